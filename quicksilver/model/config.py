@@ -1,0 +1,252 @@
+"""The shape of a checkpoint: one frozen record, read from a Hugging Face config or from GGUF metadata.
+
+Standard library only, so that a checkpoint can be described without loading torch. Values are checked here, once:
+what leaves this module can be built. Anything unknown that would change the numbers is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from quicksilver.errors import CheckpointRefused
+
+Family = Literal["llama", "qwen2", "qwen3"]
+FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
+
+# Largest value believed of any dimension; a hostile config must not make us allocate first and ask later.
+_MAX_DIM = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the trained context."""
+
+    kind: Literal["linear", "yarn", "llama3"]
+    factor: float
+    original_context_len: int = 0
+    """Context length of pre-training (yarn, llama3)."""
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    """Scale of cos and sin (yarn); None derives it from `factor`."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Everything the network's shape depends on. Built by `from_hf` or `from_gguf`, never changed."""
+
+    family: Family
+    num_layers: int
+    dim: int
+    ffn_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_len: int
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = 1e-6
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    tied_head: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (
+            "num_layers",
+            "dim",
+            "ffn_dim",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "vocab_size",
+            "context_len",
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not 0 < value <= _MAX_DIM:
+                raise CheckpointRefused(f"config: {name} = {value!r} is not a positive size")
+        if self.num_heads % self.num_kv_heads or self.head_dim % 2:
+            raise CheckpointRefused(
+                f"config: {self.num_heads} heads over {self.num_kv_heads} KV heads of {self.head_dim} cannot be built"
+            )
+        if self.rope_theta <= 1 or not 0 < self.norm_eps < 1:
+            raise CheckpointRefused(
+                f"config: rope theta {self.rope_theta} or norm epsilon {self.norm_eps} out of range"
+            )
+
+    @property
+    def q_dim(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def num_params(self) -> int:
+        """Weights of the network, a tied head counted once."""
+        attention = self.dim * (2 * self.q_dim + 2 * self.kv_dim)
+        bias = (self.q_dim + 2 * self.kv_dim) if self.qkv_bias else 0
+        norms = 2 * self.dim + (2 * self.head_dim if self.qk_norm else 0)
+        layer = attention + bias + norms + 3 * self.dim * self.ffn_dim
+        tables = self.vocab_size * self.dim * (1 if self.tied_head else 2)
+        return self.num_layers * layer + tables + self.dim
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        return 2 * self.num_layers * self.kv_dim * dtype_bytes
+
+    def to_hf(self) -> dict[str, Any]:
+        """The same facts under Hugging Face's names: what `save_model` writes as config.json."""
+        return _to_hf(self)
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
+        """From a parsed config.json; raises CheckpointRefused for what this network cannot compute."""
+        try:
+            return _from_hf(config)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError) as error:
+            raise CheckpointRefused(f"config.json: {type(error).__name__}: {error}") from error
+
+    @classmethod
+    def from_gguf(cls, fields: Mapping[str, Any]) -> ModelConfig:
+        """From GGUF metadata (`general.architecture`, `<arch>.block_count`, …).
+
+        Two facts are not metadata there, so the reader adds them from the tensor list: `tensor.token_embd.rows`
+        (vocabulary) and `tensor.output` (present when the head is not tied).
+        """
+        try:
+            return _from_gguf(fields)
+        except (KeyError, TypeError, ValueError, OverflowError, ZeroDivisionError) as error:
+            raise CheckpointRefused(f"GGUF metadata: {type(error).__name__}: {error}") from error
+
+
+def _family(name: object) -> Family:
+    for family in FAMILIES:
+        if name == family:
+            return family
+    raise CheckpointRefused(f"model type {name!r} is not one of {', '.join(FAMILIES)}")
+
+
+def _from_hf(config: Mapping[str, Any]) -> ModelConfig:
+    family = _family(config.get("model_type"))
+    _refuse_unsupported(config)
+    dim, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    return ModelConfig(
+        family=family,
+        num_layers=int(config["num_hidden_layers"]),
+        dim=dim,
+        ffn_dim=int(config["intermediate_size"]),
+        num_heads=heads,
+        num_kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=int(config.get("head_dim") or dim // heads),
+        vocab_size=int(config["vocab_size"]),
+        context_len=int(config["max_position_embeddings"]),
+        rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
+        rope_scaling=_rope_scaling(rope, int(config["max_position_embeddings"])),
+        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        qkv_bias=family == "qwen2" or bool(config.get("attention_bias")),
+        qk_norm=family == "qwen3",
+        tied_head=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+    if config.get("hidden_act", "silu") != "silu":
+        raise CheckpointRefused(f"config.json: activation {config['hidden_act']!r} is not silu")
+    if config.get("use_sliding_window") or config.get("mlp_bias"):
+        raise CheckpointRefused("config.json: sliding windows and MLP biases are not supported")
+    if config.get("attention_bias") and config.get("model_type") != "qwen2":
+        raise CheckpointRefused("config.json: attention_bias also puts a bias on the output projection, not supported")
+    if config.get("quantization_config"):
+        raise CheckpointRefused("config.json: quantised safetensors of other tools are not read; use the plain weights")
+
+
+def _rope_scaling(rope: Mapping[str, Any], context_len: int) -> RopeScaling | None:
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return RopeScaling("linear", float(rope["factor"]))
+    original = int(rope.get("original_max_position_embeddings") or context_len)
+    if kind == "llama3":
+        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+        return RopeScaling("llama3", float(rope["factor"]), original, low_freq_factor=low, high_freq_factor=high)
+    if kind == "yarn" and not rope.get("mscale") and not rope.get("mscale_all_dim") and rope.get("truncate", True):
+        factor, attention = rope.get("factor") or context_len / original, rope.get("attention_factor")
+        fast, slow = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
+        return RopeScaling("yarn", float(factor), original, fast, slow, None if attention is None else float(attention))
+    raise CheckpointRefused(f"config.json: rope scaling {kind!r} with these options is not supported")
+
+
+def _from_gguf(fields: Mapping[str, Any]) -> ModelConfig:
+    arch = _family(fields.get("general.architecture"))
+    heads, dim = int(fields[f"{arch}.attention.head_count"]), int(fields[f"{arch}.embedding_length"])
+    head_dim = int(fields.get(f"{arch}.attention.key_length") or dim // heads)
+    if int(fields.get(f"{arch}.rope.dimension_count") or head_dim) != head_dim:
+        raise CheckpointRefused("GGUF metadata: partial rotary embeddings are not supported")
+    return ModelConfig(
+        family=arch,
+        num_layers=int(fields[f"{arch}.block_count"]),
+        dim=dim,
+        ffn_dim=int(fields[f"{arch}.feed_forward_length"]),
+        num_heads=heads,
+        num_kv_heads=int(fields.get(f"{arch}.attention.head_count_kv") or heads),
+        head_dim=head_dim,
+        vocab_size=int(fields["tensor.token_embd.rows"]),
+        context_len=int(fields[f"{arch}.context_length"]),
+        rope_theta=float(fields.get(f"{arch}.rope.freq_base") or 10_000.0),
+        rope_scaling=_gguf_rope_scaling(fields, arch),
+        norm_eps=float(fields[f"{arch}.attention.layer_norm_rms_epsilon"]),
+        qkv_bias=arch == "qwen2",
+        qk_norm=arch == "qwen3",
+        tied_head=not fields.get("tensor.output"),
+    )
+
+
+def _gguf_rope_scaling(fields: Mapping[str, Any], arch: str) -> RopeScaling | None:
+    kind = fields.get(f"{arch}.rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    factor = float(fields[f"{arch}.rope.scaling.factor"])
+    original = int(fields.get(f"{arch}.rope.scaling.original_context_length") or fields[f"{arch}.context_length"])
+    if kind == "linear":
+        return RopeScaling("linear", factor)
+    if kind == "yarn":
+        return RopeScaling("yarn", factor, original)
+    raise CheckpointRefused(f"GGUF metadata: rope scaling {kind!r} is not supported")
+
+
+def _to_hf(config: ModelConfig) -> dict[str, Any]:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    scaling = config.rope_scaling
+    if scaling is not None:
+        rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling is not None and scaling.kind != "linear":
+        rope |= {"original_max_position_embeddings": scaling.original_context_len}
+    if scaling is not None and scaling.kind == "llama3":
+        rope |= {"low_freq_factor": scaling.low_freq_factor, "high_freq_factor": scaling.high_freq_factor}
+    if scaling is not None and scaling.kind == "yarn":
+        rope |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
+        rope |= {} if scaling.attention_factor is None else {"attention_factor": scaling.attention_factor}
+    classes = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+    return {
+        "architectures": [classes[config.family]],
+        "model_type": config.family,
+        "num_hidden_layers": config.num_layers,
+        "hidden_size": config.dim,
+        "intermediate_size": config.ffn_dim,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.context_len,
+        "rope_parameters": rope,
+        "rms_norm_eps": config.norm_eps,
+        "tie_word_embeddings": config.tied_head,
+        "hidden_act": "silu",
+    }

@@ -1,0 +1,87 @@
+"""Rotary position embedding, rotate-half form, with linear, YaRN and Llama-3 stretching of the frequencies.
+
+Angles are computed for the positions given, in fp32 whatever the model's dtype: no table to grow, nothing that waits
+for the device, so a captured graph replays with new positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from quicksilver.model.config import ModelConfig, RopeScaling
+
+Rotation = tuple[Tensor, Tensor]
+"""cos and sin, each (rows, 1, head_dim) fp32."""
+
+
+class Rope(nn.Module):
+    """positions (rows,) -> Rotation. Keeps its frequencies in fp32 through `.to(bfloat16)`."""
+
+    inv_freq: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        inv_freq, self.scale = frequencies(config)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rope:
+        kept = self.inv_freq
+        super()._apply(fn, recurse)
+        self.inv_freq = kept.to(self.inv_freq.device)
+        return self
+
+    def forward(self, positions: Tensor) -> Rotation:
+        angles = positions[:, None].float() * self.inv_freq  # (rows, head_dim / 2)
+        angles = torch.cat((angles, angles), dim=-1)[:, None, :]
+        return angles.cos() * self.scale, angles.sin() * self.scale
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Rotate (rows, heads, head_dim) in fp32; the result has x's dtype."""
+    cos, sin = rotation
+    wide = x.float()
+    left, right = wide.chunk(2, dim=-1)
+    return (wide * cos + torch.cat((-right, left), dim=-1) * sin).to(x.dtype)
+
+
+def frequencies(config: ModelConfig) -> tuple[Tensor, float]:
+    """Inverse frequencies (head_dim / 2,) on the CPU, and the factor on cos and sin."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32, device="cpu") / config.head_dim
+    inv_freq = 1.0 / (config.rope_theta**exponents)
+    scaling = config.rope_scaling
+    if scaling is None:
+        return inv_freq, 1.0
+    if scaling.kind == "linear":
+        return inv_freq / scaling.factor, 1.0
+    if scaling.kind == "llama3":
+        return _llama3(inv_freq, scaling), 1.0
+    factor = scaling.attention_factor
+    if factor is None:
+        factor = 0.1 * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
+    return _yarn(inv_freq, scaling, config), factor
+
+
+def _yarn(inv_freq: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
+    """Fast dimensions keep their frequency, slow ones are interpolated, a ramp between (arXiv 2309.00071, §3.2)."""
+
+    def dimension_turning(times: float) -> float:
+        ratio = scaling.original_context_len / (times * 2 * math.pi)
+        return config.head_dim * math.log(ratio) / (2 * math.log(config.rope_theta))
+
+    low = max(math.floor(dimension_turning(scaling.beta_fast)), 0)
+    high = min(math.ceil(dimension_turning(scaling.beta_slow)), config.head_dim - 1)
+    steps = torch.arange(config.head_dim // 2, dtype=torch.float32, device="cpu")
+    ramp = ((steps - low) / (high - low if high != low else 0.001)).clamp(0, 1)
+    return inv_freq / scaling.factor * ramp + inv_freq * (1 - ramp)
+
+
+def _llama3(inv_freq: Tensor, scaling: RopeScaling) -> Tensor:
+    """Wavelengths longer than the trained context are divided by the factor, short ones kept, a blend between."""
+    turns = scaling.original_context_len * inv_freq / (2 * math.pi)
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    keep = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
+    return (1 - keep) * inv_freq / scaling.factor + keep * inv_freq
