@@ -88,7 +88,7 @@ class DecodeParams:
 
 @dataclass(frozen=True, slots=True)
 class ThinkBudget:
-    """A bound on the reasoning channel: at `max_tokens` the engine itself writes `close_ids`, so the answer has room."""
+    """A bound on the reasoning channel: at `max_tokens` the engine writes `close_ids`, so the answer has room."""
 
     close_ids: tuple[int, ...]
     max_tokens: int
@@ -96,7 +96,7 @@ class ThinkBudget:
 
 @dataclass(frozen=True, slots=True)
 class ConstraintSpec:
-    """A grammar as text, checked by `constrain` before it is sent; the engine's factory turns it into a TokenConstraint."""
+    """A grammar as text, checked before it is sent; the engine's factory turns it into a TokenConstraint."""
 
     grammar: str
     """llguidance's serialised grammar."""
@@ -262,7 +262,7 @@ class TokenConstraint(Protocol):
         """Tokens that must come next whatever the model says; often empty."""
 
     def write_masks(self, ahead: Sequence[int], out: memoryview) -> int:
-        """Row 0 = what may come now, row i = after ahead[:i]. Stops after the first illegal token; returns rows written."""
+        """Row 0 = what may come now, row i = after ahead[:i], up to the first illegal token. Returns rows written."""
 
     def legal_prefix(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` may come next, in this order. A stop token is legal where the text may end."""

@@ -1,0 +1,68 @@
+"""`confidence` (algorithms A-D): each forward decides every position that is sure enough, on a sliding canvas.
+
+Position 0 is proposed by a causal row, the parent's own prediction, so it always commits. The leading decided run
+leaves the canvas at once (the next forward's causal rows write its KV) and as many masks enter on the right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quicksilver.core import CommitRule, DecoderParams
+from quicksilver.diffusion import unmask
+from quicksilver.diffusion.decoder import Canvas, Decision, Tail, canvas_tail
+from quicksilver.diffusion.sample import Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Confidence:
+    params: DecoderParams
+
+    def open(self, room: int) -> Canvas:
+        return Canvas.blank(min(self.params.canvas_len, room))
+
+    def tail(self, canvas: Canvas) -> Tail:
+        return canvas_tail(canvas)
+
+    def decide(self, canvas: Canvas, proposal: Proposal) -> Decision:
+        chosen = self._choose(canvas, proposal) & canvas.is_masked
+        chosen[0] = canvas.is_masked[0]
+        filled = fill(canvas, proposal, chosen)
+        return slide(filled, filled.num_decided)
+
+    def _choose(self, canvas: Canvas, proposal: Proposal) -> Tensor:
+        params, is_masked = self.params, canvas.is_masked
+        if params.rule is CommitRule.STATIC:
+            num = unmask.static_count(int(is_masked.sum()), params.steps - canvas.step % params.steps)
+            return unmask.by_count(proposal.confidence, is_masked, num)
+        if params.rule is CommitRule.FACTOR:
+            return unmask.by_factor(proposal.confidence, is_masked, params.factor)
+        if params.rule is CommitRule.ENTROPY:
+            return unmask.by_entropy(proposal.entropy, is_masked, params.entropy_bound)
+        return unmask.by_threshold(proposal.confidence, is_masked, params.threshold)
+
+
+def fill(canvas: Canvas, proposal: Proposal, chosen: Tensor) -> Canvas:
+    """The canvas with `chosen` positions decided; masked ones keep the proposal as their visible guess."""
+    is_open = canvas.is_masked | chosen
+    return Canvas(
+        torch.where(is_open, proposal.token_ids, canvas.token_ids),
+        canvas.is_masked & ~chosen,
+        torch.where(is_open, proposal.confidence, canvas.confidence),
+        canvas.step + 1,
+    )
+
+
+def slide(canvas: Canvas, num_committed: int) -> Decision:
+    """Commit the first `num_committed` positions and bring in as many masks on the right."""
+    fresh = Canvas.blank(num_committed)
+    rest = Canvas(
+        torch.cat([canvas.token_ids[num_committed:], fresh.token_ids]),
+        torch.cat([canvas.is_masked[num_committed:], fresh.is_masked]),
+        torch.cat([canvas.confidence[num_committed:], fresh.confidence]),
+        canvas.step,
+    )
+    return Decision(canvas.token_ids[:num_committed].tolist(), rest)

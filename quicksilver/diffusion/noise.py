@@ -1,0 +1,43 @@
+"""Counter-based randomness: noise is a function of (seed, position, step, token), never of what ran before.
+
+That is what makes a sampled answer the same alone and in any batch, cached and uncached, before and after preemption,
+and lets `verify` reproduce the sampled autoregressive text token for token.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 2^64 / golden ratio, as a signed 64-bit integer
+_MIX_1 = -4658895280553007687
+_MIX_2 = -7723592293110705685
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift: torch's own is arithmetic on signed integers."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser: every input bit reaches every output bit. Wraps around by design."""
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+def row_keys(seeds: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
+    """One 64-bit key per row."""
+    return mix(mix(mix(seeds + _GOLDEN) + positions * _GOLDEN) + steps * _GOLDEN)
+
+
+def uniform(keys: Tensor, num_columns: int) -> Tensor:
+    """(rows, num_columns) float32 in the open interval (0, 1)."""
+    columns = torch.arange(1, num_columns + 1, device=keys.device, dtype=torch.int64)
+    bits = _shift_right(mix(keys[:, None] + columns * _GOLDEN), 41)  # 23 bits: u + 0.5 stays exact in float32
+    return (bits.to(torch.float32) + 0.5) * 2.0**-23
+
+
+def gumbel(seeds: Tensor, positions: Tensor, steps: Tensor, vocab_size: int) -> Tensor:
+    """Gumbel(0, 1) noise, (rows, vocab): argmax(logits / T + noise) is a sample of softmax(logits / T)."""
+    return -torch.log(-torch.log(uniform(row_keys(seeds, positions, steps), vocab_size)))

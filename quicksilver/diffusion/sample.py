@@ -1,0 +1,92 @@
+"""Logits -> proposals: for every row the token it proposes, and how sure it is.
+
+All settings are per row, so rows of many requests are sampled together; nothing here depends on batch mates. Callers
+pass only undecided rows, in tiles, so that the batch's logits never exist at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quicksilver.diffusion.noise import gumbel
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRows:
+    """Sampling settings, one entry per row of logits."""
+
+    temperature: Tensor  # (rows,) float32; 0 is greedy
+    top_p: Tensor
+    min_p: Tensor
+    top_k: Tensor  # (rows,) int64; 0 keeps all
+    seeds: Tensor  # (rows,) int64
+    positions: Tensor  # (rows,) int64, of the token being proposed
+    steps: Tensor  # (rows,) int64
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What each row proposes. `confidence` and `entropy` are of the adjusted distribution at temperature 1."""
+
+    token_ids: Tensor  # (rows,) int64
+    confidence: Tensor  # (rows,) float32, probability of the proposed token
+    entropy: Tensor  # (rows,) float32, nats
+    is_finite: Tensor  # (rows,) bool; False where the logits were unusable
+
+    def __getitem__(self, rows: slice) -> Proposal:
+        return Proposal(self.token_ids[rows], self.confidence[rows], self.entropy[rows], self.is_finite[rows])
+
+    def cpu(self) -> Proposal:
+        return Proposal(self.token_ids.cpu(), self.confidence.cpu(), self.entropy.cpu(), self.is_finite.cpu())
+
+
+def propose(logits: Tensor, rows: SampleRows) -> Proposal:
+    """`logits` (rows, vocab) float32, already biased, penalised and masked with -inf."""
+    log_total = logits.logsumexp(-1)
+    token_ids = logits.argmax(-1)
+    is_sampled = rows.temperature > 0
+    if bool(is_sampled.any()):
+        token_ids = torch.where(is_sampled, _sample(logits, rows), token_ids)
+    log_p = logits - log_total[:, None]
+    p = log_p.exp()
+    entropy = -(p * log_p.clamp_min(-1e4)).sum(-1)  # the clamp keeps 0 * -inf out of the sum
+    confidence = p.gather(-1, token_ids[:, None])[:, 0]
+    return Proposal(token_ids, confidence, entropy, log_total.isfinite())
+
+
+def _sample(logits: Tensor, rows: SampleRows) -> Tensor:
+    scaled = logits / rows.temperature.clamp_min(1e-5)[:, None]
+    scaled = _keep_top_k(scaled, rows.top_k)
+    scaled = _keep_top_p(scaled, rows.top_p)
+    scaled = _keep_min_p(scaled, rows.min_p)
+    return (scaled + gumbel(rows.seeds, rows.positions, rows.steps, logits.shape[-1])).argmax(-1)
+
+
+def _keep_top_k(scaled: Tensor, top_k: Tensor) -> Tensor:
+    if not bool((top_k > 0).any()):
+        return scaled
+    widest = int(top_k.max())
+    best = scaled.topk(min(widest, scaled.shape[-1]), dim=-1).values
+    kth = best.gather(-1, (top_k.clamp(1, best.shape[-1]) - 1)[:, None])
+    return scaled.masked_fill((scaled < kth) & (top_k > 0)[:, None], -torch.inf)
+
+
+def _keep_top_p(scaled: Tensor, top_p: Tensor) -> Tensor:
+    if not bool((top_p < 1).any()):
+        return scaled
+    ordered, index = scaled.sort(dim=-1, descending=True)
+    p = ordered.softmax(-1)
+    # A token goes if the tokens before it already reach top_p; the first always stays.
+    is_dropped = ((p.cumsum(-1) - p) >= top_p[:, None]) & (top_p < 1)[:, None]
+    is_dropped[:, 0] = False
+    return scaled.masked_fill(is_dropped.scatter(-1, index, is_dropped), -torch.inf)
+
+
+def _keep_min_p(scaled: Tensor, min_p: Tensor) -> Tensor:
+    if not bool((min_p > 0).any()):
+        return scaled
+    floor = scaled.amax(-1) + min_p.clamp_min(1e-30).log()
+    return scaled.masked_fill((scaled < floor[:, None]) & (min_p > 0)[:, None], -torch.inf)

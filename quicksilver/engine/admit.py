@@ -1,0 +1,72 @@
+"""What the engine refuses at the door: requests that could never finish, or whose numbers it cannot honour.
+
+Each refusal names the field and says what to change. Everything past this point is expected to run.
+"""
+
+from __future__ import annotations
+
+import math
+
+from quicksilver.core import DecodeParams, EngineInfo, Request, ScoreRequest
+from quicksilver.engine.config import EngineConfig
+from quicksilver.errors import ContextTooLong, InvalidRequest
+
+
+def check_request(request: Request, info: EngineInfo, config: EngineConfig) -> None:
+    params = request.params
+    _check_ids(request.prompt_ids, info.vocab_size)
+    _check_ids(tuple(params.logit_bias), info.vocab_size, "logit_bias")
+    _check_numbers(params)
+    _check_canvas(params.decoder.canvas_len, info)
+    _check_fits(len(request.prompt_ids), params.max_new_tokens, params.decoder.canvas_len, info, config)
+
+
+def check_score(request: ScoreRequest, info: EngineInfo, config: EngineConfig) -> None:
+    _check_ids(request.prompt_ids, info.vocab_size)
+    if not request.continuations or not all(request.continuations):
+        raise InvalidRequest("every continuation needs at least one token", param="continuations")
+    for continuation in request.continuations:
+        _check_ids(continuation, info.vocab_size, "continuations")
+    _check_fits(len(request.prompt_ids), max(map(len, request.continuations)), 0, info, config)
+
+
+def _check_ids(ids: tuple[int, ...], vocab_size: int, param: str = "prompt") -> None:
+    if param == "prompt" and not ids:
+        raise InvalidRequest("the prompt is empty", param=param)
+    if any(not 0 <= token < vocab_size for token in ids):
+        raise InvalidRequest(f"token ids must lie in 0..{vocab_size - 1}", param=param)
+
+
+def _check_numbers(params: DecodeParams) -> None:
+    bounds = {
+        "temperature": (0, 10), "top_p": (0, 1), "min_p": (0, 1), "top_k": (0, math.inf),
+        "presence_penalty": (-10, 10), "frequency_penalty": (-10, 10), "repetition_penalty": (0.01, 100),
+        "seed": (-(2**63), 2**63 - 1), "max_new_tokens": (1, math.inf),
+    }  # fmt: skip
+    for name, (low, high) in bounds.items():
+        value = getattr(params, name)
+        if math.isnan(value) or not low <= value <= high or value == math.inf:
+            raise InvalidRequest(f"{name} must be between {low} and {high}", param=name)
+    if not all(math.isfinite(value) for value in params.logit_bias.values()):
+        raise InvalidRequest("logit_bias values must be finite", param="logit_bias")
+
+
+def _check_canvas(canvas_len: int, info: EngineInfo) -> None:
+    if not 1 <= canvas_len <= info.max_canvas_len:
+        raise InvalidRequest(f"canvas_len must be between 1 and {info.max_canvas_len}", param="canvas_len")
+
+
+def _check_fits(num_prompt: int, num_new: int, canvas_len: int, info: EngineInfo, config: EngineConfig) -> None:
+    total = num_prompt + num_new
+    if total > info.context_len:
+        raise ContextTooLong(
+            f"{num_prompt} prompt tokens and {num_new} new ones exceed the context of {info.context_len}; "
+            "shorten the prompt or lower max_tokens",
+            param="messages",
+        )
+    if total + canvas_len > info.num_pages * config.page_size:
+        raise ContextTooLong(
+            f"{total} tokens exceed the KV memory of {info.num_pages * config.page_size}; "
+            "start the engine with more KV memory",
+            param="messages",
+        )

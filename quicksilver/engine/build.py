@@ -1,0 +1,67 @@
+"""From loaded weights to a running Engine: the memory plan, the cache, and the facts the engine tells about itself."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from quicksilver.core import EngineInfo
+from quicksilver.engine.config import EngineConfig, plan_pages
+from quicksilver.engine.engine import ConstraintFactory, Engine
+from quicksilver.engine.runner import Runner
+from quicksilver.model.attention import PagedCache
+from quicksilver.model.transformer import Transformer
+
+
+def build_engine(
+    model: Transformer, name: str, config: EngineConfig, constraints: ConstraintFactory | None = None
+) -> Engine:
+    """Allocates the KV cache beside the weights, on their device."""
+    weights = list(model.parameters()) + list(model.buffers())
+    device, dtype = model.tokens.weight.device, model.tokens.weight.dtype
+    bytes_per_token = model.config.kv_bytes_per_token(dtype.itemsize)
+    context_len = config.context_len or model.config.context_len
+    num_pages = plan_pages(config, bytes_per_token, free_bytes(device))
+    info = EngineInfo(
+        model=name,
+        family=model.config.family,
+        vocab_size=model.config.vocab_size,
+        context_len=context_len,
+        max_canvas_len=_max_canvas_len(model, config),
+        device=str(device),
+        dtype=str(dtype).removeprefix("torch."),
+        num_pages=num_pages,
+        page_size=config.page_size,
+        weight_bytes=sum(w.numel() * w.element_size() for w in weights),
+        fingerprint=fingerprint(name, model),
+    )
+    cache = PagedCache.allocate(model.config, num_pages, config.page_size, device, dtype)
+    return Engine(Runner(model.eval(), cache, config.logit_rows), info, config, constraints)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that KV pages may use: free bytes of the GPU, or at most 2 GiB of what a CPU machine has available."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    with open("/proc/meminfo") as meminfo:
+        facts = dict(line.split(":") for line in meminfo)
+    return min(int(facts["MemAvailable"].split()[0]) * 1024, 2 << 30)
+
+
+def fingerprint(name: str, model: Transformer) -> str:
+    """A short name of exactly these numbers: samples every tensor, so it is quick and still sees any swap."""
+    digest = hashlib.sha256(name.encode())
+    for key, tensor in sorted(model.state_dict().items()):
+        if isinstance(tensor, torch.Tensor):
+            flat = tensor.detach().flatten()
+            sample = flat[:: max(len(flat) // 64, 1)][:64].float().cpu()
+            digest.update(key.encode() + str(tuple(tensor.shape)).encode() + sample.numpy().tobytes())
+    return "fp_" + digest.hexdigest()[:16]
+
+
+def _max_canvas_len(model: Transformer, config: EngineConfig) -> int:
+    """A canvas of n tokens has n - 1 mask rows, each with a learned embedding where there is an adapter."""
+    if model.canvas is None:
+        return config.max_canvas_len
+    return min(config.max_canvas_len, len(model.canvas.mask_embedding) + 1)

@@ -1,0 +1,42 @@
+"""EngineConfig: what an operator may set, checked once, never changed afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quicksilver.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    page_size: int = 16
+    """Tokens per KV page."""
+    num_pages: int = 0
+    """KV pages; 0 plans them from free memory."""
+    kv_bytes: int = 0
+    """Memory for KV when `num_pages` is 0; 0 takes a share of what is free."""
+    max_rows: int = 512
+    """Row budget of one forward: prompts are cut into chunks that fit beside the canvases."""
+    max_running: int = 64
+    """Requests that hold pages at the same time."""
+    max_waiting: int = 1024
+    """Requests that may queue; one more is refused."""
+    context_len: int = 0
+    """Token limit of prompt and answer together; 0 takes the checkpoint's."""
+    max_canvas_len: int = 32
+    """Longest canvas a request may ask for."""
+    logit_rows: int = 64
+    """Rows of logits that exist at once in the sampler."""
+
+    def __post_init__(self) -> None:
+        for name in ("page_size", "max_rows", "max_running", "max_canvas_len", "logit_rows"):
+            if getattr(self, name) < 1:
+                raise InvalidRequest(f"engine setting {name} must be at least 1", param=name)
+
+
+def plan_pages(config: EngineConfig, bytes_per_token: int, free_bytes: int) -> int:
+    """How many KV pages to allocate: as asked, or half of what is free, at least enough for one full context."""
+    if config.num_pages:
+        return config.num_pages
+    budget = config.kv_bytes or free_bytes // 2
+    return max(budget // (bytes_per_token * config.page_size), 1)

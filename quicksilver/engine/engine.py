@@ -1,0 +1,210 @@
+"""The engine: add requests, call `step` until nothing is left. One thread, no clock, no I/O.
+
+`step` is the whole story: schedule, forward, commit, emit. A request that fails does so alone; what it shared a forward
+with is not touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from quicksilver.core import (
+    ConstraintSpec,
+    Delta,
+    EngineInfo,
+    EngineStats,
+    Event,
+    FinishReason,
+    Request,
+    ScoreRequest,
+    Scores,
+    TokenConstraint,
+)
+from quicksilver.diffusion.decoders import make_decoder
+from quicksilver.engine.admit import check_request, check_score
+from quicksilver.engine.commit import begin, commit
+from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.pages import PagePool
+from quicksilver.engine.runner import Outcome, Runner
+from quicksilver.engine.scheduler import Scheduler
+from quicksilver.engine.score import Scorer
+from quicksilver.engine.sequence import Sequence, Work
+from quicksilver.errors import EngineUnavailable, InvalidGrammar, QuicksilverError, RowFailed
+
+ConstraintFactory = Callable[[ConstraintSpec], TokenConstraint]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The answer to a ScoreRequest, among the events of a step."""
+
+    request_id: str
+    scores: Scores
+
+
+StepEvent = Event | Scored
+
+
+class Engine:
+    def __init__(
+        self, runner: Runner, info: EngineInfo, config: EngineConfig, constraints: ConstraintFactory | None = None
+    ) -> None:
+        self.runner, self.info, self.config = runner, info, config
+        self.constraints = constraints
+        self.pool = PagePool(info.num_pages)
+        self.scheduler = Scheduler(config, self.pool)
+        self._sequences: dict[str, Sequence] = {}
+        self._events: list[StepEvent] = []
+        self._stats = EngineStats()
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self._events)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; its events come out of later steps. Refuses what can never run."""
+        check_request(request, self.info, self.config)
+        sequence = Sequence(request, make_decoder(request.params.decoder), self._constraint(request))
+        self._enqueue(sequence)
+        self._guarded(sequence, lambda: begin(sequence))
+
+    def add_score(self, request: ScoreRequest) -> None:
+        check_score(request, self.info, self.config)
+        stand_in = Request(request.id, request.prompt_ids, tenant=request.tenant)
+        self._enqueue(Sequence(stand_in, Scorer(request.continuations)))
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request, wherever it stands; its pages are free before the next step. Unknown ids are ignored."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            self._emit(Delta(request_id, finish=FinishReason.ABORT, usage=sequence.usage()))
+
+    @torch.inference_mode()
+    def step(self) -> list[StepEvent]:
+        """One forward for everybody who can run; returns what became known."""
+        works = self.scheduler.plan()
+        for work, outcome in self._forward(works):
+            self._commit(work, outcome)
+        self._count(works)
+        return self._drain()
+
+    def stats(self) -> EngineStats:
+        return replace(
+            self._stats,
+            running=len(self.scheduler.running),
+            waiting=self.scheduler.num_waiting,
+            free_pages=self.pool.num_free,
+            cached_pages=self.pool.num_cached,
+            preemptions=self.scheduler.num_preemptions,
+        )
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        if self.scheduler.num_waiting >= self.config.max_waiting:
+            raise EngineUnavailable("the queue is full; retry shortly")
+        self._sequences[sequence.id] = sequence
+        self.scheduler.add(sequence)
+        self._bump(requests=1, prompt_tokens=sequence.num_prompt)
+
+    def _constraint(self, request: Request) -> TokenConstraint | None:
+        if request.constraint is None:
+            return None
+        if self.constraints is None:
+            raise InvalidGrammar("this engine was started without structured output", param="response_format")
+        return self.constraints(request.constraint)
+
+    def _forward(self, works: list[Work]) -> list[tuple[Work, Outcome | None]]:
+        """Run the batch; if it raises, run each sequence alone, so that only the culprit fails."""
+        if not works:
+            return []
+        try:
+            return list(zip(works, self.runner.run(works), strict=True))
+        except Exception:
+            return [pair for work in works for pair in self._forward_alone(work)]
+
+    def _forward_alone(self, work: Work) -> list[tuple[Work, Outcome | None]]:
+        try:
+            return [(work, self.runner.run([work])[0])]
+        except Exception as error:
+            self._fail(work.sequence, error)
+            return []
+
+    def _commit(self, work: Work, outcome: Outcome | None) -> None:
+        sequence = work.sequence
+        sequence.forwards += 1
+        sequence.rows += work.num_rows
+        if outcome is None:
+            sequence.kv_len = work.end
+        elif isinstance(sequence.decoder, Scorer):
+            self._guarded(sequence, lambda: self._scored(sequence, outcome))
+        else:
+            self._guarded(sequence, lambda: commit(work, outcome))
+        self._publish(sequence)
+
+    def _scored(self, sequence: Sequence, outcome: Outcome) -> list[StepEvent]:
+        assert isinstance(sequence.decoder, Scorer)
+        assert outcome.target_logprobs is not None
+        if not bool(outcome.proposal.is_finite.all()):
+            raise RowFailed("the model returned non-finite numbers for this request")
+        self._remove(sequence)
+        return [Scored(sequence.id, sequence.decoder.read(outcome.target_logprobs))]
+
+    def _guarded(self, sequence: Sequence, work: Callable[[], list[Event] | list[StepEvent]]) -> None:
+        """Emit what `work` returns; if it raises, the request fails alone."""
+        try:
+            events = work()
+        except Exception as error:
+            self._fail(sequence, error)
+        else:
+            for event in events:
+                self._emit(event)
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Full pages of final text become shareable."""
+        if sequence.id not in self._sequences:
+            return
+        hashes = sequence.prefix_hashes(self.config.page_size, sequence.kv_len)
+        for index in range(sequence.num_published, len(hashes)):
+            self.pool.publish(sequence.pages[index], hashes[index])
+        sequence.num_published = max(sequence.num_published, len(hashes))
+
+    def _fail(self, sequence: Sequence, error: Exception) -> None:
+        code = error.code if isinstance(error, QuicksilverError) else RowFailed.code
+        message = f"{code}: {error}" if isinstance(error, QuicksilverError) else f"{code}: {type(error).__name__}"
+        self._emit(Delta(sequence.id, finish=FinishReason.ERROR, usage=sequence.usage(), error=message))
+
+    def _emit(self, event: StepEvent) -> None:
+        self._events.append(event)
+        if isinstance(event, Delta):
+            self._bump(generated_tokens=len(event.token_ids), forced_tokens=event.num_forced)
+            if event.finish is not None:
+                self._finish(event)
+
+    def _finish(self, last: Delta) -> None:
+        sequence = self._sequences[last.request_id]
+        self._publish(sequence)
+        self._remove(sequence)
+        self._bump(
+            cached_tokens=sequence.cached_tokens,
+            drafted_tokens=sequence.drafted,
+            accepted_tokens=sequence.accepted,
+            aborts=last.finish is FinishReason.ABORT,
+            failures=last.finish is FinishReason.ERROR,
+        )
+
+    def _remove(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.id]
+        self.scheduler.remove(sequence)
+
+    def _count(self, works: list[Work]) -> None:
+        if works:
+            self._bump(steps=1, rows=sum(work.num_rows for work in works))
+
+    def _bump(self, **counts: int) -> None:
+        self._stats = replace(self._stats, **{name: getattr(self._stats, name) + n for name, n in counts.items()})
+
+    def _drain(self) -> list[StepEvent]:
+        events, self._events = self._events, []
+        return events

@@ -1,0 +1,100 @@
+"""One request in flight: what is committed, what is cached, what is on the canvas. No torch work, no policy.
+
+Invariant: KV of `tokens[:kv_len]` is in `pages` and final; `tokens` only grows; the last token is never cached between
+forwards, because its row is the one that proposes the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quicksilver.core import Request, TokenConstraint, TokenLogprob, Usage
+from quicksilver.diffusion.decoder import Canvas, Decoder, Tail
+from quicksilver.engine.pages import page_hash, salt_hash
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Mutable on purpose: the engine's working state of one request."""
+
+    request: Request
+    decoder: Decoder
+    constraint: TokenConstraint | None = None
+    tokens: list[int] = field(default_factory=list)
+    kv_len: int = 0
+    pages: list[int] = field(default_factory=list)
+    canvas: Canvas | None = None
+    hashes: list[bytes] = field(default_factory=list)
+    num_published: int = 0
+    cached_tokens: int = 0
+    has_run: bool = False
+    forwards: int = 0
+    rows: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    logprob_at: dict[int, TokenLogprob] = field(default_factory=dict)
+    is_thinking: bool = False
+
+    def __post_init__(self) -> None:
+        self.tokens = self.tokens or list(self.request.prompt_ids)
+        self.is_thinking = self.request.think is not None
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def generated(self) -> list[int]:
+        return self.tokens[self.num_prompt :]
+
+    @property
+    def room(self) -> int:
+        """Answer tokens that may still come."""
+        return self.request.params.max_new_tokens - (len(self.tokens) - self.num_prompt)
+
+    def tail(self) -> Tail:
+        """The rows after the context; opens a canvas where none is under way."""
+        if self.canvas is None:
+            self.canvas = self.decoder.open(max(self.room, 1))
+        return self.decoder.tail(self.canvas)
+
+    def prefix_hashes(self, page_size: int, num_tokens: int) -> list[bytes]:
+        """Hashes of the full pages within the first `num_tokens` tokens; the chain is extended, never redone."""
+        while (len(self.hashes) + 1) * page_size <= num_tokens:
+            start = len(self.hashes) * page_size
+            previous = self.hashes[-1] if self.hashes else salt_hash(self.request.tenant)
+            self.hashes.append(page_hash(previous, self.tokens[start : start + page_size]))
+        return self.hashes[: num_tokens // page_size]
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=self.num_prompt,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=len(self.tokens) - self.num_prompt,
+            forwards=self.forwards,
+            rows=self.rows,
+            drafted=self.drafted,
+            accepted=self.accepted,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A sequence's share of one forward: context rows `[start, end)` of its tokens and, if it gets there, its tail."""
+
+    sequence: Sequence
+    start: int
+    end: int
+    tail: Tail | None
+
+    @property
+    def num_rows(self) -> int:
+        return self.end - self.start + (len(self.tail.token_ids) if self.tail else 0)
+
+    @property
+    def num_proposals(self) -> int:
+        return 1 + len(self.tail.token_ids) if self.tail is not None else 0

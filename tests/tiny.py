@@ -1,0 +1,96 @@
+"""Tiny random models made on the fly, and the uncached `predict` that the oracle needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, FinishReason, Request
+from quicksilver.diffusion.decoder import Tail
+from quicksilver.diffusion.reference import Predict
+from quicksilver.engine.build import build_engine
+from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.engine import Engine
+from quicksilver.model.adapters import attach_canvas, new_canvas
+from quicksilver.model.attention import DenseAttend
+from quicksilver.model.config import ModelConfig
+from quicksilver.model.transformer import Transformer
+
+TINY = ModelConfig(
+    family="llama", num_layers=2, dim=32, ffn_dim=64, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=97,
+    context_len=512, tied_head=True,
+)  # fmt: skip
+
+
+@cache
+def tiny_model(seed: int = 0) -> Transformer:
+    """Random weights, spread enough that greedy text does not loop at once, with a random canvas adapter."""
+    torch.manual_seed(seed)
+    model = Transformer(TINY)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.4)
+    adapter = new_canvas(TINY, rank=4, max_canvas_len=32, seed=seed)
+    for parameter in adapter.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    attach_canvas(model, adapter, form="gated")
+    return model.eval().requires_grad_(False)
+
+
+def tiny_engine(config: EngineConfig | None = None, model: Transformer | None = None) -> Engine:
+    return build_engine(model or tiny_model(), "tiny", config or EngineConfig(num_pages=64, max_rows=96))
+
+
+def uncached(model: Transformer) -> Predict:
+    """`predict` of the oracle: the whole text in one dense forward, with the visibility written out as a matrix."""
+
+    @torch.inference_mode()
+    def predict(context: Sequence[int], tail: Tail) -> Tensor:
+        num_context, num_tail = len(context), len(tail.token_ids)
+        total = num_context + num_tail
+        visible = torch.ones(total, total).tril().bool()
+        if not tail.is_causal:
+            visible[num_context:, num_context:] = True
+        token_ids = torch.tensor([*context, *tail.token_ids])
+        mask_index = torch.full((total,), -1)
+        for i, is_masked in enumerate(tail.is_masked):
+            mask_index[num_context + i] = i if is_masked else -1
+        is_canvas = torch.zeros(total, dtype=torch.bool)
+        is_canvas[num_context:] = not tail.is_causal
+        attend = DenseAttend(1, visible[None, None])
+        hidden = model(model.embed(token_ids, mask_index), torch.arange(total), attend, is_canvas)
+        return model.logits(hidden[num_context - 1 :])
+
+    return predict
+
+
+def decode_params(name: str, **changes: object) -> DecodeParams:
+    """DecodeParams from one flat set of names; decoder knobs are told apart by their field names."""
+    knobs = {key: value for key, value in changes.items() if key in DecoderParams.__slots__}
+    rest = {key: value for key, value in changes.items() if key not in knobs}
+    return DecodeParams(decoder=DecoderParams(name=DecoderName(name), **knobs), **rest)  # type: ignore[arg-type]
+
+
+def finish_all(engine: Engine) -> dict[str, list[Delta]]:
+    """Step until nothing is left; deltas by request."""
+    deltas: dict[str, list[Delta]] = {}
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, Delta):
+                deltas.setdefault(event.request_id, []).append(event)
+    return deltas
+
+
+def answers(deltas: dict[str, list[Delta]]) -> dict[str, list[int]]:
+    return {key: [token for delta in parts for token in delta.token_ids] for key, parts in deltas.items()}
+
+
+def generate(engine: Engine, prompt: Sequence[int], params: DecodeParams, **fields: object) -> list[int]:
+    """One request, alone, to its end; fails the test if the engine failed it."""
+    engine.add(Request("only", tuple(prompt), params, **fields))  # type: ignore[arg-type]
+    deltas = finish_all(engine)["only"]
+    assert deltas[-1].finish in (FinishReason.STOP, FinishReason.LENGTH), deltas[-1]
+    return answers({"only": deltas})["only"]
