@@ -1,0 +1,1 @@
+"""Characters <-> token ids: tokenizer, chat templates, detokenizer, channels, edit prompts. No torch, no HTTP."""

@@ -1,0 +1,183 @@
+"""Text <-> token ids over the `tokenizers` package, with the roles that special tokens play.
+
+Two ways in: `encode` for text from outside, which never yields a special id, and `encode_markup` for text of our own
+or of the checkpoint's template, where special tokens are spelled out. Immutable; safe to share between threads.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+
+import tokenizers
+
+from quicksilver.errors import CheckpointRefused, InvalidRequest
+from quicksilver.text.specials import Specials, find_roles, reserve_roles, reserved_for
+from quicksilver.text.vocabulary import Vocabulary, read_directory, read_gguf
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer. Ids are those of the checkpoint; nothing here adds or moves a token."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        full = _load(vocabulary.tokenizer_json)
+        self._added = full.get_added_tokens_decoder()
+        self.special_tokens: Mapping[str, int] = {token.content: i for i, token in self._added.items()}
+        """Every added token, spelled as in the checkpoint: none of them ever comes out of `encode`."""
+        self._plain = _without_added_tokens(full)
+        self._is_byte_level = full.token_to_id("Ġ") is not None
+        self._pieces: dict[int, bytes] = {}
+        self.roles = find_roles(self.special_tokens, vocabulary.eos_ids)
+        """Which ids play which part; those of the checkpoint unless `with_roles` or `with_reserved` said otherwise."""
+
+    @classmethod
+    def from_dir(cls, folder: str | Path) -> Tokenizer:
+        return cls(read_directory(Path(folder)))
+
+    @classmethod
+    def from_gguf(cls, path: str | Path) -> Tokenizer:
+        return cls(read_gguf(Path(path)))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """Of a GGUF file, or of a directory with tokenizer files."""
+        return cls.from_gguf(path) if Path(path).suffix == ".gguf" else cls.from_dir(path)
+
+    def with_roles(self, ids: Mapping[str, int]) -> Tokenizer:
+        """The same tokenizer with roles overridden, as an adapter's metadata states them."""
+        return self._with(self.roles.with_ids(ids))
+
+    def with_reserved(self) -> Tokenizer:
+        """The same tokenizer with spare tokens in the roles it lacks: for training, and for weights trained so."""
+        return self._with(reserve_roles(self.roles, self.special_tokens))
+
+    def _with(self, roles: Specials) -> Tokenizer:
+        other = copy.copy(self)
+        other.roles = roles
+        return other
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocabulary.vocab_size
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return self.roles.eos_ids
+
+    @property
+    def chat_template(self) -> str | None:
+        """The checkpoint's own template source."""
+        return self._vocabulary.chat_template
+
+    @cached_property
+    def identity(self) -> str | None:
+        """The name under which spare tokens are reserved, if this tokenizer is one we know."""
+        entry = reserved_for(self.special_tokens)
+        return entry.name if entry else None
+
+    def special_id(self, name: str) -> int:
+        """The id of a special token by its spelling; KeyError where there is none."""
+        return self.special_tokens[name]
+
+    def to_json(self) -> str:
+        """A complete tokenizer.json, as grammar libraries read it."""
+        return self._vocabulary.tokenizer_json
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of text from outside: a special token spelled in it stays plain text."""
+        try:
+            ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        except UnicodeEncodeError:
+            raise InvalidRequest("text holds a lone surrogate, which no encoding can carry") from None
+        if self._added.keys().isdisjoint(ids):
+            return ids
+        # A vocabulary that lists a special token among its words can spell it by accident; single characters cannot.
+        return [i for char in text for i in self._plain.encode(char, add_special_tokens=False).ids]
+
+    def encode_markup(self, markup: str) -> list[int]:
+        """Ids of trusted text: special tokens spelled in it become their ids."""
+        ids: list[int] = []
+        for part in self.split_markup(markup):
+            ids += [part] if isinstance(part, int) else self.encode(part)
+        return ids
+
+    def split_markup(self, markup: str) -> Iterator[int | str]:
+        """Trusted text as special ids and the plain text between them."""
+        end = 0
+        for match in self._special_pattern.finditer(markup) if self.special_tokens else ():
+            if match.start() > end:
+                yield markup[end : match.start()]
+            yield self.special_tokens[match[0] if match[0] in self.special_tokens else match[0].strip()]
+            end = match.end()
+        if end < len(markup):
+            yield markup[end:]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of ids; special tokens have none. Bytes that are not UTF-8 become U+FFFD."""
+        return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for: empty for special tokens and ids without a token."""
+        if (piece := self._pieces.get(token_id)) is None:
+            piece = self._pieces[token_id] = self._bytes_of(token_id)
+        return piece
+
+    def token_text(self, token_id: int) -> str:
+        """One token for showing: special tokens by their spelling, broken UTF-8 with U+FFFD."""
+        if token := self._added.get(token_id):
+            return token.content
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _bytes_of(self, token_id: int) -> bytes:
+        if token := self._added.get(token_id):
+            return b"" if token.special else token.content.encode()
+        name = self._plain.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        if name is None:
+            return b""
+        return _from_byte_alphabet(name) if self._is_byte_level else _from_sentence_piece(name)
+
+    @cached_property
+    def _special_pattern(self) -> re.Pattern[str]:
+        tokens = sorted(self._added.values(), key=lambda token: -len(token.content))
+        spaced = (("\\s*" * t.lstrip) + re.escape(t.content) + ("\\s*" * t.rstrip) for t in tokens)
+        return re.compile("|".join(spaced))
+
+
+def _load(tokenizer_json: str) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(tokenizer_json)
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointRefused(f"tokenizer.json cannot be read: {error}") from error
+
+
+def _without_added_tokens(full: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    plain = tokenizers.Tokenizer(full.model)
+    if full.normalizer is not None:
+        plain.normalizer = full.normalizer
+    if full.pre_tokenizer is not None:
+        plain.pre_tokenizer = full.pre_tokenizer
+    return plain
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes: visible Latin-1 stands for itself, the rest starts at U+0100."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
+
+
+_ALPHABET = _byte_alphabet()
+
+
+def _from_byte_alphabet(name: str) -> bytes:
+    return bytes(_ALPHABET[char] for char in name if char in _ALPHABET)
+
+
+def _from_sentence_piece(name: str) -> bytes:
+    if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name):
+        return bytes([int(match[1], 16)])
+    return name.replace("▁", " ").encode()

@@ -1,0 +1,210 @@
+"""Reads what a checkpoint says about its tokens: a directory of tokenizer files, or the metadata of a GGUF.
+
+Touches files only; both ways end in one `Vocabulary`. Rebuilding byte-level BPE from a GGUF takes seconds, so the
+result is kept in one file beside it, and is rebuilt whenever the GGUF's size or date differ from those noted in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from quicksilver.errors import CheckpointRefused
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A tokenizer as data. `tokenizer_json` is a complete tokenizer.json, added tokens included."""
+
+    tokenizer_json: str
+    vocab_size: int
+    """Rows of the embedding, which may be more than the tokens that have a name."""
+    eos_ids: tuple[int, ...]
+    chat_template: str | None = None
+
+
+_RECIPE = 1
+"""Raised when rebuilding changes, so that older cache files are not believed."""
+
+_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
+_END_NAMES = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>")
+
+_QWEN2_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def read_directory(folder: Path) -> Vocabulary:
+    """The tokenizer.json of a checkpoint, with what its other configuration files say of tokens and template."""
+    source = folder / "tokenizer.json"
+    if not source.is_file():
+        raise CheckpointRefused(f"{folder} has no tokenizer.json")
+    text = source.read_text(encoding="utf-8")
+    full = _parse_object(text, source)
+    ids = {token["content"]: token["id"] for token in full.get("added_tokens", [])}
+    config = _read_json(folder / "tokenizer_config.json")
+    return Vocabulary(
+        tokenizer_json=text,
+        vocab_size=_vocab_size(full, ids, _read_json(folder / "config.json")),
+        eos_ids=_eos_ids(ids, [*_stated_eos(folder), ids.get(_content(config.get("eos_token")))]),
+        chat_template=_template_of(folder, config),
+    )
+
+
+def read_gguf(path: Path) -> Vocabulary:
+    """The tokenizer of a GGUF, from the cache file beside it when that is fresh."""
+    stamp = _stamp(path)
+    cache = path.with_name(path.name + ".tokenizer.json")
+    if (cached := _read_cache(cache, stamp)) is not None:
+        return cached
+    vocabulary = _rebuild(_gguf_fields(path), path)
+    _write_cache(cache, stamp, vocabulary)
+    return vocabulary
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return _parse_object(path.read_text(encoding="utf-8"), path) if path.is_file() else {}
+
+
+def _parse_object(text: str, path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise CheckpointRefused(f"{path} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointRefused(f"{path} is not a JSON object")
+    return value
+
+
+def _content(token: object) -> str | None:
+    """A token as tokenizer_config.json writes it: a string, or an object with `content`."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _stated_eos(folder: Path) -> list[int]:
+    stated = _read_json(folder / "generation_config.json").get("eos_token_id", [])
+    return [stated] if isinstance(stated, int) else list(stated or [])
+
+
+def _eos_ids(ids: Mapping[str, int], stated: Iterable[int | None]) -> tuple[int, ...]:
+    """What the checkpoint states first, then the usual end tokens it has: a model that says either has finished."""
+    usual = (ids.get(name) for name in _END_NAMES)
+    return tuple(dict.fromkeys(i for i in (*stated, *usual) if i is not None))
+
+
+def _vocab_size(full: Mapping[str, Any], ids: Mapping[str, int], config: Mapping[str, Any]) -> int:
+    stated = config.get("vocab_size", 0)
+    known = full["model"]["vocab"]
+    highest = max(known.values() if isinstance(known, dict) else [len(known) - 1], default=-1)
+    return max(stated if isinstance(stated, int) else 0, highest + 1, max(ids.values(), default=-1) + 1)
+
+
+def _template_of(folder: Path, config: Mapping[str, Any]) -> str | None:
+    beside = folder / "chat_template.jinja"
+    if beside.is_file():
+        return beside.read_text(encoding="utf-8")
+    stated = config.get("chat_template")
+    if isinstance(stated, list):
+        by_name = {entry.get("name"): entry.get("template") for entry in stated if isinstance(entry, dict)}
+        stated = by_name.get("tool_use", by_name.get("default"))
+    return stated if isinstance(stated, str) else None
+
+
+def _gguf_fields(path: Path) -> dict[str, Any]:
+    from gguf import GGUFReader
+
+    names = ("model", "pre", "tokens", "token_type", "merges", "eos_token_id", "eot_token_id")
+    try:
+        fields = GGUFReader(path).fields
+        found = {name: fields[key].contents() for name in names if (key := f"tokenizer.ggml.{name}") in fields}
+        template = fields.get("tokenizer.chat_template")
+        return {**found, "chat_template": template.contents() if template else None}
+    except OSError:
+        raise
+    except Exception as error:  # the reader raises whatever a damaged header makes it stumble over
+        raise CheckpointRefused(f"{path} is not a readable GGUF: {error}") from error
+
+
+def _rebuild(fields: Mapping[str, Any], path: Path) -> Vocabulary:
+    if missing := [name for name in ("model", "tokens", "token_type", "merges") if name not in fields]:
+        raise CheckpointRefused(f"{path} has no tokenizer.ggml.{missing[0]}")
+    if fields["model"] != "gpt2":
+        raise CheckpointRefused(f"{path} has a {fields['model']!r} tokenizer; from GGUF only gpt2 is read")
+    tokens, kinds = fields["tokens"], fields["token_type"]
+    if len(tokens) != len(kinds):
+        raise CheckpointRefused(f"{path} names {len(tokens)} tokens but types {len(kinds)}")
+    added = [_added(i, tokens[i], kind) for i, kind in enumerate(kinds) if kind in (_CONTROL, _USER_DEFINED)]
+    ids = {token["content"]: token["id"] for token in added}
+    vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind != _UNUSED}
+    full = _tokenizer_json(fields.get("pre", ""), vocab, fields["merges"], path)
+    return Vocabulary(
+        tokenizer_json=json.dumps({**full, "added_tokens": added}, ensure_ascii=False, separators=(",", ":")),
+        vocab_size=len(tokens),
+        eos_ids=_eos_ids(ids, [fields.get("eos_token_id"), fields.get("eot_token_id")]),
+        chat_template=fields["chat_template"],
+    )
+
+
+def _added(token_id: int, content: str, kind: int) -> dict[str, Any]:
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": token_id, "content": content, **flags, "special": kind == _CONTROL}
+
+
+def _tokenizer_json(pre: str, vocab: Mapping[str, int], merges: list[str], path: Path) -> dict[str, Any]:
+    normalizer, split = _split_rules(pre, path)
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "normalizer": normalizer,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [split, {**byte_level, "use_regex": pre == "smollm"}],
+        },
+        "post_processor": None,
+        "decoder": {**byte_level, "use_regex": True},
+        "model": {"type": "BPE", "vocab": vocab, "merges": [merge.split(" ", 1) for merge in merges]},
+    }
+
+
+def _split_rules(pre: str, path: Path) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Normalizer and first splitting rule of a pre-tokenizer name."""
+    if pre == "smollm":
+        return None, {"type": "Digits", "individual_digits": True}
+    if pre == "qwen2":
+        split = {"type": "Split", "pattern": {"Regex": _QWEN2_WORDS}, "behavior": "Isolated", "invert": False}
+        return {"type": "NFC"}, split
+    raise CheckpointRefused(f"{path} uses the pre-tokenizer {pre!r}; smollm and qwen2 are known")
+
+
+def _stamp(path: Path) -> dict[str, int]:
+    stat = path.stat()
+    return {"recipe": _RECIPE, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+
+
+def _read_cache(cache: Path, stamp: Mapping[str, int]) -> Vocabulary | None:
+    try:
+        kept = json.loads(cache.read_text(encoding="utf-8"))
+        if kept["stamp"] != stamp:
+            return None
+        return Vocabulary(**{**kept["vocabulary"], "eos_ids": tuple(kept["vocabulary"]["eos_ids"])})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write_cache(cache: Path, stamp: Mapping[str, int], vocabulary: Vocabulary) -> None:
+    """Whole or not at all; a folder that cannot be written costs the next start its seconds, nothing else."""
+    with contextlib.suppress(OSError):
+        handle, name = tempfile.mkstemp(dir=cache.parent, prefix=cache.name)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump({"stamp": stamp, "vocabulary": asdict(vocabulary)}, file)
+        os.replace(name, cache)
