@@ -1,0 +1,60 @@
+"""build_app: the public API as one ASGI application, with everything it needs injected.
+
+Order on the way in: guard (size, host, origin, room) -> route -> key -> body -> engine. A route that is not listed as
+public asks for a key whenever there are accounts.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quicksilver import __version__
+from quicksilver.errors import InvalidRequest, NotFound, QuicksilverError
+from quicksilver.server.envelope import MethodNotAllowed, error_response
+from quicksilver.server.guard import Guard
+from quicksilver.server.routes import feedback, health, models
+from quicksilver.server.schema import describe
+from quicksilver.server.services import Services
+from quicksilver.server.wire.feedback import FeedbackBody
+
+BODIES = (FeedbackBody,)
+ROUTERS = (health.router, models.router, feedback.router)
+
+
+def build_app(services: Services) -> FastAPI:
+    app = FastAPI(title="quicksilver", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.services = services
+    for router in ROUTERS:
+        app.include_router(router)
+    app.add_exception_handler(QuicksilverError, _on_refusal)
+    app.add_exception_handler(HTTPException, _on_framework_refusal)
+    app.openapi = lambda: describe(app, BODIES)  # type: ignore[method-assign]
+    _wrap(app, services)
+    return app
+
+
+def _wrap(app: FastAPI, services: Services) -> None:
+    """Middleware added last runs first."""
+    origins = services.config.origins
+    if origins:
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(Guard, config=services.config, life=services.life, metrics=services.metrics)
+
+
+async def _on_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, QuicksilverError)
+    return error_response(error)
+
+
+async def _on_framework_refusal(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals: an unknown path, a wrong method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return error_response(NotFound("There is nothing at this path."))
+    if error.status_code == 405:
+        return error_response(MethodNotAllowed("This path takes another method."), error.headers)
+    return error_response(InvalidRequest(str(error.detail)))

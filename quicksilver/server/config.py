@@ -1,0 +1,101 @@
+"""ServerConfig: how the listeners behave, fixed for the life of the process.
+
+Pure data, read by every other file of this room. Bounds on request *fields* are part of the wire and live in
+`wire/types.py`; the bounds here are those of the transport.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]", "::1")
+
+CHAT_ALIASES = ("mercury-2", "mercury-2.5", "mercury", "mercury-coder", "mercury-coder-small")
+CODE_ALIASES = (
+    "mercury-edit-2",
+    "mercury-edit",
+    "mercury-coder",
+    "mercury-coder-small",
+    "mercury-coder-small-beta",
+    "mercury-editor-mini-experimental",
+    "mercury-editor-small-experimental",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """Decimal strings per token, as model lists print them."""
+
+    prompt: str = "0"
+    completion: str = "0"
+    input_cache_reads: str = "0"
+    input_cache_writes: str = "0"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What the model lists say of the one model served here."""
+
+    id: str = "nano"
+    name: str = "quicksilver nano"
+    description: str = ""
+    created: int = 0
+    """Seconds since the epoch; 0 prints the server's start."""
+    owned_by: str = "quicksilver"
+    max_output_len: int = 8192
+    """Tokens an answer may have when the request names no limit."""
+    pricing: Pricing = Pricing()
+    features: tuple[str, ...] = ("tools", "json_mode", "structured_outputs", "reasoning", "logprobs")
+    country_code: str = ""
+    """ISO 3166 code for `datacenters`; empty prints none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds after which a slow peer is let go."""
+
+    header_read_s: float = 10.0
+    """From the connection, or the end of the last reply, to a whole request head once its first byte came."""
+    body_idle_s: float = 15.0
+    """Between two pieces of a request body."""
+    write_stall_s: float = 60.0
+    """A reader that takes nothing for this long is cut off and its request aborted."""
+    keep_alive_s: float = 75.0
+    """An idle connection waits this long for its next request."""
+    drain_s: float = 30.0
+    """Open replies may run this long after SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Built once by the caller; never mutated."""
+
+    host: str = "127.0.0.1"
+    port: int = 8480
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 8481
+    """The listener with `/metrics`; 0 takes a free port."""
+    hosts: tuple[str, ...] = LOOPBACK_HOSTS
+    """Host names this server answers to, without port; `*` answers to all."""
+    origins: tuple[str, ...] = ()
+    """Web origins that may call from a browser, besides this server's own; also allowed by CORS."""
+    allow_anonymous: bool = False
+    """Serve beyond loopback without keys, on the operator's word."""
+    body_bytes: int = 8 * 2**20
+    header_bytes: int = 32 * 2**10
+    num_headers: int = 100
+    max_open: int = 4096
+    """Requests in flight, all kinds together; one more is a 503."""
+    keep_alive_comment_s: float = 15.0
+    """A stream without events for this long sends an SSE comment."""
+    frames_per_s: float = 30.0
+    """Most `diffusing` snapshots sent on one stream in a second."""
+    temperature: float = 0.75
+    """Of chat requests that name none."""
+    timeouts: Timeouts = Timeouts()
+    card: ModelCard = ModelCard()
+    chat_aliases: tuple[str, ...] = CHAT_ALIASES
+    code_aliases: tuple[str, ...] = CODE_ALIASES
+    home: Path = field(default_factory=lambda: Path.home() / ".quicksilver")
+    """Where feedback is kept."""

@@ -1,0 +1,148 @@
+"""Running the two listeners: refuse an unsafe address, serve, drain on the first signal, leave on the second.
+
+While draining the sockets stay open, so that new requests get a 503 and not a refused connection; what is open may
+finish within `drain_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from quicksilver.errors import InvalidRequest
+from quicksilver.server.config import ServerConfig
+from quicksilver.server.protocol import bounded
+
+log = logging.getLogger("quicksilver.server")
+
+FORCED_EXIT_S = 3
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Life:
+    """Counts what is open, so that a stop can wait for it. Used on one event loop only."""
+
+    def __init__(self) -> None:
+        self.num_open = 0
+        self.is_draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """One request in flight, from its head to the last byte of its reply."""
+        self.num_open += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+            if self.num_open == 0:
+                self._idle.set()
+
+    async def drain(self, seconds: float) -> bool:
+        """Turns new requests away and waits for the open ones; whether all finished in time."""
+        self.is_draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+
+class Listener(uvicorn.Server):
+    """uvicorn without its signal handling, which knows no draining."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+        yield
+
+
+def check_address(config: ServerConfig, *, has_accounts: bool) -> None:
+    """An open server on a public address is a gift to strangers, so it takes an explicit word."""
+    if is_loopback(config.host) or has_accounts or config.allow_anonymous:
+        return
+    raise InvalidRequest(
+        f"Refusing to listen on {config.host} without keys: turn accounts on, or insist with --allow-anonymous.",
+        param="host",
+    )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def serve(app: FastAPI, admin_app: FastAPI, config: ServerConfig) -> bool:
+    """Blocks until the process is told to stop; whether every open reply could finish."""
+    check_address(config, has_accounts=app.state.services.accounts is not None)
+    return asyncio.run(serve_until_stopped(app, admin_app, config))
+
+
+async def serve_until_stopped(app: FastAPI, admin_app: FastAPI, config: ServerConfig) -> bool:
+    life: Life = app.state.services.life
+    listeners = (
+        make_listener(app, config.host, config.port, config),
+        make_listener(admin_app, config.admin_host, config.admin_port, config),
+    )
+    stop = asyncio.create_task(_stop_on_signal(listeners, config, life))
+    serving = [asyncio.create_task(listener.serve()) for listener in listeners]
+    try:
+        await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        all_finished = life.num_open == 0
+        _tell_to_exit(listeners)
+        await asyncio.gather(*serving)
+        stop.cancel()
+    return all_finished
+
+
+def make_listener(app: FastAPI, host: str, port: int, config: ServerConfig) -> Listener:
+    return Listener(
+        uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            http=bounded(config),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=int(config.timeouts.keep_alive_s),
+            timeout_graceful_shutdown=FORCED_EXIT_S,
+        )
+    )
+
+
+async def _stop_on_signal(listeners: tuple[Listener, ...], config: ServerConfig, life: Life) -> None:
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    try:
+        await signals.get()
+        log.info("draining", extra={"open": life.num_open, "seconds": config.timeouts.drain_s})
+        drained = asyncio.create_task(life.drain(config.timeouts.drain_s))
+        again = asyncio.create_task(signals.get())
+        await asyncio.wait({drained, again}, return_when=asyncio.FIRST_COMPLETED)
+        drained.cancel()
+        again.cancel()
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+        _tell_to_exit(listeners)
+
+
+def _tell_to_exit(listeners: tuple[Listener, ...]) -> None:
+    for listener in listeners:
+        listener.should_exit = True

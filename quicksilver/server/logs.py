@@ -1,0 +1,34 @@
+"""One JSON object a line on standard error. Fields are named by the caller; prompts, answers and keys never are."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+import orjson
+
+PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+
+
+class JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": record.getMessage(),
+            **{name: value for name, value in vars(record).items() if name not in PLAIN},
+        }
+        return orjson.dumps(line, default=str).decode()
+
+
+def log_to_stderr(level: str) -> None:
+    """Sends the server's and uvicorn's records to standard error, and nothing else's."""
+    out = logging.StreamHandler(sys.stderr)
+    out.setFormatter(JsonLines())
+    for name in ("quicksilver", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers = [out]
+        logger.setLevel(level.upper())
+        logger.propagate = False

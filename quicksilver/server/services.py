@@ -1,0 +1,44 @@
+"""Services: everything a request may use, put together by the caller and injected once.
+
+No module-level state: two apps in one process share nothing unless they are given the same Services.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from fastapi import Request
+
+from quicksilver.core import EngineClient
+from quicksilver.server.config import ServerConfig
+from quicksilver.server.directory import Directory
+from quicksilver.server.feedback import FeedbackLog
+from quicksilver.server.life import Life
+from quicksilver.server.metrics import Metrics
+from quicksilver.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Services:
+    engine: EngineClient
+    tokenizer: Tokenizer
+    config: ServerConfig = field(default_factory=ServerConfig)
+    life: Life = field(default_factory=Life)
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        return Metrics(self.life)
+
+    @cached_property
+    def directory(self) -> Directory:
+        return Directory(self.config, self.engine.info)
+
+    @cached_property
+    def feedback(self) -> FeedbackLog:
+        return FeedbackLog(self.config.home)
+
+
+def services_of(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services

@@ -1,0 +1,82 @@
+"""Server-sent events by hand: bytes out, a comment when nothing happens, and the source closed when the reader leaves.
+
+The source is pulled, never run ahead of the socket, so nothing queues here for a slow reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+def data_event(payload: Mapping[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(payload) + b"\n\n"
+
+
+def named_event(name: str, payload: Mapping[str, Any]) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(payload) + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends what `events` yields. Whatever ends the reply, `events` is closed before the call returns."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None], idle_s: float, headers: Mapping[str, str]) -> None:
+        self.status_code = 200
+        self.background = None
+        self.body = b""
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._events = events
+        self._idle_s = idle_s
+        self._num_sent = 0
+        self._is_done = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        pump = asyncio.create_task(self._pump(send))
+        watch = asyncio.create_task(self._watch(receive, send))
+        try:
+            await asyncio.wait({pump, watch}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (watch, pump):
+                task.cancel()
+            results = await asyncio.gather(pump, watch, return_exceptions=True)
+        _raise_failures(results)
+
+    async def _pump(self, send: Send) -> None:
+        async with aclosing(self._events) as events:
+            async for chunk in events:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                self._num_sent += 1
+        self._is_done = True
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _watch(self, receive: Receive, send: Send) -> None:
+        """Returns when the reader is gone; meanwhile keeps idle proxies from closing the connection."""
+        while True:
+            before = self._num_sent
+            try:
+                message = await asyncio.wait_for(receive(), self._idle_s)
+            except TimeoutError:
+                if self._num_sent == before and not self._is_done:
+                    await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                continue
+            if message["type"] == "http.disconnect":
+                return
+
+
+def _raise_failures(results: Sequence[object]) -> None:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result

@@ -1,0 +1,144 @@
+"""What the bodies share: the strict model, numbers with their bounds, text parts, tools.
+
+Every list and number that a caller can choose has an upper bound here; each has a test at the bound and one beyond it.
+Unknown fields are ignored, since clients send many; a known field of the wrong type is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+MAX_SAFE_INT = 2**53
+"""Beyond it JSON readers disagree on the value, so no integer may pass it."""
+
+MAX_MESSAGES = 2048
+MAX_PARTS = 64
+MAX_TOOLS = 128
+MAX_STOPS = 4
+MAX_CODE_STOPS = 16
+"""Editors send the stop strings of every template they know."""
+MAX_STOP_CHARS = 256
+MAX_ANSWERS = 8
+MAX_LOGIT_BIAS = 1024
+MAX_TOP_LOGPROBS = 20
+MAX_METADATA = 16
+MAX_METADATA_CHARS = 512
+MAX_CHOICES = 256
+MAX_CHOICE_CHARS = 1024
+MAX_OUTPUT_TOKENS = 1_000_000
+MAX_PROMPTS = 32
+MAX_JSON_NODES = 100_000
+MAX_JSON_DEPTH = 64
+"""Of free JSON as it is read; a schema has a tighter bound of its own, in the grammar compiler."""
+
+
+class Wire(BaseModel):
+    """A request body: strict types, unknown fields dropped."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+
+
+def whole(value: Any) -> Any:
+    """JSON has one number type, so 16.0 is the integer 16."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def tame(value: Any) -> Any:
+    """Free JSON within bounds: few nodes, shallow, and no integer that another reader would round."""
+    stack, num_nodes = [(value, 1)], 0
+    while stack:
+        node, depth = stack.pop()
+        num_nodes += 1
+        if num_nodes > MAX_JSON_NODES or depth > MAX_JSON_DEPTH:
+            raise ValueError(f"more than {MAX_JSON_NODES} values or nested deeper than {MAX_JSON_DEPTH}")
+        if isinstance(node, int) and abs(node) > MAX_SAFE_INT:
+            raise ValueError("holds an integer beyond 2^53")
+        if isinstance(node, dict):
+            stack += [(child, depth + 1) for child in node.values()]
+        elif isinstance(node, list):
+            stack += [(child, depth + 1) for child in node]
+    return value
+
+
+def choose_bias(value: dict[str, float]) -> dict[str, float]:
+    if any(not (key.isascii() and key.isdigit() and len(key) <= 9) for key in value):
+        raise ValueError("keys are token ids in decimal")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(whole)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+FreeObject = Annotated[dict[str, Any], AfterValidator(tame)]
+OutputTokens = Annotated[Whole, Field(ge=1, le=MAX_OUTPUT_TOKENS)]
+Temperature = Annotated[float, Field(ge=0, le=2)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
+TopK = Annotated[Whole, Field(ge=-1, le=1000)]
+Seed = Annotated[Whole, Field(ge=-MAX_SAFE_INT, le=MAX_SAFE_INT)]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+Stop = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)]
+CodeStop = StopText | Annotated[list[StopText], Field(max_length=MAX_CODE_STOPS)]
+LogitBias = Annotated[
+    dict[str, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_LOGIT_BIAS, json_schema_extra={"propertyNames": {"pattern": "^[0-9]{1,9}$"}}),
+    AfterValidator(choose_bias),
+]
+MetadataText = Annotated[str, Field(max_length=MAX_METADATA_CHARS)]
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], MetadataText], Field(max_length=MAX_METADATA)]
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Effort = Literal["none", "minimal", "instant", "low", "medium", "high", "xhigh"]
+
+
+class StreamOptions(Wire):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class TextPart(Wire):
+    """The only kind of part: this server reads text and never fetches what a request names."""
+
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+
+Content = str | Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
+
+
+class FunctionSpec(Wire):
+    name: FunctionName
+    description: str | None = None
+    parameters: FreeObject | None = None
+    strict: bool | None = None
+
+
+class ToolSpec(Wire):
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class NamedFunction(Wire):
+    name: FunctionName
+
+
+class NamedTool(Wire):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class DecoderBody(Wire):
+    """Extension: the decoder and its knobs, for those who trade speed against quality by hand."""
+
+    name: Literal["ar", "verify", "confidence", "edit"] | None = None
+    canvas_len: Annotated[Whole, Field(ge=1, le=1024)] | None = None
+    rule: Literal["threshold", "static", "factor", "entropy"] | None = None
+    threshold: Probability | None = None
+    steps: Annotated[Whole, Field(ge=1, le=1024)] | None = None
+    factor: Annotated[float, Field(ge=0, le=100)] | None = None
+    entropy_bound: Annotated[float, Field(ge=0, le=100)] | None = None
+    edit_threshold: Probability | None = None
+    edit_passes: Annotated[Whole, Field(ge=0, le=1024)] | None = None
+    stutter_penalty: Annotated[float, Field(ge=0, le=100)] | None = None

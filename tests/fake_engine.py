@@ -1,0 +1,156 @@
+"""FakeEngine: an EngineClient whose answers a script decides, event by event, with no model behind it.
+
+It keeps the engine's promises (deltas in order and never lost, only the newest frame kept for a slow reader, a closed
+iterator aborts) and counts what is open, so that tests can see every slot come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+
+from quicksilver.core import (
+    Delta,
+    EngineInfo,
+    EngineStats,
+    Event,
+    FinishReason,
+    Frame,
+    Request,
+    ScoreRequest,
+    Scores,
+    Usage,
+)
+from quicksilver.errors import EngineUnavailable
+
+Step = Event | BaseException | Callable[[], Awaitable[object]]
+"""An event to send, an error to raise, or something to await before going on."""
+Script = Callable[[Request], Iterable[Step]]
+Scorer = Callable[[ScoreRequest], Scores]
+
+INFO = EngineInfo(
+    model="fake",
+    family="fake",
+    vocab_size=512,
+    context_len=4096,
+    max_canvas_len=64,
+    device="cpu",
+    dtype="float32",
+    num_pages=1024,
+    page_size=16,
+    weight_bytes=0,
+    fingerprint="fp_fake",
+)
+
+
+class FakeEngine:
+    def __init__(self, script: Script, score: Scorer | None = None, info: EngineInfo = INFO) -> None:
+        self.script = script
+        self.scorer = score or likeliest_first
+        self.info = info
+        self.is_ready = True
+        self.seen: list[Request] = []
+        self.scored: list[ScoreRequest] = []
+        self.num_open = 0
+        self.num_aborted = 0
+        self.num_finished = 0
+
+    async def stream(self, request: Request) -> AsyncIterator[Event]:
+        if not self.is_ready:
+            raise EngineUnavailable("the worker is starting")
+        self.seen.append(request)
+        mailbox = Mailbox()
+        self.num_open += 1
+        player = asyncio.create_task(play(self.script(request), mailbox))
+        is_finished = False
+        try:
+            while not is_finished:
+                event = await mailbox.get()
+                is_finished = isinstance(event, Delta) and event.finish is not None
+                yield event
+        finally:
+            player.cancel()
+            self.num_open -= 1
+            self.num_finished += is_finished
+            self.num_aborted += not is_finished
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        self.scored.append(request)
+        return self.scorer(request)
+
+    async def stats(self) -> EngineStats:
+        return EngineStats(
+            running=self.num_open,
+            free_pages=self.info.num_pages - self.num_open,
+            requests=len(self.seen),
+            aborts=self.num_aborted,
+        )
+
+    async def close(self) -> None:
+        self.is_ready = False
+
+
+class Mailbox:
+    """Between the script and the reader: keeps every delta, and of frames only the newest."""
+
+    def __init__(self) -> None:
+        self._items: deque[Event | BaseException] = deque()
+        self._has_some = asyncio.Event()
+
+    def put(self, item: Event | BaseException) -> None:
+        if isinstance(item, Frame) and self._items and isinstance(self._items[-1], Frame):
+            self._items.pop()
+        self._items.append(item)
+        self._has_some.set()
+
+    async def get(self) -> Event:
+        await self._has_some.wait()
+        item = self._items.popleft()
+        if not self._items:
+            self._has_some.clear()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+
+async def play(script: Iterable[Step], mailbox: Mailbox) -> None:
+    for step in script:
+        if callable(step):
+            await step()
+        else:
+            mailbox.put(step)
+            await asyncio.sleep(0)
+
+
+def spoken(
+    request: Request, ids: Sequence[int], piece_len: int = 4, finish: FinishReason = FinishReason.STOP
+) -> list[Step]:
+    """The ids in deltas of `piece_len` tokens, cut at the request's own limit, with true usage at the end."""
+    room = request.params.max_new_tokens
+    said = tuple(ids)[:room]
+    pieces = [said[i : i + piece_len] for i in range(0, len(said), piece_len)] or [()]
+    reason = FinishReason.LENGTH if len(ids) > room else finish
+    usage = Usage(len(request.prompt_ids), 0, len(said), forwards=len(pieces), drafted=len(said), accepted=len(said))
+    deltas: list[Step] = [Delta(request.id, piece) for piece in pieces[:-1]]
+    return [*deltas, Delta(request.id, pieces[-1], finish=reason, usage=usage)]
+
+
+def resolving(request: Request, ids: Sequence[int], canvas_len: int = 8) -> list[Step]:
+    """As `spoken`, but each canvas is shown half decided and then decided before it commits."""
+    steps: list[Step] = []
+    for delta in spoken(request, ids, canvas_len):
+        assert isinstance(delta, Delta)
+        steps += [canvas_frame(delta, 2 * len(steps), 0.5), canvas_frame(delta, 2 * len(steps) + 1, 1.0), delta]
+    return steps
+
+
+def canvas_frame(delta: Delta, step: int, share: float) -> Frame:
+    num = len(delta.token_ids)
+    decided = tuple(i < share * num for i in range(num))
+    confidence = tuple(0.9 if is_decided else 0.3 for is_decided in decided)
+    return Frame(delta.request_id, step, delta.token_ids, decided, confidence)
+
+
+def likeliest_first(request: ScoreRequest) -> Scores:
+    return Scores(tuple((-0.5 * (i + 1),) * len(ids) for i, ids in enumerate(request.continuations)))
