@@ -6,7 +6,7 @@ defined here and nowhere else; wire names (OpenAI's, Mercury's) belong to `serve
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
@@ -237,10 +237,10 @@ class EngineClient(Protocol):
     def is_ready(self) -> bool:
         """False while a worker starts or restarts; `stream` then raises EngineUnavailable at once."""
 
-    def stream(self, request: Request) -> AsyncIterator[Event]:
+    def stream(self, request: Request) -> AsyncGenerator[Event, None]:
         """Events of one request. Deltas are never dropped; of Frames a slow reader gets the newest only.
 
-        Closing the iterator aborts the request within one step. A request that fails alone ends with a Delta whose
+        Closing the generator aborts the request within one step. A request that fails alone ends with a Delta whose
         finish is ERROR; a dead engine raises EngineDied here.
         """
 

@@ -41,11 +41,12 @@ def commit(work: Work, outcome: Outcome) -> list[Event]:
     decision = sequence.decoder.decide(sequence.canvas, outcome.proposal)
     decision = _keep_lawful(sequence, decision)
     _remember_logprobs(sequence, outcome, decision)
-    sequence.kv_len = work.end + decision.num_accepted
     sequence.drafted += decision.num_drafted
     sequence.accepted += decision.num_accepted
     sequence.canvas = decision.canvas
     committed = _extend(sequence, decision.commit)
+    # The last token stays uncached even if nothing was committed: its row proposes the next token again.
+    sequence.kv_len = min(work.end + decision.num_accepted, len(sequence.tokens) - 1)
     return _events(sequence, committed)
 
 

@@ -1,0 +1,101 @@
+"""What crosses the socket between an engine worker and its client: schema'd msgpack, length-prefixed. No pickle.
+
+Every message is a tagged struct; anything that does not decode as one closes the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from quicksilver import errors
+from quicksilver.core import Delta, EngineInfo, EngineStats, Frame, Request, ScoreRequest, Scores
+
+MAX_MESSAGE_BYTES = 64 << 20
+
+
+class Submit(msgspec.Struct, tag=True):
+    request: Request
+
+
+class Score(msgspec.Struct, tag=True):
+    request: ScoreRequest
+
+
+class Abort(msgspec.Struct, tag=True):
+    request_id: str
+
+
+class AskStats(msgspec.Struct, tag=True):
+    ticket: str
+
+
+class Ready(msgspec.Struct, tag=True):
+    info: EngineInfo
+
+
+class GotDelta(msgspec.Struct, tag=True):
+    delta: Delta
+
+
+class GotFrame(msgspec.Struct, tag=True):
+    frame: Frame
+
+
+class GotScores(msgspec.Struct, tag=True):
+    request_id: str
+    scores: Scores
+
+
+class GotStats(msgspec.Struct, tag=True):
+    ticket: str
+    stats: EngineStats
+
+
+class Refused(msgspec.Struct, tag=True):
+    """A typed error for one request: the class by name, and what it says."""
+
+    request_id: str
+    kind: str
+    message: str
+    param: str | None
+    code: str
+
+
+Command = Submit | Score | Abort | AskStats
+Reply = Ready | GotDelta | GotFrame | GotScores | GotStats | Refused
+
+_encoder = msgspec.msgpack.Encoder()
+command_decoder = msgspec.msgpack.Decoder(Command)
+reply_decoder = msgspec.msgpack.Decoder(Reply)
+
+
+def pack(message: Command | Reply) -> bytes:
+    body = _encoder.encode(message)
+    return len(body).to_bytes(4, "little") + body
+
+
+async def read_body(reader: asyncio.StreamReader) -> bytes | None:
+    """The next message's bytes; None when the other side is gone or breaks the framing."""
+    try:
+        length = int.from_bytes(await reader.readexactly(4), "little")
+        return await reader.readexactly(length) if length <= MAX_MESSAGE_BYTES else None
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+def refuse(request_id: str, error: Exception) -> Refused:
+    if isinstance(error, errors.QuicksilverError):
+        return Refused(request_id, type(error).__name__, error.message, error.param, error.code)
+    return Refused(request_id, "RowFailed", type(error).__name__, None, errors.RowFailed.code)
+
+
+def to_error(refused: Refused) -> errors.QuicksilverError:
+    """The error that the worker raised, rebuilt here; an unknown kind becomes the root class."""
+    kind = getattr(errors, refused.kind, errors.QuicksilverError)
+    if not (isinstance(kind, type) and issubclass(kind, errors.QuicksilverError)):
+        kind = errors.QuicksilverError
+    error = kind(refused.message)
+    error.param, error.code = refused.param, refused.code
+    return error
