@@ -16,13 +16,14 @@ from quicksilver import __version__
 from quicksilver.errors import InvalidRequest, NotFound, QuicksilverError
 from quicksilver.server.envelope import MethodNotAllowed, error_response
 from quicksilver.server.guard import Guard
-from quicksilver.server.routes import feedback, health, models
+from quicksilver.server.routes import chat, feedback, health, models
 from quicksilver.server.schema import describe
 from quicksilver.server.services import Services
+from quicksilver.server.wire.chat import ChatBody
 from quicksilver.server.wire.feedback import FeedbackBody
 
-BODIES = (FeedbackBody,)
-ROUTERS = (health.router, models.router, feedback.router)
+BODIES = (ChatBody, FeedbackBody)
+ROUTERS = (health.router, models.router, chat.router, feedback.router)
 
 
 def build_app(services: Services) -> FastAPI:

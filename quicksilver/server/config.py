@@ -93,6 +93,8 @@ class ServerConfig:
     """Most `diffusing` snapshots sent on one stream in a second."""
     temperature: float = 0.75
     """Of chat requests that name none."""
+    reasoning_effort: str | None = None
+    """Of chat requests that name none; None does not think."""
     timeouts: Timeouts = Timeouts()
     card: ModelCard = ModelCard()
     chat_aliases: tuple[str, ...] = CHAT_ALIASES

@@ -16,6 +16,7 @@ from quicksilver.server.directory import Directory
 from quicksilver.server.feedback import FeedbackLog
 from quicksilver.server.life import Life
 from quicksilver.server.metrics import Metrics
+from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
 
 
@@ -23,6 +24,7 @@ from quicksilver.text.tokenizer import Tokenizer
 class Services:
     engine: EngineClient
     tokenizer: Tokenizer
+    template: ChatTemplate
     config: ServerConfig = field(default_factory=ServerConfig)
     life: Life = field(default_factory=Life)
 

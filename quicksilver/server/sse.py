@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 from starlette.responses import Response
@@ -26,24 +26,40 @@ def named_event(name: str, payload: Mapping[str, Any]) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(payload) + b"\n\n"
 
 
+class Closable(Protocol):
+    async def aclose(self) -> None: ...
+
+
 class EventStream(Response):
-    """Sends what `events` yields. Whatever ends the reply, `events` is closed before the call returns."""
+    """Sends what `events` yields. Whatever ends the reply, `source` is closed before the call returns."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes, None], idle_s: float, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        source: Closable,
+        idle_s: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
         del self.headers["content-length"]
         self._events = events
+        self._source = source
         self._idle_s = idle_s
         self._num_sent = 0
         self._is_done = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        # The source is closed apart from the events: a generator that never began runs no cleanup of its own.
+        async with aclosing(self._source):
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await self._run(receive, send)
+
+    async def _run(self, receive: Receive, send: Send) -> None:
         pump = asyncio.create_task(self._pump(send))
         watch = asyncio.create_task(self._watch(receive, send))
         try:

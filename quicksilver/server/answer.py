@@ -1,0 +1,157 @@
+"""Engine events -> pieces of one answer: committed text by channel, canvas snapshots, and how it ended.
+
+Knows no wire format. Committed text only grows; a snapshot shows the whole content as it would read if the canvas
+were kept as it stands, and is never committed by being shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from quicksilver.core import Delta, EngineClient, Event, FinishReason, Frame, Request, TokenLogprob, Usage
+from quicksilver.errors import RowFailed
+from quicksilver.text.channels import Channel, ChannelDelta, Channels
+from quicksilver.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One answer to make, and how its tokens are to be read."""
+
+    request: Request
+    stop: tuple[str, ...] = ()
+    tool_names: frozenset[str] = frozenset()
+    opens_thinking: bool = False
+    max_calls: int | None = None
+    """Tool calls after which the answer ends by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Text that stays."""
+
+    deltas: tuple[ChannelDelta, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the content tokens only."""
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The whole content with the canvas as it stands; `text` replaces what was shown before."""
+
+    text: str
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    finish: FinishReason
+    usage: Usage
+    num_reasoning: int
+    num_calls: int
+
+
+Piece = Said | Shown | Ended
+
+
+async def answer(engine: EngineClient, tokenizer: Tokenizer, ask: Ask) -> AsyncGenerator[Piece, None]:
+    """The pieces of one answer, ending with `Ended`. Closing it, or a stop string, aborts the engine's request."""
+    reader = AnswerReader(ask, tokenizer)
+    async with aclosing(engine.stream(ask.request)) as events:  # type: ignore[type-var]
+        async for event in events:
+            for piece in reader.read(event):
+                yield piece
+            if reader.is_ended:
+                return
+
+
+class AnswerReader:
+    """The state of one answer being read. Not asynchronous, so that any order of events can be tried on it."""
+
+    def __init__(self, ask: Ask, tokenizer: Tokenizer) -> None:
+        self._ask = ask
+        self._tokenizer = tokenizer
+        self._channels = Channels(
+            tokenizer, stop=ask.stop, tool_names=ask.tool_names, opens_thinking=ask.opens_thinking
+        )
+        self._usage = Usage(prompt_tokens=len(ask.request.prompt_ids))
+        self._content = ""
+        self._num_tokens = 0
+        self._num_calls = 0
+        self._canvas = Canvas(tokenizer)
+        self.is_ended = False
+
+    def read(self, event: Event) -> list[Piece]:
+        if isinstance(event, Frame):
+            is_content = self._channels.channel is Channel.CONTENT
+            return [Shown(self._content + (self._canvas.preview(event) if is_content else ""), event)]
+        if event.finish is FinishReason.ERROR:
+            raise _row_failed(event)
+        self._usage = event.usage or self._usage
+        said = self._say(event)
+        pieces: list[Piece] = [said] if said.deltas or said.num_tokens else []
+        return [*pieces, self._end(event)] if self._must_end(event) else pieces
+
+    def _say(self, event: Delta) -> Said:
+        before = len(self._channels.token_channels)
+        deltas = self._channels.push(event.token_ids)
+        if event.finish is not None:
+            deltas += self._channels.finish()
+        kept = self._channels.token_channels[before:]
+        content = "".join(delta.text for delta in deltas if delta.channel is Channel.CONTENT)
+        self._content += content
+        self._canvas.commit(event.token_ids[: len(kept)], kept, content)
+        self._num_tokens += len(kept)
+        self._num_calls += sum(bool(delta.name) for delta in deltas)
+        logprobs = zip(event.logprobs, kept, strict=False)
+        wanted = tuple(logprob for logprob, channel in logprobs if channel is Channel.CONTENT)
+        return Said(tuple(self._within_calls(deltas)), wanted, len(kept))
+
+    def _within_calls(self, deltas: list[ChannelDelta]) -> list[ChannelDelta]:
+        limit = self._ask.max_calls
+        return [d for d in deltas if limit is None or d.channel is not Channel.TOOL_CALL or d.index < limit]
+
+    def _has_too_many_calls(self) -> bool:
+        return self._ask.max_calls is not None and self._num_calls > self._ask.max_calls
+
+    def _must_end(self, event: Delta) -> bool:
+        return event.finish is not None or self._channels.stopped is not None or self._has_too_many_calls()
+
+    def _end(self, event: Delta) -> Ended:
+        self.is_ended = True
+        is_cut = event.finish is FinishReason.LENGTH and self._channels.stopped is None
+        num_reasoning = sum(channel is Channel.REASONING for channel in self._channels.token_channels)
+        usage = replace(self._usage, completion_tokens=self._num_tokens)
+        num_calls = min(self._num_calls, self._ask.max_calls or self._num_calls)
+        return Ended(FinishReason.LENGTH if is_cut else FinishReason.STOP, usage, num_reasoning, num_calls)
+
+
+class Canvas:
+    """What a snapshot adds behind the committed content: held-back bytes, then the guesses up to a special token."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._held = b""
+
+    def commit(self, ids: tuple[int, ...], channels: list[Channel], content: str) -> None:
+        spelled = [self._tokenizer.token_bytes(i) for i, c in zip(ids, channels, strict=True) if c is Channel.CONTENT]
+        unsaid = self._held + b"".join(spelled)
+        # Text that the channels dropped (a newline behind a tag) is not found, and then nothing counts as held.
+        self._held = unsaid.partition(content.encode())[2] if content else unsaid
+
+    def preview(self, frame: Frame) -> str:
+        spelled = [self._tokenizer.token_bytes(i) for i in self._before_special(frame.token_ids)]
+        return (self._held + b"".join(spelled)).decode("utf-8", "ignore")
+
+    def _before_special(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        special = set(self._tokenizer.special_tokens.values())
+        end = next((at for at, token_id in enumerate(ids) if token_id in special), len(ids))
+        return ids[:end]
+
+
+def _row_failed(event: Delta) -> RowFailed:
+    code, _, message = (event.error or "row_failed: this request failed").partition(": ")
+    return RowFailed(message or code, code=code)

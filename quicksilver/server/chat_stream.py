@@ -1,0 +1,139 @@
+"""A Job's pieces -> the bytes of a chat stream: opening, deltas or snapshots, closing, usage, [DONE].
+
+An error inside the stream is a chunk with an `error` object, and nothing follows it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass
+
+from quicksilver.core import TokenLogprob
+from quicksilver.errors import QuicksilverError
+from quicksilver.server.answer import Ended, Piece, Said, Shown
+from quicksilver.server.chat_reply import (
+    CallDeltas,
+    Chunks,
+    TokenNames,
+    finish_word,
+    frame_reply,
+    summarise,
+    text_deltas,
+)
+from quicksilver.server.collect import Whole
+from quicksilver.server.envelope import envelope, internal_error
+from quicksilver.server.job import Job
+from quicksilver.server.sse import DONE, data_event
+from quicksilver.server.wire.chat import ChatChunk
+from quicksilver.text.tokenizer import Tokenizer
+
+log = logging.getLogger("quicksilver.server")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStyle:
+    """How a caller wants its stream."""
+
+    has_usage: bool = False
+    has_logprobs: bool = False
+    has_summary: bool = False
+    may_think: bool = False
+    is_diffusing: bool = False
+    shows_tokens: bool = False
+    """Snapshots list every canvas position; then none is left out for coming too soon."""
+    min_gap_s: float = 0.0
+    """Seconds between two snapshots."""
+
+
+async def chat_events(
+    job: Job, chunks: Chunks, tokenizer: Tokenizer, style: StreamStyle
+) -> AsyncGenerator[bytes, None]:
+    tellers = [AnswerTeller(i, chunks, tokenizer, style) for i in range(len(job.plan.asks))]
+    ended: list[Ended] = []
+    try:
+        async for index, piece in job.pieces():
+            for chunk in tellers[index].tell(piece):
+                yield data_event(chunk)
+            if isinstance(piece, Ended):
+                ended.append(piece)
+    except Exception as error:
+        yield error_event(error)
+        return
+    if style.has_usage:
+        yield data_event(chunks.usage(ended))
+    yield DONE
+
+
+def error_event(error: Exception) -> bytes:
+    """The last event of a stream that failed."""
+    if not isinstance(error, QuicksilverError):
+        place = "".join(traceback.format_tb(error.__traceback__))
+        log.error("unforeseen %s in a stream\n%s", type(error).__name__, place)
+        error = internal_error()
+    return data_event(envelope(error))
+
+
+class AnswerTeller:
+    """Turns the pieces of one answer into its chunks."""
+
+    def __init__(self, index: int, chunks: Chunks, tokenizer: Tokenizer, style: StreamStyle) -> None:
+        self._index = index
+        self._chunks = chunks
+        self._tokenizer = tokenizer
+        self._style = style
+        self._names = TokenNames(tokenizer) if style.has_logprobs else None
+        self._calls = CallDeltas()
+        self._whole = Whole()
+        self._unsent_logprobs: list[TokenLogprob] = []
+        self._is_open = False
+        self._last_shown = 0.0
+
+    def tell(self, piece: Piece) -> Iterator[ChatChunk]:
+        if not self._is_open:
+            self._is_open = True
+            yield self._chunks.opening(self._index)
+        self._whole.add(piece)
+        if isinstance(piece, Said):
+            yield from self._tell_said(piece)
+        elif isinstance(piece, Shown):
+            yield from self._tell_shown(piece)
+        else:
+            yield from self._tell_end(piece)
+
+    def _tell_said(self, said: Said) -> Iterator[ChatChunk]:
+        self._unsent_logprobs += said.logprobs
+        for delta in text_deltas(said, self._calls):
+            if "content" not in delta or not self._style.is_diffusing:
+                yield self._with_logprobs(self._chunks.chunk(self._index, delta), is_content="content" in delta)
+            elif self._is_due():
+                yield self._chunks.chunk(self._index, {"content": self._whole.content})
+
+    def _tell_shown(self, shown: Shown) -> Iterator[ChatChunk]:
+        if self._style.is_diffusing and (self._style.shows_tokens or self._is_due()):
+            chunk = self._chunks.chunk(self._index, {"content": shown.text})
+            chunk["quicksilver"] = frame_reply(shown.frame, self._tokenizer if self._style.shows_tokens else None)
+            yield chunk
+
+    def _tell_end(self, ended: Ended) -> Iterator[ChatChunk]:
+        if self._style.is_diffusing and self._whole.content:
+            yield self._chunks.chunk(self._index, {"content": self._whole.content})
+        closing = self._chunks.chunk(self._index, {}, finish_word(ended))
+        if self._style.has_summary:
+            closing["reasoning_summary"] = summarise(self._whole.reasoning, may_think=self._style.may_think)
+        yield self._with_logprobs(closing, is_content=True)
+
+    def _with_logprobs(self, chunk: ChatChunk, *, is_content: bool) -> ChatChunk:
+        if self._names is not None and is_content and self._unsent_logprobs:
+            chunk["choices"][0]["logprobs"] = self._names.reply(self._unsent_logprobs)
+            self._unsent_logprobs = []
+        return chunk
+
+    def _is_due(self) -> bool:
+        now = time.monotonic()
+        if now - self._last_shown < self._style.min_gap_s:
+            return False
+        self._last_shown = now
+        return True

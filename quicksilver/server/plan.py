@@ -1,0 +1,153 @@
+"""A checked body -> a Plan: prompt ids, limits, seeds, constraint; all that is decided before the engine hears of it.
+
+Rendering and tokenising run off the event loop, since a prompt can be megabytes long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from quicksilver.core import ConstraintSpec, DecodeParams, Request, ThinkBudget
+from quicksilver.errors import ContextTooLong, InvalidRequest
+from quicksilver.server.answer import Ask
+from quicksilver.server.chat_prompt import ToolPlan, plan_tools, read_messages
+from quicksilver.server.sampling import overlay, pick_bias, pick_decoder, pick_seed, pick_top_k
+from quicksilver.server.services import Services
+from quicksilver.server.wire.chat import ChatBody
+from quicksilver.text.chat import RenderedPrompt
+from quicksilver.text.effort import think_budget
+
+EFFORTS = {"minimal": "instant", "xhigh": "high"}
+"""OpenAI's outer names, in our terms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One reply to make: `asks` holds an answer each."""
+
+    id: str
+    model: str
+    asks: tuple[Ask, ...]
+    created: int
+    warning: str | None = None
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.asks[0].request.prompt_ids)
+
+    @property
+    def max_output(self) -> int:
+        return sum(ask.request.params.max_new_tokens for ask in self.asks)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many tokens the answer may have, and what the caller should know about it."""
+
+    max_new_tokens: int
+    warning: str | None = None
+
+
+async def plan_chat(body: ChatBody, services: Services, tenant: str) -> Plan:
+    services.directory.check(body.model)
+    tools = plan_tools(body)
+    effort = pick_effort(body, services)
+    prompt = await render(body, tools, effort, services)
+    room = find_room(len(prompt.ids), body.max_completion_tokens or body.max_tokens, services, "messages")
+    params = chat_params(body, room, services)
+    ask = Ask(
+        request=Request(
+            id="",
+            prompt_ids=prompt.ids,
+            params=params,
+            tenant=tenant,
+            think=find_budget(prompt, effort, room, services),
+            wants_frames=bool(body.stream and body.diffusing),
+        ),
+        stop=read_stop(body.stop),
+        tool_names=tools.names,
+        opens_thinking=prompt.opens_thinking,
+        max_calls=None if tools.allows_parallel else 1,
+    )
+    return make_plan("chatcmpl", body.model, ask, body.n or 1, room.warning)
+
+
+async def render(body: ChatBody, tools: ToolPlan, effort: str | None, services: Services) -> RenderedPrompt:
+    messages = read_messages(body.messages)
+    return await asyncio.to_thread(services.template.render, messages, tools.tools, effort=effort)
+
+
+def make_plan(prefix: str, model: str, ask: Ask, num_answers: int, warning: str | None) -> Plan:
+    """`num_answers` copies of the ask, with ids and seeds of their own."""
+    reply_id = f"{prefix}-{uuid.uuid4()}"
+    asks = tuple(_number(ask, reply_id, i) for i in range(num_answers))
+    return Plan(reply_id, model, asks, int(time.time()), warning)
+
+
+def _number(ask: Ask, reply_id: str, index: int) -> Ask:
+    params = replace(ask.request.params, seed=ask.request.params.seed + index)
+    return replace(ask, request=replace(ask.request, id=f"{reply_id}/{index}", params=params))
+
+
+def pick_effort(body: ChatBody, services: Services) -> str | None:
+    effort = body.reasoning_effort or services.config.reasoning_effort
+    return EFFORTS.get(effort, effort) if effort else None
+
+
+def find_room(num_prompt: int, asked: int | None, services: Services, param: str) -> Room:
+    """A limit beyond the context is lowered to what fits, and said so; a prompt that leaves no room is refused."""
+    context_len = services.engine.info.context_len
+    left = context_len - num_prompt
+    if left < 1:
+        raise ContextTooLong(
+            f"The prompt has {num_prompt} tokens; this model's context is {context_len} tokens, answer included.",
+            param=param,
+        )
+    if asked is not None and asked > left:
+        return Room(left, f"max_tokens was lowered to {left}, the room left in this model's context")
+    return Room(min(asked or services.config.card.max_output_len, left))
+
+
+def find_budget(prompt: RenderedPrompt, effort: str | None, room: Room, services: Services) -> ThinkBudget | None:
+    close_id = services.tokenizer.roles.think_close
+    if not prompt.opens_thinking or close_id is None:
+        return None
+    return ThinkBudget((close_id,), think_budget(effort, room.max_new_tokens))
+
+
+def chat_params(body: ChatBody, room: Room, services: Services) -> DecodeParams:
+    info = services.engine.info
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
+    defaults = DecodeParams(temperature=services.config.temperature, stop_ids=services.tokenizer.eos_ids)
+    return overlay(
+        defaults,
+        {
+            "max_new_tokens": room.max_new_tokens,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": pick_top_k(body.top_k),
+            "min_p": body.min_p,
+            "seed": pick_seed(body.seed),
+            "logit_bias": pick_bias(body.logit_bias, info),
+            "presence_penalty": body.presence_penalty,
+            "frequency_penalty": body.frequency_penalty,
+            "repetition_penalty": body.repetition_penalty,
+            "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+            "decoder": pick_decoder(body.decoder, is_realtime=bool(body.realtime), info=info),
+        },
+    )
+
+
+def read_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
+def constrain(ask: Ask, spec: ConstraintSpec | None) -> Ask:
+    return replace(ask, request=replace(ask.request, constraint=spec))

@@ -1,0 +1,130 @@
+"""Bodies and replies of `/v1/fim/completions` and `/v1/completions`, which share one shape of reply."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from quicksilver.server.wire.types import (
+    MAX_ANSWERS,
+    MAX_PROMPTS,
+    CodeStop,
+    DecoderBody,
+    LogitBias,
+    Name,
+    OutputTokens,
+    Penalty,
+    Probability,
+    RepetitionPenalty,
+    Seed,
+    StreamOptions,
+    Temperature,
+    TopK,
+    Whole,
+    Wire,
+)
+from quicksilver.server.wire.usage import UsageReply
+
+MAX_FIM_TOKENS = 8192
+FIM_STOP = ("\n\n", "\n \n")
+"""Unless told otherwise a completion ends at the first blank line."""
+FIM_PRESENCE_PENALTY = 1.5
+FIM_TOKENS = 512
+
+
+class FimBody(Wire):
+    model: Name
+    prompt: str
+    suffix: str | None = None
+    max_tokens: Annotated[Whole, Field(ge=1, le=MAX_FIM_TOKENS)] | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: TopK | None = None
+    min_p: Probability | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    seed: Seed | None = None
+    stop: CodeStop | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    realtime: bool | None = None
+    decoder: DecoderBody | None = None
+
+
+TokenIds = Annotated[list[Annotated[Whole, Field(ge=0)]], Field(max_length=1_000_000)]
+
+
+class CompletionBody(Wire):
+    """With `suffix` this is fill-in-the-middle by another name."""
+
+    model: Name
+    prompt: str | TokenIds | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+    suffix: str | None = None
+    max_tokens: OutputTokens | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: TopK | None = None
+    min_p: Probability | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    seed: Seed | None = None
+    stop: CodeStop | None = None
+    n: Annotated[Whole, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    best_of: Annotated[Whole, Field(ge=1, le=1)] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[Whole, Field(ge=0, le=5)] | None = None
+    logit_bias: LogitBias | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    realtime: bool | None = None
+    decoder: DecoderBody | None = None
+    user: Annotated[str, Field(max_length=512)] | None = None
+
+
+class TextLogprobs(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+FinishReply = Literal["stop", "length", "content_filter"]
+
+
+class TextChoice(TypedDict):
+    index: int
+    text: str
+    finish_reason: FinishReply
+    logprobs: TextLogprobs | None
+
+
+class TextCompletion(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: UsageReply
+    warning: str | None
+    system_fingerprint: str
+
+
+class TextChunkChoice(TypedDict):
+    index: int
+    text: str
+    finish_reason: FinishReply | None
+    logprobs: TextLogprobs | None
+
+
+class TextChunk(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChunkChoice]
+    system_fingerprint: str
+    usage: NotRequired[UsageReply | None]

@@ -1,0 +1,57 @@
+"""Bodies of `/v1/edit/completions` and `/v1/apply/completions`; both answer with a chat completion."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from quicksilver.server.wire.chat import ChatMessage
+from quicksilver.server.wire.types import (
+    Content,
+    DecoderBody,
+    Name,
+    Penalty,
+    Probability,
+    Seed,
+    StreamOptions,
+    Temperature,
+    Whole,
+    Wire,
+)
+
+MAX_EDIT_TOKENS = 8192
+MAX_APPLY_TOKENS = 65_536
+EDIT_TOKENS = 1024
+EDIT_TEMPERATURE = 0.2
+EDIT_PRESENCE_PENALTY = 1.0
+
+
+class EditMessage(Wire):
+    role: Literal["user"]
+    content: Content
+
+
+class EditBody(Wire):
+    model: Name
+    messages: Annotated[list[EditMessage], Field(min_length=1, max_length=1)]
+    max_tokens: Annotated[Whole, Field(ge=1, le=MAX_EDIT_TOKENS)] | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    presence_penalty: Penalty | None = None
+    seed: Seed | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    decoder: DecoderBody | None = None
+
+
+class ApplyBody(Wire):
+    model: Name
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=16)]
+    max_tokens: Annotated[Whole, Field(ge=1, le=MAX_APPLY_TOKENS)] | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    seed: Seed | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    decoder: DecoderBody | None = None

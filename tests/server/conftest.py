@@ -1,0 +1,84 @@
+"""A server around a scripted engine, called in process: no socket, no model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import orjson
+import pytest
+
+from quicksilver.core import Request
+from quicksilver.server.app import build_app
+from quicksilver.server.config import ServerConfig
+from quicksilver.server.services import Services
+from quicksilver.text.chat import ChatTemplate
+from tests.fake_engine import FakeEngine, Script, Step, spoken
+from tests.small_tokenizer import small_tokenizer
+
+HELLO = "Hello, wörld! 你好 👋"
+
+
+def says(text: str, piece_len: int = 4) -> Script:
+    """A script that answers every request with the same text; `<think>` and the like become their tokens."""
+
+    def script(request: Request) -> list[Step]:
+        return spoken(request, small_tokenizer().encode_markup(text), piece_len)
+
+    return script
+
+
+class Served:
+    """An app, its engine, and a client that speaks to it."""
+
+    def __init__(self, home: Path) -> None:
+        self.engine = FakeEngine(says(HELLO))
+        self.config = ServerConfig(home=home, frames_per_s=1e9)
+
+    @property
+    def services(self) -> Services:
+        tokenizer = small_tokenizer()
+        return Services(
+            engine=self.engine, tokenizer=tokenizer, template=ChatTemplate.own(tokenizer), config=self.config
+        )
+
+    def configure(self, **changes: object) -> None:
+        self.config = replace(self.config, **changes)  # type: ignore[arg-type]
+
+    def client(self) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(app=build_app(self.services))
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost")
+
+    async def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> httpx.Response:
+        raw = body if isinstance(body, bytes) else orjson.dumps(body)
+        async with self.client() as client:
+            return await client.post(path, content=raw, headers=headers)
+
+    async def get(self, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
+        async with self.client() as client:
+            return await client.get(path, headers=headers)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    served = Served(tmp_path)
+    yield served
+    assert served.engine.num_open == 0, "a slot was not given back"
+
+
+def chat(text: str = "Hi", **fields: object) -> dict[str, object]:
+    return {"model": "mercury-2", "messages": [{"role": "user", "content": text}], **fields}
+
+
+def events(response: httpx.Response) -> list[dict[str, object]]:
+    """The data of every event of a stream; the last line must be [DONE]."""
+    lines = [line[6:] for line in response.text.split("\n\n") if line.startswith("data: ")]
+    assert lines[-1] == "[DONE]", lines[-1]
+    return [orjson.loads(line) for line in lines[:-1]]
+
+
+async def aiter_lines(response: httpx.Response) -> AsyncIterator[str]:
+    async for line in response.aiter_lines():
+        yield line
