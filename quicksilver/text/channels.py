@@ -1,11 +1,20 @@
-"""Committed tokens -> reasoning | content | tool call, as they come."""
+"""Committed tokens -> reasoning | content | tool call, as they come.
+
+A small state machine over tags, which are special tokens where the tokenizer has them and plain text where not; the
+beginning of what may become a tag is held back. Invariant: every way of cutting the stream gives the same channels,
+and no text the model wrote is lost: a call that is not one becomes content.
+"""
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from quicksilver.text.calls import CallParser
+from quicksilver.text.detokenize import Scanner
+from quicksilver.text.own_template import THINK_CLOSE, THINK_OPEN, TOOL_CLOSE, TOOL_OPEN
 from quicksilver.text.tokenizer import Tokenizer
 
 
@@ -17,7 +26,7 @@ class Channel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChannelDelta:
-    """A piece of one channel. Of a tool call: `index` counts calls from 0, the first piece has its `name`, `text` is
+    """A piece of one channel. Of a tool call: `index` counts calls from 0, the first piece has the `name`, `text` is
     the next piece of its arguments as JSON text."""
 
     channel: Channel
@@ -26,12 +35,92 @@ class ChannelDelta:
     name: str = ""
 
 
-class Channels:
-    """The splitter of one answer. Stop strings are looked for in content only; `stopped` is the one found."""
+class _Tag(StrEnum):
+    """Each tag by its plain-text spelling."""
 
-    stopped: str | None
-    token_channels: list[Channel]
-    """For each token pushed, the channel it went to; tags belong to the channel they open or close."""
+    THINK_OPEN = THINK_OPEN
+    THINK_CLOSE = THINK_CLOSE
+    TOOL_OPEN = TOOL_OPEN
+    TOOL_CLOSE = TOOL_CLOSE
+
+
+_CHANNEL_OF = {
+    _Tag.THINK_OPEN: Channel.REASONING,
+    _Tag.THINK_CLOSE: Channel.REASONING,
+    _Tag.TOOL_OPEN: Channel.TOOL_CALL,
+    _Tag.TOOL_CLOSE: Channel.TOOL_CALL,
+}
+
+
+class _Deltas:
+    """What goes out: without the line breaks that only set channels apart, and up to a stop string in content."""
+
+    def __init__(self, stop: Sequence[str], tool_names: Collection[str]) -> None:
+        self._stop = Scanner(stop)
+        self._holds_blank = self._is_blank = bool(tool_names)
+        self._blank = ""
+        self._drops_newlines = False
+        self._has_calls = False
+        self._out: list[ChannelDelta] = []
+        self.stopped: str | None = None
+
+    def write(self, channel: Channel, text: str) -> None:
+        if self._drops_newlines:
+            text = text.lstrip("\n")
+            self._drops_newlines = not text
+        if channel is Channel.CONTENT:
+            self._write_content(text)
+        else:
+            self.add(ChannelDelta(channel, text))
+
+    def add(self, delta: ChannelDelta) -> None:
+        if not delta.text and not delta.name:
+            return
+        self._has_calls = self._has_calls or delta.channel is Channel.TOOL_CALL
+        last = self._out[-1] if self._out else None
+        if last and (last.channel, last.index) == (delta.channel, delta.index) and not delta.name:
+            self._out[-1] = replace(last, text=last.text + delta.text)
+        else:
+            self._out.append(delta)
+
+    def end_thinking(self) -> None:
+        """Reasoning begins or ends here: line breaks that follow belong to neither side."""
+        self.begin_call()
+        self._drops_newlines = True
+
+    def begin_call(self) -> None:
+        """Content ends here; where it was blank it was no answer, only space before a tag."""
+        self._blank = ""
+        self.flush()
+
+    def flush(self) -> None:
+        blank, self._blank = "" if self._has_calls else self._blank, ""
+        if self.stopped is None:
+            certain, self.stopped, _ = self._stop.push(blank)
+            self.add(ChannelDelta(Channel.CONTENT, certain + ("" if self.stopped else self._stop.flush())))
+        self._is_blank = self._holds_blank
+
+    def take(self) -> list[ChannelDelta]:
+        out, self._out = self._out, []
+        return out
+
+    def _write_content(self, text: str) -> None:
+        if self._is_blank and not text.strip():
+            self._blank += text
+            return
+        self._is_blank = False
+        text, self._blank = self._blank + text, ""
+        if self.stopped is None:
+            certain, self.stopped, _ = self._stop.push(text)
+            self.add(ChannelDelta(Channel.CONTENT, certain))
+
+
+class Channels:
+    """The splitter of one answer.
+
+    Stop strings are looked for in content only, so that thinking cannot end an answer before it begins; the one found
+    is in `stopped`. Tags of tool calls count only where `tool_names` offers tools.
+    """
 
     def __init__(
         self,
@@ -41,13 +130,115 @@ class Channels:
         tool_names: Collection[str] = (),
         opens_thinking: bool = False,
     ) -> None:
-        raise RuntimeError("skeleton")
+        self._tokenizer = tokenizer
+        self._tool_names = tool_names
+        self._tag_ids, texts = _find_tags(tokenizer, tool_names)
+        self._call_close = TOOL_CLOSE if _Tag.TOOL_CLOSE in texts else ""
+        self._tags = Scanner(texts)
+        self._deltas = _Deltas(stop, tool_names)
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._call: CallParser | None = None
+        self._is_thinking = False
+        self.num_calls = 0
+        self.token_channels: list[Channel] = []
+        """For each token pushed, the channel it went to; tags belong to the channel they open or close."""
+        if opens_thinking:
+            self._turn(_Tag.THINK_OPEN)
+
+    @property
+    def stopped(self) -> str | None:
+        return self._deltas.stopped
+
+    @property
+    def channel(self) -> Channel:
+        """Where the next text goes."""
+        if self._call is not None:
+            return Channel.TOOL_CALL
+        return Channel.REASONING if self._is_thinking else Channel.CONTENT
 
     def push(self, ids: Iterable[int]) -> list[ChannelDelta]:
-        raise RuntimeError("skeleton")
+        for token_id in ids:
+            if self.stopped is None:
+                self._push_one(token_id)
+        return self._deltas.take()
 
     def push_text(self, text: str) -> list[ChannelDelta]:
-        raise RuntimeError("skeleton")
+        """Text of a source that has no tokens."""
+        self._route(text)
+        return self._deltas.take()
 
     def finish(self) -> list[ChannelDelta]:
-        raise RuntimeError("skeleton")
+        """Whatever was held back; the splitter is spent."""
+        self._settle()
+        self._deltas.flush()
+        return self._deltas.take()
+
+    def _push_one(self, token_id: int) -> None:
+        tag = self._tag_ids.get(token_id)
+        self.token_channels.append(_CHANNEL_OF[tag] if tag else self.channel)
+        if tag is None:
+            self._route(self._utf8.decode(self._tokenizer.token_bytes(token_id)))
+        else:
+            self._settle()
+            self._turn(tag)
+
+    def _settle(self) -> None:
+        """Nothing can be added to what was held back: a tag token or the end has come."""
+        self._route(self._utf8.decode(b"", final=True))
+        self._utf8.reset()
+        if self._call is None:
+            self._deltas.write(self.channel, self._tags.flush())
+        self._end_call()
+
+    def _route(self, text: str) -> None:
+        """Text to the channel that is open, turning at every tag in it."""
+        while text and self.stopped is None:
+            if self._call is not None:
+                text = self._call.push(text)
+                self._stream_call(self._call)
+                if self._call.is_closed:
+                    self._end_call()
+                continue
+            certain, tag, text = self._tags.push(text)
+            self._deltas.write(self.channel, certain)
+            if tag is not None and not self._turn(_Tag(tag)):
+                self._deltas.write(self.channel, tag)
+
+    def _turn(self, tag: _Tag) -> bool:
+        """Changes channel as the tag says; False where it says nothing here."""
+        if tag is _Tag.TOOL_OPEN:
+            self._deltas.begin_call()
+            self._is_thinking = False
+            self._call = CallParser(self._tool_names, self._call_close)
+            return True
+        if tag is _Tag.TOOL_CLOSE or (tag is _Tag.THINK_OPEN) is self._is_thinking:
+            return False
+        self._deltas.end_thinking()
+        self._is_thinking = not self._is_thinking
+        return True
+
+    def _end_call(self) -> None:
+        if (call := self._call) is None:
+            return
+        self._call = None
+        rest = call.close()
+        self._stream_call(call)
+        if call.name:
+            self.num_calls += 1
+        elif self._call_close:
+            rest = f"{TOOL_OPEN}{rest}{TOOL_CLOSE if call.is_closed else ''}"
+        self._deltas.write(Channel.CONTENT, rest)
+
+    def _stream_call(self, call: CallParser) -> None:
+        name, arguments = call.take()
+        self._deltas.add(ChannelDelta(Channel.TOOL_CALL, arguments, self.num_calls, name))
+
+
+def _find_tags(tokenizer: Tokenizer, tool_names: Collection[str]) -> tuple[dict[int, _Tag], list[str]]:
+    """Tags that are tokens, and the spelling of those that are not."""
+    roles = tokenizer.roles
+    found = {_Tag.THINK_OPEN: roles.think_open, _Tag.THINK_CLOSE: roles.think_close}
+    if tool_names:
+        found |= {_Tag.TOOL_OPEN: roles.tool_open, _Tag.TOOL_CLOSE: roles.tool_close}
+    ids = {token_id: tag for tag, token_id in found.items() if token_id is not None}
+    return ids, [tag.value for tag, token_id in found.items() if token_id is None]

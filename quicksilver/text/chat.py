@@ -1,46 +1,25 @@
-"""Messages and tools -> prompt ids."""
+"""Messages and tools -> prompt ids, in the form the loaded weights were trained on.
+
+Invariant: text from outside (contents, names, tool descriptions, arguments, results) never becomes a special token,
+whichever template writes it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
+from quicksilver.text.conversation import Message, PromptRequest, Role, Tool, ToolCall
+from quicksilver.text.own_template import OwnTemplate
+from quicksilver.text.specials import find_roles
+from quicksilver.text.template import CheckpointTemplate
 from quicksilver.text.tokenizer import Tokenizer
 
-Role = Literal["system", "user", "assistant", "tool"]
+__all__ = ["ChatTemplate", "Message", "PromptRequest", "RenderedPrompt", "Role", "Tool", "ToolCall"]
 
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call the assistant made. `arguments` is JSON text, as the model wrote it."""
-
-    name: str
-    arguments: str
-    id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A function on offer. `parameters` is its JSON schema."""
-
-    name: str
-    description: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One turn. Wire dialects (developer, function, content parts) are translated before they get here."""
-
-    role: Role
-    content: str = ""
-    reasoning: str = ""
-    """What the assistant thought in that turn; templates may leave it out."""
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str = ""
-    """Of a tool turn: the call it answers."""
-    name: str = ""
+_OPENING_LEN = 8
+"""A generation prompt's last tokens, among which a thinking tag may stand open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +30,33 @@ class RenderedPrompt:
     opens_thinking: bool
 
 
+class _Writer(Protocol):
+    def write(self, request: PromptRequest) -> list[int]: ...
+
+
 class ChatTemplate:
-    """A checkpoint's way of writing conversations."""
+    """One model's way of writing conversations."""
+
+    def __init__(self, tokenizer: Tokenizer, writer: _Writer) -> None:
+        self._tokenizer = tokenizer
+        self._writer = writer
+
+    @classmethod
+    def own(cls, tokenizer: Tokenizer) -> ChatTemplate:
+        return cls(tokenizer, OwnTemplate(tokenizer))
+
+    @classmethod
+    def from_source(cls, tokenizer: Tokenizer, source: str) -> ChatTemplate:
+        """A Jinja template of the checkpoint; never one from a request."""
+        return cls(tokenizer, CheckpointTemplate(tokenizer, source))
 
     @classmethod
     def for_tokenizer(cls, tokenizer: Tokenizer) -> ChatTemplate:
-        """Our own form where the tokenizer is nano's or the checkpoint has no template; else the checkpoint's."""
-        raise RuntimeError("skeleton")
+        """The checkpoint's template, or ours where that knows no tools or the weights learned our reserved tags."""
+        source = tokenizer.chat_template
+        if source is None or "tools" not in source or _learned_our_tags(tokenizer):
+            return cls.own(tokenizer)
+        return cls.from_source(tokenizer, source)
 
     def render(
         self,
@@ -67,4 +66,17 @@ class ChatTemplate:
         effort: str | None = None,
         add_generation_prompt: bool = True,
     ) -> RenderedPrompt:
-        raise RuntimeError("skeleton")
+        request = PromptRequest(tuple(messages), tuple(tools), effort, add_generation_prompt)
+        ids = tuple(self._writer.write(request))
+        return RenderedPrompt(ids, add_generation_prompt and self._ends_thinking(ids))
+
+    def _ends_thinking(self, ids: tuple[int, ...]) -> bool:
+        roles = self._tokenizer.roles
+        tags = [i for i in ids[-_OPENING_LEN:] if i in (roles.think_open, roles.think_close)]
+        return bool(tags) and tags[-1] == roles.think_open
+
+
+def _learned_our_tags(tokenizer: Tokenizer) -> bool:
+    found = find_roles(tokenizer.special_tokens, ())
+    roles = tokenizer.roles
+    return (roles.tool_open, roles.think_open) != (found.tool_open, found.think_open)

@@ -1,53 +1,141 @@
-"""Fill-in-the-middle and next-edit prompts, and the reply a next edit must have."""
+"""Prompts for filling in the middle and for the next edit, and the one form of reply that editors parse.
+
+Text of files goes in through `Tokenizer.encode`, so tags that it happens to contain stay text. Where a prompt does not
+fit, what lies farthest from the place of work is cut first.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
 
-from quicksilver.text.chat import Message
+from quicksilver.text.conversation import Message
+from quicksilver.text.edit_request import CURSOR, REGION, EditRequest, Snippet, parse_edit
 from quicksilver.text.tokenizer import Tokenizer
 
+__all__ = [
+    "EDIT_PREFILL",
+    "EDIT_STOP",
+    "NO_SUFFIX",
+    "EditRequest",
+    "Snippet",
+    "can_edit",
+    "edit_messages",
+    "edit_prompt",
+    "edit_reply",
+    "fim_prompt",
+    "parse_edit",
+]
 
-@dataclass(frozen=True, slots=True)
-class Snippet:
-    path: str
-    code: str
+NO_SUFFIX = "<|endoftext|>"
+"""What some clients send instead of an empty suffix."""
 
+EDIT_PREFILL, EDIT_STOP = "```\n", "\n```"
+"""An answer to `edit_messages` is begun with the one, written by us, and ends at the other."""
 
-@dataclass(frozen=True, slots=True)
-class EditRequest:
-    """What an editor sent. `before + region + after` is the excerpt of the file; the cursor is an offset in `region`."""
-
-    path: str
-    before: str
-    region: str
-    after: str
-    cursor: int | None = None
-    snippets: tuple[Snippet, ...] = ()
-    history: str = ""
-    """Unified diffs, oldest first."""
+_FIM_HEAD = re.compile(r"(?:<\|file_sep\|>(?P<path>[^\n]*)\n)?<\|fim_prefix\|>")
+_FENCED = re.compile(r"\s*```[^\n`]*\n(.*?)(?:\n?```\s*)?", re.DOTALL)
 
 
 def fim_prompt(tokenizer: Tokenizer, prefix: str, suffix: str, max_tokens: int | None = None) -> list[int]:
-    """Prefix-suffix-middle ids; a model without such tokens continues the prefix. Longer prompts are cut far from the gap."""
-    raise RuntimeError("skeleton")
+    """Prefix, suffix, then the middle to be written; weights without such tokens continue the prefix alone."""
+    roles = tokenizer.roles
+    head: list[int] = []
+    if match := _FIM_HEAD.match(prefix):
+        prefix = prefix[match.end() :]
+        head = _file_head(tokenizer, match["path"] or "")
+    before, after = tokenizer.encode(prefix), tokenizer.encode("" if suffix == NO_SUFFIX else suffix)
+    if roles.fim_prefix is None or roles.fim_suffix is None or roles.fim_middle is None:
+        return _tail(before, len(before) if max_tokens is None else max_tokens)
+    if max_tokens is not None:
+        before, after = _fit(before, after, max_tokens - len(head) - 3)
+    return [*head, roles.fim_prefix, *before, roles.fim_suffix, *after, roles.fim_middle]
 
 
-def parse_edit(prompt: str) -> EditRequest:
-    """InvalidRequest where there is no region to edit."""
-    raise RuntimeError("skeleton")
+def can_edit(tokenizer: Tokenizer) -> bool:
+    """Whether `edit_prompt` applies: the weights learned the tokens that mark a region and the answer to it."""
+    roles = tokenizer.roles
+    return None not in (roles.edit_open, roles.edit_close, roles.fim_middle)
 
 
 def edit_prompt(tokenizer: Tokenizer, request: EditRequest, max_tokens: int | None = None) -> list[int]:
-    """Ids for weights that learned the edit tokens."""
-    raise RuntimeError("skeleton")
+    """Context, then the file with its region marked; the answer is the region rewritten. Needs `can_edit`."""
+    roles = tokenizer.roles
+    assert roles.edit_open is not None and roles.edit_close is not None and roles.fim_middle is not None
+    region = [roles.edit_open, *_region_ids(tokenizer, request), roles.edit_close]
+    file = _file_head(tokenizer, request.path)
+    before, after = tokenizer.encode(request.before), tokenizer.encode(request.after)
+    context = _context_ids(tokenizer, request)
+    if max_tokens is not None:
+        room = max_tokens - len(region) - len(file) - 1
+        before, after = _fit(before, after, room)
+        context = _tail(context, room - len(before) - len(after))
+    return [*context, *file, *before, *region, *after, roles.fim_middle]
 
 
 def edit_messages(request: EditRequest) -> list[Message]:
-    """The same request as an instruction, for chat weights that did not."""
-    raise RuntimeError("skeleton")
+    """The same request as an instruction, for chat weights. Begin the answer with `EDIT_PREFILL`."""
+    at = len(request.region) if request.cursor is None else request.cursor
+    marked = f"{request.region[:at]}{CURSOR}{request.region[at:]}"
+    parts = [f"{snippet.path}:\n{snippet.code}" for snippet in request.snippets]
+    parts += [f"Recent edit:\n{diff}" for diff in request.history]
+    parts.append(f"{request.path}:\n{request.before}<|{REGION}|>\n{marked}\n<|/{REGION}|>{request.after}")
+    task = (
+        f"Predict the next edit. Rewrite the code between <|{REGION}|> and <|/{REGION}|>, all of it, as the developer"
+        " would want it now. Repeat it unchanged if nothing needs to change. Answer with the code in one fence."
+    )
+    return [Message("user", "\n\n".join([*parts, task]))]
 
 
 def edit_reply(request: EditRequest, answer: str) -> str:
-    """The model's answer as the reply every client parses: bare fence, region only."""
-    raise RuntimeError("skeleton")
+    """The answer as a bare fence with the region and nothing else; an answer that says nothing echoes the region."""
+    region = _clean(request, answer)
+    if not region.strip() or region.strip() == "None":
+        region = request.region
+    return f"```\n{region}\n```"
+
+
+def _clean(request: EditRequest, answer: str) -> str:
+    if (fenced := _FENCED.fullmatch(answer)) and "```" not in request.region:
+        answer = fenced[1]
+    answer = answer.removeprefix(f"<|{REGION}|>\n").removesuffix(f"\n<|/{REGION}|>")
+    if CURSOR not in request.region:
+        answer = answer.replace(CURSOR, "")
+    trailing = len(request.region) - len(request.region.rstrip("\n"))
+    answer = answer.rstrip("\n") + "\n" * trailing
+    if "\r\n" in request.region:
+        answer = re.sub(r"(?<!\r)\n", "\r\n", answer)
+    return answer
+
+
+def _region_ids(tokenizer: Tokenizer, request: EditRequest) -> list[int]:
+    cursor = tokenizer.roles.cursor
+    if cursor is None or request.cursor is None:
+        return tokenizer.encode(request.region)
+    left, right = request.region[: request.cursor], request.region[request.cursor :]
+    return [*tokenizer.encode(left), cursor, *tokenizer.encode(right)]
+
+
+def _context_ids(tokenizer: Tokenizer, request: EditRequest) -> list[int]:
+    """Snippets, then edits from oldest to newest: what matters most stands last and is cut last."""
+    ids: list[int] = []
+    for snippet in request.snippets:
+        ids += [*_file_head(tokenizer, snippet.path), *tokenizer.encode(snippet.code + "\n")]
+    for diff in request.history:
+        ids += [*_file_head(tokenizer, "edit"), *tokenizer.encode(diff + "\n")]
+    return ids
+
+
+def _file_head(tokenizer: Tokenizer, path: str) -> list[int]:
+    separator = tokenizer.roles.file_sep
+    return [*([] if separator is None else [separator]), *tokenizer.encode(path + "\n")] if path else []
+
+
+def _fit(before: list[int], after: list[int], room: int) -> tuple[list[int], list[int]]:
+    """Both sides of a gap within `room`: a quarter is for what follows, more where what precedes leaves it."""
+    room = max(room, 0)
+    num_after = min(len(after), max(room // 4, room - len(before)))
+    return _tail(before, room - num_after), after[:num_after]
+
+
+def _tail(ids: list[int], count: int) -> list[int]:
+    return ids[max(len(ids) - max(count, 0), 0) :]

@@ -73,6 +73,17 @@ class Tokenizer:
         """The checkpoint's own template source."""
         return self._vocabulary.chat_template
 
+    @property
+    def template_tokens(self) -> Mapping[str, str]:
+        """The variables bos_token, eos_token and the like that templates name."""
+        return self._vocabulary.template_tokens
+
+    @cached_property
+    def markup_tokens(self) -> tuple[str, ...]:
+        """Special tokens that can be spelled in trusted text, longest first; blank and one-letter ones cannot."""
+        names = (name for name in self.special_tokens if len(name) > 1 and name.strip())
+        return tuple(sorted(names, key=lambda name: (-len(name), name)))
+
     @cached_property
     def identity(self) -> str | None:
         """The name under which spare tokens are reserved, if this tokenizer is one we know."""
@@ -108,7 +119,7 @@ class Tokenizer:
     def split_markup(self, markup: str) -> Iterator[int | str]:
         """Trusted text as special ids and the plain text between them."""
         end = 0
-        for match in self._special_pattern.finditer(markup) if self.special_tokens else ():
+        for match in self._special_pattern.finditer(markup):
             if match.start() > end:
                 yield markup[end : match.start()]
             yield self.special_tokens[match[0] if match[0] in self.special_tokens else match[0].strip()]
@@ -142,9 +153,9 @@ class Tokenizer:
 
     @cached_property
     def _special_pattern(self) -> re.Pattern[str]:
-        tokens = sorted(self._added.values(), key=lambda token: -len(token.content))
+        tokens = (self._added[self.special_tokens[name]] for name in self.markup_tokens)
         spaced = (("\\s*" * t.lstrip) + re.escape(t.content) + ("\\s*" * t.rstrip) for t in tokens)
-        return re.compile("|".join(spaced))
+        return re.compile("|".join(spaced) or "(?!)")
 
 
 def _load(tokenizer_json: str) -> tokenizers.Tokenizer:

@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,17 @@ class Vocabulary:
     """Rows of the embedding, which may be more than the tokens that have a name."""
     eos_ids: tuple[int, ...]
     chat_template: str | None = None
+    template_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Tokens that templates name by variable: bos_token, eos_token, …"""
 
 
-_RECIPE = 1
+_RECIPE = 2
 """Raised when rebuilding changes, so that older cache files are not believed."""
 
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 _END_NAMES = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>")
+
+_TEMPLATE_TOKENS = ("bos_token", "eos_token")
 
 _QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -54,6 +58,7 @@ def read_directory(folder: Path) -> Vocabulary:
         vocab_size=_vocab_size(full, ids, _read_json(folder / "config.json")),
         eos_ids=_eos_ids(ids, [*_stated_eos(folder), ids.get(_content(config.get("eos_token")))]),
         chat_template=_template_of(folder, config),
+        template_tokens={name: token for name in _TEMPLATE_TOKENS if (token := _content(config.get(name)))},
     )
 
 
@@ -121,7 +126,7 @@ def _template_of(folder: Path, config: Mapping[str, Any]) -> str | None:
 def _gguf_fields(path: Path) -> dict[str, Any]:
     from gguf import GGUFReader
 
-    names = ("model", "pre", "tokens", "token_type", "merges", "eos_token_id", "eot_token_id")
+    names = ("model", "pre", "tokens", "token_type", "merges", "bos_token_id", "eos_token_id", "eot_token_id")
     try:
         fields = GGUFReader(path).fields
         found = {name: fields[key].contents() for name in names if (key := f"tokenizer.ggml.{name}") in fields}
@@ -148,9 +153,15 @@ def _rebuild(fields: Mapping[str, Any], path: Path) -> Vocabulary:
     return Vocabulary(
         tokenizer_json=json.dumps({**full, "added_tokens": added}, ensure_ascii=False, separators=(",", ":")),
         vocab_size=len(tokens),
-        eos_ids=_eos_ids(ids, [fields.get("eos_token_id"), fields.get("eot_token_id")]),
+        eos_ids=_eos_ids(ids, [_stated_id(fields, name) for name in ("eos_token", "eot_token")]),
         chat_template=fields["chat_template"],
+        template_tokens={name: tokens[i] for name in _TEMPLATE_TOKENS if (i := _stated_id(fields, name)) is not None},
     )
+
+
+def _stated_id(fields: Mapping[str, Any], name: str) -> int | None:
+    stated = fields.get(f"{name}_id")
+    return stated if isinstance(stated, int) and 0 <= stated < len(fields["tokens"]) else None
 
 
 def _added(token_id: int, content: str, kind: int) -> dict[str, Any]:

@@ -1,0 +1,124 @@
+"""Reads the next-edit message of an editor into its parts.
+
+Takes every form that editors are known to send: sections in any order, the region inside the file or beside it, tags
+on lines of their own or not, numbered lines. Pure; knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from quicksilver.errors import InvalidRequest
+
+CURSOR = "<|cursor|>"
+REGION = "code_to_edit"
+
+_MARK = "<|!@#IS_NEXT_EDIT!@#|>"
+_SNIPPET = re.compile(r"<\|recently_viewed_code_snippet\|>\n?(.*?)\n?<\|/recently_viewed_code_snippet\|>", re.DOTALL)
+_PATH_LINE = re.compile(r"(?:current_file_path|code_snippet_file_path):[ \t]*([^\n]*)(?:\n|$)")
+_DIFF_START = re.compile(r"^(?=(?://[^\n]*\n)?--- [^\n]*\n\+\+\+ )", re.MULTILINE)
+_NUMBERED = re.compile(r"[ \t]*(\d+)(?: \| ?|\|)(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Snippet:
+    """Code seen lately, or context under a name of the editor's own (`diagnostics`, `staged_git_diff`, …)."""
+
+    path: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class EditRequest:
+    """What an editor sent: `before + region + after` is an excerpt of the file, `cursor` an offset in `region`."""
+
+    path: str
+    before: str
+    region: str
+    after: str
+    cursor: int | None = None
+    snippets: tuple[Snippet, ...] = ()
+    history: tuple[str, ...] = ()
+    """Unified diffs, oldest first."""
+
+
+def parse_edit(prompt: str) -> EditRequest:
+    """InvalidRequest where there is no region to edit."""
+    rest = prompt.replace(_MARK, "")
+    file, rest = _cut_section(rest, "current_file_content")
+    snippets, rest = _cut_section(rest, "recently_viewed_code_snippets")
+    history, rest = _cut_section(rest, "edit_diff_history")
+    path, file = _cut_path(file)
+    before, region, after = _find_region(file, rest)
+    request = EditRequest(
+        path=path,
+        before=before,
+        region=region,
+        after=after,
+        snippets=tuple(Snippet(*_cut_path(match[1])) for match in _SNIPPET.finditer(snippets)),
+        history=tuple(diff.strip("\n") for diff in _DIFF_START.split(history) if diff.strip()),
+    )
+    return _take_cursor(_without_line_numbers(request))
+
+
+def _cut_section(text: str, name: str) -> tuple[str, str]:
+    """Content of a section and the text without it. The last closing tag counts: a file may spell tags itself."""
+    start = text.find(f"<|{name}|>")
+    if start < 0:
+        return "", text
+    inner = start + len(f"<|{name}|>")
+    end = text.rfind(f"<|/{name}|>")
+    if end < inner:
+        return text[inner:].removeprefix("\n"), text[:start]
+    return text[inner:end].removeprefix("\n").removesuffix("\n"), text[:start] + text[end + len(f"<|/{name}|>") :]
+
+
+def _cut_path(text: str) -> tuple[str, str]:
+    match = _PATH_LINE.match(text)
+    return (match[1].strip(), text[match.end() :]) if match else ("", text)
+
+
+def _find_region(file: str, rest: str) -> tuple[str, str, str]:
+    area, outside = _cut_section(rest, f"area_around_{REGION}")
+    for text in (file, area):
+        if f"<|{REGION}|>" in text:
+            return _split_region(text)
+    if f"<|{REGION}|>" not in outside:
+        raise InvalidRequest(f"the message has no <|{REGION}|> section", param="messages")
+    region, _ = _cut_section(outside, REGION)
+    before, found, after = file.partition(region.replace(CURSOR, "", 1))
+    return (before, region, after) if found else (file, region, "")
+
+
+def _split_region(text: str) -> tuple[str, str, str]:
+    """Text around and between the region's tags. A closing tag on its own line stands where a line break was."""
+    before, _, tail = text.partition(f"<|{REGION}|>")
+    region, closed, after = tail.rpartition(f"<|/{REGION}|>")
+    if not closed:
+        return before, tail.removeprefix("\n"), ""
+    region, after = region.removeprefix("\n"), after.removeprefix("\n")
+    if region.endswith("\n"):
+        return before, region[:-1], f"\n{after}" if after else ""
+    return before, region, after
+
+
+def _without_line_numbers(request: EditRequest) -> EditRequest:
+    numbered = [_NUMBERED.fullmatch(line) for line in request.region.split("\n")]
+    numbers = [int(match[1]) for match in numbered if match]
+    if len(numbers) < len(numbered) or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+        return request
+    plain = {name: _strip_numbers(getattr(request, name)) for name in ("before", "region", "after")}
+    return replace(request, **plain)
+
+
+def _strip_numbers(text: str) -> str:
+    matches = ((line, _NUMBERED.fullmatch(line)) for line in text.split("\n"))
+    return "\n".join(match[2] if match else line for line, match in matches)
+
+
+def _take_cursor(request: EditRequest) -> EditRequest:
+    at = request.region.find(CURSOR)
+    if at >= 0:
+        return replace(request, region=request.region.replace(CURSOR, "", 1), cursor=at)
+    return replace(request, before=request.before.replace(CURSOR, "", 1), after=request.after.replace(CURSOR, "", 1))

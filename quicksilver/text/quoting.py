@@ -1,0 +1,55 @@
+"""Keeps text from outside from spelling a special token while a template handles it.
+
+A quoted string carries invisible breaks, so that in the rendered prompt no special token can begin, end, or lie inside
+it, whatever the template puts beside it or strips off it. `unquote` gives back exactly the text that was quoted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+_BREAK, _QUOTE = "\U0010fffc", "\U0010fffd"
+_UNQUOTE = re.compile(f"{_QUOTE}([{_QUOTE}{_BREAK}])|[{_QUOTE}{_BREAK}]")
+
+_SCHEMA_WORDS = frozenset(
+    {"type", "properties", "required", "description", "enum", "items", "anyOf", "oneOf", "allOf", "default", "format"}
+    | {"title", "nullable", "additionalProperties", "const", "minimum", "maximum", "$ref", "$defs", "function", "name"}
+    | {"string", "number", "integer", "object", "array", "boolean", "null"}
+)
+"""Words of JSON Schema that templates compare with, so they pass as they are. None can spell a special token."""
+
+
+class Quoting:
+    """Breaks for one tokenizer's special tokens."""
+
+    def __init__(self, special_tokens: Iterable[str]) -> None:
+        names = list(special_tokens)
+        first = "".join(re.escape(c) for c in sorted({name[0] for name in names}))
+        last = "".join(re.escape(c) for c in sorted({name[-1] for name in names}))
+        self._edges = re.compile(f"(?<=[{first}])|(?=[{last}])" if names else "(?!)")
+        self._longest = max(map(len, names), default=0)
+
+    def quote(self, text: str) -> str:
+        if text in _SCHEMA_WORDS:
+            return text
+        safe = re.sub(f"([{_QUOTE}{_BREAK}])", rf"{_QUOTE}\1", text)
+        safe = self._edges.sub(_BREAK, safe)
+        # Short text might be the whole inside of a special token, with both its ends written by the template.
+        return re.sub(r"\S", rf"\g<0>{_BREAK}", safe, count=1) if len(text) < self._longest else safe
+
+    def quote_json(self, value: Any) -> Any:
+        """A JSON value with every string in it quoted, keys included."""
+        if isinstance(value, str):
+            return self.quote(value)
+        if isinstance(value, dict):
+            return {self.quote(str(key)): self.quote_json(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.quote_json(item) for item in value]
+        return value
+
+
+def unquote(text: str) -> str:
+    """Text as it was before quoting."""
+    return _UNQUOTE.sub(lambda match: match[1] or "", text)
