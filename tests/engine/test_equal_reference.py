@@ -1,4 +1,4 @@
-"""The engine equals the uncached oracle, token for token, for every decoder, however it is batched, cut or preempted."""
+"""The engine equals the uncached oracle, token for token, for every decoder, however it is batched or cut."""
 
 from __future__ import annotations
 

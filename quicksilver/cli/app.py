@@ -1,0 +1,42 @@
+"""The verbs, and how their errors reach a person: one line that says what to do, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from quicksilver import __version__
+from quicksilver.cli import bench, chat, doctor, generate, inspect, pull
+from quicksilver.cli.console import errors
+from quicksilver.errors import QuicksilverError
+
+app = typer.Typer(
+    name="quicksilver",
+    help="An open diffusion-LLM engine and server.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command()(generate.generate)
+app.command()(chat.chat)
+app.command()(pull.pull)
+app.command()(inspect.inspect)
+app.command()(bench.bench)
+app.command()(doctor.doctor)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def main(argv: list[str] | None = None) -> None:
+    try:
+        app(args=argv)
+    except QuicksilverError as error:
+        errors.print(f"[bold red]error[/] {error.message}")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

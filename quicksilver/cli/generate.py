@@ -1,0 +1,43 @@
+"""`quicksilver generate PROMPT`: continue a text; what is piped gets plain text, what is read gets statistics too."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from quicksilver.cli import options
+from quicksilver.cli.console import errors
+from quicksilver.core import DecoderName
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue; - reads standard input.")],
+    model: options.Model = options.DEFAULT_MODEL,
+    max_tokens: options.MaxTokens = 64,
+    temperature: options.Temperature = 0.0,
+    seed: options.Seed = 0,
+    decoder: options.Decoder = DecoderName.VERIFY,
+    canvas_len: options.CanvasLen = 8,
+    chat: Annotated[bool, typer.Option(help="Wrap the prompt in the model's chat template.")] = False,
+    device: options.Device = "auto",
+    weights: options.Weights = "auto",
+    threads: options.Threads = 0,
+) -> None:
+    """Continue a text, or answer it with --chat."""
+    text = sys.stdin.read() if prompt == "-" else prompt
+    llm = options.open_llm(model, device, weights, threads)
+    params = options.decode_params(max_tokens, temperature, seed, decoder, canvas_len)
+    start = time.perf_counter()
+    answer = llm.chat(text, params) if chat else llm.generate(text, params)
+    seconds = time.perf_counter() - start
+    typer.echo(answer.text)
+    if sys.stderr.isatty():
+        usage = answer.usage
+        per_forward = usage.completion_tokens / max(usage.forwards, 1)
+        errors.print(
+            f"[dim]{usage.completion_tokens} tokens, {usage.forwards} forwards ({per_forward:.2f} a forward), "
+            f"{usage.completion_tokens / seconds:.1f} tokens/s, ended by {answer.finish}[/]"
+        )

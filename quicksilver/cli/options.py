@@ -1,0 +1,42 @@
+"""Options that several verbs share, and what they build. Environment variables are read here and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quicksilver.core import DecodeParams, DecoderName, DecoderParams
+
+if TYPE_CHECKING:
+    from quicksilver.llm import LLM
+
+DEFAULT_MODEL = "smollm2-135m"
+
+Model = Annotated[str, typer.Option("--model", "-m", envvar="QUICKSILVER_MODEL", help="Catalogue name or path.")]
+Device = Annotated[str, typer.Option(envvar="QUICKSILVER_DEVICE", help="cpu, cuda or auto.")]
+Weights = Annotated[
+    str, typer.Option(envvar="QUICKSILVER_WEIGHTS", help="float32, bfloat16, int8, int8-dynamic, int4 or auto.")
+]
+Threads = Annotated[int, typer.Option(envvar="QUICKSILVER_THREADS", help="CPU threads; 0 for all.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
+Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")]
+Seed = Annotated[int, typer.Option(help="Same seed, same answer.")]
+Decoder = Annotated[DecoderName, typer.Option(help="How the canvas is decoded.")]
+CanvasLen = Annotated[int, typer.Option(min=1, help="Tokens drafted together.")]
+
+
+def open_llm(model: str, device: str, weights: str, threads: int) -> LLM:
+    """Load a model; torch is first imported here."""
+    from quicksilver.engine.load import LoadConfig
+    from quicksilver.llm import LLM
+
+    return LLM(model, LoadConfig(device=device, weights=weights, threads=threads))
+
+
+def decode_params(
+    max_tokens: int, temperature: float, seed: int, decoder: DecoderName, canvas_len: int
+) -> DecodeParams:
+    knobs = replace(DecoderParams(), name=decoder, canvas_len=canvas_len)
+    return DecodeParams(max_new_tokens=max_tokens, temperature=temperature, seed=seed, decoder=knobs)

@@ -1,0 +1,66 @@
+"""Files -> a running Engine: weights, adapters, number format and threads, chosen for the machine at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from quicksilver.engine.build import build_engine
+from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.engine import ConstraintFactory, Engine
+from quicksilver.hub.resolve import Checkpoint
+from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter, merge_skill
+from quicksilver.model.quantise import quantise_model
+from quicksilver.model.transformer import Transformer
+from quicksilver.model.weights import load_model
+
+
+@dataclass(frozen=True, slots=True)
+class LoadConfig:
+    """How weights are held. `auto` picks by device and by what the CPU can do."""
+
+    device: str = "auto"
+    """cpu, cuda, or auto."""
+    weights: str = "auto"
+    """float32, bfloat16, int8, int8-dynamic, int4, or auto."""
+    canvas_form: str = "gated"
+    """gated (LoRA on canvas rows) or merged (second weights)."""
+    threads: int = 0
+    """CPU threads; 0 leaves torch's choice."""
+
+
+def load_engine(
+    checkpoint: Checkpoint, load: LoadConfig, config: EngineConfig, constraints: ConstraintFactory | None = None
+) -> Engine:
+    if load.threads:
+        torch.set_num_threads(load.threads)
+    return build_engine(load_transformer(checkpoint, load), checkpoint.name, config, constraints)
+
+
+def load_transformer(checkpoint: Checkpoint, load: LoadConfig) -> Transformer:
+    """The base with its skill merged in and its canvas attached, in the number format asked for."""
+    device = pick_device(load.device)
+    scheme = load.weights if load.weights != "auto" else ("bfloat16" if device == "cuda" else "float32")
+    dtype = torch.bfloat16 if scheme == "bfloat16" else torch.float32
+    model = load_model(checkpoint.weights, dtype=dtype, device=device)
+    if checkpoint.skill is not None:
+        merge_skill(model, load_adapter(checkpoint.skill))
+    if scheme.startswith("int"):
+        quantise_model(model, scheme)
+    if checkpoint.canvas is not None:
+        _attach(model, checkpoint.canvas, load.canvas_form)
+    return model.requires_grad_(False)
+
+
+def _attach(model: Transformer, path: Path, form: str) -> None:
+    adapter = load_adapter(path)
+    assert isinstance(adapter, CanvasAdapter)
+    attach_canvas(model, adapter, form=form)
+
+
+def pick_device(name: str) -> str:
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"

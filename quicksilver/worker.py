@@ -1,0 +1,54 @@
+"""The engine worker's program: `python -m quicksilver.worker --socket PATH --config JSON`.
+
+Started and watched by `engine.remote.RemoteEngine`. Wires hub, text, constrain and engine; the API process does none of
+that and never loads torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quicksilver.engine.config import EngineConfig
+from quicksilver.hub.resolve import resolve
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """Everything a worker needs, as it travels on its command line."""
+
+    model: str
+    load: dict[str, Any] = field(default_factory=dict)
+    """Fields of LoadConfig."""
+    engine: dict[str, Any] = field(default_factory=dict)
+    """Fields of EngineConfig."""
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "quicksilver.worker", "--config", json.dumps(asdict(self))]
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--config", type=json.loads, required=True)
+    args = parser.parse_args(argv)
+    asyncio.run(_serve(WorkerConfig(**args.config), args.socket))
+
+
+async def _serve(config: WorkerConfig, socket_path: Path) -> None:
+    from quicksilver.engine.load import LoadConfig, load_engine
+    from quicksilver.engine.loop import AsyncEngine
+    from quicksilver.engine.serve import serve
+
+    checkpoint = resolve(config.model)
+    engine = load_engine(checkpoint, LoadConfig(**config.load), EngineConfig(**config.engine), _constraints(checkpoint))
+    await serve(AsyncEngine(engine), socket_path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""The engine under trouble: aborts, failures of single rows, tight memory, full queues, budgets."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from quicksilver.core import (
+    ConstraintSpec,
+    DecodeParams,
+    Delta,
+    FinishReason,
+    Frame,
+    Request,
+    ScoreRequest,
+    ThinkBudget,
+)
+from quicksilver.diffusion import verify
+from quicksilver.diffusion.decoder import Canvas, Decision, Tail
+from quicksilver.diffusion.sample import Proposal
+from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.engine import Engine, Scored
+from quicksilver.engine.runner import Runner
+from quicksilver.engine.sequence import Work
+from quicksilver.errors import ContextTooLong, EngineUnavailable, InvalidGrammar, InvalidRequest
+from tests.tiny import answers, decode_params, finish_all, generate, tiny_engine, tiny_model, uncached
+
+PROMPT = tuple(range(5, 40))
+DECODERS = ["ar", "verify", "confidence", "edit"]
+
+
+def test_five_hundred_random_aborts_return_every_counter_to_its_start_value() -> None:
+    rng = random.Random(0)
+    engine = tiny_engine(EngineConfig(num_pages=24, max_rows=64, max_running=6))
+    live: list[str] = []
+    for number in range(500):
+        params = decode_params(rng.choice(DECODERS), canvas_len=8, max_new_tokens=rng.randrange(1, 30))
+        prompt = tuple(rng.randrange(97) for _ in range(rng.randrange(1, 60)))
+        engine.add(Request(str(number), prompt, params, tenant=rng.choice("ab")))
+        live.append(str(number))
+        if rng.random() < 0.5:
+            engine.step()
+        engine.abort(live.pop(rng.randrange(len(live))))
+    finish_all(engine)
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.free_pages) == (0, 0, 24)
+    assert stats.aborts > 100
+    assert engine._sequences == {}
+
+
+def test_kv_for_a_quarter_of_the_demand_queues_and_finishes_all() -> None:
+    params = decode_params("verify", canvas_len=8, max_new_tokens=40)
+    demand = 12 * ((len(PROMPT) + 40 + 8) // 16 + 1)
+    engine = tiny_engine(EngineConfig(num_pages=demand // 4, max_rows=64))
+    for i in range(12):
+        engine.add(Request(str(i), (i, *PROMPT), params))
+    finished = finish_all(engine)
+    assert len(finished) == 12
+    assert all(parts[-1].finish is FinishReason.LENGTH for parts in finished.values())
+    assert engine.pool.num_free == demand // 4
+
+
+class TroubledRunner(Runner):
+    """Raises, or returns NaN, whenever a certain request has rows in the forward."""
+
+    victim, mode = "victim", "raise"
+
+    def run(self, works: Sequence[Work]):  # type: ignore[no-untyped-def]
+        is_hit = [work.sequence.id == self.victim and work.sequence.forwards >= 2 for work in works]
+        if self.mode == "raise" and any(is_hit):
+            raise RuntimeError("a kernel failed")
+        outcomes = super().run(works)
+        for hit, outcome in zip(is_hit, outcomes, strict=True):
+            if hit and outcome is not None:
+                outcome.proposal.is_finite[:] = False
+        return outcomes
+
+
+@pytest.mark.parametrize("mode", ["raise", "nan"])
+def test_a_request_whose_row_fails_does_so_alone(mode: str) -> None:
+    params = decode_params("verify", canvas_len=8, max_new_tokens=30)
+    alone = {name: generate(tiny_engine(), (ord(name) % 97, *PROMPT), params) for name in "ab"}
+    engine = tiny_engine()
+    engine.runner = TroubledRunner(engine.runner.model, engine.runner.cache, 64)
+    engine.runner.mode = mode
+    for name in ("a", "victim", "b"):
+        engine.add(Request(name, (ord(name[0]) % 97, *PROMPT), params))
+    deltas = finish_all(engine)
+    last = deltas.pop("victim")[-1]
+    assert last.finish is FinishReason.ERROR
+    assert last.error is not None
+    assert last.error.startswith("row_failed: ")
+    assert answers(deltas) == alone
+    assert engine.pool.num_free == 64
+
+
+def test_real_nan_logits_are_noticed() -> None:
+    engine = tiny_engine(model=_poisoned())
+    engine.add(Request("x", (1, 2, 3), decode_params("ar", max_new_tokens=4)))
+    assert finish_all(engine)["x"][-1].finish is FinishReason.ERROR
+
+
+def _poisoned() -> torch.nn.Module:
+    model = copy.deepcopy(tiny_model())
+    model.norm.weight.data[:] = torch.nan
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"temperature": float("nan")}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"canvas_len": 0}, "canvas_len"),
+        ({"canvas_len": 64}, "canvas_len"),
+        ({"logit_bias": {97: 1.0}}, "logit_bias"),
+        ({"logit_bias": {1: float("inf")}}, "logit_bias"),
+        ({"seed": 2**63}, "seed"),
+    ],
+)
+def test_numbers_that_cannot_be_honoured_are_refused_by_name(change: dict[str, object], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        tiny_engine().add(Request("x", (1,), decode_params("verify", **change)))
+    assert refused.value.param == param
+
+
+def test_what_can_never_fit_is_refused_at_once() -> None:
+    with pytest.raises(ContextTooLong, match="context of 512"):
+        tiny_engine().add(Request("x", (1,) * 500, decode_params("ar", max_new_tokens=20)))
+    with pytest.raises(ContextTooLong, match="more KV memory"):
+        tiny_engine(EngineConfig(num_pages=2)).add(Request("x", (1,) * 30, decode_params("ar", max_new_tokens=20)))
+    with pytest.raises(InvalidRequest, match="empty"):
+        tiny_engine().add(Request("x", (), decode_params("ar")))
+    with pytest.raises(InvalidRequest, match=r"0\.\.96"):
+        tiny_engine().add(Request("x", (97,), decode_params("ar")))
+    with pytest.raises(InvalidGrammar):
+        tiny_engine().add(Request("x", (1,), constraint=ConstraintSpec("{}")))
+
+
+def test_a_full_queue_refuses_and_recovers() -> None:
+    engine = tiny_engine(EngineConfig(num_pages=64, max_waiting=2, max_running=1))
+    for i in range(2):
+        engine.add(Request(str(i), PROMPT, decode_params("ar", max_new_tokens=2)))
+    with pytest.raises(EngineUnavailable):
+        engine.add(Request("one more", PROMPT, decode_params("ar")))
+    finish_all(engine)
+    engine.add(Request("later", PROMPT, decode_params("ar", max_new_tokens=2)))
+    assert "later" in finish_all(engine)
+
+
+def test_tenants_take_turns_whatever_one_of_them_queues() -> None:
+    engine = tiny_engine(EngineConfig(num_pages=64, max_running=1))
+    for i in range(5):
+        engine.add(Request(f"greedy {i}", PROMPT, decode_params("ar", max_new_tokens=2), tenant="greedy"))
+    engine.add(Request("modest", PROMPT, decode_params("ar", max_new_tokens=2), tenant="modest"))
+    order = list(finish_all(engine))
+    assert order.index("modest") == 1
+
+
+def test_a_thinking_budget_closes_the_channel_and_leaves_room_for_the_answer() -> None:
+    think = ThinkBudget(close_ids=(90, 91), max_tokens=6)
+    tokens = generate(tiny_engine(), PROMPT, decode_params("verify", max_new_tokens=20), think=think)
+    free = generate(tiny_engine(), PROMPT, decode_params("verify", max_new_tokens=20))
+    assert tokens[:6] == free[:6]
+    assert tokens[6:8] == [90, 91]
+    assert len(tokens) == 20
+
+
+def test_a_stop_token_inside_thinking_closes_the_channel_instead_of_ending_empty() -> None:
+    free = generate(tiny_engine(), PROMPT, decode_params("ar", max_new_tokens=20))
+    params = decode_params("ar", max_new_tokens=20, stop_ids=(free[3],))
+    tokens = generate(tiny_engine(), PROMPT, params, think=ThinkBudget((90,), max_tokens=15))
+    assert tokens[: free.index(free[3]) + 1] == [*free[: free.index(free[3])], 90]
+    assert len(tokens) > 4
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_frames_show_the_canvas_and_the_deltas_the_text(name: str) -> None:
+    engine = tiny_engine()
+    params = decode_params(name, canvas_len=8, threshold=0.5, max_new_tokens=20)
+    engine.add(Request("x", PROMPT, params, wants_frames=True))
+    frames, tokens = list[Frame](), list[int]()
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, Frame):
+                frames.append(event)
+            elif isinstance(event, Delta):
+                tokens += event.token_ids
+    assert len(frames) >= 3
+    assert all(len(f.token_ids) == len(f.is_decided) == len(f.confidence) <= 8 for f in frames)
+    assert [frame.step for frame in frames] == sorted({frame.step for frame in frames})
+    assert tokens == generate(tiny_engine(), PROMPT, params)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_logprobs_are_the_models_own_at_the_committed_position(name: str) -> None:
+    engine = tiny_engine()
+    params = decode_params(name, canvas_len=4, threshold=2.0, edit_threshold=2.0, max_new_tokens=12, logprobs=3)
+    engine.add(Request("x", PROMPT, params))
+    deltas = finish_all(engine)["x"]
+    tokens, logprobs = answers({"x": deltas})["x"], [lp for delta in deltas for lp in delta.logprobs]
+    assert [lp.token_id for lp in logprobs] == tokens
+    assert all(len(lp.top) == 3 and lp.top[0][1] >= lp.logprob - 1e-6 for lp in logprobs)
+    if name in ("ar", "verify"):
+        expected = _causal_logprobs(PROMPT, tokens)
+        assert [lp.logprob for lp in logprobs] == pytest.approx(expected, abs=1e-4)
+
+
+def _causal_logprobs(prompt: tuple[int, ...], tokens: list[int]) -> list[float]:
+    predict, text, found = uncached(tiny_model()), list(prompt), []
+    for token in tokens:
+        found.append(float(predict(text, Tail())[0].log_softmax(-1)[token]))
+        text.append(token)
+    return found
+
+
+def test_scoring_equals_the_causal_likelihood_and_rides_beside_other_work() -> None:
+    engine = tiny_engine(EngineConfig(num_pages=64, max_rows=24))
+    continuations = ((1, 2, 3), (4,), (5, 6, 7, 8, 9))
+    engine.add(Request("beside", PROMPT, decode_params("verify", max_new_tokens=10)))
+    engine.add_score(ScoreRequest("s", PROMPT, continuations))
+    scored = []
+    while engine.has_work:
+        scored += [event for event in engine.step() if isinstance(event, Scored)]
+    for continuation, logprobs in zip(continuations, scored[0].scores.logprobs, strict=True):
+        assert logprobs == pytest.approx(_causal_logprobs(PROMPT, list(continuation)), abs=1e-4)
+    assert engine.pool.num_free == 64
+
+
+def test_usage_counts_every_token_forward_and_draft() -> None:
+    engine = tiny_engine()
+    engine.add(Request("x", PROMPT, decode_params("verify", canvas_len=8, max_new_tokens=30)))
+    usage = finish_all(engine)["x"][-1].usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(PROMPT), 30)
+    assert 0 <= usage.accepted <= usage.drafted
+    assert usage.forwards == engine.stats().steps
+    assert usage.rows == engine.stats().rows
+
+
+def test_sampled_verify_follows_the_autoregressive_distribution() -> None:
+    degrees, statistic = _chi_square_of_second_token()
+    assert statistic < degrees + 5 * (2 * degrees) ** 0.5
+
+
+def test_the_distribution_test_would_notice_a_decoder_that_trusts_its_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trust(canvas: Canvas, proposal: Proposal) -> Decision:
+        return Decision([*canvas.token_ids.tolist(), int(proposal.token_ids[-1])], None, len(canvas.token_ids))
+
+    monkeypatch.setattr(verify, "_verified", trust)
+    degrees, statistic = _chi_square_of_second_token()
+    assert statistic > degrees + 5 * (2 * degrees) ** 0.5
+
+
+def _chi_square_of_second_token() -> tuple[int, float]:
+    """Sampled second tokens of 3,000 answers against their exact distribution: degrees of freedom, statistic."""
+    trials, counts, prompt = 3000, torch.zeros(97), (3, 1, 4)
+    engine = tiny_engine(EngineConfig(num_pages=256, max_rows=512, max_running=64))
+    for start in range(0, trials, 60):
+        for seed in range(start, start + 60):
+            params = decode_params("verify", canvas_len=4, max_new_tokens=3, temperature=2.0, seed=seed)
+            engine.add(Request(str(seed), prompt, params))
+        for tokens in answers(finish_all(engine)).values():
+            counts[tokens[1]] += 1
+    expected = _second_token_distribution(prompt, temperature=2.0) * trials
+    is_common = expected >= 5
+    observed = torch.cat([counts[is_common], counts[~is_common].sum()[None]])
+    wanted = torch.cat([expected[is_common], expected[~is_common].sum()[None].clamp_min(1)])
+    return len(observed) - 1, float(((observed - wanted) ** 2 / wanted).sum())
+
+
+def _second_token_distribution(prompt: tuple[int, ...], temperature: float) -> torch.Tensor:
+    predict = uncached(tiny_model())
+    first = (predict(prompt, Tail())[0] / temperature).softmax(-1)
+    rows = [(predict((*prompt, token), Tail())[0] / temperature).softmax(-1) for token in range(97)]
+    return (first[:, None] * torch.stack(rows)).sum(0)
+
+
+def test_params_default_to_a_request_that_runs() -> None:
+    assert len(generate(tiny_engine(), PROMPT, DecodeParams(max_new_tokens=3))) == 3
+
+
+def test_two_engines_with_the_same_weights_have_the_same_fingerprint() -> None:
+    def fingerprint(engine: Engine) -> str:
+        return engine.info.fingerprint
+
+    assert fingerprint(tiny_engine()) == fingerprint(tiny_engine())
+    assert fingerprint(tiny_engine()) != fingerprint(tiny_engine(model=tiny_model(1)))
