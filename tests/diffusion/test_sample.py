@@ -1,0 +1,87 @@
+"""Proposals: greedy, sampled, filtered; and what a request may do to its own logits."""
+
+from __future__ import annotations
+
+import torch
+
+from quicksilver.core import DecodeParams
+from quicksilver.diffusion.adjust import Adjustment, adjust, allowed
+from quicksilver.diffusion.reference import sample_rows
+from quicksilver.diffusion.sample import propose
+from tests.tiny import decode_params
+
+LOGITS = torch.tensor([[3.0, 2.0, 1.0, 0.0, -1.0]])
+
+
+def seen_tokens(params: dict[str, float], trials: int = 400) -> set[int]:
+    """Which tokens ever come out under these settings."""
+    found = set()
+    for seed in range(trials):
+        rows = sample_rows(DecodeParams(temperature=1.5, seed=seed, **params), 0, 1, 0)  # type: ignore[arg-type]
+        found.add(int(propose(LOGITS.clone(), rows).token_ids[0]))
+    return found
+
+
+def test_greedy_takes_the_best_and_says_how_sure_it_is() -> None:
+    proposal = propose(LOGITS, sample_rows(DecodeParams(), 0, 1, 0))
+    p = LOGITS.softmax(-1)[0]
+    assert int(proposal.token_ids[0]) == 0
+    assert torch.allclose(proposal.confidence[0], p[0])
+    assert torch.allclose(proposal.entropy[0], -(p * p.log()).sum())
+
+
+def test_filters_keep_exactly_the_tokens_they_should() -> None:
+    assert seen_tokens({}) == {0, 1, 2, 3, 4}
+    assert seen_tokens({"top_k": 2}) == {0, 1}
+    assert seen_tokens({"top_p": 0.55}) == {0, 1}  # the first alone has 0.505 at temperature 1.5
+    assert seen_tokens({"top_p": 1e-9}) == {0}
+    assert seen_tokens({"min_p": 0.3}) == {0, 1}
+
+
+def test_settings_of_one_row_do_not_touch_another() -> None:
+    both = sample_rows(DecodeParams(temperature=1.0, seed=3), 0, 2, 0)
+    mixed = type(both)(
+        torch.tensor([0.0, 1.0]), torch.tensor([0.1, 1.0]), both.min_p, torch.tensor([1, 0]), both.seeds,
+        both.positions, both.steps,
+    )  # fmt: skip
+    alone = propose(LOGITS, sample_rows(DecodeParams(temperature=1.0, seed=3), 1, 1, 0))
+    together = propose(LOGITS.repeat(2, 1), mixed)
+    assert int(together.token_ids[0]) == 0
+    assert int(together.token_ids[1]) == int(alone.token_ids[0])
+
+
+def test_unusable_logits_are_flagged_row_by_row() -> None:
+    logits = LOGITS.repeat(4, 1)
+    logits[1, 2] = torch.nan
+    logits[2] = -torch.inf
+    logits[3, 0] = torch.inf
+    proposal = propose(logits, sample_rows(DecodeParams(), 0, 4, 0))
+    assert proposal.is_finite.tolist() == [True, False, False, False]
+
+
+def test_bias_bans_and_penalties_change_only_what_they_name() -> None:
+    params = decode_params(
+        "verify", logit_bias={4: 9.0}, banned_ids=(0,), presence_penalty=1.0, frequency_penalty=0.5,
+    )  # fmt: skip
+    logits = LOGITS.repeat(2, 1).clone()
+    adjust(logits, Adjustment(params, prompt=[3], generated=[1, 1], known=[2]))
+    assert logits[0].tolist() == [-torch.inf, 2.0 - 2.0, 1.0, 0.0, 8.0]
+    assert logits[1].tolist() == [-torch.inf, 0.0, 1.0 - 1.5, 0.0, 8.0]
+
+
+def test_repetition_penalty_sees_the_prompt_and_shrinks_towards_zero_from_both_sides() -> None:
+    params = decode_params("verify", repetition_penalty=2.0)
+    logits = LOGITS.clone()
+    adjust(logits, Adjustment(params, prompt=[0, 4], generated=[]))
+    assert logits[0].tolist() == [1.5, 2.0, 1.0, 0.0, -2.0]
+
+
+def test_a_bitmask_allows_exactly_its_bits() -> None:
+    bitmask = torch.tensor([[0b10010, 0]], dtype=torch.int32)
+    assert allowed(bitmask, 40)[0].nonzero()[:, 0].tolist() == [1, 4]
+    high = torch.tensor([[-(2**31)]], dtype=torch.int32)
+    assert allowed(high, 32)[0].nonzero()[:, 0].tolist() == [31]
+    logits = LOGITS.repeat(2, 1).clone()
+    adjust(logits, Adjustment(DecodeParams(), [], [], bitmask=bitmask))
+    assert logits[0].isfinite().tolist() == [False, True, False, False, True]
+    assert bool(logits[1].isfinite().all())
