@@ -1,0 +1,139 @@
+"""What can be written into the ledger, and one row of it as it is held in memory.
+
+Pure. A row has exactly one way out of OPEN; whoever comes second finds it closed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from quicksilver.accounts.identity import Identity
+from quicksilver.accounts.records import Charge, Order, Price, SavedReply, State
+from quicksilver.core import Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Set the most that a request may cost aside."""
+
+    identity: Identity
+    order: Order
+
+    @property
+    def request_id(self) -> str:
+        return self.order.request_id
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """So many answer tokens have been put on the wire. `cached_tokens` None: not known yet."""
+
+    request_id: str
+    tokens_on_wire: int
+    cached_tokens: int | None = None
+
+
+class How(Enum):
+    """The ways to close a row. `ORPHAN`: nobody can say any more, so the last checkpoint decides."""
+
+    SETTLE = "settle"
+    RELEASE = "release"
+    ORPHAN = "orphan"
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Give a row its final state. `usage` and `reply` are read when settling, `mark` when orphaned."""
+
+    request_id: str
+    how: How
+    usage: Usage = field(default_factory=Usage)
+    reply: SavedReply | None = None
+    mark: Checkpoint | None = None
+    """A checkpoint that could not be written."""
+
+
+Entry = Reserve | Checkpoint | Close
+
+
+@dataclass(slots=True)
+class LedgerRow:
+    """One request in the books."""
+
+    request_id: str
+    path: str
+    key_id: str
+    model: str
+    owner: str
+    created_at: int
+    max_input: int
+    max_output: int
+    price: Price
+    reserved: int
+    is_rated: int
+    has_claim: int
+    state: str = State.OPEN
+    closed_at: int | None = None
+    closed_by: str | None = None
+    wire_tokens: int | None = None
+    wire_cached: int | None = None
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    cost: int = 0
+
+    @classmethod
+    def of(cls, row: Any) -> LedgerRow:
+        price = Price(row.input_price, row.cached_price, row.output_price)
+        return cls(price=price, **{name: getattr(row, name) for name in (*_FIXED, *CHANGING)})
+
+    @property
+    def is_open(self) -> bool:
+        return self.state == State.OPEN
+
+    def as_inserted(self) -> dict[str, Any]:
+        prices = {
+            "input_price": self.price.input,
+            "cached_price": self.price.cached,
+            "output_price": self.price.output,
+        }
+        return {**{name: getattr(self, name) for name in _FIXED}, **prices, **self.as_changed()}
+
+    def as_changed(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in CHANGING}
+
+    def advance(self, mark: Checkpoint) -> None:
+        """Raise the mark of what was put on the wire; it never falls."""
+        self.wire_tokens = max(self.wire_tokens or 0, mark.tokens_on_wire)
+        if mark.cached_tokens is not None:
+            self.wire_cached = mark.cached_tokens
+
+    def wire_usage(self) -> Usage:
+        """What the last checkpoint proves, never more: an unknown share of cached input counts as all of it."""
+        cached = self.max_input if self.wire_cached is None else self.wire_cached
+        return self.bounded(Usage(self.max_input, cached, self.wire_tokens or 0))
+
+    def bounded(self, usage: Usage) -> Usage:
+        """Usage that fits the reservation: nobody pays more than was set aside."""
+        prompt = min(max(usage.prompt_tokens, 0), self.max_input)
+        cached = min(max(usage.cached_tokens, 0), prompt)
+        return Usage(prompt, cached, min(max(usage.completion_tokens, 0), self.max_output))
+
+    def close(self, state: State, closed_by: str, now: float) -> None:
+        self.state, self.closed_by, self.closed_at = state, closed_by, int(now)
+
+    def charge(self) -> Charge:
+        usage = Usage(self.input_tokens, self.cached_tokens, self.output_tokens)
+        return Charge(self.request_id, State(self.state), self.cost, usage)
+
+
+_FIXED = (
+    "request_id", "path", "key_id", "model", "owner", "created_at", "max_input", "max_output",
+    "reserved", "is_rated", "has_claim",
+)  # fmt: skip
+CHANGING = (
+    "state", "closed_at", "closed_by", "wire_tokens", "wire_cached", "input_tokens", "cached_tokens",
+    "output_tokens", "cost",
+)  # fmt: skip

@@ -1,0 +1,238 @@
+"""The ledger: reserve, checkpoint, settle, release, in batches that share one transaction.
+
+A `Page` holds every row its batch touches, locked in one order (ledger rows, then purses), decides each entry in
+memory as the rules of `purses` and `entries` say, and writes all of it back at once. Balance, budgets, limits, usage
+and saved replies change in the same transaction as the ledger row, so they cannot disagree with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, insert, select, update
+
+from quicksilver.accounts.entries import CHANGING, Checkpoint, Close, Entry, How, LedgerRow, Reserve
+from quicksilver.accounts.limits import tightest
+from quicksilver.accounts.purses import Ask, Purse, load_purses, refusal_of, save_purses
+from quicksilver.accounts.records import Charge, Idempotency, Price, Reservation, SavedReply, State
+from quicksilver.accounts.replies import answer, drop_claims, find_claims, save_claims, save_replies
+from quicksilver.accounts.schema import ledger, prices
+from quicksilver.accounts.usage import Rollup
+from quicksilver.core import Usage
+from quicksilver.errors import AuthenticationFailed, Conflict, LedgerUnavailable, NotFound, QuicksilverError
+
+Outcome = Reservation | Charge | None | QuicksilverError
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The rules of one process's books. `owner` names the process, so that its orphans can be told apart."""
+
+    owner: str
+    default_price: Price
+    reply_kept_s: int
+    clock: Callable[[], float]
+
+    def apply(self, connection: Connection, entries: Sequence[Entry]) -> list[Outcome]:
+        """Write the entries, in order, in the caller's transaction. A refused entry changes nothing."""
+        page = Page(self, connection, entries)
+        outcomes = [page.write(entry) for entry in entries]
+        page.save(connection)
+        return outcomes
+
+
+class Page:
+    """The rows one batch has in hand."""
+
+    def __init__(self, book: Ledger, connection: Connection, entries: Sequence[Entry]) -> None:
+        reserves = [entry for entry in entries if isinstance(entry, Reserve)]
+        self._book = book
+        self._now = book.clock()
+        self._rows = _load_rows(connection, [entry.request_id for entry in entries])
+        self._purses = load_purses(connection, self._purse_ids(entries), self._now)
+        self._prices = _load_prices(connection, {entry.order.model for entry in reserves})
+        self._claims = find_claims(connection, _claims_of(reserves), self._now - book.reply_kept_s)
+        self._rollup = Rollup()
+        self._opened: list[LedgerRow] = []
+        self._changed: dict[str, LedgerRow] = {}
+        self._new_claims: list[dict[str, Any]] = []
+        self._saved: dict[str, SavedReply] = {}
+        self._dropped: set[str] = set()
+
+    def write(self, entry: Entry) -> Outcome:
+        try:
+            match entry:
+                case Reserve():
+                    return self._reserve(entry)
+                case Checkpoint():
+                    self._checkpoint(entry)
+                case Close():
+                    return self._close(entry)
+        except QuicksilverError as refusal:
+            return refusal
+        return None
+
+    def save(self, connection: Connection) -> None:
+        _insert_rows(connection, self._opened)
+        _update_rows(connection, list(self._changed.values()))
+        save_purses(connection, self._purses.values())
+        self._rollup.save(connection)
+        save_claims(connection, self._new_claims)
+        save_replies(connection, self._saved)
+        drop_claims(connection, self._dropped)
+
+    def _purse_ids(self, entries: Sequence[Entry]) -> set[str]:
+        closing = {entry.request_id for entry in entries if isinstance(entry, Close)}
+        paths = [entry.identity.path for entry in entries if isinstance(entry, Reserve)]
+        paths += [row.path for row in self._rows.values() if row.is_open and row.request_id in closing]
+        return {purse_id for path in paths for purse_id in path.split("/")}
+
+    def _path(self, path: str) -> list[Purse]:
+        """The purses of a path, the key first."""
+        return [self._purses[purse_id] for purse_id in reversed(path.split("/")) if purse_id in self._purses]
+
+    def _reserve(self, entry: Reserve) -> Reservation:
+        order, identity = entry.order, entry.identity
+        identity.require_model(order.model)
+        self._require_valid(entry)
+        price = self._prices.get(order.model, self._book.default_price)
+        amount = price.cost(Usage(order.max_input, 0, order.max_output))
+        path, ask = self._path(identity.path), Ask(amount, order.max_input, order.max_output)
+        if (refusal := refusal_of(path, ask)) is not None:
+            raise refusal
+        for purse in path:
+            purse.take(ask)
+        self._open_row(entry, price, amount)
+        return Reservation(order.request_id, amount, tightest((purse.limits, purse.window) for purse in path))
+
+    def _require_valid(self, entry: Reserve) -> None:
+        expires_at = entry.identity.expires_at
+        if len(self._path(entry.identity.path)) < 3 or (expires_at is not None and expires_at <= self._now):
+            raise AuthenticationFailed("this key has expired")
+        if entry.request_id in self._rows:
+            raise Conflict("this request id is in the books already")
+        if (idempotency := entry.order.idempotency) is not None:
+            self._require_unclaimed(entry.identity.key_id, idempotency)
+
+    def _require_unclaimed(self, key_id: str, idempotency: Idempotency) -> None:
+        claim = self._claims.get((key_id, idempotency.key))
+        if claim is not None:
+            answer(claim, idempotency)
+            raise Conflict("a request with this Idempotency-Key has just ended; send it again for its reply")
+        if any(new["key_id"] == key_id and new["idempotency_key"] == idempotency.key for new in self._new_claims):
+            raise Conflict("a request with this Idempotency-Key is still running; try again when it has ended")
+
+    def _open_row(self, entry: Reserve, price: Price, amount: int) -> None:
+        order, identity = entry.order, entry.identity
+        row = LedgerRow(
+            request_id=order.request_id,
+            path=identity.path,
+            key_id=identity.key_id,
+            model=order.model,
+            owner=self._book.owner,
+            created_at=int(self._now),
+            max_input=order.max_input,
+            max_output=order.max_output,
+            price=price,
+            reserved=amount,
+            is_rated=int(any(purse.limits.is_rated for purse in self._path(identity.path))),
+            has_claim=int(order.idempotency is not None),
+        )
+        self._rows[row.request_id] = row
+        self._opened.append(row)
+        if order.idempotency is not None:
+            self._new_claims.append(
+                {
+                    "key_id": identity.key_id,
+                    "idempotency_key": order.idempotency.key,
+                    "body_digest": order.idempotency.body_digest,
+                    "request_id": order.request_id,
+                    "created_at": int(self._now),
+                }
+            )
+
+    def _checkpoint(self, mark: Checkpoint) -> None:
+        row = self._rows.get(mark.request_id)
+        if row is None or not row.is_open:
+            raise LedgerUnavailable("the books have closed this request; send it again")
+        row.advance(mark)
+        self._changed[row.request_id] = row
+
+    def _close(self, entry: Close) -> Charge:
+        row = self._rows.get(entry.request_id)
+        if row is None:
+            return _never_opened(entry)
+        if row.is_open:
+            self._finish(row, entry)
+        elif entry.how is How.SETTLE and (row.state != State.SETTLED or row.closed_by != "request"):
+            raise LedgerUnavailable("the books have closed this request; send it again")
+        return row.charge()
+
+    def _finish(self, row: LedgerRow, entry: Close) -> None:
+        if entry.mark is not None:
+            row.advance(entry.mark)
+        usage = row.bounded(entry.usage) if entry.how is How.SETTLE else row.wire_usage()
+        if entry.how is How.RELEASE or (entry.how is How.ORPHAN and row.wire_tokens is None):
+            usage = Usage()
+            row.close(State.RELEASED, _closer(entry), self._now)
+        else:
+            row.close(State.SETTLED, _closer(entry), self._now)
+        self._charge(row, usage)
+        if row.has_claim and entry.how is How.SETTLE and entry.reply is not None:
+            self._saved[row.request_id] = entry.reply
+        elif row.has_claim:
+            self._dropped.add(row.request_id)
+
+    def _charge(self, row: LedgerRow, usage: Usage) -> None:
+        row.input_tokens, row.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+        row.output_tokens, row.cost = usage.completion_tokens, row.price.cost(usage)
+        self._changed[row.request_id] = row
+        unused = (0, row.max_input - usage.prompt_tokens, row.max_output - usage.completion_tokens)
+        for purse in self._path(row.path):
+            purse.close(row.reserved, row.cost)
+            if row.is_rated:
+                purse.window.give_back(row.created_at, unused)
+        if row.state == State.SETTLED:
+            self._rollup.add(row.key_id, row.model, self._now, row.charge())
+
+
+def _closer(entry: Close) -> str:
+    return "sweep" if entry.how is How.ORPHAN else "request"
+
+
+def _never_opened(entry: Close) -> Charge:
+    # Undoing a reservation that may not have been written is right either way; charging for one is not.
+    if entry.how is How.SETTLE:
+        raise NotFound("no reservation has this request id")
+    return Charge(entry.request_id, State.RELEASED, 0, Usage())
+
+
+def _claims_of(reserves: Sequence[Reserve]) -> set[tuple[str, str]]:
+    return {(e.identity.key_id, e.order.idempotency.key) for e in reserves if e.order.idempotency is not None}
+
+
+def _load_rows(connection: Connection, request_ids: Sequence[str]) -> dict[str, LedgerRow]:
+    query = select(ledger).where(ledger.c.request_id.in_(sorted(set(request_ids))))
+    rows = connection.execute(query.order_by(ledger.c.request_id).with_for_update())
+    return {row.request_id: LedgerRow.of(row) for row in rows}
+
+
+def _load_prices(connection: Connection, models: set[str]) -> dict[str, Price]:
+    if not models:
+        return {}
+    rows = connection.execute(select(prices).where(prices.c.model.in_(sorted(models))))
+    return {row.model: Price(row.input, row.cached, row.output) for row in rows}
+
+
+def _insert_rows(connection: Connection, rows: Sequence[LedgerRow]) -> None:
+    if rows:
+        connection.execute(insert(ledger), [row.as_inserted() for row in rows])
+
+
+def _update_rows(connection: Connection, rows: Sequence[LedgerRow]) -> None:
+    if rows:
+        change = update(ledger).where(ledger.c.request_id == bindparam("request"))
+        values: dict[str, Any] = {name: bindparam(name) for name in CHANGING}
+        connection.execute(change.values(values), [{"request": row.request_id, **row.as_changed()} for row in rows])

@@ -1,0 +1,126 @@
+"""The database: one engine, write and read transactions, and errors that fail closed.
+
+The only file that knows which database it is. Whatever goes wrong below is reported without SQL, parameters or row
+contents. Writers on SQLite take the write lock at once, so a transaction never fails half-way for another's sake.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, TableClause, create_engine, event, make_url
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError
+
+from quicksilver.errors import Conflict, InvalidRequest, LedgerUnavailable, QuicksilverError
+
+_log = logging.getLogger(__name__)
+_FSYNC_FAILED = {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC}
+
+
+class Store:
+    """Where the books lie. `url` is `sqlite:///file` or `postgresql://…`."""
+
+    def __init__(self, url: str, lock_wait_s: float = 4.0) -> None:
+        self.url = _parse(url)
+        self.is_broken = False
+        """True once an fsync failed: what the disk holds is unknown, so nothing is written until a restart."""
+        open_engine = _open_sqlite if self.is_sqlite else _open_postgres
+        self._writing = open_engine(self.url, lock_wait_s)
+        self._reading = open_engine(self.url, lock_wait_s)
+        if self.is_sqlite:
+            event.listen(self._writing, "begin", _begin_immediate)
+        else:
+            self._reading = self._reading.execution_options(isolation_level="AUTOCOMMIT")
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.url.get_backend_name() == "sqlite"
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """One transaction: all of it is on disk when the block ends, or none of it."""
+        if self.is_broken:
+            raise LedgerUnavailable("the disk failed under the books; restart after checking it", retry_after_s=60.0)
+        with self._translated(), self._writing.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A look without a transaction: each statement sees what is committed."""
+        with self._translated(), self._reading.connect() as connection:
+            yield connection
+
+    def close(self) -> None:
+        self._writing.dispose()
+        self._reading.dispose()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except SQLAlchemyError as error:
+            raise self._reported(error) from None
+
+    def _reported(self, error: SQLAlchemyError) -> QuicksilverError:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        code = getattr(cause, "sqlite_errorname", None) or getattr(cause, "sqlstate", None)
+        _log.warning("database refused a transaction: %s %s", type(cause).__name__, code or "")
+        if getattr(cause, "sqlite_errorcode", None) in _FSYNC_FAILED:
+            self.is_broken = True
+        if isinstance(error, IntegrityError):
+            return Conflict("it exists already, or contradicts what is stored")
+        if isinstance(error, DataError):
+            return InvalidRequest("a value cannot be stored")
+        return LedgerUnavailable("the books cannot be written now, so nothing paid is served; try again")
+
+
+def upsert(connection: Connection, table: TableClause) -> Any:
+    """INSERT with ON CONFLICT, in the dialect of this connection."""
+    return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
+
+
+def _parse(text: str) -> URL:
+    try:
+        url = make_url(text)
+        backend = url.get_backend_name()
+    except ArgumentError:
+        raise InvalidRequest("a database URL looks like sqlite:///file or postgresql://user@host/name") from None
+    if backend in {"postgresql", "postgres"}:
+        return url.set(drivername="postgresql+psycopg")
+    if backend != "sqlite" or not url.database or url.database == ":memory:":
+        raise InvalidRequest("accounts need a SQLite file or a PostgreSQL database")
+    return url
+
+
+def _open_sqlite(url: URL, lock_wait_s: float) -> Engine:
+    path = Path(str(url.database))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Born private: the WAL and shared-memory files take their mode from this one.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    engine = create_engine(url, hide_parameters=True, connect_args={"timeout": lock_wait_s})
+    event.listen(engine, "connect", _configure_sqlite)
+    return engine
+
+
+def _configure_sqlite(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # the driver must not begin transactions of its own
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_immediate(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _open_postgres(url: URL, lock_wait_s: float) -> Engine:
+    wait_ms = round(lock_wait_s * 1000)
+    options = f"-c lock_timeout={wait_ms} -c statement_timeout={wait_ms} -c synchronous_commit=on"
+    connect_args = {"connect_timeout": max(1, round(lock_wait_s)), "options": options}
+    return create_engine(url, hide_parameters=True, pool_pre_ping=True, connect_args=connect_args)
