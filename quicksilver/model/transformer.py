@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, silu
+from torch.nn.functional import embedding, pad, silu
 
 from quicksilver.model.attention import Attend
 from quicksilver.model.config import ModelConfig
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from quicksilver.model.adapters import CanvasAdapter
 
 
+ROW_TILE = 4
+
+
 @dataclass(frozen=True, slots=True)
 class CanvasRows:
     """Which rows of this forward wear the canvas adapter, in the two forms that linears need."""
@@ -28,6 +31,21 @@ class CanvasRows:
     gate: Tensor
     """(rows, 1) in the model's dtype: 1 on canvas rows, 0 elsewhere."""
     is_canvas: Tensor
+
+
+def on_full_tiles(linear: nn.Module, x: Tensor) -> Tensor:
+    """`linear(x)` such that no row's bits depend on how many rows ride along (CPU).
+
+    Float matmuls of few rows take other kernels than larger ones; in whole tiles of 4 rows they always take the same.
+    """
+    missing = _missing_rows(x)
+    return linear(pad(x, (0, 0, 0, missing)))[: len(x)] if missing else linear(x)
+
+
+def _missing_rows(x: Tensor) -> int:
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or x.requires_grad:
+        return 0
+    return -len(x) % ROW_TILE
 
 
 class RMSNorm(nn.Module):
@@ -127,7 +145,16 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, dim) -> (rows, vocab). Pass only the rows that are needed."""
-        return self.head(hidden)
+        return on_full_tiles(self.head, hidden)
+
+    @property
+    def device(self) -> torch.device:
+        return self.norm.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations; weights may be held in fewer bits."""
+        return self.norm.weight.dtype
 
     def _layer_adapter(self, index: int, rows: CanvasRows | None) -> LayerAdapter | None:
         if rows is None or self.canvas is None:
