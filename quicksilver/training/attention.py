@@ -1,0 +1,129 @@
+"""Attention of packed training rows: documents that do not see each other, and canvases over a clean prefix.
+
+On CUDA these are FlexAttention kernels with block masks; elsewhere SDPA with the same boolean mask, which is also what
+the tests compare with a brute-force rule. A mask is built once a step and used by every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from quicksilver.diffusion.corrupt import Canvases
+
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(batch, head, query, key) indices -> visible, written with tensor operations only."""
+
+_flex: list[Any] = []
+
+
+def flex_kernel() -> Any:
+    """The compiled FlexAttention of this process."""
+    if not _flex:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        _flex.append(torch.compile(flex_attention, dynamic=False))
+    return _flex[0]
+
+
+class MaskedAttention:
+    """Attention under one rule. `is_flex` is chosen by device: the two forms are interchangeable."""
+
+    def __init__(self, rule: Rule, batch: int, num_queries: int, num_keys: int, device: torch.device) -> None:
+        self.is_flex = device.type == "cuda"
+        if self.is_flex:
+            from torch.nn.attention.flex_attention import create_block_mask
+
+            self.block_mask: Any = create_block_mask(rule, batch, None, num_queries, num_keys, device=str(device))
+        else:
+            self.attn_mask = dense_mask(rule, batch, num_queries, num_keys, device)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        has_groups = q.shape[1] != k.shape[1]
+        if self.is_flex:
+            out: Tensor = flex_kernel()(q, k, v, block_mask=self.block_mask, enable_gqa=has_groups)
+            return out
+        return scaled_dot_product_attention(q, k, v, attn_mask=self.attn_mask, enable_gqa=has_groups)
+
+
+def dense_mask(rule: Rule, batch: int, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+    """(batch, 1, queries, keys) bool: the rule written out."""
+    b = torch.arange(batch, device=device)[:, None, None]
+    q = torch.arange(num_queries, device=device)[None, :, None]
+    k = torch.arange(num_keys, device=device)[None, None, :]
+    return rule(b, torch.zeros_like(b), q, k)[:, None]
+
+
+def document_rule(doc_id: Tensor) -> Rule:
+    """Causal within a document. doc_id: (batch, row_len)."""
+
+    def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (q >= k) & (doc_id[b, q] == doc_id[b, k])
+
+    return rule
+
+
+def canvas_rule(canvases: Canvases, doc_id: Tensor) -> Rule:
+    """Queries are canvas rows; keys are [canvas rows | clean tokens].
+
+    A canvas row sees its whole canvas and, of the clean tokens, its anchor's document up to the anchor.
+    """
+    canvas_len = canvases.slot.shape[-1]
+    num_canvas_rows = canvases.anchor.shape[1] * canvas_len
+    anchor = canvases.anchor
+    anchor_doc = doc_id.gather(1, anchor)
+
+    def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        canvas = q // canvas_len
+        token = (k - num_canvas_rows).clamp(min=0)
+        in_canvas = (k // canvas_len) == canvas
+        in_prefix = (token <= anchor[b, canvas]) & (doc_id[b, token] == anchor_doc[b, canvas])
+        return torch.where(k < num_canvas_rows, in_canvas, in_prefix)
+
+    return rule
+
+
+class CleanAttention:
+    """Attention of the clean stream; keeps each layer's keys and values for the canvases that look back at them."""
+
+    def __init__(self, doc_id: Tensor) -> None:
+        batch, row_len = doc_id.shape
+        self._masked = MaskedAttention(document_rule(doc_id), batch, row_len, row_len, doc_id.device)
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.keys.append(k)
+        self.values.append(v)
+        return self._masked(q, k, v)
+
+
+class DocumentAttention:
+    """Causal attention within each document of a packed row."""
+
+    def __init__(self, doc_id: Tensor) -> None:
+        batch, row_len = doc_id.shape
+        self._masked = MaskedAttention(document_rule(doc_id), batch, row_len, row_len, doc_id.device)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self._masked(q, k, v)
+
+
+class CanvasAttention:
+    """Attention of canvas rows over [their canvases | the clean stream's keys and values]."""
+
+    def __init__(self, canvases: Canvases, doc_id: Tensor, clean: CleanAttention) -> None:
+        batch, row_len = doc_id.shape
+        num_rows = canvases.slot.shape[1] * canvases.slot.shape[2]
+        rule = canvas_rule(canvases, doc_id)
+        self._masked = MaskedAttention(rule, batch, num_rows, num_rows + row_len, doc_id.device)
+        self._clean = clean
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys = torch.cat((k, self._clean.keys[layer]), dim=2)
+        values = torch.cat((v, self._clean.values[layer]), dim=2)
+        return self._masked(q, keys, values)

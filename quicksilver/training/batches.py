@@ -1,0 +1,59 @@
+"""Packed rows on the device, and the batches of each step.
+
+Which rows a step sees depends on the seed and the step number alone: a resumed run, and every rank of a distributed
+one, sees what an unbroken single run would have seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quicksilver.training.pack import PackedRows
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """(rows, row_len) tensors. `doc_id` counts documents within a row; `positions` restart with each."""
+
+    token_ids: Tensor
+    doc_id: Tensor
+    positions: Tensor
+    is_answer: Tensor
+    is_text: Tensor
+
+
+class RowStore:
+    """All packed rows, kept on the device in small types and widened per batch."""
+
+    def __init__(self, rows: PackedRows, rows_per_batch: int, seed: int, device: torch.device) -> None:
+        if rows.num_rows < rows_per_batch:
+            raise ValueError(f"{rows.num_rows} rows cannot fill a batch of {rows_per_batch}")
+        self._token_ids = torch.from_numpy(rows.token_ids.astype(np.int32)).to(device)
+        flags = (rows.is_start, rows.is_answer, rows.is_text)
+        self._is_start, self._is_answer, self._is_text = (torch.from_numpy(flag).to(device) for flag in flags)
+        self.rows_per_batch, self._seed = rows_per_batch, seed
+        self.num_rows, self.row_len, self.device = rows.num_rows, rows.row_len, device
+        self._order: tuple[int, Tensor] = (-1, torch.empty(0))
+
+    def batch(self, number: int) -> Batch:
+        """The `number`-th batch since the beginning; each pass has an order of its own."""
+        per_pass = self.num_rows // self.rows_per_batch
+        pass_number, place = divmod(number, per_pass)
+        picked = self._pass_order(pass_number)[place * self.rows_per_batch : (place + 1) * self.rows_per_batch]
+        is_start = self._is_start[picked]
+        doc_id = is_start.cumsum(1, dtype=torch.int32)
+        index = torch.arange(self.row_len, device=self.device)
+        start_of = torch.where(is_start, index, 0).cummax(1).values
+        return Batch(
+            self._token_ids[picked].long(), doc_id, index - start_of, self._is_answer[picked], self._is_text[picked]
+        )
+
+    def _pass_order(self, pass_number: int) -> Tensor:
+        if self._order[0] != pass_number:
+            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + pass_number)
+            self._order = (pass_number, torch.randperm(self.num_rows, generator=generator).to(self.device))
+        return self._order[1]

@@ -1,0 +1,129 @@
+"""Canvas adapter: a LoRA that only canvas rows wear, taught by the frozen clean stream of the same weights.
+
+One step: the clean tokens run once without gradient and leave keys, values and hidden states; random canvases over
+generated tokens then run with the adapter and learn the clean stream's own distribution at each position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quicksilver.diffusion.corrupt import Canvases, place_canvases, reveal, weigh
+from quicksilver.diffusion.loss import draft_loss, rows_with_loss
+from quicksilver.training.attention import CanvasAttention, CleanAttention
+from quicksilver.training.batches import Batch, RowStore
+from quicksilver.training.loop import StepReport
+from quicksilver.training.lora import new_lora
+from quicksilver.training.network import Network
+from quicksilver.training.recipe import Canvas
+
+MASKS = "mask_embedding"
+Decode = Callable[[list[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class CanvasBatch:
+    """One step's rows, ready for the loss."""
+
+    canvases: Canvases
+    hidden: Tensor
+    """(batch, canvases, canvas_len, dim) of the drafting rows; carries the gradient."""
+    teacher: Tensor
+    """The clean stream's hidden states at the same positions."""
+
+
+class CanvasTask:
+    """Implements `loop.Task`. Parameters: LoRA pairs and `mask_embedding` (max_canvas_len, dim)."""
+
+    def __init__(self, network: Network, store: RowStore, spec: Canvas, decode: Decode) -> None:
+        self.network, self.store, self.spec, self._decode = network, store, spec, decode
+        self._lora = new_lora(network.config, spec.rank, spec.optim.seed, network.device)
+        mean = network.model.tokens.weight.detach().float().mean(0, keepdim=True)
+        masks = mean.repeat(spec.max_canvas_len, 1).requires_grad_()
+        self.parameters = {**self._lora, MASKS: masks}
+
+    def warm_start(self, tensors: dict[str, Tensor]) -> None:
+        """Begin from another adapter of the same rank."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(tensors[name])
+
+    def step(self, number: int) -> StepReport:
+        batch = self.store.batch(number)
+        drafted = self.draft(batch, self._canvases(batch, number))
+        weight = drafted.canvases.weight.flatten()
+        rows = rows_with_loss(weight, self.spec.head_chunk)
+        hidden, teacher = (t.flatten(0, 2).index_select(0, rows) for t in (drafted.hidden, drafted.teacher))
+        temperature, chunk_len = self.spec.teacher_temperature, self.spec.head_chunk
+        result = draft_loss(hidden, teacher, self.network.head, weight[rows], temperature, chunk_len)
+        result.loss.backward()
+        agrees = torch.zeros_like(weight, dtype=torch.bool)
+        agrees[rows] = result.agrees & (weight[rows] > 0)
+        scalars = agreement(agrees.view_as(drafted.canvases.weight), drafted.canvases)
+        return StepReport(result.loss.detach(), weight.numel(), scalars)
+
+    def draft(self, batch: Batch, canvases: Canvases) -> CanvasBatch:
+        clean = CleanAttention(batch.doc_id)
+        with torch.no_grad():
+            tokens = self.network.embed(batch.token_ids)
+            teacher = self.network.forward(tokens, batch.positions, clean)
+        shape = canvases.slot.shape
+        x = self._canvas_rows(tokens, canvases)
+        index = torch.arange(shape[2], device=x.device)
+        positions = batch.positions.gather(1, canvases.anchor)[..., None] + 1 + index
+        attention = CanvasAttention(canvases, batch.doc_id, clean)
+        hidden = self.network.forward(x.flatten(1, 2), positions.flatten(1), attention, self._lora)
+        return CanvasBatch(canvases, hidden.view(*shape, -1), at_slots(teacher, canvases.slot))
+
+    def _canvas_rows(self, tokens: Tensor, canvases: Canvases) -> Tensor:
+        masks = self.parameters[MASKS][: canvases.slot.shape[2]].to(tokens.dtype)
+        if not self.spec.revealed_share:
+            return masks.expand(*canvases.slot.shape, -1)
+        return torch.where(canvases.is_revealed[..., None], at_slots(tokens, canvases.slot), masks)
+
+    def _canvases(self, batch: Batch, number: int) -> Canvases:
+        generator = torch.Generator(self.network.device).manual_seed(self.spec.optim.seed * 1_000_003 + number)
+        canvas_len = self.spec.canvas_lens[_mixed(number) % len(self.spec.canvas_lens)]
+        num_canvases = self.spec.canvas_rows // canvas_len
+        placed = place_canvases(batch.is_answer, batch.doc_id, canvas_len, num_canvases, generator)
+        shown = reveal(tuple(placed.slot.shape), self.spec.revealed_share, generator)
+        return weigh(placed, shown, self.spec.index_decay)
+
+    @torch.no_grad()
+    def sample(self) -> str:
+        """One held canvas: what the AR stream would write, and what the canvas drafts in one forward."""
+        batch = self.store.batch(0)
+        drafted = self.draft(batch, self._canvases(batch, 0))
+        place = int(drafted.canvases.weight.sum(-1).flatten().argmax())
+        rows = (t.flatten(0, 1)[place] @ self.network.head.T for t in (drafted.teacher, drafted.hidden))
+        wanted, got = (self._decode(logits.argmax(-1).tolist()) for logits in rows)
+        return f"AR    {wanted!r}\n{'':>12}draft {got!r}"
+
+
+def at_slots(rows: Tensor, slot: Tensor) -> Tensor:
+    """rows (batch, row_len, dim) at slot (batch, canvases, canvas_len)."""
+    flat = slot.flatten(1)[..., None].expand(-1, -1, rows.shape[-1])
+    return rows.gather(1, flat).view(*slot.shape, -1)
+
+
+def agreement(agrees: Tensor, canvases: Canvases) -> dict[str, Tensor]:
+    """How often rows 0, 4 and 8 name the AR's likeliest token, and the tokens a verify round would then give."""
+    counts = canvases.weight > 0
+    is_blank = counts[..., 0] & ~canvases.is_revealed.any(-1)
+    scalars = {}
+    for index in (0, 4, 8):
+        if index < agrees.shape[-1]:
+            seen = counts[..., index] & is_blank
+            scalars[f"top1_{index}"] = (agrees[..., index] & seen).sum() / seen.sum().clamp(min=1)
+    accepted = (agrees.long().cumprod(-1).sum(-1) * is_blank).sum() / is_blank.sum().clamp(min=1)
+    scalars["tokens_per_round"] = accepted + 2
+    return scalars
+
+
+def _mixed(number: int) -> int:
+    """Spreads step numbers, so that lists of any length are drawn evenly and without a period that data could meet."""
+    return (number * 2_654_435_761) >> 7

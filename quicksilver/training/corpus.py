@@ -1,0 +1,86 @@
+"""Reading the source files, and deciding what is held out.
+
+Standard library only. Files are streamed line by line, never unpacked to disk. A package or schema is held out by a
+hash of its name alone, so every run, and every evaluation, agrees on what training must not see.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quicksilver.errors import InvalidRequest
+
+HELD_OUT_PERCENT = 6
+GRAM_LEN = 13
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a `.jsonl.xz` file, in order."""
+    try:
+        with lzma.open(path, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                yield json.loads(line)
+    except OSError as error:
+        raise InvalidRequest(f"training data: {error}") from error
+
+
+def is_held_out(name: str) -> bool:
+    """Whether a package, schema or file of this name belongs to evaluation."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) % 100 < HELD_OUT_PERCENT
+
+
+class OverlapCheck:
+    """Finds texts that share a run of 13 words with an evaluation pack."""
+
+    def __init__(self, evaluation_texts: Iterable[str]) -> None:
+        grams = [_grams(text) for text in evaluation_texts]
+        self._known = np.unique(np.concatenate(grams)) if grams else np.empty(0, dtype=np.uint64)
+
+    def overlaps(self, text: str) -> bool:
+        grams = _grams(text)
+        if not len(grams) or not len(self._known):
+            return False
+        place = np.searchsorted(self._known, grams).clip(max=len(self._known) - 1)
+        return bool((self._known[place] == grams).any())
+
+
+def evaluation_texts(path: Path) -> Iterator[str]:
+    """Every string of every row of an evaluation pack, long enough to share 13 words or not."""
+    for row in read_rows(path):
+        yield from _strings(row)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+
+
+# Punctuation and case do not hide a copy.
+_LETTERS = str.maketrans({char: " " for char in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"})
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _grams(text: str) -> npt.NDArray[np.uint64]:
+    """One hash per run of GRAM_LEN words; equal runs have equal hashes within a process."""
+    words = text.lower().translate(_LETTERS).split()
+    if len(words) < GRAM_LEN:
+        return np.empty(0, dtype=np.uint64)
+    hashes = np.fromiter((hash(word) & 0xFFFFFFFFFFFFFFFF for word in words), dtype=np.uint64, count=len(words))
+    total = np.zeros(len(words) - GRAM_LEN + 1, dtype=np.uint64)
+    for offset in range(GRAM_LEN):
+        total = total * _MULTIPLIER + hashes[offset : offset + len(total)]
+    return total

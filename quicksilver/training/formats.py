@@ -1,0 +1,102 @@
+"""Rows into documents: ids, and which of them are answers. Every prompt is written by the functions serving uses.
+
+An answer ends with the token that ends it in serving. Rows that do not fit `max_len` give no document: a cut answer
+would teach stopping anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from quicksilver.errors import InvalidRequest
+from quicksilver.text.chat import ChatTemplate, Message
+from quicksilver.text.edits import edit_prompt, fim_prompt
+from quicksilver.text.effort import asks_to_think
+from quicksilver.text.tokenizer import Tokenizer
+from quicksilver.training.pack import Document
+from quicksilver.training.rows import ChatRow, EditRow, FimRow, PlainRow, Row, TextRow
+
+Piece = tuple[list[int], bool]
+"""Ids, and whether they are an answer."""
+
+
+class Formatter:
+    """Writes rows with one tokenizer, whose reserved roles are what the adapter learns."""
+
+    def __init__(self, tokenizer: Tokenizer, max_len: int) -> None:
+        self.tokenizer, self.max_len = tokenizer, max_len
+        self._template = ChatTemplate.own(tokenizer)
+        if tokenizer.roles.turn_close is None or tokenizer.roles.turn_open is None:
+            raise InvalidRequest("training formats need a tokenizer with turn tokens")
+        self.end_id: int = tokenizer.roles.turn_close
+        self._open_id: int = tokenizer.roles.turn_open
+        self._header = tokenizer.encode("assistant\n")
+
+    def documents(self, row: Row) -> Iterator[Document]:
+        """The documents of one row: none where it is too long or may not train, several for running text."""
+        if isinstance(row, TextRow):
+            ids = self.tokenizer.encode(row.text)
+            for start in range(0, len(ids), self.max_len):
+                yield _document([(ids[start : start + self.max_len], True)], is_text=True)
+            return
+        if isinstance(row, ChatRow) and row.is_prompt_only:
+            return
+        pieces = self._pieces(row)
+        if 0 < sum(len(ids) for ids, _ in pieces) <= self.max_len and any(answers for _, answers in pieces):
+            yield _document(pieces)
+
+    def prompt(self, row: Row) -> list[int] | None:
+        """The ids after which the model writes its (last) answer."""
+        if isinstance(row, TextRow):
+            return None
+        if isinstance(row, ChatRow):
+            answers = [i for i, m in enumerate(row.messages) if m.role == "assistant"]
+            turns = row.messages[: 1 if row.is_prompt_only else answers[-1]]
+            return list(self._template.render(turns, row.tools, effort=row.effort).ids)
+        return self._pieces(row)[0][0]
+
+    def self_play_prompt(self) -> list[int]:
+        """The template up to the user's first word."""
+        ids = list(self._template.render((Message("user", ""),)).ids)
+        last_open = len(ids) - 1 - ids[::-1].index(self._open_id)
+        # Before the assistant's turn stands the empty user turn: cut behind its header.
+        return ids[: ids.index(self.end_id, ids[:last_open].index(self._open_id, 1))]
+
+    def _pieces(self, row: Row) -> list[Piece]:
+        if isinstance(row, ChatRow):
+            return self._chat(row)
+        if isinstance(row, FimRow):
+            return [(fim_prompt(self.tokenizer, row.prefix, row.suffix), False), self._answer(row.middle)]
+        if isinstance(row, EditRow):
+            return [(edit_prompt(self.tokenizer, row.request), False), self._answer(row.answer)]
+        assert isinstance(row, PlainRow)
+        return [(self.tokenizer.encode(row.prompt), False), self._answer(row.answer)]
+
+    def _answer(self, text: str) -> Piece:
+        return [*self.tokenizer.encode(text), self.end_id], True
+
+    def _chat(self, row: ChatRow) -> list[Piece]:
+        """The whole conversation in one writing; answers stand between an assistant's header and its turn end."""
+        ids = list(self._template.render(row.messages, row.tools, effort=row.effort, add_generation_prompt=False).ids)
+        pieces: list[Piece] = []
+        done = 0
+        opening = [self._open_id, *self._header]
+        for start in [i for i, token in enumerate(ids) if token == self._open_id]:
+            begin = start + len(opening)
+            if ids[start:begin] != opening:
+                continue
+            if asks_to_think(row.effort) and ids[begin] == self.tokenizer.roles.think_open:
+                begin += 1
+            end = ids.index(self.end_id, begin) + 1
+            pieces += [(ids[done:begin], False), (ids[begin:end], True)]
+            done = end
+        return pieces
+
+
+def _document(pieces: list[Piece], is_text: bool = False) -> Document:
+    token_ids = np.concatenate([np.asarray(ids, dtype=np.int64) for ids, _ in pieces])
+    is_answer = np.concatenate([np.full(len(ids), answers) for ids, answers in pieces])
+    is_answer[0] = False
+    return Document(token_ids, is_answer, is_text)

@@ -1,0 +1,202 @@
+"""The training loop: AdamW over a handful of tensors, whatever the task computes.
+
+A task gives parameters and, per step, a loss whose gradient it has already put on them. The loop owns clipping, the
+schedule, averaging, checkpoints, ranks and the clock. With a step budget on a CPU, a resumed run is bit-exact.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from quicksilver.diffusion.schedule import cosine_decay, linear_decay
+from quicksilver.errors import QuicksilverError
+from quicksilver.training.checkpoint import load_state, save_state
+from quicksilver.training.journal import Journal
+from quicksilver.training.recipe import Optim
+
+# Steps that compile and warm up before the clock of a time budget runs the schedule.
+CLOCK_STARTS_AT = 3
+
+
+class TrainingDiverged(QuicksilverError):
+    """The loss is no longer a number; lower the learning rate or look at the data."""
+
+    code = "training_diverged"
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step gave; tensors stay on the device until a report is due."""
+
+    loss: Tensor
+    num_rows: int
+    """Rows computed, for the rate."""
+    scalars: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Task(Protocol):
+    """What is trained. `step` must depend on its number and the parameters alone."""
+
+    parameters: dict[str, Tensor]
+
+    def step(self, number: int) -> StepReport: ...
+
+    def sample(self) -> str:
+        """A short text that shows the model at work."""
+
+
+class Loop:
+    """Runs one task to its budget. `folder` holds the checkpoint that `run` resumes from."""
+
+    def __init__(self, task: Task, optim: Optim, folder: Path, journal: Journal) -> None:
+        self.task, self.optim, self.journal = task, optim, journal
+        self._path = folder / "checkpoint.safetensors"
+        tensors = list(task.parameters.values())
+        self._is_fused = tensors[0].is_cuda
+        betas = (optim.beta1, optim.beta2)
+        self._adamw = torch.optim.AdamW(
+            tensors, lr=optim.lr, betas=betas, weight_decay=optim.weight_decay, fused=self._is_fused
+        )
+        self._average = {name: t.detach().clone() for name, t in task.parameters.items()} if optim.ema_decay else {}
+        self.step_number, self._elapsed = 0, 0.0
+
+    @property
+    def result(self) -> dict[str, Tensor]:
+        """The averaged parameters where an average is kept, else the last ones."""
+        return self._average or {name: t.detach() for name, t in self.task.parameters.items()}
+
+    def run(self) -> dict[str, Tensor]:
+        self._resume()
+        begun, reported, rows = time.monotonic() - self._elapsed, time.monotonic(), 0
+        clock_from = begun
+        while not self._is_over(time.monotonic() - begun):
+            if self.step_number == CLOCK_STARTS_AT:
+                clock_from = time.monotonic()
+            self._elapsed = time.monotonic() - begun
+            progress = self._progress(self._elapsed, clock_from - begun)
+            report = self._train_step(progress)
+            rows += report.num_rows * world_size()
+            if self._is_due(self.optim.log_every) or self.step_number <= CLOCK_STARTS_AT:
+                now = time.monotonic()
+                self._report(report, rows / max(now - reported, 1e-9), progress)
+                reported, rows = time.monotonic(), 0
+            self._keep()
+        self._elapsed = time.monotonic() - begun
+        self._save()
+        return self.result
+
+    def _train_step(self, progress: float) -> StepReport:
+        lr = self.lr_at(progress)
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        report = self.task.step(self.step_number * world_size() + rank())
+        gradients = [t.grad for t in self.task.parameters.values() if t.grad is not None]
+        share_gradients(gradients)
+        norm = clip_gradients(gradients, self.optim.clip)
+        self._adamw.step()
+        self._adamw.zero_grad(set_to_none=True)
+        self.step_number += 1
+        if self._average:
+            self._update_average()
+        return StepReport(report.loss, report.num_rows, {**report.scalars, "grad_norm": norm})
+
+    def lr_at(self, progress: float) -> float:
+        """Linear warm-up over `warmup_steps`, then the schedule's decay over the budget."""
+        warm = min(1.0, (self.step_number + 1) / max(self.optim.warmup_steps, 1))
+        decay = linear_decay if self.optim.schedule == "linear" else cosine_decay
+        return self.optim.lr * warm * decay(progress)
+
+    def _progress(self, elapsed: float, warmup_s: float) -> float:
+        by_steps = self.step_number / self.optim.max_steps if self.optim.max_steps else 0.0
+        span = self.optim.max_seconds - warmup_s
+        has_clock = self.optim.max_seconds and self.step_number >= CLOCK_STARTS_AT
+        return max(by_steps, (elapsed - warmup_s) / max(span, 1e-9) if has_clock else 0.0)
+
+    def _is_over(self, elapsed: float) -> bool:
+        out_of_steps = bool(self.optim.max_steps) and self.step_number >= self.optim.max_steps
+        out_of_time = bool(self.optim.max_seconds) and elapsed >= self.optim.max_seconds
+        return agreed(out_of_steps or out_of_time, next(iter(self.task.parameters.values())).device)
+
+    def _is_due(self, every: int) -> bool:
+        return every > 0 and self.step_number % every == 0
+
+    def _report(self, report: StepReport, rate: float, progress: float) -> None:
+        loss = float(report.loss)
+        if loss != loss:
+            raise TrainingDiverged(f"loss is NaN at step {self.step_number}: lower lr ({self.optim.lr:g}) and resume")
+        left = self._elapsed * (1 - progress) / progress if progress else 0.0
+        scalars = {"loss": loss, **{name: float(value) for name, value in report.scalars.items()}}
+        scalars |= {"lr": self.lr_at(progress), "rows_per_s": rate, "seconds": self._elapsed, "eta_s": left}
+        if rank() == 0:
+            self.journal.report(self.step_number, scalars)
+
+    def _keep(self) -> None:
+        if self._is_due(self.optim.checkpoint_every):
+            self._save()
+        if self._is_due(self.optim.sample_every) and rank() == 0:
+            text = self.task.sample()
+            self.journal.say(text)
+            self.journal.note({"step": self.step_number, "sample": text})
+
+    def _update_average(self) -> None:
+        # A young average follows closely, or it would remember the zeros it began with.
+        decay = min(self.optim.ema_decay, (1 + self.step_number) / (10 + self.step_number))
+        for name, tensor in self.task.parameters.items():
+            self._average[name].lerp_(tensor.detach(), 1 - decay)
+
+    def _save(self) -> None:
+        if rank() == 0:
+            facts = {"step": self.step_number, "elapsed_s": self._elapsed}
+            save_state(self._path, self.task.parameters, self._adamw, self._average, facts)
+
+    def _resume(self) -> None:
+        if self._path.exists():
+            facts = load_state(self._path, self.task.parameters, self._adamw, self._average)
+            self.step_number, self._elapsed = int(facts["step"]), float(facts["elapsed_s"])
+            self.journal.say(f"resumed at step {self.step_number}")
+
+
+def clip_gradients(gradients: list[Tensor], max_norm: float) -> Tensor:
+    """Scale to `max_norm` in place without waiting for the device; a step whose norm is not finite becomes zero."""
+    norm = torch.nn.utils.get_total_norm(gradients)
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0) if max_norm else torch.ones_like(norm)
+    scale = torch.where(torch.isfinite(norm), scale, torch.zeros_like(scale))
+    for gradient in gradients:
+        gradient.mul_(scale).nan_to_num_(0.0, 0.0, 0.0)
+    return norm
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def share_gradients(gradients: list[Tensor]) -> None:
+    """Mean over ranks; the tensors are few and small, so one flat buffer does."""
+    if world_size() == 1:
+        return
+    flat = torch.cat([g.reshape(-1) for g in gradients])
+    dist.all_reduce(flat)
+    flat /= world_size()
+    for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(mean.view_as(gradient))
+
+
+def agreed(is_over: bool, device: torch.device) -> bool:
+    """Rank 0's clock decides for all."""
+    if world_size() == 1:
+        return is_over
+    flag = torch.tensor([int(is_over)], device=device)
+    dist.broadcast(flag, 0)
+    return bool(flag.item())

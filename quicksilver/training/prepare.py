@@ -1,0 +1,164 @@
+"""The prepare stage: sources into packed rows, on-policy prompts and held-out prompts, all as ids.
+
+Runs on a CPU beside the data; what it writes is all a training machine needs besides the base weights. The same recipe
+and data give the same files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from quicksilver.errors import InvalidRequest
+from quicksilver.text.tokenizer import Tokenizer
+from quicksilver.training.corpus import OverlapCheck, evaluation_texts
+from quicksilver.training.formats import Formatter
+from quicksilver.training.generate import PromptSet
+from quicksilver.training.journal import Journal
+from quicksilver.training.pack import Document, PackedRows, pack
+from quicksilver.training.prepared import EVAL_PROMPTS, HELD, PROMPTS, TRAIN, Facts
+from quicksilver.training.recipe import Data
+from quicksilver.training.rows import ChatRow, Row, row_text
+from quicksilver.training.sources import HELD_OUT, SOURCES, held_out_rows, training_rows
+
+# On-policy prompts longer than this would spend most of generation on reading.
+MAX_PROMPT_LEN = 600
+_CANDIDATES = 4
+"""A source is read until it gave this many times what is asked, then shuffled: files are ordered by package."""
+
+
+def prepare_data(data: Data, tokenizer: Tokenizer, folder: Path, journal: Journal) -> Facts:
+    """Write all files into `folder`."""
+    source = Path(data.source)
+    formatter = Formatter(tokenizer, data.row_len)
+    check = OverlapCheck(evaluation_texts(Path(data.evals)) if data.evals else ())
+    journal.say("evaluation pack read")
+    collected = _Collected(formatter, check)
+    for name, count in data.rows.items():
+        if name not in SOURCES:
+            raise InvalidRequest(f"recipe.data.rows.{name}: unknown source; known: {', '.join(sorted(SOURCES))}")
+        collected.take(name, picked_rows(name, count, source, data.seed), data.prompts)
+        journal.say(f"{name}: {collected.documents_of[name]} documents, {collected.num_tokens / 1e6:.1f} M tokens so far")
+    held = _held_out(data, source, formatter)
+    return _write(collected, held, data, folder)
+
+
+def picked_rows(name: str, count: int, source: Path, seed: int) -> Iterator[Row]:
+    """`count` rows of a source, drawn from a longer reading; 0 takes all."""
+    rows = training_rows(name, source, seed)
+    if count == 0:
+        return rows
+    candidates = list(itertools.islice(rows, count * _CANDIDATES))
+    random.Random(f"{seed}/pick/{name}").shuffle(candidates)
+    return iter(candidates[:count])
+
+
+class _Collected:
+    """Documents and prompts as they come, with counts."""
+
+    def __init__(self, formatter: Formatter, check: OverlapCheck) -> None:
+        self._formatter, self._check = formatter, check
+        self.documents: list[Document] = []
+        self.prompts: dict[str, list[list[int]]] = {}
+        self.documents_of: Counter[str] = Counter()
+        self.num_tokens = self.num_overlaps = 0
+
+    def take(self, name: str, rows: Iterator[Row], prompts: dict[str, int]) -> None:
+        for row in rows:
+            if self._check.overlaps(row_text(row)):
+                self.num_overlaps += 1
+                continue
+            for document in self._formatter.documents(row):
+                self.documents.append(document)
+                self.documents_of[name] += 1
+                self.num_tokens += len(document.token_ids)
+            if row.domain in prompts:
+                self._take_prompt(row)
+
+    def _take_prompt(self, row: Row) -> None:
+        prompt = self._formatter.prompt(row)
+        if prompt is not None and len(prompt) <= MAX_PROMPT_LEN:
+            self.prompts.setdefault(row.domain, []).append(prompt)
+
+
+def _held_out(data: Data, source: Path, formatter: Formatter) -> dict[str, list[tuple[list[int], Document | None]]]:
+    """Per domain: prompts that fit, with the document of the right answer where there is one."""
+    found: dict[str, list[tuple[list[int], Document | None]]] = {}
+    for domain in HELD_OUT:
+        kept = found.setdefault(domain, [])
+        for row in held_out_rows(domain, source, data.seed):
+            prompt = formatter.prompt(row)
+            has_room = prompt is not None and len(prompt) <= data.row_len - 256
+            if prompt is not None and has_room and (not isinstance(row, ChatRow) or row.messages):
+                kept.append((prompt, next(formatter.documents(row), None)))
+            if len(kept) == data.eval_prompts * 4:
+                break
+        random.Random(f"{data.seed}/eval/{domain}").shuffle(kept)
+    return found
+
+
+def _write(
+    collected: _Collected, held: dict[str, list[tuple[list[int], Document | None]]], data: Data, folder: Path
+) -> Facts:
+    tokenizer = collected._formatter.tokenizer
+    end_id = collected._formatter.end_id
+    rng = random.Random(data.seed)
+    rng.shuffle(collected.documents)
+    folder.mkdir(parents=True, exist_ok=True)
+    train = pack(collected.documents, data.row_len, end_id, tokenizer.vocab_size)
+    train.save(folder / TRAIN)
+    answers = [document for pairs in held.values() for _, document in pairs if document is not None]
+    pack(answers, data.row_len, end_id, tokenizer.vocab_size).save(folder / HELD)
+    domains = tuple(held)
+    _prompt_set(collected, data, rng).save(folder / PROMPTS)
+    asked = [(prompt, i) for i, d in enumerate(domains) for prompt, _ in held[d][: data.eval_prompts]]
+    prompt_set([p for p, _ in asked], [i for _, i in asked]).save(folder / EVAL_PROMPTS)
+    facts = _facts(collected, train, tokenizer, domains, end_id, (folder / TRAIN).read_bytes())
+    facts.save(folder)
+    return facts
+
+
+def _prompt_set(collected: _Collected, data: Data, rng: random.Random) -> PromptSet:
+    prompts: list[list[int]] = []
+    for domain, count in data.prompts.items():
+        found = collected.prompts.get(domain, [])
+        unique = [list(ids) for ids in dict.fromkeys(map(tuple, found))]
+        rng.shuffle(unique)
+        prompts += unique[: count or None]
+    num_answers = len(prompts)
+    prompts += [collected._formatter.self_play_prompt()] * (num_answers // 20)
+    ends = [1] * num_answers + [2] * (len(prompts) - num_answers)
+    return prompt_set(prompts, [0] * len(prompts), ends)
+
+
+def prompt_set(prompts: list[list[int]], domains: list[int], num_ends: list[int] | None = None) -> PromptSet:
+    lengths = np.array([len(p) for p in prompts], dtype=np.int64)
+    flat = np.concatenate([np.asarray(p, dtype=np.int64) for p in prompts])
+    ends = np.asarray(num_ends or [1] * len(prompts), dtype=np.int64)
+    offsets = np.concatenate([[0], lengths.cumsum()])
+    return PromptSet(flat, offsets, ends, np.asarray(domains, dtype=np.int64))
+
+
+def _facts(
+    collected: _Collected, train: PackedRows, tokenizer: Tokenizer, domains: tuple[str, ...], end_id: int, raw: bytes
+) -> Facts:
+    roles = dict(tokenizer.roles.named())
+    return Facts(
+        vocab_size=tokenizer.vocab_size,
+        stop_ids=tokenizer.eos_ids,
+        end_id=end_id,
+        reserved={name: token_id for name, token_id in roles.items() if name not in ("turn_open", "turn_close")},
+        domains=domains,
+        documents=dict(collected.documents_of),
+        tokens=collected.num_tokens,
+        answer_tokens=int(train.is_answer.sum()),
+        rows=train.num_rows,
+        overlaps=collected.num_overlaps,
+        sha256=hashlib.sha256(raw).hexdigest(),
+    )

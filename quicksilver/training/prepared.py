@@ -1,0 +1,48 @@
+"""What the prepare stage leaves behind: file names, and the facts that later stages need instead of a tokenizer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from quicksilver.errors import InvalidRequest
+
+TRAIN, HELD, PROMPTS, EVAL_PROMPTS, FACTS = (
+    "train.safetensors.xz",
+    "heldout.safetensors.xz",
+    "prompts.safetensors",
+    "eval_prompts.safetensors",
+    "facts.json",
+)
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What later stages must know of the tokenizer and the data; travels as JSON."""
+
+    vocab_size: int
+    stop_ids: tuple[int, ...]
+    end_id: int
+    reserved: dict[str, int]
+    """Role -> id of the tokens whose embeddings the skill adapter trains."""
+    domains: tuple[str, ...]
+    documents: dict[str, int]
+    tokens: int
+    answer_tokens: int
+    rows: int
+    overlaps: int
+    """Rows dropped because they share 13 words with an evaluation."""
+    sha256: str
+    """Of the packed training rows."""
+
+    def save(self, folder: Path) -> None:
+        (folder / FACTS).write_text(json.dumps(asdict(self), indent=1))
+
+    @classmethod
+    def load(cls, folder: Path) -> Facts:
+        try:
+            fields = json.loads((folder / FACTS).read_text())
+        except OSError as error:
+            raise InvalidRequest(f"no prepared data in {folder}: run the prepare stage first") from error
+        tuples = {name: tuple(fields[name]) for name in ("stop_ids", "domains")}
+        return cls(**{**fields, **tuples})

@@ -1,0 +1,216 @@
+"""A recipe: one TOML file that says how an adapter is made, parsed into frozen records.
+
+Standard library only. Unknown keys, wrong types and impossible values are refused with the path of the key, so that a
+run never starts from a misread recipe. The recipe's hash travels in the metadata of what it made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from quicksilver.errors import InvalidRequest
+
+Stage = Literal["prepare", "skill", "generate", "canvas", "evaluate", "export"]
+STAGES: tuple[str, ...] = typing.get_args(Stage)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The frozen parent."""
+
+    weights: str = ""
+    """GGUF file or safetensors folder; empty builds a tiny random model (the smoke recipe)."""
+    skill: str = ""
+    """Skill adapter merged before anything else runs; empty: none."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """What `prepare` writes."""
+
+    source: str = ""
+    """Folder of `.jsonl.xz` files; empty makes a generated corpus (the smoke recipe)."""
+    evals: str = ""
+    """Evaluation pack that training rows are checked against."""
+    tokenizer: str = ""
+    """Tokenizer file; empty takes it from the base weights."""
+    row_len: int = 1024
+    seed: int = 17
+    rows: Mapping[str, int] = field(default_factory=dict)
+    """Documents per source; sources not named are left out, 0 takes all there are."""
+    prompts: Mapping[str, int] = field(default_factory=dict)
+    """On-policy prompts per domain; 0 takes all there are."""
+    eval_prompts: int = 64
+    """Held-out prompts per domain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Optim:
+    """AdamW, its schedule, and when to stop: at `max_steps` or `max_seconds`, whichever comes first (0: no bound)."""
+
+    lr: float = 8e-4
+    warmup_steps: int = 40
+    schedule: Literal["linear", "cosine"] = "linear"
+    max_steps: int = 0
+    max_seconds: float = 0.0
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    ema_decay: float = 0.0
+    """0 keeps no average; the average is what is exported when there is one."""
+    log_every: int = 20
+    sample_every: int = 0
+    checkpoint_every: int = 0
+    seed: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Skill:
+    """LoRA over AR rows, loss on answers only."""
+
+    rank: int = 32
+    rows_per_batch: int = 64
+    text_weight: float = 1.0
+    """Loss weight of plain-text documents, whose every token counts."""
+    head_chunk: int = 8192
+    optim: Optim = field(default_factory=Optim)
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """On-policy text from the frozen AR rows."""
+
+    batch: int = 2048
+    row_len: int = 1024
+    max_seconds: float = 120.0
+    max_rounds: int = 0
+    max_new_tokens: int = 256
+    greedy_share: float = 0.5
+    temperature: float = 0.6
+    self_play_share: float = 0.05
+    self_play_temperature: float = 0.9
+    seed: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Canvas:
+    """The row-gated canvas adapter."""
+
+    rank: int = 64
+    canvas_lens: tuple[int, ...] = (16,)
+    """Drawn per step, so a length listed twice comes twice as often."""
+    canvas_rows: int = 1024
+    """Canvas rows per packed row: canvases = canvas_rows // canvas_len."""
+    max_canvas_len: int = 32
+    """Learned mask embeddings."""
+    rows_per_batch: int = 16
+    index_decay: float = 8.0
+    teacher_temperature: float = 0.6
+    revealed_share: float = 0.0
+    head_chunk: int = 4096
+    warm_start: str = ""
+    """Canvas adapter to start from; empty starts from nothing."""
+    optim: Optim = field(default_factory=Optim)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Held-out measures after a run."""
+
+    canvas_lens: tuple[int, ...] = (8, 16)
+    thresholds: tuple[float, ...] = (0.9,)
+    max_new_tokens: int = 192
+    batch: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """How the finished adapter is rounded."""
+
+    bits: Literal[4, 8, 16] = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything a run depends on, besides the data itself."""
+
+    name: str
+    stages: tuple[Stage, ...]
+    description: str = ""
+    base: Base = field(default_factory=Base)
+    data: Data = field(default_factory=Data)
+    skill: Skill = field(default_factory=Skill)
+    generate: Generate = field(default_factory=Generate)
+    canvas: Canvas = field(default_factory=Canvas)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    export: Export = field(default_factory=Export)
+    sha256: str = ""
+    """Of the file's bytes and the overrides; set by `load_recipe`."""
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Parse a recipe; `overrides` are `section.key=value` with TOML values."""
+    try:
+        raw = path.read_bytes()
+        table = tomllib.loads(raw.decode())
+        for text in overrides:
+            _override(table, text)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidRequest(f"recipe {path.name}: {error}") from error
+    digest = hashlib.sha256(raw + "\n".join(overrides).encode()).hexdigest()
+    recipe = _build(Recipe, table | {"sha256": digest}, "recipe")
+    if not recipe.stages:
+        raise InvalidRequest(f"recipe.stages: name at least one of {', '.join(STAGES)}")
+    return recipe
+
+
+def _override(table: dict[str, Any], text: str) -> None:
+    key, has_value, value = text.partition("=")
+    *sections, last = key.strip().split(".")
+    if not has_value or not last:
+        raise InvalidRequest(f"override {text!r}: write section.key=value")
+    for section in sections:
+        table = table.setdefault(section, {})
+    table[last] = tomllib.loads(f"value = {value}")["value"]
+
+
+def _build(kind: Any, table: Mapping[str, Any], where: str) -> Any:
+    hints = typing.get_type_hints(kind)
+    unknown = sorted(set(table) - set(hints))
+    if unknown:
+        raise InvalidRequest(f"{where}.{unknown[0]}: unknown key; known: {', '.join(sorted(hints))}")
+    missing = [
+        f.name
+        for f in dataclasses.fields(kind)
+        if f.name not in table and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise InvalidRequest(f"{where}.{missing[0]}: missing")
+    return kind(**{key: _value(hints[key], value, f"{where}.{key}") for key, value in table.items()})
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return _build(hint, value, where)
+    if origin is Literal and value in args:
+        return value
+    if origin is tuple and isinstance(value, list):
+        return tuple(_value(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is Mapping and isinstance(value, dict):
+        return {key: _value(args[1], item, f"{where}.{key}") for key, item in value.items()}
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and isinstance(value, hint) and not isinstance(value, bool):
+        return value
+    wanted = f"one of {args}" if origin is Literal else getattr(hint, "__name__", str(hint))
+    raise InvalidRequest(f"{where}: {value!r} is not {wanted}")

@@ -1,0 +1,70 @@
+"""Run a recipe: `python -m quicksilver.training.run RECIPE.toml [--stage NAME] [--run DIR] [--set section.key=value]`.
+
+The command line of the training room; the package's own command calls `main` with the same words. Under torchrun every
+process runs the same stages and gradients are shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from quicksilver.errors import QuicksilverError
+from quicksilver.training.recipe import STAGES, load_recipe
+from quicksilver.training.stages import Run, run_stage
+
+
+def parser() -> argparse.ArgumentParser:
+    words = argparse.ArgumentParser(prog="quicksilver train", description="Make an adapter from a recipe.")
+    words.add_argument("recipe", type=Path, help="TOML file, see recipes/")
+    words.add_argument("--stage", action="append", choices=STAGES, help="only these stages, in the order given")
+    words.add_argument("--run", type=Path, help="folder for results (default runs/NAME)")
+    words.add_argument("--data", type=Path, help="folder of prepared data (default RUN/data)")
+    words.add_argument("--base", type=Path, help="base weights, instead of the recipe's")
+    words.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    words.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a recipe's value")
+    return words
+
+
+def run(recipe_path: Path, words: argparse.Namespace) -> None:
+    """Run the stages of one recipe; raises QuicksilverError with a sentence on what to do."""
+    recipe = load_recipe(recipe_path, words.set)
+    device = join_ranks(words.device)
+    folder = words.run or Path("runs") / recipe.name
+    base = words.base or (Path(recipe.base.weights) if recipe.base.weights else None)
+    job = Run(recipe, folder, words.data or folder / "data", base, device)
+    for stage in words.stage or recipe.stages:
+        run_stage(job, stage)
+
+
+def join_ranks(device: str) -> torch.device:
+    """Under torchrun, one process per device; alone, the device asked for."""
+    torch.set_float32_matmul_precision("high")
+    torch._dynamo.config.recompile_limit = 64
+    if "LOCAL_RANK" not in os.environ:
+        return torch.device(device)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    return torch.device(device, int(os.environ["LOCAL_RANK"])) if device == "cuda" else torch.device(device)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = parser().parse_args(arguments)
+    try:
+        run(words.recipe, words)
+    except QuicksilverError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return 1
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

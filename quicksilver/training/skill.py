@@ -1,0 +1,77 @@
+"""Skill adapter: an ordinary LoRA on AR rows, plus the embeddings of reserved tokens, with loss on answers only.
+
+The adapter is merged into the base before serving, so here it wears every row. Plain-text documents count with a
+weight of their own: they keep the language whole while the skills are learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from quicksilver.diffusion.loss import answer_loss, rows_with_loss
+from quicksilver.training.attention import DocumentAttention
+from quicksilver.training.batches import Batch, RowStore
+from quicksilver.training.loop import StepReport
+from quicksilver.training.lora import new_lora
+from quicksilver.training.network import Network
+from quicksilver.training.recipe import Skill
+
+RESERVED = "reserved"
+
+
+class SkillTask:
+    """Implements `loop.Task`. Parameters: LoRA pairs and `reserved` (num_reserved, dim)."""
+
+    def __init__(self, network: Network, store: RowStore, spec: Skill, reserved_ids: Sequence[int]) -> None:
+        self.network, self.store, self.spec = network, store, spec
+        self.reserved_ids = torch.tensor(sorted(reserved_ids), device=network.device)
+        self._lora = new_lora(network.config, spec.rank, spec.optim.seed, network.device)
+        reserved = network.model.tokens.weight.detach()[self.reserved_ids].float().clone().requires_grad_()
+        self.parameters = {**self._lora, RESERVED: reserved}
+        self.sampler: Callable[[], str] = lambda: ""
+
+    def step(self, number: int) -> StepReport:
+        batch = self.store.batch(number)
+        loss = self.loss(batch)
+        loss.backward()
+        return StepReport(loss.detach(), batch.token_ids.numel())
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Mean cross-entropy over answers (and text, by its weight) of one batch."""
+        hidden = self.hidden(batch).flatten(0, 1)
+        target, weight = next_token_targets(batch, self.spec.text_weight)
+        rows = rows_with_loss(weight, self.spec.head_chunk)
+        return answer_loss(
+            hidden.index_select(0, rows), self.head(), target[rows], weight[rows], self.reserved_ids, self.spec.head_chunk
+        )
+
+    def hidden(self, batch: Batch) -> Tensor:
+        attention = DocumentAttention(batch.doc_id)
+        return self.network.forward(self.embed(batch.token_ids), batch.positions, attention, self._lora)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        frozen = self.network.embed(token_ids)
+        # One-hot times table: its gradient is a small matrix product, where a lookup's would be a scatter.
+        is_reserved = token_ids[..., None] == self.reserved_ids
+        learned = is_reserved.to(frozen.dtype) @ self.parameters[RESERVED].to(frozen.dtype)
+        return torch.where(is_reserved.any(-1, keepdim=True), learned, frozen)
+
+    def head(self) -> Tensor:
+        frozen = self.network.head
+        return frozen.index_copy(0, self.reserved_ids, self.parameters[RESERVED].to(frozen.dtype))
+
+    def sample(self) -> str:
+        return self.sampler()
+
+
+def next_token_targets(batch: Batch, text_weight: float) -> tuple[Tensor, Tensor]:
+    """Flat (rows,) next tokens and loss weights; a document's last token and padding predict nothing."""
+    target = batch.token_ids.roll(-1, dims=1)
+    counts = batch.is_answer.roll(-1, dims=1)
+    counts[:, -1] = False
+    counts &= batch.doc_id == batch.doc_id.roll(-1, dims=1)
+    weight = torch.where(batch.is_text, text_weight, 1.0) * counts
+    return target.flatten(), weight.flatten()

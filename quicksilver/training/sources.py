@@ -1,0 +1,204 @@
+"""Every named source of training rows: files of the data folder, and the syntheses. A recipe says how many of each.
+
+A source is a function from (folder, seeded random) to rows. What is held out never leaves here as a training row;
+`held_out_rows` gives the other side. Answers whose licence is unclear come as prompt-only rows.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from quicksilver.text.chat import Message, Tool, ToolCall
+from quicksilver.training.corpus import is_held_out, read_rows
+from quicksilver.training.rows import ChatRow, PlainRow, Row, TextRow, exchange
+from quicksilver.training.synthesis.apply import apply_rows
+from quicksilver.training.synthesis.edits import edit_rows
+from quicksilver.training.synthesis.facts import fact_rows, identity_rows, thinking_rows, thought
+from quicksilver.training.synthesis.fim import fim_rows
+from quicksilver.training.synthesis.following import following_rows
+from quicksilver.training.synthesis.records import NoInstance, build_instance, extraction_rows, schema_row
+from quicksilver.training.synthesis.tools import tool_rows
+
+Keep = Callable[[str], bool]
+"""Whether a named thing (package, schema, question) belongs to the side being read."""
+Source = Callable[[Path, Keep, random.Random], Iterator[Row]]
+
+# Written by another model under unclear terms: they ask, our own model answers.
+_AMBER = "gpteacher"
+# More than any recipe asks of a synthesis.
+_ENDLESS = 1 << 30
+
+
+def _mix(names: tuple[str, ...]) -> Source:
+    def rows(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
+        for row in read_rows(folder / "instructions_mix.jsonl.xz"):
+            turns = tuple(Message(m["role"], m["content"]) for m in row["m"])
+            if row["s"].startswith(names) and keep(turns[0].content):
+                yield ChatRow(turns, is_prompt_only=row["s"].startswith(_AMBER))
+
+    return rows
+
+
+def _questions(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
+    """Training splits of question sets without a template, as likelihood is scored."""
+    names = ("csqa-train", "openbookqa-train", "socialiqa-train")
+    for row in read_rows(folder / "instructions_mix.jsonl.xz"):
+        question, answer = row["m"][0]["content"], row["m"][-1]["content"]
+        if row["s"] in names and keep(question):
+            yield PlainRow(f"Question: {question.partition(chr(10) + 'Options:')[0]}\nAnswer:", f" {answer}")
+
+
+def _word_problems(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
+    """GSM8K's training split with the working in the thinking channel."""
+    for row in read_rows(folder / "instructions_mix.jsonl.xz"):
+        question = row["m"][0]["content"]
+        if row["s"] == "gsm8k-train" and keep(question):
+            working, _, final = row["m"][-1]["content"].rpartition("The answer is ")
+            if working:
+                effort = rng.choice(("low", "medium", "high"))
+                yield thought(question, working.strip(), f"The answer is {final.rstrip('.')}.", effort)
+
+
+def _sni(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
+    for row in read_rows(folder / "instructions_sni.jsonl.xz"):
+        if keep(row["in"]):
+            yield exchange(f"{row['def']}\n\n{row['in']}", row["out"])
+
+
+def _text(file: str, chunk_chars: int, per_document: int) -> Source:
+    def rows(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
+        for row in read_rows(folder / file):
+            if not keep(str(row.get("p") or row.get("n"))):
+                continue
+            text = row["t"].replace("\r\n", "\n")
+            for _ in range(min(per_document, len(text) // chunk_chars + 1)):
+                start = rng.randrange(max(1, len(text) - chunk_chars))
+                start = text.find("\n", start) + 1 if start else 0
+                yield TextRow(text[start : start + chunk_chars], "code" if "p" in row else "text")
+
+    return rows
+
+
+def _fim(file: str) -> Source:
+    def rows(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
+        texts = (row["t"] for row in read_rows(folder / file) if keep(row["p"]))
+        yield from fim_rows(texts, 5, rng)
+
+    return rows
+
+
+def _edits(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
+    for row in read_rows(folder / "edits_python.jsonl.xz"):
+        if keep(row["p"]):
+            yield from edit_rows(row, rng)
+
+
+def _apply(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
+    for row in read_rows(folder / "edits_python.jsonl.xz"):
+        if keep(row["p"]):
+            yield from apply_rows(row, rng)
+
+
+def _sgd(file: str) -> Source:
+    def rows(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
+        for row in read_rows(folder / file):
+            yield from _dialogue(row, rng)
+
+    return rows
+
+
+def _dialogue(row: Mapping[str, Any], rng: random.Random) -> Iterator[ChatRow]:
+    """A dialogue up to one of its assistant turns; a tool's name is often respelled, so that it must be read."""
+    rename = _snake if rng.random() < 0.4 else str
+    tools = tuple(Tool(rename(t["name"]), t["description"], t["parameters"]) for t in row["tools"])
+    turns = [_turn(message, rename) for message in row["messages"]]
+    ends = [i for i, turn in enumerate(turns) if turn.role == "assistant"]
+    calls = [i for i in ends if turns[i].tool_calls]
+    end = rng.choice(calls if calls and rng.random() < 0.6 else ends) + 1
+    yield ChatRow(tuple(turns[:end]), tools, domain="tools")
+
+
+def _turn(message: Mapping[str, Any], rename: Callable[[str], str]) -> Message:
+    if message["role"] == "tool":
+        return Message("tool", json.dumps(message["content"], ensure_ascii=False))
+    calls = tuple(
+        ToolCall(rename(c["name"]), json.dumps(c["arguments"], ensure_ascii=False)) for c in message.get("tool_calls", ())
+    )
+    return Message(message["role"], message.get("content") or "", tool_calls=calls)
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def _schemas(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
+    """Schemas as requests; the instances are built by rule here, and only those that validate are kept."""
+    import jsonschema_rs
+
+    for row in read_rows(folder / "json_schema_pairs.jsonl.xz"):
+        schema = row["schema"]
+        written = json.dumps(schema)
+        if len(written) > 2200 or not keep(written):
+            continue
+        try:
+            instance = build_instance(schema, rng)
+            if isinstance(instance, (dict, list)) and jsonschema_rs.is_valid(schema, instance):
+                yield schema_row(schema, instance, rng)
+        except (NoInstance, ValueError, TypeError, KeyError, AttributeError, RecursionError, IndexError):
+            continue
+
+
+def _made(make: Callable[[int, random.Random], Iterator[Row]]) -> Source:
+    return lambda folder, keep, rng: make(_ENDLESS, rng)
+
+
+SOURCES: dict[str, Source] = {
+    "chat": _mix(("factbook", "chatterbot", "exercism", "csqa", "openbookqa")),
+    "trivia": _mix(("opentriviaqa",)),
+    "social": _mix(("socialiqa",)),
+    "reading": _mix(("boolq",)),
+    "commands": _mix(("tldr",)),
+    "sums": _mix(("gsm8k",)),
+    "amber": _mix((_AMBER,)),
+    "questions": _questions,
+    "word_problems": _word_problems,
+    "sni": _sni,
+    "text": _text("general_text.jsonl.xz", 3600, 2),
+    "books": _text("general_books2.jsonl.xz", 3600, 3),
+    "code_text": _text("code_python.jsonl.xz", 3000, 1),
+    "fim_python": _fim("code_python.jsonl.xz"),
+    "fim_js": _fim("code_js_ts.jsonl.xz"),
+    "edits": _edits,
+    "apply": _apply,
+    "dialogues": _sgd("tools_sgd_train.jsonl.xz"),
+    "schemas": _schemas,
+    "tools": _made(tool_rows),
+    "extraction": _made(extraction_rows),
+    "following": _made(following_rows),
+    "facts": _made(fact_rows),
+    "identity": _made(identity_rows),
+    "thinking": _made(thinking_rows),
+}
+
+# Sources whose held-out side is asked after a run, by the domain they stand for.
+HELD_OUT: dict[str, Source] = {
+    "chat": _mix(("gpteacher-roleplay", "chatterbot", "factbook", "opentriviaqa", "gsm8k", "exercism")),
+    "fim": _fim("code_python.jsonl.xz"),
+    "edit": _edits,
+    "tools": _sgd("tools_sgd_dev.jsonl.xz"),
+    "json": _schemas,
+    "think": _word_problems,
+}
+
+
+def training_rows(name: str, folder: Path, seed: int) -> Iterator[Row]:
+    return SOURCES[name](folder, lambda thing: not is_held_out(thing), random.Random(f"{seed}/{name}"))
+
+
+def held_out_rows(domain: str, folder: Path, seed: int) -> Iterator[Row]:
+    return HELD_OUT[domain](folder, is_held_out, random.Random(f"{seed}/held-out/{domain}"))

@@ -1,0 +1,1 @@
+"""Training rows made by rule, without a model: each module yields rows of one skill from a seeded random source."""
