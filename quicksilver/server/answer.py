@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from quicksilver.core import Delta, EngineClient, Event, FinishReason, Frame, Request, TokenLogprob, Usage
 from quicksilver.errors import RowFailed
+from quicksilver.server.plain import PlainText, TextSource
 from quicksilver.text.channels import Channel, ChannelDelta, Channels
 from quicksilver.text.tokenizer import Tokenizer
 
@@ -26,6 +27,13 @@ class Ask:
     opens_thinking: bool = False
     max_calls: int | None = None
     """Tool calls after which the answer ends by itself."""
+    is_plain: bool = False
+    """The answer is text alone: no channels are looked for in it."""
+
+    def open_text(self, tokenizer: Tokenizer) -> TextSource:
+        if self.is_plain:
+            return PlainText(tokenizer, self.stop)
+        return Channels(tokenizer, stop=self.stop, tool_names=self.tool_names, opens_thinking=self.opens_thinking)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +56,10 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    finish: FinishReason
-    usage: Usage
-    num_reasoning: int
-    num_calls: int
+    finish: FinishReason = FinishReason.STOP
+    usage: Usage = field(default_factory=Usage)
+    num_reasoning: int = 0
+    num_calls: int = 0
 
 
 Piece = Said | Shown | Ended
@@ -74,9 +82,7 @@ class AnswerReader:
     def __init__(self, ask: Ask, tokenizer: Tokenizer) -> None:
         self._ask = ask
         self._tokenizer = tokenizer
-        self._channels = Channels(
-            tokenizer, stop=ask.stop, tool_names=ask.tool_names, opens_thinking=ask.opens_thinking
-        )
+        self._channels = ask.open_text(tokenizer)
         self._usage = Usage(prompt_tokens=len(ask.request.prompt_ids))
         self._content = ""
         self._num_tokens = 0

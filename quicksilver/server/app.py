@@ -6,7 +6,7 @@ public asks for a key whenever there are accounts.
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -14,23 +14,35 @@ from starlette.responses import Response
 
 from quicksilver import __version__
 from quicksilver.errors import InvalidRequest, NotFound, QuicksilverError
+from quicksilver.server.auth import require_inference, require_key
 from quicksilver.server.envelope import MethodNotAllowed, error_response
 from quicksilver.server.guard import Guard
-from quicksilver.server.routes import chat, feedback, health, models
+from quicksilver.server.routes import chat, completions, edit, feedback, health, models, responses, tokens
 from quicksilver.server.schema import describe
 from quicksilver.server.services import Services
 from quicksilver.server.wire.chat import ChatBody
+from quicksilver.server.wire.completion import CompletionBody, FimBody
+from quicksilver.server.wire.edit import EditBody
 from quicksilver.server.wire.feedback import FeedbackBody
+from quicksilver.server.wire.responses import ResponsesBody
+from quicksilver.server.wire.tokens import DetokenizeBody, TokenizeBody
 
-BODIES = (ChatBody, FeedbackBody)
-ROUTERS = (health.router, models.router, chat.router, feedback.router)
+BODIES = (ChatBody, FimBody, CompletionBody, EditBody, ResponsesBody, TokenizeBody, DetokenizeBody, FeedbackBody)
+PUBLIC = (health.router, feedback.router)
+"""Answered without a key: probes, and the editors' reports, which carry none."""
+KEYED = (models.router, tokens.router)
+PAID = (chat.router, completions.router, edit.router, responses.router)
 
 
 def build_app(services: Services) -> FastAPI:
     app = FastAPI(title="quicksilver", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.services = services
-    for router in ROUTERS:
+    for router in PUBLIC:
         app.include_router(router)
+    for router in KEYED:
+        app.include_router(router, dependencies=[Depends(require_key)])
+    for router in PAID:
+        app.include_router(router, dependencies=[Depends(require_inference)])
     app.add_exception_handler(QuicksilverError, _on_refusal)
     app.add_exception_handler(HTTPException, _on_framework_refusal)
     app.openapi = lambda: describe(app, BODIES)  # type: ignore[method-assign]

@@ -24,7 +24,8 @@ OFF_LOOP_BYTES = 64 * 2**10
 
 
 async def read_body(request: Request, model: type[BodyType], config: ServerConfig) -> BodyType:
-    raw = await read_bytes(request, config)
+    """The checked body; its bytes stay in `request.state.raw_body` for whoever must tell two requests apart."""
+    raw = request.state.raw_body = await read_bytes(request, config)
     if len(raw) < OFF_LOOP_BYTES:
         return parse_body(raw, model)
     return await asyncio.to_thread(parse_body, raw, model)

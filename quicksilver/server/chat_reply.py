@@ -85,7 +85,7 @@ def completion(plan: Plan, answers: Sequence[Whole], names: TokenNames | None, f
         "created": plan.created,
         "model": plan.model,
         "choices": [choice(i, answer, names) for i, answer in enumerate(answers)],
-        "usage": usage_reply([answer.ended for answer in answers]),
+        "usage": usage_reply([answer.ended for answer in answers], plan.num_answers),
         "warning": plan.warning,
         "reasoning_summary": None,
         "system_fingerprint": fingerprint,
@@ -135,6 +135,7 @@ class Chunks:
             "system_fingerprint": fingerprint,
         }
         self._tail: dict[str, Any] = {"usage": None} if has_usage else {}
+        self._num_answers = plan.num_answers
 
     def chunk(self, index: int, delta: dict[str, Any], finish: FinishReply | None = None) -> ChatChunk:
         choices = [{"index": index, "delta": delta, "finish_reason": finish, "logprobs": None}]
@@ -144,7 +145,7 @@ class Chunks:
         return self.chunk(index, {"role": "assistant", "content": ""})
 
     def usage(self, ended: Sequence[Ended]) -> ChatChunk:
-        return {**self._head, "choices": [], "usage": usage_reply(ended)}  # type: ignore[typeddict-item]
+        return {**self._head, "choices": [], "usage": usage_reply(ended, self._num_answers)}  # type: ignore[typeddict-item]
 
 
 class CallDeltas:

@@ -1,18 +1,12 @@
-"""A Job's pieces -> the bytes of a chat stream: opening, deltas or snapshots, closing, usage, [DONE].
-
-An error inside the stream is a chunk with an `error` object, and nothing follows it.
-"""
+"""The pieces of a chat answer -> its chunks: opening, deltas or snapshots, closing."""
 
 from __future__ import annotations
 
-import logging
 import time
-import traceback
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 
 from quicksilver.core import TokenLogprob
-from quicksilver.errors import QuicksilverError
 from quicksilver.server.answer import Ended, Piece, Said, Shown
 from quicksilver.server.chat_reply import (
     CallDeltas,
@@ -24,13 +18,10 @@ from quicksilver.server.chat_reply import (
     text_deltas,
 )
 from quicksilver.server.collect import Whole
-from quicksilver.server.envelope import envelope, internal_error
+from quicksilver.server.events import reply_events
 from quicksilver.server.job import Job
-from quicksilver.server.sse import DONE, data_event
 from quicksilver.server.wire.chat import ChatChunk
 from quicksilver.text.tokenizer import Tokenizer
-
-log = logging.getLogger("quicksilver.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,35 +39,12 @@ class StreamStyle:
     """Seconds between two snapshots."""
 
 
-async def chat_events(
-    job: Job, chunks: Chunks, tokenizer: Tokenizer, style: StreamStyle
-) -> AsyncGenerator[bytes, None]:
-    tellers = [AnswerTeller(i, chunks, tokenizer, style) for i in range(len(job.plan.asks))]
-    ended: list[Ended] = []
-    try:
-        async for index, piece in job.pieces():
-            for chunk in tellers[index].tell(piece):
-                yield data_event(chunk)
-            if isinstance(piece, Ended):
-                ended.append(piece)
-    except Exception as error:
-        yield error_event(error)
-        return
-    if style.has_usage:
-        yield data_event(chunks.usage(ended))
-    yield DONE
+def chat_events(job: Job, chunks: Chunks, tokenizer: Tokenizer, style: StreamStyle) -> AsyncGenerator[bytes]:
+    tellers = [ChatTeller(i, chunks, tokenizer, style) for i in range(len(job.plan.asks))]
+    return reply_events(job, tellers, chunks.usage if style.has_usage else None)
 
 
-def error_event(error: Exception) -> bytes:
-    """The last event of a stream that failed."""
-    if not isinstance(error, QuicksilverError):
-        place = "".join(traceback.format_tb(error.__traceback__))
-        log.error("unforeseen %s in a stream\n%s", type(error).__name__, place)
-        error = internal_error()
-    return data_event(envelope(error))
-
-
-class AnswerTeller:
+class ChatTeller:
     """Turns the pieces of one answer into its chunks."""
 
     def __init__(self, index: int, chunks: Chunks, tokenizer: Tokenizer, style: StreamStyle) -> None:

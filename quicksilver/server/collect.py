@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from quicksilver.core import FinishReason, TokenLogprob, Usage
+from quicksilver.core import TokenLogprob
 from quicksilver.server.answer import Ended, Piece, Said
 from quicksilver.text.channels import Channel, ChannelDelta
 
@@ -29,7 +29,7 @@ class Whole:
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    ended: Ended = field(default_factory=lambda: Ended(FinishReason.STOP, Usage(), 0, 0))
+    ended: Ended = field(default_factory=Ended)
 
     def add(self, piece: Piece) -> None:
         if isinstance(piece, Ended):
@@ -38,6 +38,13 @@ class Whole:
             self.logprobs += piece.logprobs
             for delta in piece.deltas:
                 self._add_delta(delta)
+
+    def as_pieces(self) -> list[Piece]:
+        """The same answer as if it had come in one step."""
+        deltas = [ChannelDelta(Channel.REASONING, self.reasoning)] if self.reasoning else []
+        deltas += [ChannelDelta(Channel.CONTENT, self.content)] if self.content else []
+        deltas += [ChannelDelta(Channel.TOOL_CALL, c.arguments, i, c.name) for i, c in enumerate(self.calls)]
+        return [Said(tuple(deltas), tuple(self.logprobs)), self.ended]
 
     def _add_delta(self, delta: ChannelDelta) -> None:
         if delta.channel is Channel.CONTENT:
@@ -48,25 +55,6 @@ class Whole:
             if delta.index == len(self.calls):
                 self.calls.append(Call(delta.name))
             self.calls[delta.index].arguments += delta.text
-
-
-async def gather_up(pieces: AsyncGenerator[Piece, None]) -> Whole:
-    whole = Whole()
-    async with aclosing(pieces):
-        async for piece in pieces:
-            whole.add(piece)
-    return whole
-
-
-async def gather_all(streams: Sequence[AsyncGenerator[Piece, None]]) -> list[Whole]:
-    """All answers, made side by side; the first failure ends the others."""
-    tasks = [asyncio.create_task(gather_up(stream)) for stream in streams]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def merge(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[tuple[int, Item], None]:

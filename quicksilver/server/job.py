@@ -1,7 +1,7 @@
-"""Job: one reply in the making, from the first word to the engine until its slots are back.
+"""Job: one reply in the making, from the reservation and the first word to the engine until its slots are back.
 
-Owns the engine streams. `aclose` gives everything back whatever happened before, also when nothing did; it may be
-called twice. Errors before the first piece reach the caller as a status, later ones belong inside the stream.
+Owns the engine streams and the tab. `aclose` gives everything back whatever happened before, also when nothing did;
+it may be called twice. Errors before the first piece reach the caller as a status, later ones belong inside the stream.
 """
 
 from __future__ import annotations
@@ -9,51 +9,100 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
 
+from quicksilver.accounts.records import SavedReply
+from quicksilver.core import Usage
 from quicksilver.server.answer import Ended, Piece, Said, answer
 from quicksilver.server.collect import Whole, merge
 from quicksilver.server.plan import Plan
 from quicksilver.server.services import Services
+from quicksilver.server.tab import Tab, limit_headers
 
 PATIENCE_S = 1.0
 """A reply whose first piece takes longer than this starts without it, so that proxies see a living connection."""
 
+Numbered = tuple[int, Piece]
+
 
 class Job:
-    def __init__(self, plan: Plan, services: Services) -> None:
+    def __init__(self, plan: Plan, services: Services, tab: Tab | None = None) -> None:
         self.plan = plan
+        self.tab = tab
         self._services = services
         self._started = time.perf_counter()
-        self._pieces: AsyncGenerator[tuple[int, Piece], None] | None = None
-        self._first: asyncio.Task[tuple[int, Piece]] | None = None
+        self._pieces: AsyncGenerator[Numbered, None] | None = None
+        self._first: asyncio.Task[Numbered] | None = None
+        self._usages = [Usage(prompt_tokens=len(ask.request.prompt_ids)) for ask in plan.asks]
+        self._num_delivered = 0
         self._has_spoken = False
+        self._has_failed = False
+        self.ended = [Ended() for _ in plan.asks]
+        """How each answer ended; whole once `pieces` is."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return limit_headers(self.tab.limits) if self.tab else {}
 
     async def start(self) -> None:
-        """Raises what the engine refuses at once: not ready, queue full."""
-        engine, tokenizer = self._services.engine, self._services.tokenizer
-        self._pieces = merge([answer(engine, tokenizer, ask) for ask in self.plan.asks])
-        self._first = asyncio.create_task(_next(self._pieces))
+        """Raises what the books or the engine refuse at once: no credit, not ready, queue full."""
         try:
+            if self.tab is not None:
+                await self.tab.open()
+            engine, tokenizer = self._services.engine, self._services.tokenizer
+            self._pieces = merge([answer(engine, tokenizer, ask) for ask in self.plan.asks])
+            self._first = asyncio.create_task(_next(self._pieces))
             await asyncio.wait({self._first}, timeout=PATIENCE_S)
             if self._first.done():
                 self._first.result()
         except BaseException:
+            self._has_failed = True
             await self.aclose()
             raise
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
+    async def pieces(self) -> AsyncIterator[Numbered]:
         """Every piece, with the number of its answer."""
         assert self._first is not None, "start() comes first"
         assert self._pieces is not None
-        yield self._observe(await self._first)
-        async for numbered in self._pieces:
-            yield self._observe(numbered)
+        try:
+            yield self._observe(await self._first)
+            async for numbered in self._pieces:
+                yield self._observe(numbered)
+        except Exception:
+            self._has_failed = True
+            raise
+
+    async def delivered_pieces(self) -> AsyncIterator[Numbered]:
+        """Pieces for a reader who gets them one by one: booked as they go, settled before the last one goes out."""
+        num_left = len(self.plan.asks)
+        async for index, piece in self.pieces():
+            num_left -= isinstance(piece, Ended)
+            if num_left == 0:
+                await self.settle()
+            yield index, piece
+            if isinstance(piece, Said):
+                self._num_delivered += piece.num_tokens
+                await self._mark()
 
     async def gather(self) -> list[Whole]:
+        """All answers as a whole; to be settled by the caller, with the reply that was made of them."""
         answers = [Whole() for _ in self.plan.asks]
         async for index, piece in self.pieces():
             answers[index].add(piece)
         return answers
+
+    async def settle(self, reply: SavedReply | None = None) -> None:
+        if self.tab is not None:
+            await self.tab.settle(self.usage(), reply)
+
+    def usage(self) -> Usage:
+        """Of all answers together, a prompt counted once."""
+        prompts = self._usages[:: self.plan.num_answers]
+        return Usage(
+            prompt_tokens=sum(usage.prompt_tokens for usage in prompts),
+            cached_tokens=sum(usage.cached_tokens for usage in prompts),
+            completion_tokens=sum(usage.completion_tokens for usage in self._usages),
+        )
 
     async def aclose(self) -> None:
         if self._first is not None:
@@ -61,16 +110,36 @@ class Job:
             await asyncio.gather(self._first, return_exceptions=True)
         if self._pieces is not None:
             await self._pieces.aclose()
+        if self.tab is not None:
+            await self._close_tab(self.tab)
 
-    def _observe(self, numbered: tuple[int, Piece]) -> tuple[int, Piece]:
-        piece, seconds = numbered[1], time.perf_counter() - self._started
-        if isinstance(piece, Said) and not self._has_spoken:
-            self._has_spoken = True
-            self._services.metrics.first_token(seconds)
+    async def _close_tab(self, tab: Tab) -> None:
+        """What was cut off by its reader is charged as far as it got; what we failed to finish is not charged."""
+        await tab.close()
+        if self._has_failed or not self._has_spoken:
+            await tab.release()
+        else:
+            await tab.settle(self.usage())
+
+    async def _mark(self) -> None:
+        if self.tab is not None:
+            await self.tab.mark(replace(self.usage(), completion_tokens=self._num_delivered))
+
+    def _observe(self, numbered: Numbered) -> Numbered:
+        index, piece = numbered
+        seconds = time.perf_counter() - self._started
+        if isinstance(piece, Said):
+            spent = self._usages[index]
+            self._usages[index] = replace(spent, completion_tokens=spent.completion_tokens + piece.num_tokens)
+            if not self._has_spoken:
+                self._has_spoken = True
+                self._services.metrics.first_token(seconds)
         elif isinstance(piece, Ended):
+            self.ended[index] = piece
+            self._usages[index] = piece.usage
             self._services.metrics.finished(piece.finish, piece.usage, seconds)
         return numbered
 
 
-async def _next(pieces: AsyncGenerator[tuple[int, Piece], None]) -> tuple[int, Piece]:
+async def _next(pieces: AsyncGenerator[Numbered, None]) -> Numbered:
     return await anext(pieces)

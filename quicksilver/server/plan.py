@@ -33,11 +33,13 @@ class Plan:
     model: str
     asks: tuple[Ask, ...]
     created: int
+    num_answers: int = 1
+    """Answers to each prompt; `asks` holds them prompt by prompt."""
     warning: str | None = None
 
     @property
     def num_prompt(self) -> int:
-        return len(self.asks[0].request.prompt_ids)
+        return sum(len(ask.request.prompt_ids) for ask in self.asks[:: self.num_answers])
 
     @property
     def max_output(self) -> int:
@@ -73,7 +75,7 @@ async def plan_chat(body: ChatBody, services: Services, tenant: str) -> Plan:
         opens_thinking=prompt.opens_thinking,
         max_calls=None if tools.allows_parallel else 1,
     )
-    return make_plan("chatcmpl", body.model, ask, body.n or 1, room.warning)
+    return make_plan("chatcmpl", body.model, [ask], body.n or 1, room.warning)
 
 
 async def render(body: ChatBody, tools: ToolPlan, effort: str | None, services: Services) -> RenderedPrompt:
@@ -81,16 +83,21 @@ async def render(body: ChatBody, tools: ToolPlan, effort: str | None, services: 
     return await asyncio.to_thread(services.template.render, messages, tools.tools, effort=effort)
 
 
-def make_plan(prefix: str, model: str, ask: Ask, num_answers: int, warning: str | None) -> Plan:
-    """`num_answers` copies of the ask, with ids and seeds of their own."""
+def make_plan(prefix: str, model: str, asks: Sequence[Ask], num_answers: int = 1, warning: str | None = None) -> Plan:
+    """`num_answers` copies of every ask, each with an id and a seed of its own."""
     reply_id = f"{prefix}-{uuid.uuid4()}"
-    asks = tuple(_number(ask, reply_id, i) for i in range(num_answers))
-    return Plan(reply_id, model, asks, int(time.time()), warning)
+    copies = [replace_seed(ask, i) for ask in asks for i in range(num_answers)]
+    named = tuple(name_ask(ask, f"{reply_id}/{i}") for i, ask in enumerate(copies))
+    return Plan(reply_id, model, named, int(time.time()), num_answers, warning)
 
 
-def _number(ask: Ask, reply_id: str, index: int) -> Ask:
-    params = replace(ask.request.params, seed=ask.request.params.seed + index)
-    return replace(ask, request=replace(ask.request, id=f"{reply_id}/{index}", params=params))
+def replace_seed(ask: Ask, offset: int) -> Ask:
+    params = replace(ask.request.params, seed=ask.request.params.seed + offset)
+    return replace(ask, request=replace(ask.request, params=params))
+
+
+def name_ask(ask: Ask, name: str) -> Ask:
+    return replace(ask, request=replace(ask.request, id=name))
 
 
 def pick_effort(body: ChatBody, services: Services) -> str | None:

@@ -10,6 +10,7 @@ from functools import cached_property
 
 from fastapi import Request
 
+from quicksilver.accounts.service import Accounts
 from quicksilver.core import EngineClient
 from quicksilver.server.config import ServerConfig
 from quicksilver.server.directory import Directory
@@ -25,6 +26,7 @@ class Services:
     engine: EngineClient
     tokenizer: Tokenizer
     template: ChatTemplate
+    accounts: Accounts | None = None
     config: ServerConfig = field(default_factory=ServerConfig)
     life: Life = field(default_factory=Life)
 

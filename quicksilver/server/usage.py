@@ -1,4 +1,4 @@
-"""Counts of one request in both dialects. The prompt counts once, however many answers were made of it."""
+"""Counts of one request in both dialects. A prompt counts once, however many answers were made of it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from quicksilver.server.answer import Ended
 from quicksilver.server.wire.usage import UsageReply
 
 
-def usage_reply(ended: Sequence[Ended]) -> UsageReply:
-    first = ended[0].usage
+def usage_reply(ended: Sequence[Ended], num_answers: int = 1) -> UsageReply:
+    """`ended` holds `num_answers` entries a prompt, prompt by prompt."""
+    prompts = [end.usage for end in ended[::num_answers]]
+    prompt, cached = sum(u.prompt_tokens for u in prompts), sum(u.cached_tokens for u in prompts)
     completion = sum(end.usage.completion_tokens for end in ended)
     reasoning = sum(end.num_reasoning for end in ended)
     forwards = sum(end.usage.forwards for end in ended)
     return {
-        "prompt_tokens": first.prompt_tokens,
+        "prompt_tokens": prompt,
         "reasoning_tokens": reasoning,
         "completion_tokens": completion,
-        "total_tokens": first.prompt_tokens + completion,
-        "cached_input_tokens": first.cached_tokens,
-        "prompt_tokens_details": {"cached_tokens": first.cached_tokens},
+        "total_tokens": prompt + completion,
+        "cached_input_tokens": cached,
+        "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {"reasoning_tokens": reasoning},
         "quicksilver": {
             "forwards": forwards,

@@ -30,7 +30,6 @@ from quicksilver.server.wire.usage import UsageReply
 MAX_FIM_TOKENS = 8192
 FIM_STOP = ("\n\n", "\n \n")
 """Unless told otherwise a completion ends at the first blank line."""
-FIM_PRESENCE_PENALTY = 1.5
 FIM_TOKENS = 512
 
 

@@ -23,8 +23,6 @@ from quicksilver.server.wire.types import (
 MAX_EDIT_TOKENS = 8192
 MAX_APPLY_TOKENS = 65_536
 EDIT_TOKENS = 1024
-EDIT_TEMPERATURE = 0.2
-EDIT_PRESENCE_PENALTY = 1.0
 
 
 class EditMessage(Wire):

@@ -1,0 +1,64 @@
+"""`/v1/completions`, and `/v1/fim/completions`: the same reply for text continued and for a gap filled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quicksilver.server.auth import caller_of
+from quicksilver.server.body import read_body
+from quicksilver.server.events import reply_events
+from quicksilver.server.plan import Plan
+from quicksilver.server.schema import answers_or_streams, takes
+from quicksilver.server.services import Services, services_of
+from quicksilver.server.serving import open_job, reply_stream, reply_whole
+from quicksilver.server.text_plan import plan_completion, plan_fim
+from quicksilver.server.text_reply import TextChunks, TextTeller, text_completion
+from quicksilver.server.wire.completion import CompletionBody, FimBody, TextChunk, TextCompletion
+
+router = APIRouter(prefix="/v1", tags=["completions"])
+RESPONSES = answers_or_streams(TextCompletion, TextChunk)
+
+
+@router.post("/fim/completions", responses=RESPONSES, openapi_extra=takes(FimBody))
+async def fim_completions(request: Request) -> Response:
+    services = services_of(request)
+    body = await read_body(request, FimBody, services.config)
+    return await respond(request, body, await plan_fim(body, services, caller_of(request).tenant))
+
+
+@router.post("/completions", responses=RESPONSES, openapi_extra=takes(CompletionBody))
+async def completions(request: Request) -> Response:
+    """A request with a suffix is fill-in-the-middle: some editors post it here."""
+    services = services_of(request)
+    body = await read_body(request, CompletionBody, services.config)
+    make = plan_completion if body.suffix is None else plan_fim
+    return await respond(request, body, await make(body, services, caller_of(request).tenant))
+
+
+async def respond(request: Request, body: FimBody | CompletionBody, plan: Plan) -> Response:
+    services, job = services_of(request), open_job(request, plan)
+    fingerprint = services.engine.info.fingerprint
+    scorer = services.tokenizer if wants_logprobs(body) else None
+    prefixes = echoes(body, plan, services)
+    if not body.stream:
+        return await reply_whole(
+            request, job, lambda answers: text_completion(plan, answers, fingerprint, scorer, prefixes)
+        )
+    has_usage = bool(body.stream_options and body.stream_options.include_usage)
+    chunks = TextChunks(plan, fingerprint, has_usage=has_usage)
+    tellers = [TextTeller(i, chunks, scorer, prefix) for i, prefix in enumerate(prefixes)]
+    return await reply_stream(request, job, reply_events(job, tellers, chunks.usage if has_usage else None))
+
+
+def wants_logprobs(body: FimBody | CompletionBody) -> bool:
+    return isinstance(body, CompletionBody) and body.logprobs is not None
+
+
+def echoes(body: FimBody | CompletionBody, plan: Plan, services: Services) -> Sequence[str]:
+    """What stands before each answer's text: its prompt under `echo`, else nothing."""
+    if isinstance(body, CompletionBody) and body.echo:
+        return [services.tokenizer.decode(ask.request.prompt_ids) for ask in plan.asks]
+    return [""] * len(plan.asks)

@@ -1,0 +1,41 @@
+"""`/v1/edit/completions`: the region under the cursor, rewritten."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quicksilver.server.auth import caller_of
+from quicksilver.server.body import read_body
+from quicksilver.server.chat_reply import Chunks, completion
+from quicksilver.server.edit_plan import finish_edit, plan_edit
+from quicksilver.server.events import reply_events
+from quicksilver.server.once import WholeTeller
+from quicksilver.server.schema import answers_or_streams, takes
+from quicksilver.server.services import services_of
+from quicksilver.server.serving import open_job, reply_stream, reply_whole
+from quicksilver.server.wire.chat import ChatChunk, ChatCompletion
+from quicksilver.server.wire.edit import EditBody
+
+router = APIRouter(prefix="/v1", tags=["edit"])
+
+
+@router.post(
+    "/edit/completions", responses=answers_or_streams(ChatCompletion, ChatChunk), openapi_extra=takes(EditBody)
+)
+async def edit_completions(request: Request) -> Response:
+    """A reply is only right as a whole, so a streamed one comes in one piece."""
+    services = services_of(request)
+    body = await read_body(request, EditBody, services.config)
+    edit = await plan_edit(body, services, caller_of(request).tenant)
+    job, fingerprint = open_job(request, edit.plan), services.engine.info.fingerprint
+    if not body.stream:
+        return await reply_whole(
+            request,
+            job,
+            lambda answers: completion(edit.plan, [finish_edit(answers[0], edit.request)], None, fingerprint),
+        )
+    has_usage = bool(body.stream_options and body.stream_options.include_usage)
+    chunks = Chunks(edit.plan, fingerprint, has_usage=has_usage)
+    teller = WholeTeller(chunks, lambda answer: finish_edit(answer, edit.request))
+    return await reply_stream(request, job, reply_events(job, [teller], chunks.usage if has_usage else None))

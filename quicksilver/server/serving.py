@@ -1,0 +1,64 @@
+"""What every paid route does around its own work: a tab for the caller, and the two ways to reply."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import orjson
+from fastapi import Request
+from starlette.responses import Response
+
+from quicksilver.accounts.records import Order, SavedReply
+from quicksilver.server.auth import caller_of
+from quicksilver.server.collect import Whole
+from quicksilver.server.envelope import JSON
+from quicksilver.server.job import Job
+from quicksilver.server.plan import Plan
+from quicksilver.server.reply import while_connected
+from quicksilver.server.services import services_of
+from quicksilver.server.sse import EventStream
+from quicksilver.server.tab import Tab
+
+Build = Callable[[Sequence[Whole]], Mapping[str, Any]]
+
+
+def open_job(request: Request, plan: Plan) -> Job:
+    services = services_of(request)
+    identity = caller_of(request).identity
+    if services.accounts is None or identity is None:
+        return Job(plan, services)
+    key = request.headers.get("idempotency-key")
+    idempotency = services.accounts.idempotency(key, _essence(request)) if key is not None else None
+    order = Order(plan.id, plan.model, plan.num_prompt, plan.max_output, idempotency)
+    return Job(plan, services, Tab(services.accounts, identity, order))
+
+
+def _essence(request: Request) -> bytes:
+    """All that makes two requests the same one."""
+    raw: bytes = request.state.raw_body
+    return b"\n".join((request.method.encode(), request.scope["path"].encode(), raw))
+
+
+async def reply_whole(request: Request, job: Job, build: Build) -> Response:
+    """The answers as one JSON reply; an equal request with the same Idempotency-Key gets the same bytes."""
+    saved = await job.tab.recall() if job.tab else None
+    if saved is not None:
+        return Response(saved.body, saved.status, {"idempotent-replayed": "true"}, media_type=JSON)
+    body = await while_connected(request, _make_reply(job, build))
+    return Response(body, 200, job.headers, media_type=JSON)
+
+
+async def _make_reply(job: Job, build: Build) -> bytes:
+    async with aclosing(job):
+        await job.start()
+        body = orjson.dumps(build(await job.gather()))
+        await job.settle(SavedReply(200, body))
+        return body
+
+
+async def reply_stream(request: Request, job: Job, events: AsyncGenerator[bytes]) -> Response:
+    """The answers as events. Whatever refuses them at once does so with a status of its own."""
+    await while_connected(request, job.start())
+    return EventStream(events, job, services_of(request).config.keep_alive_comment_s, job.headers)

@@ -1,0 +1,92 @@
+"""Tab: what one request may cost, in the books while it runs and closed exactly once.
+
+Reserve before the engine hears of it; note what was put on the wire; settle before the last byte. What fails is
+released, what a caller cuts off is charged as far as it got. Without accounts all of this is nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from quicksilver.accounts.identity import Identity
+from quicksilver.accounts.records import Gauge, Idempotency, LimitState, Order, SavedReply
+from quicksilver.accounts.service import Accounts
+from quicksilver.core import Usage
+from quicksilver.errors import AuthenticationFailed
+
+BEAT_S = 1.0
+"""Seconds between two notes to the books about a running stream, and two looks at whether its key still holds."""
+
+
+class Tab:
+    def __init__(self, accounts: Accounts, identity: Identity, order: Order) -> None:
+        self._accounts = accounts
+        self._identity = identity
+        self._order = order
+        self._is_open = False
+        self._next_beat = 0.0
+        self._beat: asyncio.Task[None] | None = None
+        self.limits = LimitState()
+
+    async def recall(self) -> SavedReply | None:
+        """The reply that an equal request with the same Idempotency-Key got before."""
+        idempotency: Idempotency | None = self._order.idempotency
+        return await self._accounts.recall(self._identity, idempotency) if idempotency else None
+
+    async def open(self) -> None:
+        reservation = await self._accounts.reserve(self._identity, self._order)
+        self._is_open = True
+        self.limits = reservation.limits
+        self._next_beat = time.monotonic() + BEAT_S
+
+    async def mark(self, on_wire: Usage) -> None:
+        """To be called after every chunk; raises when the books or the key no longer carry this stream."""
+        if self._beat is not None and self._beat.done():
+            beat, self._beat = self._beat, None
+            beat.result()
+        if self._beat is None and time.monotonic() >= self._next_beat:
+            self._next_beat = time.monotonic() + BEAT_S
+            self._beat = asyncio.create_task(self._note(on_wire))
+
+    async def _note(self, on_wire: Usage) -> None:
+        await self._accounts.checkpoint(self._order.request_id, on_wire.completion_tokens, on_wire.cached_tokens)
+        if not await self._accounts.is_live(self._identity):
+            raise AuthenticationFailed("this API key was revoked")
+
+    async def settle(self, usage: Usage, reply: SavedReply | None = None) -> None:
+        if self._is_open:
+            await self._accounts.settle(self._order.request_id, usage, reply)
+            self._is_open = False
+
+    async def release(self) -> None:
+        if self._is_open:
+            await self._accounts.release(self._order.request_id)
+            self._is_open = False
+
+    async def close(self) -> None:
+        """Stops the background note. What is still open then is left to the books' own sweep."""
+        if self._beat is not None:
+            self._beat.cancel()
+            await asyncio.gather(self._beat, return_exceptions=True)
+
+
+def limit_headers(limits: LimitState) -> dict[str, str]:
+    """OpenAI's names; `tokens` is the input side, and both sides have names of their own beside it."""
+    gauges = {
+        "requests": limits.requests,
+        "tokens": limits.input_tokens,
+        "input-tokens": limits.input_tokens,
+        "output-tokens": limits.output_tokens,
+    }
+    return {key: value for name, gauge in gauges.items() for key, value in _gauge_headers(name, gauge).items()}
+
+
+def _gauge_headers(name: str, gauge: Gauge) -> dict[str, str]:
+    if gauge.limit is None:
+        return {}
+    return {
+        f"x-ratelimit-limit-{name}": str(gauge.limit),
+        f"x-ratelimit-remaining-{name}": str(gauge.remaining),
+        f"x-ratelimit-reset-{name}": f"{gauge.reset_s:.3f}s",
+    }

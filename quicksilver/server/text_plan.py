@@ -1,0 +1,136 @@
+"""Completion bodies -> a Plan: fill-in-the-middle, and plain continuation of text or token ids."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from quicksilver.core import DecodeParams, Request
+from quicksilver.errors import InvalidRequest
+from quicksilver.server.answer import Ask
+from quicksilver.server.plan import Plan, Room, find_room, make_plan, read_stop
+from quicksilver.server.sampling import overlay, pick_bias, pick_decoder, pick_seed, pick_top_k
+from quicksilver.server.services import Services
+from quicksilver.server.wire.completion import (
+    FIM_STOP,
+    FIM_TOKENS,
+    CompletionBody,
+    FimBody,
+)
+from quicksilver.text.edits import fim_prompt
+from quicksilver.text.specials import Specials
+
+COMPLETION_TOKENS = 256
+"""Of a plain continuation that names no limit: it has no natural end."""
+MIN_CODE_PROMPT = 64
+"""Tokens a code prompt always gets, however long an answer is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Ids to continue, and the strings at which the continuation ends."""
+
+    ids: tuple[int, ...]
+    stop: tuple[str, ...] = ()
+
+
+async def plan_fim(body: FimBody | CompletionBody, services: Services, tenant: str) -> Plan:
+    services.directory.check(body.model)
+    if not isinstance(body.prompt, str):
+        raise InvalidRequest("prompt: with a suffix it is one string", param="prompt")
+    room = code_room(body.max_tokens or FIM_TOKENS, services)
+    ids = await asyncio.to_thread(
+        fim_prompt, services.tokenizer, body.prompt, body.suffix or "", services.engine.info.context_len - room
+    )
+    defaults = DecodeParams(stop_ids=code_stops(services.tokenizer.roles, services.tokenizer.eos_ids))
+    stop = FIM_STOP if body.stop is None else read_stop(body.stop)
+    ask = text_ask(body, Prompt(never_empty(ids, services), stop), Room(room), defaults, services)
+    return make_plan("cmpl", body.model, [for_tenant(ask, tenant)], _num_answers(body))
+
+
+async def plan_completion(body: CompletionBody, services: Services, tenant: str) -> Plan:
+    services.directory.check(body.model)
+    if body.echo and body.logprobs is not None:
+        raise InvalidRequest("echo: cannot be combined with logprobs", param="echo")
+    prompts = await asyncio.to_thread(_encode_prompts, body, services)
+    defaults = DecodeParams(temperature=services.config.temperature, stop_ids=services.tokenizer.eos_ids)
+    rooms = [find_room(len(ids), body.max_tokens or COMPLETION_TOKENS, services, "prompt") for ids in prompts]
+    stop = read_stop(body.stop)
+    asks = [
+        for_tenant(text_ask(body, Prompt(ids, stop), room, defaults, services), tenant)
+        for ids, room in zip(prompts, rooms, strict=True)
+    ]
+    return make_plan("cmpl", body.model, asks, _num_answers(body), rooms[0].warning)
+
+
+def code_room(asked: int, services: Services) -> int:
+    """Code prompts are cut to fit, so the answer's share is what is asked for, within the context."""
+    return max(1, min(asked, services.engine.info.context_len - MIN_CODE_PROMPT))
+
+
+def code_stops(roles: Specials, eos_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """A model that begins another file, turn or gap has finished this one."""
+    others = (roles.fim_prefix, roles.fim_suffix, roles.fim_middle, roles.file_sep, roles.repo_name, roles.turn_open)
+    return tuple(dict.fromkeys((*eos_ids, *(i for i in others if i is not None))))
+
+
+def text_ask(
+    body: FimBody | CompletionBody, prompt: Prompt, room: Room, defaults: DecodeParams, services: Services
+) -> Ask:
+    info = services.engine.info
+    params = overlay(
+        defaults,
+        {
+            "max_new_tokens": room.max_new_tokens,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": pick_top_k(body.top_k),
+            "min_p": body.min_p,
+            "seed": pick_seed(body.seed),
+            "presence_penalty": body.presence_penalty,
+            "frequency_penalty": body.frequency_penalty,
+            "repetition_penalty": body.repetition_penalty,
+            "decoder": pick_decoder(body.decoder, is_realtime=bool(body.realtime), info=info),
+            "logprobs": body.logprobs if isinstance(body, CompletionBody) else None,
+            "logit_bias": pick_bias(body.logit_bias, info) if isinstance(body, CompletionBody) else None,
+        },
+    )
+    return Ask(Request("", prompt.ids, params), stop=prompt.stop, is_plain=True)
+
+
+def for_tenant(ask: Ask, tenant: str) -> Ask:
+    return replace(ask, request=replace(ask.request, tenant=tenant))
+
+
+def _num_answers(body: FimBody | CompletionBody) -> int:
+    return (body.n or 1) if isinstance(body, CompletionBody) else 1
+
+
+def _encode_prompts(body: CompletionBody, services: Services) -> list[tuple[int, ...]]:
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [_encode(prompt, services)]
+    if not prompt or isinstance(prompt[0], int):
+        return [_check_ids(prompt, services)]
+    return [_encode(str(text), services) for text in prompt]
+
+
+def _encode(text: str, services: Services) -> tuple[int, ...]:
+    return never_empty(services.tokenizer.encode(text), services)
+
+
+def never_empty(ids: Sequence[int], services: Services) -> tuple[int, ...]:
+    """An empty text still needs a token to continue: the one that ends texts also stands before them."""
+    return tuple(ids) or services.tokenizer.eos_ids[-1:]
+
+
+def _check_ids(prompt: object, services: Services) -> tuple[int, ...]:
+    """Ids of our own vocabulary that stand for text: special tokens cannot be smuggled in as numbers."""
+    assert isinstance(prompt, list)
+    special = set(services.tokenizer.special_tokens.values())
+    width = min(services.engine.info.vocab_size, services.tokenizer.vocab_size)
+    for i, token_id in enumerate(prompt):
+        if token_id >= width or token_id in special:
+            raise InvalidRequest(f"prompt.{i}: no plain token has this id", param=f"prompt.{i}")
+    return never_empty(prompt, services)
