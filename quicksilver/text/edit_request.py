@@ -108,8 +108,8 @@ def _without_line_numbers(request: EditRequest) -> EditRequest:
     numbers = [int(match[1]) for match in numbered if match]
     if len(numbers) < len(numbered) or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         return request
-    plain = {name: _strip_numbers(getattr(request, name)) for name in ("before", "region", "after")}
-    return replace(request, **plain)
+    before, region, after = map(_strip_numbers, (request.before, request.region, request.after))
+    return replace(request, before=before, region=region, after=after)
 
 
 def _strip_numbers(text: str) -> str:

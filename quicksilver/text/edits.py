@@ -60,7 +60,8 @@ def can_edit(tokenizer: Tokenizer) -> bool:
 def edit_prompt(tokenizer: Tokenizer, request: EditRequest, max_tokens: int | None = None) -> list[int]:
     """Context, then the file with its region marked; the answer is the region rewritten. Needs `can_edit`."""
     roles = tokenizer.roles
-    assert roles.edit_open is not None and roles.edit_close is not None and roles.fim_middle is not None
+    if roles.edit_open is None or roles.edit_close is None or roles.fim_middle is None:
+        raise ValueError("the tokenizer has no edit tokens; use edit_messages")
     region = [roles.edit_open, *_region_ids(tokenizer, request), roles.edit_close]
     file = _file_head(tokenizer, request.path)
     before, after = tokenizer.encode(request.before), tokenizer.encode(request.after)
