@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from fastapi import Request
 
-from quicksilver.accounts.service import Accounts
 from quicksilver.core import EngineClient
 from quicksilver.server.config import ServerConfig
 from quicksilver.server.directory import Directory
@@ -19,6 +19,10 @@ from quicksilver.server.life import Life
 from quicksilver.server.metrics import Metrics
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    # The database library behind it takes long to import, and most servers run without accounts.
+    from quicksilver.accounts.service import Accounts
 
 
 @dataclass(frozen=True)

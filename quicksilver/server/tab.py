@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import TYPE_CHECKING
 
 from quicksilver.accounts.identity import Identity
 from quicksilver.accounts.records import Gauge, Idempotency, LimitState, Order, SavedReply
-from quicksilver.accounts.service import Accounts
 from quicksilver.core import Usage
 from quicksilver.errors import AuthenticationFailed
+
+if TYPE_CHECKING:
+    from quicksilver.accounts.service import Accounts
 
 BEAT_S = 1.0
 """Seconds between two notes to the books about a running stream, and two looks at whether its key still holds."""

@@ -1,0 +1,70 @@
+"""A live server on loopback around a scripted engine, for real clients. One server a session."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quicksilver.core import Request
+from quicksilver.server.app import build_app
+from quicksilver.server.config import ServerConfig
+from quicksilver.server.life import Listener, make_listener
+from quicksilver.server.services import Services
+from quicksilver.text.chat import ChatTemplate
+from tests.fake_engine import FakeEngine, Step, resolving, spoken
+from tests.small_tokenizer import small_tokenizer
+
+ANSWER = "Paris is the capital of France."
+POEM = "Line of a long poem that goes on and on.\n" * 40
+
+
+class LiveServer:
+    """Runs on a thread of its own, since the clients under test block."""
+
+    def __init__(self, home: Path) -> None:
+        tokenizer = small_tokenizer()
+        self.engine = FakeEngine(answer_by_prompt)
+        config = ServerConfig(home=home, port=0, frames_per_s=1e9)
+        services = Services(self.engine, tokenizer, ChatTemplate.own(tokenizer), config=config)
+        self.listener: Listener = make_listener(build_app(services), "127.0.0.1", 0, config)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self.listener.serve()), daemon=True)
+
+    @property
+    def url(self) -> str:
+        port = self.listener.servers[0].sockets[0].getsockname()[1]
+        return f"http://127.0.0.1:{port}"
+
+    def start(self) -> None:
+        self._thread.start()
+        while not self.listener.started:
+            self._thread.join(0.01)
+
+    def stop(self) -> None:
+        self.listener.should_exit = True
+        self._thread.join(10)
+
+
+def answer_by_prompt(request: Request) -> list[Step]:
+    """What the engine says depends on words in the prompt, so that one server answers every test."""
+    tokenizer = small_tokenizer()
+    prompt = tokenizer.decode(request.prompt_ids)
+    text = ANSWER
+    if "long poem" in prompt:
+        text = POEM
+    elif request.think is not None:
+        text = f"Let me think.</think>{ANSWER}"
+    ids = tokenizer.encode_markup(text)
+    return resolving(request, ids) if request.wants_frames else spoken(request, ids)
+
+
+@pytest.fixture(scope="session")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    server = LiveServer(tmp_path_factory.mktemp("home"))
+    server.start()
+    yield server
+    server.stop()
+    assert server.engine.num_open == 0, "a slot was not given back"
