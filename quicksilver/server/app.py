@@ -17,21 +17,31 @@ from quicksilver.errors import InvalidRequest, NotFound, QuicksilverError
 from quicksilver.server.auth import require_inference, require_key
 from quicksilver.server.envelope import MethodNotAllowed, error_response
 from quicksilver.server.guard import Guard
-from quicksilver.server.routes import chat, completions, edit, feedback, health, models, responses, tokens
+from quicksilver.server.routes import apply, chat, completions, edit, feedback, health, models, responses, tokens
 from quicksilver.server.schema import describe
 from quicksilver.server.services import Services
 from quicksilver.server.wire.chat import ChatBody
 from quicksilver.server.wire.completion import CompletionBody, FimBody
-from quicksilver.server.wire.edit import EditBody
+from quicksilver.server.wire.edit import ApplyBody, EditBody
 from quicksilver.server.wire.feedback import FeedbackBody
 from quicksilver.server.wire.responses import ResponsesBody
 from quicksilver.server.wire.tokens import DetokenizeBody, TokenizeBody
 
-BODIES = (ChatBody, FimBody, CompletionBody, EditBody, ResponsesBody, TokenizeBody, DetokenizeBody, FeedbackBody)
+BODIES = (
+    ChatBody,
+    FimBody,
+    CompletionBody,
+    EditBody,
+    ApplyBody,
+    ResponsesBody,
+    TokenizeBody,
+    DetokenizeBody,
+    FeedbackBody,
+)
 PUBLIC = (health.router, feedback.router)
 """Answered without a key: probes, and the editors' reports, which carry none."""
 KEYED = (models.router, tokens.router)
-PAID = (chat.router, completions.router, edit.router, responses.router)
+PAID = (chat.router, completions.router, edit.router, apply.router, responses.router)
 
 
 def build_app(services: Services) -> FastAPI:

@@ -18,7 +18,7 @@ from quicksilver.server.chat_reply import (
     text_deltas,
 )
 from quicksilver.server.collect import Whole
-from quicksilver.server.events import reply_events
+from quicksilver.server.events import SideBySide, reply_events
 from quicksilver.server.job import Job
 from quicksilver.server.wire.chat import ChatChunk
 from quicksilver.text.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ class StreamStyle:
 
 def chat_events(job: Job, chunks: Chunks, tokenizer: Tokenizer, style: StreamStyle) -> AsyncGenerator[bytes]:
     tellers = [ChatTeller(i, chunks, tokenizer, style) for i in range(len(job.plan.asks))]
-    return reply_events(job, tellers, chunks.usage if style.has_usage else None)
+    return reply_events(job, SideBySide(tellers), chunks.usage if style.has_usage else None)
 
 
 class ChatTeller:

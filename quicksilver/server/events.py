@@ -27,14 +27,44 @@ class Teller(Protocol):
     def tell(self, piece: Piece) -> Iterable[Mapping[str, Any]]: ...
 
 
-async def reply_events(job: Job, tellers: Sequence[Teller], usage: UsageChunk | None) -> AsyncGenerator[bytes]:
+class ReplyTeller(Protocol):
+    """Turns all of a reply into its chunks; `index` is the number of the answer a piece belongs to."""
+
+    def begin(self) -> Iterable[Mapping[str, Any]]: ...
+
+    def tell(self, index: int, piece: Piece) -> Iterable[Mapping[str, Any]]: ...
+
+    def end(self) -> Iterable[Mapping[str, Any]]: ...
+
+
+class SideBySide:
+    """A reply whose answers are told independently of each other."""
+
+    def __init__(self, tellers: Sequence[Teller]) -> None:
+        self._tellers = tellers
+
+    def begin(self) -> Iterable[Mapping[str, Any]]:
+        return ()
+
+    def tell(self, index: int, piece: Piece) -> Iterable[Mapping[str, Any]]:
+        return self._tellers[index].tell(piece)
+
+    def end(self) -> Iterable[Mapping[str, Any]]:
+        return ()
+
+
+async def reply_events(job: Job, teller: ReplyTeller, usage: UsageChunk | None) -> AsyncGenerator[bytes]:
+    for chunk in teller.begin():
+        yield data_event(chunk)
     try:
         async for index, piece in job.delivered_pieces():
-            for chunk in tellers[index].tell(piece):
+            for chunk in teller.tell(index, piece):
                 yield data_event(chunk)
     except Exception as error:
         yield data_event(envelope(as_refusal(error)))
         return
+    for chunk in teller.end():
+        yield data_event(chunk)
     if usage is not None:
         yield data_event(usage(job.ended))
     yield DONE

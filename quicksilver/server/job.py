@@ -44,26 +44,34 @@ class Job:
     def headers(self) -> dict[str, str]:
         return limit_headers(self.tab.limits) if self.tab else {}
 
+    async def reserve(self) -> None:
+        """Raises what the books refuse."""
+        if self.tab is not None:
+            await self.tab.open()
+
     async def start(self) -> None:
         """Raises what the books or the engine refuse at once: no credit, not ready, queue full."""
         try:
-            if self.tab is not None:
-                await self.tab.open()
-            engine, tokenizer = self._services.engine, self._services.tokenizer
-            self._pieces = merge([answer(engine, tokenizer, ask) for ask in self.plan.asks])
-            self._first = asyncio.create_task(_next(self._pieces))
-            await asyncio.wait({self._first}, timeout=PATIENCE_S)
-            if self._first.done():
-                self._first.result()
+            await self.reserve()
+            if self.plan.asks:
+                await self._open_streams()
         except BaseException:
             self._has_failed = True
             await self.aclose()
             raise
 
+    async def _open_streams(self) -> None:
+        engine, tokenizer = self._services.engine, self._services.tokenizer
+        self._pieces = merge([answer(engine, tokenizer, ask) for ask in self.plan.asks])
+        self._first = asyncio.create_task(_next(self._pieces))
+        await asyncio.wait({self._first}, timeout=PATIENCE_S)
+        if self._first.done():
+            self._first.result()
+
     async def pieces(self) -> AsyncIterator[Numbered]:
-        """Every piece, with the number of its answer."""
-        assert self._first is not None, "start() comes first"
-        assert self._pieces is not None
+        """Every piece, with the number of its answer. A plan without answers has none."""
+        if self._first is None or self._pieces is None:
+            return
         try:
             yield self._observe(await self._first)
             async for numbered in self._pieces:
@@ -83,6 +91,7 @@ class Job:
             if isinstance(piece, Said):
                 self._num_delivered += piece.num_tokens
                 await self._mark()
+        await self.settle()
 
     async def gather(self) -> list[Whole]:
         """All answers as a whole; to be settled by the caller, with the reply that was made of them."""
@@ -92,8 +101,13 @@ class Job:
         return answers
 
     async def settle(self, reply: SavedReply | None = None) -> None:
+        """Once; further calls do nothing."""
         if self.tab is not None:
             await self.tab.settle(self.usage(), reply)
+
+    def note(self, index: int, ended: Ended) -> None:
+        """How an answer ended that was not made by a stream."""
+        self._observe((index, ended))
 
     def usage(self) -> Usage:
         """Of all answers together, a prompt counted once."""

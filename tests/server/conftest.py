@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import orjson
@@ -72,13 +73,13 @@ def chat(text: str = "Hi", **fields: object) -> dict[str, object]:
     return {"model": "mercury-2", "messages": [{"role": "user", "content": text}], **fields}
 
 
-def events(response: httpx.Response) -> list[dict[str, object]]:
+def events(response: httpx.Response) -> list[dict[str, Any]]:
     """The data of every event of a stream; the last line must be [DONE]."""
     lines = [line[6:] for line in response.text.split("\n\n") if line.startswith("data: ")]
     assert lines[-1] == "[DONE]", lines[-1]
     return [orjson.loads(line) for line in lines[:-1]]
 
 
-async def aiter_lines(response: httpx.Response) -> AsyncIterator[str]:
-    async for line in response.aiter_lines():
-        yield line
+def content_of(chunks: list[dict[str, Any]]) -> str:
+    """The content a client that appends would hold."""
+    return "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"])

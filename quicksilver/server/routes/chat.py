@@ -11,6 +11,7 @@ from quicksilver.server.auth import caller_of
 from quicksilver.server.body import read_body
 from quicksilver.server.chat_reply import Chunks, TokenNames, completion, summarise
 from quicksilver.server.chat_stream import StreamStyle, chat_events
+from quicksilver.server.choice_reply import reply_choice
 from quicksilver.server.collect import Whole
 from quicksilver.server.job import Job
 from quicksilver.server.plan import Plan, plan_chat
@@ -28,6 +29,8 @@ router = APIRouter(prefix="/v1", tags=["chat"])
 async def chat_completions(request: Request) -> Response:
     services = services_of(request)
     body = await read_body(request, ChatBody, services.config)
+    if body.choice is not None:
+        return await reply_choice(request, body)
     job = open_job(request, await plan_chat(body, services, caller_of(request).tenant))
     if body.stream:
         return await reply_stream(request, job, stream(job, body, services))

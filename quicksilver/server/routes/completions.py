@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from quicksilver.server.auth import caller_of
 from quicksilver.server.body import read_body
-from quicksilver.server.events import reply_events
+from quicksilver.server.events import SideBySide, reply_events
 from quicksilver.server.plan import Plan
 from quicksilver.server.schema import answers_or_streams, takes
 from quicksilver.server.services import Services, services_of
@@ -50,7 +50,8 @@ async def respond(request: Request, body: FimBody | CompletionBody, plan: Plan) 
     has_usage = bool(body.stream_options and body.stream_options.include_usage)
     chunks = TextChunks(plan, fingerprint, has_usage=has_usage)
     tellers = [TextTeller(i, chunks, scorer, prefix) for i, prefix in enumerate(prefixes)]
-    return await reply_stream(request, job, reply_events(job, tellers, chunks.usage if has_usage else None))
+    events = reply_events(job, SideBySide(tellers), chunks.usage if has_usage else None)
+    return await reply_stream(request, job, events)
 
 
 def wants_logprobs(body: FimBody | CompletionBody) -> bool:

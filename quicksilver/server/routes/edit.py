@@ -9,7 +9,7 @@ from quicksilver.server.auth import caller_of
 from quicksilver.server.body import read_body
 from quicksilver.server.chat_reply import Chunks, completion
 from quicksilver.server.edit_plan import finish_edit, plan_edit
-from quicksilver.server.events import reply_events
+from quicksilver.server.events import SideBySide, reply_events
 from quicksilver.server.once import WholeTeller
 from quicksilver.server.schema import answers_or_streams, takes
 from quicksilver.server.services import services_of
@@ -38,4 +38,5 @@ async def edit_completions(request: Request) -> Response:
     has_usage = bool(body.stream_options and body.stream_options.include_usage)
     chunks = Chunks(edit.plan, fingerprint, has_usage=has_usage)
     teller = WholeTeller(chunks, lambda answer: finish_edit(answer, edit.request))
-    return await reply_stream(request, job, reply_events(job, [teller], chunks.usage if has_usage else None))
+    events = reply_events(job, SideBySide([teller]), chunks.usage if has_usage else None)
+    return await reply_stream(request, job, events)

@@ -110,6 +110,9 @@ ResponseFormat = Annotated[
 ]
 
 
+Label = Annotated[str, Field(min_length=1, max_length=MAX_CHOICE_CHARS)]
+
+
 class ChatBody(Wire):
     model: Name
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -140,10 +143,7 @@ class ChatBody(Wire):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    choice: (
-        Annotated[list[Annotated[str, Field(min_length=1, max_length=MAX_CHOICE_CHARS)]], Field(max_length=MAX_CHOICES)]
-        | None
-    ) = None
+    choice: Annotated[list[Label], Field(min_length=1, max_length=MAX_CHOICES)] | None = None
     decoder: DecoderBody | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
     metadata: Metadata | None = None
@@ -230,6 +230,7 @@ class ChatChunkChoice(TypedDict):
     delta: dict[str, Any]
     finish_reason: FinishReply | None
     logprobs: NotRequired[LogprobsReply | None]
+    probabilities: NotRequired[dict[str, float]]
 
 
 class ChatChunk(TypedDict):
