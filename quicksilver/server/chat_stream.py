@@ -57,7 +57,8 @@ class ChatTeller:
         self._whole = Whole()
         self._unsent_logprobs: list[TokenLogprob] = []
         self._is_open = False
-        self._last_shown = 0.0
+        self._last_shown = float("-inf")
+        self._shown_text = ""
 
     def tell(self, piece: Piece) -> Iterator[ChatChunk]:
         if not self._is_open:
@@ -76,22 +77,26 @@ class ChatTeller:
         for delta in text_deltas(said, self._calls):
             if "content" not in delta or not self._style.is_diffusing:
                 yield self._with_logprobs(self._chunks.chunk(self._index, delta), is_content="content" in delta)
-            elif self._is_due():
-                yield self._chunks.chunk(self._index, {"content": self._whole.content})
+            elif self._whole.content != self._shown_text and self._is_due():
+                yield self._snapshot(self._whole.content)
 
     def _tell_shown(self, shown: Shown) -> Iterator[ChatChunk]:
         if self._style.is_diffusing and (self._style.shows_tokens or self._is_due()):
-            chunk = self._chunks.chunk(self._index, {"content": shown.text})
+            chunk = self._snapshot(shown.text)
             chunk["quicksilver"] = frame_reply(shown.frame, self._tokenizer if self._style.shows_tokens else None)
             yield chunk
 
     def _tell_end(self, ended: Ended) -> Iterator[ChatChunk]:
-        if self._style.is_diffusing and self._whole.content:
-            yield self._chunks.chunk(self._index, {"content": self._whole.content})
+        if self._style.is_diffusing and self._whole.content != self._shown_text:
+            yield self._snapshot(self._whole.content)
         closing = self._chunks.chunk(self._index, {}, finish_word(ended))
         if self._style.has_summary:
             closing["reasoning_summary"] = summarise(self._whole.reasoning, may_think=self._style.may_think)
         yield self._with_logprobs(closing, is_content=True)
+
+    def _snapshot(self, text: str) -> ChatChunk:
+        self._shown_text = text
+        return self._chunks.chunk(self._index, {"content": text})
 
     def _with_logprobs(self, chunk: ChatChunk, *, is_content: bool) -> ChatChunk:
         if self._names is not None and is_content and self._unsent_logprobs:

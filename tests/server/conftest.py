@@ -11,6 +11,7 @@ import httpx
 import orjson
 import pytest
 
+from quicksilver.accounts.service import Accounts
 from quicksilver.core import Request
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig
@@ -36,21 +37,19 @@ class Served:
 
     def __init__(self, home: Path) -> None:
         self.engine = FakeEngine(says(HELLO))
-        self.config = ServerConfig(home=home, frames_per_s=1e9)
+        self.rebuild(ServerConfig(home=home, frames_per_s=1e9))
 
-    @property
-    def services(self) -> Services:
+    def rebuild(self, config: ServerConfig, accounts: Accounts | None = None) -> None:
         tokenizer = small_tokenizer()
-        return Services(
-            engine=self.engine, tokenizer=tokenizer, template=ChatTemplate.own(tokenizer), config=self.config
-        )
+        template = ChatTemplate.own(tokenizer)
+        self.services = Services(self.engine, tokenizer, template, accounts=accounts, config=config)
+        self.app = build_app(self.services)
 
     def configure(self, **changes: object) -> None:
-        self.config = replace(self.config, **changes)  # type: ignore[arg-type]
+        self.rebuild(replace(self.services.config, **changes), self.services.accounts)  # type: ignore[arg-type]
 
     def client(self) -> httpx.AsyncClient:
-        transport = httpx.ASGITransport(app=build_app(self.services))
-        return httpx.AsyncClient(transport=transport, base_url="http://localhost")
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://localhost")
 
     async def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> httpx.Response:
         raw = body if isinstance(body, bytes) else orjson.dumps(body)

@@ -1,0 +1,129 @@
+"""/v1/fim/completions and /v1/completions."""
+
+from __future__ import annotations
+
+import pytest
+
+from quicksilver.core import Delta, FinishReason, Request, TokenLogprob, Usage
+from tests.fake_engine import Step
+from tests.server.conftest import HELLO, Served, events, says
+from tests.small_tokenizer import small_tokenizer
+
+FIM, PLAIN = "/v1/fim/completions", "/v1/completions"
+KEYS = {"id", "object", "created", "model", "choices", "usage", "warning"}
+
+
+def decoded(request: Request) -> str:
+    return "".join(map(small_tokenizer().token_text, request.prompt_ids))
+
+
+async def test_fim_reply_shape(served: Served) -> None:
+    reply = (await served.post(FIM, {"model": "mercury-edit-2", "prompt": "def f(", "suffix": "):"})).json()
+    assert set(reply) >= KEYS
+    assert (reply["object"], reply["model"]) == ("text_completion", "mercury-edit-2")
+    assert reply["id"].startswith("cmpl-")
+    assert reply["choices"][0]["text"] == HELLO
+    assert reply["usage"]["reasoning_tokens"] == 0
+
+
+async def test_fim_prompt_uses_the_models_own_tokens(served: Served) -> None:
+    await served.post(FIM, {"model": "mercury-coder", "prompt": "def f(", "suffix": "):\n  pass"})
+    assert decoded(served.engine.seen[0]) == "<|fim_prefix|>def f(<|fim_suffix|>):\n  pass<|fim_middle|>"
+
+
+async def test_fim_defaults(served: Served) -> None:
+    served.engine.script = says("first\nsecond\n\nthird")
+    reply = (await served.post(FIM, {"model": "mercury-coder", "prompt": "a", "suffix": "<|endoftext|>"})).json()
+    assert reply["choices"][0]["text"] == "first\nsecond"
+    assert served.engine.seen[0].params.max_new_tokens == 512
+    assert served.engine.seen[0].params.temperature == 0
+    assert decoded(served.engine.seen[0]) == "<|fim_prefix|>a<|fim_suffix|><|fim_middle|>"
+
+
+async def test_fim_own_stops_replace_the_defaults(served: Served) -> None:
+    served.engine.script = says("first\n\nsecond;third")
+    body = {"model": "mercury-coder", "prompt": "a", "stop": [";"]}
+    assert (await served.post(FIM, body)).json()["choices"][0]["text"] == "first\n\nsecond"
+
+
+async def test_a_long_file_is_cut_to_fit_and_never_refused(served: Served) -> None:
+    body = {"model": "mercury-coder", "prompt": "x" * 9000 + "END", "suffix": "START" + "y" * 9000}
+    assert (await served.post(FIM, body)).status_code == 200
+    request = served.engine.seen[0]
+    assert len(request.prompt_ids) + request.params.max_new_tokens <= served.engine.info.context_len
+    assert "END<|fim_suffix|>START" in decoded(request)
+
+
+async def test_tags_in_code_stay_code(served: Served) -> None:
+    served.engine.script = says("x = '<think>'")
+    body = {"model": "mercury-coder", "prompt": "<|mask|><|im_start|>", "suffix": ""}
+    served.engine.script = lambda r: [
+        Delta(r.id, tuple(small_tokenizer().encode("x = '<think>'")), finish=FinishReason.STOP, usage=Usage(1, 0, 13))
+    ]
+    assert (await served.post(FIM, body)).json()["choices"][0]["text"] == "x = '<think>'"
+    special = set(small_tokenizer().special_tokens.values())
+    assert sum(i in special for i in served.engine.seen[0].prompt_ids) == 3
+
+
+async def test_fim_stream(served: Served) -> None:
+    body = {"model": "mercury-coder", "prompt": "a", "suffix": "b", "stream": True, "temperature": 0}
+    chunks = events(await served.post(FIM, {**body, "stream_options": {"include_usage": True}}))
+    assert "".join(c["choices"][0]["text"] for c in chunks if c["choices"]) == HELLO
+    assert [c["choices"][0]["finish_reason"] for c in chunks if c["choices"]][-1] == "stop"
+    assert chunks[-1]["usage"]["completion_tokens"] == len(HELLO.encode())
+
+
+async def test_completions_with_a_suffix_are_fim(served: Served) -> None:
+    await served.post(PLAIN, {"model": "mercury-coder", "prompt": "a", "suffix": "b"})
+    assert decoded(served.engine.seen[0]).startswith("<|fim_prefix|>a")
+
+
+async def test_plain_completion_continues_the_text(served: Served) -> None:
+    reply = (await served.post(PLAIN, {"model": "nano", "prompt": "Once"})).json()
+    assert decoded(served.engine.seen[0]) == "Once"
+    assert reply["choices"][0]["text"] == HELLO
+
+
+async def test_several_prompts_and_answers_are_numbered_prompt_by_prompt(served: Served) -> None:
+    served.engine.script = lambda r: says(f"<{decoded(r)}>")(r)
+    reply = (await served.post(PLAIN, {"model": "nano", "prompt": ["ab", "c"], "n": 2})).json()
+    assert [c["text"] for c in reply["choices"]] == ["<ab>", "<ab>", "<c>", "<c>"]
+    assert reply["usage"]["prompt_tokens"] == 3
+
+
+async def test_token_ids_are_a_prompt_but_special_ones_are_refused(served: Served) -> None:
+    await served.post(PLAIN, {"model": "nano", "prompt": [104, 105]})
+    assert served.engine.seen[0].prompt_ids == (104, 105)
+    for bad in (259, 511, 512, 10**6):
+        response = await served.post(PLAIN, {"model": "nano", "prompt": [104, bad]})
+        assert response.status_code == (200 if bad == 511 else 400), bad
+
+
+@pytest.mark.parametrize("prompt", ["", []])
+async def test_an_empty_prompt_still_has_a_token(served: Served, prompt: object) -> None:
+    assert (await served.post(PLAIN, {"model": "nano", "prompt": prompt})).status_code == 200
+    assert len(served.engine.seen[0].prompt_ids) == 1
+
+
+async def test_echo_puts_the_prompt_before_the_answer(served: Served) -> None:
+    body = {"model": "nano", "prompt": "Say: ", "echo": True}
+    assert (await served.post(PLAIN, body)).json()["choices"][0]["text"] == "Say: " + HELLO
+    chunks = events(await served.post(PLAIN, {**body, "stream": True}))
+    assert "".join(c["choices"][0]["text"] for c in chunks) == "Say: " + HELLO
+
+
+async def test_legacy_logprobs(served: Served) -> None:
+    def script(request: Request) -> list[Step]:
+        logprobs = (TokenLogprob(111, -0.1, ((111, -0.1),)), TokenLogprob(107, -0.2, ((107, -0.2),)))
+        return [Delta(request.id, (111, 107), logprobs, finish=FinishReason.STOP, usage=Usage(1, 0, 2))]
+
+    served.engine.script = script
+    body = {"model": "nano", "prompt": "a", "logprobs": 1}
+    logprobs = (await served.post(PLAIN, body)).json()["choices"][0]["logprobs"]
+    assert logprobs == {
+        "tokens": ["o", "k"],
+        "token_logprobs": [-0.1, -0.2],
+        "top_logprobs": [{"o": -0.1}, {"k": -0.2}],
+        "text_offset": [0, 1],
+    }
+    assert (await served.post(PLAIN, {**body, "echo": True})).json()["error"]["param"] == "echo"
