@@ -11,13 +11,15 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 Pair = tuple[int, int]
 
 _COMMON = 8
 """A line found more often than this in a file does not decide anything."""
-_MAX_ANCHORS = 400
+_MAX_ANCHORS = 600
+_MAX_CELLS = 1 << 20
+"""Bounds on work, so that a hostile file costs a fraction of a second."""
 _PAIR_SCORE, _MAX_GAP_COST = 4.0, 3.0
 _RIVAL = 0.8
 """A second place that scores this share of the best makes the best one ambiguous."""
@@ -55,8 +57,8 @@ def _anchors(snippet: Sequence[str], file: Sequence[str], start: int) -> list[Pa
     for j in range(start, len(file)):
         found[file[j]].append(j)
     telling = [i for i, line in enumerate(snippet) if _tells(line) and 0 < len(found.get(line, ())) <= _COMMON]
-    rarest = sorted(telling, key=lambda i: len(found[snippet[i]]))[:_MAX_ANCHORS]
-    return sorted((i, j) for i in rarest for j in found[snippet[i]])
+    rarest = sorted(telling, key=lambda i: len(found[snippet[i]]))
+    return sorted(islice(((i, j) for i in rarest for j in found[snippet[i]]), _MAX_ANCHORS))
 
 
 def _tells(line: str) -> bool:
@@ -106,6 +108,8 @@ def _fill(chain: list[Pair], snippet: Sequence[str], file: Sequence[str], start:
 
 
 def _equal(left: Sequence[str], right: Sequence[str]) -> list[Pair]:
+    if len(left) * len(right) > _MAX_CELLS:
+        return []
     blocks = difflib.SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
     return [(block.a + n, block.b + n) for block in blocks for n in range(block.size)]
 

@@ -15,7 +15,7 @@ CURSOR = "<|cursor|>"
 REGION = "code_to_edit"
 
 _MARK = "<|!@#IS_NEXT_EDIT!@#|>"
-_SNIPPET = re.compile(r"<\|recently_viewed_code_snippet\|>\n?(.*?)\n?<\|/recently_viewed_code_snippet\|>", re.DOTALL)
+_SNIPPET_OPEN, _SNIPPET_CLOSE = "<|recently_viewed_code_snippet|>", "<|/recently_viewed_code_snippet|>"
 _PATH_LINE = re.compile(r"(?:current_file_path|code_snippet_file_path):[ \t]*([^\n]*)(?:\n|$)")
 _DIFF_START = re.compile(r"^(?=(?://[^\n]*\n)?--- [^\n]*\n\+\+\+ )", re.MULTILINE)
 _NUMBERED = re.compile(r"[ \t]*(\d+)(?: \| ?|\|)(.*)")
@@ -56,7 +56,7 @@ def parse_edit(prompt: str) -> EditRequest:
         before=before,
         region=region,
         after=after,
-        snippets=tuple(Snippet(*_cut_path(match[1])) for match in _SNIPPET.finditer(snippets)),
+        snippets=tuple(_snippet(part) for part in snippets.split(_SNIPPET_OPEN)[1:]),
         history=tuple(diff.strip("\n") for diff in _DIFF_START.split(history) if diff.strip()),
     )
     return _take_cursor(_without_line_numbers(request))
@@ -72,6 +72,11 @@ def _cut_section(text: str, name: str) -> tuple[str, str]:
     if end < inner:
         return text[inner:].removeprefix("\n"), text[:start]
     return text[inner:end].removeprefix("\n").removesuffix("\n"), text[:start] + text[end + len(f"<|/{name}|>") :]
+
+
+def _snippet(part: str) -> Snippet:
+    path, code = _cut_path(part.partition(_SNIPPET_CLOSE)[0].removeprefix("\n").removesuffix("\n"))
+    return Snippet(path, code)
 
 
 def _cut_path(text: str) -> tuple[str, str]:

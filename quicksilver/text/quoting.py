@@ -15,7 +15,7 @@ _UNQUOTE = re.compile(f"{_QUOTE}([{_QUOTE}{_BREAK}])|[{_QUOTE}{_BREAK}]")
 
 _SCHEMA_WORDS = frozenset(
     {"type", "properties", "required", "description", "enum", "items", "anyOf", "oneOf", "allOf", "default", "format"}
-    | {"title", "nullable", "additionalProperties", "const", "minimum", "maximum", "$ref", "$defs", "function", "name"}
+    | {"title", "nullable", "additionalProperties", "const", "minimum", "maximum", "$ref", "$defs", "pattern"}
     | {"string", "number", "integer", "object", "array", "boolean", "null"}
 )
 """Words of JSON Schema that templates compare with, so they pass as they are. None can spell a special token."""
@@ -37,7 +37,7 @@ class Quoting:
         safe = re.sub(f"([{_QUOTE}{_BREAK}])", rf"{_QUOTE}\1", text)
         safe = self._edges.sub(_BREAK, safe)
         # Short text might be the whole inside of a special token, with both its ends written by the template.
-        return re.sub(r"\S", rf"\g<0>{_BREAK}", safe, count=1) if len(text) < self._longest else safe
+        return re.sub(r"(?=\S)", _BREAK, safe, count=1) if len(text.strip()) < self._longest else safe
 
     def quote_json(self, value: Any) -> Any:
         """A JSON value with every string in it quoted, keys included."""

@@ -6,8 +6,8 @@ between its first and last line. A reading that leaves brackets unbalanced or dr
 
 from __future__ import annotations
 
-import difflib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +22,8 @@ _MARKER = re.compile(
          |{_DOTS}\s+.*{_OMITTED}.*)""",
     re.IGNORECASE | re.VERBOSE,
 )
+_LONGEST_MARKER = 200
+_WORD = re.compile(r"\w+")
 _ALIKE = 0.6
 """Share of common words from which a new line may be meant to replace an old one."""
 _NEAR = 3
@@ -65,7 +67,7 @@ class Source:
 def split_update(update: str) -> list[Segment]:
     stretches: list[list[str]] = [[]]
     for line in update.split("\n"):
-        if _MARKER.fullmatch(line.rstrip("\r")):
+        if len(line) <= _LONGEST_MARKER and _MARKER.fullmatch(line.rstrip("\r")):
             stretches.append([])
         else:
             stretches[-1].append(line)
@@ -161,7 +163,9 @@ def _fits_below(new: Sequence[str], old: Sequence[str], anchored: Sequence[str])
 
 
 def _is_new(new: Sequence[str], near: Sequence[str]) -> bool:
-    return balance("\n".join(new)) == (0, 0, 0) and not _any_alike(new, near[: len(new) + _NEAR])
+    """Complete in itself, and its ends unlike what stands there."""
+    ends = {*new[:_NEAR], *new[-_NEAR:]}
+    return balance("\n".join(new)) == (0, 0, 0) and not _any_alike(sorted(ends), near[: 2 * _NEAR])
 
 
 def _indents(lines: Sequence[str]) -> list[int]:
@@ -189,8 +193,11 @@ def _any_alike(new: Sequence[str], old: Sequence[str]) -> bool:
 
 def _is_alike(new: str, old: str) -> bool:
     """Whether one may be the other, changed: by words, since short lines share most of their letters."""
-    a, b = re.findall(r"\w+", new), re.findall(r"\w+", old)
-    return new.rstrip() != old.rstrip() and difflib.SequenceMatcher(None, a, b).ratio() >= _ALIKE
+    if new.rstrip() == old.rstrip():
+        return False
+    a, b = Counter(_WORD.findall(new)), Counter(_WORD.findall(old))
+    total = a.total() + b.total()
+    return total > 0 and 2 * (a & b).total() >= _ALIKE * total
 
 
 def _unless_blank(lines: Sequence[str]) -> Sequence[str]:

@@ -7,6 +7,7 @@ special tokens in the rendered text are the template's own.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -28,8 +29,8 @@ from quicksilver.text.tokenizer import Tokenizer
 MAX_SECONDS = 2.0
 MAX_CHARS = 8 << 20
 
-_PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs", "format", "format_map"})
-"""String methods and filters that make much out of little."""
+_PADDING = frozenset({"center", "ljust", "rjust", "zfill", "expandtabs"})
+"""String methods that make much out of little."""
 
 
 class CheckpointTemplate:
@@ -93,8 +94,9 @@ class CheckpointTemplate:
         return {"id": self._quoting.quote(call.id), "type": "function", "function": function}
 
     def _tool(self, tool: Tool) -> dict[str, Any]:
-        described = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
-        return {"type": "function", "function": self._quoting.quote_json(described)}
+        name, description = map(self._quoting.quote, (tool.name, tool.description))
+        parameters = self._quoting.quote_json(dict(tool.parameters))
+        return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 class _Generation(Extension):
@@ -122,6 +124,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         if operator == "**" or not all(isinstance(side, int | float) for side in (left, right)):
             raise SecurityError(f"{operator} is for numbers only, and powers are refused")
         return super().call_binop(context, operator, left, right)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        if (wrapped := super().wrap_str_format(value)) and re.search(r"\d{4}|:[^}]*\{", value.__self__):
+            raise SecurityError("a format that wide")
+        return wrapped
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return attr not in _PADDING and super().is_safe_attribute(obj, attr, value)

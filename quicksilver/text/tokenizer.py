@@ -47,6 +47,12 @@ class Tokenizer:
         """Of a GGUF file, or of a directory with tokenizer files."""
         return cls.from_gguf(path) if Path(path).suffix == ".gguf" else cls.from_dir(path)
 
+    @classmethod
+    def for_model(cls, weights: str | Path, skill: str | Path | None) -> Tokenizer:
+        """As `load`; a skill adapter was trained with spare tokens in the roles the parent lacks."""
+        tokenizer = cls.load(weights)
+        return tokenizer.with_reserved() if skill else tokenizer
+
     def with_roles(self, ids: Mapping[str, int]) -> Tokenizer:
         """The same tokenizer with roles overridden, as an adapter's metadata states them."""
         return self._with(self.roles.with_ids(ids))
@@ -99,10 +105,13 @@ class Tokenizer:
         return self._vocabulary.tokenizer_json
 
     def encode(self, text: str) -> list[int]:
-        """Ids of text from outside: a special token spelled in it stays plain text."""
+        """Ids of text from outside: a special token spelled in it stays plain text.
+
+        A character whose bytes the vocabulary lacks is left out; nano lacks six control characters and planes 4 to 11.
+        """
         try:
             ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError:
+        except (UnicodeEncodeError, TypeError):  # which of the two depends on the library's version
             raise InvalidRequest("text holds a lone surrogate, which no encoding can carry") from None
         if self._added.keys().isdisjoint(ids):
             return ids

@@ -1,0 +1,56 @@
+"""Tokenizers for the text room: a tiny one made on the fly, and nano's own where its file is here."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from quicksilver.text.tokenizer import Tokenizer
+from tests.fakes import tiny_tokenizer
+
+_HOME = Path(os.environ.get("QUICKSILVER_HOME") or Path.home() / ".cache" / "quicksilver")
+_SMOLLM2 = _HOME / "models" / "smollm2-135m-instruct" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+_SHARED = Path(os.environ.get("QUICKSILVER_SHARED") or Path(__file__).parents[3] / "shared")
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Tokenizer:
+    return tiny_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A link to the GGUF in a folder of its own, so that the cache file does not land beside the real one."""
+    if not _SMOLLM2.is_file():
+        pytest.skip(f"no {_SMOLLM2.name}: run `quicksilver pull nano` first")
+    link = tmp_path_factory.mktemp("smollm2") / _SMOLLM2.name
+    link.symlink_to(_SMOLLM2)
+    return link
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_gguf: Path) -> Tokenizer:
+    return Tokenizer.from_gguf(smollm2_gguf)
+
+
+@pytest.fixture(scope="session", params=["tiny", "smollm2"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    """Every tokenizer that there is, with the reserved tokens in their roles."""
+    found: Tokenizer = request.getfixturevalue(request.param)
+    return found.with_reserved()
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    if not _SHARED.is_dir():
+        pytest.skip("no folder of outside data: set QUICKSILVER_SHARED")
+    return _SHARED
+
+
+@pytest.fixture(scope="session")
+def naughty_strings(shared: Path) -> list[str]:
+    strings: list[str] = json.loads((shared / "data/json/naughty-strings.json").read_text(encoding="utf-8"))
+    return strings

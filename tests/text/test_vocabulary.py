@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+import lzma
+import os
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import tokenizers
+
+from quicksilver.errors import CheckpointRefused
+from quicksilver.text.tokenizer import Tokenizer
+from quicksilver.text.vocabulary import read_directory, read_gguf
+from tests.fakes import SPECIAL_NAMES, byte_characters, tokenizer_json
+
+_CONTROL, _NORMAL = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+
+
+def write_gguf(path: Path, *, model: str = "gpt2", pre: str = "smollm", eos_id: int = 2, num_types: int = 274) -> Path:
+    """A GGUF without tensors: nano's special tokens, the bytes, and one merge."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model(model)
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list([*SPECIAL_NAMES, *byte_characters(), "hi"])
+    writer.add_token_types(([_CONTROL] * 17 + [_NORMAL] * 257)[:num_types])
+    writer.add_token_merges(["h i"])
+    writer.add_eos_token_id(eos_id)
+    writer.add_bos_token_id(1)
+    writer.add_chat_template("{{ bos_token }}")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_gguf_gives_tokens_merges_ends_and_template(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(write_gguf(tmp_path / "m.gguf"))
+    assert tokenizer.vocab_size == 274
+    assert tokenizer.eos_ids == (2, 0)
+    assert tokenizer.encode("hi h") == [273, 17 + ord(" "), 17 + ord("h")]
+    assert (tokenizer.chat_template, tokenizer.template_tokens["bos_token"]) == ("{{ bos_token }}", "<|im_start|>")
+
+
+def test_gguf_is_read_from_its_cache_until_it_changes(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    first = read_gguf(path)
+    cache = tmp_path / "m.gguf.tokenizer.json"
+    kept = json.loads(cache.read_text())
+    kept["vocabulary"]["chat_template"] = "from the cache"
+    cache.write_text(json.dumps(kept))
+    assert read_gguf(path).chat_template == "from the cache"
+    os.utime(path, ns=(1, 1))
+    assert read_gguf(path) == first
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"stamp": 1}', '{"stamp": {}, "vocabulary": []}'])
+def test_damaged_cache_is_not_believed(tmp_path: Path, damage: str) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    (tmp_path / "m.gguf.tokenizer.json").write_text(damage)
+    assert read_gguf(path).vocab_size == 274
+
+
+def test_folder_that_takes_no_cache_is_no_obstacle(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    (tmp_path / "m.gguf.tokenizer.json").mkdir()
+    assert read_gguf(path).vocab_size == 274
+    assert list((tmp_path / "m.gguf.tokenizer.json").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [("model", "llama", "only gpt2"), ("pre", "other", "'other'"), ("num_types", 9, "types 9")],
+)
+def test_unknown_tokenizer_is_refused_with_the_reason(tmp_path: Path, field: str, value: Any, reason: str) -> None:
+    path = write_gguf(tmp_path / "m.gguf", **{field: value})
+    with pytest.raises(CheckpointRefused, match=reason):
+        read_gguf(path)
+
+
+def test_end_token_out_of_range_is_left_out(tmp_path: Path) -> None:
+    assert read_gguf(write_gguf(tmp_path / "m.gguf", eos_id=9999)).eos_ids == (2, 0)
+
+
+@pytest.mark.parametrize("size", [0, 3, 40, 500])
+def test_truncated_gguf_is_refused(tmp_path: Path, size: int) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(CheckpointRefused):
+        read_gguf(path)
+
+
+def published_json(shared: Path) -> str:
+    with lzma.open(shared / "data/train/tokenizer_smollm2.json.xz", "rt", encoding="utf-8") as file:
+        return file.read()
+
+
+def test_gguf_of_nano_equals_the_published_tokenizer(smollm2: Tokenizer, shared: Path) -> None:
+    published = json.loads(published_json(shared))
+    rebuilt = json.loads(smollm2.to_json())
+    for key in ("vocab", "merges"):
+        assert rebuilt["model"][key] == published["model"][key]
+    assert rebuilt["added_tokens"] == published["added_tokens"]
+    assert (smollm2.vocab_size, smollm2.identity) == (49152, "smollm2")
+
+
+def test_nano_encodes_as_the_published_tokenizer(smollm2: Tokenizer, shared: Path, naughty_strings: list[str]) -> None:
+    published = tokenizers.Tokenizer.from_str(published_json(shared))
+    plain = [text for text in naughty_strings if not any(name in text for name in SPECIAL_NAMES)]
+    assert len(plain) > 400
+    assert [smollm2.encode(text) for text in plain] == [published.encode(text).ids for text in plain]
+
+
+def test_qwen2_words_are_split_as_its_authors_do(tmp_path: Path) -> None:
+    full = tokenizers.Tokenizer.from_str(read_gguf(write_gguf(tmp_path / "m.gguf", pre="qwen2")).tokenizer_json)
+
+    def words(text: str) -> list[str]:
+        return [piece.replace("Ġ", " ").replace("Ċ", "\n") for piece, _ in full.pre_tokenizer.pre_tokenize_str(text)]
+
+    assert words("I'LL pay 1234!\n\n  x") == ["I", "'LL", " pay", " ", "1", "2", "3", "4", "!\n\n", " ", " x"]
+    assert words("a(b).c  \n d") == ["a", "(b", ").", "c", "  \n", " d"]
+    assert full.normalizer.normalize_str("e\u0301") == "\u00e9"
+
+
+def test_smollm_splits_digits_and_normalises_nothing(tmp_path: Path) -> None:
+    full = tokenizers.Tokenizer.from_str(read_gguf(write_gguf(tmp_path / "m.gguf")).tokenizer_json)
+    assert [piece for piece, _ in full.pre_tokenizer.pre_tokenize_str("a12 b")] == ["a", "1", "2", "Ġb"]
+    assert full.normalizer is None
+
+
+def write_folder(folder: Path, **files: Any) -> Path:
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_folder_gives_ends_size_and_template(tmp_path: Path) -> None:
+    config = {"eos_token": {"content": "<|im_end|>"}, "bos_token": "<|im_start|>", "chat_template": "in the config"}
+    write_folder(
+        tmp_path, tokenizer_config=config, generation_config={"eos_token_id": [5, 2]}, config={"vocab_size": 300}
+    )
+    found = read_directory(tmp_path)
+    assert (found.eos_ids, found.vocab_size, found.chat_template) == ((5, 2, 0), 300, "in the config")
+    assert found.template_tokens == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+
+
+def test_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
+    write_folder(tmp_path, tokenizer_config={"chat_template": "in the config"})
+    (tmp_path / "chat_template.jinja").write_text("in the file")
+    assert read_directory(tmp_path).chat_template == "in the file"
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ([{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}], "t"),
+        ([{"name": "default", "template": "d"}], "d"),
+        (None, None),
+    ],
+)
+def test_of_several_templates_the_one_with_tools_is_taken(tmp_path: Path, stated: Any, expected: str | None) -> None:
+    write_folder(tmp_path, tokenizer_config={"chat_template": stated})
+    assert read_directory(tmp_path).chat_template == expected
+
+
+def test_folder_without_configuration_is_enough(tmp_path: Path) -> None:
+    write_folder(tmp_path, generation_config={"eos_token_id": 2})
+    tokenizer = Tokenizer.load(tmp_path)
+    assert (tokenizer.vocab_size, tokenizer.eos_ids, tokenizer.chat_template) == (273, (2, 0), None)
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"model": {"vocab": {}}}'])
+def test_folder_with_a_broken_tokenizer_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(CheckpointRefused):
+        Tokenizer.from_dir(tmp_path)
+
+
+def test_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointRefused, match=r"no tokenizer\.json"):
+        read_directory(tmp_path)
