@@ -1,4 +1,4 @@
-"""Adapters: low-rank changes to the four fused linears of every layer, and how a Transformer wears them.
+"""Putting adapters on a Transformer; also the one place to import adapters from.
 
 A skill adapter is added into the weights for good. A canvas adapter changes canvas rows only, either as a gated
 low-rank term or as second, merged weights; every other row computes exactly what the parent computes.
@@ -6,117 +6,28 @@ low-rank term or as second, merged weights; every other row computes exactly wha
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from quicksilver.errors import CheckpointRefused, InvalidRequest
+from quicksilver.model.adapter_file import load_adapter, save_adapter
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.transformer import CanvasRows, Transformer, on_full_tiles
+from quicksilver.model.lowrank import LINEARS, Adapter, CanvasAdapter, LowRank, SecondLinear, linear_shapes, new_canvas
+from quicksilver.model.transformer import Transformer
 
-LINEARS = {"qkv": "qkv", "o": "o", "gu": "gate_up", "dn": "down"}
-"""Adapter name of a linear -> its attribute on `Layer`."""
-
-
-def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """(out, in) of every adapted linear."""
-    return {
-        "qkv": (config.q_dim + 2 * config.kv_dim, config.dim),
-        "o": (config.dim, config.q_dim),
-        "gu": (2 * config.ffn_dim, config.dim),
-        "dn": (config.dim, config.ffn_dim),
-    }
-
-
-class LowRank(nn.Module):
-    """y = W x + gate * B (A x), with A (rank, in) and B (out, rank)."""
-
-    def __init__(self, a: Tensor, b: Tensor) -> None:
-        super().__init__()
-        self.A = nn.Parameter(a)
-        self.B = nn.Parameter(b)
-
-    def forward(self, base: nn.Module, x: Tensor, rows: CanvasRows) -> Tensor:
-        return base(x) + linear(linear(x, self.A.to(x.dtype)) * rows.gate, self.B.to(x.dtype))
-
-    def product(self) -> Tensor:
-        return self.B.detach().float() @ self.A.detach().float()
-
-
-class SecondLinear(nn.Module):
-    """Merged weights W + B A for canvas rows; the other rows go through the base."""
-
-    def __init__(self, merged: nn.Linear) -> None:
-        super().__init__()
-        self.merged = merged
-
-    def forward(self, base: nn.Module, x: Tensor, rows: CanvasRows) -> Tensor:
-        canvas = rows.is_canvas.nonzero()[:, 0]
-        plain = (~rows.is_canvas).nonzero()[:, 0]
-        parts = [on_full_tiles(part, x[index]) for part, index in ((self.merged, canvas), (base, plain)) if len(index)]
-        y = x.new_empty(x.shape[0], parts[0].shape[1])
-        y[torch.cat((canvas, plain))] = torch.cat(parts).to(x.dtype)
-        return y
-
-
-class Adapter(nn.Module):
-    """What an adapter file holds: a LowRank per layer and linear; a skill may also replace some token embeddings."""
-
-    embedding_ids: Tensor | None
-    embedding_rows: Tensor | None
-
-    def __init__(self, layers: list[dict[str, nn.Module]]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.ModuleDict(layer) for layer in layers)
-        self.metadata: dict[str, str] = {}
-        self.register_buffer("embedding_ids", None)
-        self.register_buffer("embedding_rows", None)
-
-    def low_rank(self) -> Iterator[tuple[int, str, LowRank]]:
-        """Every pair, with its layer and linear."""
-        for index, layer in enumerate(self.layers):
-            for name, pair in layer.items():  # type: ignore[operator]
-                yield index, name, pair
-
-    def replace_embeddings(self, ids: Tensor, rows: Tensor) -> None:
-        """Full-precision rows (n, dim) for n token ids, put in place of the parent's when the skill is merged."""
-        self.embedding_ids, self.embedding_rows = ids.long(), rows.float()
-
-
-class CanvasAdapter(Adapter):
-    """An adapter for canvas rows, with one learned mask embedding per canvas index."""
-
-    def __init__(self, layers: list[dict[str, nn.Module]], mask_embedding: Tensor) -> None:
-        super().__init__(layers)
-        self.mask_embedding = nn.Parameter(mask_embedding)
-
-    @property
-    def max_canvas_len(self) -> int:
-        return self.mask_embedding.shape[0]
-
-
-def new_canvas(
-    config: ModelConfig, rank: int, max_canvas_len: int, seed: int, token_embedding: Tensor | None = None
-) -> CanvasAdapter:
-    """A trainable start that changes nothing yet: A uniform, B zero, every mask the mean of the token embeddings."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def pair(out_dim: int, in_dim: int) -> LowRank:
-        a = (torch.rand(rank, in_dim, generator=generator) * 2 - 1) / math.sqrt(in_dim)
-        return LowRank(a, torch.zeros(out_dim, rank))
-
-    shapes = linear_shapes(config)
-    layers: list[dict[str, nn.Module]] = [
-        {name: pair(*shape) for name, shape in shapes.items()} for _ in range(config.num_layers)
-    ]
-    if token_embedding is None:
-        masks = torch.randn(max_canvas_len, config.dim, generator=generator) * 0.02
-    else:
-        masks = token_embedding.detach().float().mean(0).cpu().repeat(max_canvas_len, 1)
-    return CanvasAdapter(layers, masks)
+__all__ = [
+    "LINEARS",
+    "Adapter",
+    "CanvasAdapter",
+    "attach_canvas",
+    "linear_shapes",
+    "load_adapter",
+    "merge_skill",
+    "new_canvas",
+    "save_adapter",
+]
 
 
 def attach_canvas(model: Transformer, adapter: CanvasAdapter, form: str = "gated") -> None:

@@ -17,6 +17,8 @@ FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
 
 # Largest value believed of any dimension; a hostile config must not make us allocate first and ask later.
 _MAX_DIM = 1 << 24
+_MAX_LAYERS = 1024
+_SIZES = ("num_layers", "dim", "ffn_dim", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "context_len")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +58,12 @@ class ModelConfig:
     tied_head: bool = False
 
     def __post_init__(self) -> None:
-        for name in (
-            "num_layers",
-            "dim",
-            "ffn_dim",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "vocab_size",
-            "context_len",
-        ):
+        for name in _SIZES:
             value = getattr(self, name)
             if not isinstance(value, int) or not 0 < value <= _MAX_DIM:
                 raise CheckpointRefused(f"config: {name} = {value!r} is not a positive size")
+        if self.num_layers > _MAX_LAYERS:
+            raise CheckpointRefused(f"config: {self.num_layers} layers are too many")
         if self.num_heads % self.num_kv_heads or self.head_dim % 2:
             raise CheckpointRefused(
                 f"config: {self.num_heads} heads over {self.num_kv_heads} KV heads of {self.head_dim} cannot be built"

@@ -18,7 +18,7 @@ from quicksilver.model.config import ModelConfig
 from quicksilver.model.rope import Rope, Rotation, rotate
 
 if TYPE_CHECKING:
-    from quicksilver.model.adapters import CanvasAdapter
+    from quicksilver.model.lowrank import CanvasAdapter
 
 
 ROW_TILE = 4
@@ -118,7 +118,10 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.tokens = nn.Embedding(config.vocab_size, config.dim)
+        # Made by hand: initialising an embedding on the meta device would import the whole compiler.
+        self.tokens = nn.Embedding(config.vocab_size, config.dim, _weight=torch.empty(config.vocab_size, config.dim))
+        if not self.tokens.weight.is_meta:
+            nn.init.normal_(self.tokens.weight, std=0.02)
         self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)

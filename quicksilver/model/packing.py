@@ -1,0 +1,49 @@
+"""The arithmetic of the stored weight formats: float tensors to few bits and back. Pure functions of tensors.
+
+int8: one scale per output row. int4: two values a byte along the input, low nibble first, with a scale and a zero per
+group. Values are rounded against the scales as stored, so what is written is exactly what is computed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def quantise_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(rows, cols) -> q int8 and scale fp32 (rows,), symmetric: the largest value of a row becomes 127."""
+    wide = weight.detach().float()
+    scale = wide.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny * 128) / 127
+    return (wide / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
+
+
+def dequantise_int8(q: Tensor, scale: Tensor) -> Tensor:
+    return q.float() * scale[:, None]
+
+
+def quantise_int4(weight: Tensor, group_len: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(rows, cols) -> q uint8 (rows, cols / 2), scale and zero bf16 (rows, cols / group_len).
+
+    A group's least value becomes 0 and its largest 15; weights that already lie on 16 even steps survive unchanged.
+    """
+    groups = weight.detach().float().unflatten(1, (-1, group_len))
+    least, most = groups.amin(2), groups.amax(2)
+    scale = ((most - least) / 15).clamp(min=torch.finfo(torch.bfloat16).tiny).bfloat16()
+    zero = (least + 8 * scale.float()).bfloat16()
+    steps = (groups - zero.float()[..., None]) / scale.float()[..., None] + 8
+    return pack_nibbles(steps.round().clamp(0, 15).flatten(1).to(torch.uint8)), scale, zero
+
+
+def dequantise_int4(q: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    values = unpack_nibbles(q).unflatten(1, (scale.shape[1], -1)).float() - 8
+    return (values * scale.float()[..., None] + zero.float()[..., None]).flatten(1)
+
+
+def pack_nibbles(values: Tensor) -> Tensor:
+    """(rows, cols) of 0..15 -> (rows, cols / 2) bytes, the even column in the low nibble."""
+    return values[:, ::2] | (values[:, 1::2] << 4)
+
+
+def unpack_nibbles(q: Tensor) -> Tensor:
+    """Bytes -> (rows, cols) int32 of 0..15."""
+    return torch.stack((q & 15, q >> 4), dim=2).flatten(1).to(torch.int32)
