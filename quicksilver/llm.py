@@ -1,19 +1,21 @@
 """LLM: generate, chat, stream, frames and score from Python, in this process.
 
-Wires hub, text, constrain and engine together; holds no logic of its own beyond turning strings into requests and events
-back into strings. One generator (`stream`) makes every answer; the other verbs collect from it.
+Wires hub, text and engine together; turns strings into requests and events back into strings, and no more. One
+generator makes every answer; the other verbs collect from it.
 """
 
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from quicksilver.core import DecodeParams, Delta, Event, FinishReason, Frame, Request, ScoreRequest, Usage
+from quicksilver.core import DecodeParams, Delta, Event, FinishReason, Frame, Request, ScoreRequest, Scores, Usage
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine, Scored
 from quicksilver.engine.load import LoadConfig, load_engine
+from quicksilver.engine.score import Scorer, score_continuations, score_masked
 from quicksilver.errors import QuicksilverError
 from quicksilver.hub.resolve import resolve
 from quicksilver.text.chat import ChatTemplate, Message
@@ -33,45 +35,93 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of an answer under way: text that will not change, and the canvas behind it as it stands."""
+    """A part of an answer under way: text that will not change, or the canvas behind it as it stands."""
 
-    text: str
+    text: str = ""
     delta: Delta | None = None
     frame: Frame | None = None
 
 
 class LLM:
-    """A model by catalogue name or path, ready to answer.
-
-    >>> llm = LLM("smollm2-135m")                                   # doctest: +SKIP
-    >>> llm.generate("The capital of France is", max_new_tokens=8)  # doctest: +SKIP
-    """
+    """A model by catalogue name or path, ready to answer. Not for use from several threads at once."""
 
     def __init__(self, model: str, load: LoadConfig | None = None, config: EngineConfig | None = None) -> None:
         checkpoint = resolve(model)
-        self.tokenizer = load_tokenizer(checkpoint.weights, has_skill=checkpoint.skill is not None)
+        self.tokenizer = Tokenizer.for_model(checkpoint.weights, checkpoint.skill)
         self.template = ChatTemplate.for_tokenizer(self.tokenizer)
         self.engine: Engine = load_engine(checkpoint, load or LoadConfig(), config or EngineConfig())
         self._ids = itertools.count()
 
-    def generate(self, prompt: str, params: DecodeParams | None = None, **changes: object) -> Answer:
-        """Continue `prompt`. Keyword arguments change single fields of `params`."""
-        return _collect(self.stream(self.tokenizer.encode(prompt), params, **changes))
+    def generate(self, prompt: str, params: DecodeParams | None = None, stop: Sequence[str] = ()) -> Answer:
+        """Continue `prompt`."""
+        return _collect(self.stream(self.tokenizer.encode(prompt), params, stop))
 
-    def chat(self, messages: Sequence[Message] | str, params: DecodeParams | None = None, **changes: object) -> Answer:
+    def chat(
+        self, messages: Sequence[Message] | str, params: DecodeParams | None = None, stop: Sequence[str] = ()
+    ) -> Answer:
         """Answer a conversation, or a single user message."""
-        return _collect(self.stream(self.chat_prompt(messages), params, **changes))
+        return _collect(self.stream(self.chat_prompt(messages), params, stop))
 
     def chat_prompt(self, messages: Sequence[Message] | str) -> tuple[int, ...]:
         turns = [Message("user", messages)] if isinstance(messages, str) else messages
         return self.template.render(turns).ids
 
     def stream(
-        self, prompt_ids: Sequence[int], params: DecodeParams | None = None, **changes: object
+        self, prompt_ids: Sequence[int], params: DecodeParams | None = None, stop: Sequence[str] = ()
     ) -> Iterator[Piece]:
-        """Text as it is committed; with frames of the canvas between. Stop early by closing the iterator."""
-        stop = tuple(changes.pop("stop", ()))  # type: ignore[arg-type]
-        request = self._request(prompt_ids, params, changes)
+        """Text as it is committed. Closing the iterator aborts the request."""
+        return self._pieces(self._request(prompt_ids, params), stop)
+
+    def frames(
+        self, prompt_ids: Sequence[int], params: DecodeParams | None = None, stop: Sequence[str] = ()
+    ) -> Iterator[Piece]:
+        """As `stream`, with a frame of the canvas after every step."""
+        return self._pieces(replace(self._request(prompt_ids, params), wants_frames=True), stop)
+
+    def score(self, prompt: str, continuations: Sequence[str]) -> list[float]:
+        """Natural-log likelihood of each continuation under the autoregressive parent, read from one forward."""
+        scorer = score_continuations([self.tokenizer.encode(text) for text in continuations])
+        return [sum(logprobs) for logprobs in self._score(self.tokenizer.encode(prompt), scorer).logprobs]
+
+    def bound(self, prompt: str, text: str, canvas_len: int = 16, num_samples: int = 8, seed: int = 0) -> float:
+        """The diffusion bound on the log-likelihood of `text`: a Monte-Carlo estimate over random masks, canvas by
+        canvas, each masked token weighted by 1 / mask ratio. Never above `score` in expectation for a perfect canvas.
+        """
+        context, tokens, rng = self.tokenizer.encode(prompt), self.tokenizer.encode(text), random.Random(seed)
+        total = 0.0
+        for start in range(0, len(tokens), canvas_len):
+            block = tokens[start : start + canvas_len]
+            samples = [self._bound_sample([*context, *tokens[:start]], block, rng) for _ in range(num_samples)]
+            total += sum(samples) / num_samples
+        return total
+
+    def _bound_sample(self, context: Sequence[int], block: Sequence[int], rng: random.Random) -> float:
+        """A uniform number of masks at random places makes every mask ratio equally likely."""
+        num_masked = rng.randint(1, len(block))
+        places = set(rng.sample(range(len(block)), num_masked))
+        scores = self._score(context, score_masked(block, [i in places for i in range(len(block))]))
+        return sum(scores.logprobs[0]) * len(block) / num_masked
+
+    def _score(self, prompt_ids: Sequence[int], scorer: Scorer) -> Scores:
+        request = ScoreRequest(self._next_id(), tuple(prompt_ids), ())
+        self.engine.add_scorer(request, scorer)
+        while True:
+            for event in self.engine.step():
+                if isinstance(event, Scored) and event.request_id == request.id:
+                    return event.scores
+                if isinstance(event, Delta) and event.request_id == request.id:
+                    raise QuicksilverError(event.error or "scoring failed")
+
+    def _request(self, prompt_ids: Sequence[int], params: DecodeParams | None) -> Request:
+        params = params or DecodeParams()
+        if not params.stop_ids:
+            params = replace(params, stop_ids=self.tokenizer.eos_ids)
+        return Request(self._next_id(), tuple(prompt_ids), params)
+
+    def _next_id(self) -> str:
+        return f"llm-{next(self._ids)}"
+
+    def _pieces(self, request: Request, stop: Sequence[str]) -> Iterator[Piece]:
         detokenizer = Detokenizer(self.tokenizer, stop)
         self.engine.add(request)
         try:
@@ -82,28 +132,6 @@ class LLM:
         finally:
             self.engine.abort(request.id)
 
-    def score(self, prompt: str, continuations: Sequence[str]) -> list[float]:
-        """Natural-log likelihood of each continuation after `prompt`, all read from one forward."""
-        ids = tuple(tuple(self.tokenizer.encode(text)) for text in continuations)
-        request = ScoreRequest(self._next_id(), tuple(self.tokenizer.encode(prompt)), ids)
-        self.engine.add_score(request)
-        while True:
-            for event in self.engine.step():
-                if isinstance(event, Scored) and event.request_id == request.id:
-                    return [sum(logprobs) for logprobs in event.scores.logprobs]
-                if isinstance(event, Delta) and event.request_id == request.id:
-                    raise QuicksilverError(event.error or "scoring failed")
-
-    def _request(self, prompt_ids: Sequence[int], params: DecodeParams | None, changes: dict[str, object]) -> Request:
-        params = params or DecodeParams()
-        wants_frames = bool(changes.pop("wants_frames", False))
-        if not params.stop_ids:
-            params = replace(params, stop_ids=self.tokenizer.eos_ids)
-        return Request(self._next_id(), tuple(prompt_ids), replace(params, **changes), wants_frames=wants_frames)  # type: ignore[arg-type]
-
-    def _next_id(self) -> str:
-        return f"llm-{next(self._ids)}"
-
     def _events(self, request_id: str) -> Iterator[Event]:
         while self.engine.has_work:
             for event in self.engine.step():
@@ -111,15 +139,9 @@ class LLM:
                     yield event
 
 
-def load_tokenizer(weights: object, *, has_skill: bool) -> Tokenizer:
-    """The checkpoint's tokenizer; a skill adapter was trained with spare tokens in the roles the parent lacks."""
-    tokenizer = Tokenizer.load(str(weights))
-    return tokenizer.with_reserved() if has_skill else tokenizer
-
-
 def _piece(event: Event, detokenizer: Detokenizer) -> Piece:
     if isinstance(event, Frame):
-        return Piece("", frame=event)
+        return Piece(frame=event)
     if event.finish is FinishReason.ERROR:
         raise QuicksilverError(event.error or "the request failed")
     text = detokenizer.push(event.token_ids)

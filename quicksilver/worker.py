@@ -12,10 +12,14 @@ import json
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quicksilver.engine.config import EngineConfig
-from quicksilver.hub.resolve import resolve
+from quicksilver.hub.resolve import Checkpoint, resolve
+from quicksilver.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quicksilver.engine.engine import ConstraintFactory
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,17 @@ async def _serve(config: WorkerConfig, socket_path: Path) -> None:
     from quicksilver.engine.serve import serve
 
     checkpoint = resolve(config.model)
-    engine = load_engine(checkpoint, LoadConfig(**config.load), EngineConfig(**config.engine), _constraints(checkpoint))
+    engine = load_engine(checkpoint, LoadConfig(**config.load), EngineConfig(**config.engine))
+    engine.constraints = _constraints(checkpoint, engine.info.vocab_size)
     await serve(AsyncEngine(engine), socket_path)
+
+
+def _constraints(checkpoint: Checkpoint, vocab_size: int) -> ConstraintFactory:
+    """Grammars over the checkpoint's own tokenizer."""
+    from quicksilver.constrain.matcher import Grammars
+
+    tokenizer = Tokenizer.for_model(checkpoint.weights, checkpoint.skill)
+    return Grammars(tokenizer.to_json(), tokenizer.eos_ids, vocab_size).constraint
 
 
 if __name__ == "__main__":

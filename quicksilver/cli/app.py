@@ -7,7 +7,7 @@ import sys
 import typer
 
 from quicksilver import __version__
-from quicksilver.cli import bench, chat, doctor, generate, inspect, pull
+from quicksilver.cli import bench, chat, doctor, generate, inspect, pull, serve
 from quicksilver.cli.console import errors
 from quicksilver.errors import QuicksilverError
 
@@ -20,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(generate.generate)
 app.command()(chat.chat)
+app.command()(serve.serve)
 app.command()(pull.pull)
 app.command()(inspect.inspect)
 app.command()(bench.bench)

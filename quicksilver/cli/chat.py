@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.live import Live
@@ -15,9 +16,11 @@ from rich.text import Text
 
 from quicksilver.cli import options
 from quicksilver.cli.console import out
-from quicksilver.core import DecoderName, DecodeParams, Frame
-from quicksilver.llm import LLM, Piece
+from quicksilver.core import DecodeParams, DecoderName, Frame
 from quicksilver.text.chat import Message
+
+if TYPE_CHECKING:
+    from quicksilver.llm import LLM, Piece
 
 _MASK_GLYPH = "░"
 _SHADES = ("grey23", "grey35", "grey50", "grey66", "grey82")
@@ -61,8 +64,10 @@ def _lines() -> Iterator[str]:
 
 def answer(llm: LLM, turns: list[Message], params: DecodeParams) -> str:
     """Show one answer resolving; returns its text."""
-    pieces = llm.stream(llm.chat_prompt(turns), params, wants_frames=out.is_terminal)
-    return _live(llm, pieces) if out.is_terminal and not out.is_dumb_terminal else _plain(pieces)
+    prompt = llm.chat_prompt(turns)
+    if out.is_terminal and not out.is_dumb_terminal:
+        return _live(llm, llm.frames(prompt, params))
+    return _plain(llm.stream(prompt, params))
 
 
 def _plain(pieces: Iterator[Piece]) -> str:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import typer
 from rich.table import Table
@@ -71,11 +72,6 @@ def _pulled() -> list[str]:
     return found
 
 
-def _existing(path: object) -> object:
+def _existing(path: Path) -> Path:
     """The path itself, or its nearest parent that exists: what disk_usage can answer for."""
-    from pathlib import Path
-
-    here = Path(str(path))
-    while not here.exists():
-        here = here.parent
-    return here
+    return path if path.exists() else _existing(path.parent)

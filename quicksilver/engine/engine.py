@@ -30,7 +30,7 @@ from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.pages import PagePool
 from quicksilver.engine.runner import Outcome, Runner
 from quicksilver.engine.scheduler import Scheduler
-from quicksilver.engine.score import Scorer
+from quicksilver.engine.score import Scorer, score_continuations
 from quicksilver.engine.sequence import Sequence, Work
 from quicksilver.errors import EngineUnavailable, InvalidGrammar, QuicksilverError, RowFailed
 
@@ -73,8 +73,12 @@ class Engine:
 
     def add_score(self, request: ScoreRequest) -> None:
         check_score(request, self.info, self.config)
+        self.add_scorer(request, score_continuations(request.continuations))
+
+    def add_scorer(self, request: ScoreRequest, scorer: Scorer) -> None:
+        """Any other question about log-probabilities after `request.prompt_ids`."""
         stand_in = Request(request.id, request.prompt_ids, tenant=request.tenant)
-        self._enqueue(Sequence(stand_in, Scorer(request.continuations)))
+        self._enqueue(Sequence(stand_in, scorer))
 
     def abort(self, request_id: str) -> None:
         """Forget a request, wherever it stands; its pages are free before the next step. Unknown ids are ignored."""

@@ -35,7 +35,7 @@ class AsyncEngine:
 
     @property
     def is_ready(self) -> bool:
-        return self._thread.is_alive() and not self._is_closed
+        return self._thread.is_alive() and self._death is None and not self._is_closed
 
     async def stream(self, request: Request) -> AsyncGenerator[Event, None]:
         mailbox, loop = Mailbox(), asyncio.get_running_loop()

@@ -93,7 +93,7 @@ class RemoteEngine:
     async def close(self) -> None:
         if self._supervisor is not None:
             self._supervisor.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+            with contextlib.suppress(asyncio.CancelledError, QuicksilverError):
                 await self._supervisor
         await self._stop_worker()
         self._fail_all(EngineUnavailable("the engine is closed"))

@@ -98,7 +98,7 @@ class Runner:
         return torch.from_numpy(words[:num_rows]).to(self.device)
 
     def _score(self, scorer: Scorer, hidden: Tensor) -> Outcome:
-        rows, tokens = (torch.tensor(column, device=self.device) for column in scorer.targets())
+        rows, tokens = (torch.tensor(column, device=self.device) for column in (scorer.rows, scorer.tokens))
         found = torch.empty(len(rows))
         finite = True
         for start in range(0, len(hidden), self.logit_rows):

@@ -1,0 +1,76 @@
+# Two commands do everything on a fresh Linux machine with Python 3.11+ and make:
+#   make serve   installs, gets the model, starts the server
+#   make test    installs, gets the test weights, runs the tests
+# The rest are for people who work on quicksilver. `make help` lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
+MODEL ?= smollm2-135m
+# CPU wheels of torch where that index can be reached; a machine with a GPU sets TORCH_INDEX= (empty) to get CUDA wheels.
+TORCH_INDEX ?= --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test unit parity contract gpu lint fix types rooms size bench docs weights clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/.base: requirements.lock
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH_INDEX) --constraint requirements.lock "torch==2.13.0"
+	$(PIP) --constraint requirements.lock --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base pyproject.toml requirements.lock
+	$(PIP) --constraint requirements.lock --editable '.[dev]'
+	@touch $@
+
+weights: $(VENV)/.base ## download the small model that the tests and the first run use
+	@$(BIN)/quicksilver pull $(MODEL) >/dev/null
+
+serve: weights ## install everything and start
+	$(BIN)/quicksilver chat --model $(MODEL)
+
+test: $(VENV)/.dev weights ## run every test that runs without a GPU
+	$(PYTEST)
+
+unit: $(VENV)/.dev ## the fast tests
+	$(PYTEST) -m "not parity and not contract and not gpu"
+
+parity: $(VENV)/.dev weights ## our numbers against other implementations
+	$(PYTEST) -m parity
+
+contract: $(VENV)/.dev weights ## real clients against a live server
+	$(PYTEST) -m contract
+
+gpu: $(VENV)/.dev ## tests that need a CUDA device
+	$(PYTEST) -m gpu
+
+lint: $(VENV)/.dev ## ruff, without changing anything
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+fix: $(VENV)/.dev ## ruff, mending what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.dev ## mypy
+	$(BIN)/mypy
+
+rooms: $(VENV)/.dev ## imports only go down
+	$(BIN)/lint-imports
+
+size: $(VENV)/.dev ## lines per room, lengths of functions
+	$(BIN)/python tools/size.py
+
+bench: $(VENV)/.dev weights ## CPU benchmarks, as ratios from one run
+	$(BIN)/python benchmarks/cpu_decode.py
+
+docs: $(VENV)/.dev ## check that documented commands and links hold
+	$(PYTEST) tests/docs
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
