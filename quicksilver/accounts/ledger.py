@@ -23,6 +23,19 @@ from quicksilver.accounts.usage import Rollup
 from quicksilver.core import Usage
 from quicksilver.errors import AuthenticationFailed, Conflict, LedgerUnavailable, NotFound, QuicksilverError
 
+_ROWS = (
+    select(ledger)
+    .where(ledger.c.request_id.in_(bindparam("ids", expanding=True)))
+    .order_by(ledger.c.request_id)
+    .with_for_update()
+)
+_INSERT = insert(ledger)
+_UPDATE = (
+    update(ledger)
+    .where(ledger.c.request_id == bindparam("request"))
+    .values({name: bindparam(name) for name in CHANGING})
+)
+_PRICES = select(prices).where(prices.c.model.in_(bindparam("models", expanding=True)))
 Outcome = Reservation | Charge | None | QuicksilverError
 
 
@@ -50,7 +63,7 @@ class Page:
         reserves = [entry for entry in entries if isinstance(entry, Reserve)]
         self._book = book
         self._now = book.clock()
-        self._rows = _load_rows(connection, [entry.request_id for entry in entries])
+        self._rows = _load_rows(connection, entries)
         self._purses = load_purses(connection, self._purse_ids(entries), self._now)
         self._prices = _load_prices(connection, {entry.order.model for entry in reserves})
         self._claims = find_claims(connection, _claims_of(reserves), self._now - book.reply_kept_s)
@@ -213,26 +226,25 @@ def _claims_of(reserves: Sequence[Reserve]) -> set[tuple[str, str]]:
     return {(e.identity.key_id, e.order.idempotency.key) for e in reserves if e.order.idempotency is not None}
 
 
-def _load_rows(connection: Connection, request_ids: Sequence[str]) -> dict[str, LedgerRow]:
-    query = select(ledger).where(ledger.c.request_id.in_(sorted(set(request_ids))))
-    rows = connection.execute(query.order_by(ledger.c.request_id).with_for_update())
-    return {row.request_id: LedgerRow.of(row) for row in rows}
+def _load_rows(connection: Connection, entries: Sequence[Entry]) -> dict[str, LedgerRow]:
+    """Rows that entries speak of. New ones are not looked for: the unique index refuses a second of the same id."""
+    wanted = {entry.request_id for entry in entries if not isinstance(entry, Reserve)}
+    found = connection.execute(_ROWS, {"ids": sorted(wanted)}) if wanted else ()
+    return {row.request_id: LedgerRow.of(row) for row in found}
 
 
 def _load_prices(connection: Connection, models: set[str]) -> dict[str, Price]:
     if not models:
         return {}
-    rows = connection.execute(select(prices).where(prices.c.model.in_(sorted(models))))
+    rows = connection.execute(_PRICES, {"models": sorted(models)})
     return {row.model: Price(row.input, row.cached, row.output) for row in rows}
 
 
 def _insert_rows(connection: Connection, rows: Sequence[LedgerRow]) -> None:
     if rows:
-        connection.execute(insert(ledger), [row.as_inserted() for row in rows])
+        connection.execute(_INSERT, [row.as_inserted() for row in rows])
 
 
 def _update_rows(connection: Connection, rows: Sequence[LedgerRow]) -> None:
     if rows:
-        change = update(ledger).where(ledger.c.request_id == bindparam("request"))
-        values: dict[str, Any] = {name: bindparam(name) for name in CHANGING}
-        connection.execute(change.values(values), [{"request": row.request_id, **row.as_changed()} for row in rows])
+        connection.execute(_UPDATE, [{"request": row.request_id, **row.as_changed()} for row in rows])

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from sqlalchemy import Connection, delete, or_, select
+from sqlalchemy import Connection, bindparam, delete, or_, select
 
 from quicksilver.accounts.records import Gauge, Limits, LimitState
 from quicksilver.accounts.schema import rate_buckets
-from quicksilver.accounts.store import upsert
+from quicksilver.accounts.store import replacing
 
 WINDOW_S = 60
 Amounts = tuple[int, int, int]
 """Requests, input tokens, output tokens."""
 NAMES = ("requests", "input_tokens", "output_tokens")
+
+
+_BUCKETS = select(rate_buckets).where(
+    rate_buckets.c.purse_id.in_(bindparam("purses", expanding=True)),
+    rate_buckets.c.second.between(bindparam("first"), bindparam("last")),
+)
 
 
 class Window:
@@ -79,11 +85,8 @@ def load_windows(connection: Connection, purse_ids: Collection[str], now: float)
     """Windows of the purses. Buckets further ahead than a window are relics of a clock that jumped, and are ignored."""
     windows = {purse_id: Window(now) for purse_id in purse_ids}
     if windows:
-        query = select(rate_buckets).where(
-            rate_buckets.c.purse_id.in_(windows),
-            rate_buckets.c.second.between(int(now) - WINDOW_S + 1, int(now) + WINDOW_S),
-        )
-        for row in connection.execute(query):
+        span = {"first": int(now) - WINDOW_S + 1, "last": int(now) + WINDOW_S}
+        for row in connection.execute(_BUCKETS, {"purses": list(windows), **span}):
             windows[row.purse_id].put(row.second, (row.requests, row.input_tokens, row.output_tokens))
     return windows
 
@@ -95,9 +98,7 @@ def save_windows(connection: Connection, windows: Iterable[tuple[str, Window]]) 
         for second in sorted(window.touched)
     ]
     if rows:
-        insert = upsert(connection, rate_buckets)
-        changed = {name: insert.excluded[name] for name in NAMES}
-        connection.execute(insert.on_conflict_do_update(index_elements=["purse_id", "second"], set_=changed), rows)
+        connection.execute(replacing(connection.dialect.name, rate_buckets, ("purse_id", "second"), NAMES), rows)
 
 
 def forget_old_windows(connection: Connection, now: float) -> None:

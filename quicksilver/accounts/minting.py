@@ -125,7 +125,7 @@ class Mint:
         done = {"name": "bootstrapped", "value": "yes"}
         with self._store.write() as connection:
             mark = upsert(connection, settings).values(done).on_conflict_do_nothing(index_elements=["name"])
-            if not connection.execute(mark).rowcount:
+            if connection.execute(mark.returning(settings.c.name)).one_or_none() is None:
                 return None
             org_id = self._directory.insert_purse(connection, "org", "", "operators", None)
             project_id = self._directory.insert_purse(connection, "project", org_id, "default", None)

@@ -17,6 +17,9 @@ from quicksilver.accounts.records import Limits
 from quicksilver.accounts.schema import purses
 from quicksilver.errors import AuthenticationFailed, InsufficientQuota, InvalidRequest, QuicksilverError, RateLimited
 
+_LOCK = select(purses).where(purses.c.id.in_(bindparam("ids", expanding=True))).order_by(purses.c.id).with_for_update()
+_KEPT = ("spent", "reserved", "in_flight", "period_at", "spent_before")
+_SAVE = update(purses).where(purses.c.id == bindparam("purse")).values({name: bindparam(name) for name in _KEPT})
 _WORDS = {"org": "organisation", "project": "project", "key": "key"}
 
 
@@ -138,8 +141,7 @@ def load_purses(connection: Connection, purse_ids: Collection[str], now: float) 
     """Lock the purses, always in the order of their ids, and read them with their windows."""
     if not purse_ids:
         return {}
-    query = select(purses).where(purses.c.id.in_(sorted(purse_ids))).order_by(purses.c.id).with_for_update()
-    rows = connection.execute(query).all()
+    rows = connection.execute(_LOCK, {"ids": sorted(purse_ids)}).all()
     windows = load_windows(connection, [row.id for row in rows if limits_of(row).is_rated], now)
     loaded = {row.id: _purse(row, windows.get(row.id) or Window(now)) for row in rows}
     for purse in loaded.values():
@@ -149,11 +151,8 @@ def load_purses(connection: Connection, purse_ids: Collection[str], now: float) 
 
 def save_purses(connection: Connection, changed: Iterable[Purse]) -> None:
     kept = [purse for purse in changed if purse.is_changed]
-    columns = ("spent", "reserved", "in_flight", "period_at", "spent_before")
     if kept:
-        change = update(purses).where(purses.c.id == bindparam("purse")).values({c: bindparam(c) for c in columns})
-        rows = [{"purse": purse.id, **{column: getattr(purse, column) for column in columns}} for purse in kept]
-        connection.execute(change, rows)
+        connection.execute(_SAVE, [{"purse": purse.id, **{c: getattr(purse, c) for c in _KEPT}} for purse in kept])
     save_windows(connection, ((purse.id, purse.window) for purse in kept))
 
 

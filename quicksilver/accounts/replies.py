@@ -15,7 +15,7 @@ from sqlalchemy import Connection, bindparam, delete, select, update
 from quicksilver.accounts.keys import Pepper
 from quicksilver.accounts.records import Idempotency, SavedReply
 from quicksilver.accounts.schema import replies
-from quicksilver.accounts.store import upsert
+from quicksilver.accounts.store import replacing
 from quicksilver.errors import Conflict, IdempotencyMismatch, InvalidRequest
 
 _KEY = re.compile(r"[\x20-\x7e]{1,255}")
@@ -54,13 +54,9 @@ def answer(claim: Any, idempotency: Idempotency) -> SavedReply:
 def save_claims(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
     """Claims that outlived their day are overwritten."""
     if rows:
-        insert = upsert(connection, replies)
         fields = ("body_digest", "request_id", "created_at", "status", "body")
-        changed = {name: insert.excluded[name] for name in fields}
-        wide = [{"status": None, "body": None, **row} for row in rows]
-        connection.execute(
-            insert.on_conflict_do_update(index_elements=["key_id", "idempotency_key"], set_=changed), wide
-        )
+        change = replacing(connection.dialect.name, replies, ("key_id", "idempotency_key"), fields)
+        connection.execute(change, [{"status": None, "body": None, **row} for row in rows])
 
 
 def save_replies(connection: Connection, saved: dict[str, SavedReply]) -> None:

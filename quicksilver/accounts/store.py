@@ -11,6 +11,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,21 @@ def upsert(connection: Connection, table: TableClause) -> Any:
     return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
 
 
+@cache
+def replacing(dialect: str, table: TableClause, place: tuple[str, ...], replaced: tuple[str, ...]) -> Any:
+    """Insert rows; where `place` is taken, take over the `replaced` columns. Built once: building is the slow part."""
+    insert = (sqlite if dialect == "sqlite" else postgresql).insert(table)
+    return insert.on_conflict_do_update(index_elements=place, set_={name: insert.excluded[name] for name in replaced})
+
+
+@cache
+def adding(dialect: str, table: TableClause, place: tuple[str, ...], grown: tuple[str, ...]) -> Any:
+    """Insert rows; where `place` is taken, add the `grown` columns to what is there."""
+    insert = (sqlite if dialect == "sqlite" else postgresql).insert(table)
+    sums = {name: table.c[name] + insert.excluded[name] for name in grown}
+    return insert.on_conflict_do_update(index_elements=place, set_=sums)
+
+
 def _parse(text: str) -> URL:
     try:
         url = make_url(text)
@@ -121,6 +137,7 @@ def _begin_immediate(connection: Connection) -> None:
 
 def _open_postgres(url: URL, lock_wait_s: float) -> Engine:
     wait_ms = round(lock_wait_s * 1000)
-    options = f"-c lock_timeout={wait_ms} -c statement_timeout={wait_ms} -c synchronous_commit=on"
-    connect_args = {"connect_timeout": max(1, round(lock_wait_s)), "options": options}
+    asked = url.query.get("options", "")
+    options = f"{asked} -c lock_timeout={wait_ms} -c statement_timeout={wait_ms} -c synchronous_commit=on"
+    connect_args = {"connect_timeout": max(1, round(lock_wait_s)), "options": options.strip()}
     return create_engine(url, hide_parameters=True, pool_pre_ping=True, connect_args=connect_args)

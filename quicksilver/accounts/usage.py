@@ -14,7 +14,7 @@ from sqlalchemy import Connection, select
 from quicksilver.accounts.identity import Identity, Scope
 from quicksilver.accounts.records import Charge
 from quicksilver.accounts.schema import api_keys, purses, usage
-from quicksilver.accounts.store import Store, upsert
+from quicksilver.accounts.store import Store, adding
 from quicksilver.errors import InvalidRequest
 
 HOUR_S = 3600
@@ -39,13 +39,11 @@ class Rollup:
     def save(self, connection: Connection) -> None:
         if not self._sums:
             return
-        add = upsert(connection, usage)
-        grown = {name: usage.c[name] + add.excluded[name] for name in _COUNTS}
         rows = [
             dict(zip(("key_id", "model", "hour", *_COUNTS), (*key, *sums), strict=True))
             for key, sums in sorted(self._sums.items())
         ]
-        connection.execute(add.on_conflict_do_update(index_elements=["key_id", "model", "hour"], set_=grown), rows)
+        connection.execute(adding(connection.dialect.name, usage, ("key_id", "model", "hour"), _COUNTS), rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,60 @@
+"""The scope lattice."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quicksilver.accounts.identity import ALL_SCOPES, OPERATOR, Identity, Scope, narrow, parse_scopes
+from quicksilver.errors import InvalidRequest, PermissionDenied
+
+scope_sets = st.frozensets(st.sampled_from(Scope))
+model_lists = st.none() | st.frozensets(st.sampled_from(["nano", "coder", "base"]))
+
+
+def test_admin_contains_every_scope() -> None:
+    assert parse_scopes(["admin"]) == ALL_SCOPES
+    assert OPERATOR.is_admin
+
+
+def test_unknown_scope_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="scopes are"):
+        parse_scopes(["inference", "root"])
+
+
+@given(scope_sets, scope_sets)
+def test_spelling_scopes_out_keeps_their_order(small: frozenset[Scope], more: frozenset[Scope]) -> None:
+    assert parse_scopes(small) <= parse_scopes(small | more)
+    assert parse_scopes(parse_scopes(small)) == parse_scopes(small)
+
+
+@given(model_lists, model_lists)
+def test_narrowing_allows_what_both_allow(one: frozenset[str] | None, other: frozenset[str] | None) -> None:
+    for model in ("nano", "coder", "base"):
+        allowed = (one is None or model in one) and (other is None or model in other)
+        both = narrow(one, other)
+        assert (both is None or model in both) == allowed
+
+
+def test_identity_asks_for_scope_and_model() -> None:
+    who = Identity("k", "o/p/k", frozenset({Scope.INFERENCE}), frozenset({"nano"}))
+    who.require(Scope.INFERENCE)
+    who.require_model("nano")
+    with pytest.raises(PermissionDenied, match="'keys'"):
+        who.require(Scope.KEYS)
+    with pytest.raises(PermissionDenied, match="model"):
+        who.require_model("coder")
+
+
+def test_identity_sees_itself_and_below_only() -> None:
+    who = Identity("k", "o/p/k", frozenset({Scope.KEYS}))
+    assert who.sees("o/p/k")
+    assert who.sees("o/p/k/child")
+    assert not who.sees("o/p/k2")
+    assert not who.sees("o/p")
+    assert OPERATOR.sees("o")
+
+
+def test_tenant_is_the_project() -> None:
+    assert Identity("k", "o/p/k", ALL_SCOPES).tenant == "p"
