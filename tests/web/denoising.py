@@ -1,0 +1,100 @@
+"""A scripted answer as each decoder would bring it: the deltas and frames of one forward after another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from functools import partial
+from math import log
+
+from quicksilver.core import DecoderName, Delta, FinishReason, Frame, Request, TokenLogprob, Usage
+from tests.fake_engine import Step
+
+PAUSE_S = 0.01
+WRONG = ord("?")
+
+
+class Denoising:
+    """One request being answered, forward by forward."""
+
+    def __init__(self, request: Request, ids: Sequence[int], forced: Collection[int], pause_s: float) -> None:
+        self.request = request
+        self.ids = tuple(ids)[: request.params.max_new_tokens]
+        self.forced = forced
+        self.pause = partial(asyncio.sleep, pause_s)
+        self.steps: list[Step] = []
+        self.forward = 0
+        self.at = 0
+
+    def run(self) -> list[Step]:
+        canvas_len = max(1, self.request.params.decoder.canvas_len)
+        while self.at < len(self.ids):
+            canvas = self.ids[self.at : self.at + canvas_len]
+            CANVASES[self.request.params.decoder.name](self, canvas)
+        self.finish()
+        return self.steps
+
+    def show(self, ids: Sequence[int], decided: Sequence[bool], confidence: Sequence[float]) -> None:
+        self.forward += 1
+        self.steps.append(self.pause)
+        if self.request.wants_frames:
+            self.steps.append(Frame(self.request.id, self.forward, tuple(ids), tuple(decided), tuple(confidence)))
+
+    def commit(self, num: int) -> None:
+        ids = self.ids[self.at : self.at + num]
+        logprobs = tuple(self.logprob(self.at + i, token) for i, token in enumerate(ids))
+        has_logprobs = self.request.params.logprobs is not None
+        self.steps.append(Delta(self.request.id, ids, logprobs if has_logprobs else ()))
+        self.at += num
+
+    def logprob(self, at: int, token: int) -> TokenLogprob:
+        if at in self.forced:
+            return TokenLogprob(token, 0.0)
+        return TokenLogprob(token, log(0.8), ((token, log(0.8)), (ord("e"), log(0.15)), (ord("a"), log(0.05))))
+
+    def finish(self) -> None:
+        num = len(self.ids)
+        usage = Usage(len(self.request.prompt_ids), 0, num, forwards=max(1, self.forward), drafted=num, accepted=num)
+        self.steps.append(Delta(self.request.id, finish=FinishReason.STOP, usage=usage))
+
+
+def one_by_one(run: Denoising, canvas: Sequence[int]) -> None:
+    run.commit(1)
+    run.show((), (), ())
+
+
+def draft_and_verify(run: Denoising, canvas: Sequence[int]) -> None:
+    """The first token is the causal model's; the last drafted one proves wrong and is replaced."""
+    run.commit(1)
+    drafts = [*canvas[1:-1], WRONG][: len(canvas) - 1]
+    run.show(drafts, [False] * len(drafts), [0.95 - 0.05 * (i % 12) for i in range(len(drafts))])
+    run.commit(len(canvas) - 1)
+    run.show((), (), ())
+
+
+def by_confidence(run: Denoising, canvas: Sequence[int]) -> None:
+    """Every third position is decided in each forward, whatever its place."""
+    for share in range(3):
+        decided = [i % 3 <= share for i in range(len(canvas))]
+        run.show(canvas, decided, [0.9 if is_decided else 0.2 for is_decided in decided])
+    run.commit(len(canvas))
+
+
+def with_edits(run: Denoising, canvas: Sequence[int]) -> None:
+    """Decided tokens change once before they are committed."""
+    wrong = [WRONG if i % 5 == 2 else token for i, token in enumerate(canvas)]
+    run.show(wrong, [True] * len(canvas), [0.6] * len(canvas))
+    run.show(canvas, [True] * len(canvas), [0.95] * len(canvas))
+    run.commit(len(canvas))
+
+
+CANVASES = {
+    DecoderName.AR: one_by_one,
+    DecoderName.VERIFY: draft_and_verify,
+    DecoderName.CONFIDENCE: by_confidence,
+    DecoderName.EDIT: with_edits,
+}
+
+
+def denoise(request: Request, ids: Sequence[int], forced: Collection[int] = (), pause_s: float = PAUSE_S) -> list[Step]:
+    return Denoising(request, ids, forced, pause_s).run()

@@ -1,0 +1,92 @@
+// A live server around the scripted engine, and a real Chromium in front of it. Every test file has its own pair.
+// Watches what must never happen: script errors, policy violations, and requests to any other origin.
+
+import { spawn } from "node:child_process";
+import { mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { chromium } from "playwright-core";
+
+const ROOT = new URL("../..", import.meta.url).pathname;
+const PYTHON = process.env.PYTHON ?? join(ROOT, ".venv/bin/python");
+const CHROMIUM = process.env.CHROMIUM ?? "/usr/bin/chromium";
+const FLAGS = [
+  "--headless",
+  "--no-sandbox",
+  "--disable-gpu",
+  "--disable-quic",
+  "--no-first-run",
+  "--disable-background-networking",
+  "--disable-component-update",
+  "--disable-sync",
+];
+
+export async function openStage() {
+  const home = mkdtempSync(join(tmpdir(), "playground-"));
+  const { server, url } = await startServer(home);
+  const context = await chromium.launchPersistentContext(join(home, "profile"), {
+    executablePath: CHROMIUM,
+    args: FLAGS,
+    viewport: { width: 1280, height: 800 },
+  });
+  const page = context.pages()[0] ?? (await context.newPage());
+  const seen = await watch(context, page, url);
+  const close = async () => {
+    await context.close();
+    server.kill();
+    rmSync(home, { recursive: true, force: true });
+  };
+  return { page, context, url, seen, close };
+}
+
+function startServer(home) {
+  const server = spawn(PYTHON, ["-m", "tests.web.playground_app", home], { cwd: ROOT, stdio: ["ignore", "pipe", "inherit"] });
+  return new Promise((resolve, reject) => {
+    server.stdout.once("data", (line) => resolve({ server, url: String(line).trim() }));
+    server.once("exit", (code) => reject(new Error(`the server ended with ${code}`)));
+  });
+}
+
+async function watch(context, page, url) {
+  const seen = { errors: [], violations: [], outbound: [], executions: [], bytes: 0 };
+  await context.exposeBinding("reportViolation", (_, what) => seen.violations.push(what));
+  await context.exposeBinding("executed", (_, what) => seen.executions.push(what));
+  await context.addInitScript(() => {
+    document.addEventListener("securitypolicyviolation", (event) => {
+      void window.reportViolation(`${event.violatedDirective} ${event.blockedURI} ${event.sample}`);
+    });
+    window.alert = window.prompt = window.confirm = (what) => void window.executed(String(what));
+  });
+  page.on("pageerror", (error) => seen.errors.push(error.message));
+  page.on("console", (message) => {
+    if (message.type() === "error") seen.errors.push(message.text());
+  });
+  page.on("dialog", (dialog) => {
+    seen.executions.push(dialog.message());
+    void dialog.dismiss();
+  });
+  context.on("request", (request) => {
+    if (!request.url().startsWith(url) && !/^(blob|data|about):/u.test(request.url())) seen.outbound.push(request.url());
+  });
+  return seen;
+}
+
+/** Sends a message in the chat and waits until its answer has ended. */
+export async function say(page, text) {
+  const answers = page.locator('article[aria-label="Answer"]');
+  const before = await answers.count();
+  await page.getByLabel("Message", { exact: true }).fill(text);
+  await page.keyboard.press("Enter");
+  await answers.nth(before).waitFor();
+  return answers.nth(before);
+}
+
+export async function openPanel(page, url, panel) {
+  await page.goto(`${url}/#/${panel}`);
+  await page.waitForFunction(() => document.querySelectorAll("main select option, main button").length > 0);
+}
+
+export async function ready(page, url) {
+  await page.goto(url);
+  await page.locator("select option", { hasText: "nano" }).first().waitFor({ state: "attached" });
+}

@@ -1,0 +1,93 @@
+// Where the user writes. Enter sends, Shift+Enter breaks the line, Escape stops. Counts the tokens of the draft.
+
+import { useEffect, useState } from "preact/hooks";
+import { useStore } from "../store/observable";
+import { currentModel } from "../store/server";
+import { settings } from "../store/settings";
+import { compact } from "../ui/format";
+import { countTokens } from "../wire/client";
+import { path } from "./conversation";
+import { current, running, send, stop } from "./session";
+
+const COUNT_AFTER_MS = 300;
+
+export function Composer() {
+  const [draft, setDraft] = useState("");
+  const run = useStore(running);
+  const { model } = useStore(settings);
+  const isEmpty = draft.trim() === "";
+  const submit = () => {
+    if (isEmpty || run || model === "") return;
+    setDraft("");
+    void send(draft);
+  };
+  return (
+    <form
+      class="composer"
+      onSubmit={(event) => {
+        event.preventDefault();
+        submit();
+      }}
+    >
+      <textarea
+        data-composer
+        aria-label="Message"
+        placeholder="Ask something"
+        rows={2}
+        value={draft}
+        onInput={(event) => setDraft(event.currentTarget.value)}
+        onKeyDown={(event) => {
+          if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+          event.preventDefault();
+          submit();
+        }}
+      />
+      <div class="row">
+        <TokenMeter draft={draft} />
+        {run ? (
+          <button type="button" class="primary" aria-keyshortcuts="Escape" onClick={stop}>
+            Stop
+          </button>
+        ) : (
+          <button type="submit" class="primary" disabled={isEmpty}>
+            Send
+          </button>
+        )}
+      </div>
+    </form>
+  );
+}
+
+/** Tokens that the next request will carry, of those the context holds. */
+function TokenMeter({ draft }: { draft: string }) {
+  const { model } = useStore(settings);
+  const conversation = useStore(current);
+  const inDraft = useTokenCount(model, draft);
+  const usage = path(conversation).findLast((message) => message.outcome?.usage)?.outcome?.usage;
+  const total = (usage?.total_tokens ?? 0) + inDraft;
+  const room = currentModel()?.context_length ?? 0;
+  return (
+    <span class="tokens mono">
+      {room > 0 && <meter min={0} max={room} high={room * 0.9} value={total} aria-label="Context used" />}
+      {compact(total)} / {compact(room)} tokens
+    </span>
+  );
+}
+
+function useTokenCount(model: string, text: string): number {
+  const [count, setCount] = useState(0);
+  useEffect(() => {
+    if (text === "" || model === "") {
+      setCount(0);
+      return;
+    }
+    const abort = new AbortController();
+    const ask = () => countTokens(model, text, abort.signal).then(setCount, () => undefined);
+    const timer = setTimeout(() => void ask(), COUNT_AFTER_MS);
+    return () => {
+      clearTimeout(timer);
+      abort.abort();
+    };
+  }, [model, text]);
+  return count;
+}

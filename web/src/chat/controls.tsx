@@ -1,0 +1,124 @@
+// The knobs of a request: model, effort, decoder, canvas, sampling, and the conversation's system prompt.
+
+import { useStore } from "../store/observable";
+import { models, server } from "../store/server";
+import { change, settings, type Settings } from "../store/settings";
+import type { DecoderName, Effort } from "../wire/types";
+import { current, setSystem } from "./session";
+
+const EFFORTS: (Effort | "")[] = ["", "none", "instant", "low", "medium", "high"];
+const DECODERS: Record<DecoderName, string> = {
+  verify: "verify: drafts checked, exact",
+  confidence: "confidence: commit when sure",
+  edit: "edit: committed may still change",
+  ar: "ar: one token at a time",
+};
+
+export function Controls() {
+  return (
+    <details class="controls" open={window.innerWidth > 1000}>
+      <summary>Settings</summary>
+      <div class="fields">
+        <ModelPicker />
+        <DecoderFields />
+        <SamplingFields />
+        <label>
+          System prompt
+          <textarea rows={4} value={useStore(current).system} onInput={(event) => setSystem(event.currentTarget.value)} />
+        </label>
+        <label class="inline">
+          <input
+            type="checkbox"
+            checked={useStore(settings).showsDiffusion}
+            onChange={(event) => change({ showsDiffusion: event.currentTarget.checked })}
+          />
+          Show the diffusion
+        </label>
+      </div>
+    </details>
+  );
+}
+
+export function ModelPicker() {
+  const { model } = useStore(settings);
+  return (
+    <label>
+      Model
+      <select value={model} onChange={(event) => change({ model: event.currentTarget.value })}>
+        {useStore(models).map(({ id }) => (
+          <option key={id} value={id}>
+            {id}
+          </option>
+        ))}
+      </select>
+    </label>
+  );
+}
+
+function DecoderFields() {
+  const { effort, decoder, canvasLen } = useStore(settings);
+  const max = useStore(server)?.max_canvas_len ?? 64;
+  return (
+    <>
+      <label>
+        Effort
+        <select value={effort} onChange={(event) => change({ effort: event.currentTarget.value as Settings["effort"] })}>
+          {EFFORTS.map((name) => (
+            <option value={name}>{name || "server's default"}</option>
+          ))}
+        </select>
+      </label>
+      <label>
+        Decoder
+        <select value={decoder} onChange={(event) => change({ decoder: event.currentTarget.value as DecoderName })}>
+          {Object.entries(DECODERS).map(([name, meaning]) => (
+            <option value={name}>{meaning}</option>
+          ))}
+        </select>
+      </label>
+      <NumberField label="Canvas length" value={canvasLen} min={1} max={max} step={1} onChange={(value) => change({ canvasLen: value })} />
+    </>
+  );
+}
+
+function SamplingFields() {
+  const { temperature, maxTokens, seed } = useStore(settings);
+  return (
+    <>
+      <NumberField label="Temperature" value={temperature} min={0} max={2} step={0.05} onChange={(value) => change({ temperature: value })} />
+      <NumberField label="Max tokens" value={maxTokens} min={1} max={65536} step={1} onChange={(value) => change({ maxTokens: value })} />
+      <label>
+        Seed
+        <input
+          inputMode="numeric"
+          pattern="-?[0-9]*"
+          placeholder="random"
+          value={seed}
+          onInput={(event) => change({ seed: event.currentTarget.value.replace(/[^0-9-]/gu, "") })}
+        />
+      </label>
+    </>
+  );
+}
+
+interface NumberProps {
+  label: string;
+  value: number;
+  min: number;
+  max: number;
+  step: number;
+  onChange: (value: number) => void;
+}
+
+export function NumberField({ label, value, min, max, step, onChange }: NumberProps) {
+  const take = (text: string) => {
+    const number = Number(text);
+    if (text !== "" && Number.isFinite(number)) onChange(Math.min(max, Math.max(min, number)));
+  };
+  return (
+    <label>
+      {label}
+      <input type="number" value={value} min={min} max={max} step={step} onChange={(event) => take(event.currentTarget.value)} />
+    </label>
+  );
+}

@@ -1,0 +1,142 @@
+// The race: the same model and prompt, once token by token and once by diffusion, each with a clock and a count of
+// forwards. The lanes run in turn, so that neither slows the other; the replay then shows both from the same gun.
+
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { Meter, useRedraw } from "../chat/answering";
+import { formatReading, readMeter } from "../chat/meter";
+import { Run } from "../chat/run";
+import { recordRun } from "../chat/session";
+import { useStore } from "../store/observable";
+import { chatFields, diffusionFields, settings, type Settings } from "../store/settings";
+import type { ChatBody, DecoderName } from "../wire/types";
+import { Resolve } from "./resolve";
+import { frameAt } from "./scrubber";
+
+const PROMPT = "Write a Python function that returns the n-th Fibonacci number.";
+
+interface Race {
+  ar: Run;
+  diffusion: Run;
+}
+
+export function RacePanel() {
+  const chosen = useStore(settings);
+  const [prompt, setPrompt] = useState(PROMPT);
+  const [race, setRace] = useState<Race | null>(null);
+  const [isRunning, setRunning] = useState(false);
+  const [clock, setClock] = useState<number | null>(null);
+  const start = async () => {
+    const next = { ar: laneRun(chosen, prompt, "ar"), diffusion: laneRun(chosen, prompt, rival(chosen)) };
+    setRace(next);
+    setClock(null);
+    setRunning(true);
+    for (const run of [next.diffusion, next.ar]) {
+      await run.start();
+      recordRun(run, "race");
+    }
+    setRunning(false);
+  };
+  return (
+    <div class="panel">
+      <p class="lead">The same weights answer the same prompt twice. What differs is how many tokens one pass of the model settles.</p>
+      <label>
+        Prompt
+        <textarea rows={3} value={prompt} onInput={(event) => setPrompt(event.currentTarget.value)} />
+      </label>
+      <div class="row">
+        <button type="button" class="primary" disabled={isRunning || chosen.model === ""} onClick={() => void start()}>
+          Race
+        </button>
+        {isRunning && race && (
+          <button type="button" onClick={() => stopBoth(race)}>
+            Stop
+          </button>
+        )}
+        {race && !isRunning && (
+          <button type="button" onClick={() => setClock(0)}>
+            Replay side by side
+          </button>
+        )}
+      </div>
+      {race && <Track race={race} clock={clock} setClock={setClock} />}
+      {race && !isRunning && <Verdict race={race} />}
+    </div>
+  );
+}
+
+function stopBoth(race: Race): void {
+  race.diffusion.stop();
+  race.ar.stop();
+}
+
+function rival({ decoder }: Settings): DecoderName {
+  return decoder === "ar" ? "verify" : decoder;
+}
+
+function laneRun(chosen: Settings, prompt: string, name: DecoderName): Run {
+  const body: ChatBody = { ...chatFields(chosen), ...diffusionFields(), messages: [{ role: "user", content: prompt }] };
+  const canvasLen = name === "ar" ? 1 : chosen.canvasLen;
+  return new Run({ ...body, seed: Number(chosen.seed || 0), decoder: { name, canvas_len: canvasLen } });
+}
+
+interface TrackProps {
+  race: Race;
+  clock: number | null;
+  setClock: (ms: number | null) => void;
+}
+
+function Track({ race, clock, setClock }: TrackProps) {
+  useEffect(() => {
+    if (clock !== 0) return;
+    const startedAt = performance.now();
+    const end = Math.max(race.ar.elapsedMs, race.diffusion.elapsedMs);
+    let request = requestAnimationFrame(tick);
+    function tick() {
+      const at = performance.now() - startedAt;
+      setClock(at >= end ? null : Math.max(1, at));
+      if (at < end) request = requestAnimationFrame(tick);
+    }
+    return () => cancelAnimationFrame(request);
+  }, [clock === 0, race]);
+  return (
+    <div class="lanes">
+      <Lane title="Diffusion" run={race.diffusion} clock={clock} />
+      <Lane title="Autoregressive" run={race.ar} clock={clock} />
+    </div>
+  );
+}
+
+function Lane({ title, run, clock }: { title: string; run: Run; clock: number | null }) {
+  useRedraw(run);
+  const listen = useMemo(() => (listener: () => void) => run.listen(listener), [run]);
+  const frame = clock === null ? -1 : frameAt(run.recording, clock);
+  const shownMs = clock === null ? run.elapsed : Math.min(clock, run.elapsedMs);
+  return (
+    <section class="lane" aria-label={title}>
+      <h2>{title}</h2>
+      <p class="clock mono" role="timer">
+        {(shownMs / 1000).toFixed(2)} s
+      </p>
+      <Resolve recording={run.recording} frame={frame} canvasLen={run.body.decoder?.canvas_len ?? 1} listen={listen} label={`${title} answer`} />
+      {run.isOver ? <p class="meter mono">{formatReading(readMeter(run))}</p> : <Meter run={run} />}
+      {run.error && <p class="trouble">{run.error}</p>}
+    </section>
+  );
+}
+
+function Verdict({ race }: { race: Race }) {
+  if (race.ar.state !== "done" || race.diffusion.state !== "done") return null;
+  const ar = readMeter(race.ar);
+  const other = readMeter(race.diffusion);
+  const isSame = race.ar.content === race.diffusion.content;
+  return (
+    <p class="verdict" role="status">
+      {(ar.seconds / other.seconds).toFixed(2)}× the speed with {ratio(ar.forwards, other.forwards)} fewer forwards; the texts are{" "}
+      {isSame ? "identical" : "different"}.
+    </p>
+  );
+}
+
+function ratio(more: number, fewer: number): string {
+  return fewer > 0 ? `${(more / fewer).toFixed(2)}×` : "no";
+}

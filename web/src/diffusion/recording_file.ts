@@ -1,0 +1,31 @@
+// Recordings on disk: in the browser's database beside their messages, and as a file the user may keep.
+
+import { get, put } from "../store/database";
+import { Recording, type Cell, type Frame } from "./recording";
+
+export interface Saved {
+  format: "quicksilver-recording-1";
+  frames: Frame[];
+  cells: Cell[];
+}
+
+export function pack(recording: Recording): Saved {
+  return { format: "quicksilver-recording-1", frames: recording.frames, cells: recording.cells };
+}
+
+export function unpack(saved: Saved): Recording {
+  const recording = new Recording();
+  recording.frames.push(...saved.frames);
+  recording.cells = saved.cells;
+  recording.isFinal = true;
+  return recording;
+}
+
+export async function save(id: string, recording: Recording): Promise<void> {
+  await put("recordings", id, pack(recording));
+}
+
+export async function restore(id: string): Promise<Recording | null> {
+  const saved = await get<Saved>("recordings", id);
+  return saved ? unpack(saved) : null;
+}

@@ -1,0 +1,127 @@
+// <Resolve>: the diffusion view of one recording, live or at a chosen frame, with the card that explains a cell.
+// A keyboard reaches the cells too: focus the text, then walk it with Home, End and the arrow keys.
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import { printable } from "../ui/format";
+import { CanvasView, stateOf } from "./canvas_view";
+import type { Recording } from "./recording";
+
+interface Props {
+  recording: Recording;
+  /** Index of the frame to show; -1 shows the newest and follows. */
+  frame: number;
+  canvasLen: number;
+  /** Told of changes while the recording grows. */
+  listen?: ((listener: () => void) => () => void) | undefined;
+  label: string;
+}
+
+interface Card {
+  title: string;
+  lines: string[];
+  left: number;
+  top: number;
+}
+
+export function Resolve({ recording, frame, canvasLen, listen, label }: Props) {
+  const host = useRef<HTMLDivElement>(null);
+  const view = useRef<CanvasView | null>(null);
+  const [card, setCard] = useState<Card | null>(null);
+  const [cursor, setCursor] = useState(-1);
+
+  useEffect(() => {
+    if (host.current) view.current = new CanvasView(host.current, recording);
+  }, [recording]);
+  useEffect(() => {
+    const draw = () => {
+      const index = frame < 0 ? recording.frames.length - 1 : frame;
+      const isEnd = recording.isFinal && index >= recording.frames.length - 1;
+      view.current?.show(index, isEnd ? 0 : canvasLen);
+      if (isEnd && frame >= 0) reserveHeight(host.current);
+    };
+    draw();
+    return listen?.(oncePerFrame(draw));
+  }, [recording, frame, canvasLen, listen, recording.version]);
+
+  const explain = (element: Element | null) => {
+    if (view.current && element?.classList.contains("cell")) setCard(cardOf(view.current, element));
+    else setCard(null);
+  };
+  const walk = (event: KeyboardEvent) => {
+    const elements = view.current?.elements ?? [];
+    const next = { ArrowRight: cursor + 1, ArrowLeft: cursor - 1, Home: 0, End: elements.length - 1 }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const bounded = Math.max(0, Math.min(elements.length - 1, next));
+    setCursor(bounded);
+    explain(elements[bounded] ?? null);
+  };
+  return (
+    <div class="resolve">
+      <div
+        ref={host}
+        class="cells"
+        role="group"
+        tabIndex={0}
+        aria-label={label}
+        onPointerOver={(event) => explain(event.target as Element)}
+        onPointerLeave={() => setCard(null)}
+        onBlur={() => setCard(null)}
+        onKeyDown={walk}
+      />
+      {card && <Explanation card={card} />}
+    </div>
+  );
+}
+
+/** A finished answer keeps its height while earlier, shorter frames are shown. */
+function reserveHeight(element: HTMLElement | null): void {
+  if (element && element.style.minHeight === "") element.style.minHeight = `${element.offsetHeight}px`;
+}
+
+function Explanation({ card }: { card: Card }) {
+  return (
+    <div class="card" role="status" style={{ left: `${card.left}px`, top: `${card.top}px` }}>
+      <code>{card.title}</code>
+      {card.lines.map((line) => (
+        <div>{line}</div>
+      ))}
+    </div>
+  );
+}
+
+function cardOf(view: CanvasView, element: Element): Card {
+  const { offsetLeft, offsetTop, offsetHeight } = element as HTMLElement;
+  const place = { left: Math.max(0, offsetLeft - 8), top: offsetTop + offsetHeight + 4 };
+  const { cell, token } = view.inspect(element);
+  if (cell) {
+    const lines = [`decided at forward ${cell.step ?? "?"}`, confidenceLine(cell.confidence)];
+    if (cell.isForced) lines.push("forced by the grammar");
+    lines.push(...cell.top.map((other) => `${percent(Math.exp(other.logprob))}  ${printable(other.token)}`));
+    return { title: printable(cell.text), lines, ...place };
+  }
+  if (!token || stateOf(token) === "masked") return { title: "mask", lines: ["nothing proposed yet"], ...place };
+  return { title: printable(token[0]), lines: [stateOf(token), confidenceLine(token[2])], ...place };
+}
+
+function confidenceLine(confidence: number | null): string {
+  return confidence === null ? "confidence not told" : `confidence ${percent(confidence)}`;
+}
+
+function percent(share: number): string {
+  return `${(share * 100).toFixed(1)}%`;
+}
+
+/** Calls once per animation frame, however often it is asked. */
+export function oncePerFrame(draw: () => void): () => void {
+  let isAsked = false;
+  return () => {
+    if (isAsked) return;
+    isAsked = true;
+    requestAnimationFrame(() => {
+      isAsked = false;
+      draw();
+    });
+  };
+}

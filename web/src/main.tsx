@@ -1,0 +1,25 @@
+// Boot: load what the browser keeps, ask the server who it is, draw the page.
+
+import { render } from "preact";
+import { loadConversations } from "./chat/session";
+import { loadEntries } from "./store/ledger";
+import { meetServer } from "./store/server";
+import { loadSettings } from "./store/settings";
+import { App } from "./ui/app";
+import { followTheme } from "./ui/theme";
+import "./style/base.css";
+import "./style/layout.css";
+import "./style/chat.css";
+import "./style/diffusion.css";
+import "./style/panels.css";
+import "./style/code.css";
+
+async function boot(): Promise<void> {
+  await loadSettings();
+  followTheme();
+  const host = document.getElementById("app");
+  if (host) render(<App />, host);
+  await Promise.all([loadConversations(), loadEntries(), meetServer()]);
+}
+
+void boot();

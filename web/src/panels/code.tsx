@@ -1,0 +1,48 @@
+// The code panel: fill in the middle, the next edit, and applying an edit, each as an editor would use it.
+
+import { useState } from "preact/hooks";
+import { ApplyTab } from "./apply";
+import { FimTab } from "./fim";
+import { NextEditTab } from "./next_edit";
+
+const TABS = { fim: "Fill in the middle", edit: "Next edit", apply: "Apply edit" };
+type Tab = keyof typeof TABS;
+
+export function CodePanel() {
+  const [tab, setTab] = useState<Tab>("fim");
+  return (
+    <div class="panel">
+      <div class="tabs" role="tablist" aria-label="Code tasks">
+        {(Object.keys(TABS) as Tab[]).map((name) => (
+          <button
+            key={name}
+            type="button"
+            role="tab"
+            id={`tab-${name}`}
+            aria-selected={tab === name}
+            aria-controls="code-tab"
+            tabIndex={tab === name ? 0 : -1}
+            onClick={() => setTab(name)}
+            onKeyDown={(event) => {
+              if (event.key === "ArrowRight" || event.key === "ArrowLeft") setTab(step(tab, event.key === "ArrowRight" ? 1 : -1));
+            }}
+          >
+            {TABS[name]}
+          </button>
+        ))}
+      </div>
+      <div id="code-tab" role="tabpanel" aria-labelledby={`tab-${tab}`}>
+        {tab === "fim" && <FimTab />}
+        {tab === "edit" && <NextEditTab />}
+        {tab === "apply" && <ApplyTab />}
+      </div>
+    </div>
+  );
+}
+
+function step(tab: Tab, by: number): Tab {
+  const names = Object.keys(TABS) as Tab[];
+  const next = names[(names.indexOf(tab) + by + names.length) % names.length] ?? tab;
+  requestAnimationFrame(() => document.getElementById(`tab-${next}`)?.focus());
+  return next;
+}

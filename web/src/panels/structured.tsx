@@ -1,0 +1,90 @@
+// Structured output: paste a JSON Schema, and see which tokens it forced and which the model chose.
+
+import { useMemo, useState } from "preact/hooks";
+import { Meter, useRedraw } from "../chat/answering";
+import { formatReading, readMeter } from "../chat/meter";
+import { Run } from "../chat/run";
+import { recordRun } from "../chat/session";
+import { Resolve } from "../diffusion/resolve";
+import { useStore } from "../store/observable";
+import { chatFields, diffusionFields, settings } from "../store/settings";
+
+const SCHEMA = `{
+  "type": "object",
+  "properties": {
+    "name": { "type": "string" },
+    "age": { "type": "integer" },
+    "city": { "enum": ["Paris", "Oslo", "Lima"] }
+  },
+  "required": ["name", "age", "city"],
+  "additionalProperties": false
+}`;
+
+export function StructuredPanel() {
+  const chosen = useStore(settings);
+  const [schema, setSchema] = useState(SCHEMA);
+  const [prompt, setPrompt] = useState("Ada is 36 and lives in Oslo. Describe her as JSON.");
+  const [run, setRun] = useState<Run | null>(null);
+  const [problem, setProblem] = useState<string | null>(null);
+  const start = async () => {
+    const parsed = parse(schema);
+    setProblem(parsed.problem);
+    if (parsed.problem) return;
+    const format = { type: "json_schema", json_schema: { name: "answer", schema: parsed.value, strict: true } };
+    const messages = [{ role: "user" as const, content: prompt }];
+    const next = new Run({ ...chatFields(chosen), ...diffusionFields(), messages, response_format: format });
+    setRun(next);
+    await next.start();
+    recordRun(next, "structured");
+  };
+  return (
+    <div class="panel">
+      <label>
+        JSON Schema
+        <textarea class="mono" rows={12} spellcheck={false} value={schema} aria-invalid={problem !== null} onInput={(event) => setSchema(event.currentTarget.value)} />
+      </label>
+      {problem && (
+        <p class="trouble" role="alert">
+          {problem}
+        </p>
+      )}
+      <label>
+        Prompt
+        <textarea rows={2} value={prompt} onInput={(event) => setPrompt(event.currentTarget.value)} />
+      </label>
+      <div class="row">
+        <button type="button" class="primary" disabled={chosen.model === ""} onClick={() => void start()}>
+          Run
+        </button>
+      </div>
+      {run && <Result run={run} />}
+    </div>
+  );
+}
+
+function Result({ run }: { run: Run }) {
+  useRedraw(run);
+  const listen = useMemo(() => (listener: () => void) => run.listen(listener), [run]);
+  const numForced = run.recording.cells.filter((cell) => cell.isForced).length;
+  return (
+    <section class="result legend" aria-label="Result">
+      <Resolve recording={run.recording} frame={-1} canvasLen={run.body.decoder?.canvas_len ?? 0} listen={listen} label="Structured answer" />
+      {run.isOver ? <p class="meter mono">{formatReading(readMeter(run))}</p> : <Meter run={run} />}
+      {run.error && <p class="trouble">{run.error}</p>}
+      {run.state === "done" && (
+        <p role="status">
+          {parse(run.content).problem ? "Not valid JSON." : "Valid JSON."} <span class="key forced">forced</span> {numForced} tokens the
+          schema left no choice for, <span class="key free">free</span> {run.recording.cells.length - numForced} the model chose.
+        </p>
+      )}
+    </section>
+  );
+}
+
+export function parse(text: string): { value: unknown; problem: string | null } {
+  try {
+    return { value: JSON.parse(text) as unknown, problem: null };
+  } catch (error) {
+    return { value: null, problem: (error as Error).message };
+  }
+}

@@ -1,0 +1,14 @@
+// Text for people: whitespace made visible, numbers kept short.
+
+export function printable(text: string): string {
+  const visible = text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "␣");
+  return visible === "" ? "(empty)" : visible;
+}
+
+export function compact(value: number): string {
+  return new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 }).format(value);
+}
+
+export function money(value: number | null): string {
+  return value === null ? "free" : `$${value < 0.01 ? value.toFixed(6) : value.toFixed(2)}`;
+}

@@ -1,0 +1,123 @@
+// The server's wire, as far as the playground reads and writes it. Names are the wire's own.
+
+export type Effort = "none" | "instant" | "low" | "medium" | "high";
+export type DecoderName = "ar" | "verify" | "confidence" | "edit";
+
+export interface DecoderBody {
+  name?: DecoderName;
+  canvas_len?: number;
+}
+
+export interface ToolCall {
+  id: string;
+  type: "function";
+  function: { name: string; arguments: string };
+}
+
+export interface WireMessage {
+  role: "system" | "user" | "assistant" | "tool";
+  content: string | null;
+  tool_calls?: ToolCall[];
+  tool_call_id?: string;
+}
+
+export interface ToolSpec {
+  type: "function";
+  function: { name: string; description?: string; parameters?: unknown };
+}
+
+export interface ChatBody {
+  model: string;
+  messages: WireMessage[];
+  max_tokens?: number;
+  temperature?: number;
+  seed?: number;
+  reasoning_effort?: Effort;
+  decoder?: DecoderBody;
+  tools?: ToolSpec[];
+  response_format?: unknown;
+  logprobs?: boolean;
+  top_logprobs?: number;
+  diffusing?: boolean;
+  diffusion_detail?: "tokens";
+  stream?: boolean;
+  stream_options?: { include_usage: boolean };
+}
+
+export interface Usage {
+  prompt_tokens: number;
+  completion_tokens: number;
+  total_tokens: number;
+  reasoning_tokens: number;
+  cached_input_tokens: number;
+  quicksilver?: { forwards: number; tokens_per_forward: number };
+}
+
+export interface NamedLogprob {
+  token: string;
+  logprob: number;
+  bytes: number[] | null;
+}
+
+export interface TokenLogprob extends NamedLogprob {
+  top_logprobs: NamedLogprob[];
+}
+
+export type FrameToken = [text: string, state: string, confidence: number];
+
+export interface FrameDetail {
+  step: number;
+  decided: number;
+  masked: number;
+  confidence: number;
+  tokens?: FrameToken[];
+}
+
+export interface ToolCallDelta {
+  index: number;
+  id?: string;
+  function?: { name?: string; arguments?: string };
+}
+
+export interface ChatDelta {
+  content?: string | null;
+  reasoning_content?: string | null;
+  tool_calls?: ToolCallDelta[] | null;
+}
+
+export interface ChatChunk {
+  choices: { delta: ChatDelta; finish_reason: string | null; logprobs?: { content: TokenLogprob[] } | null }[];
+  usage?: Usage | null;
+  quicksilver?: FrameDetail;
+  error?: { message: string; code?: string };
+}
+
+export interface ChatReply {
+  id: string;
+  choices: { message: { content: string | null }; finish_reason: string }[];
+  usage: Usage;
+}
+
+export interface TextReply {
+  id: string;
+  choices: { text: string; finish_reason: string }[];
+  usage: Usage;
+}
+
+export interface ModelEntry {
+  id: string;
+  name: string;
+  context_length: number;
+  max_output_length: number;
+  pricing: { prompt: string; completion: string; input_cache_reads: string };
+  supported_features: string[];
+}
+
+export interface About {
+  version: string;
+  model: string;
+  device: string;
+  accounts: boolean;
+  context_len: number;
+  max_canvas_len: number;
+}

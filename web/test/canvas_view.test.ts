@@ -1,0 +1,65 @@
+// The diffusion view: its text is the frame's text, forwards and backwards, and edits flash.
+
+import { describe, expect, test } from "vitest";
+import { CanvasView, isEdit, stateOf } from "../src/diffusion/canvas_view";
+import { Recording } from "../src/diffusion/recording";
+import type { FrameToken } from "../src/wire/types";
+
+function shownText(root: HTMLElement): string {
+  return [...root.querySelectorAll(".cell:not(.beyond)")].map((cell) => cell.textContent).join("");
+}
+
+function recorded(): Recording {
+  const recording = new Recording();
+  const canvas: FrameToken[] = [["b", "decided", 0.9], ["x", "decided", 0.4], ["<|im_end|>", "masked", 0.3]];
+  recording.addFrame(1, 1, "abx", canvas);
+  recording.addFrame(2, 2, "abc", [canvas[0]!, ["c", "decided", 0.9], canvas[2]!]);
+  recording.finish(3, "abc", []);
+  return recording;
+}
+
+describe("the view", () => {
+  test("shows the text of any frame, in any order", () => {
+    const root = document.createElement("div");
+    const recording = recorded();
+    const view = new CanvasView(root, recording);
+    for (const index of [0, 2, 1, 0, 2]) {
+      view.show(index, 0);
+      expect(shownText(root)).toBe(recording.frames[index]?.content);
+    }
+  });
+  test("marks a decided token that changed", () => {
+    const root = document.createElement("div");
+    new CanvasView(root, recorded()).show(1, 0);
+    expect([...root.querySelectorAll(".edited")].map((cell) => cell.textContent)).toEqual(["c"]);
+  });
+  test("adds masks that have no text", () => {
+    const root = document.createElement("div");
+    new CanvasView(root, recorded()).show(0, 5);
+    expect(root.querySelectorAll(".ghost")).toHaveLength(2);
+    expect(shownText(root)).toBe("abx");
+  });
+  test("starts over when cells were cut anew", () => {
+    const root = document.createElement("div");
+    const recording = new Recording();
+    recording.addCommitted(1, "one two");
+    const view = new CanvasView(root, recording);
+    view.show(0, 0);
+    const bytes = (text: string) => [...new TextEncoder().encode(text)];
+    const logprobs = ["on", "e two"].map((text) => ({ token: text, logprob: -1, bytes: bytes(text), top_logprobs: [] }));
+    recording.finish(2, "one two", logprobs);
+    view.show(recording.frames.length - 1, 0);
+    expect([...root.querySelectorAll(".cell")].map((cell) => cell.textContent)).toEqual(["on", "e two"]);
+  });
+});
+
+test("a masked position with a guess is a draft", () => {
+  expect(stateOf(["a", "masked", 0.2])).toBe("draft");
+  expect(stateOf(["a", "masked", 0])).toBe("masked");
+  expect(stateOf(["a", "decided", 0])).toBe("decided");
+});
+
+test("a draft that changes is no edit", () => {
+  expect(isEdit(["a", "masked", 0.2], ["b", "decided", 0.9])).toBe(false);
+  expect(isEdit(["a", "decided", 0.9], ["b", "decided", 0.9])).toBe(true);
+});
