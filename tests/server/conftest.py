@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +53,7 @@ class Served:
         return httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://localhost")
 
     async def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> httpx.Response:
-        raw = body if isinstance(body, bytes) else orjson.dumps(body)
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with self.client() as client:
             return await client.post(path, content=raw, headers=headers)
 
