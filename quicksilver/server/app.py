@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from quicksilver import __version__
 from quicksilver.errors import InvalidRequest, NotFound, QuicksilverError
+from quicksilver.server import playground
 from quicksilver.server.auth import require_inference, require_key
 from quicksilver.server.envelope import MethodNotAllowed, error_response
 from quicksilver.server.guard import Guard
@@ -38,8 +39,8 @@ BODIES = (
     DetokenizeBody,
     FeedbackBody,
 )
-PUBLIC = (health.router, feedback.router)
-"""Answered without a key: probes, and the editors' reports, which carry none."""
+PUBLIC = (health.router, feedback.router, playground.router)
+"""Answered without a key: probes, the editors' reports, which carry none, and the page with its files."""
 KEYED = (models.router, tokens.router)
 PAID = (chat.router, completions.router, edit.router, apply.router, responses.router)
 
@@ -65,7 +66,7 @@ def _wrap(app: FastAPI, services: Services) -> None:
     origins = services.config.origins
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(Guard, config=services.config, life=services.life, metrics=services.metrics)
+    app.add_middleware(Guard)
 
 
 async def _on_refusal(request: Request, error: Exception) -> Response:

@@ -19,8 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quicksilver.errors import InvalidRequest, PermissionDenied, QuicksilverError, Unavailable
 from quicksilver.server.config import ServerConfig
 from quicksilver.server.envelope import HeadersTooLarge, HostNotServed, error_response, internal_error
-from quicksilver.server.life import Life
-from quicksilver.server.metrics import Metrics
+from quicksilver.server.services import Services
 
 log = logging.getLogger("quicksilver.server")
 
@@ -29,41 +28,25 @@ ALWAYS_ANSWERED = ("/health", "/ready")
 
 
 class Guard:
-    def __init__(self, app: ASGIApp, config: ServerConfig, life: Life, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.config = config
-        self.life = life
-        self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        services: Services = scope["app"].state.services
         visit = Visit(scope, send)
-        with self.life.entered():
+        with services.life.entered():
             try:
-                self._admit(scope)
+                admit(scope, services)
                 await self.app(scope, receive, visit.send)
             except ClientDisconnect:
                 visit.status = visit.status or 499
             except Exception as error:
                 await self._explain(error, visit, scope, receive)
             finally:
-                self._record(visit, scope)
-
-    def _admit(self, scope: Scope) -> None:
-        headers = Headers(scope=scope)
-        check_size(scope, self.config)
-        host = check_host(headers, self.config)
-        check_origin(headers, host, self.config)
-        if scope["path"] not in ALWAYS_ANSWERED:
-            self._check_room()
-
-    def _check_room(self) -> None:
-        if self.life.is_draining:
-            raise Unavailable("This server is shutting down.", code="draining")
-        if self.life.num_open > self.config.max_open:
-            raise Unavailable("Too many requests are open here.", code="server_overloaded")
+                record(visit, scope, services)
 
     async def _explain(self, error: Exception, visit: Visit, scope: Scope, receive: Receive) -> None:
         if not isinstance(error, QuicksilverError):
@@ -74,13 +57,6 @@ class Guard:
         if visit.status is None:
             # The rest of the request may still be on its way, so the connection is not used again.
             await error_response(error, {"connection": "close"})(scope, receive, visit.send)
-
-    def _record(self, visit: Visit, scope: Scope) -> None:
-        route = getattr(scope.get("route"), "path", "unmatched")
-        seconds = time.perf_counter() - visit.started
-        self.metrics.count_request(route, visit.status or 500, seconds)
-        fields = {"request_id": visit.id, "route": route, "status": visit.status, "ms": round(seconds * 1000, 1)}
-        log.info("request", extra=fields)
 
 
 class Visit:
@@ -104,6 +80,29 @@ class Visit:
                 (b"x-content-type-options", b"nosniff"),
             ]
         await self._send(message)
+
+
+def admit(scope: Scope, services: Services) -> None:
+    headers, config = Headers(scope=scope), services.config
+    check_size(scope, config)
+    check_origin(headers, check_host(headers, config), config)
+    if scope["path"] not in ALWAYS_ANSWERED:
+        check_room(services)
+
+
+def check_room(services: Services) -> None:
+    if services.life.is_draining:
+        raise Unavailable("This server is shutting down.", code="draining")
+    if services.life.num_open > services.config.max_open:
+        raise Unavailable("Too many requests are open here.", code="server_overloaded")
+
+
+def record(visit: Visit, scope: Scope, services: Services) -> None:
+    route = getattr(scope.get("route"), "path", "unmatched")
+    seconds = time.perf_counter() - visit.started
+    services.metrics.count_request(route, visit.status or 500, seconds)
+    fields = {"request_id": visit.id, "route": route, "status": visit.status, "ms": round(seconds * 1000, 1)}
+    log.info("request", extra=fields)
 
 
 def check_size(scope: Scope, config: ServerConfig) -> None:

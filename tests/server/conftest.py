@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import httpx
 import orjson
 import pytest
+from fastapi import FastAPI
 
 from quicksilver.accounts.service import Accounts
 from quicksilver.core import Request
@@ -33,6 +35,13 @@ def says(text: str, piece_len: int = 4) -> Script:
     return script
 
 
+@cache
+def shared_app() -> FastAPI:
+    """One app for all tests: making one takes longer than most tests do, and all it knows is its Services."""
+    tokenizer = small_tokenizer()
+    return build_app(Services(FakeEngine(says("")), tokenizer, ChatTemplate.own(tokenizer)))
+
+
 class Served:
     """An app, its engine, and a client that speaks to it."""
 
@@ -44,7 +53,8 @@ class Served:
         tokenizer = small_tokenizer()
         template = ChatTemplate.own(tokenizer)
         self.services = Services(self.engine, tokenizer, template, accounts=accounts, config=config)
-        self.app = build_app(self.services)
+        self.app = build_app(self.services) if config.origins else shared_app()
+        self.app.state.services = self.services
 
     def configure(self, **changes: object) -> None:
         self.rebuild(replace(self.services.config, **changes), self.services.accounts)  # type: ignore[arg-type]

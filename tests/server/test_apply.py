@@ -9,7 +9,7 @@ from tests.small_tokenizer import small_tokenizer
 
 APPLY = "/v1/apply/completions"
 ORIGINAL = "import os\n\ndef a():\n    return 1\n\ndef b():\n    return 2\n"
-UPDATE = "def a():\n    return 100\n\n# ... existing code ..."
+UPDATE = "# ... existing code ...\n\ndef a():\n    return 100\n\n# ... existing code ..."
 MERGED = ORIGINAL.replace("return 1\n", "return 100\n")
 UNCLEAR = "x = compute()\nif x:\n    launch(x)"
 
