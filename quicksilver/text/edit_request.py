@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from quicksilver.errors import InvalidRequest
 
@@ -17,7 +18,7 @@ REGION = "code_to_edit"
 _MARK = "<|!@#IS_NEXT_EDIT!@#|>"
 _SNIPPET_OPEN, _SNIPPET_CLOSE = "<|recently_viewed_code_snippet|>", "<|/recently_viewed_code_snippet|>"
 _PATH_LINE = re.compile(r"(?:current_file_path|code_snippet_file_path):[ \t]*([^\n]*)(?:\n|$)")
-_DIFF_START = re.compile(r"^(?=(?://[^\n]*\n)?--- [^\n]*\n\+\+\+ )", re.MULTILINE)
+_DIFF_HEAD = re.compile(r"^(?://[^\n]*\n)?--- [^\n]*\n\+\+\+ ", re.MULTILINE)
 _NUMBERED = re.compile(r"[ \t]*(\d+)(?: \| ?|\|)(.*)")
 
 
@@ -57,7 +58,7 @@ def parse_edit(prompt: str) -> EditRequest:
         region=region,
         after=after,
         snippets=tuple(_snippet(part) for part in snippets.split(_SNIPPET_OPEN)[1:]),
-        history=tuple(diff.strip("\n") for diff in _DIFF_START.split(history) if diff.strip()),
+        history=_split_history(history),
     )
     return _take_cursor(_without_line_numbers(request))
 
@@ -72,6 +73,12 @@ def _cut_section(text: str, name: str) -> tuple[str, str]:
     if end < inner:
         return text[inner:].removeprefix("\n"), text[:start]
     return text[inner:end].removeprefix("\n").removesuffix("\n"), text[:start] + text[end + len(f"<|/{name}|>") :]
+
+
+def _split_history(history: str) -> tuple[str, ...]:
+    starts = [match.start() for match in _DIFF_HEAD.finditer(history)]
+    cuts = pairwise([0, *starts, len(history)])
+    return tuple(diff for start, end in cuts if (diff := history[start:end].strip("\n")))
 
 
 def _snippet(part: str) -> Snippet:

@@ -1,7 +1,8 @@
 """One stretch of an update snippet -> the change it makes to the file, or the span that a model must rewrite.
 
 By the convention of such snippets, a marker stands for code that stays, and a stretch between markers is all there is
-between its first and last line. A reading that leaves brackets unbalanced or drops much code is not believed.
+between its first and last line. A marker forgotten at either end is taken as there, so no code is lost for it; a
+reading that leaves brackets unbalanced or drops much code is not believed.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Source:
 
 def split_update(update: str) -> list[Segment]:
     stretches: list[list[str]] = [[]]
-    for line in update.split("\n"):
+    for line in update.rstrip("\r\n").split("\n"):
         if len(line) <= _LONGEST_MARKER and _MARKER.fullmatch(line.rstrip("\r")):
             stretches.append([])
         else:
@@ -105,6 +106,8 @@ def _plan_unplaced(source: Source, segment: Segment, low: int) -> Change:
 
 
 def _plan_placed(source: Source, segment: Segment, placement: Placement, low: int) -> Change:
+    if _is_whole_file(source, segment, placement):
+        return Change(0, len(source.lines), tuple(_interleave(source, segment, placement)))
     (i_first, j_first), (i_last, j_last) = placement.first, placement.last
     head, tail = segment.lines[:i_first], segment.lines[i_last + 1 :]
     above, below = source.keys[low:j_first][::-1], source.keys[j_last + 1 :]
@@ -113,13 +116,20 @@ def _plan_placed(source: Source, segment: Segment, placement: Placement, low: in
     is_certain = (
         _fits_above(head[: len(head) - num_above], above[num_above:])
         and _fits_below(tail[num_below:], below[num_below:], source.keys[j_first : j_last + 1])
-        and _has_firm_edges(segment, placement)
-        and _drops_little(source, segment, placement)
+        and _has_firm_edges(source, segment, placement)
+        and j_last - j_first < len(segment.lines) + max(_FEW_LINES, len(segment.lines))
     )
     if not is_certain:
         return Change(max(low, start - _NEAR), _block_end(source.keys, end, min(_indents(segment.lines))))
-    body = _interleave(source, segment, placement)
+    inner = Segment(segment.lines[i_first : i_last + 1], is_open_above=True, is_open_below=True)
+    shifted = Placement(tuple((i - i_first, j) for i, j in placement.pairs), is_ambiguous=False)
+    body = _interleave(source, inner, shifted)
     return Change(start, end, (*source.new(_unless_blank(head)), *body, *source.new(_unless_blank(tail))))
+
+
+def _is_whole_file(source: Source, segment: Segment, placement: Placement) -> bool:
+    """No marker at all and most of the file repeated: the update is the new file."""
+    return not segment.is_open_above and not segment.is_open_below and 2 * len(placement.pairs) > len(source.lines)
 
 
 def _block_end(keys: Sequence[str], at: int, indent: int) -> int:
@@ -133,12 +143,12 @@ def _block_end(keys: Sequence[str], at: int, indent: int) -> int:
 def _interleave(source: Source, segment: Segment, placement: Placement) -> list[str]:
     """Lines of the file where the snippet repeats them, lines of the snippet where it does not."""
     out: list[str] = []
-    done = placement.first[0]
+    done = 0
     for i, j in placement.pairs:
         out += source.new(segment.lines[done:i])
         out.append(source.lines[j])
         done = i + 1
-    return out
+    return out + source.new(segment.lines[done:])
 
 
 def _num_replaced(new: Sequence[str], old: Sequence[str]) -> int:
@@ -172,19 +182,17 @@ def _indents(lines: Sequence[str]) -> list[int]:
     return [len(line) - len(line.lstrip()) for line in lines if line.strip()]
 
 
-def _has_firm_edges(segment: Segment, placement: Placement) -> bool:
-    """A blank line says little about where a stretch ends, unless what lies before it has kept its length."""
+def _has_firm_edges(source: Source, segment: Segment, placement: Placement) -> bool:
+    """A blank line says little about where a stretch ends, unless what lies before it is new or has kept its length."""
     pairs = placement.pairs
-    for (i, j), (next_i, next_j) in (pairs[:2][::-1], pairs[-2:]) if len(pairs) > 1 else ():
-        if not segment.lines[next_i].strip() and abs(next_i - i) != abs(next_j - j):
+    for (i, j), (edge_i, edge_j) in (pairs[:2][::-1], pairs[-2:]) if len(pairs) > 1 else ():
+        if segment.lines[edge_i].strip() or abs(edge_i - i) == abs(edge_j - j):
+            continue
+        new = segment.lines[min(i, edge_i) + 1 : max(i, edge_i)]
+        beyond = source.keys[edge_j + 1 :] if edge_j > j else source.keys[:edge_j][::-1]
+        if abs(edge_j - j) > 1 or _any_alike(new[-_NEAR:], beyond[: 2 * _NEAR]):
             return False
     return True
-
-
-def _drops_little(source: Source, segment: Segment, placement: Placement) -> bool:
-    num_old = placement.last[1] - placement.first[1] + 1
-    is_whole_file = not any(source.keys[: placement.first[1]]) and not any(source.keys[placement.last[1] + 1 :])
-    return is_whole_file or num_old <= len(segment.lines) + max(_FEW_LINES, len(segment.lines))
 
 
 def _any_alike(new: Sequence[str], old: Sequence[str]) -> bool:

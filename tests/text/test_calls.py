@@ -88,11 +88,11 @@ def test_closing_tag_ends_what_is_no_call() -> None:
     assert parse(f"nonsense{_CLOSE}after", _CLOSE) == ("", "", "nonsense", "after")
 
 
-_JSON = st.recursive(
-    st.none() | st.integers() | st.text(max_size=6),
-    lambda s: st.lists(s, max_size=3) | st.dictionaries(st.text(max_size=4), s, max_size=3),
-    max_leaves=5,
-)
+def containers(inner: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    return st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+
+
+_JSON = st.recursive(st.none() | st.integers() | st.text(max_size=6), containers, max_leaves=5)
 
 
 @settings(max_examples=50)
