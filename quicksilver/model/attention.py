@@ -1,7 +1,8 @@
 """Attention over rows: the plan of a forward, the paged cache, and the SDPA paths that obey them.
 
 The plan is an argument, never hidden state. `SdpaAttend` is right for any ragged mix and is the oracle for every other
-kernel; each sequence gets its own SDPA call, so batch mates cannot reach a row's numbers through attention.
+kernel; each sequence gets its own SDPA call, so batch mates cannot reach a row's numbers through attention. On a CPU
+neither can the way a prompt was chunked, nor drafted rows that ride along: see `visibility`.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from quicksilver.model.config import ModelConfig
+from quicksilver.model.visibility import Visibility
 
 
 class Attend(Protocol):
@@ -74,20 +76,20 @@ class PagedCache:
         cls, config: ModelConfig, num_pages: int, page_size: int, device: torch.device | str, dtype: torch.dtype
     ) -> PagedCache:
         shape = (config.num_layers, num_pages * page_size, config.num_kv_heads, config.head_dim)
-        # Zeros, not empty: a stray NaN times a zero probability would still be NaN.
+        # Zeros, not empty: an unseen key with a NaN in it would still spoil a sum.
         k = torch.zeros(shape, device=device, dtype=dtype)
         return cls(k, torch.zeros_like(k), page_size)
 
 
 class SdpaAttend:
-    """Paged attention for one forward, on any device. Visibility is worked out here once, then used by every layer."""
+    """Paged attention for one forward, on any device. Visibility is worked out once, at the first layer."""
 
     def __init__(self, plan: RowPlan, cache: PagedCache) -> None:
         self.cache = cache
-        writes = (plan.slots >= 0).nonzero().squeeze(1)
+        writes = (plan.slots >= 0).nonzero()[:, 0]
         self._write_rows = None if len(writes) == len(plan.slots) else writes
         self._write_slots = plan.slots[writes]
-        self._views = [_SegmentView.build(plan, segment, cache) for segment in plan.segments]
+        self._views = [_SegmentView(plan, segment, cache) for segment in plan.segments]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._write(self.cache.k[layer], k)
@@ -97,45 +99,36 @@ class SdpaAttend:
 
     def _write(self, store: Tensor, rows: Tensor) -> None:
         written = rows if self._write_rows is None else rows[self._write_rows]
+        if store.device.type == "cpu":
+            # Padding may read slots that nobody sees, so the cache stays finite; the failing row itself still fails.
+            written = torch.nan_to_num(written, 0.0, 0.0, 0.0)
         store.index_copy_(0, self._write_slots, written.to(store.dtype))
 
 
-@dataclass(frozen=True, slots=True)
 class _SegmentView:
     """One segment's part of a forward: where its keys lie, and which of them each row sees."""
 
-    rows: slice
-    cache: PagedCache
-    prefix: slice | Tensor
-    """Cache slots [0, longest prefix): a slice when the pages are one ascending run."""
-    span: slice | None
-    visible: Tensor | None
-    """(rows, keys) bool; None when every row sees every key, or when `is_causal` says it all."""
-    is_causal: bool
-    """Rows and keys form one square, lower-triangular: a prompt's first chunk."""
-
-    @classmethod
-    def build(cls, plan: RowPlan, segment: Segment, cache: PagedCache) -> _SegmentView:
-        rows = slice(segment.row_start, segment.row_end)
-        prefix_end = plan.prefix_end[rows]
-        prefix_len = int(prefix_end.max())
-        span = _span_of(plan, rows)
-        visible: Tensor | None = _visible(plan, rows, prefix_len, span)
-        num_rows = segment.row_end - segment.row_start
-        is_square = span is None and prefix_len == num_rows > 1
-        is_causal = is_square and bool((prefix_end.diff() == 1).all())
-        if is_causal or (visible is not None and bool(visible.all())):
-            visible = None
-        return cls(rows, cache, _prefix_slots(segment, prefix_len, cache.page_size), span, visible, is_causal)
+    def __init__(self, plan: RowPlan, segment: Segment, cache: PagedCache) -> None:
+        self.rows, self.cache = slice(segment.row_start, segment.row_end), cache
+        prefix_len = int(plan.prefix_end[self.rows].max())
+        self.span = _span_of(plan, self.rows)
+        visible = _visible(plan, self.rows, prefix_len, self.span)
+        self._visibility = Visibility(visible)
+        padding = self._visibility.num_keys - visible.shape[1]
+        if self.span is None:
+            self.prefix, padding = _prefix_slots(segment, cache, prefix_len, prefix_len + padding), 0
+        else:
+            self.prefix = _prefix_slots(segment, cache, prefix_len, prefix_len)
+        self._padding = cache.k.new_zeros(padding, *cache.k.shape[2:])
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys = self._gather(self.cache.k[layer], k)
         values = self._gather(self.cache.v[layer], v)
-        return attend_dense(q[self.rows], keys, values, self.visible, self.is_causal)
+        return self._visibility.attend(q[self.rows], keys, values)
 
     def _gather(self, store: Tensor, rows: Tensor) -> Tensor:
         prefix = store[self.prefix].to(rows.dtype)
-        return prefix if self.span is None else torch.cat((prefix, rows[self.span]))
+        return prefix if self.span is None else torch.cat((prefix, rows[self.span], self._padding.to(rows.dtype)))
 
 
 def _span_of(plan: RowPlan, rows: slice) -> slice | None:
@@ -148,6 +141,7 @@ def _span_of(plan: RowPlan, rows: slice) -> slice | None:
 
 
 def _visible(plan: RowPlan, rows: slice, prefix_len: int, span: slice | None) -> Tensor:
+    """(rows, prefix_len + span rows) bool."""
     device = plan.prefix_end.device
     visible = torch.arange(prefix_len, device=device) < plan.prefix_end[rows, None]
     if span is None:
@@ -157,47 +151,52 @@ def _visible(plan: RowPlan, rows: slice, prefix_len: int, span: slice | None) ->
     return torch.cat((visible, in_span), dim=1)
 
 
-def _prefix_slots(segment: Segment, prefix_len: int, page_size: int) -> slice | Tensor:
+def _prefix_slots(segment: Segment, cache: PagedCache, prefix_len: int, num_slots: int) -> slice | Tensor:
+    """Cache slots of the prefix, then any up to `num_slots`; a slice when the pages are one ascending run."""
+    page_size = cache.page_size
     pages = segment.page_ids[: -(-prefix_len // page_size)]
     if len(pages) == 0:
-        return slice(0, 0)
-    if bool((pages.diff() == 1).all()):
-        first = int(pages[0]) * page_size
-        return slice(first, first + prefix_len)
+        return slice(0, num_slots)
+    first = int(pages[0]) * page_size
+    if first + num_slots <= cache.k.shape[1] and bool((pages.diff() == 1).all()):
+        return slice(first, first + num_slots)
     slots = pages[:, None] * page_size + torch.arange(page_size, device=pages.device)
-    return slots.flatten()[:prefix_len]
+    return pad(slots.flatten()[:prefix_len], (0, num_slots - prefix_len), value=first)
 
 
-def attend_dense(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, is_causal: bool) -> Tensor:
-    """SDPA of (rows, heads, d) over (keys, kv_heads, d). Query heads that share a KV head are stacked as rows of it,
-    so keys are never repeated; a causal square keeps its heads apart, which lets the kernel skip the upper half."""
-    num_rows, num_heads, head_dim = q.shape
-    kv_heads = k.shape[1]
-    k, v = k.transpose(0, 1), v.transpose(0, 1)
-    if is_causal:
-        out = scaled_dot_product_attention(
-            q.transpose(0, 1)[None], k[None], v[None], is_causal=True, enable_gqa=num_heads != kv_heads
-        )
-        return out[0].transpose(0, 1)
-    group = num_heads // kv_heads
-    stacked = q.reshape(num_rows, kv_heads, group, head_dim).permute(1, 2, 0, 3).flatten(1, 2)
-    attn_mask = None if visible is None else visible.repeat(group, 1)[None]
-    out = scaled_dot_product_attention(stacked[None], k[None], v[None], attn_mask=attn_mask)[0]
-    return out.view(kv_heads, group, num_rows, head_dim).permute(2, 0, 1, 3).reshape(num_rows, num_heads, head_dim)
-
-
-@dataclass(frozen=True, slots=True)
 class DenseAttend:
-    """Attention without a cache: rows are `num_sequences` sequences of one length, laid end to end."""
+    """Attention without a cache: rows are `num_sequences` sequences of one length, laid end to end.
 
-    num_sequences: int
-    attn_mask: Tensor | None = None
-    """Boolean, True = visible, broadcastable to (num_sequences, heads, len, len)."""
-    is_causal: bool = False
+    `attn_mask` is boolean, True = visible, broadcastable to (num_sequences, 1, len, len). On a CPU without gradients
+    the bits equal those of `SdpaAttend`.
+    """
+
+    def __init__(self, num_sequences: int, attn_mask: Tensor | None = None, is_causal: bool = False) -> None:
+        self.num_sequences, self.attn_mask, self.is_causal = num_sequences, attn_mask, is_causal
+        self._visibility: list[Visibility] | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if q.device.type == "cpu" and not q.requires_grad:
+            return self._attend_exactly(q, k, v)
         q4, k4, v4 = (t.view(self.num_sequences, -1, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
         out = scaled_dot_product_attention(
             q4, k4, v4, attn_mask=self.attn_mask, is_causal=self.is_causal, enable_gqa=q.shape[1] != k.shape[1]
         )
         return out.transpose(1, 2).reshape(q.shape)
+
+    def _attend_exactly(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        length = len(q) // self.num_sequences
+        if self._visibility is None:
+            self._visibility = [Visibility(visible) for visible in self._visible(length)]
+        padding = (0, 0, 0, 0, 0, self._visibility[0].num_keys - length)
+        sequences = zip(self._visibility, q.split(length), k.split(length), v.split(length), strict=True)
+        return torch.cat([seen.attend(q1, pad(k1, padding), pad(v1, padding)) for seen, q1, k1, v1 in sequences])
+
+    def _visible(self, length: int) -> Tensor:
+        """(num_sequences, len, len) bool."""
+        visible = torch.ones(length, length, dtype=torch.bool)
+        if self.is_causal:
+            visible = visible.tril()
+        if self.attn_mask is not None:
+            visible = visible & self.attn_mask.expand(self.num_sequences, 1, length, length)[:, 0]
+        return visible.expand(self.num_sequences, length, length)

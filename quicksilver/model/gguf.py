@@ -177,7 +177,7 @@ class GgufSource:
 
     def __init__(self, path: Path) -> None:
         self.header = read_gguf_header(path)
-        self._bytes = np.memmap(path, mode="r")
+        self._bytes = np.asarray(np.memmap(path, mode="r"))  # mapped still, without memmap's cost per slice
         self.config = ModelConfig.from_gguf(self._facts())
         self.unused = {"output.weight"} if self.config.tied_head else set[str]()
 

@@ -38,6 +38,7 @@ def quantise_model(model: Transformer, scheme: str) -> Transformer:
             replace_module(model, name, make_linear(stored, scheme_of(name, scheme), model.dtype))
     q, scale = quantise_int8(model.tokens.weight)
     replace_module(model, "tokens", Int8Embedding(q, scale, model.dtype))
+    model.is_exact = scheme == "int8-dynamic"
     return model
 
 

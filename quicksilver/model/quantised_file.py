@@ -80,6 +80,7 @@ def load_quantised(folder: Path, dtype: torch.dtype, device: torch.device | str)
     for name, norm in norms(model):
         place(model, name, reader.read(name, tuple(norm.shape), (torch.float32,)).to(dtype))
     reader.refuse_unread()
+    model.is_exact = scheme == "int8-dynamic"
     return finish(model, device)
 
 

@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, pad, silu
+from torch.nn.functional import embedding, pad, rms_norm, silu
 
 from quicksilver.model.attention import Attend
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.rope import Rope, Rotation, rotate
+from quicksilver.model.visibility import ROW_TILE
 
 if TYPE_CHECKING:
     from quicksilver.model.lowrank import CanvasAdapter
-
-
-ROW_TILE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +30,21 @@ class CanvasRows:
     """(rows, 1) in the model's dtype: 1 on canvas rows, 0 elsewhere."""
     is_canvas: Tensor
 
+    def padded(self, missing: int) -> CanvasRows:
+        return CanvasRows(pad(self.gate, (0, 0, 0, missing)), pad(self.is_canvas, (0, missing)))
+
 
 def on_full_tiles(linear: nn.Module, x: Tensor) -> Tensor:
-    """`linear(x)` such that no row's bits depend on how many rows ride along (CPU).
-
-    Float matmuls of few rows take other kernels than larger ones; in whole tiles of 4 rows they always take the same.
-    """
-    missing = _missing_rows(x)
+    """`linear(x)` with the rows padded to whole tiles on a CPU, so that a row's bits do not depend on their number."""
+    missing = missing_rows(x, ROW_TILE)
     return linear(pad(x, (0, 0, 0, missing)))[: len(x)] if missing else linear(x)
 
 
-def _missing_rows(x: Tensor) -> int:
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or x.requires_grad:
+def missing_rows(x: Tensor, tile: int) -> int:
+    """Rows short of whole tiles. A CPU multiplies an odd rest of rows by other routines than the rest."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_grad_enabled():
         return 0
-    return -len(x) % ROW_TILE
+    return -len(x) % tile
 
 
 class RMSNorm(nn.Module):
@@ -57,9 +56,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+        return rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 class Layer(nn.Module):
@@ -85,10 +82,11 @@ class Layer(nn.Module):
     def _attention(self, x: Tensor, rotation: Rotation, attend: Attend, adapter: LayerAdapter | None) -> Tensor:
         config = self.config
         qkv = _project(self.qkv, "qkv", x, adapter).view(x.shape[0], -1, config.head_dim)
-        q, k, v = qkv.split((config.num_heads, config.num_kv_heads, config.num_kv_heads), dim=1)
+        qk, v = qkv.split((config.num_heads + config.num_kv_heads, config.num_kv_heads), dim=1)
         if config.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        out = attend(self.index, rotate(q, rotation), rotate(k, rotation), v)
+            qk = torch.cat((self.q_norm(qk[:, : config.num_heads]), self.k_norm(qk[:, config.num_heads :])), dim=1)
+        q, k = rotate(qk, rotation).split((config.num_heads, config.num_kv_heads), dim=1)
+        out = attend(self.index, q, k, v)
         return _project(self.o, "o", out.reshape(x.shape[0], config.q_dim), adapter)
 
     def _feed_forward(self, x: Tensor, adapter: LayerAdapter | None) -> Tensor:
@@ -110,6 +108,19 @@ def _project(linear: nn.Module, name: str, x: Tensor, adapter: LayerAdapter | No
     return adapter.linears[name](linear, x, adapter.rows)
 
 
+@dataclass(frozen=True, slots=True)
+class _PaddedAttend:
+    """Keeps rows of padding out of attention."""
+
+    attend: Attend
+    num_rows: int
+    missing: int
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = self.attend(layer, q[: self.num_rows], k[: self.num_rows], v[: self.num_rows])
+        return pad(out, (0, 0, 0, 0, 0, self.missing))
+
+
 class Transformer(nn.Module):
     """The whole network. `canvas` is set by `adapters.attach_canvas`."""
 
@@ -129,6 +140,8 @@ class Transformer(nn.Module):
             self.head.weight = self.tokens.weight
         self.rope = Rope(config)
         self.canvas = None
+        self.is_exact = False
+        """Whether every linear sums in integers; set by `quantise_model`."""
 
     def embed(self, token_ids: Tensor, mask_index: Tensor | None = None) -> Tensor:
         """(rows,) ids -> (rows, dim). Where mask_index >= 0 the row is the learned mask of that canvas index."""
@@ -140,11 +153,15 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, attend: Attend, is_canvas: Tensor | None = None) -> Tensor:
         """(rows, dim) -> (rows, dim) after the final norm. Rows where `is_canvas` pass through the canvas adapter."""
-        rotation = self.rope(positions)
         rows = self._canvas_rows(is_canvas, x.dtype)
+        num_rows, missing = len(x), missing_rows(x, self._row_tile(len(x), rows))
+        if missing:
+            x, positions = pad(x, (0, 0, 0, missing)), pad(positions, (0, missing))
+            rows, attend = rows and rows.padded(missing), _PaddedAttend(attend, num_rows, missing)
+        rotation = self.rope(positions)
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, attend, self._layer_adapter(index, rows))
-        return self.norm(x)
+        return self.norm(x)[:num_rows]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, dim) -> (rows, vocab). Pass only the rows that are needed."""
@@ -158,6 +175,10 @@ class Transformer(nn.Module):
     def dtype(self) -> torch.dtype:
         """Of activations; weights may be held in fewer bits."""
         return self.norm.weight.dtype
+
+    def _row_tile(self, num_rows: int, rows: CanvasRows | None) -> int:
+        """Integer matmuls give the same bits for any few rows; only float ones need whole tiles then."""
+        return 1 if self.is_exact and rows is None and num_rows < 4 * ROW_TILE else ROW_TILE
 
     def _layer_adapter(self, index: int, rows: CanvasRows | None) -> LayerAdapter | None:
         if rows is None or self.canvas is None:
