@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from quicksilver.core import Delta, Event, FinishReason, Frame, TokenLogprob
 from quicksilver.diffusion.decoder import Canvas, Decision
 from quicksilver.diffusion.finish import take
+from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.runner import Outcome
 from quicksilver.engine.sequence import Sequence, Work
 from quicksilver.errors import RowFailed
@@ -39,7 +40,7 @@ def commit(work: Work, outcome: Outcome) -> list[Event]:
         raise RowFailed("the model returned non-finite numbers for this request")
     assert sequence.canvas is not None
     decision = sequence.decoder.decide(sequence.canvas, outcome.proposal)
-    decision = _keep_lawful(sequence, decision)
+    decision = _keep_lawful(sequence, decision, outcome.proposal)
     _remember_logprobs(sequence, outcome, decision)
     sequence.drafted += decision.num_drafted
     sequence.accepted += decision.num_accepted
@@ -50,7 +51,7 @@ def commit(work: Work, outcome: Outcome) -> list[Event]:
     return _events(sequence, committed)
 
 
-def _keep_lawful(sequence: Sequence, decision: Decision) -> Decision:
+def _keep_lawful(sequence: Sequence, decision: Decision, proposal: Proposal) -> Decision:
     """Cut a decision at the first token the grammar forbids; a canvas behind an illegal token is remasked."""
     if sequence.constraint is None:
         return decision
@@ -59,8 +60,19 @@ def _keep_lawful(sequence: Sequence, decision: Decision) -> Decision:
         return replace(decision, commit=decision.commit[:legal], canvas=None)
     if decision.canvas is None or decision.commit:
         return decision
-    run = decision.canvas.token_ids[: decision.canvas.num_decided].tolist()
-    return replace(decision, canvas=decision.canvas.remask_from(sequence.constraint.legal_prefix(run)))
+    assert sequence.canvas is not None
+    canvas = _fill_first_hole(decision.canvas, sequence.canvas.num_decided, proposal)
+    run = canvas.token_ids[: canvas.num_decided].tolist()
+    return replace(decision, canvas=canvas.remask_from(sequence.constraint.legal_prefix(run)))
+
+
+def _fill_first_hole(canvas: Canvas, hole: int, proposal: Proposal) -> Canvas:
+    """The first hole's proposal was masked by the grammar, so it is lawful: taking it bounds the number of steps."""
+    if hole >= len(canvas.token_ids):
+        return canvas
+    is_masked, token_ids = canvas.is_masked.clone(), canvas.token_ids.clone()
+    is_masked[hole], token_ids[hole] = False, proposal.token_ids[hole]
+    return replace(canvas, is_masked=is_masked, token_ids=token_ids)
 
 
 def _extend(sequence: Sequence, tokens: list[int]) -> Committed:

@@ -1,0 +1,272 @@
+"""Forwards as CUDA graphs: small host arrays into fixed buffers, one replay, one small result back.
+
+A graph belongs to a bucket of rows and to whether canvas rows wear the adapter; the head has graphs of its own, so the
+two kinds of bucket do not multiply. Requests with rare wishes (logprobs, penalties, grammars) share the same forward
+and get their logits from the plain path behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quicksilver.core import DecoderName
+from quicksilver.diffusion.decoders import noise_step
+from quicksilver.diffusion.sample import Proposal
+from quicksilver.engine.batch import Batch, build_batch
+from quicksilver.engine.runner import Outcome, Runner
+from quicksilver.engine.score import Scorer
+from quicksilver.engine.sequence import Work
+from quicksilver.model.attention import PagedCache
+from quicksilver.model.kernels.attention import RowTables, cut_tiles
+from quicksilver.model.kernels.head import Draws, HeadRows, HeadSpace, propose_rows, read_results
+from quicksilver.model.kernels.network import Network, RowInputs, Space, attend_shape
+from quicksilver.model.kernels.rotate import RowSlots, angle_table
+from quicksilver.model.kernels.weights import collect
+from quicksilver.model.transformer import Transformer
+
+SMALLEST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GraphLimits:
+    """What the fixed buffers hold."""
+
+    max_rows: int = 512
+    max_segments: int = 64
+    context_len: int = 4096
+    scheme: str = "bfloat16"
+    """bfloat16 keeps the model's weights; fp8 rounds its matrices."""
+
+
+def bucket_of(count: int) -> int:
+    """The smallest power of two from 16 that holds `count` rows."""
+    return max(SMALLEST, 1 << max(count - 1, 0).bit_length())
+
+
+class RowBuffers:
+    """One bucket's inputs: pinned on the host, fixed on the device, copied in three transfers."""
+
+    NAMES = ("token_ids", "mask_index", "positions", "slots", "prefix_end", "span_start", "span_end", "gate")
+
+    def __init__(self, num_rows: int, num_tiles: int, pages: tuple[Tensor, Tensor], page_size: int) -> None:
+        self.host_pages, device_pages = pages
+        self.host = torch.zeros(len(self.NAMES), num_rows, dtype=torch.int32, pin_memory=_pins())
+        self.host_tiles = torch.zeros(num_tiles, 3, dtype=torch.int32, pin_memory=_pins())
+        self.device = self.host.to(device_pages.device)
+        tiles = self.host_tiles.to(device_pages.device)
+        column = dict(zip(self.NAMES, self.device, strict=True))
+        tables = RowTables(
+            column["prefix_end"], column["span_start"], column["span_end"], tiles, device_pages, page_size
+        )
+        where = RowSlots(column["positions"], column["slots"])
+        self.inputs = RowInputs(column["token_ids"], column["mask_index"], where, column["gate"], tables)
+
+    def fill(self, batch: Batch, tile_rows: int) -> None:
+        """Queue the copies of one forward's rows; what is behind them in the bucket writes nothing."""
+        plan, count = batch.plan, len(batch.token_ids)
+        columns = (batch.token_ids, batch.mask_index, plan.positions, plan.slots)
+        columns += (plan.prefix_end, plan.span_start, plan.span_end, plan.is_canvas)
+        self.host.zero_()
+        self.host[3].fill_(-1)
+        for target, values in zip(self.host, columns, strict=True):
+            target[:count] = values
+        tiles = cut_tiles([(segment.row_start, segment.row_end) for segment in plan.segments], tile_rows)
+        self.host_tiles.zero_()
+        self.host_tiles[: len(tiles)] = torch.tensor(tiles, dtype=torch.int32)
+        self._fill_pages(batch)
+        self.device.copy_(self.host, non_blocking=True)
+        self.inputs.tables.tiles.copy_(self.host_tiles, non_blocking=True)
+
+    def _fill_pages(self, batch: Batch) -> None:
+        segments = batch.plan.segments
+        width = max(len(segment.page_ids) for segment in segments)
+        for row, segment in zip(self.host_pages, segments, strict=False):
+            row[: len(segment.page_ids)] = segment.page_ids
+        used = (slice(len(segments)), slice(width))
+        self.inputs.tables.pages[used].copy_(self.host_pages[used], non_blocking=True)
+
+
+class HeadBuffers:
+    """One bucket of proposing rows: which rows, how they are drawn, and their four numbers back on the host."""
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self.host_ints = torch.zeros(3, num_rows, dtype=torch.int32, pin_memory=_pins())
+        self.host_seeds = torch.zeros(num_rows, dtype=torch.int64, pin_memory=_pins())
+        self.host_heat = torch.zeros(num_rows, pin_memory=_pins())
+        self.ints, self.seeds = self.host_ints.to(device), self.host_seeds.to(device)
+        self.heat = self.host_heat.to(device)
+        self.draws = Draws(self.heat, self.seeds, self.ints[1], self.ints[2])
+        self.space = HeadSpace.allocate(vocab_size, num_rows, device)
+        self.host_results = torch.zeros(4, num_rows, dtype=torch.int32, pin_memory=_pins())
+
+    def fill(self, batch: Batch, works: Seq[Work]) -> None:
+        index = batch.proposing
+        self.host_ints.zero_()
+        self.host_ints[0, : len(index)] = index
+        self.host_ints[1, : len(index)] = batch.plan.positions[index] + 1
+        at = 0
+        for work in works:
+            rows = slice(at, at + work.num_proposals)
+            params, canvas = work.sequence.request.params, work.sequence.canvas
+            self.host_ints[2, rows] = noise_step(params.decoder, canvas.step if canvas is not None else 0)
+            self.host_seeds[rows] = params.seed
+            self.host_heat[rows] = params.temperature
+            at = rows.stop
+        for device, host in ((self.ints, self.host_ints), (self.seeds, self.host_seeds), (self.heat, self.host_heat)):
+            device.copy_(host, non_blocking=True)
+
+    def read(self, count: int) -> Proposal:
+        """Waits for the device; the only place that does."""
+        self.host_results.copy_(self.space.results, non_blocking=True)
+        _wait(self.space.results.device)
+        return Proposal(*read_results(self.host_results[:, :count].clone()))
+
+
+class GraphRunner(Runner):
+    """A Runner whose forwards are graph replays. Graphs are made at first use, or all at once by `prepare`."""
+
+    def __init__(self, model: Transformer, cache: PagedCache, logit_rows: int, limits: GraphLimits) -> None:
+        super().__init__(model, cache, logit_rows)
+        self.limits = limits
+        weights = collect(model, limits.scheme)
+        angles = angle_table(model.rope, limits.context_len)
+        self.network = Network(model.config, weights, cache, angles)
+        self._x = torch.zeros(bucket_of(limits.max_rows), model.config.dim, device=self.device, dtype=model.dtype)
+        max_pages = -(-limits.context_len // cache.page_size) + 1
+        self._host_pages = torch.zeros(limits.max_segments, max_pages, dtype=torch.int32, pin_memory=_pins())
+        self.pages = self._host_pages.to(self.device)
+        self._rows: dict[int, tuple[RowBuffers, Space]] = {}
+        self._heads: dict[int, HeadBuffers] = {}
+        self._replays: dict[tuple[object, ...], Callable[[], None]] = {}
+
+    def run(self, works: Seq[Work]) -> list[Outcome | None]:
+        batch = build_batch(works, self.cache.page_size)
+        if not self._holds(batch) or not all(is_plain(work) for work in works):
+            return super().run(works)
+        self._launch(batch)
+        count = len(batch.proposing)
+        if not count:
+            return [None] * len(works)
+        head = self._head(bucket_of(count))
+        head.fill(batch, works)
+        is_drawn = any(work.sequence.request.params.temperature > 0 for work in works)
+        self._replay(("head", bucket_of(count), is_drawn), lambda: self._propose(head, is_drawn))
+        proposal = head.read(count)
+        return list(_cut(works, proposal))
+
+    def prepare(self, row_counts: Seq[int], canvas_lens: Seq[int] = (1, 16)) -> None:
+        """Capture the graphs of these row counts and numbers of proposals before the first request needs them."""
+        kinds = (False, True) if self.model.canvas is not None else (False,)
+        for count in sorted({bucket_of(count) for count in row_counts}):
+            buffers, space = self._buffers(count)
+            for is_gated in kinds:
+                self._graph((count, is_gated), lambda b=buffers, s=space, g=is_gated: self._run(b, s, g))
+        for count in sorted({bucket_of(count) for count in canvas_lens}):
+            head = self._head(count)
+            for is_drawn in (False, True):
+                self._graph(("head", count, is_drawn), lambda h=head, d=is_drawn: self._propose(h, d))
+
+    def _forward(self, works: Seq[Work]) -> Tensor:
+        batch = build_batch(works, self.cache.page_size)
+        if not self._holds(batch):
+            return super()._forward(works)
+        return self.model.norm(self._launch(batch)[batch.proposing.to(self.device)])
+
+    def _holds(self, batch: Batch) -> bool:
+        width = max(len(segment.page_ids) for segment in batch.plan.segments)
+        rows_fit = len(batch.token_ids) <= self.limits.max_rows
+        return rows_fit and len(batch.plan.segments) <= len(self.pages) and width <= self.pages.shape[1]
+
+    def _launch(self, batch: Batch) -> Tensor:
+        """The residual stream of the batch's rows, queued on the device."""
+        count = bucket_of(len(batch.token_ids))
+        buffers, space = self._buffers(count)
+        buffers.fill(batch, attend_shape(self.model.config, count).tile_rows)
+        self._replay((count, batch.has_canvas), lambda: self._run(buffers, space, batch.has_canvas))
+        return space.x
+
+    def _run(self, buffers: RowBuffers, space: Space, is_gated: bool) -> None:
+        self.network.run(buffers.inputs, space, is_gated)
+
+    def _propose(self, head: HeadBuffers, is_drawn: bool) -> None:
+        weights = self.network.weights
+        rows = HeadRows(head.ints[0], head.draws if is_drawn else None)
+        propose_rows(self._x, weights.norm, weights.head, rows, head.space)
+
+    def _buffers(self, count: int) -> tuple[RowBuffers, Space]:
+        if count not in self._rows:
+            shape = attend_shape(self.model.config, count)
+            num_tiles = -(-count // shape.tile_rows) + min(count, self.limits.max_segments)
+            buffers = RowBuffers(count, num_tiles, (self._host_pages, self.pages), self.cache.page_size)
+            space = Space.allocate(self.model.config, self.network.weights, count).with_x(self._x)
+            self._rows[count] = (buffers, space)
+        return self._rows[count]
+
+    def _head(self, count: int) -> HeadBuffers:
+        if count not in self._heads:
+            self._heads[count] = HeadBuffers(count, self.model.config.vocab_size, self.device)
+        return self._heads[count]
+
+    def _replay(self, key: tuple[object, ...], work: Callable[[], None]) -> None:
+        self._graph(key, work)()
+
+    def _graph(self, key: tuple[object, ...], work: Callable[[], None]) -> Callable[[], None]:
+        if key not in self._replays:
+            self._replays[key] = capture(work, self.device)
+        return self._replays[key]
+
+
+def capture(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """`work` as a graph: run twice to compile and settle, then recorded. Without CUDA it stays a plain call.
+
+    The two runs really happen, so `work` must be safe to repeat on whatever its buffers hold.
+    """
+    if device.type != "cuda":
+        return work
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            work()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+def is_plain(work: Work) -> bool:
+    """Whether the fused head can answer: greedy or tempered rows without bias, penalties, grammar or logprobs."""
+    sequence = work.sequence
+    params = sequence.request.params
+    if isinstance(sequence.decoder, Scorer) or sequence.constraint is not None or params.logprobs is not None:
+        return False
+    if params.logit_bias or params.banned_ids or params.decoder.name is DecoderName.EDIT:
+        return False
+    if (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) != (0, 0, 1):
+        return False
+    return params.temperature == 0 or (params.top_p >= 1 and params.top_k == 0 and params.min_p == 0)
+
+
+def _cut(works: Seq[Work], proposal: Proposal) -> list[Outcome | None]:
+    outcomes: list[Outcome | None] = []
+    at = 0
+    for work in works:
+        rows = slice(at, at + work.num_proposals)
+        outcomes.append(Outcome(proposal[rows], []) if work.num_proposals else None)
+        at = rows.stop
+    return outcomes
+
+
+def _pins() -> bool:
+    return torch.cuda.is_available()
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
