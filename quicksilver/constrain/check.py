@@ -1,0 +1,79 @@
+"""The independent check: jsonschema-rs, on the schema as it was sent and the text as it will be delivered.
+
+Shares no code with the grammar. Formats are annotations, patterns run on a linear-time engine, nothing is fetched.
+The draft is the one that `$schema` names, else the newest under which the schema is well formed.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jsonschema_rs
+
+from quicksilver.constrain.vocabulary import Draft, Json, declared_draft
+from quicksilver.errors import InvalidGrammar
+
+VALIDATORS = {
+    Draft.FOUR: jsonschema_rs.Draft4Validator,
+    Draft.SIX: jsonschema_rs.Draft6Validator,
+    Draft.SEVEN: jsonschema_rs.Draft7Validator,
+    Draft.Y2019: jsonschema_rs.Draft201909Validator,
+    Draft.Y2020: jsonschema_rs.Draft202012Validator,
+}
+FALLBACKS = (Draft.Y2020, Draft.SEVEN, Draft.FOUR)
+"""Tried in turn when `$schema` is silent."""
+
+
+def validate_output(schema: Json, text: str) -> str | None:
+    """Why `text` is not an instance of `schema`, or None when it is one."""
+    try:
+        instance = json.loads(text, parse_constant=refuse_constant)
+    except (ValueError, RecursionError) as error:
+        return f"not JSON: {error}"
+    error = next(validator_of(json.dumps(schema)).iter_errors(instance), None)
+    if error is None:
+        return None
+    return f"{error.message} at '/{'/'.join(str(step) for step in error.instance_path)}'"
+
+
+def pick_draft(schema: Json) -> Draft:
+    """The draft that governs `schema`; raises InvalidGrammar when it is well formed under none."""
+    drafts = [declared] if (declared := declared_draft(schema)) else FALLBACKS
+    for draft in drafts:
+        if is_well_formed(schema, draft):
+            return draft
+    build(schema, drafts[0])
+    return drafts[0]
+
+
+def is_well_formed(schema: Json, draft: Draft) -> bool:
+    try:
+        build(schema, draft)
+    except InvalidGrammar:
+        return False
+    return True
+
+
+def build(schema: Json, draft: Draft) -> Any:
+    """A validator; raises InvalidGrammar that names the keyword at fault."""
+    try:
+        return VALIDATORS[draft](
+            schema, validate_formats=False, offline=True, pattern_options=jsonschema_rs.RegexOptions()
+        )
+    except jsonschema_rs.ValidationError as error:
+        path = "/".join(str(step) for step in error.instance_path)
+        raise InvalidGrammar(f"The schema is malformed at '/{path}': {error.message[:300]}.") from error
+    except (jsonschema_rs.ReferencingError, ValueError) as error:
+        raise InvalidGrammar(f"The schema has a `$ref` that cannot be followed: {str(error)[:300]}.") from error
+
+
+@lru_cache(maxsize=256)
+def validator_of(schema_text: str) -> Any:
+    schema = json.loads(schema_text)
+    return build(schema, pick_draft(schema))
+
+
+def refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

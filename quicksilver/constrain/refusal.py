@@ -1,0 +1,21 @@
+"""How a schema is refused: one exception that carries the keyword and where it stands.
+
+Every refusal in this room names a keyword, because "unsupported schema" helps nobody.
+"""
+
+from __future__ import annotations
+
+from quicksilver.errors import InvalidGrammar
+
+
+class Unenforceable(InvalidGrammar):
+    """A keyword that the mask alone cannot guarantee, at a JSON pointer into the schema."""
+
+    def __init__(self, keyword: str, at: str, why: str) -> None:
+        super().__init__(f"`{keyword}` at '{at or '/'}' cannot be enforced: {why}.")
+        self.keyword = keyword
+        self.at = at
+
+
+def too_big(what: str, bound: int, found: int) -> InvalidGrammar:
+    return InvalidGrammar(f"The schema has too many {what}: {found} where {bound} are allowed.")
