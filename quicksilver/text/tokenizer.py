@@ -44,8 +44,11 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Of a GGUF file, or of a directory with tokenizer files."""
-        return cls.from_gguf(path) if Path(path).suffix == ".gguf" else cls.from_dir(path)
+        """Of a GGUF file, or of a directory with tokenizer files or a single GGUF."""
+        path = Path(path)
+        ggufs = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf"))
+        is_gguf = len(ggufs) == 1 and not (path / "tokenizer.json").is_file()
+        return cls.from_gguf(ggufs[0]) if is_gguf else cls.from_dir(path)
 
     @classmethod
     def for_model(cls, weights: str | Path, skill: str | Path | None) -> Tokenizer:

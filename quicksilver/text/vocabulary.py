@@ -1,21 +1,20 @@
-"""Reads what a checkpoint says about its tokens: a directory of tokenizer files, or the metadata of a GGUF.
+"""What a checkpoint says about its tokens: from a directory of tokenizer files, or from the metadata of a GGUF.
 
-Touches files only; both ways end in one `Vocabulary`. Rebuilding byte-level BPE from a GGUF takes seconds, so the
-result is kept in one file beside it, and is rebuilt whenever the GGUF's size or date differ from those noted in it.
+Touches files only. Both ways end in one `Vocabulary`, whose tokenizer.json is the checkpoint's own or, for byte-level
+BPE in a GGUF, rebuilt from its tokens and merges.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from quicksilver.errors import CheckpointRefused
+from quicksilver.text.gguf_fields import read_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +29,6 @@ class Vocabulary:
     template_tokens: Mapping[str, str] = field(default_factory=dict)
     """Tokens that templates name by variable: bos_token, eos_token, …"""
 
-
-_RECIPE = 2
-"""Raised when rebuilding changes, so that older cache files are not believed."""
 
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 _END_NAMES = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>")
@@ -49,28 +45,39 @@ def read_directory(folder: Path) -> Vocabulary:
     source = folder / "tokenizer.json"
     if not source.is_file():
         raise CheckpointRefused(f"{folder} has no tokenizer.json")
-    text = source.read_text(encoding="utf-8")
-    full = _parse_object(text, source)
+    with _refusing_nonsense(source):
+        return _from_files(source.read_text(encoding="utf-8"), folder)
+
+
+def read_gguf(path: Path) -> Vocabulary:
+    """The tokenizer of a GGUF; CheckpointRefused where it is of a kind we cannot rebuild."""
+    prefix = "tokenizer.ggml."
+    fields = read_fields(path)
+    found = {name.removeprefix(prefix): value for name, value in fields.items() if name.startswith(prefix)}
+    with _refusing_nonsense(path):
+        return _rebuild({**found, "chat_template": fields.get("tokenizer.chat_template")}, path)
+
+
+@contextmanager
+def _refusing_nonsense(path: Path) -> Iterator[None]:
+    """Values of the wrong type or out of place make a checkpoint unreadable, not the program fail."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointRefused(f"{path} describes its tokens in a way that cannot be read: {error!r}") from error
+
+
+def _from_files(text: str, folder: Path) -> Vocabulary:
+    full = _parse_object(text, folder / "tokenizer.json")
     ids = {token["content"]: token["id"] for token in full.get("added_tokens", [])}
     config = _read_json(folder / "tokenizer_config.json")
     return Vocabulary(
         tokenizer_json=text,
         vocab_size=_vocab_size(full, ids, _read_json(folder / "config.json")),
-        eos_ids=_eos_ids(ids, [*_stated_eos(folder), ids.get(_content(config.get("eos_token")))]),
+        eos_ids=_eos_ids(ids, [*_stated_eos(folder), ids.get(_content(config.get("eos_token")) or "")]),
         chat_template=_template_of(folder, config),
         template_tokens={name: token for name in _TEMPLATE_TOKENS if (token := _content(config.get(name)))},
     )
-
-
-def read_gguf(path: Path) -> Vocabulary:
-    """The tokenizer of a GGUF, from the cache file beside it when that is fresh."""
-    stamp = _stamp(path)
-    cache = path.with_name(path.name + ".tokenizer.json")
-    if (cached := _read_cache(cache, stamp)) is not None:
-        return cached
-    vocabulary = _rebuild(_gguf_fields(path), path)
-    _write_cache(cache, stamp, vocabulary)
-    return vocabulary
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -121,21 +128,6 @@ def _template_of(folder: Path, config: Mapping[str, Any]) -> str | None:
         by_name = {entry.get("name"): entry.get("template") for entry in stated if isinstance(entry, dict)}
         stated = by_name.get("tool_use", by_name.get("default"))
     return stated if isinstance(stated, str) else None
-
-
-def _gguf_fields(path: Path) -> dict[str, Any]:
-    from gguf import GGUFReader
-
-    names = ("model", "pre", "tokens", "token_type", "merges", "bos_token_id", "eos_token_id", "eot_token_id")
-    try:
-        fields = GGUFReader(path).fields
-        found = {name: fields[key].contents() for name in names if (key := f"tokenizer.ggml.{name}") in fields}
-        template = fields.get("tokenizer.chat_template")
-        return {**found, "chat_template": template.contents() if template else None}
-    except OSError:
-        raise
-    except Exception as error:  # the reader raises whatever a damaged header makes it stumble over
-        raise CheckpointRefused(f"{path} is not a readable GGUF: {error}") from error
 
 
 def _rebuild(fields: Mapping[str, Any], path: Path) -> Vocabulary:
@@ -195,27 +187,3 @@ def _split_rules(pre: str, path: Path) -> tuple[dict[str, Any] | None, dict[str,
         split = {"type": "Split", "pattern": {"Regex": _QWEN2_WORDS}, "behavior": "Isolated", "invert": False}
         return {"type": "NFC"}, split
     raise CheckpointRefused(f"{path} uses the pre-tokenizer {pre!r}; smollm and qwen2 are known")
-
-
-def _stamp(path: Path) -> dict[str, int]:
-    stat = path.stat()
-    return {"recipe": _RECIPE, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-
-
-def _read_cache(cache: Path, stamp: Mapping[str, int]) -> Vocabulary | None:
-    try:
-        kept = json.loads(cache.read_text(encoding="utf-8"))
-        if kept["stamp"] != stamp:
-            return None
-        return Vocabulary(**{**kept["vocabulary"], "eos_ids": tuple(kept["vocabulary"]["eos_ids"])})
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _write_cache(cache: Path, stamp: Mapping[str, int], vocabulary: Vocabulary) -> None:
-    """Whole or not at all; a folder that cannot be written costs the next start its seconds, nothing else."""
-    with contextlib.suppress(OSError):
-        handle, name = tempfile.mkstemp(dir=cache.parent, prefix=cache.name)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"stamp": stamp, "vocabulary": asdict(vocabulary)}, file)
-        os.replace(name, cache)

@@ -22,18 +22,10 @@ def tiny() -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def smollm2_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A link to the GGUF in a folder of its own, so that the cache file does not land beside the real one."""
+def smollm2() -> Tokenizer:
     if not _SMOLLM2.is_file():
         pytest.skip(f"no {_SMOLLM2.name}: run `quicksilver pull nano` first")
-    link = tmp_path_factory.mktemp("smollm2") / _SMOLLM2.name
-    link.symlink_to(_SMOLLM2)
-    return link
-
-
-@pytest.fixture(scope="session")
-def smollm2(smollm2_gguf: Path) -> Tokenizer:
-    return Tokenizer.from_gguf(smollm2_gguf)
+    return Tokenizer.from_gguf(_SMOLLM2)
 
 
 @pytest.fixture(scope="session", params=["tiny", "smollm2"])
