@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
+import uvloop
 from fastapi import FastAPI
 
 from quicksilver.errors import InvalidRequest
@@ -85,7 +86,8 @@ def is_loopback(host: str) -> bool:
 def serve(app: FastAPI, admin_app: FastAPI, config: ServerConfig) -> bool:
     """Blocks until the process is told to stop; whether every open reply could finish."""
     check_address(config, has_accounts=app.state.services.accounts is not None)
-    return asyncio.run(serve_until_stopped(app, admin_app, config))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve_until_stopped(app, admin_app, config))
 
 
 async def serve_until_stopped(app: FastAPI, admin_app: FastAPI, config: ServerConfig) -> bool:

@@ -58,6 +58,11 @@ class PatientProtocol(HttpToolsProtocol):
             self._stall_deadline = None
         super().resume_writing()
 
+    @property
+    def is_awaiting_head(self) -> bool:
+        """Whether a request head must be complete by a deadline; an idle connection has until keep-alive ends."""
+        return self._head_deadline is not None
+
     def _is_between_requests(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 

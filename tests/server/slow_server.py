@@ -1,0 +1,40 @@
+"""A whole server process for tests of its end: `python -m tests.server.slow_server HOME PORT DRAIN_S`.
+
+Its engine says one word, then waits until the file HOME/go exists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from quicksilver.core import Request
+from quicksilver.server import life
+from quicksilver.server.admin import build_admin_app
+from quicksilver.server.app import build_app
+from quicksilver.server.config import ServerConfig, Timeouts
+from quicksilver.server.services import Services
+from quicksilver.text.chat import ChatTemplate
+from tests.fake_engine import FakeEngine, Step, spoken
+from tests.small_tokenizer import small_tokenizer
+
+
+def main(home: Path, port: int, drain_s: float) -> int:
+    async def wait_for_go() -> None:
+        while not (home / "go").exists():
+            await asyncio.sleep(0.01)
+
+    def script(request: Request) -> list[Step]:
+        first, *rest = spoken(request, small_tokenizer().encode("hello world"))
+        return [first, wait_for_go, *rest]
+
+    tokenizer = small_tokenizer()
+    config = ServerConfig(home=home, port=port, admin_port=0, timeouts=replace(Timeouts(), drain_s=drain_s))
+    services = Services(FakeEngine(script), tokenizer, ChatTemplate.own(tokenizer), config=config)
+    return 0 if life.serve(build_app(services), build_admin_app(services), config) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))
