@@ -1,1 +1,1 @@
-"""Making adapters: data, losses over packed rows, on-policy generation, export. Touches model, diffusion and text only."""
+"""Making adapters: data, losses over packed rows, on-policy text, export. Touches model, diffusion and text only."""

@@ -63,3 +63,10 @@ def _load_moments(file: safe_open, parameters: Mapping[str, Tensor], adamw: torc
                 state[key] = value if is_host_step else value.to(parameter.device)
         if state:
             adamw.state[parameter] = state
+
+
+def saved_facts(path: Path) -> Facts:
+    """The numbers in a checkpoint's header."""
+    with safe_open(path, framework="pt") as file:
+        facts: Facts = json.loads(file.metadata()["facts"])
+    return facts

@@ -70,7 +70,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 # Punctuation and case do not hide a copy.
-_LETTERS = str.maketrans({char: " " for char in "!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"})
+_LETTERS = str.maketrans(dict.fromkeys("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~", " "))
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 

@@ -122,7 +122,7 @@ class BatchDecoder:
         hidden = self.network.forward(self.network.embed(tokens), positions, attention)
         return likeliest(hidden, self.network.head)[0]
 
-    def _prefill(self, chunk_rows: int = 64) -> None:
+    def _prefill(self, chunk_rows: int = 32) -> None:
         length = int(self._prompt_len.max())
         positions = torch.arange(length, device=self.network.device)
         whole = self._cache

@@ -81,7 +81,9 @@ def held_out_loss(network: Network, store: RowStore, num_batches: int, head_chun
     return sum(losses) / len(losses)
 
 
-def answers(network: Network, prompts: list[list[int]], max_new_tokens: int, stop_ids: tuple[int, ...]) -> list[list[int]]:
+def answers(
+    network: Network, prompts: list[list[int]], max_new_tokens: int, stop_ids: tuple[int, ...]
+) -> list[list[int]]:
     """Greedy AR answers, for a look at what the model says."""
     decoded = BatchDecoder(Network(network.model, as_written), prompts, max_new_tokens, list(stop_ids)).ar()
     return [decoded.answer(i) for i in range(len(prompts))]
@@ -90,6 +92,7 @@ def answers(network: Network, prompts: list[list[int]], max_new_tokens: int, sto
 def table_lines(table: Mapping[str, Any]) -> list[str]:
     """The table as text, a line per decoder."""
     return [
-        f"{decoder:22s} " + "  ".join(f"{d} {v['tokens_per_round']:.2f} ({v['same_as_ar']:.2f})" for d, v in row.items())
+        f"{decoder:22s} "
+        + "  ".join(f"{d} {v['tokens_per_round']:.2f} ({v['same_as_ar']:.2f})" for d, v in row.items())
         for decoder, row in table.items()
     ]

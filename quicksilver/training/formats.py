@@ -12,7 +12,7 @@ import numpy as np
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.text.chat import ChatTemplate, Message
-from quicksilver.text.edits import edit_prompt, fim_prompt
+from quicksilver.text.edits import edit_messages, edit_prompt, fim_prompt
 from quicksilver.text.effort import asks_to_think
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.pack import Document
@@ -27,7 +27,7 @@ class Formatter:
 
     def __init__(self, tokenizer: Tokenizer, max_len: int) -> None:
         self.tokenizer, self.max_len = tokenizer, max_len
-        self._template = ChatTemplate.own(tokenizer)
+        self._template = ChatTemplate.for_tokenizer(tokenizer)
         if tokenizer.roles.turn_close is None or tokenizer.roles.turn_open is None:
             raise InvalidRequest("training formats need a tokenizer with turn tokens")
         self.end_id: int = tokenizer.roles.turn_close
@@ -69,6 +69,9 @@ class Formatter:
             return self._chat(row)
         if isinstance(row, FimRow):
             return [(fim_prompt(self.tokenizer, row.prefix, row.suffix), False), self._answer(row.middle)]
+        if isinstance(row, EditRow) and self.tokenizer.roles.edit_open is None:
+            reply = Message("assistant", f"```\n{row.answer}\n```")
+            return self._chat(ChatRow((*edit_messages(row.request), reply), domain=row.domain))
         if isinstance(row, EditRow):
             return [(edit_prompt(self.tokenizer, row.request), False), self._answer(row.answer)]
         assert isinstance(row, PlainRow)

@@ -6,6 +6,7 @@ next prompt begins in the next slot with positions at 0 and nothing before it in
 
 from __future__ import annotations
 
+import lzma
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load, save
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -46,13 +47,17 @@ class PromptSet:
         return self.token_ids[self.offsets[index] : self.offsets[index + 1]]
 
     def save(self, path: Path) -> None:
-        arrays = {"token_ids": self.token_ids, "offsets": self.offsets, "num_ends": self.num_ends, "domain": self.domain}
-        save_file({name: array.astype(np.int32) for name, array in arrays.items()}, path)
+        """One xz file of a safetensors body, in the smallest types that hold the ids."""
+        is_small = int(self.token_ids.max(initial=0)) < 1 << 16
+        arrays = {"offsets": self.offsets, "num_ends": self.num_ends, "domain": self.domain}
+        small = {name: array.astype(np.uint32) for name, array in arrays.items()}
+        small["token_ids"] = self.token_ids.astype(np.uint16 if is_small else np.uint32)
+        path.write_bytes(lzma.compress(save(small), preset=1))
 
     @classmethod
     def load(cls, path: Path) -> PromptSet:
-        arrays = {name: array.astype(np.int64) for name, array in load_file(path).items()}
-        return cls(**arrays)
+        arrays = load(lzma.decompress(path.read_bytes()))
+        return cls(**{name: array.astype(np.int64) for name, array in arrays.items()})
 
 
 class SlotCache:
@@ -71,14 +76,17 @@ class StepAttention:
     def __init__(self, cache: SlotCache, slot: Tensor, doc_start: Tensor, num_slots: int) -> None:
         self._cache, self._slot, self._num_slots = cache, slot, num_slots
         index = torch.arange(num_slots, device=slot.device)
-        self._visible = ((index >= doc_start[:, None]) & (index <= slot))[:, None, None]
+        is_visible = (index >= doc_start[:, None]) & (index <= slot)
+        # Additive and in the model's dtype: made once a step, where a boolean one would be widened in every layer.
+        hidden = torch.zeros(is_visible.shape, device=slot.device, dtype=cache.k.dtype)
+        self._bias = hidden.masked_fill_(~is_visible, float("-inf"))[:, None, None]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self._cache.k[layer], self._cache.v[layer]
         keys.index_copy_(2, self._slot, k)
         values.index_copy_(2, self._slot, v)
         stacked = q.view(q.shape[0], k.shape[1], -1, q.shape[-1])
-        attn_mask = self._visible.expand(-1, 1, stacked.shape[2], -1)
+        attn_mask = self._bias.expand(-1, stacked.shape[1], stacked.shape[2], -1)
         seen = (keys[:, :, : self._num_slots], values[:, :, : self._num_slots])
         return scaled_dot_product_attention(stacked, *seen, attn_mask=attn_mask).view_as(q)
 
@@ -96,10 +104,10 @@ class Generator:
         self._num_ends = torch.from_numpy(prompts.num_ends[order].copy()).to(device)
         self._heat = torch.from_numpy(temperatures(self._num_ends.cpu().numpy(), spec)).to(device)
         self._cache = SlotCache(network, batch, spec.row_len)
-        long = {"device": device, "dtype": torch.long}
-        self._token, self._prompt, self._at = (torch.zeros(batch, **long) for _ in range(3))
-        self._doc_start, self._num_new, self._ends_left = (torch.zeros(batch, **long) for _ in range(3))
-        self._slot, self._used = torch.zeros(1, **long), torch.zeros(1, **long)
+        zeros = torch.zeros(batch, device=device, dtype=torch.long)
+        self._token, self._prompt, self._at = (zeros.clone() for _ in range(3))
+        self._doc_start, self._num_new, self._ends_left = (zeros.clone() for _ in range(3))
+        self._slot, self._used = zeros[:1].clone(), zeros[:1].clone()
         self._rows = torch.zeros(batch, spec.row_len, device=device, dtype=torch.int32)
         self._is_start, self._is_new = (torch.zeros(batch, spec.row_len, device=device, dtype=torch.bool) for _ in "ab")
         self._steps: dict[int, Callable[[], Any]] = {}
@@ -132,8 +140,8 @@ class Generator:
     def _captured(self, step: Callable[[], None]) -> Callable[[], Any]:
         if self.network.device.type != "cuda":
             return step
-        states = (self._token, self._prompt, self._at, self._doc_start, self._num_new, self._ends_left, self._slot)
-        states += (self._used, self._rows, self._is_start, self._is_new)
+        states = [self._token, self._prompt, self._at, self._doc_start, self._num_new, self._ends_left, self._slot]
+        states += [self._used, self._rows, self._is_start, self._is_new]
         kept = [state.clone() for state in states]
         for _ in range(2):
             step()

@@ -22,6 +22,7 @@ from quicksilver.training.checkpoint import load_state, save_state
 from quicksilver.training.journal import Journal
 from quicksilver.training.recipe import Optim
 
+CHECKPOINT = "checkpoint.safetensors"
 # Steps that compile and warm up before the clock of a time budget runs the schedule.
 CLOCK_STARTS_AT = 3
 
@@ -58,7 +59,7 @@ class Loop:
 
     def __init__(self, task: Task, optim: Optim, folder: Path, journal: Journal) -> None:
         self.task, self.optim, self.journal = task, optim, journal
-        self._path = folder / "checkpoint.safetensors"
+        self._path = folder / CHECKPOINT
         tensors = list(task.parameters.values())
         self._is_fused = tensors[0].is_cuda
         betas = (optim.beta1, optim.beta2)

@@ -10,18 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from quicksilver.model.adapters import LINEARS, linear_shapes
 from quicksilver.model.config import ModelConfig
-from quicksilver.training.network import LINEARS
-
-
-def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """(out, in) of each adapted linear."""
-    return {
-        "qkv": (config.q_dim + 2 * config.kv_dim, config.dim),
-        "o": (config.dim, config.q_dim),
-        "gu": (2 * config.ffn_dim, config.dim),
-        "dn": (config.dim, config.ffn_dim),
-    }
 
 
 def num_lora_params(config: ModelConfig, rank: int) -> int:

@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quicksilver.diffusion.loss import compiled
+from quicksilver.model.adapters import LINEARS
 from quicksilver.model.rope import Rotation
 from quicksilver.model.transformer import Layer, Transformer
-
-LINEARS = ("qkv", "o", "gu", "dn")
 
 Lora = Mapping[str, Tensor]
 """`"{layer}.{linear}.A"` (rank, in) and `"{layer}.{linear}.B"` (out, rank), fp32."""
@@ -87,6 +86,7 @@ class Network:
         self.model, self.config, self._wrap = model, model.config, wrap
         for parameter in model.parameters():
             parameter.requires_grad_(False)
+        self._layers: list[Layer] = [layer for layer in model.layers if isinstance(layer, Layer)]
         self._heads = (self.config.num_heads, self.config.num_kv_heads, self.config.head_dim)
 
     @property
@@ -105,7 +105,7 @@ class Network:
         rotation = self.rotation(positions)
         before, after = self._wrap(before_attention, x), self._wrap(after_attention, x)
         eps = self.config.norm_eps
-        for index, layer in enumerate(self.model.layers):
+        for index, layer in enumerate(self._layers):
             pairs = layer_pairs(lora, index)
             q, k, v = before(x, _before_weights(layer), pairs[0], rotation, self._heads, eps)
             x = after(x, attention(index, q, k, v), _after_weights(layer), pairs[1:], eps)

@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -33,9 +33,11 @@ _CANDIDATES = 4
 """A source is read until it gave this many times what is asked, then shuffled: files are ordered by package."""
 
 
-def prepare_data(data: Data, tokenizer: Tokenizer, folder: Path, journal: Journal) -> Facts:
-    """Write all files into `folder`."""
+def prepare_data(data: Data, base: Path, folder: Path, journal: Journal) -> Facts:
+    """Write all files into `folder`, in the ids of the base's tokenizer."""
     source = Path(data.source)
+    tokenizer = Tokenizer.load(data.tokenizer or base)
+    tokenizer = tokenizer.with_reserved() if data.reserves_tokens else tokenizer
     formatter = Formatter(tokenizer, data.row_len)
     check = OverlapCheck(evaluation_texts(Path(data.evals)) if data.evals else ())
     journal.say("evaluation pack read")
@@ -44,7 +46,9 @@ def prepare_data(data: Data, tokenizer: Tokenizer, folder: Path, journal: Journa
         if name not in SOURCES:
             raise InvalidRequest(f"recipe.data.rows.{name}: unknown source; known: {', '.join(sorted(SOURCES))}")
         collected.take(name, picked_rows(name, count, source, data.seed), data.prompts)
-        journal.say(f"{name}: {collected.documents_of[name]} documents, {collected.num_tokens / 1e6:.1f} M tokens so far")
+        journal.say(
+            f"{name}: {collected.documents_of[name]} documents, {collected.num_tokens / 1e6:.1f} M tokens so far"
+        )
     held = _held_out(data, source, formatter)
     return _write(collected, held, data, folder)
 
@@ -69,7 +73,7 @@ class _Collected:
         self.documents_of: Counter[str] = Counter()
         self.num_tokens = self.num_overlaps = 0
 
-    def take(self, name: str, rows: Iterator[Row], prompts: dict[str, int]) -> None:
+    def take(self, name: str, rows: Iterator[Row], prompts: Mapping[str, int]) -> None:
         for row in rows:
             if self._check.overlaps(row_text(row)):
                 self.num_overlaps += 1

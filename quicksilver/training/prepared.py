@@ -11,10 +11,11 @@ from quicksilver.errors import InvalidRequest
 TRAIN, HELD, PROMPTS, EVAL_PROMPTS, FACTS = (
     "train.safetensors.xz",
     "heldout.safetensors.xz",
-    "prompts.safetensors",
-    "eval_prompts.safetensors",
+    "prompts.safetensors.xz",
+    "eval_prompts.safetensors.xz",
     "facts.json",
 )
+
 
 @dataclass(frozen=True, slots=True)
 class Facts:

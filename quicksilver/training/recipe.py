@@ -50,6 +50,8 @@ class Data:
     """On-policy prompts per domain; 0 takes all there are."""
     eval_prompts: int = 64
     """Held-out prompts per domain."""
+    reserves_tokens: bool = True
+    """Whether spare tokens of the tokenizer take the roles it lacks; needs a skill adapter that learns them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,9 @@ class Recipe:
     evaluate: Evaluate = field(default_factory=Evaluate)
     export: Export = field(default_factory=Export)
     sha256: str = ""
-    """Of the file's bytes and the overrides; set by `load_recipe`."""
+    """Of the file's bytes; set by `load_recipe`."""
+    overrides: tuple[str, ...] = ()
+    """What the command line changed; set by `load_recipe`."""
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -166,8 +170,8 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
             _override(table, text)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InvalidRequest(f"recipe {path.name}: {error}") from error
-    digest = hashlib.sha256(raw + "\n".join(overrides).encode()).hexdigest()
-    recipe = _build(Recipe, table | {"sha256": digest}, "recipe")
+    marks = {"sha256": hashlib.sha256(raw).hexdigest(), "overrides": list(overrides)}
+    recipe: Recipe = _build(Recipe, table | marks, "recipe")
     if not recipe.stages:
         raise InvalidRequest(f"recipe.stages: name at least one of {', '.join(STAGES)}")
     return recipe
@@ -210,7 +214,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return {key: _value(args[1], item, f"{where}.{key}") for key, item in value.items()}
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
-    if isinstance(hint, type) and isinstance(value, hint) and not isinstance(value, bool):
+    if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
         return value
     wanted = f"one of {args}" if origin is Literal else getattr(hint, "__name__", str(hint))
     raise InvalidRequest(f"{where}: {value!r} is not {wanted}")

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from quicksilver.errors import QuicksilverError
+from quicksilver.training.export import commit
 from quicksilver.training.recipe import STAGES, load_recipe
 from quicksilver.training.stages import Run, run_stage
 
@@ -27,6 +28,8 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--run", type=Path, help="folder for results (default runs/NAME)")
     words.add_argument("--data", type=Path, help="folder of prepared data (default RUN/data)")
     words.add_argument("--base", type=Path, help="base weights, instead of the recipe's")
+    words.add_argument("--skill", type=Path, help="skill adapter to merge first, instead of the recipe's")
+    words.add_argument("--commit", help="commit to record in exports (default: the checkout's)")
     words.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     words.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a recipe's value")
     return words
@@ -38,7 +41,8 @@ def run(recipe_path: Path, words: argparse.Namespace) -> None:
     device = join_ranks(words.device)
     folder = words.run or Path("runs") / recipe.name
     base = words.base or (Path(recipe.base.weights) if recipe.base.weights else None)
-    job = Run(recipe, folder, words.data or folder / "data", base, device)
+    skill = words.skill or (Path(recipe.base.skill) if recipe.base.skill else None)
+    job = Run(recipe, folder, words.data or folder / "data", base, skill, device, words.commit or commit())
     for stage in words.stage or recipe.stages:
         run_stage(job, stage)
 

@@ -45,7 +45,12 @@ class SkillTask:
         target, weight = next_token_targets(batch, self.spec.text_weight)
         rows = rows_with_loss(weight, self.spec.head_chunk)
         return answer_loss(
-            hidden.index_select(0, rows), self.head(), target[rows], weight[rows], self.reserved_ids, self.spec.head_chunk
+            hidden.index_select(0, rows),
+            self.head(),
+            target[rows],
+            weight[rows],
+            self.reserved_ids,
+            self.spec.head_chunk,
         )
 
     def hidden(self, batch: Batch) -> Tensor:

@@ -127,7 +127,8 @@ def _turn(message: Mapping[str, Any], rename: Callable[[str], str]) -> Message:
     if message["role"] == "tool":
         return Message("tool", json.dumps(message["content"], ensure_ascii=False))
     calls = tuple(
-        ToolCall(rename(c["name"]), json.dumps(c["arguments"], ensure_ascii=False)) for c in message.get("tool_calls", ())
+        ToolCall(rename(c["name"]), json.dumps(c["arguments"], ensure_ascii=False))
+        for c in message.get("tool_calls", ())
     )
     return Message(message["role"], message.get("content") or "", tool_calls=calls)
 

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from quicksilver.errors import InvalidRequest
-from quicksilver.model.transformer import Transformer
 from quicksilver.training import evaluate as measures
 from quicksilver.training.batches import RowStore
-from quicksilver.training.canvas import MASKS, CanvasTask
+from quicksilver.training.canvas import MASKS, CanvasTask, Decode
+from quicksilver.training.checkpoint import saved_facts
 from quicksilver.training.decode import CanvasWeights
-from quicksilver.training.export import export_canvas, export_skill, load_base, load_canvas_tensors
+from quicksilver.training.export import canvas_tensors, export_adapter, load_base, provenance
 from quicksilver.training.generate import Generator, PromptSet, rounds
 from quicksilver.training.journal import Journal
-from quicksilver.training.loop import Loop
-from quicksilver.training.network import Network
+from quicksilver.training.loop import CHECKPOINT, Loop
+from quicksilver.training.network import Network, as_written
 from quicksilver.training.pack import PackedRows, join_rows
 from quicksilver.training.prepared import EVAL_PROMPTS, HELD, PROMPTS, TRAIN, Facts
 from quicksilver.training.recipe import Recipe
 from quicksilver.training.skill import SkillTask
+from quicksilver.training.verses import write_verses
 
 GENERATED = "generated.safetensors"
 SKILL, CANVAS = "skill.safetensors", "canvas.safetensors"
@@ -43,24 +44,35 @@ class Run:
     """Where the prepared files lie."""
     base: Path | None
     """The frozen parent's weights; None where the recipe asks for a random one."""
+    skill: Path | None
+    """A skill adapter made by another run; this run's own is used where there is none."""
     device: torch.device
+    commit: str = ""
 
     def journal(self, stage: str) -> Journal:
         return Journal(self.folder / "log", stage)
 
     def network(self, with_skill: bool) -> Network:
         """The parent on the device, with the recipe's (or this run's) skill adapter merged if asked for."""
-        skill = Path(self.recipe.base.skill) if self.recipe.base.skill else self.folder / SKILL
         dtype = torch.bfloat16 if self.recipe.base.dtype == "bfloat16" else torch.float32
-        model: Transformer = load_base(self.base, skill if with_skill and skill.exists() else None)
+        model = load_base(self.base, self._skill() if with_skill else None)
         return Network(model.to(self.device, dtype).eval())
 
+    def _skill(self) -> Path | None:
+        if self.skill is not None and not self.skill.exists():
+            raise InvalidRequest(f"skill adapter {self.skill} does not exist; run its recipe first")
+        own = self.folder / SKILL
+        return self.skill or (own if own.exists() else None)
+
     def decode(self, token_ids: list[int]) -> str:
-        return _decoder(self.base)(token_ids)
+        return decoder_of(self.base)(token_ids)
 
 
 def prepare(run: Run) -> None:
     if (run.data / TRAIN).exists():
+        return
+    if run.base is None:
+        write_verses(run.data, run.recipe.data.row_len)
         return
     from quicksilver.training.prepare import prepare_data
 
@@ -74,9 +86,7 @@ def skill(run: Run) -> None:
     journal.say(f"{rows.num_rows} rows of {rows.row_len}, {facts.answer_tokens / 1e6:.1f} M answer tokens")
     store = RowStore(rows, spec.rows_per_batch, spec.optim.seed, run.device)
     task = SkillTask(network, store, spec, sorted(set(facts.reserved.values())))
-    result = Loop(task, spec.optim, run.folder / "skill", journal).run()
-    export_skill(run.folder / SKILL, run.recipe, result, task.reserved_ids, facts, run.base)
-    journal.say(f"wrote {SKILL}, {(run.folder / SKILL).stat().st_size / 1e6:.2f} MB")
+    Loop(task, spec.optim, run.folder / "skill", journal).run()
 
 
 def generate(run: Run) -> None:
@@ -96,15 +106,26 @@ def generate(run: Run) -> None:
 
 
 def canvas(run: Run) -> None:
-    spec, journal, facts = run.recipe.canvas, run.journal("canvas"), Facts.load(run.data)
+    spec, journal = run.recipe.canvas, run.journal("canvas")
     network = run.network(with_skill=True)
     store = RowStore(PackedRows.load(run.folder / GENERATED), spec.rows_per_batch, spec.optim.seed, run.device)
     task = CanvasTask(network, store, spec, run.decode)
     if spec.warm_start:
-        task.warm_start(load_canvas_tensors(Path(spec.warm_start)))
-    result = Loop(task, spec.optim, run.folder / "canvas", journal).run()
-    export_canvas(run.folder / CANVAS, run.recipe, result, facts, run.base)
-    journal.say(f"wrote {CANVAS}, {(run.folder / CANVAS).stat().st_size / 1e6:.2f} MB")
+        task.warm_start(canvas_tensors(Path(spec.warm_start)))
+    Loop(task, spec.optim, run.folder / "canvas", journal).run()
+
+
+def export(run: Run) -> None:
+    """Round every checkpoint of this run into its adapter file."""
+    journal, facts = run.journal("export"), Facts.load(run.data)
+    reserved = torch.tensor(sorted(set(facts.reserved.values())))
+    for stage, target in (("skill", run.folder / SKILL), ("canvas", run.folder / CANVAS)):
+        checkpoint = run.folder / stage / CHECKPOINT
+        if not checkpoint.exists():
+            continue
+        metadata = provenance(run.recipe, facts, run.base, saved_facts(checkpoint)) | {"commit": run.commit}
+        export_adapter(checkpoint, target, run.recipe.export.bits, metadata, reserved)
+        journal.say(f"wrote {target.name}, {target.stat().st_size / 1e6:.2f} MB")
 
 
 def evaluate(run: Run) -> None:
@@ -115,14 +136,14 @@ def evaluate(run: Run) -> None:
         held = RowStore(PackedRows.load(run.data / HELD), 16, 0, run.device)
         batches = max(1, min(8, held.num_rows // 16))
         for name, with_skill in (("parent", False), ("skilled", True)):
-            network = run.network(with_skill)
+            network = Network(run.network(with_skill).model, as_written)
             loss = measures.held_out_loss(network, held, batches, run.recipe.skill.head_chunk)
             results[f"{name}_held_out_loss"] = loss
             journal.say(f"{name}: held-out answer loss {loss:.3f}")
     prompts = measures.HeldOut(PromptSet.load(run.data / EVAL_PROMPTS), facts.domains, facts.stop_ids)
     _show_answers(run, network, prompts, journal)
     if (run.folder / CANVAS).exists():
-        tensors = {k: v.to(run.device) for k, v in load_canvas_tensors(run.folder / CANVAS).items()}
+        tensors = {k: v.to(run.device) for k, v in canvas_tensors(run.folder / CANVAS).items()}
         table = measures.measure_drafts(network, CanvasWeights(tensors, tensors[MASKS]), prompts, spec)
         for line in measures.table_lines(table):
             journal.say(line)
@@ -137,7 +158,9 @@ def _show_answers(run: Run, network: Network, held_out: measures.HeldOut, journa
         journal.say(f"... {run.decode(prompt[-60:])!r}\n{'':>12}-> {run.decode(answer)!r}")
 
 
-def _decoder(base: Path | None):  # type: ignore[no-untyped-def]
+@cache
+def decoder_of(base: Path | None) -> Decode:
+    """Ids to readable text with special tokens spelled out; without a tokenizer, the numbers."""
     if base is None:
         return lambda ids: " ".join(map(str, ids))
     from quicksilver.text.tokenizer import Tokenizer
@@ -146,14 +169,17 @@ def _decoder(base: Path | None):  # type: ignore[no-untyped-def]
     return lambda ids: "".join(map(tokenizer.token_text, ids))
 
 
-STAGES = {"prepare": prepare, "skill": skill, "generate": generate, "canvas": canvas, "evaluate": evaluate}
+STAGES = {
+    "prepare": prepare,
+    "skill": skill,
+    "generate": generate,
+    "canvas": canvas,
+    "export": export,
+    "evaluate": evaluate,
+}
 
 
 def run_stage(run: Run, stage: str) -> None:
     if stage not in STAGES:
         raise InvalidRequest(f"no such stage: {stage}; known: {', '.join(STAGES)}")
     STAGES[stage](run)
-
-
-def tensors_of(result: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().float().cpu() for name, tensor in result.items()}

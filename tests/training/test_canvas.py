@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from quicksilver.training.network import Network
 from quicksilver.training.pack import PackedRows, pack
 from quicksilver.training.recipe import Canvas, Generate, Optim, Skill
 from quicksilver.training.skill import RESERVED, SkillTask
-from tests.training.conftest import END, PAD, verses
+from quicksilver.training.verses import END, PAD, verses
 
 PROMPTS = [[1, 3 + which] for which in range(4)]
 
@@ -72,7 +73,7 @@ def test_generation_restarts_every_prompt_with_a_clear_view(network: Network, tm
     answers = {tuple(p): BatchDecoder(network, [p], 20, [END]).ar().answer(0) for p in PROMPTS}
     row = 0  # prompts of an even number are greedy at a share of one half
     starts = np.flatnonzero(rows.is_start[row])
-    for begin, end in zip(starts[:-1], starts[1:], strict=True):
+    for begin, end in itertools.pairwise(starts):
         ids = rows.token_ids[row, begin:end].tolist()
         assert not rows.is_answer[row, begin : begin + 2].any()
         assert rows.is_answer[row, begin + 2 : end].all()

@@ -19,7 +19,23 @@ from quicksilver.training.rows import EditRow
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 ABOVE, BELOW = 4, 9
-_NEW_NAMES = "value item data result current entry source target name options config text index total payload".split()
+_NEW_NAMES = [
+    "value",
+    "item",
+    "data",
+    "result",
+    "current",
+    "entry",
+    "source",
+    "target",
+    "name",
+    "options",
+    "config",
+    "text",
+    "index",
+    "total",
+    "payload",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +57,18 @@ def edit_rows(edit: Mapping[str, Any], rng: random.Random) -> Iterator[EditRow]:
     path = str(edit["f"])
     if len(found) >= 2 and (row := _split_row(old, found, path, rng)):
         yield row
-    if rng.random() < 0.5 and (row := _rename_row(new, path, rng)):
+    if rng.random() < 0.85 and (row := _rename_row(new, path, rng)):
         yield row
-    if found and rng.random() < 0.35:
+    if found and rng.random() < 0.33:
         yield _echo_row(old, new, found, path, rng)
 
 
 def hunks(old: list[str], new: list[str]) -> list[Hunk]:
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     return [
-        Hunk(i1, i2, tuple(old[i1:i2]), tuple(new[j1:j2])) for tag, i1, i2, j1, j2 in matcher.get_opcodes() if tag != "equal"
+        Hunk(i1, i2, tuple(old[i1:i2]), tuple(new[j1:j2]))
+        for tag, i1, i2, j1, j2 in matcher.get_opcodes()
+        if tag != "equal"
     ]
 
 
@@ -105,9 +123,11 @@ def _rename_row(lines: list[str], path: str, rng: random.Random) -> EditRow | No
     old_name = rng.choice(names)
     new_name = _new_name(old_name, set(counts), rng)
     places = [i for i, line in enumerate(lines) if re.search(rf"\b{old_name}\b", line)]
+    if len(places) < 2:
+        return None
     renamed = [re.sub(rf"\b{old_name}\b", new_name, line) for line in lines]
     first = places[0]
-    half = lines[:first] + [renamed[first]] + lines[first + 1 :]
+    half = [*lines[:first], renamed[first], *lines[first + 1 :]]
     region_start = max(0, places[1] - rng.randint(0, ABOVE))
     region_end = min(len(lines), places[1] + rng.randint(3, BELOW + 4))
     history = [Hunk(first, first + 1, (lines[first],), (renamed[first],))]

@@ -72,7 +72,9 @@ def _one_of(category: str) -> str:
 
 def _only_json(rng: random.Random) -> tuple[str, str]:
     country = rng.choice(sorted(CAPITALS))
-    form = rng.choice(("Reply with JSON only.", "Answer only with a JSON object.", "Output valid JSON and nothing else."))
+    form = rng.choice(
+        ("Reply with JSON only.", "Answer only with a JSON object.", "Output valid JSON and nothing else.")
+    )
     question = f'What is the capital of {country}? {form} Use the keys "country" and "capital".'
     return question, json.dumps({"country": country.removeprefix("the "), "capital": CAPITALS[country]})
 

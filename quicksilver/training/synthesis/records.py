@@ -43,7 +43,12 @@ RECORDS: dict[str, tuple[Field, ...]] = {
         ("paid", _BOOLEAN, lambda r: r.random() < 0.5, "Paid already: {}."),
     ),
     "event": (
-        ("title", _STRING, _pick(("team meeting", "concert", "birthday party", "workshop", "book club")), "It is a {}."),
+        (
+            "title",
+            _STRING,
+            _pick(("team meeting", "concert", "birthday party", "workshop", "book club")),
+            "It is a {}.",
+        ),
         ("date", _STRING, _pick(DATES), "It takes place on {}."),
         ("time", _STRING, _pick(TIMES), "It begins at {}."),
         ("location", _STRING, _pick(CITIES), "The place is {}."),
@@ -135,7 +140,9 @@ def build_instance(schema: Any, rng: random.Random, depth: int = 0, root: Any = 
         return build_instance(_resolve(schema["$ref"], root), rng, depth + 1, root)
     for key in ("oneOf", "anyOf"):
         if schema.get(key):
-            return build_instance({**{k: v for k, v in schema.items() if k != key}, **schema[key][0]}, rng, depth + 1, root)
+            return build_instance(
+                {**{k: v for k, v in schema.items() if k != key}, **schema[key][0]}, rng, depth + 1, root
+            )
     if schema.get("allOf"):
         merged = _merged([{k: v for k, v in schema.items() if k != "allOf"}, *schema["allOf"]], root)
         return build_instance(merged, rng, depth + 1, root)

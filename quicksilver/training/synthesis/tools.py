@@ -14,7 +14,17 @@ from typing import Any
 
 from quicksilver.text.chat import Message, Tool, ToolCall
 from quicksilver.training.rows import ChatRow
-from quicksilver.training.synthesis.banks import AMOUNTS, CITIES, COMPANIES, DATES, PEOPLE, PLAIN_QA, PRODUCTS, TIMES, TOPICS
+from quicksilver.training.synthesis.banks import (
+    AMOUNTS,
+    CITIES,
+    COMPANIES,
+    DATES,
+    PEOPLE,
+    PLAIN_QA,
+    PRODUCTS,
+    TIMES,
+    TOPICS,
+)
 
 Draw = Callable[[random.Random], Any]
 
@@ -59,35 +69,156 @@ PERSON = Parameter(("name", "person", "contact"), "string", "Name of the person"
 TO = Parameter(("to", "recipient"), "string", "Who receives it", _pick(PEOPLE), "to {}", "Who should receive it?")
 TOPIC = Parameter(("query", "topic", "subject"), "string", "What to look for", _pick(TOPICS), "about {}", "About what?")
 COUNT = Parameter(("count", "limit", "max_results"), "integer", "How many", _number(1, 20), "with at most {} results")
-GUESTS = Parameter(("guests", "party_size"), "integer", "Number of people", _number(1, 12), "for {} people", "How many people?")
+GUESTS = Parameter(
+    ("guests", "party_size"), "integer", "Number of people", _number(1, 12), "for {} people", "How many people?"
+)
 AMOUNT = Parameter(("amount", "value"), "number", "The amount", lambda r: r.choice(AMOUNTS), "of {}", "What amount?")
 PRODUCT = Parameter(("product", "item"), "string", "Product name", _pick(PRODUCTS), "of {}", "Which product?")
 COMPANY = Parameter(("company", "ticker", "symbol"), "string", "Company", _pick(COMPANIES), "of {}", "Which company?")
 UNITS = Parameter(("unit", "units"), "string", "celsius or fahrenheit", _pick(("celsius", "fahrenheit")), "in {}")
 LOUD = Parameter(("volume", "level"), "integer", "0 to 100", _number(0, 100), "to {}", "To what level?")
-MINUTES = Parameter(("minutes", "duration"), "integer", "Length in minutes", _number(5, 120), "for {} minutes", "For how long?")
-LANGUAGE = Parameter(("language", "target_language"), "string", "Language", _pick(("French", "German", "Spanish", "Italian", "Polish")), "into {}", "Into which language?")
-TEXT = Parameter(("text", "message", "body"), "string", "The text", _pick(("See you soon", "The report is ready", "Happy birthday", "I am running late", "Call me back", "Thank you for your help")), 'saying "{}"', "What should it say?")
+MINUTES = Parameter(
+    ("minutes", "duration"), "integer", "Length in minutes", _number(5, 120), "for {} minutes", "For how long?"
+)
+LANGUAGE = Parameter(
+    ("language", "target_language"),
+    "string",
+    "Language",
+    _pick(("French", "German", "Spanish", "Italian", "Polish")),
+    "into {}",
+    "Into which language?",
+)
+TEXT = Parameter(
+    ("text", "message", "body"),
+    "string",
+    "The text",
+    _pick(
+        (
+            "See you soon",
+            "The report is ready",
+            "Happy birthday",
+            "I am running late",
+            "Call me back",
+            "Thank you for your help",
+        )
+    ),
+    'saying "{}"',
+    "What should it say?",
+)
 SIDE_A = Parameter(("a", "width", "base"), "number", "First number", _number(1, 99), "{}", "What is the first number?")
-SIDE_B = Parameter(("b", "height", "exponent"), "number", "Second number", _number(1, 99), "and {}", "What is the second number?")
+SIDE_B = Parameter(
+    ("b", "height", "exponent"), "number", "Second number", _number(1, 99), "and {}", "What is the second number?"
+)
 
 FUNCTIONS: tuple[Function, ...] = (
-    Function(("get_weather", "weather_lookup", "currentWeather", "fetch_forecast"), ("Get the weather of a city", "Returns current weather"), ("What is the weather like {0}?", "Tell me the weather {0}", "How warm is it {0} right now?", "Do I need an umbrella {0}?"), (CITY,), (UNITS, DAY)),
-    Function(("book_table", "reserve_restaurant", "make_reservation"), ("Reserve a table at a restaurant",), ("Book a table {0} {1} {2}", "Please reserve a restaurant table {0} {1} {2}"), (CITY, DAY, GUESTS), (HOUR,)),
-    Function(("send_message", "send_email", "notify", "send_sms"), ("Send a message to somebody",), ("Send a message {0} {1}", "Write {0} {1}", "Text {0} {1}"), (TO, TEXT)),
-    Function(("search_web", "web_search", "find_articles", "search_news"), ("Search for documents",), ("Find articles {0}", "Search {0}", "Look up something {0}", "What is new {0}?"), (TOPIC,), (COUNT,)),
-    Function(("get_stock_price", "stock_quote", "share_price"), ("Latest share price of a company",), ("What is the share price {0}?", "Get me the stock price {0}"), (COMPANY,)),
-    Function(("create_event", "add_calendar_event", "schedule_meeting"), ("Put an event into the calendar",), ("Schedule a meeting {0} {1} {2}", "Add an appointment {0} {1} {2} to my calendar"), (PERSON, DAY, HOUR), (MINUTES,)),
-    Function(("set_volume", "change_volume"), ("Set the loudness of the player",), ("Set the volume {0}", "Turn the sound {0}"), (LOUD,)),
-    Function(("start_timer", "set_timer", "countdown"), ("Start a timer",), ("Set a timer {0}", "Start a countdown {0}"), (MINUTES,)),
-    Function(("translate_text", "translate"), ("Translate text into another language",), ("Translate a note {0} {1}", "I need a text {0} put {1}"), (TEXT, LANGUAGE)),
-    Function(("order_product", "place_order", "buy_item"), ("Order a product",), ("Order one unit {0}", "I want to buy a piece {0}"), (PRODUCT,), (COUNT,)),
-    Function(("transfer_money", "pay_person", "send_payment"), ("Transfer money to a person",), ("Send an amount {0} {1}", "Pay a sum {0} {1}", "Transfer money, a total {0} {1}"), (AMOUNT, TO)),
-    Function(("find_hotels", "search_hotels", "hotel_search"), ("Find hotels in a city",), ("Find a hotel {0} {1}", "I need a place to sleep {0} {1}"), (CITY, DAY), (GUESTS,)),
-    Function(("add_numbers", "calculate_sum", "sum_of"), ("Add two numbers",), ("Add {0} {1}", "What do {0} {1} give together?"), (SIDE_A, SIDE_B)),
-    Function(("rectangle_area", "compute_area"), ("Area of a rectangle",), ("What is the area of a rectangle with sides {0} {1}?",), (SIDE_A, SIDE_B)),
-    Function(("check_inventory", "stock_level", "get_availability"), ("How many of a product are in stock",), ("Check the stock {0}", "How many pieces {0} do we have?"), (PRODUCT,)),
-    Function(("find_trains", "search_trains", "train_times"), ("Find train connections to a city",), ("Find a train to a stop {0} {1}", "Which trains run to a station {0} {1}?"), (CITY, DAY), (HOUR,)),
+    Function(
+        ("get_weather", "weather_lookup", "currentWeather", "fetch_forecast"),
+        ("Get the weather of a city", "Returns current weather"),
+        (
+            "What is the weather like {0}?",
+            "Tell me the weather {0}",
+            "How warm is it {0} right now?",
+            "Do I need an umbrella {0}?",
+        ),
+        (CITY,),
+        (UNITS, DAY),
+    ),
+    Function(
+        ("book_table", "reserve_restaurant", "make_reservation"),
+        ("Reserve a table at a restaurant",),
+        ("Book a table {0} {1} {2}", "Please reserve a restaurant table {0} {1} {2}"),
+        (CITY, DAY, GUESTS),
+        (HOUR,),
+    ),
+    Function(
+        ("send_message", "send_email", "notify", "send_sms"),
+        ("Send a message to somebody",),
+        ("Send a message {0} {1}", "Write {0} {1}", "Text {0} {1}"),
+        (TO, TEXT),
+    ),
+    Function(
+        ("search_web", "web_search", "find_articles", "search_news"),
+        ("Search for documents",),
+        ("Find articles {0}", "Search {0}", "Look up something {0}", "What is new {0}?"),
+        (TOPIC,),
+        (COUNT,),
+    ),
+    Function(
+        ("get_stock_price", "stock_quote", "share_price"),
+        ("Latest share price of a company",),
+        ("What is the share price {0}?", "Get me the stock price {0}"),
+        (COMPANY,),
+    ),
+    Function(
+        ("create_event", "add_calendar_event", "schedule_meeting"),
+        ("Put an event into the calendar",),
+        ("Schedule a meeting {0} {1} {2}", "Add an appointment {0} {1} {2} to my calendar"),
+        (PERSON, DAY, HOUR),
+        (MINUTES,),
+    ),
+    Function(
+        ("set_volume", "change_volume"),
+        ("Set the loudness of the player",),
+        ("Set the volume {0}", "Turn the sound {0}"),
+        (LOUD,),
+    ),
+    Function(
+        ("start_timer", "set_timer", "countdown"),
+        ("Start a timer",),
+        ("Set a timer {0}", "Start a countdown {0}"),
+        (MINUTES,),
+    ),
+    Function(
+        ("translate_text", "translate"),
+        ("Translate text into another language",),
+        ("Translate a note {0} {1}", "I need a text {0} put {1}"),
+        (TEXT, LANGUAGE),
+    ),
+    Function(
+        ("order_product", "place_order", "buy_item"),
+        ("Order a product",),
+        ("Order one unit {0}", "I want to buy a piece {0}"),
+        (PRODUCT,),
+        (COUNT,),
+    ),
+    Function(
+        ("transfer_money", "pay_person", "send_payment"),
+        ("Transfer money to a person",),
+        ("Send an amount {0} {1}", "Pay a sum {0} {1}", "Transfer money, a total {0} {1}"),
+        (AMOUNT, TO),
+    ),
+    Function(
+        ("find_hotels", "search_hotels", "hotel_search"),
+        ("Find hotels in a city",),
+        ("Find a hotel {0} {1}", "I need a place to sleep {0} {1}"),
+        (CITY, DAY),
+        (GUESTS,),
+    ),
+    Function(
+        ("add_numbers", "calculate_sum", "sum_of"),
+        ("Add two numbers",),
+        ("Add {0} {1}", "What do {0} {1} give together?"),
+        (SIDE_A, SIDE_B),
+    ),
+    Function(
+        ("rectangle_area", "compute_area"),
+        ("Area of a rectangle",),
+        ("What is the area of a rectangle with sides {0} {1}?",),
+        (SIDE_A, SIDE_B),
+    ),
+    Function(
+        ("check_inventory", "stock_level", "get_availability"),
+        ("How many of a product are in stock",),
+        ("Check the stock {0}", "How many pieces {0} do we have?"),
+        (PRODUCT,),
+    ),
+    Function(
+        ("find_trains", "search_trains", "train_times"),
+        ("Find train connections to a city",),
+        ("Find a train to a stop {0} {1}", "Which trains run to a station {0} {1}?"),
+        (CITY, DAY),
+        (HOUR,),
+    ),
 )
 
 

@@ -1,0 +1,109 @@
+"""From a run's checkpoint to an adapter file: rounded, with metadata that says exactly where it came from.
+
+Also the way back: base weights with a skill merged, and an exported canvas adapter as the tensors training uses, so
+that everything measured is measured after rounding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from quicksilver.model.adapters import Adapter, CanvasAdapter, load_adapter, merge_skill, save_adapter
+from quicksilver.model.lowrank import LowRank
+from quicksilver.model.transformer import Transformer
+from quicksilver.model.weights import load_model
+from quicksilver.training.canvas import MASKS
+from quicksilver.training.prepared import Facts
+from quicksilver.training.recipe import Recipe
+from quicksilver.training.skill import RESERVED
+from quicksilver.training.verses import tiny_model
+
+
+def load_base(base: Path | None, skill: Path | None) -> Transformer:
+    """The parent in full precision on the CPU, with a skill adapter merged where one is given."""
+    model = tiny_model() if base is None else load_model(base)
+    if skill is not None:
+        merge_skill(model, load_adapter(skill))
+    return model
+
+
+def canvas_tensors(path: Path) -> dict[str, Tensor]:
+    """An adapter file as training names its tensors."""
+    adapter = load_adapter(path)
+    assert isinstance(adapter, CanvasAdapter)
+    tensors = {MASKS: adapter.mask_embedding.detach().float()}
+    for index, name, pair in adapter.low_rank():
+        tensors[f"{index}.{name}.A"] = pair.A.detach().float()
+        tensors[f"{index}.{name}.B"] = pair.B.detach().float()
+    return tensors
+
+
+def export_adapter(checkpoint: Path, target: Path, bits: int, metadata: Mapping[str, str], reserved: Tensor) -> None:
+    """Round the averaged (or last) tensors of a checkpoint into an adapter file."""
+    tensors = finished_tensors(checkpoint)
+    layers = low_rank_layers(tensors)
+    adapter: Adapter
+    if MASKS in tensors:
+        adapter = CanvasAdapter(layers, tensors[MASKS])
+    else:
+        adapter = Adapter(layers)
+        adapter.replace_embeddings(reserved, tensors[RESERVED])
+    save_adapter(target, adapter, metadata, bits)
+
+
+def finished_tensors(checkpoint: Path) -> dict[str, Tensor]:
+    with safe_open(checkpoint, framework="pt") as file:
+        names = list(file.keys())
+        kind = "average/" if any(name.startswith("average/") for name in names) else "parameter/"
+        return {name.removeprefix(kind): file.get_tensor(name) for name in names if name.startswith(kind)}
+
+
+def low_rank_layers(tensors: Mapping[str, Tensor]) -> list[dict[str, nn.Module]]:
+    pairs = sorted({tuple(name.split(".")[:2]) for name in tensors if name.count(".") == 2})
+    layers: list[dict[str, nn.Module]] = [{} for _ in range(1 + max(int(layer) for layer, _ in pairs))]
+    for layer, name in pairs:
+        layers[int(layer)][name] = LowRank(tensors[f"{layer}.{name}.A"], tensors[f"{layer}.{name}.B"])
+    return layers
+
+
+def provenance(recipe: Recipe, facts: Facts, base: Path | None, steps: Mapping[str, float]) -> dict[str, str]:
+    """What an adapter's header says of its making."""
+    return {
+        "name": recipe.name,
+        "description": recipe.description,
+        "base_sha256": "" if base is None else sha256_of(base),
+        "recipe_sha256": recipe.sha256,
+        "overrides": json.dumps(recipe.overrides),
+        "data": json.dumps(facts.documents),
+        "data_sha256": facts.sha256,
+        "roles": json.dumps(facts.reserved),
+        "training": json.dumps(dict(steps)),
+        "torch": torch.__version__,
+    }
+
+
+def sha256_of(path: Path) -> str:
+    """Of one file, or of a folder's safetensors files in name order."""
+    digest = hashlib.sha256()
+    for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
+        with file.open("rb") as raw:
+            while block := raw.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def commit() -> str:
+    """The checkout's commit, or nothing outside one."""
+    try:
+        asked = ["git", "rev-parse", "HEAD"]
+        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
