@@ -31,7 +31,7 @@ def open_job(request: Request, plan: Plan) -> Job:
         return Job(plan, services)
     key = request.headers.get("idempotency-key")
     idempotency = services.accounts.idempotency(key, _essence(request)) if key is not None else None
-    order = Order(plan.id, plan.model, plan.num_prompt, plan.max_output, idempotency)
+    order = Order(plan.id, services.config.card.id, plan.num_prompt, plan.max_output, idempotency)
     return Job(plan, services, Tab(services.accounts, identity, order))
 
 
