@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import log
 
 from quicksilver.core import DecoderName, Delta, FinishReason, Frame, Request, TokenLogprob, Usage
 from tests.fake_engine import Step
 
-PAUSE_S = 0.01
-WRONG = ord("?")
+
+@dataclass(frozen=True)
+class Score:
+    """What is to be played: the answer, two tokens that might have stood anywhere, what was forced, and how fast."""
+
+    ids: Sequence[int]
+    others: Sequence[int]
+    forced: Collection[int] = ()
+    pause_s: float = 0.0
 
 
 class Denoising:
     """One request being answered, forward by forward."""
 
-    def __init__(self, request: Request, ids: Sequence[int], forced: Collection[int], pause_s: float) -> None:
+    def __init__(self, request: Request, score: Score) -> None:
         self.request = request
-        self.ids = tuple(ids)[: request.params.max_new_tokens]
-        self.forced = forced
-        self.pause = partial(asyncio.sleep, pause_s)
+        self.score = score
+        self.ids = tuple(score.ids)[: request.params.max_new_tokens]
+        self.pause = partial(asyncio.sleep, score.pause_s)
         self.steps: list[Step] = []
         self.forward = 0
         self.at = 0
@@ -48,9 +56,10 @@ class Denoising:
         self.at += num
 
     def logprob(self, at: int, token: int) -> TokenLogprob:
-        if at in self.forced:
+        if at in self.score.forced:
             return TokenLogprob(token, 0.0)
-        return TokenLogprob(token, log(0.8), ((token, log(0.8)), (ord("e"), log(0.15)), (ord("a"), log(0.05))))
+        first, second = self.score.others
+        return TokenLogprob(token, log(0.8), ((token, log(0.8)), (first, log(0.15)), (second, log(0.05))))
 
     def finish(self) -> None:
         num = len(self.ids)
@@ -66,7 +75,7 @@ def one_by_one(run: Denoising, canvas: Sequence[int]) -> None:
 def draft_and_verify(run: Denoising, canvas: Sequence[int]) -> None:
     """The first token is the causal model's; the last drafted one proves wrong and is replaced."""
     run.commit(1)
-    drafts = [*canvas[1:-1], WRONG][: len(canvas) - 1]
+    drafts = [*canvas[1:-1], run.score.others[0]][: len(canvas) - 1]
     run.show(drafts, [False] * len(drafts), [0.95 - 0.05 * (i % 12) for i in range(len(drafts))])
     run.commit(len(canvas) - 1)
     run.show((), (), ())
@@ -82,7 +91,7 @@ def by_confidence(run: Denoising, canvas: Sequence[int]) -> None:
 
 def with_edits(run: Denoising, canvas: Sequence[int]) -> None:
     """Decided tokens change once before they are committed."""
-    wrong = [WRONG if i % 5 == 2 else token for i, token in enumerate(canvas)]
+    wrong = [run.score.others[1] if i % 5 == 2 else token for i, token in enumerate(canvas)]
     run.show(wrong, [True] * len(canvas), [0.6] * len(canvas))
     run.show(canvas, [True] * len(canvas), [0.95] * len(canvas))
     run.commit(len(canvas))
@@ -96,5 +105,5 @@ CANVASES = {
 }
 
 
-def denoise(request: Request, ids: Sequence[int], forced: Collection[int] = (), pause_s: float = PAUSE_S) -> list[Step]:
-    return Denoising(request, ids, forced, pause_s).run()
+def denoise(request: Request, score: Score) -> list[Step]:
+    return Denoising(request, score).run()

@@ -20,12 +20,11 @@ from quicksilver.server.config import ModelCard, Pricing, ServerConfig
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
 from tests.fake_engine import INFO, FakeEngine
-from tests.small_tokenizer import small_tokenizer
-from tests.web.stage import perform
+from tests.web.stage import perform, stage_tokenizer
 
 
 def playground_app(home: Path) -> FastAPI:
-    tokenizer = small_tokenizer()
+    tokenizer = stage_tokenizer()
     card = ModelCard(pricing=Pricing(prompt="0.00000025", completion="0.000001", input_cache_reads="0.000000025"))
     config = ServerConfig(home=home, card=card)
     services = Services(FakeEngine(perform, info=roomy()), tokenizer, ChatTemplate.own(tokenizer), config=config)
@@ -36,7 +35,7 @@ def playground_app(home: Path) -> FastAPI:
 
 
 def roomy() -> EngineInfo:
-    """Context for a long answer at one token a byte."""
+    """Context for a long answer."""
     return EngineInfo(**{name: getattr(INFO, name) for name in INFO.__slots__} | {"context_len": 16384})
 
 

@@ -48,7 +48,7 @@ function startServer(home) {
 }
 
 async function watch(context, page, url) {
-  const seen = { errors: [], violations: [], outbound: [], executions: [], bytes: 0 };
+  const seen = { errors: [], violations: [], outbound: [], executions: [] };
   await context.exposeBinding("reportViolation", (_, what) => seen.violations.push(what));
   await context.exposeBinding("executed", (_, what) => seen.executions.push(what));
   await context.addInitScript(() => {

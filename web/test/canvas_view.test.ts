@@ -3,10 +3,14 @@
 import { describe, expect, test } from "vitest";
 import { CanvasView, isEdit, stateOf } from "../src/diffusion/canvas_view";
 import { Recording } from "../src/diffusion/recording";
-import type { FrameToken } from "../src/wire/types";
+import type { FrameToken, TokenLogprob } from "../src/wire/types";
 
 function shownText(root: HTMLElement): string {
   return [...root.querySelectorAll(".cell:not(.beyond)")].map((cell) => cell.textContent).join("");
+}
+
+function logprob(text: string): TokenLogprob {
+  return { token: text, logprob: -1, bytes: [...new TextEncoder().encode(text)], top_logprobs: [] };
 }
 
 function recorded(): Recording {
@@ -25,7 +29,7 @@ describe("the view", () => {
     const view = new CanvasView(root, recording);
     for (const index of [0, 2, 1, 0, 2]) {
       view.show(index, 0);
-      expect(shownText(root)).toBe(recording.frames[index]?.content);
+      expect(shownText(root)).toBe(recording.contentAt(index));
     }
   });
   test("marks a decided token that changed", () => {
@@ -45,12 +49,27 @@ describe("the view", () => {
     recording.addCommitted(1, "one two");
     const view = new CanvasView(root, recording);
     view.show(0, 0);
-    const bytes = (text: string) => [...new TextEncoder().encode(text)];
-    const logprobs = ["on", "e two"].map((text) => ({ token: text, logprob: -1, bytes: bytes(text), top_logprobs: [] }));
-    recording.finish(2, "one two", logprobs);
+    recording.finish(2, "one two", ["on", "e two"].map(logprob));
     view.show(recording.frames.length - 1, 0);
     expect([...root.querySelectorAll(".cell")].map((cell) => cell.textContent)).toEqual(["on", "e two"]);
   });
+});
+
+test("a long jump takes several goes, and lines keep to their runs", () => {
+  const root = document.createElement("div");
+  const recording = new Recording();
+  const line = "word ".repeat(20) + "end\n";
+  recording.addCommitted(1, line);
+  recording.finish(2, line.repeat(60), line.repeat(60).match(/\S+\s/gu)!.map((text) => logprob(text)));
+  const view = new CanvasView(root, recording);
+  let goes = 1;
+  while (!view.show(1, 0)) goes++;
+  expect(goes).toBe(4);
+  expect(root.textContent).toBe(line.repeat(60));
+  expect([...root.querySelectorAll(".run")].slice(0, -1).every((run) => run.textContent?.endsWith("end\n"))).toBe(true);
+  while (!view.show(0, 0));
+  expect(root.textContent).toBe(line);
+  expect(root.querySelectorAll(".run")).toHaveLength(1);
 });
 
 test("a masked position with a guess is a draft", () => {

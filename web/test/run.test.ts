@@ -43,7 +43,7 @@ describe("a stream", () => {
     const run = new Run({ ...BODY, diffusing: true });
     await run.start();
     expect(run.content).toBe("ab");
-    expect(run.recording.frames.map((frame) => frame.content)).toEqual(["ax", "ab"]);
+    expect([0, 1].map((i) => run.recording.contentAt(i))).toEqual(["ax", "ab"]);
   });
   test("puts tool calls together", async () => {
     const first = { index: 0, id: "c", function: { name: "f", arguments: '{"a"' } };

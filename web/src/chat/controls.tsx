@@ -8,10 +8,10 @@ import { current, setSystem } from "./session";
 
 const EFFORTS: (Effort | "")[] = ["", "none", "instant", "low", "medium", "high"];
 const DECODERS: Record<DecoderName, string> = {
-  verify: "verify: drafts checked, exact",
-  confidence: "confidence: commit when sure",
-  edit: "edit: committed may still change",
-  ar: "ar: one token at a time",
+  verify: "verify: exact",
+  confidence: "confidence: when sure",
+  edit: "edit: may still change",
+  ar: "ar: one by one",
 };
 
 export function Controls() {

@@ -3,6 +3,7 @@
 
 import { streamChat } from "../wire/client";
 import type { ChatBody, ChatChunk, TokenLogprob, ToolCall, ToolCallDelta, Usage } from "../wire/types";
+import { breathe } from "../ui/breathe";
 import { Recording } from "../diffusion/recording";
 
 export type RunState = "waiting" | "running" | "done" | "stopped" | "failed";
@@ -29,10 +30,10 @@ export class Run {
     this.startedAt = performance.now();
     try {
       for await (const chunk of streamChat(this.body, this.abort.signal)) this.take(chunk);
-      this.end("done");
+      await this.end("done");
     } catch (error) {
       this.error = this.abort.signal.aborted ? null : String((error as Error).message);
-      this.end(this.abort.signal.aborted ? "stopped" : "failed");
+      await this.end(this.abort.signal.aborted ? "stopped" : "failed");
     }
   }
 
@@ -85,10 +86,13 @@ export class Run {
     this.calls[delta.index] = { id: delta.id ?? "", type: "function", function: { name, arguments: text } };
   }
 
-  private end(state: RunState): void {
+  /** Ends in two tasks, so that a long answer does not hold up the page. */
+  private async end(state: RunState): Promise<void> {
     this.elapsedMs = performance.now() - this.startedAt;
-    this.content = state === "done" ? this.content : this.content.slice(0, this.recording.last?.committed ?? 0);
+    this.content = state === "done" ? this.content : this.recording.text;
+    await breathe();
     this.recording.finish(this.elapsedMs, this.content, this.logprobs);
+    await breathe();
     this.state = state;
     this.tell();
   }

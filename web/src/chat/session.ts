@@ -7,6 +7,7 @@ import { chatFields, settings } from "../store/settings";
 import { currentModel } from "../store/server";
 import type { Recording } from "../diffusion/recording";
 import { restore, save } from "../diffusion/recording_file";
+import { breathe } from "../ui/breathe";
 import { append, newConversation, newId, path, switchTo, wireMessages, type Conversation, type Message } from "./conversation";
 import { cost, readMeter } from "./meter";
 import { Run } from "./run";
@@ -88,6 +89,7 @@ async function answer(): Promise<void> {
   const home = conversations.get().find((known) => known.id === asked.id) ?? asked;
   keep(append({ ...home, leaf: asked.leaf }, message), current.get().id === asked.id);
   recordRun(run, "chat");
+  await breathe();
   await save(message.id, run.recording);
 }
 

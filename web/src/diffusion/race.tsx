@@ -24,11 +24,11 @@ export function RacePanel() {
   const [prompt, setPrompt] = useState(PROMPT);
   const [race, setRace] = useState<Race | null>(null);
   const [isRunning, setRunning] = useState(false);
-  const [clock, setClock] = useState<number | null>(null);
+  const [replay, setReplay] = useState(0);
   const start = async () => {
     const next = { ar: laneRun(chosen, prompt, "ar"), diffusion: laneRun(chosen, prompt, rival(chosen)) };
     setRace(next);
-    setClock(null);
+    setReplay(0);
     setRunning(true);
     for (const run of [next.diffusion, next.ar]) {
       await run.start();
@@ -53,12 +53,12 @@ export function RacePanel() {
           </button>
         )}
         {race && !isRunning && (
-          <button type="button" onClick={() => setClock(0)}>
+          <button type="button" onClick={() => setReplay((n) => n + 1)}>
             Replay side by side
           </button>
         )}
       </div>
-      {race && <Track race={race} clock={clock} setClock={setClock} />}
+      {race && <Track race={race} replay={replay} />}
       {race && !isRunning && <Verdict race={race} />}
     </div>
   );
@@ -79,31 +79,29 @@ function laneRun(chosen: Settings, prompt: string, name: DecoderName): Run {
   return new Run({ ...body, seed: Number(chosen.seed || 0), decoder: { name, canvas_len: canvasLen } });
 }
 
-interface TrackProps {
-  race: Race;
-  clock: number | null;
-  setClock: (ms: number | null) => void;
-}
-
-function Track({ race, clock, setClock }: TrackProps) {
-  useEffect(() => {
-    if (clock !== 0) return;
-    const startedAt = performance.now();
-    const end = Math.max(race.ar.elapsedMs, race.diffusion.elapsedMs);
-    let request = requestAnimationFrame(tick);
-    function tick() {
-      const at = performance.now() - startedAt;
-      setClock(at >= end ? null : Math.max(1, at));
-      if (at < end) request = requestAnimationFrame(tick);
-    }
-    return () => cancelAnimationFrame(request);
-  }, [clock === 0, race]);
+/** `replay` counts how often a replay was asked for; 0 shows the lanes as they run. */
+function Track({ race, replay }: { race: Race; replay: number }) {
+  const [clock, setClock] = useState<number | null>(null);
+  useEffect(() => (replay > 0 ? runClock(race, setClock) : setClock(null)), [replay, race]);
   return (
     <div class="lanes">
       <Lane title="Diffusion" run={race.diffusion} clock={clock} />
       <Lane title="Autoregressive" run={race.ar} clock={clock} />
     </div>
   );
+}
+
+/** Tells the time since the gun until the slower lane has ended, then null; returns what stops it. */
+function runClock(race: Race, tell: (ms: number | null) => void): () => void {
+  const startedAt = performance.now();
+  const end = Math.max(race.ar.elapsedMs, race.diffusion.elapsedMs);
+  let request = requestAnimationFrame(tick);
+  function tick() {
+    const at = performance.now() - startedAt;
+    tell(at < end ? at : null);
+    if (at < end) request = requestAnimationFrame(tick);
+  }
+  return () => cancelAnimationFrame(request);
 }
 
 function Lane({ title, run, clock }: { title: string; run: Run; clock: number | null }) {

@@ -1,7 +1,7 @@
 // A denoising as it came over the wire, frame by frame, and the cells that its text is made of.
 //
-// A frame's content is the API's own, verbatim: committed text, then the canvas as it stands. Committed text only
-// grows, so one list of committed cells serves every frame; each frame keeps where its committed text ends.
+// A snapshot of the API is committed text and, behind it, the canvas as it stands. Committed text only grows, so one
+// list of committed cells serves every frame; a frame keeps where its committed text ends and what stood behind.
 
 import type { FrameToken, NamedLogprob, TokenLogprob } from "../wire/types";
 import { previewLength } from "./preview";
@@ -21,11 +21,12 @@ export interface Frame {
   /** Milliseconds since the request was sent. */
   at: number;
   step: number;
-  content: string;
-  /** Where the committed part of `content` ends. */
+  /** Length of the committed text. */
   committed: number;
+  /** The text of the canvas behind it. */
+  tail: string;
   tokens: FrameToken[];
-  /** Leading tokens that belong to `content`; those behind stand after an end or in another channel. */
+  /** Leading tokens that belong to the text; those behind stand after an end or in another channel. */
   numShown: number;
 }
 
@@ -35,13 +36,16 @@ export class Recording {
   /** Grows when cells were cut anew, so that views know to start over. */
   version = 0;
   isFinal = false;
+  /** Committed so far. */
+  text = "";
   private decidedAt: number[] = [];
 
   /** A snapshot with its canvas. Frames come in order. */
   addFrame(at: number, step: number, content: string, tokens: FrameToken[]): void {
     const last = this.frames.at(-1);
     const { numShown, length } = previewLength(content, tokens, last?.committed ?? 0);
-    this.push({ at, step, content, committed: content.length - length, tokens, numShown });
+    const committed = content.length - length;
+    this.push({ at, step, committed, tail: content.slice(committed), tokens, numShown }, content);
   }
 
   /** Committed text alone: all of it is there to stay. */
@@ -49,7 +53,7 @@ export class Recording {
     const last = this.frames.at(-1);
     if (last && last.committed === content.length && last.tokens.length === 0) return;
     const step = last?.step ?? 0;
-    this.push({ at, step, content, committed: content.length, tokens: [], numShown: 0 });
+    this.push({ at, step, committed: content.length, tail: "", tokens: [], numShown: 0 }, content);
   }
 
   /** The last frame is the answer and nothing else. */
@@ -66,8 +70,15 @@ export class Recording {
     return this.frames.at(-1);
   }
 
-  private push(frame: Frame): void {
+  /** The whole text of a frame, as the API sent it. */
+  contentAt(index: number): string {
+    const frame = this.frames[index];
+    return frame ? this.text.slice(0, frame.committed) + frame.tail : "";
+  }
+
+  private push(frame: Frame, content: string): void {
     const last = this.frames.at(-1);
+    this.text = content.slice(0, frame.committed);
     this.commit(frame, last);
     this.decidedAt = decisionSteps(frame, last, this.decidedAt);
     this.frames.push(frame);
@@ -78,11 +89,11 @@ export class Recording {
     let start = last?.committed ?? 0;
     const drafts = last?.tokens.slice(0, last.numShown) ?? [];
     for (const [i, [text, , confidence]] of drafts.entries()) {
-      if (text === "" || start + text.length > frame.committed || !frame.content.startsWith(text, start)) break;
+      if (text === "" || start + text.length > frame.committed || !this.text.startsWith(text, start)) break;
       this.cells.push({ text, start, confidence, step: this.decidedAt[i] ?? frame.step, isForced: false, top: [] });
       start += text.length;
     }
-    for (const text of frame.content.slice(start, frame.committed).match(/\s*\S+|\s+$/gu) ?? []) {
+    for (const text of this.text.slice(start).match(/\s*\S+|\s+$/gu) ?? []) {
       this.cells.push({ text, start, confidence: null, step: frame.step, isForced: false, top: [] });
       start += text.length;
     }

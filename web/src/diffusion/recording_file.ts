@@ -5,17 +5,19 @@ import { Recording, type Cell, type Frame } from "./recording";
 
 export interface Saved {
   format: "quicksilver-recording-1";
+  text: string;
   frames: Frame[];
   cells: Cell[];
 }
 
 export function pack(recording: Recording): Saved {
-  return { format: "quicksilver-recording-1", frames: recording.frames, cells: recording.cells };
+  return { format: "quicksilver-recording-1", text: recording.text, frames: recording.frames, cells: recording.cells };
 }
 
 export function unpack(saved: Saved): Recording {
   const recording = new Recording();
   recording.frames.push(...saved.frames);
+  recording.text = saved.text;
   recording.cells = saved.cells;
   recording.isFinal = true;
   return recording;

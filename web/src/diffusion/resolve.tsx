@@ -1,7 +1,7 @@
 // <Resolve>: the diffusion view of one recording, live or at a chosen frame, with the card that explains a cell.
 // A keyboard reaches the cells too: focus the text, then walk it with Home, End and the arrow keys.
 
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { printable } from "../ui/format";
 import { CanvasView, stateOf } from "./canvas_view";
 import type { Recording } from "./recording";
@@ -29,18 +29,24 @@ export function Resolve({ recording, frame, canvasLen, listen, label }: Props) {
   const [card, setCard] = useState<Card | null>(null);
   const [cursor, setCursor] = useState(-1);
 
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (host.current) view.current = new CanvasView(host.current, recording);
   }, [recording]);
-  useEffect(() => {
+  useLayoutEffect(() => {
+    let isGone = false;
     const draw = () => {
       const index = frame < 0 ? recording.frames.length - 1 : frame;
       const isEnd = recording.isFinal && index >= recording.frames.length - 1;
-      view.current?.show(index, isEnd ? 0 : canvasLen);
-      if (isEnd && frame >= 0) reserveHeight(host.current);
+      if (isGone || !view.current || !host.current) return;
+      if (!view.current.show(index, isEnd ? 0 : canvasLen)) requestAnimationFrame(draw);
+      else tellShown(host.current, index, isEnd && frame >= 0);
     };
     draw();
-    return listen?.(oncePerFrame(draw));
+    const unlisten = listen?.(oncePerFrame(draw));
+    return () => {
+      isGone = true;
+      unlisten?.();
+    };
   }, [recording, frame, canvasLen, listen, recording.version]);
 
   const explain = (element: Element | null) => {
@@ -75,9 +81,10 @@ export function Resolve({ recording, frame, canvasLen, listen, label }: Props) {
   );
 }
 
-/** A finished answer keeps its height while earlier, shorter frames are shown. */
-function reserveHeight(element: HTMLElement | null): void {
-  if (element && element.style.minHeight === "") element.style.minHeight = `${element.offsetHeight}px`;
+/** Says which frame is shown. A finished answer keeps its height while earlier, shorter frames are. */
+function tellShown(element: HTMLElement, index: number, isWhole: boolean): void {
+  element.dataset["frame"] = String(index);
+  if (isWhole && element.style.minHeight === "") element.style.minHeight = `${element.offsetHeight}px`;
 }
 
 function Explanation({ card }: { card: Card }) {
@@ -92,8 +99,9 @@ function Explanation({ card }: { card: Card }) {
 }
 
 function cardOf(view: CanvasView, element: Element): Card {
-  const { offsetLeft, offsetTop, offsetHeight } = element as HTMLElement;
-  const place = { left: Math.max(0, offsetLeft - 8), top: offsetTop + offsetHeight + 4 };
+  const box = element.getBoundingClientRect();
+  const home = view.root.getBoundingClientRect();
+  const place = { left: Math.max(0, box.left - home.left - 8), top: box.bottom - home.top + 4 };
   const { cell, token } = view.inspect(element);
   if (cell) {
     const lines = [`decided at forward ${cell.step ?? "?"}`, confidenceLine(cell.confidence)];

@@ -1,0 +1,58 @@
+"""The playground in a real Chromium: the end-to-end tests of `web/e2e`, and the component tests of `web/test`.
+
+They need Node, `npm ci` in `web/`, and a Chromium; without one of these they are skipped, and the message says which.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WEB = Path(__file__).parents[2] / "web"
+SCENES = ("chat", "panels", "hostile", "quality")
+
+
+def missing() -> str | None:
+    if shutil.which("node") is None:
+        return "the playground's tests need Node 20"
+    if not (WEB / "node_modules" / "playwright-core").is_dir():
+        return "the playground's tests need `npm ci` in web/"
+    return None
+
+
+def run_node(*arguments: str, **environment: str) -> None:
+    """Fails with the output of the command, which says what went wrong."""
+    finished = subprocess.run(
+        ["node", *arguments], cwd=WEB, env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    assert finished.returncode == 0, finished.stdout[-8000:] + finished.stderr[-2000:]
+
+
+@pytest.fixture(autouse=True)
+def _tools() -> None:
+    if reason := missing():
+        pytest.skip(reason)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("scene", SCENES)
+def test_scene_plays_in_chromium(scene: str) -> None:
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("the playground's end-to-end tests need Chromium (apt install chromium, or set CHROMIUM)")
+    run_node("--test", f"e2e/{scene}.test.mjs", PYTHON=sys.executable, CHROMIUM=chromium)
+
+
+@pytest.mark.timeout(120)
+def test_components_behave() -> None:
+    run_node("node_modules/vitest/vitest.mjs", "run")
+
+
+@pytest.mark.timeout(120)
+def test_source_has_no_type_errors() -> None:
+    run_node("node_modules/typescript/bin/tsc", "--noEmit")

@@ -1,0 +1,144 @@
+// Every panel beside the chat, in a real browser against a live server.
+
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+import { openPanel, openStage, ready } from "./stage.mjs";
+import { picture } from "./pictures.mjs";
+
+let stage, page;
+
+before(async () => {
+  stage = await openStage();
+  page = stage.page;
+  await ready(page, stage.url);
+});
+after(async () => {
+  await stage.close();
+});
+
+test("structured output: a broken schema is refused here, a good one is filled and coloured", async () => {
+  await openPanel(page, stage.url, "structured");
+  const schema = page.getByLabel("JSON Schema");
+  const good = await schema.inputValue();
+  await schema.fill("{");
+  await page.getByRole("button", { name: "Run" }).click();
+  await page.getByRole("alert").waitFor();
+  await schema.fill(good);
+  await page.getByRole("button", { name: "Run" }).click();
+  await page.getByText("Valid JSON.").waitFor();
+  const forced = await page.locator(".cell.forced").allTextContents();
+  assert.equal(forced.join("").slice(0, 10), '{"name": "');
+  const all = await page.locator(".cells .cell").allTextContents();
+  assert.deepEqual(JSON.parse(all.join("")), { name: "Ada", age: 36, city: "Oslo" });
+  await picture(page, "playground-structured");
+});
+
+test("tools: the call is shown, answered, and used", async () => {
+  await openPanel(page, stage.url, "tools");
+  await page.getByRole("button", { name: "Run" }).click();
+  const call = page.getByLabel("Call of get_weather");
+  await call.waitFor();
+  assert.match(await call.textContent(), /"city":\s*"Oslo"/u);
+  await page.getByLabel("Result of get_weather").fill("7 degrees");
+  const asked = page.waitForRequest((request) => request.url().endsWith("/v1/chat/completions"));
+  await page.getByRole("button", { name: "Send result" }).click();
+  const { messages } = (await asked).postDataJSON();
+  assert.equal(messages.at(-1).tool_call_id, messages.at(-2).tool_calls[0].id);
+  await page.getByText("It is 7 degrees in Oslo.").waitFor();
+  assert.equal(await page.locator(".turn").count(), 4);
+});
+
+test("fill in the middle: the proposal stands between the two, and Tab takes it", async () => {
+  await openPanel(page, stage.url, "code");
+  await page.getByRole("button", { name: "Complete" }).click();
+  const ins = page.locator(".ghosted ins");
+  await ins.waitFor();
+  assert.equal(await ins.textContent(), "return n % 2 == 0");
+  await picture(page, "playground-fim");
+  await page.getByLabel("Before the cursor").focus();
+  await page.keyboard.press("Tab");
+  assert.match(await page.getByLabel("Before the cursor").inputValue(), /return n % 2 == 0$/u);
+});
+
+test("next edit: shown as a diff, accepted, reported", async () => {
+  await page.getByRole("tab", { name: "Next edit" }).click();
+  await page.getByRole("button", { name: "Predict next edit" }).click();
+  const diff = page.getByLabel("Proposed edit");
+  await diff.waitFor();
+  assert.match(await diff.locator(".added").textContent(), /\* \(1 \+ tax\)/u);
+  const told = page.waitForRequest((request) => request.url().endsWith("/feedback"));
+  await page.getByRole("button", { name: "Accept" }).click();
+  assert.equal((await told).postDataJSON().user_action, "accept");
+  assert.match(await page.getByLabel("cart.py").inputValue(), /\* \(1 \+ tax\)/u);
+});
+
+test("apply edit: untouched lines stay, changed ones are marked", async () => {
+  await page.getByRole("tab", { name: "Apply edit" }).click();
+  await page.getByRole("button", { name: "Apply", exact: true }).click();
+  const diff = page.getByLabel("Applied edit");
+  await diff.waitFor();
+  assert.match(await diff.locator(".added").first().textContent(), /hello \{name\}!/u);
+  assert.ok((await diff.locator(".kept").allTextContents()).some((line) => line.includes("def main")));
+});
+
+test("race: both lanes end with clocks and forward counts", async () => {
+  await openPanel(page, stage.url, "race");
+  await page.getByLabel("Prompt").fill("Say something about masks");
+  await page.getByRole("button", { name: "Race", exact: true }).click();
+  await page.locator(".verdict").waitFor({ timeout: 30_000 });
+  const meters = await page.locator(".lane .meter").allTextContents();
+  const [diffusion, ar] = meters.map((text) => Number(/(\d+) forwards/u.exec(text)?.[1]));
+  assert.ok(diffusion > 0 && ar > 4 * diffusion, `${diffusion} and ${ar} forwards`);
+  assert.match(await page.locator(".verdict").textContent(), /identical/u);
+  const before = await page.locator(".lane .cell.committed").count();
+  await page.getByRole("button", { name: "Replay side by side" }).click();
+  await page.locator(".lane .cell.committed").nth(60).waitFor();
+  await picture(page, "playground-race");
+  await page.waitForFunction((num) => document.querySelectorAll(".lane .cell.committed").length === num, before);
+});
+
+test("the API panel prints what was sent", async () => {
+  await page.goto(`${stage.url}/#/api`);
+  const code = page.locator(".code pre");
+  await code.waitFor();
+  assert.match(await code.textContent(), /Say something about masks/u);
+  for (const name of ["Python", "JavaScript", "curl"]) {
+    await page.getByLabel(name, { exact: true }).check();
+    assert.match(await code.textContent(), /\/v1\/chat\/completions/u);
+  }
+});
+
+test("usage adds up what this browser asked for", async () => {
+  await page.goto(`${stage.url}/#/usage`);
+  await page.locator("tbody tr").first().waitFor();
+  const kinds = await page.locator("tbody tr td:nth-child(2)").allTextContents();
+  assert.deepEqual([...new Set(kinds)].sort(), ["apply", "edit", "fim", "race", "structured", "tools"]);
+  await page.getByRole("button", { name: "Forget all" }).click();
+  await page.getByText("Nothing yet.").waitFor();
+});
+
+test("keys are not offered where there are no accounts, and never stored where there are", async () => {
+  assert.equal(await page.getByRole("link", { name: "Keys" }).count(), 0);
+  await page.route("**/v1/chat/completions/models", (route) =>
+    route.request().headers()["authorization"] === "Bearer qs-canary"
+      ? route.continue()
+      : route.fulfill({ status: 401, json: { error: { message: "Give a key.", param: null } } }),
+  );
+  await page.goto(`${stage.url}/?again#/keys`);
+  await page.getByRole("link", { name: "Keys" }).waitFor();
+  await page.getByLabel("API key").fill("qs-canary");
+  await page.getByRole("button", { name: "Use this key" }).click();
+  await page.getByText("Key accepted").waitFor();
+  const kept = await page.evaluate(async () => {
+    const names = (await indexedDB.databases()).map(({ name }) => name);
+    return JSON.stringify([{ ...localStorage }, { ...sessionStorage }, document.cookie, location.href, names]);
+  });
+  assert.ok(!kept.includes("qs-canary"));
+  await page.unroute("**/v1/chat/completions/models");
+});
+
+test("nothing went wrong on the way", () => {
+  const { errors, ...rest } = stage.seen;
+  assert.deepEqual(rest, { violations: [], outbound: [], executions: [] });
+  assert.deepEqual(errors.filter((text) => !text.includes("401")), []);
+});
