@@ -76,7 +76,5 @@ class Detokenizer:
         return self._release(text)
 
     def _release(self, text: str) -> str:
-        if self.stopped is not None:
-            return ""
         certain, self.stopped, _ = self._scanner.push(text)
         return certain

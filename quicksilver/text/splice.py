@@ -98,8 +98,9 @@ def _plan_unplaced(source: Source, segment: Segment, low: int) -> Change:
     lines = segment.lines
     is_top = low == 0 and not segment.is_open_above and segment.is_open_below
     is_bottom = segment.is_open_above and not segment.is_open_below
-    heading = next(line for line in lines if line.strip())
-    if is_top == is_bottom or _any_alike([heading], source.keys):
+    known = set(source.keys)
+    heading = [line for line in lines if line.strip() and line.rstrip() not in known][:1]
+    if is_top == is_bottom or not heading or _any_alike(heading, source.keys):
         return Change(low, None)
     at = 0 if is_top else len(source.lines)
     return Change(at, at, tuple(source.new(lines)))
@@ -201,8 +202,6 @@ def _any_alike(new: Sequence[str], old: Sequence[str]) -> bool:
 
 def _is_alike(new: str, old: str) -> bool:
     """Whether one may be the other, changed: by words, since short lines share most of their letters."""
-    if new.rstrip() == old.rstrip():
-        return False
     a, b = Counter(_WORD.findall(new)), Counter(_WORD.findall(old))
     total = a.total() + b.total()
     return total > 0 and 2 * (a & b).total() >= _ALIKE * total

@@ -134,6 +134,28 @@ def test_only_the_doubtful_span_is_left_to_the_model() -> None:
     assert doubt.update == "function third(z) {\n  return z * 4;\n}"
 
 
+def test_new_code_before_a_known_stretch_is_left_to_the_model_with_the_code_between() -> None:
+    update = "# ...\ndef fresh():\n    pass\n# ...\ndef third():\n    check()\n    return 3\n"
+    doubt, rest = merge(_PYTHON, update)
+    assert doubt == Rewrite(_PYTHON[: _PYTHON.index("def third")], "def fresh():\n    pass")
+    assert rest == Copy("def third():\n    check()\n    return 3\n")
+
+
+def test_blank_line_alone_does_not_say_where_a_stretch_ends() -> None:
+    original = "def f(a):\n    first = a + 1\n\n    second = first + 2\n    return second\n\n\ndef g():\n    pass\n"
+    update = "# ...\ndef f(a):\n    first = a + 1\n    second = first + 3\n    return second * 2\n\n# ..."
+    assert any(isinstance(piece, Rewrite) for piece in merge(original, update))
+    two_lines = "# ...\ndef f(a):\n    return a\n    # done\n    # really\n\n# ..."
+    assert any(isinstance(piece, Rewrite) for piece in merge(original, two_lines))
+
+
+def test_common_line_above_new_code_does_not_make_it_doubtful() -> None:
+    original = "".join(f"@decorated\ndef number_{n}():\n    return {n}\n\n\n" for n in range(9))
+    update = "# ...\n@decorated\ndef brand_new(x):\n    yield x\n"
+    assert settled(merge(original, update)) == original + "@decorated\ndef brand_new(x):\n    yield x\n"
+    assert any(isinstance(piece, Rewrite) for piece in merge(original, "# ...\n@decorated\n"))
+
+
 def test_merge_that_would_break_brackets_is_not_believed() -> None:
     update = "// ...\nfunction second(y) {\n  if (y) {\n  return y;\n}\n// ..."
     assert any(isinstance(piece, Rewrite) for piece in merge(_SCRIPT, update))

@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import jinja2
 import pytest
+import tokenizers
 
 from quicksilver.errors import CheckpointRefused, InvalidRequest
 from quicksilver.text import template as template_module
@@ -178,6 +180,18 @@ def test_template_gets_arguments_as_values_and_tokens_by_name() -> None:
 def render(source: str, content: str = "hi") -> str:
     tokenizer = ByteTokenizer()
     return tokenizer.decode(ChatTemplate.from_source(tokenizer, source).render([Message("user", content)]).ids)
+
+
+def test_harmless_messages_come_out_as_from_plain_jinja(smollm2: Tokenizer) -> None:
+    """Quoting, ticks and the sandbox leave no trace in the ids."""
+    messages = [Message("user", " <b>hi</b>\n\n"), Message("assistant", "12 < 13"), Message("user", "so?")]
+    source = smollm2.chat_template
+    assert source is not None
+    turns = [{"role": message.role, "content": message.content} for message in messages]
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    text = environment.from_string(source).render(messages=turns, add_generation_prompt=True)
+    expected = tokenizers.Tokenizer.from_str(smollm2.to_json()).encode(text).ids
+    assert list(ChatTemplate.from_source(smollm2, source).render(messages).ids) == expected
 
 
 def test_refusal_of_the_template_is_the_callers_error() -> None:

@@ -143,5 +143,10 @@ def test_fences_of_the_code_itself_are_kept() -> None:
     assert edit_reply(EditRequest("", "", region, ""), region) == f"```\n{region}\n```"
 
 
+def test_cursor_tag_of_the_code_itself_is_kept() -> None:
+    region = "TAG = '<|cursor|>'"
+    assert edit_reply(EditRequest("", "", region, ""), region) == f"```\n{region}\n```"
+
+
 def test_prefill_and_stop_are_the_fence() -> None:
     assert edit_reply(EditRequest("", "", "a", ""), f"{EDIT_PREFILL}b{EDIT_STOP}") == f"{EDIT_PREFILL}b{EDIT_STOP}"

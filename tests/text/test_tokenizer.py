@@ -73,6 +73,12 @@ def test_lone_surrogate_is_the_callers_error(tiny: Tokenizer) -> None:
         tiny.encode("a\ud800")
 
 
+def test_special_id_is_found_by_spelling(tiny: Tokenizer) -> None:
+    assert tiny.special_id("<|im_end|>") == 2
+    with pytest.raises(KeyError):
+        tiny.special_id("<|nothing|>")
+
+
 def test_special_and_unknown_ids_have_no_bytes(tokenizer: Tokenizer) -> None:
     assert {tokenizer.token_bytes(i) for i in tokenizer.special_tokens.values()} == {b""}
     assert [tokenizer.token_bytes(i) for i in (-1, tokenizer.vocab_size, 1 << 40)] == [b"", b"", b""]

@@ -54,6 +54,22 @@ def test_unknown_tokenizer_is_refused_with_the_reason(tmp_path: Path, field: str
         read_gguf(path)
 
 
+def test_gguf_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(CheckpointRefused, match=r"no tokenizer\.ggml\.model"):
+        read_gguf(tmp_path / "m.gguf")
+
+
+def test_skill_adapter_brings_the_reserved_roles(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    assert Tokenizer.for_model(path, None).roles.fim_prefix is None
+    assert Tokenizer.for_model(path, "skill.safetensors").roles.fim_prefix == 11
+
+
 def test_end_token_out_of_range_is_left_out(tmp_path: Path) -> None:
     assert read_gguf(write_gguf(tmp_path / "m.gguf", eos_id=9999)).eos_ids == (2, 0)
 
@@ -113,6 +129,7 @@ def test_qwen2_words_are_split_as_its_authors_do(tmp_path: Path) -> None:
     assert words("I'LL pay 1234!\n\n  x") == ["I", "'LL", " pay", " ", "1", "2", "3", "4", "!\n\n", " ", " x"]
     assert words("a(b).c  \n d") == ["a", "(b", ").", "c", "  \n", " d"]
     assert full.normalizer.normalize_str("e\u0301") == "\u00e9"
+    assert Tokenizer.from_gguf(tmp_path / "m.gguf").encode("e\u0301") == [17 + byte for byte in "é".encode()]
 
 
 def test_smollm_splits_digits_and_normalises_nothing(tmp_path: Path) -> None:
