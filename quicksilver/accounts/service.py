@@ -56,10 +56,14 @@ class Desk:
 def open_desk(url: str, config: AccountsConfig, clock: Clock = time.time) -> Desk:
     """Open and, where needed, create the books and the pepper that belongs to them."""
     store = Store(url, config.lock_wait_s)
-    upgrade(store)
-    require_current(store)
-    pepper = load_pepper(pepper_path(store, config))
-    _require_matching(store, pepper)
+    try:
+        upgrade(store)
+        require_current(store)
+        pepper = load_pepper(pepper_path(store, config))
+        _require_matching(store, pepper)
+    except BaseException:
+        store.close()
+        raise
     directory = Directory(store, config, clock)
     return Desk(store, pepper, directory, Mint(directory, pepper))
 

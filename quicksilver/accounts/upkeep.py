@@ -35,17 +35,20 @@ def check(store: Store) -> list[str]:
 
 def backup(store: Store, target: Path) -> None:
     """Copy the database while it is in use. The pepper is not in it: keep that elsewhere, or the copy opens no door."""
-    if target.exists():
-        raise InvalidRequest("the backup file exists already; name another", param="target")
-    if store.is_sqlite:
-        _backup_sqlite(Path(str(store.url.database)), target)
-    else:
-        _backup_postgres(store, target)
+    dump = _backup_sqlite if store.is_sqlite else _backup_postgres
+    try:
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except OSError as error:
+        raise InvalidRequest(f"the backup cannot be written: {error.strerror}", param="target") from None
+    try:
+        dump(store, target)
+    except BaseException:
+        target.unlink()
+        raise
 
 
-def _backup_sqlite(source: Path, target: Path) -> None:
-    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-    with closing(sqlite3.connect(source)) as live, closing(sqlite3.connect(target)) as copy:
+def _backup_sqlite(store: Store, target: Path) -> None:
+    with closing(sqlite3.connect(str(store.url.database))) as live, closing(sqlite3.connect(target)) as copy:
         live.backup(copy)
 
 

@@ -1,0 +1,218 @@
+"""The front door: a plain request, a stream, cancellation, and errors that fail closed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import pytest
+
+from quicksilver.accounts.config import AccountsConfig
+from quicksilver.accounts.identity import OPERATOR
+from quicksilver.accounts.keys import make_secret
+from quicksilver.accounts.minting import KeyDraft
+from quicksilver.accounts.records import Gauge, Limits, Order, SavedReply, State
+from quicksilver.accounts.service import Accounts, open_desk
+from quicksilver.accounts.upkeep import check
+from quicksilver.accounts.usage import UsageQuery
+from quicksilver.core import Usage
+from quicksilver.errors import AuthenticationFailed, Conflict, LedgerUnavailable, NotFound, QuicksilverError
+from tests.accounts.conftest import START, Customer, FakeClock, make_customer
+from tests.accounts.test_writer import locked
+
+
+@pytest.fixture
+async def accounts(url: str, config: AccountsConfig, clock: FakeClock) -> AsyncIterator[Accounts]:
+    accounts = await Accounts.open(url, config, clock)
+    yield accounts
+    await accounts.close()
+
+
+@pytest.fixture
+async def someone(accounts: Accounts) -> Customer:
+    return await accounts.admin(make_customer)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.005)
+
+
+async def in_flight(accounts: Accounts, customer: Customer) -> int:
+    purse = await accounts.admin(lambda desk: desk.directory.get_purse(OPERATOR, customer.org_id))
+    return purse.in_flight
+
+
+async def test_plain_request_from_key_to_charge(accounts: Accounts, someone: Customer) -> None:
+    identity = await accounts.authenticate(someone.secret)
+    reservation = await accounts.reserve(identity, Order("r", "nano", 10, 20))
+    assert reservation.amount == 2100
+    charge = await accounts.settle("r", Usage(10, 0, 5))
+    assert (charge.state, charge.cost) == (State.SETTLED, 600)
+    assert await accounts.settle("r", Usage(10, 0, 5)) == charge
+    day = int(START) // 86_400 * 86_400
+    (bucket,) = await accounts.usage(identity, UsageQuery(day, day + 86_400))
+    assert bucket.lines[0].cost == 600
+    assert await accounts.admin(lambda desk: check(desk.store)) == []
+
+
+async def test_stream_that_breaks_is_charged_for_its_last_checkpoint(
+    accounts: Accounts, someone: Customer, url: str, config: AccountsConfig
+) -> None:
+    await accounts.reserve(someone.identity, Order("r", "nano", 10, 20))
+    await accounts.checkpoint("r", 4)
+    await accounts.checkpoint("r", 8, cached_tokens=0)
+    await accounts.close()
+    desk = open_desk(url, config)
+    assert desk.directory.get_purse(OPERATOR, someone.org_id).spent == 10 * 10 + 8 * 100
+    desk.store.close()
+
+
+async def test_released_request_costs_nothing(accounts: Accounts, someone: Customer) -> None:
+    await accounts.reserve(someone.identity, Order("r", "nano", 10, 20))
+    assert (await accounts.release("r")).state is State.RELEASED
+    with pytest.raises(LedgerUnavailable):
+        await accounts.settle("r", Usage(10, 0, 5))
+    with pytest.raises(NotFound):
+        await accounts.settle("never", Usage(1))
+
+
+async def test_bad_keys_are_refused(accounts: Accounts) -> None:
+    for bearer in (None, "", make_secret(), "' OR '1'='1", "qs-" + "x" * 5000):
+        with pytest.raises(AuthenticationFailed):
+            await accounts.authenticate(bearer)
+
+
+async def test_bootstrap_returns_a_key_once(accounts: Accounts) -> None:
+    key = await accounts.bootstrap()
+    assert key is not None
+    assert (await accounts.authenticate(key.secret)).is_admin
+    assert await accounts.bootstrap() is None
+
+
+async def test_revocation_reaches_every_process_within_the_cache_time(
+    accounts: Accounts, someone: Customer, url: str, config: AccountsConfig, clock: FakeClock
+) -> None:
+    assert AccountsConfig().auth_cache_s <= 0.5
+    caching = await Accounts.open(url, replace(config, auth_cache_s=600.0), clock)
+    identity = await caching.authenticate(someone.secret)
+    await accounts.admin(lambda desk: desk.directory.disable(OPERATOR, someone.key_id))
+    assert await caching.authenticate(someone.secret) == identity
+    with pytest.raises(AuthenticationFailed):
+        await caching.reserve(identity, Order("r", "nano", 1, 1))
+    assert not await caching.is_live(identity)
+    with pytest.raises(AuthenticationFailed):
+        await accounts.authenticate(someone.secret)
+    await caching.close()
+
+
+async def test_idempotent_request_runs_once_in_fifty(accounts: Accounts, someone: Customer) -> None:
+    once = accounts.idempotency("key", b"POST /v1/chat {}")
+    ran: list[str] = []
+
+    async def attempt(number: int) -> bytes | None:
+        try:
+            saved = await accounts.recall(someone.identity, once)
+            if saved is not None:
+                return saved.body
+            await accounts.reserve(someone.identity, Order(f"r{number}", "nano", 1, 1, once))
+        except Conflict:
+            return None
+        ran.append(f"r{number}")
+        await accounts.settle(f"r{number}", Usage(1, 0, 1), SavedReply(200, b"body"))
+        return b"body"
+
+    bodies = await asyncio.gather(*(attempt(number) for number in range(50)))
+    assert len(ran) == 1
+    assert set(bodies) <= {b"body", None}
+    assert await accounts.recall(someone.identity, once) == SavedReply(200, b"body")
+    purse = await accounts.admin(lambda desk: desk.directory.get_purse(OPERATOR, someone.org_id))
+    assert purse.spent == 110
+
+
+async def test_cancelled_reserve_leaves_nothing_reserved(accounts: Accounts, someone: Customer) -> None:
+    desk = await accounts.admin(lambda desk: desk)
+    with locked(desk):
+        waiting = asyncio.create_task(accounts.reserve(someone.identity, Order("r", "nano", 1, 1)))
+        await until(lambda: accounts._writer._queue.empty() and not waiting.done())
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    await accounts.reserve(someone.identity, Order("after", "nano", 1, 1))
+    await accounts.release("after")
+    await accounts.close()
+    assert desk.directory.get_purse(OPERATOR, someone.org_id).in_flight == 0
+
+
+async def test_cancelled_reserve_that_was_written_is_released(accounts: Accounts, someone: Customer) -> None:
+    """The reservation is in the books before its caller is gone."""
+    future = accounts._writer.submit
+    answered = asyncio.Event()
+
+    def submit_and_tell(entry: object) -> object:
+        promise = future(entry)  # type: ignore[arg-type]
+        promise.result(10.0)
+        answered.set()
+        return promise
+
+    accounts._writer.submit = submit_and_tell  # type: ignore[method-assign,assignment]
+    task = asyncio.create_task(accounts.reserve(someone.identity, Order("r", "nano", 1, 1)))
+    await answered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    accounts._writer.submit = future  # type: ignore[method-assign]
+    assert await in_flight(accounts, someone) == 0
+
+
+async def test_cancelled_settle_still_settles(accounts: Accounts, someone: Customer) -> None:
+    await accounts.reserve(someone.identity, Order("r", "nano", 1, 1))
+    task = asyncio.create_task(accounts.settle("r", Usage(1, 0, 1)))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    charge = await accounts.release("r")
+    assert charge.state is State.SETTLED
+
+
+async def test_locked_database_refuses_paid_calls_and_recovers(accounts: Accounts, someone: Customer) -> None:
+    desk = await accounts.admin(lambda desk: desk)
+    with locked(desk):
+        with pytest.raises(LedgerUnavailable) as caught:
+            await accounts.reserve(someone.identity, Order("r1", "nano", 1, 1))
+        assert caught.value.status == 503
+    await accounts.reserve(someone.identity, Order("r2", "nano", 1, 1))
+    assert not accounts.needs_restart
+
+
+async def test_limits_are_shown_before_and_after(accounts: Accounts) -> None:
+    draft = KeyDraft("k", limits=Limits(requests=5, output_tokens=100))
+    customer = await accounts.admin(lambda desk: make_customer(desk, draft=draft))
+    state = await accounts.limits(customer.identity)
+    assert state.requests == Gauge(5, 5, 0.0)
+    assert state.input_tokens == Gauge()
+    reservation = await accounts.reserve(customer.identity, Order("r", "nano", 1, 40))
+    assert reservation.limits.output_tokens == Gauge(100, 60, 60.0)
+    assert await accounts.limits(customer.identity) == reservation.limits
+
+
+async def test_another_databases_pepper_is_refused(accounts: Accounts, url: str, config: AccountsConfig) -> None:
+    assert config.pepper_path is not None
+    with pytest.raises(QuicksilverError, match="another database"):
+        await Accounts.open(url, replace(config, pepper_path=config.pepper_path.with_name("other")))
+
+
+async def test_postgres_needs_a_named_pepper(postgres_url: str) -> None:
+    with pytest.raises(QuicksilverError, match="name a pepper file"):
+        await Accounts.open(postgres_url, AccountsConfig())
+
+
+async def test_sqlite_keeps_its_pepper_beside_it(sqlite_url: str) -> None:
+    accounts = await Accounts.open(sqlite_url)
+    await accounts.close()
+    desk = open_desk(sqlite_url, AccountsConfig())
+    assert desk.store.url.database is not None
+    desk.store.close()
+    with open(f"{sqlite_url.removeprefix('sqlite:///')}.pepper", "rb") as file:
+        assert len(file.read()) == 32

@@ -1,0 +1,119 @@
+"""Usage by hour and day, grouped and bounded, equal to the ledger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from quicksilver.accounts.entries import Close, How, Reserve
+from quicksilver.accounts.identity import OPERATOR, Identity, Scope
+from quicksilver.accounts.ledger import Ledger
+from quicksilver.accounts.minting import KeyDraft
+from quicksilver.accounts.records import Order
+from quicksilver.accounts.service import Desk
+from quicksilver.accounts.usage import UsageLine, UsageQuery, read_usage, usage_page
+from quicksilver.core import Usage
+from quicksilver.errors import InvalidRequest, PermissionDenied
+from tests.accounts.conftest import START, Customer, FakeClock, apply, make_customer
+
+DAY = int(START) // 86_400 * 86_400
+TODAY = UsageQuery(DAY, DAY + 86_400)
+
+
+def spend(desk: Desk, books: Ledger, who: Identity, request_id: str, model: str = "nano") -> None:
+    apply(
+        desk, books,
+        Reserve(who, Order(request_id, model, 10, 10)), Close(request_id, How.SETTLE, Usage(10, 4, 2)),
+    )  # fmt: skip
+
+
+def test_usage_is_summed_into_buckets_with_empty_ones_between(
+    desk: Desk, books: Ledger, customer: Customer, clock: FakeClock
+) -> None:
+    spend(desk, books, customer.identity, "r1")
+    spend(desk, books, customer.identity, "r2", "coder")
+    clock.now += 2 * 3600
+    spend(desk, books, customer.identity, "r3")
+    apply(desk, books, Reserve(customer.identity, Order("r4", "nano", 1, 1)), Close("r4", How.RELEASE))
+    hour = int(START) // 3600 * 3600
+    buckets = read_usage(desk.store, OPERATOR, UsageQuery(hour, hour + 3 * 3600, "1h"))
+    assert [(bucket.start - hour, bucket.end - bucket.start) for bucket in buckets] == [
+        (0, 3600), (3600, 3600), (7200, 3600),
+    ]  # fmt: skip
+    each = UsageLine(requests=1, input_tokens=10, cached_tokens=4, output_tokens=2, cost=264)
+    twice = UsageLine(requests=2, input_tokens=20, cached_tokens=8, output_tokens=4, cost=528)
+    assert [bucket.lines for bucket in buckets] == [(twice,), (), (each,)]
+
+
+def test_groups_name_what_was_grouped_by(desk: Desk, books: Ledger, customer: Customer) -> None:
+    spend(desk, books, customer.identity, "r1")
+    spend(desk, books, customer.identity, "r2", "coder")
+    query = replace(TODAY, group_by=("key", "model"))
+    (bucket,) = read_usage(desk.store, OPERATOR, query)
+    assert {(line.key_id, line.model, line.project_id) for line in bucket.lines} == {
+        (customer.key_id, "nano", None), (customer.key_id, "coder", None),
+    }  # fmt: skip
+    (only,) = read_usage(desk.store, OPERATOR, replace(query, models=("coder",)))
+    assert [line.model for line in only.lines] == ["coder"]
+    (by_project,) = read_usage(desk.store, OPERATOR, replace(TODAY, group_by=("project", "user")))
+    assert [(line.project_id, line.user_id, line.requests) for line in by_project.lines] == [
+        (customer.project_id, None, 2)
+    ]
+
+
+def test_key_sees_its_own_project_only(desk: Desk, books: Ledger, customer: Customer) -> None:
+    stranger = make_customer(desk)
+    sibling = desk.mint.create_key(OPERATOR, KeyDraft("sibling", customer.project_id))
+    spend(desk, books, customer.identity, "r1")
+    spend(desk, books, stranger.identity, "r2")
+    spend(desk, books, replace(customer.identity, key_id=sibling.id), "r3")
+    (mine,) = read_usage(desk.store, customer.identity, replace(TODAY, group_by=("key",)))
+    assert {line.key_id for line in mine.lines} == {customer.key_id, sibling.id}
+    (all_of_it,) = read_usage(desk.store, OPERATOR, TODAY)
+    assert all_of_it.lines[0].requests == 3
+
+
+def test_reading_usage_needs_the_scope(desk: Desk, customer: Customer) -> None:
+    with pytest.raises(PermissionDenied):
+        read_usage(desk.store, replace(customer.identity, scopes=frozenset({Scope.INFERENCE})), TODAY)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"width": "1m"}, {"group_by": ("batch",)}, {"start": DAY + 86_400}, {"end": DAY + 86_400 * 745}, {"start": -1}],
+)
+def test_odd_queries_are_refused(odd: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest):
+        replace(TODAY, **odd)
+
+
+def test_page_has_openais_shape(desk: Desk, books: Ledger, customer: Customer) -> None:
+    spend(desk, books, customer.identity, "r1")
+    page = usage_page(read_usage(desk.store, OPERATOR, replace(TODAY, group_by=("model",))))
+    assert page == {
+        "object": "page",
+        "data": [
+            {
+                "object": "bucket",
+                "start_time": DAY,
+                "end_time": DAY + 86_400,
+                "results": [
+                    {
+                        "object": "organization.usage.completions.result",
+                        "num_model_requests": 1,
+                        "input_tokens": 10,
+                        "input_cached_tokens": 4,
+                        "output_tokens": 2,
+                        "project_id": None,
+                        "user_id": None,
+                        "api_key_id": None,
+                        "model": "nano",
+                        "batch": None,
+                    }
+                ],
+            }
+        ],
+        "has_more": False,
+        "next_page": None,
+    }

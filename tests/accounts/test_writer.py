@@ -1,0 +1,223 @@
+"""The writer: batches, faults, debts, and looking after the dead."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event, select, text
+
+from quicksilver.accounts.config import AccountsConfig
+from quicksilver.accounts.entries import Checkpoint, Close, How, Reserve
+from quicksilver.accounts.ledger import Ledger
+from quicksilver.accounts.records import Charge, Order, Reservation, State
+from quicksilver.accounts.schema import ledger, owners
+from quicksilver.accounts.service import Desk
+from quicksilver.accounts.store import Store
+from quicksilver.accounts.upkeep import check
+from quicksilver.accounts.writer import Writer
+from quicksilver.core import Usage
+from quicksilver.errors import Conflict, LedgerUnavailable
+from tests.accounts.conftest import Customer, FakeClock
+
+PATIENT = 10.0
+
+
+def reserve(customer: Customer, request_id: str) -> Reserve:
+    return Reserve(customer.identity, Order(request_id, "nano", 1, 9))
+
+
+def rows(desk: Desk) -> dict[str, Any]:
+    with desk.store.read() as connection:
+        return {row.request_id: row for row in connection.execute(select(ledger))}
+
+
+def make_writer(desk: Desk, config: AccountsConfig, clock: FakeClock, owner: str = "proc_a") -> Writer:
+    return Writer(desk.store, Ledger(owner, config.default_price, config.reply_kept_s, clock), config)
+
+
+@contextmanager
+def locked(desk: Desk) -> Iterator[None]:
+    """Somebody else holds what every ledger transaction needs."""
+    if desk.store.is_sqlite:
+        other = sqlite3.connect(str(desk.store.url.database), isolation_level=None)
+        other.execute("BEGIN EXCLUSIVE")
+        yield
+        other.execute("ROLLBACK")
+        other.close()
+    else:
+        store = Store(desk.store.url.render_as_string(hide_password=False))
+        with store.write() as connection:
+            connection.execute(text("LOCK TABLE purses, ledger, owners IN ACCESS EXCLUSIVE MODE"))
+            yield
+        store.close()
+
+
+@pytest.fixture
+def writer(desk: Desk, config: AccountsConfig, clock: FakeClock) -> Iterator[Writer]:
+    writer = make_writer(desk, config, clock)
+    yield writer
+    writer.close()
+
+
+def test_entries_that_wait_together_share_a_transaction(desk: Desk, writer: Writer, customer: Customer) -> None:
+    commits: list[Connection] = []
+    futures = [writer.submit(reserve(customer, f"r{number}")) for number in range(50)]
+    event.listen(desk.store._writing, "commit", commits.append)
+    writer.start()
+    assert all(isinstance(future.result(PATIENT), Reservation) for future in futures)
+    assert len(commits) < 10
+    assert len(rows(desk)) == 50
+
+
+def test_entry_that_the_database_rejects_fails_alone(desk: Desk, writer: Writer, customer: Customer) -> None:
+    first = writer.submit(reserve(customer, "taken"))
+    writer.start()
+    first.result(PATIENT)
+    writer.close()
+    again = make_writer(desk, writer._config, FakeClock(), "proc_b")
+    futures = [again.submit(reserve(customer, name)) for name in ("one", "taken", "two")]
+    again.start()
+    assert isinstance(futures[1].exception(PATIENT), Conflict)
+    assert isinstance(futures[0].result(PATIENT), Reservation)
+    assert isinstance(futures[2].result(PATIENT), Reservation)
+    again.close()
+    assert check(desk.store) == []
+
+
+def test_locked_database_refuses_and_what_was_open_is_closed_later(
+    desk: Desk, writer: Writer, customer: Customer
+) -> None:
+    writer.start()
+    for name in ("plain", "stream"):
+        writer.submit(reserve(customer, name)).result(PATIENT)
+    writer.submit(Checkpoint("stream", 2)).result(PATIENT)
+    with locked(desk):
+        failing = [
+            writer.submit(reserve(customer, "late")),
+            writer.submit(Checkpoint("stream", 5)),
+            writer.submit(Close("plain", How.SETTLE, Usage(1, 0, 9))),
+        ]
+        assert all(isinstance(future.exception(PATIENT), LedgerUnavailable) for future in failing)
+        last = writer.submit(Close("stream", How.SETTLE, Usage(1, 0, 9)))
+        assert isinstance(last.exception(PATIENT), LedgerUnavailable)
+    writer.close()
+    found = rows(desk)
+    assert set(found) == {"plain", "stream"}
+    assert found["plain"].state == State.RELEASED
+    assert (found["stream"].state, found["stream"].output_tokens) == (State.SETTLED, 5)
+    assert check(desk.store) == []
+
+
+def test_release_that_failed_is_made_up_for(desk: Desk, writer: Writer, customer: Customer) -> None:
+    writer.start()
+    writer.submit(reserve(customer, "r")).result(PATIENT)
+    writer.submit(Checkpoint("r", 3)).result(PATIENT)
+    with locked(desk):
+        assert isinstance(writer.submit(Close("r", How.RELEASE)).exception(PATIENT), LedgerUnavailable)
+    writer.close()
+    assert rows(desk)["r"].state == State.RELEASED
+
+
+def test_reservation_whose_commit_was_lost_is_undone(desk: Desk, writer: Writer, customer: Customer) -> None:
+    """The commit happens, but the answer to it does not arrive."""
+    with desk.store.write() as connection:
+        writer._books.apply(connection, [reserve(customer, "r")])
+    writer._remember(reserve(customer, "r"), LedgerUnavailable("gone"))
+    writer.tick()
+    assert rows(desk)["r"].state == State.RELEASED
+
+
+def test_entries_queued_behind_a_fault_fail_with_it(desk: Desk, writer: Writer, customer: Customer) -> None:
+    writer.start()
+    with locked(desk):
+        futures = [writer.submit(reserve(customer, f"r{number}")) for number in range(20)]
+        assert all(isinstance(future.exception(PATIENT), LedgerUnavailable) for future in futures)
+    assert isinstance(writer.submit(reserve(customer, "after")).result(PATIENT), Reservation)
+
+
+def test_closing_settles_what_is_open_and_signs_off(desk: Desk, writer: Writer, customer: Customer) -> None:
+    writer.start()
+    for name in ("quiet", "streaming"):
+        writer.submit(reserve(customer, name)).result(PATIENT)
+    writer.submit(Checkpoint("streaming", 4))
+    writer.close()
+    found = rows(desk)
+    assert (found["quiet"].state, found["streaming"].output_tokens) == (State.RELEASED, 4)
+    with desk.store.read() as connection:
+        assert connection.execute(select(owners)).all() == []
+    assert isinstance(writer.submit(reserve(customer, "late")).exception(PATIENT), LedgerUnavailable)
+
+
+def test_closing_against_a_locked_database_leaves_the_rest_to_the_sweep(
+    desk: Desk, writer: Writer, customer: Customer, config: AccountsConfig, clock: FakeClock
+) -> None:
+    writer.start()
+    writer.submit(reserve(customer, "r")).result(PATIENT)
+    with locked(desk):
+        writer.close()
+    assert rows(desk)["r"].state == State.OPEN
+    other = make_writer(desk, config, clock, "proc_b")
+    for _ in range(config.patience + 1):
+        other.tick()
+    assert rows(desk)["r"].state == State.RELEASED
+    other.close()
+
+
+def test_dead_process_is_swept_and_a_living_one_is_not(
+    desk: Desk, config: AccountsConfig, clock: FakeClock, customer: Customer
+) -> None:
+    dead, alive, judge = (make_writer(desk, config, clock, name) for name in ("dead", "alive", "judge"))
+    for process in (dead, alive):
+        process.tick()
+        with desk.store.write() as connection:
+            process._books.apply(connection, [reserve(customer, process._books.owner)])
+    for _ in range(config.patience + 2):
+        judge.tick()
+        alive.tick()
+    assert {name: row.state for name, row in rows(desk).items()} == {"dead": State.RELEASED, "alive": State.OPEN}
+    with desk.store.read() as connection:
+        assert set(connection.execute(select(owners.c.id)).scalars()) == {"alive", "judge"}
+    assert check(desk.store) == []
+
+
+def test_looks_that_failed_kill_nobody(
+    desk: Desk, config: AccountsConfig, clock: FakeClock, customer: Customer
+) -> None:
+    """While the database is locked nobody can beat, and nobody can be found dead for it."""
+    alive, judge = make_writer(desk, config, clock, "alive"), make_writer(desk, config, clock, "judge")
+    alive.tick()
+    with desk.store.write() as connection:
+        alive._books.apply(connection, [reserve(customer, "r")])
+    judge.tick()
+    with locked(desk):
+        for _ in range(config.patience + 2):
+            judge._try_tick()
+    judge.tick()
+    alive.tick()
+    judge.tick()
+    assert rows(desk)["r"].state == State.OPEN
+
+
+def test_broken_disk_is_refused_at_once(desk: Desk, writer: Writer, customer: Customer) -> None:
+    writer.start()
+    desk.store.is_broken = True
+    assert isinstance(writer.submit(reserve(customer, "r")).exception(PATIENT), LedgerUnavailable)
+    desk.store.is_broken = False
+
+
+def test_heartbeat_outlives_an_unforeseen_error(
+    desk: Desk, writer: Writer, customer: Customer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(writer, "tick", explode)
+    writer._try_tick()
+    monkeypatch.undo()
+    writer.start()
+    assert isinstance(writer.submit(reserve(customer, "r")).result(PATIENT), Reservation)
+    assert isinstance(writer.submit(Close("r", How.SETTLE, Usage(1, 0, 1))).result(PATIENT), Charge)
