@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from quicksilver.core import Delta, EngineClient, Event, FinishReason, Frame, Request, TokenLogprob, Usage
 from quicksilver.errors import RowFailed
+from quicksilver.server.constraint import OutputCheck
 from quicksilver.server.plain import PlainText, TextSource
 from quicksilver.text.channels import Channel, ChannelDelta, Channels
 from quicksilver.text.tokenizer import Tokenizer
@@ -29,6 +30,8 @@ class Ask:
     """Tool calls after which the answer ends by itself."""
     is_plain: bool = False
     """The answer is text alone: no channels are looked for in it."""
+    check: OutputCheck | None = None
+    """What a finished answer must satisfy before it may be called finished."""
 
     def open_text(self, tokenizer: Tokenizer) -> TextSource:
         if self.is_plain:
@@ -86,7 +89,8 @@ class AnswerReader:
         self._usage = Usage(prompt_tokens=len(ask.request.prompt_ids))
         self._content = ""
         self._num_tokens = 0
-        self._num_calls = 0
+        self._calls: list[tuple[str, str]] = []
+        self._has_too_many_calls = False
         self._canvas = Canvas(tokenizer)
         self.is_ended = False
 
@@ -111,28 +115,42 @@ class AnswerReader:
         self._content += content
         self._canvas.commit(event.token_ids[: len(kept)], kept, content)
         self._num_tokens += len(kept)
-        self._num_calls += sum(bool(delta.name) for delta in deltas)
+        kept_deltas = self._within_calls(deltas)
+        self._note_calls(kept_deltas)
         logprobs = zip(event.logprobs, kept, strict=False)
         wanted = tuple(logprob for logprob, channel in logprobs if channel is Channel.CONTENT)
-        return Said(tuple(self._within_calls(deltas)), wanted, len(kept))
+        return Said(tuple(kept_deltas), wanted, len(kept))
 
     def _within_calls(self, deltas: list[ChannelDelta]) -> list[ChannelDelta]:
         limit = self._ask.max_calls
-        return [d for d in deltas if limit is None or d.channel is not Channel.TOOL_CALL or d.index < limit]
+        within = [d for d in deltas if limit is None or d.channel is not Channel.TOOL_CALL or d.index < limit]
+        self._has_too_many_calls |= len(within) < len(deltas)
+        return within
 
-    def _has_too_many_calls(self) -> bool:
-        return self._ask.max_calls is not None and self._num_calls > self._ask.max_calls
+    def _note_calls(self, deltas: list[ChannelDelta]) -> None:
+        for delta in deltas:
+            if delta.channel is Channel.TOOL_CALL:
+                if delta.index == len(self._calls):
+                    self._calls.append((delta.name, ""))
+                name, arguments = self._calls[delta.index]
+                self._calls[delta.index] = (name, arguments + delta.text)
 
     def _must_end(self, event: Delta) -> bool:
-        return event.finish is not None or self._channels.stopped is not None or self._has_too_many_calls()
+        return event.finish is not None or self._channels.stopped is not None or self._has_too_many_calls
 
     def _end(self, event: Delta) -> Ended:
         self.is_ended = True
         is_cut = event.finish is FinishReason.LENGTH and self._channels.stopped is None
         num_reasoning = sum(channel is Channel.REASONING for channel in self._channels.token_channels)
+        if event.finish is FinishReason.STOP and self._channels.stopped is None:
+            self._check_output()
         usage = replace(self._usage, completion_tokens=self._num_tokens)
-        num_calls = min(self._num_calls, self._ask.max_calls or self._num_calls)
-        return Ended(FinishReason.LENGTH if is_cut else FinishReason.STOP, usage, num_reasoning, num_calls)
+        return Ended(FinishReason.LENGTH if is_cut else FinishReason.STOP, usage, num_reasoning, len(self._calls))
+
+    def _check_output(self) -> None:
+        fault = self._ask.check.fault(self._content, self._calls) if self._ask.check else None
+        if fault is not None:
+            raise RowFailed(f"The answer does not satisfy the schema: {fault}", code="output_invalid")
 
 
 class Canvas:

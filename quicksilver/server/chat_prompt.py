@@ -31,6 +31,8 @@ class ToolPlan:
     specs: tuple[FunctionSpec, ...] = ()
     is_required: bool = False
     allows_parallel: bool = True
+    is_named: bool = False
+    """The caller named the one tool that is to be called."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -79,7 +81,7 @@ def choose_tools(specs: tuple[FunctionSpec, ...], choice: ToolChoice | None, *, 
     if choice == "none":
         return ToolPlan()
     if isinstance(choice, NamedTool):
-        return ToolPlan(_only(specs, {choice.function.name}), is_required=True, allows_parallel=allows_parallel)
+        return ToolPlan(_only(specs, {choice.function.name}), is_required=True, allows_parallel=False, is_named=True)
     if isinstance(choice, AllowedToolChoice):
         allowed = {tool.function.name for tool in choice.allowed_tools.tools}
         return ToolPlan(_only(specs, allowed), choice.allowed_tools.mode == "required", allows_parallel)

@@ -11,15 +11,17 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from quicksilver.core import ConstraintSpec, DecodeParams, Request, ThinkBudget
+from quicksilver.core import DecodeParams, Request, ThinkBudget
 from quicksilver.errors import ContextTooLong, InvalidRequest
 from quicksilver.server.answer import Ask
 from quicksilver.server.chat_prompt import ToolPlan, plan_tools, read_messages
+from quicksilver.server.constraint import compile_constraint, find_constraint
 from quicksilver.server.sampling import overlay, pick_bias, pick_decoder, pick_seed, pick_top_k
 from quicksilver.server.services import Services
 from quicksilver.server.wire.chat import ChatBody
 from quicksilver.text.chat import RenderedPrompt
 from quicksilver.text.effort import think_budget
+from quicksilver.text.tokenizer import Tokenizer
 
 EFFORTS = {"minimal": "instant", "xhigh": "high"}
 """OpenAI's outer names, in our terms."""
@@ -60,12 +62,11 @@ async def plan_chat(body: ChatBody, services: Services, tenant: str) -> Plan:
     effort = pick_effort(body, services)
     prompt = await render(body, tools, effort, services)
     room = find_room(len(prompt.ids), body.max_completion_tokens or body.max_tokens, services, "messages")
-    params = chat_params(body, room, services)
     ask = Ask(
         request=Request(
             id="",
             prompt_ids=prompt.ids,
-            params=params,
+            params=chat_params(body, room, services),
             tenant=tenant,
             think=find_budget(prompt, effort, room, services),
             wants_frames=bool(body.stream and body.diffusing),
@@ -75,6 +76,7 @@ async def plan_chat(body: ChatBody, services: Services, tenant: str) -> Plan:
         opens_thinking=prompt.opens_thinking,
         max_calls=None if tools.allows_parallel else 1,
     )
+    ask = await constrain(ban_tags(ask, services.tokenizer), body, tools, services)
     return make_plan("chatcmpl", body.model, [ask], body.n or 1, room.warning)
 
 
@@ -156,5 +158,22 @@ def read_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def constrain(ask: Ask, spec: ConstraintSpec | None) -> Ask:
-    return replace(ask, request=replace(ask.request, constraint=spec))
+async def constrain(ask: Ask, body: ChatBody, tools: ToolPlan, services: Services) -> Ask:
+    """The ask with the grammar that its tools and format call for, compiled here and refused here."""
+    roles = services.tokenizer.roles
+    constraint = find_constraint(body, tools, roles, opens_thinking=ask.opens_thinking)
+    if constraint is None:
+        return ask
+    spec = await compile_constraint(constraint, services.grammars, ask.request.tenant)
+    return replace(ask, request=replace(ask.request, constraint=spec), check=constraint.check)
+
+
+def ban_tags(ask: Ask, tokenizer: Tokenizer) -> Ask:
+    """Special tokens that have no place in this answer: they would decode to nothing, or open what nobody reads."""
+    roles = tokenizer.roles
+    useful: set[int | None] = {*ask.request.params.stop_ids}
+    useful |= {roles.think_close} if ask.opens_thinking else set()
+    useful |= {roles.tool_open, roles.tool_close} if ask.tool_names else set()
+    mute = (i for i in tokenizer.special_tokens.values() if not tokenizer.token_bytes(i))
+    banned = tuple(sorted(i for i in mute if i not in useful))
+    return replace(ask, request=replace(ask.request, params=replace(ask.request.params, banned_ids=banned)))

@@ -13,6 +13,7 @@ from fastapi import Request
 
 from quicksilver.core import EngineClient
 from quicksilver.server.config import ServerConfig
+from quicksilver.server.constraint import GrammarPool
 from quicksilver.server.directory import Directory
 from quicksilver.server.feedback import FeedbackLog
 from quicksilver.server.life import Life
@@ -30,6 +31,7 @@ class Services:
     engine: EngineClient
     tokenizer: Tokenizer
     template: ChatTemplate
+    grammars: GrammarPool | None = None
     accounts: Accounts | None = None
     config: ServerConfig = field(default_factory=ServerConfig)
     life: Life = field(default_factory=Life)

@@ -20,6 +20,7 @@ from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
+from tests.direct_grammars import DirectGrammars
 from tests.fake_engine import FakeEngine, Script, Step, spoken
 from tests.small_tokenizer import small_tokenizer
 
@@ -47,12 +48,15 @@ class Served:
 
     def __init__(self, home: Path) -> None:
         self.engine = FakeEngine(says(HELLO))
+        self.grammars = DirectGrammars()
         self.rebuild(ServerConfig(home=home, frames_per_s=1e9))
 
     def rebuild(self, config: ServerConfig, accounts: Accounts | None = None) -> None:
         tokenizer = small_tokenizer()
         template = ChatTemplate.own(tokenizer)
-        self.services = Services(self.engine, tokenizer, template, accounts=accounts, config=config)
+        self.services = Services(
+            self.engine, tokenizer, template, grammars=self.grammars, accounts=accounts, config=config
+        )
         self.app = build_app(self.services) if config.origins else shared_app()
         self.app.state.services = self.services
 
