@@ -15,6 +15,8 @@ class EngineConfig:
     """KV pages; 0 plans them from free memory."""
     kv_bytes: int = 0
     """Memory for KV when `num_pages` is 0; 0 takes a share of what is free."""
+    spare_pages: int = 0
+    """KV pages held beyond a request's next forward, so that a GPU can run verify rounds ahead of the host."""
     max_rows: int = 512
     """Row budget of one forward: prompts are cut into chunks that fit beside the canvases."""
     max_running: int = 64

@@ -84,9 +84,9 @@ class RowBuffers:
 
     def _fill_pages(self, batch: Batch) -> None:
         segments = batch.plan.segments
-        width = max(len(segment.page_ids) for segment in segments)
+        width = min(max(len(segment.page_ids) for segment in segments), self.host_pages.shape[1])
         for row, segment in zip(self.host_pages, segments, strict=False):
-            row[: len(segment.page_ids)] = segment.page_ids
+            row[: len(segment.page_ids)] = segment.page_ids[:width]
         used = (slice(len(segments)), slice(width))
         self.inputs.tables.pages[used].copy_(self.host_pages[used], non_blocking=True)
 
@@ -134,12 +134,14 @@ class GraphRunner(Runner):
         super().__init__(model, cache, logit_rows)
         self.limits = limits
         weights = collect(model, limits.scheme)
-        angles = angle_table(model.rope, limits.context_len)
+        # One page beyond the context, so that a row that runs ahead of the text still finds its angles.
+        max_pages = -(-limits.context_len // cache.page_size) + 1
+        angles = angle_table(model.rope, max_pages * cache.page_size)
         self.network = Network(model.config, weights, cache, angles)
         self._x = torch.zeros(bucket_of(limits.max_rows), model.config.dim, device=self.device, dtype=model.dtype)
-        max_pages = -(-limits.context_len // cache.page_size) + 1
         self._host_pages = torch.zeros(limits.max_segments, max_pages, dtype=torch.int32, pin_memory=_pins())
         self.pages = self._host_pages.to(self.device)
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self._rows: dict[int, tuple[RowBuffers, Space]] = {}
         self._heads: dict[int, HeadBuffers] = {}
         self._replays: dict[tuple[object, ...], Callable[[], None]] = {}
@@ -178,9 +180,8 @@ class GraphRunner(Runner):
         return self.model.norm(self._launch(batch)[batch.proposing.to(self.device)])
 
     def _holds(self, batch: Batch) -> bool:
-        width = max(len(segment.page_ids) for segment in batch.plan.segments)
-        rows_fit = len(batch.token_ids) <= self.limits.max_rows
-        return rows_fit and len(batch.plan.segments) <= len(self.pages) and width <= self.pages.shape[1]
+        rows_fit = len(batch.token_ids) <= len(self._x)
+        return rows_fit and len(batch.plan.segments) <= len(self.pages)
 
     def _launch(self, batch: Batch) -> Tensor:
         """The residual stream of the batch's rows, queued on the device."""
@@ -217,14 +218,15 @@ class GraphRunner(Runner):
 
     def _graph(self, key: tuple[object, ...], work: Callable[[], None]) -> Callable[[], None]:
         if key not in self._replays:
-            self._replays[key] = capture(work, self.device)
+            self._replays[key] = capture(work, self.device, self.pool)
         return self._replays[key]
 
 
-def capture(work: Callable[[], None], device: torch.device) -> Callable[[], None]:
+def capture(work: Callable[[], None], device: torch.device, pool: object) -> Callable[[], None]:
     """`work` as a graph: run twice to compile and settle, then recorded. Without CUDA it stays a plain call.
 
-    The two runs really happen, so `work` must be safe to repeat on whatever its buffers hold.
+    The two runs really happen, so `work` must be safe to repeat on whatever its buffers hold. Graphs of one pool share
+    scratch memory, so they must not run at the same time.
     """
     if device.type != "cuda":
         return work
@@ -235,7 +237,7 @@ def capture(work: Callable[[], None], device: torch.device) -> Callable[[], None
             work()
     torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=pool):
         work()
     return graph.replay
 

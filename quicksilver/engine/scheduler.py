@@ -79,7 +79,15 @@ class Scheduler:
             if victim is sequence:
                 return False
         sequence.pages += self.pool.allocate(max(missing, 0)) or []
+        self._take_spare(work)
         return True
+
+    def _take_spare(self, work: Work) -> None:
+        """Pages for forwards that a device may run ahead of us; only while pages are plentiful."""
+        spare, sequence = self.config.spare_pages, work.sequence
+        missing = self._pages_for(_write_end(work)) + spare - len(sequence.pages)
+        if spare and 0 < missing <= self.pool.num_free // 8:
+            sequence.pages += self.pool.allocate(missing) or []
 
     def _victim(self, sequence: Sequence, works: list[Work]) -> Sequence | None:
         """The youngest request without work in this plan; never one older than `sequence`."""

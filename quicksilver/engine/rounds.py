@@ -1,0 +1,258 @@
+"""Verify rounds that run ahead of the host: draft, verify, acceptance and the next round's rows in one CUDA graph.
+
+`RoundRunner` answers the same `run(works)` as any Runner. While requests do nothing but verify, the device is already a
+few rounds on; each `run` looks whether the engine asks for exactly what the device assumed, and hands over the result.
+If the engine asks for anything else (a stop, a newcomer, an abort) what ran ahead is dropped: it wrote only KV behind
+the committed text, which the next forward overwrites.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from quicksilver.core import DecoderName
+from quicksilver.diffusion.sample import Proposal
+from quicksilver.engine.graphs import GraphLimits, GraphRunner, HeadBuffers, RowBuffers, bucket_of, capture, is_plain
+from quicksilver.engine.runner import Outcome
+from quicksilver.engine.sequence import Sequence, Work
+from quicksilver.engine.transition import RoundState, take_draft, take_verified, write_rows
+from quicksilver.model.attention import PagedCache
+from quicksilver.model.kernels.attention import cut_tiles
+from quicksilver.model.kernels.head import HeadRows, propose_rows, read_results
+from quicksilver.model.kernels.network import Space, attend_shape
+from quicksilver.model.transformer import Transformer
+
+DEPTH = 2
+"""Rounds the device may be ahead of what the host has read."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundShape:
+    """A round graph: so many sequences with canvases of so many tokens."""
+
+    num_sequences: int
+    canvas_len: int
+
+    @property
+    def num_rows(self) -> int:
+        return bucket_of(self.num_sequences * self.canvas_len)
+
+
+class RoundGraph:
+    """Buffers and graphs of one shape. `launch` queues a round and returns where its proposals will be."""
+
+    def __init__(self, runner: RoundRunner, shape: RoundShape) -> None:
+        self.runner, self.shape = runner, shape
+        config, device = runner.model.config, runner.device
+        attend = attend_shape(config, shape.num_rows)
+        segments = [(b * shape.canvas_len, (b + 1) * shape.canvas_len) for b in range(shape.num_sequences)]
+        tiles = cut_tiles(segments, attend.tile_rows)
+        self.host_pages = torch.full((shape.num_sequences, runner.pages.shape[1]), -1, dtype=torch.int32)
+        self.host_pages = self.host_pages.pin_memory() if device.type == "cuda" else self.host_pages
+        pages = (self.host_pages, self.host_pages.to(device, copy=True))
+        self.rows = RowBuffers(shape.num_rows, len(tiles), pages, runner.cache.page_size)
+        self.rows.inputs.tables.tiles.copy_(torch.tensor(tiles, dtype=torch.int32))
+        self.rows.device[3].fill_(-1)
+        self.space = Space.allocate(config, runner.network.weights, shape.num_rows)
+        self.head = HeadBuffers(shape.num_rows, config.vocab_size, device)
+        self.head.ints[0].copy_(torch.arange(shape.num_rows))
+        self.state = RoundState.allocate(shape.num_sequences, shape.canvas_len, device)
+        self.results = torch.zeros(2, 4, shape.num_rows, dtype=torch.int32, device=device)
+        self._replays: dict[bool, Callable[[], None]] = {}
+
+    def launch(self, is_drawn: bool) -> tuple[Tensor, Callable[[], None]]:
+        self.prepare(is_drawn)()
+        host = torch.empty_like(self.results, device="cpu", pin_memory=self.results.is_cuda)
+        host.copy_(self.results, non_blocking=True)
+        if not self.results.is_cuda:
+            return host, lambda: None
+        done = torch.cuda.Event()
+        done.record()
+        return host, done.synchronize
+
+    def prepare(self, is_drawn: bool) -> Callable[[], None]:
+        if is_drawn not in self._replays:
+            assert bool((self.state.position < 0).all()), "a round graph is captured while it holds no sequence"
+            self._replays[is_drawn] = capture(lambda: self._round(is_drawn), self.runner.device, self.runner.pool)
+        return self._replays[is_drawn]
+
+    def _round(self, is_drawn: bool) -> None:
+        self._forward(0, is_drawn)
+        take_draft(self.state, self.results[0, 0])
+        self._forward(1, is_drawn)
+        take_verified(self.state, self.results[1, 0])
+
+    def _forward(self, half: int, is_drawn: bool) -> None:
+        tables = self.rows.inputs.tables
+        write_rows(self.state, self.rows.device, self.head.ints[1], tables.pages, tables.page_size, half == 0)
+        network = self.runner.network
+        x = network.run(self.rows.inputs, self.space, is_gated=half == 0)
+        rows = HeadRows(self.head.ints[0], self.head.draws if is_drawn else None)
+        space = self.head.space.with_results(self.results[half])
+        propose_rows(x, network.weights.norm, network.weights.head, rows, space)
+
+
+@dataclass(slots=True)
+class Flight:
+    """The sequences a round graph is carrying, as the host last saw them, and the rounds it has not read yet."""
+
+    graph: RoundGraph
+    index: dict[str, int]
+    is_drawn: bool
+    ends: list[int]
+    """Committed length of each sequence that the next `run` should ask for."""
+    drafts: list[tuple[int, ...]]
+    """The drafted tokens, between the two halves of a round; empty before the first."""
+    rounds: deque[tuple[Tensor, Callable[[], None]]] = field(default_factory=deque)
+    landed: Tensor | None = None
+    """Results of the round whose verify half has not been asked for."""
+
+    def expects(self, works: Seq[Work]) -> bool:
+        return len(works) == len(self.index) and all(self._expects(work) for work in works)
+
+    def _expects(self, work: Work) -> bool:
+        b = self.index.get(work.sequence.id)
+        if b is None or work.tail is None or (work.start, work.end) != (self.ends[b] - 1, self.ends[b]):
+            return False
+        if self.landed is not None:
+            return work.tail.is_causal and work.tail.token_ids == self.drafts[b]
+        return is_draft(work) and len(work.tail.token_ids) == self.graph.shape.canvas_len - 1
+
+    def has_pages(self, sequences: Seq[Sequence], page_size: int) -> bool:
+        """Whether another round would write into pages that its sequences hold, however much is accepted."""
+        canvas_len = self.graph.shape.canvas_len
+        unread = len(self.rounds) * (canvas_len + 1) + (canvas_len if self.landed is not None else 0)
+        reach = unread + canvas_len
+        held = [min(len(s.pages), self.graph.host_pages.shape[1]) * page_size for s in sequences]
+        return all(h >= self.ends[self.index[s.id]] + reach for s, h in zip(sequences, held, strict=True))
+
+
+class RoundRunner(GraphRunner):
+    def __init__(self, model: Transformer, cache: PagedCache, logit_rows: int, limits: GraphLimits) -> None:
+        super().__init__(model, cache, logit_rows, limits)
+        self._graphs: dict[RoundShape, RoundGraph] = {}
+        self._flight: Flight | None = None
+
+    def prepare_rounds(self, shapes: Seq[RoundShape]) -> None:
+        """Capture these rounds; a batch that fits none of them runs forward by forward."""
+        for shape in shapes:
+            self._graphs[shape] = RoundGraph(self, shape)
+            for is_drawn in (False, True):
+                self._graphs[shape].prepare(is_drawn)
+
+    def run(self, works: Seq[Work]) -> list[Outcome | None]:
+        if self._flight is not None and not (self._flight.expects(works) and self._launch_ahead(works)):
+            self._drop()
+        if self._flight is None:
+            self._take_off(works)
+        if self._flight is None:
+            return super().run(works)
+        return self._land(self._flight, works)
+
+    def _take_off(self, works: Seq[Work]) -> None:
+        if not works or not all(is_draft(work) and is_plain(work) for work in works):
+            return
+        lens = {len(work.tail.token_ids) + 1 for work in works if work.tail is not None}
+        fitting = [s for s in self._graphs if {s.canvas_len} == lens and s.num_sequences >= len(works)]
+        if not fitting:
+            return
+        graph = self._graphs[min(fitting, key=lambda shape: shape.num_sequences)]
+        is_drawn = any(work.sequence.request.params.temperature > 0 for work in works)
+        index = {work.sequence.id: b for b, work in enumerate(works)}
+        flight = Flight(graph, index, is_drawn, [work.end for work in works], [()] * len(works))
+        if flight.has_pages([work.sequence for work in works], self.cache.page_size):
+            _load(graph, works)
+            self._flight = flight
+            self._launch_ahead(works)
+
+    def _land(self, flight: Flight, works: Seq[Work]) -> list[Outcome | None]:
+        """The half of a round that `works` asks for."""
+        half = 0 if flight.landed is None else 1
+        if half == 0:
+            results, wait = flight.rounds.popleft()
+            wait()
+            flight.landed = results
+        assert flight.landed is not None
+        outcomes = [_outcome(flight, flight.landed[half], work) for work in works]
+        for work, outcome in zip(works, outcomes, strict=True):
+            _advance(flight, flight.index[work.sequence.id], half, outcome.proposal.token_ids.tolist())
+        if half == 1:
+            flight.landed = None
+        return list(outcomes)
+
+    def _launch_ahead(self, works: Seq[Work]) -> bool:
+        """Keep the device busy before waiting for it; False when there is nothing to wait for, for want of pages."""
+        flight = self._flight
+        assert flight is not None
+        sequences = [work.sequence for work in works]
+        while len(flight.rounds) < DEPTH and flight.has_pages(sequences, self.cache.page_size):
+            _send_pages(flight.graph, [(flight.index[s.id], s) for s in sequences])
+            flight.rounds.append(flight.graph.launch(flight.is_drawn))
+        return flight.landed is not None or bool(flight.rounds)
+
+    def _drop(self) -> None:
+        """Forget what ran ahead, once it has run: nothing may write behind the back of the next forward."""
+        assert self._flight is not None
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        self._flight.graph.state.position.fill_(-1)
+        self._flight = None
+
+
+def is_draft(work: Work) -> bool:
+    """Whether `work` is one committed token and a canvas of masks: the first half of a verify round."""
+    tail = work.tail
+    is_verify = work.sequence.request.params.decoder.name is DecoderName.VERIFY
+    if tail is None or not is_verify or work.end - work.start != 1:
+        return False
+    return bool(tail.token_ids) and all(tail.is_masked)
+
+
+def _load(graph: RoundGraph, works: Seq[Work]) -> None:
+    """The sequences' state onto the device; the only time the host writes it."""
+    head, canvas_len = graph.head, graph.shape.canvas_len
+    ints = torch.tensor([[work.sequence.tokens[work.end - 1], work.end - 1] for work in works], dtype=torch.int32)
+    graph.state.position.fill_(-1)
+    graph.state.last[: len(works)] = ints[:, 0].to(graph.state.last.device)
+    graph.state.position[: len(works)] = ints[:, 1].to(graph.state.last.device)
+    for b, work in enumerate(works):
+        params, rows = work.sequence.request.params, slice(b * canvas_len, (b + 1) * canvas_len)
+        head.host_seeds[rows], head.host_heat[rows] = params.seed, params.temperature
+    head.seeds.copy_(head.host_seeds)
+    head.heat.copy_(head.host_heat)
+    graph.host_pages.fill_(-1)
+
+
+def _send_pages(graph: RoundGraph, sequences: Seq[tuple[int, Sequence]]) -> None:
+    """Page tables only grow in flight, so a copy still under way can only bring entries early."""
+    device = graph.rows.inputs.tables.pages
+    for b, sequence in sequences:
+        count = min(len(sequence.pages), device.shape[1])
+        if int(graph.host_pages[b, count - 1]) != sequence.pages[count - 1]:
+            graph.host_pages[b, :count] = torch.tensor(sequence.pages[:count], dtype=torch.int32)
+            device[b, :count].copy_(graph.host_pages[b, :count], non_blocking=True)
+
+
+def _outcome(flight: Flight, results: Tensor, work: Work) -> Outcome:
+    canvas_len = flight.graph.shape.canvas_len
+    first = flight.index[work.sequence.id] * canvas_len
+    return Outcome(Proposal(*read_results(results[:, first : first + canvas_len])), [])
+
+
+def _advance(flight: Flight, b: int, half: int, tokens: list[int]) -> None:
+    """What the device did to its state, repeated on the host's copy."""
+    if half == 0:
+        flight.drafts[b] = tuple(tokens[1:])
+        flight.ends[b] += 1
+        return
+    accepted = 0
+    while accepted < len(flight.drafts[b]) and tokens[accepted] == flight.drafts[b][accepted]:
+        accepted += 1
+    flight.ends[b] += accepted + 1
+    flight.drafts[b] = ()

@@ -1,0 +1,115 @@
+"""A verify round's state on the device, and the two small kernels around each of its forwards: state -> rows, proposals
+-> state. The same arithmetic as `diffusion/verify.py` and `engine/batch.py`, without the host in between.
+
+Sequence b owns rows [b * K, (b + 1) * K). A sequence whose position is negative is a gap: its rows write nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RoundState:
+    """int32. `last` is the last committed token and `position` its place; `draft` holds K - 1 tokens of K columns."""
+
+    last: Tensor  # (sequences,)
+    position: Tensor  # (sequences,)
+    draft: Tensor  # (sequences, K)
+
+    @classmethod
+    def allocate(cls, num_sequences: int, canvas_len: int, device: torch.device | str) -> RoundState:
+        gaps = torch.full((2, num_sequences), -1, dtype=torch.int32, device=device)
+        return cls(gaps[0], gaps[1], torch.zeros(num_sequences, canvas_len, dtype=torch.int32, device=device))
+
+
+@triton.jit
+def _rows_kernel(
+    last, position, draft, columns, noise_at, pages, num_rows, max_pages,
+    K: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, IS_DRAFT: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0)
+    k = tl.arange(0, BLOCK)
+    is_row = k < K
+    start = tl.load(position + b)
+    at = start + k
+    is_live = start >= 0
+    is_causal = (k == 0) if IS_DRAFT else is_row
+    drafted = tl.load(draft + b * K + k - 1, mask=is_row & (k > 0), other=0)
+    token = tl.where(k == 0, tl.load(last + b), drafted)
+    token = tl.where(is_causal & is_live, token, 0)
+    page = tl.load(pages + b * max_pages + at // PAGE, mask=is_row & is_live & (at // PAGE < max_pages), other=-1)
+    slot = tl.where(is_causal & is_live & (page >= 0), page * PAGE + at % PAGE, -1)
+    sees_to = tl.where(is_causal, at + 1, start + 1)
+    out = columns + b * K + k
+    in_canvas = is_live & (k > 0) if IS_DRAFT else k < 0
+    tl.store(out, token, mask=is_row)
+    tl.store(out + num_rows, tl.where(in_canvas, k - 1, -1), mask=is_row)
+    tl.store(out + 2 * num_rows, tl.maximum(at, 0), mask=is_row)
+    tl.store(out + 3 * num_rows, slot, mask=is_row)
+    tl.store(out + 4 * num_rows, tl.where(is_live, sees_to, 0), mask=is_row)
+    tl.store(out + 5 * num_rows, tl.where(in_canvas, b * K + 1, 0), mask=is_row)
+    tl.store(out + 6 * num_rows, tl.where(in_canvas, b * K + K, 0), mask=is_row)
+    tl.store(out + 7 * num_rows, in_canvas.to(tl.int32), mask=is_row)
+    tl.store(noise_at + b * K + k, tl.maximum(at, 0) + 1, mask=is_row)
+
+
+@triton.jit
+def _drafted_kernel(tokens, last, position, draft, K: tl.constexpr, BLOCK: tl.constexpr):
+    """The first proposal is the causal model's own and commits; the others are the draft."""
+    b = tl.program_id(0)
+    k = tl.arange(0, BLOCK)
+    start = tl.load(position + b)
+    proposed = tl.load(tokens + b * K + k, mask=k < K, other=0)
+    if start >= 0:
+        tl.store(draft + b * K + k - 1, proposed, mask=(k > 0) & (k < K))
+        tl.store(last + b, tl.sum(tl.where(k == 0, proposed, 0), 0))
+        tl.store(position + b, start + 1)
+
+
+@triton.jit
+def _verified_kernel(tokens, last, position, draft, K: tl.constexpr, BLOCK: tl.constexpr):
+    """Commit the proposals up to and including the first that contradicts the draft."""
+    b = tl.program_id(0)
+    k = tl.arange(0, BLOCK)
+    start = tl.load(position + b)
+    proposed = tl.load(tokens + b * K + k, mask=k < K, other=0)
+    drafted = tl.load(draft + b * K + k, mask=k < K - 1, other=-1)
+    accepted = tl.min(tl.where((proposed == drafted) & (k < K - 1), K, k), 0)
+    if start >= 0:
+        tl.store(last + b, tl.sum(tl.where(k == accepted, proposed, 0), 0))
+        tl.store(position + b, start + accepted + 1)
+
+
+def write_rows(
+    state: RoundState, columns: Tensor, noise_at: Tensor, pages: Tensor, page_size: int, is_draft: bool
+) -> None:
+    """Fill `columns` (8, rows) as `graphs.RowBuffers` lays them out, and the positions that key the noise."""
+    num_sequences, canvas_len = state.draft.shape
+    _rows_kernel[(num_sequences,)](
+        state.last, state.position, state.draft, columns, noise_at, pages, columns.shape[1], pages.stride(0),
+        K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), PAGE=page_size, IS_DRAFT=is_draft, num_warps=1,
+    )  # fmt: skip
+
+
+def take_draft(state: RoundState, tokens: Tensor) -> None:
+    """`tokens` (rows,): what the draft forward proposed."""
+    num_sequences, canvas_len = state.draft.shape
+    _drafted_kernel[(num_sequences,)](
+        tokens, state.last, state.position, state.draft,
+        K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), num_warps=1,
+    )  # fmt: skip
+
+
+def take_verified(state: RoundState, tokens: Tensor) -> None:
+    """`tokens` (rows,): what the verify forward proposed."""
+    num_sequences, canvas_len = state.draft.shape
+    _verified_kernel[(num_sequences,)](
+        tokens, state.last, state.position, state.draft,
+        K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), num_warps=1,
+    )  # fmt: skip

@@ -1,0 +1,189 @@
+"""Paged attention over rows: one kernel for causal rows, canvases, branches and prompts, and the merge of its splits.
+
+A tile is a run of rows of one segment; the query heads that share a KV head are stacked in it, so keys are read once
+for all of them. Key block j always goes to split j mod splits and is folded in ascending order: a row's numbers depend
+on what it sees, never on its batch mates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+KEY_BLOCK = 64
+"""Keys that are folded at once; page sizes must divide it or be multiples of it."""
+_LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class RowTables:
+    """What attention must know of the rows, all int32 on the device and at fixed addresses while a graph lives."""
+
+    prefix_end: Tensor  # (rows,)
+    span_start: Tensor
+    span_end: Tensor
+    tiles: Tensor  # (tiles, 3): segment, first row, end row; an empty tile does nothing
+    pages: Tensor  # (segments, max_pages)
+    page_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttendShape:
+    """How the work is cut: `block_m` stacked queries a tile, `splits` programs along the keys."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_m: int = 64
+    splits: int = 1
+
+    @property
+    def group(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def tile_rows(self) -> int:
+        return self.block_m // self.group
+
+
+@dataclass(frozen=True, slots=True)
+class AttendSpace:
+    """Where attention writes: its output, and the unfinished softmax sums of every split in fp32.
+
+    Shared by all layers. Rows in no tile keep what stood there before, so it starts as zeros.
+    """
+
+    out: Tensor  # (rows, heads, head_dim)
+    acc: Tensor  # (splits, rows, heads, head_dim)
+    top: Tensor  # (splits, rows, heads)
+    total: Tensor
+
+    @classmethod
+    def allocate(
+        cls, shape: AttendShape, num_rows: int, dtype: torch.dtype, device: torch.device | str
+    ) -> AttendSpace:
+        out = torch.zeros((num_rows, shape.num_heads, shape.head_dim), device=device, dtype=dtype)
+        size = (shape.splits if shape.splits > 1 else 0, num_rows, shape.num_heads)
+        acc = torch.zeros((*size, shape.head_dim), device=device)
+        return cls(out, acc, torch.full(size, -torch.inf, device=device), torch.zeros(size, device=device))
+
+
+@triton.jit
+def _fold(q, k, v, is_visible, top, total, acc, scale):
+    """One block of keys into the running softmax. A fully hidden block leaves a row exactly as it was."""
+    s = tl.dot(q, k, input_precision="ieee") * scale
+    s = tl.where(is_visible, s, float("-inf"))
+    new_top = tl.maximum(top, tl.max(s, 1))
+    safe = tl.where(new_top == float("-inf"), 0.0, new_top)
+    p = tl.exp2(s - safe[:, None])
+    shrink = tl.exp2(top - safe)
+    total = total * shrink + tl.sum(p, 1)
+    acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+    return new_top, total, acc
+
+
+@triton.jit
+def _attend_kernel(
+    q, k, v, k_cache, v_cache, out, part_acc, part_top, part_total,
+    prefix_end, span_start, span_end, tiles, pages,
+    scale, row_stride, max_pages, num_rows,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    segment, first, end = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
+    if first >= end:
+        return
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    m, n, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, D)
+    row = first + m // GROUP
+    is_row = (row < end) & (m < (BLOCK_M // GROUP) * GROUP)
+    q_at = row.to(tl.int64)[:, None] * row_stride + ((head * GROUP + m % GROUP) * D)[:, None] + d[None, :]
+    q_tile = tl.load(q + q_at, mask=is_row[:, None], other=0.0)
+    sees_to = tl.load(prefix_end + row, mask=is_row, other=0)
+    from_row = tl.load(span_start + row, mask=is_row, other=0)
+    to_row = tl.load(span_end + row, mask=is_row, other=0)
+    top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    acc = tl.zeros((BLOCK_M, D), tl.float32)
+    longest = tl.max(sees_to, 0)
+    for block in range(split, tl.cdiv(longest, BLOCK_N), SPLITS):
+        key = block * BLOCK_N + n
+        page = tl.load(pages + segment * max_pages + key // PAGE, mask=key < longest, other=0)
+        # A page behind the visible prefix may be unset; what is read there is hidden below.
+        at = (tl.maximum(page, 0).to(tl.int64) * PAGE + key % PAGE) * (KV_HEADS * D) + head * D
+        k_tile = tl.load(k_cache + at[None, :] + d[:, None])
+        v_tile = tl.load(v_cache + at[:, None] + d[None, :])
+        is_visible = key[None, :] < sees_to[:, None]
+        top, total, acc = _fold(q_tile, k_tile, v_tile, is_visible, top, total, acc, scale)
+    if split == SPLITS - 1:
+        has_span = to_row > from_row
+        low = tl.min(tl.where(has_span, from_row, 2147483647), 0)
+        high = tl.max(tl.where(has_span, to_row, 0), 0)
+        for start in range(low, high, BLOCK_N):
+            other = start + n
+            at = other.to(tl.int64) * row_stride + head * D
+            k_tile = tl.load(k + at[None, :] + d[:, None], mask=(other < high)[None, :], other=0.0)
+            v_tile = tl.load(v + at[:, None] + d[None, :], mask=(other < high)[:, None], other=0.0)
+            is_visible = (other[None, :] >= from_row[:, None]) & (other[None, :] < to_row[:, None])
+            top, total, acc = _fold(q_tile, k_tile, v_tile, is_visible, top, total, acc, scale)
+    at_head = row.to(tl.int64) * HEADS + head * GROUP + m % GROUP
+    if SPLITS == 1:
+        y = acc / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(out + at_head[:, None] * D + d[None, :], y.to(out.dtype.element_ty), mask=is_row[:, None])
+    else:
+        at_part = split.to(tl.int64) * num_rows * HEADS + at_head
+        tl.store(part_acc + at_part[:, None] * D + d[None, :], acc, mask=is_row[:, None])
+        tl.store(part_top + at_part, top, mask=is_row)
+        tl.store(part_total + at_part, total, mask=is_row)
+
+
+@triton.jit
+def _merge_kernel(out, part_acc, part_top, part_total, num_vectors, D: tl.constexpr, SPLITS: tl.constexpr):
+    """One program a (row, head): the splits' sums become its output, in the order of the splits."""
+    at = tl.program_id(0).to(tl.int64)
+    split, d = tl.arange(0, SPLITS), tl.arange(0, D)
+    top = tl.load(part_top + split * num_vectors + at)
+    best = tl.max(top, 0)
+    weight = tl.where(top == float("-inf"), 0.0, tl.exp2(top - best))
+    total = tl.sum(weight * tl.load(part_total + split * num_vectors + at), 0)
+    used = (weight > 0)[:, None]
+    acc = tl.load(part_acc + (split[:, None] * num_vectors + at) * D + d[None, :], mask=used, other=0.0)
+    y = tl.sum(acc * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
+    tl.store(out + at * D + d, y.to(out.dtype.element_ty))
+
+
+def attend_paged(
+    qkv: Tensor, caches: tuple[Tensor, Tensor], rows: RowTables, shape: AttendShape, space: AttendSpace
+) -> Tensor:
+    """qkv (rows, heads + 2 kv_heads, head_dim), rotated, its KV already written -> (rows, heads * head_dim), a view of
+    `space.out`. Head sizes must be powers of two from 16, splits powers of two."""
+    num_rows, heads, kv_heads = qkv.shape[0], shape.num_heads, shape.num_kv_heads
+    parts = (space.acc, space.top, space.total)
+    _attend_kernel[(rows.tiles.shape[0], kv_heads, shape.splits)](
+        qkv, qkv[:, heads:], qkv[:, heads + kv_heads :], *caches, space.out, *parts,
+        rows.prefix_end, rows.span_start, rows.span_end, rows.tiles, rows.pages,
+        shape.head_dim**-0.5 * _LOG2_E, qkv.stride(0), rows.pages.stride(0), num_rows,
+        HEADS=heads, KV_HEADS=kv_heads, D=shape.head_dim, PAGE=rows.page_size,
+        BLOCK_M=shape.block_m, BLOCK_N=KEY_BLOCK, SPLITS=shape.splits,
+        num_warps=4 if shape.block_m <= 64 else 8, num_stages=2,
+    )  # fmt: skip
+    if shape.splits > 1:
+        num_vectors = num_rows * heads
+        _merge_kernel[(num_vectors,)](
+            space.out, *parts, num_vectors, D=shape.head_dim, SPLITS=shape.splits, num_warps=1
+        )
+    return space.out.view(num_rows, -1)
+
+
+def cut_tiles(segments: list[tuple[int, int]], tile_rows: int) -> list[tuple[int, int, int]]:
+    """Segments as (first row, end row) -> tiles (segment, first row, end row) of at most `tile_rows` rows."""
+    return [
+        (index, start, min(start + tile_rows, end))
+        for index, (first, end) in enumerate(segments)
+        for start in range(first, end, tile_rows)
+    ]

@@ -1,0 +1,181 @@
+"""The head with the sampler in it: vocabulary tile -> running best, log-sum and entropy; no row of logits is stored.
+
+Gumbel noise is the counter-based noise of `diffusion/noise.py`, computed where it is used, so greedy and sampled rows
+of many requests share one launch. Ties go to the lowest token id, as argmax does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quicksilver.model.kernels.project import Norm, Weight
+
+BLOCK_V = 64
+"""Tokens a program looks at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How rows are sampled, one entry a row. Temperature 0 is greedy; `positions` are those of the proposed tokens."""
+
+    temperature: Tensor  # fp32
+    seeds: Tensor  # int64
+    positions: Tensor  # int32
+    steps: Tensor  # int32
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpace:
+    """Where the head writes: six numbers a (tile, row), then four a row (token, confidence, entropy, finite)."""
+
+    tiles: Tensor  # (6, tiles, rows) fp32; the second holds token ids, bit for bit
+    results: Tensor  # (4, rows) int32; confidence and entropy are fp32, bit for bit
+
+    @classmethod
+    def allocate(cls, vocab_size: int, num_rows: int, device: torch.device | str) -> HeadSpace:
+        tiles = torch.zeros((6, triton.cdiv(vocab_size, BLOCK_V), num_rows), device=device)
+        return cls(tiles, torch.zeros((4, num_rows), dtype=torch.int32, device=device))
+
+    def with_results(self, results: Tensor) -> HeadSpace:
+        """The same space, its results going to another (4, rows)."""
+        return replace(self, results=results)
+
+
+@triton.jit
+def _mix(x):
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def _gumbel(seeds, positions, steps, columns):
+    """(rows, columns) Gumbel noise, equal to `diffusion.noise.gumbel`. Everything is unsigned 64-bit, wrapping."""
+    key = _mix(seeds.to(tl.uint64) + 0x9E3779B97F4A7C15)
+    key = _mix(key + positions.to(tl.int64).to(tl.uint64) * 0x9E3779B97F4A7C15)
+    key = _mix(key + steps.to(tl.int64).to(tl.uint64) * 0x9E3779B97F4A7C15)
+    at = (columns + 1).to(tl.int64).to(tl.uint64) * 0x9E3779B97F4A7C15
+    bits = _mix(key[:, None] + at[None, :]) >> 41
+    u = (bits.to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07
+    return -tl.log(-tl.log(u))
+
+
+@triton.jit
+def _head_kernel(
+    x, row_index, w, gain, scale, bitmask, temperature, seeds, positions, steps, tiles, eps, K, V, num_rows, words,
+    BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr,
+    SAMPLE: tl.constexpr, BITMASK: tl.constexpr, SCALE: tl.constexpr,
+):  # fmt: skip
+    """Row tiles run next to each other, so that a tile of the head is read from memory once for all of them."""
+    r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+    k = tl.arange(0, BLOCK_K)
+    source = tl.load(row_index + r).to(tl.int64)
+    acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
+    squares = tl.zeros((BLOCK_M,), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        at_k = start + k
+        wide = tl.load(x + source[:, None] * K + at_k[None, :], mask=(at_k < K)[None, :], other=0.0).to(tl.float32)
+        squares += tl.sum(wide * wide, 1)
+        gains = tl.load(gain + at_k, mask=at_k < K, other=0.0).to(tl.float32)
+        is_word = (v < V)[:, None] & (at_k < K)[None, :]
+        w_tile = tl.load(w + v.to(tl.int64)[:, None] * K + at_k[None, :], mask=is_word, other=0.0)
+        x_tile = (wide * gains[None, :]).to(x.dtype.element_ty)
+        acc = tl.dot(x_tile, tl.trans(w_tile.to(x_tile.dtype)), acc, input_precision="ieee")
+    logits = acc * tl.rsqrt(squares / K + eps)[:, None]
+    if SCALE:
+        logits = logits * tl.load(scale + v, mask=v < V, other=0.0)[None, :]
+    is_open = (v < V)[None, :] & (r < num_rows)[:, None]
+    if BITMASK:
+        word = tl.load(bitmask + r.to(tl.int64)[:, None] * words + (v // 32)[None, :], mask=is_open, other=0)
+        is_open = is_open & (((word >> (v % 32)[None, :]) & 1) != 0)
+    logits = tl.where(is_open, logits, float("-inf"))
+    score = logits
+    if SAMPLE:
+        t = tl.load(temperature + r)
+        noise = _gumbel(tl.load(seeds + r), tl.load(positions + r), tl.load(steps + r), v)
+        score = tl.where((t > 0)[:, None], logits / tl.maximum(t, 1e-5)[:, None] + noise, logits)
+    best = tl.argmax(score, 1)
+    chosen = tl.arange(0, BLOCK_V)[None, :] == best[:, None]
+    top = tl.max(logits, 1)
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    p = tl.exp(logits - safe[:, None])
+    at = tl.program_id(1) * num_rows + r
+    plane = tl.num_programs(1) * num_rows
+    token = (tl.program_id(1) * BLOCK_V + best).to(tl.int32)
+    tl.store(tiles + at, tl.max(score, 1))
+    tl.store(tiles + plane + at, token.to(tl.float32, bitcast=True))
+    tl.store(tiles + 2 * plane + at, tl.sum(tl.where(chosen, tl.where(is_open, logits, 0.0), 0.0), 1))
+    tl.store(tiles + 3 * plane + at, top)
+    tl.store(tiles + 4 * plane + at, tl.sum(p, 1))
+    tl.store(tiles + 5 * plane + at, tl.sum(tl.where(is_open, p * (logits - safe[:, None]), 0.0), 1))
+
+
+@triton.jit
+def _read_kernel(tiles, results, num_tiles, num_rows, BLOCK: tl.constexpr):
+    """One program a row: the tiles' numbers become a token, its probability, the entropy, and whether all was finite."""
+    row = tl.program_id(0)
+    t = tl.arange(0, BLOCK)
+    is_tile = t < num_tiles
+    plane = num_tiles * num_rows
+    at = tiles + t * num_rows + row
+    score = tl.load(at, mask=is_tile, other=float("-inf"))
+    first = tl.argmax(score, 0)
+    token = tl.load(tiles + plane + first * num_rows + row).to(tl.int32, bitcast=True)
+    logit = tl.load(tiles + 2 * plane + first * num_rows + row)
+    top = tl.load(at + 3 * plane, mask=is_tile, other=float("-inf"))
+    peak = tl.max(top, 0)
+    weight = tl.where(top == float("-inf"), 0.0, tl.exp(top - peak))
+    total_of = tl.load(at + 4 * plane, mask=is_tile, other=0.0)
+    total = tl.sum(weight * total_of, 0)
+    drop = tl.where(top == float("-inf"), 0.0, top - peak)
+    spread = tl.sum(weight * (tl.load(at + 5 * plane, mask=is_tile, other=0.0) + total_of * drop), 0)
+    log_total = peak + tl.log(total)
+    # Not finite: NaN fails both comparisons, infinity one of them.
+    is_finite = (log_total > -3.0e38) & (log_total < 3.0e38)
+    tl.store(results + row, token)
+    tl.store(results + num_rows + row, tl.exp(logit - log_total).to(tl.int32, bitcast=True))
+    tl.store(results + 2 * num_rows + row, (tl.log(total) - spread / total).to(tl.int32, bitcast=True))
+    tl.store(results + 3 * num_rows + row, is_finite.to(tl.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Which hidden rows propose, and how: indices (rows,) int32, draws or greedy, allowed tokens or all."""
+
+    index: Tensor
+    draws: Draws | None = None
+    bitmask: Tensor | None = None
+    """(rows, words) int32, one bit a token."""
+
+
+def propose_rows(hidden: Tensor, norm: Norm, weight: Weight, rows: HeadRows, space: HeadSpace) -> Tensor:
+    """hidden (any, dim) before the final norm -> `space.results`. The number of rows is a power of two from 16."""
+    vocab_size, k = weight.w.shape
+    num_rows = len(rows.index)
+    block_m = min(num_rows, 64)
+    draws, mask = rows.draws, rows.bitmask
+    drawn = (draws.temperature, draws.seeds, draws.positions, draws.steps) if draws else (rows.index,) * 4
+    num_tiles = space.tiles.shape[1]
+    _head_kernel[(triton.cdiv(num_rows, block_m), num_tiles)](
+        hidden, rows.index, weight.w, norm.gain, weight.scale if weight.scale is not None else rows.index,
+        mask if mask is not None else rows.index, *drawn, space.tiles, norm.eps, k, vocab_size, num_rows,
+        mask.shape[1] if mask is not None else 0,
+        BLOCK_M=block_m, BLOCK_V=BLOCK_V, BLOCK_K=128 if k % 128 == 0 else 64,
+        SAMPLE=draws is not None, BITMASK=mask is not None, SCALE=weight.scale is not None,
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
+    _read_kernel[(num_rows,)](
+        space.tiles, space.results, num_tiles, num_rows, BLOCK=triton.next_power_of_2(num_tiles), num_warps=4
+    )
+    return space.results
+
+
+def read_results(results: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(4, rows) int32 -> token ids int64, confidence and entropy fp32, is_finite bool."""
+    return results[0].long(), results[1].view(torch.float32), results[2].view(torch.float32), results[3] != 0

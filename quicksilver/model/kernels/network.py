@@ -1,0 +1,156 @@
+"""The forward of `model/transformer.py` on kernels and fixed buffers: five launches a layer for few rows, the library's
+matrix products beyond. Reads its inputs from the device, allocates nothing that outlives it, waits for nothing: a graph
+can hold it.
+
+Up to `SKINNY_ROWS` rows the numbers of a row do not depend on how many rows there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quicksilver.model.attention import PagedCache
+from quicksilver.model.config import ModelConfig
+from quicksilver.model.kernels.attention import AttendShape, AttendSpace, RowTables, attend_paged
+from quicksilver.model.kernels.project import (
+    LowRankTerm,
+    Norm,
+    Weight,
+    low_parts,
+    project,
+    project_low,
+    project_swiglu,
+)
+from quicksilver.model.kernels.rotate import RowSlots, rotate_and_write
+from quicksilver.model.kernels.rows import embed, norm_rows, quantise_rows, swiglu_rows
+from quicksilver.model.kernels.weights import LayerWeights, NetworkWeights, Pair
+
+SKINNY_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RowInputs:
+    """The rows of a forward on the device, int32, at fixed addresses. Their number is a bucket: 16, 32, 64 or more;
+    rows that are not used write no KV, lie in no tile, and come out as numbers nobody reads."""
+
+    token_ids: Tensor
+    mask_index: Tensor
+    where: RowSlots
+    gate: Tensor
+    """1 on canvas rows, else 0."""
+    tables: RowTables
+
+
+def attend_shape(config: ModelConfig, num_rows: int) -> AttendShape:
+    """Few rows: many splits, so that a long prefix has the whole chip. Many rows fill it by themselves."""
+    splits = 16 if num_rows <= SKINNY_ROWS else 4 if num_rows <= 256 else 1
+    block_m = 64 if num_rows <= 256 else 128
+    return AttendShape(config.num_heads, config.num_kv_heads, config.head_dim, block_m, splits)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What a forward of one row count writes on its way; shared by its layers."""
+
+    x: Tensor  # (rows, dim), the residual stream
+    qkv: Tensor
+    ffn: Tensor
+    attend: AttendSpace
+    low: dict[str, Tensor]
+
+    @classmethod
+    def allocate(cls, config: ModelConfig, weights: NetworkWeights, num_rows: int) -> Space:
+        device, dtype = weights.tokens.device, weights.tokens.dtype
+
+        def rows(width: int) -> Tensor:
+            return torch.zeros(num_rows, width, device=device, dtype=dtype)
+
+        low = {
+            name: torch.zeros(low_parts(pair.a.shape[1], name in ("qkv", "gu")), num_rows, len(pair.a), device=device)
+            for name, pair in weights.layers[0].canvas.items()
+        }
+        attend = AttendSpace.allocate(attend_shape(config, num_rows), num_rows, dtype, device)
+        return cls(rows(config.dim), rows(config.q_dim + 2 * config.kv_dim), rows(config.ffn_dim), attend, low)
+
+    def with_x(self, x: Tensor) -> Space:
+        """The same space with its residual stream at the head of a larger buffer."""
+        return replace(self, x=x[: len(self.x)])
+
+
+class Network:
+    """Weights, cache and angles; `run` is one forward. `angles` comes from `rotate.angle_table`."""
+
+    def __init__(self, config: ModelConfig, weights: NetworkWeights, cache: PagedCache, angles: Tensor) -> None:
+        self.config, self.weights, self.cache, self.angles = config, weights, cache, angles
+
+    def run(self, rows: RowInputs, space: Space, is_gated: bool) -> Tensor:
+        """-> `space.x`, the residual stream before the final norm. `is_gated`: canvas rows wear the adapter; without
+        it every row is plain, whatever its gate says."""
+        masks = self.weights.masks if is_gated else None
+        embed(self.weights.tokens, masks, rows.token_ids, rows.mask_index, space.x)
+        is_skinny = len(rows.token_ids) <= SKINNY_ROWS
+        layer_of = self._skinny_layer if is_skinny else self._wide_layer
+        for index, layer in enumerate(self.weights.layers):
+            layer_of(index, layer, rows, space, is_gated and bool(layer.canvas))
+        return space.x
+
+    def _attend(self, index: int, projected: Tensor, rows: RowInputs, space: Space) -> Tensor:
+        config, layer = self.config, self.weights.layers[index]
+        qkv = projected.view(len(projected), -1, config.head_dim)
+        caches = (self.cache.k[index], self.cache.v[index])
+        rotate_and_write(qkv, caches, rows.where, self.angles, layer.head_norms)
+        return attend_paged(qkv, caches, rows.tables, attend_shape(config, len(qkv)), space.attend)
+
+    def _skinny_layer(self, index: int, layer: LayerWeights, rows: RowInputs, space: Space, is_gated: bool) -> None:
+        def term(name: str, x: Tensor, norm: Norm | None) -> LowRankTerm | None:
+            if not is_gated:
+                return None
+            pair = layer.canvas[name]
+            return LowRankTerm(project_low(x, pair.a, rows.gate, norm, space.low[name]), pair.b)
+
+        x, norm = space.x, layer.attn_norm
+        project(x, layer.qkv, space.qkv, norm, None, term("qkv", x, norm))
+        attended = self._attend(index, space.qkv, rows, space)
+        project(attended, layer.o, x, None, x, term("o", attended, None))
+        norm = layer.ffn_norm
+        project_swiglu(x, layer.gate_up, space.ffn, norm, term("gu", x, norm))
+        project(space.ffn, layer.down, x, None, x, term("dn", space.ffn, None))
+
+    def _wide_layer(self, index: int, layer: LayerWeights, rows: RowInputs, space: Space, is_gated: bool) -> None:
+        pairs = layer.canvas if is_gated else {}
+        gate = rows.gate[:, None].to(space.x.dtype) if is_gated else None
+        x, norm = space.x, layer.attn_norm
+        normed = norm_rows(x, norm.gain, norm.eps, torch.empty_like(x))
+        qkv = _adapt(_linear(normed, layer.qkv), normed, pairs.get("qkv"), gate)
+        attended = self._attend(index, qkv, rows, space)
+        _adapt(_add_linear(x, attended, layer.o), attended, pairs.get("o"), gate)
+        norm = layer.ffn_norm
+        norm_rows(x, norm.gain, norm.eps, normed)
+        gate_up = _adapt(_linear(normed, layer.gate_up), normed, pairs.get("gu"), gate)
+        ffn = swiglu_rows(gate_up, space.ffn)
+        _adapt(_add_linear(x, ffn, layer.down), ffn, pairs.get("dn"), gate)
+
+
+def _linear(x: Tensor, weight: Weight) -> Tensor:
+    if weight.scale is None:
+        return torch.nn.functional.linear(x, weight.w, weight.bias)
+    rounded, scale = quantise_rows(x)
+    y = torch._scaled_mm(
+        rounded, weight.w.t(), scale_a=scale, scale_b=weight.scale[None, :], out_dtype=x.dtype, use_fast_accum=True
+    )
+    return y if weight.bias is None else y + weight.bias
+
+
+def _add_linear(x: Tensor, source: Tensor, weight: Weight) -> Tensor:
+    """x += W source, in place, inside the product where the library can."""
+    return x.addmm_(source, weight.w.t()) if weight.scale is None else x.add_(_linear(source, weight))
+
+
+def _adapt(y: Tensor, source: Tensor, pair: Pair | None, gate: Tensor | None) -> Tensor:
+    """y += gate * B A source, in place, where the linear wears an adapter."""
+    if pair is None or gate is None:
+        return y
+    return y.addmm_(torch.nn.functional.linear(source, pair.a) * gate, pair.b.t())

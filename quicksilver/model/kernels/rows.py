@@ -1,0 +1,82 @@
+"""Row-wise kernels for any number of rows: embedding with masks, RMS norm, SwiGLU, fp8 rounding. One program a row."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _embed_kernel(tokens, masks, token_ids, mask_index, out, dim, BLOCK: tl.constexpr, MASKS: tl.constexpr):
+    row = tl.program_id(0)
+    d = tl.arange(0, BLOCK)
+    token = tl.load(token_ids + row).to(tl.int64)
+    source = tokens + token * dim
+    if MASKS:
+        index = tl.load(mask_index + row)
+        if index >= 0:
+            source = masks + index.to(tl.int64) * dim
+    x = tl.load(source + d, mask=d < dim)
+    tl.store(out + row.to(tl.int64) * dim + d, x, mask=d < dim)
+
+
+@triton.jit
+def _norm_kernel(x, gain, out, eps, dim, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    wide = tl.load(x + row * dim + d, mask=d < dim, other=0.0).to(tl.float32)
+    shrink = tl.rsqrt(tl.sum(wide * wide, 0) / dim + eps)
+    y = wide * shrink * tl.load(gain + d, mask=d < dim, other=0.0).to(tl.float32)
+    tl.store(out + row * dim + d, y.to(out.dtype.element_ty), mask=d < dim)
+
+
+@triton.jit
+def _swiglu_kernel(gate_up, out, ffn, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(gate_up + row * 2 * ffn + d, mask=d < ffn, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * ffn + ffn + d, mask=d < ffn, other=0.0).to(tl.float32)
+    tl.store(out + row * ffn + d, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), mask=d < ffn)
+
+
+def embed(tokens: Tensor, masks: Tensor | None, token_ids: Tensor, mask_index: Tensor, out: Tensor) -> Tensor:
+    """Rows of the token table, or of `masks` (same dtype) where mask_index >= 0."""
+    dim = tokens.shape[1]
+    _embed_kernel[(len(token_ids),)](
+        tokens, masks if masks is not None else tokens, token_ids, mask_index, out, dim,
+        BLOCK=triton.next_power_of_2(dim), MASKS=masks is not None, num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+def norm_rows(x: Tensor, gain: Tensor, eps: float, out: Tensor) -> Tensor:
+    dim = x.shape[1]
+    _norm_kernel[(x.shape[0],)](x, gain, out, eps, dim, BLOCK=triton.next_power_of_2(dim), num_warps=4)
+    return out
+
+
+def swiglu_rows(gate_up: Tensor, out: Tensor) -> Tensor:
+    ffn = out.shape[1]
+    block = min(triton.next_power_of_2(ffn), 2048)
+    _swiglu_kernel[(out.shape[0], triton.cdiv(ffn, block))](gate_up, out, ffn, BLOCK=block, num_warps=4)
+    return out
+
+
+@triton.jit
+def _quantise_kernel(x, out, scale, K, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    k = tl.arange(0, BLOCK)
+    wide = tl.load(x + row * K + k, mask=k < K, other=0.0).to(tl.float32)
+    step = tl.maximum(tl.max(tl.abs(wide), 0), 1e-12) / 448.0
+    tl.store(scale + row, step)
+    tl.store(out + row * K + k, (wide / step).to(out.dtype.element_ty), mask=k < K)
+
+
+def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x (rows, k) -> fp8 rows and their fp32 scales (rows, 1), so that row = scale * fp8."""
+    out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    scale = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
+    _quantise_kernel[(x.shape[0],)](x, out, scale, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]), num_warps=4)
+    return out, scale

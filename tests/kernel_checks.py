@@ -1,0 +1,276 @@
+"""Kernels against plain torch on random ragged mixes. No pytest here: the same checks run in the tests, on a GPU or in
+Triton's interpreter, and from `benchmarks/gpu_check.py` on machines that have torch and Triton only."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quicksilver.diffusion.adjust import allowed
+from quicksilver.diffusion.sample import SampleRows, propose
+from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
+from quicksilver.model.config import ModelConfig
+from quicksilver.model.kernels import head as head_kernel
+from quicksilver.model.kernels.attend import TritonAttend
+from quicksilver.model.kernels.head import Draws, HeadRows, HeadSpace, propose_rows, read_results
+from quicksilver.model.kernels.project import (
+    LowRankTerm,
+    Norm,
+    Weight,
+    low_parts,
+    project,
+    project_low,
+    project_swiglu,
+)
+from quicksilver.model.kernels.rotate import HeadNorms, RowSlots, angle_table, rotate_and_write
+from quicksilver.model.kernels.rows import embed, norm_rows, swiglu_rows
+from quicksilver.model.rope import Rope, rotate
+from quicksilver.model.transformer import RMSNorm
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where checks run and how exactly: interpreted on the CPU in fp32, or on a GPU in its own dtype."""
+
+    device: str
+    dtype: torch.dtype
+
+    @property
+    def tolerance(self) -> float:
+        return 2e-2 if self.dtype is torch.bfloat16 else 2e-5
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self.device).to(self.dtype)
+
+
+def here() -> Place:
+    if torch.cuda.is_available():
+        return Place("cuda", torch.bfloat16)
+    return Place("cpu", torch.float32)
+
+
+def expect_close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
+    """Relative error of the whole, so that bf16 noise in single small entries does not matter. NaN never passes."""
+    error = (found.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-30)
+    assert float(error) < tolerance, f"relative error {float(error):.2e}, allowed {tolerance:.0e}"
+
+
+def shape_config(heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
+    return ModelConfig("llama", 2, 64, 128, heads, kv_heads, head_dim, 97, 4096)
+
+
+def random_plan(rng: random.Random, num_pages: int, page_size: int) -> RowPlan:
+    """Segments of every kind, on scattered pages: single causal rows, prompt chunks, canvases, branches."""
+    free = list(range(num_pages))
+    rng.shuffle(free)
+    columns: dict[str, list[int]] = {name: [] for name in ("positions", "slots", "canvas", "prefix", "start", "end")}
+    segments = []
+    for kind in rng.sample(["one", "chunk", "canvas", "canvas", "branches", "long"], 5):
+        past = rng.randrange(1, 150) if kind != "long" else rng.randrange(300, 700)
+        context = {"chunk": rng.randrange(20, 90), "long": 3}.get(kind, 1)
+        end = past + context
+        first_row = len(columns["positions"])
+        pages = [free.pop() for _ in range(-(-end // page_size))]
+
+        def add(position: int, slot: int, prefix: int, span: tuple[int, int], is_canvas: bool) -> None:
+            values = (position, slot, int(is_canvas), prefix, *span)
+            for column, value in zip(columns.values(), values, strict=True):
+                column.append(value)
+
+        for position in range(past, end):
+            slot = pages[position // page_size] * page_size + position % page_size
+            add(position, slot, position + 1, (0, 0), False)
+        tail = len(columns["positions"])
+        if kind in ("canvas", "long"):
+            size = rng.choice([3, 15, 31])
+            for i in range(size):
+                add(end + i, -1, end, (tail, tail + size), True)
+        if kind == "branches":
+            for length in (4, 2):
+                start = len(columns["positions"])
+                for i in range(length):
+                    add(end + i, -1, end, (start, start + i + 1), False)
+        segments.append(Segment(first_row, len(columns["positions"]), torch.tensor(pages)))
+    t = {name: torch.tensor(values) for name, values in columns.items()}
+    return RowPlan(t["positions"], t["slots"], t["canvas"].bool(), t["prefix"], t["start"], t["end"], segments)
+
+
+def check_attention(seed: int, heads: tuple[int, int, int], splits: int, block_m: int) -> None:
+    """The paged kernel equals SDPA on the same plan, and both leave the same cache behind."""
+    torch.manual_seed(seed)
+    place, config, page_size = here(), shape_config(*heads), 16
+    plan = random_plan(random.Random(seed), 160, page_size).to(place.device)
+    cache = PagedCache.allocate(config, 160, page_size, place.device, place.dtype)
+    cache.k.normal_()
+    cache.v.normal_()
+    other = PagedCache(cache.k.clone(), cache.v.clone(), page_size)
+    rows = len(plan.positions)
+    q = place.normal(rows, config.num_heads, config.head_dim)
+    k, v = (place.normal(rows, config.num_kv_heads, config.head_dim) for _ in range(2))
+    wanted = SdpaAttend(plan, cache)(1, q, k, v)
+    found = TritonAttend(plan, other, splits=splits, block_m=block_m)(1, q, k, v)
+    expect_close(found, wanted, place.tolerance)
+    assert torch.equal(cache.k, other.k), "keys were not written as the oracle writes them"
+    assert torch.equal(cache.v, other.v), "values were not written as the oracle writes them"
+
+
+def check_attention_ignores_batch_mates(seed: int) -> None:
+    """A segment alone gives bit for bit what it gives among others."""
+    torch.manual_seed(seed)
+    place, config, page_size = here(), shape_config(6, 2, 32), 16
+    plan = random_plan(random.Random(seed), 160, page_size).to(place.device)
+    cache = PagedCache.allocate(config, 160, page_size, place.device, place.dtype)
+    cache.k.normal_()
+    cache.v.normal_()
+    rows = len(plan.positions)
+    q = place.normal(rows, config.num_heads, config.head_dim)
+    k, v = (place.normal(rows, config.num_kv_heads, config.head_dim) for _ in range(2))
+    together = TritonAttend(plan, cache, splits=4)(0, q, k, v)
+    for segment in plan.segments:
+        part = slice(segment.row_start, segment.row_end)
+        shift = segment.row_start
+        spans = [torch.where(plan.span_end[part] > 0, edge[part] - shift, 0) for edge in (plan.span_start, plan.span_end)]
+        alone = RowPlan(
+            plan.positions[part], plan.slots[part], plan.is_canvas[part], plan.prefix_end[part], *spans,
+            [Segment(0, segment.row_end - shift, segment.page_ids)],
+        )  # fmt: skip
+        found = TritonAttend(alone, cache, splits=4)(0, q[part], k[part], v[part])
+        assert torch.equal(found, together[part]), "batch mates changed a row"
+
+
+def check_rotate(seed: int, heads: tuple[int, int, int], rows: int, has_norm: bool) -> None:
+    """Head norms, rotation and the cache write equal the network's own."""
+    torch.manual_seed(seed)
+    place, config = here(), shape_config(*heads)
+    num_heads, kv_heads, head_dim = heads
+    qkv = place.normal(rows, num_heads + 2 * kv_heads, head_dim)
+    positions = torch.randint(0, 500, (rows,), device=place.device)
+    slots = torch.randperm(2 * rows, device=place.device)[:rows]
+    slots[::3] = -1
+    rope = Rope(config).to(place.device)
+    q, k, v = qkv.split((num_heads, kv_heads, kv_heads), dim=1)
+    norms = None
+    if has_norm:
+        gains = [RMSNorm(head_dim, 1e-6).to(place.device, place.dtype) for _ in range(2)]
+        for gain in gains:
+            torch.nn.init.normal_(gain.weight)
+        norms = HeadNorms(gains[0].weight, gains[1].weight, 1e-6)
+        q, k = gains[0](q), gains[1](k)
+    wanted = torch.cat((rotate(q, rope(positions)), rotate(k, rope(positions)), v), dim=1).detach()
+    caches = tuple(torch.zeros(2 * rows, kv_heads, head_dim, device=place.device, dtype=place.dtype) for _ in range(2))
+    rotate_and_write(qkv, caches, RowSlots(positions.int(), slots.int()), angle_table(rope, 512), norms)
+    expect_close(qkv, wanted, place.tolerance)
+    kept = slots >= 0
+    for cache, part in zip(caches, (qkv[:, num_heads : num_heads + kv_heads], qkv[:, num_heads + kv_heads :]), strict=True):
+        assert torch.equal(cache[slots[kept]], part[kept]), "a written row differs from the row itself"
+        untouched = torch.ones(2 * rows, dtype=torch.bool, device=place.device)
+        untouched[slots[kept]] = False
+        assert not bool(cache[untouched].any()), "a slot nobody owns was written"
+
+
+def check_project(seed: int, rows: int, shape: tuple[int, int], rank: int) -> None:
+    """norm, matrix, gated low-rank term, bias and residual equal the same steps in fp32."""
+    torch.manual_seed(seed)
+    place, (n, k) = here(), shape
+    x, w = place.normal(rows, k), place.normal(n, k) / k**0.5
+    gain, bias, residual = place.normal(k), place.normal(n), place.normal(rows, n)
+    gate = (torch.arange(rows, device=place.device) % 3 > 0).float()
+    a, b = place.normal(rank, k) / k**0.5, place.normal(n, rank) / rank**0.5
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * gain.float()
+
+    def linear(v: Tensor) -> Tensor:
+        return v @ w.float().T + (v @ a.float().T * gate[:, None]) @ b.float().T
+
+    for norm in (Norm(gain, 1e-6), None):
+        low = torch.zeros(low_parts(k, norm is not None), rows, rank, device=place.device)
+        term = LowRankTerm(project_low(x, a, gate, norm, low), b)
+        source = normed if norm else wide
+        out = torch.full((rows, n), torch.nan, device=place.device, dtype=place.dtype)
+        found = project(x, Weight(w, bias), out, norm, None, term)
+        expect_close(found, linear(source) + bias.float(), place.tolerance)
+        plain = project(x, Weight(w), torch.empty_like(out), norm, residual, None)
+        expect_close(plain, source @ w.float().T + residual.float(), place.tolerance)
+        wanted_gate, wanted_up = linear(source).chunk(2, dim=-1)
+        if norm:
+            half = torch.full((rows, n // 2), torch.nan, device=place.device, dtype=place.dtype)
+            found = project_swiglu(x, Weight(w), half, norm, term)
+            expect_close(found, torch.nn.functional.silu(wanted_gate) * wanted_up, place.tolerance)
+
+
+def check_projection_ignores_row_count(seed: int, shape: tuple[int, int]) -> None:
+    """Row 0 among 16 rows has bit for bit the numbers it has among 64."""
+    torch.manual_seed(seed)
+    place, (n, k) = here(), shape
+    x, w, gain = place.normal(64, k), place.normal(n, k) / k**0.5, place.normal(k)
+    norm = Norm(gain, 1e-6)
+    outs = [
+        project(x[:rows].contiguous(), Weight(w), torch.empty(rows, n, device=place.device, dtype=place.dtype), norm, None, None)
+        for rows in (16, 32, 64)
+    ]
+    assert torch.equal(outs[0], outs[1][:16]), "32 rows gave other numbers than 16"
+    assert torch.equal(outs[0], outs[2][:16]), "64 rows gave other numbers than 16"
+
+
+def check_rows(seed: int, dim: int) -> None:
+    torch.manual_seed(seed)
+    place, rows = here(), 9
+    table, masks, gain = place.normal(50, dim), place.normal(8, dim), place.normal(dim)
+    ids = torch.randint(0, 50, (rows,), device=place.device)
+    index = torch.randint(-1, 8, (rows,), device=place.device)
+    x = embed(table, masks, ids.int(), index.int(), torch.empty(rows, dim, device=place.device, dtype=place.dtype))
+    assert torch.equal(x, torch.where(index[:, None] >= 0, masks[index.clamp(min=0)], table[ids]))
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * gain.float()
+    expect_close(norm_rows(x, gain, 1e-6, torch.empty_like(x)), normed, place.tolerance)
+    gate_up = place.normal(rows, 2 * dim)
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    expect_close(swiglu_rows(gate_up, torch.empty_like(x)), torch.nn.functional.silu(gate) * up, place.tolerance)
+
+
+def check_head(seed: int, shape: tuple[int, int], rows: int, temperature: float, has_bitmask: bool) -> None:
+    """Token, confidence, entropy and finiteness equal the sampler's on stored logits, noise included."""
+    torch.manual_seed(seed)
+    place, (vocab, k) = here(), shape
+    hidden, w, gain = place.normal(rows + 7, k), place.normal(vocab, k) * (3 / k**0.5), place.normal(k)
+    index = torch.randperm(rows + 7, device=place.device)[:rows].int()
+    wide = hidden[index.long()].float()
+    scaled = (wide * gain.float()).to(place.dtype).float()
+    logits = scaled @ w.float().T * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
+    bitmask = None
+    if has_bitmask:
+        bitmask = torch.randint(-(2**31), 2**31, (rows, -(-vocab // 32)), device=place.device).int()
+        logits = logits.masked_fill(~allowed(bitmask, vocab), -torch.inf)
+    heat = torch.full((rows,), temperature, device=place.device)
+    heat[::2] = 0
+    seeds = torch.randint(-(2**62), 2**62, (rows,), device=place.device)
+    positions = torch.randint(0, 10_000, (rows,), device=place.device)
+    steps = torch.randint(0, 5, (rows,), device=place.device)
+    ones, zeros = torch.ones(rows, device=place.device), torch.zeros(rows, device=place.device)
+    wanted = propose(logits, SampleRows(heat, ones, zeros, zeros.long(), seeds, positions, steps))
+    draws = Draws(heat, seeds, positions.int(), steps.int()) if temperature else None
+    space = HeadSpace.allocate(vocab, rows, place.device)
+    rows_ = HeadRows(index, draws, bitmask)
+    results = propose_rows(hidden, Norm(gain, 1e-6), Weight(w), rows_, space)
+    token_ids, confidence, entropy, is_finite = read_results(results)
+    same = token_ids == wanted.token_ids
+    # On a GPU sums run in another order, so near-ties may fall the other way.
+    assert float(same.float().mean()) >= (0.95 if place.device == "cuda" else 1.0), (token_ids, wanted.token_ids)
+    expect_close(confidence[same], wanted.confidence[same], 1e-3)
+    expect_close(entropy, wanted.entropy, 1e-3)
+    assert bool(is_finite.all())
+
+
+def check_head_reports_bad_numbers() -> None:
+    place, rows, k = here(), 16, 64
+    hidden, w = place.normal(rows, k), place.normal(130, k)
+    hidden[3, 5] = torch.nan
+    index = torch.arange(rows, device=place.device).int()
+    space = HeadSpace.allocate(130, rows, place.device)
+    results = propose_rows(hidden, Norm(place.normal(k), 1e-6), Weight(w), HeadRows(index), space)
+    is_finite = read_results(results)[3]
+    assert is_finite.tolist() == [row != 3 for row in range(rows)]
+    assert head_kernel.BLOCK_V < 130, "the vocabulary must not fit one tile, or the last tile's edge goes untested"
