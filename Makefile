@@ -31,8 +31,8 @@ $(VENV)/.dev: $(VENV)/.base pyproject.toml requirements.lock
 weights: $(VENV)/.base ## download the small model that the tests and the first run use
 	@$(BIN)/quicksilver pull $(MODEL) >/dev/null
 
-serve: weights ## install everything and start
-	$(BIN)/quicksilver chat --model $(MODEL)
+serve: weights ## install everything and start the server with its playground
+	$(BIN)/quicksilver serve --model $(MODEL)
 
 test: $(VENV)/.dev weights ## run every test that runs without a GPU
 	$(PYTEST)
