@@ -17,7 +17,7 @@ from quicksilver.text.tokenizer import Tokenizer
 from tests.tiny import answers, decode_params, finish_all
 from tests.weights import smollm2
 
-pytestmark = pytest.mark.parity
+pytestmark = [pytest.mark.parity, pytest.mark.timeout(600)]
 
 PROMPTS = [
     "The capital of France is", "def reverse(text):", "Once upon a time", "2 + 2 =", "The three primary colours are",
