@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quicksilver.errors import InvalidRequest
 from quicksilver.training.pack import PackedRows
 
 
@@ -31,7 +32,9 @@ class RowStore:
 
     def __init__(self, rows: PackedRows, rows_per_batch: int, seed: int, device: torch.device) -> None:
         if rows.num_rows < rows_per_batch:
-            raise ValueError(f"{rows.num_rows} rows cannot fill a batch of {rows_per_batch}")
+            raise InvalidRequest(
+                f"{rows.num_rows} packed rows cannot fill a batch of {rows_per_batch}: lower rows_per_batch"
+            )
         self._token_ids = torch.from_numpy(rows.token_ids.astype(np.int32)).to(device)
         flags = (rows.is_start, rows.is_answer, rows.is_text)
         self._is_start, self._is_answer, self._is_text = (torch.from_numpy(flag).to(device) for flag in flags)

@@ -30,6 +30,11 @@ class Document:
     is_text: bool = False
     """Plain text, every token counts; weighed apart from answers."""
 
+    def prompt(self) -> list[int]:
+        """The ids before the last answer."""
+        ids: list[int] = self.token_ids[: np.flatnonzero(~self.is_answer)[-1] + 1].tolist()
+        return ids
+
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:

@@ -78,15 +78,16 @@ class _Collected:
             if self._check.overlaps(row_text(row)):
                 self.num_overlaps += 1
                 continue
-            for document in self._formatter.documents(row):
-                self.documents.append(document)
-                self.documents_of[name] += 1
-                self.num_tokens += len(document.token_ids)
+            documents = list(self._formatter.documents(row))
+            self.documents += documents
+            self.documents_of[name] += len(documents)
+            self.num_tokens += sum(len(document.token_ids) for document in documents)
             if row.domain in prompts:
-                self._take_prompt(row)
+                self._take_prompt(row, documents)
 
-    def _take_prompt(self, row: Row) -> None:
-        prompt = self._formatter.prompt(row)
+    def _take_prompt(self, row: Row, documents: list[Document]) -> None:
+        # What stands before a document's last answer is its prompt; only rows without a document must be written anew.
+        prompt = documents[0].prompt() if documents else self._formatter.prompt(row)
         if prompt is not None and len(prompt) <= MAX_PROMPT_LEN:
             self.prompts.setdefault(row.domain, []).append(prompt)
 

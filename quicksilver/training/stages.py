@@ -133,8 +133,9 @@ def evaluate(run: Run) -> None:
     journal, facts, spec = run.journal("evaluate"), Facts.load(run.data), run.recipe.evaluate
     results: dict[str, object] = {"recipe": run.recipe.name, "recipe_sha256": run.recipe.sha256}
     with torch.no_grad():
-        held = RowStore(PackedRows.load(run.data / HELD), 16, 0, run.device)
-        batches = max(1, min(8, held.num_rows // 16))
+        rows = PackedRows.load(run.data / HELD)
+        held = RowStore(rows, min(16, rows.num_rows), 0, run.device)
+        batches = min(8, held.num_rows // held.rows_per_batch)
         for name, with_skill in (("parent", False), ("skilled", True)):
             network = Network(run.network(with_skill).model, as_written)
             loss = measures.held_out_loss(network, held, batches, run.recipe.skill.head_chunk)

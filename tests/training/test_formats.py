@@ -13,11 +13,25 @@ from quicksilver.text.vocabulary import Vocabulary
 from quicksilver.training.formats import Formatter
 from quicksilver.training.rows import ChatRow, EditRow, FimRow, PlainRow, TextRow, exchange
 
-_CONTROL = (
-    "<|endoftext|> <|im_start|> <|im_end|> <repo_name> <reponame> <file_sep> <filename> <gh_stars> <issue_start>"
-    " <issue_comment> <issue_closed> <jupyter_start> <jupyter_text> <jupyter_code> <jupyter_output> <jupyter_script>"
-    " <empty_output>"
-).split()
+_CONTROL = [
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<repo_name>",
+    "<reponame>",
+    "<file_sep>",
+    "<filename>",
+    "<gh_stars>",
+    "<issue_start>",
+    "<issue_comment>",
+    "<issue_closed>",
+    "<jupyter_start>",
+    "<jupyter_text>",
+    "<jupyter_code>",
+    "<jupyter_output>",
+    "<jupyter_script>",
+    "<empty_output>",
+]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +94,7 @@ def test_prompts_begin_the_documents_they_ask_for(formatter: Formatter) -> None:
     for row in rows:
         prompt, document = formatter.prompt(row), next(iter(formatter.documents(row)))
         assert prompt is not None
-        assert document.token_ids[: len(prompt)].tolist() == prompt
+        assert document.prompt() == prompt
         assert not document.is_answer[: len(prompt)].any()
         assert document.is_answer[len(prompt) :].all()
 

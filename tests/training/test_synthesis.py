@@ -16,7 +16,12 @@ from quicksilver.training.synthesis.following import following_rows
 from quicksilver.training.synthesis.records import build_instance, extraction_rows
 from quicksilver.training.synthesis.tools import tool_rows
 
-OLD = "def f(count, data):\n    total = 0\n    for item in data:\n        total += item * count\n    print(total)\n    return total"
+OLD = """def f(count, data):
+    total = 0
+    for item in data:
+        total += item * count
+    print(total)
+    return total"""
 NEW = OLD.replace("total", "result")
 
 
