@@ -100,6 +100,8 @@ class ConstraintSpec:
 
     grammar: str
     """llguidance's serialised grammar."""
+    needs_check: bool = False
+    """Whether the grammar admits more than was asked for, so that only the final check makes the answer valid."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import jsonschema_rs
 
-from quicksilver.constrain.vocabulary import Draft, Json, declared_draft
+from quicksilver.constrain.rewrite.vocabulary import Draft, Json, declared_draft
 from quicksilver.errors import InvalidGrammar
 
 VALIDATORS = {
@@ -32,10 +32,10 @@ def validate_output(schema: Json, text: str) -> str | None:
         instance = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         return f"not JSON: {error}"
-    error = next(validator_of(json.dumps(schema)).iter_errors(instance), None)
-    if error is None:
+    fault = next(validator_of(json.dumps(schema)).iter_errors(instance), None)
+    if fault is None:
         return None
-    return f"{error.message} at '/{'/'.join(str(step) for step in error.instance_path)}'"
+    return f"{fault.message} at '/{'/'.join(str(step) for step in fault.instance_path)}'"
 
 
 def pick_draft(schema: Json) -> Draft:
@@ -63,10 +63,18 @@ def build(schema: Json, draft: Draft) -> Any:
             schema, validate_formats=False, offline=True, pattern_options=jsonschema_rs.RegexOptions()
         )
     except jsonschema_rs.ValidationError as error:
-        path = "/".join(str(step) for step in error.instance_path)
-        raise InvalidGrammar(f"The schema is malformed at '/{path}': {error.message[:300]}.") from error
-    except (jsonschema_rs.ReferencingError, ValueError) as error:
-        raise InvalidGrammar(f"The schema has a `$ref` that cannot be followed: {str(error)[:300]}.") from error
+        raise malformed(error) from error
+    except ValueError as error:
+        raise InvalidGrammar(f"The schema cannot be read: {str(error)[:300]}.") from error
+
+
+def malformed(error: jsonschema_rs.ValidationError) -> InvalidGrammar:
+    """A refusal that names the keyword which breaks the rules of its draft."""
+    if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Referencing):
+        return InvalidGrammar(f"`$ref` cannot be followed: {error.message[:300]}.")
+    words = [step for step in error.instance_path if isinstance(step, str)]
+    path = "/".join(str(step) for step in error.instance_path)
+    return InvalidGrammar(f"`{words[-1] if words else 'schema'}` is malformed at '/{path}': {error.message[:300]}.")
 
 
 @lru_cache(maxsize=256)

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
-from quicksilver.constrain.algebra import all_of, any_of
-from quicksilver.constrain.node import Condition, Contains, Node, json_type
-from quicksilver.constrain.numbers import EXACT
-from quicksilver.constrain.patterns import other_than
-from quicksilver.constrain.vocabulary import TYPES, Json
+from quicksilver.constrain.rewrite.algebra import all_of, any_of
+from quicksilver.constrain.rewrite.node import Condition, Contains, Node, json_type
+from quicksilver.constrain.rewrite.numbers import EXACT
+from quicksilver.constrain.rewrite.patterns import other_than
+from quicksilver.constrain.rewrite.vocabulary import TYPES, Json
 
 if TYPE_CHECKING:
-    from quicksilver.constrain.rewrite import Rewriter
+    from quicksilver.constrain.rewrite.rewriter import Rewriter
 
 MAX_WAYS = 8
 """Ways of breaking one schema that are written down; more would multiply the grammar."""
@@ -78,12 +78,8 @@ def wrong_value(rewriter: Rewriter, values: list[Any]) -> list[Json]:
     if {"array", "object"} & kinds:
         lost(rewriter)
     if "array" in kinds:
-        ways.append({"type": "array", "minItems": 1 + longest(values, list)})
+        ways.append({"type": "array", "minItems": 1 + max(len(v) for v in values if isinstance(v, list))})
     return ways
-
-
-def longest(values: list[Any], kind: type) -> int:
-    return max(len(value) for value in values if isinstance(value, kind))
 
 
 def other_numbers(rewriter: Rewriter, values: list[float]) -> list[Json]:
@@ -202,9 +198,7 @@ def broken_needs(_rewriter: Rewriter, needs: dict[str, list[str]]) -> list[Json]
 
 
 def broken_schemas(rewriter: Rewriter, needs: dict[str, Node]) -> list[Json]:
-    return [
-        all_of([{"type": "object", "required": [key]}, rewriter.complement(sub)]) for key, sub in needs.items()
-    ]
+    return [all_of([{"type": "object", "required": [key]}, rewriter.complement(sub)]) for key, sub in needs.items()]
 
 
 def not_containing(rewriter: Rewriter, wanted: Contains) -> list[Json]:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import combinations, permutations
-from math import comb
+from math import comb, perm
 from typing import TYPE_CHECKING, Any
 
-from quicksilver.constrain.algebra import all_of, any_of
-from quicksilver.constrain.node import Contains, Document, Node, conjuncts, same_value
-from quicksilver.constrain.vocabulary import Json
+from quicksilver.constrain.rewrite.algebra import all_of, any_of
+from quicksilver.constrain.rewrite.node import Contains, Document, Node, conjuncts, same_value
+from quicksilver.constrain.rewrite.vocabulary import Json
 
 if TYPE_CHECKING:
-    from quicksilver.constrain.rewrite import Rewriter
+    from quicksilver.constrain.rewrite.rewriter import Rewriter
 
 MAX_CASES = 64
 MAX_POSITIONS = 4
@@ -128,7 +128,7 @@ def finite_values(document: Document, node: Node) -> list[Any] | None:
         return finite_values(document, document.target(node.get("$ref")))
     if node.get("enum") is not None:
         return distinct(node.get("enum"))
-    types = {"boolean": [True, False], "null": [None]}
+    types: dict[str, list[Any]] = {"boolean": [True, False], "null": [None]}
     stated = node.get("type")
     if stated is None or any(t not in types for t in stated):
         return None
@@ -146,18 +146,11 @@ def distinct(values: Iterable[Any]) -> list[Any]:
 def distinct_lists(pool: list[Any], least: int, most: int | None) -> list[tuple[Any, ...]] | None:
     """Lists without repetition: in every order while there are few, else in the order of the pool."""
     sizes = range(least, min(len(pool), len(pool) if most is None else most) + 1)
-    for arrange in (permutations, combinations):
-        ways = (comb if arrange is combinations else count_permutations)
-        if sum(ways(len(pool), size) for size in sizes) <= MAX_CASES:
-            return [case for size in sizes for case in arrange(pool, size)]
+    if sum(perm(len(pool), size) for size in sizes) <= MAX_CASES:
+        return [case for size in sizes for case in permutations(pool, size)]
+    if sum(comb(len(pool), size) for size in sizes) <= MAX_CASES:
+        return [case for size in sizes for case in combinations(pool, size)]
     return None
-
-
-def count_permutations(total: int, size: int) -> int:
-    ways = 1
-    for i in range(size):
-        ways *= total - i
-    return ways
 
 
 def exact_list(values: tuple[Any, ...]) -> Json:

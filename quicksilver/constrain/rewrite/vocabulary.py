@@ -55,13 +55,22 @@ UNTIL = {"dependencies": Draft.SEVEN}
 """Keywords that younger drafts dropped."""
 
 ONE_SCHEMA = frozenset(
-    "not if then else items additionalItems additionalProperties contains propertyNames "
-    "unevaluatedItems unevaluatedProperties".split()
+    [
+        "not",
+        "if",
+        "then",
+        "else",
+        "items",
+        "additionalItems",
+        "additionalProperties",
+        "contains",
+        "propertyNames",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    ]
 )
 SCHEMA_LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
-SCHEMA_MAPS = frozenset(
-    ("properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions")
-)
+SCHEMA_MAPS = frozenset(("properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions"))
 
 
 def is_known(word: str, draft: Draft) -> bool:

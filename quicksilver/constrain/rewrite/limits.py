@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from quicksilver.constrain.refusal import too_big
-from quicksilver.constrain.vocabulary import subschemas
+from quicksilver.constrain.rewrite.refusal import too_big
+from quicksilver.constrain.rewrite.vocabulary import subschemas
 from quicksilver.errors import InvalidGrammar
 
 MAX_SCHEMA_BYTES = 256 * 1024

@@ -9,22 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from quicksilver.constrain import counting
-from quicksilver.constrain.algebra import all_of, any_of
-from quicksilver.constrain.ecma import name_pattern, value_pattern
-from quicksilver.constrain.node import Condition, Node, conjuncts
-from quicksilver.constrain.numbers import check_values, exact_bounds
-from quicksilver.constrain.patterns import BASE64, format_pattern, length_pattern
-from quicksilver.constrain.prune import prune
-from quicksilver.constrain.refusal import Unenforceable
-from quicksilver.constrain.vocabulary import Json
+from quicksilver.constrain.rewrite import counting
+from quicksilver.constrain.rewrite.algebra import all_of, any_of
+from quicksilver.constrain.rewrite.ecma import name_pattern, value_pattern
+from quicksilver.constrain.rewrite.node import Condition, Node, conjuncts
+from quicksilver.constrain.rewrite.numbers import check_values, exact_bounds
+from quicksilver.constrain.rewrite.patterns import BASE64, format_pattern, length_pattern
+from quicksilver.constrain.rewrite.prune import prune
+from quicksilver.constrain.rewrite.refusal import Unenforceable
+from quicksilver.constrain.rewrite.vocabulary import Json
 
 if TYPE_CHECKING:
-    from quicksilver.constrain.rewrite import Rewriter
+    from quicksilver.constrain.rewrite.rewriter import Rewriter
 
 PLAIN = frozenset(
-    "minLength maxLength minItems maxItems required "
-    "minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split()
+    [
+        "minLength",
+        "maxLength",
+        "minItems",
+        "maxItems",
+        "required",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+    ]
 )
 
 
@@ -155,7 +165,9 @@ def conditional(rewriter: Rewriter, node: Node, condition: Condition) -> Json:
 
 
 def dependent_names(_rewriter: Rewriter, _node: Node, needs: dict[str, list[str]]) -> Json:
-    return all_of([any_of([{"properties": {key: False}}, {"required": names}]) for key, names in needs.items() if names])
+    return all_of(
+        [any_of([{"properties": {key: False}}, {"required": names}]) for key, names in needs.items() if names]
+    )
 
 
 def dependent_schemas(rewriter: Rewriter, node: Node, needs: dict[str, Node]) -> Json:
@@ -196,7 +208,9 @@ def names_of_properties(rewriter: Rewriter, node: Node, names: Node) -> Json:
         return {"properties": dict.fromkeys(filter(is_text, words["enum"]), True), "additionalProperties": False}
     pattern = single_pattern(words, node.at)
     if pattern is None or node.get("patternProperties"):
-        return rewriter.leave_to_check("propertyNames", node.at, "only a list, a pattern or a length is supported", True)
+        return rewriter.leave_to_check(
+            "propertyNames", node.at, "only a list, a pattern or a length is supported", True
+        )
     return {"patternProperties": {pattern: True}, "additionalProperties": False}
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urljoin
 
-from quicksilver.constrain.refusal import Unenforceable
-from quicksilver.constrain.vocabulary import Draft, subschemas
+from quicksilver.constrain.rewrite.refusal import Unenforceable
+from quicksilver.constrain.rewrite.vocabulary import Draft, subschemas
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,9 @@ class Registry:
         resource, _, fragment = join(place.base, reference).partition("#")
         target = self._names.get(resource)
         if target is None:
-            raise Unenforceable("$ref", place.at, f"'{reference[:200]}' leads out of the document, and nothing is fetched")
+            raise Unenforceable(
+                "$ref", place.at, f"'{reference[:200]}' leads out of the document, and nothing is fetched"
+            )
         if fragment and not fragment.startswith("/"):
             target = self._names.get(f"{resource}#{fragment}")
         elif fragment:

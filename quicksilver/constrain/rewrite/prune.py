@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from quicksilver.constrain.algebra import any_of
-from quicksilver.constrain.disjoint import possible_types, property_schemas, refuses
-from quicksilver.constrain.node import Document, Node, conjuncts
-from quicksilver.constrain.vocabulary import Json
+from quicksilver.constrain.rewrite.algebra import any_of
+from quicksilver.constrain.rewrite.disjoint import possible_types, property_schemas, refuses
+from quicksilver.constrain.rewrite.node import Document, Node, conjuncts
+from quicksilver.constrain.rewrite.vocabulary import Json
 
 
 def prune(document: Document, schema: Json, members: list[Node]) -> Json:

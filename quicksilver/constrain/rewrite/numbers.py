@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from quicksilver.constrain.ecma import is_writable
-from quicksilver.constrain.refusal import Unenforceable
+from quicksilver.constrain.rewrite.ecma import is_writable
+from quicksilver.constrain.rewrite.refusal import Unenforceable
 
 LARGEST = 2**63 - 1024
 """The largest bound: a double and a 64-bit integer at once."""

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NoReturn
 
-from quicksilver.constrain.refusal import Unenforceable
+from quicksilver.constrain.rewrite.refusal import Unenforceable
 
-SPACES = (
-    r"\t\n\x{b}\f\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}"
-)
+SPACES = r"\t\n\x{b}\f\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}"
 """ECMA's white space."""
 NARROW_DOT = r"[^\n\r\x{2028}\x{2029}]"
 """What `.` matches in every dialect; some also let it match a carriage return."""

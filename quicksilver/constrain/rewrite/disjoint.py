@@ -6,38 +6,38 @@ required properties. Formats prove nothing, since a validator may take them as m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
-from quicksilver.constrain.node import Document, Node, conjuncts, json_type, same_value
-from quicksilver.constrain.regular import never_matches, no_string
-from quicksilver.constrain.vocabulary import TYPES
+from quicksilver.constrain.rewrite.node import Document, Node, conjuncts, json_type, same_value
+from quicksilver.constrain.rewrite.regular import never_matches, no_string
+from quicksilver.constrain.rewrite.vocabulary import TYPES
 
 MAX_DEPTH = 6
-MAX_WORK = 2_000
+MAX_WORK = 300
 """Comparisons after which a proof is given up."""
 
 
 class Disjoint:
     """Disjointness within a document, of values that also match every schema of `context`."""
 
-    def __init__(self, document: Document, context: Sequence[Node] = ()) -> None:
+    def __init__(self, document: Document, context: Sequence[Node] = (), work: Iterator[int] | None = None) -> None:
         self._document = document
         self._context = list(context)
-        self._work = 0
+        self._work = count() if work is None else work
 
     def holds(self, a: Node, b: Node, depth: int = MAX_DEPTH) -> bool:
         """Whether it is certain that nothing matches both."""
         left, right = (conjuncts(self._document, node) + self._context for node in (a, b))
         if any(member.never for member in (*left, *right)):
             return True
-        self._work += 1
-        if depth == 0 or self._work > MAX_WORK:
+        if depth == 0 or next(self._work) > MAX_WORK:
             return False
-        if self._branches_apart(left, b, depth) or self._branches_apart(right, a, depth):
-            return True
         shared = possible_types(left) & possible_types(right)
-        return all(self._is_apart(kind, left, right, depth) for kind in shared)
+        if all(self._is_apart(kind, left, right, depth) for kind in shared):
+            return True
+        return self._branches_apart(left, b, depth) or self._branches_apart(right, a, depth)
 
     def _branches_apart(self, members: list[Node], other: Node, depth: int) -> bool:
         """Whether a union among `members` has only branches that exclude `other`."""
@@ -58,27 +58,21 @@ class Disjoint:
 
     def _objects_apart(self, left: list[Node], right: list[Node], depth: int) -> bool:
         """Whether a property that one side demands cannot satisfy both."""
-        inner = self._inner()
-        demanded = {name for member in (*left, *right) for name in member.get("required") or ()}
+        inner = Disjoint(self._document, work=self._work)
+        demanded = {name: None for member in (*left, *right) for name in member.get("required") or ()}
         for name in demanded:
             mine, theirs = property_schemas(left, name), property_schemas(right, name)
             if any(sub.never for sub in (*mine, *theirs)):
                 return True
-            if any(inner.holds(a, b, depth - 1) for a in mine for b in theirs):
+            if any(inner.holds(a, b, depth - 1) for a in mine for b in theirs if a is not b):
                 return True
         return ranges_apart(left, right, "minProperties", "maxProperties")
-
-    def _inner(self) -> Disjoint:
-        """The same question about a part of the value, where the context says nothing."""
-        inner = Disjoint(self._document)
-        inner._work = self._work + 1
-        return inner
 
     def _items_apart(self, left: list[Node], right: list[Node], depth: int) -> bool:
         """Whether a first item must exist and cannot satisfy both."""
         if not any((member.get("minItems") or 0) > 0 for member in (*left, *right)):
             return False
-        inner = self._inner()
+        inner = Disjoint(self._document, work=self._work)
         return any(inner.holds(a, b, depth - 1) for a in first_items(left) for b in first_items(right))
 
 
@@ -154,7 +148,11 @@ def ranges_apart(left: list[Node], right: list[Node], least: str, most: str) -> 
 
 def numbers_apart(left: list[Node], right: list[Node]) -> bool:
     """As `ranges_apart`; where a bound is exclusive, meeting at it is already apart."""
-    touching = [("exclusiveMinimum", "maximum"), ("minimum", "exclusiveMaximum"), ("exclusiveMinimum", "exclusiveMaximum")]
+    touching = [
+        ("exclusiveMinimum", "maximum"),
+        ("minimum", "exclusiveMaximum"),
+        ("exclusiveMinimum", "exclusiveMaximum"),
+    ]
     return ranges_apart(left, right, "minimum", "maximum") or any(
         low >= high for least, most in touching for low, high in bounds(left, right, least, most)
     )

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quicksilver.constrain.references import Place, Registry
-from quicksilver.constrain.refusal import Unenforceable
-from quicksilver.constrain.vocabulary import Draft, escape, is_known
+from quicksilver.constrain.rewrite.references import Place, Registry
+from quicksilver.constrain.rewrite.refusal import Unenforceable
+from quicksilver.constrain.rewrite.vocabulary import Draft, escape, is_known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,9 +127,7 @@ def listed(word: str) -> Reader:
 
 def mapped(word: str) -> Reader:
     def read(document: Document, place: Place, raw: dict[str, Any]) -> dict[str, Any]:
-        return {
-            word: {name: document.inside(place, f"/{word}/{escape(name)}", sub) for name, sub in raw[word].items()}
-        }
+        return {word: {name: document.inside(place, f"/{word}/{escape(name)}", sub) for name, sub in raw[word].items()}}
 
     return read
 

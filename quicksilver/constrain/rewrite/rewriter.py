@@ -7,26 +7,17 @@ Both may admit fewer; neither ever admits more, unless the policy is CHECKED, wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Any
 
-from quicksilver.constrain import complement, enforce
-from quicksilver.constrain.disjoint import Disjoint
-from quicksilver.constrain.node import Document, Node, conjuncts
-from quicksilver.constrain.refusal import Unenforceable
-from quicksilver.constrain.vocabulary import Json
+from quicksilver.constrain.rewrite import complement, enforce
+from quicksilver.constrain.rewrite.disjoint import Disjoint
+from quicksilver.constrain.rewrite.node import Document, Node, conjuncts
+from quicksilver.constrain.rewrite.refusal import Unenforceable
+from quicksilver.constrain.rewrite.vocabulary import Json
+from quicksilver.constrain.source import Policy
 
 MAX_WORK = 5_000
 """Schemas written per rewrite, so that case splits cannot multiply without end."""
-
-
-class Policy(StrEnum):
-    """What becomes of a keyword that the mask cannot guarantee."""
-
-    PROVED = "proved"
-    """It is refused: every finished output is valid by construction."""
-    CHECKED = "checked"
-    """It is left to the final check, and the result says that it needs one."""
 
 
 class Rewriter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from quicksilver.constrain.vocabulary import Json
+from quicksilver.constrain.rewrite.vocabulary import Json
 
 
 def all_of(parts: Sequence[Json]) -> Json:
@@ -33,8 +33,7 @@ def can_merge(a: dict[str, Any], b: dict[str, Any]) -> bool:
 def shapes(schema: dict[str, Any]) -> bool:
     """Whether `additionalProperties` or `items` would read its neighbours' keywords."""
     return any(
-        word in schema
-        for word in ("properties", "patternProperties", "additionalProperties", "prefixItems", "items")
+        word in schema for word in ("properties", "patternProperties", "additionalProperties", "prefixItems", "items")
     )
 
 

@@ -1,0 +1,102 @@
+"""Room for the end: how long a completion would be, and when it has to start so that `max_tokens` leaves valid text.
+
+Walks a second automaton over single bytes, a token behind the first, and only when the end is near. While a completion
+fits, no token is accepted after which it would not; when nothing else fits any more, the completion is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llguidance import LLMatcher
+
+from quicksilver.constrain.shortest import TooCostly, shortest
+from quicksilver.constrain.tokens import Tokens
+
+NEAR = 192
+"""Tokens of room below which every step is checked against the budget."""
+
+
+class Budget:
+    """The length of the way out, for one constraint. `room` is unknown until `closing` has been asked."""
+
+    def __init__(self, tokens: Tokens, matcher: LLMatcher) -> None:
+        self._tokens = tokens
+        self._matcher = matcher
+        self._behind: list[int] = []
+        self._room: int | None = None
+        self._is_due = False
+        self._path: list[int] | None = None
+        self._has_path = False
+        self._is_off = False
+
+    def copy(self) -> Budget:
+        twin = Budget(self._tokens, self._matcher.deep_copy())
+        twin._behind, twin._room = list(self._behind), self._room
+        twin._is_due, twin._is_off = self._is_due, self._is_off
+        return twin
+
+    def advance(self, token_id: int) -> None:
+        self._behind.append(token_id)
+        self._has_path = self._is_due = False
+        if self._room is not None:
+            self._room -= 1
+
+    def closing(self, room: int) -> list[int] | None:
+        """Tokens that complete the text, when they must come now to fit into `room`; empty paths count as None."""
+        self._room = room
+        if room > NEAR:
+            return None
+        path = self._way_out()
+        if path is None or len(path) > room:
+            return None
+        return path if self._is_due or len(path) == room else None
+
+    def affordable(self, tokens: Sequence[int]) -> int:
+        """How many of `tokens` may be accepted so that a completion still fits behind them."""
+        if self._room is None or self._room - len(tokens) > NEAR or not tokens:
+            return len(tokens)
+        path = self._way_out()
+        if path is None or len(path) > self._room:
+            return len(tokens)
+        for num_taken in range(len(tokens), 0, -1):
+            rest = self._way_out_after(tokens[:num_taken])
+            if self._is_off or (rest is not None and num_taken + len(rest) <= self._room):
+                return num_taken
+        self._is_due = True
+        return 0
+
+    def _way_out(self) -> list[int] | None:
+        if not self._has_path:
+            self._catch_up()
+            self._path = self._find(self._matcher)
+            self._has_path = True
+        return self._path
+
+    def _way_out_after(self, tokens: Sequence[int]) -> list[int] | None:
+        self._catch_up()
+        ahead = self._matcher.deep_copy()
+        return self._find(ahead) if self._feed(ahead, tokens) else None
+
+    def _find(self, matcher: LLMatcher) -> list[int] | None:
+        """A way out in tokens. A grammar that is too slow to ask is not asked again."""
+        if self._is_off:
+            return None
+        try:
+            path = shortest(matcher, self._tokens.alphabet)
+        except TooCostly:
+            self._is_off = True
+            return None
+        return None if path is None else self._tokens.join(path)
+
+    def _catch_up(self) -> None:
+        self._feed(self._matcher, self._behind)
+        self._behind.clear()
+
+    def _feed(self, matcher: LLMatcher, tokens: Sequence[int]) -> bool:
+        """Whether the byte automaton could follow; where it could not, it is in error and finds no way out."""
+        for token_id in tokens:
+            spelled = self._tokens.spell(token_id)
+            if spelled is None or not matcher.consume_tokens(spelled):
+                return False
+        return True

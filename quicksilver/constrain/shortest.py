@@ -1,0 +1,101 @@
+"""A short way from a grammar's present state to its end, byte by byte.
+
+Greedy: close what is open, choose the smallest value, follow what is forced. When that runs in circles, a bounded
+breadth-first search. Nothing here moves the matcher that it is given. Grammars whose single steps are slow are given up
+by the processor's clock, which ordinary ones never come near.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import count
+from time import thread_time
+
+from llguidance import LLMatcher
+
+from quicksilver.constrain.alphabet import Alphabet
+
+MAX_STEPS = 1_000
+"""Choices that the greedy walk makes at most."""
+LIMIT_S = 0.05
+"""Processor time for one question; a hundred times what an ordinary grammar takes."""
+MAX_STATES = 400
+"""States that the search visits at most."""
+MAX_BYTES = 20_000
+BRANCHES = 6
+CLOSERS = b'"}]0,:1[{ntf-'
+"""Bytes that lead towards the end of JSON, best first; other printable bytes follow."""
+ORDER = (*CLOSERS, *(byte for byte in range(32, 127) if byte not in CLOSERS), 10, *range(128, 256))
+
+
+class TooCostly(Exception):
+    """The question would cost more than its answer is worth."""
+
+
+def shortest(matcher: LLMatcher, alphabet: Alphabet) -> list[int] | None:
+    """Ids, in the alphabet, of a short completion; empty where the text may end, None where none was found."""
+    deadline = thread_time() + LIMIT_S
+    path = greedy(matcher.deep_copy(), alphabet, deadline)
+    return search(matcher, alphabet, deadline) if path is None else path
+
+
+def greedy(matcher: LLMatcher, alphabet: Alphabet, deadline: float) -> list[int] | None:
+    path: list[int] = []
+    for _ in range(MAX_STEPS):
+        if matcher.is_error() or len(path) > MAX_BYTES:
+            return None
+        if matcher.is_accepting():
+            return path
+        check_clock(deadline)
+        step = matcher.compute_ff_tokens() or allowed(matcher, alphabet, 1)
+        if not step or not matcher.consume_tokens(step):
+            return None
+        path += step
+    return None
+
+
+def check_clock(deadline: float) -> None:
+    if thread_time() > deadline:
+        raise TooCostly
+
+
+def search(start: LLMatcher, alphabet: Alphabet, deadline: float) -> list[int] | None:
+    """Shortest first. States of equal length that allow the same bytes are taken for equal."""
+    order = count()
+    heap: list[tuple[int, int, LLMatcher, tuple[int, ...]]] = [(0, next(order), start.deep_copy(), ())]
+    seen: set[tuple[int, bytes]] = set()
+    for _ in range(MAX_STATES):
+        if not heap:
+            return None
+        check_clock(deadline)
+        length, _, matcher, path = heappop(heap)
+        if matcher.is_accepting():
+            return list(path)
+        key = (length, matcher.compute_bitmask())
+        if key in seen or matcher.is_error():
+            continue
+        seen.add(key)
+        for step in steps(matcher, alphabet):
+            after = matcher.deep_copy()
+            if after.consume_tokens(step):
+                heappush(heap, (length + len(step), next(order), after, (*path, *step)))
+    return None
+
+
+def steps(matcher: LLMatcher, alphabet: Alphabet) -> Sequence[list[int]]:
+    forced = matcher.compute_ff_tokens()
+    return [forced] if forced else [[token_id] for token_id in allowed(matcher, alphabet, BRANCHES)]
+
+
+def allowed(matcher: LLMatcher, alphabet: Alphabet, most: int) -> list[int]:
+    """The best few ids that may come next: special tokens, then bytes that close, then others."""
+    bits = matcher.compute_bitmask()
+    found: list[int] = []
+    candidates = (*alphabet.special_ids, *(alphabet.byte_ids.get(byte, -1) for byte in ORDER))
+    for token_id in candidates:
+        if token_id >= 0 and bits[token_id >> 3] >> (token_id & 7) & 1:
+            found.append(token_id)
+            if len(found) == most:
+                break
+    return found
