@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from quicksilver.core import Request
+from quicksilver.constrain.pool import CompilePool
+from quicksilver.core import Delta, Request
+from quicksilver.errors import EngineDied
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig
 from quicksilver.server.life import Listener, make_listener
@@ -19,6 +21,8 @@ from tests.fake_engine import FakeEngine, Step, resolving, spoken
 from tests.small_tokenizer import small_tokenizer
 
 ANSWER = "Paris is the capital of France."
+PERSON = '{"name": "Ada", "age": 36}'
+CALLS = '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'
 POEM = "Line of a long poem that goes on and on.\n" * 40
 
 
@@ -28,10 +32,17 @@ class LiveServer:
     def __init__(self, home: Path) -> None:
         tokenizer = small_tokenizer()
         self.engine = FakeEngine(answer_by_prompt)
+        self.grammars = CompilePool()
         config = ServerConfig(home=home, port=0, frames_per_s=1e9)
-        services = Services(self.engine, tokenizer, ChatTemplate.own(tokenizer), config=config)
+        template = ChatTemplate.own(tokenizer)
+        services = Services(self.engine, tokenizer, template, grammars=self.grammars, config=config)
         self.listener: Listener = make_listener(build_app(services), "127.0.0.1", 0, config)
-        self._thread = threading.Thread(target=lambda: asyncio.run(self.listener.serve()), daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    async def _serve(self) -> None:
+        await self.grammars.start()
+        await self.listener.serve()
+        await self.grammars.stop()
 
     @property
     def url(self) -> str:
@@ -52,13 +63,23 @@ def answer_by_prompt(request: Request) -> list[Step]:
     """What the engine says depends on words in the prompt, so that one server answers every test."""
     tokenizer = small_tokenizer()
     prompt = tokenizer.decode(request.prompt_ids)
-    text = ANSWER
-    if "long poem" in prompt:
-        text = POEM
-    elif request.think is not None:
-        text = f"Let me think.</think>{ANSWER}"
-    ids = tokenizer.encode_markup(text)
+    if "fail half way" in prompt:
+        return [Delta(request.id, tuple(tokenizer.encode("half"))), EngineDied("the worker died")]
+    ids = tokenizer.encode_markup(choose_text(request, prompt))
     return resolving(request, ids) if request.wants_frames else spoken(request, ids)
+
+
+def choose_text(request: Request, prompt: str) -> str:
+    answer = ANSWER
+    if "tool result" in prompt:
+        answer = "It is sunny."
+    elif "weather" in prompt and request.constraint is not None:
+        answer = CALLS
+    elif request.constraint is not None:
+        answer = PERSON
+    elif "long poem" in prompt:
+        answer = POEM
+    return answer if request.think is None else f"Let me think.</think>{answer}"
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import openai
+import pydantic
 import pytest
 
 from tests.contract.conftest import ANSWER, POEM, LiveServer
@@ -62,6 +64,113 @@ def test_developer_role_and_token_limit_are_honoured(client: openai.OpenAI, live
     assert reply.choices[0].finish_reason == "length"
     assert reply.choices[0].message.content == ANSWER[:5]
     assert live.engine.seen[-1].params.max_new_tokens == 5
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather in a city",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def test_parsed_structured_output(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.parse(model="mercury-2", messages=ask("Who?"), response_format=Person)
+    assert reply.choices[0].message.parsed == Person(name="Ada", age=36)
+    response = client.responses.parse(model="mercury-2", input="Who?", text_format=Person)
+    assert response.output_parsed == Person(name="Ada", age=36)
+
+
+def test_streamed_structured_output(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(model="mercury-2", messages=ask("Who?"), response_format=Person) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_completion().choices[0].message.parsed == Person(name="Ada", age=36)
+
+
+def test_a_schema_that_cannot_be_enforced_is_a_400_naming_the_field(client: openai.OpenAI) -> None:
+    schema = {"name": "s", "strict": True, "schema": {"type": "object", "properties": {"a": {"type": "nonsense"}}}}
+    wanted = {"type": "json_schema", "json_schema": schema}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="mercury-2", messages=ask(), response_format=wanted)
+    assert caught.value.param == "response_format"
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_whole_tool_loop(client: openai.OpenAI, choice: object) -> None:
+    messages: list[Any] = ask("What is the weather in Paris?")
+    reply = client.chat.completions.create(model="mercury-2", messages=messages, tools=[WEATHER], tool_choice=choice)
+    message = reply.choices[0].message
+    assert reply.choices[0].finish_reason == "tool_calls"
+    assert message.tool_calls is not None
+    assert message.tool_calls[0].function.arguments == '{"city": "Paris"}'
+    messages += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "tool result: sunny"}]
+    final = client.chat.completions.create(model="mercury-2", messages=messages, tools=[WEATHER])
+    assert final.choices[0].message.content == "It is sunny."
+
+
+def test_streamed_tool_calls_are_put_together(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(model="mercury-2", messages=ask("weather?"), tools=[WEATHER]) as stream:
+        kinds = [event.type for event in stream]
+        message = stream.get_final_completion().choices[0].message
+    assert "tool_calls.function.arguments.done" in kinds
+    assert message.tool_calls is not None
+    assert message.tool_calls[0].function.name == "weather"
+    assert message.tool_calls[0].function.parsed_arguments == {"city": "Paris"}
+
+
+def test_responses_tool_loop(client: openai.OpenAI) -> None:
+    tool = {"type": "function", **WEATHER["function"]}
+    with client.responses.stream(model="mercury-2", input="weather?", tools=[tool]) as stream:
+        kinds = [event.type for event in stream]
+        call = stream.get_final_response().output[0]
+    assert "response.function_call_arguments.done" in kinds
+    assert call.type == "function_call"
+    history = [
+        {"role": "user", "content": "weather?"},
+        call.model_dump(exclude={"parsed_arguments"}),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "tool result: sunny"},
+    ]
+    assert client.responses.create(model="mercury-2", input=history, tools=[tool]).output_text == "It is sunny."
+
+
+def test_reasoning_is_visible_and_counted(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(model="mercury-2", messages=ask(), reasoning_effort="low")
+    assert reply.choices[0].message.content == ANSWER
+    assert reply.choices[0].message.reasoning_content == "Let me think."
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens_details is not None
+    assert reply.usage.completion_tokens_details.reasoning_tokens == len("Let me think.") + 1
+
+
+def test_diffusing_snapshots_end_in_the_answer(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="mercury-2", messages=ask(), stream=True, extra_body={"diffusing": True, "diffusion_detail": "tokens"}
+    )
+    chunks = list(stream)
+    shown = [c.choices[0].delta.content for c in chunks if c.choices and c.choices[0].delta.content]
+    assert shown[-1] == ANSWER
+    frames = [c.quicksilver for c in chunks if hasattr(c, "quicksilver")]
+    assert frames[0]["tokens"]
+
+
+def test_a_stream_that_fails_raises(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(model="mercury-2", messages=ask("fail half way"), stream=True)
+    with pytest.raises(openai.APIError, match="the worker died"):
+        list(stream)
 
 
 def test_completion_and_fill_in_the_middle(client: openai.OpenAI) -> None:
