@@ -7,7 +7,7 @@ import sys
 import typer
 
 from quicksilver import __version__
-from quicksilver.cli import bench, chat, doctor, generate, inspect, pull, serve
+from quicksilver.cli import bench, books, chat, doctor, generate, inspect, pull, serve
 from quicksilver.cli.console import errors
 from quicksilver.errors import QuicksilverError
 
@@ -25,6 +25,10 @@ app.command()(pull.pull)
 app.command()(inspect.inspect)
 app.command()(bench.bench)
 app.command()(doctor.doctor)
+app.command()(books.usage)
+app.add_typer(books.orgs, name="orgs")
+app.add_typer(books.keys, name="keys")
+app.add_typer(books.db, name="db")
 
 
 @app.command()

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams
+from quicksilver.hub.resolve import default_home
 
 if TYPE_CHECKING:
+    from quicksilver.accounts.config import AccountsConfig
     from quicksilver.llm import LLM
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -25,6 +27,22 @@ Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.
 Seed = Annotated[int, typer.Option(help="Same seed, same answer.")]
 Decoder = Annotated[DecoderName, typer.Option(help="How the canvas is decoded.")]
 CanvasLen = Annotated[int, typer.Option(min=1, help="Tokens drafted together.")]
+
+
+DatabaseUrl = Annotated[
+    str, typer.Option(envvar="QUICKSILVER_DATABASE_URL", help="Accounts database; default: SQLite in the home folder.")
+]
+
+
+def accounts_url(url: str) -> str:
+    return url or f"sqlite:///{default_home() / 'accounts.db'}"
+
+
+def books(url: str) -> tuple[str, AccountsConfig]:
+    """Where the books are and how they are kept: the first two arguments of every accounts command."""
+    from quicksilver.accounts.config import AccountsConfig
+
+    return accounts_url(url), AccountsConfig()
 
 
 def open_llm(model: str, device: str, weights: str, threads: int) -> LLM:

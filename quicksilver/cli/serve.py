@@ -8,15 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import tomllib
-from dataclasses import replace
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.panel import Panel
 
 from quicksilver.cli import options
 from quicksilver.cli.console import errors
+from quicksilver.constrain.pool import CompilePool
+from quicksilver.core import EngineInfo
 from quicksilver.engine.remote import RemoteEngine
 from quicksilver.errors import InvalidRequest
 from quicksilver.hub.resolve import Checkpoint, default_home, resolve
@@ -28,6 +32,20 @@ from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.worker import WorkerConfig
+
+if TYPE_CHECKING:
+    from quicksilver.accounts.service import Accounts
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything `serve` was asked for."""
+
+    checkpoint: Checkpoint
+    server: ServerConfig
+    worker: WorkerConfig
+    accounts_url: str
+    """Database of the accounts; empty serves without."""
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -49,6 +67,8 @@ def serve(
     host: Annotated[str, typer.Option(envvar="QUICKSILVER_HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(envvar="QUICKSILVER_PORT", min=0, max=65535)] = 8480,
     admin_port: Annotated[int, typer.Option(envvar="QUICKSILVER_ADMIN_PORT", min=0, max=65535)] = 8481,
+    accounts: Annotated[bool, typer.Option(help="Ask for keys; books in the home folder unless a URL is set.")] = False,
+    database_url: options.DatabaseUrl = "",
     allow_anonymous: Annotated[bool, typer.Option(help="Listen beyond loopback without keys.")] = False,
     allow_host: Annotated[list[str], typer.Option(help="Host names to answer to, besides loopback.")] = [],  # noqa: B006
     device: options.Device = "auto",
@@ -63,34 +83,68 @@ def serve(
     checkpoint = resolve(model)
     server = ServerConfig(host=host, port=port, admin_port=admin_port, allow_anonymous=allow_anonymous)
     server = replace(server, hosts=(*server.hosts, *allow_host), home=default_home(), card=_card(checkpoint))
-    check_address(server, has_accounts=False)
+    check_address(server, has_accounts=accounts)
     worker = WorkerConfig(model, load={"device": device, "weights": weights, "threads": threads})
-    asyncio.run(_run(checkpoint, server, worker))
+    url = options.accounts_url(database_url) if accounts else ""
+    asyncio.run(_run(Plan(checkpoint, server, worker, url)))
 
 
 def _card(checkpoint: Checkpoint) -> ModelCard:
     return ModelCard(id=checkpoint.name, name=f"quicksilver {checkpoint.name}")
 
 
-async def _run(checkpoint: Checkpoint, config: ServerConfig, worker: WorkerConfig) -> None:
-    with errors.status(f"loading {checkpoint.name}"):
-        engine = await RemoteEngine(worker.command()).start()
+async def _run(plan: Plan) -> None:
+    async with AsyncExitStack() as stack:
+        with errors.status(f"loading {plan.checkpoint.name}"):
+            engine = await stack.enter_async_context(_engine(plan.worker))
+        pool = await stack.enter_async_context(_grammars())
+        accounts = await stack.enter_async_context(_accounts(plan.accounts_url)) if plan.accounts_url else None
+        tokenizer = Tokenizer.for_model(plan.checkpoint.weights, plan.checkpoint.skill)
+        template = ChatTemplate.for_tokenizer(tokenizer)
+        services = Services(engine, tokenizer, template, pool, accounts, plan.server)
+        errors.print(_panel(engine.info, plan.server))
+        await serve_until_stopped(build_app(services), build_admin_app(services), plan.server)
+
+
+@asynccontextmanager
+async def _engine(worker: WorkerConfig) -> AsyncIterator[RemoteEngine]:
+    engine = RemoteEngine(worker.command())
     try:
-        tokenizer = Tokenizer.for_model(checkpoint.weights, checkpoint.skill)
-        services = Services(engine, tokenizer, ChatTemplate.for_tokenizer(tokenizer), config=config)
-        errors.print(_panel(engine, config))
-        await serve_until_stopped(build_app(services), build_admin_app(services), config)
+        yield await engine.start()
     finally:
         await engine.close()
 
 
-def _panel(engine: RemoteEngine, config: ServerConfig) -> Panel:
-    info, url = engine.info, f"http://{config.host}:{config.port}"
-    kv_tokens = info.num_pages * info.page_size
-    facts: dict[str, Any] = {
+@asynccontextmanager
+async def _grammars() -> AsyncIterator[CompilePool]:
+    pool = CompilePool()
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.stop()
+
+
+@asynccontextmanager
+async def _accounts(url: str) -> AsyncIterator[Accounts]:
+    """Opens the books; on the very first start the admin key is made and shown, once."""
+    from quicksilver.accounts.service import Accounts
+
+    accounts = await Accounts.open(url)
+    try:
+        if first := await accounts.bootstrap():
+            errors.print(f"[bold]admin key, shown once:[/] {first.secret}")
+        yield accounts
+    finally:
+        await accounts.close()
+
+
+def _panel(info: EngineInfo, config: ServerConfig) -> Panel:
+    url = f"http://{config.host}:{config.port}"
+    facts = {
         "model": f"{info.model} ({info.family}, {info.weight_bytes / 1e6:.0f} MB as {info.dtype})",
         "device": info.device,
-        "memory": f"KV for {kv_tokens:,} tokens, context {info.context_len:,}",
+        "memory": f"KV for {info.num_pages * info.page_size:,} tokens, context {info.context_len:,}",
         "playground": f"{url}/",
         "api": f"{url}/v1   metrics: http://{config.admin_host}:{config.admin_port}/metrics",
     }

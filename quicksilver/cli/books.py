@@ -1,0 +1,140 @@
+"""`quicksilver orgs|keys|usage|db`: the books from the command line. Parses and prints; `accounts.commands` does it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from quicksilver.cli import options
+from quicksilver.cli.console import errors, out
+from quicksilver.errors import QuicksilverError
+
+if TYPE_CHECKING:
+    from quicksilver.accounts.commands import Row
+
+orgs = typer.Typer(help="Organisations and their credits.", no_args_is_help=True)
+keys = typer.Typer(help="API keys.", no_args_is_help=True)
+db = typer.Typer(help="The accounts database.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(help="A name for people.")]
+
+
+def _show(rows: list[Row]) -> None:
+    if not rows:
+        errors.print("nothing yet")
+        return
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    out.print(table)
+
+
+@orgs.command("list")
+def orgs_list(database_url: options.DatabaseUrl = "") -> None:
+    """Every organisation with its balance."""
+    from quicksilver.accounts import commands
+
+    _show(commands.orgs_list(*options.books(database_url)))
+
+
+@orgs.command("create")
+def orgs_create(name: Name, database_url: options.DatabaseUrl = "") -> None:
+    """A new organisation with its default project and sign-up credits."""
+    from quicksilver.accounts import commands
+
+    _show([commands.orgs_create(*options.books(database_url), name)])
+
+
+@orgs.command("credit")
+def orgs_credit(
+    org_id: Annotated[str, typer.Argument()],
+    credits: Annotated[int, typer.Argument(min=1)],
+    reference: Annotated[str, typer.Option(help="Why; the same reference is booked once.")],
+    database_url: options.DatabaseUrl = "",
+) -> None:
+    """Add credits."""
+    from quicksilver.accounts import commands
+
+    _show([commands.orgs_credit(*options.books(database_url), org_id, credits, reference)])
+
+
+@keys.command("list")
+def keys_list(database_url: options.DatabaseUrl = "") -> None:
+    """Every key by its prefix; secrets are never shown again."""
+    from quicksilver.accounts import commands
+
+    _show(commands.keys_list(*options.books(database_url)))
+
+
+@keys.command("create")
+def keys_create(
+    name: Name,
+    project: Annotated[str, typer.Option(help="Project id, as `orgs create` shows it.")],
+    database_url: options.DatabaseUrl = "",
+) -> None:
+    """A new key. Its secret is printed once, to standard output."""
+    from quicksilver.accounts import commands
+    from quicksilver.accounts.minting import KeyDraft
+
+    typer.echo(commands.keys_create(*options.books(database_url), KeyDraft(name, project)).secret)
+
+
+@keys.command("rotate")
+def keys_rotate(
+    key_id: Annotated[str, typer.Argument()],
+    overlap_s: Annotated[int, typer.Option(min=0, help="Seconds for which the old secret still works.")] = 0,
+    database_url: options.DatabaseUrl = "",
+) -> None:
+    """A new secret for a key."""
+    from quicksilver.accounts import commands
+
+    typer.echo(commands.keys_rotate(*options.books(database_url), key_id, overlap_s).secret)
+
+
+@keys.command("revoke")
+def keys_revoke(key_id: Annotated[str, typer.Argument()], database_url: options.DatabaseUrl = "") -> None:
+    """Turn a key off, in every process, within a second."""
+    from quicksilver.accounts import commands
+
+    commands.keys_revoke(*options.books(database_url), key_id)
+
+
+def usage(
+    days: Annotated[int, typer.Option(min=1, max=366)] = 7,
+    by: Annotated[list[str], typer.Option(help="model, key, project.")] = ["model"],  # noqa: B006
+    database_url: options.DatabaseUrl = "",
+) -> None:
+    """Tokens and cost by day."""
+    from quicksilver.accounts import commands
+
+    _show(commands.usage_table(*options.books(database_url), days, tuple(by)))
+
+
+@db.command("upgrade")
+def db_upgrade(database_url: options.DatabaseUrl = "") -> None:
+    """Bring the schema up to date."""
+    from quicksilver.accounts import commands
+
+    typer.echo("\n".join(commands.db_upgrade(*options.books(database_url))) or "up to date")
+
+
+@db.command("check")
+def db_check(database_url: options.DatabaseUrl = "") -> None:
+    """Prove the books: every sum, every reference. Fails if anything is off."""
+    from quicksilver.accounts import commands
+
+    faults = commands.db_check(*options.books(database_url))
+    if faults:
+        raise QuicksilverError("; ".join(faults))
+    typer.echo("the books are right")
+
+
+@db.command("backup")
+def db_backup(target: Annotated[Path, typer.Argument()], database_url: options.DatabaseUrl = "") -> None:
+    """Write a consistent copy while the server runs."""
+    from quicksilver.accounts import commands
+
+    commands.db_backup(*options.books(database_url), target)
