@@ -14,11 +14,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from quicksilver.core import EngineInfo
-from quicksilver.server import playground
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ModelCard, Pricing, ServerConfig
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
+from tests.direct_grammars import DirectGrammars
 from tests.fake_engine import INFO, FakeEngine
 from tests.web.stage import perform, stage_tokenizer
 
@@ -27,11 +27,9 @@ def playground_app(home: Path) -> FastAPI:
     tokenizer = stage_tokenizer()
     card = ModelCard(pricing=Pricing(prompt="0.00000025", completion="0.000001", input_cache_reads="0.000000025"))
     config = ServerConfig(home=home, card=card)
-    services = Services(FakeEngine(perform, info=roomy()), tokenizer, ChatTemplate.own(tokenizer), config=config)
-    app = build_app(services)
-    if not any(getattr(route, "path", None) == "/" for route in app.routes):
-        app.include_router(playground.router)
-    return app
+    engine = FakeEngine(perform, info=roomy())
+    template = ChatTemplate.own(tokenizer)
+    return build_app(Services(engine, tokenizer, template, grammars=DirectGrammars(), config=config))
 
 
 def roomy() -> EngineInfo:

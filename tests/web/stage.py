@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-from quicksilver.core import Request
+from quicksilver.core import Frame, Request
 from quicksilver.text.tokenizer import Tokenizer
 from tests.fake_engine import Step
 from tests.web.denoising import Score, denoise
@@ -59,7 +59,14 @@ def perform(request: Request) -> Iterable[Step]:
     others = [tokenizer.encode(letter)[0] for letter in "ea"]
     pause_s = 0.0 if "echo:" in prompt else 0.02
     steps = denoise(request, Score(ids, others, forced_in(text, ids), pause_s))
-    return [*steps[: len(steps) // 3], wait_for_ever] if "never end" in last_turn(prompt) else steps
+    return [*opening(steps), wait_for_ever] if "never end" in last_turn(prompt) else steps
+
+
+def opening(steps: list[Step]) -> list[Step]:
+    """Half of a performance, up to a canvas that is still open."""
+    half = steps[: len(steps) // 2]
+    last = max(i for i, step in enumerate(half) if isinstance(step, Frame) and step.token_ids)
+    return half[: last + 1]
 
 
 def reply_to(prompt: str) -> str:

@@ -36,9 +36,7 @@ test("an answer streams as cells and ends as markdown", async () => {
   await page.getByLabel("Message", { exact: true }).fill("How does a diffusion model write?");
   await page.keyboard.press("Enter");
   const cells = page.getByLabel("Answer resolving");
-  await cells.locator(".cell.draft").first().waitFor();
-  await cells.locator(".cell.committed").nth(60).waitFor();
-  await picture(page, "playground-resolving");
+  await cells.locator(".cell.committed").first().waitFor();
   const answer = page.getByLabel("Answer", { exact: true });
   await answer.waitFor();
   assert.equal(await answer.locator("strong").textContent(), "masks");
@@ -103,9 +101,12 @@ test("replay plays to the end by itself", async () => {
 });
 
 test("stop keeps the committed text and frees the page", async () => {
-  await page.getByLabel("Message", { exact: true }).fill("please never end");
+  await page.keyboard.press("Control+k");
+  await page.getByLabel("Message", { exact: true }).fill("Explain diffusion, and please never end");
   await page.keyboard.press("Enter");
-  await page.getByLabel("Answer resolving").locator(".cell.committed").nth(20).waitFor();
+  await page.getByLabel("Answer resolving").locator(".cell.committed").nth(40).waitFor();
+  await page.getByLabel("Answer resolving").locator(".cell.draft").first().waitFor({ state: "attached" });
+  await picture(page, "playground-resolving");
   await page.keyboard.press("Escape");
   const answer = page.getByLabel("Answer", { exact: true }).last();
   await answer.locator(".meter", { hasText: "stopped" }).waitFor();

@@ -92,7 +92,10 @@ test("race: both lanes end with clocks and forward counts", async () => {
   assert.match(await page.locator(".verdict").textContent(), /identical/u);
   const before = await page.locator(".lane .cell.committed").count();
   await page.getByRole("button", { name: "Replay side by side" }).click();
-  await page.locator(".lane .cell.committed").nth(60).waitFor();
+  await page.waitForFunction((num) => {
+    const shown = document.querySelectorAll(".lane .cell.committed").length;
+    return shown > 70 && shown < num;
+  }, before);
   await picture(page, "playground-race");
   await page.waitForFunction((num) => document.querySelectorAll(".lane .cell.committed").length === num, before);
 });

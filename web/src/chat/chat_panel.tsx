@@ -32,6 +32,9 @@ export function ChatPanel() {
           ))}
           {run && <Answering run={run} scroller={scroller} />}
         </div>
+        <p class="hidden" role="status">
+          {run ? "Answering" : messages.length > 0 ? "Answer ready" : ""}
+        </p>
         <Composer />
       </div>
       <Controls />

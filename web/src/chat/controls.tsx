@@ -1,5 +1,6 @@
 // The knobs of a request: model, effort, decoder, canvas, sampling, and the conversation's system prompt.
 
+import { useState } from "preact/hooks";
 import { useStore } from "../store/observable";
 import { models, server } from "../store/server";
 import { change, settings, type Settings } from "../store/settings";
@@ -110,15 +111,26 @@ interface NumberProps {
   onChange: (value: number) => void;
 }
 
+/** What is being typed stands until the field is left; a number in range counts at once. */
 export function NumberField({ label, value, min, max, step, onChange }: NumberProps) {
+  const [typed, setTyped] = useState<string | null>(null);
   const take = (text: string) => {
+    setTyped(text);
     const number = Number(text);
-    if (text !== "" && Number.isFinite(number)) onChange(Math.min(max, Math.max(min, number)));
+    if (text !== "" && number >= min && number <= max) onChange(number);
   };
   return (
     <label>
       {label}
-      <input type="number" value={value} min={min} max={max} step={step} onChange={(event) => take(event.currentTarget.value)} />
+      <input
+        type="number"
+        value={typed ?? value}
+        min={min}
+        max={max}
+        step={step}
+        onInput={(event) => take(event.currentTarget.value)}
+        onBlur={() => setTyped(null)}
+      />
     </label>
   );
 }

@@ -1,6 +1,7 @@
 // A conversation is a tree: editing or retrying adds a sibling, and the path from the root to `leaf` is what is shown
 // and sent. Nothing is lost by branching. Pure data; every change returns a new conversation.
 
+import { newId } from "../store/identity";
 import type { ToolCall, Usage, WireMessage } from "../wire/types";
 
 export interface Message {
@@ -31,10 +32,6 @@ export interface Conversation {
   updatedAt: number;
   leaf: string | null;
   messages: Record<string, Message>;
-}
-
-export function newId(): string {
-  return crypto.randomUUID();
 }
 
 export function newConversation(): Conversation {

@@ -1,6 +1,7 @@
 // The chat's state and its verbs: send, stop, retry, edit, switch branch. Views read the stores and call the verbs.
 
 import { all, put, remove } from "../store/database";
+import { newId } from "../store/identity";
 import { record } from "../store/ledger";
 import { Store } from "../store/observable";
 import { chatFields, settings } from "../store/settings";
@@ -8,7 +9,7 @@ import { currentModel } from "../store/server";
 import type { Recording } from "../diffusion/recording";
 import { restore, save } from "../diffusion/recording_file";
 import { breathe } from "../ui/breathe";
-import { append, newConversation, newId, path, switchTo, wireMessages, type Conversation, type Message } from "./conversation";
+import { append, newConversation, path, switchTo, wireMessages, type Conversation, type Message } from "./conversation";
 import { cost, readMeter } from "./meter";
 import { Run } from "./run";
 

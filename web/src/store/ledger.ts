@@ -1,6 +1,7 @@
 // What this browser has asked for: one line a request, for the Usage panel. Counts and times, no text.
 
 import { all, clear, put } from "./database";
+import { newId } from "./identity";
 import { Store } from "./observable";
 
 export interface Entry {
@@ -23,7 +24,7 @@ export async function loadEntries(): Promise<void> {
 
 export function record(entry: Entry): void {
   entries.update((known) => [...known, entry]);
-  void put("requests", crypto.randomUUID(), entry);
+  void put("requests", newId(), entry);
 }
 
 export async function forgetEntries(): Promise<void> {

@@ -12,7 +12,8 @@ import { StructuredPanel } from "../panels/structured";
 import { ToolsPanel } from "../panels/tools";
 import { UsagePanel } from "../panels/usage";
 import { useStore } from "../store/observable";
-import { trouble } from "../store/server";
+import { meetServer, trouble } from "../store/server";
+import { keyWanted } from "../wire/client";
 import { go, route, TITLES, type PanelName } from "./route";
 import { Sidebar } from "./sidebar";
 
@@ -58,11 +59,12 @@ export function App() {
 
 function Trouble() {
   const message = useStore(trouble);
+  const isKeyWanted = useStore(keyWanted);
   return message === null ? null : (
     <p class="trouble" role="alert">
       {message}{" "}
-      <button type="button" class="small" onClick={() => go("keys")}>
-        Give a key
+      <button type="button" class="small" onClick={() => (isKeyWanted ? go("keys") : void meetServer())}>
+        {isKeyWanted ? "Give a key" : "Try again"}
       </button>
     </p>
   );

@@ -7,7 +7,7 @@ const SAID_MS = 1500;
 export function CopyButton({ text, label }: { text: string; label: string }) {
   const [isCopied, setCopied] = useState(false);
   const copy = async () => {
-    await navigator.clipboard.writeText(text);
+    await putOnClipboard(text);
     setCopied(true);
     setTimeout(() => setCopied(false), SAID_MS);
   };
@@ -16,4 +16,15 @@ export function CopyButton({ text, label }: { text: string; label: string }) {
       <span aria-live="polite">{isCopied ? "Copied" : "Copy"}</span>
     </button>
   );
+}
+
+/** The clipboard API exists on secure origins only; elsewhere the old command still does. */
+async function putOnClipboard(text: string): Promise<void> {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const field = document.createElement("textarea");
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  document.execCommand("copy");
+  field.remove();
 }

@@ -99,7 +99,7 @@ function headers(): Record<string, string> {
 
 async function check(response: Response): Promise<void> {
   if (response.ok) return;
-  keyWanted.set(response.status === 401);
+  if (response.status === 401) keyWanted.set(true);
   const text = await response.text();
   throw readError(text, response.status);
 }
