@@ -18,6 +18,9 @@ from quicksilver.diffusion.corrupt import Canvases
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(batch, head, query, key) indices -> visible, written with tensor operations only."""
 
+FLEX_DEVICES = ("cuda",)
+"""Where masks are block masks of FlexAttention; anywhere else they are boolean and go through SDPA."""
+
 _flex: list[Any] = []
 
 
@@ -34,7 +37,7 @@ class MaskedAttention:
     """Attention under one rule. `is_flex` is chosen by device: the two forms are interchangeable."""
 
     def __init__(self, rule: Rule, batch: int, num_queries: int, num_keys: int, device: torch.device) -> None:
-        self.is_flex = device.type == "cuda"
+        self.is_flex = device.type in FLEX_DEVICES
         if self.is_flex:
             from torch.nn.attention.flex_attention import create_block_mask
 
@@ -47,7 +50,10 @@ class MaskedAttention:
         if self.is_flex:
             out: Tensor = flex_kernel()(q, k, v, block_mask=self.block_mask, enable_gqa=has_groups)
             return out
-        return scaled_dot_product_attention(q, k, v, attn_mask=self.attn_mask, enable_gqa=has_groups)
+        if q.is_cuda:
+            # The kernel that takes a mask there knows no groups, and the one that does would keep all scores.
+            k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
+        return scaled_dot_product_attention(q, k, v, attn_mask=self.attn_mask, enable_gqa=has_groups and not q.is_cuda)
 
 
 def dense_mask(rule: Rule, batch: int, num_queries: int, num_keys: int, device: torch.device) -> Tensor:

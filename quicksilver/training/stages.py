@@ -7,6 +7,7 @@ only when it runs: the other stages need neither tokenizer code nor text.
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -97,9 +98,13 @@ def generate(run: Run) -> None:
     network = run.network(with_skill=True)
     generator = Generator(network, PromptSet.load(run.data / PROMPTS), spec, facts.end_id)
     made: list[PackedRows] = []
+    started = time.monotonic()
     for number, rows in enumerate(rounds(generator, spec), 1):
         made.append(rows)
-        journal.report(number, {"tokens": rows.token_ids.size, "generated": float(rows.is_answer.mean())})
+        rate = rows.token_ids.size / (time.monotonic() - started)
+        started = time.monotonic()
+        share = float(rows.is_answer.mean())
+        journal.report(number, {"tokens": rows.token_ids.size, "tokens_per_s": rate, "generated": share})
     join_rows(made).save(target)
     journal.say(f"{sum(r.token_ids.size for r in made) / 1e6:.1f} M tokens, {generator.prompts_used} prompts used")
     journal.say("sample: " + run.decode(made[-1].token_ids[0][:200].tolist()))
