@@ -59,7 +59,7 @@ def perform(request: Request) -> Iterable[Step]:
     others = [tokenizer.encode(letter)[0] for letter in "ea"]
     pause_s = 0.0 if "echo:" in prompt else 0.02
     steps = denoise(request, Score(ids, others, forced_in(text, ids), pause_s))
-    return [*opening(steps), wait_for_ever] if "never end" in last_turn(prompt) else steps
+    return [*opening(steps), wait_for_ever] if "take your time" in last_turn(prompt) else steps
 
 
 def opening(steps: list[Step]) -> list[Step]:

@@ -102,7 +102,7 @@ test("replay plays to the end by itself", async () => {
 
 test("stop keeps the committed text and frees the page", async () => {
   await page.keyboard.press("Control+k");
-  await page.getByLabel("Message", { exact: true }).fill("Explain diffusion, and please never end");
+  await page.getByLabel("Message", { exact: true }).fill("Explain diffusion, and take your time");
   await page.keyboard.press("Enter");
   await page.getByLabel("Answer resolving").locator(".cell.committed").nth(40).waitFor();
   await page.getByLabel("Answer resolving").locator(".cell.draft").first().waitFor({ state: "attached" });
