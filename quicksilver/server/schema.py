@@ -41,7 +41,7 @@ def answers(reply: Any) -> Responses:
 
 def answers_or_streams(reply: Any, chunk: Any) -> Responses:
     """A route that answers with JSON, or with events whose data has the chunk's schema."""
-    events = {"schema": {"type": "string"}, "x-event-schema": TypeAdapter(chunk).json_schema(ref_template=REF)}
+    events = {"x-event-schema": TypeAdapter(chunk).json_schema(ref_template=REF)}
     return {200: {"model": reply, "content": {"text/event-stream": events}}, **refusals()}
 
 

@@ -9,7 +9,7 @@ import openai
 import pydantic
 import pytest
 
-from tests.contract.conftest import ANSWER, POEM, LiveServer
+from tests.contract.live import ANSWER, POEM, LiveServer
 
 pytestmark = pytest.mark.contract
 

@@ -14,6 +14,7 @@ from quicksilver.server.wire.types import (
     MAX_MESSAGES,
     MAX_TOOLS,
     MAX_TOP_LOGPROBS,
+    WHOLE,
     Content,
     DecoderBody,
     Effort,
@@ -23,6 +24,7 @@ from quicksilver.server.wire.types import (
     Metadata,
     Name,
     NamedTool,
+    Off,
     OutputTokens,
     Penalty,
     Probability,
@@ -33,7 +35,6 @@ from quicksilver.server.wire.types import (
     Temperature,
     ToolSpec,
     TopK,
-    Whole,
     Wire,
 )
 from quicksilver.server.wire.usage import UsageReply
@@ -127,9 +128,9 @@ class ChatBody(Wire):
     repetition_penalty: RepetitionPenalty | None = None
     seed: Seed | None = None
     stop: Stop | None = None
-    n: Annotated[Whole, Field(ge=1, le=MAX_ANSWERS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS), WHOLE] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None = None
     logit_bias: LogitBias | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -147,7 +148,7 @@ class ChatBody(Wire):
     decoder: DecoderBody | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
     metadata: Metadata | None = None
-    store: Literal[False] | None = None
+    store: Off | None = None
     modalities: list[Literal["text"]] | None = None
 
 

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 from quicksilver.server.wire.types import (
     MAX_ANSWERS,
     MAX_PROMPTS,
+    WHOLE,
     CodeStop,
     DecoderBody,
     LogitBias,
@@ -22,7 +23,6 @@ from quicksilver.server.wire.types import (
     StreamOptions,
     Temperature,
     TopK,
-    Whole,
     Wire,
 )
 from quicksilver.server.wire.usage import UsageReply
@@ -37,7 +37,7 @@ class FimBody(Wire):
     model: Name
     prompt: str
     suffix: str | None = None
-    max_tokens: Annotated[Whole, Field(ge=1, le=MAX_FIM_TOKENS)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_FIM_TOKENS), WHOLE] | None = None
     temperature: Temperature | None = None
     top_p: Probability | None = None
     top_k: TopK | None = None
@@ -53,7 +53,7 @@ class FimBody(Wire):
     decoder: DecoderBody | None = None
 
 
-TokenIds = Annotated[list[Annotated[Whole, Field(ge=0)]], Field(max_length=1_000_000)]
+TokenIds = Annotated[list[Annotated[int, Field(ge=0), WHOLE]], Field(max_length=1_000_000)]
 
 
 class CompletionBody(Wire):
@@ -72,10 +72,10 @@ class CompletionBody(Wire):
     repetition_penalty: RepetitionPenalty | None = None
     seed: Seed | None = None
     stop: CodeStop | None = None
-    n: Annotated[Whole, Field(ge=1, le=MAX_ANSWERS)] | None = None
-    best_of: Annotated[Whole, Field(ge=1, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS), WHOLE] | None = None
+    best_of: Annotated[int, Field(ge=1, le=1), WHOLE] | None = None
     echo: bool | None = None
-    logprobs: Annotated[Whole, Field(ge=0, le=5)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5), WHOLE] | None = None
     logit_bias: LogitBias | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None

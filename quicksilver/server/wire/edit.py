@@ -8,6 +8,7 @@ from pydantic import Field
 
 from quicksilver.server.wire.chat import ChatMessage
 from quicksilver.server.wire.types import (
+    WHOLE,
     Content,
     DecoderBody,
     Name,
@@ -16,7 +17,6 @@ from quicksilver.server.wire.types import (
     Seed,
     StreamOptions,
     Temperature,
-    Whole,
     Wire,
 )
 
@@ -33,7 +33,7 @@ class EditMessage(Wire):
 class EditBody(Wire):
     model: Name
     messages: Annotated[list[EditMessage], Field(min_length=1, max_length=1)]
-    max_tokens: Annotated[Whole, Field(ge=1, le=MAX_EDIT_TOKENS)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_EDIT_TOKENS), WHOLE] | None = None
     temperature: Temperature | None = None
     top_p: Probability | None = None
     presence_penalty: Penalty | None = None
@@ -46,7 +46,7 @@ class EditBody(Wire):
 class ApplyBody(Wire):
     model: Name
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=16)]
-    max_tokens: Annotated[Whole, Field(ge=1, le=MAX_APPLY_TOKENS)] | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_APPLY_TOKENS), WHOLE] | None = None
     temperature: Temperature | None = None
     top_p: Probability | None = None
     seed: Seed | None = None

@@ -11,6 +11,7 @@ from quicksilver.server.wire.types import (
     MAX_MESSAGES,
     MAX_TOOLS,
     MAX_TOP_LOGPROBS,
+    WHOLE,
     Content,
     DecoderBody,
     Effort,
@@ -18,12 +19,12 @@ from quicksilver.server.wire.types import (
     FunctionName,
     Metadata,
     Name,
+    Off,
     OutputTokens,
     Probability,
     Seed,
     StreamOptions,
     Temperature,
-    Whole,
     Wire,
 )
 
@@ -112,7 +113,7 @@ class ResponsesBody(Wire):
     max_output_tokens: OutputTokens | None = None
     temperature: Temperature | None = None
     top_p: Probability | None = None
-    top_logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None = None
     seed: Seed | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -124,8 +125,8 @@ class ResponsesBody(Wire):
     decoder: DecoderBody | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
     metadata: Metadata | None = None
-    store: Literal[False] | None = None
-    background: Literal[False] | None = None
+    store: Off | None = None
+    background: Off | None = None
     previous_response_id: None = None
     conversation: None = None
     truncation: Literal["disabled"] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from typing_extensions import TypedDict
 
 from quicksilver.server.wire.chat import ChatMessage
@@ -14,6 +14,15 @@ from quicksilver.server.wire.types import MAX_MESSAGES, MAX_TOOLS, Effort, Name,
 
 class TokenizeBody(Wire):
     """Either `prompt`, as it stands, or `messages` as the chat template writes them."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["prompt"], "properties": {"prompt": {"type": "string"}, "messages": {"type": "null"}}},
+                {"required": ["messages"], "properties": {"messages": {"type": "array"}, "prompt": {"type": "null"}}},
+            ]
+        }
+    )
 
     model: Name
     prompt: str | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 MAX_SAFE_INT = 2**53
 """Beyond it JSON readers disagree on the value, so no integer may pass it."""
@@ -62,22 +62,31 @@ def tame(value: Any) -> Any:
     return value
 
 
+def refuse_true(value: bool) -> bool:
+    if value:
+        raise ValueError("cannot be honoured here, so it may only be false")
+    return value
+
+
 def choose_bias(value: dict[str, float]) -> dict[str, float]:
     if any(not (key.isascii() and key.isdigit() and len(key) <= 9) for key in value):
         raise ValueError("keys are token ids in decimal")
     return value
 
 
-Whole = Annotated[int, BeforeValidator(whole)]
+WHOLE = BeforeValidator(whole)
+"""The last annotation of every integer: bounds that came after it would be missing from the document."""
+Off = Annotated[bool, AfterValidator(refuse_true), WithJsonSchema({"type": "boolean", "const": False})]
+"""A switch that this server has, but only switched off."""
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 FreeObject = Annotated[dict[str, Any], AfterValidator(tame)]
-OutputTokens = Annotated[Whole, Field(ge=1, le=MAX_OUTPUT_TOKENS)]
+OutputTokens = Annotated[int, Field(ge=1, le=MAX_OUTPUT_TOKENS), WHOLE]
 Temperature = Annotated[float, Field(ge=0, le=2)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 RepetitionPenalty = Annotated[float, Field(gt=0, le=10)]
-TopK = Annotated[Whole, Field(ge=-1, le=1000)]
-Seed = Annotated[Whole, Field(ge=-MAX_SAFE_INT, le=MAX_SAFE_INT)]
+TopK = Annotated[int, Field(ge=-1, le=1000), WHOLE]
+Seed = Annotated[int, Field(ge=-MAX_SAFE_INT, le=MAX_SAFE_INT), WHOLE]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Stop = StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)]
 CodeStop = StopText | Annotated[list[StopText], Field(max_length=MAX_CODE_STOPS)]
@@ -133,12 +142,12 @@ class DecoderBody(Wire):
     """Extension: the decoder and its knobs, for those who trade speed against quality by hand."""
 
     name: Literal["ar", "verify", "confidence", "edit"] | None = None
-    canvas_len: Annotated[Whole, Field(ge=1, le=1024)] | None = None
+    canvas_len: Annotated[int, Field(ge=1, le=1024), WHOLE] | None = None
     rule: Literal["threshold", "static", "factor", "entropy"] | None = None
     threshold: Probability | None = None
-    steps: Annotated[Whole, Field(ge=1, le=1024)] | None = None
+    steps: Annotated[int, Field(ge=1, le=1024), WHOLE] | None = None
     factor: Annotated[float, Field(ge=0, le=100)] | None = None
     entropy_bound: Annotated[float, Field(ge=0, le=100)] | None = None
     edit_threshold: Probability | None = None
-    edit_passes: Annotated[Whole, Field(ge=0, le=1024)] | None = None
+    edit_passes: Annotated[int, Field(ge=0, le=1024), WHOLE] | None = None
     stutter_penalty: Annotated[float, Field(ge=0, le=100)] | None = None

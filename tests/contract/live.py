@@ -1,0 +1,95 @@
+"""A live server on loopback around a scripted engine: for real clients, fuzzers and load.
+
+`python -m tests.contract.live HOME` prints its address and serves until standard input ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from pathlib import Path
+
+from quicksilver.constrain.pool import CompilePool
+from quicksilver.core import Delta, Request
+from quicksilver.errors import EngineDied
+from quicksilver.server.app import build_app
+from quicksilver.server.config import ServerConfig
+from quicksilver.server.life import Listener, make_listener
+from quicksilver.server.services import Services
+from quicksilver.text.chat import ChatTemplate
+from tests.fake_engine import FakeEngine, Step, resolving, spoken
+from tests.small_tokenizer import small_tokenizer
+
+ANSWER = "Paris is the capital of France."
+PERSON = '{"name": "Ada", "age": 36}'
+CALLS = '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'
+POEM = "Line of a long poem that goes on and on.\n" * 40
+
+
+class LiveServer:
+    """Runs on a thread of its own, since the clients under test block."""
+
+    def __init__(self, home: Path) -> None:
+        tokenizer = small_tokenizer()
+        self.engine = FakeEngine(answer_by_prompt)
+        self.grammars = CompilePool()
+        config = ServerConfig(home=home, port=0, frames_per_s=1e9)
+        template = ChatTemplate.own(tokenizer)
+        services = Services(self.engine, tokenizer, template, grammars=self.grammars, config=config)
+        self.listener: Listener = make_listener(build_app(services), "127.0.0.1", 0, config)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    async def _serve(self) -> None:
+        await self.grammars.start()
+        await self.listener.serve()
+        await self.grammars.stop()
+
+    @property
+    def url(self) -> str:
+        port = self.listener.servers[0].sockets[0].getsockname()[1]
+        return f"http://127.0.0.1:{port}"
+
+    def start(self) -> None:
+        self._thread.start()
+        while not self.listener.started:
+            self._thread.join(0.01)
+
+    def stop(self) -> None:
+        self.listener.should_exit = True
+        self._thread.join(10)
+
+
+def answer_by_prompt(request: Request) -> list[Step]:
+    """What the engine says depends on words in the prompt, so that one server answers every test."""
+    tokenizer = small_tokenizer()
+    prompt = tokenizer.decode(request.prompt_ids)
+    if "fail half way" in prompt:
+        return [Delta(request.id, tuple(tokenizer.encode("half"))), EngineDied("the worker died")]
+    ids = tokenizer.encode_markup(choose_text(request, prompt))
+    return resolving(request, ids) if request.wants_frames else spoken(request, ids)
+
+
+def choose_text(request: Request, prompt: str) -> str:
+    answer = ANSWER
+    if "tool result" in prompt:
+        answer = "It is sunny."
+    elif "weather" in prompt and request.constraint is not None:
+        answer = CALLS
+    elif request.constraint is not None:
+        answer = PERSON
+    elif "long poem" in prompt:
+        answer = POEM
+    return answer if request.think is None else f"Let me think.</think>{answer}"
+
+
+def main(home: Path) -> None:
+    server = LiveServer(home)
+    server.start()
+    print(server.url, flush=True)
+    sys.stdin.read()
+    server.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
