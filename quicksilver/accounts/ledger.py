@@ -104,7 +104,7 @@ class Page:
 
     def _path(self, path: str) -> list[Purse]:
         """The purses of a path, the key first."""
-        return [self._purses[purse_id] for purse_id in reversed(path.split("/")) if purse_id in self._purses]
+        return [self._purses[purse_id] for purse_id in reversed(path.split("/"))]
 
     def _reserve(self, entry: Reserve) -> Reservation:
         order, identity = entry.order, entry.identity
@@ -122,8 +122,9 @@ class Page:
 
     def _require_valid(self, entry: Reserve) -> None:
         expires_at = entry.identity.expires_at
-        if len(self._path(entry.identity.path)) < 3 or (expires_at is not None and expires_at <= self._now):
-            raise AuthenticationFailed("this key has expired")
+        is_known = all(purse_id in self._purses for purse_id in entry.identity.purse_ids)
+        if not is_known or (expires_at is not None and expires_at <= self._now):
+            raise AuthenticationFailed("this API key is not valid here")
         if entry.request_id in self._rows:
             raise Conflict("this request id is in the books already")
         if (idempotency := entry.order.idempotency) is not None:

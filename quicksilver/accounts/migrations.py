@@ -157,6 +157,7 @@ def require_current(store: Store) -> None:
 def _lock(connection: Connection) -> None:
     # SQLite's write transaction already excludes others; PostgreSQL needs to be told.
     if connection.dialect.name == "postgresql":
+        connection.execute(text("SET LOCAL statement_timeout = 0"))
         connection.execute(text("SELECT pg_advisory_xact_lock(7163051)"))
 
 

@@ -169,7 +169,9 @@ class Accounts:
 
     async def _write(self, entry: Checkpoint | Close) -> Any:
         # Shielded: a caller that is cancelled stops waiting, but what it asked to be written is written.
-        return await asyncio.shield(asyncio.wrap_future(self._writer.submit(entry)))
+        outcome = asyncio.wrap_future(self._writer.submit(entry))
+        outcome.add_done_callback(_look_at)
+        return await asyncio.shield(outcome)
 
     def _undo(self, future: Future[Any]) -> None:
         if not future.cancelled() and future.exception() is None:
@@ -187,6 +189,12 @@ class Accounts:
             rows = connection.execute(select(purses).where(purses.c.id.in_(identity.purse_ids))).all()
             windows = load_windows(connection, identity.purse_ids, now)
         return tightest((limits_of(row), windows[row.id]) for row in rows)
+
+
+def _look_at(outcome: asyncio.Future[Any]) -> None:
+    """The writer makes up for a failure that nobody waits for any more; asyncio need not complain of it."""
+    if not outcome.cancelled():
+        outcome.exception()
 
 
 def pepper_path(store: Store, config: AccountsConfig) -> Path:

@@ -32,13 +32,15 @@ class Store:
         self.url = _parse(url)
         self.is_broken = False
         """True once an fsync failed: what the disk holds is unknown, so nothing is written until a restart."""
-        open_engine = _open_sqlite if self.is_sqlite else _open_postgres
-        self._writing = open_engine(self.url, lock_wait_s)
-        self._reading = open_engine(self.url, lock_wait_s)
         if self.is_sqlite:
+            self._writing, self._reading = _open_sqlite(self.url, lock_wait_s), _open_sqlite(self.url, lock_wait_s)
+            self._looking = self._reading.execution_options()
             event.listen(self._writing, "begin", _begin_immediate)
+            event.listen(self._looking, "begin", _begin)
         else:
-            self._reading = self._reading.execution_options(isolation_level="AUTOCOMMIT")
+            self._writing = _open_postgres(self.url, lock_wait_s)
+            self._reading = self._writing.execution_options(isolation_level="AUTOCOMMIT")
+            self._looking = self._writing.execution_options(isolation_level="REPEATABLE READ")
 
     @property
     def is_sqlite(self) -> bool:
@@ -56,6 +58,14 @@ class Store:
     def read(self) -> Iterator[Connection]:
         """A look without a transaction: each statement sees what is committed."""
         with self._translated(), self._reading.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A long look at one moment, which holds nobody up."""
+        with self._translated(), self._looking.begin() as connection:
+            if not self.is_sqlite:
+                connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
             yield connection
 
     def close(self) -> None:
@@ -131,6 +141,10 @@ def _configure_sqlite(connection: Any, _record: Any) -> None:
         connection.execute(f"PRAGMA {pragma}")
 
 
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")
+
+
 def _begin_immediate(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
@@ -140,4 +154,6 @@ def _open_postgres(url: URL, lock_wait_s: float) -> Engine:
     asked = url.query.get("options", "")
     options = f"{asked} -c lock_timeout={wait_ms} -c statement_timeout={wait_ms} -c synchronous_commit=on"
     connect_args = {"connect_timeout": max(1, round(lock_wait_s)), "options": options.strip()}
-    return create_engine(url, hide_parameters=True, pool_pre_ping=True, connect_args=connect_args)
+    return create_engine(
+        url, hide_parameters=True, pool_pre_ping=True, use_native_hstore=False, connect_args=connect_args
+    )

@@ -23,8 +23,8 @@ from quicksilver.errors import InvalidRequest, QuicksilverError
 
 
 def check(store: Store) -> list[str]:
-    """Everything that is wrong with the books, in words. Takes the write lock, so that nothing moves meanwhile."""
-    with store.write() as connection:
+    """Everything that is wrong with the books, in words. Looks at one moment while the server goes on."""
+    with store.snapshot() as connection:
         return [
             *_check_file(connection),
             *_check_purses(connection),

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from copy import copy
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -75,6 +76,8 @@ class Writer:
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
+        late, _ = self._collect(0.0)
+        self._fail(late, LedgerUnavailable("the books are closed", retry_after_s=5.0))
         self._pay_owed()
         try:
             while self._sweep(self._books.owner):
@@ -106,7 +109,6 @@ class Writer:
             if time.monotonic() >= due:
                 self._try_tick()
                 due = time.monotonic() + self._config.heartbeat_s
-        self._fail(self._carried, LedgerUnavailable("the books are closed", retry_after_s=5.0))
 
     def _collect(self, wait_s: float) -> tuple[list[_Slip], bool]:
         """What waits now, or the first to come within `wait_s`; and whether it is the last there will be."""
@@ -179,7 +181,7 @@ class Writer:
     def _fail(self, slips: Sequence[_Slip], error: Exception) -> None:
         for slip in slips:
             self._remember(slip.entry, error)
-            slip.outcome.set_exception(error)
+            slip.outcome.set_exception(copy(error).with_traceback(None))  # tracebacks grow where it is raised
 
     def _remember(self, entry: Entry, error: Exception) -> None:
         """Keep what a failed entry obliges us to. A commit that failed for want of the disk may have happened."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
+from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.entries import Checkpoint, Reserve
 from quicksilver.accounts.ledger import Ledger
 from quicksilver.accounts.records import Order, State
 from quicksilver.accounts.schema import ledger
-from quicksilver.accounts.service import Desk
+from quicksilver.accounts.service import Desk, open_desk
 from quicksilver.accounts.sweep import Lookout, beat, close_orphans, read_beats
 from quicksilver.accounts.upkeep import check
 from tests.accounts.conftest import Customer, apply
@@ -41,6 +42,20 @@ def test_beat_moves_and_comes_back_after_being_given_up(desk: Desk, books: Ledge
         assert read_beats(connection) == {}
         beat(connection, "me")
         assert read_beats(connection) == {"me": 0}
+
+
+def test_looking_for_orphans_reads_open_rows_only(sqlite_url: str, config: AccountsConfig) -> None:
+    desk = open_desk(sqlite_url, config)
+    said: list[str] = []
+    with desk.store.read() as connection:
+        plain = connection.connection.driver_connection
+        assert plain is not None
+        plain.set_trace_callback(said.append)
+        read_beats(connection)
+        plain.set_trace_callback(None)
+        plan = plain.execute(f"EXPLAIN QUERY PLAN {said[0]}").fetchall()
+    desk.store.close()
+    assert "ledger_open" in str(plan)
 
 
 def test_orphans_of_one_owner_are_closed_and_others_left_alone(desk: Desk, books: Ledger, customer: Customer) -> None:

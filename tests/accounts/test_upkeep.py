@@ -50,6 +50,16 @@ def test_audit_finds_damage(desk: Desk, used: Customer, damage: str, finding: st
     assert finding in found
 
 
+def test_audit_looks_at_one_moment(desk: Desk, books: Ledger, used: Customer) -> None:
+    """What is settled while the audit runs belongs to the next one."""
+    with desk.store.snapshot() as connection:
+        before = connection.execute(text("SELECT count(*) FROM ledger WHERE state = 'settled'")).scalar_one()
+        apply(desk, books, Close("open", How.SETTLE, Usage(1, 0, 1)))
+        after = connection.execute(text("SELECT count(*) FROM ledger WHERE state = 'settled'")).scalar_one()
+    assert (before, after) == (1, 1)
+    assert check(desk.store) == []
+
+
 def test_sqlite_backup_is_private_and_whole(sqlite_url: str, config: AccountsConfig, tmp_path: Path) -> None:
     desk = open_desk(sqlite_url, config)
     customer = make_customer(desk)
