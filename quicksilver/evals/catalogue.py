@@ -1,0 +1,48 @@
+"""The list of tasks, and groups of them by name. A new task is a file in `tasks/` and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from quicksilver.errors import InvalidRequest
+from quicksilver.evals.task import Task
+from quicksilver.evals.tasks import (
+    fim,
+    gsm8k,
+    infilling,
+    instructions,
+    json_schema,
+    language,
+    multiple_choice,
+    next_edit,
+    programs,
+    sanity,
+    tools,
+)
+
+_MODULES = (
+    *(multiple_choice, language, sanity, instructions, fim, infilling),
+    *(next_edit, tools, json_schema, programs, gsm8k),
+)
+ALL: dict[str, Task[Any]] = {task.name: task for module in _MODULES for task in module.TASKS}
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "all": tuple(ALL),
+    "likelihood": (*(task.name for task in multiple_choice.TASKS), "wikitext2", "python_text", "lambada"),
+    "chat": ("sanity", "instructions", "gsm8k"),
+    "skills": ("sanity", "instructions", "fim_python", "fim_js", "next_edit", "sgd_dev", "json_schema"),
+    "code": ("humaneval", "mbpp", "humaneval_infill_single", "humaneval_infill_randomlight"),
+    "tools": tuple(task.name for task in tools.TASKS),
+}
+
+
+def pick_tasks(names: Iterable[str]) -> list[Task[Any]]:
+    """Tasks by their own names or their groups', each once, in the order asked for."""
+    wanted: dict[str, Task[Any]] = {}
+    for name in names:
+        if name not in GROUPS and name not in ALL:
+            known = ", ".join([*GROUPS, *ALL])
+            raise InvalidRequest(f"no task or group is named {name}; there are {known}", param="tasks")
+        wanted |= {task: ALL[task] for task in GROUPS.get(name, (name,))}
+    return list(wanted.values())

@@ -1,0 +1,141 @@
+"""Report: the numbers of one model, with what is needed to believe and to repeat them; in and out as JSON.
+
+A Cell is one task under one decoder. Answers are kept, so that scoring can be looked into, and redone, without a model.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quicksilver.errors import InvalidRequest
+from quicksilver.evals.speed import Speed, total
+
+AVERAGED = "multiple_choice"
+"""The domain whose headlines make the average."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One item: its place in the task's items, what was said, and its numbers."""
+
+    index: int
+    text: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One task under one decoder, `likelihood` where nothing is decoded."""
+
+    task: str
+    domain: str
+    decoder: str
+    headlines: tuple[str, ...]
+    metrics: Mapping[str, float]
+    num_items: int
+    num_failed: int
+    seconds: float
+    speed: Speed = field(default_factory=Speed)
+    is_cut: bool = False
+    """Whether the time limit came first: `num_items` of the items asked for were answered."""
+    is_lower_better: bool = False
+    records: tuple[Record, ...] = ()
+
+    @property
+    def value(self) -> float | None:
+        return self.metrics.get(self.headlines[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    model: str
+    cells: tuple[Cell, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    machine: Mapping[str, str] = field(default_factory=dict)
+
+    def average(self) -> float | None:
+        """The mean headline of the multiple-choice tasks."""
+        values = [cell.value for cell in self.cells if cell.domain == AVERAGED and cell.value is not None]
+        return sum(values) / len(values) if values else None
+
+    def speeds(self) -> dict[str, dict[str, Speed]]:
+        """Decoder -> domain -> what its answers cost together; `all` beside the domains."""
+        table: dict[str, dict[str, Speed]] = {}
+        for decoder in dict.fromkeys(cell.decoder for cell in self.cells if cell.speed.answers):
+            cells = [cell for cell in self.cells if cell.decoder == decoder and cell.speed.answers]
+            domains = dict.fromkeys(cell.domain for cell in cells)
+            table[decoder] = {name: total(c.speed for c in cells if c.domain == name) for name in domains}
+            table[decoder]["all"] = total(cell.speed for cell in cells)
+        return table
+
+
+def machine_facts() -> dict[str, str]:
+    """Where and when this ran. The commit is that of the tree the package lies in, if it is one."""
+    root = Path(__file__).parent
+    command = ["git", "-C", str(root), "rev-parse", "HEAD"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        commit = ""
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": commit or "unknown",
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def write_reports(reports: Sequence[Report], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"reports": [_plain(report) for report in reports]}, indent=1) + "\n")
+
+
+def read_reports(path: Path) -> list[Report]:
+    try:
+        return [_report(plain) for plain in json.loads(path.read_text())["reports"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidRequest(f"{path} is not a report of evaluations: {error}") from error
+
+
+def _plain(report: Report) -> dict[str, Any]:
+    """With the figures that readers want and code derives."""
+    plain = asdict(report)
+    plain["average"] = report.average()
+    plain["speeds"] = {
+        decoder: {
+            domain: {
+                "tokens": speed.tokens,
+                "tokens_per_forward": speed.tokens_per_forward,
+                "tokens_per_round": speed.tokens_per_round,
+                "acceptance": speed.acceptance,
+            }
+            for domain, speed in domains.items()
+        }
+        for decoder, domains in report.speeds().items()
+    }
+    return plain
+
+
+def _report(plain: Mapping[str, Any]) -> Report:
+    kept = {name: plain[name] for name in ("model", "settings", "engine", "machine")}
+    return Report(cells=tuple(_cell(cell) for cell in plain["cells"]), **kept)
+
+
+def _cell(plain: Mapping[str, Any]) -> Cell:
+    rich = {"speed": Speed(**plain["speed"]), "records": tuple(_records(plain["records"]))}
+    return Cell(**{**plain, **rich, "headlines": tuple(plain["headlines"])})
+
+
+def _records(plain: Iterable[Mapping[str, Any]]) -> Iterable[Record]:
+    for record in plain:
+        yield Record(**{**record, "calls": tuple((name, arguments) for name, arguments in record["calls"])})

@@ -1,0 +1,180 @@
+"""Runs tasks through an EngineClient, many items at a time, each task under every decoder asked for.
+
+An item that fails is counted and left out of the means; a task that runs out of time keeps what it has. Which items a
+limit takes depends on the seed and the task alone, so that two models are asked the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from quicksilver.core import DecoderName, DecoderParams, EngineClient
+from quicksilver.errors import InvalidRequest, QuicksilverError
+from quicksilver.evals.catalogue import pick_tasks
+from quicksilver.evals.collect import collect
+from quicksilver.evals.report import Cell, Record, Report, machine_facts
+from quicksilver.evals.sandbox import isolation
+from quicksilver.evals.speed import Speed, speed_of, total
+from quicksilver.evals.task import Answer, Generate, Task
+from quicksilver.evals.writer import Writer
+from quicksilver.text.chat import ChatTemplate
+from quicksilver.text.conversation import ToolCall
+from quicksilver.text.tokenizer import Tokenizer
+
+Watch = Callable[[str, int, int], None]
+"""Told, after every item: the task and decoder, items done, items in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSettings:
+    """What to run, on which items, and how."""
+
+    data: Path
+    """Folder with `eval/` and `train/`."""
+    tasks: tuple[str, ...] = ("all",)
+    """Names of tasks or of groups of tasks."""
+    limit: int = 0
+    """Items a task; 0 takes each task's own number."""
+    decoders: tuple[DecoderParams, ...] = (DecoderParams(),)
+    concurrency: int = 32
+    """Items in flight at the same time."""
+    seconds: float = 0.0
+    """Time limit of a task under one decoder; 0 sets none."""
+    seed: int = 0
+    model: str = ""
+    """The name in the report; empty takes the engine's."""
+
+
+def decoder_label(decoder: DecoderParams) -> str:
+    if decoder.name is DecoderName.AR:
+        return "ar"
+    label = f"{decoder.name.value} K={decoder.canvas_len}"
+    return label if decoder.name is DecoderName.VERIFY else f"{label} {decoder.rule.value} {decoder.threshold:g}"
+
+
+async def run_evals(
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    settings: EvalSettings,
+    watch: Watch = lambda label, done, count: None,
+) -> Report:
+    run = _Run(client, Writer(tokenizer, template, client.info.context_len), settings, watch)
+    cells: list[Cell] = []
+    for task in pick_tasks(settings.tasks):
+        cells += await run.task(task)
+    shown = {**asdict(settings), "data": settings.data.name, "sandbox": isolation()}
+    model = settings.model or client.info.model
+    return Report(model, tuple(cells), shown, asdict(client.info), machine_facts())
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    client: EngineClient
+    writer: Writer
+    settings: EvalSettings
+    watch: Watch
+
+    async def task(self, task: Task[Any]) -> list[Cell]:
+        """A cell per decoder; one cell where nothing is decoded."""
+        items = await asyncio.to_thread(choose_items, task, self.settings)
+        if not items:
+            raise InvalidRequest(f"the data has no items for {task.name}", param="data")
+        is_decoded = isinstance(task.ask(items[0][1], self.writer), Generate)
+        if not is_decoded:
+            return [await self._cell(task, items, DecoderParams(DecoderName.AR), "likelihood")]
+        return [await self._cell(task, items, decoder, decoder_label(decoder)) for decoder in self.settings.decoders]
+
+    async def _cell(
+        self, task: Task[Any], items: Sequence[tuple[int, Any]], decoder: DecoderParams, label: str
+    ) -> Cell:
+        started = time.monotonic()
+        queue = iter(items)
+        done: list[tuple[Record, Speed]] = []
+
+        async def work() -> None:
+            for index, item in queue:
+                done.append(await self._item(task, index, item, decoder))
+                self.watch(f"{task.name} ({label})", len(done), len(items))
+
+        workers = [asyncio.create_task(work()) for _ in range(min(self.settings.concurrency, len(items)))]
+        is_cut = await _finish(workers, self.settings.seconds or None)
+        seconds = time.monotonic() - started
+        records = sorted((record for record, _ in done), key=lambda record: record.index)
+        good = [record.metrics for record in records if not record.error]
+        return Cell(
+            task.name,
+            task.domain,
+            label,
+            task.headlines,
+            metrics=task.summarise(good) if good else {},
+            num_items=len(good),
+            num_failed=len(records) - len(good),
+            seconds=seconds,
+            speed=total(speed for _, speed in done),
+            is_cut=is_cut,
+            is_lower_better=task.is_lower_better,
+            records=tuple(records),
+        )
+
+    async def _item(self, task: Task[Any], index: int, item: Any, decoder: DecoderParams) -> tuple[Record, Speed]:
+        request_id = f"eval-{task.name}-{decoder_label(decoder)}-{index}"
+        try:
+            ask = task.ask(item, self.writer)
+            answer = await collect(self.client, self.writer.tokenizer, request_id, ask, decoder)
+            metrics = await asyncio.to_thread(task.score, item, answer)
+        except QuicksilverError as error:
+            return Record(index, error=f"{error.code}: {error.message}"), Speed()
+        calls = tuple((call.name, call.arguments) for call in answer.calls)
+        return Record(index, answer.text, calls, metrics), speed_of(answer, decoder)
+
+
+async def _finish(workers: Sequence[asyncio.Task[None]], seconds: float | None) -> bool:
+    """Waits for all, or for so long; whether some had to be stopped. An error that is not an item's own is raised."""
+    finished, late = await asyncio.wait(workers, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+    failed = [task for task in finished if task.exception() is not None]
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
+    for task in failed:
+        task.result()
+    return bool(late)
+
+
+def choose_items(task: Task[Any], settings: EvalSettings) -> list[tuple[int, Any]]:
+    """The items to ask, each with its place among all: the first ones, or a sample that the seed decides."""
+    limit = settings.limit or task.limit
+    if task.takes_first:
+        return list(enumerate(islice(task.load(settings.data), limit)))
+    items = list(enumerate(task.load(settings.data)))
+    if limit >= len(items):
+        return items
+    return sorted(random.Random(f"{settings.seed}/{task.name}").sample(items, limit), key=lambda pair: pair[0])
+
+
+def rescore(report: Report, data: Path) -> Report:
+    """The same answers scored again: for answers made where a validator was missing, or after a change of scoring."""
+    cells = []
+    for cell in report.cells:
+        (task,) = pick_tasks((cell.task,))
+        cells.append(_rescored(cell, task, data) if cell.decoder != "likelihood" else cell)
+    return Report(report.model, tuple(cells), report.settings, report.engine, report.machine)
+
+
+def _rescored(cell: Cell, task: Task[Any], data: Path) -> Cell:
+    items, records = dict(enumerate(task.load(data))), []
+    for record in cell.records:
+        answer = Answer(record.text, tuple(ToolCall(name, arguments) for name, arguments in record.calls))
+        metrics = task.score(items[record.index], answer) if not record.error else {}
+        records.append(Record(record.index, record.text, record.calls, metrics, record.error))
+    good = [record.metrics for record in records if not record.error]
+    shown = {name: getattr(cell, name) for name in Cell.__slots__}
+    shown |= {"metrics": task.summarise(good) if good else {}, "records": tuple(records)}
+    return Cell(**shown)

@@ -1,0 +1,59 @@
+"""Runs programs that a model wrote: a process of its own, no network, bounded time, memory, files and processes.
+
+The bounds are set inside the child (`sandbox_child`) before the program starts and cannot be raised again. They keep
+a blunder from doing harm; they are no wall against a program made to escape.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+_CHILD = Path(__file__).with_name("sandbox_child.py")
+SECONDS = 8.0
+
+
+def passes(program: str, seconds: float = SECONDS) -> bool:
+    """Whether the program runs to its end, raising nothing, within `seconds`."""
+    return _run([], program, seconds)
+
+
+@cache
+def isolation() -> str:
+    """How the network is kept away on this machine, for reports."""
+    can_unshare = _run(["--probe"], "", SECONDS)
+    return "network namespace" if can_unshare else "sockets disabled in Python only"
+
+
+def _run(options: list[str], program: str, seconds: float) -> bool:
+    with tempfile.TemporaryDirectory(prefix="quicksilver-eval-") as folder:
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-B", str(_CHILD), str(int(seconds) + 1), *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            env={"HOME": folder, "TMPDIR": folder, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+        try:
+            child.communicate(program.encode("utf-8", "replace"), timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            _end(child)
+        return child.returncode == 0
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """The program and whatever it started."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        child.kill()
+    child.communicate()

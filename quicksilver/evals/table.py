@@ -1,0 +1,99 @@
+"""Reports side by side as one table of text. Standard library only, so that it prints anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quicksilver.evals.report import Cell, Report
+
+Key = tuple[str, str]
+"""Task and decoder."""
+
+_DIGITS = {1: 2, 100: 1}
+
+
+def compare(reports: Sequence[Report]) -> str:
+    """Headlines per task and model, differences to the last model, then what the answers cost."""
+    return "\n\n".join(part for part in (_scores(reports), _costs(reports), _notes(reports)) if part)
+
+
+def _scores(reports: Sequence[Report]) -> str:
+    pairs = _paired(reports)
+    rows = [["task", "metric", "n", *(report.model for report in reports), *(["change"] if len(reports) > 1 else [])]]
+    for (task, decoder), cells in pairs.items():
+        cell = next(cell for cell in cells if cell is not None)
+        name = task if decoder == "likelihood" else f"{task} ({decoder})"
+        for metric in cell.headlines:
+            values = [c.metrics.get(metric) if c else None for c in cells]
+            rows.append([name, metric, str(cell.num_items), *_numbers(values, 1 if cell.is_lower_better else 100)])
+    averages = [report.average() for report in reports]
+    if any(average is not None for average in averages):
+        rows.append(["multiple choice, average", "", "", *_numbers(averages, 100)])
+    return _lay_out(rows)
+
+
+def _paired(reports: Sequence[Report]) -> dict[Key, list[Cell | None]]:
+    """Cells of one task beside each other, under the decoders of the first report that has the task. A model that ran
+    the task under another decoder only (the parent, which cannot draft) stands beside all of them."""
+    by_task = [_by_task(report) for report in reports]
+    pairs: dict[Key, list[Cell | None]] = {}
+    seen: set[str] = set()
+    for report in reports:
+        for cell in report.cells:
+            if cell.task not in seen:
+                pairs[cell.task, cell.decoder] = [_match(found.get(cell.task, []), cell.decoder) for found in by_task]
+        seen |= {cell.task for cell in report.cells}
+    return pairs
+
+
+def _by_task(report: Report) -> dict[str, list[Cell]]:
+    found: dict[str, list[Cell]] = {}
+    for cell in report.cells:
+        found.setdefault(cell.task, []).append(cell)
+    return found
+
+
+def _match(cells: Sequence[Cell], decoder: str) -> Cell | None:
+    same = [cell for cell in cells if cell.decoder == decoder]
+    return same[0] if same else (cells[0] if len(cells) == 1 else None)
+
+
+def _numbers(values: Sequence[float | None], scale: int) -> list[str]:
+    """Every model's number and, of several models, the first minus the last. Shares are shown in percent."""
+    shown = ["-" if value is None else f"{scale * value:.{_DIGITS[scale]}f}" for value in values]
+    if len(values) < 2:
+        return shown
+    first, last = values[0], values[-1]
+    change = "" if first is None or last is None else f"{scale * (first - last):+.{_DIGITS[scale]}f}"
+    return [*shown, change]
+
+
+def _costs(reports: Sequence[Report]) -> str:
+    rows = [["model", "decoder", "domain", "tokens", "per forward", "per round", "accepted"]]
+    for report in reports:
+        for decoder, domains in report.speeds().items():
+            for domain, speed in domains.items():
+                shares = (speed.tokens_per_forward, speed.tokens_per_round, speed.acceptance)
+                shown = ["-" if share is None else f"{share:.2f}" for share in shares]
+                rows.append([report.model, decoder, domain, str(speed.tokens), *shown])
+    return _lay_out(rows) if len(rows) > 1 else ""
+
+
+def _notes(reports: Sequence[Report]) -> str:
+    """What a reader must know about cells that are not whole."""
+    lines = []
+    for report in reports:
+        for cell in report.cells:
+            where = f"{report.model}: {cell.task} ({cell.decoder})"
+            if cell.num_failed:
+                first = next(record.error for record in cell.records if record.error)
+                lines.append(f"{where}: {cell.num_failed} items failed and are left out; the first: {first}")
+            if cell.is_cut:
+                lines.append(f"{where}: stopped by the time limit after {cell.num_items} items")
+    return "\n".join(lines)
+
+
+def _lay_out(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])

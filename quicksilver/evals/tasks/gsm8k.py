@@ -1,0 +1,43 @@
+"""GSM8K: word problems; the last number of the answer counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from quicksilver.evals.data import pack_rows
+from quicksilver.evals.task import Answer, Generate, Metrics, Task
+from quicksilver.evals.writer import Writer
+
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class WordProblem:
+    question: str
+    result: float
+
+
+def load(data: Path) -> Iterable[WordProblem]:
+    rows = pack_rows(data, "gsm8k_test")
+    return [WordProblem(str(row["question"]), _last_number(str(row["answer"])) or 0.0) for row in rows]
+
+
+def _last_number(text: str) -> float | None:
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def ask(problem: WordProblem, writer: Writer) -> Generate:
+    prompt = writer.chat(f"{problem.question}\n\nThink step by step and end with the answer as a number.")
+    return Generate(prompt.ids, 320, prompt.stop, prompt.stop_ids)
+
+
+def score(problem: WordProblem, answer: Answer) -> Metrics:
+    found = _last_number(answer.text)
+    return {"acc": float(found is not None and abs(found - problem.result) < 1e-6)}
+
+
+TASKS = (Task("gsm8k", "math", ("acc",), load, ask, score, 100),)

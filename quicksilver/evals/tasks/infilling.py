@@ -1,0 +1,66 @@
+"""HumanEval infilling: a line, or a random span, is cut out of a solution and written anew; its tests decide.
+
+`pass` runs the tests, `exact` compares with what was cut out, `longer` and `shorter` tell by how much lengths go wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from quicksilver.evals.data import pack_rows
+from quicksilver.evals.sandbox import passes
+from quicksilver.evals.task import Answer, Generate, Metrics, Task
+from quicksilver.evals.tasks.fim import similarity
+from quicksilver.evals.writer import Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    prefix: str
+    suffix: str
+    middle: str
+    checks: str
+    """A program that, behind the solution, raises where it is wrong."""
+
+
+def ask(hole: Hole, writer: Writer) -> Generate:
+    room = 48 + len(writer.encode(hole.middle))
+    prompt = writer.fim(hole.prefix, hole.suffix, room)
+    return Generate(prompt.ids, room, prompt.stop, prompt.stop_ids)
+
+
+def score(hole: Hole, answer: Answer) -> Metrics:
+    found, wanted = answer.text.rstrip(), hole.middle.rstrip()
+    solution = hole.prefix + _closed(answer.text, hole) + hole.suffix
+    return {
+        "pass": float(passes(f"{solution}\n{hole.checks}")),
+        "exact": float(found == wanted),
+        "similarity": similarity(found, wanted),
+        "longer": float(len(found) > 1.5 * len(wanted)),
+        "shorter": float(len(found) < 0.5 * len(wanted)),
+    }
+
+
+def _closed(text: str, hole: Hole) -> str:
+    """A whole line that was cut out took its line break with it."""
+    return text.rstrip("\n") + "\n" if hole.middle.endswith("\n") else text
+
+
+def _task(name: str, limit: int) -> Task[Hole]:
+    def load(data: Path) -> Iterable[Hole]:
+        return [
+            Hole(
+                str(row["prompt"]),
+                str(row["suffix"]),
+                str(row["canonical_solution"]),
+                f"{row['test']}\ncheck({row['entry_point']})",
+            )
+            for row in pack_rows(data, name)
+        ]
+
+    return Task(name, "fim", ("pass", "exact"), load, ask, score, limit)
+
+
+TASKS = (_task("humaneval_infill_single", 100), _task("humaneval_infill_randomlight", 100))

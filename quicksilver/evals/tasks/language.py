@@ -1,0 +1,92 @@
+"""Language modelling: perplexity of running text in windows, and the last word of LAMBADA's passages.
+
+Perplexity is the autoregressive rows' own, one forward a window of 1,024 tokens; the first token of a window is given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from quicksilver.evals.data import held_out_rows, pack_rows
+from quicksilver.evals.task import Answer, Generate, Likelihood, Metrics, Task
+from quicksilver.evals.writer import Writer
+
+WINDOW = 1024
+# More characters than a token has on average in any text that is not one long gap.
+_CHARS_PER_TOKEN = 8
+_CODE_FILES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The tokens `[index * WINDOW, (index + 1) * WINDOW)` of a text."""
+
+    text: str
+    index: int
+
+
+def load_wikitext(data: Path) -> Iterable[Window]:
+    text = str(pack_rows(data, "wikitext2_test")[0]["text"])
+    return _windows(text)
+
+
+def load_code(data: Path) -> Iterable[Window]:
+    """Files of packages kept from training, as one text."""
+    files = islice(held_out_rows(data, "code_python"), _CODE_FILES)
+    text = "\n\n".join(str(row["t"]) for row in files)
+    return _windows(text)
+
+
+def _windows(text: str) -> Iterable[Window]:
+    """As many as the text could have if every character were a token; a limit takes the first few."""
+    return (Window(text, index) for index in range(-(-len(text) // WINDOW)))
+
+
+def ask_window(window: Window, writer: Writer) -> Likelihood:
+    start, end = window.index * WINDOW, (window.index + 1) * WINDOW
+    ids = writer.encode(window.text[: end * _CHARS_PER_TOKEN])[start:end]
+    return Likelihood(ids[:1], (ids[1:],))
+
+
+def score_window(window: Window, answer: Answer) -> Metrics:
+    return {"nll": -sum(answer.logprobs[0]), "tokens": len(answer.logprobs[0])}
+
+
+def perplexity(scores: Sequence[Metrics]) -> dict[str, float]:
+    num_tokens = sum(metrics["tokens"] for metrics in scores)
+    return {"ppl": math.exp(sum(metrics["nll"] for metrics in scores) / num_tokens), "tokens": num_tokens}
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    context: str
+    word: str
+
+
+def load_lambada(data: Path) -> Iterable[Passage]:
+    return [Passage(str(row["ctx"]), str(row["cont"])) for row in pack_rows(data, "lambada")]
+
+
+def ask_word(passage: Passage, writer: Writer) -> Generate:
+    """Exactly as many tokens as the word has: the model says it or it does not."""
+    return Generate(writer.text(passage.context), max_new_tokens=len(writer.encode(passage.word)))
+
+
+def score_word(passage: Passage, answer: Answer) -> Metrics:
+    return {"acc": float(answer.text == passage.word)}
+
+
+def _perplexity_task(name: str, load: Callable[[Path], Iterable[Window]]) -> Task[Window]:
+    task = Task(name, "text", ("ppl",), load, ask_window, score_window, limit=8)
+    return replace(task, summarise=perplexity, is_lower_better=True, takes_first=True)
+
+
+TASKS = (
+    _perplexity_task("wikitext2", load_wikitext),
+    _perplexity_task("python_text", load_code),
+    Task("lambada", "text", ("acc",), load_lambada, ask_word, score_word, 300),
+)

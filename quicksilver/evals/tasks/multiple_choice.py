@@ -1,0 +1,86 @@
+"""Multiple choice by likelihood: the answer is the choice the model finds likeliest after the question.
+
+`acc` takes the sum of log-probabilities, `acc_norm` divides it by the length in bytes, so that long choices are not
+punished for being long. WinoGrande fills the blank and scores only what follows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from quicksilver.evals.data import Row, pack_rows
+from quicksilver.evals.task import Answer, Likelihood, Metrics, Task
+from quicksilver.evals.writer import Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """`prompt`, then one of `choices`, then `ending`; `gold` is the place of the right choice."""
+
+    prompt: str
+    choices: tuple[str, ...]
+    gold: int
+    ending: str = ""
+
+
+def read_question(row: Row) -> Question:
+    prompt = str(row["q"])
+    if row["task"] == "sciq":
+        prompt = f"Question: {prompt}\nAnswer:"
+    return Question(prompt.rstrip(), tuple(str(choice).strip() for choice in row["c"]), int(row["g"]))
+
+
+def read_blank(row: Row) -> Question:
+    """A sentence with a blank: what stands behind the blank tells which name belongs there."""
+    doc = row["doc"]
+    before, _, after = str(doc["sentence"]).partition("_")
+    choices = (str(doc["option1"]), str(doc["option2"]))
+    return Question(before.rstrip(), choices, int(doc["answer"]) - 1, after)
+
+
+def ask(question: Question, writer: Writer) -> Likelihood:
+    space = " " if question.prompt else ""
+    choices = [writer.encode(space + choice) for choice in question.choices]
+    if not question.ending:
+        return Likelihood(writer.text(question.prompt), tuple(choices))
+    ending = writer.encode(question.ending)
+    continuations = tuple((*choice, *ending) for choice in choices)
+    return Likelihood(writer.text(question.prompt), continuations, tuple(map(len, choices)))
+
+
+def score(question: Question, answer: Answer) -> Metrics:
+    sums = [sum(part) for part in answer.logprobs]
+    acc = float(_likeliest(sums) == question.gold)
+    if question.ending:
+        return {"acc": acc}
+    lengths = [max(len(choice.encode()), 1) for choice in question.choices]
+    normed = [value / length for value, length in zip(sums, lengths, strict=True)]
+    return {"acc": acc, "acc_norm": float(_likeliest(normed) == question.gold)}
+
+
+def _likeliest(values: list[float]) -> int:
+    return max(range(len(values)), key=values.__getitem__)
+
+
+def _task(name: str, headline: str, limit: int) -> Task[Question]:
+    read = read_blank if name == "winogrande" else read_question
+
+    def load(data: Path) -> Iterable[Question]:
+        return [read(row) for row in pack_rows(data, name)]
+
+    return Task(name, "multiple_choice", (headline,), load, ask, score, limit)
+
+
+TASKS = (
+    _task("hellaswag", "acc_norm", 500),
+    _task("arc_easy", "acc", 570),
+    _task("arc_challenge", "acc_norm", 299),
+    _task("piqa", "acc", 500),
+    _task("sciq", "acc", 500),
+    _task("openbookqa", "acc_norm", 500),
+    _task("winogrande", "acc", 500),
+    _task("boolq", "acc", 300),
+    _task("csqa", "acc", 500),
+)

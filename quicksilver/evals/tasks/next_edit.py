@@ -1,0 +1,185 @@
+"""Next edit on functions of packages kept from training: some edits are history, the region is to be rewritten.
+
+Four kinds. `rename`: a name was changed where it first stands, by rule; the region still has the old one. `signature`
+and `repeated`: real edits whose later hunks replace words that the first hunk, in the `def` lines or elsewhere,
+replaced already. `echo`: everything is done, and the region must come back as it is. `exact` is over the first three.
+"""
+
+from __future__ import annotations
+
+import difflib
+import keyword
+import random
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from quicksilver.evals.data import Row, held_out_rows
+from quicksilver.evals.task import Answer, Generate, Metrics, Task
+from quicksilver.evals.tasks.fim import similarity
+from quicksilver.evals.writer import Writer
+from quicksilver.text.edits import EditRequest, edit_reply
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_LONGEST = 60
+_ABOVE, _BELOW = 2, 6
+_NEW_NAMES = ("payload", "record", "handle", "amount", "label", "bucket", "token", "chunk")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    kind: str
+    request: EditRequest
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hunk:
+    """Lines `[start, end)` of a text become `new`."""
+
+    start: int
+    end: int
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+
+    def words(self) -> tuple[set[str], set[str]]:
+        """Words that went and words that came."""
+        old, new = (set(_WORD.findall("\n".join(lines))) for lines in (self.old, self.new))
+        return old - new, new - old
+
+    def diff(self, path: str) -> str:
+        head = f"@@ -{self.start + 1},{len(self.old)} +{self.start + 1},{len(self.new)} @@"
+        lines = [f"--- {path}", f"+++ {path}", head, *(f"-{x}" for x in self.old), *(f"+{x}" for x in self.new)]
+        return "\n".join(lines)
+
+
+def hunks(old: Sequence[str], new: Sequence[str]) -> list[Hunk]:
+    codes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    return [Hunk(a, b, tuple(old[a:b]), tuple(new[c:d])) for tag, a, b, c, d in codes if tag != "equal"]
+
+
+def cases(row: Row) -> Iterator[Case]:
+    """Cases of one before-and-after pair; draws depend on its name alone."""
+    rng = random.Random(f"{row['p']}/{row['f']}/{row['q']}/{row['to']}")
+    path, old, new = str(row["f"]), str(row["a"]).splitlines(), str(row["b"]).splitlines()
+    if not (4 <= len(old) <= _LONGEST and 4 <= len(new) <= _LONGEST):
+        return
+    found = hunks(old, new)
+    if len(found) > 1 and is_implied(old, found[0], found[1]):
+        yield _follow_up(path, old, found)
+    if case := _rename(path, new, rng):
+        yield case
+    if found and rng.random() < 0.25:
+        yield _echo(path, new, found)
+
+
+def is_implied(old: Sequence[str], done: Hunk, due: Hunk) -> bool:
+    """Whether the later hunk changes lines by a word that the earlier one brought, in place of one that went there
+    too, and brings no word that stands nowhere yet: then the edit can be known, not only guessed."""
+    (gone, come), (gone_now, come_now) = done.words(), due.words()
+    if len(due.old) != len(due.new):
+        return False
+    known = come | set(_WORD.findall("\n".join(old)))
+    return bool(come & come_now) and bool(gone & gone_now or not gone) and come_now <= known
+
+
+def _follow_up(path: str, old: list[str], found: list[Hunk]) -> Case:
+    """The first hunk is done. The region holds the second and ends before any other."""
+    done, due = found[0], found[1]
+    shift = len(done.new) - len(done.old)
+    lines = [*old[: done.start], *done.new, *old[done.end :]]
+    last = found[2].start + shift if len(found) > 2 else len(lines)
+    start = max(done.start + len(done.new), due.start + shift - _ABOVE)
+    end = min(last, due.end + shift + _BELOW)
+    answer = [*lines[start : due.start + shift], *due.new, *lines[due.end + shift : end]]
+    in_head = done.start <= _head_end(old)
+    return _case("signature" if in_head else "repeated", path, lines, (start, end), [done], answer)
+
+
+def _head_end(lines: Sequence[str]) -> int:
+    """The last line of the function's signature."""
+    return next((i for i, line in enumerate(lines) if line.rstrip().endswith(":")), 0)
+
+
+def _places(lines: Sequence[str]) -> dict[str, list[int]]:
+    """The lines on which every word stands."""
+    places: dict[str, list[int]] = {}
+    for i, line in enumerate(lines):
+        for word in dict.fromkeys(_WORD.findall(line)):
+            places.setdefault(word, []).append(i)
+    return places
+
+
+def _is_local(name: str, lines: Sequence[str], places: Sequence[int]) -> bool:
+    """Whether every mention is the same variable: bound where it first stands, never an attribute, a keyword of a call
+    or a word in a string or comment."""
+    first = lines[places[0]]
+    is_bound = re.search(rf"\b{name}\b\s*[:=](?!=)|\b(?:for|as)\s+{name}\b|\bdef\b.*[(,]\s*{name}\b", first)
+    text = "\n".join(lines[i] for i in places)
+    is_other = re.search(rf"\.{name}\b|[(,]\s*{name}=[^=]|#.*\b{name}\b|[\"'].*\b{name}\b", text)
+    return is_bound is not None and is_other is None
+
+
+def _rename(path: str, lines: list[str], rng: random.Random) -> Case | None:
+    places = _places(lines)
+    fixed = {"self", "cls", *keyword.kwlist}
+    common = sorted(word for word, at in places.items() if len(at) >= 3 and len(word) > 1 and word not in fixed)
+    tried = rng.sample(common, len(common))
+    old_name = next((name for name in tried if _is_local(name, lines, places[name])), None)
+    free = [name for name in _NEW_NAMES if name not in places]
+    if old_name is None or not free:
+        return None
+    new_name = rng.choice(free)
+    changed = [re.sub(rf"\b{old_name}\b", new_name, line) for line in lines]
+    first, second = places[old_name][:2]
+    done = Hunk(first, first + 1, (lines[first],), (changed[first],))
+    half = [*lines[:first], changed[first], *lines[first + 1 :]]
+    start, end = max(first + 1, second - _ABOVE), min(len(lines), second + _BELOW)
+    return _case("rename", path, half, (start, end), [done], changed[start:end])
+
+
+def _echo(path: str, new: list[str], found: list[Hunk]) -> Case:
+    shift = sum(len(hunk.new) - len(hunk.old) for hunk in found[:-1])
+    at = min(found[-1].start + shift, len(new) - 1)
+    start, end = max(0, at - _ABOVE), min(len(new), at + len(found[-1].new) + _BELOW)
+    return _case("echo", path, new, (start, end), found[-2:], new[start:end])
+
+
+def _case(
+    kind: str, path: str, lines: list[str], span: tuple[int, int], done: Sequence[Hunk], answer: Sequence[str]
+) -> Case:
+    start, end = span
+    region = "\n".join(lines[start:end])
+    before, after = "".join(f"{x}\n" for x in lines[:start]), "".join(f"\n{x}" for x in lines[end:])
+    history = tuple(hunk.diff(path) for hunk in done)
+    request = EditRequest(path, before, region, after, cursor=0, history=history)
+    return Case(kind, request, "\n".join(answer))
+
+
+def load(data: Path) -> Iterable[Case]:
+    """As many of each kind as the rarest of the common ones allows, so that no kind drowns the others."""
+    by_kind: dict[str, list[Case]] = {"rename": [], "signature": [], "repeated": [], "echo": []}
+    for row in held_out_rows(data, "edits_python"):
+        for case in cases(row):
+            by_kind[case.kind].append(case)
+    most = max(8, min(len(by_kind["signature"]), len(by_kind["repeated"])))
+    return [case for found in by_kind.values() for case in found[: 2 * most]]
+
+
+def ask(case: Case, writer: Writer) -> Generate:
+    room = 48 + len(writer.encode(case.answer))
+    prompt = writer.edit(case.request, room)
+    return Generate(prompt.ids, room, prompt.stop, prompt.stop_ids)
+
+
+def score(case: Case, answer: Answer) -> Metrics:
+    found = edit_reply(case.request, answer.text)
+    wanted = edit_reply(case.request, case.answer)
+    exact = float(found == wanted)
+    if case.kind == "echo":
+        return {"echo": exact}
+    return {"exact": exact, f"exact_{case.kind}": exact, "similarity": similarity(found, wanted)}
+
+
+TASKS = (Task("next_edit", "edit", ("exact", "echo"), load, ask, score, 200),)

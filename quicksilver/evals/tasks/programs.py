@@ -1,0 +1,77 @@
+"""HumanEval and MBPP: the model writes a function, its tests run in the sandbox.
+
+Asked as a user would ask a chat model. The first fenced block of the answer is the program, or the whole answer where
+there is no fence; an answer that holds only the body is set behind the prompt.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from quicksilver.evals.data import pack_rows
+from quicksilver.evals.sandbox import passes
+from quicksilver.evals.task import Answer, Generate, Metrics, Task
+from quicksilver.evals.writer import Writer
+
+_FENCED = re.compile(r"```[^\n]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    request: str
+    head: str
+    """What the program may lean on: the prompt's imports and signature, or a set-up."""
+    entry_point: str
+    checks: str
+
+
+def load_humaneval(data: Path) -> Iterable[Problem]:
+    return [
+        Problem(
+            f"Complete this Python function. Answer with the whole function in one code block.\n\n```python\n"
+            f"{row['prompt'].rstrip()}\n```",
+            row["prompt"],
+            row["entry_point"],
+            f"{row['test']}\ncheck({row['entry_point']})",
+        )
+        for row in pack_rows(data, "humaneval")
+    ]
+
+
+def load_mbpp(data: Path) -> Iterable[Problem]:
+    problems = []
+    for row in pack_rows(data, "mbpp"):
+        tests = "\n".join(row["test_list"]).replace("\r\n", "\n")
+        called = re.search(r"(\w+)\s*\(", tests.removeprefix("assert").lstrip(" ("))
+        request = f"{row['text']}\n\nYour code must pass these tests:\n\n{tests}\n\nAnswer with one Python code block."
+        setup = str(row["test_setup_code"]).replace("\r\n", "\n")
+        problems.append(Problem(request, "", called[1] if called else "", f"{setup}\n{tests}"))
+    return problems
+
+
+def program_of(problem: Problem, text: str) -> str:
+    """The answer as a program that defines the entry point, as far as it does."""
+    fenced = _FENCED.search(text)
+    code = fenced[1] if fenced else text
+    if re.search(rf"^\s*def\s+{re.escape(problem.entry_point)}\b", code, re.MULTILINE) or not problem.head:
+        imports = [line for line in problem.head.splitlines() if re.match(r"(?:from|import)\s", line)]
+        return "\n".join([*imports, code])
+    return problem.head + code
+
+
+def ask(problem: Problem, writer: Writer) -> Generate:
+    prompt = writer.chat(problem.request)
+    return Generate(prompt.ids, 400, prompt.stop, prompt.stop_ids)
+
+
+def score(problem: Problem, answer: Answer) -> Metrics:
+    return {"pass": float(passes(f"{program_of(problem, answer.text)}\n\n{problem.checks}"))}
+
+
+TASKS = (
+    Task("humaneval", "code", ("pass",), load_humaneval, ask, score, 164),
+    Task("mbpp", "code", ("pass",), load_mbpp, ask, score, 100),
+)

@@ -1,0 +1,59 @@
+"""Ten questions that a working chat model answers. Few and easy on purpose: they find broken weights, not good ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from quicksilver.evals.task import Answer, Generate, Metrics, Task
+from quicksilver.evals.writer import Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Right when `pattern` is found in the answer, in any casing, and `wrong`, if any, is not."""
+
+    text: str
+    pattern: str
+    wrong: str = r"(?!)"
+
+    def is_right(self, answer: str) -> bool:
+        found = re.search(self.pattern, answer, re.IGNORECASE | re.DOTALL)
+        return found is not None and re.search(self.wrong, answer, re.IGNORECASE | re.DOTALL) is None
+
+
+_FRUITS = "apple|banana|orange|grape|mango|pear|cherry|cherries|peach|plum|kiwi|strawberr|blueberr|lemon|pineapple"
+
+QUESTIONS = (
+    Question("What is the capital of France? Explain briefly.", r"\bParis\b"),
+    Question(
+        "Write a Python function that reverses a string.",
+        r"\[\s*:\s*:\s*-1\s*\]|reversed\s*\(|for .+ in .+:.*=\s*\w+\s*\+",
+    ),
+    Question("List three fruits.", rf"(?:({_FRUITS}).*){{3}}"),
+    Question("What is 2 + 2?", r"\b(4|four)\b", r"=\s*(?!4\b)\d+\s*\."),
+    Question("Translate 'hello' into Spanish.", r"\bhola\b"),
+    Question("What colour is the sky on a clear day?", r"\bblue\b"),
+    Question("How many days are there in a week?", r"\b(7|seven)\b"),
+    Question("What is the opposite of hot?", r"\bcold\b"),
+    Question("Which planet do we live on?", r"\bearth\b"),
+    Question("Is ice frozen water? Answer yes or no.", r"^\W*yes\b"),
+)
+
+
+def load(data: Path) -> Iterable[Question]:
+    return QUESTIONS
+
+
+def ask(question: Question, writer: Writer) -> Generate:
+    prompt = writer.chat(question.text)
+    return Generate(prompt.ids, 96, prompt.stop, prompt.stop_ids)
+
+
+def score(question: Question, answer: Answer) -> Metrics:
+    return {"right": float(question.is_right(answer.text))}
+
+
+TASKS = (Task("sanity", "chat", ("right",), load, ask, score, len(QUESTIONS)),)

@@ -1,0 +1,138 @@
+"""Tool calls: dialogues of Schema-Guided Dialogue (dev and test services, some never seen) and BFCL's single turns.
+
+`call` needs the right tool and every argument as given, `name` the right tool only; where no call is due, `no_call`
+needs none. Values are compared as text in any casing, since the data writes all of them as strings. `call_stated` is
+`call` over the turns whose values all stand in the conversation: others (a date for "tomorrow") cannot be known.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quicksilver.evals.data import Row, pack_rows, read_rows, train_file
+from quicksilver.evals.task import Answer, Generate, Metrics, Task
+from quicksilver.evals.writer import Writer
+from quicksilver.text.conversation import Message, Tool, ToolCall
+
+Allowed = Mapping[str, tuple[str, ...]]
+"""For every argument that may come, the values it may have; an empty one lets it be absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A conversation before an assistant's turn; `name` is empty where no call is due."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...]
+    name: str = ""
+    arguments: Allowed | None = None
+
+
+def dialogue_turns(row: Row, number: int) -> Iterator[Turn]:
+    """One turn with a call of each dialogue and, of every third, one without; which ones its number decides."""
+    rng = random.Random(number)
+    tools = tuple(Tool(t["name"], t["description"], t["parameters"]) for t in row["tools"])
+    turns = [_message(message) for message in row["messages"]]
+    calls = [i for i, turn in enumerate(turns) if turn.tool_calls]
+    others = [i for i, turn in enumerate(turns) if turn.role == "assistant" and not turn.tool_calls]
+    if calls:
+        end = rng.choice(calls)
+        call = turns[end].tool_calls[0]
+        wanted = {name: (_plain(value),) for name, value in json.loads(call.arguments).items()}
+        yield Turn(tuple(turns[:end]), tools, call.name, wanted)
+    if others and number % 3 == 0:
+        yield Turn(tuple(turns[: rng.choice(others)]), tools)
+
+
+def _message(row: Row) -> Message:
+    if row["role"] == "tool":
+        return Message("tool", json.dumps(row["content"], ensure_ascii=False))
+    calls = tuple(ToolCall(call["name"], json.dumps(call["arguments"])) for call in row.get("tool_calls", ()))
+    return Message(row["role"], row.get("content") or "", tool_calls=calls)
+
+
+def _plain(value: Any) -> str:
+    """A value as it is compared."""
+    return (value if isinstance(value, str) else json.dumps(value, sort_keys=True)).strip().lower()
+
+
+def ask(turn: Turn, writer: Writer) -> Generate:
+    prompt = writer.chat(turn.messages, turn.tools)
+    names = frozenset(tool.name for tool in turn.tools)
+    return Generate(prompt.ids, 160, prompt.stop, prompt.stop_ids, names)
+
+
+def score(turn: Turn, answer: Answer) -> Metrics:
+    if not turn.name:
+        return {"no_call": float(not answer.calls)}
+    has_name = len(answer.calls) == 1 and answer.calls[0].name == turn.name
+    call = float(has_name and _fits(answer.calls[0].arguments, turn.arguments or {}))
+    return {"call": call, "name": float(has_name)} | ({"call_stated": call} if _is_stated(turn) else {})
+
+
+def _is_stated(turn: Turn) -> bool:
+    told = "\n".join(message.content for message in turn.messages).lower()
+    return all(any(value in told for value in values) for values in (turn.arguments or {}).values())
+
+
+def _fits(written: str, allowed: Allowed) -> bool:
+    try:
+        given = json.loads(written)
+    except ValueError:
+        return False
+    if not isinstance(given, dict) or not given.keys() <= allowed.keys():
+        return False
+    found = {name: _plain(value) for name, value in given.items()}
+    return all(found.get(name, "") in values for name, values in allowed.items())
+
+
+def _sgd(name: str, file: str) -> Task[Turn]:
+    def load(data: Path) -> Iterable[Turn]:
+        rows = enumerate(read_rows(train_file(data, file)))
+        return [turn for number, row in rows for turn in dialogue_turns(row, number)]
+
+    return Task(name, "tools", ("call", "call_stated", "name", "no_call"), load, ask, score)
+
+
+def bfcl_turn(row: Row, truth: Row | None) -> Turn:
+    tools = tuple(Tool(f["name"], f["description"], _as_schema(f["parameters"])) for f in row["function"])
+    messages = tuple(Message(m["role"], m["content"]) for m in row["question"][0])
+    if truth is None:
+        return Turn(messages, tools)
+    ((name, arguments),) = truth["ground_truth"][0].items()
+    return Turn(messages, tools, name, {key: tuple(map(_plain, values)) for key, values in arguments.items()})
+
+
+def _as_schema(value: Any) -> Any:
+    """The set's own names of types as JSON schema spells them."""
+    if isinstance(value, list):
+        return [_as_schema(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    names = {"dict": "object", "float": "number", "tuple": "array", "any": "string"}
+    kind = value.get("type")
+    renamed = {"type": names.get(kind, kind)} if isinstance(kind, str) else {}
+    return {key: _as_schema(item) for key, item in value.items()} | renamed
+
+
+def _bfcl(name: str, headline: str) -> Task[Turn]:
+    def load(data: Path) -> Iterable[Turn]:
+        has_truth = name != "bfcl_irrelevance"
+        truths = {row["id"]: row for row in pack_rows(data, f"{name}_answers")} if has_truth else {}
+        return [bfcl_turn(row, truths.get(row["id"])) for row in pack_rows(data, name)]
+
+    return Task(name, "tools", (headline,), load, ask, score)
+
+
+TASKS = (
+    _sgd("sgd_dev", "tools_sgd_dev"),
+    _sgd("sgd_test", "tools_sgd_test"),
+    _bfcl("bfcl_simple_python", "call"),
+    _bfcl("bfcl_multiple", "call"),
+    _bfcl("bfcl_irrelevance", "no_call"),
+)
