@@ -1,7 +1,7 @@
 """A schema's `pattern`, written in ECMA-262, as the same expression in Rust's syntax.
 
-The two languages differ in small ways (`[[a]]`, `\\s`, `{`), and the compiler silently drops a lone control character,
-which JSON would have to escape. What cannot be carried over exactly is refused.
+The two languages differ in small ways (`[[a]]`, `\\s`, `{`), and the compiler mistreats control characters, which JSON
+would have to escape. What cannot be carried over exactly is refused.
 """
 
 from __future__ import annotations
@@ -113,7 +113,10 @@ class _Translation:
             self._refuse("an escape names no character")
 
     def _class(self) -> None:
-        """A character class, with what only Rust finds special escaped."""
+        """A character class, with what only Rust finds special escaped.
+
+        NUL is taken out: the compiler believes that a set with NUL holds every escaped character, quotes included.
+        """
         is_negated = self._peek(1) == "^"
         self._emit("[^" if is_negated else "[", 2 if is_negated else 1)
         start, members = self._i, 0
@@ -125,20 +128,18 @@ class _Translation:
             self._refuse(f"the class [{body}] means different things to different readers")
         if members == 1 and not is_negated and body.startswith(("\\x", "\\u")):
             self._refuse("a class of one code is not supported; write the character itself")
-        self._emit("]", 1)
+        self._emit(r"\x{0}]" if is_negated else "]", 1)
 
     def _member(self) -> None:
         char = self._pattern[self._i]
         letter = self._peek(1) if char == "\\" else ""
         if char != "\\":
-            self._emit(f"\\{char}" if char in "[&~" else char, 1)
+            self._emit(f"\\{char}" if char in "[&~" else max(char, "\x01"), 1)
         elif letter in "sS":
             self._emit(SPACES if letter == "s" else f"[^{SPACES}]", 2)
         elif letter in "xu":
             code, width = self._code_point()
-            self._emit(literal(code), width)
-        elif letter == "b":
-            self._emit(literal("\b"), 2)
+            self._emit(literal(max(code, "\x01")), width)
         else:
             self._same_escape(letter)
 

@@ -45,8 +45,15 @@ def enforce(rewriter: Rewriter, node: Node) -> Json:
     own = own_words(rewriter, node)
     words = [*node.words.items(), *node.extra.items()]
     parts = [CONJUNCTS[word](rewriter, node, value) for word, value in words if word in CONJUNCTS]
-    applied_first = bool(words) and words[0][0] in CONJUNCTS
-    return all_of([*parts, own] if applied_first else [own, *parts])
+    return all_of([*parts, own] if brings_properties_first(node) else [own, *parts])
+
+
+def brings_properties_first(node: Node) -> bool:
+    """Whether a subschema that may bring properties is written before the node's own."""
+    first = next(
+        (word for word in node.words if word in ("properties", "$ref", "allOf", "anyOf", "oneOf")), "properties"
+    )
+    return first != "properties"
 
 
 def own_words(rewriter: Rewriter, node: Node) -> Json:

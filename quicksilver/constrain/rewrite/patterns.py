@@ -23,11 +23,12 @@ LABEL = "[a-zA-Z0-9](?:[a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 OCTET = "(?:[0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5])"
 HEX4 = "[0-9a-fA-F]{1,4}"
 PCHAR = "(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
-AUTHORITY = rf"(?:[A-Za-z0-9._~-]+@)?{LABEL}(?:\.{LABEL})*(?::[0-9]{{1,5}})?"
+HOST = rf"{LABEL}(?:\.{LABEL}){{0,2}}"
+AUTHORITY = rf"(?:[A-Za-z0-9._~-]+@)?{HOST}(?::[0-9]{{1,4}})?"
 TAIL = rf"(?:\?(?:{PCHAR}|[/?])*)?(?:#(?:{PCHAR}|[/?])*)?"
 URI = rf"[A-Za-z][A-Za-z0-9+.-]*:(?://{AUTHORITY}(?:/{PCHAR}*)*|/?{PCHAR}+(?:/{PCHAR}*)*){TAIL}"
 RELATIVE = rf"(?:\.{{0,2}}/)?(?:[A-Za-z0-9._~-]+(?:/{PCHAR}*)*)?{TAIL}"
-EMAIL = rf"[A-Za-z0-9_+-]+(?:\.[A-Za-z0-9_+-]+)*@{LABEL}(?:\.{LABEL})+"
+EMAIL = rf"[A-Za-z0-9_+-]{{1,30}}(?:\.[A-Za-z0-9_+-]{{1,30}})?@{LABEL}(?:\.{LABEL}){{1,2}}"
 VARIABLE = r"\{[A-Za-z_][A-Za-z0-9_]*\}"
 TEMPLATE = rf"(?:[A-Za-z][A-Za-z0-9+.-]*:)?(?:{PCHAR}|[/?#]|{VARIABLE})*"
 REGEX_ATOM = r"(?:[A-Za-z0-9 _,:;@#%&=~!<>/-]|\.|\\[dDwWsS.*+?^$(){}|/\\\[\]]|\[\^?(?:[A-Za-z0-9_]|[a-y]-z|A-Z|0-9)+\])"
@@ -45,8 +46,8 @@ FORMATS = {
     ),
     "email": EMAIL,
     "idn-email": EMAIL,
-    "hostname": rf"{LABEL}(?:\.{LABEL})*",
-    "idn-hostname": rf"{LABEL}(?:\.{LABEL})*",
+    "hostname": HOST,
+    "idn-hostname": HOST,
     "ipv4": rf"(?:{OCTET}\.){{3}}{OCTET}",
     "ipv6": f"(?:(?:{HEX4}:){{7}}{HEX4}|::(?:(?:{HEX4}:){{0,5}}{HEX4})?|(?:{HEX4}:){{1,5}}:{HEX4})",
     "uri": URI,
@@ -88,8 +89,9 @@ def _leaving(strings: list[str]) -> str:
     """What may still follow a common beginning, when `strings` are the endings to avoid."""
     heads = sorted({text[0] for text in strings if text})
     ways = [] if "" in strings else [""]
+    # NUL must not be in a set that lacks quote or backslash: the compiler would take their escapes for members.
     other = "".join(map(_literal, heads))
-    ways.append(f"[^{other}]{ANYTHING}" if heads else "(?s:.+)")
+    ways.append(f"[^{other}\\x{{0}}]{ANYTHING}" if heads else "(?s:.+)")
     for head in heads:
         tails = [text[1:] for text in strings if text[:1] == head]
         ways.append(f"{_literal(head)}{_leaving(tails)}")

@@ -1,0 +1,42 @@
+"""The promise itself, over random schemas: what the grammar takes or writes is an instance."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import jsonschema_rs
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quicksilver.constrain.check import validate_output
+from quicksilver.errors import InvalidGrammar
+from tests.constrain.schemas import instances, schemas
+from tests.constrain.walks import automaton, chance_text, compact, finishes, schema_spec
+
+ORDINARY = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@ORDINARY
+@given(schemas(), st.lists(instances(), min_size=1, max_size=6))
+def test_no_instance_is_taken_that_the_validator_refuses(schema: Any, values: list[Any]) -> None:
+    try:
+        matcher = automaton(schema_spec(schema))
+    except InvalidGrammar:
+        return
+    for value in values:
+        if finishes(matcher.deep_copy(), compact(value)):
+            assert jsonschema_rs.is_valid(schema, value)
+
+
+@ORDINARY
+@given(schemas(), st.integers(0, 2**32))
+def test_what_chance_writes_is_valid(schema: Any, seed: int) -> None:
+    try:
+        matcher = automaton(schema_spec(schema))
+    except InvalidGrammar:
+        return
+    rng = random.Random(seed)
+    for _ in range(3):
+        text = chance_text(matcher.deep_copy(), rng, 120)
+        assert text is None or validate_output(schema, text) is None
