@@ -25,12 +25,12 @@ def missing() -> str | None:
     return None
 
 
-def run_node(*arguments: str, **environment: str) -> None:
-    """Fails with the output of the command, which says what went wrong."""
+def complaint_of(*arguments: str, **environment: str) -> str:
+    """What a Node command says when it fails; nothing when it succeeds."""
     finished = subprocess.run(
         ["node", *arguments], cwd=WEB, env={**os.environ, **environment}, capture_output=True, text=True
     )
-    assert finished.returncode == 0, finished.stdout[-8000:] + finished.stderr[-2000:]
+    return "" if finished.returncode == 0 else finished.stdout[-8000:] + finished.stderr[-2000:]
 
 
 @pytest.fixture(autouse=True)
@@ -45,14 +45,17 @@ def test_scene_plays_in_chromium(scene: str) -> None:
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
     if chromium is None:
         pytest.skip("the playground's end-to-end tests need Chromium (apt install chromium, or set CHROMIUM)")
-    run_node("--test", f"e2e/{scene}.test.mjs", PYTHON=sys.executable, CHROMIUM=chromium)
+    complaint = complaint_of("--test", f"e2e/{scene}.test.mjs", PYTHON=sys.executable, CHROMIUM=chromium)
+    assert not complaint, complaint
 
 
 @pytest.mark.timeout(120)
 def test_components_behave() -> None:
-    run_node("node_modules/vitest/vitest.mjs", "run")
+    complaint = complaint_of("node_modules/vitest/vitest.mjs", "run")
+    assert not complaint, complaint
 
 
 @pytest.mark.timeout(120)
 def test_source_has_no_type_errors() -> None:
-    run_node("node_modules/typescript/bin/tsc", "--noEmit")
+    complaint = complaint_of("node_modules/typescript/bin/tsc", "--noEmit")
+    assert not complaint, complaint

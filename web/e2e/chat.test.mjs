@@ -96,7 +96,9 @@ test("replay plays to the end by itself", async () => {
   await range.fill("0");
   await answer.getByLabel("Replay speed").selectOption("4");
   await answer.getByRole("button", { name: "Replay" }).click();
-  await page.waitForFunction(() => [...document.querySelectorAll('input[type="range"]')].every((r) => r.value === r.max));
+  await page.waitForFunction(() =>
+    [...document.querySelectorAll('input[type="range"]')].every((r) => r.value === r.max),
+  );
   assert.equal(await range.inputValue(), await range.getAttribute("max"));
 });
 
@@ -129,7 +131,11 @@ test("retry and edit make branches that can be walked", async () => {
 
 test("conversations and their recordings are there after a reload", async () => {
   await ready(page, stage.url);
-  await page.getByRole("list", { name: "Conversations" }).getByRole("button", { name: "How does", exact: false }).first().click();
+  await page
+    .getByRole("list", { name: "Conversations" })
+    .getByRole("button", { name: "How does", exact: false })
+    .first()
+    .click();
   const answer = page.getByLabel("Answer", { exact: true }).first();
   await answer.getByRole("button", { name: "Diffusion" }).click();
   await answer.getByLabel("Denoising step").waitFor();
@@ -182,5 +188,7 @@ function withoutRepeats(texts) {
 }
 
 function shownText(answer) {
-  return answer.locator(".cells .cell:not(.beyond)").evaluateAll((cells) => cells.map((cell) => cell.textContent).join(""));
+  return answer
+    .locator(".cells .cell:not(.beyond)")
+    .evaluateAll((cells) => cells.map((cell) => cell.textContent).join(""));
 }

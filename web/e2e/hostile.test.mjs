@@ -40,7 +40,13 @@ test("no payload runs as the title of a conversation", { timeout: 120_000 }, asy
     const shelf = database.transaction("conversations", "readwrite").objectStore("conversations");
     for (const [i, title] of payloads.entries()) {
       const id = `hostile-${i}`;
-      const message = { id: `m-${i}`, parent: null, role: "assistant", content: title, calls: [{ id: "c", type: "function", function: { name: title, arguments: title } }] };
+      const message = {
+        id: `m-${i}`,
+        parent: null,
+        role: "assistant",
+        content: title,
+        calls: [{ id: "c", type: "function", function: { name: title, arguments: title } }],
+      };
       shelf.put({ id, title, system: title, updatedAt: i, leaf: message.id, messages: { [message.id]: message } }, id);
     }
     await new Promise((resolve) => (shelf.transaction.oncomplete = resolve));
@@ -82,9 +88,15 @@ async function lookAround() {
   const box = await page.locator(".messages").boundingBox();
   for (let y = 0; y < 5; y++) await page.mouse.move(box.x + 200, box.y + 40 + y * 60);
   const found = await page.evaluate(() => ({
-    elements: [...document.querySelectorAll("main img, main iframe, main object, main embed, main form:not(.composer), main base, main style, main svg, main video")].length,
+    elements: [
+      ...document.querySelectorAll(
+        "main img, main iframe, main object, main embed, main form:not(.composer), main base, main style, main svg, main video",
+      ),
+    ].length,
     scripts: [...document.scripts].filter((script) => !script.src.startsWith(location.origin)).length,
-    links: [...document.querySelectorAll(".markdown a")].map((link) => link.href).filter((href) => !/^(https?:\/\/|mailto:)/u.test(href)),
+    links: [...document.querySelectorAll(".markdown a")]
+      .map((link) => link.href)
+      .filter((href) => !/^(https?:\/\/|mailto:)/u.test(href)),
   }));
   assert.deepEqual(found, { elements: 0, scripts: 0, links: [] });
 }

@@ -44,7 +44,7 @@ test("tools: the call is shown, answered, and used", async () => {
   await page.getByRole("button", { name: "Send result" }).click();
   const { messages } = (await asked).postDataJSON();
   assert.equal(messages.at(-1).tool_call_id, messages.at(-2).tool_calls[0].id);
-  await page.getByText("It is 7 degrees in Oslo.").waitFor();
+  await page.locator(".turn").nth(3).getByText("It is 7 degrees in Oslo.").waitFor();
   assert.equal(await page.locator(".turn").count(), 4);
 });
 
@@ -143,5 +143,8 @@ test("keys are not offered where there are no accounts, and never stored where t
 test("nothing went wrong on the way", () => {
   const { errors, ...rest } = stage.seen;
   assert.deepEqual(rest, { violations: [], outbound: [], executions: [] });
-  assert.deepEqual(errors.filter((text) => !text.includes("401")), []);
+  assert.deepEqual(
+    errors.filter((text) => !text.includes("401")),
+    [],
+  );
 });

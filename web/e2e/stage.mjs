@@ -40,7 +40,10 @@ export async function openStage() {
 }
 
 function startServer(home) {
-  const server = spawn(PYTHON, ["-m", "tests.web.playground_app", home], { cwd: ROOT, stdio: ["ignore", "pipe", "inherit"] });
+  const server = spawn(PYTHON, ["-m", "tests.web.playground_app", home], {
+    cwd: ROOT,
+    stdio: ["ignore", "pipe", "inherit"],
+  });
   return new Promise((resolve, reject) => {
     server.stdout.once("data", (line) => resolve({ server, url: String(line).trim() }));
     server.once("exit", (code) => reject(new Error(`the server ended with ${code}`)));
@@ -66,7 +69,8 @@ async function watch(context, page, url) {
     void dialog.dismiss();
   });
   context.on("request", (request) => {
-    if (!request.url().startsWith(url) && !/^(blob|data|about):/u.test(request.url())) seen.outbound.push(request.url());
+    if (!request.url().startsWith(url) && !/^(blob|data|about):/u.test(request.url()))
+      seen.outbound.push(request.url());
   });
   return seen;
 }

@@ -6,7 +6,10 @@ export async function traced(context, page, work) {
   const events = [];
   session.on("Tracing.dataCollected", ({ value }) => events.push(...value));
   const complete = new Promise((resolve) => session.once("Tracing.tracingComplete", resolve));
-  await session.send("Tracing.start", { transferMode: "ReportEvents", traceConfig: { includedCategories: ["toplevel", "blink.user_timing", "devtools.timeline", "__metadata"] } });
+  await session.send("Tracing.start", {
+    transferMode: "ReportEvents",
+    traceConfig: { includedCategories: ["toplevel", "blink.user_timing", "devtools.timeline", "__metadata"] },
+  });
   await work();
   await session.send("Tracing.end");
   await complete;

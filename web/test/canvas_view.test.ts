@@ -15,7 +15,11 @@ function logprob(text: string): TokenLogprob {
 
 function recorded(): Recording {
   const recording = new Recording();
-  const canvas: FrameToken[] = [["b", "decided", 0.9], ["x", "decided", 0.4], ["<|im_end|>", "masked", 0.3]];
+  const canvas: FrameToken[] = [
+    ["b", "decided", 0.9],
+    ["x", "decided", 0.4],
+    ["<|im_end|>", "masked", 0.3],
+  ];
   recording.addFrame(1, 1, "abx", canvas);
   recording.addFrame(2, 2, "abc", [canvas[0]!, ["c", "decided", 0.9], canvas[2]!]);
   recording.finish(3, "abc", []);
@@ -60,7 +64,14 @@ test("a long jump takes several goes, and lines keep to their runs", () => {
   const recording = new Recording();
   const line = "word ".repeat(20) + "end\n";
   recording.addCommitted(1, line);
-  recording.finish(2, line.repeat(60), line.repeat(60).match(/\S+\s/gu)!.map((text) => logprob(text)));
+  recording.finish(
+    2,
+    line.repeat(60),
+    line
+      .repeat(60)
+      .match(/\S+\s/gu)!
+      .map((text) => logprob(text)),
+  );
   const view = new CanvasView(root, recording);
   let goes = 1;
   while (!view.show(1, 0)) goes++;

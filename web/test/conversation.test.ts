@@ -1,14 +1,28 @@
 // Conversations: branches, the path that is sent, and titles.
 
 import { describe, expect, test } from "vitest";
-import { append, newConversation, path, siblings, switchTo, wireMessages, type Conversation, type Message } from "../src/chat/conversation";
+import {
+  append,
+  newConversation,
+  path,
+  siblings,
+  switchTo,
+  wireMessages,
+  type Conversation,
+  type Message,
+} from "../src/chat/conversation";
 
 function message(id: string, parent: string | null, role: Message["role"] = "user"): Message {
   return { id, parent, role, content: `text of ${id}` };
 }
 
 function branched(): Conversation {
-  const messages = [message("q", null), message("a1", "q", "assistant"), message("q2", "a1"), message("a2", "q", "assistant")];
+  const messages = [
+    message("q", null),
+    message("a1", "q", "assistant"),
+    message("q2", "a1"),
+    message("a2", "q", "assistant"),
+  ];
   return messages.reduce(append, newConversation());
 }
 

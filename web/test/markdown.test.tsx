@@ -35,12 +35,23 @@ describe("what is allowed", () => {
 });
 
 describe("what is not", () => {
-  test.each(["<img src=x onerror=alert(1)>", "<script>alert(1)</script>", "a <b onclick=x>b</b>", "<svg/onload=alert(1)>"])("%s", (text) => {
+  test.each([
+    "<img src=x onerror=alert(1)>",
+    "<script>alert(1)</script>",
+    "a <b onclick=x>b</b>",
+    "<svg/onload=alert(1)>",
+  ])("%s", (text) => {
     const host = rendered(text);
     expect(host.querySelector("img, script, svg, b")).toBeNull();
     expect(host.textContent).toContain("<");
   });
-  test.each(["[x](javascript:alert(1))", "[x](JaVaScRiPt:alert(1))", "[x](data:text/html,hi)", "[x](vbscript:a)", "<javascript:alert(1)>"])("%s", (text) => {
+  test.each([
+    "[x](javascript:alert(1))",
+    "[x](JaVaScRiPt:alert(1))",
+    "[x](data:text/html,hi)",
+    "[x](vbscript:a)",
+    "<javascript:alert(1)>",
+  ])("%s", (text) => {
     expect(rendered(text).querySelector("a")).toBeNull();
   });
   test("an image is a link, never fetched", () => {

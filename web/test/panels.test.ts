@@ -35,7 +35,7 @@ test("a diff keeps, removes and adds lines", () => {
 });
 
 describe("a snippet", () => {
-  const body = { messages: [{ role: "user", content: "it's \"so\"\n" }], stream: true };
+  const body = { messages: [{ role: "user", content: 'it\'s "so"\n' }], stream: true };
   test("quotes the body for the shell", () => {
     expect(snippet("curl", "http://h", "/p", body)).toContain(`it'\\''s`);
   });
@@ -50,9 +50,22 @@ describe("a snippet", () => {
 });
 
 test("usage is summed by span", () => {
-  const entry = (at: number): Entry => ({ at, kind: "chat", model: "m", promptTokens: 1, completionTokens: 2, forwards: 1, seconds: 1, cost: 0.5 });
+  const entry = (at: number): Entry => ({
+    at,
+    kind: "chat",
+    model: "m",
+    promptTokens: 1,
+    completionTokens: 2,
+    forwards: 1,
+    seconds: 1,
+    cost: 0.5,
+  });
   const buckets = bucketed([entry(1500), entry(2100), entry(2900)], 2999, 1000, 3);
-  expect(buckets.map((bucket) => [bucket.requests, bucket.tokens, bucket.cost])).toEqual([[0, 0, 0], [1, 3, 0.5], [2, 6, 1]]);
+  expect(buckets.map((bucket) => [bucket.requests, bucket.tokens, bucket.cost])).toEqual([
+    [0, 0, 0],
+    [1, 3, 0.5],
+    [2, 6, 1],
+  ]);
 });
 
 test("whitespace is made visible", () => {

@@ -58,8 +58,8 @@ describe("a recording", () => {
   });
   test("takes the server's own tokens when they spell the answer", () => {
     const recording = new Recording();
-    recording.addFrame(1, 1, "{\"a\":1}", []);
-    recording.finish(2, "{\"a\":1}", [token("{\"a\":", true), token("1"), token("}", true)]);
+    recording.addFrame(1, 1, '{"a":1}', []);
+    recording.finish(2, '{"a":1}', [token('{"a":', true), token("1"), token("}", true)]);
     expect(recording.cells.map((cell) => cell.isForced)).toEqual([true, false, true]);
     expect(recording.cells[1]?.top[0]?.token).toBe("1");
   });

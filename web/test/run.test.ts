@@ -8,7 +8,8 @@ import type { ChatBody } from "../src/wire/types";
 const BODY: ChatBody = { model: "m", messages: [], stream: true };
 
 function serve(chunks: object[], cut = 7): void {
-  const text = chunks.map((chunk) => `data: ${JSON.stringify(chunk)}\r\n\r\n`).join("") + ": comment\n\ndata: [DONE]\n\n";
+  const text =
+    chunks.map((chunk) => `data: ${JSON.stringify(chunk)}\r\n\r\n`).join("") + ": comment\n\ndata: [DONE]\n\n";
   const bytes = new TextEncoder().encode(text);
   const pieces = Array.from({ length: Math.ceil(bytes.length / cut) }, (_, i) => bytes.slice(i * cut, (i + 1) * cut));
   vi.stubGlobal("fetch", async () => new Response(streamOf(pieces)));
@@ -69,7 +70,10 @@ describe("a stream", () => {
 });
 
 test("a refusal says what the server said", async () => {
-  vi.stubGlobal("fetch", async () => new Response('{"error": {"message": "too long", "param": null}}', { status: 400 }));
+  vi.stubGlobal(
+    "fetch",
+    async () => new Response('{"error": {"message": "too long", "param": null}}', { status: 400 }),
+  );
   const run = new Run(BODY);
   await run.start();
   expect([run.state, run.error]).toEqual(["failed", "too long"]);

@@ -2,7 +2,16 @@
 
 import "fake-indexeddb/auto";
 import { beforeEach, expect, test, vi } from "vitest";
-import { conversations, current, loadConversations, rename, retry, send, showBranch, startConversation } from "../src/chat/session";
+import {
+  conversations,
+  current,
+  loadConversations,
+  rename,
+  retry,
+  send,
+  showBranch,
+  startConversation,
+} from "../src/chat/session";
 import { path, siblings } from "../src/chat/conversation";
 import { all, clear } from "../src/store/database";
 import { change, chatFields, loadSettings, settings } from "../src/store/settings";
@@ -49,7 +58,12 @@ test("settings shape the request", async () => {
   change({ model: "nano", seed: "7", effort: "low", decoder: "edit", canvasLen: 8, showsDiffusion: false });
   await send("hello");
   const body = JSON.parse(String(sent[0]?.init.body)) as Record<string, unknown>;
-  expect(body).toMatchObject({ model: "nano", seed: 7, reasoning_effort: "low", decoder: { name: "edit", canvas_len: 8 } });
+  expect(body).toMatchObject({
+    model: "nano",
+    seed: 7,
+    reasoning_effort: "low",
+    decoder: { name: "edit", canvas_len: 8 },
+  });
   expect(body["diffusing"]).toBeUndefined();
   expect(chatFields({ ...settings.get(), showsDiffusion: true }).diffusion_detail).toBe("tokens");
 });
@@ -61,7 +75,9 @@ test("settings are kept, a key is not", async () => {
   await loadSettings();
   expect(settings.get().temperature).toBe(0.5);
   expect((sent[0]?.init.headers as Record<string, string>)["authorization"]).toBe("Bearer qs-secret");
-  const shelves = await Promise.all((["conversations", "recordings", "settings", "requests"] as const).map((shelf) => all(shelf)));
+  const shelves = await Promise.all(
+    (["conversations", "recordings", "settings", "requests"] as const).map((shelf) => all(shelf)),
+  );
   expect(JSON.stringify(shelves)).not.toContain("qs-secret");
   expect(sent[0]?.url).not.toContain("qs-secret");
   holdKey("");

@@ -48,8 +48,8 @@ function Welcome() {
     <section class="welcome" aria-label="Start here">
       <h2>Watch an answer resolve</h2>
       <p>
-        Every cell is a token. Masks turn to drafts, drafts are shaded by confidence, and committed text stands in full ink. Ask
-        anything, or start with one of these:
+        Every cell is a token. Masks turn to drafts, drafts are shaded by confidence, and committed text stands in full
+        ink. Ask anything, or start with one of these:
       </p>
       {OPENERS.map((text) => (
         <button type="button" class="opener" disabled={model === ""} onClick={() => void send(text)}>

@@ -25,7 +25,11 @@ export function Controls() {
         <SamplingFields />
         <label>
           System prompt
-          <textarea rows={4} value={useStore(current).system} onInput={(event) => setSystem(event.currentTarget.value)} />
+          <textarea
+            rows={4}
+            value={useStore(current).system}
+            onInput={(event) => setSystem(event.currentTarget.value)}
+          />
         </label>
         <label class="inline">
           <input
@@ -63,7 +67,10 @@ function DecoderFields() {
     <>
       <label>
         Effort
-        <select value={effort} onChange={(event) => change({ effort: event.currentTarget.value as Settings["effort"] })}>
+        <select
+          value={effort}
+          onChange={(event) => change({ effort: event.currentTarget.value as Settings["effort"] })}
+        >
           {EFFORTS.map((name) => (
             <option value={name}>{name || "server's default"}</option>
           ))}
@@ -77,7 +84,14 @@ function DecoderFields() {
           ))}
         </select>
       </label>
-      <NumberField label="Canvas length" value={canvasLen} min={1} max={max} step={1} onChange={(value) => change({ canvasLen: value })} />
+      <NumberField
+        label="Canvas length"
+        value={canvasLen}
+        min={1}
+        max={max}
+        step={1}
+        onChange={(value) => change({ canvasLen: value })}
+      />
     </>
   );
 }
@@ -86,8 +100,22 @@ function SamplingFields() {
   const { temperature, maxTokens, seed } = useStore(settings);
   return (
     <>
-      <NumberField label="Temperature" value={temperature} min={0} max={2} step={0.05} onChange={(value) => change({ temperature: value })} />
-      <NumberField label="Max tokens" value={maxTokens} min={1} max={65536} step={1} onChange={(value) => change({ maxTokens: value })} />
+      <NumberField
+        label="Temperature"
+        value={temperature}
+        min={0}
+        max={2}
+        step={0.05}
+        onChange={(value) => change({ temperature: value })}
+      />
+      <NumberField
+        label="Max tokens"
+        value={maxTokens}
+        min={1}
+        max={65536}
+        step={1}
+        onChange={(value) => change({ maxTokens: value })}
+      />
       <label>
         Seed
         <input

@@ -58,7 +58,12 @@ function Editing({ message, onDone }: { message: Message; onDone: () => void }) 
         submit();
       }}
     >
-      <textarea aria-label="Edit message" value={text} rows={4} onInput={(event) => setText(event.currentTarget.value)} />
+      <textarea
+        aria-label="Edit message"
+        value={text}
+        rows={4}
+        onInput={(event) => setText(event.currentTarget.value)}
+      />
       <div class="verbs">
         <button type="submit" class="small">
           Send as a branch
@@ -83,7 +88,9 @@ function AnswerView({ message, conversation }: Props) {
         </details>
       )}
       {isReplay ? <Replay id={message.id} /> : <Markdown text={message.content} />}
-      {message.calls?.map((call) => <pre class="call" key={call.id}>{`${call.function.name}(${call.function.arguments})`}</pre>)}
+      {message.calls?.map((call) => (
+        <pre class="call" key={call.id}>{`${call.function.name}(${call.function.arguments})`}</pre>
+      ))}
       {outcome && <OutcomeLine outcome={outcome} />}
       <div class="verbs">
         <Branches message={message} conversation={conversation} />
@@ -122,7 +129,13 @@ function OutcomeLine({ outcome }: { outcome: Outcome }) {
   if (!usage) return <p class="meter">{outcome.state}</p>;
   const forwards = usage.quicksilver?.forwards ?? 0;
   const tokens = usage.completion_tokens;
-  const reading = { tokens, seconds, forwards, tokensPerS: tokens / seconds, tokensPerForward: tokens / Math.max(1, forwards) };
+  const reading = {
+    tokens,
+    seconds,
+    forwards,
+    tokensPerS: tokens / seconds,
+    tokensPerForward: tokens / Math.max(1, forwards),
+  };
   const notes = [formatReading(reading), `${usage.prompt_tokens} in`, money(cost(usage, price)), outcome.model];
   if (outcome.finish === "length") notes.push("cut at the token limit");
   return <p class="meter mono">{notes.join(" · ")}</p>;
@@ -144,7 +157,13 @@ function Branches({ message, conversation }: Props) {
       <span aria-label={`Branch ${at + 1} of ${all.length}`} role="img">
         {at + 1}/{all.length}
       </span>
-      <button type="button" class="ghost" aria-label="Next branch" disabled={at === all.length - 1} onClick={() => step(1)}>
+      <button
+        type="button"
+        class="ghost"
+        aria-label="Next branch"
+        disabled={at === all.length - 1}
+        onClick={() => step(1)}
+      >
         ›
       </button>
     </span>

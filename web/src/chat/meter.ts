@@ -29,12 +29,17 @@ export function cost(usage: Usage, model: ModelEntry | undefined): number | null
   if (!model) return null;
   const fresh = usage.prompt_tokens - usage.cached_input_tokens;
   const { prompt, completion, input_cache_reads: cached } = model.pricing;
-  const sum = fresh * Number(prompt) + usage.cached_input_tokens * Number(cached) + usage.completion_tokens * Number(completion);
+  const sum =
+    fresh * Number(prompt) + usage.cached_input_tokens * Number(cached) + usage.completion_tokens * Number(completion);
   return sum > 0 ? sum : null;
 }
 
 export function formatReading(reading: Reading): string {
-  const parts = [`${reading.tokens} tokens`, `${reading.seconds.toFixed(2)} s`, `${reading.tokensPerS.toFixed(0)} tok/s`];
+  const parts = [
+    `${reading.tokens} tokens`,
+    `${reading.seconds.toFixed(2)} s`,
+    `${reading.tokensPerS.toFixed(0)} tok/s`,
+  ];
   if (reading.forwards > 0) {
     parts.push(`${reading.forwards} forwards`, `${reading.tokensPerForward.toFixed(2)} tokens/forward`);
   }

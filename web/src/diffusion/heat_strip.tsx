@@ -6,7 +6,18 @@ import { stateOf } from "./canvas_view";
 import { numCellsBefore, type Frame, type Recording } from "./recording";
 
 const HEIGHT = 72;
-const VIRIDIS = ["#440154", "#482878", "#3e4a89", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"];
+const VIRIDIS = [
+  "#440154",
+  "#482878",
+  "#3e4a89",
+  "#31688e",
+  "#26828e",
+  "#1f9e89",
+  "#35b779",
+  "#6ece58",
+  "#b5de2b",
+  "#fde725",
+];
 
 export function HeatStrip({ recording, frame }: { recording: Recording; frame: number }) {
   const host = useRef<HTMLCanvasElement>(null);
@@ -29,7 +40,10 @@ function paint(canvas: HTMLCanvasElement, recording: Recording, current: number)
   const context = canvas.getContext("2d");
   const numFrames = recording.frames.length;
   if (!context || numFrames === 0) return;
-  const numColumns = Math.max(1, ...recording.frames.map((frame) => numCellsBefore(recording.cells, frame.committed) + frame.tokens.length));
+  const numColumns = Math.max(
+    1,
+    ...recording.frames.map((frame) => numCellsBefore(recording.cells, frame.committed) + frame.tokens.length),
+  );
   const width = canvas.width / numColumns;
   const stride = Math.max(1, Math.ceil(numFrames / HEIGHT));
   const height = (HEIGHT / numFrames) * stride;
@@ -47,12 +61,18 @@ interface Place {
   height: number;
 }
 
-function paintRow(context: CanvasRenderingContext2D, recording: Recording, frame: Frame, { top, width, height }: Place): void {
+function paintRow(
+  context: CanvasRenderingContext2D,
+  recording: Recording,
+  frame: Frame,
+  { top, width, height }: Place,
+): void {
   const numCommitted = numCellsBefore(recording.cells, frame.committed);
   context.fillStyle = "#8a94a633";
   context.fillRect(0, top, numCommitted * width, height);
   for (const [i, token] of frame.tokens.entries()) {
-    context.fillStyle = stateOf(token) === "masked" ? "#8a94a622" : (VIRIDIS[Math.min(9, Math.floor(token[2] * 10))] ?? "#000");
+    context.fillStyle =
+      stateOf(token) === "masked" ? "#8a94a622" : (VIRIDIS[Math.min(9, Math.floor(token[2] * 10))] ?? "#000");
     context.fillRect((numCommitted + i) * width, top, Math.max(1, width - 0.5), height);
   }
 }

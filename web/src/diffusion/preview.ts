@@ -14,7 +14,10 @@ export interface Preview {
 /** The longest run of leading canvas tokens that `content` ends with, not reaching into committed text. */
 export function previewLength(content: string, tokens: readonly FrameToken[], committed: number): Preview {
   for (let num = tokens.length; num > 0; num--) {
-    const joined = tokens.slice(0, num).map(([text]) => text).join("");
+    const joined = tokens
+      .slice(0, num)
+      .map(([text]) => text)
+      .join("");
     const start = endsWithPieces(content, joined.split(/\uFFFD+/u));
     if (start !== null && start >= committed) return { numShown: num, length: content.length - start };
   }

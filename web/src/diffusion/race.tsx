@@ -38,7 +38,9 @@ export function RacePanel() {
   };
   return (
     <div class="panel">
-      <p class="lead">The same weights answer the same prompt twice. What differs is how many tokens one pass of the model settles.</p>
+      <p class="lead">
+        The same weights answer the same prompt twice. What differs is how many tokens one pass of the model settles.
+      </p>
       <label>
         Prompt
         <textarea rows={3} value={prompt} onInput={(event) => setPrompt(event.currentTarget.value)} />
@@ -115,7 +117,13 @@ function Lane({ title, run, clock }: { title: string; run: Run; clock: number | 
       <p class="clock mono" role="timer">
         {(shownMs / 1000).toFixed(2)} s
       </p>
-      <Resolve recording={run.recording} frame={frame} canvasLen={run.body.decoder?.canvas_len ?? 1} listen={listen} label={`${title} answer`} />
+      <Resolve
+        recording={run.recording}
+        frame={frame}
+        canvasLen={run.body.decoder?.canvas_len ?? 1}
+        listen={listen}
+        label={`${title} answer`}
+      />
       {run.isOver ? <p class="meter mono">{formatReading(readMeter(run))}</p> : <Meter run={run} />}
       {run.error && <p class="trouble">{run.error}</p>}
     </section>
@@ -129,8 +137,8 @@ function Verdict({ race }: { race: Race }) {
   const isSame = race.ar.content === race.diffusion.content;
   return (
     <p class="verdict" role="status">
-      {(ar.seconds / other.seconds).toFixed(2)}× the speed with {ratio(ar.forwards, other.forwards)} fewer forwards; the texts are{" "}
-      {isSame ? "identical" : "different"}.
+      {(ar.seconds / other.seconds).toFixed(2)}× the speed with {ratio(ar.forwards, other.forwards)} fewer forwards; the
+      texts are {isSame ? "identical" : "different"}.
     </p>
   );
 }

@@ -102,7 +102,10 @@ export class Recording {
   private historyOf(cell: Cell): Partial<Cell> {
     const known = cellAt(this.cells, cell.start);
     if (known === undefined) return {};
-    return { step: known.step, confidence: known.text === cell.text ? known.confidence ?? cell.confidence : cell.confidence };
+    return {
+      step: known.step,
+      confidence: known.text === cell.text ? (known.confidence ?? cell.confidence) : cell.confidence,
+    };
   }
 }
 
@@ -130,7 +133,7 @@ function decisionSteps(frame: Frame, last: Frame | undefined, before: number[]):
   return frame.tokens.map(([text, state], i) => {
     const old = isSameCanvas ? last.tokens[i] : undefined;
     const stood = old !== undefined && old[0] === text && old[1] === state;
-    return stood ? before[i] ?? frame.step : frame.step;
+    return stood ? (before[i] ?? frame.step) : frame.step;
   });
 }
 
@@ -144,7 +147,14 @@ function cellsOf(content: string, logprobs: readonly TokenLogprob[]): Cell[] | n
     const text = decoder.decode(new Uint8Array(bytes), { stream: true });
     // The first bytes of a character have no text yet; the cell that completes it shows it.
     if (text === "") continue;
-    cells.push({ text, start, confidence: Math.exp(entry.logprob), step: null, isForced: isForced(entry), top: entry.top_logprobs });
+    cells.push({
+      text,
+      start,
+      confidence: Math.exp(entry.logprob),
+      step: null,
+      isForced: isForced(entry),
+      top: entry.top_logprobs,
+    });
     start += text.length;
   }
   return fit(cells, content);
@@ -157,7 +167,14 @@ function isForced(entry: TokenLogprob): boolean {
 
 /** A stop string may cut the last cell short; anything else that differs is not our text. */
 function fit(cells: Cell[], content: string): Cell[] | null {
-  if (content === "" || !cells.map((cell) => cell.text).join("").startsWith(content)) return null;
+  if (
+    content === "" ||
+    !cells
+      .map((cell) => cell.text)
+      .join("")
+      .startsWith(content)
+  )
+    return null;
   const kept = cells.filter((cell) => cell.start < content.length);
   return kept.map((cell) => ({ ...cell, text: content.slice(cell.start, cell.start + cell.text.length) }));
 }

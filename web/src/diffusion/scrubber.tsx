@@ -13,7 +13,10 @@ export function Scrubber({ recording, canvasLen }: { recording: Recording; canva
   const [frame, setFrame] = useState(last);
   const [isPlaying, setPlaying] = useState(false);
   const [speed, setSpeed] = useState(0.5);
-  useEffect(() => (isPlaying ? play(recording, frame >= last ? 0 : frame, speed, setFrame, setPlaying) : undefined), [isPlaying, speed]);
+  useEffect(
+    () => (isPlaying ? play(recording, frame >= last ? 0 : frame, speed, setFrame, setPlaying) : undefined),
+    [isPlaying, speed],
+  );
   const shown = recording.frames[frame];
   return (
     <div class="scrubber">

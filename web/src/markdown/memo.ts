@@ -2,7 +2,10 @@
 
 import { Component, h, type ComponentChildren, type ComponentType, type FunctionComponent } from "preact";
 
-export function memo<P extends object>(render: (props: P) => ComponentChildren, isSame: (before: P, now: P) => boolean): ComponentType<P> {
+export function memo<P extends object>(
+  render: (props: P) => ComponentChildren,
+  isSame: (before: P, now: P) => boolean,
+): ComponentType<P> {
   const Inner = render as FunctionComponent<P>;
   return class Memo extends Component<P> {
     override shouldComponentUpdate(next: Readonly<P>): boolean {

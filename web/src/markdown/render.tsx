@@ -76,11 +76,21 @@ function table(token: Tokens.Table): VNode {
     <div class="wide" role="region" aria-label="Table" tabIndex={0}>
       <table>
         <thead>
-          <tr>{token.header.map((cell, i) => <th key={i} scope="col">{inline(cell.tokens)}</th>)}</tr>
+          <tr>
+            {token.header.map((cell, i) => (
+              <th key={i} scope="col">
+                {inline(cell.tokens)}
+              </th>
+            ))}
+          </tr>
         </thead>
         <tbody>
           {token.rows.map((row, i) => (
-            <tr key={i}>{row.map((cell, j) => <td key={j}>{inline(cell.tokens)}</td>)}</tr>
+            <tr key={i}>
+              {row.map((cell, j) => (
+                <td key={j}>{inline(cell.tokens)}</td>
+              ))}
+            </tr>
           ))}
         </tbody>
       </table>

@@ -13,8 +13,8 @@ export function ApiPanel() {
   return (
     <div class="panel">
       <p class="lead">
-        <code>POST {sent.path}</code>, sent {new Date(sent.at).toLocaleTimeString()}. This server speaks OpenAI's and Mercury's dialects: any
-        stock client works with this address as its base URL.
+        <code>POST {sent.path}</code>, sent {new Date(sent.at).toLocaleTimeString()}. This server speaks OpenAI's and
+        Mercury's dialects: any stock client works with this address as its base URL.
       </p>
       <fieldset class="choices">
         <legend class="hidden">Language</legend>
@@ -25,7 +25,10 @@ export function ApiPanel() {
           </label>
         ))}
       </fieldset>
-      <CodeBlock text={snippet(language, location.origin, sent.path, sent.body)} language={LANGUAGES[language].highlight} />
+      <CodeBlock
+        text={snippet(language, location.origin, sent.path, sent.body)}
+        language={LANGUAGES[language].highlight}
+      />
     </div>
   );
 }

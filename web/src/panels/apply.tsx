@@ -22,14 +22,31 @@ export function ApplyTab() {
     <div>
       <label>
         Original
-        <textarea class="mono" rows={8} spellcheck={false} value={original} onInput={(event) => setOriginal(event.currentTarget.value)} />
+        <textarea
+          class="mono"
+          rows={8}
+          spellcheck={false}
+          value={original}
+          onInput={(event) => setOriginal(event.currentTarget.value)}
+        />
       </label>
       <label>
         Update
-        <textarea class="mono" rows={6} spellcheck={false} value={update} onInput={(event) => setUpdate(event.currentTarget.value)} />
+        <textarea
+          class="mono"
+          rows={6}
+          spellcheck={false}
+          value={update}
+          onInput={(event) => setUpdate(event.currentTarget.value)}
+        />
       </label>
       <div class="row">
-        <button type="button" class="primary" disabled={task.isBusy} onClick={() => void task.ask({ messages: [{ role: "user", content: prompt }] })}>
+        <button
+          type="button"
+          class="primary"
+          disabled={task.isBusy}
+          onClick={() => void task.ask({ messages: [{ role: "user", content: prompt }] })}
+        >
           Apply
         </button>
         {merged !== null && <CopyButton text={merged} label="Copy merged code" />}

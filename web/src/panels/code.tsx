@@ -24,7 +24,8 @@ export function CodePanel() {
             tabIndex={tab === name ? 0 : -1}
             onClick={() => setTab(name)}
             onKeyDown={(event) => {
-              if (event.key === "ArrowRight" || event.key === "ArrowLeft") setTab(step(tab, event.key === "ArrowRight" ? 1 : -1));
+              if (event.key === "ArrowRight" || event.key === "ArrowLeft")
+                setTab(step(tab, event.key === "ArrowRight" ? 1 : -1));
             }}
           >
             {TABS[name]}

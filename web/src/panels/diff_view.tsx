@@ -10,7 +10,10 @@ interface Line {
 export function linesOf(before: string, after: string): Line[] {
   return diffLines(before, after).flatMap((part) => {
     const sign = part.added ? "+" : part.removed ? "-" : " ";
-    return part.value.replace(/\n$/u, "").split("\n").map((text): Line => ({ sign, text }));
+    return part.value
+      .replace(/\n$/u, "")
+      .split("\n")
+      .map((text): Line => ({ sign, text }));
   });
 }
 

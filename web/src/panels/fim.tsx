@@ -25,19 +25,37 @@ export function FimTab() {
           event.preventDefault();
           accept();
         }
-        if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) void task.ask({ prompt: prefix, suffix, max_tokens: 128 });
+        if (event.key === "Enter" && (event.ctrlKey || event.metaKey))
+          void task.ask({ prompt: prefix, suffix, max_tokens: 128 });
       }}
     >
       <label>
         Before the cursor
-        <textarea class="mono" rows={8} spellcheck={false} value={prefix} onInput={(event) => setPrefix(event.currentTarget.value)} />
+        <textarea
+          class="mono"
+          rows={8}
+          spellcheck={false}
+          value={prefix}
+          onInput={(event) => setPrefix(event.currentTarget.value)}
+        />
       </label>
       <label>
         After the cursor
-        <textarea class="mono" rows={5} spellcheck={false} value={suffix} onInput={(event) => setSuffix(event.currentTarget.value)} />
+        <textarea
+          class="mono"
+          rows={5}
+          spellcheck={false}
+          value={suffix}
+          onInput={(event) => setSuffix(event.currentTarget.value)}
+        />
       </label>
       <div class="row">
-        <button type="button" class="primary" disabled={task.isBusy} onClick={() => void task.ask({ prompt: prefix, suffix, max_tokens: 128 })}>
+        <button
+          type="button"
+          class="primary"
+          disabled={task.isBusy}
+          onClick={() => void task.ask({ prompt: prefix, suffix, max_tokens: 128 })}
+        >
           Complete
         </button>
         {middle && (

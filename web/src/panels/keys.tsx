@@ -26,12 +26,18 @@ export function KeysPanel() {
       }}
     >
       <p class="lead">
-        This server keeps accounts. Give an API key to use it here; it is forgotten when the page is closed or reloaded. Keys are made and
-        revoked with <code>quicksilver keys</code>.
+        This server keeps accounts. Give an API key to use it here; it is forgotten when the page is closed or reloaded.
+        Keys are made and revoked with <code>quicksilver keys</code>.
       </p>
       <label>
         API key
-        <input type="password" autocomplete="off" placeholder="qs-…" value={text} onInput={(event) => setText(event.currentTarget.value)} />
+        <input
+          type="password"
+          autocomplete="off"
+          placeholder="qs-…"
+          value={text}
+          onInput={(event) => setText(event.currentTarget.value)}
+        />
       </label>
       <div class="row">
         <button type="submit" class="primary" disabled={text.trim() === ""}>

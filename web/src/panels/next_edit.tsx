@@ -23,7 +23,8 @@ export function NextEditTab() {
   const history = createTwoFilesPatch(`a/${FILE}`, `b/${FILE}`, before, code, "", "", { context: 2 });
   const content = task.reply?.choices[0]?.message.content ?? null;
   const proposal = content === null ? null : code.slice(0, region.start) + unfence(content) + code.slice(region.end);
-  const ask = () => task.ask({ messages: [{ role: "user", content: editPrompt(FILE, code, cursor, region, history) }] });
+  const ask = () =>
+    task.ask({ messages: [{ role: "user", content: editPrompt(FILE, code, cursor, region, history) }] });
   const answer = (isAccepted: boolean) => {
     void reportFeedback(task.reply?.id ?? "", isAccepted);
     if (isAccepted && proposal !== null) {

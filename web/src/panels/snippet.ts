@@ -42,7 +42,7 @@ function javascript(url: string, json: string): string {
     `const reply = await fetch("${url}", {`,
     `  method: "POST",`,
     "  headers: {",
-    "    Authorization: `Bearer ${process.env.QUICKSILVER_API_KEY ?? \"\"}`,",
+    '    Authorization: `Bearer ${process.env.QUICKSILVER_API_KEY ?? ""}`,',
     `    "Content-Type": "application/json",`,
     "  },",
     `  body: JSON.stringify(${json.replaceAll("\n", "\n  ")}),`,

@@ -41,7 +41,14 @@ export function StructuredPanel() {
     <div class="panel">
       <label>
         JSON Schema
-        <textarea class="mono" rows={12} spellcheck={false} value={schema} aria-invalid={problem !== null} onInput={(event) => setSchema(event.currentTarget.value)} />
+        <textarea
+          class="mono"
+          rows={12}
+          spellcheck={false}
+          value={schema}
+          aria-invalid={problem !== null}
+          onInput={(event) => setSchema(event.currentTarget.value)}
+        />
       </label>
       {problem && (
         <p class="trouble" role="alert">
@@ -68,13 +75,20 @@ function Result({ run }: { run: Run }) {
   const numForced = run.recording.cells.filter((cell) => cell.isForced).length;
   return (
     <section class="result legend" aria-label="Result">
-      <Resolve recording={run.recording} frame={-1} canvasLen={run.body.decoder?.canvas_len ?? 0} listen={listen} label="Structured answer" />
+      <Resolve
+        recording={run.recording}
+        frame={-1}
+        canvasLen={run.body.decoder?.canvas_len ?? 0}
+        listen={listen}
+        label="Structured answer"
+      />
       {run.isOver ? <p class="meter mono">{formatReading(readMeter(run))}</p> : <Meter run={run} />}
       {run.error && <p class="trouble">{run.error}</p>}
       {run.state === "done" && (
         <p role="status">
-          {parse(run.content).problem ? "Not valid JSON." : "Valid JSON."} <span class="key forced">forced</span> {numForced} tokens the
-          schema left no choice for, <span class="key free">free</span> {run.recording.cells.length - numForced} the model chose.
+          {parse(run.content).problem ? "Not valid JSON." : "Valid JSON."} <span class="key forced">forced</span>{" "}
+          {numForced} tokens the schema left no choice for, <span class="key free">free</span>{" "}
+          {run.recording.cells.length - numForced} the model chose.
         </p>
       )}
     </section>

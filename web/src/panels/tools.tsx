@@ -31,7 +31,13 @@ export function ToolsPanel() {
     <div class="panel">
       <label>
         Functions
-        <textarea class="mono" rows={12} spellcheck={false} value={definitions} onInput={(event) => setDefinitions(event.currentTarget.value)} />
+        <textarea
+          class="mono"
+          rows={12}
+          spellcheck={false}
+          value={definitions}
+          onInput={(event) => setDefinitions(event.currentTarget.value)}
+        />
       </label>
       <label>
         Prompt
@@ -94,7 +100,12 @@ function Turn({ turn }: { turn: WireMessage }) {
       <span class="who">{turn.role}</span>
       {turn.content ? turn.role === "assistant" ? <Markdown text={turn.content} /> : <p>{turn.content}</p> : null}
       {turn.tool_calls?.map((call) => (
-        <pre key={call.id} class="call" tabIndex={0} aria-label={`Call of ${call.function.name}`}>{`${call.function.name}(${call.function.arguments})`}</pre>
+        <pre
+          key={call.id}
+          class="call"
+          tabIndex={0}
+          aria-label={`Call of ${call.function.name}`}
+        >{`${call.function.name}(${call.function.arguments})`}</pre>
       ))}
     </li>
   );
@@ -118,7 +129,11 @@ function Answers({ turns, onAnswer }: { turns: WireMessage[]; onAnswer: (answers
   const calls = turns.at(-1)?.tool_calls ?? [];
   const [results, setResults] = useState<Record<string, string>>({});
   if (calls.length === 0) return null;
-  const answers = calls.map((call): WireMessage => ({ role: "tool", tool_call_id: call.id, content: results[call.id] ?? "" }));
+  const answers = calls.map((call): WireMessage => ({
+    role: "tool",
+    tool_call_id: call.id,
+    content: results[call.id] ?? "",
+  }));
   return (
     <form
       onSubmit={(event) => {

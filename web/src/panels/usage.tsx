@@ -51,7 +51,12 @@ function Chart({ title, sum, buckets, pick }: ChartProps) {
       <figcaption>
         {title} <strong>{sum}</strong>
       </figcaption>
-      <svg viewBox={`0 0 ${buckets.length * 10} 60`} preserveAspectRatio="none" role="img" aria-label={`${title}: ${sum} in all`}>
+      <svg
+        viewBox={`0 0 ${buckets.length * 10} 60`}
+        preserveAspectRatio="none"
+        role="img"
+        aria-label={`${title}: ${sum} in all`}
+      >
         {buckets.map((bucket, i) => {
           const height = (pick(bucket) / peak) * 58;
           return (
@@ -81,17 +86,20 @@ function Recent() {
           </tr>
         </thead>
         <tbody>
-          {known.slice(-20).reverse().map((entry) => (
-            <tr key={entry.at}>
-              <td>{new Date(entry.at).toLocaleTimeString()}</td>
-              <td>{entry.kind}</td>
-              <td>{entry.model}</td>
-              <td>{entry.promptTokens}</td>
-              <td>{entry.completionTokens}</td>
-              <td>{entry.forwards}</td>
-              <td>{entry.seconds.toFixed(2)}</td>
-            </tr>
-          ))}
+          {known
+            .slice(-20)
+            .reverse()
+            .map((entry) => (
+              <tr key={entry.at}>
+                <td>{new Date(entry.at).toLocaleTimeString()}</td>
+                <td>{entry.kind}</td>
+                <td>{entry.model}</td>
+                <td>{entry.promptTokens}</td>
+                <td>{entry.completionTokens}</td>
+                <td>{entry.forwards}</td>
+                <td>{entry.seconds.toFixed(2)}</td>
+              </tr>
+            ))}
         </tbody>
       </table>
     </div>

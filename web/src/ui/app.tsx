@@ -45,7 +45,13 @@ export function App() {
       <Sidebar onPick={() => setOpen(false)} />
       <main id="main" tabIndex={-1} aria-label={TITLES[panel]}>
         <header class="bar">
-          <button type="button" class="ghost menu" aria-expanded={isOpen} aria-controls="sidebar" onClick={() => setOpen(!isOpen)}>
+          <button
+            type="button"
+            class="ghost menu"
+            aria-expanded={isOpen}
+            aria-controls="sidebar"
+            onClick={() => setOpen(!isOpen)}
+          >
             ☰<span class="hidden">Menu</span>
           </button>
           <h1>{TITLES[panel]}</h1>

@@ -1,7 +1,14 @@
 // The side of the page: panels, conversations, theme, and which model on which device answers.
 
 import { useState } from "preact/hooks";
-import { conversations, current, deleteConversation, openConversation, rename, startConversation } from "../chat/session";
+import {
+  conversations,
+  current,
+  deleteConversation,
+  openConversation,
+  rename,
+  startConversation,
+} from "../chat/session";
 import type { Conversation } from "../chat/conversation";
 import { useStore } from "../store/observable";
 import { server } from "../store/server";
@@ -80,13 +87,24 @@ function Entry({ conversation, isOpen, onPick }: EntryProps) {
   if (isNaming) return <Naming conversation={conversation} onDone={() => setNaming(false)} />;
   return (
     <li>
-      <button type="button" class="title" aria-current={isOpen ? "true" : undefined} onClick={pick} onDblClick={() => setNaming(true)}>
+      <button
+        type="button"
+        class="title"
+        aria-current={isOpen ? "true" : undefined}
+        onClick={pick}
+        onDblClick={() => setNaming(true)}
+      >
         {title}
       </button>
       <button type="button" class="ghost" aria-label={`Rename ${title}`} onClick={() => setNaming(true)}>
         ✎
       </button>
-      <button type="button" class="ghost" aria-label={`Delete ${title}`} onClick={() => void deleteConversation(conversation.id)}>
+      <button
+        type="button"
+        class="ghost"
+        aria-label={`Delete ${title}`}
+        onClick={() => void deleteConversation(conversation.id)}
+      >
         ×
       </button>
     </li>
