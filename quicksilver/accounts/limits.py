@@ -50,14 +50,12 @@ class Window:
 
     def wait_s(self, which: int, room: int) -> float:
         """Seconds until no more than `room` is used, if nobody else comes."""
-        over = self.used(which) - room
+        over, wait_s = self.used(which) - room, 0.0
         for second in sorted(self._buckets):
-            if over <= 0:
-                break
-            over -= self._buckets[second][which]
-            if over <= 0:
-                return self._expires_in(second)
-        return 0.0
+            if over > 0:
+                over -= self._buckets[second][which]
+                wait_s = self._expires_in(second)
+        return wait_s
 
     def gauge(self, which: int, limit: int) -> Gauge:
         busy = [second for second, bucket in self._buckets.items() if bucket[which]]

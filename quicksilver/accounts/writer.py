@@ -139,8 +139,8 @@ class Writer:
         except LedgerUnavailable as error:
             self._fail(slips, error)
             self._fail_stale(error)
-        except Exception as error:
-            self._isolate(slips, error)
+        except Exception:
+            self._isolate(slips)
         else:
             for slip, outcome in zip(slips, outcomes, strict=True):
                 self._deliver(slip, outcome)
@@ -153,17 +153,26 @@ class Writer:
         with self._store.write() as connection:
             return close_orphans(connection, self._books, owner)
 
-    def _isolate(self, slips: Sequence[_Slip], error: Exception) -> None:
+    def _isolate(self, slips: Sequence[_Slip]) -> None:
         """An entry that the database rejects must not fail its neighbours: write each alone."""
-        if len(slips) == 1:
-            self._fail(slips, error)
-        else:
-            for slip in slips:
-                self._commit([slip])
+        for position, slip in enumerate(slips):
+            try:
+                (outcome,) = self._write([slip.entry])
+            except LedgerUnavailable as error:
+                self._fail(slips[position:], error)
+                return
+            except Exception as error:
+                self._fail([slip], error)
+            else:
+                self._deliver(slip, outcome)
 
     def _fail_stale(self, error: LedgerUnavailable) -> None:
         """Fail what has queued behind a fault for long; what came late gets its own try."""
-        waiting, is_last = self._collect(0.0)
+        waiting: list[_Slip] = []
+        is_last = False
+        while not is_last and (found := self._collect(0.0)) != ([], False):
+            waiting += found[0]
+            is_last = found[1]
         if is_last:
             self._queue.put(None)
         now = time.monotonic()

@@ -25,6 +25,13 @@ def test_sign_up_gives_ten_million_credits_and_a_project(desk: Desk) -> None:
     assert check(desk.store) == []
 
 
+def test_project_is_made_within_an_organisation(desk: Desk, customer: Customer) -> None:
+    project = desk.directory.create_project(OPERATOR, customer.org_id, "research")
+    assert project.path == f"{customer.org_id}/{project.id}"
+    with pytest.raises(NotFound):
+        desk.directory.create_project(OPERATOR, customer.project_id, "not an organisation")
+
+
 def test_default_price_is_one_credit_a_token() -> None:
     assert AccountsConfig().default_price == Price(MICRO, MICRO // 10, MICRO)
 

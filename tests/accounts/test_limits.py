@@ -63,6 +63,15 @@ def test_waiting_as_long_as_told_is_enough(desk: Desk) -> None:
     assert admit(desk, START + 6.5 + wait_s, 2) == 0
 
 
+def test_large_request_waits_for_as_many_seconds_as_it_needs() -> None:
+    window = Window(START)
+    for age, amount in ((50, 10), (40, 10), (30, 10)):
+        window.put(int(START) - age, (1, amount, 0))
+    assert window.wait_s(1, 30) == 0.0
+    assert window.wait_s(1, 29) == 10.0
+    assert window.wait_s(1, 15) == 20.0
+
+
 def test_what_was_not_used_is_given_back() -> None:
     window = Window(START)
     window.take((1, 10, 100))

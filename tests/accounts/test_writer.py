@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, event, select, text
 
 from quicksilver.accounts.config import AccountsConfig
-from quicksilver.accounts.entries import Checkpoint, Close, How, Reserve
-from quicksilver.accounts.ledger import Ledger
+from quicksilver.accounts.entries import Checkpoint, Close, Entry, How, Reserve
+from quicksilver.accounts.ledger import Ledger, Outcome
 from quicksilver.accounts.records import Charge, Order, Reservation, State
 from quicksilver.accounts.schema import ledger, owners
 from quicksilver.accounts.service import Desk
@@ -137,6 +138,45 @@ def test_entries_queued_behind_a_fault_fail_with_it(desk: Desk, writer: Writer, 
         futures = [writer.submit(reserve(customer, f"r{number}")) for number in range(20)]
         assert all(isinstance(future.exception(PATIENT), LedgerUnavailable) for future in futures)
     assert isinstance(writer.submit(reserve(customer, "after")).result(PATIENT), Reservation)
+
+
+def test_queue_longer_than_a_batch_fails_together_and_is_served_later(
+    desk: Desk, customer: Customer, config: AccountsConfig, clock: FakeClock
+) -> None:
+    writer = make_writer(desk, replace(config, batch_size=2), clock)
+    writer.start()
+    with locked(desk):
+        futures = [writer.submit(reserve(customer, f"r{number}")) for number in range(9)]
+        futures[8].cancel()
+        assert all(isinstance(future.exception(PATIENT), LedgerUnavailable) for future in futures[:8])
+    late = [writer.submit(reserve(customer, f"late{number}")) for number in range(5)]
+    assert all(isinstance(future.result(PATIENT), Reservation) for future in late)
+    writer.close()
+    assert set(rows(desk)) == {f"late{number}" for number in range(5)}
+
+
+def test_database_lost_while_writing_one_by_one_fails_the_rest(
+    desk: Desk, writer: Writer, customer: Customer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(entries: Sequence[Entry]) -> list[Outcome]:
+        if len(entries) > 1:
+            raise Conflict("one of them is bad")
+        raise LedgerUnavailable("gone")
+
+    monkeypatch.setattr(writer, "_write", write)
+    futures = [writer.submit(reserve(customer, f"r{number}")) for number in range(3)]
+    slips, _ = writer._collect(0.0)
+    writer._commit(slips)
+    assert all(isinstance(future.exception(PATIENT), LedgerUnavailable) for future in futures)
+    assert len({id(future.exception()) for future in futures}) == 3
+
+
+def test_drain_that_begins_during_a_fault_still_ends(desk: Desk, writer: Writer, customer: Customer) -> None:
+    writer.start()
+    with locked(desk):
+        future = writer.submit(reserve(customer, "r"))
+        writer.close()
+    assert isinstance(future.exception(PATIENT), LedgerUnavailable)
 
 
 def test_closing_settles_what_is_open_and_signs_off(desk: Desk, writer: Writer, customer: Customer) -> None:
