@@ -113,7 +113,8 @@ class AnswerReader:
         kept = self._channels.token_channels[before:]
         content = "".join(delta.text for delta in deltas if delta.channel is Channel.CONTENT)
         self._content += content
-        self._canvas.commit(event.token_ids[: len(kept)], kept, content)
+        if self._ask.request.wants_frames:
+            self._canvas.commit(event.token_ids[: len(kept)], kept, content)
         self._num_tokens += len(kept)
         kept_deltas = self._within_calls(deltas)
         self._note_calls(kept_deltas)
