@@ -7,9 +7,9 @@ import hashlib
 import torch
 
 from quicksilver.core import EngineInfo
+from quicksilver.engine.accelerate import make_runner, with_spare_pages
 from quicksilver.engine.config import EngineConfig, plan_pages
 from quicksilver.engine.engine import ConstraintFactory, Engine
-from quicksilver.engine.runner import Runner
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.transformer import Transformer
 
@@ -37,7 +37,8 @@ def build_engine(
         fingerprint=fingerprint(name, model),
     )
     cache = PagedCache.allocate(model.config, num_pages, config.page_size, device, dtype)
-    return Engine(Runner(model.eval(), cache, config.logit_rows), info, config, constraints)
+    runner = make_runner(model.eval(), cache, config, context_len)
+    return Engine(runner, info, with_spare_pages(config, device), constraints)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -17,6 +17,10 @@ class EngineConfig:
     """Memory for KV when `num_pages` is 0; 0 takes a share of what is free."""
     spare_pages: int = 0
     """KV pages held beyond a request's next forward, so that a GPU can run verify rounds ahead of the host."""
+    cuda_graphs: bool = True
+    """Whether a GPU runs captured graphs and our own kernels; plain torch otherwise."""
+    gpu_weights: str = "bfloat16"
+    """What the kernels read: bfloat16 (the checkpoint's own 16 bits) or fp8 (rounded at load, half the bytes)."""
     max_rows: int = 512
     """Row budget of one forward: prompts are cut into chunks that fit beside the canvases."""
     max_running: int = 64

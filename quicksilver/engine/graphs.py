@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,8 +71,8 @@ class RowBuffers:
     def fill(self, batch: Batch, tile_rows: int) -> None:
         """Queue the copies of one forward's rows; what is behind them in the bucket writes nothing."""
         plan, count = batch.plan, len(batch.token_ids)
-        columns = (batch.token_ids, batch.mask_index, plan.positions, plan.slots)
-        columns += (plan.prefix_end, plan.span_start, plan.span_end, plan.is_canvas)
+        columns = [batch.token_ids, batch.mask_index, plan.positions, plan.slots]
+        columns += [plan.prefix_end, plan.span_start, plan.span_end, plan.is_canvas]
         self.host.zero_()
         self.host[3].fill_(-1)
         for target, values in zip(self.host, columns, strict=True):
@@ -86,7 +88,8 @@ class RowBuffers:
         segments = batch.plan.segments
         width = min(max(len(segment.page_ids) for segment in segments), self.host_pages.shape[1])
         for row, segment in zip(self.host_pages, segments, strict=False):
-            row[: len(segment.page_ids)] = segment.page_ids[:width]
+            pages = segment.page_ids[:width]
+            row[: len(pages)] = pages
         used = (slice(len(segments)), slice(width))
         self.inputs.tables.pages[used].copy_(self.host_pages[used], non_blocking=True)
 
@@ -167,11 +170,11 @@ class GraphRunner(Runner):
         for count in sorted({bucket_of(count) for count in row_counts}):
             buffers, space = self._buffers(count)
             for is_gated in kinds:
-                self._graph((count, is_gated), lambda b=buffers, s=space, g=is_gated: self._run(b, s, g))
+                self._graph((count, is_gated), partial(self._run, buffers, space, is_gated))
         for count in sorted({bucket_of(count) for count in canvas_lens}):
             head = self._head(count)
             for is_drawn in (False, True):
-                self._graph(("head", count, is_drawn), lambda h=head, d=is_drawn: self._propose(h, d))
+                self._graph(("head", count, is_drawn), partial(self._propose, head, is_drawn))
 
     def _forward(self, works: Seq[Work]) -> Tensor:
         batch = build_batch(works, self.cache.page_size)
@@ -222,7 +225,7 @@ class GraphRunner(Runner):
         return self._replays[key]
 
 
-def capture(work: Callable[[], None], device: torch.device, pool: object) -> Callable[[], None]:
+def capture(work: Callable[[], None], device: torch.device, pool: Any) -> Callable[[], None]:
     """`work` as a graph: run twice to compile and settle, then recorded. Without CUDA it stays a plain call.
 
     The two runs really happen, so `work` must be safe to repeat on whatever its buffers hold. Graphs of one pool share

@@ -28,13 +28,14 @@ from quicksilver.model.kernels.head import HeadRows, propose_rows, read_results
 from quicksilver.model.kernels.network import Space, attend_shape
 from quicksilver.model.transformer import Transformer
 
-DEPTH = 2
+DEPTH = 3
 """Rounds the device may be ahead of what the host has read."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundShape:
-    """A round graph: so many sequences with canvases of so many tokens."""
+    """A round graph: so many sequences with canvases of so many tokens. A canvas of one is plain autoregression, a
+    round of one forward."""
 
     num_sequences: int
     canvas_len: int
@@ -85,6 +86,8 @@ class RoundGraph:
     def _round(self, is_drawn: bool) -> None:
         self._forward(0, is_drawn)
         take_draft(self.state, self.results[0, 0])
+        if self.shape.canvas_len == 1:
+            return
         self._forward(1, is_drawn)
         take_verified(self.state, self.results[1, 0])
 
@@ -92,7 +95,7 @@ class RoundGraph:
         tables = self.rows.inputs.tables
         write_rows(self.state, self.rows.device, self.head.ints[1], tables.pages, tables.page_size, half == 0)
         network = self.runner.network
-        x = network.run(self.rows.inputs, self.space, is_gated=half == 0)
+        x = network.run(self.rows.inputs, self.space, is_gated=half == 0 and self.shape.canvas_len > 1)
         rows = HeadRows(self.head.ints[0], self.head.draws if is_drawn else None)
         space = self.head.space.with_results(self.results[half])
         propose_rows(x, network.weights.norm, network.weights.head, rows, space)
@@ -103,7 +106,7 @@ class Flight:
     """The sequences a round graph is carrying, as the host last saw them, and the rounds it has not read yet."""
 
     graph: RoundGraph
-    index: dict[str, int]
+    index: dict[Sequence, int]
     is_drawn: bool
     ends: list[int]
     """Committed length of each sequence that the next `run` should ask for."""
@@ -117,7 +120,7 @@ class Flight:
         return len(works) == len(self.index) and all(self._expects(work) for work in works)
 
     def _expects(self, work: Work) -> bool:
-        b = self.index.get(work.sequence.id)
+        b = self.index.get(work.sequence)
         if b is None or work.tail is None or (work.start, work.end) != (self.ends[b] - 1, self.ends[b]):
             return False
         if self.landed is not None:
@@ -130,7 +133,7 @@ class Flight:
         unread = len(self.rounds) * (canvas_len + 1) + (canvas_len if self.landed is not None else 0)
         reach = unread + canvas_len
         held = [min(len(s.pages), self.graph.host_pages.shape[1]) * page_size for s in sequences]
-        return all(h >= self.ends[self.index[s.id]] + reach for s, h in zip(sequences, held, strict=True))
+        return all(h >= self.ends[self.index[s]] + reach for s, h in zip(sequences, held, strict=True))
 
 
 class RoundRunner(GraphRunner):
@@ -164,7 +167,7 @@ class RoundRunner(GraphRunner):
             return
         graph = self._graphs[min(fitting, key=lambda shape: shape.num_sequences)]
         is_drawn = any(work.sequence.request.params.temperature > 0 for work in works)
-        index = {work.sequence.id: b for b, work in enumerate(works)}
+        index = {work.sequence: b for b, work in enumerate(works)}
         flight = Flight(graph, index, is_drawn, [work.end for work in works], [()] * len(works))
         if flight.has_pages([work.sequence for work in works], self.cache.page_size):
             _load(graph, works)
@@ -181,8 +184,8 @@ class RoundRunner(GraphRunner):
         assert flight.landed is not None
         outcomes = [_outcome(flight, flight.landed[half], work) for work in works]
         for work, outcome in zip(works, outcomes, strict=True):
-            _advance(flight, flight.index[work.sequence.id], half, outcome.proposal.token_ids.tolist())
-        if half == 1:
+            _advance(flight, flight.index[work.sequence], half, outcome.proposal.token_ids.tolist())
+        if half == 1 or flight.graph.shape.canvas_len == 1:
             flight.landed = None
         return list(outcomes)
 
@@ -192,7 +195,7 @@ class RoundRunner(GraphRunner):
         assert flight is not None
         sequences = [work.sequence for work in works]
         while len(flight.rounds) < DEPTH and flight.has_pages(sequences, self.cache.page_size):
-            _send_pages(flight.graph, [(flight.index[s.id], s) for s in sequences])
+            _send_pages(flight.graph, [(flight.index[s], s) for s in sequences])
             flight.rounds.append(flight.graph.launch(flight.is_drawn))
         return flight.landed is not None or bool(flight.rounds)
 
@@ -207,11 +210,10 @@ class RoundRunner(GraphRunner):
 
 def is_draft(work: Work) -> bool:
     """Whether `work` is one committed token and a canvas of masks: the first half of a verify round."""
-    tail = work.tail
-    is_verify = work.sequence.request.params.decoder.name is DecoderName.VERIFY
-    if tail is None or not is_verify or work.end - work.start != 1:
+    name = work.sequence.request.params.decoder.name
+    if work.tail is None or name not in (DecoderName.VERIFY, DecoderName.AR) or work.end - work.start != 1:
         return False
-    return bool(tail.token_ids) and all(tail.is_masked)
+    return not work.tail.is_causal and all(work.tail.is_masked)
 
 
 def _load(graph: RoundGraph, works: Seq[Work]) -> None:
@@ -241,7 +243,7 @@ def _send_pages(graph: RoundGraph, sequences: Seq[tuple[int, Sequence]]) -> None
 
 def _outcome(flight: Flight, results: Tensor, work: Work) -> Outcome:
     canvas_len = flight.graph.shape.canvas_len
-    first = flight.index[work.sequence.id] * canvas_len
+    first = flight.index[work.sequence] * canvas_len
     return Outcome(Proposal(*read_results(results[:, first : first + canvas_len])), [])
 
 

@@ -20,9 +20,13 @@ class TritonAttend:
         self._writes = (writes, plan.slots[writes])
         self._segments = [(segment.row_start, segment.row_end) for segment in plan.segments]
         pages = pad_sequence([segment.page_ids for segment in plan.segments], batch_first=True)
-        ends = (plan.prefix_end, plan.span_start, plan.span_end)
         self._rows = RowTables(
-            *(edge.int() for edge in ends), torch.empty(0), pages.to(device, torch.int32).contiguous(), cache.page_size
+            plan.prefix_end.int(),
+            plan.span_start.int(),
+            plan.span_end.int(),
+            torch.empty(0),
+            pages.to(device, torch.int32).contiguous(),
+            cache.page_size,
         )
         self._space: AttendSpace | None = None
 

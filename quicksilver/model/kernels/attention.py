@@ -63,9 +63,7 @@ class AttendSpace:
     total: Tensor
 
     @classmethod
-    def allocate(
-        cls, shape: AttendShape, num_rows: int, dtype: torch.dtype, device: torch.device | str
-    ) -> AttendSpace:
+    def allocate(cls, shape: AttendShape, num_rows: int, dtype: torch.dtype, device: torch.device | str) -> AttendSpace:
         out = torch.zeros((num_rows, shape.num_heads, shape.head_dim), device=device, dtype=dtype)
         size = (shape.splits if shape.splits > 1 else 0, num_rows, shape.num_heads)
         acc = torch.zeros((*size, shape.head_dim), device=device)

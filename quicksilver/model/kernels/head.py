@@ -118,7 +118,7 @@ def _head_kernel(
 
 @triton.jit
 def _read_kernel(tiles, results, num_tiles, num_rows, BLOCK: tl.constexpr):
-    """One program a row: the tiles' numbers become a token, its probability, the entropy, and whether all was finite."""
+    """One program a row: the tiles' numbers become its token, probability, entropy, and whether all was finite."""
     row = tl.program_id(0)
     t = tl.arange(0, BLOCK)
     is_tile = t < num_tiles

@@ -2,7 +2,7 @@
 matrix products beyond. Reads its inputs from the device, allocates nothing that outlives it, waits for nothing: a graph
 can hold it.
 
-Up to `SKINNY_ROWS` rows the numbers of a row do not depend on how many rows there are.
+Up to 32 rows the numbers of a row do not depend on how many rows there are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Projections of few rows, where reading the weights is all the time there is: norm, matrix, low-rank term and what
 follows in one kernel.
 
-A program owns a few output columns and streams their weights once. The order of summation depends on the weights'
-shape alone, so a row gets the same numbers among 1 row or 64. Rows must fill the tile: buffers come padded.
+A program owns a few output columns and streams their weights once. Up to 32 rows the order of summation depends on the
+weights' shape alone, so a row gets the same numbers whatever its company. Rows must fill the tile: buffers come padded.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def project(
 ) -> Tensor:
     """out = norm(x) W^T + low-rank term + bias, added to `residual` where given (which may be `out` itself)."""
     n, k = weight.w.shape
-    tile = pick_tile(n, k)
+    tile = pick_tile(n, k, x.shape[0])
     none = x
     _project_kernel[(n // tile.block_n,)](
         x, weight.w, out,
@@ -191,7 +191,7 @@ def project(
 def project_swiglu(x: Tensor, weight: Weight, out: Tensor, norm: Norm, term: LowRankTerm | None) -> Tensor:
     """out (rows, ffn) = silu(gate) * up of norm(x), with `weight` holding gate above up."""
     n, k = weight.w.shape[0] // 2, weight.w.shape[1]
-    tile = pick_tile(n, k)
+    tile = pick_tile(n, k, x.shape[0])
     _swiglu_kernel[(n // tile.block_n,)](
         x, weight.w, out, norm.gain, weight.scale if weight.scale is not None else x,
         term.low if term else x, term.b if term else x, norm.eps, k, n,
@@ -222,8 +222,12 @@ def low_parts(depth: int, has_norm: bool) -> int:
     return 1 if has_norm else max(1, min(8, depth // 1024))
 
 
-def pick_tile(n: int, k: int) -> Tile:
-    """By the weights' shape alone. Narrow outputs get narrow tiles, so that every multiprocessor has columns to read."""
-    block_n = 32 if n % 32 == 0 and n // 32 >= 256 else 16
+def pick_tile(n: int, k: int, num_rows: int) -> Tile:
+    """Narrow outputs get narrow tiles, so that every multiprocessor has some to read; many rows get wide ones, because
+    each tile reads all rows. The depth is cut by the weights' shape alone up to 32 rows."""
     block_k = 128 if k % 256 == 0 else 64
-    return Tile(block_n, block_k)
+    if num_rows <= 16:
+        return Tile(32 if n % 32 == 0 and n // 32 >= 256 else 16, block_k)
+    if num_rows <= 32:
+        return Tile(32 if n % 32 == 0 and n // 32 >= 96 else 16, block_k)
+    return Tile(64 if n % 64 == 0 and n // 64 >= 96 else 32 if n % 32 == 0 else 16, 64)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from quicksilver.model.adapters import LowRank
 from quicksilver.model.kernels.project import Norm, Weight
 from quicksilver.model.kernels.rotate import HeadNorms
+from quicksilver.model.lowrank import LowRank
 from quicksilver.model.transformer import Layer, Transformer
 
 FP8_MAX = 448.0
@@ -60,8 +60,8 @@ class NetworkWeights:
 def refusal(model: Transformer) -> str | None:
     """Why the kernels cannot run this model; None if they can."""
     config = model.config
-    if model.tokens.weight.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        return "weights are not floating point"
+    if model.tokens.weight.dtype not in (torch.bfloat16, torch.float16):
+        return f"weights are {model.tokens.weight.dtype}, not 16-bit"
     if config.head_dim < 16 or config.head_dim & (config.head_dim - 1):
         return f"head size {config.head_dim} is not a power of two from 16"
     widths = (config.dim, config.ffn_dim, config.q_dim + 2 * config.kv_dim)
@@ -85,9 +85,10 @@ def _canvas_refusal(model: Transformer) -> str | None:
 
 
 def collect(model: Transformer, scheme: str = "bfloat16") -> NetworkWeights:
-    """`scheme` fp8 rounds every matrix to e4m3 with one scale an output row; anything else keeps the model's tensors."""
+    """`scheme` fp8 rounds every matrix to e4m3 with a scale for each output; any other keeps the model's tensors."""
     canvas = model.canvas
-    layers = tuple(_layer(layer, index, model, scheme) for index, layer in enumerate(model.layers))  # type: ignore[arg-type]
+    stack: list[Layer] = list(model.layers)  # type: ignore[arg-type]
+    layers = tuple(_layer(layer, index, model, scheme) for index, layer in enumerate(stack))
     masks = None if canvas is None else canvas.mask_embedding.detach()
     head = _weight(model.head, scheme)
     return NetworkWeights(model.tokens.weight.detach(), masks, layers, _norm(model.norm), head)

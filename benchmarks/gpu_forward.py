@@ -1,0 +1,106 @@
+"""Time of one forward, head included, against the bandwidth roofline: plain torch, and our graphs in bf16 and fp8.
+
+    python -m benchmarks.gpu_forward --out DIR [--models 135M,1.5B,8B] [--rows 1,16,64,256] [--fp8]
+
+The roofline is the bytes of all matrices, head included, over the copy bandwidth measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_setup import (
+    SHAPES,
+    copy_bandwidth,
+    made_up_batch,
+    make_runner,
+    pages_for,
+    random_model,
+    time_ms,
+    write_report,
+)
+from quicksilver.engine.batch import Batch
+from quicksilver.engine.graphs import GraphLimits, GraphRunner, bucket_of
+from quicksilver.model.attention import SdpaAttend
+from quicksilver.model.transformer import Transformer
+
+PAST = 512
+
+
+def plain_ms(model: Transformer, runner: GraphRunner, batch: Batch) -> float:
+    """The network as torch runs it: one SDPA call a layer, logits stored, argmax."""
+    on_device = batch.to("cuda")
+    plan = on_device.plan
+    attend = SdpaAttend(plan, runner.cache)
+
+    def forward() -> None:
+        x = model.embed(on_device.token_ids)
+        model.logits(model(x, plan.positions, attend)).float().argmax(-1)
+
+    return time_ms(forward, repeats=5)
+
+
+def graph_ms(runner: GraphRunner, batch: Batch, *, greedy_head: bool = True) -> float:
+    """One replay of the forward and, where asked, one of the head."""
+    count = bucket_of(len(batch.token_ids))
+    runner._launch(batch)
+    forward = runner._replays[(count, batch.has_canvas)]
+    head = runner._head(count)
+    head.ints[0].copy_(torch.arange(count))
+    propose = runner._graph(("head", count, False), lambda: runner._propose(head, False))
+
+    def step() -> None:
+        forward()
+        if greedy_head:
+            propose()
+
+    return time_ms(step)
+
+
+def measure(name: str, rows: list[int], bandwidth: float, has_fp8: bool) -> list[dict[str, Any]]:
+    model = random_model(SHAPES[name], rank=64 if name != "8B" else 0)
+    found = []
+    for scheme in ("bfloat16", "fp8") if has_fp8 else ("bfloat16",):
+        limits = GraphLimits(max_rows=max(*rows, 16), max_segments=8, context_len=2048, scheme=scheme)
+        runner = make_runner(model, pages_for(1, PAST + 512), limits)
+        floor = runner.network.weights.num_bytes / bandwidth * 1e3
+        for count in rows:
+            batch = made_up_batch(1, count, PAST)
+            ms = graph_ms(runner, batch)
+            row: dict[str, Any] = {"model": name, "weights": scheme, "rows": count, "ms": ms, "floor_ms": floor}
+            row |= {"roofline_pct": 100 * floor / ms, "forwards_per_s": 1e3 / ms}
+            row |= {"body_ms": graph_ms(runner, batch, greedy_head=False)}
+            if model.canvas is not None and scheme == "bfloat16" and count > 1:
+                row |= {"draft_ms": graph_ms(runner, made_up_batch(1, count, PAST, count - 1))}
+            if scheme == "bfloat16" and count in (1, 16):
+                row |= {"plain_ms": plain_ms(model, runner, batch)}
+            found.append(row)
+            print(row, flush=True)
+        del runner
+    return found
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--models", default="135M,1.5B,8B")
+    parser.add_argument("--rows", default="1,16,64,256")
+    parser.add_argument("--fp8", action="store_true")
+    options = parser.parse_args()
+    bandwidth = copy_bandwidth()
+    print(f"copy bandwidth {bandwidth / 1e12:.2f} TB/s", flush=True)
+    rows = [int(count) for count in options.rows.split(",")]
+    found: list[dict[str, Any]] = []
+    for name in options.models.split(","):
+        found += measure(name, rows, bandwidth, options.fp8)
+        torch.cuda.empty_cache()
+    settings = {"past": PAST, "copy_bandwidth": bandwidth, "rank": "64 on 135M and 1.5B"}
+    write_report(options.out, "gpu_forward", settings, found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Prompts through the network in chunks: time to the end of 1K, 4K and 32K prompts, and the share of dense matmul peak.
+
+    python -m benchmarks.gpu_prefill --out DIR [--model 8B] [--prompts 1024,4096,32768] [--chunk 4096]
+
+FLOPs counted: two a weight and token, and causal attention; the head runs for the last row only.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_setup import SHAPES, made_up_batch, make_runner, matmul_rate, pages_for, random_model, write_report
+from quicksilver.engine.batch import Batch
+from quicksilver.engine.graphs import GraphLimits, GraphRunner, bucket_of
+from quicksilver.model.config import ModelConfig
+
+
+def flops(config: ModelConfig, num_tokens: int) -> float:
+    matrices = config.num_params - config.vocab_size * config.dim * (1 if config.tied_head else 2)
+    attention = 4 * config.num_layers * config.q_dim * num_tokens**2 / 2
+    return 2.0 * matrices * num_tokens + attention
+
+
+def prompt_ms(runner: GraphRunner, chunks: list[Batch]) -> float:
+    """From the first byte of the first chunk to the last row's proposal, copies included."""
+    head = runner._head(16)
+    last = len(chunks[-1].token_ids) - 1
+    head.ints[0].fill_(last)
+    propose = runner._graph(("head", 16, False), lambda: runner._propose(head, False))
+
+    def once() -> None:
+        for chunk in chunks:
+            runner._launch(chunk)
+        propose()
+
+    once()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    once()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end)
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--model", default="8B")
+    parser.add_argument("--prompts", default="1024,4096,32768")
+    parser.add_argument("--chunk", type=int, default=4096)
+    options = parser.parse_args()
+    config = SHAPES[options.model]
+    prompts = [int(length) for length in options.prompts.split(",")]
+    model, peak = random_model(config), matmul_rate()
+    limits = GraphLimits(max_rows=bucket_of(options.chunk), max_segments=4, context_len=max(prompts) + 64)
+    runner = make_runner(model, pages_for(1, max(prompts) + 64), limits)
+    rows: list[dict[str, Any]] = []
+    for length in prompts:
+        starts = range(0, length, options.chunk)
+        chunks = [made_up_batch(1, min(options.chunk, length - start), start) for start in starts]
+        ms = prompt_ms(runner, chunks)
+        rate = flops(config, length) / (ms / 1e3)
+        rows.append(
+            {"prompt": length, "ms": ms, "tokens_per_s": 1e3 * length / ms, "matmul_peak_pct": 100 * rate / peak}
+        )
+        print(rows[-1], flush=True)
+    settings = {"model": options.model, "chunk": options.chunk, "matmul_rate": peak}
+    write_report(options.out, "gpu_prefill", settings, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Verify rounds and plain autoregression at batch 1, end to end through the engine, host included.
+
+    python -m benchmarks.gpu_verify --out DIR [--models 135M,1.5B] [--canvas 8,16]
+
+Weights are random, so nothing is accepted and a round yields two tokens; its time does not depend on that. Tokens a
+second are therefore computed: tokens a round of the acceptance table below, over the round time measured here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_setup import PAGE_SIZE, SHAPES, make_runner, pages_for, random_model, write_report
+from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Request
+from quicksilver.engine.build import build_engine
+from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.engine import Engine
+from quicksilver.engine.graphs import GraphLimits
+from quicksilver.engine.rounds import RoundShape
+from quicksilver.model.transformer import Transformer
+
+TOKENS_PER_ROUND = {
+    "coder trial, all domains": {8: 5.25, 16: 5.69},
+    "coder trial, HumanEval": {8: 6.44, 16: 7.26},
+    "coder trial, chat": {8: 3.47, 16: 3.52},
+}
+"""Measured on real weights elsewhere (docs/performance.md); used to turn round times into tokens a second."""
+
+
+def make_engine(model: Transformer, canvases: list[int], context_len: int) -> Engine:
+    config = EngineConfig(
+        num_pages=pages_for(4, context_len),
+        page_size=PAGE_SIZE,
+        context_len=context_len,
+        spare_pages=10,
+        cuda_graphs=False,
+    )
+    engine = build_engine(model, "random", config)
+    limits = GraphLimits(max_rows=512, max_segments=8, context_len=context_len)
+    runner = make_runner(model, config.num_pages, limits)
+    runner.prepare([16, 512])
+    runner.prepare_rounds([RoundShape(1, canvas_len) for canvas_len in (1, *canvases)])
+    engine.runner = runner
+    return engine
+
+
+def seconds_per_round(engine: Engine, name: DecoderName, canvas_len: int, num_rounds: int) -> tuple[float, float]:
+    """Wall time of a round in the middle of an answer, and tokens it gave."""
+    per_round = 1 if name is DecoderName.AR else 2
+    params = DecodeParams(per_round * (num_rounds + 40) + 64, decoder=DecoderParams(name, canvas_len))
+    engine.add(Request("timed", tuple(range(5, 261)), params))
+    steps_per_round = 1 if name is DecoderName.AR else 2
+    for _ in range(8 * steps_per_round):
+        engine.step()
+    torch.cuda.synchronize()
+    start, tokens = time.perf_counter(), 0
+    for _ in range(num_rounds * steps_per_round):
+        tokens += sum(len(event.token_ids) for event in engine.step())  # type: ignore[union-attr]
+    elapsed = time.perf_counter() - start
+    engine.abort("timed")
+    engine.step()
+    return elapsed / num_rounds, tokens / num_rounds
+
+
+def device_ms(engine: Engine, canvas_len: int) -> float:
+    """A round on the device alone: replays back to back without the engine."""
+    graph = engine.runner._graphs[RoundShape(1, canvas_len)]  # type: ignore[attr-defined]
+    graph.state.position.fill_(300)
+    graph.state.last.fill_(7)
+    graph.rows.inputs.tables.pages.copy_(torch.arange(graph.rows.inputs.tables.pages.shape[1])[None])
+    replay = graph.prepare(is_drawn=False)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(3):
+        replay()
+    start.record()
+    for _ in range(30):
+        replay()
+    end.record()
+    torch.cuda.synchronize()
+    graph.state.position.fill_(-1)
+    return start.elapsed_time(end) / 30
+
+
+def measure(name: str, canvases: list[int], num_rounds: int) -> list[dict[str, Any]]:
+    model = random_model(SHAPES[name], rank=64)
+    engine = make_engine(model, canvases, 2048)
+    seconds, _ = seconds_per_round(engine, DecoderName.AR, 1, num_rounds)
+    ar = 1 / seconds
+    rows: list[dict[str, Any]] = [
+        {"model": name, "decoder": "ar", "ms": 1e3 * seconds, "device_ms": device_ms(engine, 1), "tok_per_s": ar}
+    ]
+    for canvas_len in canvases:
+        seconds, tokens = seconds_per_round(engine, DecoderName.VERIFY, canvas_len, num_rounds)
+        row: dict[str, Any] = {"model": name, "decoder": f"verify {canvas_len}", "ms": 1e3 * seconds}
+        row |= {"device_ms": device_ms(engine, canvas_len), "tokens_here": tokens}
+        for domain, table in TOKENS_PER_ROUND.items():
+            if canvas_len in table:
+                row[f"computed tok/s, {domain}"] = table[canvas_len] / seconds
+                row[f"over AR, {domain}"] = table[canvas_len] / seconds / ar
+        rows.append(row)
+        print(row, flush=True)
+    return rows
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--models", default="135M,1.5B")
+    parser.add_argument("--canvas", default="8,16")
+    parser.add_argument("--rounds", type=int, default=150)
+    options = parser.parse_args()
+    canvases = [int(canvas_len) for canvas_len in options.canvas.split(",")]
+    found: list[dict[str, Any]] = []
+    for name in options.models.split(","):
+        found += measure(name, canvases, options.rounds)
+        torch.cuda.empty_cache()
+    write_report(options.out, "gpu_verify", {"prompt": 256, "rounds": options.rounds, "rank": 64}, found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""Draft and acceptance on the device, in Triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs Triton")
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+    if tuple(int(part) for part in np.__version__.split(".")[:2]) >= (2, 4):
+        pytest.skip("Triton's interpreter does not run on numpy 2.4 and later", allow_module_level=True)
+
+from tests.graph_checks import check_transition
+
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+
+
+@pytest.mark.parametrize("canvas_len", [2, 4, 16])
+def test_device_rounds_accept_what_the_decoder_accepts(canvas_len: int) -> None:
+    check_transition(canvas_len, canvas_len)

@@ -1,0 +1,171 @@
+"""The forward on kernels, its graphs and the rounds that run ahead, against the plain path. No pytest here: see
+`kernel_checks`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, Request
+from quicksilver.diffusion.decoder import Canvas
+from quicksilver.diffusion.sample import Proposal
+from quicksilver.diffusion.verify import Verify
+from quicksilver.engine.batch import Batch
+from quicksilver.engine.build import build_engine
+from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.engine import Engine
+from quicksilver.engine.graphs import GraphLimits, GraphRunner
+from quicksilver.engine.rounds import RoundRunner, RoundShape
+from quicksilver.engine.transition import RoundState, take_draft, take_verified
+from quicksilver.model.adapters import attach_canvas
+from quicksilver.model.attention import PagedCache, SdpaAttend
+from quicksilver.model.config import ModelConfig
+from quicksilver.model.lowrank import new_canvas
+from quicksilver.model.transformer import Transformer
+from tests.kernel_checks import expect_close, here, random_plan
+
+SMALL = ModelConfig("qwen2", 3, 128, 256, 6, 2, 32, 500, 1024, qkv_bias=True, tied_head=True)
+SMALL_NORMED = replace(SMALL, family="qwen3", qkv_bias=False, qk_norm=True, tied_head=False)
+TINIEST = ModelConfig("qwen3", 1, 32, 64, 2, 1, 16, 70, 64, qk_norm=True, tied_head=True)
+"""For Triton's interpreter, where every program costs milliseconds."""
+
+
+def model_of(config: ModelConfig, seed: int = 0, dtype: torch.dtype | None = None) -> Transformer:
+    """Random weights, spread enough that greedy text does not loop at once, with a random gated canvas adapter."""
+    torch.manual_seed(seed)
+    place = here()
+    model = Transformer(config)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=1.6 / config.dim**0.5)
+    model = model.to(place.device, dtype or place.dtype)
+    adapter = new_canvas(config, 8, 32, seed)
+    for parameter in adapter.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    attach_canvas(model, adapter)
+    return model.eval().requires_grad_(False)
+
+
+def check_network(config: ModelConfig, seed: int, has_canvas: bool) -> None:
+    """Hidden states of a ragged mix equal the plain network's, and so does the cache they leave behind."""
+    rng = random.Random(seed)
+    model, place = model_of(config, seed), here()
+    plan = random_plan(rng, 160, 16)
+    rows = len(plan.positions)
+    token_ids = torch.tensor([rng.randrange(config.vocab_size) for _ in range(rows)])
+    mask_index = torch.where(plan.is_canvas & has_canvas, torch.arange(rows) % 15, -1)
+    if not has_canvas:
+        plan = replace(plan, is_canvas=torch.zeros_like(plan.is_canvas))
+    batch = Batch(token_ids, mask_index, plan, torch.arange(rows), has_canvas)
+    cache = PagedCache.allocate(config, 160, 16, place.device, place.dtype)
+    cache.k.normal_()
+    cache.v.normal_()
+    other = PagedCache(cache.k.clone(), cache.v.clone(), 16)
+    runner = GraphRunner(model, other, 64, GraphLimits(max_rows=512, max_segments=8, context_len=1024))
+    for _ in range(2):
+        found = model.norm(runner._launch(batch)[:rows])
+    on_device = batch.to(place.device)
+    x = model.embed(on_device.token_ids, on_device.mask_index if has_canvas else None)
+    is_canvas = on_device.plan.is_canvas if has_canvas else None
+    wanted = model(x, on_device.plan.positions, SdpaAttend(on_device.plan, cache), is_canvas)
+    expect_close(found, wanted, 4e-2 if place.dtype is torch.bfloat16 else 1e-4)
+    expect_close(other.k, cache.k, 4e-2 if place.dtype is torch.bfloat16 else 1e-4)
+
+
+def engine_of(model: Transformer, make: Callable[[PagedCache], GraphRunner] | None, page_size: int = 16) -> Engine:
+    context_len = model.config.context_len
+    config = EngineConfig(
+        num_pages=512, page_size=page_size, context_len=context_len, spare_pages=10, cuda_graphs=False
+    )
+    engine = build_engine(model, "checked", config)
+    if make is not None:
+        engine.runner = make(engine.runner.cache)
+    return engine
+
+
+def text_of(engine: Engine, prompts: list[list[int]], params: DecodeParams) -> dict[str, list[int]]:
+    """All prompts at once; fails the check if a request failed."""
+    for i, prompt in enumerate(prompts):
+        engine.add(Request(str(i), tuple(prompt), params))
+    answers: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
+    while engine.has_work:
+        for event in engine.step():
+            assert isinstance(event, Delta)
+            assert event.error is None, event.error
+            answers[event.request_id] += event.token_ids
+    return answers
+
+
+def check_rounds_equal_plain_autoregression(
+    config: ModelConfig, prompt_lens: list[int], canvas_len: int, count: int, temperature: float
+) -> None:
+    """Rounds on the device emit exactly what one causal row at a time emits, and they were really used."""
+    model, rng = model_of(config), random.Random(1)
+    limits = GraphLimits(max_rows=128, max_segments=8, context_len=config.context_len)
+    prompts = [[rng.randrange(config.vocab_size) for _ in range(length)] for length in prompt_lens]
+    landed = 0
+
+    class Watched(RoundRunner):
+        def _land(self, flight, works):  # type: ignore[no-untyped-def]
+            nonlocal landed
+            landed += 1
+            return super()._land(flight, works)
+
+    def rounds(cache: PagedCache) -> RoundRunner:
+        runner = Watched(model, cache, 64, limits)
+        runner.prepare_rounds([RoundShape(1, canvas_len), RoundShape(2, canvas_len)])
+        return runner
+
+    def params(name: DecoderName) -> DecodeParams:
+        return DecodeParams(count, temperature, seed=3, decoder=DecoderParams(name, canvas_len))
+
+    wanted = text_of(
+        engine_of(model, lambda cache: GraphRunner(model, cache, 64, limits)), prompts, params(DecoderName.AR)
+    )
+    assert text_of(engine_of(model, rounds), prompts, params(DecoderName.VERIFY)) == wanted
+    assert landed > 0, "no round ran ahead"
+
+
+def check_transition(seed: int, canvas_len: int) -> None:
+    """Draft and acceptance on the device equal the decoder's, for every length of agreement, gaps untouched."""
+    torch.manual_seed(seed)
+    device, verify = here().device, Verify(DecoderParams(canvas_len=canvas_len))
+    state = RoundState.allocate(6, canvas_len, device)
+    start = torch.randint(5, 90, (6,))
+    start[2] = -1
+    state.position.copy_(start)
+    drafts, checks = torch.randint(0, 2, (2, 6, canvas_len))
+    checks[0, : canvas_len - 1] = drafts[0, 1:]
+    take_draft(state, drafts.flatten().int().to(device))
+    take_verified(state, checks.flatten().int().to(device))
+    for b in range(6):
+        commit: list[int] = []
+        canvas: Canvas | None = Canvas.blank(canvas_len)
+        for tokens in (drafts[b], checks[b]):
+            assert canvas is not None
+            ones = torch.ones(canvas_len)
+            decision = verify.decide(canvas, Proposal(tokens, ones, ones, ones.bool()))
+            commit, canvas = commit + decision.commit, decision.canvas
+        wanted = (-1, -1) if b == 2 else (int(start[b]) + len(commit), commit[-1])
+        assert (int(state.position[b]), int(state.last[b])) == wanted, (b, wanted)
+
+
+def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
+    """All checks at sizes for a GPU, by name."""
+    for seed in range(3):
+        yield f"transition {seed}", lambda s=seed: check_transition(s, 16)
+        for config in (SMALL, SMALL_NORMED):
+            for has_canvas in (False, True):
+                name = f"network {config.family} {seed} canvas={has_canvas}"
+                yield name, lambda c=config, s=seed, h=has_canvas: check_network(c, s, h)
+    for lens in ([40], [40, 23]):
+        for temperature in (0.0, 0.8):
+            name = f"rounds of {len(lens)} at temperature {temperature} equal AR bit for bit"
+            yield (
+                name,
+                lambda n=lens, t=temperature: check_rounds_equal_plain_autoregression(SMALL, n, 16, 120, t),
+            )

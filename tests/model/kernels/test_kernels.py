@@ -1,0 +1,42 @@
+"""Every kernel against plain torch on random ragged mixes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import kernel_checks as checks
+
+# A deprecated conversion inside Triton's interpreter, not ours.
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+
+
+@pytest.mark.parametrize(("seed", "heads", "splits"), [(0, (6, 2, 32), 1), (2, (4, 4, 16), 2)])
+def test_attention_equals_sdpa_on_ragged_mixes(seed: int, heads: tuple[int, int, int], splits: int) -> None:
+    checks.check_attention(seed, heads, splits, 64)
+
+
+@pytest.mark.parametrize(("heads", "rows", "has_norm"), [((6, 2, 32), 16, False), ((4, 4, 32), 70, True)])
+def test_rotation_and_cache_write_equal_the_network(heads: tuple[int, int, int], rows: int, has_norm: bool) -> None:
+    checks.check_rotate(0, heads, rows, has_norm)
+
+
+@pytest.mark.parametrize("shape", [(64, 320), (32, 256)])
+def test_projection_equals_its_steps(shape: tuple[int, int]) -> None:
+    checks.check_project(0, 16, shape, 16)
+
+
+def test_a_row_is_the_same_among_16_and_32() -> None:
+    checks.check_projection_ignores_row_count(0, (32, 192))
+
+
+def test_row_kernels_equal_torch() -> None:
+    checks.check_rows(0, 96)
+
+
+@pytest.mark.parametrize(("temperature", "has_bitmask"), [(0.0, False), (0.8, True)])
+def test_head_equals_the_sampler(temperature: float, has_bitmask: bool) -> None:
+    checks.check_head(0, (150, 96), 16, temperature, has_bitmask)
+
+
+def test_head_reports_bad_numbers() -> None:
+    checks.check_head_reports_bad_numbers()
