@@ -40,7 +40,8 @@ async def collect(
     finally:
         await stream.aclose()
     if last.finish is FinishReason.ERROR:
-        raise RowFailed(last.error or "the request failed")
+        code, _, message = (last.error or "row_failed: the request failed").partition(": ")
+        raise RowFailed(message, code=code)
     text, calls = _join([*pieces, *channels.finish()])
     return Answer(text, calls, tuple(token_ids), last.finish, last.usage)
 

@@ -1,0 +1,168 @@
+"""Evaluates a base and its adapters on a machine that has only torch, numpy, safetensors, tokenizers and gguf.
+
+    python benchmarks/eval_gpu.py --base base.gguf --skill skill.safetensors --canvas canvas.safetensors \
+        --data eval-data --tasks likelihood skills --limit 100 --seconds 20 --out results/evals.json
+    python benchmarks/eval_gpu.py --pack ../data --out eval-data        # the small data folder for such a machine
+    python benchmarks/eval_gpu.py --rescore results/evals.json --data ../data --out results/evals.json
+
+Runs the base alone under AR, then base + skill (+ canvas) under the decoders named, and prints both side by side.
+The engine runs in this process; where Triton works, attention takes the paged kernel instead of one call a sequence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+from torch import Tensor
+
+from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, FinishReason, Request
+from quicksilver.engine.batch import build_batch
+from quicksilver.engine.build import build_engine
+from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.engine import Engine
+from quicksilver.engine.load import LoadConfig, load_transformer
+from quicksilver.engine.loop import AsyncEngine
+from quicksilver.engine.runner import Runner
+from quicksilver.engine.sequence import Work
+from quicksilver.evals.data import copy_held_out
+from quicksilver.evals.report import Report, read_reports, write_reports
+from quicksilver.evals.run import EvalSettings, rescore, run_evals
+from quicksilver.evals.table import compare
+from quicksilver.hub.resolve import Checkpoint
+from quicksilver.text.chat import ChatTemplate
+from quicksilver.text.tokenizer import Tokenizer
+
+
+class PagedRunner(Runner):
+    """The plain runner with the paged kernel for all sequences at once, instead of SDPA for each."""
+
+    def _forward(self, works: Seq[Work]) -> Tensor:
+        from quicksilver.model.kernels.attend import TritonAttend
+
+        batch = build_batch(works, self.cache.page_size).to(self.device)
+        x = self.model.embed(batch.token_ids, batch.mask_index if batch.has_canvas else None)
+        attend = TritonAttend(batch.plan, self.cache)
+        is_canvas = batch.plan.is_canvas if batch.has_canvas else None
+        return self.model(x, batch.plan.positions, attend, is_canvas)[batch.proposing]
+
+
+def main() -> None:
+    options = parse()
+    if options.pack:
+        for path in copy_held_out(options.pack, options.out):
+            print(f"{path.stat().st_size:9d}  {path}")
+        return
+    if options.rescore:
+        reports = [rescore(report, options.data) for report in read_reports(options.rescore)]
+    else:
+        reports = asyncio.run(evaluate(options))
+    write_reports(reports, options.out)
+    print(compare(reports), flush=True)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", type=Path, help="GGUF file or safetensors folder")
+    parser.add_argument("--skill", type=Path)
+    parser.add_argument("--canvas", type=Path)
+    parser.add_argument("--data", type=Path, help="folder with eval/ and train/")
+    parser.add_argument("--tasks", nargs="+", default=["likelihood", "skills"])
+    parser.add_argument("--limit", type=int, default=100, help="items a task; 0 takes each task's own number")
+    parser.add_argument("--seconds", type=float, default=30.0, help="time limit of a task under one decoder")
+    parser.add_argument(
+        "--decoders", nargs="+", default=["ar", "verify:16"], help="ar, verify:K, confidence:K:THRESHOLD"
+    )
+    parser.add_argument("--models", nargs="+", default=["skill", "base"], choices=["skill", "base"])
+    parser.add_argument("--concurrency", type=int, default=128)
+    parser.add_argument("--attention", choices=["paged", "sdpa"], default="paged")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--pack", type=Path, metavar="DATA")
+    parser.add_argument("--rescore", type=Path, metavar="REPORT")
+    return parser.parse_args()
+
+
+def read_decoder(text: str) -> DecoderParams:
+    name, *numbers = text.split(":")
+    canvas_len = int(numbers[0]) if numbers else 16
+    threshold = float(numbers[1]) if len(numbers) > 1 else 0.9
+    return DecoderParams(DecoderName(name), 1 if name == "ar" else canvas_len, threshold=threshold)
+
+
+async def evaluate(options: argparse.Namespace) -> list[Report]:
+    """The models asked for, one after the other; what is done is on disk before the next one starts."""
+    reports: list[Report] = []
+    for name in options.models:
+        is_base = name == "base"
+        decoders = [read_decoder(text) for text in options.decoders]
+        if is_base or options.canvas is None:
+            decoders = [decoder for decoder in decoders if decoder.name is DecoderName.AR] or [read_decoder("ar")]
+        adapters = (None, None) if is_base else (options.skill, options.canvas)
+        checkpoint = Checkpoint(name, options.base, *adapters)
+        reports.append(await evaluate_one(checkpoint, tuple(decoders), options))
+        write_reports(reports, options.out)
+    return reports
+
+
+async def evaluate_one(
+    checkpoint: Checkpoint, decoders: tuple[DecoderParams, ...], options: argparse.Namespace
+) -> Report:
+    started = time.monotonic()
+    engine = start_engine(checkpoint, options)
+    tokenizer = Tokenizer.for_model(checkpoint.weights, checkpoint.skill)
+    template = ChatTemplate.for_tokenizer(tokenizer)
+    print(f"{checkpoint.name}: loaded in {time.monotonic() - started:.1f} s", flush=True)
+    settings = EvalSettings(
+        data=options.data,
+        tasks=tuple(options.tasks),
+        limit=options.limit,
+        decoders=decoders,
+        concurrency=options.concurrency,
+        seconds=options.seconds,
+        model=checkpoint.name,
+    )
+
+    def watch(label: str, done: int, count: int) -> None:
+        if done in (1, count):
+            print(f"{time.monotonic() - started:7.1f} s  {checkpoint.name} {label}: {done}/{count}", flush=True)
+
+    try:
+        return await run_evals(engine, tokenizer, template, settings, watch)
+    finally:
+        await engine.close()
+
+
+def start_engine(checkpoint: Checkpoint, options: argparse.Namespace) -> AsyncEngine:
+    model = load_transformer(checkpoint, LoadConfig(device=options.device))
+    is_cuda = model.device.type == "cuda"
+    config = EngineConfig(
+        num_pages=32768 if is_cuda else 1024,
+        max_rows=4096 if is_cuda else 512,
+        max_running=options.concurrency,
+        logit_rows=2048 if is_cuda else 64,
+    )
+    engine = build_engine(model, checkpoint.name, config)
+    plain = engine.runner
+    if is_cuda and options.attention == "paged":
+        engine.runner = PagedRunner(model, plain.cache, config.logit_rows)
+        if not answers(engine):
+            print("the paged kernel does not run here: SDPA instead", flush=True)
+            engine.runner = plain
+    return AsyncEngine(engine)
+
+
+def answers(engine: Engine) -> bool:
+    """Whether a first short request comes through."""
+    engine.add(Request("probe", (5, 6, 7), DecodeParams(max_new_tokens=2, decoder=read_decoder("ar"))))
+    finish = None
+    while engine.has_work:
+        finish = next((e.finish for e in engine.step() if isinstance(e, Delta) and e.finish), finish)
+    return finish is FinishReason.LENGTH or finish is FinishReason.STOP
+
+
+if __name__ == "__main__":
+    main()

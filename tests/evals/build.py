@@ -1,0 +1,57 @@
+"""Made-up data folders, and a client that says what a test decides."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quicksilver.core import Request, ScoreRequest, Scores
+from quicksilver.evals.writer import Writer
+from quicksilver.text.chat import ChatTemplate
+from quicksilver.text.tokenizer import Tokenizer
+from tests.fake_engine import FakeEngine, Step, spoken
+from tests.fakes import ByteTokenizer, tiny_tokenizer
+
+HELD_OUT, TRAINED = "rsa", "numpy"
+"""A package that the hash keeps from training, and one that it does not."""
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with lzma.open(path, "wt") as lines:
+        lines.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def write_pack(data: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    write_rows(data / "eval" / "eval_pack.jsonl.xz", rows)
+    return data
+
+
+def skilled_writer() -> Writer:
+    return _writer(tiny_tokenizer())
+
+
+def bare_writer() -> Writer:
+    return _writer(ByteTokenizer())
+
+
+def _writer(tokenizer: Tokenizer) -> Writer:
+    return Writer(tokenizer, ChatTemplate.own(tokenizer), 4096)
+
+
+def speaking(answer: Callable[[str], str]) -> FakeEngine:
+    """A client that answers the prompt's text with a text, a byte a token."""
+    tokenizer = tiny_tokenizer()
+
+    def script(request: Request) -> list[Step]:
+        return spoken(request, tokenizer.encode(answer(tokenizer.decode(request.prompt_ids))))
+
+    return FakeEngine(script, likes_shortest)
+
+
+def likes_shortest(request: ScoreRequest) -> Scores:
+    """Every token is as likely, so that the shortest continuation is the likeliest."""
+    return Scores(tuple((-1.0,) * len(ids) for ids in request.continuations))

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from quicksilver.core import CommitRule, DecoderName, DecoderParams, Delta, FinishReason, Request
+from quicksilver.errors import InvalidRequest
+from quicksilver.evals import catalogue
+from quicksilver.evals.report import Report
+from quicksilver.evals.run import EvalSettings, choose_items, decoder_label, rescore, run_evals
+from quicksilver.evals.task import Answer, Generate, Metrics, Task
+from quicksilver.evals.writer import Writer
+from tests.evals.build import speaking, write_pack
+from tests.fake_engine import FakeEngine, Step, spoken
+from tests.fakes import tiny_tokenizer
+
+VERIFY = DecoderParams(DecoderName.VERIFY, canvas_len=5)
+AR = DecoderParams(DecoderName.AR)
+
+
+def _load(data: Path) -> Iterable[str]:
+    return [f"item {i}" for i in range(20)]
+
+
+def _ask(item: str, writer: Writer) -> Generate:
+    return Generate(writer.text(item), max_new_tokens=40)
+
+
+def _score(item: str, answer: Answer) -> Metrics:
+    return {"same": float(answer.text == item), "len": float(len(answer.text))}
+
+
+ECHO = Task("echo", "chat", ("same",), _load, _ask, _score, limit=6)
+
+
+@pytest.fixture(autouse=True)
+def _only_echo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(catalogue.ALL, "echo", ECHO)
+
+
+async def _run(client: FakeEngine, settings: EvalSettings) -> Report:
+    from quicksilver.text.chat import ChatTemplate
+
+    tokenizer = tiny_tokenizer()
+    return await run_evals(client, tokenizer, ChatTemplate.own(tokenizer), settings)
+
+
+async def test_every_decoder_gets_a_cell_with_scores_and_costs(tmp_path: Path) -> None:
+    settings = EvalSettings(tmp_path, ("echo",), decoders=(AR, VERIFY), concurrency=3)
+    report = await _run(speaking(lambda prompt: prompt), settings)
+    assert [(cell.decoder, cell.value, cell.num_items) for cell in report.cells] == [
+        ("ar", 1.0, 6),
+        ("verify K=5", 1.0, 6),
+    ]
+    speed = report.cells[1].speed
+    assert (speed.answers, speed.tokens) == (6, sum(len(record.text) + 1 for record in report.cells[1].records))
+    assert speed.forwards > 0
+    assert speed.rounds >= 6
+    assert report.cells[0].speed.rounds == 0
+
+
+async def test_no_more_items_are_in_flight_than_allowed(tmp_path: Path) -> None:
+    client = speaking(lambda prompt: prompt)
+    most = 0
+    plain = client.stream
+
+    async def watched(request: Request):  # type: ignore[no-untyped-def]
+        nonlocal most
+        async for event in plain(request):
+            most = max(most, client.num_open)
+            yield event
+
+    client.stream = watched  # type: ignore[method-assign]
+    await _run(client, EvalSettings(tmp_path, ("echo",), decoders=(AR,), concurrency=2))
+    assert most == 2
+    assert client.num_open == 0
+
+
+async def test_failed_item_is_counted_and_left_out(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+
+    def script(request: Request) -> list[Step]:
+        text = tokenizer.decode(request.prompt_ids)
+        if text == "item 3":
+            return [Delta(request.id, finish=FinishReason.ERROR, error="row_failed: broken")]
+        return spoken(request, tokenizer.encode(text))
+
+    report = await _run(FakeEngine(script), EvalSettings(tmp_path, ("echo",), limit=20, decoders=(AR,)))
+    (cell,) = report.cells
+    assert (cell.value, cell.num_items, cell.num_failed) == (1.0, 19, 1)
+    assert [record.error for record in cell.records if record.error] == ["row_failed: broken"]
+
+
+async def test_time_limit_keeps_what_is_done_and_aborts_the_rest(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+
+    def script(request: Request) -> list[Step]:
+        text = tokenizer.decode(request.prompt_ids)
+        if text == "item 1":
+            return [asyncio.Event().wait]
+        return spoken(request, tokenizer.encode(text))
+
+    client = FakeEngine(script)
+    settings = EvalSettings(tmp_path, ("echo",), limit=20, decoders=(AR,), concurrency=2, seconds=1.0)
+    (cell,) = (await _run(client, settings)).cells
+    assert cell.is_cut
+    assert 0 < cell.num_items < 20
+    assert (client.num_open, client.num_finished) == (0, cell.num_items)
+
+
+async def test_error_that_is_no_items_own_is_raised(tmp_path: Path) -> None:
+    client = FakeEngine(lambda request: [ZeroDivisionError("a bug")])
+    with pytest.raises(ZeroDivisionError):
+        await _run(client, EvalSettings(tmp_path, ("echo",), decoders=(AR,)))
+
+
+async def test_likelihood_tasks_run_once_whatever_the_decoders(tmp_path: Path) -> None:
+    rows = [{"task": "arc_easy", "q": "Question: one?\nAnswer:", "c": ["a long wrong one", "no"], "g": 1}]
+    settings = EvalSettings(write_pack(tmp_path, rows), ("arc_easy",), decoders=(AR, VERIFY))
+    report = await _run(speaking(str), settings)
+    assert [(cell.decoder, cell.value) for cell in report.cells] == [("likelihood", 1.0)]
+    assert report.average() == 1.0
+
+
+def test_same_seed_chooses_the_same_items(tmp_path: Path) -> None:
+    settings = EvalSettings(tmp_path, limit=5, seed=1)
+    chosen = choose_items(ECHO, settings)
+    assert chosen == choose_items(ECHO, settings)
+    assert chosen != choose_items(ECHO, replace(settings, seed=2))
+    assert [index for index, _ in chosen] == sorted(index for index, _ in chosen)
+
+
+def test_windows_are_taken_from_the_start(tmp_path: Path) -> None:
+    chosen = choose_items(replace(ECHO, takes_first=True), EvalSettings(tmp_path, limit=3))
+    assert chosen == [(0, "item 0"), (1, "item 1"), (2, "item 2")]
+
+
+async def test_rescoring_repeats_the_scores_without_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = await _run(speaking(lambda prompt: prompt[:-1]), EvalSettings(tmp_path, ("echo",), decoders=(AR,)))
+    assert report.cells[0].value == 0.0
+
+    def lenient(item: str, answer: Answer) -> Metrics:
+        return {"same": float(item.startswith(answer.text))}
+
+    monkeypatch.setitem(catalogue.ALL, "echo", replace(ECHO, score=lenient))
+    again = rescore(report, tmp_path)
+    assert (again.cells[0].value, again.cells[0].speed) == (1.0, report.cells[0].speed)
+
+
+def test_unknown_task_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(InvalidRequest, match="hellaswag"):
+        catalogue.pick_tasks(("helaswag",))
+
+
+def test_groups_name_tasks_that_exist() -> None:
+    assert {name for names in catalogue.GROUPS.values() for name in names} <= set(catalogue.ALL)
+    picked = [task.name for task in catalogue.pick_tasks(("skills", "sanity"))]
+    assert len(picked) == len(set(picked))
+
+
+def test_decoders_are_labelled_by_what_sets_them_apart() -> None:
+    confidence = DecoderParams(DecoderName.CONFIDENCE, 16, CommitRule.THRESHOLD, 0.7)
+    assert [decoder_label(d) for d in (AR, VERIFY, confidence)] == [
+        "ar",
+        "verify K=5",
+        "confidence K=16 threshold 0.7",
+    ]
