@@ -179,7 +179,7 @@ class GgufSource:
         self.header = read_gguf_header(path)
         self._bytes = np.asarray(np.memmap(path, mode="r"))  # mapped still, without memmap's cost per slice
         self.config = ModelConfig.from_gguf(self._facts())
-        self.unused = {"output.weight"} if self.config.tied_head else set[str]()
+        self.unused = {"output.weight", "token_embd.weight"} if self.config.tied_head else set[str]()
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -6,6 +6,7 @@ right everywhere and slow. The stored format is described in docs/quantisation.m
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from typing import Any
 
@@ -121,10 +122,13 @@ class Int8Embedding(nn.Module):
 
 
 def pack_int8(q: Tensor, scale: Tensor) -> Any:
-    """fbgemm's own blocked copy of an int8 weight."""
+    """fbgemm's own blocked copy of an int8 weight. The only way in is a quantised tensor, which torch calls deprecated;
+    where it is gone, `has_dynamic_kernel` says so."""
     zeros = torch.zeros(len(scale), dtype=torch.long)
-    weight = torch._make_per_channel_quantized_tensor(q.cpu(), scale.double().cpu(), zeros, 0)
-    return torch.ops.quantized.linear_prepack(weight, None)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*deprecated")
+        weight = torch._make_per_channel_quantized_tensor(q.cpu(), scale.double().cpu(), zeros, 0)
+        return torch.ops.quantized.linear_prepack(weight, None)
 
 
 @cache
