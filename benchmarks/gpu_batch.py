@@ -16,6 +16,7 @@ import torch
 from benchmarks.gpu_forward import graph_ms
 from benchmarks.gpu_setup import SHAPES, made_up_batch, make_runner, pages_for, random_model, write_report
 from quicksilver.engine.graphs import GraphLimits
+from quicksilver.model.kernels import launch
 
 STREAMS = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -28,7 +29,9 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=4)
     parser.add_argument("--past", type=int, default=512)
     parser.add_argument("--tokens-per-forward", type=float, default=2.0)
+    parser.add_argument("--overlap", action="store_true", help="programmatic dependent launch")
     options = parser.parse_args()
+    launch.OVERLAP = options.overlap
     model = random_model(SHAPES[options.model])
     limits = GraphLimits(max_rows=128 * options.block, max_segments=128, context_len=2048)
     runner = make_runner(model, pages_for(128, options.past + 64), limits)
@@ -43,7 +46,7 @@ def main() -> None:
         }
         rows.append(row | {"ar_ms": ar_ms, "ar_tok_per_s": 1e3 * streams / ar_ms})
         print(rows[-1], flush=True)
-    settings = {key: getattr(options, key) for key in ("model", "block", "past", "tokens_per_forward")}
+    settings = {key: getattr(options, key) for key in ("model", "block", "past", "tokens_per_forward", "overlap")}
     write_report(options.out, "gpu_batch", settings, rows)
 
 

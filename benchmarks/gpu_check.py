@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from quicksilver.model.kernels import launch
 from tests import graph_checks, kernel_checks
 
 
@@ -23,7 +24,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", required=True)
     parser.add_argument("--only", default="", help="run checks whose name contains this")
+    parser.add_argument("--overlap", action="store_true", help="programmatic dependent launch")
     options = parser.parse_args()
+    launch.OVERLAP = options.overlap
     lines, failed = [], 0
     for name, check in [*kernel_checks.gpu_checks(), *graph_checks.gpu_checks()]:
         if options.only not in name:

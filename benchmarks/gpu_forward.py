@@ -25,6 +25,7 @@ from benchmarks.gpu_setup import (
 from quicksilver.engine.batch import Batch
 from quicksilver.engine.graphs import GraphLimits, GraphRunner, bucket_of
 from quicksilver.model.attention import SdpaAttend
+from quicksilver.model.kernels import launch
 from quicksilver.model.transformer import Transformer
 
 PAST = 512
@@ -90,7 +91,9 @@ def main() -> None:
     parser.add_argument("--models", default="135M,1.5B,8B")
     parser.add_argument("--rows", default="1,16,64,256")
     parser.add_argument("--fp8", action="store_true")
+    parser.add_argument("--overlap", action="store_true", help="programmatic dependent launch")
     options = parser.parse_args()
+    launch.OVERLAP = options.overlap
     bandwidth = copy_bandwidth()
     print(f"copy bandwidth {bandwidth / 1e12:.2f} TB/s", flush=True)
     rows = [int(count) for count in options.rows.split(",")]
@@ -98,7 +101,7 @@ def main() -> None:
     for name in options.models.split(","):
         found += measure(name, rows, bandwidth, options.fp8)
         torch.cuda.empty_cache()
-    settings = {"past": PAST, "copy_bandwidth": bandwidth, "rank": "64 on 135M and 1.5B"}
+    settings = {"overlap": options.overlap, "past": PAST, "copy_bandwidth": bandwidth, "rank": "64 on 135M and 1.5B"}
     write_report(options.out, "gpu_forward", settings, found)
 
 

@@ -16,6 +16,7 @@ from benchmarks.gpu_setup import SHAPES, made_up_batch, make_runner, matmul_rate
 from quicksilver.engine.batch import Batch
 from quicksilver.engine.graphs import GraphLimits, GraphRunner, bucket_of
 from quicksilver.model.config import ModelConfig
+from quicksilver.model.kernels import launch
 
 
 def flops(config: ModelConfig, num_tokens: int) -> float:
@@ -53,7 +54,9 @@ def main() -> None:
     parser.add_argument("--model", default="8B")
     parser.add_argument("--prompts", default="1024,4096,32768")
     parser.add_argument("--chunk", type=int, default=4096)
+    parser.add_argument("--overlap", action="store_true", help="programmatic dependent launch")
     options = parser.parse_args()
+    launch.OVERLAP = options.overlap
     config = SHAPES[options.model]
     prompts = [int(length) for length in options.prompts.split(",")]
     model, peak = random_model(config), matmul_rate()
@@ -69,7 +72,7 @@ def main() -> None:
             {"prompt": length, "ms": ms, "tokens_per_s": 1e3 * length / ms, "matmul_peak_pct": 100 * rate / peak}
         )
         print(rows[-1], flush=True)
-    settings = {"model": options.model, "chunk": options.chunk, "matmul_rate": peak}
+    settings = {"overlap": options.overlap, "model": options.model, "chunk": options.chunk, "matmul_rate": peak}
     write_report(options.out, "gpu_prefill", settings, rows)
 
 

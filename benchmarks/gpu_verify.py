@@ -21,6 +21,7 @@ from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.graphs import GraphLimits
 from quicksilver.engine.rounds import RoundShape
+from quicksilver.model.kernels import launch
 from quicksilver.model.transformer import Transformer
 
 TOKENS_PER_ROUND = {
@@ -113,13 +114,20 @@ def main() -> None:
     parser.add_argument("--models", default="135M,1.5B")
     parser.add_argument("--canvas", default="8,16")
     parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--overlap", action="store_true", help="programmatic dependent launch")
     options = parser.parse_args()
+    launch.OVERLAP = options.overlap
     canvases = [int(canvas_len) for canvas_len in options.canvas.split(",")]
     found: list[dict[str, Any]] = []
     for name in options.models.split(","):
         found += measure(name, canvases, options.rounds)
         torch.cuda.empty_cache()
-    write_report(options.out, "gpu_verify", {"prompt": 256, "rounds": options.rounds, "rank": 64}, found)
+    write_report(
+        options.out,
+        "gpu_verify",
+        {"overlap": options.overlap, "prompt": 256, "rounds": options.rounds, "rank": 64},
+        found,
+    )
 
 
 if __name__ == "__main__":

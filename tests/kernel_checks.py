@@ -63,13 +63,17 @@ def shape_config(heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
     return ModelConfig("llama", 2, 64, 128, heads, kv_heads, head_dim, 97, 4096)
 
 
-def random_plan(rng: random.Random, num_pages: int, page_size: int) -> RowPlan:
+KINDS = ("one", "chunk", "canvas", "canvas", "branches", "long")
+FEW_ROWS = ("one", "canvas", "branches")
+
+
+def random_plan(rng: random.Random, num_pages: int, page_size: int, kinds: tuple[str, ...] = KINDS) -> RowPlan:
     """Segments of every kind, on scattered pages: single causal rows, prompt chunks, canvases, branches."""
     free = list(range(num_pages))
     rng.shuffle(free)
     columns: dict[str, list[int]] = {name: [] for name in ("positions", "slots", "canvas", "prefix", "start", "end")}
     segments = []
-    for kind in rng.sample(["one", "chunk", "canvas", "canvas", "branches", "long"], 5):
+    for kind in rng.sample(kinds, min(5, len(kinds))):
         past = rng.randrange(1, 150) if kind != "long" else rng.randrange(300, 700)
         context = {"chunk": rng.randrange(20, 90), "long": 3}.get(kind, 1)
         end = past + context

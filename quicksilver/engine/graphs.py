@@ -50,6 +50,21 @@ def bucket_of(count: int) -> int:
     return max(SMALLEST, 1 << max(count - 1, 0).bit_length())
 
 
+class Mark:
+    """A point in the device's queue that the host can wait for. Without a queue there is nothing to wait for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._event = torch.cuda.Event() if device.type == "cuda" else None
+
+    def mark(self) -> None:
+        if self._event is not None:
+            self._event.record()
+
+    def wait(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+
+
 class RowBuffers:
     """One bucket's inputs: pinned on the host, fixed on the device, copied in three transfers."""
 
@@ -69,7 +84,8 @@ class RowBuffers:
         self.inputs = RowInputs(column["token_ids"], column["mask_index"], where, column["gate"], tables)
 
     def fill(self, batch: Batch, tile_rows: int) -> None:
-        """Queue the copies of one forward's rows; what is behind them in the bucket writes nothing."""
+        """Queue the copies of one forward's rows; what is behind them in the bucket writes nothing. The copies of the
+        forward before must be over, since all buckets share one page table."""
         plan, count = batch.plan, len(batch.token_ids)
         columns = [batch.token_ids, batch.mask_index, plan.positions, plan.slots]
         columns += [plan.prefix_end, plan.span_start, plan.span_end, plan.is_canvas]
@@ -144,6 +160,7 @@ class GraphRunner(Runner):
         self._x = torch.zeros(bucket_of(limits.max_rows), model.config.dim, device=self.device, dtype=model.dtype)
         self._host_pages = torch.zeros(limits.max_segments, max_pages, dtype=torch.int32, pin_memory=_pins())
         self.pages = self._host_pages.to(self.device)
+        self._sent = Mark(self.device)
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self._rows: dict[int, tuple[RowBuffers, Space]] = {}
         self._heads: dict[int, HeadBuffers] = {}
@@ -190,7 +207,9 @@ class GraphRunner(Runner):
         """The residual stream of the batch's rows, queued on the device."""
         count = bucket_of(len(batch.token_ids))
         buffers, space = self._buffers(count)
+        self._sent.wait()
         buffers.fill(batch, attend_shape(self.model.config, count).tile_rows)
+        self._sent.mark()
         self._replay((count, batch.has_canvas), lambda: self._run(buffers, space, batch.has_canvas))
         return space.x
 

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quicksilver.model.kernels.launch import overlap, wait_turn
+
 
 @dataclass(frozen=True, slots=True)
 class RoundState:
@@ -32,7 +34,9 @@ class RoundState:
 def _rows_kernel(
     last, position, draft, columns, noise_at, pages, num_rows, max_pages,
     K: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, IS_DRAFT: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
+    wait_turn(OVERLAPS)
     b = tl.program_id(0)
     k = tl.arange(0, BLOCK)
     is_row = k < K
@@ -60,8 +64,9 @@ def _rows_kernel(
 
 
 @triton.jit
-def _drafted_kernel(tokens, last, position, draft, K: tl.constexpr, BLOCK: tl.constexpr):
+def _drafted_kernel(tokens, last, position, draft, K: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
     """The first proposal is the causal model's own and commits; the others are the draft."""
+    wait_turn(OVERLAPS)
     b = tl.program_id(0)
     k = tl.arange(0, BLOCK)
     start = tl.load(position + b)
@@ -73,8 +78,9 @@ def _drafted_kernel(tokens, last, position, draft, K: tl.constexpr, BLOCK: tl.co
 
 
 @triton.jit
-def _verified_kernel(tokens, last, position, draft, K: tl.constexpr, BLOCK: tl.constexpr):
+def _verified_kernel(tokens, last, position, draft, K: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
     """Commit the proposals up to and including the first that contradicts the draft."""
+    wait_turn(OVERLAPS)
     b = tl.program_id(0)
     k = tl.arange(0, BLOCK)
     start = tl.load(position + b)
@@ -93,7 +99,8 @@ def write_rows(
     num_sequences, canvas_len = state.draft.shape
     _rows_kernel[(num_sequences,)](
         state.last, state.position, state.draft, columns, noise_at, pages, columns.shape[1], pages.stride(0),
-        K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), PAGE=page_size, IS_DRAFT=is_draft, num_warps=1,
+        K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), PAGE=page_size, IS_DRAFT=is_draft,
+        num_warps=1, **overlap(),
     )  # fmt: skip
 
 
@@ -102,7 +109,7 @@ def take_draft(state: RoundState, tokens: Tensor) -> None:
     num_sequences, canvas_len = state.draft.shape
     _drafted_kernel[(num_sequences,)](
         tokens, state.last, state.position, state.draft,
-        K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), num_warps=1,
+        K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), num_warps=1, **overlap(),
     )  # fmt: skip
 
 
@@ -111,5 +118,5 @@ def take_verified(state: RoundState, tokens: Tensor) -> None:
     num_sequences, canvas_len = state.draft.shape
     _verified_kernel[(num_sequences,)](
         tokens, state.last, state.position, state.draft,
-        K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), num_warps=1,
+        K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), num_warps=1, **overlap(),
     )  # fmt: skip

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quicksilver.model.kernels.launch import overlap, wait_turn
+
 KEY_BLOCK = 64
 """Keys that are folded at once; page sizes must divide it or be multiples of it."""
 _LOG2_E = 1.4426950408889634
@@ -91,7 +93,9 @@ def _attend_kernel(
     scale, row_stride, max_pages, num_rows,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
+    wait_turn(OVERLAPS)
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     segment, first, end = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     if first >= end:
@@ -141,8 +145,11 @@ def _attend_kernel(
 
 
 @triton.jit
-def _merge_kernel(out, part_acc, part_top, part_total, num_vectors, D: tl.constexpr, SPLITS: tl.constexpr):
+def _merge_kernel(
+    out, part_acc, part_top, part_total, num_vectors, D: tl.constexpr, SPLITS: tl.constexpr, OVERLAPS: tl.constexpr
+):
     """One program a (row, head): the splits' sums become its output, in the order of the splits."""
+    wait_turn(OVERLAPS)
     at = tl.program_id(0).to(tl.int64)
     split, d = tl.arange(0, SPLITS), tl.arange(0, D)
     top = tl.load(part_top + split * num_vectors + at)
@@ -168,12 +175,18 @@ def attend_paged(
         shape.head_dim**-0.5 * _LOG2_E, qkv.stride(0), rows.pages.stride(0), num_rows,
         HEADS=heads, KV_HEADS=kv_heads, D=shape.head_dim, PAGE=rows.page_size,
         BLOCK_M=shape.block_m, BLOCK_N=KEY_BLOCK, SPLITS=shape.splits,
-        num_warps=4 if shape.block_m <= 64 else 8, num_stages=2,
+        num_warps=4 if shape.block_m <= 64 else 8, num_stages=2, **overlap(),
     )  # fmt: skip
     if shape.splits > 1:
         num_vectors = num_rows * heads
         _merge_kernel[(num_vectors,)](
-            space.out, *parts, num_vectors, D=shape.head_dim, SPLITS=shape.splits, num_warps=1
+            space.out,
+            *parts,
+            num_vectors,
+            D=shape.head_dim,
+            SPLITS=shape.splits,
+            num_warps=1,
+            **overlap(),
         )
     return space.out.view(num_rows, -1)
 

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quicksilver.model.kernels.launch import overlap, wait_turn
 from quicksilver.model.kernels.project import Norm, Weight
 
 BLOCK_V = 64
@@ -70,8 +71,10 @@ def _head_kernel(
     x, row_index, w, gain, scale, bitmask, temperature, seeds, positions, steps, tiles, eps, K, V, num_rows, words,
     BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr,
     SAMPLE: tl.constexpr, BITMASK: tl.constexpr, SCALE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Row tiles run next to each other, so that a tile of the head is read from memory once for all of them."""
+    wait_turn(OVERLAPS)
     r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     k = tl.arange(0, BLOCK_K)
@@ -117,8 +120,9 @@ def _head_kernel(
 
 
 @triton.jit
-def _read_kernel(tiles, results, num_tiles, num_rows, BLOCK: tl.constexpr):
+def _read_kernel(tiles, results, num_tiles, num_rows, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
     """One program a row: the tiles' numbers become its token, probability, entropy, and whether all was finite."""
+    wait_turn(OVERLAPS)
     row = tl.program_id(0)
     t = tl.arange(0, BLOCK)
     is_tile = t < num_tiles
@@ -168,10 +172,16 @@ def propose_rows(hidden: Tensor, norm: Norm, weight: Weight, rows: HeadRows, spa
         mask.shape[1] if mask is not None else 0,
         BLOCK_M=block_m, BLOCK_V=BLOCK_V, BLOCK_K=128 if k % 128 == 0 else 64,
         SAMPLE=draws is not None, BITMASK=mask is not None, SCALE=weight.scale is not None,
-        num_warps=4, num_stages=3,
+        num_warps=4, num_stages=3, **overlap(),
     )  # fmt: skip
     _read_kernel[(num_rows,)](
-        space.tiles, space.results, num_tiles, num_rows, BLOCK=triton.next_power_of_2(num_tiles), num_warps=4
+        space.tiles,
+        space.results,
+        num_tiles,
+        num_rows,
+        BLOCK=triton.next_power_of_2(num_tiles),
+        num_warps=4,
+        **overlap(),
     )
     return space.results
 

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quicksilver.model.kernels.launch import overlap, wait_turn
+
 
 @dataclass(frozen=True, slots=True)
 class Tile:
@@ -81,8 +83,10 @@ def _project_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
     NORM: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, SCALE: tl.constexpr,
     PARTS: tl.constexpr, RANK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Two accumulators, one for each half of the depth: two chains of dependent products hide each other's latency."""
+    wait_turn(OVERLAPS)
     m, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     half = tl.cdiv(K, 2 * BLOCK_K) * BLOCK_K
@@ -116,8 +120,10 @@ def _swiglu_kernel(
     x, w, out, gain, scale, low, b, eps, K, N,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, SCALE: tl.constexpr,
     PARTS: tl.constexpr, RANK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up of the normed input; w holds N gate rows, then N up rows."""
+    wait_turn(OVERLAPS)
     m, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -143,8 +149,10 @@ def _swiglu_kernel(
 def _low_kernel(
     x, a, low, gain, gate, eps, K, depth,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NORM: tl.constexpr, RANK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """gate * (x A^T), one part of the depth a program; a normed input is never cut, its divisor needs all of it."""
+    wait_turn(OVERLAPS)
     part = tl.program_id(1)
     m, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -183,7 +191,7 @@ def project(
         BLOCK_M=x.shape[0], BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, EVEN=k % (2 * tile.block_k) == 0,
         NORM=norm is not None, BIAS=weight.bias is not None, RESIDUAL=residual is not None,
         SCALE=weight.scale is not None, PARTS=term.low.shape[0] if term else 1, RANK=term.b.shape[1] if term else 0,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, **overlap(),
     )  # fmt: skip
     return out
 
@@ -197,7 +205,7 @@ def project_swiglu(x: Tensor, weight: Weight, out: Tensor, norm: Norm, term: Low
         term.low if term else x, term.b if term else x, norm.eps, k, n,
         BLOCK_M=x.shape[0], BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, EVEN=k % tile.block_k == 0,
         SCALE=weight.scale is not None, PARTS=term.low.shape[0] if term else 1, RANK=term.b.shape[1] if term else 0,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, **overlap(),
     )  # fmt: skip
     return out
 
@@ -212,7 +220,7 @@ def project_low(x: Tensor, a: Tensor, gate: Tensor, norm: Norm | None, low: Tens
     _low_kernel[(rank // 16, parts)](
         x, a, low, norm.gain if norm else x, gate, norm.eps if norm else 0.0, k, depth,
         BLOCK_M=x.shape[0], BLOCK_N=16, BLOCK_K=block_k, NORM=norm is not None, RANK=rank,
-        num_warps=4, num_stages=4,
+        num_warps=4, num_stages=4, **overlap(),
     )  # fmt: skip
     return low
 

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quicksilver.model.kernels.launch import overlap, wait_turn
 from quicksilver.model.rope import Rope
 
 
@@ -43,7 +44,9 @@ def angle_table(rope: Rope, context_len: int) -> Tensor:
 def _rotate_kernel(
     qkv, k_cache, v_cache, angles, positions, slots, q_gain, k_gain, eps, num_rows,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_R: tl.constexpr, NORM: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
+    wait_turn(OVERLAPS)
     head = tl.program_id(1)
     HALF: tl.constexpr = D // 2
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -87,5 +90,5 @@ def rotate_and_write(
     _rotate_kernel[(triton.cdiv(num_rows, block_r), num_all)](
         qkv, *caches, angles, rows.positions, rows.slots, *gains, num_rows,
         HEADS=num_all - 2 * kv_heads, KV_HEADS=kv_heads, D=head_dim, BLOCK_R=block_r, NORM=norms is not None,
-        num_warps=1 if block_r == 1 else 4,
+        num_warps=1 if block_r == 1 else 4, **overlap(),
     )  # fmt: skip

@@ -7,9 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quicksilver.model.kernels.launch import overlap, wait_turn
+
 
 @triton.jit
-def _embed_kernel(tokens, masks, token_ids, mask_index, out, dim, BLOCK: tl.constexpr, MASKS: tl.constexpr):
+def _embed_kernel(
+    tokens, masks, token_ids, mask_index, out, dim, BLOCK: tl.constexpr, MASKS: tl.constexpr, OVERLAPS: tl.constexpr
+):
+    wait_turn(OVERLAPS)
     row = tl.program_id(0)
     d = tl.arange(0, BLOCK)
     token = tl.load(token_ids + row).to(tl.int64)
@@ -23,7 +28,8 @@ def _embed_kernel(tokens, masks, token_ids, mask_index, out, dim, BLOCK: tl.cons
 
 
 @triton.jit
-def _norm_kernel(x, gain, out, eps, dim, BLOCK: tl.constexpr):
+def _norm_kernel(x, gain, out, eps, dim, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+    wait_turn(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     wide = tl.load(x + row * dim + d, mask=d < dim, other=0.0).to(tl.float32)
@@ -33,7 +39,8 @@ def _norm_kernel(x, gain, out, eps, dim, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _swiglu_kernel(gate_up, out, ffn, BLOCK: tl.constexpr):
+def _swiglu_kernel(gate_up, out, ffn, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+    wait_turn(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(gate_up + row * 2 * ffn + d, mask=d < ffn, other=0.0).to(tl.float32)
@@ -46,26 +53,27 @@ def embed(tokens: Tensor, masks: Tensor | None, token_ids: Tensor, mask_index: T
     dim = tokens.shape[1]
     _embed_kernel[(len(token_ids),)](
         tokens, masks if masks is not None else tokens, token_ids, mask_index, out, dim,
-        BLOCK=triton.next_power_of_2(dim), MASKS=masks is not None, num_warps=4,
+        BLOCK=triton.next_power_of_2(dim), MASKS=masks is not None, num_warps=4, **overlap(),
     )  # fmt: skip
     return out
 
 
 def norm_rows(x: Tensor, gain: Tensor, eps: float, out: Tensor) -> Tensor:
     dim = x.shape[1]
-    _norm_kernel[(x.shape[0],)](x, gain, out, eps, dim, BLOCK=triton.next_power_of_2(dim), num_warps=4)
+    _norm_kernel[(x.shape[0],)](x, gain, out, eps, dim, BLOCK=triton.next_power_of_2(dim), num_warps=4, **overlap())
     return out
 
 
 def swiglu_rows(gate_up: Tensor, out: Tensor) -> Tensor:
     ffn = out.shape[1]
     block = min(triton.next_power_of_2(ffn), 2048)
-    _swiglu_kernel[(out.shape[0], triton.cdiv(ffn, block))](gate_up, out, ffn, BLOCK=block, num_warps=4)
+    _swiglu_kernel[(out.shape[0], triton.cdiv(ffn, block))](gate_up, out, ffn, BLOCK=block, num_warps=4, **overlap())
     return out
 
 
 @triton.jit
-def _quantise_kernel(x, out, scale, K, BLOCK: tl.constexpr):
+def _quantise_kernel(x, out, scale, K, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+    wait_turn(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK)
     wide = tl.load(x + row * K + k, mask=k < K, other=0.0).to(tl.float32)
@@ -78,5 +86,7 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """x (rows, k) -> fp8 rows and their fp32 scales (rows, 1), so that row = scale * fp8."""
     out = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty((x.shape[0], 1), dtype=torch.float32, device=x.device)
-    _quantise_kernel[(x.shape[0],)](x, out, scale, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]), num_warps=4)
+    _quantise_kernel[(x.shape[0],)](
+        x, out, scale, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]), num_warps=4, **overlap()
+    )
     return out, scale
