@@ -6,7 +6,7 @@ Each denoise step:
    is the frontier, and comes with its bitmask.
 2. The model proposes. The frontier takes its best lawful token, always, whatever its confidence. Other holes may take a
    confident proposal, which stays provisional until a later sweep has walked over it.
-3. When no hole is left, or a stop token stands at the end of the walked run, the run is committed.
+3. When the sweep has no frontier left, the walked run is committed, and `closing` is asked before the next canvas.
 
 Since a step always settles the frontier, a canvas of L tokens is done after at most L steps, and what is committed is
 always a beginning of lawful text. Pure functions over `core.TokenConstraint`; the constraint is not moved.
@@ -33,7 +33,8 @@ class Sweep:
     num_lawful: int
     """Length of the walked run: decided, lawful, with nothing undecided before it."""
     bitmask: Row | None
-    """What may stand at the frontier, index `num_lawful`; None when the run fills the canvas or has ended."""
+    """What may stand at the frontier, index `num_lawful`. None when the run is to be committed: it fills the canvas, it
+    has ended, or room for an ending is all that is left (`closing` then has it)."""
     filled: tuple[int, ...]
     """Holes in which only one token was lawful."""
     remasked: tuple[int, ...]
@@ -44,13 +45,18 @@ def sweep(constraint: TokenConstraint, token_ids: Sequence[int | None], num_word
     """One walk over a canvas; `num_words` is the width of a bitmask row."""
     canvas = list(token_ids)
     filled: list[int] = []
+    remasked: list[int] = []
     while True:
         run = decided_run(canvas)
         num_lawful = constraint.legal_prefix(run)
-        remasked = remask_from(canvas, num_lawful) if num_lawful < len(run) else []
         row = frontier_row(constraint, run[:num_lawful], len(canvas), num_words)
+        if num_lawful < len(run):
+            # Lawful by its bits and refused all the same: there would be no room left to end the text behind it.
+            is_cut = row is not None and allows(row, run[num_lawful])
+            row = None if is_cut else row
+            remasked += remask_from(canvas, num_lawful)
         only = None if row is None else single_bit(row)
-        if only is None or remasked:
+        if only is None:
             return Sweep(canvas, num_lawful, row, tuple(filled), tuple(remasked))
         canvas[num_lawful] = only
         filled.append(num_lawful)
@@ -80,6 +86,10 @@ def frontier_row(constraint: TokenConstraint, run: list[int], canvas_len: int, n
     rows = np.zeros((len(run) + 1, num_words), dtype=np.int32)
     num_rows = constraint.write_masks(run, rows.data)
     return rows[len(run)] if num_rows == len(run) + 1 else None
+
+
+def allows(row: Row, token_id: int) -> bool:
+    return bool(row[token_id >> 5] >> (token_id & 31) & 1)
 
 
 def single_bit(row: Row) -> int | None:

@@ -24,9 +24,12 @@ MAX_STATES = 400
 """States that the search visits at most."""
 MAX_BYTES = 20_000
 BRANCHES = 6
-CLOSERS = b'"}]0,:1[{ntf-'
-"""Bytes that lead towards the end of JSON, best first; other printable bytes follow."""
-ORDER = (*CLOSERS, *(byte for byte in range(32, 127) if byte not in CLOSERS), 10, *range(128, 256))
+PROSE_LETTER = ord("z")
+"""Lawful in strings and prose, and never between the values of JSON."""
+IN_TEXT = b'"'
+BETWEEN_VALUES = b'}]0"123456789,:[{ntf-'
+"""Bytes that lead towards the end, best first; other printable bytes follow."""
+REST = (*range(32, 127), 10, *range(128, 256))
 
 
 class TooCostly(Exception):
@@ -91,11 +94,16 @@ def steps(matcher: LLMatcher, alphabet: Alphabet) -> Sequence[list[int]]:
 def allowed(matcher: LLMatcher, alphabet: Alphabet, most: int) -> list[int]:
     """The best few ids that may come next: special tokens, then bytes that close, then others."""
     bits = matcher.compute_bitmask()
+    letter = alphabet.byte_ids.get(PROSE_LETTER, -1)
+    first = IN_TEXT if is_set(bits, letter) else BETWEEN_VALUES
     found: list[int] = []
-    candidates = (*alphabet.special_ids, *(alphabet.byte_ids.get(byte, -1) for byte in ORDER))
-    for token_id in candidates:
-        if token_id >= 0 and bits[token_id >> 3] >> (token_id & 7) & 1:
+    for token_id in (*alphabet.special_ids, *(alphabet.byte_ids.get(byte, -1) for byte in (*first, *REST))):
+        if is_set(bits, token_id) and token_id not in found:
             found.append(token_id)
             if len(found) == most:
                 break
     return found
+
+
+def is_set(bits: bytes, token_id: int) -> bool:
+    return token_id >= 0 and bool(bits[token_id >> 3] >> (token_id & 7) & 1)

@@ -37,7 +37,7 @@ class Tokens:
         self.guard = DigitGuard(self._bytes, self.num_words)
         self.letter_id = byte_ids.get(PROSE_LETTER)
         self.width_bits = bits_of(range(vocab_size), self.num_words)
-        self.end_bits = bits_of(self.eos_ids, self.num_words)
+        self.end_bits = bits_of([i for i in eos_ids if i < vocab_size], self.num_words)
         self.scratch: Bits = np.zeros(max(-(-size // 32), self.num_words), dtype=np.int32)
 
     def extend(self, tail: bytes, token_id: int) -> bytes:
@@ -75,7 +75,7 @@ def open_tokenizer(tokenizer_json: str, eos_ids: list[int], vocab_size: int) -> 
     return LLTokenizer(tokenizer_json, n_vocab=max(vocab_size, max(ids) + 1), eos_token=eos_ids)
 
 
-def bits_of(token_ids: Sequence[int] | frozenset[int] | range, num_words: int) -> Bits:
+def bits_of(token_ids: Sequence[int], num_words: int) -> Bits:
     flags = np.zeros(num_words * 32, dtype=np.bool_)
     flags[list(token_ids)] = True
     return np.packbits(flags, bitorder="little").view(np.int32)

@@ -1,0 +1,37 @@
+"""Tokenizers to constrain: one of single bytes made on the fly, and nano's own where its file is here."""
+
+from __future__ import annotations
+
+import lzma
+
+import pytest
+
+from quicksilver.constrain.matcher import Grammars
+from quicksilver.text.tokenizer import Tokenizer
+from tests.shared_data import shared
+from tests.small_tokenizer import SPECIALS, VOCAB_SIZE, small_tokenizer
+
+SMOLLM2_ENDS = (2, 0)
+SMOLLM2_WIDTH = 49_280
+"""Wider than the vocabulary, as logits often are."""
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return small_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def grammars(tokenizer: Tokenizer) -> Grammars:
+    return Grammars(tokenizer.to_json(), tokenizer.eos_ids, VOCAB_SIZE)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Grammars:
+    text = lzma.decompress(shared("train", "tokenizer_smollm2.json.xz").read_bytes()).decode()
+    return Grammars(text, SMOLLM2_ENDS, SMOLLM2_WIDTH)
+
+
+def special(name: str) -> int:
+    """The id of a special token of the small tokenizer."""
+    return 256 + SPECIALS.index(name)

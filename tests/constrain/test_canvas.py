@@ -1,0 +1,182 @@
+"""The sweep on half-filled canvases: lawful runs, forced holes, remasking, and whole answers from bad proposals."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quicksilver.constrain.canvas import best_lawful, decided_run, single_bit, sweep
+from quicksilver.constrain.check import validate_output
+from quicksilver.constrain.matcher import Constraint, Grammars
+from tests.constrain.conftest import SMOLLM2_ENDS, SMOLLM2_WIDTH, special
+from tests.constrain.test_matcher import PERSON, WORDS, constrain, ids, pattern
+from tests.small_tokenizer import VOCAB_SIZE
+
+END = special("<|im_end|>")
+
+
+def holes(text: str) -> list[int | None]:
+    """A canvas from text, with `_` for holes."""
+    return [None if char == "_" else ord(char) for char in text]
+
+
+def test_the_frontier_is_the_first_hole_with_a_choice(grammars: Grammars) -> None:
+    found = sweep(pattern(grammars, "ab(c|d)e*"), holes("ab____"), WORDS)
+    assert found.num_lawful == 2
+    assert found.bitmask is not None
+    assert best_lawful(np.arange(VOCAB_SIZE, dtype=np.float32), found.bitmask) == ord("d")
+    assert found.remasked == ()
+
+
+def test_holes_with_one_lawful_token_are_filled(grammars: Grammars) -> None:
+    found = sweep(pattern(grammars, "abc(d|e)"), holes("_b__"), WORDS)
+    assert found.token_ids == holes("abc_")
+    assert found.filled == (0, 2)
+    assert found.num_lawful == 3
+
+
+def test_from_the_first_illegal_token_on_everything_is_remasked(grammars: Grammars) -> None:
+    found = sweep(pattern(grammars, "a[bc]d*"), holes("axd_d"), WORDS)
+    assert found.token_ids == holes("a____")
+    assert found.remasked == (1, 2, 4)
+    assert found.num_lawful == 1
+    assert found.bitmask is not None
+
+
+def test_tokens_behind_a_hole_are_left_alone_until_the_walk_reaches_them(grammars: Grammars) -> None:
+    constraint = pattern(grammars, "(a|b)(c|d)")
+    first = sweep(constraint, holes("_x"), WORDS)
+    assert first.token_ids == holes("_x")
+    assert sweep(constraint, holes("ax"), WORDS).remasked == (1,)
+
+
+def test_a_forced_fill_that_refutes_what_follows_remasks_it(grammars: Grammars) -> None:
+    found = sweep(pattern(grammars, "ab(c|d)"), holes("_c_"), WORDS)
+    assert found.token_ids == holes("ab_")
+    assert (found.filled, found.remasked) == ((0, 1), (1,))
+
+
+def test_a_full_run_has_no_frontier(grammars: Grammars) -> None:
+    found = sweep(pattern(grammars, "a*"), holes("aaa"), WORDS)
+    assert (found.num_lawful, found.bitmask) == (3, None)
+
+
+def test_a_run_that_ends_has_no_frontier(grammars: Grammars) -> None:
+    found = sweep(pattern(grammars, "a*"), [ord("a"), END, None], WORDS)
+    assert (found.num_lawful, found.bitmask) == (2, None)
+
+
+def test_small_parts() -> None:
+    assert decided_run([1, 2, None, 3]) == [1, 2]
+    assert single_bit(np.array([0, -(2**31)], dtype=np.int32)) == 63
+    assert single_bit(np.array([0, 3], dtype=np.int32)) is None
+    assert single_bit(np.array([0, 0], dtype=np.int32)) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_sweep_never_leaves_an_unlawful_run(grammars: Grammars, data: st.DataObject) -> None:
+    text = '{"name":"ab","ok":true}'
+    picks = st.sampled_from([None, *ids('{}":,abtrue'), END])
+    noise = data.draw(st.lists(picks, min_size=len(text), max_size=len(text)))
+    is_kept = data.draw(st.lists(st.booleans(), min_size=len(text), max_size=len(text)))
+    canvas = [ord(char) if kept else other for char, kept, other in zip(text, is_kept, noise, strict=True)]
+    constraint = constrain(grammars, PERSON)
+    found = sweep(constraint, canvas, WORDS)
+    run = decided_run(found.token_ids)
+    assert constraint.legal_prefix(run[: found.num_lawful]) == found.num_lawful
+    assert found.bitmask is None or found.num_lawful < len(canvas)
+    assert sweep(constraint, found.token_ids, WORDS).token_ids == found.token_ids
+
+
+class Denoiser:
+    """A stand-in for model and decoder: proposes a wanted text with a share of random tokens."""
+
+    def __init__(self, wanted: list[int], noise: float, width: int, seed: int) -> None:
+        self._wanted, self._noise, self._width = wanted, noise, width
+        self._rng = random.Random(seed)
+
+    def propose(self, position: int) -> int:
+        if position < len(self._wanted) and self._rng.random() >= self._noise:
+            return self._wanted[position]
+        return self._rng.randrange(self._width)
+
+    def scores(self, position: int) -> Any:
+        scores = np.random.default_rng(self._rng.randrange(2**32)).random(self._width, dtype=np.float32)
+        scores[self.propose(position)] += 5
+        return scores
+
+
+def denoise(
+    constraint: Constraint, model: Denoiser, start: int, canvas_len: int, num_words: int
+) -> tuple[list[int], int]:
+    """One canvas as the algorithm of `canvas.py` has it: its lawful tokens, and the steps it took."""
+    canvas: list[int | None] = [None] * canvas_len
+    for step in range(1, canvas_len + 2):
+        found = sweep(constraint, canvas, num_words)
+        canvas, frontier = found.token_ids, found.num_lawful
+        if found.bitmask is None:
+            return decided_run(canvas)[:frontier], step
+        canvas[frontier] = best_lawful(model.scores(start + frontier), found.bitmask)
+        for i in range(frontier + 1, canvas_len):
+            if canvas[i] is None and model._rng.random() < 0.4:
+                canvas[i] = model.propose(start + i)
+    raise AssertionError("a canvas took more steps than it has tokens")
+
+
+def answer(constraint: Constraint, model: Denoiser, room: int, num_words: int) -> list[int]:
+    written: list[int] = []
+    while not constraint.must_stop() and len(written) < room:
+        path = constraint.closing(room - len(written))
+        tokens = path or constraint.forced()[: room - len(written)]
+        if not tokens:
+            tokens, _ = denoise(constraint, model, len(written), min(16, room - len(written)), num_words)
+            tokens = tokens[: constraint.legal_prefix(tokens)]
+        constraint.advance(tokens)
+        written += tokens
+    return written
+
+
+SCHEMAS: list[tuple[Any, Any]] = [
+    (PERSON, {"name": "Ada", "ok": True}),
+    ({"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "minItems": 2}, [4, 17, 3]),
+    (
+        {"oneOf": [{"type": "null"}, {"type": "object", "properties": {"k": {"const": "v"}}, "required": ["k"]}]},
+        {"k": "v"},
+    ),
+    ({"type": "object", "additionalProperties": {"type": "boolean"}, "minProperties": 1}, {"a": True, "b": False}),
+    ({"enum": ["red", "green", "blue"]}, "green"),
+]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2, 0.5, 1.0])
+@pytest.mark.parametrize(("schema", "wanted"), SCHEMAS)
+def test_every_answer_is_valid_however_bad_the_proposals(
+    grammars: Grammars, schema: Any, wanted: Any, noise: float
+) -> None:
+    for seed in range(3):
+        model = Denoiser(ids(json.dumps(wanted, separators=(",", ":"))), noise, VOCAB_SIZE, seed)
+        written = answer(constrain(grammars, schema), model, 90, WORDS)
+        assert validate_output(schema, bytes(t for t in written if t < 256).decode()) is None
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5, 1.0])
+def test_with_a_real_vocabulary_too(smollm2: Grammars, noise: float) -> None:
+    tokenizer = smollm2._tokens.tokenizer
+    for schema, wanted in SCHEMAS:
+        model = Denoiser(tokenizer.tokenize_str(json.dumps(wanted, separators=(",", ":"))), noise, SMOLLM2_WIDTH, 1)
+        written = answer(constrain(smollm2, schema), model, 40, SMOLLM2_WIDTH // 32)
+        text = tokenizer.decode_str([t for t in written if t not in SMOLLM2_ENDS])
+        assert validate_output(schema, text) is None
+
+
+def test_a_model_that_is_right_needs_few_steps(grammars: Grammars) -> None:
+    text = '{"name":"Ada","ok":true}'
+    _, steps = denoise(constrain(grammars, PERSON), Denoiser(ids(text), 0.0, VOCAB_SIZE, 0), 0, len(text), WORDS)
+    assert steps < len(text) // 2

@@ -1,0 +1,68 @@
+"""Short ways out of a grammar, and the limits of looking for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quicksilver.constrain import shortest as module
+from quicksilver.constrain.schema import compile_response_format
+from quicksilver.constrain.shortest import TooCostly, greedy, search, shortest
+from quicksilver.constrain.source import FormatKind, ResponseFormat
+from tests.constrain.walks import ALPHABET, automaton, schema_spec
+
+FOREVER = float("inf")
+
+
+def way_out(schema: Any, begun: str = "") -> str | None:
+    matcher = automaton(schema_spec(schema))
+    matcher.consume_tokens(ALPHABET.spell(begun.encode()) or [])
+    path = shortest(matcher, ALPHABET)
+    letters = {token_id: byte for byte, token_id in ALPHABET.byte_ids.items()}
+    return None if path is None else bytes(letters[token_id] for token_id in path).decode()
+
+
+@pytest.mark.parametrize(
+    ("schema", "begun", "rest"),
+    [
+        ({"type": "object"}, "", "{}"),
+        ({"type": "object"}, '{"a":[1,"x', '"]}'),
+        ({"type": "string", "minLength": 3}, '"a', '00"'),
+        ({"type": "integer", "minimum": 5}, "", "5"),
+        ({"enum": ["only"]}, '"on', 'ly"'),
+        ({"type": "array", "minItems": 2, "items": {"type": "boolean"}}, "[", "true,true]"),
+        ({"type": "null"}, "null", ""),
+    ],
+)
+def test_the_way_out_is_short(schema: Any, begun: str, rest: str) -> None:
+    found = way_out(schema, begun)
+    assert found is not None
+    assert len(rest) <= len(found) <= len(rest) + 1
+
+
+def test_a_walk_in_circles_is_left_by_searching() -> None:
+    matcher = automaton(compile_response_format(ResponseFormat(FormatKind.REGEX, "0*1")))
+    assert greedy(matcher.deep_copy(), ALPHABET, FOREVER) is None
+    assert search(matcher, ALPHABET, FOREVER) is not None
+    assert shortest(matcher, ALPHABET) is not None
+
+
+def test_a_way_out_too_far_is_not_found() -> None:
+    matcher = automaton(compile_response_format(ResponseFormat(FormatKind.REGEX, "[a-z]{5000}")))
+    assert search(matcher, ALPHABET, FOREVER) is None
+    assert greedy(matcher.deep_copy(), ALPHABET, FOREVER) is None
+
+
+def test_the_clock_ends_a_search_that_costs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LIMIT_S", -1.0)
+    with pytest.raises(TooCostly):
+        way_out({"type": "object"})
+
+
+def test_looking_does_not_move_the_automaton() -> None:
+    matcher = automaton(schema_spec({"type": "object"}))
+    before = matcher.compute_bitmask()
+    shortest(matcher, ALPHABET)
+    search(matcher, ALPHABET, FOREVER)
+    assert matcher.compute_bitmask() == before

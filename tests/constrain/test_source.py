@@ -1,0 +1,43 @@
+"""Sources survive the way to another process."""
+
+from __future__ import annotations
+
+import pytest
+
+from quicksilver.constrain.source import (
+    FormatKind,
+    Layout,
+    Policy,
+    ResponseFormat,
+    SpecSource,
+    Thinking,
+    Tool,
+    ToolChoice,
+    ToolPlan,
+    ToolTags,
+    decode,
+    encode,
+)
+
+SOURCES: list[SpecSource] = [
+    ResponseFormat(FormatKind.JSON_OBJECT),
+    ResponseFormat(FormatKind.JSON_SCHEMA, {"a": [1, None, "x"]}, Policy.CHECKED, Layout.SPACED, Thinking(3, "<t>")),
+    ToolPlan(
+        (Tool("f", {"type": "object"}, is_strict=True), Tool("g")),
+        ToolTags("<a>", 5, "\n", " ", Layout.COMPACT),
+        ToolChoice.REQUIRED,
+        3,
+        ResponseFormat(FormatKind.REGEX, "a"),
+        Thinking("</t>"),
+    ),
+]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_there_and_back(source: SpecSource) -> None:
+    assert decode(encode(source)) == source
+
+
+def test_equal_sources_have_equal_bytes() -> None:
+    assert encode(SOURCES[1]) == encode(decode(encode(SOURCES[1])))
+    assert encode(SOURCES[0]) != encode(SOURCES[1])
