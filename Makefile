@@ -13,7 +13,7 @@ TORCH_INDEX ?= --extra-index-url https://download.pytorch.org/whl/cpu --retries 
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test unit parity contract gpu lint fix types rooms size bench docs weights clean
+.PHONY: help serve test unit parity contract clients gpu lint fix types rooms size bench docs weights clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -45,6 +45,9 @@ parity: $(VENV)/.dev weights ## our numbers against other implementations
 
 contract: $(VENV)/.dev weights ## real clients against a live server
 	$(PYTEST) -m contract
+
+clients: $(VENV)/.dev ## other people's clients, Python and Node, in an environment of their own
+	$(BIN)/python tests/contract/clients/run.py
 
 gpu: $(VENV)/.dev ## tests that need a CUDA device
 	$(PYTEST) -m gpu

@@ -4,7 +4,7 @@
 
 One process serves, another reads. Every stream must come back byte-exact with its own marker in every chunk; printed
 are the gaps between chunks against the nominal one, memory per stream, and what HTTP adds to a short request at
-concurrency 1. Writes `http_streams-DATE.json` beside this file with --save.
+concurrency 1. --save writes `results/http_streams-DATE.json`.
 """
 
 from __future__ import annotations
@@ -204,7 +204,8 @@ def main() -> None:
     figures |= uvloop.run(run(options))
     print(json.dumps(figures, indent=2))
     if options.save:
-        path = Path(__file__).with_name(f"http_streams-{figures['date']}.json")
+        path = Path(__file__).parent / "results" / f"http_streams-{figures['date']}.json"
+        path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(figures, indent=2) + "\n")
 
 

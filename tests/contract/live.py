@@ -18,12 +18,11 @@ from quicksilver.server.config import ServerConfig
 from quicksilver.server.life import Listener, make_listener
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
+from tests.contract.improvise import improvise
 from tests.fake_engine import FakeEngine, Step, resolving, spoken
 from tests.small_tokenizer import small_tokenizer
 
 ANSWER = "Paris is the capital of France."
-PERSON = '{"name": "Ada", "age": 36}'
-CALLS = '<tool_call>{"name": "weather", "arguments": {"city": "Paris"}}</tool_call>'
 POEM = "Line of a long poem that goes on and on.\n" * 40
 
 
@@ -71,16 +70,17 @@ def answer_by_prompt(request: Request) -> list[Step]:
 
 
 def choose_text(request: Request, prompt: str) -> str:
-    answer = ANSWER
-    if "tool result" in prompt:
-        answer = "It is sunny."
-    elif "weather" in prompt and request.constraint is not None:
-        answer = CALLS
-    elif request.constraint is not None:
-        answer = PERSON
-    elif "long poem" in prompt:
-        answer = POEM
+    answer = improvise(request.constraint, spelled_out(request)) if request.constraint else None
+    if answer is None:
+        answer = "It is sunny." if "tool result" in prompt else POEM if "long poem" in prompt else ANSWER
     return answer if request.think is None else f"Let me think.</think>{answer}"
+
+
+def spelled_out(request: Request) -> str:
+    """The prompt with its special tokens written as text."""
+    tokenizer = small_tokenizer()
+    names = {token_id: name.encode() for name, token_id in tokenizer.special_tokens.items()}
+    return b"".join(names.get(i) or tokenizer.token_bytes(i) for i in request.prompt_ids).decode("utf-8", "replace")
 
 
 def main(home: Path) -> None:

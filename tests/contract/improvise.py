@@ -1,0 +1,72 @@
+"""What a model might answer under a grammar: the smallest instance of its schema, with values taken from the prompt.
+
+Reads the grammar as the engine gets it, so a client's schema has gone the whole way before anything is made of it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from quicksilver.core import ConstraintSpec
+
+WORDS = {"name": "Ada", "city": "Paris", "location": "Paris"}
+AGE = 36
+
+
+def improvise(constraint: ConstraintSpec, prompt: str) -> str | None:
+    """Text that the grammar admits; None where it asks for nothing in particular and the prompt for no tool."""
+    grammars = json.loads(constraint.grammar)["grammars"]
+    lark = grammars[0].get("lark_grammar", "")
+    calls = re.findall(r'\{\\"name\\": \\"([\w-]+)\\", \\"arguments\\": " @(\w+)', lark)
+    schemas = {part.get("name", "answer"): part["json_schema"] for part in grammars if "json_schema" in part}
+    question = prompt.rsplit("<|im_start|>user", 1)[-1]
+    if calls:
+        is_answering = "tool" in re.findall(r"<\|im_start\|>(\w+)(?=[^\n]*\n)", prompt)[-2:]
+        is_required = "TEXT |" not in lark and "@answer" not in lark
+        meant = [call for call in calls if speaks_of(call[0], question)] or calls[:1] * is_required
+        if is_required or (meant and not is_answering):
+            return write_calls(meant[:2], schemas, question)
+    return json.dumps(instance(schemas["answer"], schemas["answer"], question)) if "answer" in schemas else None
+
+
+def write_calls(calls: list[tuple[str, str]], schemas: dict[str, Any], question: str) -> str:
+    written = [{"name": name, "arguments": instance(schemas[part], schemas[part], question)} for name, part in calls]
+    return "".join(f"<tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>" for call in written)
+
+
+def speaks_of(tool: str, question: str) -> bool:
+    words = [word for word in re.split(r"[_-]|(?<=[a-z])(?=[A-Z])", tool.lower()) if len(word) > 3]
+    return tool in question or any(word in question.lower() for word in words)
+
+
+def instance(schema: Any, root: Any, question: str, name: str = "") -> Any:
+    if not isinstance(schema, dict):
+        return {}
+    if "$ref" in schema:
+        return instance(root["$defs"][schema["$ref"].rsplit("/", 1)[-1]], root, question, name)
+    if "enum" in schema:
+        return schema["enum"][0]
+    for word in ("anyOf", "allOf", "oneOf"):
+        if word in schema:
+            return instance(schema[word][0], root, question, name)
+    kind = schema.get("type", "object")
+    return of_kind(kind if isinstance(kind, str) else kind[0], schema, root, question, name)
+
+
+def of_kind(kind: str, schema: dict[str, Any], root: Any, question: str, name: str) -> Any:
+    quoted = re.findall(r"'([^']+)'", question)
+    if kind == "object":
+        # A bare object has the keys that the question quotes.
+        properties = schema.get("properties") or {key: {"type": "string"} for key in quoted}
+        wanted = schema.get("required", properties)
+        return {key: instance(properties[key], root, question, key) for key in properties if key in wanted}
+    if kind == "array":
+        return [instance(schema.get("items", {}), root, question, name)] * max(1, schema.get("minItems", 0))
+    if kind in ("integer", "number"):
+        numbers = re.findall(r"\d+", question)
+        return int(numbers[-1]) if numbers else AGE
+    if kind in ("boolean", "null"):
+        return True if kind == "boolean" else None
+    return WORDS.get(name) or (quoted or ["some text"])[0]
