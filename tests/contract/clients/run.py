@@ -50,7 +50,7 @@ def run_python(arguments: list[str], environment: dict[str, str]) -> int:
         "pytest",
         "-q",
         "-c",
-        str(HERE / "pytest.ini"),
+        str(HERE / "clients.ini"),
         str(HERE),
         *arguments,
     ]
