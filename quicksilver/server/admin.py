@@ -11,6 +11,8 @@ from starlette.responses import Response
 
 from quicksilver.core import EngineStats
 from quicksilver.errors import QuicksilverError
+from quicksilver.server.envelope import add_refusals
+from quicksilver.server.guard import Guard
 from quicksilver.server.routes import health
 from quicksilver.server.services import Services, services_of
 
@@ -20,6 +22,8 @@ def build_admin_app(services: Services) -> FastAPI:
     app.state.services = services
     app.include_router(health.router)
     app.add_api_route("/metrics", metrics, methods=["GET"])
+    add_refusals(app)
+    app.add_middleware(Guard)
     return app
 
 

@@ -7,16 +7,12 @@ public asks for a key whenever there are accounts.
 from __future__ import annotations
 
 from fastapi import Depends, FastAPI
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import Response
 
 from quicksilver import __version__
-from quicksilver.errors import InvalidRequest, NotFound, QuicksilverError
 from quicksilver.server import playground
 from quicksilver.server.auth import require_inference, require_key
-from quicksilver.server.envelope import MethodNotAllowed, error_response
+from quicksilver.server.envelope import add_refusals
 from quicksilver.server.guard import Guard
 from quicksilver.server.routes import apply, chat, completions, edit, feedback, health, models, responses, tokens
 from quicksilver.server.schema import describe
@@ -54,8 +50,7 @@ def build_app(services: Services) -> FastAPI:
         app.include_router(router, dependencies=[Depends(require_key)])
     for router in PAID:
         app.include_router(router, dependencies=[Depends(require_inference)])
-    app.add_exception_handler(QuicksilverError, _on_refusal)
-    app.add_exception_handler(HTTPException, _on_framework_refusal)
+    add_refusals(app)
     app.openapi = lambda: describe(app, BODIES)  # type: ignore[method-assign]
     _wrap(app, services)
     return app
@@ -67,18 +62,3 @@ def _wrap(app: FastAPI, services: Services) -> None:
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(Guard)
-
-
-async def _on_refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, QuicksilverError)
-    return error_response(error)
-
-
-async def _on_framework_refusal(request: Request, error: Exception) -> Response:
-    """Starlette's own refusals: an unknown path, a wrong method."""
-    assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        return error_response(NotFound("There is nothing at this path."))
-    if error.status_code == 405:
-        return error_response(MethodNotAllowed("This path takes another method."), error.headers)
-    return error_response(InvalidRequest(str(error.detail)))

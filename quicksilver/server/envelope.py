@@ -10,10 +10,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
+from fastapi import FastAPI
 from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 
-from quicksilver.errors import InsufficientQuota, InvalidRequest, QuicksilverError, RateLimited, Unavailable
+from quicksilver.errors import (
+    InsufficientQuota,
+    InvalidRequest,
+    NotFound,
+    QuicksilverError,
+    RateLimited,
+    Unavailable,
+)
 
 JSON = "application/json"
 MAX_RETRY_AFTER_S = 60
@@ -111,3 +121,24 @@ def param_path(loc: Sequence[int | str], body: Any) -> str:
 
 def _is_missing(step: int | str, node: Mapping[str, Any]) -> bool:
     return isinstance(step, str) and step not in node and step.isidentifier()
+
+
+def add_refusals(app: FastAPI) -> None:
+    """From here on the app says no in the envelope only."""
+    app.add_exception_handler(QuicksilverError, _on_refusal)
+    app.add_exception_handler(HTTPException, _on_framework_refusal)
+
+
+async def _on_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, QuicksilverError)
+    return error_response(error)
+
+
+async def _on_framework_refusal(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals: an unknown path, a wrong method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return error_response(NotFound("There is nothing at this path."))
+    if error.status_code == 405:
+        return error_response(MethodNotAllowed("This path takes another method."), error.headers)
+    return error_response(InvalidRequest(str(error.detail)))

@@ -23,8 +23,8 @@ from quicksilver.server.services import Services
 
 log = logging.getLogger("quicksilver.server")
 
-ALWAYS_ANSWERED = ("/health", "/ready")
-"""Probes are answered while draining and beyond the cap on open requests."""
+ALWAYS_ANSWERED = ("/health", "/ready", "/metrics")
+"""Probes and figures are answered while draining and beyond the cap on open requests."""
 
 
 class Guard:
