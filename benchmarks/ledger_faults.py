@@ -62,7 +62,8 @@ class Journal:
     requests: dict[str, Seen] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
     replays: dict[str, set[str]] = field(default_factory=dict)
-    num_attempts: int = 0
+    num_paid: int = 0
+    """Requests that were admitted or answered from a saved reply."""
     rest: bytes = b""
 
     def read(self, data: bytes) -> None:
@@ -71,7 +72,7 @@ class Journal:
             self._note(*line.decode().split(" "))
 
     def _note(self, what: str, subject: str, *more: str) -> None:
-        self.num_attempts += what in "AP"
+        self.num_paid += what in "RP"
         if what == "N":
             self.refused[more[0]] += 1
         elif what == "P":
@@ -157,10 +158,10 @@ class Storm:
     def run(self, num_requests: int, num_kills: int, num_workers: int) -> list[int]:
         for _ in range(num_workers):
             self._fleet.start()
-        num_faults = max(4, num_kills // 8)
-        while self.journal.num_attempts < num_requests:
+        num_faults = max(9, num_kills // 8)
+        while self.journal.num_paid < num_requests:
             self._read()
-            progress = self.journal.num_attempts / num_requests
+            progress = self.journal.num_paid / num_requests
             if self.faults["kill"] < num_kills * progress:
                 self._fleet.kill_one()
                 self.faults["kill"] += 1
@@ -229,7 +230,7 @@ def prepare(url: str, config: AccountsConfig) -> tuple[str, ...]:
         project = desk.directory.list_purses(OPERATOR, "project", org.id)[0]
         secrets.append(desk.mint.create_key(OPERATOR, KeyDraft(name, project.id)).secret)
     desk.store.close()
-    return (secrets[0],) * 5 + (secrets[1],)
+    return (secrets[0],) * 11 + (secrets[1],)
 
 
 async def sweep(url: str, config: AccountsConfig) -> float:
@@ -312,10 +313,10 @@ def storm(url: str, config: AccountsConfig, args: argparse.Namespace) -> dict[st
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
         "database": url.split(":")[0],
-        "settings": {**vars(args), "url": None, "pepper": None},
+        "settings": {name: getattr(args, name) for name in ("requests", "kills", "workers", "seed")},
         "seconds": round(seconds, 1),
-        "requests": weather.journal.num_attempts,
-        "requests_per_s": round(weather.journal.num_attempts / seconds),
+        "requests": weather.journal.num_paid,
+        "requests_per_s": round(weather.journal.num_paid / seconds),
         "delivered": sum(seen.delivered is not None for seen in weather.journal.requests.values()),
         "replayed": sum(map(len, weather.journal.replays.values())),
         "refused": weather.journal.refused,

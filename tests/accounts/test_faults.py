@@ -42,12 +42,10 @@ def assert_books_are_right(report: dict[str, Any], num_requests: int, num_kills:
 def test_sqlite_books_survive_kills_locks_and_a_full_disk() -> None:
     report = storm("--requests", 14_000, "--kills", 80)
     assert_books_are_right(report, 14_000, 80)
-    assert report["faults"]["lock_sqlite"] >= 4
-    assert report["faults"]["starve"] >= 4
+    assert all(report["faults"][name] >= 3 for name in ("lock_sqlite", "starve", "freeze"))
 
 
 def test_postgres_books_survive_kills_locks_and_lost_connections(postgres_url: str, tmp_path: Path) -> None:
     report = storm("--requests", 6_000, "--kills", 40, "--url", postgres_url, "--pepper", tmp_path / "pepper")
     assert_books_are_right(report, 6_000, 40)
-    assert report["faults"]["lock_postgres"] >= 2
-    assert report["faults"]["cut_off"] >= 2
+    assert all(report["faults"][name] >= 3 for name in ("lock_postgres", "cut_off", "freeze"))
