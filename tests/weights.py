@@ -1,4 +1,4 @@
-"""Where tests find the real SmolLM2 weights; they skip, with the command to run, where those were not pulled."""
+"""Where tests find real weights; they skip, with the command to run, where those were not pulled."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ import pytest
 from quicksilver.errors import ModelNotFound
 from quicksilver.hub.resolve import Checkpoint, resolve
 
-MODEL = "smollm2-135m"
+MODEL = "nano"
+PARENT = "smollm2-135m"
+
+
+def nano() -> Checkpoint:
+    return _resolve(MODEL)
 
 
 def smollm2() -> Checkpoint:
+    return _resolve(PARENT)
+
+
+def _resolve(name: str) -> Checkpoint:
     try:
-        return resolve(MODEL)
+        return resolve(name)
     except ModelNotFound as error:
         pytest.skip(error.message)

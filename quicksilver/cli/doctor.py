@@ -36,7 +36,7 @@ def _checks() -> Iterator[tuple[str, bool, str, str]]:
     yield "disk", free_gb > 1, f"{free_gb:.0f} GB free at {default_home()}", "free some, or set QUICKSILVER_HOME"
     available_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / 1e9
     yield "memory", available_gb > 1, f"{available_gb:.1f} GB free", "close something: a small model needs 1 GB"
-    yield "models", _has_model(), ", ".join(_pulled()) or "none", "run: quicksilver pull smollm2-135m"
+    yield "models", _has_model(), ", ".join(_pulled()) or "none", "run: quicksilver pull nano"
 
 
 def _torch_checks() -> Iterator[tuple[str, bool, str, str]]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from quicksilver.accounts.config import AccountsConfig
     from quicksilver.llm import LLM
 
-DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_MODEL = "nano"
 
 Model = Annotated[str, typer.Option("--model", "-m", envvar="QUICKSILVER_MODEL", help="Catalogue name or path.")]
 Device = Annotated[str, typer.Option(envvar="QUICKSILVER_DEVICE", help="cpu, cuda or auto.")]

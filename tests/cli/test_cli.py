@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from quicksilver import __version__
-from tests.weights import MODEL, smollm2
+from tests.weights import MODEL, nano
 
 
 def quicksilver(*args: str, stdin: str = "", home: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -31,7 +31,7 @@ def test_errors_are_one_line_that_says_what_to_do(tmp_path: Path) -> None:
     assert missing.returncode == 2
     assert f"quicksilver pull {MODEL}" in missing.stderr
     assert "Traceback" not in missing.stderr
-    unknown = quicksilver("inspect", "smolm2-135m", home=tmp_path)
+    unknown = quicksilver("inspect", "nanno", home=tmp_path)
     assert unknown.returncode == 2
     assert "did you mean" in unknown.stderr
 
@@ -57,14 +57,14 @@ def test_a_broken_config_file_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_serving_strangers_without_keys_is_refused() -> None:
-    smollm2()
+    nano()
     refused = quicksilver("serve", "--model", MODEL, "--host", "0.0.0.0")
     assert refused.returncode == 2
     assert "--allow-anonymous" in refused.stderr
 
 
 def test_generate_prints_plain_text_to_a_pipe() -> None:
-    smollm2()
+    nano()
     answer = quicksilver("generate", "-", "--model", MODEL, "--max-tokens", "4", stdin="The capital of France is")
     assert answer.returncode == 0, answer.stderr
     assert "Paris" in answer.stdout
@@ -72,14 +72,14 @@ def test_generate_prints_plain_text_to_a_pipe() -> None:
 
 
 def test_inspect_describes_real_weights() -> None:
-    smollm2()
+    nano()
     shown = quicksilver("inspect", MODEL).stdout
     assert "llama" in shown
     assert "49152" in shown.replace(",", "")
 
 
 def test_chat_in_a_pipe_answers_line_by_line() -> None:
-    smollm2()
+    nano()
     talk = quicksilver("chat", "--model", MODEL, "--max-tokens", "8", stdin="What is the capital of France?\n/new\n")
     assert talk.returncode == 0, talk.stderr
     assert "capital of France" in talk.stdout

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.live import serving
-from tests.weights import smollm2
+from tests.weights import nano
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -45,7 +45,7 @@ def test_the_two_commands_are_there_and_do_what_the_makefile_says() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("command", [c for c in commands("quicksilver") if "serve" not in c])
 def test_every_quicksilver_command_runs(command: str) -> None:
-    smollm2()
+    nano()
     words = shlex.split(command)[1:]
     program = [sys.executable, "-c", "from quicksilver.cli import main; main()", *words]
     if words[0] == "bench":
@@ -58,14 +58,14 @@ def test_every_quicksilver_command_runs(command: str) -> None:
 @pytest.mark.contract
 @pytest.mark.timeout(300)
 def test_the_python_example_answers() -> None:
-    smollm2()
+    nano()
     assert "Paris" in run_python(blocks("python")[0])
 
 
 @pytest.mark.contract
 @pytest.mark.timeout(600)
 def test_the_http_example_answers_through_a_live_server(tmp_path: Path) -> None:
-    smollm2()
+    nano()
     with serving(tmp_path / "server.log") as url:
         code = blocks("python")[1].replace("http://127.0.0.1:8480", url)
         assert run_python(code).strip()
