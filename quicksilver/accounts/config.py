@@ -25,7 +25,7 @@ class AccountsConfig:
     lock_wait_s: float = 4.0
     """How long a locked database is waited for before paid calls are refused."""
     heartbeat_s: float = 1.0
-    """Seconds between signs of life of this process."""
+    """Seconds between signs of life of this process; the same in all processes that share a database."""
     patience: int = 4
     """Heartbeats another process may miss before its open reservations are closed for it."""
     reply_kept_s: int = 86_400

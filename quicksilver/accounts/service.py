@@ -143,7 +143,8 @@ class Accounts:
     async def settle(self, request_id: str, usage: Usage, reply: SavedReply | None = None) -> Charge:
         """Charge what was used, once, however often it is called; before the last byte of the answer is sent.
 
-        Raises LedgerUnavailable: then the answer must not be completed, and the last checkpoint decides the charge.
+        Raises LedgerUnavailable: then the answer must not be completed, calling again is of no use, and the last
+        checkpoint decides the charge.
         """
         charge: Charge = await self._write(Close(request_id, How.SETTLE, usage, reply))
         return charge

@@ -66,6 +66,9 @@ class Writer:
         slip = _Slip(entry)
         if self._is_closed or self._store.is_broken:
             slip.outcome.set_exception(LedgerUnavailable("the books are closed", retry_after_s=5.0))
+        elif isinstance(entry, Close) and entry.how is How.SETTLE and entry.request_id in self._owed:
+            # Its caller has been told that this failed, and has not delivered the answer.
+            slip.outcome.set_exception(LedgerUnavailable("the books are closing this request; send it again"))
         else:
             self._queue.put(slip)
         return slip.outcome

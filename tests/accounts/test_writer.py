@@ -113,6 +113,20 @@ def test_locked_database_refuses_and_what_was_open_is_closed_later(
     assert check(desk.store) == []
 
 
+def test_settlement_that_failed_stays_failed(desk: Desk, writer: Writer, customer: Customer) -> None:
+    """The caller was told that its answer is not paid for, and so it was not delivered."""
+    writer._config = replace(writer._config, heartbeat_s=PATIENT)
+    writer.start()
+    writer.submit(reserve(customer, "r")).result(PATIENT)
+    settle = Close("r", How.SETTLE, Usage(1, 0, 9))
+    with locked(desk):
+        assert isinstance(writer.submit(settle).exception(PATIENT), LedgerUnavailable)
+    assert isinstance(writer.submit(settle).exception(PATIENT), LedgerUnavailable)
+    writer._pay_owed()
+    assert isinstance(writer.submit(settle).exception(PATIENT), LedgerUnavailable)
+    assert rows(desk)["r"].state == State.RELEASED
+
+
 def test_release_that_failed_is_made_up_for(desk: Desk, writer: Writer, customer: Customer) -> None:
     writer.start()
     writer.submit(reserve(customer, "r")).result(PATIENT)
