@@ -6,7 +6,9 @@
     python benchmarks/eval_gpu.py --rescore results/evals.json --data ../data --out results/evals.json
 
 Runs the base alone under AR, then base + skill (+ canvas) under the decoders named, and prints both side by side.
-The engine runs in this process; where Triton works, attention takes the paged kernel instead of one call a sequence.
+The engine runs in this process. On CUDA forwards are plain torch with the paged attention kernel (`--runner paged`:
+little to compile), graphs (`graphs`: slow to start, then fastest, at most 64 items at a time) or torch alone
+(`plain`); a runner that fails its first request gives way to the next.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -28,13 +32,17 @@ from quicksilver.engine.load import LoadConfig, load_transformer
 from quicksilver.engine.loop import AsyncEngine
 from quicksilver.engine.runner import Runner
 from quicksilver.engine.sequence import Work
+from quicksilver.evals.catalogue import pick_tasks
 from quicksilver.evals.data import copy_held_out
-from quicksilver.evals.report import Report, read_reports, write_reports
+from quicksilver.evals.report import Cell, Report, read_reports, write_reports
 from quicksilver.evals.run import EvalSettings, rescore, run_evals
 from quicksilver.evals.table import compare
 from quicksilver.hub.resolve import Checkpoint
+from quicksilver.model.transformer import Transformer
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
+
+RUNNERS = ("graphs", "paged", "plain")
 
 
 class PagedRunner(Runner):
@@ -78,7 +86,9 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--models", nargs="+", default=["skill", "base"], choices=["skill", "base"])
     parser.add_argument("--concurrency", type=int, default=128)
-    parser.add_argument("--attention", choices=["paged", "sdpa"], default="paged")
+    parser.add_argument(
+        "--runner", choices=["graphs", "paged", "plain"], default="graphs", help="how forwards run on CUDA"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--pack", type=Path, metavar="DATA")
@@ -94,7 +104,7 @@ def read_decoder(text: str) -> DecoderParams:
 
 
 async def evaluate(options: argparse.Namespace) -> list[Report]:
-    """The models asked for, one after the other; what is done is on disk before the next one starts."""
+    """The models asked for, one after the other; what is done is on disk before the next task starts."""
     reports: list[Report] = []
     for name in options.models:
         is_base = name == "base"
@@ -103,56 +113,80 @@ async def evaluate(options: argparse.Namespace) -> list[Report]:
             decoders = [decoder for decoder in decoders if decoder.name is DecoderName.AR] or [read_decoder("ar")]
         adapters = (None, None) if is_base else (options.skill, options.canvas)
         checkpoint = Checkpoint(name, options.base, *adapters)
-        reports.append(await evaluate_one(checkpoint, tuple(decoders), options))
-        write_reports(reports, options.out)
+        done = list(reports)
+        async for report in evaluate_one(checkpoint, tuple(decoders), options):
+            reports = [*done, report]
+            write_reports(reports, options.out)
     return reports
 
 
 async def evaluate_one(
     checkpoint: Checkpoint, decoders: tuple[DecoderParams, ...], options: argparse.Namespace
-) -> Report:
+) -> AsyncIterator[Report]:
+    """The report so far, after every task."""
     started = time.monotonic()
     engine = start_engine(checkpoint, options)
     tokenizer = Tokenizer.for_model(checkpoint.weights, checkpoint.skill)
     template = ChatTemplate.for_tokenizer(tokenizer)
     print(f"{checkpoint.name}: loaded in {time.monotonic() - started:.1f} s", flush=True)
-    settings = EvalSettings(
-        data=options.data,
-        tasks=tuple(options.tasks),
-        limit=options.limit,
-        decoders=decoders,
-        concurrency=options.concurrency,
-        seconds=options.seconds,
-        model=checkpoint.name,
-    )
 
     def watch(label: str, done: int, count: int) -> None:
         if done in (1, count):
             print(f"{time.monotonic() - started:7.1f} s  {checkpoint.name} {label}: {done}/{count}", flush=True)
 
+    cells: tuple[Cell, ...] = ()
     try:
-        return await run_evals(engine, tokenizer, template, settings, watch)
+        for task in pick_tasks(options.tasks):
+            settings = EvalSettings(
+                data=options.data,
+                tasks=(task.name,),
+                limit=options.limit,
+                decoders=decoders,
+                concurrency=options.concurrency,
+                seconds=options.seconds,
+                model=checkpoint.name,
+            )
+            report = await run_evals(engine, tokenizer, template, settings, watch)
+            cells += report.cells
+            yield replace(report, cells=cells)
     finally:
         await engine.close()
 
 
 def start_engine(checkpoint: Checkpoint, options: argparse.Namespace) -> AsyncEngine:
+    """The engine with the runner asked for, or the next one that answers."""
     model = load_transformer(checkpoint, LoadConfig(device=options.device))
-    is_cuda = model.device.type == "cuda"
+    if model.device.type != "cuda":
+        config = EngineConfig(num_pages=1024, max_running=options.concurrency, cuda_graphs=False)
+        return AsyncEngine(build_engine(model, checkpoint.name, config))
+    for name in RUNNERS[RUNNERS.index(options.runner) :]:
+        try:
+            engine = cuda_engine(model, checkpoint.name, name, options.concurrency)
+        except Exception as error:  # whatever a compiler on a strange machine may raise
+            print(f"{name} forwards cannot be built here: {error}", flush=True)
+            continue
+        if answers(engine):
+            print(f"{name} forwards", flush=True)
+            return AsyncEngine(engine)
+        print(f"{name} forwards fail here", flush=True)
+    raise SystemExit("no runner answers on this GPU")
+
+
+def cuda_engine(model: Transformer, name: str, runner: str, concurrency: int) -> Engine:
+    """Few rows a forward for graphs, which are made for them; many for plain torch, whose launches cost most."""
+    is_graphs = runner == "graphs"
     config = EngineConfig(
-        num_pages=32768 if is_cuda else 1024,
-        max_rows=4096 if is_cuda else 512,
-        max_running=options.concurrency,
-        logit_rows=2048 if is_cuda else 64,
+        num_pages=32768,
+        max_rows=1024 if is_graphs else 4096,
+        max_running=min(concurrency, 64) if is_graphs else concurrency,
+        context_len=4096,
+        logit_rows=2048,
+        cuda_graphs=is_graphs,
     )
-    engine = build_engine(model, checkpoint.name, config)
-    plain = engine.runner
-    if is_cuda and options.attention == "paged":
-        engine.runner = PagedRunner(model, plain.cache, config.logit_rows)
-        if not answers(engine):
-            print("the paged kernel does not run here: SDPA instead", flush=True)
-            engine.runner = plain
-    return AsyncEngine(engine)
+    engine = build_engine(model, name, config)
+    if runner == "paged":
+        engine.runner = PagedRunner(model, engine.runner.cache, config.logit_rows)
+    return engine
 
 
 def answers(engine: Engine) -> bool:

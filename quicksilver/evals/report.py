@@ -78,6 +78,21 @@ class Report:
             table[decoder]["all"] = total(cell.speed for cell in cells)
         return table
 
+    def agreement(self, decoder: str) -> tuple[int, int]:
+        """Of the items answered under `decoder` and under `ar`: how many got the same text and calls, and how many
+        there are."""
+        ar = {
+            (cell.task, record.index): record for cell in self.cells if cell.decoder == "ar" for record in cell.records
+        }
+        pairs = [
+            (record, ar[cell.task, record.index])
+            for cell in self.cells
+            if cell.decoder == decoder
+            for record in cell.records
+            if (cell.task, record.index) in ar and not record.error
+        ]
+        return sum((a.text, a.calls) == (b.text, b.calls) for a, b in pairs), len(pairs)
+
 
 def machine_facts() -> dict[str, str]:
     """Where and when this ran. The commit is that of the tree the package lies in, if it is one."""
@@ -111,6 +126,7 @@ def _plain(report: Report) -> dict[str, Any]:
     """With the figures that readers want and code derives."""
     plain = asdict(report)
     plain["average"] = report.average()
+    plain["same_as_ar"] = {decoder: report.agreement(decoder) for decoder in report.speeds()}
     plain["speeds"] = {
         decoder: {
             domain: {

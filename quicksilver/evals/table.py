@@ -80,9 +80,13 @@ def _costs(reports: Sequence[Report]) -> str:
 
 
 def _notes(reports: Sequence[Report]) -> str:
-    """What a reader must know about cells that are not whole."""
+    """How far decoders agree, and what a reader must know about cells that are not whole."""
     lines = []
     for report in reports:
+        for decoder in report.speeds():
+            same, count = report.agreement(decoder)
+            if count and decoder != "ar":
+                lines.append(f"{report.model}: {decoder} says what ar says in {same} of {count} answers")
         for cell in report.cells:
             where = f"{report.model}: {cell.task} ({cell.decoder})"
             if cell.num_failed:

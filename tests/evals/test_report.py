@@ -77,6 +77,14 @@ def test_costs_are_added_up_by_domain_and_decoder() -> None:
     assert SKILL.speeds()["ar"]["all"].tokens_per_forward == 1.0
 
 
+def test_decoders_are_compared_with_ar_answer_by_answer() -> None:
+    records = (Record(0, "hello", (("find", "{}"),)), Record(1, "else"), Record(2, "more"))
+    cell = Cell("sanity", "chat", "edit", ("right",), {}, 3, 0, 1.0, Speed(3, 1, 9, 3), records=records)
+    report = Report("skill", (*SKILL.cells, cell))
+    assert (report.agreement("edit"), report.agreement("verify K=16")) == ((1, 2), (1, 1))
+    assert "skill: edit says what ar says in 1 of 2 answers" in compare([report])
+
+
 def test_failures_and_time_limits_are_told() -> None:
     cut = Cell("gsm8k", "math", "ar", ("acc",), {"acc": 0.0}, 3, 0, 1.0, is_cut=True)
     text = compare([Report("skill", (*SKILL.cells, cut))])
