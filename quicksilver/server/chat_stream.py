@@ -59,6 +59,7 @@ class ChatTeller:
         self._is_open = False
         self._last_shown = float("-inf")
         self._shown_text = ""
+        self._has_frames = False
 
     def tell(self, piece: Piece) -> Iterator[ChatChunk]:
         if not self._is_open:
@@ -77,10 +78,12 @@ class ChatTeller:
         for delta in text_deltas(said, self._calls):
             if "content" not in delta or not self._style.is_diffusing:
                 yield self._with_logprobs(self._chunks.chunk(self._index, delta), is_content="content" in delta)
-            elif self._whole.content != self._shown_text and self._is_due():
+            elif not self._has_frames and self._whole.content != self._shown_text and self._is_due():
                 yield self._snapshot(self._whole.content)
 
     def _tell_shown(self, shown: Shown) -> Iterator[ChatChunk]:
+        # A frame shows more than the text committed just before it, so committed text waits for the next frame.
+        self._has_frames = True
         if self._style.is_diffusing and (self._style.shows_tokens or self._is_due()):
             chunk = self._snapshot(shown.text)
             chunk["quicksilver"] = frame_reply(shown.frame, self._tokenizer if self._style.shows_tokens else None)
