@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from quicksilver.core import Delta, EngineClient, Event, FinishReason, Frame, Request, TokenLogprob, Usage
-from quicksilver.errors import RowFailed
+from quicksilver.errors import EngineUnavailable, RowFailed
 from quicksilver.server.constraint import OutputCheck
 from quicksilver.server.plain import PlainText, TextSource
 from quicksilver.text.channels import Channel, ChannelDelta, Channels
@@ -47,6 +47,8 @@ class Said:
     logprobs: tuple[TokenLogprob, ...] = ()
     """Of the content tokens only."""
     num_tokens: int = 0
+    cached_tokens: int | None = None
+    """Of the prompt, found in the prefix cache; None where the engine has not said so yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,9 @@ class AnswerReader:
             return [Shown(self._content + (self._canvas.preview(event) if is_content else ""), event)]
         if event.finish is FinishReason.ERROR:
             raise _row_failed(event)
+        if event.finish is FinishReason.ABORT:
+            # We close the stream to abort; an abort that arrives as an event was somebody else's.
+            raise EngineUnavailable("The engine gave this answer up.", code="aborted")
         self._usage = event.usage or self._usage
         said = self._say(event)
         pieces: list[Piece] = [said] if said.deltas or said.num_tokens else []
@@ -120,7 +125,7 @@ class AnswerReader:
         self._note_calls(kept_deltas)
         logprobs = zip(event.logprobs, kept, strict=False)
         wanted = tuple(logprob for logprob, channel in logprobs if channel is Channel.CONTENT)
-        return Said(tuple(kept_deltas), wanted, len(kept))
+        return Said(tuple(kept_deltas), wanted, len(kept), event.usage.cached_tokens if event.usage else None)
 
     def _within_calls(self, deltas: list[ChannelDelta]) -> list[ChannelDelta]:
         limit = self._ask.max_calls

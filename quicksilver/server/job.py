@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from quicksilver.accounts.records import SavedReply
 from quicksilver.core import Usage
-from quicksilver.server.answer import Ended, Piece, Said, answer
+from quicksilver.server.answer import Ask, Ended, Piece, Said, answer
 from quicksilver.server.collect import Whole, merge
 from quicksilver.server.plan import Plan
 from quicksilver.server.services import Services
@@ -33,8 +33,9 @@ class Job:
         self._started = time.perf_counter()
         self._pieces: AsyncGenerator[Numbered, None] | None = None
         self._first: asyncio.Task[Numbered] | None = None
-        self._usages = [Usage(prompt_tokens=len(ask.request.prompt_ids)) for ask in plan.asks]
-        self._num_delivered = 0
+        self._usages = [_before(ask) for ask in plan.asks]
+        self._num_delivered: int | None = None
+        """Tokens a reader got piece by piece; None where nobody reads piece by piece."""
         self._has_spoken = False
         self._has_failed = False
         self.ended = [Ended() for _ in plan.asks]
@@ -83,6 +84,7 @@ class Job:
     async def delivered_pieces(self) -> AsyncIterator[Numbered]:
         """Pieces for a reader who gets them one by one: booked as they go, settled before the last one goes out."""
         num_left = len(self.plan.asks)
+        self._num_delivered = 0
         async for index, piece in self.pieces():
             num_left -= isinstance(piece, Ended)
             if num_left == 0:
@@ -130,21 +132,24 @@ class Job:
     async def _close_tab(self, tab: Tab) -> None:
         """What was cut off by its reader is charged as far as it got; what we failed to finish is not charged."""
         await tab.close()
-        if self._has_failed or not self._has_spoken:
+        if self._has_failed or not self._has_spoken or self._num_delivered == 0:
             await tab.release()
         else:
-            await tab.settle(self.usage())
+            await tab.settle(self._delivered_usage())
 
     async def _mark(self) -> None:
         if self.tab is not None:
-            await self.tab.mark(replace(self.usage(), completion_tokens=self._num_delivered))
+            await self.tab.mark(self._delivered_usage())
+
+    def _delivered_usage(self) -> Usage:
+        usage = self.usage()
+        return usage if self._num_delivered is None else replace(usage, completion_tokens=self._num_delivered)
 
     def _observe(self, numbered: Numbered) -> Numbered:
         index, piece = numbered
         seconds = time.perf_counter() - self._started
         if isinstance(piece, Said):
-            spent = self._usages[index]
-            self._usages[index] = replace(spent, completion_tokens=spent.completion_tokens + piece.num_tokens)
+            self._usages[index] = _after(self._usages[index], piece)
             if not self._has_spoken:
                 self._has_spoken = True
                 self._services.metrics.first_token(seconds)
@@ -153,6 +158,17 @@ class Job:
             self._usages[index] = piece.usage
             self._services.metrics.finished(piece.finish, piece.usage, seconds)
         return numbered
+
+
+def _before(ask: Ask) -> Usage:
+    """As long as the engine has not said how much of the prompt was cached, all of it counts so: nobody overpays."""
+    num_prompt = len(ask.request.prompt_ids)
+    return Usage(prompt_tokens=num_prompt, cached_tokens=num_prompt)
+
+
+def _after(usage: Usage, said: Said) -> Usage:
+    cached = usage.cached_tokens if said.cached_tokens is None else said.cached_tokens
+    return replace(usage, cached_tokens=cached, completion_tokens=usage.completion_tokens + said.num_tokens)
 
 
 async def _next(pieces: AsyncGenerator[Numbered, None]) -> Numbered:

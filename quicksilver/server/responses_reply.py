@@ -156,9 +156,7 @@ class ResponseTeller:
             "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
             "store": False,
             "temperature": params.temperature,
-            "text": body.text.model_dump(by_alias=True, exclude_none=True)
-            if body.text
-            else {"format": {"type": "text"}},
+            "text": _plain(body.text) or {"format": {"type": "text"}},
             "tool_choice": _plain(body.tool_choice) or "auto",
             "tools": [tool.model_dump() for tool in body.tools or ()],
             "top_p": params.top_p,

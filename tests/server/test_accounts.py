@@ -155,7 +155,7 @@ async def test_a_stream_that_its_reader_cuts_is_charged_as_far_as_it_got(bank: B
     call.hang_up()
     await call.finish()
     num_prompt = len(bank.served.engine.seen[0].prompt_ids)
-    assert await bank.spent() == num_prompt + 5
+    assert await bank.spent() == (num_prompt // 10) + 5, "a prompt whose cached share is unknown costs as if cached"
 
 
 async def test_a_reader_that_leaves_while_waiting_is_charged_nothing(bank: Bank) -> None:

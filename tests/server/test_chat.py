@@ -217,6 +217,12 @@ async def test_a_row_that_fails_alone_is_a_coded_error(served: Served) -> None:
     assert (error["code"], error["message"]) == ("non_finite", "the logits were not finite")
 
 
+async def test_an_answer_that_the_engine_gives_up_is_not_called_finished(served: Served) -> None:
+    served.engine.script = lambda r: [Delta(r.id, (97,)), Delta(r.id, finish=FinishReason.ABORT, usage=Usage(1, 0, 1))]
+    response = await served.post(CHAT, chat())
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "aborted")
+
+
 async def test_a_full_queue_on_any_of_several_answers_refuses_them_all(served: Served) -> None:
     served.engine.script = lambda r: [EngineUnavailable("queue full")] if r.id.endswith("/1") else says(HELLO)(r)
     response = await served.post(CHAT, chat(n=3))
