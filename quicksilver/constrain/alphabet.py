@@ -7,8 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from llguidance import LLTokenizer, TokenizerWrapper
+
+PROSE_LETTER = ord("z")
+"""Lawful in strings and prose, and never between the values of JSON."""
+ENDS_TEXT = b'"'
+ENDS_VALUES = b'}]0"123456789,:[{ntf-'
+"""Bytes that lead towards the end, best first."""
+OTHERS = (*range(32, 127), 10, *range(128, 256))
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +26,12 @@ class Alphabet:
     byte_ids: Mapping[int, int]
     special_ids: tuple[int, ...]
     tokenizer: LLTokenizer
+    letter_id: int
+    """Of the prose letter, or -1."""
+    from_text: tuple[int, ...]
+    """All ids, those first that lead out of a string."""
+    from_values: tuple[int, ...]
+    """All ids, those first that lead out of an object or array."""
 
     def spell(self, text: bytes) -> list[int] | None:
         """The ids of some bytes; None where the vocabulary lacks one."""
@@ -31,11 +45,21 @@ def make_alphabet(byte_ids: Mapping[int, int], special_ids: Sequence[int], end_i
         tokens[token_id] = bytes((byte,))
     for token_id in special_ids:
         tokens[token_id] = f"<|special {token_id}|>".encode()
-    return Alphabet(byte_ids, tuple(special_ids), LLTokenizer(TokenizerWrapper(_Bytes(tokens, special_ids, end_id))))
+    orders = [
+        (*special_ids, *dict.fromkeys(byte_ids[byte] for byte in (*first, *OTHERS) if byte in byte_ids))
+        for first in (ENDS_TEXT, ENDS_VALUES)
+    ]
+    tokenizer = LLTokenizer(TokenizerWrapper(_Bytes(tokens, special_ids, end_id)))
+    return Alphabet(byte_ids, tuple(special_ids), tokenizer, byte_ids.get(PROSE_LETTER, -1), *orders)
 
 
 def plain_alphabet(special_ids: Sequence[int]) -> Alphabet:
     """An alphabet for checking a grammar that names these special ids; its end has an id of its own."""
+    return _plain_alphabet(tuple(special_ids))
+
+
+@lru_cache(maxsize=16)
+def _plain_alphabet(special_ids: tuple[int, ...]) -> Alphabet:
     start = max(special_ids, default=-1) + 1
     byte_ids = {byte: start + byte for byte in range(256)}
     end_id = start + 256

@@ -29,6 +29,8 @@ class Budget:
         self._path: list[int] | None = None
         self._has_path = False
         self._is_off = False
+        self._foreseen: tuple[list[int], list[int]] = ([], [])
+        """Tokens that were judged affordable, and the way out behind them."""
 
     def copy(self) -> Budget:
         twin = Budget(self._tokens, self._matcher.deep_copy())
@@ -41,6 +43,13 @@ class Budget:
         self._has_path = self._is_due = False
         if self._room is not None:
             self._room -= 1
+        expected, path = self._foreseen
+        if expected[:1] == [token_id]:
+            del expected[0]
+            if not expected:
+                self._path, self._has_path = path, True
+        else:
+            self._foreseen = ([], [])
 
     def closing(self, room: int) -> list[int] | None:
         """Tokens that complete the text, when they must come now to fit into `room`; empty paths count as None."""
@@ -49,6 +58,8 @@ class Budget:
             return None
         path = self._way_out()
         if path is None or len(path) > room:
+            # Each token brings the end at most one token nearer, so what does not fit now never will.
+            self._is_off = True
             return None
         return path if self._is_due or len(path) == room else None
 
@@ -56,15 +67,20 @@ class Budget:
         """How many of `tokens` may be accepted so that a completion still fits behind them."""
         if self._room is None or self._room - len(tokens) > NEAR or not tokens:
             return len(tokens)
-        path = self._way_out()
-        if path is None or len(path) > self._room:
-            return len(tokens)
         for num_taken in range(len(tokens), 0, -1):
             rest = self._way_out_after(tokens[:num_taken])
-            if self._is_off or (rest is not None and num_taken + len(rest) <= self._room):
+            if rest is not None and num_taken + len(rest) <= self._room:
+                self._foreseen = (list(tokens[:num_taken]), rest)
                 return num_taken
+            if self._is_off or not self._fits():
+                return len(tokens)
         self._is_due = True
         return 0
+
+    def _fits(self) -> bool:
+        """Whether a completion from here fits at all; if none does, there is nothing to save."""
+        path = self._way_out()
+        return path is not None and self._room is not None and len(path) <= self._room
 
     def _way_out(self) -> list[int] | None:
         if not self._has_path:

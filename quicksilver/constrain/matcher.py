@@ -14,6 +14,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from quicksilver.constrain.budget import Budget
+from quicksilver.constrain.digits import Bits
 from quicksilver.constrain.proof import LIMITS
 from quicksilver.constrain.tokens import Tokens
 from quicksilver.core import ConstraintSpec
@@ -22,6 +23,8 @@ from quicksilver.errors import RowFailed
 MAX_CACHED = 64
 MAX_CACHED_BYTES = 16 * 1024 * 1024
 """Of grammar text; the automata behind it take a small multiple of that."""
+MAX_SPELLINGS = 32
+"""Words of a bitmask beyond which it is not asked whether all its tokens spell the same bytes."""
 
 
 class Grammars:
@@ -77,11 +80,38 @@ class Constraint:
         return twin
 
     def forced(self) -> list[int]:
-        if self.must_stop():
-            return []
-        forced = self._matcher.compute_ff_tokens()
+        forced: list[int] = []
+        try:
+            while not self._has_ended and not self._matcher.is_stopped() and (step := self._determined()):
+                self._matcher.consume_tokens(step)
+                forced += step
+        finally:
+            self._matcher.rollback(len(forced))
         self._check()
         return forced
+
+    def _determined(self) -> list[int]:
+        """Tokens that come next whatever is chosen later."""
+        step = self._matcher.compute_ff_tokens()
+        if step:
+            return step
+        only = self._longest_spelling(self._bits())
+        return [] if only is None else [only]
+
+    def _longest_spelling(self, bits: Bits) -> int | None:
+        """Where the next bytes are certain and only their cut into tokens is open: the longest piece, as encoders do."""
+        certain = self._matcher.compute_ff_bytes()
+        if not certain:
+            return None
+        words = np.flatnonzero(bits)
+        if len(words) > MAX_SPELLINGS:
+            return None
+        flags = np.unpackbits(bits[words].view(np.uint8).reshape(len(words), 4), axis=1, bitorder="little")
+        ids = [int(words[i]) * 32 + int(j) for i, j in np.argwhere(flags)]
+        texts = [self._tokens.text(token_id) for token_id in ids]
+        if not all(text and certain.startswith(text) for text in texts):
+            return None
+        return ids[max(range(len(ids)), key=lambda i: len(texts[i]))]
 
     def write_masks(self, ahead: Sequence[int], out: memoryview) -> int:
         rows = np.asarray(out).reshape(-1, self._tokens.num_words)
@@ -150,19 +180,29 @@ class Constraint:
     def _is_overlong(self, token_id: int, tail: bytes) -> bool:
         if not self._tokens.guard.exceeds(tail, token_id):
             return False
-        return self._tokens.letter_id is None or self._matcher.validate_tokens([self._tokens.letter_id]) == 0
+        letter = self._tokens.alphabet.letter_id
+        return letter < 0 or self._matcher.validate_tokens([letter]) == 0
 
-    def _fill(self, row: np.ndarray, tail: bytes) -> None:
+    def _fill(self, row: Bits, tail: bytes) -> None:
         """One bitmask row for the present state."""
-        full = self._tokens.scratch
-        self._matcher.unsafe_compute_mask_ptr(full.ctypes.data, full.nbytes)
-        np.bitwise_and(full[: len(row)], self._tokens.width_bits, out=row)
+        row[:] = self._bits()
+        only = self._longest_spelling(row)
+        if only is not None:
+            row[:] = 0
+            row[only >> 5] = np.uint32(1 << (only & 31)).view(np.int32)
+            return
         banned = self._tokens.guard.too_long(tail)
         if banned is None or self._tokens.allows_letter(row):
             return
         kept = row & ~banned
         if kept.any():
             row[:] = kept
+
+    def _bits(self) -> Bits:
+        """What the automaton allows, as wide as the logits."""
+        full = self._tokens.scratch
+        self._matcher.unsafe_compute_mask_ptr(full.ctypes.data, full.nbytes)
+        return full[: self._tokens.num_words] & self._tokens.width_bits
 
     def _check(self) -> None:
         if self._matcher.is_error():

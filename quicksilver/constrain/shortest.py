@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, islice
 from time import thread_time
 
 from llguidance import LLMatcher
@@ -24,12 +24,6 @@ MAX_STATES = 400
 """States that the search visits at most."""
 MAX_BYTES = 20_000
 BRANCHES = 6
-PROSE_LETTER = ord("z")
-"""Lawful in strings and prose, and never between the values of JSON."""
-IN_TEXT = b'"'
-BETWEEN_VALUES = b'}]0"123456789,:[{ntf-'
-"""Bytes that lead towards the end, best first; other printable bytes follow."""
-REST = (*range(32, 127), 10, *range(128, 256))
 
 
 class TooCostly(Exception):
@@ -94,15 +88,8 @@ def steps(matcher: LLMatcher, alphabet: Alphabet) -> Sequence[list[int]]:
 def allowed(matcher: LLMatcher, alphabet: Alphabet, most: int) -> list[int]:
     """The best few ids that may come next: special tokens, then bytes that close, then others."""
     bits = matcher.compute_bitmask()
-    letter = alphabet.byte_ids.get(PROSE_LETTER, -1)
-    first = IN_TEXT if is_set(bits, letter) else BETWEEN_VALUES
-    found: list[int] = []
-    for token_id in (*alphabet.special_ids, *(alphabet.byte_ids.get(byte, -1) for byte in (*first, *REST))):
-        if is_set(bits, token_id) and token_id not in found:
-            found.append(token_id)
-            if len(found) == most:
-                break
-    return found
+    order = alphabet.from_text if is_set(bits, alphabet.letter_id) else alphabet.from_values
+    return list(islice((token_id for token_id in order if is_set(bits, token_id)), most))
 
 
 def is_set(bits: bytes, token_id: int) -> bool:

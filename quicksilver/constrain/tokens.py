@@ -14,9 +14,6 @@ from llguidance import LLTokenizer
 from quicksilver.constrain.alphabet import make_alphabet
 from quicksilver.constrain.digits import TAIL_LEN, Bits, DigitGuard
 
-PROSE_LETTER = ord("z")
-"""A letter that no JSON number or literal contains."""
-
 
 class Tokens:
     """Facts about one tokenizer next to a model with logits of `vocab_size`."""
@@ -35,7 +32,6 @@ class Tokens:
         byte_ids = {text[0]: i for i, text in reversed(list(enumerate(self._bytes))) if len(text) == 1}
         self.alphabet = make_alphabet(byte_ids, special_ids, eos_ids[0], size)
         self.guard = DigitGuard(self._bytes, self.num_words)
-        self.letter_id = byte_ids.get(PROSE_LETTER)
         self.width_bits = bits_of(range(vocab_size), self.num_words)
         self.end_bits = bits_of([i for i in eos_ids if i < vocab_size], self.num_words)
         self.scratch: Bits = np.zeros(max(-(-size // 32), self.num_words), dtype=np.int32)
@@ -43,6 +39,10 @@ class Tokens:
     def extend(self, tail: bytes, token_id: int) -> bytes:
         """The last bytes of the text after one more token."""
         return (tail + self._bytes[token_id])[-TAIL_LEN:]
+
+    def text(self, token_id: int) -> bytes:
+        """The bytes of a token; none for a special one."""
+        return self._bytes[token_id]
 
     def spell(self, token_id: int) -> list[int] | None:
         """A token in the alphabet of bytes."""
@@ -62,17 +62,23 @@ class Tokens:
 
     def allows_letter(self, row: Bits) -> bool:
         """Whether a bitmask row lets a letter follow, as strings and prose do and numbers do not."""
-        return self.letter_id is not None and bool(row[self.letter_id >> 5] >> (self.letter_id & 31) & 1)
+        letter = self.alphabet.letter_id
+        return letter >= 0 and bool(row[letter >> 5] >> (letter & 31) & 1)
 
     def _encode(self, text: bytes) -> list[int]:
         return self.tokenizer.tokenize_bytes(text) if text else []
 
 
 def open_tokenizer(tokenizer_json: str, eos_ids: list[int], vocab_size: int) -> LLTokenizer:
-    """llguidance's view of the tokenizer, at least as wide as the logits."""
+    """llguidance's view of the tokenizer, at least as wide as the logits. Every added token counts as special.
+
+    Checkpoints mark some of them, such as tool tags, as plain text; then free text could open a call unseen.
+    """
     content = json.loads(tokenizer_json)
+    for token in content["added_tokens"]:
+        token["special"] = True
     ids = [*content["model"]["vocab"].values(), *(token["id"] for token in content["added_tokens"])]
-    return LLTokenizer(tokenizer_json, n_vocab=max(vocab_size, max(ids) + 1), eos_token=eos_ids)
+    return LLTokenizer(json.dumps(content), n_vocab=max(vocab_size, max(ids) + 1), eos_token=eos_ids)
 
 
 def bits_of(token_ids: Sequence[int], num_words: int) -> Bits:

@@ -1,4 +1,4 @@
-"""940 real schemas with instances that are valid and instances that are not: nothing invalid is ever taken or written."""
+"""940 real schemas with instances, valid and invalid: nothing invalid is ever taken or written."""
 
 from __future__ import annotations
 

@@ -198,6 +198,17 @@ def test_a_number_that_must_be_long_may_be(grammars: Grammars) -> None:
     assert constraint.must_stop()
 
 
+def test_certain_bytes_have_one_spelling(smollm2: Grammars) -> None:
+    tokenizer = smollm2._tokens.tokenizer
+    constraint = constrain(smollm2, PERSON)
+    forced = constraint.forced()
+    assert tokenizer.decode_str(forced) == '{"name":"'
+    constraint.advance(forced[:-1])
+    (row,) = masks(constraint, [], SMOLLM2_WIDTH // 32)
+    assert row == {forced[-1]}
+    assert tokenizer.tokenize_str('{"name":"Ada')[: len(forced)] == forced
+
+
 def test_random_tokens_of_a_real_vocabulary_always_make_valid_json(smollm2: Grammars) -> None:
     rng = random.Random(5)
     for seed in range(6):
