@@ -5,7 +5,7 @@
     python benchmarks/eval_gpu.py --pack ../data --out eval-data        # the small data folder for such a machine
     python benchmarks/eval_gpu.py --rescore results/evals.json --data ../data --out results/evals.json
 
-Runs the base alone under AR, then base + skill (+ canvas) under the decoders named, and prints both side by side.
+Runs base + skill (+ canvas) under the decoders named, then the base alone under AR, and prints both side by side.
 The engine runs in this process. On CUDA forwards are plain torch with the paged attention kernel (`--runner paged`:
 little to compile), graphs (`graphs`: slow to start, then fastest, at most 64 items at a time) or torch alone
 (`plain`); a runner that fails its first request gives way to the next.
