@@ -14,7 +14,17 @@ from torch import Tensor, nn
 from quicksilver.errors import CheckpointRefused, InvalidRequest
 from quicksilver.model.adapter_file import load_adapter, save_adapter
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.lowrank import LINEARS, Adapter, CanvasAdapter, LowRank, SecondLinear, linear_shapes, new_canvas
+from quicksilver.model.lowrank import (
+    LINEARS,
+    Adapter,
+    CanvasAdapter,
+    LowRank,
+    LowRankOf,
+    SecondLinear,
+    linear_shapes,
+    new_canvas,
+)
+from quicksilver.model.quantise import make_linear, quantise_weight
 from quicksilver.model.transformer import Transformer
 
 __all__ = [
@@ -38,8 +48,11 @@ def attach_canvas(model: Transformer, adapter: CanvasAdapter, form: str = "gated
     check_fits(model.config, adapter)
     if form not in ("gated", "merged"):
         raise InvalidRequest(f"canvas form {form!r} is neither gated nor merged", param="form")
-    worn = adapter if form == "gated" else _merged(model, adapter)
-    model.canvas = worn.to(device=model.device, dtype=model.dtype)
+    if form == "merged":
+        adapter = _merged(model, adapter)
+    elif model.is_exact:
+        adapter = _quantised(adapter)
+    model.canvas = adapter.to(device=model.device, dtype=model.dtype)
 
 
 def _merged(model: Transformer, adapter: CanvasAdapter) -> CanvasAdapter:
@@ -50,6 +63,15 @@ def _merged(model: Transformer, adapter: CanvasAdapter) -> CanvasAdapter:
         merged.weight = nn.Parameter(_sum(base.weight, pair), requires_grad=False)
         merged.bias = base.bias
         layers[index][name] = SecondLinear(merged)
+    return CanvasAdapter(layers, adapter.mask_embedding.detach())
+
+
+def _quantised(adapter: CanvasAdapter) -> CanvasAdapter:
+    """The same adapter in int8, as the weights beside it: in fp32 it would cost as much as they do."""
+    layers: list[dict[str, nn.Module]] = [{} for _ in adapter.layers]
+    for index, name, pair in adapter.low_rank():
+        a, b = (make_linear(quantise_weight(t, None, "int8-dynamic"), "int8-dynamic") for t in (pair.A, pair.B))
+        layers[index][name] = LowRankOf(a, b)
     return CanvasAdapter(layers, adapter.mask_embedding.detach())
 
 

@@ -44,6 +44,17 @@ class LowRank(nn.Module):
         return self.B.detach().float() @ self.A.detach().float()
 
 
+class LowRankOf(nn.Module):
+    """A LowRank whose halves are modules of their own, for weights in few bits."""
+
+    def __init__(self, a: nn.Module, b: nn.Module) -> None:
+        super().__init__()
+        self.a, self.b = a, b
+
+    def forward(self, base: nn.Module, x: Tensor, rows: CanvasRows) -> Tensor:
+        return base(x) + self.b(self.a(x) * rows.gate)
+
+
 class SecondLinear(nn.Module):
     """Merged weights W + B A for canvas rows; the other rows go through the base."""
 

@@ -35,7 +35,7 @@ def quantise_model(model: Transformer, scheme: str) -> Transformer:
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear):
             stored = quantise_weight(module.weight, module.bias, scheme_of(name, scheme))
-            replace_module(model, name, make_linear(stored, scheme_of(name, scheme), model.dtype))
+            replace_module(model, name, make_linear(stored, scheme_of(name, scheme)))
     q, scale = quantise_int8(model.tokens.weight)
     replace_module(model, "tokens", Int8Embedding(q, scale, model.dtype))
     model.is_exact = scheme == "int8-dynamic"
@@ -65,8 +65,8 @@ def quantise_weight(weight: Tensor, bias: Tensor | None, scheme: str) -> Stored:
     return stored if bias is None else stored | {"bias": bias.detach().clone()}
 
 
-def make_linear(stored: Stored, scheme: str, dtype: torch.dtype) -> nn.Module:
-    bias = stored["bias"].to(dtype) if "bias" in stored else None
+def make_linear(stored: Stored, scheme: str) -> nn.Module:
+    bias = stored.get("bias")
     if scheme == "int4":
         return Int4Linear(stored["q"], stored["scale"], stored["zero"], bias)
     kind = DynamicInt8Linear if scheme == "int8-dynamic" else Int8Linear

@@ -74,7 +74,7 @@ def load_quantised(folder: Path, dtype: torch.dtype, device: torch.device | str)
     reader = _Reader(path, device)
     for name, linear in linears(model):
         stored = reader.stored(name, scheme_of(name, scheme), linear)
-        replace_module(model, name, make_linear(stored, scheme_of(name, scheme), dtype))
+        replace_module(model, name, make_linear(stored, scheme_of(name, scheme)))
     table = reader.stored("tokens", "int8", model.tokens)
     replace_module(model, "tokens", Int8Embedding(table["q"], table["scale"], dtype))
     for name, norm in norms(model):

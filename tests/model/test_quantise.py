@@ -10,7 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from quicksilver.errors import CheckpointRefused, InvalidRequest
 from quicksilver.model.adapters import attach_canvas, new_canvas
+from quicksilver.model.attention import DenseAttend
 from quicksilver.model.config import FAMILIES, Family
+from quicksilver.model.lowrank import LowRank
 from quicksilver.model.packing import (
     dequantise_int4,
     dequantise_int8,
@@ -27,7 +29,7 @@ from tests.model.build import SMALL, random_model, run_dense, small_config, toke
 
 needs_fbgemm = pytest.mark.skipif(not has_dynamic_kernel(), reason="int8-dynamic needs a CPU with AVX2")
 SCHEMES = ["int8", pytest.param("int8-dynamic", marks=needs_fbgemm), "int4"]
-LINEAR_ERROR = {"int8": 0.012, "int8-dynamic": 0.016, "int4": 0.1}
+LINEAR_ERROR = {"int8": 0.012, "int8-dynamic": 0.01, "int4": 0.1}
 LOGIT_ERROR = {"int8": 0.12, "int8-dynamic": 0.12, "int4": 0.6}
 
 
@@ -72,7 +74,7 @@ def test_a_quantised_linear_stays_close_to_its_parent(scheme: str) -> None:
     torch.manual_seed(0)
     parent, x = torch.nn.Linear(256, 128), torch.randn(20, 256)
     wanted = parent(x)
-    found = make_linear(quantise_weight(parent.weight, parent.bias, scheme), scheme, torch.float32)(x)
+    found = make_linear(quantise_weight(parent.weight, parent.bias, scheme), scheme)(x)
     assert (found - wanted).norm() < LINEAR_ERROR[scheme] * wanted.norm()
 
 
@@ -106,7 +108,7 @@ def test_a_saved_quantised_model_computes_the_same_bits(tmp_path: Path, scheme: 
 def test_a_quantised_linear_gives_a_row_the_same_bits_in_any_company(scheme: str, out_dim: int, in_dim: int) -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(out_dim, in_dim), torch.randn(64, in_dim)
-    linear = make_linear(quantise_weight(weight, torch.randn(out_dim), scheme), scheme, torch.float32)
+    linear = make_linear(quantise_weight(weight, torch.randn(out_dim), scheme), scheme)
     is_padded = out_dim == 50 and scheme != "int8-dynamic"  # no kernel for this width: expanded, so in tiles of 4
     whole = linear(x)
     for rows in range(4, 65, 4) if is_padded else range(1, 65):
@@ -114,9 +116,20 @@ def test_a_quantised_linear_gives_a_row_the_same_bits_in_any_company(scheme: str
 
 
 @needs_fbgemm
+def test_dynamic_int8_loses_next_to_nothing_on_activations_even_with_an_outlier() -> None:
+    torch.manual_seed(0)
+    q, scale = quantise_int8(torch.randn(64, 512))
+    x = torch.randn(5, 512)
+    x[:, 7] = 100.0
+    wanted = torch.nn.functional.linear(x, dequantise_int8(q, scale))
+    found = make_linear({"q": q, "scale": scale}, "int8-dynamic")(x)
+    assert (found - wanted).norm() < 1e-3 * wanted.norm()
+
+
+@needs_fbgemm
 def test_dynamic_int8_keeps_rows_apart_and_bad_rows_bad() -> None:
     torch.manual_seed(0)
-    linear = make_linear(quantise_weight(torch.randn(64, 96), None, "int8-dynamic"), "int8-dynamic", torch.float32)
+    linear = make_linear(quantise_weight(torch.randn(64, 96), None, "int8-dynamic"), "int8-dynamic")
     x = torch.randn(4, 96)
     x[1], x[2] = 0.0, float("nan")
     x[3] *= 1e6
@@ -147,6 +160,26 @@ def test_a_canvas_is_worn_by_a_quantised_model(scheme: str) -> None:
         masks = model.embed(ids, torch.arange(9) - 1)
     assert model.canvas is not None
     assert torch.equal(masks[1:], model.canvas.mask_embedding)
+
+
+@needs_fbgemm
+def test_a_gated_canvas_beside_integer_weights_is_held_in_int8_and_stays_close() -> None:
+    torch.manual_seed(0)
+    adapter = new_canvas(SMALL, rank=8, max_canvas_len=8, seed=0)
+    for parameter in adapter.parameters():
+        torch.nn.init.normal_(parameter, std=0.15)
+    parent, model = random_model(), quantise_model(random_model(), "int8-dynamic")
+    x, is_canvas = torch.randn(9, SMALL.dim), torch.arange(9) > 3
+    found = []
+    for worn in (parent, model):
+        attach_canvas(worn, adapter, "gated")
+        with torch.inference_mode():
+            plain = worn(x, torch.arange(9), DenseAttend(1, is_causal=True))
+            found.append(worn(x, torch.arange(9), DenseAttend(1, is_causal=True), is_canvas))
+        assert torch.equal(found[-1][:4], plain[:4])
+    assert model.canvas is not None
+    assert not any(isinstance(module, LowRank) for module in model.canvas.modules())
+    assert torch.nn.functional.cosine_similarity(found[0], found[1], dim=-1).min() > 0.98
 
 
 def test_what_cannot_be_quantised_is_refused() -> None:
