@@ -7,7 +7,7 @@ import sys
 import typer
 
 from quicksilver import __version__
-from quicksilver.cli import bench, books, chat, doctor, generate, inspect, pull, serve, train
+from quicksilver.cli import bench, books, chat, doctor, evals, generate, inspect, pull, serve, train
 from quicksilver.cli.console import errors
 from quicksilver.errors import QuicksilverError
 
@@ -25,6 +25,7 @@ app.command()(pull.pull)
 app.command()(inspect.inspect)
 app.command()(bench.bench)
 app.command()(doctor.doctor)
+app.command("eval")(evals.evaluate)
 # The training room parses its own words, so that `python -m quicksilver.training.run` needs no typer.
 _own_words = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": list[str]()}
 app.command(context_settings=_own_words)(train.train)

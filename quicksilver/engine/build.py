@@ -19,7 +19,7 @@ def build_engine(
 ) -> Engine:
     """Allocates the KV cache beside the weights, on their device."""
     weights = list(model.parameters()) + list(model.buffers())
-    device, dtype = model.tokens.weight.device, model.tokens.weight.dtype
+    device, dtype = model.device, model.dtype
     bytes_per_token = model.config.kv_bytes_per_token(dtype.itemsize)
     context_len = config.context_len or model.config.context_len
     num_pages = plan_pages(config, bytes_per_token, free_bytes(device))

@@ -12,7 +12,7 @@ from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import ConstraintFactory, Engine
 from quicksilver.hub.resolve import Checkpoint
 from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter, merge_skill
-from quicksilver.model.quantise import quantise_model
+from quicksilver.model.quantise import best_cpu_scheme, quantise_model
 from quicksilver.model.transformer import Transformer
 from quicksilver.model.weights import load_model
 
@@ -42,7 +42,7 @@ def load_engine(
 def load_transformer(checkpoint: Checkpoint, load: LoadConfig) -> Transformer:
     """The base with its skill merged in and its canvas attached, in the number format asked for."""
     device = pick_device(load.device)
-    scheme = load.weights if load.weights != "auto" else ("bfloat16" if device == "cuda" else "float32")
+    scheme = load.weights if load.weights != "auto" else best_scheme(device)
     dtype = torch.bfloat16 if scheme == "bfloat16" else torch.float32
     model = load_model(checkpoint.weights, dtype=dtype, device=device)
     if checkpoint.skill is not None:
@@ -58,6 +58,11 @@ def _attach(model: Transformer, path: Path, form: str) -> None:
     adapter = load_adapter(path)
     assert isinstance(adapter, CanvasAdapter)
     attach_canvas(model, adapter, form=form)
+
+
+def best_scheme(device: str) -> str:
+    """bfloat16 on a GPU; on a CPU what it computes fastest without a row's numbers depending on its batch mates."""
+    return "bfloat16" if device == "cuda" else best_cpu_scheme()
 
 
 def pick_device(name: str) -> str:

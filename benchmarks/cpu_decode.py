@@ -1,0 +1,172 @@
+"""Decoding on a CPU: every decoder and number format against the machine's ceilings and against llama.cpp, in one run.
+
+    python benchmarks/cpu_decode.py [--model nano] [--schemes float32,int8-dynamic,int4] [--tokens 64]
+
+Writes dated JSON into benchmarks/results/. llama.cpp is taken from npm's node-llama-cpp where it is installed
+(`npm install --prefix .build/llama node-llama-cpp`) and left out, with a line that says so, where it is not.
+Compare ratios, not seconds: machines are noisy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from quicksilver.core import DecodeParams, DecoderName, DecoderParams
+from quicksilver.engine.load import LoadConfig
+from quicksilver.hub.resolve import resolve
+from quicksilver.llm import LLM
+
+ROOT = Path(__file__).parent
+PROMPTS = (
+    "Write a Python function that adds two numbers.",
+    "Write a JavaScript function that returns the larger of two numbers.",
+    'Reply with JSON only: an object with the keys "city" and "country" for Paris.',
+    "What is the capital of France? Explain briefly.",
+)
+DECODERS = (
+    DecoderParams(name=DecoderName.AR),
+    DecoderParams(name=DecoderName.VERIFY, canvas_len=4),
+    DecoderParams(name=DecoderName.VERIFY, canvas_len=8),
+    DecoderParams(name=DecoderName.VERIFY, canvas_len=16),
+    DecoderParams(name=DecoderName.CONFIDENCE, canvas_len=8),
+)
+
+
+SHOWN = ("scheme", "decoder", "tokens_per_s", "tokens_per_forward", "over_float32_ar", "over_llama_cpp")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One decoder under one number format, over all prompts."""
+
+    scheme: str
+    decoder: str
+    tokens: int
+    forwards: int
+    rows: int
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+def measure(llm: LLM, scheme: str, params: DecodeParams) -> Speed:
+    llm.chat(PROMPTS[0], replace(params, max_new_tokens=4))
+    llm.engine.pool.forget()
+    tokens = forwards = rows = 0
+    start = time.perf_counter()
+    for prompt in PROMPTS:
+        usage = llm.chat(prompt, params).usage
+        tokens, forwards, rows = tokens + usage.completion_tokens, forwards + usage.forwards, rows + usage.rows
+    name = f"{params.decoder.name} {params.decoder.canvas_len}" if params.decoder.canvas_len > 1 else "ar"
+    return Speed(scheme, name, tokens, forwards, rows, time.perf_counter() - start)
+
+
+def speeds(model: str, schemes: list[str], num_tokens: int, threads: int) -> Iterator[Speed]:
+    for scheme in schemes:
+        llm = LLM(model, LoadConfig(device="cpu", weights=scheme, threads=threads))
+        for decoder in DECODERS:
+            decoder = replace(decoder, canvas_len=1) if decoder.name is DecoderName.AR else decoder
+            # Stop tokens are banned, so that every decoder and llama.cpp write the same number of tokens.
+            params = DecodeParams(num_tokens, stop_ids=(-1,), banned_ids=llm.tokenizer.eos_ids, decoder=decoder)
+            yield measure(llm, scheme, params)
+
+
+def best_of(repeats: int, work: torch.nn.Module | object) -> float:
+    """Seconds of the quickest of several calls."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()  # type: ignore[operator]
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def ceilings() -> dict[str, float]:
+    """What this machine can do at best: copying, and float32 matrix products."""
+    source = torch.randn(64 << 20)
+    target = torch.empty_like(source)
+    a = torch.randn(1024, 1024)
+    copy_s = best_of(5, lambda: target.copy_(source))
+    matmul_s = best_of(5, lambda: a @ a)
+    return {"copy_gb_per_s": 2 * source.numel() * 4 / copy_s / 1e9, "matmul_gflops": 2 * 1024**3 / matmul_s / 1e9}
+
+
+def llama_cpp(model: str, llm: LLM, num_tokens: int, threads: int) -> float | None:
+    """Tokens a second of llama.cpp on the same base file and prompts; None where it is not installed."""
+    home = ROOT.parent / ".build" / "llama"
+    if shutil.which("node") is None or not (home / "node_modules" / "node-llama-cpp").exists():
+        print("llama.cpp left out: npm install --prefix .build/llama node-llama-cpp")
+        return None
+    shutil.copy(ROOT / "llama_cpp.mjs", home / "llama_cpp.mjs")
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as prompts:
+        json.dump([llm.tokenizer.decode(llm.chat_prompt(prompt)) for prompt in PROMPTS], prompts)
+        prompts.flush()
+        command = ["node", "llama_cpp.mjs", str(resolve(model).weights), str(num_tokens), str(threads), prompts.name]
+        done = subprocess.run(command, cwd=home, capture_output=True, text=True, check=True)
+    answers = json.loads(done.stdout.splitlines()[-1])
+    return sum(a["tokens"] for a in answers) / sum(a["seconds"] for a in answers)
+
+
+def report(results: list[Speed], bounds: dict[str, float], theirs: float | None, model: str) -> dict[str, object]:
+    base = next(speed for speed in results if speed.decoder == "ar")
+    rows = []
+    for speed in results:
+        rows.append(
+            {
+                **asdict(speed),
+                "tokens_per_s": round(speed.tokens_per_s, 2),
+                "tokens_per_forward": round(speed.tokens / speed.forwards, 3),
+                "rows_per_s": round(speed.rows / speed.seconds, 1),
+                "over_float32_ar": round(speed.tokens_per_s / base.tokens_per_s, 3),
+                "over_llama_cpp": round(speed.tokens_per_s / theirs, 3) if theirs else None,
+            }
+        )
+        print(
+            {key: rows[-1][key] for key in ("scheme", "decoder", "tokens_per_s", "over_float32_ar", "over_llama_cpp")}
+        )
+    return {
+        "model": model,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "torch": torch.__version__,
+        "ceilings": bounds,
+        "llama_cpp_tokens_per_s": theirs,
+        "results": rows,
+    }
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--model", default="nano")
+    words.add_argument("--schemes", default="float32,int8-dynamic,int4")
+    words.add_argument("--tokens", type=int, default=64)
+    words.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    words.add_argument("--out", type=Path, default=ROOT / "results")
+    args = words.parse_args()
+    results = list(speeds(args.model, args.schemes.split(","), args.tokens, args.threads))
+    llm = LLM(args.model)
+    theirs = llama_cpp(args.model, llm, args.tokens, args.threads)
+    summary = report(results, ceilings(), theirs, args.model)
+    args.out.mkdir(exist_ok=True)
+    path = args.out / f"cpu_decode-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    path.write_text(json.dumps(summary, indent=1) + "\n")
+    print(path)
+
+
+if __name__ == "__main__":
+    main()

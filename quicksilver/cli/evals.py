@@ -1,0 +1,61 @@
+"""`quicksilver eval`: measure a model, beside another one if asked, and print one table."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from quicksilver.cli import options
+from quicksilver.cli.console import errors
+from quicksilver.core import DecoderName, DecoderParams
+
+if TYPE_CHECKING:
+    from quicksilver.evals.report import Report
+    from quicksilver.evals.run import EvalSettings
+
+
+def evaluate(
+    data: Annotated[Path, typer.Option(help="Folder with the evaluation data; see docs/evals.md.")],
+    model: options.Model = options.DEFAULT_MODEL,
+    against: Annotated[str, typer.Option(help="Another model for the second column, such as the parent.")] = "",
+    tasks: Annotated[list[str], typer.Option("--task", help="Task or group; may be repeated.")] = ["sanity"],  # noqa: B006
+    limit: Annotated[int, typer.Option(min=0, help="Items of each task; 0 for all.")] = 0,
+    decoder: Annotated[list[DecoderName], typer.Option(help="May be repeated.")] = [DecoderName.VERIFY],  # noqa: B006
+    canvas_len: options.CanvasLen = 16,
+    device: options.Device = "auto",
+    weights: options.Weights = "auto",
+    out: Annotated[Path | None, typer.Option(help="JSON file; a plot is drawn beside it.")] = None,
+) -> None:
+    """Measure quality and speed on held-out tasks."""
+    from quicksilver.evals.plot import draw
+    from quicksilver.evals.report import write_reports
+    from quicksilver.evals.run import EvalSettings
+    from quicksilver.evals.table import compare
+
+    decoders = tuple(replace(DecoderParams(), name=name, canvas_len=canvas_len) for name in decoder)
+    settings = EvalSettings(data, tuple(tasks), limit, decoders)
+    names = [model, against] if against else [model]
+    reports = [asyncio.run(_report(name, device, weights, settings)) for name in names]
+    typer.echo(compare(reports))
+    if out is not None:
+        write_reports(reports, out)
+        draw(reports, out.with_suffix(".png"))
+        errors.print(f"wrote {out} and {out.with_suffix('.png')}")
+
+
+async def _report(model: str, device: str, weights: str, settings: EvalSettings) -> Report:
+    from quicksilver.engine.loop import AsyncEngine
+    from quicksilver.evals.progress import shown_progress
+    from quicksilver.evals.run import run_evals
+
+    llm = options.open_llm(model, device, weights, threads=0)
+    client = AsyncEngine(llm.engine)
+    try:
+        with shown_progress() as watch:
+            return await run_evals(client, llm.tokenizer, llm.template, replace(settings, model=model), watch)
+    finally:
+        await client.close()

@@ -1,0 +1,40 @@
+"""nano as shipped: it answers the sanity questions, and its drafts change nothing but the number of forwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from quicksilver.engine.load import LoadConfig
+from quicksilver.evals.tasks.sanity import QUESTIONS
+from quicksilver.llm import LLM, Answer
+from quicksilver.text.chat import Message
+from tests.tiny import decode_params
+from tests.weights import nano
+
+pytestmark = [pytest.mark.parity, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    nano()
+    return LLM("nano", LoadConfig(device="cpu"))
+
+
+def answer(llm: LLM, question: str, decoder: str) -> Answer:
+    return llm.chat([Message("user", question)], decode_params(decoder, canvas_len=16, max_new_tokens=48))
+
+
+def test_most_of_the_ten_sanity_questions_are_answered_right(llm: LLM) -> None:
+    answers = {question.prompt: answer(llm, question.prompt, "verify").text for question in QUESTIONS}
+    wrong = {q.prompt: answers[q.prompt] for q in QUESTIONS if not q.accepts(answers[q.prompt])}
+    assert len(QUESTIONS) == 10
+    assert len(wrong) <= 2, wrong
+
+
+def test_drafts_change_nothing_but_the_number_of_forwards(llm: LLM) -> None:
+    tokens = forwards = 0
+    for question in ("Write a Python function that adds two numbers.", "How many days are in a week?"):
+        slow, fast = answer(llm, question, "ar"), answer(llm, question, "verify")
+        assert fast.token_ids == slow.token_ids
+        tokens, forwards = tokens + fast.usage.completion_tokens, forwards + fast.usage.forwards
+    assert tokens / forwards > 1.5
