@@ -165,7 +165,13 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, dim) -> (rows, vocab). Pass only the rows that are needed."""
-        return on_full_tiles(self.head, hidden)
+        return self.head(hidden) if self.is_exact else on_full_tiles(self.head, hidden)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory that the weights take, packed ones included, a tied head once."""
+        tensors = {t.data_ptr(): t.nbytes for t in (*self.parameters(), *self.buffers())}
+        return sum(tensors.values()) + sum(getattr(module, "packed_bytes", 0) for module in self.modules())
 
     @property
     def device(self) -> torch.device:

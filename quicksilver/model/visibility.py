@@ -14,6 +14,7 @@ ROW_TILE = 4
 _KEY_BLOCK = 512
 _SMALL_KEY_TILE = 32
 _SMALL_REST = 128
+_MANY_ROWS = 64
 
 
 class Visibility:
@@ -26,21 +27,12 @@ class Visibility:
         self._attn_mask: Tensor | None = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q (rows, heads, d) over k and v (num_keys, kv_heads, d). Query heads that share a KV head are stacked as rows
-        of it, so that keys are never repeated."""
-        num_rows, num_heads, head_dim = q.shape
-        kv_heads = k.shape[1]
-        stacked_rows = num_rows * num_heads // kv_heads
-        stacked = q.reshape(num_rows, kv_heads, -1, head_dim).transpose(0, 1).reshape(kv_heads, stacked_rows, head_dim)
+        """q (rows, heads, d) over k and v (num_keys, kv_heads, d) -> (rows, heads, d). Keys are never repeated."""
+        group = q.shape[1] // k.shape[1]
+        is_by_head = self._is_padded and len(q) >= _MANY_ROWS
         if self._attn_mask is None:
-            self._attn_mask = self._build_mask(num_heads // kv_heads, q.dtype)
-        missing = self._attn_mask.shape[2] - stacked_rows
-        if missing:
-            stacked = pad(stacked, (0, 0, 0, missing))
-        out = scaled_dot_product_attention(
-            stacked[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], attn_mask=self._attn_mask
-        )[0, :, :stacked_rows]
-        return out.reshape(kv_heads, num_rows, -1, head_dim).transpose(0, 1).reshape(num_rows, num_heads, head_dim)
+            self._attn_mask = self._build_mask(1 if is_by_head else group, q.dtype)
+        return (_attend_by_head if is_by_head else _attend_stacked)(q, k, v, self._attn_mask)
 
     def _build_mask(self, group: int, dtype: torch.dtype) -> Tensor:
         """(1, 1, stacked rows, keys): 0 where visible, -inf elsewhere. Rows of padding see all, to stay finite."""
@@ -50,6 +42,31 @@ class Visibility:
             bias = pad(bias, (0, self.num_keys - bias.shape[1]), value=float("-inf"))
             bias = pad(bias, (0, 0, 0, -len(bias) % ROW_TILE), value=0.0)
         return bias[None, None]
+
+
+def _attend_stacked(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor) -> Tensor:
+    """Query heads that share a KV head are stacked as rows of it: few rows then fill a tile between them."""
+    num_rows, num_heads, head_dim = q.shape
+    kv_heads = k.shape[1]
+    stacked = q.reshape(num_rows, kv_heads, -1, head_dim).transpose(0, 1).flatten(1, 2)
+    missing = attn_mask.shape[2] - stacked.shape[1]
+    if missing:
+        stacked = pad(stacked, (0, 0, 0, missing))
+    keys, values = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
+    out = scaled_dot_product_attention(stacked[None], keys, values, attn_mask=attn_mask)
+    out = out[0, :, : stacked.shape[1] - missing].reshape(kv_heads, num_rows, -1, head_dim)
+    return out.transpose(0, 1).reshape(num_rows, num_heads, head_dim)
+
+
+def _attend_by_head(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor) -> Tensor:
+    """The same bits with one bias for all heads: many rows would make a stacked one large."""
+    num_rows, num_heads, head_dim = q.shape
+    kv_heads = k.shape[1]
+    whole = pad(q, (0, 0, 0, 0, 0, attn_mask.shape[2] - num_rows))
+    by_head = whole.reshape(len(whole), kv_heads, -1, head_dim).permute(1, 2, 0, 3)
+    keys, values = (t.transpose(0, 1)[:, None].expand(-1, by_head.shape[1], -1, -1) for t in (k, v))
+    out = scaled_dot_product_attention(by_head, keys, values, attn_mask=attn_mask)
+    return out.permute(2, 0, 1, 3).reshape(len(whole), num_heads, head_dim)[:num_rows]
 
 
 def whole_tiles(num_keys: int) -> int:

@@ -75,6 +75,21 @@ def test_a_row_does_not_change_with_the_number_of_keys_behind_it() -> None:
             assert torch.equal(cut[start:], whole[start:end]), (start, end)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_long_chunks_and_short_ones_give_the_same_bits(threads: int) -> None:
+    """Many rows are laid out by head, few are stacked; a row must not notice."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(150, h, 32) for h in (6, 2, 2))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        whole = DenseAttend(1, is_causal=True)(0, q, k, v)
+        for end in (1, 3, 63, 64, 65, 127, 150):
+            assert torch.equal(DenseAttend(1, is_causal=True)(0, q[:end], k[:end], v[:end]), whole[:end]), end
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_whole_tiles_hold_the_keys_and_never_shrink() -> None:
     sizes = [whole_tiles(n) for n in range(1, 3000)]
     assert all(size >= n for n, size in enumerate(sizes, start=1))

@@ -89,6 +89,7 @@ def test_a_quantised_model_stays_close_to_its_parent(scheme: str, family: Family
     found = model.logits(run_dense(model, ids))
     assert (found - wanted).norm() < LOGIT_ERROR[scheme] * wanted.norm()
     assert not any(isinstance(module, torch.nn.Linear) for module in model.modules())
+    assert model.weight_bytes < 0.45 * parent.weight_bytes
     assert model.dtype == torch.float32
 
 

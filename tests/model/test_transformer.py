@@ -98,4 +98,5 @@ def test_logits_of_a_tied_head_are_products_with_the_embedding() -> None:
     model = random_model(small_config(tied_head=True))
     hidden = torch.randn(3, SMALL.dim)
     assert model.head.weight is model.tokens.weight
+    assert model.weight_bytes == 4 * model.config.num_params + 4 * SMALL.head_dim // 2
     torch.testing.assert_close(model.logits(hidden), hidden @ model.tokens.weight.T)
