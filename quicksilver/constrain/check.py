@@ -40,20 +40,15 @@ def validate_output(schema: Json, text: str) -> str | None:
 
 def pick_draft(schema: Json) -> Draft:
     """The draft that governs `schema`; raises InvalidGrammar when it is well formed under none."""
-    drafts = [declared] if (declared := declared_draft(schema)) else FALLBACKS
-    for draft in drafts:
-        if is_well_formed(schema, draft):
+    complaints: list[InvalidGrammar] = []
+    for draft in (declared,) if (declared := declared_draft(schema)) else FALLBACKS:
+        try:
+            build(schema, draft)
+        except InvalidGrammar as error:
+            complaints.append(error)
+        else:
             return draft
-    build(schema, drafts[0])
-    return drafts[0]
-
-
-def is_well_formed(schema: Json, draft: Draft) -> bool:
-    try:
-        build(schema, draft)
-    except InvalidGrammar:
-        return False
-    return True
+    raise complaints[0]
 
 
 def build(schema: Json, draft: Draft) -> Any:

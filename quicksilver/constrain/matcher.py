@@ -99,7 +99,7 @@ class Constraint:
         return [] if only is None else [only]
 
     def _longest_spelling(self, bits: Bits) -> int | None:
-        """Where the next bytes are certain and only their cut into tokens is open: the longest piece, as encoders do."""
+        """Where the next bytes are certain and only their cut into tokens is open: the longest piece."""
         certain = self._matcher.compute_ff_bytes()
         if not certain:
             return None

@@ -71,3 +71,8 @@ def test_nothing_is_fetched() -> None:
 def test_a_declared_draft_is_not_second_guessed() -> None:
     with pytest.raises(InvalidGrammar, match="`items`"):
         pick_draft({"$schema": "https://json-schema.org/draft/2020-12/schema", "items": [{}]})
+
+
+def test_what_the_validator_cannot_read_is_refused() -> None:
+    with pytest.raises(InvalidGrammar, match="cannot be read"):
+        pick_draft({"a": {1: 2}})  # type: ignore[dict-item]

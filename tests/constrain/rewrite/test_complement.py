@@ -89,3 +89,12 @@ def test_a_complement_never_holds_an_instance(schema: Any, instance: Any) -> Non
         return
     if jsonschema_rs.is_valid(outside, instance):
         assert not jsonschema_rs.is_valid(schema, instance)
+
+
+def test_more_ways_that_are_counted_as_lost() -> None:
+    for schema in ({"enum": list(range(40))}, {"enum": ["x" * 300]}, {"minProperties": 2}, {"enum": [2**60]}):
+        assert complement(schema)[1] is False
+
+
+def test_an_optional_item_cannot_be_missing() -> None:
+    assert complement({"contains": {"type": "null"}, "minContains": 2})[0] is False

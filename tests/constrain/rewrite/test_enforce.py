@@ -168,3 +168,45 @@ def test_under_the_checked_policy_the_same_compile_and_say_so(schema: Any) -> No
 def test_a_provable_schema_needs_no_check_under_either_policy() -> None:
     assert not schema_spec(CONDITION, Policy.CHECKED).needs_check
     assert not schema_spec(CONDITION).needs_check
+
+
+def test_branches_told_apart_by_what_they_do_not_take() -> None:
+    closed = [{"type": "object", "properties": {name: {}}, "additionalProperties": False} for name in "ab"]
+    assert admits({"oneOf": closed}, {"a": 1}, {"b": 1}, {}) == [True, True, False]
+
+
+def test_branches_told_apart_by_their_surroundings() -> None:
+    shapes = [{"properties": {"kind": {"const": kind}, kind: {"type": "null"}}} for kind in ("x", "y")]
+    schema = {"type": "object", "properties": {"kind": {"enum": ["x", "y"]}}, "required": ["kind"], "oneOf": shapes}
+    assert admits(schema, {"kind": "x", "x": None}, {"kind": "x", "x": 1}) == [True, False]
+
+
+def test_what_a_string_holds_counts_in_drafts_that_check_it() -> None:
+    seven = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "string"}
+    with pytest.raises(Unenforceable, match="`contentMediaType`"):
+        schema_spec({**seven, "contentMediaType": "application/json"})
+    assert admits({**seven, "contentMediaType": "text/plain", "contentEncoding": "quoted"}, "x") == [True]
+    assert admits({"type": "string", "contentMediaType": "application/json"}, "x") == [True]
+
+
+def test_property_names_of_a_format_and_without_conditions() -> None:
+    assert admits({**OBJECT, "propertyNames": {"format": "uuid"}}, {"x": 1}) == [False]
+    assert admits({**OBJECT, "propertyNames": {"format": "unknown"}}, {"x": 1}) == [True]
+    assert admits({**OBJECT, "propertyNames": {"type": "string"}}, {"x": 1}) == [True]
+
+
+def test_old_dependencies_may_be_schemas() -> None:
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "properties": {"a": {}, "b": {}},
+        "dependencies": {"a": {"required": ["b"]}},
+    }
+    assert admits(schema, {"a": 1, "b": 1}, {"b": 1}, {"a": 1}) == [True, True, False]
+
+
+def test_cases_that_multiply_without_end_are_refused() -> None:
+    tangle = {"anyOf": [{"properties": {f"p{i}": {"pattern": "a"} for i in range(8)}} for _ in range(8)]}
+    branches = [{"$ref": "#/$defs/tangle", "required": [f"r{i}"]} for i in range(30)]
+    with pytest.raises(Unenforceable, match="too many rules"):
+        schema_spec({**OBJECT, "oneOf": branches, "$defs": {"tangle": tangle}})

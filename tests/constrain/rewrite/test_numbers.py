@@ -40,3 +40,9 @@ def test_listed_values_that_would_change_are_refused(value: object) -> None:
 def test_ordinary_values_pass() -> None:
     values = [EXACT, -1.5, 0, True, None, "\n", [], {}]
     assert admits({"enum": values}, *values) == [True] * len(values)
+
+
+def test_an_upper_bound_that_rounds_up_moves_down() -> None:
+    bound = 2**60 + 129
+    assert float(bound) > bound
+    assert exact_bounds({"maximum": bound}, "")["maximum"] <= bound

@@ -75,3 +75,18 @@ def test_an_id_beside_a_reference_sets_no_base_in_old_drafts() -> None:
 def test_a_reference_to_itself_alone_is_refused() -> None:
     with pytest.raises(InvalidGrammar, match=r"`\$ref`"):
         schema_spec({"$ref": "#"})
+
+
+def test_an_id_that_is_a_fragment_is_an_anchor() -> None:
+    schema = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "definitions": {"a": {"$id": "#name", "type": "string"}},
+        "allOf": [{"$ref": "#name"}],
+    }
+    assert admits(schema, "x", 1) == [True, False]
+
+
+def test_the_registry_refuses_what_leads_out_of_the_document() -> None:
+    registry = Registry({}, Draft.Y2020)
+    with pytest.raises(Unenforceable, match="leads out"):
+        registry.resolve(registry.root, "http://example.com/s.json")
