@@ -51,13 +51,14 @@ def _read_message(message: ChatMessage, place: str) -> Message:
     calls = tuple(
         ToolCall(call.function.name, call.function.arguments, call.id or "") for call in message.tool_calls or ()
     )
-    if message.content is None and message.role != "assistant":
+    if message.content is None and message.role not in ("assistant", "function"):
         raise InvalidRequest(f"{place}.content: a {message.role} message needs content", param=f"{place}.content")
     if calls and message.role != "assistant":
         raise InvalidRequest(f"{place}.tool_calls: only the assistant calls tools", param=f"{place}.tool_calls")
     return Message(
         role=ROLES[message.role],
         content=join_parts(message.content),
+        reasoning=message.reasoning_content or "",
         tool_calls=calls,
         tool_call_id=message.tool_call_id or "",
         name=message.name or "",

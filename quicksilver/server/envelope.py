@@ -89,9 +89,10 @@ def retry_headers(error: QuicksilverError) -> dict[str, str]:
 
 
 def error_response(error: QuicksilverError, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(
-        orjson.dumps(envelope(error)), error.status, {**retry_headers(error), **(headers or {})}, media_type=JSON
-    )
+    # The rest of a body that is too large or too slow may still be coming; it is not waited for.
+    closing = {"connection": "close"} if error.status in (408, 413) else {}
+    said = {**retry_headers(error), **closing, **(headers or {})}
+    return Response(orjson.dumps(envelope(error)), error.status, said, media_type=JSON)
 
 
 def invalid_body(error: ValidationError, body: Any) -> InvalidRequest:

@@ -102,7 +102,13 @@ def record(visit: Visit, scope: Scope, services: Services) -> None:
     seconds = time.perf_counter() - visit.started
     services.metrics.count_request(route, visit.status or 500, seconds)
     fields = {"request_id": visit.id, "route": route, "status": visit.status, "ms": round(seconds * 1000, 1)}
-    log.info("request", extra=fields)
+    log.info("request", extra={**fields, "reply_id": scope["state"].get("reply_id"), "retry": retry_count(scope)})
+
+
+def retry_count(scope: Scope) -> int:
+    """How often the client says it has tried before: a retry after a lost reply is a new paid request."""
+    told = Headers(scope=scope).get("x-stainless-retry-count", "0")
+    return int(told) if told.isascii() and told.isdigit() and len(told) < 4 else 0
 
 
 def check_size(scope: Scope, config: ServerConfig) -> None:

@@ -26,6 +26,7 @@ Build = Callable[[Sequence[Whole]], Mapping[str, Any]]
 
 def open_job(request: Request, plan: Plan) -> Job:
     services = services_of(request)
+    request.state.reply_id = plan.id
     identity = caller_of(request).identity
     if services.accounts is None or identity is None:
         return Job(plan, services)

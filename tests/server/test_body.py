@@ -29,6 +29,7 @@ async def test_a_body_at_the_cap_is_read_and_one_byte_more_is_a_413(served: Serv
     assert (await served.post(CHAT, at_cap)).status_code == 200
     response = await served.post(CHAT, at_cap + b" ")
     assert response.status_code == 413
+    assert response.headers["connection"] == "close"
     assert response.json()["error"]["code"] == "request_too_large"
 
 

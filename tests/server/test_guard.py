@@ -109,6 +109,14 @@ async def test_other_methods_are_a_405_that_names_the_right_one(served: Served, 
     assert response.headers["allow"] == "POST"
 
 
+async def test_log_lines_link_the_request_to_its_reply(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "quicksilver")
+    response = await served.post(CHAT, chat(), {"x-stainless-retry-count": "2"})
+    record = next(record for record in caplog.records if record.getMessage() == "request")
+    assert record.request_id == response.headers["x-request-id"]
+    assert (record.reply_id, record.retry, record.status) == (response.json()["id"], 2, 200)
+
+
 async def test_log_lines_hold_no_prompt_answer_or_key(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     key = {"authorization": "Bearer qs-canary-key"}

@@ -127,6 +127,17 @@ async def test_history_with_tools_needs_no_tools_on_offer(served: Served) -> Non
     assert "rain" in text
 
 
+async def test_reasoning_sent_back_in_a_tool_loop_is_shown_to_the_model(served: Served) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": None, "reasoning_content": "I should look.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+    ]
+    await served.post(CHAT, chat(messages=messages))
+    assert b"I should look." in bytes(i for i in served.engine.seen[0].prompt_ids if i < 256)
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

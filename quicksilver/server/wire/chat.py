@@ -54,6 +54,8 @@ class CalledTool(Wire):
 class ChatMessage(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
+    reasoning_content: str | None = None
+    """What an earlier reply put there, sent back in a tool loop."""
     name: Annotated[str, Field(max_length=256)] | None = None
     tool_calls: Annotated[list[CalledTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
