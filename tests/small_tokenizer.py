@@ -27,9 +27,9 @@ VOCAB_SIZE = 512
 
 
 @cache
-def small_tokenizer() -> Tokenizer:
+def small_tokenizer(specials: tuple[str, ...] = SPECIALS) -> Tokenizer:
     vocab = {letter: byte for byte, letter in enumerate(_letters())}
-    added = [_added(256 + i, name) for i, name in enumerate(SPECIALS)]
+    added = [_added(256 + i, name) for i, name in enumerate(specials)]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     full = {
         "version": "1.0",
@@ -42,7 +42,7 @@ def small_tokenizer() -> Tokenizer:
         "added_tokens": added,
         "model": {"type": "BPE", "vocab": vocab, "merges": []},
     }
-    end_ids = (256 + SPECIALS.index("<|im_end|>"), 256)
+    end_ids = (256 + specials.index("<|im_end|>"), 256)
     return Tokenizer(Vocabulary(json.dumps(full), VOCAB_SIZE, end_ids))
 
 

@@ -28,11 +28,8 @@ from quicksilver.errors import InvalidGrammar, InvalidRequest
 from quicksilver.server import chat_prompt
 from quicksilver.server.wire.chat import ChatBody, GrammarFormat, JsonObjectFormat, JsonSchemaFormat, RegexFormat
 from quicksilver.server.wire.types import FunctionSpec
-from quicksilver.text.specials import Specials
 
 MAX_CALLS = 16
-TOOL_OPEN, TOOL_CLOSE = "<tool_call>", "</tool_call>"
-"""Tags of models that have no tokens for them."""
 
 
 class GrammarPool(Protocol):
@@ -69,9 +66,9 @@ class Constraint:
 
 
 def find_constraint(
-    body: ChatBody, tools: chat_prompt.ToolPlan, roles: Specials, *, opens_thinking: bool
+    body: ChatBody, tools: chat_prompt.ToolPlan, tags: ToolTags, thinking: Thinking | None
 ) -> Constraint | None:
-    thinking = Thinking(roles.think_close) if opens_thinking and roles.think_close is not None else None
+    """`thinking` is the section that the prompt has left open, if any."""
     wanted = read_format(body)
     schema = _schema_of(wanted)
     if not tools.specs:
@@ -80,7 +77,7 @@ def find_constraint(
         return Constraint(_with_thinking(wanted, thinking), _check(schema, {}), "response_format")
     plan = ToolPlan(
         tools=tuple(Tool(spec.name, spec.parameters, bool(spec.strict)) for spec in tools.specs),
-        tags=tool_tags(roles),
+        tags=tags,
         choice=_choice(tools),
         max_calls=MAX_CALLS if tools.allows_parallel else 1,
         answer=wanted,
@@ -112,12 +109,6 @@ def read_format(body: ChatBody) -> ResponseFormat | None:
     if isinstance(wanted, GrammarFormat):
         return ResponseFormat(FormatKind.LARK, wanted.grammar)
     return None
-
-
-def tool_tags(roles: Specials) -> ToolTags:
-    if roles.tool_open is None or roles.tool_close is None:
-        return ToolTags(TOOL_OPEN, TOOL_CLOSE)
-    return ToolTags(roles.tool_open, roles.tool_close)
 
 
 def _choice(tools: chat_prompt.ToolPlan) -> ToolChoice:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from quicksilver.constrain.source import Thinking
 from quicksilver.core import DecodeParams, Request, ThinkBudget
 from quicksilver.errors import ContextTooLong, InvalidRequest
 from quicksilver.server.answer import Ask
@@ -160,8 +161,9 @@ def read_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 
 async def constrain(ask: Ask, body: ChatBody, tools: ToolPlan, services: Services) -> Ask:
     """The ask with the grammar that its tools and format call for, compiled here and refused here."""
-    roles = services.tokenizer.roles
-    constraint = find_constraint(body, tools, roles, opens_thinking=ask.opens_thinking)
+    close_id = services.tokenizer.roles.think_close
+    thinking = Thinking(close_id) if ask.opens_thinking and close_id is not None else None
+    constraint = find_constraint(body, tools, services.tool_tags, thinking)
     if constraint is None:
         return ask
     spec = await compile_constraint(constraint, services.grammars, ask.request.tenant)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import Request
 
+from quicksilver.constrain.source import ToolTags
 from quicksilver.core import EngineClient
 from quicksilver.server.config import ServerConfig
 from quicksilver.server.constraint import GrammarPool
@@ -18,6 +19,7 @@ from quicksilver.server.directory import Directory
 from quicksilver.server.feedback import FeedbackLog
 from quicksilver.server.life import Life
 from quicksilver.server.metrics import Metrics
+from quicksilver.server.tool_tags import read_tool_tags
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
 
@@ -43,6 +45,10 @@ class Services:
     @cached_property
     def directory(self) -> Directory:
         return Directory(self.config, self.engine.info)
+
+    @cached_property
+    def tool_tags(self) -> ToolTags:
+        return read_tool_tags(self.template, self.tokenizer)
 
     @cached_property
     def feedback(self) -> FeedbackLog:
