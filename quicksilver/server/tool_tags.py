@@ -6,6 +6,7 @@ The grammar then asks for calls exactly as the model saw them in training: same 
 from __future__ import annotations
 
 from quicksilver.constrain.source import Layout, ToolTags
+from quicksilver.errors import InvalidRequest
 from quicksilver.text.chat import ChatTemplate, Message, Tool, ToolCall
 from quicksilver.text.tokenizer import Tokenizer
 
@@ -20,7 +21,11 @@ def read_tool_tags(template: ChatTemplate, tokenizer: Tokenizer) -> ToolTags:
     roles = tokenizer.roles
     if roles.tool_open is None or roles.tool_close is None:
         return ToolTags(TOOL_OPEN, TOOL_CLOSE)
-    ids = template.render(CONVERSATION, (Tool("probe"),), add_generation_prompt=False).ids
+    try:
+        ids = template.render(CONVERSATION, (Tool("probe"),), add_generation_prompt=False).ids
+    except InvalidRequest:
+        # Some templates refuse conversations of this form; their models get calls in the plain one.
+        ids = ()
     opens = [at for at, token_id in enumerate(ids) if token_id == roles.tool_open][-2:]
     closes = [at for at, token_id in enumerate(ids) if token_id == roles.tool_close][-2:]
     if len(opens) < 2 or len(closes) < 2 or not opens[0] < closes[0] < opens[1] < closes[1]:

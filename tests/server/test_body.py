@@ -182,5 +182,20 @@ async def test_naughty_strings_pass_through_every_string_field_unchanged(served:
             assert response.json()["choices"][0]["message"]["content"] == text, text
 
 
+async def test_naughty_strings_are_tokenised_stored_and_filled_in_unchanged(served: Served) -> None:
+    strings: list[str] = json.loads(shared("json", "naughty-strings.json").read_text("utf-8"))
+    async with served.client() as client:
+        for text in strings:
+            ids = (await client.post("/v1/tokenize", json={"model": "nano", "prompt": text})).json()["tokens"]
+            again = await client.post("/v1/detokenize", json={"model": "nano", "tokens": ids})
+            assert again.json() == {"prompt": text}
+            body = {"model": "nano", "prompt": text, "suffix": text, "stop": [text[:256] or "x"]}
+            assert (await client.post("/v1/fim/completions", json=body)).status_code == 200, text
+            report = {"request_id": text[:128] or "x", "user_action": "ignore"}
+            assert (await client.post("/feedback", json=report)).json() == {"stored": True}
+    lines = (served.services.config.home / "feedback.jsonl").read_text("utf-8").split("\n")[:-1]
+    assert [json.loads(line)["request_id"] for line in lines] == [text[:128] or "x" for text in strings]
+
+
 def echo(text: str) -> Script:
     return lambda request: spoken(request, small_tokenizer().encode(text))

@@ -36,8 +36,10 @@ def test_a_template_that_writes_no_calls_gets_the_plain_form() -> None:
     silent = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}{{ tools and '' }}"
     )
-    tags = read_tool_tags(ChatTemplate.from_source(tokenizer, silent), tokenizer)
-    assert (tags.padding, tags.between) == ("", "")
+    strict = "{{ raise_exception('only one turn') }}"
+    for source in (silent, strict):
+        tags = read_tool_tags(ChatTemplate.from_source(tokenizer, source), tokenizer)
+        assert (tags.padding, tags.between) == ("", "")
 
 
 def test_a_model_without_tokens_for_tags_writes_them_as_text() -> None:
