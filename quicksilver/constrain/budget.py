@@ -15,6 +15,8 @@ from quicksilver.constrain.tokens import Tokens
 
 NEAR = 192
 """Tokens of room below which every step is checked against the budget."""
+REST = 16
+"""Tokens between searches while none succeeds, as in free text that only a tag can end."""
 
 
 class Budget:
@@ -29,18 +31,21 @@ class Budget:
         self._path: list[int] | None = None
         self._has_path = False
         self._is_off = False
+        self._num_resting = 0
+        """Tokens to wait after a search that found nothing, since the next would hardly find more."""
         self._foreseen: tuple[list[int], list[int]] = ([], [])
         """Tokens that were judged affordable, and the way out behind them."""
 
     def copy(self) -> Budget:
         twin = Budget(self._tokens, self._matcher.deep_copy())
         twin._behind, twin._room = list(self._behind), self._room
-        twin._is_due, twin._is_off = self._is_due, self._is_off
+        twin._is_due, twin._is_off, twin._num_resting = self._is_due, self._is_off, self._num_resting
         return twin
 
     def advance(self, token_id: int) -> None:
         self._behind.append(token_id)
         self._has_path = self._is_due = False
+        self._num_resting = max(0, self._num_resting - 1)
         if self._room is not None:
             self._room -= 1
         expected, path = self._foreseen
@@ -52,16 +57,16 @@ class Budget:
             self._foreseen = ([], [])
 
     def closing(self, room: int) -> list[int] | None:
-        """Tokens that complete the text, when they must come now to fit into `room`; empty paths count as None."""
+        """Tokens that complete the text, when they must come now to fit into `room`."""
         self._room = room
         if room > NEAR:
             return None
         path = self._way_out()
-        if path is None or len(path) > room:
-            # Each token brings the end at most one token nearer, so what does not fit now never will.
-            self._is_off = True
+        if path is None:
             return None
-        return path if self._is_due or len(path) == room else None
+        # Each token brings the end at most one token nearer, so what does not fit now never will.
+        self._is_off = len(path) > room
+        return path if not self._is_off and (self._is_due or len(path) == room) else None
 
     def affordable(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` may be accepted so that a completion still fits behind them."""
@@ -96,14 +101,17 @@ class Budget:
 
     def _find(self, matcher: LLMatcher) -> list[int] | None:
         """A way out in tokens. A grammar that is too slow to ask is not asked again."""
-        if self._is_off:
+        if self._is_off or self._num_resting:
             return None
         try:
             path = shortest(matcher, self._tokens.alphabet)
         except TooCostly:
             self._is_off = True
             return None
-        return None if path is None else self._tokens.join(path)
+        if path is None:
+            self._num_resting = REST
+            return None
+        return self._tokens.join(path)
 
     def _catch_up(self) -> None:
         self._feed(self._matcher, self._behind)

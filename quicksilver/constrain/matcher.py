@@ -165,11 +165,12 @@ class Constraint:
         return self._has_ended or self._matcher.is_stopped()
 
     def closing(self, room: int) -> list[int] | None:
-        """See `Budget`: also told here is how much room is left, which `legal_prefix` then respects."""
+        """See `Budget`: this also tells how much room is left, which `legal_prefix` then respects. An empty list means
+        that the text is complete and nothing else fits."""
         if self._has_ended:
             return None
         path = self._budget.closing(room)
-        return path if path and self._matcher.validate_tokens(path) == len(path) else None
+        return None if path is None or self._matcher.validate_tokens(path) < len(path) else path
 
     def _takes(self, token_id: int, tail: bytes) -> bool:
         """Consumes one token if grammar and guard allow it."""
@@ -180,8 +181,9 @@ class Constraint:
     def _is_overlong(self, token_id: int, tail: bytes) -> bool:
         if not self._tokens.guard.exceeds(tail, token_id):
             return False
-        letter = self._tokens.alphabet.letter_id
-        return letter < 0 or self._matcher.validate_tokens([letter]) == 0
+        row = self._bits()
+        self._keep_short(row, tail)
+        return not row[token_id >> 5] >> (token_id & 31) & 1
 
     def _fill(self, row: Bits, tail: bytes) -> None:
         """One bitmask row for the present state."""
@@ -191,6 +193,10 @@ class Constraint:
             row[:] = 0
             row[only >> 5] = np.uint32(1 << (only & 31)).view(np.int32)
             return
+        self._keep_short(row, tail)
+
+    def _keep_short(self, row: Bits, tail: bytes) -> None:
+        """Takes out tokens that would make a number too long, unless nothing else is lawful."""
         banned = self._tokens.guard.too_long(tail)
         if banned is None or self._tokens.allows_letter(row):
             return

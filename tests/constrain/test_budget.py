@@ -11,7 +11,9 @@ import pytest
 from quicksilver.constrain.budget import NEAR
 from quicksilver.constrain.check import validate_output
 from quicksilver.constrain.matcher import Constraint, Grammars
-from quicksilver.constrain.shortest import TooCostly
+from quicksilver.constrain.schema import compile_response_format
+from quicksilver.constrain.shortest import TooCostly, shortest
+from quicksilver.constrain.source import FormatKind, ResponseFormat, Thinking
 from quicksilver.constrain.tokens import Tokens
 from tests.constrain.test_matcher import constrain, ids, masks, pattern
 
@@ -97,6 +99,35 @@ def test_far_from_the_end_nothing_is_searched(grammars: Grammars) -> None:
 
 def test_without_being_told_the_room_every_lawful_token_is_taken(grammars: Grammars) -> None:
     assert constrain(grammars, ROWS).legal_prefix(ids("[" + EMPTY_ROW + ",")) == len(EMPTY_ROW) + 2
+
+
+def test_text_that_is_complete_ends_where_nothing_else_fits(grammars: Grammars) -> None:
+    constraint = pattern(grammars, "ab(cdefgh)?")
+    constraint.advance(ids("ab"))
+    assert constraint.closing(4) is None
+    assert constraint.legal_prefix(ids("c")) == 0
+    assert constraint.closing(4) == []
+
+
+def test_free_text_that_only_a_tag_ends_is_not_searched_at_every_token(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = compile_response_format(ResponseFormat(FormatKind.JSON_OBJECT, thinking=Thinking("</think>")))
+    constraint = grammars.constraint(spec)
+    searches: list[int] = []
+
+    def counted(*arguments: Any) -> list[int] | None:
+        searches.append(1)
+        return shortest(*arguments)
+
+    monkeypatch.setattr("quicksilver.constrain.budget.shortest", counted)
+    for room in range(100, 60, -1):
+        assert constraint.closing(room) is None
+        assert constraint.legal_prefix(ids("x")) == 1
+        constraint.advance(ids("x"))
+    assert len(searches) < 10
+    constraint.advance(ids('</think>{"a long enough key":[1'))
+    assert bytes(constraint.closing(2) or []) == b"]}"
 
 
 def test_a_grammar_too_slow_to_search_is_not_asked_again(grammars: Grammars, monkeypatch: Any) -> None:

@@ -134,7 +134,9 @@ def answer(constraint: Constraint, model: Denoiser, room: int, num_words: int) -
     written: list[int] = []
     while not constraint.must_stop() and len(written) < room:
         path = constraint.closing(room - len(written))
-        tokens = path or constraint.forced()[: room - len(written)]
+        if path is not None:
+            return written + path
+        tokens = constraint.forced()[: room - len(written)]
         if not tokens:
             tokens, _ = denoise(constraint, model, len(written), min(16, room - len(written)), num_words)
             tokens = tokens[: constraint.legal_prefix(tokens)]

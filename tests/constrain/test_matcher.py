@@ -194,6 +194,7 @@ def test_a_number_that_must_be_long_may_be(grammars: Grammars) -> None:
     constraint = pattern(grammars, "[0-9]{60}")
     for _ in range(60):
         (row,) = masks(constraint, [])
+        assert constraint.legal_prefix([min(row)]) == 1
         constraint.advance([min(row)])
     assert constraint.must_stop()
 

@@ -154,8 +154,8 @@ def too_many(kind: str, least_word: str) -> Callable[[Rewriter, int], list[Json]
 
 
 def beyond(word: str) -> Callable[[Rewriter, float], list[Json]]:
-    def ways(_rewriter: Rewriter, bound: float) -> list[Json]:
-        return [] if abs(bound) > EXACT else [{"type": "number", word: bound}]
+    def ways(rewriter: Rewriter, bound: float) -> list[Json]:
+        return lost(rewriter) if abs(bound) > EXACT else [{"type": "number", word: bound}]
 
     return ways
 
@@ -171,6 +171,8 @@ def not_all(rewriter: Rewriter, schemas: list[Node]) -> list[Json]:
 def none_or_two(rewriter: Rewriter, schemas: list[Node]) -> list[Json]:
     """Not exactly one: none, or two at once."""
     pairs = [(a, b) for a, b in combinations(schemas, 2) if not rewriter.are_disjoint(a, b)]
+    if len(pairs) > MAX_WAYS:
+        lost(rewriter)
     both = [all_of([rewriter.enforce(a), rewriter.enforce(b)]) for a, b in pairs[:MAX_WAYS]]
     return [*none_of(rewriter, schemas), *both]
 
@@ -202,9 +204,9 @@ def broken_schemas(rewriter: Rewriter, needs: dict[str, Node]) -> list[Json]:
 
 
 def not_containing(rewriter: Rewriter, wanted: Contains) -> list[Json]:
-    if wanted.at_least != 1:
-        return []
-    return [{"type": "array", "items": rewriter.complement(wanted.item)}]
+    if wanted.at_least > 1 or wanted.at_most is not None:
+        lost(rewriter)
+    return [{"type": "array", "items": rewriter.complement(wanted.item)}] if wanted.at_least == 1 else []
 
 
 def elsewhere(rewriter: Rewriter, key: str) -> list[Json]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from quicksilver.constrain.rewrite.algebra import all_of, any_of
 from quicksilver.constrain.rewrite.node import Contains, Document, Node, conjuncts, same_value
-from quicksilver.constrain.rewrite.vocabulary import Json
+from quicksilver.constrain.rewrite.vocabulary import TYPES, Json
 
 if TYPE_CHECKING:
     from quicksilver.constrain.rewrite.rewriter import Rewriter
@@ -89,7 +89,7 @@ def contains(rewriter: Rewriter, node: Node, wanted: Contains) -> Json:
     least, most = wanted.at_least, wanted.at_most
     if most is not None:
         if most < least:
-            return {"maxItems": 0} if least == 0 else any_other_type("array")
+            return {"type": [t for t in TYPES if t != "array"]}
         rest = rewriter.complement(wanted.item)
         return {"prefixItems": [item] * least, "items": rest, "minItems": least}
     if least == 0:
@@ -98,10 +98,6 @@ def contains(rewriter: Rewriter, node: Node, wanted: Contains) -> Json:
         return {"prefixItems": [item] * least, "minItems": least}
     places = min(MAX_POSITIONS, node.get("maxItems") or MAX_POSITIONS)
     return any_of([{"prefixItems": [*[True] * i, item], "minItems": i + 1} for i in range(places)])
-
-
-def any_other_type(name: str) -> Json:
-    return {"type": [t for t in ("null", "boolean", "number", "string", "array", "object") if t != name]}
 
 
 def unique_items(rewriter: Rewriter, node: Node, is_unique: bool) -> Json:

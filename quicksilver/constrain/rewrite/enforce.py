@@ -13,7 +13,7 @@ from quicksilver.constrain.rewrite import counting
 from quicksilver.constrain.rewrite.algebra import all_of, any_of
 from quicksilver.constrain.rewrite.ecma import name_pattern, value_pattern
 from quicksilver.constrain.rewrite.node import Condition, Node, conjuncts
-from quicksilver.constrain.rewrite.numbers import check_values, exact_bounds
+from quicksilver.constrain.rewrite.numbers import BOUNDS, check_values, exact_bounds
 from quicksilver.constrain.rewrite.patterns import BASE64, format_pattern, length_pattern
 from quicksilver.constrain.rewrite.prune import prune
 from quicksilver.constrain.rewrite.refusal import Unenforceable
@@ -22,20 +22,7 @@ from quicksilver.constrain.rewrite.vocabulary import Json
 if TYPE_CHECKING:
     from quicksilver.constrain.rewrite.rewriter import Rewriter
 
-PLAIN = frozenset(
-    [
-        "minLength",
-        "maxLength",
-        "minItems",
-        "maxItems",
-        "required",
-        "minimum",
-        "maximum",
-        "exclusiveMinimum",
-        "exclusiveMaximum",
-        "multipleOf",
-    ]
-)
+PLAIN = frozenset(("minLength", "maxLength", "minItems", "maxItems", "required", "multipleOf", *BOUNDS))
 
 
 def enforce(rewriter: Rewriter, node: Node) -> Json:
@@ -206,9 +193,11 @@ def media_type(rewriter: Rewriter, node: Node, name: str) -> Json:
 
 def names_of_properties(rewriter: Rewriter, node: Node, names: Node) -> Json:
     """`propertyNames`: a list of names, or one pattern for all of them."""
-    words = {word: value for word, value in names.words.items() if word != "type"}
-    if names.never:
+    if set(names.words) == {"$ref"}:
+        return names_of_properties(rewriter, node, rewriter.document.target(names.words["$ref"]))
+    if names.never or "string" not in names.words.get("type", ("string",)):
         return {"maxProperties": 0}
+    words = {word: value for word, value in names.words.items() if word != "type"}
     if not words:
         return True
     if set(words) == {"enum"}:

@@ -193,6 +193,9 @@ def test_property_names_of_a_format_and_without_conditions() -> None:
     assert admits({**OBJECT, "propertyNames": {"format": "uuid"}}, {"x": 1}) == [False]
     assert admits({**OBJECT, "propertyNames": {"format": "unknown"}}, {"x": 1}) == [True]
     assert admits({**OBJECT, "propertyNames": {"type": "string"}}, {"x": 1}) == [True]
+    assert admits({**OBJECT, "propertyNames": {"type": "integer"}}, {}, {"x": 1}) == [True, False]
+    by_reference = {**OBJECT, "propertyNames": {"$ref": "#/$defs/n"}, "$defs": {"n": {"maxLength": 1}}}
+    assert admits(by_reference, {"x": 1}, {"xy": 1}) == [True, False]
 
 
 def test_old_dependencies_may_be_schemas() -> None:
