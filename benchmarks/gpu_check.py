@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from quicksilver.model.kernels import launch
-from tests import graph_checks, kernel_checks
+from tests import graph_checks, kernel_checks, project_checks
 
 
 def main() -> int:
@@ -28,7 +28,7 @@ def main() -> int:
     options = parser.parse_args()
     launch.OVERLAP = options.overlap
     lines, failed = [], 0
-    for name, check in [*kernel_checks.gpu_checks(), *graph_checks.gpu_checks()]:
+    for name, check in [*kernel_checks.gpu_checks(), *project_checks.gpu_checks(), *graph_checks.gpu_checks()]:
         if options.only not in name:
             continue
         start = time.perf_counter()

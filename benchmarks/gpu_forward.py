@@ -61,7 +61,21 @@ def graph_ms(runner: GraphRunner, batch: Batch, *, greedy_head: bool = True) -> 
     return time_ms(step)
 
 
-def measure(name: str, rows: list[int], bandwidth: float, has_fp8: bool) -> list[dict[str, Any]]:
+def print_profile(runner: GraphRunner, batch: Batch) -> None:
+    """Where the time of a forward goes, by kernel, as the profiler sees a replay."""
+    replay = runner._replays[(bucket_of(len(batch.token_ids)), batch.has_canvas)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(5):
+            replay()
+        torch.cuda.synchronize()
+    for event in sorted(profile.key_averages(), key=lambda e: -e.device_time_total)[:9]:
+        print(
+            f"    {event.key[:60]:60} {event.count // 5:4} x {event.device_time_total / event.count:7.2f} us",
+            flush=True,
+        )
+
+
+def measure(name: str, rows: list[int], bandwidth: float, has_fp8: bool, has_profile: bool) -> list[dict[str, Any]]:
     model = random_model(SHAPES[name], rank=64 if name != "8B" else 0)
     found = []
     for scheme in ("bfloat16", "fp8") if has_fp8 else ("bfloat16",):
@@ -76,10 +90,12 @@ def measure(name: str, rows: list[int], bandwidth: float, has_fp8: bool) -> list
             row |= {"body_ms": graph_ms(runner, batch, greedy_head=False)}
             if model.canvas is not None and scheme == "bfloat16" and count > 1:
                 row |= {"draft_ms": graph_ms(runner, made_up_batch(1, count, PAST, count - 1))}
-            if scheme == "bfloat16" and count in (1, 16):
+            if scheme == "bfloat16":
                 row |= {"plain_ms": plain_ms(model, runner, batch)}
             found.append(row)
             print(row, flush=True)
+            if has_profile and count == 16:
+                print_profile(runner, batch)
         del runner
     return found
 
@@ -91,6 +107,7 @@ def main() -> None:
     parser.add_argument("--models", default="135M,1.5B,8B")
     parser.add_argument("--rows", default="1,16,64,256")
     parser.add_argument("--fp8", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="print the time of each kernel")
     parser.add_argument("--overlap", action="store_true", help="programmatic dependent launch")
     options = parser.parse_args()
     launch.OVERLAP = options.overlap
@@ -99,7 +116,7 @@ def main() -> None:
     rows = [int(count) for count in options.rows.split(",")]
     found: list[dict[str, Any]] = []
     for name in options.models.split(","):
-        found += measure(name, rows, bandwidth, options.fp8)
+        found += measure(name, rows, bandwidth, options.fp8, options.profile)
         torch.cuda.empty_cache()
     settings = {"overlap": options.overlap, "past": PAST, "copy_bandwidth": bandwidth, "rank": "64 on 135M and 1.5B"}
     write_report(options.out, "gpu_forward", settings, found)

@@ -48,7 +48,7 @@ def random_model(config: ModelConfig, rank: int = 0, dtype: torch.dtype = torch.
         place(model, name, tensor)
     model = finish(model, DEVICE)
     if rank:
-        adapter = new_canvas(config, rank, 32, 0)
+        adapter = new_canvas(config, rank, 256, 0)
         for parameter in adapter.parameters():
             torch.nn.init.normal_(parameter, std=0.02)
         attach_canvas(model, adapter)

@@ -113,14 +113,15 @@ class RowBuffers:
 class HeadBuffers:
     """One bucket of proposing rows: which rows, how they are drawn, and their four numbers back on the host."""
 
-    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, num_rows: int, head: Tensor, dtype: torch.dtype) -> None:
+        device = head.device
         self.host_ints = torch.zeros(3, num_rows, dtype=torch.int32, pin_memory=_pins())
         self.host_seeds = torch.zeros(num_rows, dtype=torch.int64, pin_memory=_pins())
         self.host_heat = torch.zeros(num_rows, pin_memory=_pins())
         self.ints, self.seeds = self.host_ints.to(device), self.host_seeds.to(device)
         self.heat = self.host_heat.to(device)
         self.draws = Draws(self.heat, self.seeds, self.ints[1], self.ints[2])
-        self.space = HeadSpace.allocate(vocab_size, num_rows, device)
+        self.space = HeadSpace.allocate(head, num_rows, dtype)
         self.host_results = torch.zeros(4, num_rows, dtype=torch.int32, pin_memory=_pins())
 
     def fill(self, batch: Batch, works: Seq[Work]) -> None:
@@ -232,7 +233,7 @@ class GraphRunner(Runner):
 
     def _head(self, count: int) -> HeadBuffers:
         if count not in self._heads:
-            self._heads[count] = HeadBuffers(count, self.model.config.vocab_size, self.device)
+            self._heads[count] = HeadBuffers(count, self.network.weights.head.w, self.model.dtype)
         return self._heads[count]
 
     def _replay(self, key: tuple[object, ...], work: Callable[[], None]) -> None:

@@ -61,7 +61,7 @@ class RoundGraph:
         self.rows.inputs.tables.tiles.copy_(torch.tensor(tiles, dtype=torch.int32))
         self.rows.device[3].fill_(-1)
         self.space = Space.allocate(config, runner.network.weights, shape.num_rows)
-        self.head = HeadBuffers(shape.num_rows, config.vocab_size, device)
+        self.head = HeadBuffers(shape.num_rows, runner.network.weights.head.w, runner.model.dtype)
         self.head.ints[0].copy_(torch.arange(shape.num_rows))
         self.state = RoundState.allocate(shape.num_sequences, shape.canvas_len, device)
         self.results = torch.zeros(2, 4, shape.num_rows, dtype=torch.int32, device=device)

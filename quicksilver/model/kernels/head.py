@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quicksilver.model.kernels.launch import overlap, wait_turn
+from quicksilver.model.kernels.launch import fetch_ahead, overlap, wait_turn
 from quicksilver.model.kernels.project import Norm, Weight
+from quicksilver.model.kernels.rows import norm_rows
 
 BLOCK_V = 64
 """Tokens a program looks at."""
@@ -35,12 +36,16 @@ class HeadSpace:
     """Where the head writes: six numbers a (tile, row), then four a row (token, confidence, entropy, finite)."""
 
     tiles: Tensor  # (6, tiles, rows) fp32; the second holds token ids, bit for bit
+    normed: Tensor  # (rows, dim), the proposing rows behind the final norm
     results: Tensor  # (4, rows) int32; confidence and entropy are fp32, bit for bit
 
     @classmethod
-    def allocate(cls, vocab_size: int, num_rows: int, device: torch.device | str) -> HeadSpace:
+    def allocate(cls, head: Tensor, num_rows: int, dtype: torch.dtype) -> HeadSpace:
+        """For a head of (vocab, dim) and rows of `dtype`."""
+        (vocab_size, dim), device = head.shape, head.device
         tiles = torch.zeros((6, triton.cdiv(vocab_size, BLOCK_V), num_rows), device=device)
-        return cls(tiles, torch.zeros((4, num_rows), dtype=torch.int32, device=device))
+        normed = torch.zeros((num_rows, dim), dtype=dtype, device=device)
+        return cls(tiles, normed, torch.zeros((4, num_rows), dtype=torch.int32, device=device))
 
     def with_results(self, results: Tensor) -> HeadSpace:
         """The same space, its results going to another (4, rows)."""
@@ -68,29 +73,30 @@ def _gumbel(seeds, positions, steps, columns):
 
 @triton.jit
 def _head_kernel(
-    x, row_index, w, gain, scale, bitmask, temperature, seeds, positions, steps, tiles, eps, K, V, num_rows, words,
-    BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr,
+    x, w, scale, bitmask, temperature, seeds, positions, steps, tiles, K, V, num_rows, words,
+    BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, LINES: tl.constexpr,
     SAMPLE: tl.constexpr, BITMASK: tl.constexpr, SCALE: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Row tiles run next to each other, so that a tile of the head is read from memory once for all of them."""
-    wait_turn(OVERLAPS)
     r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     k = tl.arange(0, BLOCK_K)
-    source = tl.load(row_index + r).to(tl.int64)
-    acc = tl.zeros((BLOCK_M, BLOCK_V), tl.float32)
-    squares = tl.zeros((BLOCK_M,), tl.float32)
+    # Rows of the head past its end are read as its last and hidden below: no mask in the loop.
+    at_v = tl.minimum(v, V - 1).to(tl.int64)
+    fetch_ahead(w, at_v, K, 0, LINES, OVERLAPS)
+    wait_turn(OVERLAPS)
+    acc = tl.zeros((BLOCK_V, BLOCK_M), tl.float32)
     for start in range(0, K, BLOCK_K):
         at_k = start + k
-        wide = tl.load(x + source[:, None] * K + at_k[None, :], mask=(at_k < K)[None, :], other=0.0).to(tl.float32)
-        squares += tl.sum(wide * wide, 1)
-        gains = tl.load(gain + at_k, mask=at_k < K, other=0.0).to(tl.float32)
-        is_word = (v < V)[:, None] & (at_k < K)[None, :]
-        w_tile = tl.load(w + v.to(tl.int64)[:, None] * K + at_k[None, :], mask=is_word, other=0.0)
-        x_tile = (wide * gains[None, :]).to(x.dtype.element_ty)
-        acc = tl.dot(x_tile, tl.trans(w_tile.to(x_tile.dtype)), acc, input_precision="ieee")
-    logits = acc * tl.rsqrt(squares / K + eps)[:, None]
+        if EVEN:
+            x_tile = tl.load(x + r[:, None] * K + at_k[None, :])
+            w_tile = tl.load(w + at_v[:, None] * K + at_k[None, :])
+        else:
+            x_tile = tl.load(x + r[:, None] * K + at_k[None, :], mask=(at_k < K)[None, :], other=0.0)
+            w_tile = tl.load(w + at_v[:, None] * K + at_k[None, :], mask=(at_k < K)[None, :], other=0.0)
+        acc = tl.dot(w_tile.to(x_tile.dtype), tl.trans(x_tile), acc, input_precision="ieee")
+    logits = tl.trans(acc)
     if SCALE:
         logits = logits * tl.load(scale + v, mask=v < V, other=0.0)[None, :]
     is_open = (v < V)[None, :] & (r < num_rows)[:, None]
@@ -166,11 +172,13 @@ def propose_rows(hidden: Tensor, norm: Norm, weight: Weight, rows: HeadRows, spa
     draws, mask = rows.draws, rows.bitmask
     drawn = (draws.temperature, draws.seeds, draws.positions, draws.steps) if draws else (rows.index,) * 4
     num_tiles = space.tiles.shape[1]
+    norm_rows(hidden, norm.gain, norm.eps, space.normed, rows.index)
+    block_k = 128 if k % 128 == 0 and block_m <= 32 else 64
     _head_kernel[(triton.cdiv(num_rows, block_m), num_tiles)](
-        hidden, rows.index, weight.w, norm.gain, weight.scale if weight.scale is not None else rows.index,
-        mask if mask is not None else rows.index, *drawn, space.tiles, norm.eps, k, vocab_size, num_rows,
+        space.normed, weight.w, weight.scale if weight.scale is not None else rows.index,
+        mask if mask is not None else rows.index, *drawn, space.tiles, k, vocab_size, num_rows,
         mask.shape[1] if mask is not None else 0,
-        BLOCK_M=block_m, BLOCK_V=BLOCK_V, BLOCK_K=128 if k % 128 == 0 else 64,
+        BLOCK_M=block_m, BLOCK_V=BLOCK_V, BLOCK_K=block_k, EVEN=k % block_k == 0, LINES=4,
         SAMPLE=draws is not None, BITMASK=mask is not None, SCALE=weight.scale is not None,
         num_warps=4, num_stages=3, **overlap(),
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """How kernels are launched: one after the other, or each already waiting on the chip when the one before it ends.
 
-With overlap every kernel first waits for its predecessor's memory, so the order of effects is the same.
+With overlap every kernel first waits for its predecessor's memory, so the order of effects is the same; only weights,
+which nobody writes, are asked for before the wait.
 """
 
 from __future__ import annotations
@@ -18,6 +19,17 @@ def wait_turn(OVERLAPS: tl.constexpr):
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def fetch_ahead(w, rows, K, begin, LINES: tl.constexpr, OVERLAPS: tl.constexpr):
+    """Before the wait: bring the first lines of these rows of a matrix into the second-level cache."""
+    if OVERLAPS:
+        at = tl.minimum(begin + tl.arange(0, LINES) * 64, K - 1)
+        address = (w + rows[:, None] * K + at[None, :]).to(tl.int64)
+        tl.inline_asm_elementwise(
+            "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
+        )
 
 
 def overlap() -> dict[str, bool]:

@@ -1,8 +1,8 @@
-"""The forward of `model/transformer.py` on kernels and fixed buffers: five launches a layer for few rows, the library's
+"""The forward of `model/transformer.py` on kernels and fixed buffers: six launches a layer for few rows, the library's
 matrix products beyond. Reads its inputs from the device, allocates nothing that outlives it, waits for nothing: a graph
 can hold it.
 
-Up to 32 rows the numbers of a row do not depend on how many rows there are.
+Up to 64 rows the numbers of a row do not depend on how many rows there are.
 """
 
 from __future__ import annotations
@@ -18,14 +18,20 @@ from quicksilver.model.kernels.attention import AttendShape, AttendSpace, RowTab
 from quicksilver.model.kernels.project import (
     LowRankTerm,
     Norm,
+    Rotation,
+    Scaled,
     Weight,
     low_parts,
-    project,
+    part_floats,
+    project_add,
     project_low,
+    project_qkv,
     project_swiglu,
+    square_tiles,
 )
 from quicksilver.model.kernels.rotate import RowSlots, rotate_and_write
-from quicksilver.model.kernels.rows import embed, norm_rows, quantise_rows, swiglu_rows
+from quicksilver.model.kernels.rows import embed, norm_rows, quantise_rows, scale_rows, swiglu_rows
+from quicksilver.model.kernels.stream import Parts, pick_columns
 from quicksilver.model.kernels.weights import LayerWeights, NetworkWeights, Pair
 
 SKINNY_ROWS = 64
@@ -60,6 +66,8 @@ class Space:
     ffn: Tensor
     attend: AttendSpace
     low: dict[str, Tensor]
+    scaled: Scaled
+    parts: Parts
 
     @classmethod
     def allocate(cls, config: ModelConfig, weights: NetworkWeights, num_rows: int) -> Space:
@@ -69,15 +77,30 @@ class Space:
             return torch.zeros(num_rows, width, device=device, dtype=dtype)
 
         low = {
-            name: torch.zeros(low_parts(pair.a.shape[1], name in ("qkv", "gu")), num_rows, len(pair.a), device=device)
+            name: torch.zeros(low_parts(pair.a.shape[1]), num_rows, len(pair.a), device=device)
             for name, pair in weights.layers[0].canvas.items()
         }
         attend = AttendSpace.allocate(attend_shape(config, num_rows), num_rows, dtype, device)
-        return cls(rows(config.dim), rows(config.q_dim + 2 * config.kv_dim), rows(config.ffn_dim), attend, low)
+        scaled = Scaled(rows(config.dim), torch.zeros(square_tiles(config.dim), num_rows, device=device))
+        parts = Parts.allocate(_part_floats(config, num_rows), device)
+        qkv, ffn = rows(config.q_dim + 2 * config.kv_dim), rows(config.ffn_dim)
+        return cls(rows(config.dim), qkv, ffn, attend, low, scaled, parts)
 
     def with_x(self, x: Tensor) -> Space:
         """The same space with its residual stream at the head of a larger buffer."""
         return replace(self, x=x[: len(self.x)])
+
+
+def _part_floats(config: ModelConfig, num_rows: int) -> int:
+    """What the largest linear leaves unfinished; nothing where the library does the products."""
+    if num_rows > SKINNY_ROWS:
+        return 0
+    tiles, columns = square_tiles(config.dim), config.dim // square_tiles(config.dim)
+    gates = pick_columns(config.ffn_dim)
+    heads = config.num_heads + 2 * config.num_kv_heads
+    shapes = [(heads, config.head_dim, config.dim), (tiles, columns, config.q_dim)]
+    shapes += [(config.ffn_dim // gates, 2 * gates, config.dim), (tiles, columns, config.ffn_dim)]
+    return part_floats(shapes, num_rows)
 
 
 class Network:
@@ -91,11 +114,34 @@ class Network:
         it every row is plain, whatever its gate says."""
         masks = self.weights.masks if is_gated else None
         embed(self.weights.tokens, masks, rows.token_ids, rows.mask_index, space.x)
-        is_skinny = len(rows.token_ids) <= SKINNY_ROWS
-        layer_of = self._skinny_layer if is_skinny else self._wide_layer
-        for index, layer in enumerate(self.weights.layers):
-            layer_of(index, layer, rows, space, is_gated and bool(layer.canvas))
+        if len(rows.token_ids) > SKINNY_ROWS:
+            for index, layer in enumerate(self.weights.layers):
+                self._wide_layer(index, layer, rows, space, is_gated and bool(layer.canvas))
+            return space.x
+        layers = self.weights.layers
+        scale_rows(space.x, layers[0].attn_norm.gain, space.scaled.y, space.scaled.squares)
+        next_norms = [*(layer.attn_norm for layer in layers[1:]), self.weights.norm]
+        for index, next_norm in enumerate(next_norms):
+            self._skinny_layer(index, next_norm, rows, space, is_gated and bool(layers[index].canvas))
         return space.x
+
+    def _skinny_layer(self, index: int, next_norm: Norm, rows: RowInputs, space: Space, is_gated: bool) -> None:
+        config, layer, scaled, parts = self.config, self.weights.layers[index], space.scaled, space.parts
+        caches = (self.cache.k[index], self.cache.v[index])
+
+        def term(name: str, x: Tensor) -> LowRankTerm | None:
+            if not is_gated:
+                return None
+            pair = layer.canvas[name]
+            return LowRankTerm(project_low(x, pair.a, rows.gate, space.low[name]), pair.b)
+
+        qkv = space.qkv.view(len(space.qkv), -1, config.head_dim)
+        turn = Rotation(rows.where, self.angles, caches, layer.head_norms)
+        project_qkv(scaled, layer.attn_norm, layer.qkv, qkv, turn, (parts, term("qkv", scaled.y)))
+        attended = attend_paged(qkv, caches, rows.tables, attend_shape(config, len(qkv)), space.attend)
+        project_add(attended, layer.o, space.x, (layer.ffn_norm, scaled), parts, term("o", attended))
+        project_swiglu(scaled, layer.ffn_norm, layer.gate_up, space.ffn, parts, term("gu", scaled.y))
+        project_add(space.ffn, layer.down, space.x, (next_norm, scaled), parts, term("dn", space.ffn))
 
     def _attend(self, index: int, projected: Tensor, rows: RowInputs, space: Space) -> Tensor:
         config, layer = self.config, self.weights.layers[index]
@@ -103,21 +149,6 @@ class Network:
         caches = (self.cache.k[index], self.cache.v[index])
         rotate_and_write(qkv, caches, rows.where, self.angles, layer.head_norms)
         return attend_paged(qkv, caches, rows.tables, attend_shape(config, len(qkv)), space.attend)
-
-    def _skinny_layer(self, index: int, layer: LayerWeights, rows: RowInputs, space: Space, is_gated: bool) -> None:
-        def term(name: str, x: Tensor, norm: Norm | None) -> LowRankTerm | None:
-            if not is_gated:
-                return None
-            pair = layer.canvas[name]
-            return LowRankTerm(project_low(x, pair.a, rows.gate, norm, space.low[name]), pair.b)
-
-        x, norm = space.x, layer.attn_norm
-        project(x, layer.qkv, space.qkv, norm, None, term("qkv", x, norm))
-        attended = self._attend(index, space.qkv, rows, space)
-        project(attended, layer.o, x, None, x, term("o", attended, None))
-        norm = layer.ffn_norm
-        project_swiglu(x, layer.gate_up, space.ffn, norm, term("gu", x, norm))
-        project(space.ffn, layer.down, x, None, x, term("dn", space.ffn, None))
 
     def _wide_layer(self, index: int, layer: LayerWeights, rows: RowInputs, space: Space, is_gated: bool) -> None:
         pairs = layer.canvas if is_gated else {}

@@ -1,8 +1,8 @@
-"""Projections of few rows, where reading the weights is all the time there is: norm, matrix, low-rank term and what
-follows in one kernel.
+"""The four linears of a layer for up to 64 rows, one launch each with all that follows: head norms, rotation and cache
+write behind qkv, SwiGLU behind gate and up, the residual behind the outputs.
 
-A program owns a few output columns and streams their weights once. Up to 32 rows the order of summation depends on the
-weights' shape alone, so a row gets the same numbers whatever its company. Rows must fill the tile: buffers come padded.
+A norm costs no launch: the linear that completes the residual stream also leaves `Scaled`, the stream times the next
+norm's gain and its sums of squares; the linear behind the norm divides at its end. Rows must fill the bucket.
 """
 
 from __future__ import annotations
@@ -13,158 +13,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quicksilver.model.kernels.launch import overlap, wait_turn
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Columns and depth of a program's tile, and how it is scheduled."""
-
-    block_n: int
-    block_k: int = 128
-    num_warps: int = 4
-    num_stages: int = 4
+from quicksilver.model.kernels.launch import fetch_ahead, overlap, wait_turn
+from quicksilver.model.kernels.rotate import HeadNorms, RowSlots
+from quicksilver.model.kernels.stream import (
+    Cut,
+    Parts,
+    add_parts,
+    leave_part,
+    low_rank,
+    multiply,
+    norm_divisor,
+    pick_columns,
+    pick_cut,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """RMS norm of the input, folded into the projection."""
+    """An RMS norm's gain (dim,) and epsilon."""
 
     gain: Tensor
     eps: float
-
-
-@dataclass(frozen=True, slots=True)
-class LowRankTerm:
-    """`low` (parts, rows, rank) fp32, the gated A x whose parts are summed here; `b` (out, rank)."""
-
-    low: Tensor
-    b: Tensor
-
-
-@triton.jit
-def _load_x(x, gain, m, k, K, squares, NORM: tl.constexpr, EVEN: tl.constexpr):
-    """A block of the input times the norm's gain; `squares` gathers x^2 for the norm's divisor, applied at the end."""
-    if EVEN:
-        tile = tl.load(x + m[:, None] * K + k[None, :])
-    else:
-        tile = tl.load(x + m[:, None] * K + k[None, :], mask=(k < K)[None, :], other=0.0)
-    if NORM:
-        wide = tile.to(tl.float32)
-        squares += tl.sum(wide * wide, 1)
-        gains = tl.load(gain + k) if EVEN else tl.load(gain + k, mask=k < K, other=0.0)
-        tile = (wide * gains.to(tl.float32)[None, :]).to(tile.dtype)
-    return tile, squares
-
-
-@triton.jit
-def _times(x_tile, w, n, k, K, acc, EVEN: tl.constexpr):
-    """acc += x w^T over one block of the depth."""
-    at = n.to(tl.int64)[:, None] * K + k[None, :]
-    w_tile = tl.load(w + at) if EVEN else tl.load(w + at, mask=(k < K)[None, :], other=0.0)
-    return tl.dot(x_tile, tl.trans(w_tile.to(x_tile.dtype)), acc, input_precision="ieee")
-
-
-@triton.jit
-def _low_rank(low, b, m, n, num_rows, PARTS: tl.constexpr, RANK: tl.constexpr):
-    """(gated A x) B^T for the tile's columns."""
-    r = tl.arange(0, RANK)
-    at = m[:, None] * RANK + r[None, :]
-    t = tl.load(low + at)
-    for part in tl.static_range(1, PARTS):
-        t += tl.load(low + part * num_rows * RANK + at)
-    b_tile = tl.load(b + n.to(tl.int64)[:, None] * RANK + r[None, :])
-    return tl.dot(t.to(b_tile.dtype), tl.trans(b_tile), input_precision="ieee")
-
-
-@triton.jit
-def _project_kernel(
-    x, w, out, gain, bias, residual, scale, low, b, eps, K, N,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
-    NORM: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, SCALE: tl.constexpr,
-    PARTS: tl.constexpr, RANK: tl.constexpr,
-    OVERLAPS: tl.constexpr,
-):  # fmt: skip
-    """Two accumulators, one for each half of the depth: two chains of dependent products hide each other's latency."""
-    wait_turn(OVERLAPS)
-    m, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    half = tl.cdiv(K, 2 * BLOCK_K) * BLOCK_K
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    acc_b = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    squares = tl.zeros((BLOCK_M,), tl.float32)
-    squares_b = tl.zeros((BLOCK_M,), tl.float32)
-    for start in range(0, half, BLOCK_K):
-        x_tile, squares = _load_x(x, gain, m, start + k, K, squares, NORM, EVEN)
-        acc = _times(x_tile, w, n, start + k, K, acc, EVEN)
-        x_tile, squares_b = _load_x(x, gain, m, half + start + k, K, squares_b, NORM, EVEN)
-        acc_b = _times(x_tile, w, n, half + start + k, K, acc_b, EVEN)
-    acc += acc_b
-    if SCALE:
-        acc = acc * tl.load(scale + n)[None, :]
-    if NORM:
-        acc = acc * tl.rsqrt((squares + squares_b) / K + eps)[:, None]
-    if RANK > 0:
-        acc += _low_rank(low, b, m, n, BLOCK_M, PARTS, RANK)
-    if BIAS:
-        acc += tl.load(bias + n).to(tl.float32)[None, :]
-    at = m[:, None] * N + n[None, :]
-    if RESIDUAL:
-        # Rounded before it is added, as a linear layer's output is.
-        acc = acc.to(out.dtype.element_ty).to(tl.float32) + tl.load(residual + at).to(tl.float32)
-    tl.store(out + at, acc.to(out.dtype.element_ty))
-
-
-@triton.jit
-def _swiglu_kernel(
-    x, w, out, gain, scale, low, b, eps, K, N,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, SCALE: tl.constexpr,
-    PARTS: tl.constexpr, RANK: tl.constexpr,
-    OVERLAPS: tl.constexpr,
-):  # fmt: skip
-    """silu(gate) * up of the normed input; w holds N gate rows, then N up rows."""
-    wait_turn(OVERLAPS)
-    m, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    squares = tl.zeros((BLOCK_M,), tl.float32)
-    for start in range(0, K, BLOCK_K):
-        x_tile, squares = _load_x(x, gain, m, start + k, K, squares, True, EVEN)
-        gate = _times(x_tile, w, n, start + k, K, gate, EVEN)
-        up = _times(x_tile, w, N + n, start + k, K, up, EVEN)
-    if SCALE:
-        gate = gate * tl.load(scale + n)[None, :]
-        up = up * tl.load(scale + N + n)[None, :]
-    shrink = tl.rsqrt(squares / K + eps)[:, None]
-    gate, up = gate * shrink, up * shrink
-    if RANK > 0:
-        gate += _low_rank(low, b, m, n, BLOCK_M, PARTS, RANK)
-        up += _low_rank(low, b, m, N + n, BLOCK_M, PARTS, RANK)
-    y = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out + m[:, None] * N + n[None, :], y.to(out.dtype.element_ty))
-
-
-@triton.jit
-def _low_kernel(
-    x, a, low, gain, gate, eps, K, depth,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NORM: tl.constexpr, RANK: tl.constexpr,
-    OVERLAPS: tl.constexpr,
-):  # fmt: skip
-    """gate * (x A^T), one part of the depth a program; a normed input is never cut, its divisor needs all of it."""
-    wait_turn(OVERLAPS)
-    part = tl.program_id(1)
-    m, k = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    squares = tl.zeros((BLOCK_M,), tl.float32)
-    for start in range(part * depth, tl.minimum(part * depth + depth, K), BLOCK_K):
-        x_tile, squares = _load_x(x, gain, m, start + k, K, squares, NORM, False)
-        acc = _times(x_tile, a, n, start + k, K, acc, False)
-    if NORM:
-        acc = acc * tl.rsqrt(squares / K + eps)[:, None]
-    acc = acc * tl.load(gate + m).to(tl.float32)[:, None]
-    tl.store(low + part * BLOCK_M * RANK + m[:, None] * RANK + n[None, :], acc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,66 +45,301 @@ class Weight:
     scale: Tensor | None = None
 
 
-def project(
-    x: Tensor, weight: Weight, out: Tensor, norm: Norm | None, residual: Tensor | None, term: LowRankTerm | None
+@dataclass(frozen=True, slots=True)
+class LowRankTerm:
+    """`low` (parts, rows, rank) fp32, the gated A x whose parts are summed here; `b` (out, rank)."""
+
+    low: Tensor
+    b: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A normed input without its divisor: x * gain, and the sums of squares of x, (tiles, rows) fp32."""
+
+    y: Tensor
+    squares: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """What turns raw qkv into attention's inputs."""
+
+    where: RowSlots
+    angles: Tensor
+    caches: tuple[Tensor, Tensor]
+    norms: HeadNorms | None
+
+
+@triton.jit
+def _turn(
+    left, right, head, m, i, out, k_cache, v_cache, angles, positions, slots, q_gain, k_gain, head_eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """One head of raw qkv, (half a head, rows) twice: norm, rotate, store, and keep keys and values."""
+    HALF: tl.constexpr = D // 2
+    is_value = head >= HEADS + KV_HEADS
+    if not is_value:
+        if NORM:
+            gain = q_gain if head < HEADS else k_gain
+            shrink = tl.rsqrt((tl.sum(left * left, 0) + tl.sum(right * right, 0)) / D + head_eps)[None, :]
+            left = left * shrink * tl.load(gain + i).to(tl.float32)[:, None]
+            right = right * shrink * tl.load(gain + HALF + i).to(tl.float32)[:, None]
+        turn = angles + (tl.load(positions + m).to(tl.int64) * D)[None, :] + i[:, None]
+        cos, sin = tl.load(turn), tl.load(turn + HALF)
+        left, right = left * cos - right * sin, right * cos + left * sin
+    at = m[None, :] * ((HEADS + 2 * KV_HEADS) * D) + head * D + i[:, None]
+    tl.store(out + at, left.to(out.dtype.element_ty))
+    tl.store(out + at + HALF, right.to(out.dtype.element_ty))
+    if head >= HEADS:
+        slot = tl.load(slots + m).to(tl.int64)
+        is_kept = (slot >= 0)[None, :] & (i >= 0)[:, None]
+        store = v_cache if is_value else k_cache
+        to = (slot * (KV_HEADS * D) + ((head - HEADS) % KV_HEADS) * D)[None, :] + i[:, None]
+        tl.store(store + to, left.to(k_cache.dtype.element_ty), mask=is_kept)
+        tl.store(store + to + HALF, right.to(k_cache.dtype.element_ty), mask=is_kept)
+
+
+@triton.jit
+def _finish_pair(
+    a, b_, first, second, m, bias, scale, squares, low, b, eps, K,
+    ROWS: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
+    PARTS: tl.constexpr, RANK: tl.constexpr,
+):  # fmt: skip
+    """Scale, low-rank term, norm's divisor and bias, in an order that a zero low-rank term leaves bit for bit."""
+    if SCALE:
+        a, b_ = a * tl.load(scale + first)[:, None], b_ * tl.load(scale + second)[:, None]
+    if RANK > 0:
+        a += low_rank(low, b, m, first, ROWS, PARTS, RANK)
+        b_ += low_rank(low, b, m, second, ROWS, PARTS, RANK)
+    if TILES > 0:
+        shrink = norm_divisor(squares, m, K, eps, TILES, ROWS)[None, :]
+        a, b_ = a * shrink, b_ * shrink
+    if BIAS:
+        a += tl.load(bias + first).to(tl.float32)[:, None]
+        b_ += tl.load(bias + second).to(tl.float32)[:, None]
+    return a, b_
+
+
+@triton.jit
+def _qkv_kernel(
+    x, w, out, sums, arrived, squares, bias, scale, low, b,
+    k_cache, v_cache, angles, positions, slots, q_gain, k_gain, eps, head_eps, K, depth,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
+    TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr, LINES: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    head, split = tl.program_id(0), tl.program_id(1)
+    m, i = tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
+    first = (head * (2 * BLOCK_N) + i).to(tl.int64)
+    second = first + BLOCK_N
+    begin = split * depth
+    fetch_ahead(w, first, K, begin, LINES, OVERLAPS)
+    fetch_ahead(w, second, K, begin, LINES, OVERLAPS)
+    wait_turn(OVERLAPS)
+    left, right = multiply(x, w, first, second, K, begin, tl.minimum(begin + depth, K), ROWS, BLOCK_N, BLOCK_K, EVEN)
+    is_last = split >= 0
+    if SPLITS > 1:
+        is_last = leave_part(sums, arrived, left, right, head, split, ROWS, BLOCK_N, SPLITS)
+    if is_last:
+        if SPLITS > 1:
+            left, right = add_parts(sums, arrived, head, ROWS, BLOCK_N, SPLITS)
+        left, right = _finish_pair(
+            left, right, first, second, m, bias, scale, squares, low, b, eps, K, ROWS, TILES, BIAS, SCALE, PARTS, RANK
+        )
+        # Rounded before it is normed and turned, as a linear layer's output is.
+        left = left.to(out.dtype.element_ty).to(tl.float32)
+        right = right.to(out.dtype.element_ty).to(tl.float32)
+        _turn(
+            left, right, head, m, i, out, k_cache, v_cache, angles, positions, slots, q_gain, k_gain, head_eps,
+            HEADS, KV_HEADS, 2 * BLOCK_N, NORM,
+        )  # fmt: skip
+
+
+@triton.jit
+def _swiglu_kernel(
+    x, w, out, sums, arrived, squares, scale, low, b, eps, K, N, depth,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
+    TILES: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, LINES: tl.constexpr,
+    OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """silu(gate) * up; w holds N gate rows, then N up rows."""
+    tile, split = tl.program_id(0), tl.program_id(1)
+    m, n = tl.arange(0, ROWS), tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = n.to(tl.int64)
+    second = first + N
+    begin = split * depth
+    fetch_ahead(w, first, K, begin, LINES, OVERLAPS)
+    fetch_ahead(w, second, K, begin, LINES, OVERLAPS)
+    wait_turn(OVERLAPS)
+    gate, up = multiply(x, w, first, second, K, begin, tl.minimum(begin + depth, K), ROWS, BLOCK_N, BLOCK_K, EVEN)
+    is_last = split >= 0
+    if SPLITS > 1:
+        is_last = leave_part(sums, arrived, gate, up, tile, split, ROWS, BLOCK_N, SPLITS)
+    if is_last:
+        if SPLITS > 1:
+            gate, up = add_parts(sums, arrived, tile, ROWS, BLOCK_N, SPLITS)
+        gate, up = _finish_pair(
+            gate, up, first, second, m, x, scale, squares, low, b, eps, K, ROWS, TILES, False, SCALE, PARTS, RANK
+        )
+        y = gate / (1.0 + tl.exp(-gate)) * up
+        tl.store(out + m[None, :] * N + n[:, None], y.to(out.dtype.element_ty))
+
+
+@triton.jit
+def _add_kernel(
+    x, w, stream, y, sums, arrived, squares, gain, scale, low, b, K, N, depth,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
+    SCALE: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, LINES: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """stream += W x, in place; and the sum times the next norm's gain, and its squares."""
+    tile, split = tl.program_id(0), tl.program_id(1)
+    m, i = tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
+    first = (tile * (2 * BLOCK_N) + i).to(tl.int64)
+    second = first + BLOCK_N
+    begin = split * depth
+    fetch_ahead(w, first, K, begin, LINES, OVERLAPS)
+    fetch_ahead(w, second, K, begin, LINES, OVERLAPS)
+    wait_turn(OVERLAPS)
+    a, c = multiply(x, w, first, second, K, begin, tl.minimum(begin + depth, K), ROWS, BLOCK_N, BLOCK_K, EVEN)
+    is_last = split >= 0
+    if SPLITS > 1:
+        is_last = leave_part(sums, arrived, a, c, tile, split, ROWS, BLOCK_N, SPLITS)
+    if is_last:
+        if SPLITS > 1:
+            a, c = add_parts(sums, arrived, tile, ROWS, BLOCK_N, SPLITS)
+        a, c = _finish_pair(
+            a, c, first, second, m, x, scale, squares, low, b, 0.0, K, ROWS, 0, False, SCALE, PARTS, RANK
+        )
+        at = m[None, :] * N + (tile * (2 * BLOCK_N) + i)[:, None]
+        total = _add_half(a, stream, y, gain + first, at)
+        total += _add_half(c, stream, y, gain + second, at + BLOCK_N)
+        tl.store(squares + tile * ROWS + m, total)
+
+
+@triton.jit
+def _add_half(a, stream, y, gain, at):
+    """Rounded before it is added, and again after, as the plain network does; returns the sums of squares."""
+    dtype = stream.dtype.element_ty
+    sum_ = (a.to(dtype).to(tl.float32) + tl.load(stream + at).to(tl.float32)).to(dtype)
+    tl.store(stream + at, sum_)
+    wide = sum_.to(tl.float32)
+    tl.store(y + at, (wide * tl.load(gain).to(tl.float32)[:, None]).to(dtype))
+    return tl.sum(wide * wide, 0)
+
+
+@triton.jit
+def _low_kernel(
+    x, a, low, gate, K, depth,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, RANK: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """gate * (A x), one part of the depth a program."""
+    part = tl.program_id(1)
+    m, k = tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    wait_turn(OVERLAPS)
+    acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    end = tl.minimum(part * depth + depth, K)
+    for start in range(part * depth, end, BLOCK_K):
+        at = start + k
+        is_in = (at < end)[None, :]
+        x_tile = tl.load(x + m[:, None] * K + at[None, :], mask=is_in, other=0.0)
+        a_tile = tl.load(a + n[:, None] * K + at[None, :], mask=is_in, other=0.0)
+        acc = tl.dot(a_tile, tl.trans(x_tile), acc, input_precision="ieee")
+    acc = acc * tl.load(gate + m).to(tl.float32)[None, :]
+    tl.store(low + part * ROWS * RANK + m[None, :] * RANK + n[:, None], acc)
+
+
+def project_qkv(
+    x: Scaled, norm: Norm, weight: Weight, out: Tensor, turn: Rotation, rest: tuple[Parts, LowRankTerm | None]
 ) -> Tensor:
-    """out = norm(x) W^T + low-rank term + bias, added to `residual` where given (which may be `out` itself)."""
-    n, k = weight.w.shape
-    tile = pick_tile(n, k, x.shape[0])
-    none = x
-    _project_kernel[(n // tile.block_n,)](
-        x, weight.w, out,
-        norm.gain if norm else none, weight.bias if weight.bias is not None else none,
-        residual if residual is not None else none, weight.scale if weight.scale is not None else none,
-        term.low if term else none, term.b if term else none, norm.eps if norm else 0.0, k, n,
-        BLOCK_M=x.shape[0], BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, EVEN=k % (2 * tile.block_k) == 0,
-        NORM=norm is not None, BIAS=weight.bias is not None, RESIDUAL=residual is not None,
-        SCALE=weight.scale is not None, PARTS=term.low.shape[0] if term else 1, RANK=term.b.shape[1] if term else 0,
-        num_warps=tile.num_warps, num_stages=tile.num_stages, **overlap(),
+    """out (rows, heads + 2 kv_heads, head_dim), rotated, its keys and values written to the cache's slots."""
+    (rows, num_all, head_dim), k = out.shape, weight.w.shape[1]
+    kv_heads = turn.caches[0].shape[1]
+    parts, term = rest
+    cut = pick_cut(head_dim // 2, num_all, k, rows)
+    gains = (turn.norms.q, turn.norms.k) if turn.norms else (x.y, x.y)
+    _qkv_kernel[(num_all, cut.splits(k))](
+        x.y, weight.w, out, parts.sums, parts.arrived, x.squares, _or(weight.bias, x.y), _or(weight.scale, x.y),
+        term.low if term else x.y, term.b if term else x.y, *turn.caches, turn.angles, turn.where.positions,
+        turn.where.slots, *gains, norm.eps, turn.norms.eps if turn.norms else 0.0, k, cut.depth,
+        TILES=x.squares.shape[0], BIAS=weight.bias is not None, HEADS=num_all - 2 * kv_heads, KV_HEADS=kv_heads,
+        NORM=turn.norms is not None, **_shape(cut, rows, k), **_terms(weight, term), **overlap(),
     )  # fmt: skip
     return out
 
 
-def project_swiglu(x: Tensor, weight: Weight, out: Tensor, norm: Norm, term: LowRankTerm | None) -> Tensor:
-    """out (rows, ffn) = silu(gate) * up of norm(x), with `weight` holding gate above up."""
-    n, k = weight.w.shape[0] // 2, weight.w.shape[1]
-    tile = pick_tile(n, k, x.shape[0])
-    _swiglu_kernel[(n // tile.block_n,)](
-        x, weight.w, out, norm.gain, weight.scale if weight.scale is not None else x,
-        term.low if term else x, term.b if term else x, norm.eps, k, n,
-        BLOCK_M=x.shape[0], BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, EVEN=k % tile.block_k == 0,
-        SCALE=weight.scale is not None, PARTS=term.low.shape[0] if term else 1, RANK=term.b.shape[1] if term else 0,
-        num_warps=tile.num_warps, num_stages=tile.num_stages, **overlap(),
+def project_swiglu(
+    x: Scaled, norm: Norm, weight: Weight, out: Tensor, parts: Parts, term: LowRankTerm | None
+) -> Tensor:
+    """out (rows, ffn) = silu(gate) * up of the normed input, with `weight` holding gate above up."""
+    (rows, n), k = out.shape, weight.w.shape[1]
+    block_n = pick_columns(n)
+    cut = pick_cut(block_n, n // block_n, k, rows)
+    _swiglu_kernel[(n // block_n, cut.splits(k))](
+        x.y, weight.w, out, parts.sums, parts.arrived, x.squares, _or(weight.scale, x.y),
+        term.low if term else x.y, term.b if term else x.y, norm.eps, k, n, cut.depth,
+        TILES=x.squares.shape[0], **_shape(cut, rows, k), **_terms(weight, term), **overlap(),
     )  # fmt: skip
     return out
 
 
-def project_low(x: Tensor, a: Tensor, gate: Tensor, norm: Norm | None, low: Tensor) -> Tensor:
-    """low (parts, rows, rank) = gate * (norm(x) A^T), the depth cut into as many parts as `low` has."""
+def project_add(
+    x: Tensor, weight: Weight, stream: Tensor, after: tuple[Norm, Scaled], parts: Parts, term: LowRankTerm | None
+) -> Tensor:
+    """stream += W x, in place; `after` names the norm that follows and where its input goes."""
+    (n, k), rows = weight.w.shape, x.shape[0]
+    norm, scaled = after
+    block_n = pick_columns(n // 2)
+    cut = pick_cut(block_n, n // (2 * block_n), k, rows)
+    _add_kernel[(n // (2 * block_n), cut.splits(k))](
+        x, weight.w, stream, scaled.y, parts.sums, parts.arrived, scaled.squares, norm.gain, _or(weight.scale, x),
+        term.low if term else x, term.b if term else x, k, n, cut.depth,
+        **_shape(cut, rows, k), **_terms(weight, term), **overlap(),
+    )  # fmt: skip
+    return stream
+
+
+def project_low(x: Tensor, a: Tensor, gate: Tensor, low: Tensor) -> Tensor:
+    """low (parts, rows, rank) = gate * (A x), the depth cut into as many parts as `low` has."""
     rank, k = a.shape
-    parts = low.shape[0]
-    assert norm is None or parts == 1
-    block_k = 128
+    parts, block_k = low.shape[0], 64
     depth = triton.cdiv(triton.cdiv(k, parts), block_k) * block_k
     _low_kernel[(rank // 16, parts)](
-        x, a, low, norm.gain if norm else x, gate, norm.eps if norm else 0.0, k, depth,
-        BLOCK_M=x.shape[0], BLOCK_N=16, BLOCK_K=block_k, NORM=norm is not None, RANK=rank,
-        num_warps=4, num_stages=4, **overlap(),
+        x, a, low, gate, k, depth,
+        ROWS=x.shape[0], BLOCK_N=16, BLOCK_K=block_k, RANK=rank, num_warps=2, num_stages=4, **overlap(),
     )  # fmt: skip
     return low
 
 
-def low_parts(depth: int, has_norm: bool) -> int:
+def low_parts(depth: int) -> int:
     """How many programs share the depth of A x."""
-    return 1 if has_norm else max(1, min(8, depth // 1024))
+    return max(1, min(8, depth // 192))
 
 
-def pick_tile(n: int, k: int, num_rows: int) -> Tile:
-    """Narrow outputs get narrow tiles, so that every multiprocessor has some to read; many rows get wide ones, because
-    each tile reads all rows. The depth is cut by the weights' shape alone up to 32 rows."""
-    block_k = 128 if k % 256 == 0 else 64
-    if num_rows <= 16:
-        return Tile(32 if n % 32 == 0 and n // 32 >= 256 else 16, block_k)
-    if num_rows <= 32:
-        return Tile(32 if n % 32 == 0 and n // 32 >= 96 else 16, block_k)
-    return Tile(64 if n % 64 == 0 and n // 64 >= 96 else 32 if n % 32 == 0 else 16, 64)
+def square_tiles(dim: int) -> int:
+    """Tiles of the linears that complete the residual stream."""
+    return dim // (2 * pick_columns(dim // 2))
+
+
+def part_floats(shapes: list[tuple[int, int, int]], rows: int) -> int:
+    """Room for the splits of linears given as (tiles, columns of a tile, depth)."""
+    splits = [pick_cut(columns // 2, tiles, k, rows).splits(k) for tiles, columns, k in shapes]
+    return max(count * tiles * columns * rows for count, (tiles, columns, _) in zip(splits, shapes, strict=True))
+
+
+def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    return other if tensor is None else tensor
+
+
+def _shape(cut: Cut, rows: int, k: int) -> dict[str, int | bool]:
+    lines = min(4, 1 << ((cut.depth // 64).bit_length() - 1))
+    return {
+        "ROWS": rows, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "SPLITS": cut.splits(k),
+        "EVEN": cut.is_even(k), "LINES": lines, "num_warps": cut.num_warps, "num_stages": cut.num_stages,
+    }  # fmt: skip
+
+
+def _terms(weight: Weight, term: LowRankTerm | None) -> dict[str, int | bool]:
+    parts, rank = (term.low.shape[0], term.b.shape[1]) if term else (1, 0)
+    return {"SCALE": weight.scale is not None, "PARTS": parts, "RANK": rank}

@@ -12,8 +12,9 @@ from quicksilver.model.kernels.launch import overlap, wait_turn
 
 @triton.jit
 def _embed_kernel(
-    tokens, masks, token_ids, mask_index, out, dim, BLOCK: tl.constexpr, MASKS: tl.constexpr, OVERLAPS: tl.constexpr
-):
+    tokens, masks, token_ids, mask_index, out, dim, num_masks,
+    BLOCK: tl.constexpr, MASKS: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
     wait_turn(OVERLAPS)
     row = tl.program_id(0)
     d = tl.arange(0, BLOCK)
@@ -22,20 +23,36 @@ def _embed_kernel(
     if MASKS:
         index = tl.load(mask_index + row)
         if index >= 0:
-            source = masks + index.to(tl.int64) * dim
+            # A canvas longer than the adapter was trained for repeats its last mask rather than read past the table.
+            source = masks + tl.minimum(index, num_masks - 1).to(tl.int64) * dim
     x = tl.load(source + d, mask=d < dim)
     tl.store(out + row.to(tl.int64) * dim + d, x, mask=d < dim)
 
 
 @triton.jit
-def _norm_kernel(x, gain, out, eps, dim, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+def _norm_kernel(x, index, gain, out, eps, dim, BLOCK: tl.constexpr, GATHER: tl.constexpr, OVERLAPS: tl.constexpr):
     wait_turn(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
-    wide = tl.load(x + row * dim + d, mask=d < dim, other=0.0).to(tl.float32)
+    source = tl.load(index + row).to(tl.int64) if GATHER else row
+    wide = tl.load(x + source * dim + d, mask=d < dim, other=0.0).to(tl.float32)
     shrink = tl.rsqrt(tl.sum(wide * wide, 0) / dim + eps)
     y = wide * shrink * tl.load(gain + d, mask=d < dim, other=0.0).to(tl.float32)
     tl.store(out + row * dim + d, y.to(out.dtype.element_ty), mask=d < dim)
+
+
+@triton.jit
+def _scale_kernel(
+    x, gain, y, squares, num_rows, num_tiles, dim, BLOCK: tl.constexpr, TILES: tl.constexpr, OVERLAPS: tl.constexpr
+):
+    wait_turn(OVERLAPS)
+    row = tl.program_id(0)
+    d, tile = tl.arange(0, BLOCK), tl.arange(0, TILES)
+    wide = tl.load(x + row.to(tl.int64) * dim + d, mask=d < dim, other=0.0).to(tl.float32)
+    gains = tl.load(gain + d, mask=d < dim, other=0.0).to(tl.float32)
+    tl.store(y + row.to(tl.int64) * dim + d, (wide * gains).to(y.dtype.element_ty), mask=d < dim)
+    total = tl.sum(wide * wide, 0)
+    tl.store(squares + tile * num_rows + row, tl.where(tile == 0, total, 0.0), mask=tile < num_tiles)
 
 
 @triton.jit
@@ -53,15 +70,29 @@ def embed(tokens: Tensor, masks: Tensor | None, token_ids: Tensor, mask_index: T
     dim = tokens.shape[1]
     _embed_kernel[(len(token_ids),)](
         tokens, masks if masks is not None else tokens, token_ids, mask_index, out, dim,
+        len(masks) if masks is not None else 0,
         BLOCK=triton.next_power_of_2(dim), MASKS=masks is not None, num_warps=4, **overlap(),
     )  # fmt: skip
     return out
 
 
-def norm_rows(x: Tensor, gain: Tensor, eps: float, out: Tensor) -> Tensor:
+def norm_rows(x: Tensor, gain: Tensor, eps: float, out: Tensor, index: Tensor | None = None) -> Tensor:
+    """Normed rows of x, all of them or those named by `index` (int32), as many as `out` has."""
     dim = x.shape[1]
-    _norm_kernel[(x.shape[0],)](x, gain, out, eps, dim, BLOCK=triton.next_power_of_2(dim), num_warps=4, **overlap())
+    _norm_kernel[(out.shape[0],)](
+        x, index if index is not None else x, gain, out, eps, dim,
+        BLOCK=triton.next_power_of_2(dim), GATHER=index is not None, num_warps=4, **overlap(),
+    )  # fmt: skip
     return out
+
+
+def scale_rows(x: Tensor, gain: Tensor, y: Tensor, squares: Tensor) -> None:
+    """y = x * gain and the sums of squares of x, all in the first of the (tiles, rows) of `squares`."""
+    rows, dim = x.shape
+    _scale_kernel[(rows,)](
+        x, gain, y, squares, rows, squares.shape[0], dim,
+        BLOCK=triton.next_power_of_2(dim), TILES=triton.next_power_of_2(squares.shape[0]), num_warps=4, **overlap(),
+    )  # fmt: skip
 
 
 def swiglu_rows(gate_up: Tensor, out: Tensor) -> Tensor:

@@ -62,11 +62,11 @@ def refusal(model: Transformer) -> str | None:
     config = model.config
     if model.tokens.weight.dtype not in (torch.bfloat16, torch.float16):
         return f"weights are {model.tokens.weight.dtype}, not 16-bit"
-    if config.head_dim < 16 or config.head_dim & (config.head_dim - 1):
-        return f"head size {config.head_dim} is not a power of two from 16"
+    if config.head_dim < 32 or config.head_dim & (config.head_dim - 1):
+        return f"head size {config.head_dim} is not a power of two from 32"
     widths = (config.dim, config.ffn_dim, config.q_dim + 2 * config.kv_dim)
-    if any(width % 16 for width in widths):
-        return f"a width among {widths} is not a multiple of 16"
+    if any(width % 32 for width in widths):
+        return f"a width among {widths} is not a multiple of 32"
     if config.num_heads // config.num_kv_heads > 16:
         return "more than 16 query heads share a KV head"
     linears = [linear for layer in model.layers for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import kernel_checks as checks
+from tests import project_checks as linears
 
 # Triton's interpreter computes both sides of every choice, in numpy, which warns of the one not taken.
 pytestmark = [
@@ -23,13 +24,26 @@ def test_rotation_and_cache_write_equal_the_network(heads: tuple[int, int, int],
     checks.check_rotate(0, heads, rows, has_norm)
 
 
-@pytest.mark.parametrize("shape", [(64, 320), (32, 256)])
-def test_projection_equals_its_steps(shape: tuple[int, int]) -> None:
-    checks.check_project(0, 16, shape, 16)
+SMALL = linears.LayerShape((192, 320), (4, 2, 32))
+NARROW = linears.LayerShape((96, 160), (2, 1, 64))
 
 
-def test_a_row_is_the_same_among_16_and_32() -> None:
-    checks.check_projection_ignores_row_count(0, (32, 192))
+@pytest.mark.parametrize(("shape", "has_norms"), [(SMALL, False), (NARROW, True)])
+def test_qkv_equals_its_steps(shape: linears.LayerShape, has_norms: bool) -> None:
+    linears.check_qkv(0, shape, 16, has_norms)
+
+
+@pytest.mark.parametrize("shape", [SMALL, NARROW])
+def test_ffn_equals_its_steps(shape: linears.LayerShape) -> None:
+    linears.check_ffn(0, shape, 16)
+
+
+def test_a_row_is_the_same_among_16_32_and_64() -> None:
+    linears.check_layer_ignores_row_count(0, NARROW)
+
+
+def test_embedding_keeps_to_its_table() -> None:
+    linears.check_embed_keeps_to_its_table()
 
 
 def test_row_kernels_equal_torch() -> None:

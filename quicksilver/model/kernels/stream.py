@@ -1,0 +1,141 @@
+"""Reading weights at the memory's pace for few rows: a program owns a pair of column groups and a stretch of the depth.
+
+The weights are the tall side of every product and the rows its narrow side. Where columns alone would leave
+multiprocessors idle the depth is cut into splits; the program that arrives last adds the splits in their order, so who
+it was changes no number. How the depth is cut depends on the weights' shape alone, never on the number of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+MAX_TILES = 2048
+"""Column tiles of one linear."""
+_PROGRAMS = 120
+"""Enough to keep an H200's 132 multiprocessors reading."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A program's share: `block_n` columns twice, `depth` of the input in steps of `block_k`."""
+
+    block_n: int
+    block_k: int
+    depth: int
+    num_warps: int = 4
+    num_stages: int = 3
+
+    def splits(self, k: int) -> int:
+        return -(-k // self.depth)
+
+    def is_even(self, k: int) -> bool:
+        return k % self.block_k == 0 and self.depth % self.block_k == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Unfinished sums of the splits, and how many splits of a tile have arrived (zero between launches)."""
+
+    sums: Tensor
+    arrived: Tensor
+
+    @classmethod
+    def allocate(cls, num_floats: int, device: torch.device | str) -> Parts:
+        arrived = torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
+        return cls(torch.zeros(num_floats, device=device), arrived)
+
+
+def pick_columns(half: int) -> int:
+    """Columns of one group: wide enough for the matrix unit, and so many tiles that the chip is busy."""
+    for block_n in (64, 32):
+        if half % block_n == 0 and half // block_n >= 9:
+            return block_n
+    return 32 if half % 32 == 0 else 16
+
+
+def pick_cut(block_n: int, num_tiles: int, k: int, num_rows: int) -> Cut:
+    """Splits until the chip is full. Rows change how much of the depth is under way at once, not how it is cut or in
+    which order anything is added."""
+    wanted = max(1, -(-_PROGRAMS // num_tiles))
+    step = 128 if k % 128 == 0 and k >= 2048 else 64
+    depth = min(max(-(-k // wanted // step) * step, 128), -(-k // 64) * 64)
+    block_k = 128 if depth % 128 == 0 and k % 128 == 0 and num_rows <= 16 else 64
+    return Cut(block_n, block_k, depth, 4, 3 if block_k == 128 else 4)
+
+
+@triton.jit
+def multiply(
+    x, w, first, second, K, begin, end,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Two (columns, rows) products over [begin, end) of the depth; `first` and `second` are rows of w, int64."""
+    m, k = tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
+    a = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    b = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    for start in range(begin, end, BLOCK_K):
+        at = start + k
+        if EVEN:
+            x_tile = tl.load(x + m[:, None] * K + at[None, :])
+            w_first = tl.load(w + first[:, None] * K + at[None, :])
+            w_second = tl.load(w + second[:, None] * K + at[None, :])
+        else:
+            is_in = (at < end)[None, :]
+            x_tile = tl.load(x + m[:, None] * K + at[None, :], mask=is_in, other=0.0)
+            w_first = tl.load(w + first[:, None] * K + at[None, :], mask=is_in, other=0.0)
+            w_second = tl.load(w + second[:, None] * K + at[None, :], mask=is_in, other=0.0)
+        a = tl.dot(w_first.to(x_tile.dtype), tl.trans(x_tile), a, input_precision="ieee")
+        b = tl.dot(w_second.to(x_tile.dtype), tl.trans(x_tile), b, input_precision="ieee")
+    return a, b
+
+
+@triton.jit
+def leave_part(
+    sums, arrived, a, b, tile, split, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr
+):  # fmt: skip
+    """Put this split's sums down; true for the program that finds all others there."""
+    m, n = tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
+    at = sums + (tile * SPLITS + split) * (2 * BLOCK_N * ROWS) + m[None, :] * BLOCK_N + n[:, None]
+    tl.store(at, a)
+    tl.store(at + BLOCK_N * ROWS, b)
+    tl.debug_barrier()  # every thread's sums are out before the one thread that counts announces them
+    return tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
+
+
+@triton.jit
+def add_parts(sums, arrived, tile, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr):
+    """All splits in ascending order, past the first-level cache, which may hold what stood there before."""
+    tl.store(arrived + tile, 0)
+    m, n = tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
+    at = sums + tile * SPLITS * (2 * BLOCK_N * ROWS) + m[None, :] * BLOCK_N + n[:, None]
+    a = tl.load(at, cache_modifier=".cg")
+    b = tl.load(at + BLOCK_N * ROWS, cache_modifier=".cg")
+    for split in tl.static_range(1, SPLITS):
+        a += tl.load(at + split * (2 * BLOCK_N * ROWS), cache_modifier=".cg")
+        b += tl.load(at + split * (2 * BLOCK_N * ROWS) + BLOCK_N * ROWS, cache_modifier=".cg")
+    return a, b
+
+
+@triton.jit
+def norm_divisor(squares, m, K, eps, TILES: tl.constexpr, ROWS: tl.constexpr):
+    """The RMS norm's factor of each row, from the sums of squares that the tiles of the last linear left."""
+    total = tl.load(squares + m)
+    for tile in tl.static_range(1, TILES):
+        total += tl.load(squares + tile * ROWS + m)
+    return tl.rsqrt(total / K + eps)
+
+
+@triton.jit
+def low_rank(low, b, m, n, ROWS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr):
+    """B (gated A x) for columns n, (columns, rows)."""
+    r = tl.arange(0, RANK)
+    at = m[:, None] * RANK + r[None, :]
+    t = tl.load(low + at)
+    for part in tl.static_range(1, PARTS):
+        t += tl.load(low + part * ROWS * RANK + at)
+    b_tile = tl.load(b + n[:, None] * RANK + r[None, :])
+    return tl.dot(b_tile, tl.trans(t.to(b_tile.dtype)), input_precision="ieee")
