@@ -53,7 +53,7 @@ def reveal(shape: tuple[int, ...], share: float, generator: torch.Generator) -> 
 
 
 def distance_to_known(is_revealed: Tensor) -> Tensor:
-    """For each row, how many undecided rows lie between it and the last revealed row (or the anchor) at or before it."""
+    """For each row, how many undecided rows lie between it and the last revealed row, or the anchor, before it."""
     index = torch.arange(is_revealed.shape[-1], device=is_revealed.device)
     last_known = torch.where(is_revealed, index, -1).cummax(dim=-1).values
     return (index - last_known - 1).clamp(min=0)
@@ -76,7 +76,7 @@ def place_canvases(
 
 
 def weigh(canvases: Canvases, is_revealed: Tensor, decay: float) -> Canvases:
-    """Reveal rows that stand for countable tokens, and weigh the rest; a row whose successor is shown teaches nothing."""
+    """Reveal rows that stand for countable tokens and weigh the rest; a row whose successor shows teaches nothing."""
     counts = canvases.weight > 0
     shown = is_revealed & counts
     next_shown = torch.zeros_like(shown)

@@ -16,7 +16,7 @@ from quicksilver.diffusion.adjust import Adjustment, adjust
 from quicksilver.diffusion.decoder import Tail
 from quicksilver.diffusion.decoders import make_decoder, noise_step
 from quicksilver.diffusion.edit import left_neighbours
-from quicksilver.diffusion.finish import take
+from quicksilver.diffusion.finish import end_early, take
 from quicksilver.diffusion.sample import SampleRows, propose
 
 Predict = Callable[[Sequence[int], Tail], Tensor]
@@ -33,7 +33,7 @@ def generate(predict: Predict, prompt: Sequence[int], params: DecodeParams) -> l
         avoid = left_neighbours(tail, context[-1]) if params.decoder.name is DecoderName.EDIT else []
         adjust(logits, Adjustment(params, prompt, answer, tail.known, None, avoid))
         rows = sample_rows(params, len(context), len(logits), noise_step(params.decoder, canvas.step))
-        decision = decoder.decide(canvas, propose(logits, rows))
+        decision = end_early(decoder.decide(canvas, propose(logits, rows)), params.stop_ids)
         canvas = decision.canvas
         tokens, finish = take(decision.commit, params.stop_ids, params.max_new_tokens - len(answer))
         context, answer = context + tokens, answer + tokens

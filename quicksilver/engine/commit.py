@@ -9,11 +9,14 @@ from dataclasses import dataclass, replace
 
 from quicksilver.core import Delta, Event, FinishReason, Frame, TokenLogprob
 from quicksilver.diffusion.decoder import Canvas, Decision
-from quicksilver.diffusion.finish import take
+from quicksilver.diffusion.finish import end_early, take
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.runner import Outcome
 from quicksilver.engine.sequence import Sequence, Work
 from quicksilver.errors import RowFailed
+
+MAX_STEPS_PER_POSITION = 5
+"""Where a grammar keeps throwing a canvas back, its lawful beginning commits after this many steps a position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ def commit(work: Work, outcome: Outcome) -> list[Event]:
     assert sequence.canvas is not None
     decision = sequence.decoder.decide(sequence.canvas, outcome.proposal)
     decision = _keep_lawful(sequence, decision, outcome.proposal)
+    decision = end_early(decision, sequence.request.params.stop_ids)
     _remember_logprobs(sequence, outcome, decision)
     sequence.drafted += decision.num_drafted
     sequence.accepted += decision.num_accepted
@@ -63,7 +67,10 @@ def _keep_lawful(sequence: Sequence, decision: Decision, proposal: Proposal) -> 
     assert sequence.canvas is not None
     canvas = _fill_first_hole(decision.canvas, sequence.canvas.num_decided, proposal)
     run = canvas.token_ids[: canvas.num_decided].tolist()
-    return replace(decision, canvas=canvas.remask_from(sequence.constraint.legal_prefix(run)))
+    legal = sequence.constraint.legal_prefix(run)
+    if canvas.step >= MAX_STEPS_PER_POSITION * len(canvas.token_ids):
+        return replace(decision, commit=run[:legal], canvas=None)
+    return replace(decision, canvas=canvas.remask_from(legal))
 
 
 def _fill_first_hole(canvas: Canvas, hole: int, proposal: Proposal) -> Canvas:

@@ -6,9 +6,9 @@ import torch
 
 from quicksilver.core import DecoderName, DecoderParams, FinishReason
 from quicksilver.diffusion.confidence import Confidence
-from quicksilver.diffusion.decoder import Canvas
+from quicksilver.diffusion.decoder import Canvas, Decision
 from quicksilver.diffusion.edit import Edit, left_neighbours
-from quicksilver.diffusion.finish import take
+from quicksilver.diffusion.finish import end_early, take
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.diffusion.verify import Verify
 
@@ -88,3 +88,11 @@ def test_take_stops_before_a_stop_token_or_at_the_end_of_the_room() -> None:
     assert take([1, 2, 3], stop_ids=[], room=2) == ([1, 2], FinishReason.LENGTH)
     assert take([1, 2, 3], stop_ids=[3], room=2) == ([1, 2], FinishReason.STOP)
     assert take([1, 2], stop_ids=[3], room=5) == ([1, 2], None)
+
+
+def test_a_stop_token_without_a_mask_before_it_ends_an_unfinished_canvas() -> None:
+    canvas = Canvas(torch.tensor([5, 9, 7]), torch.tensor([False, False, True]), torch.ones(3))
+    assert end_early(Decision([], canvas), stop_ids=[9]).commit == [5, 9]
+    hidden = Canvas(torch.tensor([5, 6, 9]), torch.tensor([False, True, False]), torch.ones(3))
+    assert end_early(Decision([], hidden), stop_ids=[9]).commit == []
+    assert end_early(Decision([1], canvas), stop_ids=[9]).commit == [1]

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.parity, pytest.mark.timeout(600)]
 PROMPTS = [
     "The capital of France is", "def reverse(text):", "Once upon a time", "2 + 2 =", "The three primary colours are",
     "import numpy as np\n", "Water boils at", "Dear Sir or Madam,", '{"name": "Ada", "age":', "In 1969, people",
-    "class Stack:\n    def", "To be or not to be", "A list of fruits: apple,", "SELECT name FROM", "The opposite of hot is",
+    "class Stack:\n    def", "To be or not to be", "A list of fruits: apple,", "SELECT name FROM", "The opposite of",
     "Hello, my name is", "Photosynthesis is", "for i in range(10):", "Monday, Tuesday,", "The sun rises in the",
 ]  # fmt: skip
 NUM_TOKENS = 64

@@ -1,0 +1,112 @@
+"""The whole stack with real weights: `quicksilver serve`, nano in its worker, the stock openai client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.live import serving
+from tests.weights import nano
+
+pytestmark = [pytest.mark.contract, pytest.mark.timeout(600)]
+
+ASK = [{"role": "user", "content": "What is the capital of France?"}]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Current weather of a city",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 20}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+            "required": ["city", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
+    nano()
+    with serving(tmp_path_factory.mktemp("server") / "log") as url:
+        yield OpenAI(base_url=f"{url}/v1", api_key="none", timeout=300, max_retries=0)
+
+
+def test_chat_answers_and_counts(client: OpenAI) -> None:
+    reply = client.chat.completions.create(model="mercury-2", messages=ASK, temperature=0, max_tokens=32)
+    assert "Paris" in (reply.choices[0].message.content or "")
+    assert reply.choices[0].finish_reason == "stop"
+    assert reply.usage is not None
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+
+
+def test_a_stream_appends_to_the_same_text(client: OpenAI) -> None:
+    whole = client.chat.completions.create(model="nano", messages=ASK, temperature=0.8, seed=7, max_tokens=24)
+    stream = client.chat.completions.create(
+        model="nano", messages=ASK, temperature=0.8, seed=7, max_tokens=24, stream=True
+    )
+    pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+    assert "".join(pieces) == whole.choices[0].message.content
+
+
+def test_diffusing_ends_on_the_same_text(client: OpenAI) -> None:
+    whole = client.chat.completions.create(model="nano", messages=ASK, temperature=0, max_tokens=24)
+    stream = client.chat.completions.create(
+        model="nano", messages=ASK, temperature=0, max_tokens=24, stream=True, extra_body={"diffusing": True}
+    )
+    snapshots = [chunk.choices[0].delta.content for chunk in stream if chunk.choices and chunk.choices[0].delta.content]
+    assert snapshots[-1] == whole.choices[0].message.content
+
+
+@pytest.mark.parametrize("decoder", ["ar", "verify", "confidence", "edit"])
+def test_a_schema_is_kept_by_every_decoder(client: OpenAI, decoder: str) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "minimum": 0}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    reply = client.chat.completions.create(
+        model="nano",
+        messages=[{"role": "user", "content": "Describe a person as JSON."}],
+        temperature=1.0,
+        seed=1,
+        max_tokens=60,
+        response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": schema, "strict": True}},
+        extra_body={"decoder": {"name": decoder, "canvas_len": 8}},
+    )
+    person = json.loads(reply.choices[0].message.content or "")
+    assert set(person) == {"name", "age"}
+    assert isinstance(person["age"], int)
+
+
+def test_a_required_tool_is_always_called_with_valid_arguments(client: OpenAI) -> None:
+    reply = client.chat.completions.create(
+        model="nano",
+        messages=[{"role": "user", "content": "What is the weather in Oslo in celsius?"}],
+        temperature=0,
+        max_tokens=80,
+        tools=[WEATHER],
+        tool_choice="required",
+    )
+    call = reply.choices[0].message.tool_calls[0]  # type: ignore[index]
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments)["unit"] in ("celsius", "fahrenheit")
+    assert reply.choices[0].finish_reason == "tool_calls"
+
+
+def test_fill_in_the_middle(client: OpenAI) -> None:
+    reply = client.completions.create(model="nano", prompt="def add(a, b):\n    return ", suffix="\n", max_tokens=16)
+    assert reply.choices[0].text.strip()
+
+
+def test_a_bad_request_is_a_400_that_names_the_field(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="nano", messages=ASK, temperature=9)
+    assert refused.value.param == "temperature"
