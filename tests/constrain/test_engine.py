@@ -1,0 +1,107 @@
+"""Real grammars in the real engine, over a tiny random model: whatever the decoder, finished answers are valid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from quicksilver.constrain.check import validate_output
+from quicksilver.constrain.matcher import Grammars
+from quicksilver.constrain.source import Tool, ToolChoice, ToolPlan, ToolTags
+from quicksilver.constrain.tools import compile_tools
+from quicksilver.core import ConstraintSpec, Delta, FinishReason, Request
+from quicksilver.engine.engine import Engine
+from quicksilver.model.adapters import attach_canvas, new_canvas
+from quicksilver.model.transformer import Transformer
+from tests.constrain.conftest import special
+from tests.constrain.walks import schema_spec
+from tests.small_tokenizer import VOCAB_SIZE
+from tests.tiny import TINY, answers, decode_params, finish_all, tiny_engine
+
+ENDS = (special("<|im_end|>"), special("<|endoftext|>"))
+OPEN, CLOSE = special("<tool_call>"), special("</tool_call>")
+DECODERS = ["ar", "verify", "confidence", "edit"]
+SCHEMAS: list[Any] = [
+    {
+        "type": "object",
+        "properties": {"id": {"type": "integer"}, "kind": {"enum": ["cat", "dog"]}, "ok": {"type": "boolean"}},
+        "required": ["id", "kind", "ok"],
+        "additionalProperties": False,
+    },
+    {"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 9}, "minItems": 2, "maxItems": 4},
+    {"oneOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]},
+]
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    torch.manual_seed(3)
+    config = replace(TINY, vocab_size=VOCAB_SIZE)
+    model = Transformer(config)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.4)
+    attach_canvas(model, new_canvas(config, rank=4, max_canvas_len=32, seed=0), form="gated")
+    return model.eval().requires_grad_(False)
+
+
+@pytest.fixture
+def engine(model: Transformer, grammars: Grammars) -> Engine:
+    engine = tiny_engine(model=model)
+    engine.constraints = grammars.constraint
+    return engine
+
+
+def run(engine: Engine, specs: list[ConstraintSpec], **changes: Any) -> list[tuple[list[int], Delta]]:
+    """The answers to one request for each constraint, all in flight together, with their last deltas."""
+    name = changes.pop("name")
+    params = decode_params(name, canvas_len=8, threshold=0.3, stop_ids=ENDS, **changes)
+    for i, spec in enumerate(specs):
+        engine.add(Request(str(i), tuple(range(60, 80)), replace(params, seed=i), constraint=spec))
+    deltas = finish_all(engine)
+    return [(answers(deltas)[str(i)], deltas[str(i)][-1]) for i in range(len(specs))]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("room", [48, 90])
+def test_every_answer_is_valid(engine: Engine, name: str, temperature: float, room: int) -> None:
+    found = run(engine, [schema_spec(s) for s in SCHEMAS], name=name, temperature=temperature, max_new_tokens=room)
+    for schema, (tokens, last) in zip(SCHEMAS, found, strict=True):
+        assert last.finish in (FinishReason.STOP, FinishReason.LENGTH), last.error
+        assert validate_output(schema, bytes(tokens).decode()) is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_constrained_verify_is_the_masked_autoregressive_text(engine: Engine, temperature: float) -> None:
+    specs = [schema_spec(s) for s in SCHEMAS]
+    plain = run(engine, specs, name="ar", temperature=temperature, max_new_tokens=60)
+    drafted = run(engine, specs, name="verify", temperature=temperature, max_new_tokens=60)
+    assert [tokens for tokens, _ in drafted] == [tokens for tokens, _ in plain]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_required_call_always_comes(engine: Engine, name: str) -> None:
+    plan = ToolPlan(
+        (Tool("look", SCHEMAS[0], is_strict=True), Tool("now")), ToolTags(OPEN, CLOSE), ToolChoice.REQUIRED, 1
+    )
+    ((tokens, _),) = run(engine, [compile_tools(plan)], name=name, temperature=1.2, max_new_tokens=120)
+    assert (tokens[0], tokens[-1]) == (OPEN, CLOSE)
+    call = {
+        "anyOf": [
+            {"properties": {"name": {"const": "look"}, "arguments": SCHEMAS[0]}},
+            {"properties": {"name": {"const": "now"}, "arguments": {"maxProperties": 0}}},
+        ]
+    }
+    assert validate_output(call, bytes(tokens[1:-1]).decode()) is None
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_too_little_room_is_said_and_leaves_a_lawful_beginning(engine: Engine, grammars: Grammars, name: str) -> None:
+    spec = schema_spec(SCHEMAS[0])
+    ((tokens, last),) = run(engine, [spec], name=name, max_new_tokens=10)
+    assert last.finish is FinishReason.LENGTH
+    assert grammars.constraint(spec).legal_prefix(tokens) == len(tokens) == 10
