@@ -16,11 +16,11 @@ from llguidance import LLMatcher
 
 from quicksilver.constrain.alphabet import Alphabet
 
-MAX_STEPS = 1_000
+MAX_STEPS = 300
 """Choices that the greedy walk makes at most."""
-LIMIT_S = 0.05
+LIMIT_S = 0.1
 """Processor time for one question; a hundred times what an ordinary grammar takes."""
-MAX_STATES = 400
+MAX_STATES = 200
 """States that the search visits at most."""
 MAX_BYTES = 20_000
 BRANCHES = 6
