@@ -18,6 +18,8 @@ FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
 # Largest value believed of any dimension; a hostile config must not make us allocate first and ask later.
 _MAX_DIM = 1 << 24
 _MAX_LAYERS = 1024
+_MAX_FACTOR = 1e6
+_MAX_THETA = 1e12
 _SIZES = ("num_layers", "dim", "ffn_dim", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "context_len")
 
 
@@ -35,6 +37,14 @@ class RopeScaling:
     """Scale of cos and sin (yarn); None derives it from `factor`."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        factors = (self.factor, self.beta_fast, self.beta_slow, self.low_freq_factor, self.attention_factor or 1.0)
+        if not all(0 < factor < _MAX_FACTOR for factor in factors):
+            raise CheckpointRefused(f"config: rope scaling factors {factors} are out of range")
+        is_trained = self.kind == "linear" or 0 < self.original_context_len <= _MAX_DIM
+        if not is_trained or not self.low_freq_factor < self.high_freq_factor < _MAX_FACTOR:
+            raise CheckpointRefused("config: rope scaling without a trained context or a range of frequencies")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +78,7 @@ class ModelConfig:
             raise CheckpointRefused(
                 f"config: {self.num_heads} heads over {self.num_kv_heads} KV heads of {self.head_dim} cannot be built"
             )
-        if self.rope_theta <= 1 or not 0 < self.norm_eps < 1:
+        if not 1 < self.rope_theta < _MAX_THETA or not 0 < self.norm_eps < 1:
             raise CheckpointRefused(
                 f"config: rope theta {self.rope_theta} or norm epsilon {self.norm_eps} out of range"
             )

@@ -1,7 +1,8 @@
 """Modules that compute with weights held in 8 or 4 bits. Each takes the stored tensors and picks the kernel once.
 
 A kernel is chosen by asking the device what it has; where there is none the weight is expanded for the call, which is
-right everywhere and slow. The stored format is described in docs/quantisation.md.
+right everywhere and slow. Build them on the device that serves: packed weights do not move. The stored format is
+described in docs/quantisation.md.
 """
 
 from __future__ import annotations
@@ -31,10 +32,9 @@ class Int8Linear(nn.Module):
         self.register_buffer("q", q)
         self.register_buffer("scale", scale)
         self.register_buffer("bias", bias)
-        self._has_kernel = q.device.type == "cpu" and has_int8_kernel()
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._has_kernel:
+        if x.device.type == "cpu" and has_int8_kernel():
             y = torch.ops.aten._weight_int8pack_mm(x.bfloat16(), self.q, self.scale.bfloat16()).to(x.dtype)
         else:
             y = linear(x, self.q.to(x.dtype)) * self.scale.to(x.dtype)

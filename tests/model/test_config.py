@@ -97,6 +97,11 @@ def test_gguf_rope_scaling_is_read() -> None:
         ({"num_key_value_heads": 5}, "KV heads"),
         ({"rms_norm_eps": 2.0}, "epsilon"),
         ({"rope_theta": -5.0}, "theta"),
+        ({"rope_theta": float("nan")}, "theta"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0.0}}, "out of range"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": float("nan")}}, "out of range"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": -4}}, "trained"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 4}}, "range"),
         ({"vocab_size": None}, "TypeError"),
     ],
 )
@@ -119,3 +124,14 @@ def test_gguf_metadata_the_network_cannot_compute_is_refused(change: dict[str, o
         ModelConfig.from_gguf(GGUF | change)
     with pytest.raises(CheckpointRefused, match="KeyError"):
         ModelConfig.from_gguf({"general.architecture": "llama"})
+
+
+@pytest.mark.parametrize("key", [*HF, "head_dim", "rope_scaling", "rope_parameters"])
+def test_any_value_anywhere_gives_a_config_or_a_refusal(key: str) -> None:
+    outcomes = set()
+    for value in (None, "x", -1, 0, 1, 2.5, True, 10**40, float("inf"), float("nan"), [], [1], {}, {"factor": "x"}):
+        try:
+            outcomes.add(type(ModelConfig.from_hf(HF | {key: value})))
+        except CheckpointRefused:
+            outcomes.add(CheckpointRefused)
+    assert outcomes <= {ModelConfig, CheckpointRefused}
