@@ -132,6 +132,14 @@ class Fleet:
         os.waitpid(pid, 0)
         self.start()
 
+    def restart_fallen(self) -> int:
+        """As a supervisor would: a server that finds the database locked at its start gives up."""
+        fallen = [pid for pid in self.pids if os.waitpid(pid, os.WNOHANG)[0]]
+        for pid in fallen:
+            self.pids.remove(pid)
+            self.start()
+        return len(fallen)
+
     def drain(self, read: Callable[[], None]) -> list[int]:
         """Tell all to finish; returns their exit codes."""
         codes = []
@@ -154,14 +162,16 @@ class Storm:
         self._url, self._fleet, self._random = url, fleet, random.Random(seed + 1)
         self.journal = Journal()
         self.faults: Counter[str] = Counter()
+        self.num_fallen = 0
 
     def run(self, num_requests: int, num_kills: int, num_workers: int) -> list[int]:
         for _ in range(num_workers):
             self._fleet.start()
         num_faults = max(9, num_kills // 8)
-        while self.journal.num_paid < num_requests:
+        while self.journal.num_paid < num_requests or self.faults["kill"] < num_kills:
             self._read()
-            progress = self.journal.num_paid / num_requests
+            self.num_fallen += self._fleet.restart_fallen()
+            progress = min(1.0, self.journal.num_paid / num_requests)
             if self.faults["kill"] < num_kills * progress:
                 self._fleet.kill_one()
                 self.faults["kill"] += 1
@@ -205,8 +215,9 @@ class Storm:
         """Stop one process long enough to be taken for dead; what it then goes on with must not be charged twice."""
         pid = self._random.choice(self._fleet.pids)
         os.kill(pid, signal.SIGSTOP)
-        self._hold(1.5 + seconds)
+        self._hold(2.5 + seconds)
         os.kill(pid, signal.SIGCONT)
+        self._hold(0.5)  # no kill before it has gone on
 
     def _lock_postgres(self, seconds: float) -> None:
         with psycopg.connect(self._url) as connection:
@@ -321,6 +332,7 @@ def storm(url: str, config: AccountsConfig, args: argparse.Namespace) -> dict[st
         "replayed": sum(map(len, weather.journal.replays.values())),
         "refused": weather.journal.refused,
         "faults": weather.faults,
+        "gave_up_at_start": weather.num_fallen,
         "drain_exit_codes": exit_codes,
         "sweep_s": round(swept_s, 2),
         "audit": audit(url, config, weather.journal),

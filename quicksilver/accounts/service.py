@@ -86,7 +86,11 @@ class Accounts:
         config = config or AccountsConfig()
         desk = await asyncio.to_thread(open_desk, url, config, clock)
         accounts = cls(desk, config, clock)
-        await asyncio.to_thread(accounts._writer.start)
+        try:
+            await asyncio.to_thread(accounts._writer.start)
+        except BaseException:
+            desk.store.close()
+            raise
         return accounts
 
     async def close(self) -> None:

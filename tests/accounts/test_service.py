@@ -186,6 +186,13 @@ async def test_locked_database_refuses_paid_calls_and_recovers(accounts: Account
     assert not accounts.needs_restart
 
 
+async def test_books_that_cannot_be_written_are_not_opened(
+    accounts: Accounts, url: str, config: AccountsConfig
+) -> None:
+    with locked(await accounts.admin(lambda desk: desk)), pytest.raises(LedgerUnavailable):
+        await Accounts.open(url, config)
+
+
 async def test_limits_are_shown_before_and_after(accounts: Accounts) -> None:
     draft = KeyDraft("k", limits=Limits(requests=5, output_tokens=100))
     customer = await accounts.admin(lambda desk: make_customer(desk, draft=draft))
