@@ -13,7 +13,7 @@ TORCH_INDEX ?= --extra-index-url https://download.pytorch.org/whl/cpu --retries 
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test unit parity contract clients gpu lint fix types rooms size bench docs weights clean
+.PHONY: help serve test unit parity contract clients gpu lint fix types rooms size web test-web bench docs weights clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -35,7 +35,7 @@ serve: weights ## install everything and start the server with its playground
 	$(BIN)/quicksilver serve --model $(MODEL)
 
 test: $(VENV)/.dev weights ## run every test that runs without a GPU
-	$(PYTEST)
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PYTEST) --numprocesses 2 --dist loadfile
 
 unit: $(VENV)/.dev ## the fast tests
 	$(PYTEST) -m "not parity and not contract and not gpu"
@@ -68,6 +68,12 @@ rooms: $(VENV)/.dev ## imports only go down
 
 size: $(VENV)/.dev ## lines per room, lengths of functions
 	$(BIN)/python tools/size.py
+
+web: ## build the playground (needs Node)
+	cd web && npm ci && npm run build
+
+test-web: $(VENV)/.dev ## the playground in a real browser (needs Node and Chromium)
+	cd web && npm ci && npm test && npm run e2e
 
 bench: $(VENV)/.dev weights ## CPU benchmarks, as ratios from one run
 	$(BIN)/python benchmarks/cpu_decode.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -42,6 +43,8 @@ def version() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
+    # Threads that spin while they wait make a busy machine many times slower; read when torch is first imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app(args=argv)
     except QuicksilverError as error:

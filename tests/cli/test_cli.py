@@ -65,7 +65,8 @@ def test_serving_strangers_without_keys_is_refused() -> None:
 
 def test_generate_prints_plain_text_to_a_pipe() -> None:
     nano()
-    answer = quicksilver("generate", "-", "--model", MODEL, "--max-tokens", "4", stdin="The capital of France is")
+    question = "What is the capital of France?"
+    answer = quicksilver("generate", "-", "--chat", "--model", MODEL, "--max-tokens", "12", stdin=question)
     assert answer.returncode == 0, answer.stderr
     assert "Paris" in answer.stdout
     assert answer.stderr == ""
