@@ -78,6 +78,23 @@ class LLM:
         """As `stream`, with a frame of the canvas after every step."""
         return self._pieces(replace(self._request(prompt_ids, params), wants_frames=True), stop)
 
+    def samples(self, prompt_ids: Sequence[int], n: int, params: DecodeParams | None = None) -> list[Answer]:
+        """`n` answers at once, with the seeds that follow on `params.seed`; they share the prompt's pages."""
+        first = self._request(prompt_ids, params)
+        requests = [replace(first, id=f"{first.id}.{i}", params=_with_seed(first.params, i)) for i in range(n)]
+        deltas: dict[str, list[Delta]] = {request.id: [] for request in requests}
+        for request in requests:
+            self.engine.add(request)
+        while self.engine.has_work:
+            for event in self.engine.step():
+                if isinstance(event, Delta) and event.request_id in deltas:
+                    deltas[event.request_id].append(event)
+        return [_collect(self._texts(parts)) for parts in deltas.values()]
+
+    def _texts(self, deltas: Sequence[Delta]) -> Iterator[Piece]:
+        detokenizer = Detokenizer(self.tokenizer, ())
+        return (_piece(delta, detokenizer) for delta in deltas)
+
     def score(self, prompt: str, continuations: Sequence[str]) -> list[float]:
         """Natural-log likelihood of each continuation under the autoregressive parent, read from one forward."""
         scorer = score_continuations([self.tokenizer.encode(text) for text in continuations])
@@ -137,6 +154,10 @@ class LLM:
             for event in self.engine.step():
                 if not isinstance(event, Scored) and event.request_id == request_id:
                     yield event
+
+
+def _with_seed(params: DecodeParams, offset: int) -> DecodeParams:
+    return replace(params, seed=params.seed + offset)
 
 
 def _piece(event: Event, detokenizer: Detokenizer) -> Piece:
