@@ -91,7 +91,7 @@ def contains(rewriter: Rewriter, node: Node, wanted: Contains) -> Json:
         if most < least:
             return {"type": [t for t in TYPES if t != "array"]}
         rest = rewriter.complement(wanted.item)
-        return {"prefixItems": [item] * least, "items": rest, "minItems": least}
+        return {**beginning([item] * least), "items": rest, "minItems": least}
     if least == 0:
         return True
     if least > 1:
@@ -150,11 +150,13 @@ def distinct_lists(pool: list[Any], least: int, most: int | None) -> list[tuple[
 
 
 def exact_list(values: tuple[Any, ...]) -> Json:
-    return {
-        "prefixItems": [{"enum": [value]} for value in values],
-        "minItems": len(values),
-        "maxItems": len(values),
-    }
+    listed = beginning([{"enum": [value]} for value in values])
+    return {**listed, "minItems": len(values), "maxItems": len(values)}
+
+
+def beginning(items: list[Any]) -> dict[str, Any]:
+    """`prefixItems`, which may not be empty."""
+    return {"prefixItems": items} if items else {}
 
 
 def unevaluated_properties(rewriter: Rewriter, node: Node, rest: Node) -> Json:
@@ -177,4 +179,4 @@ def unevaluated_items(rewriter: Rewriter, node: Node, rest: Node) -> Json:
         if any(member.get(word) is not None for word in (*BRANCHING, "contains")):
             return rewriter.leave_to_check("unevaluatedItems", node.at, "what is evaluated varies", True)
         prefix_len = max(prefix_len, len(member.get("prefixItems") or ()))
-    return {"prefixItems": [True] * prefix_len, "items": rewriter.enforce(rest)}
+    return {**beginning([True] * prefix_len), "items": rewriter.enforce(rest)}
