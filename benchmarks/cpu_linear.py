@@ -1,6 +1,6 @@
 """Which linear is fastest on this CPU: every way of holding SmolLM2-135M's weights, at 1 to 64 rows, as ratios to fp32.
 
-    python -m benchmarks.cpu_linear [--threads 2] [--layers 30] [--kinds float32,int4] [--out benchmarks/results]
+    python -m benchmarks.cpu_linear [--threads 2] [--seconds 1] [--kinds float32,int4] [--out benchmarks/results]
 
 One number is the time of all linears of one forward, head included. A kind is exact in rows when a row's bits are the
 same for every number of rows from 1 to 64; `tiles` means it is so in whole tiles of four.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import time
 import warnings
@@ -29,6 +30,7 @@ from quicksilver.model.quantised import pack_int8
 ROWS = (1, 4, 8, 16, 64)
 LAYER = ((576, 960), (576, 576), (576, 3072), (1536, 576))
 HEAD = (576, 49152)
+NUM_LAYERS = 30
 
 Linear = Callable[[Tensor], Tensor]
 
@@ -68,7 +70,7 @@ KINDS: dict[str, Callable[[Tensor], Linear]] = {
 }
 
 
-def best_ms(body: Callable[[], object], seconds: float = 1.0) -> float:
+def best_ms(body: Callable[[], object], seconds: float) -> float:
     """The least of many runs: other load on the machine only ever adds."""
     body()
     times, until = [], time.perf_counter() + seconds
@@ -88,10 +90,10 @@ def exactness(head: Linear, x: Tensor) -> str:
 
 
 @torch.inference_mode()
-def measure(kind: str, num_layers: int) -> Result:
+def measure(kind: str, seconds: float) -> Result:
     torch.manual_seed(0)
     make = KINDS[kind]
-    linears = [(shape, make(torch.randn(shape[1], shape[0]) * 0.05)) for _ in range(num_layers) for shape in LAYER]
+    linears = [(shape, make(torch.randn(shape[1], shape[0]) * 0.05)) for _ in range(NUM_LAYERS) for shape in LAYER]
     weight = torch.randn(HEAD[1], HEAD[0]) * 0.05
     linears.append((HEAD, make(weight)))
     x = torch.randn(64, HEAD[0])
@@ -99,7 +101,7 @@ def measure(kind: str, num_layers: int) -> Result:
     ms = {}
     for rows in ROWS:
         inputs = {size: torch.randn(rows, size) for size in (576, 1536)}
-        ms[rows] = best_ms(lambda inputs=inputs: [held(inputs[shape[0]]) for shape, held in linears])
+        ms[rows] = best_ms(lambda inputs=inputs: [held(inputs[shape[0]]) for shape, held in linears], seconds)
     error = float((found - wanted).norm() / wanted.norm())
     return Result(ms, error, exactness(linears[-1][1], x))
 
@@ -107,7 +109,7 @@ def measure(kind: str, num_layers: int) -> Result:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument("--seconds", type=float, default=1.0, help="per measurement; more on a busy machine")
     parser.add_argument("--kinds", default=",".join(KINDS).replace(", ", " "))
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
@@ -117,9 +119,9 @@ def main() -> None:
     found: dict[str, Result] = {}
     for kind in KINDS:
         if kind in wanted:
-            found[kind] = measure(kind, args.layers)
+            found[kind] = measure(kind, args.seconds)
             print_line(kind, found[kind], found.get("float32"))
-    write(args.out, args.threads, args.layers, found)
+    write(args.out, args.threads, found)
 
 
 def print_line(kind: str, result: Result, base: Result | None) -> None:
@@ -129,7 +131,7 @@ def print_line(kind: str, result: Result, base: Result | None) -> None:
     print(f"{kind:24} error {result.error:.4f}  exact {result.exact_in_rows:5}  {'  '.join(cells)}", flush=True)
 
 
-def write(folder: Path, threads: int, layers: int, found: dict[str, Result]) -> None:
+def write(folder: Path, threads: int, found: dict[str, Result]) -> None:
     day = datetime.now(UTC).date().isoformat()
     facts = {
         "date": day,
@@ -138,7 +140,7 @@ def write(folder: Path, threads: int, layers: int, found: dict[str, Result]) -> 
         "vnni": torch.cpu._is_vnni_supported(),
         "torch": torch.__version__,
         "threads": threads,
-        "layers": layers,
+        "load": os.getloadavg()[0],
         "kinds": {kind: asdict(result) for kind, result in found.items()},
     }
     folder.mkdir(parents=True, exist_ok=True)

@@ -71,7 +71,7 @@ def test_two_processes_share_budgets_and_rate_limits_exactly(desk: Desk, url: st
     poor, slow = make_customer(desk), make_customer(desk)
     desk.directory.set_budget(OPERATOR, poor.key_id, 10 * 2100)
     desk.directory.set_limits(OPERATOR, slow.key_id, Limits(requests=37))
-    patient = replace(config, lock_wait_s=20.0)
+    patient = replace(config, lock_wait_s=20.0, heartbeat_s=1.0, patience=60)
     admitted = race_in_two_processes([(url, patient, poor.identity), (url, patient, slow.identity)])
     assert 9 <= admitted[0] <= 10
     assert admitted[1] == 37
