@@ -52,12 +52,11 @@ def start_server(folder: str) -> subprocess.Popen[str]:
 
 
 def own_document(url: str) -> dict[str, Any]:
-    """Our document with model names that exist, so that cases get past the lookup."""
     with urllib.request.urlopen(f"{url}/openapi.json") as reply:
         document: dict[str, Any] = json.load(reply)
     for schema in document["components"]["schemas"].values():
         if schema.get("properties", {}).get("model", {}).get("maxLength") == 256:
-            schema["properties"]["model"] = {"enum": MODELS}
+            pin_model(schema)
     return document
 
 
@@ -70,7 +69,20 @@ def openai_document(path: Path) -> dict[str, Any]:
         for path, operations in document["paths"].items()
         if path in SERVED
     }
+    for name in ("CreateChatCompletionRequest", "CreateCompletionRequest", "ModelIdsResponses", "ModelIdsShared"):
+        if name in document["components"]["schemas"]:
+            pin_model(document["components"]["schemas"][name])
     return document
+
+
+def pin_model(schema: dict[str, Any]) -> None:
+    """Model names that exist, so that cases get past the lookup."""
+    if "properties" not in schema and "allOf" not in schema:
+        schema.clear()
+        schema["enum"] = MODELS
+    for part in (schema, *schema.get("allOf", ())):
+        if "model" in part.get("properties", {}):
+            part["properties"]["model"] = {"enum": MODELS}
 
 
 def is_served(path: str, method: str) -> bool:
