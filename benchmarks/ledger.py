@@ -22,7 +22,7 @@ from pathlib import Path
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR, Identity
-from quicksilver.accounts.minting import KeyDraft
+from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.records import Limits, Order
 from quicksilver.accounts.service import Accounts, Desk
 from quicksilver.core import Usage

@@ -33,7 +33,7 @@ from sqlalchemy import select
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR
-from quicksilver.accounts.minting import KeyDraft
+from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.records import Limits, Price
 from quicksilver.accounts.schema import ledger
 from quicksilver.accounts.service import Accounts, open_desk

@@ -12,15 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from quicksilver.accounts.config import AccountsConfig
-from quicksilver.accounts.directory import PurseRecord
 from quicksilver.accounts.identity import OPERATOR
+from quicksilver.accounts.listing import KeyDraft, KeyRecord, NewKey, PurseRecord, UsageQuery
 from quicksilver.accounts.migrations import upgrade
-from quicksilver.accounts.minting import KeyDraft, KeyRecord, NewKey
-from quicksilver.accounts.records import MICRO
+from quicksilver.accounts.records import MICRO, in_credits
 from quicksilver.accounts.service import Desk, open_desk
 from quicksilver.accounts.store import Store
 from quicksilver.accounts.upkeep import backup, check
-from quicksilver.accounts.usage import UsageQuery
 
 Row = dict[str, str | int | None]
 DAY_S = 86_400
@@ -93,12 +91,6 @@ def usage_table(url: str, config: AccountsConfig, num_days: int, group_by: tuple
         for bucket in buckets
         for line in bucket.lines
     ]
-
-
-def in_credits(amount: int) -> str:
-    """Micro-credits as exact decimal credits."""
-    whole, rest = divmod(amount, MICRO)
-    return f"{whole}.{rest:06d}".rstrip("0").rstrip(".")
 
 
 def _org_row(org: PurseRecord) -> Row:

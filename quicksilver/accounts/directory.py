@@ -6,8 +6,8 @@ exactly like objects that do not exist.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
@@ -15,43 +15,14 @@ from sqlalchemy import Connection, func, insert, select, update
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import Identity, Scope
 from quicksilver.accounts.keys import make_id
-from quicksilver.accounts.purses import limits_of, period_start
-from quicksilver.accounts.records import MAX_AMOUNT, MICRO, Limits, Price
+from quicksilver.accounts.listing import PurseRecord, UserRecord
+from quicksilver.accounts.purses import limits_of
+from quicksilver.accounts.records import MAX_AMOUNT, MICRO, Limits, Price, period_start
 from quicksilver.accounts.schema import api_keys, grants, prices, purses, users
 from quicksilver.accounts.store import Store, upsert
 from quicksilver.errors import InvalidRequest, NotFound
 
 MAX_NAME_LEN = 128
-
-
-@dataclass(frozen=True, slots=True)
-class PurseRecord:
-    """An organisation, project or key as lists show it. Amounts in micro-credits; `balance` None: no bound."""
-
-    id: str
-    kind: str
-    path: str
-    name: str
-    created_at: int
-    is_disabled: bool
-    allowance: int | None
-    spent: int
-    reserved: int
-    in_flight: int
-    limits: Limits
-    period: str | None
-    balance: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class UserRecord:
-    """A person of an organisation; keys may be theirs."""
-
-    id: str
-    org_id: str
-    email: str
-    created_at: int
-    is_disabled: bool
 
 
 class Directory:
@@ -99,11 +70,21 @@ class Directory:
             theirs = select(api_keys.c.id).where(api_keys.c.user_id == user_id)
             connection.execute(update(purses).where(purses.c.id.in_(theirs)).values(disabled_at=now))
 
-    def list_users(self, by: Identity, org_id: str) -> list[UserRecord]:
+    def list_users(self, by: Identity, org_id: str = "") -> list[UserRecord]:
+        """People of one organisation, or of all."""
+        by.require(Scope.ADMIN)
+        query = select(users).order_by(users.c.org_id, users.c.email, users.c.id)
+        with self.store.read() as connection:
+            rows = connection.execute(query.where(users.c.org_id == org_id) if org_id else query).all()
+        return [user_of(row) for row in rows]
+
+    def get_user(self, by: Identity, user_id: str) -> UserRecord:
         by.require(Scope.ADMIN)
         with self.store.read() as connection:
-            rows = connection.execute(select(users).where(users.c.org_id == org_id).order_by(users.c.email)).all()
-        return [UserRecord(r.id, r.org_id, r.email, r.created_at, r.disabled_at is not None) for r in rows]
+            found = find_users(connection, {user_id}).get(user_id)
+        if found is None:
+            raise NotFound("no such user")
+        return found
 
     def list_purses(self, by: Identity, kind: str, within: str = "") -> list[PurseRecord]:
         """Purses of a kind that `by` may see, below the purse whose id is `within` if one is named."""
@@ -118,6 +99,16 @@ class Directory:
     def get_purse(self, by: Identity, purse_id: str, kind: str | None = None) -> PurseRecord:
         with self.store.read() as connection:
             return find_purse(connection, by, purse_id, kind)
+
+    def list_path(self, by: Identity) -> list[PurseRecord]:
+        """The purses that pay for what `by` does: its organisation, its project, and the keys down to itself."""
+        with self.store.read() as connection:
+            rows = connection.execute(select(purses).where(purses.c.id.in_(by.purse_ids))).all()
+        return sorted((record_of(row) for row in rows), key=lambda purse: len(purse.path))
+
+    def rename(self, by: Identity, purse_id: str, name: str) -> None:
+        by.require(Scope.ADMIN)
+        self._set(by, purse_id, {"name": clean_name(name, "name")})
 
     def disable(self, by: Identity, purse_id: str) -> None:
         """Stop an organisation, project or key, and all below it, from its next request on. A key is revoked so."""
@@ -222,20 +213,29 @@ def find_purse(connection: Connection, by: Identity, purse_id: str, kind: str | 
     return record_of(row)
 
 
+def find_users(connection: Connection, user_ids: Collection[str]) -> dict[str, UserRecord]:
+    rows = connection.execute(select(users).where(users.c.id.in_(user_ids))).all() if user_ids else []
+    return {row.id: user_of(row) for row in rows}
+
+
+def user_of(row: Any) -> UserRecord:
+    return UserRecord(row.id, row.org_id, row.email, row.created_at, row.disabled_at is not None)
+
+
 def record_of(row: Any) -> PurseRecord:
-    left = None if row.allowance is None else row.allowance - (row.spent - row.spent_before)
     return PurseRecord(
         id=row.id,
         kind=row.kind,
         path=row.path,
         name=row.name,
         created_at=row.created_at,
-        is_disabled=row.disabled_at is not None,
+        disabled_at=row.disabled_at,
         allowance=row.allowance,
         spent=row.spent,
         reserved=row.reserved,
         in_flight=row.in_flight,
         limits=limits_of(row),
         period=row.period,
-        balance=left,
+        period_at=row.period_at,
+        spent_before=row.spent_before,
     )

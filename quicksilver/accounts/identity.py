@@ -6,7 +6,7 @@ Pure: no database, no clock of its own.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from quicksilver.errors import InvalidRequest, PermissionDenied
@@ -20,6 +20,7 @@ class Scope(StrEnum):
     TRAINING = "training"
     USAGE = "usage"
     KEYS = "keys"
+    METRICS = "metrics"
     ADMIN = "admin"
 
 
@@ -75,6 +76,11 @@ class Identity:
     @property
     def is_admin(self) -> bool:
         return Scope.ADMIN in self.scopes
+
+    @property
+    def as_tenant(self) -> Identity:
+        """The same key without the power over others: what it is on a listener that is not for operators."""
+        return replace(self, scopes=self.scopes - {Scope.ADMIN})
 
     def require(self, scope: Scope) -> None:
         if scope not in self.scopes:

@@ -6,63 +6,25 @@ of keys adds up to more power or more money than the first one had.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
-from quicksilver.accounts.directory import Directory, PurseRecord, clean_name, find_purse, limit_columns
+from quicksilver.accounts.directory import Directory, clean_name, find_purse, find_users, limit_columns
 from quicksilver.accounts.identity import OPERATOR, Identity, Scope, parse_scopes
 from quicksilver.accounts.keys import Pepper, display_of, make_secret
-from quicksilver.accounts.records import MAX_AMOUNT, Limits
-from quicksilver.accounts.schema import api_keys, purses, secrets, settings, users
+from quicksilver.accounts.listing import HOUR_S, KeyDraft, KeyRecord, NewKey, PurseRecord, UserRecord
+from quicksilver.accounts.schema import api_keys, purses, secrets, settings, usage, users
 from quicksilver.accounts.store import upsert
 from quicksilver.errors import InvalidRequest, NotFound, PermissionDenied
 
 MAX_DEPTH = 6
 """Organisation, project, and a key with up to three makers above it."""
 MAX_OVERLAP_S = 30 * 86_400
-
-
-@dataclass(frozen=True, slots=True)
-class KeyDraft:
-    """A key to be made. `project_id` is read from admins only; other makers make keys below themselves."""
-
-    name: str
-    project_id: str = ""
-    scopes: frozenset[Scope] = frozenset({Scope.INFERENCE, Scope.USAGE})
-    models: frozenset[str] | None = None
-    expires_at: int | None = None
-    budget: int | None = None
-    limits: Limits | None = None
-    user_id: str | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= (self.budget or 0) <= MAX_AMOUNT or not 0 <= (self.expires_at or 0) <= MAX_AMOUNT:
-            raise InvalidRequest("budget and expiry are whole numbers, not below 0", param="budget")
-
-
-@dataclass(frozen=True, slots=True)
-class KeyRecord:
-    """A key as lists show it: never its secret. `displays` has one entry per secret that still opens it."""
-
-    purse: PurseRecord
-    scopes: frozenset[Scope]
-    models: frozenset[str] | None
-    expires_at: int | None
-    user_id: str | None
-    displays: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class NewKey:
-    """A key with its secret, which exists nowhere else and is never shown again."""
-
-    id: str
-    secret: str
-
-    def __repr__(self) -> str:
-        return f"NewKey(id={self.id!r}, secret={display_of(self.secret)!r})"
+MAX_BELOW = 1_000
+"""Keys that may lie below one key, revoked ones counted: a leaked key must not fill the disk."""
 
 
 class Mint:
@@ -108,17 +70,29 @@ class Mint:
             connection.execute(update(api_keys).where(api_keys.c.id == key_id).values(_rights(scopes, models)))
 
     def list_keys(self, by: Identity, within: str = "") -> list[KeyRecord]:
-        """Keys that `by` may see, below the organisation, project or key `within` if one is named."""
-        shown = {purse.id: purse for purse in self._directory.list_purses(by, "key", within)}
+        """Keys that `by` may see, oldest first, below the organisation, project or key `within` if one is named."""
+        return self._described(self._directory.list_purses(by, "key", within))
+
+    def get_key(self, by: Identity, key_id: str) -> KeyRecord:
+        return self._described([self._directory.get_purse(by, key_id, "key")])[0]
+
+    def _described(self, shown: Sequence[PurseRecord]) -> list[KeyRecord]:
+        ids = [purse.id for purse in shown]
+        last_hour = select(usage.c.key_id, func.max(usage.c.hour)).where(usage.c.key_id.in_(ids))
         with self._store.read() as connection:
-            keys = connection.execute(select(api_keys).where(api_keys.c.id.in_(shown))).all()
-            found = connection.execute(select(secrets).where(secrets.c.key_id.in_(shown))).all()
+            rows = {row.id: row for row in connection.execute(select(api_keys).where(api_keys.c.id.in_(ids)))}
+            found = connection.execute(select(secrets).where(secrets.c.key_id.in_(ids))).all()
+            hours = {row[0]: row[1] for row in connection.execute(last_hour.group_by(usage.c.key_id))}
+            owners = find_users(connection, {row.user_id for row in rows.values() if row.user_id})
         now = self._directory.clock()
         displays: dict[str, list[str]] = {}
         for row in sorted(found, key=lambda row: row.created_at):
             if row.expires_at is None or now < row.expires_at:
                 displays.setdefault(row.key_id, []).append(row.display)
-        return [_key_record(shown[row.id], row, tuple(displays.get(row.id, ()))) for row in keys]
+        return [
+            _key_record(purse, rows[purse.id], tuple(displays.get(purse.id, ())), owners, hours.get(purse.id))
+            for purse in shown
+        ]
 
     def bootstrap(self) -> NewKey | None:
         """The first admin key, in an organisation of its own without a bound; None when it was made before."""
@@ -140,6 +114,9 @@ class Mint:
             raise NotFound("no such organisation, project or key")
         if len(by.purse_ids) >= MAX_DEPTH:
             raise PermissionDenied("keys cannot be nested deeper; make it with a key further up")
+        below = select(func.count()).where(purses.c.path.startswith(by.path + "/", autoescape=True))
+        if connection.execute(below).scalar_one() >= MAX_BELOW:
+            raise PermissionDenied(f"this key has made {MAX_BELOW} keys, which is the limit; rotate them instead")
         return find_purse(connection, by, by.key_id, "key")
 
     def _require_user(self, connection: Connection, above: PurseRecord, user_id: str | None) -> None:
@@ -182,6 +159,15 @@ def _rights(scopes: frozenset[Scope], models: frozenset[str] | None) -> dict[str
     return {"scopes": " ".join(sorted(scopes)), "models": None if models is None else " ".join(sorted(models))}
 
 
-def _key_record(purse: PurseRecord, row: Any, displays: tuple[str, ...]) -> KeyRecord:
-    models = None if row.models is None else frozenset(row.models.split())
-    return KeyRecord(purse, parse_scopes(row.scopes.split()), models, row.expires_at, row.user_id, displays)
+def _key_record(
+    purse: PurseRecord, row: Any, displays: tuple[str, ...], owners: Mapping[str, UserRecord], last_hour: int | None
+) -> KeyRecord:
+    return KeyRecord(
+        purse=purse,
+        scopes=parse_scopes(row.scopes.split()),
+        models=None if row.models is None else frozenset(row.models.split()),
+        expires_at=row.expires_at,
+        user=owners.get(row.user_id),
+        displays=displays,
+        last_used_at=None if last_hour is None else last_hour * HOUR_S,
+    )

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, select, update
 
 from quicksilver.accounts.limits import NAMES, Amounts, Window, caps_of, load_windows, save_windows
-from quicksilver.accounts.records import Limits
+from quicksilver.accounts.records import Limits, period_start
 from quicksilver.accounts.schema import purses
 from quicksilver.errors import AuthenticationFailed, InsufficientQuota, InvalidRequest, QuicksilverError, RateLimited
 
@@ -123,14 +122,6 @@ def refusal_of(path: Iterable[Purse], ask: Ask) -> QuicksilverError | None:
 
 def _standing(error: QuicksilverError) -> float:
     return error.retry_after_s if isinstance(error, RateLimited) else float("inf")
-
-
-def period_start(period: str | None, now: float) -> int:
-    """When the current budget period began, in UTC."""
-    if period is None:
-        return 0
-    day = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    return int((day.replace(day=1) if period == "month" else day).timestamp())
 
 
 def limits_of(row: Any) -> Limits:

@@ -5,7 +5,9 @@ Money is counted in whole micro-credits (a millionth of a credit) and never in f
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 
 from quicksilver.core import Usage
@@ -17,6 +19,29 @@ MAX_TOKENS = 2**31
 MAX_PRICE = 10**9
 MAX_AMOUNT = 4 * 10**18
 """Sums stay below 2^63 with room to spare."""
+_CREDITS = re.compile(r"([0-9]{1,12})(?:\.([0-9]{1,6}))?")
+
+
+def in_credits(amount: int) -> str:
+    """Micro-credits as exact decimal credits."""
+    whole, rest = divmod(abs(amount), MICRO)
+    return f"{'-' if amount < 0 else ''}{whole}.{rest:06d}".rstrip("0").rstrip(".")
+
+
+def from_credits(text: str, param: str) -> int:
+    """Decimal credits, at most six places, as micro-credits."""
+    found = _CREDITS.fullmatch(text)
+    if found is None:
+        raise InvalidRequest(f"{param} is an amount of credits such as '2500' or '0.25'", param=param)
+    return int(found[1]) * MICRO + int((found[2] or "").ljust(6, "0"))
+
+
+def period_start(period: str | None, now: float) -> int:
+    """When the current budget period began, in UTC."""
+    if period is None:
+        return 0
+    day = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    return int((day.replace(day=1) if period == "month" else day).timestamp())
 
 
 @dataclass(frozen=True, slots=True)

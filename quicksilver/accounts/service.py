@@ -24,14 +24,15 @@ from quicksilver.accounts.keyring import Keyring
 from quicksilver.accounts.keys import Pepper, load_pepper, make_id
 from quicksilver.accounts.ledger import Ledger
 from quicksilver.accounts.limits import load_windows, tightest
+from quicksilver.accounts.listing import NewKey, UsageBucket, UsageQuery
 from quicksilver.accounts.migrations import require_current, upgrade
-from quicksilver.accounts.minting import Mint, NewKey
+from quicksilver.accounts.minting import Mint
 from quicksilver.accounts.purses import limits_of
-from quicksilver.accounts.records import Charge, Idempotency, LimitState, Order, Reservation, SavedReply
+from quicksilver.accounts.records import Charge, Idempotency, LimitState, Order, Price, Reservation, SavedReply
 from quicksilver.accounts.replies import answer, find_claims, make_idempotency
 from quicksilver.accounts.schema import purses, settings
 from quicksilver.accounts.store import Store, upsert
-from quicksilver.accounts.usage import UsageBucket, UsageQuery, read_usage
+from quicksilver.accounts.usage import read_usage
 from quicksilver.accounts.writer import Writer
 from quicksilver.core import Usage
 from quicksilver.errors import QuicksilverError
@@ -103,6 +104,11 @@ class Accounts:
     def needs_restart(self) -> bool:
         """True after a failed fsync: the process must be replaced before anything paid is served again."""
         return self._desk.store.is_broken
+
+    @property
+    def default_price(self) -> Price:
+        """Of a model that has no price of its own."""
+        return self._config.default_price
 
     async def bootstrap(self) -> NewKey | None:
         """The first admin key, once; None ever after."""

@@ -77,7 +77,7 @@ def keys_create(
 ) -> None:
     """A new key. Its secret is printed once, to standard output."""
     from quicksilver.accounts import commands
-    from quicksilver.accounts.minting import KeyDraft
+    from quicksilver.accounts.listing import KeyDraft
 
     typer.echo(commands.keys_create(*options.books(database_url), KeyDraft(name, project)).secret)
 

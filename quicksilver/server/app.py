@@ -11,12 +11,25 @@ from starlette.middleware.cors import CORSMiddleware
 
 from quicksilver import __version__
 from quicksilver.server import playground
-from quicksilver.server.auth import require_inference, require_key
+from quicksilver.server.auth import require_account, require_inference, require_key
 from quicksilver.server.envelope import add_refusals
 from quicksilver.server.guard import Guard
-from quicksilver.server.routes import apply, chat, completions, edit, feedback, health, models, responses, tokens
+from quicksilver.server.routes import (
+    account,
+    apply,
+    chat,
+    completions,
+    edit,
+    feedback,
+    health,
+    models,
+    responses,
+    tokens,
+    usage,
+)
 from quicksilver.server.schema import describe
 from quicksilver.server.services import Services
+from quicksilver.server.wire import accounts as account_bodies
 from quicksilver.server.wire.chat import ChatBody
 from quicksilver.server.wire.completion import CompletionBody, FimBody
 from quicksilver.server.wire.edit import ApplyBody, EditBody
@@ -34,10 +47,13 @@ BODIES = (
     TokenizeBody,
     DetokenizeBody,
     FeedbackBody,
+    *account_bodies.BODIES,
 )
 PUBLIC = (health.router, feedback.router, playground.router)
 """Answered without a key: probes, the editors' reports, which carry none, and the page with its files."""
 KEYED = (models.router, tokens.router)
+OWN = (account.router, usage.router)
+"""What a key may see and do about itself; there is nothing here without accounts."""
 PAID = (chat.router, completions.router, edit.router, apply.router, responses.router)
 
 
@@ -48,6 +64,8 @@ def build_app(services: Services) -> FastAPI:
         app.include_router(router)
     for router in KEYED:
         app.include_router(router, dependencies=[Depends(require_key)])
+    for router in OWN:
+        app.include_router(router, dependencies=[Depends(require_account)])
     for router in PAID:
         app.include_router(router, dependencies=[Depends(require_inference)])
     add_refusals(app)

@@ -7,11 +7,16 @@ routers that `app.PUBLIC` lists.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fastapi import Request
 
 from quicksilver.accounts.identity import Identity, Scope
+from quicksilver.errors import NotFound
 from quicksilver.server.services import services_of
+
+if TYPE_CHECKING:
+    from quicksilver.accounts.service import Accounts
 
 MAX_KEY_CHARS = 512
 
@@ -30,7 +35,27 @@ async def require_key(request: Request) -> None:
     """The dependency of every route that is not public; leaves the Caller for `caller_of`."""
     accounts = services_of(request).accounts
     identity = await accounts.authenticate(bearer_of(request)) if accounts else None
+    # An admin key has no power over other tenants here: that is what the admin listener is for.
+    request.state.caller = Caller(identity.as_tenant if identity else None)
+
+
+async def require_account(request: Request) -> None:
+    """Of routes that are about accounts: where there are none, there is nothing here."""
+    accounts_of(request)
+    await require_key(request)
+
+
+async def require_admin(request: Request) -> None:
+    """Of the admin listener: a key with the scope `admin`."""
+    identity = await accounts_of(request).authenticate(bearer_of(request))
+    identity.require(Scope.ADMIN)
     request.state.caller = Caller(identity)
+
+
+async def require_metrics(request: Request) -> None:
+    accounts = services_of(request).accounts
+    if accounts is not None:
+        (await accounts.authenticate(bearer_of(request))).require(Scope.METRICS)
 
 
 async def require_inference(request: Request) -> None:
@@ -43,6 +68,21 @@ async def require_inference(request: Request) -> None:
 def caller_of(request: Request) -> Caller:
     caller: Caller = request.state.caller
     return caller
+
+
+def accounts_of(request: Request) -> Accounts:
+    accounts = services_of(request).accounts
+    if accounts is None:
+        raise NotFound("This server keeps no accounts; start it with --accounts.", code="accounts_off")
+    return accounts
+
+
+def identity_of(request: Request) -> Identity:
+    """Who asks, on a route that needs accounts."""
+    identity = caller_of(request).identity
+    if identity is None:
+        raise NotFound("This server keeps no accounts; start it with --accounts.", code="accounts_off")
+    return identity
 
 
 def bearer_of(request: Request) -> str | None:

@@ -31,6 +31,12 @@ async def read_body(request: Request, model: type[BodyType], config: ServerConfi
     return await asyncio.to_thread(parse_body, raw, model)
 
 
+async def read_optional_body(request: Request, model: type[BodyType], config: ServerConfig) -> BodyType:
+    """Like `read_body`, for bodies whose every field has a default: nothing at all counts as an empty object."""
+    raw = await read_bytes(request, config)
+    return parse_body(raw or b"{}", model)
+
+
 async def read_bytes(request: Request, config: ServerConfig) -> bytes:
     """The whole body, never holding more than the cap."""
     check_announced(request, config)

@@ -39,6 +39,11 @@ def answers(reply: Any) -> Responses:
     return {200: {"model": reply}, **refusals()}
 
 
+def answers_read(reply: Any) -> Responses:
+    """A route that reads no body and answers with JSON."""
+    return {200: {"model": reply}, **refusals(PLAIN_REFUSALS)}
+
+
 def answers_or_streams(reply: Any, chunk: Any) -> Responses:
     """A route that answers with JSON, or with events whose data has the chunk's schema."""
     events = {"x-event-schema": TypeAdapter(chunk).json_schema(ref_template=REF)}

@@ -10,7 +10,7 @@ from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.entries import Close, How, Reserve
 from quicksilver.accounts.identity import ALL_SCOPES, Identity
 from quicksilver.accounts.ledger import Ledger
-from quicksilver.accounts.minting import KeyDraft
+from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.records import MICRO, Order
 from quicksilver.accounts.service import open_desk
 from quicksilver.core import Usage

@@ -9,7 +9,7 @@ import pytest
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR, Identity
 from quicksilver.accounts.keyring import Keyring
-from quicksilver.accounts.minting import KeyDraft
+from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.records import MAX_AMOUNT, MICRO, Limits, Price
 from quicksilver.accounts.service import Desk
 from quicksilver.accounts.upkeep import check

@@ -11,7 +11,7 @@ import pytest
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR
-from quicksilver.accounts.minting import KeyDraft
+from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.records import Order, SavedReply
 from quicksilver.accounts.service import Accounts
 from quicksilver.core import Usage

@@ -7,7 +7,7 @@ import pytest
 from quicksilver.accounts.identity import OPERATOR, Scope
 from quicksilver.accounts.keyring import Keyring
 from quicksilver.accounts.keys import make_secret
-from quicksilver.accounts.minting import KeyDraft
+from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.service import Desk
 from quicksilver.errors import AuthenticationFailed
 from tests.accounts.conftest import RIGHTS, START, Customer, FakeClock, make_customer

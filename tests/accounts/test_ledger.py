@@ -12,7 +12,7 @@ from sqlalchemy import select, text
 from quicksilver.accounts.entries import Checkpoint, Close, How, Reserve
 from quicksilver.accounts.identity import OPERATOR, Identity
 from quicksilver.accounts.ledger import Ledger
-from quicksilver.accounts.minting import KeyDraft
+from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.records import Charge, Limits, Order, Price, Reservation, State
 from quicksilver.accounts.schema import ledger
 from quicksilver.accounts.service import Desk

@@ -9,10 +9,10 @@ import pytest
 from quicksilver.accounts.entries import Close, How, Reserve
 from quicksilver.accounts.identity import OPERATOR, Identity, Scope
 from quicksilver.accounts.ledger import Ledger
-from quicksilver.accounts.minting import KeyDraft
+from quicksilver.accounts.listing import KeyDraft, UsageLine, UsageQuery
 from quicksilver.accounts.records import Order
 from quicksilver.accounts.service import Desk
-from quicksilver.accounts.usage import UsageLine, UsageQuery, read_usage, usage_page
+from quicksilver.accounts.usage import read_usage
 from quicksilver.core import Usage
 from quicksilver.errors import InvalidRequest, PermissionDenied
 from tests.accounts.conftest import START, Customer, FakeClock, apply, make_customer
@@ -86,34 +86,3 @@ def test_reading_usage_needs_the_scope(desk: Desk, customer: Customer) -> None:
 def test_odd_queries_are_refused(odd: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
         replace(TODAY, **odd)
-
-
-def test_page_has_openais_shape(desk: Desk, books: Ledger, customer: Customer) -> None:
-    spend(desk, books, customer.identity, "r1")
-    page = usage_page(read_usage(desk.store, OPERATOR, replace(TODAY, group_by=("model",))))
-    assert page == {
-        "object": "page",
-        "data": [
-            {
-                "object": "bucket",
-                "start_time": DAY,
-                "end_time": DAY + 86_400,
-                "results": [
-                    {
-                        "object": "organization.usage.completions.result",
-                        "num_model_requests": 1,
-                        "input_tokens": 10,
-                        "input_cached_tokens": 4,
-                        "output_tokens": 2,
-                        "project_id": None,
-                        "user_id": None,
-                        "api_key_id": None,
-                        "model": "nano",
-                        "batch": None,
-                    }
-                ],
-            }
-        ],
-        "has_more": False,
-        "next_page": None,
-    }

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from quicksilver.accounts.identity import OPERATOR, Scope
-from quicksilver.accounts.minting import KeyDraft
+from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.records import Limits
 from quicksilver.accounts.service import Accounts
 from quicksilver.core import Delta

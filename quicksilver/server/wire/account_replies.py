@@ -1,0 +1,224 @@
+"""Account replies: OpenAI's admin objects where OpenAI has them, with our fields beside theirs.
+
+Amounts are credits as exact decimal text; null where there is no bound.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+KeyStatus = Literal["active", "revoked", "expired"]
+Period = Literal["day", "month"] | None
+
+
+class LimitsReply(TypedDict):
+    max_requests_per_1_minute: int | None
+    max_input_tokens_per_1_minute: int | None
+    max_output_tokens_per_1_minute: int | None
+    max_requests_in_flight: int | None
+
+
+class OwnerUserReply(TypedDict):
+    id: str
+    email: str
+    name: str
+    role: str
+    created_at: int
+
+
+class ServiceAccountReply(TypedDict):
+    id: str
+    name: str
+    role: str
+    created_at: int
+
+
+class OwnerReply(TypedDict):
+    type: Literal["user", "service_account"]
+    user: NotRequired[OwnerUserReply]
+    service_account: NotRequired[ServiceAccountReply]
+
+
+class MoneyReply(TypedDict):
+    budget: str | None
+    period: Period
+    spent: str
+    balance: str | None
+
+
+class KeyReply(MoneyReply):
+    object: Literal["organization.project.api_key"]
+    id: str
+    name: str
+    redacted_value: str
+    created_at: int
+    expires_at: int | None
+    last_used_at: int | None
+    status: KeyStatus
+    scopes: list[str]
+    models: list[str] | None
+    project_id: str
+    organization_id: str
+    owner: OwnerReply
+    owner_project_access: Literal["active", "inactive"]
+    limits: LimitsReply
+
+
+class NewKeyReply(KeyReply):
+    value: str
+
+
+class DeletedReply(TypedDict):
+    object: str
+    id: str
+    deleted: bool
+
+
+class PurseReply(TypedDict):
+    id: str
+    kind: Literal["organization", "project", "key"]
+    name: str
+    granted: str | None
+    spent: str
+    reserved: str
+    balance: str | None
+    period: Period
+    in_flight: int
+    limits: LimitsReply
+
+
+class NamedReply(TypedDict):
+    id: str
+    name: str
+
+
+class GaugeReply(TypedDict):
+    limit: int
+    remaining: int
+    reset_s: float
+
+
+class RateLimitsReply(TypedDict):
+    requests: GaugeReply | None
+    input_tokens: GaugeReply | None
+    output_tokens: GaugeReply | None
+
+
+class PriceReply(TypedDict):
+    model: str
+    input: str
+    cached_input: str
+    output: str
+
+
+class AccountReply(TypedDict):
+    object: Literal["account"]
+    key: KeyReply
+    project: NamedReply
+    organization: NamedReply
+    scopes: list[str]
+    models: list[str] | None
+    balance: str | None
+    purses: list[PurseReply]
+    rate_limits: RateLimitsReply
+    prices: PriceReply
+
+
+class OrganizationReply(TypedDict):
+    object: Literal["organization"]
+    id: str
+    name: str
+    created_at: int
+    status: Literal["active", "disabled"]
+    granted: str | None
+    spent: str
+    reserved: str
+    balance: str | None
+    limits: LimitsReply
+
+
+class ProjectReply(MoneyReply):
+    object: Literal["organization.project"]
+    id: str
+    name: str
+    organization_id: str
+    created_at: int
+    archived_at: int | None
+    status: Literal["active", "archived"]
+    limits: LimitsReply
+
+
+class UserReply(TypedDict):
+    object: Literal["organization.user"]
+    id: str
+    email: str
+    name: str
+    role: Literal["reader"]
+    added_at: int
+    organization_id: str
+    status: Literal["active", "removed"]
+
+
+class AdminOwnerReply(TypedDict):
+    type: Literal["user"]
+    object: Literal["organization.user"]
+    id: str | None
+    name: str | None
+    role: Literal["owner"]
+    created_at: int
+
+
+class AdminKeyReply(TypedDict):
+    object: Literal["organization.admin_api_key"]
+    id: str
+    name: str
+    redacted_value: str
+    created_at: int
+    expires_at: int | None
+    last_used_at: int | None
+    status: KeyStatus
+    owner: AdminOwnerReply
+
+
+class NewAdminKeyReply(AdminKeyReply):
+    value: str
+
+
+class PricesReply(TypedDict):
+    object: Literal["list"]
+    data: list[PriceReply]
+    default: PriceReply
+
+
+class BudgetReply(MoneyReply):
+    object: Literal["organization.budget"]
+    id: str
+
+
+class ListReply(TypedDict):
+    object: Literal["list"]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class KeyList(ListReply):
+    data: list[KeyReply]
+
+
+class AdminKeyList(ListReply):
+    data: list[AdminKeyReply]
+
+
+class OrganizationList(ListReply):
+    data: list[OrganizationReply]
+
+
+class ProjectList(ListReply):
+    data: list[ProjectReply]
+
+
+class UserList(ListReply):
+    data: list[UserReply]
