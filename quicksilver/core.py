@@ -182,6 +182,8 @@ class Frame:
     """The current best guess at every canvas position, decided or not."""
     is_decided: tuple[bool, ...]
     confidence: tuple[float, ...]
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
+    """Per position the likeliest tokens with their log-probabilities; empty unless the request asks for `logprobs`."""
 
 
 Event = Delta | Frame
@@ -260,14 +262,18 @@ class TokenConstraint(Protocol):
     Every method but `advance` leaves the state as it was. A method that raises fails its own request only.
     """
 
-    def forced(self) -> list[int]:
-        """Tokens that must come next whatever the model says; often empty."""
+    def forced(self, ahead: Sequence[int] = ()) -> list[int]:
+        """Tokens that must come next, or behind `ahead`, whatever the model says; often empty."""
 
     def write_masks(self, ahead: Sequence[int], out: memoryview) -> int:
         """Row 0 = what may come now, row i = after ahead[:i], up to the first illegal token. Returns rows written."""
 
     def legal_prefix(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` may come next, in this order. A stop token is legal where the text may end."""
+
+    def sweep(self, canvas: Sequence[int | None]) -> list[int | None]:
+        """A canvas behind the frontier, None for holes: from the first illegal token of its leading run on everything
+        becomes a hole, and what must follow that run is filled in."""
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Commit `tokens`; they must be legal."""

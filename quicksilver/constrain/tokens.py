@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 
 import numpy as np
-from llguidance import LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from quicksilver.constrain.alphabet import make_alphabet
 from quicksilver.constrain.digits import TAIL_LEN, Bits, DigitGuard
@@ -34,7 +34,8 @@ class Tokens:
         self.guard = DigitGuard(self._bytes, self.num_words)
         self.width_bits = bits_of(range(vocab_size), self.num_words)
         self.end_bits = bits_of([i for i in eos_ids if i < vocab_size], self.num_words)
-        self.scratch: Bits = np.zeros(max(-(-size // 32), self.num_words), dtype=np.int32)
+        self._full_words = max(-(-size // 32), self.num_words)
+        self._joins: dict[tuple[int, int], bool] = {}
 
     def extend(self, tail: bytes, token_id: int) -> bytes:
         """The last bytes of the text after one more token."""
@@ -54,19 +55,37 @@ class Tokens:
         text = b""
         for token_id in path:
             if token_id in self._special:
-                tokens += [*self._encode(text), token_id]
+                tokens += [*self.encode(text), token_id]
                 text = b""
             else:
                 text += self._bytes[token_id]
-        return tokens + self._encode(text)
+        return tokens + self.encode(text)
 
     def allows_letter(self, row: Bits) -> bool:
         """Whether a bitmask row lets a letter follow, as strings and prose do and numbers do not."""
         letter = self.alphabet.letter_id
         return letter >= 0 and bool(row[letter >> 5] >> (letter & 31) & 1)
 
-    def _encode(self, text: bytes) -> list[int]:
+    def encode(self, text: bytes) -> list[int]:
+        """The tokens of running text."""
         return self.tokenizer.tokenize_bytes(text) if text else []
+
+    def joins(self, token_id: int, byte: int) -> bool:
+        """Whether running text would have another token here if `byte` followed."""
+        key = (token_id, byte)
+        if key not in self._joins:
+            self._joins[key] = self.encode(self._bytes[token_id] + bytes((byte,)))[:1] != [token_id]
+        return self._joins[key]
+
+    def lawful_bits(self, matcher: LLMatcher) -> Bits:
+        """What an automaton allows now, as wide as the logits."""
+        full: Bits = np.zeros(self._full_words, dtype=np.int32)
+        matcher.unsafe_compute_mask_ptr(full.ctypes.data, full.nbytes)
+        return full[: self.num_words] & self.width_bits
+
+    def lawful_bytes(self, bits: Bits) -> list[int]:
+        """Bytes that may follow as tokens of their own."""
+        return [byte for byte, i in self.alphabet.byte_ids.items() if i < self.vocab_size and bits[i >> 5] >> (i & 31) & 1]
 
 
 def open_tokenizer(tokenizer_json: str, eos_ids: list[int], vocab_size: int) -> LLTokenizer:

@@ -6,6 +6,7 @@ the rest. A decoder keeps no state of its own: everything it needs from one forw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -60,10 +61,17 @@ class Canvas:
         """Length of the leading run without masks."""
         return int((~self.is_masked).cumprod(0).sum())
 
-    def remask_from(self, start: int) -> Canvas:
-        is_masked = self.is_masked.clone()
-        is_masked[start:] = True
-        return replace(self, is_masked=is_masked)
+    @property
+    def tokens_or_holes(self) -> list[int | None]:
+        pairs = zip(self.token_ids.tolist(), self.is_masked.tolist(), strict=True)
+        return [None if is_masked else token_id for token_id, is_masked in pairs]
+
+    def holding(self, tokens: Sequence[int | None]) -> Canvas:
+        """The same canvas with these tokens decided and the rest masked, its guesses kept."""
+        guesses = self.token_ids.tolist()
+        token_ids = [guess if token is None else token for token, guess in zip(tokens, guesses, strict=True)]
+        is_masked = [token is None for token in tokens]
+        return replace(self, token_ids=torch.tensor(token_ids), is_masked=torch.tensor(is_masked))
 
 
 @dataclass(frozen=True, slots=True)

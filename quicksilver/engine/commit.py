@@ -64,13 +64,13 @@ def _keep_lawful(sequence: Sequence, decision: Decision, proposal: Proposal) -> 
         return replace(decision, commit=decision.commit[:legal], canvas=None)
     if decision.canvas is None or decision.commit:
         return decision
-    assert sequence.canvas is not None
-    canvas = _fill_first_hole(decision.canvas, sequence.canvas.num_decided, proposal)
-    run = canvas.token_ids[: canvas.num_decided].tolist()
-    legal = sequence.constraint.legal_prefix(run)
-    if canvas.step >= MAX_STEPS_PER_POSITION * len(canvas.token_ids):
-        return replace(decision, commit=run[:legal], canvas=None)
-    return replace(decision, canvas=canvas.remask_from(legal))
+    before = sequence.canvas
+    assert before is not None
+    canvas = _fill_first_hole(decision.canvas, before.num_decided, proposal)
+    canvas = canvas.holding(sequence.constraint.sweep(canvas.tokens_or_holes))
+    if canvas.step >= MAX_STEPS_PER_POSITION * len(canvas.token_ids) or _is_out_of_room(before, canvas):
+        return replace(decision, commit=canvas.token_ids[: canvas.num_decided].tolist(), canvas=None)
+    return replace(decision, canvas=canvas)
 
 
 def _fill_first_hole(canvas: Canvas, hole: int, proposal: Proposal) -> Canvas:
@@ -80,6 +80,12 @@ def _fill_first_hole(canvas: Canvas, hole: int, proposal: Proposal) -> Canvas:
     is_masked, token_ids = canvas.is_masked.clone(), canvas.token_ids.clone()
     is_masked[hole], token_ids[hole] = False, proposal.token_ids[hole]
     return replace(canvas, is_masked=is_masked, token_ids=token_ids)
+
+
+def _is_out_of_room(before: Canvas, after: Canvas) -> bool:
+    """Whether the first hole, lawful by its bitmask, was refused: nothing but the shortest way to the end fits."""
+    run = before.num_decided
+    return after.num_decided <= run < len(after.token_ids) and bool((before.token_ids == after.token_ids)[:run].all())
 
 
 def _extend(sequence: Sequence, tokens: list[int]) -> Committed:
@@ -214,10 +220,18 @@ def _logprobs_of(sequence: Sequence, tokens: list[int]) -> tuple[TokenLogprob, .
 
 def _frame(sequence: Sequence) -> Frame:
     canvas = sequence.canvas or Canvas.blank(0)
+    token_ids = tuple(canvas.token_ids.tolist())
     return Frame(
         sequence.id,
         sequence.forwards,
-        tuple(canvas.token_ids.tolist()),
+        token_ids,
         tuple((~canvas.is_masked).tolist()),
         tuple(canvas.confidence.tolist()),
+        _canvas_top(sequence, token_ids) if sequence.request.params.logprobs else (),
     )
+
+
+def _canvas_top(sequence: Sequence, token_ids: tuple[int, ...]) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """What else might stand at each canvas position; nothing where the log-probabilities belong to another token."""
+    known = [sequence.logprob_at.get(len(sequence.tokens) + i) for i in range(len(token_ids))]
+    return tuple(lp.top if lp and lp.token_id == token else () for token, lp in zip(token_ids, known, strict=True))

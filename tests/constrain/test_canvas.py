@@ -1,4 +1,4 @@
-"""The sweep on half-filled canvases: lawful runs, forced holes, remasking, and whole answers from bad proposals."""
+"""The sweep on half-filled canvases: lawful runs, certain text, remasking, and whole answers from bad proposals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quicksilver.constrain.canvas import best_lawful, decided_run, single_bit, sweep
+from quicksilver.constrain.canvas import decided_run, sweep
 from quicksilver.constrain.check import validate_output
 from quicksilver.constrain.matcher import Constraint, Grammars
 from tests.constrain.conftest import SMOLLM2_ENDS, SMOLLM2_WIDTH, special
@@ -26,57 +26,46 @@ def holes(text: str) -> list[int | None]:
     return [None if char == "_" else ord(char) for char in text]
 
 
-def test_the_frontier_is_the_first_hole_with_a_choice(grammars: Grammars) -> None:
-    found = sweep(pattern(grammars, "ab(c|d)e*"), holes("ab____"), WORDS)
-    assert found.num_lawful == 2
-    assert found.bitmask is not None
-    assert best_lawful(np.arange(VOCAB_SIZE, dtype=np.float32), found.bitmask) == ord("d")
-    assert found.remasked == ()
+def test_a_lawful_run_stays_and_holes_with_a_choice_stay_open(grammars: Grammars) -> None:
+    assert sweep(pattern(grammars, "ab(c|d)e*"), holes("ab____")) == holes("ab____")
 
 
-def test_holes_with_one_lawful_token_are_filled(grammars: Grammars) -> None:
-    found = sweep(pattern(grammars, "abc(d|e)"), holes("_b__"), WORDS)
-    assert found.token_ids == holes("abc_")
-    assert found.filled == (0, 2)
-    assert found.num_lawful == 3
+def test_what_must_follow_the_run_is_filled_in(grammars: Grammars) -> None:
+    assert sweep(pattern(grammars, "abc(d|e)"), holes("_b__")) == holes("abc_")
+
+
+def test_certain_text_longer_than_the_canvas_fills_it(grammars: Grammars) -> None:
+    assert sweep(pattern(grammars, "abcdef"), holes("a__")) == holes("abc")
 
 
 def test_from_the_first_illegal_token_on_everything_is_remasked(grammars: Grammars) -> None:
-    found = sweep(pattern(grammars, "a[bc]d*"), holes("axd_d"), WORDS)
-    assert found.token_ids == holes("a____")
-    assert found.remasked == (1, 2, 4)
-    assert found.num_lawful == 1
-    assert found.bitmask is not None
+    assert sweep(pattern(grammars, "a[bc]d*"), holes("axd_d")) == holes("a____")
 
 
 def test_tokens_behind_a_hole_are_left_alone_until_the_walk_reaches_them(grammars: Grammars) -> None:
     constraint = pattern(grammars, "(a|b)(c|d)")
-    first = sweep(constraint, holes("_x"), WORDS)
-    assert first.token_ids == holes("_x")
-    assert sweep(constraint, holes("ax"), WORDS).remasked == (1,)
+    assert sweep(constraint, holes("_x")) == holes("_x")
+    assert sweep(constraint, holes("ax")) == holes("a_")
 
 
 def test_a_forced_fill_that_refutes_what_follows_remasks_it(grammars: Grammars) -> None:
-    found = sweep(pattern(grammars, "ab(c|d)"), holes("_c_"), WORDS)
-    assert found.token_ids == holes("ab_")
-    assert (found.filled, found.remasked) == ((0, 1), (1,))
+    assert sweep(pattern(grammars, "ab(c|d)"), holes("_c_")) == holes("ab_")
 
 
-def test_a_full_run_has_no_frontier(grammars: Grammars) -> None:
-    found = sweep(pattern(grammars, "a*"), holes("aaa"), WORDS)
-    assert (found.num_lawful, found.bitmask) == (3, None)
+def test_a_full_run_and_a_run_that_ends_are_left_as_they_are(grammars: Grammars) -> None:
+    assert sweep(pattern(grammars, "a*"), holes("aaa")) == holes("aaa")
+    assert sweep(pattern(grammars, "a*"), [ord("a"), END, None]) == [ord("a"), END, None]
 
 
-def test_a_run_that_ends_has_no_frontier(grammars: Grammars) -> None:
-    found = sweep(pattern(grammars, "a*"), [ord("a"), END, None], WORDS)
-    assert (found.num_lawful, found.bitmask) == (2, None)
+def test_certain_text_without_room_for_the_end_is_not_filled_in(grammars: Grammars) -> None:
+    constraint = pattern(grammars, "(a|b)c{30}")
+    assert constraint.closing(31) is not None
+    assert sweep(constraint, holes("a" + "_" * 9)) == holes("a" + "c" * 9)
+    assert sweep(constraint, holes("x" + "_" * 9)) == holes("_" * 10)
 
 
-def test_small_parts() -> None:
+def test_the_decided_run() -> None:
     assert decided_run([1, 2, None, 3]) == [1, 2]
-    assert single_bit(np.array([0, -(2**31)], dtype=np.int32)) == 63
-    assert single_bit(np.array([0, 3], dtype=np.int32)) is None
-    assert single_bit(np.array([0, 0], dtype=np.int32)) is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -88,11 +77,10 @@ def test_a_sweep_never_leaves_an_unlawful_run(grammars: Grammars, data: st.DataO
     is_kept = data.draw(st.lists(st.booleans(), min_size=len(text), max_size=len(text)))
     canvas = [ord(char) if kept else other for char, kept, other in zip(text, is_kept, noise, strict=True)]
     constraint = constrain(grammars, PERSON)
-    found = sweep(constraint, canvas, WORDS)
-    run = decided_run(found.token_ids)
-    assert constraint.legal_prefix(run[: found.num_lawful]) == found.num_lawful
-    assert found.bitmask is None or found.num_lawful < len(canvas)
-    assert sweep(constraint, found.token_ids, WORDS).token_ids == found.token_ids
+    found = sweep(constraint, canvas)
+    run = decided_run(found)
+    assert constraint.legal_prefix(run) == len(run)
+    assert sweep(constraint, found) == found
 
 
 class Denoiser:
@@ -118,16 +106,26 @@ def denoise(
 ) -> tuple[list[int], int]:
     """One canvas as the algorithm of `canvas.py` has it: its lawful tokens, and the steps it took."""
     canvas: list[int | None] = [None] * canvas_len
+    frontier = -1
     for step in range(1, canvas_len + 2):
-        found = sweep(constraint, canvas, num_words)
-        canvas, frontier = found.token_ids, found.num_lawful
-        if found.bitmask is None:
-            return decided_run(canvas)[:frontier], step
-        canvas[frontier] = best_lawful(model.scores(start + frontier), found.bitmask)
-        for i in range(frontier + 1, canvas_len):
+        canvas = sweep(constraint, canvas)
+        run = decided_run(canvas)
+        if len(run) <= frontier:
+            return run, step
+        frontier = len(run)
+        rows = np.zeros((len(run) + 1, num_words), dtype=np.int32)
+        if len(run) == canvas_len or constraint.write_masks(run, rows.data) <= len(run):
+            return run, step
+        canvas[len(run)] = best_lawful(model.scores(start + len(run)), rows[-1])
+        for i in range(len(run) + 1, canvas_len):
             if canvas[i] is None and model._rng.random() < 0.4:
                 canvas[i] = model.propose(start + i)
     raise AssertionError("a canvas took more steps than it has tokens")
+
+
+def best_lawful(scores: Any, row: Any) -> int:
+    flags = np.unpackbits(row.view(np.uint8), bitorder="little")[: len(scores)].astype(np.bool_)
+    return int(np.where(flags, scores, -np.inf).argmax())
 
 
 def answer(constraint: Constraint, model: Denoiser, room: int, num_words: int) -> list[int]:

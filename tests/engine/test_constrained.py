@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from quicksilver.constrain.canvas import sweep
 from quicksilver.core import ConstraintSpec, Delta, FinishReason, Request
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
@@ -31,9 +32,10 @@ class Staircase:
             return [place % 7 + 7]
         return [token for token in range(STOP) if token % 7 == place % 7]
 
-    def forced(self) -> list[int]:
+    def forced(self, ahead: Sequence[int] = ()) -> list[int]:
         found: list[int] = []
-        while len(choices := self.may_come(len(self.taken) + len(found))) == 1 and choices != [STOP]:
+        start = len(self.taken) + len(ahead)
+        while len(choices := self.may_come(start + len(found))) == 1 and choices != [STOP]:
             found += choices
         return found
 
@@ -50,6 +52,9 @@ class Staircase:
             if token not in self.may_come(len(self.taken) + i):
                 return i
         return len(tokens)
+
+    def sweep(self, canvas: Sequence[int | None]) -> list[int | None]:
+        return sweep(self, canvas)
 
     def advance(self, tokens: Sequence[int]) -> None:
         assert self.legal_prefix(tokens) == len(tokens), "an illegal token was committed"
