@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from quicksilver.core import Delta, EngineClient, Event, FinishReason, Frame, Request, TokenLogprob, Usage
 from quicksilver.errors import EngineUnavailable, RowFailed
+from quicksilver.server.canvas import Canvas, Settled
 from quicksilver.server.constraint import OutputCheck
 from quicksilver.server.plain import PlainText, TextSource
 from quicksilver.text.channels import Channel, ChannelDelta, Channels
@@ -30,12 +31,14 @@ class Ask:
     """Tool calls after which the answer ends by itself."""
     is_plain: bool = False
     """The answer is text alone: no channels are looked for in it."""
+    lead: str = ""
+    """Of a plain answer: what the model repeats from the end of the prompt, and the client does not want twice."""
     check: OutputCheck | None = None
     """What a finished answer must satisfy before it may be called finished."""
 
     def open_text(self, tokenizer: Tokenizer) -> TextSource:
         if self.is_plain:
-            return PlainText(tokenizer, self.stop)
+            return PlainText(tokenizer, self.stop, self.lead)
         return Channels(tokenizer, stop=self.stop, tool_names=self.tool_names, opens_thinking=self.opens_thinking)
 
 
@@ -49,6 +52,8 @@ class Said:
     num_tokens: int = 0
     cached_tokens: int | None = None
     """Of the prompt, found in the prefix cache; None where the engine has not said so yet."""
+    settled: tuple[Settled, ...] = ()
+    """Content tokens with their texts, where snapshots are wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,10 @@ class Shown:
 
     text: str
     frame: Frame
+    num_committed: int
+    """Code points at the beginning of `text` that stay."""
+    spelled: tuple[str, ...]
+    """The texts of the leading canvas positions that are part of `text`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +107,7 @@ class AnswerReader:
 
     def read(self, event: Event) -> list[Piece]:
         if isinstance(event, Frame):
-            is_content = self._channels.channel is Channel.CONTENT
-            return [Shown(self._content + (self._canvas.preview(event) if is_content else ""), event)]
+            return [self._show(event)]
         if event.finish is FinishReason.ERROR:
             raise _row_failed(event)
         if event.finish is FinishReason.ABORT:
@@ -110,6 +118,12 @@ class AnswerReader:
         pieces: list[Piece] = [said] if said.deltas or said.num_tokens else []
         return [*pieces, self._end(event)] if self._must_end(event) else pieces
 
+    def _show(self, frame: Frame) -> Shown:
+        if self._channels.channel is not Channel.CONTENT:
+            return Shown(self._content, frame, len(self._content), ())
+        text = self._content + self._canvas.preview(frame)
+        return Shown(text, frame, len(self._content), self._canvas.spell(frame))
+
     def _say(self, event: Delta) -> Said:
         before = len(self._channels.token_channels)
         deltas = self._channels.push(event.token_ids)
@@ -118,14 +132,14 @@ class AnswerReader:
         kept = self._channels.token_channels[before:]
         content = "".join(delta.text for delta in deltas if delta.channel is Channel.CONTENT)
         self._content += content
-        if self._ask.request.wants_frames:
-            self._canvas.commit(event.token_ids[: len(kept)], kept, content)
+        settled = self._canvas.commit(event, kept, content) if self._ask.request.wants_frames else ()
         self._num_tokens += len(kept)
         kept_deltas = self._within_calls(deltas)
         self._note_calls(kept_deltas)
         logprobs = zip(event.logprobs, kept, strict=False)
         wanted = tuple(logprob for logprob, channel in logprobs if channel is Channel.CONTENT)
-        return Said(tuple(kept_deltas), wanted, len(kept), event.usage.cached_tokens if event.usage else None)
+        cached = event.usage.cached_tokens if event.usage else None
+        return Said(tuple(kept_deltas), wanted, len(kept), cached, settled)
 
     def _within_calls(self, deltas: list[ChannelDelta]) -> list[ChannelDelta]:
         limit = self._ask.max_calls
@@ -157,29 +171,6 @@ class AnswerReader:
         fault = self._ask.check.fault(self._content, self._calls) if self._ask.check else None
         if fault is not None:
             raise RowFailed(f"The answer does not satisfy the schema: {fault}", code="output_invalid")
-
-
-class Canvas:
-    """What a snapshot adds behind the committed content: held-back bytes, then the guesses up to a special token."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._held = b""
-
-    def commit(self, ids: tuple[int, ...], channels: list[Channel], content: str) -> None:
-        spelled = [self._tokenizer.token_bytes(i) for i, c in zip(ids, channels, strict=True) if c is Channel.CONTENT]
-        unsaid = self._held + b"".join(spelled)
-        # Text that the channels dropped (a newline behind a tag) is not found, and then nothing counts as held.
-        self._held = unsaid.partition(content.encode())[2] if content else unsaid
-
-    def preview(self, frame: Frame) -> str:
-        spelled = [self._tokenizer.token_bytes(i) for i in self._before_special(frame.token_ids)]
-        return (self._held + b"".join(spelled)).decode("utf-8", "ignore")
-
-    def _before_special(self, ids: tuple[int, ...]) -> tuple[int, ...]:
-        special = set(self._tokenizer.special_tokens.values())
-        end = next((at for at, token_id in enumerate(ids) if token_id in special), len(ids))
-        return ids[:end]
 
 
 def _row_failed(event: Delta) -> RowFailed:

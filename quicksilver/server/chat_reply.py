@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from quicksilver.core import FinishReason, Frame, TokenLogprob
+from quicksilver.core import FinishReason, TokenLogprob
 from quicksilver.server.answer import Ended, Said
 from quicksilver.server.collect import Whole
 from quicksilver.server.plan import Plan
@@ -20,7 +20,6 @@ from quicksilver.server.wire.chat import (
     ChatChunk,
     ChatCompletion,
     FinishReply,
-    FrameReply,
     LogprobsReply,
     MessageReply,
     ReasoningSummary,
@@ -175,21 +174,3 @@ def text_deltas(said: Said, calls: CallDeltas) -> list[dict[str, Any]]:
             else:
                 deltas.append({key: piece.text})
     return deltas
-
-
-def frame_reply(frame: Frame, tokenizer: Tokenizer | None) -> FrameReply:
-    """What a snapshot rests on; with a tokenizer also every canvas position as [text, state, confidence]."""
-    num = len(frame.token_ids)
-    decided = sum(frame.is_decided)
-    reply: FrameReply = {
-        "step": frame.step,
-        "decided": decided,
-        "masked": num - decided,
-        "confidence": round(sum(frame.confidence) / num, 4) if num else 1.0,
-    }
-    if tokenizer is not None:
-        rows = zip(frame.token_ids, frame.is_decided, frame.confidence, strict=True)
-        reply["tokens"] = [
-            (tokenizer.token_text(i), "decided" if is_decided else "masked", round(p, 4)) for i, is_decided, p in rows
-        ]
-    return reply

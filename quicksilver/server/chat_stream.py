@@ -13,12 +13,12 @@ from quicksilver.server.chat_reply import (
     Chunks,
     TokenNames,
     finish_word,
-    frame_reply,
     summarise,
     text_deltas,
 )
 from quicksilver.server.collect import Whole
 from quicksilver.server.events import SideBySide, reply_events
+from quicksilver.server.frame_reply import FrameTeller
 from quicksilver.server.job import Job
 from quicksilver.server.wire.chat import ChatChunk
 from quicksilver.text.tokenizer import Tokenizer
@@ -30,6 +30,8 @@ class StreamStyle:
 
     has_usage: bool = False
     has_logprobs: bool = False
+    has_alternatives: bool = False
+    """Snapshots that list tokens also list what else might stand there."""
     has_summary: bool = False
     may_think: bool = False
     is_diffusing: bool = False
@@ -50,8 +52,9 @@ class ChatTeller:
     def __init__(self, index: int, chunks: Chunks, tokenizer: Tokenizer, style: StreamStyle) -> None:
         self._index = index
         self._chunks = chunks
-        self._tokenizer = tokenizer
         self._style = style
+        listing = tokenizer if style.shows_tokens else None
+        self._frames = FrameTeller(listing, has_alternatives=style.has_alternatives)
         self._names = TokenNames(tokenizer) if style.has_logprobs else None
         self._calls = CallDeltas()
         self._whole = Whole()
@@ -75,6 +78,7 @@ class ChatTeller:
 
     def _tell_said(self, said: Said) -> Iterator[ChatChunk]:
         self._unsent_logprobs += said.logprobs
+        self._frames.settle(said.settled)
         for delta in text_deltas(said, self._calls):
             if "content" not in delta or not self._style.is_diffusing:
                 yield self._with_logprobs(self._chunks.chunk(self._index, delta), is_content="content" in delta)
@@ -85,13 +89,12 @@ class ChatTeller:
         # A frame shows more than the text committed just before it, so committed text waits for the next frame.
         self._has_frames = True
         if self._style.is_diffusing and (self._style.shows_tokens or self._is_due()):
-            chunk = self._snapshot(shown.text)
-            chunk["quicksilver"] = frame_reply(shown.frame, self._tokenizer if self._style.shows_tokens else None)
-            yield chunk
+            yield {**self._snapshot(shown.text), "quicksilver": self._frames.tell(shown)}
 
     def _tell_end(self, ended: Ended) -> Iterator[ChatChunk]:
-        if self._style.is_diffusing and self._whole.content != self._shown_text:
-            yield self._snapshot(self._whole.content)
+        content = self._whole.content
+        if self._style.is_diffusing and (content != self._shown_text or self._frames.has_untold):
+            yield {**self._snapshot(content), "quicksilver": self._frames.tell_end(content, ended.usage.forwards)}
         closing = self._chunks.chunk(self._index, {}, finish_word(ended))
         if self._style.has_summary:
             closing["reasoning_summary"] = summarise(self._whole.reasoning, may_think=self._style.may_think)

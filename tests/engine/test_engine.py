@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -209,6 +209,21 @@ def test_logprobs_are_the_models_own_at_the_committed_position(name: str) -> Non
     if name in ("ar", "verify"):
         expected = _causal_logprobs(PROMPT, tokens)
         assert [lp.logprob for lp in logprobs] == pytest.approx(expected, abs=1e-4)
+
+
+def test_frames_carry_alternatives_where_logprobs_are_asked_for() -> None:
+    engine = tiny_engine()
+    params = decode_params("confidence", canvas_len=4, threshold=2.0, max_new_tokens=8, logprobs=3)
+    engine.add(Request("x", PROMPT, params, wants_frames=True))
+    events = [event for event in iter_events(engine) if isinstance(event, Frame) and event.token_ids]
+    told = [(token, top) for frame in events for token, top in zip(frame.token_ids, frame.top, strict=True) if top]
+    assert told
+    assert all(len(top) == 3 and token in [other for other, _ in top] for token, top in told)
+
+
+def iter_events(engine: Engine) -> Iterator[object]:
+    while engine.has_work:
+        yield from engine.step()
 
 
 def _causal_logprobs(prompt: tuple[int, ...], tokens: list[int]) -> list[float]:

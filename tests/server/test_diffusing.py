@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+from math import log
 from typing import Any
 
 import pytest
 
-from quicksilver.core import Delta, FinishReason, Frame, Request, Usage
+from quicksilver.core import Delta, FinishReason, Frame, Request, TokenLogprob, Usage
 from tests.fake_engine import Script, Step, resolving
 from tests.server.conftest import HELLO, Served, chat, content_of, events, says
 from tests.small_tokenizer import small_tokenizer
@@ -43,7 +46,7 @@ async def test_frames_say_what_they_rest_on(served: Served) -> None:
     served.engine.script = resolves("abcdefgh")
     chunks = events(await served.post(CHAT, chat(stream=True, diffusing=True)))
     frames = [c["quicksilver"] for c in chunks if "quicksilver" in c]
-    assert frames[0] == {"step": 0, "decided": 4, "masked": 4, "confidence": 0.6}
+    assert frames[0] == {"step": 0, "committed": 0, "decided": 4, "masked": 4, "confidence": 0.6}
     assert frames[1]["masked"] == 0
 
 
@@ -53,6 +56,47 @@ async def test_token_detail_lists_every_canvas_position(served: Served) -> None:
     frames = [c["quicksilver"] for c in events(await served.post(CHAT, body)) if "quicksilver" in c]
     assert frames[0]["tokens"][0] == ["a", "decided", 0.9]
     assert frames[0]["tokens"][7] == ["h", "masked", 0.3]
+
+
+async def test_token_texts_join_to_the_snapshot(served: Served) -> None:
+    served.engine.script = resolves(TEXT)
+    chunks = events(await served.post(CHAT, chat(stream=True, diffusing=True, diffusion_detail="tokens")))
+    settled = ""
+    for chunk in (c for c in chunks if "quicksilver" in c):
+        frame, content = chunk["quicksilver"], chunk["choices"][0]["delta"]["content"]
+        settled += "".join(text for text, state, _ in frame["tokens"] if state in ("committed", "forced"))
+        canvas = [text for text, state, _ in frame["tokens"] if state in ("decided", "masked")]
+        assert settled + "".join(canvas[: frame["shown"]]) == content
+        assert content[: frame["committed"]] == TEXT[: frame["committed"]]
+    assert settled == TEXT
+
+
+async def test_forced_tokens_and_alternatives_are_marked(served: Served) -> None:
+    ids = tuple(small_tokenizer().encode("abcd"))
+    likely = TokenLogprob(ids[0], log(0.75), ((ids[0], log(0.75)), (ids[3], log(0.25))))
+
+    def script(request: Request) -> list[Step]:
+        logprobs = (likely, TokenLogprob(ids[1], 0.0))
+        return [
+            Delta(request.id, ids[:2], logprobs, num_forced=1),
+            Frame(request.id, 1, ids[2:3], (False,), (0.5,), (((ids[2], log(0.5)), (ids[3], log(0.25))),)),
+            partial(asyncio.sleep, 0),
+            Delta(request.id, ids[2:], num_forced=2, finish=FinishReason.STOP, usage=Usage(1, 0, 4, forwards=2)),
+        ]
+
+    served.engine.script = script
+    body = chat(stream=True, diffusing=True, diffusion_detail="tokens", logprobs=True, top_logprobs=2)
+    chunks = events(await served.post(CHAT, body))
+    first, last = [c["quicksilver"] for c in chunks if "quicksilver" in c]
+    assert first["tokens"] == [
+        ["a", "committed", 0.75, [["a", 0.75], ["d", 0.25]]],
+        ["b", "forced", 1.0, []],
+        ["c", "masked", 0.5, [["c", 0.5], ["d", 0.25]]],
+    ]
+    assert last == {
+        **{"step": 2, "committed": 4, "decided": 0, "masked": 0, "confidence": 1.0, "shown": 0},
+        "tokens": [["c", "forced", None], ["d", "forced", None]],
+    }
 
 
 async def test_snapshots_are_limited_in_time_but_the_last_one_always_comes(served: Served) -> None:

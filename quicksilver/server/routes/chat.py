@@ -48,6 +48,7 @@ def stream_style(body: ChatBody, plan: Plan, services: Services) -> StreamStyle:
     return StreamStyle(
         has_usage=bool(options and options.include_usage),
         has_logprobs=bool(body.logprobs),
+        has_alternatives=bool(body.logprobs and body.top_logprobs),
         has_summary=bool(body.reasoning_summary),
         may_think=plan.asks[0].opens_thinking,
         is_diffusing=bool(body.diffusing),

@@ -218,14 +218,20 @@ class ChatCompletion(TypedDict):
     system_fingerprint: NotRequired[str]
 
 
+FrameToken = list[Any]
+"""[text, "forced" | "committed" | "decided" | "masked", confidence or null] and, with `top_logprobs`, [[text, p]]."""
+
+
 class FrameReply(TypedDict):
     """What one `diffusing` snapshot rests on."""
 
     step: int
+    committed: int
     decided: int
     masked: int
     confidence: float
-    tokens: NotRequired[list[tuple[str, Literal["masked", "decided", "committed"], float]]]
+    shown: NotRequired[int]
+    tokens: NotRequired[list[FrameToken]]
 
 
 class ChatChunkChoice(TypedDict):
