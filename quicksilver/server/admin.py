@@ -1,28 +1,38 @@
-"""build_admin_app: the listener for operators, on a loopback port of its own: metrics and probes.
+"""build_admin_app: the listener for operators, on a loopback port of its own: metrics, probes, and the accounts of all.
 
-It shows figures of every tenant together and names none.
+With accounts every route but the probes asks for a key of its own kind: `admin` for the accounts, `metrics` for the
+figures, which are those of every tenant together and name none.
 """
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
+from quicksilver import __version__
 from quicksilver.core import EngineStats
 from quicksilver.errors import QuicksilverError
+from quicksilver.server.auth import require_admin, require_metrics
 from quicksilver.server.envelope import add_refusals
 from quicksilver.server.guard import Guard
-from quicksilver.server.routes import health
+from quicksilver.server.routes import arrangements, health, organizations, projects, usage
+from quicksilver.server.schema import describe
 from quicksilver.server.services import Services, services_of
+from quicksilver.server.wire.accounts import ADMIN_BODIES
+
+ACCOUNTS = (organizations.router, projects.router, arrangements.router, usage.router)
 
 
 def build_admin_app(services: Services) -> FastAPI:
-    app = FastAPI(title="quicksilver admin", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="quicksilver admin", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.services = services
     app.include_router(health.router)
-    app.add_api_route("/metrics", metrics, methods=["GET"])
+    app.add_api_route("/metrics", metrics, methods=["GET"], dependencies=[Depends(require_metrics)])
+    for router in ACCOUNTS:
+        app.include_router(router, dependencies=[Depends(require_admin)])
     add_refusals(app)
+    app.openapi = lambda: describe(app, ADMIN_BODIES)  # type: ignore[method-assign]
     app.add_middleware(Guard)
     return app
 

@@ -6,11 +6,11 @@ import time
 from typing import TYPE_CHECKING
 
 from quicksilver.accounts.identity import Identity, Scope, parse_scopes
-from quicksilver.accounts.listing import KeyDraft
+from quicksilver.accounts.listing import KeyDraft, KeyRecord
 from quicksilver.accounts.records import Limits, from_credits
 from quicksilver.server.account_view import key_reply
 from quicksilver.server.wire.account_replies import DeletedReply, NewKeyReply
-from quicksilver.server.wire.accounts import KeyBody, LimitsBody, ProjectKeyBody
+from quicksilver.server.wire.accounts import KeyBody, LimitsBody, ProjectKeyBody, RightsBody
 
 if TYPE_CHECKING:
     from quicksilver.accounts.service import Accounts, Desk
@@ -52,6 +52,19 @@ async def make_key(accounts: Accounts, by: Identity, draft: KeyDraft) -> NewKeyR
 async def rotate_key(accounts: Accounts, by: Identity, key_id: str, overlap_s: int) -> NewKeyReply:
     new = await accounts.admin(lambda desk: desk.mint.rotate_key(by, key_id, overlap_s))
     return await _with_value(accounts, by, new.id, new.secret)
+
+
+async def change_key(accounts: Accounts, by: Identity, key: KeyRecord, body: RightsBody) -> None:
+    scopes = key.scopes if body.scopes is None else parse_scopes(body.scopes)
+    models = key.models if body.models is None else frozenset(body.models)
+
+    def change(desk: Desk) -> None:
+        if (scopes, models) != (key.scopes, key.models):
+            desk.mint.narrow_key(by, key.purse.id, scopes, models)
+        if body.name is not None:
+            desk.directory.rename(by, key.purse.id, body.name)
+
+    await accounts.admin(change)
 
 
 async def revoke_key(

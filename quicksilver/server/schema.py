@@ -53,7 +53,7 @@ def answers_or_streams(reply: Any, chunk: Any) -> Responses:
 def describe(app: FastAPI, bodies: Sequence[type[Wire]]) -> dict[str, Any]:
     """The document, made once; `bodies` are all the models that `takes` was called with."""
     if app.openapi_schema is None:
-        document = get_openapi(title="quicksilver", version=__version__, routes=app.routes)
+        document = get_openapi(title=app.title, version=__version__, routes=app.routes)
         _, definitions = models_json_schema([(body, "validation") for body in bodies], ref_template=REF)
         document.setdefault("components", {}).setdefault("schemas", {}).update(definitions.get("$defs", {}))
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
