@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -26,14 +27,14 @@ TINY = ModelConfig(
 
 
 @cache
-def tiny_model(seed: int = 0) -> Transformer:
+def tiny_model(seed: int = 0, vocab_size: int = TINY.vocab_size) -> Transformer:
     """Random weights, spread enough that greedy text does not loop at once, with a random canvas adapter."""
     torch.manual_seed(seed)
-    model = Transformer(TINY)
+    model = Transformer(replace(TINY, vocab_size=vocab_size))
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.4)
-    adapter = new_canvas(TINY, rank=4, max_canvas_len=32, seed=seed)
+    adapter = new_canvas(model.config, rank=4, max_canvas_len=32, seed=seed)
     for parameter in adapter.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     attach_canvas(model, adapter, form="gated")

@@ -1,4 +1,4 @@
-"""A worker with the tiny random model: `python -m tests.engine.worker_program --socket PATH`."""
+"""A worker with the tiny random model: `python -m tests.engine.worker_program [--vocab-size N] --socket PATH`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 
 from quicksilver.engine.loop import AsyncEngine
 from quicksilver.engine.serve import serve
-from tests.tiny import tiny_engine
+from tests.tiny import TINY, tiny_engine, tiny_model
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--socket", type=Path, required=True)
-    asyncio.run(serve(AsyncEngine(tiny_engine()), parser.parse_args().socket))
+    parser.add_argument("--vocab-size", type=int, default=TINY.vocab_size)
+    options = parser.parse_args()
+    engine = tiny_engine(model=tiny_model(vocab_size=options.vocab_size))
+    asyncio.run(serve(AsyncEngine(engine), options.socket))

@@ -1,18 +1,49 @@
-"""The address of a live server. Nothing here imports the package: the clients stand alone, as they do at a user's."""
+"""A live server with real weights, as clients see it. Nothing here imports the package: clients stand alone.
+
+Only `run.py` beside this file starts the server and sets its addresses.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
+import httpx
 import pytest
 
-ANSWER = "Paris is the capital of France."
-QUESTION = "What is the capital of France?"
-
 collect_ignore_glob = [] if "QUICKSILVER_URL" in os.environ else ["test_*.py"]
-"""Only `run.py` beside this file starts the server and sets the address."""
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    admin_url: str
+
+    @property
+    def v1(self) -> str:
+        return f"{self.url}/v1"
+
+    def figure(self, name: str) -> float:
+        """A number of the engine's own, as Prometheus would read it."""
+        found = re.search(rf"^quicksilver_{name} (\S+)$", httpx.get(f"{self.admin_url}/metrics").text, re.M)
+        assert found is not None, name
+        return float(found[1])
+
+    @contextmanager
+    def expecting_an_abort(self) -> Iterator[None]:
+        """What happens inside must end one request in the engine before it is finished, and free its slot."""
+        before = self.figure("aborts_total")
+        yield
+        deadline = time.monotonic() + 10
+        while self.figure("aborts_total") == before or self.figure("num_requests_running"):
+            assert time.monotonic() < deadline, "the reader left, and the engine went on"
+            time.sleep(0.02)
 
 
 @pytest.fixture(scope="session")
-def url() -> str:
-    return os.environ["QUICKSILVER_URL"]
+def server() -> Server:
+    return Server(os.environ["QUICKSILVER_URL"], os.environ["QUICKSILVER_ADMIN_URL"])

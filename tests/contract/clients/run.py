@@ -1,7 +1,7 @@
-"""Every other client against a live server: `python tests/contract/clients/run.py`, or `make clients`.
+"""Other people's clients against a live server with real weights: `make clients`.
 
-Makes `.venv-clients` and `node_modules` here when they are missing, starts the server with a scripted engine, runs the
-Python clients and then the Node ones. Extra arguments go to pytest.
+They are installed under `.build/clients`, Python and Node apart from the package's own environment, at the versions of
+the two locks beside this file. One server answers them all, one client after the other. Arguments go to pytest.
 """
 
 from __future__ import annotations
@@ -10,58 +10,67 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
+from tests.live import free_port, serving
+
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
-VENV = ROOT / ".venv-clients"
+BUILD = HERE.parents[2] / ".build" / "clients"
+PYTHON = BUILD / "venv" / "bin" / "python"
+NODE = BUILD / "node"
 
 
 def main(arguments: list[str]) -> int:
-    install()
-    with tempfile.TemporaryDirectory() as home:
-        command = [sys.executable, "-m", "tests.contract.live", home]
-        server = subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        try:
-            assert server.stdout is not None
-            environment = {**os.environ, "QUICKSILVER_URL": server.stdout.readline().strip()}
-            return run_python(arguments, environment) or run_node(environment)
-        finally:
-            assert server.stdin is not None
-            server.stdin.close()
-            server.wait(20)
+    BUILD.mkdir(parents=True, exist_ok=True)
+    has_node = shutil.which("node") is not None and shutil.which("npm") is not None
+    install_python()
+    if has_node:
+        install_node()
+    admin_port = free_port()
+    with serving(BUILD / "server.log", "--admin-port", str(admin_port)) as url:
+        addresses = {"QUICKSILVER_URL": url, "QUICKSILVER_ADMIN_URL": f"http://127.0.0.1:{admin_port}"}
+        environment = {**os.environ, **addresses}
+        failed = run_python(arguments, environment)
+        if not has_node:
+            print("node and npm are not installed: the Node clients were NOT run")
+            return failed
+        return run_node(environment) or failed
 
 
-def install() -> None:
-    if not (VENV / ".done").exists():
-        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
-        wanted = ["--quiet", "--no-compile", "--requirement", str(HERE / "requirements.txt")]
-        subprocess.run([str(VENV / "bin" / "python"), "-m", "pip", "install", *wanted], check=True)
-        (VENV / ".done").touch()
-    if shutil.which("npm") and not (HERE / "node_modules").exists():
-        subprocess.run(["npm", "ci", "--silent", "--no-audit", "--no-fund"], cwd=HERE, check=True)
+def install_python() -> None:
+    if is_fresh(BUILD / "venv", HERE / "requirements.lock"):
+        return
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(BUILD / "venv")], check=True)
+    quiet = ["--quiet", "--no-compile", "--disable-pip-version-check"]
+    wanted = ["--requirement", str(HERE / "requirements.txt"), "--constraint", str(HERE / "requirements.lock")]
+    subprocess.run([str(PYTHON), "-m", "pip", "install", *quiet, *wanted], check=True)
+    shutil.copy(HERE / "requirements.lock", BUILD / "venv")
+
+
+def install_node() -> None:
+    if not is_fresh(NODE / "node_modules", HERE / "package-lock.json"):
+        NODE.mkdir(exist_ok=True)
+        for name in ("package.json", "package-lock.json"):
+            shutil.copy(HERE / name, NODE)
+        subprocess.run(["npm", "ci", "--silent", "--no-audit", "--no-fund"], cwd=NODE, check=True)
+        shutil.copy(HERE / "package-lock.json", NODE / "node_modules")
+
+
+def is_fresh(folder: Path, lock: Path) -> bool:
+    """Whether the folder was made of this very lock."""
+    made_of = folder / lock.name
+    return made_of.exists() and made_of.read_bytes() == lock.read_bytes()
 
 
 def run_python(arguments: list[str], environment: dict[str, str]) -> int:
-    command = [
-        str(VENV / "bin" / "python"),
-        "-m",
-        "pytest",
-        "-q",
-        "-c",
-        str(HERE / "clients.ini"),
-        str(HERE),
-        *arguments,
-    ]
+    command = [str(PYTHON), "-m", "pytest", "-q", "-c", str(HERE / "clients.ini"), *(arguments or [str(HERE)])]
     return subprocess.run(command, cwd=HERE, env=environment, check=False).returncode
 
 
 def run_node(environment: dict[str, str]) -> int:
-    if shutil.which("node") is None:
-        print("node is not installed: the Node clients were not run")
-        return 0
-    return subprocess.run(["node", "--test", "clients.test.mjs"], cwd=HERE, env=environment, check=False).returncode
+    # Modules are looked for beside the file that imports them.
+    shutil.copy(HERE / "clients.test.mjs", NODE)
+    return subprocess.run(["node", "--test", "clients.test.mjs"], cwd=NODE, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -1,0 +1,75 @@
+"""OpenAI's own Python client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+from conftest import Server
+from questions import ASK_WEATHER, CITY, DESCRIBE, LIMIT, STORY, STORY_TOKENS, WEATHER, Person, check_call, user
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=server.v1, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_chat(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.create(model="mercury-2", messages=user(), temperature=0, max_tokens=LIMIT)
+    assert CITY in reply.choices[0].message.content
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+
+
+def test_stream(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(
+        model="mercury-2", messages=user(), temperature=0, max_tokens=LIMIT, stream_options={"include_usage": True}
+    ) as stream:
+        pieces = [event.delta for event in stream if event.type == "content.delta"]
+        final = stream.get_final_completion()
+    assert CITY in "".join(pieces)
+    assert final.choices[0].message.content == "".join(pieces)
+    assert final.choices[0].message.role == "assistant"
+    assert final.usage.completion_tokens > 0
+
+
+def test_tools(client: openai.OpenAI) -> None:
+    named = {"type": "function", "function": {"name": "weather"}}
+    reply = client.chat.completions.create(
+        model="mercury-2", messages=user(ASK_WEATHER), tools=[WEATHER], tool_choice=named, max_tokens=LIMIT
+    )
+    call = reply.choices[0].message.tool_calls[0]
+    check_call(call.function.name, call.function.arguments)
+    assert reply.choices[0].finish_reason == "tool_calls"
+
+
+def test_schema(client: openai.OpenAI) -> None:
+    reply = client.chat.completions.parse(
+        model="mercury-2", messages=user(DESCRIBE), response_format=Person, max_tokens=LIMIT
+    )
+    assert isinstance(reply.choices[0].message.parsed, Person)
+
+
+def test_responses(client: openai.OpenAI) -> None:
+    reply = client.responses.create(model="mercury-2", input=user(), temperature=0, max_output_tokens=LIMIT)
+    assert CITY in reply.output_text
+    parsed = client.responses.parse(model="mercury-2", input=DESCRIBE, text_format=Person, max_output_tokens=LIMIT)
+    assert isinstance(parsed.output_parsed, Person)
+
+
+def test_refusal(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model="mercury-2", messages=user(), temperature=9)
+    assert refused.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="gpt-9", messages=user())
+
+
+def test_abort(client: openai.OpenAI, server: Server) -> None:
+    with server.expecting_an_abort():
+        stream = client.chat.completions.create(
+            model="mercury-2", messages=user(STORY), stream=True, max_tokens=STORY_TOKENS
+        )
+        next(iter(stream))
+        stream.close()

@@ -1,0 +1,104 @@
+"""Readers that leave and a worker that is killed, over real sockets and with a real worker process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.contract.worker_server import WorkerServer, worker_server
+
+pytestmark = pytest.mark.contract
+
+PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/fim/completions", "/v1/completions")
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER of zero seconds: closing sends a reset instead of an end."""
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[WorkerServer]:
+    async with worker_server(tmp_path) as server:
+        yield server
+
+
+def body_of(i: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {"model": "nano", "stream": i % 3 > 0, "seed": i}
+    text = f"visitor {i % 7}"
+    if i % 4 == 0:
+        messages = [{"role": "user", "content": text}]
+        return {**fields, "messages": messages, "max_tokens": 300, "n": 1 + i % 3, "diffusing": i % 8 == 0}
+    if i % 4 == 1:
+        return {**fields, "input": text, "max_output_tokens": 300}
+    return {**fields, "prompt": text, "max_tokens": 300, "stop": []}
+
+
+def request_of(i: int) -> bytes:
+    raw = json.dumps(body_of(i)).encode()
+    return f"POST {PATHS[i % 4]} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(raw)}\r\n\r\n".encode() + raw
+
+
+async def visit(port: int, i: int, chance: random.Random) -> None:
+    """Sends a request, or a part of it, reads for a while, and leaves, politely or not."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    request = request_of(i)
+    writer.write(request if i % 10 else request[: chance.randrange(len(request))])
+    await writer.drain()
+    if i % 10 and i % 3:
+        for _ in range(chance.randrange(25)):
+            if not await reader.readline():
+                break
+    else:
+        for _ in range(chance.randrange(2000)):
+            await asyncio.sleep(0)
+    if i % 2:
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    writer.close()
+
+
+async def test_five_hundred_disconnects_give_every_slot_and_page_back(server: WorkerServer) -> None:
+    chance = random.Random(11)
+    for first in range(0, 500, 50):
+        await asyncio.gather(*(visit(server.port, i, chance) for i in range(first, first + 50)))
+    stats = await server.rest()
+    assert stats.free_pages == server.engine.info.num_pages
+    assert stats.aborts > 100
+    assert stats.failures == 0
+    assert stats.restarts == 0
+    async with httpx.AsyncClient(base_url=server.url) as client:
+        reply = await client.post("/v1/completions", json={"model": "nano", "prompt": "x", "max_tokens": 4})
+        assert reply.status_code == 200
+
+
+async def test_a_killed_worker_ends_open_streams_with_an_error_and_is_replaced(server: WorkerServer) -> None:
+    body = {"model": "nano", "messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": 400}
+    async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
+        async with client.stream("POST", PATHS[0], json=body) as stream:
+            lines = stream.aiter_lines()
+            await anext(lines)
+            assert server.engine.worker_pid is not None
+            os.kill(server.engine.worker_pid, signal.SIGKILL)
+            rest = [line async for line in lines if line]
+        assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "engine_died"
+        assert "data: [DONE]" not in rest
+        refused = await client.post(PATHS[0], json=body)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "1"
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/ready")).json()["status"] == "starting"
+        async with asyncio.timeout(60):
+            while (await client.get("/ready")).status_code != 200:
+                await asyncio.sleep(0.05)
+        again = await client.post(PATHS[0], json={**body, "stream": False, "max_tokens": 8})
+        assert again.status_code == 200
+    stats = await server.rest()
+    assert (stats.restarts, stats.free_pages) == (1, server.engine.info.num_pages)

@@ -1,0 +1,57 @@
+"""The whole server around a real worker process with tiny random weights, on a loopback socket of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from quicksilver.core import EngineStats
+from quicksilver.engine.remote import RemoteEngine
+from quicksilver.server.app import build_app
+from quicksilver.server.config import ServerConfig
+from quicksilver.server.life import make_listener
+from quicksilver.server.services import Services
+from quicksilver.text.chat import ChatTemplate
+from tests.small_tokenizer import VOCAB_SIZE, small_tokenizer
+
+COMMAND = [sys.executable, "-m", "tests.engine.worker_program", "--vocab-size", str(VOCAB_SIZE)]
+
+
+@dataclass(frozen=True)
+class WorkerServer:
+    port: int
+    engine: RemoteEngine
+    services: Services
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def rest(self) -> EngineStats:
+        """Figures of the engine once it has nothing left to do."""
+        async with asyncio.timeout(30):
+            while (stats := await self.engine.stats()).running or stats.waiting or self.services.life.num_open:
+                await asyncio.sleep(0.01)
+        return stats
+
+
+@asynccontextmanager
+async def worker_server(home: Path) -> AsyncIterator[WorkerServer]:
+    tokenizer = small_tokenizer()
+    engine = await RemoteEngine(COMMAND).start()
+    config = ServerConfig(home=home, frames_per_s=1e9)
+    services = Services(engine, tokenizer, ChatTemplate.own(tokenizer), config=config)
+    listener = make_listener(build_app(services), "127.0.0.1", 0, config)
+    serving = asyncio.create_task(listener.serve())
+    try:
+        while not listener.started:
+            await asyncio.sleep(0.01)
+        yield WorkerServer(listener.servers[0].sockets[0].getsockname()[1], engine, services)
+    finally:
+        listener.should_exit = True
+        await serving
+        await engine.close()
