@@ -36,6 +36,7 @@ serve: weights ## install everything and start the server with its playground
 
 test: $(VENV)/.dev weights ## run every test that runs without a GPU
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PYTEST) --numprocesses 2 --dist loadfile
+	$(BIN)/python -m tests.contract.clients.run
 
 unit: $(VENV)/.dev ## the fast tests
 	$(PYTEST) -m "not parity and not contract and not gpu"
@@ -46,8 +47,8 @@ parity: $(VENV)/.dev weights ## our numbers against other implementations
 contract: $(VENV)/.dev weights ## real clients against a live server
 	$(PYTEST) -m contract
 
-clients: $(VENV)/.dev ## other people's clients, Python and Node, in an environment of their own
-	$(BIN)/python tests/contract/clients/run.py
+clients: $(VENV)/.dev weights ## other people's clients, Python and Node, against a live server
+	$(BIN)/python -m tests.contract.clients.run
 
 gpu: $(VENV)/.dev ## tests that need a CUDA device
 	$(PYTEST) -m gpu

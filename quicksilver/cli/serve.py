@@ -6,15 +6,15 @@ The model is loaded by the worker process; this one only speaks HTTP and never i
 from __future__ import annotations
 
 import asyncio
-import logging
 import tomllib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+import uvloop
 from rich.panel import Panel
 
 from quicksilver.cli import options
@@ -28,6 +28,7 @@ from quicksilver.server.admin import build_admin_app
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ModelCard, ServerConfig
 from quicksilver.server.life import check_address, serve_until_stopped
+from quicksilver.server.logs import log_to_stderr
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
@@ -67,10 +68,22 @@ def serve(
     host: Annotated[str, typer.Option(envvar="QUICKSILVER_HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(envvar="QUICKSILVER_PORT", min=0, max=65535)] = 8480,
     admin_port: Annotated[int, typer.Option(envvar="QUICKSILVER_ADMIN_PORT", min=0, max=65535)] = 8481,
-    accounts: Annotated[bool, typer.Option(help="Ask for keys; books in the home folder unless a URL is set.")] = False,
+    accounts: Annotated[
+        bool, typer.Option(envvar="QUICKSILVER_ACCOUNTS", help="Ask for keys; books in the home folder or at the URL.")
+    ] = False,
     database_url: options.DatabaseUrl = "",
-    allow_anonymous: Annotated[bool, typer.Option(help="Listen beyond loopback without keys.")] = False,
-    allow_host: Annotated[list[str], typer.Option(help="Host names to answer to, besides loopback.")] = [],  # noqa: B006
+    allow_anonymous: Annotated[
+        bool, typer.Option(envvar="QUICKSILVER_ALLOW_ANONYMOUS", help="Listen beyond loopback without keys.")
+    ] = False,
+    allow_host: Annotated[
+        list[str], typer.Option(envvar="QUICKSILVER_ALLOW_HOST", help="Host names to answer to, besides loopback.")
+    ] = [],  # noqa: B006
+    allow_origin: Annotated[
+        list[str], typer.Option(envvar="QUICKSILVER_ALLOW_ORIGIN", help="Web origins that may call from a browser.")
+    ] = [],  # noqa: B006
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(envvar="QUICKSILVER_LOG_LEVEL")
+    ] = "info",
     device: options.Device = "auto",
     weights: options.Weights = "auto",
     threads: options.Threads = 0,
@@ -79,14 +92,16 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model over HTTP: OpenAI's and Mercury's API, and the playground at /."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    log_to_stderr(log_level)
     checkpoint = resolve(model)
     server = ServerConfig(host=host, port=port, admin_port=admin_port, allow_anonymous=allow_anonymous)
-    server = replace(server, hosts=(*server.hosts, *allow_host), home=default_home(), card=_card(checkpoint))
+    server = replace(server, hosts=(*server.hosts, *allow_host), origins=tuple(allow_origin))
+    server = replace(server, home=default_home(), card=_card(checkpoint))
     check_address(server, has_accounts=accounts)
     worker = WorkerConfig(model, load={"device": device, "weights": weights, "threads": threads})
     url = options.accounts_url(database_url) if accounts else ""
-    asyncio.run(_run(Plan(checkpoint, server, worker, url)))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_run(Plan(checkpoint, server, worker, url)))
 
 
 def _card(checkpoint: Checkpoint) -> ModelCard:
@@ -103,6 +118,7 @@ async def _run(plan: Plan) -> None:
         template = ChatTemplate.for_tokenizer(tokenizer)
         services = Services(engine, tokenizer, template, pool, accounts, plan.server)
         errors.print(_panel(engine.info, plan.server))
+        errors.print(_first_words(engine.info, plan.server), soft_wrap=True, markup=False, highlight=False)
         await serve_until_stopped(build_app(services), build_admin_app(services), plan.server)
 
 
@@ -146,10 +162,22 @@ def _panel(info: EngineInfo, config: ServerConfig) -> Panel:
         "device": info.device,
         "memory": f"KV for {info.num_pages * info.page_size:,} tokens, context {info.context_len:,}",
         "playground": f"{url}/",
-        "api": f"{url}/v1   metrics: http://{config.admin_host}:{config.admin_port}/metrics",
+        "api": f"{url}/v1",
+        "metrics": f"http://{config.admin_host}:{config.admin_port}/metrics",
     }
     lines = [f"[bold]{name:>10}[/]  {value}" for name, value in facts.items()]
-    lines += ["", f"curl {url}/v1/chat/completions -H 'content-type: application/json' \\"]
-    lines += [f'  -d \'{{"model": "{info.model}", "messages": [{{"role": "user", "content": "Hello"}}]}}\'']
-    lines += ["", f'[dim]OpenAI(base_url="{url}/v1", api_key="none")[/]']
     return Panel("\n".join(lines), title="quicksilver", expand=False)
+
+
+def _first_words(info: EngineInfo, config: ServerConfig) -> str:
+    """What to paste next, outside the panel, whose border would be copied along."""
+    url = f"http://{config.host}:{config.port}/v1"
+    body = f'{{"model": "{info.model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    return f"""
+curl {url}/chat/completions -H 'content-type: application/json' -d '{body}'
+
+from openai import OpenAI
+client = OpenAI(base_url="{url}", api_key="none")
+messages = [{{"role": "user", "content": "Hello"}}]
+print(client.chat.completions.create(model="{info.model}", messages=messages).choices[0].message.content)
+"""

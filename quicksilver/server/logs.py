@@ -24,11 +24,11 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(level: str) -> None:
-    """Sends the server's and uvicorn's records to standard error, and nothing else's."""
+    """Sends the server's records to standard error, and of uvicorn's the warnings; nothing else's."""
     out = logging.StreamHandler(sys.stderr)
     out.setFormatter(JsonLines())
-    for name in ("quicksilver", "uvicorn"):
+    for name, least in (("quicksilver", level), ("uvicorn", "warning")):
         logger = logging.getLogger(name)
         logger.handlers = [out]
-        logger.setLevel(level.upper())
+        logger.setLevel(least.upper())
         logger.propagate = False

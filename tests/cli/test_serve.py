@@ -1,0 +1,65 @@
+"""How `serve` is configured: a flag before the environment, the environment before the file, the file before defaults.
+
+Nothing is loaded: a model that does not exist is refused by the name that won.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from quicksilver.cli.app import app
+from quicksilver.errors import InvalidRequest, ModelNotFound
+
+
+def refusal(*args: str, env: dict[str, str] | None = None) -> Exception:
+    result = CliRunner().invoke(app, ["serve", *args], env={"QUICKSILVER_MODEL": None, **(env or {})})
+    assert isinstance(result.exception, Exception), result.output
+    return result.exception
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "server.toml"
+    path.write_text('model = "of-the-file"\nallow_host = ["files.example"]\n')
+    return str(path)
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(config: str) -> None:
+    env = {"QUICKSILVER_MODEL": "of-the-environment", "QUICKSILVER_CONFIG": config}
+    winners = {
+        "of-the-flag": refusal("--model", "of-the-flag", env=env),
+        "of-the-environment": refusal(env=env),
+        "of-the-file": refusal("--config", config),
+    }
+    for name, error in winners.items():
+        assert isinstance(error, ModelNotFound)
+        assert name in error.message
+
+
+def test_a_setting_of_the_wrong_type_in_the_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text('port = "eighty"\n')
+    result = CliRunner().invoke(app, ["serve", "--config", str(path)])
+    assert result.exit_code == 2
+    assert "port" in result.output
+
+
+@pytest.mark.parametrize("name", ["prot", "Port", "server"])
+def test_unknown_settings_in_the_file_are_refused_by_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(f"{name} = 1\n")
+    error = refusal("--config", str(path))
+    assert isinstance(error, InvalidRequest)
+    assert name in error.message
+
+
+def test_every_flag_has_an_environment_variable_but_help() -> None:
+    command = next(command for command in app.registered_commands if command.callback.__name__ == "serve")  # type: ignore[union-attr]
+    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "300"}).output
+    assert command.callback is not None
+    for name in command.callback.__annotations__:
+        if name != "return":
+            assert f"QUICKSILVER_{name.upper()}" in shown, name
