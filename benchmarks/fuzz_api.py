@@ -4,7 +4,8 @@
     python benchmarks/fuzz_api.py --cases 50           a short run
     python benchmarks/fuzz_api.py --openai SPEC.json   OpenAI's document: no 5xx, nothing slower than 10 s
 
-The engine is scripted, so what is tested is everything in front of it. Exits with 1 when anything is found.
+The engine is scripted, so what is tested is everything in front of it. Exits with 1 when anything is found; --save adds
+the run to `results/fuzz_api-DATE.json`. Other seeds are other cases, so a long run can be made in pieces.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
+import os
+import platform
 import re
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +35,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=1600, help="fuzzed cases per operation")
     parser.add_argument("--openai", type=Path, help="OpenAI's OpenAPI document, .json or .json.xz")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         server = start_server(folder)
@@ -97,11 +103,32 @@ def run(spec: Path, url: str, checks: str, options: argparse.Namespace) -> int:
         # Some refusals cannot be said in JSON Schema: an edit without a region, an id beyond the vocabulary.
         "--exclude-checks", "positive_data_acceptance",
     ]  # fmt: skip
+    started = time.monotonic()
     with subprocess.Popen(command, cwd=spec.parent, text=True, stdout=subprocess.PIPE) as process:
         lines = [print_line(line) for line in process.stdout]
-    cases = next((int(m[1]) for line in lines if (m := re.search(r"(\d+) generated", line))), 0)
-    print(json.dumps({"cases": cases, "exit": process.returncode, "checks": checks, "seed": options.seed}))
+    figures = {
+        "document": "openai" if options.openai else "own",
+        "cases": next((int(m[1]) for line in lines if (m := re.search(r"(\d+) generated", line))), 0),
+        "exit": process.returncode,
+        "checks": checks,
+        "seed": options.seed,
+        "seconds": round(time.monotonic() - started),
+    }
+    if options.save:
+        save(figures)
+    print(json.dumps(figures))
     return int(process.returncode != 0)
+
+
+def save(figures: dict[str, Any]) -> None:
+    """Adds a run to the runs of the day; exit 0 means that nothing was found."""
+    path = ROOT / "benchmarks" / "results" / f"fuzz_api-{date.today()}.json"
+    machine = {"date": str(date.today()), "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    report = json.loads(path.read_text()) if path.exists() else {**machine, "cases": 0, "runs": []}
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    report["runs"].append({**figures, "commit": commit.strip()})
+    report["cases"] = sum(run["cases"] for run in report["runs"])
+    path.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def print_line(line: str) -> str:
