@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 
 import orjson
 from fastapi import Request
@@ -18,43 +19,48 @@ from quicksilver.server.job import Job
 from quicksilver.server.plan import Plan
 from quicksilver.server.reply import while_connected
 from quicksilver.server.services import Services, services_of
-from quicksilver.server.serving import open_job
+from quicksilver.server.serving import open_job, replayed, replayed_stream
 from quicksilver.server.sse import DONE, EventStream, data_event
 from quicksilver.server.wire.chat import ChatBody
+
+Tell = Callable[[Verdict, Plan, str], bytes]
 
 
 async def reply_choice(request: Request, body: ChatBody) -> Response:
     services = services_of(request)
     ballot = await plan_choice(body, services, caller_of(request).tenant)
     job = open_job(request, ballot.plan)
-    saved = await job.tab.recall() if job.tab and not body.stream else None
+    saved = await job.tab.recall() if job.tab else None
     if saved is not None:
-        return Response(saved.body, saved.status, {"idempotent-replayed": "true"}, media_type=JSON)
-    verdict, whole = await while_connected(request, _settle(ballot, job, services))
-    if not body.stream:
-        return Response(whole, 200, job.headers, media_type=JSON)
+        return replayed_stream(saved) if body.stream else replayed(saved)
     has_usage = bool(body.stream_options and body.stream_options.include_usage)
-    events = _events(verdict, ballot.plan, services.engine.info.fingerprint, has_usage=has_usage)
-    return EventStream(events, job, services.config.keep_alive_comment_s, job.headers)
+    tell = partial(_stream, has_usage=has_usage) if body.stream else _whole
+    told = await while_connected(request, _settle(ballot, job, services, tell))
+    if body.stream:
+        return Response(told, 200, {"cache-control": "no-cache", **job.headers}, media_type=EventStream.media_type)
+    return Response(told, 200, job.headers, media_type=JSON)
 
 
-async def _settle(ballot: Ballot, job: Job, services: Services) -> tuple[Verdict, bytes]:
+async def _settle(ballot: Ballot, job: Job, services: Services, tell: Tell) -> bytes:
     async with aclosing(job):
         verdict = await decide(ballot, job, services)
-        reply = completion(ballot.plan, [verdict.answer], None, services.engine.info.fingerprint)
-        reply["choices"][0]["probabilities"] = verdict.probabilities
-        whole = orjson.dumps(reply)
-        await job.settle(SavedReply(200, whole))
-        return verdict, whole
+        told = tell(verdict, ballot.plan, services.engine.info.fingerprint)
+        await job.settle(SavedReply(200, told))
+        return told
 
 
-async def _events(verdict: Verdict, plan: Plan, fingerprint: str, *, has_usage: bool) -> AsyncGenerator[bytes]:
+def _whole(verdict: Verdict, plan: Plan, fingerprint: str) -> bytes:
+    reply = completion(plan, [verdict.answer], None, fingerprint)
+    reply["choices"][0]["probabilities"] = verdict.probabilities
+    return orjson.dumps(reply)
+
+
+def _stream(verdict: Verdict, plan: Plan, fingerprint: str, *, has_usage: bool) -> bytes:
+    """A verdict falls all at once, so its events are sent together."""
     chunks = Chunks(plan, fingerprint, has_usage=has_usage)
-    yield data_event(chunks.opening(0))
-    yield data_event(chunks.chunk(0, {"content": verdict.answer.content}))
     closing = chunks.chunk(0, {}, finish_word(verdict.answer.ended))
     closing["choices"][0]["probabilities"] = verdict.probabilities
-    yield data_event(closing)
+    told = [chunks.opening(0), chunks.chunk(0, {"content": verdict.answer.content}), closing]
     if has_usage:
-        yield data_event(chunks.usage([verdict.answer.ended]))
-    yield DONE
+        told.append(chunks.usage([verdict.answer.ended]))
+    return b"".join(map(data_event, told)) + DONE

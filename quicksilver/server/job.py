@@ -9,20 +9,43 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 
 from quicksilver.accounts.records import SavedReply
 from quicksilver.core import Usage
+from quicksilver.errors import LedgerUnavailable
 from quicksilver.server.answer import Ask, Ended, Piece, Said, answer
 from quicksilver.server.collect import Whole, merge
 from quicksilver.server.plan import Plan
 from quicksilver.server.services import Services
 from quicksilver.server.tab import Tab, limit_headers
 
+MAX_KEPT_BYTES = 4 * 2**20
+"""Of a stream kept for replay; a longer one is charged again when it is asked for again."""
 PATIENCE_S = 1.0
 """A reply whose first piece takes longer than this starts without it, so that proxies see a living connection."""
 
 Numbered = tuple[int, Piece]
+
+
+class Recording:
+    """The bytes of a stream, kept so that an equal request with the same Idempotency-Key gets them again."""
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._num_bytes = 0
+        self.is_ending = False
+        """From here on only the end follows: to be held back until all of it is in the books."""
+
+    def add(self, chunk: bytes) -> None:
+        self._num_bytes += len(chunk)
+        if self._num_bytes <= MAX_KEPT_BYTES:
+            self._chunks.append(chunk)
+
+    def reply(self) -> SavedReply | None:
+        """None where the stream was too long to be kept."""
+        return SavedReply(200, b"".join(self._chunks)) if self._num_bytes <= MAX_KEPT_BYTES else None
 
 
 class Job:
@@ -38,6 +61,8 @@ class Job:
         """Tokens a reader got piece by piece; None where nobody reads piece by piece."""
         self._has_spoken = False
         self._has_failed = False
+        self.recording: Recording | None = None
+        """Set before the first piece where the stream is kept for replay; whoever set it settles."""
         self.ended = [Ended() for _ in plan.asks]
         """How each answer ended; whole once `pieces` is."""
 
@@ -88,12 +113,12 @@ class Job:
         async for index, piece in self.pieces():
             num_left -= isinstance(piece, Ended)
             if num_left == 0:
-                await self.settle()
+                await self._end_delivery()
             yield index, piece
             if isinstance(piece, Said):
                 self._num_delivered += piece.num_tokens
                 await self._mark()
-        await self.settle()
+        await self._end_delivery()
 
     async def gather(self) -> list[Whole]:
         """All answers as a whole; to be settled by the caller, with the reply that was made of them."""
@@ -106,6 +131,17 @@ class Job:
         """Once; further calls do nothing."""
         if self.tab is not None:
             await self.tab.settle(self.usage(), reply)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the engine let the answer down; then nothing is charged."""
+        return self._has_failed
+
+    async def _end_delivery(self) -> None:
+        if self.recording is None:
+            await self.settle()
+        else:
+            self.recording.is_ending = True
 
     def note(self, index: int, ended: Ended) -> None:
         """How an answer ended that was not made by a stream."""
@@ -132,10 +168,12 @@ class Job:
     async def _close_tab(self, tab: Tab) -> None:
         """What was cut off by its reader is charged as far as it got; what we failed to finish is not charged."""
         await tab.close()
-        if self._has_failed or not self._has_spoken or self._num_delivered == 0:
-            await tab.release()
-        else:
-            await tab.settle(self._delivered_usage())
+        # Books that cannot be written now remember what they were asked, and close the request when they can.
+        with suppress(LedgerUnavailable):
+            if self._has_failed or not self._has_spoken or self._num_delivered == 0:
+                await tab.release()
+            else:
+                await tab.settle(self._delivered_usage())
 
     async def _mark(self) -> None:
         if self.tab is not None:

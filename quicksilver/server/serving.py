@@ -11,14 +11,15 @@ from fastapi import Request
 from starlette.responses import Response
 
 from quicksilver.accounts.records import Order, SavedReply
+from quicksilver.errors import QuicksilverError
 from quicksilver.server.auth import caller_of
 from quicksilver.server.collect import Whole
-from quicksilver.server.envelope import JSON
-from quicksilver.server.job import Job
+from quicksilver.server.envelope import JSON, envelope
+from quicksilver.server.job import Job, Recording
 from quicksilver.server.plan import Plan
 from quicksilver.server.reply import while_connected
 from quicksilver.server.services import services_of
-from quicksilver.server.sse import EventStream
+from quicksilver.server.sse import EventStream, data_event
 from quicksilver.server.tab import Tab
 
 Build = Callable[[Sequence[Whole]], Mapping[str, Any]]
@@ -46,7 +47,7 @@ async def reply_whole(request: Request, job: Job, build: Build) -> Response:
     """The answers as one JSON reply; an equal request with the same Idempotency-Key gets the same bytes."""
     saved = await job.tab.recall() if job.tab else None
     if saved is not None:
-        return Response(saved.body, saved.status, {"idempotent-replayed": "true"}, media_type=JSON)
+        return replayed(saved)
     body = await while_connected(request, _make_reply(job, build))
     return Response(body, 200, job.headers, media_type=JSON)
 
@@ -61,5 +62,39 @@ async def _make_reply(job: Job, build: Build) -> bytes:
 
 async def reply_stream(request: Request, job: Job, events: AsyncGenerator[bytes]) -> Response:
     """The answers as events. Whatever refuses them at once does so with a status of its own."""
+    saved = await job.tab.recall() if job.tab else None
+    if saved is not None:
+        return replayed_stream(saved)
+    if job.tab is not None and job.tab.is_idempotent:
+        job.recording = Recording()
+        events = _recorded(job, job.recording, events)
     await while_connected(request, job.start())
     return EventStream(events, job, services_of(request).config.keep_alive_comment_s, job.headers)
+
+
+def replayed(saved: SavedReply) -> Response:
+    return Response(saved.body, saved.status, {"idempotent-replayed": "true"}, media_type=JSON)
+
+
+def replayed_stream(saved: SavedReply) -> Response:
+    headers = {"idempotent-replayed": "true", "cache-control": "no-cache"}
+    return Response(saved.body, saved.status, headers, media_type=EventStream.media_type)
+
+
+async def _recorded(job: Job, recording: Recording, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    """The events as they come, but for the last ones: they go out once the whole stream is in the books."""
+    held: list[bytes] = []
+    async with aclosing(events):
+        async for chunk in events:
+            recording.add(chunk)
+            if recording.is_ending:
+                held.append(chunk)
+            else:
+                yield chunk
+    if not job.has_failed:
+        try:
+            await job.settle(recording.reply())
+        except QuicksilverError as error:
+            held = [data_event(envelope(error))]
+    for chunk in held:
+        yield chunk

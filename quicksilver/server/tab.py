@@ -32,6 +32,10 @@ class Tab:
         self._beat: asyncio.Task[None] | None = None
         self.limits = LimitState()
 
+    @property
+    def is_idempotent(self) -> bool:
+        return self._order.idempotency is not None
+
     async def recall(self) -> SavedReply | None:
         """The reply that an equal request with the same Idempotency-Key got before."""
         idempotency: Idempotency | None = self._order.idempotency

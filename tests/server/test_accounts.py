@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from quicksilver.accounts.records import Limits
 from quicksilver.accounts.service import Accounts
 from quicksilver.core import Delta
 from quicksilver.errors import EngineDied
-from quicksilver.server import tab
+from quicksilver.server import job, tab
 from tests.fake_engine import spoken
 from tests.server.asgi import Call
 from tests.server.conftest import HELLO, Served, chat, content_of, events
@@ -195,6 +196,57 @@ async def test_the_same_idempotency_key_in_flight_is_a_409(bank: Bank) -> None:
     assert (second.status_code, second.headers["x-should-retry"]) == (409, "true")
     go_on.set()
     assert (await first).status_code == 200
+
+
+@pytest.mark.parametrize("extra", [{}, {"stream_options": {"include_usage": True}}, {"choice": ["a", "b"]}])
+async def test_a_stream_is_replayed_byte_for_byte_for_one_charge(bank: Bank, extra: dict[str, object]) -> None:
+    key = {**await bank.key(), "idempotency-key": "abc"}
+    body = chat(stream=True, **extra)
+    first = await bank.served.post(CHAT, body, key)
+    spent = await bank.spent()
+    again = await bank.served.post(CHAT, body, key)
+    assert again.content == first.content
+    assert again.text.endswith("data: [DONE]\n\n")
+    assert again.headers["content-type"] == first.headers["content-type"]
+    assert again.headers["idempotent-replayed"] == "true"
+    assert 0 < spent == await bank.spent()
+    assert (await bank.served.post(CHAT, chat(**extra), key)).status_code == 422
+
+
+async def test_a_responses_stream_is_replayed_too(bank: Bank) -> None:
+    key = {**await bank.key(), "idempotency-key": "abc"}
+    body = {"model": "nano", "input": "Hi", "stream": True}
+    first = await bank.served.post("/v1/responses", body, key)
+    again = await bank.served.post("/v1/responses", body, key)
+    assert again.content == first.content
+    assert "response.completed" in again.text
+    assert len(bank.served.engine.seen) == 1
+
+
+async def test_a_stream_that_failed_or_was_cut_may_be_sent_again(bank: Bank) -> None:
+    key = {**await bank.key(), "idempotency-key": "abc"}
+    good = bank.served.engine.script
+    bank.served.engine.script = lambda r: [*spoken(r, range(97, 110))[:2], EngineDied("gone")]
+    assert "engine_died" in (await bank.served.post(CHAT, chat(stream=True), key)).text
+    assert await bank.spent() == 0
+    bank.served.engine.script = lambda r: [Delta(r.id, (97,)), asyncio.Event().wait]
+    call = Call(bank.served.app, CHAT, json.dumps(chat(stream=True)).encode(), key)
+    call.start()
+    await call.wait_for_sent(3)
+    assert (await bank.served.post(CHAT, chat(stream=True), key)).status_code == 409
+    call.hang_up()
+    await call.finish()
+    bank.served.engine.script = good
+    assert content_of(events(await bank.served.post(CHAT, chat(stream=True), key))) == HELLO
+
+
+async def test_a_stream_too_long_to_keep_is_answered_all_the_same(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "MAX_KEPT_BYTES", 100)
+    key = {**await bank.key(), "idempotency-key": "abc"}
+    for _ in range(2):
+        reply = await bank.served.post(CHAT, chat(stream=True), key)
+        assert content_of(events(reply)) == HELLO
+        assert "idempotent-replayed" not in reply.headers
 
 
 async def test_a_revoked_key_ends_its_open_stream(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
