@@ -49,8 +49,8 @@ class OutputCheck:
 
     def fault(self, content: str, calls: list[tuple[str, str]]) -> str | None:
         """Why the answer is not valid; None when it is. An answer that only calls tools owes no content."""
-        if self.schema is not None and (content or not calls):
-            return validate_output(self.schema, content)
+        if self.schema is not None and (content or not calls) and (fault := validate_output(self.schema, content)):
+            return fault
         for name, arguments in calls:
             if name in self.arguments and (fault := validate_output(self.arguments[name], arguments)):
                 return f"arguments of {name}: {fault}"

@@ -181,3 +181,12 @@ async def test_responses_dialect_of_tools(served: Served) -> None:
     assert (item["type"], item["name"], item["arguments"]) == ("function_call", "weather", '{"city": "Oslo"}')
     assert item["call_id"].startswith("call_")
     assert plan_of(served).choice is ToolChoice.NAMED
+
+
+async def test_calls_beside_a_formatted_answer_are_checked_too(served: Served) -> None:
+    wrong = CALL.replace('"Oslo"', "7")
+    body = chat(tools=TOOLS, response_format={"type": "json_object"})
+    served.engine.script = says('{"a": 1}' + wrong)
+    assert (await served.post(CHAT, body)).json()["error"]["code"] == "output_invalid"
+    served.engine.script = says('{"a": 1}' + CALL)
+    assert (await served.post(CHAT, body)).json()["choices"][0]["message"]["content"] == '{"a": 1}'
