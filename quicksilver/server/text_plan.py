@@ -18,7 +18,7 @@ from quicksilver.server.wire.completion import (
     CompletionBody,
     FimBody,
 )
-from quicksilver.text.edits import fim_prompt
+from quicksilver.text.edits import fim_lead, fim_prompt
 from quicksilver.text.specials import Specials
 
 COMPLETION_TOKENS = 256
@@ -33,6 +33,7 @@ class Prompt:
 
     ids: tuple[int, ...]
     stop: tuple[str, ...] = ()
+    lead: str = ""
 
 
 async def plan_fim(body: FimBody | CompletionBody, services: Services, tenant: str) -> Plan:
@@ -45,7 +46,8 @@ async def plan_fim(body: FimBody | CompletionBody, services: Services, tenant: s
     )
     defaults = DecodeParams(stop_ids=code_stops(services.tokenizer.roles, services.tokenizer.eos_ids))
     stop = FIM_STOP if body.stop is None else read_stop(body.stop)
-    ask = text_ask(body, Prompt(never_empty(ids, services), stop), Room(room), defaults, services)
+    prompt = Prompt(never_empty(ids, services), stop, fim_lead(services.tokenizer, body.prompt))
+    ask = text_ask(body, prompt, Room(room), defaults, services)
     return make_plan("cmpl", body.model, [for_tenant(ask, tenant)], _num_answers(body))
 
 
@@ -96,7 +98,7 @@ def text_ask(
             "logit_bias": pick_bias(body.logit_bias, info) if isinstance(body, CompletionBody) else None,
         },
     )
-    return Ask(Request("", prompt.ids, params), stop=prompt.stop, is_plain=True)
+    return Ask(Request("", prompt.ids, params), stop=prompt.stop, is_plain=True, lead=prompt.lead)
 
 
 def for_tenant(ask: Ask, tenant: str) -> Ask:

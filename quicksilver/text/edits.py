@@ -22,6 +22,7 @@ __all__ = [
     "edit_messages",
     "edit_prompt",
     "edit_reply",
+    "fim_lead",
     "fim_prompt",
     "parse_edit",
 ]
@@ -37,9 +38,12 @@ _FENCED = re.compile(r"\s*```[^\n`]*\n(.*?)(?:\n?```\s*)?", re.DOTALL)
 
 
 def fim_prompt(tokenizer: Tokenizer, prefix: str, suffix: str, max_tokens: int | None = None) -> list[int]:
-    """Prefix, suffix, then the middle to be written; weights without such tokens continue the prefix alone."""
+    """What comes before the middle. Weights born with such tokens read prefix, suffix, then a sign; weights we taught
+    read the suffix first, so that the middle simply goes on from the prefix; others continue the prefix alone.
+    """
     roles = tokenizer.roles
     head: list[int] = []
+    prefix = prefix.removesuffix(fim_lead(tokenizer, prefix))
     if match := _FIM_HEAD.match(prefix):
         prefix = prefix[match.end() :]
         head = _file_head(tokenizer, match["path"] or "")
@@ -47,8 +51,18 @@ def fim_prompt(tokenizer: Tokenizer, prefix: str, suffix: str, max_tokens: int |
     if roles.fim_prefix is None or roles.fim_suffix is None or roles.fim_middle is None:
         return _tail(before, len(before) if max_tokens is None else max_tokens)
     if max_tokens is not None:
-        before, after = _fit(before, after, max_tokens - len(head) - 3)
+        before, after = _fit(before, after, max_tokens - len(head) - (2 if can_edit(tokenizer) else 3))
+    if can_edit(tokenizer):
+        return [*head, roles.fim_suffix, *after, roles.fim_prefix, *before]
     return [*head, roles.fim_prefix, *before, roles.fim_suffix, *after, roles.fim_middle]
+
+
+def fim_lead(tokenizer: Tokenizer, prefix: str) -> str:
+    """What `fim_prompt` leaves to the answer: a last space, because a token holds a word and the space before it.
+
+    Only weights we taught begin their answers with it.
+    """
+    return " " if can_edit(tokenizer) and prefix.endswith(" ") else ""
 
 
 def can_edit(tokenizer: Tokenizer) -> bool:

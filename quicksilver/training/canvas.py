@@ -89,7 +89,7 @@ class CanvasTask:
         generator = torch.Generator(self.network.device).manual_seed(self.spec.optim.seed * 1_000_003 + number)
         canvas_len = self.spec.canvas_lens[_mixed(number) % len(self.spec.canvas_lens)]
         num_canvases = self.spec.canvas_rows // canvas_len
-        placed = place_canvases(batch.is_answer, batch.doc_id, canvas_len, num_canvases, generator)
+        placed = place_canvases(batch.is_answer & ~batch.is_text, batch.doc_id, canvas_len, num_canvases, generator)
         shown = reveal(tuple(placed.slot.shape), self.spec.revealed_share, generator)
         return weigh(placed, shown, self.spec.index_decay)
 

@@ -7,12 +7,13 @@ would teach stopping anywhere.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.text.chat import ChatTemplate, Message
-from quicksilver.text.edits import edit_messages, edit_prompt, fim_prompt
+from quicksilver.text.edits import edit_messages, edit_prompt, fim_lead, fim_prompt
 from quicksilver.text.effort import asks_to_think
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.pack import Document
@@ -39,13 +40,14 @@ class Formatter:
         if isinstance(row, TextRow):
             ids = self.tokenizer.encode(row.text)
             for start in range(0, len(ids), self.max_len):
-                yield _document([(ids[start : start + self.max_len], True)], is_text=True)
+                yield _text_document(ids[start : start + self.max_len])
             return
         if isinstance(row, ChatRow) and row.is_prompt_only:
             return
         pieces = self._pieces(row)
+        weigh = _with_context if isinstance(row, FimRow) else _document
         if 0 < sum(len(ids) for ids, _ in pieces) <= self.max_len and any(answers for _, answers in pieces):
-            yield _document(pieces)
+            yield weigh(pieces)
 
     def prompt(self, row: Row) -> list[int] | None:
         """The ids after which the model writes its (last) answer."""
@@ -68,7 +70,8 @@ class Formatter:
         if isinstance(row, ChatRow):
             return self._chat(row)
         if isinstance(row, FimRow):
-            return [(fim_prompt(self.tokenizer, row.prefix, row.suffix), False), self._answer(row.middle)]
+            lead = fim_lead(self.tokenizer, row.prefix)
+            return [(fim_prompt(self.tokenizer, row.prefix, row.suffix), False), self._answer(lead + row.middle)]
         if isinstance(row, EditRow) and self.tokenizer.roles.edit_open is None:
             reply = Message("assistant", f"```\n{row.answer}\n```")
             return self._chat(ChatRow((*edit_messages(row.request), reply), domain=row.domain))
@@ -98,8 +101,21 @@ class Formatter:
         return pieces
 
 
-def _document(pieces: list[Piece], is_text: bool = False) -> Document:
+def _document(pieces: list[Piece]) -> Document:
     token_ids = np.concatenate([np.asarray(ids, dtype=np.int64) for ids, _ in pieces])
     is_answer = np.concatenate([np.full(len(ids), answers) for ids, answers in pieces])
     is_answer[0] = False
-    return Document(token_ids, is_answer, is_text)
+    return Document(token_ids, is_answer, np.zeros_like(is_answer))
+
+
+def _text_document(ids: list[int]) -> Document:
+    document = _document([(ids, True)])
+    return replace(document, is_text=np.ones_like(document.is_answer))
+
+
+def _with_context(pieces: list[Piece]) -> Document:
+    """The code around a gap is worth learning too: an answer alone is a few tokens of many."""
+    document = _document(pieces)
+    is_learned = np.ones_like(document.is_answer)
+    is_learned[0] = False
+    return replace(document, is_answer=is_learned, is_text=~document.is_answer)

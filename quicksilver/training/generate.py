@@ -20,8 +20,9 @@ from safetensors.numpy import load, save
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from quicksilver.training.journal import Journal
 from quicksilver.training.network import Network
-from quicksilver.training.pack import PackedRows
+from quicksilver.training.pack import PackedRows, join_rows
 from quicksilver.training.recipe import Generate
 
 # Cached slots that attention reads grow in steps of this many; each step has its own captured graph.
@@ -58,6 +59,14 @@ class PromptSet:
     def load(cls, path: Path) -> PromptSet:
         arrays = load(lzma.decompress(path.read_bytes()))
         return cls(**{name: array.astype(np.int64) for name, array in arrays.items()})
+
+
+def prompt_set(prompts: list[list[int]], domains: list[int], num_ends: list[int] | None = None) -> PromptSet:
+    lengths = np.array([len(p) for p in prompts], dtype=np.int64)
+    flat = np.concatenate([np.asarray(p, dtype=np.int64) for p in prompts])
+    ends = np.asarray(num_ends or [1] * len(prompts), dtype=np.int64)
+    offsets = np.concatenate([[0], lengths.cumsum()])
+    return PromptSet(flat, offsets, ends, np.asarray(domains, dtype=np.int64))
 
 
 class SlotCache:
@@ -200,6 +209,20 @@ def temperatures(num_ends: npt.NDArray[np.int64], spec: Generate) -> npt.NDArray
     share = np.arange(len(num_ends)) % 100 < round(spec.greedy_share * 100)
     heat = np.where(share, 0.0, spec.temperature)
     return np.where(num_ends > 1, spec.self_play_temperature, heat).astype(np.float32)
+
+
+def generated_rows(generator: Generator, journal: Journal) -> PackedRows:
+    """All rounds of a generator, with its pace in the journal."""
+    made: list[PackedRows] = []
+    started = time.monotonic()
+    for number, rows in enumerate(rounds(generator, generator.spec), 1):
+        made.append(rows)
+        rate = rows.token_ids.size / (time.monotonic() - started)
+        started = time.monotonic()
+        share = float(rows.is_answer.mean())
+        journal.report(number, {"tokens": rows.token_ids.size, "tokens_per_s": rate, "generated": share})
+    journal.say(f"{sum(r.token_ids.size for r in made) / 1e6:.1f} M tokens, {generator.prompts_used} prompts used")
+    return join_rows(made)
 
 
 def rounds(generator: Generator, spec: Generate) -> Iterator[PackedRows]:

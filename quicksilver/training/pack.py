@@ -7,8 +7,9 @@ by the caller), the rest is padding that belongs to a document of its own and ne
 from __future__ import annotations
 
 import lzma
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -25,14 +26,19 @@ OPEN_ROWS = 64
 class Document:
     """One training document: ids, and for each whether predicting it counts."""
 
-    token_ids: npt.NDArray[np.int64]
+    token_ids: npt.NDArray[np.integer]
     is_answer: npt.NDArray[np.bool_]
-    is_text: bool = False
-    """Plain text, every token counts; weighed apart from answers."""
+    is_text: npt.NDArray[np.bool_]
+    """Plain text, or the code around a gap: it counts, weighed apart from answers."""
+
+    @property
+    def prompt_len(self) -> int:
+        """Ids before the last answer."""
+        is_asked = ~self.is_answer | self.is_text
+        return int(np.flatnonzero(is_asked)[-1]) + 1 if is_asked.any() else 0
 
     def prompt(self) -> list[int]:
-        """The ids before the last answer."""
-        ids: list[int] = self.token_ids[: np.flatnonzero(~self.is_answer)[-1] + 1].tolist()
+        ids: list[int] = self.token_ids[: self.prompt_len].tolist()
         return ids
 
 
@@ -115,6 +121,27 @@ def _lay_out(rows: list[list[Document]], row_len: int, pad_id: int, vocab_size: 
         if at < row_len:
             is_start[r, at] = True
     return PackedRows(token_ids, is_start, is_answer, is_text)
+
+
+def documents_of(rows: PackedRows) -> Iterator[Document]:
+    """The documents of packed rows, in order; padding has no answers and is left out."""
+    for token_ids, is_start, is_answer, is_text in zip(
+        rows.token_ids, rows.is_start, rows.is_answer, rows.is_text, strict=True
+    ):
+        bounds = [*np.flatnonzero(is_start).tolist(), rows.row_len]
+        for begin, end in pairwise(bounds):
+            if is_answer[begin:end].any():
+                yield Document(token_ids[begin:end], is_answer[begin:end], is_text[begin:end])
+
+
+def side_by_side(rows: PackedRows, row_len: int) -> PackedRows:
+    """Short rows laid next to each other into rows of `row_len`, a multiple of theirs; a last odd one is left out."""
+    count, odd = divmod(row_len, rows.row_len)
+    if odd:
+        raise InvalidRequest(f"rows of {rows.row_len} do not fill rows of {row_len}")
+    num_rows = rows.num_rows // count
+    names = ("token_ids", "is_start", "is_answer", "is_text")
+    return PackedRows(*(getattr(rows, name)[: num_rows * count].reshape(num_rows, row_len) for name in names))
 
 
 def join_rows(parts: Sequence[PackedRows]) -> PackedRows:

@@ -13,22 +13,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
-
 from quicksilver.errors import InvalidRequest
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.corpus import OverlapCheck, evaluation_texts
 from quicksilver.training.formats import Formatter
-from quicksilver.training.generate import PromptSet
+from quicksilver.training.generate import PromptSet, prompt_set
 from quicksilver.training.journal import Journal
 from quicksilver.training.pack import Document, PackedRows, pack
-from quicksilver.training.prepared import EVAL_PROMPTS, HELD, PROMPTS, TRAIN, Facts
+from quicksilver.training.prepared import EVAL_PROMPTS, HELD, PROMPTS, QUESTIONS, TRAIN, Facts, write_questions
 from quicksilver.training.recipe import Data
 from quicksilver.training.rows import ChatRow, Row, row_text
 from quicksilver.training.sources import HELD_OUT, SOURCES, held_out_rows, training_rows
 
-# On-policy prompts longer than this would spend most of generation on reading.
-MAX_PROMPT_LEN = 600
+LONGEST_QUESTION = 400
 _CANDIDATES = 4
 """A source is read until it gave this many times what is asked, then shuffled: files are ordered by package."""
 
@@ -36,12 +33,13 @@ _CANDIDATES = 4
 def prepare_data(data: Data, base: Path, folder: Path, journal: Journal) -> Facts:
     """Write all files into `folder`, in the ids of the base's tokenizer."""
     source = Path(data.source)
+    folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.load(data.tokenizer or base)
     tokenizer = tokenizer.with_reserved() if data.reserves_tokens else tokenizer
     formatter = Formatter(tokenizer, data.row_len)
     check = OverlapCheck(evaluation_texts(Path(data.evals)) if data.evals else ())
     journal.say("evaluation pack read")
-    collected = _Collected(formatter, check)
+    collected = _Collected(formatter, check, data.max_prompt_len)
     for name, count in data.rows.items():
         if name not in SOURCES:
             raise InvalidRequest(f"recipe.data.rows.{name}: unknown source; known: {', '.join(sorted(SOURCES))}")
@@ -49,8 +47,18 @@ def prepare_data(data: Data, base: Path, folder: Path, journal: Journal) -> Fact
         journal.say(
             f"{name}: {collected.documents_of[name]} documents, {collected.num_tokens / 1e6:.1f} M tokens so far"
         )
+    write_questions(folder / QUESTIONS, list(_questions(data, source, check)))
     held = _held_out(data, source, formatter)
     return _write(collected, held, data, folder)
+
+
+def _questions(data: Data, source: Path, check: OverlapCheck) -> Iterator[str]:
+    """First user turns that ask something short and open."""
+    for name, count in data.asks.items():
+        for row in picked_rows(name, count, source, data.seed):
+            question = row.messages[0].content if isinstance(row, ChatRow) else ""
+            if 0 < len(question) <= LONGEST_QUESTION and "Options:" not in question and not check.overlaps(question):
+                yield question
 
 
 def picked_rows(name: str, count: int, source: Path, seed: int) -> Iterator[Row]:
@@ -66,8 +74,8 @@ def picked_rows(name: str, count: int, source: Path, seed: int) -> Iterator[Row]
 class _Collected:
     """Documents and prompts as they come, with counts."""
 
-    def __init__(self, formatter: Formatter, check: OverlapCheck) -> None:
-        self._formatter, self._check = formatter, check
+    def __init__(self, formatter: Formatter, check: OverlapCheck, max_prompt_len: int) -> None:
+        self._formatter, self._check, self._max_prompt_len = formatter, check, max_prompt_len
         self.documents: list[Document] = []
         self.prompts: dict[str, list[list[int]]] = {}
         self.documents_of: Counter[str] = Counter()
@@ -88,7 +96,7 @@ class _Collected:
     def _take_prompt(self, row: Row, documents: list[Document]) -> None:
         # What stands before a document's last answer is its prompt; only rows without a document must be written anew.
         prompt = documents[0].prompt() if documents else self._formatter.prompt(row)
-        if prompt is not None and len(prompt) <= MAX_PROMPT_LEN:
+        if prompt is not None and len(prompt) <= self._max_prompt_len:
             self.prompts.setdefault(row.domain, []).append(prompt)
 
 
@@ -115,7 +123,6 @@ def _write(
     end_id = collected._formatter.end_id
     rng = random.Random(data.seed)
     rng.shuffle(collected.documents)
-    folder.mkdir(parents=True, exist_ok=True)
     train = pack(collected.documents, data.row_len, end_id, tokenizer.vocab_size)
     train.save(folder / TRAIN)
     answers = [document for pairs in held.values() for _, document in pairs if document is not None]
@@ -140,14 +147,6 @@ def _prompt_set(collected: _Collected, data: Data, rng: random.Random) -> Prompt
     prompts += [collected._formatter.self_play_prompt()] * (num_answers // 20)
     ends = [1] * num_answers + [2] * (len(prompts) - num_answers)
     return prompt_set(prompts, [0] * len(prompts), ends)
-
-
-def prompt_set(prompts: list[list[int]], domains: list[int], num_ends: list[int] | None = None) -> PromptSet:
-    lengths = np.array([len(p) for p in prompts], dtype=np.int64)
-    flat = np.concatenate([np.asarray(p, dtype=np.int64) for p in prompts])
-    ends = np.asarray(num_ends or [1] * len(prompts), dtype=np.int64)
-    offsets = np.concatenate([[0], lengths.cumsum()])
-    return PromptSet(flat, offsets, ends, np.asarray(domains, dtype=np.int64))
 
 
 def _facts(

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import lzma
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from quicksilver.errors import InvalidRequest
 
-TRAIN, HELD, PROMPTS, EVAL_PROMPTS, FACTS = (
+TRAIN, HELD, PROMPTS, EVAL_PROMPTS, QUESTIONS, FACTS = (
     "train.safetensors.xz",
     "heldout.safetensors.xz",
     "prompts.safetensors.xz",
     "eval_prompts.safetensors.xz",
+    "questions.json.xz",
     "facts.json",
 )
 
@@ -47,3 +49,12 @@ class Facts:
             raise InvalidRequest(f"no prepared data in {folder}: run the prepare stage first") from error
         tuples = {name: tuple(fields[name]) for name in ("stop_ids", "domains")}
         return cls(**{**fields, **tuples})
+
+
+def write_questions(path: Path, questions: list[str]) -> None:
+    path.write_bytes(lzma.compress(json.dumps(questions).encode()))
+
+
+def read_questions(path: Path) -> list[str]:
+    """None where the data was prepared without any."""
+    return [str(text) for text in json.loads(lzma.decompress(path.read_bytes()))] if path.exists() else []

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from quicksilver.errors import InvalidRequest
 
-Stage = Literal["prepare", "skill", "generate", "canvas", "evaluate", "export"]
+Stage = Literal["prepare", "distil", "skill", "generate", "canvas", "evaluate", "export"]
 STAGES: tuple[str, ...] = typing.get_args(Stage)
 
 
@@ -46,8 +46,12 @@ class Data:
     seed: int = 17
     rows: Mapping[str, int] = field(default_factory=dict)
     """Documents per source; sources not named are left out, 0 takes all there are."""
+    asks: Mapping[str, int] = field(default_factory=dict)
+    """Questions per source for the teacher of the distil stage, besides those made by rule."""
     prompts: Mapping[str, int] = field(default_factory=dict)
     """On-policy prompts per domain; 0 takes all there are."""
+    max_prompt_len: int = 600
+    """Longer prompts are not answered on-policy: reading them would take most of the time."""
     eval_prompts: int = 64
     """Held-out prompts per domain."""
     reserves_tokens: bool = True
@@ -104,6 +108,16 @@ class Generate:
 
 
 @dataclass(frozen=True, slots=True)
+class Distil:
+    """Answers of a larger model to our questions, added to the skill rows."""
+
+    teacher: str = ""
+    """Its weights: GGUF file or safetensors folder."""
+    questions: int = 20000
+    generate: Generate = field(default_factory=Generate)
+
+
+@dataclass(frozen=True, slots=True)
 class Canvas:
     """The row-gated canvas adapter."""
 
@@ -114,6 +128,10 @@ class Canvas:
     """Canvas rows per packed row: canvases = canvas_rows // canvas_len."""
     max_canvas_len: int = 32
     """Learned mask embeddings."""
+    row_len: int = 0
+    """A multiple of the generated rows' length, which are laid side by side; 0 takes them as they are."""
+    written_share: float = 0.0
+    """Of the rows: documents whose prompts were too long to answer on-policy, with the answers they came with."""
     rows_per_batch: int = 16
     index_decay: float = 8.0
     teacher_temperature: float = 0.6
@@ -150,6 +168,7 @@ class Recipe:
     description: str = ""
     base: Base = field(default_factory=Base)
     data: Data = field(default_factory=Data)
+    distil: Distil = field(default_factory=Distil)
     skill: Skill = field(default_factory=Skill)
     generate: Generate = field(default_factory=Generate)
     canvas: Canvas = field(default_factory=Canvas)

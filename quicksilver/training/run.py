@@ -28,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--run", type=Path, help="folder for results (default runs/NAME)")
     words.add_argument("--data", type=Path, help="folder of prepared data (default RUN/data)")
     words.add_argument("--base", type=Path, help="base weights, instead of the recipe's")
+    words.add_argument("--teacher", type=Path, help="the distil stage's teacher, instead of the recipe's")
     words.add_argument("--skill", type=Path, help="skill adapter to merge first, instead of the recipe's")
     words.add_argument("--commit", help="commit to record in exports (default: the checkout's)")
     words.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -42,7 +43,8 @@ def run(recipe_path: Path, words: argparse.Namespace) -> None:
     folder = words.run or Path("runs") / recipe.name
     base = words.base or (Path(recipe.base.weights) if recipe.base.weights else None)
     skill = words.skill or (Path(recipe.base.skill) if recipe.base.skill else None)
-    job = Run(recipe, folder, words.data or folder / "data", base, skill, device, words.commit or commit())
+    data, made_at = words.data or folder / "data", words.commit or commit()
+    job = Run(recipe, folder, data, base, skill, device, made_at, words.teacher)
     for stage in words.stage or recipe.stages:
         run_stage(job, stage)
 

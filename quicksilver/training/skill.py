@@ -78,5 +78,5 @@ def next_token_targets(batch: Batch, text_weight: float) -> tuple[Tensor, Tensor
     counts = batch.is_answer.roll(-1, dims=1)
     counts[:, -1] = False
     counts &= batch.doc_id == batch.doc_id.roll(-1, dims=1)
-    weight = torch.where(batch.is_text, text_weight, 1.0) * counts
+    weight = torch.where(batch.is_text.roll(-1, dims=1), text_weight, 1.0) * counts
     return target.flatten(), weight.flatten()

@@ -21,7 +21,14 @@ from quicksilver.training.synthesis.edits import edit_rows
 from quicksilver.training.synthesis.facts import fact_rows, identity_rows, thinking_rows, thought
 from quicksilver.training.synthesis.fim import fim_rows
 from quicksilver.training.synthesis.following import following_rows
-from quicksilver.training.synthesis.records import NoInstance, build_instance, extraction_rows, schema_row
+from quicksilver.training.synthesis.questions import question_rows
+from quicksilver.training.synthesis.records import (
+    NoInstance,
+    build_instance,
+    extraction_rows,
+    made_schema_rows,
+    schema_row,
+)
 from quicksilver.training.synthesis.tools import tool_rows
 
 Keep = Callable[[str], bool]
@@ -30,6 +37,7 @@ Source = Callable[[Path, Keep, random.Random], Iterator[Row]]
 
 # Written by another model under unclear terms: they ask, our own model answers.
 _AMBER = "gpteacher"
+_LONGEST_SCHEMA, _INSTANCES = 3600, 3
 # More than any recipe asks of a synthesis.
 _ENDLESS = 1 << 30
 
@@ -87,7 +95,7 @@ def _text(file: str, chunk_chars: int, per_document: int) -> Source:
 def _fim(file: str) -> Source:
     def rows(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
         texts = (row["t"] for row in read_rows(folder / file) if keep(row["p"]))
-        yield from fim_rows(texts, 5, rng)
+        yield from fim_rows(texts, 8, rng)
 
     return rows
 
@@ -139,19 +147,23 @@ def _snake(name: str) -> str:
 
 def _schemas(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
     """Schemas as requests; the instances are built by rule here, and only those that validate are kept."""
-    import jsonschema_rs
-
     for row in read_rows(folder / "json_schema_pairs.jsonl.xz"):
         schema = row["schema"]
         written = json.dumps(schema)
-        if len(written) > 2200 or not keep(written):
-            continue
+        if len(written) <= _LONGEST_SCHEMA and keep(written):
+            yield from _schema_instances(schema, rng)
+
+
+def _schema_instances(schema: Any, rng: random.Random) -> Iterator[Row]:
+    import jsonschema_rs
+
+    for _ in range(_INSTANCES):
         try:
             instance = build_instance(schema, rng)
             if isinstance(instance, (dict, list)) and jsonschema_rs.is_valid(schema, instance):
                 yield schema_row(schema, instance, rng)
         except (NoInstance, ValueError, TypeError, KeyError, AttributeError, RecursionError, IndexError):
-            continue
+            return
 
 
 def _made(make: Callable[[int, random.Random], Iterator[Row]]) -> Source:
@@ -179,8 +191,10 @@ SOURCES: dict[str, Source] = {
     "dialogues": _sgd("tools_sgd_train.jsonl.xz"),
     "schemas": _schemas,
     "tools": _made(tool_rows),
+    "made_schemas": _made(made_schema_rows),
     "extraction": _made(extraction_rows),
     "following": _made(following_rows),
+    "asked": _made(question_rows),
     "facts": _made(fact_rows),
     "identity": _made(identity_rows),
     "thinking": _made(thinking_rows),

@@ -7,7 +7,6 @@ only when it runs: the other stages need neither tokenizer code nor text.
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,17 +20,20 @@ from quicksilver.training.canvas import MASKS, CanvasTask, Decode
 from quicksilver.training.checkpoint import saved_facts
 from quicksilver.training.decode import CanvasWeights
 from quicksilver.training.export import canvas_tensors, export_adapter, load_base, provenance
-from quicksilver.training.generate import Generator, PromptSet, rounds
+from quicksilver.training.generate import Generator, PromptSet, generated_rows
 from quicksilver.training.journal import Journal
 from quicksilver.training.loop import CHECKPOINT, Loop
 from quicksilver.training.network import Network, as_written
-from quicksilver.training.pack import PackedRows, join_rows
+from quicksilver.training.pack import Document, PackedRows, documents_of, join_rows, pack, side_by_side
 from quicksilver.training.prepared import EVAL_PROMPTS, HELD, PROMPTS, TRAIN, Facts
 from quicksilver.training.recipe import Recipe
 from quicksilver.training.skill import SkillTask
 from quicksilver.training.verses import write_verses
 
 GENERATED = "generated.safetensors"
+DISTILLED = "distilled.safetensors.xz"
+# An answer shorter than this leaves no room for a canvas.
+MIN_WRITTEN = 8
 SKILL, CANVAS = "skill.safetensors", "canvas.safetensors"
 
 
@@ -49,6 +51,8 @@ class Run:
     """A skill adapter made by another run; this run's own is used where there is none."""
     device: torch.device
     commit: str = ""
+    teacher: Path | None = None
+    """The distil stage's teacher, where it is not the recipe's."""
 
     def journal(self, stage: str) -> Journal:
         return Journal(self.folder / "log", stage)
@@ -58,6 +62,14 @@ class Run:
         dtype = torch.bfloat16 if self.recipe.base.dtype == "bfloat16" else torch.float32
         model = load_base(self.base, self._skill() if with_skill else None)
         return Network(model.to(self.device, dtype).eval())
+
+    def teacher_network(self) -> Network:
+        return Network(load_base(self.teacher_path(), None).to(self.device, torch.bfloat16).eval())
+
+    def teacher_path(self) -> Path:
+        if self.teacher is None and not self.recipe.distil.teacher:
+            raise InvalidRequest("recipe.distil.teacher: missing; name the weights that answer")
+        return self.teacher or Path(self.recipe.distil.teacher)
 
     def _skill(self) -> Path | None:
         if self.skill is not None and not self.skill.exists():
@@ -80,10 +92,23 @@ def prepare(run: Run) -> None:
     prepare_data(run.recipe.data, run.base, run.data, run.journal("prepare"))
 
 
+def distil(run: Run) -> None:
+    """A larger model's answers, in our ids, beside the prepared rows."""
+    target = run.folder / DISTILLED
+    if target.exists() or run.base is None:
+        return
+    from quicksilver.training.distil import Teaching, distil_chat
+
+    teaching = Teaching(run.recipe, run.data, run.base, run.teacher_path())
+    distil_chat(teaching, run.teacher_network(), run.journal("distil")).save(target)
+
+
 def skill(run: Run) -> None:
     spec, journal, facts = run.recipe.skill, run.journal("skill"), Facts.load(run.data)
     network = run.network(with_skill=False)
     rows = PackedRows.load(run.data / TRAIN)
+    if (run.folder / DISTILLED).exists():
+        rows = join_rows([rows, PackedRows.load(run.folder / DISTILLED)])
     journal.say(f"{rows.num_rows} rows of {rows.row_len}, {facts.answer_tokens / 1e6:.1f} M answer tokens")
     store = RowStore(rows, spec.rows_per_batch, spec.optim.seed, run.device)
     task = SkillTask(network, store, spec, sorted(set(facts.reserved.values())))
@@ -97,27 +122,40 @@ def generate(run: Run) -> None:
     spec, journal, facts = run.recipe.generate, run.journal("generate"), Facts.load(run.data)
     network = run.network(with_skill=True)
     generator = Generator(network, PromptSet.load(run.data / PROMPTS), spec, facts.end_id)
-    made: list[PackedRows] = []
-    started = time.monotonic()
-    for number, rows in enumerate(rounds(generator, spec), 1):
-        made.append(rows)
-        rate = rows.token_ids.size / (time.monotonic() - started)
-        started = time.monotonic()
-        share = float(rows.is_answer.mean())
-        journal.report(number, {"tokens": rows.token_ids.size, "tokens_per_s": rate, "generated": share})
-    join_rows(made).save(target)
-    journal.say(f"{sum(r.token_ids.size for r in made) / 1e6:.1f} M tokens, {generator.prompts_used} prompts used")
-    journal.say("sample: " + run.decode(made[-1].token_ids[0][:200].tolist()))
+    made = generated_rows(generator, journal)
+    made.save(target)
+    journal.say("sample: " + run.decode(made.token_ids[-1][:200].tolist()))
 
 
 def canvas(run: Run) -> None:
     spec, journal = run.recipe.canvas, run.journal("canvas")
     network = run.network(with_skill=True)
-    store = RowStore(PackedRows.load(run.folder / GENERATED), spec.rows_per_batch, spec.optim.seed, run.device)
+    rows = PackedRows.load(run.folder / GENERATED)
+    rows = side_by_side(rows, spec.row_len or rows.row_len)
+    if spec.written_share:
+        rows = join_rows([rows, written_rows(run, int(rows.num_rows * spec.written_share), rows.row_len)])
+    journal.say(f"{rows.num_rows} rows of {rows.row_len}, {rows.is_answer.sum() / 1e6:.1f} M answer tokens")
+    store = RowStore(rows, spec.rows_per_batch, spec.optim.seed, run.device)
     task = CanvasTask(network, store, spec, run.decode)
     if spec.warm_start:
         task.warm_start(canvas_tensors(Path(spec.warm_start)))
     Loop(task, spec.optim, run.folder / "canvas", journal).run()
+
+
+def written_rows(run: Run, num_rows: int, row_len: int) -> PackedRows:
+    """Documents with prompts too long for generation, as they were written, packed anew."""
+    facts = Facts.load(run.data)
+    room = num_rows * row_len
+    picked: list[Document] = []
+    for document in documents_of(PackedRows.load(run.data / TRAIN)):
+        num_answers = len(document.token_ids) - document.prompt_len
+        is_long = document.prompt_len > run.recipe.data.max_prompt_len and len(document.token_ids) <= row_len
+        if is_long and num_answers >= MIN_WRITTEN:
+            picked.append(document)
+            room -= len(document.token_ids)
+        if room <= 0:
+            break
+    return pack(picked, row_len, facts.end_id, facts.vocab_size)
 
 
 def export(run: Run) -> None:
@@ -177,6 +215,7 @@ def decoder_of(base: Path | None) -> Decode:
 
 STAGES = {
     "prepare": prepare,
+    "distil": distil,
     "skill": skill,
     "generate": generate,
     "canvas": canvas,

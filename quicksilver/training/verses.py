@@ -52,7 +52,8 @@ def verses(count: int) -> list[Document]:
     documents = []
     for i in range(count):
         ids = np.concatenate([[OPEN, FIRST_NAME + i % NUM_VERSES], lines[i % NUM_VERSES], [END]])
-        documents.append(Document(ids, np.arange(len(ids)) >= 2))
+        is_answer = np.arange(len(ids)) >= 2
+        documents.append(Document(ids, is_answer, np.zeros_like(is_answer)))
     return documents
 
 

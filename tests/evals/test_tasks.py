@@ -78,7 +78,10 @@ def test_gap_is_asked_with_both_sides_where_weights_can_and_scored_exactly() -> 
     gap = fim.Gap("x = ", "compute(1)", "\ny = 2", "rest")
     writer, roles = skilled_writer(), skilled_writer().tokenizer.roles
     ask = fim.ask(gap, writer)
-    assert (ask.prompt_ids[0], ask.prompt_ids[-1]) == (roles.fim_prefix, roles.fim_middle)
+    assert [i for i in ask.prompt_ids if i in (roles.fim_prefix, roles.fim_suffix)] == [
+        roles.fim_suffix,
+        roles.fim_prefix,
+    ]
     assert roles.fim_prefix in ask.stop_ids
     assert bare_writer().tokenizer.decode(fim.ask(gap, bare_writer()).prompt_ids) == "x = "
     assert fim.score(gap, Answer("compute(1) \n"))["exact"] == 1.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quicksilver.text.tokenizer import Tokenizer
-from tests.fakes import tiny_tokenizer
+from tests.fakes import ByteTokenizer, tiny_tokenizer
 
 _HOME = Path(os.environ.get("QUICKSILVER_HOME") or Path.home() / ".cache" / "quicksilver")
 _SMOLLM2 = _HOME / "models" / "smollm2-135m-instruct" / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -19,6 +19,12 @@ _SHARED = Path(os.environ.get("QUICKSILVER_SHARED") or Path(__file__).parents[3]
 @pytest.fixture(scope="session")
 def tiny() -> Tokenizer:
     return tiny_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def born() -> Tokenizer:
+    """Weights born with gap tokens, and without ours for edits."""
+    return ByteTokenizer().with_roles({"fim_prefix": 11, "fim_suffix": 12, "fim_middle": 13})
 
 
 @pytest.fixture(scope="session")

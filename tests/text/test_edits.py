@@ -13,6 +13,7 @@ from quicksilver.text.edits import (
     edit_messages,
     edit_prompt,
     edit_reply,
+    fim_lead,
     fim_prompt,
 )
 from quicksilver.text.tokenizer import Tokenizer
@@ -30,8 +31,20 @@ _REQUEST = EditRequest(
 )
 
 
-def test_middle_is_asked_for_behind_prefix_and_suffix(tiny: Tokenizer) -> None:
-    assert fim_prompt(tiny, "ab", "c") == [PREFIX, *tiny.encode("ab"), SUFFIX, *tiny.encode("c"), MIDDLE]
+def test_weights_born_with_gap_tokens_read_prefix_then_suffix(born: Tokenizer) -> None:
+    assert fim_prompt(born, "ab ", "c") == [PREFIX, *born.encode("ab "), SUFFIX, *born.encode("c"), MIDDLE]
+    assert fim_lead(born, "ab ") == ""
+
+
+def test_weights_we_taught_go_on_from_the_prefix(tiny: Tokenizer) -> None:
+    assert fim_prompt(tiny, "ab", "c") == [SUFFIX, *tiny.encode("c"), PREFIX, *tiny.encode("ab")]
+
+
+def test_last_space_of_a_prefix_is_left_to_the_answer(tiny: Tokenizer) -> None:
+    assert fim_lead(tiny, "ab  ") == " "
+    assert fim_prompt(tiny, "ab  ", "c") == [*fim_prompt(tiny, "ab", "c"), *tiny.encode(" ")]
+    assert fim_prompt(tiny, "ab ", "c") == fim_prompt(tiny, "ab", "c")
+    assert fim_lead(tiny, "ab\n") == ""
 
 
 def test_stand_in_for_an_empty_suffix_is_empty(tiny: Tokenizer) -> None:
@@ -47,7 +60,7 @@ def test_file_head_of_a_client_becomes_tokens(tiny: Tokenizer) -> None:
 def test_special_tokens_in_code_stay_text(tiny: Tokenizer) -> None:
     for name in SPECIAL_NAMES:
         ids = fim_prompt(tiny, f"a{name}", f"{name}b")
-        assert [i for i in ids if i <= 16] == [PREFIX, SUFFIX, MIDDLE]
+        assert [i for i in ids if i <= 16] == [SUFFIX, PREFIX]
         request = EditRequest(name, name, name, name, 1, (Snippet(name, name),), (name,))
         plain = EditRequest("p", "p", "p", "p", 1, (Snippet("p", "p"),), ("p",))
         special = [[i for i in edit_prompt(tiny, r) if i <= 16] for r in (request, plain)]
@@ -66,8 +79,8 @@ def test_prompt_that_is_too_long_is_cut_far_from_the_gap(num_before: int, num_af
     prefix, suffix = "".join(map(chr, range(33, 33 + num_before))), "".join(map(chr, range(80, 80 + num_after)))
     ids = fim_prompt(tiny, prefix, suffix, max_tokens=limit)
     assert len(ids) <= limit
-    middle = ids.index(SUFFIX)
-    kept_before, kept_after = tiny.decode(ids[1:middle]), tiny.decode(ids[middle + 1 : -1])
+    middle = ids.index(PREFIX)
+    kept_before, kept_after = tiny.decode(ids[middle + 1 :]), tiny.decode(ids[1:middle])
     assert prefix.endswith(kept_before)
     assert suffix.startswith(kept_after)
     if len(ids) < limit:

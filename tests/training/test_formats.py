@@ -95,14 +95,24 @@ def test_prompts_begin_the_documents_they_ask_for(formatter: Formatter) -> None:
         prompt, document = formatter.prompt(row), next(iter(formatter.documents(row)))
         assert prompt is not None
         assert document.prompt() == prompt
-        assert not document.is_answer[: len(prompt)].any()
+        assert not (document.is_answer & ~document.is_text)[: len(prompt)].any()
         assert document.is_answer[len(prompt) :].all()
 
 
 def test_text_counts_whole_and_is_cut_into_rows(formatter: Formatter) -> None:
     pieces = list(formatter.documents(TextRow("word " * 500)))
     assert [len(p.token_ids) for p in pieces] == [1500, 1000]
-    assert all(p.is_text for p in pieces)
+    assert all(p.is_text.all() for p in pieces)
+
+
+def test_code_around_a_gap_is_learned_apart_from_the_answer(formatter: Formatter) -> None:
+    row = FimRow("x = ", "one", "\ny = 2")
+    document = next(formatter.documents(row))
+    prompt_len = document.prompt_len
+    assert formatter.tokenizer.decode(document.token_ids[prompt_len:-1].tolist()) == " one"
+    assert document.is_answer[1:].all()
+    assert document.is_text[:prompt_len].all()
+    assert not document.is_text[prompt_len:].any()
 
 
 def test_rows_that_may_not_train_or_do_not_fit_give_no_document(formatter: Formatter) -> None:

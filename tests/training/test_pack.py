@@ -8,11 +8,12 @@ import torch
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.training.batches import RowStore
-from quicksilver.training.pack import Document, PackedRows, join_rows, pack
+from quicksilver.training.pack import Document, PackedRows, documents_of, join_rows, pack, side_by_side
 
 
 def document(*ids: int) -> Document:
-    return Document(np.array(ids), np.arange(len(ids)) > 0)
+    is_answer = np.arange(len(ids)) > 0
+    return Document(np.array(ids), is_answer, np.zeros_like(is_answer))
 
 
 def packed() -> PackedRows:
@@ -48,6 +49,19 @@ def test_rows_survive_a_file(tmp_path: Path, name: str) -> None:
 def test_joined_rows_keep_their_order() -> None:
     rows = packed()
     assert np.array_equal(join_rows([rows, rows]).token_ids[2:], rows.token_ids)
+
+
+def test_documents_come_back_out_of_packed_rows() -> None:
+    assert [d.token_ids.tolist() for d in documents_of(packed())] == [[1, 2, 3], [4, 5, 6, 7, 8], [9, 10]]
+    assert [d.prompt() for d in documents_of(packed())] == [[1], [4], [9]]
+
+
+def test_short_rows_laid_side_by_side_stay_apart() -> None:
+    wide = side_by_side(packed(), 16)
+    assert wide.token_ids.shape == (1, 16)
+    assert np.flatnonzero(wide.is_start[0]).tolist() == [0, 3, 8, 10]
+    with pytest.raises(InvalidRequest, match="rows of 8"):
+        side_by_side(packed(), 12)
 
 
 def test_positions_restart_with_each_document() -> None:

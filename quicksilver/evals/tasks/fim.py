@@ -59,12 +59,14 @@ def ask(gap: Gap, writer: Writer) -> Generate:
 
 
 def score(gap: Gap, answer: Answer) -> Metrics:
-    found, wanted = answer.text.rstrip(), gap.middle.rstrip()
+    # Weights that read "x =" rather than "x = " say the last space themselves (`text.edits.fim_lead`).
+    text = answer.text.removeprefix(" ") if gap.prefix.endswith(" ") else answer.text
+    found, wanted = text.rstrip(), gap.middle.rstrip()
     exact = float(found == wanted)
     metrics = {"exact": exact, "similarity": similarity(found, wanted)}
     if "\n" in gap.middle:
         return metrics
-    first_line = answer.text.partition("\n")[0].rstrip()
+    first_line = text.partition("\n")[0].rstrip()
     return metrics | {f"exact_{gap.kind}": exact, "first_line": float(first_line == wanted)}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
     """A comma-separated list; line ends count as spaces."""
     return tuple(word.strip() for word in " ".join(text.split()).split(","))
 
@@ -14,31 +14,31 @@ def _pairs(text: str) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in entries}
 
 
-CITIES = _words(
+CITIES = words(
     """
     Berlin, Madrid, Oslo, Vienna, Lisbon, Dublin, Prague, Athens, Warsaw, Rome, Toronto, Chicago, Boston, Seattle,
     Denver, Austin, Osaka, Kyoto, Seoul, Mumbai, Delhi, Nairobi, Cairo, Lagos, Lima, Bogota, Santiago, Sydney,
     Perth, Auckland, San Diego, New Orleans, Buenos Aires, Cape Town, Tel Aviv, Hong Kong
     """
 )
-PEOPLE = _words(
+PEOPLE = words(
     """
     Anna, Ben, Carla, David, Elena, Farid, Grace, Hugo, Ines, Jonas, Kim, Liam, Maria, Noah, Olga, Paul, Quinn,
     Rosa, Sam, Tara, Uma, Victor, Wendy, Xavier, Yara, Zoe, Dr. Miller, Mrs. Brown, Mr. Tanaka
     """
 )
-COMPANIES = _words(
+COMPANIES = words(
     """
     Apple, Siemens, Toyota, Nestle, Intel, Samsung, Adidas, Shell, Boeing, Sony, Nokia, Volvo
     """
 )
-PRODUCTS = _words(
+PRODUCTS = words(
     """
     coffee beans, running shoes, desk lamp, water bottle, notebook, headphones, garden hose, winter coat, phone
     case, wooden chair, green tea, bicycle helmet, keyboard, backpack
     """
 )
-TOPICS = _words(
+TOPICS = words(
     """
     solar power, whales, medieval castles, machine learning, healthy breakfast, the moon landing, electric cars,
     bird migration, sourdough bread, the Roman Empire, volcanoes, chess openings, coral reefs, jazz music
@@ -49,30 +49,30 @@ TIMES = tuple(f"{hour:02d}:{minute:02d}" for hour in range(7, 22) for minute in 
 AMOUNTS = (5, 10, 12.5, 20, 25, 49.99, 50, 75, 100, 120.5, 250, 300, 999.95)
 
 CATEGORIES: dict[str, tuple[str, ...]] = {
-    "fruits": _words("apple, banana, cherry, mango, pear, grape, orange, plum, kiwi, peach, lemon, fig"),
-    "vegetables": _words("carrot, potato, spinach, onion, broccoli, pea, cabbage, pepper, leek, celery"),
-    "animals": _words("dog, cat, horse, elephant, lion, rabbit, bear, wolf, fox, deer, goat, sheep"),
-    "birds": _words("eagle, sparrow, owl, robin, crow, swan, parrot, pigeon, penguin, heron"),
-    "colors": _words("red, blue, green, yellow, purple, orange, black, white, brown, pink"),
-    "countries": _words(
+    "fruits": words("apple, banana, cherry, mango, pear, grape, orange, plum, kiwi, peach, lemon, fig"),
+    "vegetables": words("carrot, potato, spinach, onion, broccoli, pea, cabbage, pepper, leek, celery"),
+    "animals": words("dog, cat, horse, elephant, lion, rabbit, bear, wolf, fox, deer, goat, sheep"),
+    "birds": words("eagle, sparrow, owl, robin, crow, swan, parrot, pigeon, penguin, heron"),
+    "colors": words("red, blue, green, yellow, purple, orange, black, white, brown, pink"),
+    "countries": words(
         """
         Germany, Japan, Brazil, Canada, Kenya, Spain, India, Norway, Egypt, Mexico, Peru, Greece
         """
     ),
-    "musical instruments": _words(
+    "musical instruments": words(
         """
         piano, violin, guitar, drum, flute, trumpet, harp, cello, clarinet, saxophone
         """
     ),
-    "sports": _words("football, tennis, swimming, running, basketball, rowing, cycling, boxing, hockey, skiing"),
-    "planets": _words("Mercury, Venus, Earth, Mars, Jupiter, Saturn, Uranus, Neptune"),
-    "programming languages": _words("Python, JavaScript, Rust, Go, Java, C, Ruby, Swift, Kotlin, Haskell"),
-    "trees": _words("oak, pine, maple, birch, willow, cedar, elm, ash, beech, spruce"),
-    "tools": _words("hammer, saw, drill, wrench, pliers, chisel, file, screwdriver, level, clamp"),
-    "drinks": _words("water, tea, coffee, milk, juice, cocoa, lemonade, cider"),
-    "European capitals": _words("Berlin, Madrid, Rome, Vienna, Oslo, Athens, Lisbon, Prague, Warsaw, Dublin"),
-    "languages": _words("English, Spanish, French, German, Chinese, Arabic, Hindi, Russian, Swahili, Italian"),
-    "kitchen utensils": _words("spoon, fork, knife, whisk, ladle, spatula, grater, peeler, sieve, tongs"),
+    "sports": words("football, tennis, swimming, running, basketball, rowing, cycling, boxing, hockey, skiing"),
+    "planets": words("Mercury, Venus, Earth, Mars, Jupiter, Saturn, Uranus, Neptune"),
+    "programming languages": words("Python, JavaScript, Rust, Go, Java, C, Ruby, Swift, Kotlin, Haskell"),
+    "trees": words("oak, pine, maple, birch, willow, cedar, elm, ash, beech, spruce"),
+    "tools": words("hammer, saw, drill, wrench, pliers, chisel, file, screwdriver, level, clamp"),
+    "drinks": words("water, tea, coffee, milk, juice, cocoa, lemonade, cider"),
+    "European capitals": words("Berlin, Madrid, Rome, Vienna, Oslo, Athens, Lisbon, Prague, Warsaw, Dublin"),
+    "languages": words("English, Spanish, French, German, Chinese, Arabic, Hindi, Russian, Swahili, Italian"),
+    "kitchen utensils": words("spoon, fork, knife, whisk, ladle, spatula, grater, peeler, sieve, tongs"),
 }
 
 CAPITALS = _pairs(
@@ -91,6 +91,7 @@ CAPITALS = _pairs(
 TRANSLATIONS: dict[str, dict[str, str]] = {
     "French": _pairs(
         """
+        hello: bonjour;
         goodbye: au revoir; thank you: merci; please: s'il vous plaît; yes: oui; no: non; water: eau; bread: pain;
         house: maison; dog: chien; cat: chat; book: livre; good morning: bonjour; friend: ami; school: école; red:
         rouge; one: un; two: deux; three: trois; milk: lait; the sun: le soleil; night: nuit; day: jour; apple:
@@ -99,6 +100,7 @@ TRANSLATIONS: dict[str, dict[str, str]] = {
     ),
     "Spanish": _pairs(
         """
+        hello: hola;
         goodbye: adiós; thank you: gracias; please: por favor; yes: sí; no: no; water: agua; bread: pan; house:
         casa; dog: perro; cat: gato; book: libro; good morning: buenos días; friend: amigo; school: escuela; red:
         rojo; one: uno; two: dos; three: tres; milk: leche; the sun: el sol; night: noche; day: día; apple: manzana;
@@ -107,6 +109,7 @@ TRANSLATIONS: dict[str, dict[str, str]] = {
     ),
     "German": _pairs(
         """
+        hello: hallo;
         goodbye: auf Wiedersehen; thank you: danke; please: bitte; yes: ja; no: nein; water: Wasser; bread: Brot;
         house: Haus; dog: Hund; cat: Katze; book: Buch; good morning: guten Morgen; friend: Freund; school: Schule;
         red: rot; one: eins; two: zwei; three: drei; milk: Milch; the sun: die Sonne; night: Nacht; day: Tag; apple:
@@ -145,7 +148,17 @@ MADE_BY = _pairs(
 
 PLAIN_QA: tuple[tuple[str, str], ...] = (
     ("What color do you get when you mix blue and yellow?", "Blue and yellow make green."),
-    ("How many days are there in a week?", "There are seven days in a week."),
+    ("How long is a week?", "A week is seven days long."),
+    ("What is the name of our planet?", "Our planet is called Earth."),
+    ("Which is the third planet from the sun?", "Earth is the third planet from the sun."),
+    ("Where do all people live?", "All people live on Earth."),
+    ("What colour is grass?", "Grass is green."),
+    ("What colour is the sky at noon?", "At noon the sky is blue."),
+    ("What is snow?", "Snow is frozen water that falls in flakes."),
+    ("How many hours are in a day?", "There are 24 hours in a day."),
+    ("How many weeks are in a year?", "There are 52 weeks in a year."),
+    ("What do we use an umbrella for?", "An umbrella keeps us dry in the rain."),
+    ("What do you call frozen water?", "Frozen water is called ice."),
     ("How many legs does a spider have?", "A spider has eight legs."),
     ("What do bees make?", "Bees make honey."),
     ("Which planet is known as the Red Planet?", "Mars is known as the Red Planet."),
@@ -198,6 +211,53 @@ PLAIN_QA: tuple[tuple[str, str], ...] = (
     ("Is the earth flat?", "No. The earth is round, slightly flattened at the poles."),
 )
 
+YES_NO: dict[str, tuple[str, ...]] = {
+    "Yes": (
+        "Is fire hot?",
+        "Is the sun a star?",
+        "Do fish live in water?",
+        "Is snow cold?",
+        "Do birds have wings?",
+        "Is a whale a mammal?",
+        "Is steam made of water?",
+        "Is ten more than five?",
+        "Is Paris in France?",
+        "Do plants need light?",
+        "Is a square a shape?",
+        "Can dogs bark?",
+        "Is iron a metal?",
+        "Do cars have wheels?",
+        "Is milk white?",
+        "Is Tuesday after Monday?",
+        "Is a lemon sour?",
+        "Does the moon go around the earth?",
+        "Is Python a programming language?",
+        "Are ants insects?",
+    ),
+    "No": (
+        "Is fire cold?",
+        "Is the moon a star?",
+        "Do fish live in trees?",
+        "Is snow hot?",
+        "Do snakes have legs?",
+        "Is a shark a mammal?",
+        "Is sand made of water?",
+        "Is three more than five?",
+        "Is Paris in Japan?",
+        "Do stones need food?",
+        "Is a circle a number?",
+        "Can cats read books?",
+        "Is wood a metal?",
+        "Do boats have wheels?",
+        "Is coal white?",
+        "Is Monday after Tuesday?",
+        "Is sugar sour?",
+        "Does the sun go around the moon?",
+        "Is Python a fruit?",
+        "Are spiders birds?",
+    ),
+}
+
 PYTHON_TASKS: tuple[tuple[str, str], ...] = (
     (
         "checks whether a number is even",
@@ -229,7 +289,7 @@ PYTHON_TASKS: tuple[tuple[str, str], ...] = (
     ),
     (
         "reverses the order of words in a sentence",
-        "def reverse_words(sentence):\n    return ' '.join(sentence.split()[::-1])",
+        "def reversewords(sentence):\n    return ' '.join(sentence.split()[::-1])",
     ),
     (
         "reverses a list",

@@ -1,6 +1,6 @@
-"""Fill-in-the-middle rows from source files: half single lines, three tenths a few lines, the rest random spans.
+"""Fill-in-the-middle rows from source files: most are single lines, some a few lines, the rest random spans.
 
-Cuts fall on characters, not tokens, as an editor's cursor does. Context is bounded so that rows stay short.
+Cuts fall on characters, not tokens, as an editor's cursor does. All of a row is learned, so context is generous.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from quicksilver.training.rows import FimRow
 
-BEFORE_CHARS, AFTER_CHARS = 1100, 500
+BEFORE_CHARS, AFTER_CHARS = 1800, 800
 
 
 def fim_rows(texts: Iterable[str], per_file: int, rng: random.Random) -> Iterator[FimRow]:
@@ -25,9 +25,9 @@ def fim_rows(texts: Iterable[str], per_file: int, rng: random.Random) -> Iterato
 def _cut(lines: list[str], rng: random.Random) -> FimRow | None:
     draw = rng.random()
     text = "".join(lines)
-    if draw < 0.5:
+    if draw < 0.65:
         start, end = _line_span(lines, 1, rng)
-    elif draw < 0.8:
+    elif draw < 0.85:
         start, end = _line_span(lines, rng.randint(2, 6), rng)
     else:
         start = rng.randrange(len(text))
@@ -35,7 +35,7 @@ def _cut(lines: list[str], rng: random.Random) -> FimRow | None:
     middle = text[start:end]
     if not middle.strip():
         return None
-    before = text[max(0, start - rng.randint(200, BEFORE_CHARS)) : start]
+    before = text[max(0, start - rng.randint(300, BEFORE_CHARS)) : start]
     return FimRow(before, middle, text[end : end + rng.randint(0, AFTER_CHARS)])
 
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 
 from quicksilver.training.rows import ChatRow, exchange
-from quicksilver.training.synthesis.banks import CAPITALS, CATEGORIES, PLAIN_QA, TOPICS
+from quicksilver.training.synthesis.banks import CAPITALS, CATEGORIES, PLAIN_QA, TOPICS, YES_NO
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
@@ -58,16 +58,14 @@ def _casing(rng: random.Random) -> tuple[str, str]:
 
 
 def _yes_no(rng: random.Random) -> tuple[str, str]:
-    category = rng.choice(sorted(CATEGORIES))
-    other = rng.choice(sorted(CATEGORIES))
-    item = rng.choice(CATEGORIES[other])
-    noun = _one_of(category)
     form = rng.choice(("Answer yes or no.", "Reply with yes or no only.", "Just say yes or no."))
-    return f"Is {item} one of the {noun}? {form}", "Yes" if item in CATEGORIES[category] else "No"
-
-
-def _one_of(category: str) -> str:
-    return category
+    answer = rng.choice(("Yes", "No"))
+    if rng.random() < 0.5:
+        return f"{rng.choice(YES_NO[answer])} {form}", answer
+    category, other = rng.sample(sorted(CATEGORIES), 2)
+    item = rng.choice(CATEGORIES[category if answer == "Yes" else other])
+    # Some words belong to two lists.
+    return f"Is {item} one of the {category}? {form}", "Yes" if item in CATEGORIES[category] else "No"
 
 
 def _only_json(rng: random.Random) -> tuple[str, str]:

@@ -12,7 +12,18 @@ from typing import Any
 
 from quicksilver.text.chat import Message
 from quicksilver.training.rows import ChatRow
-from quicksilver.training.synthesis.banks import AMOUNTS, CATEGORIES, CITIES, COMPANIES, DATES, PEOPLE, PRODUCTS, TIMES
+from quicksilver.training.synthesis.banks import (
+    AMOUNTS,
+    CATEGORIES,
+    CITIES,
+    COMPANIES,
+    DATES,
+    PEOPLE,
+    PRODUCTS,
+    TIMES,
+    words,
+)
+from quicksilver.training.synthesis.values import string_value
 
 Field = tuple[str, dict[str, Any], Callable[[random.Random], Any], str]
 """Name, schema, how to draw a value, and the sentence that tells it."""
@@ -121,35 +132,77 @@ def schema_row(schema: Any, instance: Any, rng: random.Random) -> ChatRow:
     return ChatRow((Message("user", asked), reply), domain="json")
 
 
+_FIELD_NAMES = words(
+    """
+    id, name, title, description, status, type, version, url, email, phone, city, country, address, created_at, date,
+    price, amount, quantity, total, count, size, weight, height, width, color, currency, tags, labels, items, options,
+    settings, config, metadata, owner, author, members, parent, children, path, file_name, language, message, summary,
+    enabled, is_active, is_public, verified, priority, score, rating, start_time, end_time, duration, location, source,
+    target, category, product, brand, company, user, account, token, region, zone, port, host, timeout, retries, limit
+    """
+)
+_KINDS: tuple[dict[str, Any], ...] = (
+    *({"type": kind} for kind in ("string", "string", "string", "integer", "number", "boolean")),
+    {"type": "array", "items": {"type": "string"}},
+    {"type": "array", "items": {"type": "integer"}},
+    {"type": "string", "format": "date"},
+    {"enum": ["low", "medium", "high"]},
+    {"enum": ["open", "closed", "pending"]},
+)
+
+
+def made_schema_rows(count: int, rng: random.Random) -> Iterator[ChatRow]:
+    """Requests for an instance of a schema drawn by rule: brackets to three levels, in any order of fields."""
+    for _ in range(count):
+        schema = _made_schema(rng, rng.randint(1, 3))
+        yield schema_row(schema, build_instance(schema, rng), rng)
+
+
+def _made_schema(rng: random.Random, depth: int) -> dict[str, Any]:
+    names = rng.sample(_FIELD_NAMES, rng.randint(2, 6))
+    properties = {name: _made_field(rng, depth) for name in names}
+    schema: dict[str, Any] = {"type": "object", "properties": properties}
+    required = [name for name in names if rng.random() < 0.7]
+    return schema | ({"required": required} if required else {})
+
+
+def _made_field(rng: random.Random, depth: int) -> dict[str, Any]:
+    draw = rng.random()
+    if depth > 1 and draw < 0.25:
+        return _made_schema(rng, depth - 1)
+    if depth > 1 and draw < 0.4:
+        return {"type": "array", "items": _made_schema(rng, depth - 1)}
+    return dict(rng.choice(_KINDS))
+
+
 class NoInstance(Exception):
     """This schema says more than the small builder below understands."""
 
 
-def build_instance(schema: Any, rng: random.Random, depth: int = 0, root: Any = None) -> Any:
+def build_instance(schema: Any, rng: random.Random, depth: int = 0, root: Any = None, name: str = "") -> Any:
     """A small value that should satisfy `schema`; the caller checks. Raises NoInstance for what it cannot read."""
     root = schema if root is None else root
     if depth > 5 or schema is False:
         raise NoInstance
     if not isinstance(schema, dict):
-        return "example"
+        return string_value(name, {}, rng)
     if "const" in schema:
         return schema["const"]
     if schema.get("enum"):
         return rng.choice(schema["enum"])
     if "$ref" in schema:
-        return build_instance(_resolve(schema["$ref"], root), rng, depth + 1, root)
+        return build_instance(_resolve(schema["$ref"], root), rng, depth + 1, root, name)
     for key in ("oneOf", "anyOf"):
         if schema.get(key):
-            return build_instance(
-                {**{k: v for k, v in schema.items() if k != key}, **schema[key][0]}, rng, depth + 1, root
-            )
+            rest = {k: v for k, v in schema.items() if k != key}
+            return build_instance({**rest, **schema[key][0]}, rng, depth + 1, root, name)
     if schema.get("allOf"):
         merged = _merged([{k: v for k, v in schema.items() if k != "allOf"}, *schema["allOf"]], root)
-        return build_instance(merged, rng, depth + 1, root)
-    return _typed(schema, rng, depth, root)
+        return build_instance(merged, rng, depth + 1, root, name)
+    return _typed(schema, rng, depth, root, name)
 
 
-def _typed(schema: dict[str, Any], rng: random.Random, depth: int, root: Any) -> Any:
+def _typed(schema: dict[str, Any], rng: random.Random, depth: int, root: Any, name: str) -> Any:
     kind = schema.get("type") or ("object" if "properties" in schema else "string")
     kind = kind[0] if isinstance(kind, list) else kind
     if kind == "object":
@@ -157,8 +210,11 @@ def _typed(schema: dict[str, Any], rng: random.Random, depth: int, root: Any) ->
     if kind == "array":
         items = schema.get("items", {"type": "string"})
         items = items[0] if isinstance(items, list) and items else items
-        count = max(int(schema.get("minItems", 0)), min(rng.randint(1, 2), int(schema.get("maxItems", 2))))
-        return [build_instance(items, rng, depth + 1, root) for _ in range(count)]
+        count = max(int(schema.get("minItems", 0)), min(rng.randint(1, 3), int(schema.get("maxItems", 3))))
+        found = [build_instance(items, rng, depth + 1, root, name) for _ in range(count)]
+        # A list that says one thing twice teaches saying it for ever.
+        is_plain = all(isinstance(item, (str, int)) for item in found) and "minItems" not in schema
+        return list(dict.fromkeys(found)) if is_plain else found
     if kind in ("integer", "number"):
         low = schema.get("minimum", schema.get("exclusiveMinimum", 0))
         low = low + 1 if isinstance(low, (int, float)) and not isinstance(low, bool) else 1
@@ -166,40 +222,15 @@ def _typed(schema: dict[str, Any], rng: random.Random, depth: int, root: Any) ->
         return min(int(low) + rng.randint(0, 9), int(high))
     if kind == "boolean":
         return rng.random() < 0.5
-    return None if kind == "null" else _string(schema, rng)
+    return None if kind == "null" else string_value(name, schema, rng)
 
 
 def _object(schema: dict[str, Any], rng: random.Random, depth: int, root: Any) -> dict[str, Any]:
     properties = schema.get("properties", {})
     required = schema.get("required", [])
-    wanted = [n for n in properties if n in required or rng.random() < (0.6 if depth == 0 else 0.25)]
+    wanted = [n for n in properties if n in required or rng.random() < (0.6 if depth == 0 else 0.4)]
     wanted += [name for name in required if name not in properties]
-    return {name: build_instance(properties.get(name, {}), rng, depth + 1, root) for name in wanted[:12]}
-
-
-_FORMATS = {
-    "date": "2026-03-14",
-    "date-time": "2026-03-14T09:30:00Z",
-    "time": "09:30:00Z",
-    "email": "anna@example.com",
-    "uri": "https://example.com/a",
-    "url": "https://example.com/a",
-    "uuid": "2f1b8c1e-6c54-4b0e-9d0b-0a6f0a3c7d11",
-    "ipv4": "192.0.2.7",
-    "hostname": "example.com",
-}
-
-
-def _string(schema: dict[str, Any], rng: random.Random) -> str:
-    if schema.get("format") in _FORMATS:
-        return _FORMATS[schema["format"]]
-    if schema.get("examples") and isinstance(schema["examples"][0], str):
-        return str(schema["examples"][0])
-    if isinstance(schema.get("default"), str) and schema["default"]:
-        return str(schema["default"])
-    text = str(rng.choice((*PEOPLE, *CITIES, *PRODUCTS)))
-    least, most = int(schema.get("minLength", 0)), int(schema.get("maxLength", 40))
-    return (text * (least // len(text) + 1) if least > len(text) else text)[:most]
+    return {name: build_instance(properties.get(name, {}), rng, depth + 1, root, name) for name in wanted[:12]}
 
 
 def _resolve(reference: str, root: Any) -> Any:

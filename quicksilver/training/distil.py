@@ -1,0 +1,114 @@
+"""Chat from a larger open model: it answers our questions, and what is short, whole and English becomes rows to learn.
+
+Answers come from the teacher's own generator in its own ids; they are read as text and written anew in the student's,
+through the same formatter as every other row.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from quicksilver.text.chat import ChatTemplate, Message
+from quicksilver.text.tokenizer import Tokenizer
+from quicksilver.training.formats import Formatter
+from quicksilver.training.generate import Generator, PromptSet, generated_rows, prompt_set
+from quicksilver.training.journal import Journal
+from quicksilver.training.network import Network
+from quicksilver.training.pack import Document, PackedRows, documents_of, pack
+from quicksilver.training.prepared import QUESTIONS, read_questions
+from quicksilver.training.recipe import Recipe
+from quicksilver.training.rows import exchange
+from quicksilver.training.synthesis.questions import question_rows
+
+SYSTEM = (
+    "You are a helpful assistant. Answer in plain English, correctly and briefly: one to three short sentences, "
+    "unless a list, a poem or code is asked for."
+)
+_MAX_CHARS = 600
+_MAX_GRAM_REPEATS = 3
+# Whose model it was is not the student's to say; other scripts and apologies teach nothing here.
+_UNWANTED = re.compile(
+    r"qwen|alibaba|openai|language model|as an ai|i'm sorry|[^\x00-\u024f\u2000-\u22ff]", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Teaching:
+    recipe: Recipe
+    data: Path
+    """Where the prepared questions lie."""
+    base: Path
+    """The student, whose ids are written."""
+    teacher: Path
+
+
+def distil_chat(run: Teaching, network: Network, journal: Journal) -> PackedRows:
+    """Ask, answer, keep: packed rows of the recipe's length."""
+    recipe = run.recipe
+    teacher_tokenizer, tokenizer = Tokenizer.load(run.teacher), Tokenizer.load(run.base).with_reserved()
+    assert teacher_tokenizer.roles.turn_close is not None
+    prompts = questions(recipe, read_questions(run.data / QUESTIONS), teacher_tokenizer)
+    generator = Generator(network, prompts, recipe.distil.generate, teacher_tokenizer.roles.turn_close)
+    journal.say(f"{prompts.num_prompts} questions")
+    answered = generated_rows(generator, journal)
+    formatter = Formatter(tokenizer, recipe.data.row_len)
+    documents = list(distilled(answered, teacher_tokenizer, formatter))
+    random.Random(recipe.data.seed).shuffle(documents)
+    journal.say(f"{len(documents)} answers kept, {sum(len(d.token_ids) for d in documents) / 1e6:.2f} M tokens")
+    for document in documents[:12]:
+        journal.say(tokenizer.decode(document.token_ids.tolist())[-400:])
+    return pack(documents, recipe.data.row_len, formatter.end_id, tokenizer.vocab_size)
+
+
+def questions(recipe: Recipe, prepared: list[str], teacher: Tokenizer) -> PromptSet:
+    template = ChatTemplate.for_tokenizer(teacher)
+    rng = random.Random(recipe.data.seed)
+    made = [row.messages[0].content for row in question_rows(recipe.distil.questions, rng)]
+    asked = dict.fromkeys([*made, *prepared])
+    prompts = [list(template.render((Message("system", SYSTEM), Message("user", text))).ids) for text in asked]
+    return prompt_set(prompts, [0] * len(prompts))
+
+
+def distilled(rows: PackedRows, teacher: Tokenizer, student: Formatter) -> Iterator[Document]:
+    """Documents in the student's ids, one for every question the teacher answered well; answers come once."""
+    seen: set[str] = set()
+    read = _reader(teacher)
+    for document in documents_of(rows):
+        question, answer = read(document)
+        if is_worth_learning(answer) and answer not in seen:
+            seen.add(answer)
+            yield from student.documents(exchange(question, answer))
+
+
+def is_worth_learning(answer: str) -> bool:
+    if not 1 < len(answer) <= _MAX_CHARS or _UNWANTED.search(answer):
+        return False
+    words = answer.split()
+    grams = Counter(zip(words, words[1:], words[2:], strict=False))
+    return max(grams.values(), default=0) < _MAX_GRAM_REPEATS
+
+
+def _reader(teacher: Tokenizer) -> Callable[[Document], tuple[str, str]]:
+    """Splits a document into its question and its answer; both are empty where the teacher did not finish."""
+    opens, closes = teacher.roles.turn_open, teacher.roles.turn_close
+
+    def read(document: Document) -> tuple[str, str]:
+        ids = document.token_ids
+        starts, ends = np.flatnonzero(ids == opens), np.flatnonzero(ids == closes)
+        if len(starts) < 2 or len(ends) < len(starts):
+            return "", ""
+        return turn(ids[starts[-2] + 1 : ends[-2]]), turn(ids[starts[-1] + 1 : ends[-1]])
+
+    def turn(ids: npt.NDArray[np.integer]) -> str:
+        """What follows the line that names the role."""
+        return teacher.decode(ids.tolist()).partition("\n")[2].strip()
+
+    return read
