@@ -11,13 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from quicksilver.core import FinishReason
+from quicksilver.core import FinishReason, TokenLogprob
 from quicksilver.errors import QuicksilverError
 from quicksilver.server.answer import Ended, Piece, Said
+from quicksilver.server.chat_reply import TokenNames, summarise
 from quicksilver.server.collect import Whole
 from quicksilver.server.plan import Plan
 from quicksilver.server.usage import usage_reply
-from quicksilver.server.wire.responses import ResponseReply, ResponsesBody, ResponseUsage
+from quicksilver.server.wire.chat import TokenLogprobReply
+from quicksilver.server.wire.responses import ReasoningConfig, ResponseReply, ResponsesBody, ResponseUsage
 from quicksilver.server.wire.types import Wire
 from quicksilver.text.channels import Channel, ChannelDelta
 
@@ -34,6 +36,9 @@ class Item:
     call_index: int = 0
     name: str = ""
     text: str = ""
+    logprobs: list[TokenLogprobReply] = field(default_factory=list)
+    has_summary: bool = False
+    """A closed reasoning item is summarised."""
     id: str = ""
     call_id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
 
@@ -42,7 +47,7 @@ class Item:
 
     def part(self) -> dict[str, Any]:
         if self.channel is Channel.CONTENT:
-            return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
+            return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
         return {"type": "reasoning_text", "text": self.text}
 
     def reply(self, status: str) -> dict[str, Any]:
@@ -51,18 +56,25 @@ class Item:
         if self.channel is Channel.CONTENT:
             return {**head, "type": "message", "role": "assistant", "content": parts}
         if self.channel is Channel.REASONING:
-            return {**head, "type": "reasoning", "summary": [], "content": parts}
+            summary = self._summary() if status != "in_progress" else []
+            return {**head, "type": "reasoning", "summary": summary, "content": parts}
         call = {"call_id": self.call_id, "name": self.name, "arguments": self.text}
         return {**head, "type": "function_call", **call}
+
+    def _summary(self) -> list[dict[str, Any]]:
+        text = summarise(self.text, may_think=True)["content"] if self.has_summary else None
+        return [{"type": "summary_text", "text": text}] if text else []
 
 
 class ResponseTeller:
     """Builds one response; `tell` yields the events of a piece, without their sequence numbers."""
 
-    def __init__(self, plan: Plan, body: ResponsesBody) -> None:
+    def __init__(self, plan: Plan, body: ResponsesBody, names: TokenNames) -> None:
         self._plan = plan
         self._body = body
+        self._names = names
         self._items: list[Item] = []
+        self._unsent: list[TokenLogprob] = []
         self._is_open = False
         self._ended: Ended | None = None
 
@@ -72,6 +84,7 @@ class ResponseTeller:
 
     def tell(self, piece: Piece) -> Iterator[Event]:
         if isinstance(piece, Said):
+            self._unsent += piece.logprobs
             for delta in piece.deltas:
                 yield from self._tell_delta(delta)
         elif isinstance(piece, Ended):
@@ -79,6 +92,8 @@ class ResponseTeller:
             is_cut = piece.finish is FinishReason.LENGTH
             if not self._items:
                 yield from self._open(Item(Channel.CONTENT))
+            if self._items[-1].channel is Channel.CONTENT:
+                self._items[-1].logprobs += self._take_logprobs()
             yield from self._close("incomplete" if is_cut else "completed")
             status = "incomplete" if is_cut else "completed"
             yield {"type": f"response.{status}", "response": self.response(status)}
@@ -97,11 +112,22 @@ class ResponseTeller:
         item = self._items[-1] if self._is_open else None
         if item is None or (item.channel, item.call_index) != (delta.channel, delta.index):
             yield from self._close("completed")
-            yield from self._open(Item(delta.channel, delta.index, delta.name))
+            has_summary = bool(self._body.reasoning and self._body.reasoning.summary)
+            yield from self._open(Item(delta.channel, delta.index, delta.name, has_summary=has_summary))
         if delta.text:
-            item = self._items[-1]
-            item.text += delta.text
-            yield self._about(item, DELTAS[item.channel], delta=delta.text)
+            yield self._grow(self._items[-1], delta.text)
+
+    def _grow(self, item: Item, text: str) -> Event:
+        item.text += text
+        event = self._about(item, DELTAS[item.channel], delta=text)
+        if item.channel is Channel.CONTENT:
+            event["logprobs"] = self._take_logprobs()
+            item.logprobs += event["logprobs"]
+        return event
+
+    def _take_logprobs(self) -> list[TokenLogprobReply]:
+        taken, self._unsent = self._unsent, []
+        return self._names.reply(taken)["content"]
 
     def _open(self, item: Item) -> Iterator[Event]:
         self._items.append(item)
@@ -119,7 +145,8 @@ class ResponseTeller:
         if item.channel is Channel.TOOL_CALL:
             yield self._about(item, DONES[item.channel], arguments=item.text, name=item.name)
         else:
-            yield self._about(item, DONES[item.channel], text=item.text)
+            scores = {"logprobs": item.logprobs} if item.channel is Channel.CONTENT else {}
+            yield self._about(item, DONES[item.channel], text=item.text, **scores)
             yield self._about(item, "response.content_part.done", part=item.part())
         yield {
             "type": "response.output_item.done",
@@ -131,8 +158,6 @@ class ResponseTeller:
         event = {"type": kind, "item_id": item.id, "output_index": len(self._items) - 1, **fields}
         if item.channel in PARTS:
             event["content_index"] = 0
-        if kind in ("response.output_text.delta", "response.output_text.done"):
-            event["logprobs"] = []
         return event
 
     def response(self, status: str) -> ResponseReply:
@@ -153,7 +178,7 @@ class ResponseTeller:
             "metadata": dict(body.metadata or {}),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
-            "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+            "reasoning": (body.reasoning or ReasoningConfig()).model_dump(),
             "store": False,
             "temperature": params.temperature,
             "text": _plain(body.text) or {"format": {"type": "text"}},

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import orjson
 import pytest
 
+from quicksilver.core import Delta, FinishReason, TokenLogprob, Usage
 from quicksilver.errors import EngineDied
 from tests.fake_engine import spoken
 from tests.server.conftest import HELLO, Served, says
@@ -106,6 +108,8 @@ async def test_an_error_inside_the_stream_fails_the_response(served: Served) -> 
     ("field", "value"),
     [
         ("previous_response_id", "resp_1"),
+        ("prompt", {"id": "pmpt_1"}),
+        ("conversation", "conv_1"),
         ("store", True),
         ("background", True),
         ("truncation", "auto"),
@@ -118,3 +122,27 @@ async def test_what_cannot_be_honoured_is_named(served: Served, field: str, valu
     response = await served.post(RESPONSES, ask(**{field: value}) if field != "input" else ask(value))
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith(field)
+
+
+async def test_logprobs_come_with_their_text_whole_and_streamed(served: Served) -> None:
+    ids = small_tokenizer().encode("Hey")
+    scores = tuple(TokenLogprob(i, -0.5, ((ord("x"), -2.0),)) for i in ids)
+    last = Delta("", tuple(ids), scores, finish=FinishReason.STOP, usage=Usage(1, 0, len(ids)))
+    served.engine.script = lambda request: [replace(last, request_id=request.id)]
+    part = (await served.post(RESPONSES, ask(top_logprobs=1))).json()["output"][0]["content"][0]
+    assert [entry["token"] for entry in part["logprobs"]] == ["H", "e", "y"]
+    assert part["logprobs"][0]["top_logprobs"] == [{"token": "x", "logprob": -2.0, "bytes": [120]}]
+    told = named_events(await served.post(RESPONSES, ask(top_logprobs=1, stream=True)))
+    deltas = [event["logprobs"] for event in told if event["type"] == "response.output_text.delta"]
+    assert [entry for entries in deltas for entry in entries] == part["logprobs"]
+    assert told[-1]["response"]["output"][0]["content"][0] == part
+
+
+async def test_reasoning_is_summarised_when_asked(served: Served) -> None:
+    served.engine.script = says("First this. Then that.</think>Answer")
+    wanted = {"effort": "low", "summary": "auto"}
+    reply = (await served.post(RESPONSES, ask(reasoning=wanted))).json()
+    assert reply["output"][0]["summary"] == [{"type": "summary_text", "text": "First this. Then that."}]
+    assert reply["reasoning"] == wanted
+    silent = (await served.post(RESPONSES, ask(reasoning={"effort": "low"}))).json()
+    assert silent["output"][0]["summary"] == []

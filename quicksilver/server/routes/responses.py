@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from quicksilver.server.auth import caller_of
 from quicksilver.server.body import read_body
+from quicksilver.server.chat_reply import TokenNames
 from quicksilver.server.events import as_refusal
 from quicksilver.server.job import Job
 from quicksilver.server.plan import plan_chat
@@ -33,7 +34,7 @@ async def responses(request: Request) -> Response:
     body = await read_body(request, ResponsesBody, services.config)
     plan = await plan_chat(as_chat(body), services, caller_of(request).tenant)
     plan = replace(plan, id=plan.id.replace("chatcmpl-", "resp_").replace("-", ""))
-    job, teller = open_job(request, plan), ResponseTeller(plan, body)
+    job, teller = open_job(request, plan), ResponseTeller(plan, body, TokenNames(services.tokenizer))
     if body.stream:
         return await reply_stream(request, job, response_events(job, teller))
     return await reply_whole(request, job, lambda answers: teller.whole(answers[0]))

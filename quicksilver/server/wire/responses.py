@@ -129,6 +129,7 @@ class ResponsesBody(Wire):
     background: Off | None = None
     previous_response_id: None = None
     conversation: None = None
+    prompt: None = None
     truncation: Literal["disabled"] | None = None
 
 
