@@ -16,8 +16,9 @@ from llguidance import LLMatcher
 
 from quicksilver.constrain.budget import Budget
 from quicksilver.constrain.canvas import sweep
-from quicksilver.constrain.proof import LIMITS
+from quicksilver.constrain.proof import LIMITS, refusal
 from quicksilver.constrain.tokens import Tokens
+from quicksilver.constrain.trial import try_out
 from quicksilver.constrain.walk import Walk
 from quicksilver.core import ConstraintSpec
 from quicksilver.errors import RowFailed
@@ -38,7 +39,7 @@ class Grammars:
 
     def constraint(self, spec: ConstraintSpec) -> Constraint:
         """A fresh automaton. A new grammar takes as long to build as its check took, without the interpreter's lock;
-        a grammar seen lately takes microseconds."""
+        a grammar seen lately takes microseconds. InvalidGrammar where this vocabulary makes it too large."""
         with self._lock:
             pair = self._cache.get(spec.grammar)
         if pair is None:
@@ -50,7 +51,8 @@ class Grammars:
     def _build(self, grammar: str) -> tuple[LLMatcher, LLMatcher]:
         matcher = LLMatcher(self._tokens.tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
-            raise RowFailed(f"the grammar cannot be built for this tokenizer: {matcher.get_error()[:300]}")
+            raise refusal(matcher.get_error())
+        try_out(matcher.deep_copy(), self._tokens)
         return matcher, LLMatcher(self._tokens.alphabet.tokenizer, grammar, log_level=0, limits=LIMITS)
 
     def _remember(self, grammar: str, pair: tuple[LLMatcher, LLMatcher]) -> None:
@@ -96,9 +98,11 @@ class Constraint:
         if self._has_ended:
             rows[0] = self._tokens.end_bits
             return 1
+        num_rows = 0
         with self._walk() as walk:
-            for num_rows, (row, token_id) in enumerate(zip(rows, [*ahead, None], strict=False), start=1):
+            for row, token_id in zip(rows, [*ahead, None], strict=False):
                 walk.write(row)
+                num_rows += 1
                 if token_id is None or not walk.take(token_id):
                     break
         return num_rows

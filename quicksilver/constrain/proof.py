@@ -17,8 +17,9 @@ from quicksilver.constrain.shortest import TooCostly, shortest
 from quicksilver.core import ConstraintSpec
 from quicksilver.errors import InvalidGrammar
 
-LIMITS = LLParserLimits(max_items_in_row=5_000, verbose_errors=False)
-"""Bounds on a single step of the automaton, the same wherever a grammar is built."""
+LIMITS = LLParserLimits(max_items_in_row=5_000, step_max_items=3_000, verbose_errors=False)
+"""Bounds on a single step of the automaton, the same wherever a grammar is built: what real schemas need, and no more,
+since a step of one request is a step of all."""
 
 BLAME = (
     ("patternProperty", "patternProperties"),
@@ -36,6 +37,8 @@ BLAME = (
     ("types", "type"),
     ("schema is false", "not"),
     ("special token", "<...>"),
+    ("Too many items", "grammar"),
+    ("too many expressions", "pattern"),
     ("NoExtension", "$ref"),
     ("too large", "anyOf"),
     ("too big", "pattern"),

@@ -85,7 +85,8 @@ class Tokens:
 
     def lawful_bytes(self, bits: Bits) -> list[int]:
         """Bytes that may follow as tokens of their own."""
-        return [byte for byte, i in self.alphabet.byte_ids.items() if i < self.vocab_size and bits[i >> 5] >> (i & 31) & 1]
+        ids = self.alphabet.byte_ids.items()
+        return [byte for byte, i in ids if i < self.vocab_size and bits[i >> 5] >> (i & 31) & 1]
 
 
 def open_tokenizer(tokenizer_json: str, eos_ids: list[int], vocab_size: int) -> LLTokenizer:

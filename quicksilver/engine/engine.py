@@ -1,7 +1,7 @@
-"""The engine: add requests, call `step` until nothing is left. One thread, no clock, no I/O.
+"""The engine: add requests, call `step` until nothing is left. One thread, no I/O, no clock but the grammars' meter.
 
 `step` is the whole story: schedule, forward, commit, emit. A request that fails does so alone; what it shared a forward
-with is not touched.
+with is not touched. Only `prepare` may be called from other threads: a new grammar takes long to build.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from quicksilver.diffusion.decoders import make_decoder
 from quicksilver.engine.admit import check_request, check_score
 from quicksilver.engine.commit import begin, commit
 from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.meter import Meter, Metered
 from quicksilver.engine.pages import PagePool
 from quicksilver.engine.runner import Outcome, Runner
 from quicksilver.engine.scheduler import Scheduler
@@ -48,12 +49,28 @@ class Scored:
 StepEvent = Event | Scored
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that is ready to be queued, and what is known of its answer already."""
+
+    sequence: Sequence
+    events: tuple[Event, ...] = ()
+    error: Exception | None = None
+    """Why it will fail, alone."""
+
+
 class Engine:
     def __init__(
-        self, runner: Runner, info: EngineInfo, config: EngineConfig, constraints: ConstraintFactory | None = None
+        self,
+        runner: Runner,
+        info: EngineInfo,
+        config: EngineConfig,
+        constraints: ConstraintFactory | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self.runner, self.info, self.config = runner, info, config
         self.constraints = constraints
+        self.meter = meter or Meter()
         self.pool = PagePool(info.num_pages)
         self.scheduler = Scheduler(config, self.pool)
         self._sequences: dict[str, Sequence] = {}
@@ -66,10 +83,28 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queue a request; its events come out of later steps. Refuses what can never run."""
+        self.enqueue(self.prepare(request))
+
+    def prepare(self, request: Request) -> Prepared:
+        """All that can be done before a request is queued: its grammar, and the text that this determines. Touches
+        nothing that changes, so any thread may do it while the engine steps."""
         check_request(request, self.info, self.config)
-        sequence = Sequence(request, make_decoder(request.params.decoder), self._constraint(request))
-        self._enqueue(sequence)
-        self._guarded(sequence, lambda: begin(sequence))
+        constraint = self._constraint(request)
+        sequence = Sequence(request, make_decoder(request.params.decoder), constraint)
+        try:
+            return Prepared(sequence, tuple(begin(sequence)))
+        except Exception as error:
+            return Prepared(sequence, error=error)
+        finally:
+            if constraint is not None:
+                constraint.take_spent()
+
+    def enqueue(self, prepared: Prepared) -> None:
+        self._enqueue(prepared.sequence)
+        if prepared.error is not None:
+            self._fail(prepared.sequence, prepared.error)
+        for event in prepared.events:
+            self._emit(event)
 
     def add_score(self, request: ScoreRequest) -> None:
         check_score(request, self.info, self.config)
@@ -89,10 +124,12 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[StepEvent]:
         """One forward for everybody who can run; returns what became known."""
-        works = self.scheduler.plan()
+        self.meter.begin()
+        works = self.scheduler.plan(self.meter.resting(self.scheduler.running))
         for work, outcome in self._forward(works):
             self._commit(work, outcome)
         self._count(works)
+        self.meter.end(works)
         return self._drain()
 
     def stats(self) -> EngineStats:
@@ -112,12 +149,12 @@ class Engine:
         self.scheduler.add(sequence)
         self._bump(requests=1, prompt_tokens=sequence.num_prompt)
 
-    def _constraint(self, request: Request) -> TokenConstraint | None:
+    def _constraint(self, request: Request) -> Metered | None:
         if request.constraint is None:
             return None
         if self.constraints is None:
             raise InvalidGrammar("this engine was started without structured output", param="response_format")
-        return self.constraints(request.constraint)
+        return Metered(self.constraints(request.constraint), self.meter.clock)
 
     def _forward(self, works: list[Work]) -> list[tuple[Work, Outcome | None]]:
         """Run the batch; if it raises, run each sequence alone, so that only the culprit fails."""

@@ -1,19 +1,28 @@
 """AsyncEngine: the engine on a thread of its own, as an EngineClient of this process.
 
 Thread rule: the engine is touched by its thread only. Callers post commands and get events back on their event loop.
+Grammars are built on threads beside it, at a lower priority, so that no step waits for one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from quicksilver.core import Delta, EngineInfo, EngineStats, Event, Request, ScoreRequest, Scores
-from quicksilver.engine.engine import Engine, Scored, StepEvent
+from quicksilver.engine.engine import Engine, Prepared, Scored, StepEvent
 from quicksilver.engine.mailbox import Mailbox
 from quicksilver.errors import EngineDied, EngineUnavailable
+
+NUM_BUILDERS = 2
+"""Grammars that are built at the same time."""
+NICENESS = 10
+"""How far the builders' priority is below the engine's, where the system has priorities for threads."""
 
 _Answer = Callable[[StepEvent | Exception], None]
 
@@ -26,6 +35,7 @@ class AsyncEngine:
         self._answers: dict[str, _Answer] = {}
         self._is_closed = False
         self._death: Exception | None = None
+        self._builders = ThreadPoolExecutor(NUM_BUILDERS, "quicksilver-grammar", initializer=_step_back)
         self._thread = threading.Thread(target=self._run, name="quicksilver-engine", daemon=True)
         self._thread.start()
 
@@ -46,7 +56,8 @@ class AsyncEngine:
             elif not isinstance(event, Scored):
                 loop.call_soon_threadsafe(mailbox.put, event)
 
-        self._post(lambda: self._add(request.id, answer, lambda: self._engine.add(request)))
+        prepared = await self._prepare(request)
+        self._post(lambda: self._add(request.id, answer, lambda: self._engine.enqueue(prepared)))
         try:
             async for event in mailbox.read():
                 yield event
@@ -71,7 +82,14 @@ class AsyncEngine:
         with self._wake:
             self._is_closed = True
             self._wake.notify()
+        self._builders.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._thread.join)
+
+    async def _prepare(self, request: Request) -> Prepared:
+        if request.constraint is None or not self.is_ready:
+            return self._engine.prepare(request)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._builders, self._engine.prepare, request)
 
     def _post(self, command: Callable[[], None]) -> None:
         if self._death is not None:
@@ -121,6 +139,11 @@ class AsyncEngine:
         for answer in self._answers.values():
             answer(reason)
         self._answers.clear()
+
+
+def _step_back() -> None:
+    with contextlib.suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _resolve(future: asyncio.Future[Scores], event: StepEvent | Exception) -> None:

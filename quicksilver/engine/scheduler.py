@@ -8,6 +8,7 @@ stay, and its context is recomputed later. The oldest running request can always
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Collection
 
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.pages import PagePool
@@ -43,11 +44,12 @@ class Scheduler:
             self._drop_if_empty(sequence.request.tenant)
         self._release(sequence)
 
-    def plan(self) -> list[Work]:
-        """The work of one forward: decoding requests first, then prompts, then newcomers."""
+    def plan(self, resting: Collection[Sequence] = ()) -> list[Work]:
+        """The work of one forward: decoding requests first, then prompts, then newcomers. Whoever rests gets none."""
         works: list[Work] = []
         for sequence in self._in_turn():
-            self._give_work(sequence, works)
+            if sequence not in resting:
+                self._give_work(sequence, works)
         while self._admit(works):
             self._give_work(self.running[-1], works)
         return works

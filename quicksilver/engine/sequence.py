@@ -34,6 +34,8 @@ class Sequence:
     accepted: int = 0
     logprob_at: dict[int, TokenLogprob] = field(default_factory=dict)
     is_thinking: bool = False
+    is_costly: bool = False
+    """Whether its grammar took more of its last step than it may have for nothing."""
 
     def __post_init__(self) -> None:
         self.tokens = self.tokens or list(self.request.prompt_ids)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from quicksilver.constrain.check import validate_output
 from quicksilver.constrain.matcher import MAX_CACHED, Constraint, Grammars
 from quicksilver.constrain.schema import compile_response_format
-from quicksilver.constrain.source import FormatKind, ResponseFormat
+from quicksilver.constrain.source import FormatKind, Layout, ResponseFormat
 from quicksilver.core import ConstraintSpec, TokenConstraint
-from quicksilver.errors import RowFailed
+from quicksilver.errors import InvalidGrammar, RowFailed
 from tests.constrain.conftest import SMOLLM2_WIDTH, special
 from tests.constrain.walks import schema_spec
 from tests.small_tokenizer import VOCAB_SIZE
@@ -30,10 +30,21 @@ PERSON = {
     "required": ["name", "ok"],
     "additionalProperties": False,
 }
+CLOSED = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "size": {"type": "integer"}},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
 
 
 def constrain(grammars: Grammars, schema: Any) -> Constraint:
     return grammars.constraint(schema_spec(schema))
+
+
+def spaced(grammars: Grammars, schema: Any) -> Constraint:
+    wanted = ResponseFormat(FormatKind.JSON_SCHEMA, schema, layout=Layout.SPACED)
+    return grammars.constraint(compile_response_format(wanted))
 
 
 def pattern(grammars: Grammars, expression: str) -> Constraint:
@@ -159,9 +170,54 @@ def test_copies_part_ways(grammars: Grammars) -> None:
     assert constraint.legal_prefix(ids("c")) == 1
 
 
-def test_a_grammar_that_cannot_be_built_fails_its_request(grammars: Grammars) -> None:
-    with pytest.raises(RowFailed, match="cannot be built"):
+def test_a_grammar_that_cannot_be_built_is_refused(grammars: Grammars) -> None:
+    with pytest.raises(InvalidGrammar, match="cannot be enforced"):
         grammars.constraint(ConstraintSpec('{"grammars":[{"lark_grammar":"start: nothing"}]}'))
+
+
+def test_a_grammar_that_only_real_tokens_break_is_refused_before_its_request_runs(smollm2: Grammars) -> None:
+    grammar = "start: s\ns: s s s | s s | X\nX: /[a-z ]/\n"
+    spec = compile_response_format(ResponseFormat(FormatKind.LARK, grammar))
+    with pytest.raises(InvalidGrammar, match="`grammar` cannot be enforced"):
+        smollm2.constraint(spec)
+
+
+def test_every_spelling_of_certain_text_but_one_is_refused_along_a_draft(smollm2: Grammars) -> None:
+    constraint = spaced(smollm2, CLOSED)
+    forced = constraint.forced()
+    encode = smollm2._tokens.tokenizer.tokenize_str
+    assert smollm2._tokens.tokenizer.decode_str(forced) == '{"name": "'
+    constraint.advance(forced)
+    draft = encode('Ada", "size": 3}')
+    at = draft.index(encode("size")[0])
+    assert len(masks(constraint, draft, SMOLLM2_WIDTH // 32)) == len(draft) + 1
+    other = [*draft[:at], *encode("s"), *encode("ize")]
+    assert len(masks(constraint, other, SMOLLM2_WIDTH // 32)) == at + 1
+
+
+def test_a_run_entered_half_way_is_spelled_as_it_began(smollm2: Grammars) -> None:
+    whole = spaced(smollm2, CLOSED)
+    run = whole.forced()
+    for cut in range(1, len(run)):
+        part = spaced(smollm2, CLOSED)
+        part.advance(run[:cut])
+        assert part.forced() == run[cut:]
+
+
+@pytest.mark.parametrize(
+    ("schema", "certain"),
+    [
+        ({"type": "string"}, '{"a": "'),
+        ({"type": "integer"}, '{"a": '),
+        ({"enum": ["celsius", "fahrenheit"]}, '{"a": "'),
+        ({"type": "boolean"}, '{"a":'),
+        ({"type": ["integer", "array"]}, '{"a":'),
+        ({"enum": [True]}, '{"a": true}'),
+    ],
+)
+def test_text_is_certain_up_to_where_running_text_would_be_cut(smollm2: Grammars, schema: Any, certain: str) -> None:
+    closed = {"type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False}
+    assert smollm2._tokens.tokenizer.decode_str(spaced(smollm2, closed).forced()) == certain
 
 
 def test_recent_grammars_are_kept_and_old_ones_go(tokenizer: Any) -> None:

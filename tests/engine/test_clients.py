@@ -95,7 +95,7 @@ async def test_a_closed_client_refuses() -> None:
 
 async def test_an_engine_that_raises_in_its_loop_fails_its_requests_with_a_reason() -> None:
     engine = tiny_engine()
-    engine.scheduler.plan = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    engine.scheduler.plan = lambda *_: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     client = AsyncEngine(engine)
     with pytest.raises(EngineDied, match="division"):
         await collect(client, Request("x", PROMPT, PARAMS))
