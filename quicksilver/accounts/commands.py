@@ -15,7 +15,7 @@ from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR
 from quicksilver.accounts.listing import KeyDraft, KeyRecord, NewKey, PurseRecord, UsageQuery
 from quicksilver.accounts.migrations import upgrade
-from quicksilver.accounts.records import MICRO, in_credits
+from quicksilver.accounts.records import MICRO, Price, in_credits
 from quicksilver.accounts.service import Desk, open_desk
 from quicksilver.accounts.store import Store
 from quicksilver.accounts.upkeep import backup, check
@@ -80,6 +80,18 @@ def keys_revoke(url: str, config: AccountsConfig, key_id: str) -> None:
         desk.directory.disable(OPERATOR, desk.directory.get_purse(OPERATOR, key_id, "key").id)
 
 
+def prices_list(url: str, config: AccountsConfig) -> list[Row]:
+    """Of models that have a price of their own, and under `*` of all others."""
+    with _desk(url, config) as desk:
+        return [_price_row(*one) for one in {**desk.directory.list_prices(), "*": config.default_price}.items()]
+
+
+def prices_set(url: str, config: AccountsConfig, model: str, price: Price) -> list[Row]:
+    with _desk(url, config) as desk:
+        desk.directory.set_price(OPERATOR, model, price)
+    return prices_list(url, config)
+
+
 def usage_table(url: str, config: AccountsConfig, num_days: int, group_by: tuple[str, ...]) -> list[Row]:
     """One row a day and group over the last `num_days` days, today included; days without usage are left out."""
     end = (int(time.time()) // DAY_S + 1) * DAY_S
@@ -100,6 +112,15 @@ def _org_row(org: PurseRecord) -> Row:
         "state": "disabled" if org.is_disabled else "active",
         "spent": in_credits(org.spent),
         "balance": "unbounded" if org.balance is None else in_credits(org.balance),
+    }
+
+
+def _price_row(model: str, price: Price) -> Row:
+    return {
+        "model": model,
+        "input": in_credits(price.input),
+        "cached": in_credits(price.cached),
+        "output": in_credits(price.output),
     }
 
 

@@ -30,9 +30,11 @@ app.command("eval")(evals.evaluate)
 # The training room parses its own words, so that `python -m quicksilver.training.run` needs no typer.
 _own_words = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": list[str]()}
 app.command(context_settings=_own_words)(train.train)
+app.command(context_settings=_own_words)(train.convert)
 app.command()(books.usage)
 app.add_typer(books.orgs, name="orgs")
 app.add_typer(books.keys, name="keys")
+app.add_typer(books.prices, name="prices")
 app.add_typer(books.db, name="db")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,15 +35,22 @@ DatabaseUrl = Annotated[
 ]
 
 
-def accounts_url(url: str) -> str:
-    return url or f"sqlite:///{default_home() / 'accounts.db'}"
+Pepper = Annotated[
+    Path | None,
+    typer.Option(envvar="QUICKSILVER_PEPPER", help="Secret file behind the keys; default: beside the SQLite file."),
+]
+SignupCredits = Annotated[
+    int, typer.Option(envvar="QUICKSILVER_SIGNUP_CREDITS", min=0, help="Credits a new organisation starts with.")
+]
+DEFAULT_CREDITS = 10_000_000
 
 
-def books(url: str) -> tuple[str, AccountsConfig]:
+def books(url: str, pepper: Path | None = None, signup_credits: int = DEFAULT_CREDITS) -> tuple[str, AccountsConfig]:
     """Where the books are and how they are kept: the first two arguments of every accounts command."""
     from quicksilver.accounts.config import AccountsConfig
 
-    return accounts_url(url), AccountsConfig()
+    where = url or f"sqlite:///{default_home() / 'accounts.db'}"
+    return where, AccountsConfig(pepper_path=pepper, signup_credits=signup_credits)
 
 
 def open_llm(model: str, device: str, weights: str, threads: int) -> LLM:

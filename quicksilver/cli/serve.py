@@ -6,6 +6,8 @@ The model is loaded by the worker process; this one only speaks HTTP and never i
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import tomllib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,7 +24,7 @@ from quicksilver.cli.console import errors
 from quicksilver.constrain.pool import CompilePool
 from quicksilver.core import EngineInfo
 from quicksilver.engine.remote import RemoteEngine
-from quicksilver.errors import InvalidRequest
+from quicksilver.errors import InvalidRequest, QuicksilverError
 from quicksilver.hub.resolve import Checkpoint, default_home, resolve
 from quicksilver.server.admin import build_admin_app
 from quicksilver.server.app import build_app
@@ -35,6 +37,7 @@ from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.worker import WorkerConfig
 
 if TYPE_CHECKING:
+    from quicksilver.accounts.config import AccountsConfig
     from quicksilver.accounts.service import Accounts
 
 
@@ -45,8 +48,8 @@ class Plan:
     checkpoint: Checkpoint
     server: ServerConfig
     worker: WorkerConfig
-    accounts_url: str
-    """Database of the accounts; empty serves without."""
+    books: tuple[str, AccountsConfig] | None
+    """Database of the accounts and how they are kept; None serves without."""
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -72,6 +75,8 @@ def serve(
         bool, typer.Option(envvar="QUICKSILVER_ACCOUNTS", help="Ask for keys; books in the home folder or at the URL.")
     ] = False,
     database_url: options.DatabaseUrl = "",
+    pepper: options.Pepper = None,
+    signup_credits: options.SignupCredits = options.DEFAULT_CREDITS,
     allow_anonymous: Annotated[
         bool, typer.Option(envvar="QUICKSILVER_ALLOW_ANONYMOUS", help="Listen beyond loopback without keys.")
     ] = False,
@@ -99,9 +104,9 @@ def serve(
     server = replace(server, home=default_home(), card=_card(checkpoint))
     check_address(server, has_accounts=accounts)
     worker = WorkerConfig(model, load={"device": device, "weights": weights, "threads": threads})
-    url = options.accounts_url(database_url) if accounts else ""
+    books = options.books(database_url, pepper, signup_credits) if accounts else None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(Plan(checkpoint, server, worker, url)))
+        runner.run(_run(Plan(checkpoint, server, worker, books)))
 
 
 def _card(checkpoint: Checkpoint) -> ModelCard:
@@ -113,7 +118,7 @@ async def _run(plan: Plan) -> None:
         with errors.status(f"loading {plan.checkpoint.name}"):
             engine = await stack.enter_async_context(_engine(plan.worker))
         pool = await stack.enter_async_context(_grammars())
-        accounts = await stack.enter_async_context(_accounts(plan.accounts_url)) if plan.accounts_url else None
+        accounts = await stack.enter_async_context(_accounts(*plan.books)) if plan.books else None
         tokenizer = Tokenizer.for_model(plan.checkpoint.weights, plan.checkpoint.skill)
         template = ChatTemplate.for_tokenizer(tokenizer)
         services = Services(engine, tokenizer, template, pool, accounts, plan.server)
@@ -142,17 +147,28 @@ async def _grammars() -> AsyncIterator[CompilePool]:
 
 
 @asynccontextmanager
-async def _accounts(url: str) -> AsyncIterator[Accounts]:
+async def _accounts(url: str, config: AccountsConfig) -> AsyncIterator[Accounts]:
     """Opens the books; on the very first start the admin key is made and shown, once."""
     from quicksilver.accounts.service import Accounts
 
-    accounts = await Accounts.open(url)
+    accounts = await Accounts.open(url, config)
     try:
         if first := await accounts.bootstrap():
-            errors.print(f"[bold]admin key, shown once:[/] {first.secret}")
+            errors.print(f"[bold]admin key, shown once:[/] {first.secret}", soft_wrap=True)
+        watch = asyncio.create_task(_leave_when_broken(accounts))
         yield accounts
+        watch.cancel()
     finally:
         await accounts.close()
+    if accounts.needs_restart:
+        raise QuicksilverError("the disk refused to keep what the books wrote; check it, then start again")
+
+
+async def _leave_when_broken(accounts: Accounts) -> None:
+    """After a failed fsync only a fresh process can tell what the disk holds, so this one drains and goes."""
+    while not accounts.needs_restart:
+        await asyncio.sleep(1.0)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _panel(info: EngineInfo, config: ServerConfig) -> Panel:

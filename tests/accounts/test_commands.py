@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
+
 from quicksilver.accounts import commands
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.entries import Close, How, Reserve
 from quicksilver.accounts.identity import ALL_SCOPES, Identity
 from quicksilver.accounts.ledger import Ledger
 from quicksilver.accounts.listing import KeyDraft
-from quicksilver.accounts.records import MICRO, Order
+from quicksilver.accounts.records import MICRO, Order, Price, from_credits
 from quicksilver.accounts.service import open_desk
 from quicksilver.core import Usage
+from quicksilver.errors import InvalidRequest
 from tests.accounts.conftest import apply
 
 
@@ -56,6 +59,22 @@ def test_usage_table(url: str, config: AccountsConfig) -> None:
     desk.store.close()
     (row,) = commands.usage_table(url, config, 7, ("key", "model"))
     assert (row["key_id"], row["model"], row["requests"], row["cost"]) == (key.id, "nano", 1, "0.00055")
+
+
+def test_prices(url: str, config: AccountsConfig) -> None:
+    assert [row["model"] for row in commands.prices_list(url, config)] == ["*"]
+    assert commands.prices_set(url, config, "nano", Price(MICRO, 0, 2 * MICRO))[0] == {
+        "model": "nano", "input": "1", "cached": "0", "output": "2",
+    }  # fmt: skip
+
+
+def test_amounts_are_read_exactly() -> None:
+    assert [from_credits(text, "budget") for text in ("0", "1", "0.000001", "12.5", "999999999999")] == [
+        0, MICRO, 1, 12_500_000, 999_999_999_999 * MICRO,
+    ]  # fmt: skip
+    for odd in ("", "-1", "1.", ".5", "1e3", "1.0000001", "\uff11", "1 ", "9" * 13):
+        with pytest.raises(InvalidRequest):
+            from_credits(odd, "budget")
 
 
 def test_amounts_are_exact_text() -> None:

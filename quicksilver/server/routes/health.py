@@ -46,4 +46,6 @@ async def ready(request: Request) -> Response:
 def readiness(services: Services) -> str:
     if services.life.is_draining:
         return "draining"
+    if services.accounts is not None and services.accounts.needs_restart:
+        return "books_broken"
     return "ready" if services.engine.is_ready else "starting"
