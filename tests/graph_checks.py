@@ -20,8 +20,8 @@ from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.graphs import GraphLimits, GraphRunner
-from quicksilver.engine.rounds import RoundRunner, RoundShape
-from quicksilver.engine.transition import RoundState, take_draft, take_verified
+from quicksilver.engine.rounds import RoundRunner, RoundShape, one_forward
+from quicksilver.engine.transition import RoundState, take_chosen, take_draft, take_verified
 from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.attention import PagedCache, SdpaAttend
 from quicksilver.model.config import ModelConfig
@@ -102,10 +102,10 @@ def text_of(engine: Engine, prompts: list[list[int]], params: DecodeParams) -> d
 
 
 def check_rounds_equal_plain_autoregression(
-    config: ModelConfig, prompt_lens: list[int], canvas_len: int, count: int, temperature: float
+    config: ModelConfig, prompt_lens: list[int], shapes: list[RoundShape], count: int, temperature: float
 ) -> None:
     """Rounds on the device emit exactly what one causal row at a time emits, and they were really used."""
-    model, rng = model_of(config), random.Random(1)
+    model, rng, canvas_len = model_of(config), random.Random(1), shapes[0].canvas_len
     limits = GraphLimits(max_rows=128, max_segments=8, context_len=config.context_len)
     prompts = [[rng.randrange(config.vocab_size) for _ in range(length)] for length in prompt_lens]
     landed = 0
@@ -125,7 +125,7 @@ def check_rounds_equal_plain_autoregression(
 
     def rounds(cache: PagedCache) -> RoundRunner:
         runner = Watched(model, cache, 64, limits)
-        runner.prepare_rounds([RoundShape(1, canvas_len), RoundShape(2, canvas_len)])
+        runner.prepare_rounds(shapes)
         return runner
 
     def params(name: DecoderName) -> DecodeParams:
@@ -162,10 +162,32 @@ def check_transition(seed: int, canvas_len: int) -> None:
         assert (int(state.position[b]), int(state.last[b])) == wanted, (b, wanted)
 
 
+def check_chosen_set(seed: int, canvas_len: int) -> None:
+    """Acceptance picks the set behind the last token that agreed, for every length of agreement."""
+    torch.manual_seed(seed)
+    device, num_masks, count = here().device, canvas_len - 1, canvas_len + 1
+    state = RoundState.allocate(count, canvas_len, device)
+    state.position.copy_(torch.arange(count) + 7)
+    state.position[-1] = -1
+    state.draft.copy_(torch.randint(0, 9, (count, canvas_len)))
+    verified = torch.randint(10, 20, (count, canvas_len))
+    for accepted in range(canvas_len):
+        verified[accepted, :accepted] = state.draft[accepted, :accepted].cpu()
+    sets = torch.randint(20, 99, (count, canvas_len, num_masks))
+    old = state.draft.clone()
+    take_chosen(state, torch.cat((verified.flatten(), sets.flatten())).int().to(device))
+    for accepted in range(canvas_len):
+        assert int(state.position[accepted]) == accepted + 7 + accepted + 1
+        assert int(state.last[accepted]) == int(verified[accepted, accepted])
+        assert state.draft[accepted, :num_masks].tolist() == sets[accepted, accepted].tolist()
+    assert torch.equal(state.draft[-1], old[-1]), "a gap was touched"
+
+
 def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     """All checks at sizes for a GPU, by name."""
     for seed in range(3):
         yield f"transition {seed}", lambda s=seed: check_transition(s, 16)
+        yield f"transition with sets {seed}", lambda s=seed: check_chosen_set(s, 8)
         for config in (SMALL, SMALL_NORMED):
             for has_canvas in (False, True):
                 name = f"network {config.family} {seed} canvas={has_canvas}"
@@ -173,10 +195,20 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
                 yield name, lambda c=config, s=seed, h=has_canvas, k=kinds: check_network(c, s, h, k)
     # Prompts of two whose first forward falls into the same bucket with and without canvases (64), and into another
     # (16 and 64), where equality rests on rows that ignore their number.
-    for lens in ([40], [20, 13], [9, 6]):
-        for temperature in (0.0, 0.8):
-            name = f"rounds of {lens} at temperature {temperature} equal AR bit for bit"
-            yield (
-                name,
-                lambda n=lens, t=temperature: check_rounds_equal_plain_autoregression(SMALL, n, 16, 120, t),
-            )
+    two = [RoundShape(1, 16), RoundShape(2, 16)]
+    for config in (SMALL, SMALL_NORMED):
+        kind = "whole" if config is SMALL else "parts"
+        for lens, shapes in (
+            ([40], two),
+            ([20, 13], two),
+            ([40], [one_forward(1, 8)]),
+            ([20, 13], [one_forward(2, 4)]),
+        ):
+            for temperature in (0.0, 0.8):
+                name = f"rounds {kind} {shapes[-1]} of {lens} at temperature {temperature} equal AR bit for bit"
+                yield (
+                    name,
+                    lambda c=config, n=lens, s=shapes, t=temperature: check_rounds_equal_plain_autoregression(
+                        c, n, s, 120, t
+                    ),
+                )

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from quicksilver.core import Delta, Event, FinishReason, Frame, TokenLogprob
 from quicksilver.diffusion.decoder import Canvas, Decision
 from quicksilver.diffusion.finish import end_early, take
@@ -45,6 +47,7 @@ def commit(work: Work, outcome: Outcome) -> list[Event]:
     decision = sequence.decoder.decide(sequence.canvas, outcome.proposal)
     decision = _keep_lawful(sequence, decision, outcome.proposal)
     decision = end_early(decision, sequence.request.params.stop_ids)
+    decision = _with_draft(sequence, decision, outcome.draft)
     _remember_logprobs(sequence, outcome, decision)
     sequence.drafted += decision.num_drafted
     sequence.accepted += decision.num_accepted
@@ -53,6 +56,16 @@ def commit(work: Work, outcome: Outcome) -> list[Event]:
     # The last token stays uncached even if nothing was committed: its row proposes the next token again.
     sequence.kv_len = min(work.end + decision.num_accepted, len(sequence.tokens) - 1)
     return _events(sequence, committed)
+
+
+def _with_draft(sequence: Sequence, decision: Decision, draft: Proposal | None) -> Decision:
+    """Where a draft came along with the verification, the next canvas is that draft, as far as the answer has room."""
+    count = sequence.room - len(decision.commit) - 1
+    if draft is None or decision.canvas is not None or count < 1:
+        return decision
+    token_ids, confidence = draft.token_ids[:count], draft.confidence[:count]
+    canvas = Canvas(token_ids, torch.ones(len(token_ids), dtype=torch.bool), confidence, 1, is_draft=True)
+    return replace(decision, canvas=canvas, num_drafted=len(token_ids))
 
 
 def _keep_lawful(sequence: Sequence, decision: Decision, proposal: Proposal) -> Decision:

@@ -26,7 +26,7 @@ from quicksilver.engine.sequence import Work
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.kernels.attention import RowTables, cut_tiles
 from quicksilver.model.kernels.head import Draws, HeadRows, HeadSpace, propose_rows, read_results
-from quicksilver.model.kernels.network import Network, RowInputs, Space, attend_shape
+from quicksilver.model.kernels.network import Network, RowInputs, Space
 from quicksilver.model.kernels.rotate import RowSlots, angle_table
 from quicksilver.model.kernels.weights import collect
 from quicksilver.model.transformer import Transformer
@@ -209,7 +209,7 @@ class GraphRunner(Runner):
         count = bucket_of(len(batch.token_ids))
         buffers, space = self._buffers(count)
         self._sent.wait()
-        buffers.fill(batch, attend_shape(self.model.config, count).tile_rows)
+        buffers.fill(batch, self.network.shape(count).tile_rows)
         self._sent.mark()
         self._replay((count, batch.has_canvas), lambda: self._run(buffers, space, batch.has_canvas))
         return space.x
@@ -224,10 +224,9 @@ class GraphRunner(Runner):
 
     def _buffers(self, count: int) -> tuple[RowBuffers, Space]:
         if count not in self._rows:
-            shape = attend_shape(self.model.config, count)
-            num_tiles = -(-count // shape.tile_rows) + min(count, self.limits.max_segments)
+            num_tiles = -(-count // self.network.shape(count).tile_rows) + min(count, self.limits.max_segments)
             buffers = RowBuffers(count, num_tiles, (self._host_pages, self.pages), self.cache.page_size)
-            space = Space.allocate(self.model.config, self.network.weights, count).with_x(self._x)
+            space = self.network.space(count).with_x(self._x)
             self._rows[count] = (buffers, space)
         return self._rows[count]
 

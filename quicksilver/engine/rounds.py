@@ -1,5 +1,8 @@
 """Verify rounds that run ahead of the host: draft, verify, acceptance and the next round's rows in one CUDA graph.
 
+A round is two forwards, or one: then every verify row is followed by the masks that would draft behind it, and
+acceptance picks the set that becomes the next draft. One forward gives a token less a round for half the time.
+
 `RoundRunner` answers the same `run(works)` as any Runner. While requests do nothing but verify, the device is already a
 few rounds on; each `run` looks whether the engine asks for exactly what the device assumed, and hands over the result.
 If the engine asks for anything else (a stop, a newcomer, an abort) what ran ahead is dropped: it wrote only KV behind
@@ -21,11 +24,17 @@ from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.graphs import GraphLimits, GraphRunner, HeadBuffers, RowBuffers, bucket_of, capture, is_plain
 from quicksilver.engine.runner import Outcome
 from quicksilver.engine.sequence import Sequence, Work
-from quicksilver.engine.transition import RoundState, take_draft, take_verified, write_rows
+from quicksilver.engine.transition import (
+    RoundState,
+    take_chosen,
+    take_draft,
+    take_verified,
+    write_rows,
+    write_sets,
+)
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.kernels.attention import cut_tiles
 from quicksilver.model.kernels.head import HeadRows, propose_rows, read_results
-from quicksilver.model.kernels.network import Space, attend_shape
 from quicksilver.model.transformer import Transformer
 
 DEPTH = 3
@@ -39,10 +48,20 @@ class RoundShape:
 
     num_sequences: int
     canvas_len: int
+    num_sets: int = 0
+    """Draft sets that ride in the verify forward, one for every acceptance; 0 drafts in a forward of its own."""
 
     @property
-    def num_rows(self) -> int:
-        return bucket_of(self.num_sequences * self.canvas_len)
+    def num_verify(self) -> int:
+        return self.num_sequences * self.canvas_len
+
+    @property
+    def num_proposals(self) -> int:
+        return self.num_verify + self.num_sequences * self.num_sets * (self.canvas_len - 1)
+
+
+def one_forward(num_sequences: int, canvas_len: int) -> RoundShape:
+    return RoundShape(num_sequences, canvas_len, canvas_len)
 
 
 class RoundGraph:
@@ -50,22 +69,42 @@ class RoundGraph:
 
     def __init__(self, runner: RoundRunner, shape: RoundShape) -> None:
         self.runner, self.shape = runner, shape
-        config, device = runner.model.config, runner.device
-        attend = attend_shape(config, shape.num_rows)
-        segments = [(b * shape.canvas_len, (b + 1) * shape.canvas_len) for b in range(shape.num_sequences)]
-        tiles = cut_tiles(segments, attend.tile_rows)
+        device, network, num_heads = runner.device, runner.network, bucket_of(shape.num_proposals)
+        # Sets begin at a whole tile where tiles choose their weights, so that no tile has to read both kinds.
+        self.first_set = -(-shape.num_verify // 16) * 16 if network.is_whole(num_heads) else shape.num_verify
+        self.num_rows = self.first_set + shape.num_proposals - shape.num_verify
+        self.num_rows = -(-self.num_rows // 16) * 16 if network.is_whole(num_heads) else bucket_of(self.num_rows)
+        tiles = self._tiles(network.shape(self.num_rows).tile_rows)
         self.host_pages = torch.full((shape.num_sequences, runner.pages.shape[1]), -1, dtype=torch.int32)
         self.host_pages = self.host_pages.pin_memory() if device.type == "cuda" else self.host_pages
         pages = (self.host_pages, self.host_pages.to(device, copy=True))
-        self.rows = RowBuffers(shape.num_rows, len(tiles), pages, runner.cache.page_size)
+        self.rows = RowBuffers(self.num_rows, len(tiles), pages, runner.cache.page_size)
         self.rows.inputs.tables.tiles.copy_(torch.tensor(tiles, dtype=torch.int32))
         self.rows.device[3].fill_(-1)
-        self.space = Space.allocate(config, runner.network.weights, shape.num_rows)
-        self.head = HeadBuffers(shape.num_rows, runner.network.weights.head.w, runner.model.dtype)
-        self.head.ints[0].copy_(torch.arange(shape.num_rows))
+        self.rows.device[7, self.first_set :].fill_(1 if shape.num_sets else 0)
+        self.space = network.space(self.num_rows)
+        self.head = HeadBuffers(num_heads, network.weights.head.w, runner.model.dtype)
+        self.head.ints[0, : shape.num_verify] = torch.arange(shape.num_verify)
+        sets = torch.arange(shape.num_proposals - shape.num_verify) + self.first_set
+        self.head.ints[0, shape.num_verify : shape.num_proposals] = sets
         self.state = RoundState.allocate(shape.num_sequences, shape.canvas_len, device)
-        self.results = torch.zeros(2, 4, shape.num_rows, dtype=torch.int32, device=device)
+        self.results = torch.zeros(1 if shape.num_sets else 2, 4, num_heads, dtype=torch.int32, device=device)
         self._replays: dict[bool, Callable[[], None]] = {}
+
+    def _tiles(self, tile_rows: int) -> list[tuple[int, int, int]]:
+        """Runs of rows of one sequence: its verify rows and, elsewhere, its sets."""
+        shape, masks = self.shape, self.shape.num_sets * (self.shape.canvas_len - 1)
+        segments = [(b * shape.canvas_len, (b + 1) * shape.canvas_len) for b in range(shape.num_sequences)]
+        starts = [self.first_set + b * masks for b in range(shape.num_sequences)]
+        sets = [(start, start + masks) for start in starts]
+        return cut_tiles(segments, tile_rows) + cut_tiles(sets, tile_rows)
+
+    def proposals_of(self, b: int) -> tuple[slice, slice]:
+        """Where sequence b's verify rows and its sets are among the proposals."""
+        shape = self.shape
+        masks = shape.num_sets * (shape.canvas_len - 1)
+        first = shape.num_verify + b * masks
+        return slice(b * shape.canvas_len, (b + 1) * shape.canvas_len), slice(first, first + masks)
 
     def launch(self, is_drawn: bool) -> tuple[Tensor, Callable[[], None]]:
         self.prepare(is_drawn)()
@@ -84,6 +123,9 @@ class RoundGraph:
         return self._replays[is_drawn]
 
     def _round(self, is_drawn: bool) -> None:
+        if self.shape.num_sets:
+            self._forward_with_sets(is_drawn)
+            return
         self._forward(0, is_drawn)
         take_draft(self.state, self.results[0, 0])
         if self.shape.canvas_len == 1:
@@ -94,11 +136,21 @@ class RoundGraph:
     def _forward(self, half: int, is_drawn: bool) -> None:
         tables = self.rows.inputs.tables
         write_rows(self.state, self.rows.device, self.head.ints[1], tables.pages, tables.page_size, half == 0)
-        network = self.runner.network
-        x = network.run(self.rows.inputs, self.space, is_gated=half == 0 and self.shape.canvas_len > 1)
+        is_gated = half == 0 and self.shape.canvas_len > 1
+        self._propose(self.runner.network.run(self.rows.inputs, self.space, is_gated), half, is_drawn)
+
+    def _forward_with_sets(self, is_drawn: bool) -> None:
+        tables, columns, noise_at = self.rows.inputs.tables, self.rows.device, self.head.ints[1]
+        write_rows(self.state, columns, noise_at, tables.pages, tables.page_size, False)
+        last_position = len(self.runner.network.angles) - 1
+        write_sets(self.state, columns, noise_at, (self.first_set, self.shape.num_verify), last_position)
+        self._propose(self.runner.network.run(self.rows.inputs, self.space, is_gated=True), 0, is_drawn)
+        take_chosen(self.state, self.results[0, 0])
+
+    def _propose(self, x: Tensor, half: int, is_drawn: bool) -> None:
+        weights = self.runner.network.weights
         rows = HeadRows(self.head.ints[0], self.head.draws if is_drawn else None)
-        space = self.head.space.with_results(self.results[half])
-        propose_rows(x, network.weights.norm, network.weights.head, rows, space)
+        propose_rows(x, weights.norm, weights.head, rows, self.head.space.with_results(self.results[half]))
 
 
 @dataclass(slots=True)
@@ -111,7 +163,7 @@ class Flight:
     ends: list[int]
     """Committed length of each sequence that the next `run` should ask for."""
     drafts: list[tuple[int, ...]]
-    """The drafted tokens, between the two halves of a round; empty before the first."""
+    """The tokens that the next `run` should ask to verify; empty where it should ask for a draft."""
     rounds: deque[tuple[Tensor, Callable[[], None]]] = field(default_factory=deque)
     landed: Tensor | None = None
     """Results of the round whose verify half has not been asked for."""
@@ -123,14 +175,15 @@ class Flight:
         b = self.index.get(work.sequence)
         if b is None or work.tail is None or (work.start, work.end) != (self.ends[b] - 1, self.ends[b]):
             return False
-        if self.landed is not None:
+        if self.drafts[b]:
             return work.tail.is_causal and work.tail.token_ids == self.drafts[b]
         return is_draft(work) and len(work.tail.token_ids) == self.graph.shape.canvas_len - 1
 
     def has_pages(self, sequences: Seq[Sequence], page_size: int) -> bool:
         """Whether another round would write into pages that its sequences hold, however much is accepted."""
         canvas_len = self.graph.shape.canvas_len
-        unread = len(self.rounds) * (canvas_len + 1) + (canvas_len if self.landed is not None else 0)
+        longest = canvas_len if self.graph.shape.num_sets else canvas_len + 1
+        unread = len(self.rounds) * longest + (canvas_len if self.landed is not None else 0)
         reach = unread + canvas_len
         held = [min(len(s.pages), self.graph.host_pages.shape[1]) * page_size for s in sequences]
         return all(h >= self.ends[self.index[s]] + reach for s, h in zip(sequences, held, strict=True))
@@ -165,7 +218,7 @@ class RoundRunner(GraphRunner):
         fitting = [s for s in self._graphs if {s.canvas_len} == lens and s.num_sequences >= len(works)]
         if not fitting:
             return
-        graph = self._graphs[min(fitting, key=lambda shape: shape.num_sequences)]
+        graph = self._graphs[min(fitting, key=lambda shape: (shape.num_sequences, -shape.num_sets))]
         is_drawn = any(work.sequence.request.params.temperature > 0 for work in works)
         index = {work.sequence: b for b, work in enumerate(works)}
         flight = Flight(graph, index, is_drawn, [work.end for work in works], [()] * len(works))
@@ -175,7 +228,11 @@ class RoundRunner(GraphRunner):
             self._launch_ahead(works)
 
     def _land(self, flight: Flight, works: Seq[Work]) -> list[Outcome | None]:
-        """The half of a round that `works` asks for."""
+        """The half of a round that `works` asks for, or the whole of it where it is one forward."""
+        if flight.graph.shape.num_sets:
+            results, wait = flight.rounds.popleft()
+            wait()
+            return [_choose(flight, results[0], work) for work in works]
         half = 0 if flight.landed is None else 1
         if half == 0:
             results, wait = flight.rounds.popleft()
@@ -218,14 +275,16 @@ def is_draft(work: Work) -> bool:
 
 def _load(graph: RoundGraph, works: Seq[Work]) -> None:
     """The sequences' state onto the device; the only time the host writes it."""
-    head, canvas_len = graph.head, graph.shape.canvas_len
+    head = graph.head
     ints = torch.tensor([[work.sequence.tokens[work.end - 1], work.end - 1] for work in works], dtype=torch.int32)
     graph.state.position.fill_(-1)
+    graph.state.draft.fill_(-1)
     graph.state.last[: len(works)] = ints[:, 0].to(graph.state.last.device)
     graph.state.position[: len(works)] = ints[:, 1].to(graph.state.last.device)
     for b, work in enumerate(works):
-        params, rows = work.sequence.request.params, slice(b * canvas_len, (b + 1) * canvas_len)
-        head.host_seeds[rows], head.host_heat[rows] = params.seed, params.temperature
+        params = work.sequence.request.params
+        for rows in graph.proposals_of(b):
+            head.host_seeds[rows], head.host_heat[rows] = params.seed, params.temperature
     head.seeds.copy_(head.host_seeds)
     head.heat.copy_(head.host_heat)
     graph.host_pages.fill_(-1)
@@ -247,14 +306,33 @@ def _outcome(flight: Flight, results: Tensor, work: Work) -> Outcome:
     return Outcome(Proposal(*read_results(results[:, first : first + canvas_len])), [])
 
 
+def _choose(flight: Flight, results: Tensor, work: Work) -> Outcome:
+    """What a round of one forward says: the verify rows' proposals and the set behind the last that agreed, which is
+    the next draft. The first round of a flight had nothing to verify and answers the request for a draft."""
+    b, num_masks = flight.index[work.sequence], flight.graph.shape.canvas_len - 1
+    rows, sets = flight.graph.proposals_of(b)
+    verified, drafts = results[:, rows], results[:, sets].unflatten(1, (-1, num_masks))
+    accepted = _agreement(verified[0].tolist(), flight.drafts[b])
+    chosen, is_first = drafts[:, accepted], not flight.drafts[b]
+    flight.drafts[b] = tuple(chosen[0].tolist())
+    flight.ends[b] += accepted + 1
+    if is_first:
+        return Outcome(Proposal(*read_results(torch.cat((verified[:, :1], chosen), 1))), [])
+    return Outcome(Proposal(*read_results(verified)), [], draft=Proposal(*read_results(chosen)))
+
+
+def _agreement(tokens: list[int], draft: tuple[int, ...]) -> int:
+    accepted = 0
+    while accepted < len(draft) and tokens[accepted] == draft[accepted]:
+        accepted += 1
+    return accepted
+
+
 def _advance(flight: Flight, b: int, half: int, tokens: list[int]) -> None:
     """What the device did to its state, repeated on the host's copy."""
     if half == 0:
         flight.drafts[b] = tuple(tokens[1:])
         flight.ends[b] += 1
         return
-    accepted = 0
-    while accepted < len(flight.drafts[b]) and tokens[accepted] == flight.drafts[b][accepted]:
-        accepted += 1
-    flight.ends[b] += accepted + 1
+    flight.ends[b] += _agreement(tokens, flight.drafts[b]) + 1
     flight.drafts[b] = ()

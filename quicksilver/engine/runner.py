@@ -36,6 +36,8 @@ class Outcome:
     """One per proposing row where the request asks for them, else empty."""
     target_logprobs: Tensor | None = None
     """Only for scoring."""
+    draft: Proposal | None = None
+    """The tokens behind what this outcome commits, where a forward drafted them while it verified."""
 
 
 class Runner:

@@ -1,7 +1,9 @@
 """A verify round's state on the device, and the two small kernels around each of its forwards: state -> rows, proposals
 -> state. The same arithmetic as `diffusion/verify.py` and `engine/batch.py`, without the host in between.
 
-Sequence b owns rows [b * K, (b + 1) * K). A sequence whose position is negative is a gap: its rows write nothing.
+Sequence b owns rows [b * K, (b + 1) * K). A sequence whose position is negative is a gap: its rows write nothing. Where
+a round is one forward, K sets of K - 1 masks follow behind all those rows: set a drafts what comes if exactly a drafted
+tokens prove right.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ def _rows_kernel(
     is_live = start >= 0
     is_causal = (k == 0) if IS_DRAFT else is_row
     drafted = tl.load(draft + b * K + k - 1, mask=is_row & (k > 0), other=0)
-    token = tl.where(k == 0, tl.load(last + b), drafted)
+    # A draft of -1 stands for none: it agrees with nothing.
+    token = tl.where(k == 0, tl.load(last + b), tl.maximum(drafted, 0))
     token = tl.where(is_causal & is_live, token, 0)
     page = tl.load(pages + b * max_pages + at // PAGE, mask=is_row & is_live & (at // PAGE < max_pages), other=-1)
     slot = tl.where(is_causal & is_live & (page >= 0), page * PAGE + at % PAGE, -1)
@@ -90,6 +93,74 @@ def _verified_kernel(tokens, last, position, draft, K: tl.constexpr, BLOCK: tl.c
     if start >= 0:
         tl.store(last + b, tl.sum(tl.where(k == accepted, proposed, 0), 0))
         tl.store(position + b, start + accepted + 1)
+
+
+@triton.jit
+def _sets_kernel(
+    position, columns, noise_at, first_row, first_noise, num_rows, last_position,
+    K: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    wait_turn(OVERLAPS)
+    b = tl.program_id(0)
+    MASKS: tl.constexpr = K * (K - 1)
+    c = tl.arange(0, BLOCK)
+    is_row = c < MASKS
+    accepted, index = c // (K - 1), c % (K - 1)
+    start = tl.load(position + b)
+    is_live = start >= 0
+    at = tl.minimum(tl.maximum(start + accepted + 1 + index, 0), last_position)
+    span = first_row + b * MASKS + accepted * (K - 1)
+    out = columns + first_row + b * MASKS + c
+    tl.store(out, c * 0, mask=is_row)
+    tl.store(out + num_rows, index, mask=is_row)
+    tl.store(out + 2 * num_rows, at, mask=is_row)
+    tl.store(out + 3 * num_rows, c * 0 - 1, mask=is_row)
+    tl.store(out + 4 * num_rows, tl.where(is_live, start + accepted + 1, 0), mask=is_row)
+    tl.store(out + 5 * num_rows, tl.where(is_live, span, 0), mask=is_row)
+    tl.store(out + 6 * num_rows, tl.where(is_live, span + K - 1, 0), mask=is_row)
+    tl.store(out + 7 * num_rows, c * 0 + 1, mask=is_row)
+    tl.store(noise_at + first_noise + b * MASKS + c, at + 1, mask=is_row)
+
+
+@triton.jit
+def _chosen_kernel(
+    tokens, last, position, draft, first_set, K: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr
+):
+    """As `_verified_kernel`; and the set behind the last accepted token becomes the next draft."""
+    wait_turn(OVERLAPS)
+    b = tl.program_id(0)
+    k = tl.arange(0, BLOCK)
+    start = tl.load(position + b)
+    proposed = tl.load(tokens + b * K + k, mask=k < K, other=0)
+    drafted = tl.load(draft + b * K + k, mask=k < K - 1, other=-1)
+    accepted = tl.min(tl.where((proposed == drafted) & (k < K - 1), K, k), 0)
+    is_next = k < K - 1
+    following = tl.load(tokens + first_set + (b * K + accepted) * (K - 1) + k, mask=is_next, other=0)
+    if start >= 0:
+        tl.store(last + b, tl.sum(tl.where(k == accepted, proposed, 0), 0))
+        tl.store(position + b, start + accepted + 1)
+        tl.store(draft + b * K + k, following, mask=is_next)
+
+
+def write_sets(
+    state: RoundState, columns: Tensor, noise_at: Tensor, first: tuple[int, int], last_position: int
+) -> None:
+    """The masks of every set, behind the rows that `write_rows` makes: `first` names where they begin among the rows
+    and among the proposals."""
+    num_sequences, canvas_len = state.draft.shape
+    _sets_kernel[(num_sequences,)](
+        state.position, columns, noise_at, *first, columns.shape[1], last_position,
+        K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len * (canvas_len - 1)), num_warps=1, **overlap(),
+    )  # fmt: skip
+
+
+def take_chosen(state: RoundState, tokens: Tensor) -> None:
+    """`tokens`: what a forward with sets proposed, first every sequence's verify rows, then every sequence's sets."""
+    num_sequences, canvas_len = state.draft.shape
+    _chosen_kernel[(num_sequences,)](
+        tokens, state.last, state.position, state.draft, num_sequences * canvas_len,
+        K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), num_warps=1, **overlap(),
+    )  # fmt: skip
 
 
 def write_rows(

@@ -14,7 +14,7 @@ if not torch.cuda.is_available():
     if tuple(int(part) for part in np.__version__.split(".")[:2]) >= (2, 4):
         pytest.skip("Triton's interpreter does not run on numpy 2.4 and later", allow_module_level=True)
 
-from tests.graph_checks import check_transition
+from tests.graph_checks import check_chosen_set, check_transition
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
@@ -22,3 +22,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:Deprecati
 @pytest.mark.parametrize("canvas_len", [2, 4, 16])
 def test_device_rounds_accept_what_the_decoder_accepts(canvas_len: int) -> None:
     check_transition(canvas_len, canvas_len)
+
+
+@pytest.mark.parametrize("canvas_len", [2, 4])
+def test_acceptance_picks_the_set_behind_the_last_token_that_agreed(canvas_len: int) -> None:
+    check_chosen_set(canvas_len, canvas_len)

@@ -29,6 +29,7 @@ from quicksilver.model.kernels.project import (
     project_swiglu,
     square_tiles,
 )
+from quicksilver.model.kernels.resident import RESIDENT_ROWS, fits, run_whole, stack, whole_shape
 from quicksilver.model.kernels.rotate import RowSlots, rotate_and_write
 from quicksilver.model.kernels.rows import embed, norm_rows, quantise_rows, scale_rows, swiglu_rows
 from quicksilver.model.kernels.stream import Parts, pick_columns
@@ -70,7 +71,7 @@ class Space:
     parts: Parts
 
     @classmethod
-    def allocate(cls, config: ModelConfig, weights: NetworkWeights, num_rows: int) -> Space:
+    def allocate(cls, config: ModelConfig, weights: NetworkWeights, num_rows: int, shape: AttendShape) -> Space:
         device, dtype = weights.tokens.device, weights.tokens.dtype
 
         def rows(width: int) -> Tensor:
@@ -80,7 +81,7 @@ class Space:
             name: torch.zeros(low_parts(pair.a.shape[1]), num_rows, len(pair.a), device=device)
             for name, pair in weights.layers[0].canvas.items()
         }
-        attend = AttendSpace.allocate(attend_shape(config, num_rows), num_rows, dtype, device)
+        attend = AttendSpace.allocate(shape, num_rows, dtype, device)
         scaled = Scaled(rows(config.dim), torch.zeros(square_tiles(config.dim), num_rows, device=device))
         parts = Parts.allocate(_part_floats(config, num_rows), device)
         qkv, ffn = rows(config.q_dim + 2 * config.kv_dim), rows(config.ffn_dim)
@@ -104,14 +105,32 @@ def _part_floats(config: ModelConfig, num_rows: int) -> int:
 
 
 class Network:
-    """Weights, cache and angles; `run` is one forward. `angles` comes from `rotate.angle_table`."""
+    """Weights, cache and angles; `run` is one forward. `angles` comes from `rotate.angle_table`. A small model's few
+    rows are one launch (`whole.py`)."""
 
     def __init__(self, config: ModelConfig, weights: NetworkWeights, cache: PagedCache, angles: Tensor) -> None:
         self.config, self.weights, self.cache, self.angles = config, weights, cache, angles
+        self.stack = stack(config, weights) if fits(config, weights) else None
+
+    def is_whole(self, num_rows: int) -> bool:
+        return self.stack is not None and num_rows <= RESIDENT_ROWS
+
+    def shape(self, num_rows: int) -> AttendShape:
+        return whole_shape(self.config) if self.is_whole(num_rows) else attend_shape(self.config, num_rows)
+
+    def space(self, num_rows: int) -> Space:
+        space = Space.allocate(self.config, self.weights, num_rows, self.shape(num_rows))
+        if not self.is_whole(num_rows):
+            return space
+        squares = torch.zeros(self.config.dim // 16, num_rows, device=space.x.device)
+        return replace(space, scaled=Scaled(space.scaled.y, squares))
 
     def run(self, rows: RowInputs, space: Space, is_gated: bool) -> Tensor:
         """-> `space.x`, the residual stream before the final norm. `is_gated`: canvas rows wear the adapter; without
         it every row is plain, whatever its gate says."""
+        if self.stack is not None and self.is_whole(len(rows.token_ids)):
+            place = (self.cache, self.angles)
+            return run_whole(self.config, (self.weights, self.stack), place, rows, space, is_gated)
         masks = self.weights.masks if is_gated else None
         embed(self.weights.tokens, masks, rows.token_ids, rows.mask_index, space.x)
         if len(rows.token_ids) > SKINNY_ROWS:
