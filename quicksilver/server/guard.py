@@ -124,10 +124,18 @@ def check_size(scope: Scope, config: ServerConfig) -> None:
 def check_host(headers: Headers, config: ServerConfig) -> str:
     """The Host header as sent; its name must be one of ours, or a page elsewhere could be rebound onto us."""
     host = headers.get("host", "")
-    name = urlsplit(f"//{host}").hostname if _is_plain(host) else None
+    name = _name_in(host)
     if "*" not in config.hosts and (name is None or name not in {h.strip("[]") for h in config.hosts}):
         raise HostNotServed("This server does not answer to that Host.")
     return host
+
+
+def _name_in(host: str) -> str | None:
+    """The name without its port; None where the header holds no such thing."""
+    try:
+        return urlsplit(f"//{host}").hostname if _is_plain(host) else None
+    except ValueError:  # half a pair of brackets
+        return None
 
 
 def _is_plain(host: str) -> bool:
