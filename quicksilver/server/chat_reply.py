@@ -141,7 +141,10 @@ class Chunks:
         return {**self._head, "choices": choices, **self._tail}  # type: ignore[typeddict-item]
 
     def opening(self, index: int) -> ChatChunk:
-        return self.chunk(index, {"role": "assistant", "content": ""})
+        """What Mercury repeats on every chunk is said here only, since clients add up words that come twice."""
+        chunk = self.chunk(index, {"role": "assistant", "content": ""})
+        chunk["reasoning_summary"] = None
+        return chunk
 
     def usage(self, ended: Sequence[Ended]) -> ChatChunk:
         return {**self._head, "choices": [], "usage": usage_reply(ended, self._num_answers)}  # type: ignore[typeddict-item]

@@ -13,6 +13,7 @@ from pathlib import Path
 from quicksilver.constrain.pool import CompilePool
 from quicksilver.core import Delta, Request
 from quicksilver.errors import EngineDied
+from quicksilver.server.admin import build_admin_app
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig
 from quicksilver.server.life import Listener, make_listener
@@ -37,26 +38,30 @@ class LiveServer:
         template = ChatTemplate.own(tokenizer)
         services = Services(self.engine, tokenizer, template, grammars=self.grammars, config=config)
         self.listener: Listener = make_listener(build_app(services), "127.0.0.1", 0, config)
+        self.admin: Listener = make_listener(build_admin_app(services), "127.0.0.1", 0, config)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     async def _serve(self) -> None:
         await self.grammars.start()
-        await self.listener.serve()
+        await asyncio.gather(self.listener.serve(), self.admin.serve())
         await self.grammars.stop()
 
     @property
     def url(self) -> str:
-        port = self.listener.servers[0].sockets[0].getsockname()[1]
-        return f"http://127.0.0.1:{port}"
+        return url_of(self.listener)
 
     def start(self) -> None:
         self._thread.start()
-        while not self.listener.started:
+        while not (self.listener.started and self.admin.started):
             self._thread.join(0.01)
 
     def stop(self) -> None:
-        self.listener.should_exit = True
+        self.listener.should_exit = self.admin.should_exit = True
         self._thread.join(10)
+
+
+def url_of(listener: Listener) -> str:
+    return f"http://127.0.0.1:{listener.servers[0].sockets[0].getsockname()[1]}"
 
 
 def answer_by_prompt(request: Request) -> list[Step]:

@@ -13,17 +13,21 @@ from typing import Any
 
 import pytest
 
-from tests.contract.live import ANSWER, LiveServer
+from quicksilver.server.wire.chat import ChatBody
+from quicksilver.server.wire.completion import CompletionBody
+from quicksilver.server.wire.responses import ResponsesBody
+from tests.contract.live import ANSWER, LiveServer, url_of
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 SHELL = re.findall(r"```bash\n(.*?)```", DOCUMENT, re.DOTALL)
 PYTHON = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+ACCOUNTS = ("/v1/account", "/v1/organization")
 
 pytestmark = pytest.mark.contract
 
 
 def run(live: LiveServer, command: list[str]) -> str:
-    environment = {**os.environ, "URL": live.url}
+    environment = {**os.environ, "URL": live.url, "ADMIN_URL": url_of(live.admin)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -35,6 +39,8 @@ def test_shell_examples(live: LiveServer, number: int) -> None:
     output = run(live, ["bash", "-euc", example])
     if "curl" not in example:
         assert output == ""
+    elif "/metrics" in example:
+        assert "quicksilver_http_requests_total" in output
     elif '"stream": true' in example:
         assert output.endswith("data: [DONE]\n\n")
     else:
@@ -55,17 +61,27 @@ def test_python_examples(live: LiveServer, number: int) -> None:
     assert run(live, [sys.executable, "-c", PYTHON[number]]) == ANSWER
 
 
-def test_every_path_has_an_example(live: LiveServer) -> None:
-    paths = set(re.findall(r"\$URL(/[\w/{}.-]+)", "".join(SHELL)))
-    for path in ("chat/completions", "responses", "completions", "fim/completions", "edit/completions"):
-        assert f"/v1/{path}" in paths
-    for path in (
-        "/v1/apply/completions",
-        "/v1/models",
-        "/v1/tokenize",
-        "/v1/detokenize",
-        "/feedback",
-        "/health",
-        "/ready",
-    ):
-        assert path in paths
+def test_every_path_that_is_served_has_an_example(live: LiveServer) -> None:
+    """The playground's page aside, and accounts, which have a page of their own."""
+    shown = set(re.findall(r"\$(?:ADMIN_)?URL(/[\w/.-]+)", "".join(SHELL)))
+    app = live.listener.config.app
+    served = set(app.openapi()["paths"]) | {"/metrics", "/openapi.json"}
+    absent = [path for path in served if not any(re.fullmatch(as_pattern(path), example) for example in shown)]
+    assert [path for path in absent if not path.startswith(ACCOUNTS)] == []
+
+
+def as_pattern(path: str) -> str:
+    return re.sub(r"\\{[^}]*\\}", ".+", re.escape(path))
+
+
+def test_every_field_of_a_chat_request_is_in_the_table() -> None:
+    table = DOCUMENT[DOCUMENT.index("### Chat request") : DOCUMENT.index("### Chat reply")]
+    assert [name for name in ChatBody.model_fields if f"`{name}" not in table] == []
+
+
+def test_every_field_of_a_completion_and_of_a_response_is_in_its_table() -> None:
+    completions = DOCUMENT[DOCUMENT.index("### Completions") : DOCUMENT.index("### Responses")]
+    assert [n for n in CompletionBody.model_fields if f"`{n}`" not in completions and n != "model"] == []
+    responses = DOCUMENT[DOCUMENT.index("### Responses") : DOCUMENT.index("### Models, tokens")]
+    missing = [n for n in ResponsesBody.model_fields if not re.search(rf"`{n}[`.]", responses)]
+    assert missing == ["model"]

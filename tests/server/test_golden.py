@@ -67,10 +67,16 @@ async def test_ends_of_streams(served: Served) -> None:
         assert chunks[-1]["choices"][0]["finish_reason"] == run["finishReason"]
         for recorded in contents:
             recorded["choices"][0]["finish_reason"] = None
-            recorded["choices"][0]["delta"].pop("role")
-            recorded["choices"][0]["delta"].pop("tool_calls")
-            recorded.pop("reasoning_summary")
-            assert missing(recorded, chunks[1]) == []
+            # A null where OpenAI has no key breaks clients that ask for a list with an empty one as default.
+            assert recorded["choices"][0]["delta"].pop("tool_calls") is None
+            assert missing(recorded, added_up(chunks[0], chunks[1])) == []
+
+
+def added_up(opening: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
+    """The first two chunks as one: ours says once what theirs repeats on every chunk."""
+    first, second = opening["choices"][0], content["choices"][0]
+    choice = {**first, **second, "delta": {**first["delta"], **second["delta"]}}
+    return {**opening, **content, "choices": [choice]}
 
 
 async def test_tool_fragments(served: Served) -> None:
