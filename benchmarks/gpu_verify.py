@@ -1,9 +1,10 @@
 """Verify rounds and plain autoregression at batch 1, end to end through the engine, host included.
 
-    python -m benchmarks.gpu_verify --out DIR [--models 135M,1.5B] [--canvas 8,16]
+    python -m benchmarks.gpu_verify --out DIR [--models 135M,1.5B] [--canvas 16] [--one-forward 8]
 
-Weights are random, so nothing is accepted and a round yields two tokens; its time does not depend on that. Tokens a
-second are therefore computed: tokens a round of the acceptance table below, over the round time measured here.
+Weights are random, so nothing is accepted and a round yields two tokens, or one where it is one forward; its time does
+not depend on that. Tokens a second are therefore computed: tokens a round of the acceptance table below (one less where
+a round is one forward), over the round time measured here.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.graphs import GraphLimits
-from quicksilver.engine.rounds import RoundShape
+from quicksilver.engine.rounds import RoundShape, one_forward
 from quicksilver.model.kernels import launch
 from quicksilver.model.transformer import Transformer
 
 TOKENS_PER_ROUND = {
+    "nano, held out": {16: 4.42},
     "coder trial, all domains": {8: 5.25, 16: 5.69},
     "coder trial, HumanEval": {8: 6.44, 16: 7.26},
     "coder trial, chat": {8: 3.47, 16: 3.52},
@@ -32,7 +34,7 @@ TOKENS_PER_ROUND = {
 """Measured on real weights elsewhere (docs/performance.md); used to turn round times into tokens a second."""
 
 
-def make_engine(model: Transformer, canvases: list[int], context_len: int) -> Engine:
+def make_engine(model: Transformer, shapes: list[RoundShape], context_len: int) -> Engine:
     config = EngineConfig(
         num_pages=pages_for(4, context_len),
         page_size=PAGE_SIZE,
@@ -44,17 +46,19 @@ def make_engine(model: Transformer, canvases: list[int], context_len: int) -> En
     limits = GraphLimits(max_rows=512, max_segments=8, context_len=context_len)
     runner = make_runner(model, config.num_pages, limits)
     runner.prepare([16, 512])
-    runner.prepare_rounds([RoundShape(1, canvas_len) for canvas_len in (1, *canvases)])
+    runner.prepare_rounds([RoundShape(1, 1), *shapes])
     engine.runner = runner
     return engine
 
 
-def seconds_per_round(engine: Engine, name: DecoderName, canvas_len: int, num_rounds: int) -> tuple[float, float]:
+def seconds_per_round(engine: Engine, shape: RoundShape, num_rounds: int) -> tuple[float, float]:
     """Wall time of a round in the middle of an answer, and tokens it gave."""
-    per_round = 1 if name is DecoderName.AR else 2
+    name, canvas_len = DecoderName.VERIFY, shape.canvas_len
+    if canvas_len == 1:
+        name = DecoderName.AR
+    per_round = steps_per_round = 1 if canvas_len == 1 or shape.num_sets else 2
     params = DecodeParams(per_round * (num_rounds + 40) + 64, decoder=DecoderParams(name, canvas_len))
     engine.add(Request("timed", tuple(range(5, 261)), params))
-    steps_per_round = 1 if name is DecoderName.AR else 2
     for _ in range(8 * steps_per_round):
         engine.step()
     torch.cuda.synchronize()
@@ -67,9 +71,9 @@ def seconds_per_round(engine: Engine, name: DecoderName, canvas_len: int, num_ro
     return elapsed / num_rounds, tokens / num_rounds
 
 
-def device_ms(engine: Engine, canvas_len: int) -> float:
+def device_ms(engine: Engine, shape: RoundShape) -> float:
     """A round on the device alone: replays back to back without the engine."""
-    graph = engine.runner._graphs[RoundShape(1, canvas_len)]  # type: ignore[attr-defined]
+    graph = engine.runner._graphs[shape]  # type: ignore[attr-defined]
     graph.state.position.fill_(300)
     graph.state.last.fill_(7)
     graph.rows.inputs.tables.pages.copy_(torch.arange(graph.rows.inputs.tables.pages.shape[1])[None])
@@ -86,22 +90,24 @@ def device_ms(engine: Engine, canvas_len: int) -> float:
     return start.elapsed_time(end) / 30
 
 
-def measure(name: str, canvases: list[int], num_rounds: int) -> list[dict[str, Any]]:
+def measure(name: str, shapes: list[RoundShape], num_rounds: int) -> list[dict[str, Any]]:
     model = random_model(SHAPES[name], rank=64)
-    engine = make_engine(model, canvases, 2048)
-    seconds, _ = seconds_per_round(engine, DecoderName.AR, 1, num_rounds)
+    engine, plain = make_engine(model, shapes, 2048), RoundShape(1, 1)
+    seconds, _ = seconds_per_round(engine, plain, num_rounds)
     ar = 1 / seconds
     rows: list[dict[str, Any]] = [
-        {"model": name, "decoder": "ar", "ms": 1e3 * seconds, "device_ms": device_ms(engine, 1), "tok_per_s": ar}
+        {"model": name, "decoder": "ar", "ms": 1e3 * seconds, "device_ms": device_ms(engine, plain), "tok_per_s": ar}
     ]
-    for canvas_len in canvases:
-        seconds, tokens = seconds_per_round(engine, DecoderName.VERIFY, canvas_len, num_rounds)
-        row: dict[str, Any] = {"model": name, "decoder": f"verify {canvas_len}", "ms": 1e3 * seconds}
-        row |= {"device_ms": device_ms(engine, canvas_len), "tokens_here": tokens}
+    for shape in shapes:
+        seconds, tokens = seconds_per_round(engine, shape, num_rounds)
+        graph = engine.runner._graphs[shape]  # type: ignore[attr-defined]
+        kind = f"verify {shape.canvas_len}" + (" in one forward" if shape.num_sets else "")
+        row: dict[str, Any] = {"model": name, "decoder": kind, "rows": graph.num_rows, "ms": 1e3 * seconds}
+        row |= {"device_ms": device_ms(engine, shape), "tokens_here": tokens}
         for domain, table in TOKENS_PER_ROUND.items():
-            if canvas_len in table:
-                row[f"computed tok/s, {domain}"] = table[canvas_len] / seconds
-                row[f"over AR, {domain}"] = table[canvas_len] / seconds / ar
+            if shape.canvas_len in table:
+                per_round = table[shape.canvas_len] - (1 if shape.num_sets else 0)
+                row[f"tok/s {domain}"] = per_round / seconds
         rows.append(row)
         print(row, flush=True)
     return rows
@@ -112,15 +118,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", required=True)
     parser.add_argument("--models", default="135M,1.5B")
-    parser.add_argument("--canvas", default="8,16")
+    parser.add_argument("--canvas", default="16")
+    parser.add_argument("--one-forward", default="8")
     parser.add_argument("--rounds", type=int, default=150)
     parser.add_argument("--overlap", action="store_true", help="programmatic dependent launch")
     options = parser.parse_args()
     launch.OVERLAP = options.overlap
-    canvases = [int(canvas_len) for canvas_len in options.canvas.split(",")]
+    shapes = [RoundShape(1, int(canvas_len)) for canvas_len in options.canvas.split(",")]
+    shapes += [one_forward(1, int(canvas_len)) for canvas_len in options.one_forward.split(",")]
     found: list[dict[str, Any]] = []
     for name in options.models.split(","):
-        found += measure(name, canvases, options.rounds)
+        found += measure(name, shapes, options.rounds)
         torch.cuda.empty_cache()
     write_report(
         options.out,

@@ -28,6 +28,8 @@ RESIDENT_ROWS = 128
 """Beyond this many rows the library's products take over."""
 STAGES = 9
 """Loads under way at once: the whole depth of a narrow model."""
+FETCH = True
+"""Whether programs ask for the weights of later parts of a layer ahead of time."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -65,18 +67,18 @@ def stack(config: ModelConfig, weights: NetworkWeights) -> Stack:
     # Every row of a bucket may be a sequence, and every sequence has a tile.
     counters = 2 + 2 * RESIDENT_ROWS * config.num_heads
     return Stack(
-        *(_sets(layers, name, pair) for name, pair in _NAMES.items()),
+        _sets(layers, "qkv", "qkv"),
+        _sets(layers, "o", "o"),
+        _sets(layers, "gate_up", "gu"),
+        _sets(layers, "down", "dn"),
         torch.stack(gains).contiguous(),
         torch.stack(biases).contiguous() if biases else None,
         torch.zeros(counters, dtype=torch.int32, device=weights.tokens.device),
     )
 
 
-_NAMES = {"qkv": "qkv", "o": "o", "gate_up": "gu", "down": "dn"}
-"""Field of LayerWeights -> name of its adapter pair."""
-
-
 def _sets(layers: tuple[LayerWeights, ...], name: str, pair: str) -> Tensor:
+    """`name` is a field of LayerWeights, `pair` its adapter's."""
     plain = [getattr(layer, name).w for layer in layers]
     if not layers[0].canvas:
         return torch.stack(plain)[None]
@@ -116,7 +118,7 @@ def run_whole(
         KV_HEADS=config.num_kv_heads, D=config.head_dim, PAGE=tables.page_size,
         BLOCK=triton.next_power_of_2(config.dim), TILES=triton.next_power_of_2(config.dim // 16),
         KD=_step(config.dim), KQ=_step(config.q_dim), KF=_step(config.ffn_dim),
-        CANVAS=is_gated, SPLITS=WHOLE_SPLITS, PROGRAMS=programs, STAGES=STAGES, FETCH=space.x.is_cuda,
+        CANVAS=is_gated, SPLITS=WHOLE_SPLITS, PROGRAMS=programs, STAGES=STAGES, FETCH=FETCH and space.x.is_cuda,
         BIAS=stacked.bias is not None, num_warps=4,
     )  # fmt: skip
     return space.x
