@@ -83,7 +83,7 @@ class ChatTeller:
             if "content" not in delta or not self._style.is_diffusing:
                 yield self._with_logprobs(self._chunks.chunk(self._index, delta), is_content="content" in delta)
             elif not self._has_frames and self._whole.content != self._shown_text and self._is_due():
-                yield self._snapshot(self._whole.content)
+                yield self._committed_snapshot(step=0)
 
     def _tell_shown(self, shown: Shown) -> Iterator[ChatChunk]:
         # A frame shows more than the text committed just before it, so committed text waits for the next frame.
@@ -92,13 +92,17 @@ class ChatTeller:
             yield {**self._snapshot(shown.text), "quicksilver": self._frames.tell(shown)}
 
     def _tell_end(self, ended: Ended) -> Iterator[ChatChunk]:
-        content = self._whole.content
-        if self._style.is_diffusing and (content != self._shown_text or self._frames.has_untold):
-            yield {**self._snapshot(content), "quicksilver": self._frames.tell_end(content, ended.usage.forwards)}
+        is_shown = self._whole.content == self._shown_text and not self._frames.has_untold
+        if self._style.is_diffusing and not is_shown:
+            yield self._committed_snapshot(step=ended.usage.forwards)
         closing = self._chunks.chunk(self._index, {}, finish_word(ended))
         if self._style.has_summary:
             closing["reasoning_summary"] = summarise(self._whole.reasoning, may_think=self._style.may_think)
         yield self._with_logprobs(closing, is_content=True)
+
+    def _committed_snapshot(self, step: int) -> ChatChunk:
+        content = self._whole.content
+        return {**self._snapshot(content), "quicksilver": self._frames.tell_committed(content, step)}
 
     def _snapshot(self, text: str) -> ChatChunk:
         self._shown_text = text

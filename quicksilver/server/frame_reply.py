@@ -47,10 +47,10 @@ class FrameTeller:
             reply["tokens"] = [*self._take_settled(), *self._canvas(shown, self._tokenizer)]
         return reply
 
-    def tell_end(self, content: str, num_forwards: int) -> FrameReply:
-        """Behind the last commit there is no canvas."""
+    def tell_committed(self, content: str, step: int) -> FrameReply:
+        """A snapshot with no canvas behind it: before the first frame, and at the end."""
         reply: FrameReply = {
-            "step": num_forwards,
+            "step": step,
             "committed": len(content),
             "decided": 0,
             "masked": 0,
