@@ -171,19 +171,111 @@ async def test_bodies_of_the_json_suite_never_make_a_5xx(served: Served) -> None
             assert set(response.json()["error"]) == ENVELOPE
 
 
-async def test_naughty_strings_pass_through_every_string_field_unchanged(served: Served) -> None:
+def naughty_strings() -> list[str]:
     strings: list[str] = json.loads(shared("json", "naughty-strings.json").read_text("utf-8"))
+    return strings
+
+
+async def test_naughty_strings_pass_through_every_free_field_of_chat_unchanged(served: Served) -> None:
+    served.engine.info = replace(served.engine.info, context_len=100_000)
     async with served.client() as client:
-        for text in strings:
+        for text in naughty_strings():
             served.engine.script = echo(text)
-            body = chat(text or " ", user=text[:512], metadata={text[:64]: text[:512]}, stop=[HELLO])
-            response = await client.post(CHAT, json=body)
+            response = await client.post(CHAT, json=naughty_chat(text))
             assert response.status_code == 200, text
             assert response.json()["choices"][0]["message"]["content"] == text, text
+            prompt = small_tokenizer().decode(served.engine.seen[-1].prompt_ids)
+            assert prompt.count(text) >= 6, text
+
+
+def naughty_chat(text: str) -> dict[str, Any]:
+    """A conversation with the text wherever any text may stand."""
+    call = {"id": text[:256], "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": text})}}
+    part = {"type": "text", "text": text}
+    messages = [
+        {"role": "developer", "content": text},
+        {"role": "user", "content": [part, part], "name": text[:256]},
+        {"role": "assistant", "content": text, "reasoning_content": text, "tool_calls": [call]},
+        {"role": "tool", "content": text, "tool_call_id": text[:256]},
+        {"role": "user", "content": text},
+    ]
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "description": text}}}
+    tools = [{"type": "function", "function": {"name": "f", "description": text, "parameters": parameters}}]
+    labels = {"user": text[:512], "metadata": {text[:64]: text[:512]}, "stop": [HELLO]}
+    return {"model": "nano", "messages": messages, "tools": tools, "tool_choice": "none", **labels, "ignored": text}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "§", "instructions": "§"}),
+        ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "§"}]}]}),
+        ("/v1/completions", {"prompt": ["§", "§"]}),
+        ("/v1/completions", {"prompt": "§", "echo": True}),
+        ("/v1/apply/completions", {"messages": [{"role": "user", "content": "§"}]}),
+        (
+            "/v1/apply/completions",
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": "<|original_code|>\na = 1\n§\n<|/original_code|>\n"
+                        "<|update_snippet|>\n§\n<|/update_snippet|>",
+                    }
+                ]
+            },
+        ),
+        (
+            "/v1/edit/completions",
+            {"messages": [{"role": "user", "content": "<|code_to_edit|>\n§<|cursor|>\n<|/code_to_edit|>"}]},
+        ),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "choice": ["§", "other label"]}),
+    ],
+)
+async def test_naughty_strings_in_other_bodies_are_answered(served: Served, path: str, body: dict[str, Any]) -> None:
+    async with served.client() as client:
+        for text in naughty_strings():
+            filled = fill({"model": "nano", "max_output_tokens": 8, "max_tokens": 8, **body}, text or " ")
+            response = await client.post(path, json=filled)
+            assert response.status_code == 200, (text, response.text)
+
+
+def fill(value: Any, text: str) -> Any:
+    """A copy with the text wherever the mark stands."""
+    if isinstance(value, str):
+        return value.replace("§", text)
+    if isinstance(value, dict):
+        return {key: fill(item, text) for key, item in value.items()}
+    return [fill(item, text) for item in value] if isinstance(value, list) else value
+
+
+async def test_naughty_strings_as_names_are_refused_in_the_envelope(served: Served) -> None:
+    def named(text: str) -> list[dict[str, Any]]:
+        tool = {"type": "function", "function": {"name": text}}
+        return [
+            chat(model=text),
+            chat(messages=[{"role": text, "content": "x"}]),
+            chat(messages=[{"role": "user", "content": [{"type": text, "text": "x"}]}]),
+            chat(tools=[tool]),
+            chat(tools=[], tool_choice=tool),
+            chat(tool_choice=text),
+            chat(reasoning_effort=text),
+            chat(response_format={"type": text}),
+            chat(decoder={"name": text}),
+            chat(logit_bias={text or "-": 1}),
+        ]
+
+    async with served.client() as client:
+        for text in naughty_strings():
+            for body in named(text):
+                response = await client.post(CHAT, json=body)
+                if response.status_code != 200:
+                    assert response.status_code in (400, 404), text
+                    assert set(response.json()["error"]) == ENVELOPE
 
 
 async def test_naughty_strings_are_tokenised_stored_and_filled_in_unchanged(served: Served) -> None:
-    strings: list[str] = json.loads(shared("json", "naughty-strings.json").read_text("utf-8"))
+    strings = naughty_strings()
     async with served.client() as client:
         for text in strings:
             ids = (await client.post("/v1/tokenize", json={"model": "nano", "prompt": text})).json()["tokens"]
