@@ -6,6 +6,7 @@ import os
 import pwd
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,3 +55,16 @@ def _prefix(folder: Path) -> list[str]:
 
 def _run(command: list[str | Path]) -> None:
     subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL, cwd="/")
+
+
+def main(command: list[str]) -> int:
+    """`python -m tests.accounts.postgres COMMAND …`: run it with `{url}` replaced by the address of a fresh server."""
+    binaries = find_binaries()
+    if binaries is None:
+        sys.exit("PostgreSQL's server programs are not installed")
+    with running_postgres(binaries) as url:
+        return subprocess.run([word.replace("{url}", url) for word in command]).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

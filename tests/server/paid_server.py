@@ -20,6 +20,7 @@ import httpx
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.service import Accounts
 from quicksilver.core import Request
+from quicksilver.errors import EngineDied
 from quicksilver.server.admin import build_admin_app
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig
@@ -30,14 +31,17 @@ from quicksilver.text.chat import ChatTemplate
 from tests.fake_engine import FakeEngine, Step, spoken
 from tests.small_tokenizer import small_tokenizer
 
-ANSWER = "The quick brown fox jumps over the lazy dog."
+ANSWER = "The quick brown fox jumps over the lazy dog. " * 20
 
 
 def script(request: Request) -> list[Step]:
-    """Short answers at once; a prompt that says `slowly` is answered letter by letter."""
+    """At once; letter by letter where the prompt says `slowly`; half of it where the prompt says `die`."""
     tokenizer = small_tokenizer()
+    prompt = tokenizer.decode(request.prompt_ids)
     ids = tokenizer.encode(ANSWER)[: request.params.max_new_tokens]
-    if "slowly" not in tokenizer.decode(request.prompt_ids):
+    if "and die" in prompt:
+        return [*spoken(request, ids)[:2], EngineDied("the worker died")]
+    if "slowly" not in prompt:
         return spoken(request, ids)
 
     async def breathe() -> None:

@@ -1,0 +1,261 @@
+"""Paid requests over HTTP under random faults, and an audit of the books against what clients saw.
+
+    python -m benchmarks.http_faults --requests 20000 --kills 120
+    python -m benchmarks.http_faults --url postgresql://user@host/name --requests 20000 --kills 120
+
+Two whole servers (accounts, both listeners, a scripted engine) share one database. They are killed (SIGKILL), drained
+(SIGTERM) and locked out of their books while clients stream, leave, replay, and ask for what the engine dies of.
+Prints a JSON report; exit 1 if a single row of the books is wrong, or a key or prompt stands in a log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import mmap
+import os
+import platform
+import random
+import signal
+import socket
+import sqlite3
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import select
+
+from benchmarks.paid_clients import CANARY, Progress, Seen, send_all
+from quicksilver.accounts.config import AccountsConfig
+from quicksilver.accounts.identity import OPERATOR
+from quicksilver.accounts.listing import KeyDraft
+from quicksilver.accounts.schema import ledger
+from quicksilver.accounts.service import open_desk
+from quicksilver.accounts.upkeep import check
+from tests.server.paid_server import free_port, serve
+
+NUM_SERVERS = 2
+PATIENCE_S = 12
+"""Longer than it takes the living to close what the dead left open."""
+
+
+@dataclass
+class Scene:
+    """Where everything is."""
+
+    home: Path
+    url: str
+    ports: list[int] = field(default_factory=lambda: [free_port() for _ in range(NUM_SERVERS)])
+    secrets: list[str] = field(default_factory=list)
+    progress: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 8))
+    """How many requests have ended, shared between the processes."""
+
+    @property
+    def config(self) -> AccountsConfig:
+        return AccountsConfig(pepper_path=self.home / "pepper")
+
+    def set_up(self, num_tenants: int) -> None:
+        desk = open_desk(self.url, self.config)
+        for number in range(num_tenants):
+            org = desk.directory.create_org(OPERATOR, f"org {number}")
+            project = desk.directory.list_purses(OPERATOR, "project", org.id)[0]
+            self.secrets.append(desk.mint.create_key(OPERATOR, KeyDraft("key", project.id)).secret)
+        desk.store.close()
+
+    def fork_server(self, port: int) -> int:
+        """Forked, not started anew: a hundred starts would spend most of the run on imports."""
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                os.dup2(os.open(self.home / "log", os.O_WRONLY | os.O_APPEND | os.O_CREAT), 2)
+                asyncio.run(serve(self.home, self.url, port, 0))
+                status = 0
+            finally:
+                os._exit(status)
+        return pid
+
+    def fork_clients(self, num_requests: int, seed: int) -> int:
+        pid = os.fork()
+        if pid == 0:
+            seen = asyncio.run(send_all(self.ports, self.secrets, Progress(num_requests, self.progress), seed))
+            (self.home / "seen.json").write_text(json.dumps([asdict(one) for one in seen]))
+            os._exit(0)
+        return pid
+
+
+class Weather:
+    """Faults at random places among the requests."""
+
+    def __init__(self, scene: Scene, num_requests: int, num_kills: int, seed: int) -> None:
+        self._scene = scene
+        self._random = random.Random(seed)
+        names = ["kill"] * num_kills + ["drain"] * (num_kills // 5)
+        names += ["lock"] * (num_kills // 5 if scene.url.startswith("sqlite") else 0)
+        self._random.shuffle(names)
+        self._plan = [(num_requests * (i + 1) // (len(names) + 1), name) for i, name in enumerate(names)]
+        self.faults: Counter[str] = Counter()
+        self.exit_codes: Counter[int] = Counter()
+        self.pids = {port: scene.fork_server(port) for port in scene.ports}
+
+    def blow_until(self, clients: int) -> None:
+        for due, name in self._plan:
+            while Progress.read(self._scene.progress) < due:
+                time.sleep(0.02)
+            port = self._random.choice(self._scene.ports)
+            if name == "lock":
+                self._lock()
+            else:
+                self._end(port, signal.SIGKILL if name == "kill" else signal.SIGTERM, name)
+        os.waitpid(clients, 0)
+
+    def _end(self, port: int, number: signal.Signals, name: str) -> None:
+        if number is signal.SIGTERM:
+            _await_listener(port)
+        os.kill(self.pids[port], number)
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pids[port], 0)[1])
+        if number is signal.SIGTERM:
+            self.exit_codes[code] += 1
+        self.faults[name] += 1
+        self.pids[port] = self._scene.fork_server(port)
+
+    def _lock(self) -> None:
+        connection = sqlite3.connect(self._scene.url.removeprefix("sqlite:///"), isolation_level=None)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            time.sleep(self._random.uniform(0.1, 1.0))
+            connection.execute("ROLLBACK")
+            self.faults["lock"] += 1
+        except sqlite3.OperationalError:
+            self.faults["lock refused"] += 1
+        finally:
+            connection.close()
+
+    def calm(self) -> float:
+        """Wait until the living have closed what the dead left open, then end in good order; seconds it took."""
+        desk = open_desk(self._scene.url, self._scene.config)
+        started = time.monotonic()
+        while time.monotonic() - started < PATIENCE_S:
+            with desk.store.read() as connection:
+                if connection.execute(select(ledger.c.request_id).where(ledger.c.state == "open")).first() is None:
+                    break
+            time.sleep(0.1)
+        swept_s = time.monotonic() - started
+        desk.store.close()
+        for pid in self.pids.values():
+            os.kill(pid, signal.SIGTERM)
+            self.exit_codes[os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])] += 1
+        return swept_s
+
+
+def _await_listener(port: int) -> None:
+    """A server that is still starting has no ears for an orderly end."""
+    while True:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1):
+                return
+        except OSError:
+            time.sleep(0.02)
+
+
+def audit(scene: Scene, seen: list[Seen]) -> dict[str, Any]:
+    desk = open_desk(scene.url, scene.config)
+    with desk.store.read() as connection:
+        rows = {row.request_id: row for row in connection.execute(select(ledger))}
+    findings = check(desk.store)
+    desk.store.close()
+    wrong = Counter({"lost": 0, "over_charged": 0, "under_charged": 0, "double": 0, "left_open": 0})
+    for one in seen:
+        wrong.update(faults_of(one, rows.get(one.reply_id) if one.reply_id else None))
+    wrong["left_open"] = sum(row.state == "open" for row in rows.values())
+    wrong["double"] += replayed_twice(seen)
+    return {
+        "rows": len(rows),
+        "states": dict(Counter(f"{row.state} by {row.closed_by}" for row in rows.values())),
+        "wrong": dict(wrong),
+        "findings": findings,
+    }
+
+
+def faults_of(one: Seen, row: Any) -> list[str]:
+    """What the books have wrong about one request, by what its client saw."""
+    if one.is_whole:
+        if row is None or row.state != "settled":
+            return ["lost"]
+        used = (row.input_tokens, row.output_tokens)
+        return [] if used == (one.input_tokens, one.output_tokens) else ["over_charged"]
+    if row is None or row.state != "settled":
+        return []
+    # Cut off: at most what was on the wire, which is at least what arrived and at most the whole answer.
+    return ["over_charged"] if row.output_tokens > one.most_output else []
+
+
+def replayed_twice(seen: list[Seen]) -> int:
+    """Idempotency keys under which two different answers were delivered whole."""
+    answers: dict[str, set[str]] = {}
+    for one in seen:
+        if one.is_whole and one.idempotency_key:
+            answers.setdefault(one.idempotency_key, set()).add(one.reply_id)
+    return sum(len(ids) > 1 for ids in answers.values())
+
+
+def leaks(scene: Scene) -> int:
+    """Log lines that hold a prompt or a key."""
+    lines = (scene.home / "log").read_text().splitlines()
+    return sum(CANARY in line or any(secret in line for secret in scene.secrets) for line in lines)
+
+
+def storm(args: argparse.Namespace, home: Path) -> dict[str, Any]:
+    scene = Scene(home, args.url or f"sqlite:///{home}/books.db")
+    scene.set_up(num_tenants=4)
+    started = time.monotonic()
+    weather = Weather(scene, args.requests, args.kills, args.seed)
+    weather.blow_until(scene.fork_clients(args.requests, args.seed))
+    seconds = time.monotonic() - started
+    sweep_s = weather.calm()
+    seen = [Seen(**one) for one in json.loads((home / "seen.json").read_text())]
+    return {
+        "benchmark": "http_faults",
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
+        "database": scene.url.split(":")[0],
+        "settings": {"requests": args.requests, "kills": args.kills, "seed": args.seed, "servers": NUM_SERVERS},
+        "seconds": round(seconds, 1),
+        "cpu_s": round(sum(os.times()[:4]), 1),
+        "requests": len(seen),
+        "delivered": sum(one.is_whole for one in seen),
+        "replayed": sum(one.is_replay for one in seen),
+        "outcomes": dict(Counter(one.outcome for one in seen).most_common()),
+        "faults": dict(weather.faults),
+        "exit_codes": {str(code): num for code, num in weather.exit_codes.items()},
+        "sweep_s": round(sweep_s, 2),
+        "log_leaks": leaks(scene),
+        "audit": audit(scene, seen),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", help="database; default: a new SQLite file")
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--kills", type=int, default=120)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--output", type=Path, help="also write the report to this file")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        report = storm(args, Path(folder))
+    text = json.dumps(report, indent=1)
+    print(text)
+    if args.output:
+        args.output.write_text(text + "\n")
+    wrong = sum(report["audit"]["wrong"].values()) + len(report["audit"]["findings"]) + report["log_leaks"]
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
