@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 WEB = Path(__file__).parents[2] / "web"
-SCENES = ("chat", "panels", "hostile", "quality")
+SCENES = ("chat", "panels", "accounts", "hostile", "quality")
 
 
 def missing() -> str | None:

@@ -32,6 +32,18 @@ test("the first load is small, from this server alone, and clean", async () => {
   await picture(page, "playground-welcome");
 });
 
+test("the first page shows a sentence resolve, and then stands still", async () => {
+  const demonstration = page.getByLabel("A sentence resolving");
+  await page.getByRole("button", { name: "Again" }).and(page.locator(":enabled")).waitFor();
+  assert.match(await demonstration.textContent(), /^Masks become drafts.*stays\.$/u);
+  await page.getByRole("button", { name: "Again" }).click();
+  await demonstration.locator(".cell.masked").first().waitFor({ state: "attached" });
+  await page.getByLabel("Message", { exact: true }).blur();
+  await page.keyboard.press("?");
+  await page.getByRole("dialog", { name: "Keyboard" }).waitFor();
+  await page.keyboard.press("Escape");
+});
+
 test("an answer streams as cells and ends as markdown", async () => {
   await page.getByLabel("Message", { exact: true }).fill("How does a diffusion model write?");
   await page.keyboard.press("Enter");
@@ -78,8 +90,10 @@ test("an edited token flashes, and a cell explains itself to mouse and keyboard"
   await showFrame(answer, last);
   await answer.locator(".cell").nth(4).hover();
   const card = answer.locator(".card");
-  assert.match(await card.textContent(), /decided at forward \d+confidence [\d.]+%/u);
-  assert.match(await card.textContent(), /15\.0%\s+e/u);
+  assert.match(await card.textContent(), /decided at forward \d+, committed at \d+confidence [\d.]+%/u);
+  const others = await card.getByRole("listitem").allTextContents();
+  assert.equal(others.length, 3);
+  assert.match(others[1], /^[\d.]+% e$/u);
   await answer.locator(".cells").focus();
   await page.keyboard.press("Home");
   const first = await card.textContent();
@@ -107,7 +121,9 @@ test("stop keeps the committed text and frees the page", async () => {
   await page.getByLabel("Message", { exact: true }).fill("Explain diffusion, and take your time");
   await page.keyboard.press("Enter");
   await page.getByLabel("Answer resolving").locator(".cell.committed").nth(40).waitFor();
-  await page.getByLabel("Answer resolving").locator(".cell.draft").first().waitFor({ state: "attached" });
+  const draft = page.getByLabel("Answer resolving").locator(".cell.draft", { hasText: /\w/u }).nth(2);
+  await draft.hover();
+  assert.match(await page.locator(".card").textContent(), /draftconfidence.*% e/u);
   await picture(page, "playground-resolving");
   await page.keyboard.press("Escape");
   const answer = page.getByLabel("Answer", { exact: true }).last();

@@ -19,11 +19,14 @@ const FLAGS = [
   "--disable-background-networking",
   "--disable-component-update",
   "--disable-sync",
+  // No name leads anywhere: what works here works offline.
+  "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ];
 
-export async function openStage() {
+/** `modes` is handed to the server: `accounts` has it ask for keys. */
+export async function openStage(...modes) {
   const home = mkdtempSync(join(tmpdir(), "playground-"));
-  const { server, url } = await startServer(home);
+  const { server, url, key } = await startServer(home, modes);
   const context = await chromium.launchPersistentContext(join(home, "profile"), {
     executablePath: CHROMIUM,
     args: FLAGS,
@@ -33,19 +36,24 @@ export async function openStage() {
   const seen = await watch(context, page, url);
   const close = async () => {
     await context.close();
+    const ended = new Promise((resolve) => server.once("exit", resolve));
     server.kill();
+    await ended;
     rmSync(home, { recursive: true, force: true });
   };
-  return { page, context, url, seen, close };
+  return { page, context, url, key, seen, close };
 }
 
-function startServer(home) {
-  const server = spawn(PYTHON, ["-m", "tests.web.playground_app", home], {
+function startServer(home, modes) {
+  const server = spawn(PYTHON, ["-m", "tests.web.playground_app", home, ...modes], {
     cwd: ROOT,
     stdio: ["ignore", "pipe", "inherit"],
   });
   return new Promise((resolve, reject) => {
-    server.stdout.once("data", (line) => resolve({ server, url: String(line).trim() }));
+    server.stdout.once("data", (line) => {
+      const [url, key] = String(line).trim().split(" ");
+      resolve({ server, url, key });
+    });
     server.once("exit", (code) => reject(new Error(`the server ended with ${code}`)));
   });
 }

@@ -3,14 +3,16 @@
 import { describe, expect, test } from "vitest";
 import { CanvasView, isEdit, stateOf } from "../src/diffusion/canvas_view";
 import { Recording } from "../src/diffusion/recording";
-import type { FrameToken, TokenLogprob } from "../src/wire/types";
+import type { FrameToken } from "../src/wire/types";
 
 function shownText(root: HTMLElement): string {
   return [...root.querySelectorAll(".cell:not(.beyond)")].map((cell) => cell.textContent).join("");
 }
 
-function logprob(text: string): TokenLogprob {
-  return { token: text, logprob: -1, bytes: [...new TextEncoder().encode(text)], top_logprobs: [] };
+function add(recording: Recording, content: string, shown: number, tokens: FrameToken[]): void {
+  const step = recording.frames.length + 1;
+  const detail = { step, committed: 0, decided: 0, masked: 0, confidence: 0, shown };
+  recording.addFrame(step, content, detail, tokens);
 }
 
 function recorded(): Recording {
@@ -20,9 +22,9 @@ function recorded(): Recording {
     ["x", "decided", 0.4],
     ["<|im_end|>", "masked", 0.3],
   ];
-  recording.addFrame(1, 1, "abx", canvas);
-  recording.addFrame(2, 2, "abc", [canvas[0]!, ["c", "decided", 0.9], canvas[2]!]);
-  recording.finish(3, "abc", []);
+  add(recording, "abx", 2, [["a", "committed", 0.9], ...canvas]);
+  add(recording, "abc", 2, [canvas[0]!, ["c", "decided", 0.9], canvas[2]!]);
+  recording.finish(3, "abc");
   return recording;
 }
 
@@ -50,12 +52,16 @@ describe("the view", () => {
   test("starts over when cells were cut anew", () => {
     const root = document.createElement("div");
     const recording = new Recording();
-    recording.addCommitted(1, "one two");
+    add(recording, "one two", 0, []);
     const view = new CanvasView(root, recording);
     view.show(0, 0);
-    recording.finish(2, "one two", ["on", "e two"].map(logprob));
+    add(recording, "one two", 0, [
+      ["on", "committed", 1],
+      ["e two", "forced", 1],
+    ]);
     view.show(recording.frames.length - 1, 0);
     expect([...root.querySelectorAll(".cell")].map((cell) => cell.textContent)).toEqual(["on", "e two"]);
+    expect(root.querySelector(".forced")?.textContent).toBe("e two");
   });
 });
 
@@ -64,14 +70,9 @@ test("a long jump takes several goes, and lines keep to their runs", () => {
   const recording = new Recording();
   const line = "word ".repeat(20) + "end\n";
   recording.addCommitted(1, line);
-  recording.finish(
-    2,
-    line.repeat(60),
-    line
-      .repeat(60)
-      .match(/\S+\s/gu)!
-      .map((text) => logprob(text)),
-  );
+  const words = line.repeat(59).match(/\S+\s/gu)!;
+  const tokens = words.map((text): FrameToken => [text, "committed", 1]);
+  add(recording, line.repeat(60), 0, tokens);
   const view = new CanvasView(root, recording);
   let goes = 1;
   while (!view.show(1, 0)) goes++;

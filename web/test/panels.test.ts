@@ -36,16 +36,20 @@ test("a diff keeps, removes and adds lines", () => {
 
 describe("a snippet", () => {
   const body = { messages: [{ role: "user", content: 'it\'s "so"\n' }], stream: true };
+  const sent = { path: "/p", body, at: 0, hadKey: false };
   test("quotes the body for the shell", () => {
-    expect(snippet("curl", "http://h", "/p", body)).toContain(`it'\\''s`);
+    expect(snippet("curl", "http://h", sent)).toContain(`it'\\''s`);
   });
   test("sends the same body from JavaScript", () => {
-    const text = snippet("javascript", "http://h", "/p", body);
+    const text = snippet("javascript", "http://h", sent);
     const json = /JSON\.stringify\(([\s\S]*)\),\n\}\);/u.exec(text)?.[1] ?? "";
     expect(JSON.parse(json)).toEqual(body);
   });
-  test("never holds a key", () => {
-    expect(snippet("python", "http://h", "/p", body)).toContain("QUICKSILVER_API_KEY");
+  test("leaves a key to the environment, and asks for one only where one was sent", () => {
+    for (const language of ["curl", "python", "javascript"] as const) {
+      expect(snippet(language, "http://h", sent)).not.toContain("Authorization");
+      expect(snippet(language, "http://h", { ...sent, hadKey: true })).toContain("QUICKSILVER_API_KEY");
+    }
   });
 });
 
@@ -61,7 +65,7 @@ test("usage is summed by span", () => {
     cost: 0.5,
   });
   const buckets = bucketed([entry(1500), entry(2100), entry(2900)], 2999, 1000, 3);
-  expect(buckets.map((bucket) => [bucket.requests, bucket.tokens, bucket.cost])).toEqual([
+  expect(buckets.map((bucket) => [bucket.requests, bucket.tokensIn + bucket.tokensOut, bucket.cost])).toEqual([
     [0, 0, 0],
     [1, 3, 0.5],
     [2, 6, 1],

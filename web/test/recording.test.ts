@@ -1,91 +1,94 @@
-// Recordings: where committed text ends, how it is cut into cells, and that every frame keeps the API's own text.
+// Recordings: how committed tokens become cells, and that every frame keeps the API's own text.
 
 import { describe, expect, test } from "vitest";
-import { previewLength } from "../src/diffusion/preview";
 import { Recording } from "../src/diffusion/recording";
 import { pack, unpack } from "../src/diffusion/recording_file";
-import type { FrameToken, TokenLogprob } from "../src/wire/types";
+import type { FrameDetail, FrameToken } from "../src/wire/types";
 
 const draft = (text: string, confidence = 0.5): FrameToken => [text, "masked", confidence];
 const decided = (text: string): FrameToken => [text, "decided", 0.9];
+const committed = (text: string, p: number | null = null): FrameToken => [text, "committed", p];
+const forced = (text: string): FrameToken => [text, "forced", 1, []];
 
-function token(text: string, isForced = false): TokenLogprob {
-  const bytes = [...new TextEncoder().encode(text)];
-  const top = isForced ? [] : [{ token: text, logprob: -0.1, bytes }];
-  return { token: text, logprob: isForced ? 0 : -0.1, bytes, top_logprobs: top };
+/** Adds a frame whose every canvas position is shown, unless `part` says otherwise. */
+function add(recording: Recording, content: string, tokens: FrameToken[], part: Partial<FrameDetail> = {}): void {
+  const canvas = tokens.filter(([, state]) => state === "masked" || state === "decided");
+  const tail = canvas.slice(0, part.shown).map(([text]) => text);
+  const step = recording.frames.length + 1;
+  const detail = { step, decided: 0, masked: 0, confidence: 0, shown: canvas.length };
+  const length = [...content].length - [...tail.join("")].length;
+  recording.addFrame(step, content, { ...detail, committed: length, ...part }, tokens);
 }
 
-describe("where the canvas begins", () => {
-  test("all tokens that end the text belong to it", () => {
-    expect(previewLength("Hello wor", [draft(" wor")], 0)).toEqual({ numShown: 1, length: 4 });
-  });
-  test("tokens behind an end-of-text do not", () => {
-    const tokens = [draft("!"), draft("<|im_end|>"), draft("x")];
-    expect(previewLength("Hi!", tokens, 0)).toEqual({ numShown: 1, length: 1 });
-  });
-  test("a canvas of another channel is not part of the text", () => {
-    expect(previewLength("", [draft("hmm")], 0)).toEqual({ numShown: 0, length: 0 });
-  });
-  test("half a character is left out", () => {
-    expect(previewLength("a", [draft("a"), draft("\uFFFD")], 0)).toEqual({ numShown: 2, length: 1 });
-  });
-  test("a character spread over tokens counts once", () => {
-    expect(previewLength("x👋y", [draft("\uFFFD"), draft("\uFFFD"), draft("y")], 1).length).toBeGreaterThanOrEqual(1);
-  });
-  test("committed text is never taken for canvas", () => {
-    expect(previewLength("aa", [draft("a"), draft("a")], 1)).toEqual({ numShown: 1, length: 1 });
-  });
-});
+function recorded(): Recording {
+  const recording = new Recording();
+  add(recording, "The cat sag", [committed("The", 0.8), draft(" cat"), draft(" sag")]);
+  add(recording, "The cat sat", [committed(" cat"), committed(" sat", 0.7)]);
+  recording.finish(3, "The cat sat");
+  return recording;
+}
 
 describe("a recording", () => {
-  function recorded(): Recording {
-    const recording = new Recording();
-    recording.addFrame(1, 1, "The cat sag", [draft(" cat"), draft(" sag")]);
-    recording.addFrame(2, 2, "The cat sat", []);
-    recording.finish(3, "The cat sat", []);
-    return recording;
-  }
-
-  test("cuts committed text as the canvas had it", () => {
-    expect(recorded().cells.map((cell) => cell.text)).toEqual(["The", " cat", " sat"]);
+  test("has a cell for every committed token", () => {
+    expect(recorded().cells.map(({ text, start }) => [text, start])).toEqual([
+      ["The", 0],
+      [" cat", 3],
+      [" sat", 7],
+    ]);
   });
-  test("keeps the confidence of drafts that held", () => {
-    expect(recorded().cells.map((cell) => cell.confidence)).toEqual([null, 0.5, null]);
+  test("takes the confidence of the draft where the token has none of its own", () => {
+    expect(recorded().cells.map((cell) => cell.confidence)).toEqual([0.8, 0.5, 0.7]);
   });
   test("keeps every frame's text verbatim, and ends with the answer", () => {
     expect([0, 1].map((i) => recorded().contentAt(i))).toEqual(["The cat sag", "The cat sat"]);
-    expect(recorded().last?.committed).toBe("The cat sat".length);
+    expect(recorded().frames).toHaveLength(2);
   });
-  test("takes the server's own tokens when they spell the answer", () => {
+  test("marks forced tokens, and keeps alternatives", () => {
     const recording = new Recording();
-    recording.addFrame(1, 1, '{"a":1}', []);
-    recording.finish(2, '{"a":1}', [token('{"a":', true), token("1"), token("}", true)]);
+    add(recording, '{"a":1}', [forced('{"a":'), ["1", "committed", 0.6, [["2", 0.3]]], forced("}")]);
     expect(recording.cells.map((cell) => cell.isForced)).toEqual([true, false, true]);
-    expect(recording.cells[1]?.top[0]?.token).toBe("1");
+    expect(recording.cells[1]?.top).toEqual([["2", 0.3]]);
   });
-  test("leaves tokens alone that spell something else", () => {
+  test("leaves positions behind an end out of the text", () => {
     const recording = new Recording();
-    recording.finish(2, "yes", [token("no")]);
+    add(recording, "Hi!", [committed("Hi"), draft("!"), draft("<|im_end|>"), draft("x")], { shown: 1 });
+    expect(recording.frames[0]).toMatchObject({ committed: 2, tail: "!", numShown: 1 });
+  });
+  test("remembers the forward in which a token was decided, and the one in which it was committed", () => {
+    const recording = new Recording();
+    add(recording, "ab", [decided("a"), draft("b")]);
+    add(recording, "ab", [decided("a"), decided("b")]);
+    add(recording, "ab", [committed("a"), committed("b")]);
+    expect(recording.cells.map(({ step, committedAt }) => [step, committedAt])).toEqual([
+      [1, 3],
+      [2, 3],
+    ]);
+  });
+  test("covers text without tokens by words, until tokens for it come", () => {
+    const recording = new Recording();
+    add(recording, "one two", []);
+    expect(recording.cells.map((cell) => cell.text)).toEqual(["one", " two"]);
+    add(recording, "one two", [committed("on"), committed("e two")]);
+    expect(recording.cells.map((cell) => cell.text)).toEqual(["on", "e two"]);
+  });
+  test("skips tokens that the text leaves out", () => {
+    const recording = new Recording();
+    add(recording, "yes", [committed("\n"), committed("yes")]);
     expect(recording.cells.map((cell) => cell.text)).toEqual(["yes"]);
   });
-  test("cuts the last cell where a stop string cut the answer", () => {
+  test("keeps what is committed when it is stopped, counted in code points", () => {
     const recording = new Recording();
-    recording.finish(2, "one", [token("on"), token("e\n\n")]);
-    expect(recording.cells.map((cell) => cell.text)).toEqual(["on", "e"]);
-  });
-  test("joins the tokens of one character", () => {
-    const recording = new Recording();
-    const bytes = [...new TextEncoder().encode("👋")];
-    const halves = [bytes.slice(0, 2), bytes.slice(2)].map((part) => ({ ...token("?"), bytes: part }));
-    recording.finish(2, "👋", halves);
+    add(recording, "👋 wor", [committed("👋"), draft(" wor")]);
+    expect(recording.committedText).toBe("👋");
+    recording.finish(2, recording.committedText);
+    expect(recording.contentAt(1)).toBe("👋");
     expect(recording.cells.map((cell) => cell.text)).toEqual(["👋"]);
   });
-  test("remembers the forward in which a token was decided", () => {
+  test("cuts the last cell where the answer ends inside it", () => {
     const recording = new Recording();
-    recording.addFrame(1, 1, "ab", [decided("a"), draft("b")]);
-    recording.addFrame(2, 2, "ab", [decided("a"), decided("b")]);
-    recording.addFrame(3, 3, "ab", []);
-    expect(recording.cells.map((cell) => cell.step)).toEqual([1, 2]);
+    add(recording, "one", [committed("on"), committed("e")]);
+    recording.finish(2, "o");
+    expect(recording.cells.map((cell) => cell.text)).toEqual(["o"]);
   });
   test("is the same after it was saved", () => {
     const saved = unpack(JSON.parse(JSON.stringify(pack(recorded()))));

@@ -39,7 +39,11 @@ describe("a stream", () => {
     expect(run.state).toBe("done");
   });
   test("replaces under diffusing", async () => {
-    const detail = { step: 1, decided: 0, masked: 1, confidence: 0.5, tokens: [["x", "masked", 0.5]] };
+    const tokens = [
+      ["a", "committed", 0.9],
+      ["x", "masked", 0.5],
+    ];
+    const detail = { step: 1, committed: 1, decided: 0, masked: 1, confidence: 0.5, shown: 1, tokens };
     serve([said({ content: "ax" }, { quicksilver: detail }), said({ content: "ab" })]);
     const run = new Run({ ...BODY, diffusing: true });
     await run.start();

@@ -29,6 +29,7 @@ export function Composer() {
         submit();
       }}
     >
+      <div class="box">
       <textarea
         data-composer
         aria-label="Message"
@@ -53,6 +54,7 @@ export function Composer() {
             Send
           </button>
         )}
+      </div>
       </div>
     </form>
   );

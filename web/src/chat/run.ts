@@ -2,9 +2,16 @@
 // Under `diffusing` content replaces, else it appends; a stopped run keeps the committed text and nothing of the canvas.
 
 import { streamChat } from "../wire/client";
-import type { ChatBody, ChatChunk, TokenLogprob, ToolCall, ToolCallDelta, Usage } from "../wire/types";
+import type { ChatBody, ChatChunk, ToolCall, ToolCallDelta, Usage } from "../wire/types";
 import { breathe } from "../ui/breathe";
 import { Recording } from "../diffusion/recording";
+
+/** Runs under way, of every panel. */
+const active = new Set<Run>();
+
+export function stopAll(): void {
+  for (const run of active) run.stop();
+}
 
 export type RunState = "waiting" | "running" | "done" | "stopped" | "failed";
 
@@ -19,7 +26,6 @@ export class Run {
   error: string | null = null;
   elapsedMs = 0;
   private startedAt = 0;
-  private logprobs: TokenLogprob[] = [];
   private readonly abort = new AbortController();
   private readonly listeners = new Set<() => void>();
 
@@ -28,6 +34,7 @@ export class Run {
   /** Resolves when the answer has ended, however it did. */
   async start(): Promise<void> {
     this.startedAt = performance.now();
+    active.add(this);
     try {
       for await (const chunk of streamChat(this.body, this.abort.signal)) this.take(chunk);
       await this.end("done");
@@ -61,7 +68,6 @@ export class Run {
       this.reasoning += choice.delta.reasoning_content ?? "";
       for (const call of choice.delta.tool_calls ?? []) this.takeCall(call);
       this.takeContent(choice.delta.content ?? null, chunk);
-      this.logprobs.push(...(choice.logprobs?.content ?? []));
       this.finish = choice.finish_reason ?? this.finish;
     }
     this.tell();
@@ -72,7 +78,7 @@ export class Run {
     const at = performance.now() - this.startedAt;
     const detail = chunk.quicksilver;
     this.content = this.body.diffusing ? content : this.content + content;
-    if (detail?.tokens) this.recording.addFrame(at, detail.step, this.content, detail.tokens);
+    if (detail?.tokens) this.recording.addFrame(at, this.content, detail, detail.tokens);
     else this.recording.addCommitted(at, this.content);
   }
 
@@ -88,10 +94,11 @@ export class Run {
 
   /** Ends in two tasks, so that a long answer does not hold up the page. */
   private async end(state: RunState): Promise<void> {
+    active.delete(this);
     this.elapsedMs = performance.now() - this.startedAt;
-    this.content = state === "done" ? this.content : this.recording.text;
+    this.content = state === "done" ? this.content : this.recording.committedText;
     await breathe();
-    this.recording.finish(this.elapsedMs, this.content, this.logprobs);
+    this.recording.finish(this.elapsedMs, this.content);
     await breathe();
     this.state = state;
     this.tell();

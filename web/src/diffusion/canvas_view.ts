@@ -127,7 +127,7 @@ export class CanvasView {
 
 export function stateOf([, state, confidence]: FrameToken): CellState {
   if (state !== "masked") return "decided";
-  return confidence > 0 ? "draft" : "masked";
+  return confidence ? "draft" : "masked";
 }
 
 /** A decided position whose token changed. */

@@ -72,7 +72,7 @@ function paintRow(
   context.fillRect(0, top, numCommitted * width, height);
   for (const [i, token] of frame.tokens.entries()) {
     context.fillStyle =
-      stateOf(token) === "masked" ? "#8a94a622" : (VIRIDIS[Math.min(9, Math.floor(token[2] * 10))] ?? "#000");
+      stateOf(token) === "masked" ? "#8a94a622" : (VIRIDIS[Math.min(9, Math.floor((token[2] ?? 0) * 10))] ?? "#000");
     context.fillRect((numCommitted + i) * width, top, Math.max(1, width - 0.5), height);
   }
 }

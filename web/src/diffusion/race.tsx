@@ -2,16 +2,18 @@
 // forwards. The lanes run in turn, so that neither slows the other; the replay then shows both from the same gun.
 
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { Meter, useRedraw } from "../chat/answering";
+import { useRedraw } from "../chat/answering";
 import { formatReading, readMeter } from "../chat/meter";
 import { Run } from "../chat/run";
 import { recordRun } from "../chat/session";
 import { useStore } from "../store/observable";
 import { chatFields, diffusionFields, settings, type Settings } from "../store/settings";
 import type { ChatBody, DecoderName } from "../wire/types";
+import { numCellsBefore } from "./recording";
 import { Resolve } from "./resolve";
 import { frameAt } from "./scrubber";
 
+const CLOCK_MS = 100;
 const PROMPT = "Write a Python function that returns the n-th Fibonacci number.";
 
 interface Race {
@@ -35,15 +37,17 @@ export function RacePanel() {
       recordRun(run, "race");
     }
     setRunning(false);
+    if (next.ar.state === "done" && next.diffusion.state === "done") setReplay(1);
   };
   return (
     <div class="panel">
       <p class="lead">
         The same weights answer the same prompt twice. What differs is how many tokens one pass of the model settles.
+        Each has the machine to itself; afterwards both are shown from the same start.
       </p>
       <label>
         Prompt
-        <textarea rows={3} value={prompt} onInput={(event) => setPrompt(event.currentTarget.value)} />
+        <textarea rows={2} value={prompt} onInput={(event) => setPrompt(event.currentTarget.value)} />
       </label>
       <div class="row">
         <button type="button" class="primary" disabled={isRunning || chosen.model === ""} onClick={() => void start()}>
@@ -60,8 +64,8 @@ export function RacePanel() {
           </button>
         )}
       </div>
-      {race && <Track race={race} replay={replay} />}
       {race && !isRunning && <Verdict race={race} />}
+      {race && <Track race={race} replay={replay} />}
     </div>
   );
 }
@@ -108,26 +112,53 @@ function runClock(race: Race, tell: (ms: number | null) => void): () => void {
 
 function Lane({ title, run, clock }: { title: string; run: Run; clock: number | null }) {
   useRedraw(run);
+  useTick(run);
   const listen = useMemo(() => (listener: () => void) => run.listen(listener), [run]);
   const frame = clock === null ? -1 : frameAt(run.recording, clock);
+  const shown = run.recording.frames.at(frame);
   const shownMs = clock === null ? run.elapsed : Math.min(clock, run.elapsedMs);
+  const numTokens = numCellsBefore(run.recording.cells, shown?.committed ?? 0);
+  const isWaiting = run.state === "waiting" && run.elapsed === 0;
   return (
-    <section class="lane" aria-label={title}>
-      <h2>{title}</h2>
-      <p class="clock mono" role="timer">
-        {(shownMs / 1000).toFixed(2)} s
+    <section class={run.isOver && shownMs >= run.elapsedMs ? "lane home" : "lane"} aria-label={title}>
+      <header>
+        <h2>{title}</h2>
+        <p class="clock mono" role="timer">
+          {(shownMs / 1000).toFixed(2)} s
+        </p>
+      </header>
+      <progress value={numTokens} max={run.isOver ? run.recording.cells.length : maxTokens(run)} aria-hidden="true" />
+      <p class="counts">
+        <strong>{shown?.step ?? 0}</strong> forwards <strong>{numTokens}</strong> tokens
       </p>
-      <Resolve
-        recording={run.recording}
-        frame={frame}
-        canvasLen={run.body.decoder?.canvas_len ?? 1}
-        listen={listen}
-        label={`${title} answer`}
-      />
-      {run.isOver ? <p class="meter mono">{formatReading(readMeter(run))}</p> : <Meter run={run} />}
+      {isWaiting ? (
+        <p class="faint">waits for its turn</p>
+      ) : (
+        <Resolve
+          recording={run.recording}
+          frame={frame}
+          canvasLen={run.body.decoder?.canvas_len ?? 1}
+          listen={listen}
+          label={`${title} answer`}
+        />
+      )}
+      {run.isOver && <p class="meter mono">{formatReading(readMeter(run))}</p>}
       {run.error && <p class="trouble">{run.error}</p>}
     </section>
   );
+}
+
+function maxTokens(run: Run): number {
+  return run.body.max_tokens ?? 1;
+}
+
+/** The clock goes on while nothing arrives. */
+function useTick(run: Run): void {
+  const [, tick] = useState(0);
+  useEffect(() => {
+    const timer = setInterval(() => run.isOver || tick((n) => n + 1), CLOCK_MS);
+    return () => clearInterval(timer);
+  }, [run]);
 }
 
 function Verdict({ race }: { race: Race }) {
@@ -137,12 +168,13 @@ function Verdict({ race }: { race: Race }) {
   const isSame = race.ar.content === race.diffusion.content;
   return (
     <p class="verdict" role="status">
-      {(ar.seconds / other.seconds).toFixed(2)}× the speed with {ratio(ar.forwards, other.forwards)} fewer forwards; the
+      Diffusion took {other.seconds.toFixed(2)} s against {ar.seconds.toFixed(2)} s, {ratio(ar.seconds, other.seconds)}{" "}
+      the speed, with {other.forwards} forwards against {ar.forwards}, {ratio(ar.forwards, other.forwards)} fewer. The
       texts are {isSame ? "identical" : "different"}.
     </p>
   );
 }
 
 function ratio(more: number, fewer: number): string {
-  return fewer > 0 ? `${(more / fewer).toFixed(2)}×` : "no";
+  return fewer > 0 ? `${(more / fewer).toFixed(2)}×` : "not";
 }

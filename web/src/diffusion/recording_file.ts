@@ -3,21 +3,23 @@
 import { get, put } from "../store/database";
 import { Recording, type Cell, type Frame } from "./recording";
 
+const FORMAT = "quicksilver-recording-2";
+
 export interface Saved {
-  format: "quicksilver-recording-1";
+  format: string;
   text: string;
   frames: Frame[];
   cells: Cell[];
 }
 
 export function pack(recording: Recording): Saved {
-  return { format: "quicksilver-recording-1", text: recording.text, frames: recording.frames, cells: recording.cells };
+  return { format: FORMAT, text: recording.content, frames: recording.frames, cells: recording.cells };
 }
 
 export function unpack(saved: Saved): Recording {
   const recording = new Recording();
   recording.frames.push(...saved.frames);
-  recording.text = saved.text;
+  recording.content = saved.text;
   recording.cells = saved.cells;
   recording.isFinal = true;
   return recording;
@@ -27,7 +29,8 @@ export async function save(id: string, recording: Recording): Promise<void> {
   await put("recordings", id, pack(recording));
 }
 
+/** Null where none was kept, or one that an older page wrote in its own way. */
 export async function restore(id: string): Promise<Recording | null> {
   const saved = await get<Saved>("recordings", id);
-  return saved ? unpack(saved) : null;
+  return saved?.format === FORMAT ? unpack(saved) : null;
 }

@@ -4,7 +4,8 @@
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { printable } from "../ui/format";
 import { CanvasView, stateOf } from "./canvas_view";
-import type { Recording } from "./recording";
+import type { Cell, Recording } from "./recording";
+import type { Alternative } from "../wire/types";
 
 interface Props {
   recording: Recording;
@@ -19,6 +20,7 @@ interface Props {
 interface Card {
   title: string;
   lines: string[];
+  others: Alternative[];
   left: number;
   top: number;
 }
@@ -94,6 +96,16 @@ function Explanation({ card }: { card: Card }) {
       {card.lines.map((line) => (
         <div>{line}</div>
       ))}
+      {card.others.length > 0 && (
+        <ol class="others" aria-label="Might have stood here">
+          {card.others.map(([text, probability]) => (
+            <li>
+              <meter value={probability} aria-hidden="true" />
+              <span>{percent(probability)}</span> <code>{printable(text)}</code>
+            </li>
+          ))}
+        </ol>
+      )}
     </div>
   );
 }
@@ -103,14 +115,18 @@ function cardOf(view: CanvasView, element: Element): Card {
   const home = view.root.getBoundingClientRect();
   const place = { left: Math.max(0, box.left - home.left - 8), top: box.bottom - home.top + 4 };
   const { cell, token } = view.inspect(element);
-  if (cell) {
-    const lines = [`decided at forward ${cell.step ?? "?"}`, confidenceLine(cell.confidence)];
-    if (cell.isForced) lines.push("forced by the grammar");
-    lines.push(...cell.top.map((other) => `${percent(Math.exp(other.logprob))}  ${printable(other.token)}`));
-    return { title: printable(cell.text), lines, ...place };
-  }
-  if (!token || stateOf(token) === "masked") return { title: "mask", lines: ["nothing proposed yet"], ...place };
-  return { title: printable(token[0]), lines: [stateOf(token), confidenceLine(token[2])], ...place };
+  if (cell) return { title: printable(cell.text), lines: historyOf(cell), others: cell.top, ...place };
+  if (!token || stateOf(token) === "masked")
+    return { title: "mask", lines: ["nothing proposed yet"], others: [], ...place };
+  const lines = [stateOf(token), confidenceLine(token[2])];
+  return { title: printable(token[0]), lines, others: token[3] ?? [], ...place };
+}
+
+function historyOf({ step, committedAt, confidence, isForced }: Cell): string[] {
+  if (isForced) return [`committed at forward ${committedAt}`, "forced: nothing else could stand here"];
+  const decided = `decided at forward ${step}`;
+  const settled = step === committedAt ? decided : `${decided}, committed at ${committedAt}`;
+  return [settled, confidenceLine(confidence)];
 }
 
 function confidenceLine(confidence: number | null): string {

@@ -26,7 +26,7 @@ export function ApiPanel() {
         ))}
       </fieldset>
       <CodeBlock
-        text={snippet(language, location.origin, sent.path, sent.body)}
+        text={snippet(language, location.origin, sent)}
         language={LANGUAGES[language].highlight}
       />
     </div>

@@ -1,4 +1,7 @@
-// A request as a program: curl, Python or JavaScript, with the body verbatim and the key left to the environment.
+// A request as a program: curl, Python or JavaScript, with the body verbatim. A key, where one was sent, is left to the
+// environment.
+
+import type { Sent } from "../wire/client";
 
 export const LANGUAGES = {
   curl: { title: "curl", highlight: "bash" },
@@ -7,42 +10,43 @@ export const LANGUAGES = {
 };
 export type Language = keyof typeof LANGUAGES;
 
-export function snippet(language: Language, origin: string, path: string, body: unknown): string {
-  const json = JSON.stringify(body, null, 2);
-  if (language === "curl") return curl(origin + path, json);
-  return language === "python" ? python(origin + path, json) : javascript(origin + path, json);
+export function snippet(language: Language, origin: string, sent: Sent): string {
+  const json = JSON.stringify(sent.body, null, 2);
+  const url = origin + sent.path;
+  if (language === "curl") return curl(url, json, sent.hadKey);
+  return language === "python" ? python(url, json, sent.hadKey) : javascript(url, json, sent.hadKey);
 }
 
-function curl(url: string, json: string): string {
+function curl(url: string, json: string, hadKey: boolean): string {
   const quoted = json.replaceAll("'", `'\\''`);
   return [
     `curl -N ${url} \\`,
-    `  -H "Authorization: Bearer $QUICKSILVER_API_KEY" \\`,
+    ...(hadKey ? [`  -H "Authorization: Bearer $QUICKSILVER_API_KEY" \\`] : []),
     `  -H "Content-Type: application/json" \\`,
     `  -d '${quoted}'`,
   ].join("\n");
 }
 
-function python(url: string, json: string): string {
+function python(url: string, json: string, hadKey: boolean): string {
   // A JSON string literal inside a raw-free Python string: json.loads keeps true, false and null as they were sent.
   return [
-    "import json, os",
+    hadKey ? "import json, os" : "import json",
     "import httpx",
     "",
     `body = json.loads(${JSON.stringify(JSON.stringify(JSON.parse(json)))})`,
-    `headers = {"Authorization": f"Bearer {os.environ.get('QUICKSILVER_API_KEY', '')}"}`,
-    `with httpx.stream("POST", "${url}", json=body, headers=headers, timeout=None) as reply:`,
+    ...(hadKey ? [`headers = {"Authorization": f"Bearer {os.environ['QUICKSILVER_API_KEY']}"}`] : []),
+    `with httpx.stream("POST", "${url}", json=body, ${hadKey ? "headers=headers, " : ""}timeout=None) as reply:`,
     "    for line in reply.iter_lines():",
     "        print(line)",
   ].join("\n");
 }
 
-function javascript(url: string, json: string): string {
+function javascript(url: string, json: string, hadKey: boolean): string {
   return [
     `const reply = await fetch("${url}", {`,
     `  method: "POST",`,
     "  headers: {",
-    '    Authorization: `Bearer ${process.env.QUICKSILVER_API_KEY ?? ""}`,',
+    ...(hadKey ? ["    Authorization: `Bearer ${process.env.QUICKSILVER_API_KEY}`,"] : []),
     `    "Content-Type": "application/json",`,
     "  },",
     `  body: JSON.stringify(${json.replaceAll("\n", "\n  ")}),`,

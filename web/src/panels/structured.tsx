@@ -39,6 +39,10 @@ export function StructuredPanel() {
   };
   return (
     <div class="panel">
+      <p class="lead">
+        The answer is held to the schema while it is made. What the schema leaves no choice for is written without
+        asking the model.
+      </p>
       <label>
         JSON Schema
         <textarea
@@ -74,7 +78,7 @@ function Result({ run }: { run: Run }) {
   const listen = useMemo(() => (listener: () => void) => run.listen(listener), [run]);
   const numForced = run.recording.cells.filter((cell) => cell.isForced).length;
   return (
-    <section class="result legend" aria-label="Result">
+    <section class="result" aria-label="Result">
       <Resolve
         recording={run.recording}
         frame={-1}
@@ -83,6 +87,11 @@ function Result({ run }: { run: Run }) {
         label="Structured answer"
       />
       {run.isOver ? <p class="meter mono">{formatReading(readMeter(run))}</p> : <Meter run={run} />}
+      {!run.isOver && (
+        <button type="button" class="small" aria-keyshortcuts="Escape" onClick={() => run.stop()}>
+          Stop
+        </button>
+      )}
       {run.error && <p class="trouble">{run.error}</p>}
       {run.state === "done" && (
         <p role="status">

@@ -29,6 +29,10 @@ export function ToolsPanel() {
   const { run, ask, problem } = useToolRun(definitions, setTurns);
   return (
     <div class="panel">
+      <p class="lead">
+        Define functions and ask for something they help with. The model calls, you answer for the function, and the
+        model goes on from there.
+      </p>
       <label>
         Functions
         <textarea
@@ -120,6 +124,9 @@ function InMaking({ run }: { run: Run }) {
       ))}
       <p>{run.content}</p>
       <Meter run={run} />
+      <button type="button" class="small" aria-keyshortcuts="Escape" onClick={() => run.stop()}>
+        Stop
+      </button>
     </section>
   );
 }

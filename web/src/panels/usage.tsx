@@ -1,107 +1,149 @@
-// Usage: what this browser asked for, as sums and bars over time. Kept here; the server's own books are for operators.
+// Usage over time: of the caller's project, out of the server's books, where accounts are on; and of this browser, out
+// of its own record.
 
-import { useState } from "preact/hooks";
-import { bucketed, entries, forgetEntries, type Bucket } from "../store/ledger";
+import { useEffect, useState } from "preact/hooks";
+import { bucketed, entries, forgetEntries } from "../store/ledger";
 import { useStore } from "../store/observable";
-import { compact, money } from "../ui/format";
+import { account, refreshAccount } from "../store/server";
+import { Chart } from "../ui/chart";
+import { compact, credits, money } from "../ui/format";
+import { getUsage, sum, type Account, type UsageBucket, type Width } from "../wire/account";
+import { Recent } from "./recent";
 
-const HOUR_MS = 3_600_000;
-const SPANS = { "24 hours": { spanMs: HOUR_MS, num: 24 }, "30 days": { spanMs: 24 * HOUR_MS, num: 30 } };
-type Span = keyof typeof SPANS;
+const HOUR_S = 3600;
+
+interface Span {
+  width: Width;
+  spanS: number;
+  num: number;
+}
+
+const SPANS: Record<string, Span> = {
+  "24 hours": { width: "1h", spanS: HOUR_S, num: 24 },
+  "7 days": { width: "1d", spanS: 24 * HOUR_S, num: 7 },
+  "30 days": { width: "1d", spanS: 24 * HOUR_S, num: 30 },
+};
+const FIRST: Span = { width: "1h", spanS: HOUR_S, num: 24 };
 
 export function UsagePanel() {
-  const known = useStore(entries);
-  const [span, setSpan] = useState<Span>("24 hours");
-  const buckets = bucketed(known, Date.now(), SPANS[span].spanMs, SPANS[span].num);
-  const total = (pick: (bucket: Bucket) => number) => buckets.reduce((sum, bucket) => sum + pick(bucket), 0);
+  const own = useStore(account);
+  const mayRead = own?.scopes.includes("usage") ?? false;
+  const [name, setName] = useState("24 hours");
+  const [isLocal, setLocal] = useState(false);
+  const span = SPANS[name] ?? FIRST;
   return (
     <div class="panel">
       <div class="row">
         <label class="inline">
           Last
-          <select value={span} onChange={(event) => setSpan(event.currentTarget.value as Span)}>
-            {Object.keys(SPANS).map((name) => (
-              <option>{name}</option>
+          <select value={name} onChange={(event) => setName(event.currentTarget.value)}>
+            {Object.keys(SPANS).map((each) => (
+              <option key={each}>{each}</option>
             ))}
           </select>
         </label>
+        {mayRead && (
+          <label class="inline">
+            Of
+            <select
+              aria-label="Whose usage"
+              value={String(isLocal)} onChange={(event) => setLocal(event.currentTarget.value === "true")}>
+              <option value="false">project {own?.project.name}</option>
+              <option value="true">this browser</option>
+            </select>
+          </label>
+        )}
+      </div>
+      {own && mayRead && !isLocal ? <ServerUsage own={own} span={span} /> : <LocalUsage span={span} />}
+    </div>
+  );
+}
+
+function ServerUsage({ own, span }: { own: Account; span: Span }) {
+  const [buckets, setBuckets] = useState<UsageBucket[] | null>(null);
+  const [problem, setProblem] = useState<string | null>(null);
+  useEffect(() => {
+    const start = (Math.floor(Date.now() / 1000 / span.spanS) - span.num + 1) * span.spanS;
+    setProblem(null);
+    getUsage(start, span.width, span.num).then(setBuckets, (error: Error) => setProblem(error.message));
+    void refreshAccount();
+  }, [own.key.id, span.width, span.num]);
+  return (
+    <>
+      <p class="lead">
+        Out of the server's books, for every key of project <strong>{own.project.name}</strong>
+        {own.balance !== null && `; ${credits(own.balance)} credits are left to this key`}.
+      </p>
+      {problem && (
+        <p class="trouble" role="alert">
+          {problem}
+        </p>
+      )}
+      {buckets && <Charts buckets={buckets} span={span} cost={(value) => `${credits(String(value))} credits`} />}
+    </>
+  );
+}
+
+function LocalUsage({ span }: { span: Span }) {
+  const known = useStore(entries);
+  const buckets = bucketed(known, Date.now(), span.spanS * 1000, span.num);
+  return (
+    <>
+      <p class="lead">What this browser asked for, kept in it and nowhere else.</p>
+      <Charts buckets={buckets} span={span} cost={(value) => money(value || null)} />
+      <Recent />
+      {known.length > 0 && (
         <button type="button" onClick={() => void forgetEntries()}>
           Forget all
         </button>
-      </div>
-      <Chart title="Requests" sum={compact(total((b) => b.requests))} buckets={buckets} pick={(b) => b.requests} />
-      <Chart title="Tokens" sum={compact(total((b) => b.tokens))} buckets={buckets} pick={(b) => b.tokens} />
-      <Chart title="Cost" sum={money(total((b) => b.cost) || null)} buckets={buckets} pick={(b) => b.cost} />
-      <Recent />
+      )}
+    </>
+  );
+}
+
+interface ChartsProps {
+  buckets: UsageBucket[];
+  span: Span;
+  cost: (value: number) => string;
+}
+
+function Charts({ buckets, span, cost }: ChartsProps) {
+  const labels = buckets.map(({ start }) => labelOf(start, span.width));
+  const pick = (name: keyof UsageBucket) => buckets.map((bucket) => bucket[name]);
+  const total = (name: keyof UsageBucket) => sum(buckets, (bucket) => bucket[name]);
+  const tokens = [
+    { name: "in", values: pick("tokensIn") },
+    { name: "out", values: pick("tokensOut") },
+  ];
+  return (
+    <div class="charts">
+      <Chart
+        title="Requests"
+        total={compact(total("requests"))}
+        labels={labels}
+        series={[{ name: "requests", values: pick("requests") }]}
+        format={compact}
+      />
+      <Chart
+        title="Tokens"
+        total={compact(total("tokensIn") + total("tokensOut"))}
+        labels={labels}
+        series={tokens}
+        format={compact}
+      />
+      <Chart
+        title="Cost"
+        total={cost(total("cost"))}
+        labels={labels}
+        series={[{ name: "cost", values: pick("cost") }]}
+        format={cost}
+      />
     </div>
   );
 }
 
-interface ChartProps {
-  title: string;
-  sum: string;
-  buckets: Bucket[];
-  pick: (bucket: Bucket) => number;
-}
-
-function Chart({ title, sum, buckets, pick }: ChartProps) {
-  const peak = Math.max(1e-12, ...buckets.map(pick));
-  return (
-    <figure class="chart">
-      <figcaption>
-        {title} <strong>{sum}</strong>
-      </figcaption>
-      <svg
-        viewBox={`0 0 ${buckets.length * 10} 60`}
-        preserveAspectRatio="none"
-        role="img"
-        aria-label={`${title}: ${sum} in all`}
-      >
-        {buckets.map((bucket, i) => {
-          const height = (pick(bucket) / peak) * 58;
-          return (
-            <rect key={bucket.label} x={i * 10 + 1} y={60 - height} width={8} height={height}>
-              <title>{`${bucket.label}: ${pick(bucket)}`}</title>
-            </rect>
-          );
-        })}
-      </svg>
-    </figure>
-  );
-}
-
-function Recent() {
-  const known = useStore(entries);
-  if (known.length === 0) return <p class="faint">Nothing yet.</p>;
-  return (
-    <div class="wide" role="region" aria-label="Recent requests" tabIndex={0}>
-      <table>
-        <thead>
-          <tr>
-            {["When", "What", "Model", "In", "Out", "Forwards", "Seconds"].map((name) => (
-              <th key={name} scope="col">
-                {name}
-              </th>
-            ))}
-          </tr>
-        </thead>
-        <tbody>
-          {known
-            .slice(-20)
-            .reverse()
-            .map((entry) => (
-              <tr key={entry.at}>
-                <td>{new Date(entry.at).toLocaleTimeString()}</td>
-                <td>{entry.kind}</td>
-                <td>{entry.model}</td>
-                <td>{entry.promptTokens}</td>
-                <td>{entry.completionTokens}</td>
-                <td>{entry.forwards}</td>
-                <td>{entry.seconds.toFixed(2)}</td>
-              </tr>
-            ))}
-        </tbody>
-      </table>
-    </div>
-  );
+function labelOf(start: number, width: Width): string {
+  const date = new Date(start * 1000);
+  if (width === "1h") return `${String(date.getHours()).padStart(2, "0")}:00`;
+  return date.toLocaleDateString("en", { month: "short", day: "numeric", timeZone: "UTC" });
 }

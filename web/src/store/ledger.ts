@@ -1,5 +1,6 @@
 // What this browser has asked for: one line a request, for the Usage panel. Counts and times, no text.
 
+import { sum, type UsageBucket } from "../wire/account";
 import { all, clear, put } from "./database";
 import { newId } from "./identity";
 import { Store } from "./observable";
@@ -32,24 +33,18 @@ export async function forgetEntries(): Promise<void> {
   entries.set([]);
 }
 
-export interface Bucket {
-  label: string;
-  requests: number;
-  tokens: number;
-  cost: number;
-}
-
 /** Sums over the last `num` spans of `spanMs` that end with the one holding `now`. */
-export function bucketed(known: readonly Entry[], now: number, spanMs: number, num: number): Bucket[] {
+export function bucketed(known: readonly Entry[], now: number, spanMs: number, num: number): UsageBucket[] {
   const end = Math.floor(now / spanMs) + 1;
   return Array.from({ length: num }, (_, i) => {
     const span = end - num + i;
     const inside = known.filter((entry) => Math.floor(entry.at / spanMs) === span);
     return {
-      label: new Date(span * spanMs).toISOString().slice(5, 16).replace("T", " "),
+      start: (span * spanMs) / 1000,
       requests: inside.length,
-      tokens: inside.reduce((sum, entry) => sum + entry.promptTokens + entry.completionTokens, 0),
-      cost: inside.reduce((sum, entry) => sum + entry.cost, 0),
+      tokensIn: sum(inside, (entry) => entry.promptTokens),
+      tokensOut: sum(inside, (entry) => entry.completionTokens),
+      cost: sum(inside, (entry) => entry.cost),
     };
   });
 }

@@ -3,7 +3,8 @@
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { ChatPanel } from "../chat/chat_panel";
-import { startConversation, stop } from "../chat/session";
+import { stopAll } from "../chat/run";
+import { startConversation } from "../chat/session";
 import { RacePanel } from "../diffusion/race";
 import { ApiPanel } from "../panels/api";
 import { CodePanel } from "../panels/code";
@@ -15,6 +16,7 @@ import { useStore } from "../store/observable";
 import { meetServer, trouble } from "../store/server";
 import { keyWanted } from "../wire/client";
 import { go, route, TITLES, type PanelName } from "./route";
+import { Shortcuts, showShortcuts } from "./shortcuts";
 import { Sidebar } from "./sidebar";
 
 const VIEWS: Record<PanelName, () => VNode> = {
@@ -59,6 +61,7 @@ export function App() {
         <Trouble />
         <View />
       </main>
+      <Shortcuts />
     </div>
   );
 }
@@ -83,13 +86,14 @@ function skip(event: Event): void {
 }
 
 function globalKey(event: KeyboardEvent): void {
-  if (event.key === "Escape") stop();
+  if (event.key === "Escape") stopAll();
   if ((event.ctrlKey || event.metaKey) && event.key === "k") {
     event.preventDefault();
     startConversation();
     go("chat");
     focusComposer();
   }
+  if (event.key === "?" && !isTyping(event.target)) showShortcuts();
   if (event.key === "/" && !isTyping(event.target)) {
     event.preventDefault();
     focusComposer();

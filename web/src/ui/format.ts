@@ -12,3 +12,12 @@ export function compact(value: number): string {
 export function money(value: number | null): string {
   return value === null ? "free" : `$${value < 0.01 ? value.toFixed(6) : value.toFixed(2)}`;
 }
+
+/** Credits come as exact decimal text; people get six places at most. */
+export function credits(amount: string): string {
+  return new Intl.NumberFormat("en", { maximumFractionDigits: 6 }).format(Number(amount));
+}
+
+export function day(unixSeconds: number | null): string {
+  return unixSeconds === null ? "never" : new Date(unixSeconds * 1000).toLocaleDateString();
+}

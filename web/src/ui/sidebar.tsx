@@ -13,8 +13,8 @@ import type { Conversation } from "../chat/conversation";
 import { useStore } from "../store/observable";
 import { server } from "../store/server";
 import { change, settings, type Settings } from "../store/settings";
-import { keyWanted } from "../wire/client";
 import { go, PANELS, route, TITLES } from "./route";
+import { showShortcuts } from "./shortcuts";
 
 export function Sidebar({ onPick }: { onPick: () => void }) {
   return (
@@ -44,12 +44,9 @@ export function Sidebar({ onPick }: { onPick: () => void }) {
 
 function Panels() {
   const shown = useStore(route);
-  const info = useStore(server);
-  const isKeyWanted = useStore(keyWanted);
-  const panels = PANELS.filter((panel) => panel !== "keys" || info?.accounts || isKeyWanted);
   return (
     <nav aria-label="Panels">
-      {panels.map((panel) => (
+      {PANELS.map((panel) => (
         <a key={panel} href={`#/${panel}`} aria-current={panel === shown ? "page" : undefined}>
           {TITLES[panel]}
         </a>
@@ -145,6 +142,9 @@ function Foot() {
           <option value="dark">dark</option>
         </select>
       </label>
+      <button type="button" class="ghost" aria-keyshortcuts="?" onClick={showShortcuts}>
+        Keyboard
+      </button>
       {info && (
         <p class="faint">
           {info.model} on {info.device} · {info.version}

@@ -9,6 +9,8 @@ export interface Sent {
   path: string;
   body: unknown;
   at: number;
+  /** Whether it carried a key; which one is nobody's business. */
+  hadKey: boolean;
 }
 
 /** The newest request of the page, exactly as sent; the API panel prints it. */
@@ -48,6 +50,14 @@ export async function postJson<T>(path: string, body: unknown, signal?: AbortSig
   return (await response.json()) as T;
 }
 
+/** A call about the account, not a request of the user's: it is not recorded as one. */
+export async function manage<T>(method: "POST" | "DELETE", path: string, body?: unknown): Promise<T> {
+  const init: RequestInit = { method, headers: { ...headers(), "content-type": "application/json" } };
+  const response = await fetch(path, body === undefined ? init : { ...init, body: JSON.stringify(body) });
+  await check(response);
+  return (await response.json()) as T;
+}
+
 export async function* streamChat(body: ChatBody, signal: AbortSignal): AsyncGenerator<ChatChunk> {
   const response = await post("/v1/chat/completions", body, signal);
   if (response.body === null) throw new ApiError("The server sent no body.", response.status);
@@ -78,7 +88,7 @@ export async function countTokens(model: string, prompt: string, signal: AbortSi
 }
 
 async function post(path: string, body: unknown, signal?: AbortSignal): Promise<Response> {
-  lastSent.set({ path, body, at: Date.now() });
+  lastSent.set({ path, body, at: Date.now(), hadKey: hasKey() });
   return send(path, body, signal);
 }
 

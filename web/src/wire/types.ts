@@ -53,23 +53,18 @@ export interface Usage {
   quicksilver?: { forwards: number; tokens_per_forward: number };
 }
 
-export interface NamedLogprob {
-  token: string;
-  logprob: number;
-  bytes: number[] | null;
-}
-
-export interface TokenLogprob extends NamedLogprob {
-  top_logprobs: NamedLogprob[];
-}
-
-export type FrameToken = [text: string, state: string, confidence: number];
+export type TokenState = "forced" | "committed" | "decided" | "masked";
+export type Alternative = [text: string, probability: number];
+export type FrameToken = [text: string, state: TokenState, confidence: number | null, others?: Alternative[]];
 
 export interface FrameDetail {
   step: number;
+  /** Code points that stay. */
+  committed: number;
   decided: number;
   masked: number;
   confidence: number;
+  shown?: number;
   tokens?: FrameToken[];
 }
 
@@ -86,7 +81,7 @@ export interface ChatDelta {
 }
 
 export interface ChatChunk {
-  choices: { delta: ChatDelta; finish_reason: string | null; logprobs?: { content: TokenLogprob[] } | null }[];
+  choices: { delta: ChatDelta; finish_reason: string | null }[];
   usage?: Usage | null;
   quicksilver?: FrameDetail;
   error?: { message: string; code?: string };
