@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_peers --out DIR [--models 135M,1.5B] [--tokens 128]
 
-Both are greedy and bf16 with stop tokens banned. The share of equal tokens is printed beside the speeds; after the first
+Both are greedy and bf16 with stop tokens banned. How many tokens are equal is printed beside the speeds; after a first
 difference in the last bits random weights lead elsewhere, so it says where the texts part, not who is right.
 """
 

@@ -18,7 +18,6 @@ from quicksilver.model.kernels.project import (
     low_parts,
     part_floats,
     project_add,
-    project_low,
     project_qkv,
     project_swiglu,
     square_tiles,
@@ -90,7 +89,7 @@ def _term(x: Tensor, out_dim: int, gate: Tensor, walled: Walled) -> tuple[LowRan
     a, b = walled(place.normal(rank, x.shape[1]) / x.shape[1] ** 0.5), walled(place.normal(out_dim, rank) / 4)
     low = walled(torch.zeros(low_parts(x.shape[1]), len(x), rank, device=place.device))
     wanted = ((x.float() @ a.float().T) * gate[:, None]) @ b.float().T
-    return LowRankTerm(project_low(x, a, gate, low), b), wanted
+    return LowRankTerm(a, b, low, gate, torch.zeros(1, dtype=torch.int32, device=place.device)), wanted
 
 
 def _scaled(x: Tensor, gain: Tensor, walled: Walled) -> tuple[Scaled, Tensor]:
@@ -125,6 +124,7 @@ def check_qkv(seed: int, shape: LayerShape, rows: int, has_norms: bool) -> None:
     out, parts = walled(torch.zeros_like(raw)), _parts(shape, rows, walled)
     turn = Rotation(where, angles, caches, norms)
     for _ in range(2):  # the second finds the counters as the first left them
+        term.ready.zero_()
         project_qkv(scaled, Norm(gain, 1e-6), Weight(w, walled(bias)), out, turn, (parts, term))
     rotate_and_write(raw, wanted_caches, where, angles, norms)
     expect_close(out, raw, place.tolerance)

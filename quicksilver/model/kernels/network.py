@@ -24,7 +24,6 @@ from quicksilver.model.kernels.project import (
     low_parts,
     part_floats,
     project_add,
-    project_low,
     project_qkv,
     project_swiglu,
     square_tiles,
@@ -67,6 +66,7 @@ class Space:
     ffn: Tensor
     attend: AttendSpace
     low: dict[str, Tensor]
+    ready: Tensor  # (layers, 4): how many parts of each adapter's first half are there
     scaled: Scaled
     parts: Parts
 
@@ -85,7 +85,8 @@ class Space:
         scaled = Scaled(rows(config.dim), torch.zeros(square_tiles(config.dim), num_rows, device=device))
         parts = Parts.allocate(_part_floats(config, num_rows), device)
         qkv, ffn = rows(config.q_dim + 2 * config.kv_dim), rows(config.ffn_dim)
-        return cls(rows(config.dim), qkv, ffn, attend, low, scaled, parts)
+        ready = torch.zeros(config.num_layers, 4, dtype=torch.int32, device=device)
+        return cls(rows(config.dim), qkv, ffn, attend, low, ready, scaled, parts)
 
     def with_x(self, x: Tensor) -> Space:
         """The same space with its residual stream at the head of a larger buffer."""
@@ -138,6 +139,8 @@ class Network:
                 self._wide_layer(index, layer, rows, space, is_gated and bool(layer.canvas))
             return space.x
         layers = self.weights.layers
+        if is_gated:
+            space.ready.zero_()
         scale_rows(space.x, layers[0].attn_norm.gain, space.scaled.y, space.scaled.squares)
         next_norms = [*(layer.attn_norm for layer in layers[1:]), self.weights.norm]
         for index, next_norm in enumerate(next_norms):
@@ -148,19 +151,19 @@ class Network:
         config, layer, scaled, parts = self.config, self.weights.layers[index], space.scaled, space.parts
         caches = (self.cache.k[index], self.cache.v[index])
 
-        def term(name: str, x: Tensor) -> LowRankTerm | None:
+        def term(name: str) -> LowRankTerm | None:
             if not is_gated:
                 return None
-            pair = layer.canvas[name]
-            return LowRankTerm(project_low(x, pair.a, rows.gate, space.low[name]), pair.b)
+            pair, ready = layer.canvas[name], space.ready[index, list(space.low).index(name) :]
+            return LowRankTerm(pair.a, pair.b, space.low[name], rows.gate, ready)
 
         qkv = space.qkv.view(len(space.qkv), -1, config.head_dim)
         turn = Rotation(rows.where, self.angles, caches, layer.head_norms)
-        project_qkv(scaled, layer.attn_norm, layer.qkv, qkv, turn, (parts, term("qkv", scaled.y)))
+        project_qkv(scaled, layer.attn_norm, layer.qkv, qkv, turn, (parts, term("qkv")))
         attended = attend_paged(qkv, caches, rows.tables, attend_shape(config, len(qkv)), space.attend)
-        project_add(attended, layer.o, space.x, (layer.ffn_norm, scaled), parts, term("o", attended))
-        project_swiglu(scaled, layer.ffn_norm, layer.gate_up, space.ffn, parts, term("gu", scaled.y))
-        project_add(space.ffn, layer.down, space.x, (next_norm, scaled), parts, term("dn", space.ffn))
+        project_add(attended, layer.o, space.x, (layer.ffn_norm, scaled), parts, term("o"))
+        project_swiglu(scaled, layer.ffn_norm, layer.gate_up, space.ffn, parts, term("gu"))
+        project_add(space.ffn, layer.down, space.x, (next_norm, scaled), parts, term("dn"))
 
     def _attend(self, index: int, projected: Tensor, rows: RowInputs, space: Space) -> Tensor:
         config, layer = self.config, self.weights.layers[index]

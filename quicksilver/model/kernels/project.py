@@ -20,7 +20,9 @@ from quicksilver.model.kernels.stream import (
     Parts,
     add_parts,
     leave_part,
+    low_part,
     low_rank,
+    low_sum,
     multiply,
     norm_divisor,
     pick_columns,
@@ -47,10 +49,18 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class LowRankTerm:
-    """`low` (parts, rows, rank) fp32, the gated A x whose parts are summed here; `b` (out, rank)."""
+    """a (rank, in) and b (out, rank) on the rows whose gate is 1. The first programs of the linear's launch leave A x
+    in `low` (parts, rows, rank) fp32 and count themselves in `ready`, one int32 that must be zero before the launch."""
 
-    low: Tensor
+    a: Tensor
     b: Tensor
+    low: Tensor
+    gate: Tensor
+    ready: Tensor
+
+    @property
+    def num_programs(self) -> int:
+        return self.low.shape[0] * (self.a.shape[0] // 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +111,27 @@ def _turn(
 
 
 @triton.jit
-def _finish_pair(
-    a, b_, first, second, m, bias, scale, squares, low, b, eps, K,
-    ROWS: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
-    PARTS: tl.constexpr, RANK: tl.constexpr,
+def _add_low(
+    a, b_, first, second, m, scale, low, b, ready,
+    ROWS: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
-    """Scale, low-rank term, norm's divisor and bias, in an order that a zero low-rank term leaves bit for bit."""
+    """The low-rank term onto the first split's sums, where the accumulators lie as its product does. A zero term leaves
+    every sum bit for bit."""
+    t = low_sum(low, ready, m, ROWS, PARTS, RANK)
+    c, d = low_rank(t, b, first, RANK), low_rank(t, b, second, RANK)
+    if SCALE:
+        c, d = c / tl.load(scale + first)[:, None], d / tl.load(scale + second)[:, None]
+    return a + c, b_ + d
+
+
+@triton.jit
+def _finish_pair(
+    a, b_, first, second, m, bias, scale, squares, eps, K,
+    ROWS: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
+):  # fmt: skip
+    """Scale, norm's divisor and bias."""
     if SCALE:
         a, b_ = a * tl.load(scale + first)[:, None], b_ * tl.load(scale + second)[:, None]
-    if RANK > 0:
-        a += low_rank(low, b, m, first, ROWS, PARTS, RANK)
-        b_ += low_rank(low, b, m, second, ROWS, PARTS, RANK)
     if TILES > 0:
         shrink = norm_divisor(squares, m, K, eps, TILES, ROWS)[None, :]
         a, b_ = a * shrink, b_ * shrink
@@ -123,13 +143,19 @@ def _finish_pair(
 
 @triton.jit
 def _qkv_kernel(
-    x, w, out, sums, arrived, squares, bias, scale, low, b,
+    x, w, out, sums, arrived, squares, bias, scale, low, b, a, gate, ready, low_depth, tiles,
     k_cache, v_cache, angles, positions, slots, q_gain, k_gain, eps, head_eps, K, depth,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
     TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr, LINES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    head, split = tl.program_id(0), tl.program_id(1)
+    item = tl.program_id(0) - PARTS * (RANK // 16)
+    if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
+        if item < 0:
+            wait_turn(OVERLAPS)
+            low_part(item + PARTS * (RANK // 16), x, a, low, gate, ready, K, low_depth, ROWS, 64, RANK)
+            return
+    head, split = item % tiles, item // tiles
     m, i = tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
     first = (head * (2 * BLOCK_N) + i).to(tl.int64)
     second = first + BLOCK_N
@@ -138,6 +164,9 @@ def _qkv_kernel(
     fetch_ahead(w, second, K, begin, LINES, OVERLAPS)
     wait_turn(OVERLAPS)
     left, right = multiply(x, w, first, second, K, begin, tl.minimum(begin + depth, K), ROWS, BLOCK_N, BLOCK_K, EVEN)
+    if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
+        if split == 0:
+            left, right = _add_low(left, right, first, second, m, scale, low, b, ready, ROWS, SCALE, PARTS, RANK)
     is_last = split >= 0
     if SPLITS > 1:
         is_last = leave_part(sums, arrived, left, right, head, split, ROWS, BLOCK_N, SPLITS)
@@ -145,7 +174,7 @@ def _qkv_kernel(
         if SPLITS > 1:
             left, right = add_parts(sums, arrived, head, ROWS, BLOCK_N, SPLITS)
         left, right = _finish_pair(
-            left, right, first, second, m, bias, scale, squares, low, b, eps, K, ROWS, TILES, BIAS, SCALE, PARTS, RANK
+            left, right, first, second, m, bias, scale, squares, eps, K, ROWS, TILES, BIAS, SCALE
         )
         # Rounded before it is normed and turned, as a linear layer's output is.
         left = left.to(out.dtype.element_ty).to(tl.float32)
@@ -158,13 +187,19 @@ def _qkv_kernel(
 
 @triton.jit
 def _swiglu_kernel(
-    x, w, out, sums, arrived, squares, scale, low, b, eps, K, N, depth,
+    x, w, out, sums, arrived, squares, scale, low, b, a, gate_of, ready, low_depth, tiles, eps, K, N, depth,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
     TILES: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, LINES: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up; w holds N gate rows, then N up rows."""
-    tile, split = tl.program_id(0), tl.program_id(1)
+    item = tl.program_id(0) - PARTS * (RANK // 16)
+    if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
+        if item < 0:
+            wait_turn(OVERLAPS)
+            low_part(item + PARTS * (RANK // 16), x, a, low, gate_of, ready, K, low_depth, ROWS, 64, RANK)
+            return
+    tile, split = item % tiles, item // tiles
     m, n = tl.arange(0, ROWS), tile * BLOCK_N + tl.arange(0, BLOCK_N)
     first = n.to(tl.int64)
     second = first + N
@@ -173,27 +208,34 @@ def _swiglu_kernel(
     fetch_ahead(w, second, K, begin, LINES, OVERLAPS)
     wait_turn(OVERLAPS)
     gate, up = multiply(x, w, first, second, K, begin, tl.minimum(begin + depth, K), ROWS, BLOCK_N, BLOCK_K, EVEN)
+    if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
+        if split == 0:
+            gate, up = _add_low(gate, up, first, second, m, scale, low, b, ready, ROWS, SCALE, PARTS, RANK)
     is_last = split >= 0
     if SPLITS > 1:
         is_last = leave_part(sums, arrived, gate, up, tile, split, ROWS, BLOCK_N, SPLITS)
     if is_last:
         if SPLITS > 1:
             gate, up = add_parts(sums, arrived, tile, ROWS, BLOCK_N, SPLITS)
-        gate, up = _finish_pair(
-            gate, up, first, second, m, x, scale, squares, low, b, eps, K, ROWS, TILES, False, SCALE, PARTS, RANK
-        )
+        gate, up = _finish_pair(gate, up, first, second, m, x, scale, squares, eps, K, ROWS, TILES, False, SCALE)
         y = gate / (1.0 + tl.exp(-gate)) * up
         tl.store(out + m[None, :] * N + n[:, None], y.to(out.dtype.element_ty))
 
 
 @triton.jit
 def _add_kernel(
-    x, w, stream, y, sums, arrived, squares, gain, scale, low, b, K, N, depth,
+    x, w, stream, y, sums, arrived, squares, gain, scale, low, b, a_low, gate, ready, low_depth, tiles, K, N, depth,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
     SCALE: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, LINES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """stream += W x, in place; and the sum times the next norm's gain, and its squares."""
-    tile, split = tl.program_id(0), tl.program_id(1)
+    item = tl.program_id(0) - PARTS * (RANK // 16)
+    if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
+        if item < 0:
+            wait_turn(OVERLAPS)
+            low_part(item + PARTS * (RANK // 16), x, a_low, low, gate, ready, K, low_depth, ROWS, 64, RANK)
+            return
+    tile, split = item % tiles, item // tiles
     m, i = tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
     first = (tile * (2 * BLOCK_N) + i).to(tl.int64)
     second = first + BLOCK_N
@@ -202,15 +244,16 @@ def _add_kernel(
     fetch_ahead(w, second, K, begin, LINES, OVERLAPS)
     wait_turn(OVERLAPS)
     a, c = multiply(x, w, first, second, K, begin, tl.minimum(begin + depth, K), ROWS, BLOCK_N, BLOCK_K, EVEN)
+    if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
+        if split == 0:
+            a, c = _add_low(a, c, first, second, m, scale, low, b, ready, ROWS, SCALE, PARTS, RANK)
     is_last = split >= 0
     if SPLITS > 1:
         is_last = leave_part(sums, arrived, a, c, tile, split, ROWS, BLOCK_N, SPLITS)
     if is_last:
         if SPLITS > 1:
             a, c = add_parts(sums, arrived, tile, ROWS, BLOCK_N, SPLITS)
-        a, c = _finish_pair(
-            a, c, first, second, m, x, scale, squares, low, b, 0.0, K, ROWS, 0, False, SCALE, PARTS, RANK
-        )
+        a, c = _finish_pair(a, c, first, second, m, x, scale, squares, 0.0, K, ROWS, 0, False, SCALE)
         at = m[None, :] * N + (tile * (2 * BLOCK_N) + i)[:, None]
         total = _add_half(a, stream, y, gain + first, at)
         total += _add_half(c, stream, y, gain + second, at + BLOCK_N)
@@ -228,28 +271,6 @@ def _add_half(a, stream, y, gain, at):
     return tl.sum(wide * wide, 0)
 
 
-@triton.jit
-def _low_kernel(
-    x, a, low, gate, K, depth,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, RANK: tl.constexpr, OVERLAPS: tl.constexpr,
-):  # fmt: skip
-    """gate * (A x), one part of the depth a program."""
-    part = tl.program_id(1)
-    m, k = tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    wait_turn(OVERLAPS)
-    acc = tl.zeros((BLOCK_N, ROWS), tl.float32)
-    end = tl.minimum(part * depth + depth, K)
-    for start in range(part * depth, end, BLOCK_K):
-        at = start + k
-        is_in = (at < end)[None, :]
-        x_tile = tl.load(x + m[:, None] * K + at[None, :], mask=is_in, other=0.0)
-        a_tile = tl.load(a + n[:, None] * K + at[None, :], mask=is_in, other=0.0)
-        acc = tl.dot(a_tile, tl.trans(x_tile), acc, input_precision="ieee")
-    acc = acc * tl.load(gate + m).to(tl.float32)[None, :]
-    tl.store(low + part * ROWS * RANK + m[None, :] * RANK + n[:, None], acc)
-
-
 def project_qkv(
     x: Scaled, norm: Norm, weight: Weight, out: Tensor, turn: Rotation, rest: tuple[Parts, LowRankTerm | None]
 ) -> Tensor:
@@ -259,9 +280,9 @@ def project_qkv(
     parts, term = rest
     cut = pick_cut(head_dim // 2, num_all, k, rows)
     gains = (turn.norms.q, turn.norms.k) if turn.norms else (x.y, x.y)
-    _qkv_kernel[(num_all, cut.splits(k))](
+    _qkv_kernel[(_low_programs(term) + num_all * cut.splits(k),)](
         x.y, weight.w, out, parts.sums, parts.arrived, x.squares, _or(weight.bias, x.y), _or(weight.scale, x.y),
-        term.low if term else x.y, term.b if term else x.y, *turn.caches, turn.angles, turn.where.positions,
+        *_low_args(term, x.y), num_all, *turn.caches, turn.angles, turn.where.positions,
         turn.where.slots, *gains, norm.eps, turn.norms.eps if turn.norms else 0.0, k, cut.depth,
         TILES=x.squares.shape[0], BIAS=weight.bias is not None, HEADS=num_all - 2 * kv_heads, KV_HEADS=kv_heads,
         NORM=turn.norms is not None, **_shape(cut, rows, k), **_terms(weight, term), **overlap(),
@@ -276,9 +297,9 @@ def project_swiglu(
     (rows, n), k = out.shape, weight.w.shape[1]
     block_n = pick_columns(n)
     cut = pick_cut(block_n, n // block_n, k, rows)
-    _swiglu_kernel[(n // block_n, cut.splits(k))](
+    _swiglu_kernel[(_low_programs(term) + n // block_n * cut.splits(k),)](
         x.y, weight.w, out, parts.sums, parts.arrived, x.squares, _or(weight.scale, x.y),
-        term.low if term else x.y, term.b if term else x.y, norm.eps, k, n, cut.depth,
+        *_low_args(term, x.y), n // block_n, norm.eps, k, n, cut.depth,
         TILES=x.squares.shape[0], **_shape(cut, rows, k), **_terms(weight, term), **overlap(),
     )  # fmt: skip
     return out
@@ -292,29 +313,17 @@ def project_add(
     norm, scaled = after
     block_n = pick_columns(n // 2)
     cut = pick_cut(block_n, n // (2 * block_n), k, rows)
-    _add_kernel[(n // (2 * block_n), cut.splits(k))](
+    _add_kernel[(_low_programs(term) + n // (2 * block_n) * cut.splits(k),)](
         x, weight.w, stream, scaled.y, parts.sums, parts.arrived, scaled.squares, norm.gain, _or(weight.scale, x),
-        term.low if term else x, term.b if term else x, k, n, cut.depth,
+        *_low_args(term, x), n // (2 * block_n), k, n, cut.depth,
         **_shape(cut, rows, k), **_terms(weight, term), **overlap(),
     )  # fmt: skip
     return stream
 
 
-def project_low(x: Tensor, a: Tensor, gate: Tensor, low: Tensor) -> Tensor:
-    """low (parts, rows, rank) = gate * (A x), the depth cut into as many parts as `low` has."""
-    rank, k = a.shape
-    parts, block_k = low.shape[0], 64
-    depth = triton.cdiv(triton.cdiv(k, parts), block_k) * block_k
-    _low_kernel[(rank // 16, parts)](
-        x, a, low, gate, k, depth,
-        ROWS=x.shape[0], BLOCK_N=16, BLOCK_K=block_k, RANK=rank, num_warps=2, num_stages=4, **overlap(),
-    )  # fmt: skip
-    return low
-
-
 def low_parts(depth: int) -> int:
-    """How many programs share the depth of A x."""
-    return max(1, min(8, depth // 192))
+    """How many programs share the depth of A x: so many that it is there before the weights are read."""
+    return max(1, min(8, depth // 1536))
 
 
 def square_tiles(dim: int) -> int:
@@ -338,6 +347,18 @@ def _shape(cut: Cut, rows: int, k: int) -> dict[str, int | bool]:
         "ROWS": rows, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "SPLITS": cut.splits(k),
         "EVEN": cut.is_even(k), "LINES": lines, "num_warps": cut.num_warps, "num_stages": cut.num_stages,
     }  # fmt: skip
+
+
+def _low_programs(term: LowRankTerm | None) -> int:
+    return term.num_programs if term else 0
+
+
+def _low_args(term: LowRankTerm | None, other: Tensor) -> tuple[Tensor | int, ...]:
+    """low, b, a, gate, ready, and how deep one part of A x goes; stand-ins without a term."""
+    if term is None:
+        return (other,) * 5 + (0,)
+    depth = triton.cdiv(triton.cdiv(term.a.shape[1], term.low.shape[0]), 64) * 64
+    return term.low, term.b, term.a, term.gate, term.ready, depth
 
 
 def _terms(weight: Weight, term: LowRankTerm | None) -> dict[str, int | bool]:

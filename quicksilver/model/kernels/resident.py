@@ -117,7 +117,7 @@ def run_whole(
         ROWS=count, LAYERS=config.num_layers, DIM=config.dim, FFN=config.ffn_dim, HEADS=config.num_heads,
         KV_HEADS=config.num_kv_heads, D=config.head_dim, PAGE=tables.page_size,
         BLOCK=triton.next_power_of_2(config.dim), TILES=triton.next_power_of_2(config.dim // 16),
-        KD=_step(config.dim), KQ=_step(config.q_dim), KF=_step(config.ffn_dim),
+        KD=min(64, _step(config.dim)), KQ=_step(config.q_dim), KF=_step(config.ffn_dim),
         CANVAS=is_gated, SPLITS=WHOLE_SPLITS, PROGRAMS=programs, STAGES=STAGES, FETCH=FETCH and space.x.is_cuda,
         BIAS=stacked.bias is not None, num_warps=4,
     )  # fmt: skip

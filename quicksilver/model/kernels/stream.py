@@ -130,12 +130,43 @@ def norm_divisor(squares, m, K, eps, TILES: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def low_rank(low, b, m, n, ROWS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr):
-    """B (gated A x) for columns n, (columns, rows)."""
+def low_part(
+    item, x, a, low, gate, ready, K, depth, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, RANK: tl.constexpr
+):  # fmt: skip
+    """gate * (A x) for 16 of the ranks over one part of the depth; then count it as there."""
+    part, n = item // (RANK // 16), (item % (RANK // 16)) * 16 + tl.arange(0, 16)
+    m, k = tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
+    acc = tl.zeros((16, ROWS), tl.float32)
+    end = tl.minimum(part * depth + depth, K)
+    for start in range(part * depth, end, BLOCK_K):
+        at = start + k
+        is_in = (at < end)[None, :]
+        x_tile = tl.load(x + m[:, None] * K + at[None, :], mask=is_in, other=0.0)
+        a_tile = tl.load(a + n[:, None] * K + at[None, :], mask=is_in, other=0.0)
+        acc = tl.dot(a_tile, tl.trans(x_tile), acc, input_precision="ieee")
+    acc = acc * tl.load(gate + m).to(tl.float32)[None, :]
+    tl.store(low + part * ROWS * RANK + m[None, :] * RANK + n[:, None], acc)
+    tl.debug_barrier()  # every thread's sums are out before one thread announces them
+    tl.atomic_add(ready, 1, sem="release", scope="gpu")
+
+
+@triton.jit
+def low_sum(low, ready, m, ROWS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr):
+    """The gated A x, (rows, rank), once every part of it is there. Those parts are the first programs of the launch, so
+    that waiting for them cannot keep them off the chip."""
+    while tl.load(ready, volatile=True) < PARTS * (RANK // 16):
+        pass
+    tl.debug_barrier()
     r = tl.arange(0, RANK)
-    at = m[:, None] * RANK + r[None, :]
-    t = tl.load(low + at)
-    for part in tl.static_range(1, PARTS):
-        t += tl.load(low + part * ROWS * RANK + at)
-    b_tile = tl.load(b + n[:, None] * RANK + r[None, :])
+    at = low + m[:, None] * RANK + r[None, :]
+    t = tl.load(at, cache_modifier=".cg")
+    for part in tl.range(1, PARTS, num_stages=1, loop_unroll_factor=1):
+        t += tl.load(at + part * ROWS * RANK, cache_modifier=".cg")
+    return t
+
+
+@triton.jit
+def low_rank(t, b, n, RANK: tl.constexpr):
+    """B (gated A x) for columns n, (columns, rows)."""
+    b_tile = tl.load(b + n[:, None] * RANK + tl.arange(0, RANK)[None, :])
     return tl.dot(b_tile, tl.trans(t.to(b_tile.dtype)), input_precision="ieee")
