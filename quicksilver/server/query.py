@@ -56,7 +56,7 @@ def asks(model: type[Query]) -> dict[str, Any]:
 def checked_id(text: str) -> str:
     """An id of ours by its shape; anything else does not exist, and never reaches the database."""
     if _ID.fullmatch(text) is None:
-        raise NotFound("no such object")
+        raise NotFound("no such organisation, project or key")
     return text
 
 
