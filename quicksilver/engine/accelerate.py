@@ -29,7 +29,7 @@ def make_runner(model: Transformer, cache: PagedCache, config: EngineConfig, con
     if reason is not None:
         if cache.k.is_cuda:
             log.warning("running without CUDA graphs: %s", reason)
-        return Runner(model, cache, config.logit_rows)
+        return _plain_runner(model, cache, config)
     from quicksilver.engine.graphs import GraphLimits
     from quicksilver.engine.rounds import RoundRunner, RoundShape
 
@@ -39,6 +39,15 @@ def make_runner(model: Transformer, cache: PagedCache, config: EngineConfig, con
     canvas_lens = [n for n in _CANVAS_LENS if n == 1 or model.canvas is not None]
     runner.prepare_rounds([RoundShape(1, canvas_len) for canvas_len in canvas_lens])
     return runner
+
+
+def _plain_runner(model: Transformer, cache: PagedCache, config: EngineConfig) -> Runner:
+    """On a CPU with packed int8 weights the compiled loops, else torch."""
+    if not model.is_native:
+        return Runner(model, cache, config.logit_rows)
+    from quicksilver.engine.native import NativeRunner
+
+    return NativeRunner(model, cache, config.logit_rows)
 
 
 def with_spare_pages(config: EngineConfig, device: torch.device) -> EngineConfig:

@@ -51,7 +51,7 @@ def attach_canvas(model: Transformer, adapter: CanvasAdapter, form: str = "gated
     if form == "merged":
         adapter = _merged(model, adapter)
     elif model.is_exact:
-        adapter = _quantised(adapter)
+        adapter = _quantised(adapter, "int8-grouped" if model.is_native else "int8-dynamic")
     model.canvas = adapter.to(device=model.device, dtype=model.dtype)
 
 
@@ -66,11 +66,11 @@ def _merged(model: Transformer, adapter: CanvasAdapter) -> CanvasAdapter:
     return CanvasAdapter(layers, adapter.mask_embedding.detach())
 
 
-def _quantised(adapter: CanvasAdapter) -> CanvasAdapter:
+def _quantised(adapter: CanvasAdapter, scheme: str) -> CanvasAdapter:
     """The same adapter in int8, as the weights beside it: in fp32 it would cost as much as they do."""
     layers: list[dict[str, nn.Module]] = [{} for _ in adapter.layers]
     for index, name, pair in adapter.low_rank():
-        a, b = (make_linear(quantise_weight(t, None, "int8-dynamic"), "int8-dynamic") for t in (pair.A, pair.B))
+        a, b = (make_linear(quantise_weight(t, None, scheme), scheme) for t in (pair.A, pair.B))
         layers[index][name] = LowRankOf(a, b)
     return CanvasAdapter(layers, adapter.mask_embedding.detach())
 

@@ -1,7 +1,8 @@
 """Turning a Transformer's weights into few bits, in place, and choosing how.
 
-Schemes: `int8` (weight-only), `int8-dynamic` (activations too, CPU), `int4` (grouped). The head and the embedding
-table are int8 in every scheme, since 4 bits there cost more than they save. Adapters are merged before, or gated after.
+Schemes: `int8` (weight-only), `int8-grouped` and `int8-dynamic` (activations too, CPU), `int4` (grouped). The head and
+the embedding table are int8 in every scheme, since 4 bits there cost more than they save. Adapters are merged before, or
+gated after.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from torch import Tensor, nn
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.model.assemble import replace_module
+from quicksilver.model.native.support import refusal as native_refusal
 from quicksilver.model.packing import quantise_int4, quantise_int8
 from quicksilver.model.quantised import DynamicInt8Linear, Int4Linear, Int8Embedding, Int8Linear, has_dynamic_kernel
 from quicksilver.model.transformer import Transformer
 
-Scheme = Literal["int8", "int8-dynamic", "int4"]
+Scheme = Literal["int8", "int8-grouped", "int8-dynamic", "int4"]
+EXACT = ("int8-grouped", "int8-dynamic")
+"""Schemes whose products give a row the same bits in any company."""
 GROUP_LEN = 32
 
 Stored = dict[str, Tensor]
@@ -26,6 +30,8 @@ Stored = dict[str, Tensor]
 
 def best_cpu_scheme() -> str:
     """The fastest way to hold weights on this CPU, by what it can do; measurements are in docs/quantisation.md."""
+    if native_refusal() is None:
+        return "int8-grouped"
     return "int8-dynamic" if has_dynamic_kernel() else "float32"
 
 
@@ -38,8 +44,12 @@ def quantise_model(model: Transformer, scheme: str) -> Transformer:
             replace_module(model, name, make_linear(stored, scheme_of(name, scheme)))
     q, scale = quantise_int8(model.tokens.weight)
     replace_module(model, "tokens", Int8Embedding(q, scale, model.dtype))
-    model.is_exact = scheme == "int8-dynamic"
+    mark(model, scheme)
     return model
+
+
+def mark(model: Transformer, scheme: str) -> None:
+    model.is_exact, model.is_native = scheme in EXACT, scheme == "int8-grouped"
 
 
 def check_scheme(scheme: str, device: torch.device) -> None:
@@ -47,6 +57,8 @@ def check_scheme(scheme: str, device: torch.device) -> None:
         raise InvalidRequest(f"{scheme!r} is not one of {', '.join(get_args(Scheme))}", param="scheme")
     if scheme == "int8-dynamic" and (device.type != "cpu" or not has_dynamic_kernel()):
         raise InvalidRequest("int8-dynamic needs a CPU with AVX2 or better; use int8 here", param="scheme")
+    if scheme == "int8-grouped" and (device.type != "cpu" or native_refusal() is not None):
+        raise InvalidRequest(f"int8-grouped cannot run here: {native_refusal() or 'not on a GPU'}", param="scheme")
 
 
 def scheme_of(name: str, scheme: str) -> str:
@@ -69,5 +81,16 @@ def make_linear(stored: Stored, scheme: str) -> nn.Module:
     bias = stored.get("bias")
     if scheme == "int4":
         return Int4Linear(stored["q"], stored["scale"], stored["zero"], bias)
+    if scheme == "int8-grouped":
+        return _grouped(stored)
     kind = DynamicInt8Linear if scheme == "int8-dynamic" else Int8Linear
     return kind(stored["q"], stored["scale"], bias)
+
+
+def _grouped(stored: Stored) -> nn.Module:
+    # Imported here: the loops bring a compiler with them, which no other scheme needs.
+    from quicksilver.model.native.linear import GroupedInt8Linear
+    from quicksilver.model.native.product import pack
+
+    shape = (stored["q"].shape[0], stored["q"].shape[1])
+    return GroupedInt8Linear(*pack(stored["q"], stored["scale"]), stored.get("bias"), shape)

@@ -19,7 +19,7 @@ from quicksilver.model.assemble import empty_transformer, finish, place, replace
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.headers import read_safetensors_header
 from quicksilver.model.packing import quantise_int8
-from quicksilver.model.quantise import GROUP_LEN, Stored, check_scheme, make_linear, quantise_weight, scheme_of
+from quicksilver.model.quantise import GROUP_LEN, Stored, check_scheme, make_linear, mark, quantise_weight, scheme_of
 from quicksilver.model.quantised import Int8Embedding
 from quicksilver.model.shards import open_tensors, read_json
 from quicksilver.model.transformer import Transformer
@@ -80,7 +80,7 @@ def load_quantised(folder: Path, dtype: torch.dtype, device: torch.device | str)
     for name, norm in norms(model):
         place(model, name, reader.read(name, tuple(norm.shape), (torch.float32,)).to(dtype))
     reader.refuse_unread()
-    model.is_exact = scheme == "int8-dynamic"
+    mark(model, scheme)
     return finish(model, device)
 
 

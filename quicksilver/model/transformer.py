@@ -141,7 +141,9 @@ class Transformer(nn.Module):
         self.rope = Rope(config)
         self.canvas = None
         self.is_exact = False
-        """Whether every linear sums in integers; set by `quantise_model`."""
+        """Whether every linear gives a row the same bits in any company; set by `quantise_model`."""
+        self.is_native = False
+        """Whether every linear is packed for the compiled loops; set by `quantise_model`."""
 
     def embed(self, token_ids: Tensor, mask_index: Tensor | None = None) -> Tensor:
         """(rows,) ids -> (rows, dim). Where mask_index >= 0 the row is the learned mask of that canvas index."""

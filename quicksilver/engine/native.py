@@ -1,0 +1,25 @@
+"""The Runner of a CPU whose weights are packed for the compiled loops: the same rows, one compiled call a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from torch import Tensor
+
+from quicksilver.engine.batch import build_batch
+from quicksilver.engine.runner import Runner
+from quicksilver.engine.sequence import Work
+from quicksilver.model.attention import PagedCache
+from quicksilver.model.native.network import NativeNetwork
+from quicksilver.model.transformer import Transformer
+
+
+class NativeRunner(Runner):
+    def __init__(self, model: Transformer, cache: PagedCache, logit_rows: int) -> None:
+        super().__init__(model, cache, logit_rows)
+        self.network = NativeNetwork(model)
+
+    def _forward(self, works: Seq[Work]) -> Tensor:
+        batch = build_batch(works, self.cache.page_size)
+        x = self.model.embed(batch.token_ids, batch.mask_index if batch.has_canvas else None)
+        return self.model.norm(self.network.hidden(x, batch.plan, self.cache)[batch.proposing])

@@ -1,0 +1,173 @@
+"""All layers in one call, run by every thread of a team: each takes its share of a phase, then they meet.
+
+The phases of a layer: norm and rounding by rows; qkv by columns; rotation and cache writes by rows; attention by rows
+and heads; output by columns; norm; gate and up; SwiGLU; down. Canvas rows add their adapter behind each product.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quicksilver.model.native.attend import Keys, Plan, attend
+from quicksilver.model.native.compiled import entry, inner
+from quicksilver.model.native.product import multiply, share
+from quicksilver.model.native.rows import Floats, Rounded, add_row, norm_row, rotate_head, round_row, swiglu_row
+from quicksilver.model.native.scalar import meet
+
+QKV, OUT, GATE_UP, DOWN = range(4)
+BASE, A, B = range(3)
+
+
+class Network(NamedTuple):
+    """Constants of a model. Matrices are rows of four numbers, see `product.Matrix`."""
+
+    matrices: NDArray[np.int64]  # (layers, 4 linears, base and A and B, 4)
+    gains: Floats  # (layers, 2, dim): before attention, before feed-forward
+    head_gains: Floats  # (layers, 2, head_dim): of queries and keys; (0, 2, head_dim) where there are none
+    bias: Floats  # (layers, qkv columns); (0, qkv columns) where there is none
+    heads: tuple[int, int]  # query and KV heads
+    ffn_dim: int
+    eps: float
+
+
+class Room(NamedTuple):
+    """Where a forward works. Rows are those of the batch throughout."""
+
+    x: Floats  # (rows, dim): the stream
+    y: Floats  # (rows, most columns): what a product leaves
+    normed: Floats  # (rows, dim)
+    mixed: Floats  # (rows, q_dim): what attention leaves
+    low: Floats  # (rows, rank): A x
+    wide: Rounded  # (rows, widest input)
+    narrow: Rounded  # (threads * rows, rank): every thread rounds for itself
+    scores: Floats  # (threads, group, keys)
+    counters: NDArray[np.int64]  # (16,)
+
+
+class Batch(NamedTuple):
+    plan: Plan
+    cos: Floats  # (rows, head_dim)
+    sin: Floats
+    rows: NDArray[np.int64]  # 0, 1, 2, …
+    canvas_rows: NDArray[np.int64]
+
+
+@inner
+def _wait(room: Room, num_threads: int) -> None:
+    if num_threads > 1:
+        meet(room.counters.ctypes.data, num_threads)
+
+
+@inner
+def _project(matrices: NDArray[np.int64], room: Room, batch: Batch, team: tuple[int, int]) -> None:
+    """y = W x for all rows, then y += B (A x) for canvas rows."""
+    thread, num_threads = team
+    multiply(room.wide, matrices[BASE], batch.rows, room.y, share(matrices[BASE, 3], thread, num_threads), np.int64(0))
+    if len(batch.canvas_rows):
+        strips = share(matrices[A, 3], num_threads - 1 - thread, num_threads)
+        multiply(room.wide, matrices[A], batch.canvas_rows, room.low, strips, np.int64(0))
+        _wait(room, num_threads)
+        _add_adapter(matrices[B], room, batch.canvas_rows, team)
+    _wait(room, num_threads)
+
+
+@inner
+def _add_adapter(matrix: NDArray[np.int64], room: Room, rows: NDArray[np.int64], team: tuple[int, int]) -> None:
+    thread, num_threads = team
+    first = thread * len(room.x)
+    own = Rounded(room.narrow.values[first:], room.narrow.scales[first:], room.narrow.offsets[first:])
+    for row in rows:
+        round_row(room.low[row], own, row)
+    multiply(own, matrix, rows, room.y, share(matrix[3], thread, num_threads), np.int64(1))
+
+
+@inner
+def _norm_rows(gain: Floats, eps: float, room: Room, adds: int, team: tuple[int, int]) -> None:
+    """Take the last product into the stream, then norm and round it."""
+    first, end = share(len(room.x), team[0], team[1])
+    for row in range(first, end):
+        if adds:
+            add_row(room.x[row], room.y[row])
+        norm_row(room.x[row], gain, eps, room.normed[row])
+        round_row(room.normed[row], room.wide, row)
+    _wait(room, team[1])
+
+
+@inner
+def _place_rows(
+    network: Network, room: Room, batch: Batch, cache: tuple[Floats, Floats], layer: int, team: tuple[int, int]
+) -> None:
+    """Bias, head norms, rotation; keys and values into the cache."""
+    num_heads, num_kv_heads = network.heads
+    head_dim = batch.cos.shape[1]
+    first, end = share(len(room.x), team[0], team[1])
+    for row in range(first, end):
+        y = room.y[row]
+        if len(network.bias):
+            add_row(y[: network.bias.shape[1]], network.bias[layer])
+        for head in range(num_heads + num_kv_heads):
+            part = y[head * head_dim : (head + 1) * head_dim]
+            if len(network.head_gains):
+                norm_row(part, network.head_gains[layer, 0 if head < num_heads else 1], network.eps, part)
+            rotate_head(part, batch.cos[row], batch.sin[row])
+        slot = batch.plan.slots[row]
+        if slot >= 0:
+            for head in range(num_kv_heads):
+                start = (num_heads + head) * head_dim
+                cache[0][slot, head] = y[start : start + head_dim]
+                start += num_kv_heads * head_dim
+                cache[1][slot, head] = y[start : start + head_dim]
+    _wait(room, team[1])
+
+
+@inner
+def _attend_rows(
+    network: Network, room: Room, batch: Batch, cache: tuple[Floats, Floats], team: tuple[int, int]
+) -> None:
+    num_heads, num_kv_heads = network.heads
+    group, head_dim, num_rows = num_heads // num_kv_heads, batch.cos.shape[1], len(room.x)
+    for item in range(team[0], num_rows * num_kv_heads, team[1]):
+        row, head = item // num_kv_heads, item % num_kv_heads
+        start, end = head * group * head_dim, (head + 1) * group * head_dim
+        q = room.y[row, start:end].reshape(group, head_dim)
+        out = room.mixed[row, start:end].reshape(group, head_dim)
+        k_at = (num_heads + head) * head_dim
+        keys = Keys(cache[0], cache[1], room.y, k_at, k_at + num_kv_heads * head_dim)
+        attend(row, head, q, batch.plan, keys, room.scores[team[0]], out)
+    _wait(room, team[1])
+    first, end = share(num_rows, team[0], team[1])
+    for row in range(first, end):
+        round_row(room.mixed[row], room.wide, row)
+    _wait(room, team[1])
+
+
+@inner
+def _activate_rows(network: Network, room: Room, team: tuple[int, int]) -> None:
+    first, end = share(len(room.x), team[0], team[1])
+    for row in range(first, end):
+        swiglu_row(room.y[row], network.ffn_dim)
+        round_row(room.y[row, : network.ffn_dim], room.wide, row)
+    _wait(room, team[1])
+
+
+@entry
+def run_layers(network: Network, room: Room, batch: Batch, k: Floats, v: Floats, team: tuple[int, int]) -> None:
+    """The stream in `room.x` through all layers; k and v are (layers, slots, kv_heads, head_dim)."""
+    for layer in range(len(network.matrices)):
+        matrices, cache = network.matrices[layer], (k[layer], v[layer])
+        _norm_rows(network.gains[layer, 0], network.eps, room, np.int64(layer > 0), team)
+        _project(matrices[QKV], room, batch, team)
+        _place_rows(network, room, batch, cache, layer, team)
+        _attend_rows(network, room, batch, cache, team)
+        _project(matrices[OUT], room, batch, team)
+        _norm_rows(network.gains[layer, 1], network.eps, room, np.int64(1), team)
+        _project(matrices[GATE_UP], room, batch, team)
+        _activate_rows(network, room, team)
+        _project(matrices[DOWN], room, batch, team)
+    first, end = share(len(room.x), team[0], team[1])
+    for row in range(first, end):
+        add_row(room.x[row], room.y[row])
+    _wait(room, team[1])

@@ -1,0 +1,60 @@
+"""A linear over packed int8 weights as a torch module: what a quantised model is made of, and what the head runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from quicksilver.model.native.compiled import entry
+from quicksilver.model.native.product import Matrix, multiply, share
+from quicksilver.model.native.rows import Floats, Rounded, empty_rounded, round_row
+from quicksilver.model.native.scalar import meet
+from quicksilver.model.native.team import current_team
+from quicksilver.model.native.tile import GROUP_LEN, STRIP
+
+
+class GroupedInt8Linear(nn.Module):
+    """int8 weights with a scale for each output, activations int8 in groups of 64 inputs with a scale each (CPU)."""
+
+    packed: Tensor
+    scales: Tensor
+    bias: Tensor | None
+
+    def __init__(self, packed: Tensor, scales: Tensor, bias: Tensor | None, shape: tuple[int, int]) -> None:
+        super().__init__()
+        self.register_buffer("packed", packed)
+        self.register_buffer("scales", scales)
+        self.register_buffer("bias", None if bias is None else bias.float())
+        self.out_dim, self.in_dim = shape
+
+    @property
+    def matrix(self) -> Matrix:
+        num_groups, num_strips = self.packed.shape[1] * 4 // GROUP_LEN, self.packed.shape[0] * 16 // STRIP
+        return Matrix(self.packed.data_ptr(), self.scales.data_ptr(), num_groups, num_strips)
+
+    def forward(self, x: Tensor) -> Tensor:
+        matrix = np.array(self.matrix, np.int64)
+        y = torch.empty(len(x), len(self.scales))
+        if len(x):
+            rounded, counters = empty_rounded(len(x), self.in_dim), np.zeros(16, np.int64)
+            source, target = x.detach().float().contiguous().numpy(), y.numpy()
+            current_team().run(lambda place: _apply(source, matrix, rounded, target, counters, place))
+        y = y[:, : self.out_dim].to(x.dtype)
+        return y if self.bias is None else y + self.bias.to(x.dtype)
+
+
+@entry
+def _apply(
+    x: Floats, matrix: NDArray[np.int64], rounded: Rounded, y: Floats, counters: NDArray[np.int64], place: tuple[int, int]
+) -> None:
+    thread, num_threads = place
+    first, end = share(len(x), thread, num_threads)
+    for row in range(first, end):
+        round_row(x[row], rounded, row)
+    if num_threads > 1:
+        meet(counters.ctypes.data, num_threads)
+    multiply(rounded, matrix, np.arange(len(x)), y, share(matrix[3], thread, num_threads), np.int64(0))
+    if num_threads > 1:
+        meet(counters.ctypes.data, num_threads)

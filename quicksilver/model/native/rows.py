@@ -1,0 +1,97 @@
+"""What happens to one row between two products: norm, rotation, SwiGLU, and rounding to int8 in groups.
+
+Every function works on one row (or one head of it) alone, and not-a-number stays what it is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quicksilver.model.native.compiled import inner
+from quicksilver.model.native.scalar import exp32
+from quicksilver.model.native.tile import GROUP_LEN
+from quicksilver.model.native.vectors import round_group
+
+Floats = NDArray[np.float32]
+
+
+class Rounded(NamedTuple):
+    """Rows as int8 with a scale a group; `offsets` cancels the 128 that every weight carries."""
+
+    values: NDArray[np.int8]  # (rows, width), a width of whole groups
+    scales: Floats  # (rows, groups)
+    offsets: NDArray[np.int32]  # (rows, groups)
+
+
+def empty_rounded(num_rows: int, width: int) -> Rounded:
+    num_groups = whole_groups(width) // GROUP_LEN
+    return Rounded(
+        np.zeros((num_rows, num_groups * GROUP_LEN), np.int8),
+        np.zeros((num_rows, num_groups), np.float32),
+        np.zeros((num_rows, num_groups), np.int32),
+    )
+
+
+def whole_groups(width: int) -> int:
+    return -(-width // GROUP_LEN) * GROUP_LEN
+
+
+@inner
+def round_row(x: Floats, out: Rounded, row: int) -> None:
+    """x (width,) into row `row` of `out`; what is missing of the last group counts as zero."""
+    values, scales, offsets = out.values[row], out.scales[row], out.offsets[row]
+    whole = len(x) // GROUP_LEN
+    for group in range(whole):
+        start = group * GROUP_LEN
+        _round_at(x.ctypes.data + 4 * start, values, scales, offsets, group)
+    if whole * GROUP_LEN < len(x):
+        rest = np.zeros(GROUP_LEN, np.float32)
+        rest[: len(x) - whole * GROUP_LEN] = x[whole * GROUP_LEN :]
+        _round_at(rest.ctypes.data, values, scales, offsets, whole)
+
+
+@inner
+def _round_at(x: int, values: NDArray[np.int8], scales: Floats, offsets: NDArray[np.int32], group: int) -> None:
+    round_group(
+        x, values.ctypes.data + group * GROUP_LEN, scales.ctypes.data + 4 * group, offsets.ctypes.data + 4 * group
+    )
+
+
+@inner
+def norm_row(x: Floats, gain: Floats, eps: float, out: Floats) -> None:
+    """Root-mean-square norm; `out` may be `x`."""
+    total = np.float32(0)
+    for i in range(len(gain)):
+        total += x[i] * x[i]
+    factor = np.float32(1) / np.sqrt(total / np.float32(len(gain)) + np.float32(eps))
+    for i in range(len(gain)):
+        out[i] = x[i] * factor * gain[i]
+
+
+@inner
+def add_row(x: Floats, y: Floats) -> None:
+    """x += y, as far as x goes."""
+    for i in range(len(x)):
+        x[i] += y[i]
+
+
+@inner
+def swiglu_row(y: Floats, ffn_dim: int) -> None:
+    """silu(gate) * up, into the place of the gate."""
+    gate, up = y[:ffn_dim], y[ffn_dim : 2 * ffn_dim]
+    for i in range(len(gate)):
+        gate[i] = gate[i] / (np.float32(1) + exp32(-gate[i])) * up[i]
+
+
+@inner
+def rotate_head(x: Floats, cos: Floats, sin: Floats) -> None:
+    """Rotate-half, in place."""
+    half = len(x) // 2
+    left, right = x[:half], x[half:]
+    for i in range(len(left)):
+        old = left[i]
+        left[i] = old * cos[i] - right[i] * sin[i]
+        right[i] = right[i] * cos[i] + old * sin[i]

@@ -1,0 +1,86 @@
+"""What compiled Python lacks: an exp that becomes vectors, and the meeting point of threads.
+
+`exp32` is within 2 ulp of exp and made of plain float operations, so that loops around it become vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from quicksilver.model.native.emit import F32, I32, I64, Builder, Value, call, float_of, word
+
+_SPINS = 1 << 12
+
+
+@intrinsic
+def exp32(context: Any, x: Any) -> Any:
+    """exp of a float32 up to 88; far below zero it is 0 as nearly as a float32 says."""
+
+    def codegen(context: Any, b: Builder, signature: Any, args: Sequence[Value]) -> Value:
+        low = float_of(-87.0)
+        x = b.select(b.fcmp_ordered("<", args[0], low), low, args[0])
+        twos = _round(b, b.fmul(x, float_of(1.4426950408889634)))
+        rest = _fma(b, twos, float_of(-0.693359375), x)
+        rest = _fma(b, twos, float_of(2.12194440e-4), rest)
+        value = float_of(1.9875691500e-4)
+        for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5, 1.0, 1.0):
+            value = _fma(b, value, rest, float_of(factor))
+        bits = b.add(b.bitcast(value, I32), b.shl(b.fptosi(twos, I32), ir.Constant(I32, 23)))
+        return b.bitcast(bits, F32)
+
+    return types.float32(types.float32), codegen
+
+
+@intrinsic
+def meet(context: Any, counters: Any, num_threads: Any) -> Any:
+    """Wait until all threads are here. `counters` is the address of two zeroed int64, 64 bytes apart."""
+
+    def codegen(context: Any, b: Builder, signature: Any, args: Sequence[Value]) -> Value:
+        arrived = b.inttoptr(args[0], I64.as_pointer())
+        turn = b.inttoptr(b.add(args[0], word(64)), I64.as_pointer())
+        now = b.load_atomic(turn, "acquire", 8)
+        before = b.atomic_rmw("add", arrived, word(1), "acq_rel")
+        is_last = b.icmp_signed("==", b.add(before, word(1)), args[1])
+        with b.if_else(is_last) as (last, other):
+            with last:
+                b.store_atomic(word(0), arrived, "release", 8)
+                b.atomic_rmw("add", turn, word(1), "acq_rel")
+            with other:
+                _spin(b, turn, now)
+        return context.get_dummy_value()
+
+    return types.void(types.intp, types.intp), codegen
+
+
+def _spin(b: Builder, turn: Value, now: Value) -> None:
+    """Until the turn changes; after a while the processor is offered to others at every look."""
+    before = b.block
+    look, wait, offer, again, done = (b.append_basic_block() for _ in range(5))
+    b.branch(look)
+    b.position_at_end(look)
+    looks = b.phi(I64)
+    looks.add_incoming(word(0), before)
+    b.cbranch(b.icmp_signed("==", b.load_atomic(turn, "acquire", 8), now), wait, done)
+    b.position_at_end(wait)
+    call(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
+    b.cbranch(b.icmp_signed(">", looks, word(_SPINS)), offer, again)
+    b.position_at_end(offer)
+    call(b, "sched_yield", I32, [])
+    b.branch(again)
+    b.position_at_end(again)
+    looks.add_incoming(b.add(looks, word(1)), again)
+    b.branch(look)
+    b.position_at_end(done)
+
+
+def _round(b: Builder, x: Value) -> Value:
+    return call(b, "llvm.nearbyint.f32", F32, [x])
+
+
+def _fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
+    return call(b, "llvm.fma.f32", F32, [x, y, z])
