@@ -20,7 +20,10 @@ log = logging.getLogger(__name__)
 
 SPARE_PAGES = 8
 """Held by a request beyond its next forward on a GPU: room for the rounds in flight."""
-_CANVAS_LENS = (1, 8, 16)
+CANVAS_ROWS = 184
+"""Rows at which arithmetic catches up with the reading of bf16 weights on an H200."""
+ONE_FORWARD_LEN = 8
+"""Verify rows and their sets make 64 rows: as many as the linears for few rows take."""
 
 
 def make_runner(model: Transformer, cache: PagedCache, config: EngineConfig, context_len: int) -> Runner:
@@ -31,13 +34,17 @@ def make_runner(model: Transformer, cache: PagedCache, config: EngineConfig, con
             log.warning("running without CUDA graphs: %s", reason)
         return _plain_runner(model, cache, config)
     from quicksilver.engine.graphs import GraphLimits
-    from quicksilver.engine.rounds import RoundRunner, RoundShape
+    from quicksilver.engine.rounds import RoundRunner, RoundShape, one_forward
 
     limits = GraphLimits(config.max_rows, config.max_running, context_len, config.gpu_weights)
     runner = RoundRunner(model, cache, config.logit_rows, limits)
     runner.prepare(_buckets(config.max_rows), _buckets(min(config.max_rows, 64)))
-    canvas_lens = [n for n in _CANVAS_LENS if n == 1 or model.canvas is not None]
-    runner.prepare_rounds([RoundShape(1, canvas_len) for canvas_len in canvas_lens])
+    shapes = [RoundShape(1, 1)]
+    if model.canvas is not None:
+        lone = config.one_forward_len
+        shapes += [one_forward(1, lone)] if lone > 0 else [RoundShape(1, 8), RoundShape(1, 16)]
+        shapes += [RoundShape(2, 16), RoundShape(4, 16)]
+    runner.prepare_rounds(shapes)
     return runner
 
 
@@ -50,11 +57,17 @@ def _plain_runner(model: Transformer, cache: PagedCache, config: EngineConfig) -
     return NativeRunner(model, cache, config.logit_rows)
 
 
-def with_spare_pages(config: EngineConfig, device: torch.device) -> EngineConfig:
-    """On a GPU requests hold some pages ahead, unless the operator said how many."""
-    if device.type != "cuda" or config.spare_pages:
+def with_gpu_defaults(config: EngineConfig, device: torch.device) -> EngineConfig:
+    """What a GPU wants where the operator said nothing: pages ahead, canvases that share the free rows, and rounds of
+    one forward for a lone request."""
+    if device.type != "cuda" or not config.cuda_graphs:
         return config
-    return replace(config, spare_pages=SPARE_PAGES)
+    return replace(
+        config,
+        spare_pages=config.spare_pages or SPARE_PAGES,
+        canvas_rows=config.canvas_rows or CANVAS_ROWS,
+        one_forward_len=config.one_forward_len if config.one_forward_len >= 0 else ONE_FORWARD_LEN,
+    )
 
 
 def _buckets(largest: int) -> list[int]:

@@ -7,7 +7,7 @@ import hashlib
 import torch
 
 from quicksilver.core import EngineInfo
-from quicksilver.engine.accelerate import make_runner, with_spare_pages
+from quicksilver.engine.accelerate import make_runner, with_gpu_defaults
 from quicksilver.engine.config import EngineConfig, plan_pages
 from quicksilver.engine.engine import ConstraintFactory, Engine
 from quicksilver.model.attention import PagedCache
@@ -18,6 +18,7 @@ def build_engine(
     model: Transformer, name: str, config: EngineConfig, constraints: ConstraintFactory | None = None
 ) -> Engine:
     """Allocates the KV cache beside the weights, on their device."""
+    config = with_gpu_defaults(config, model.device)
     weights = list(model.parameters()) + list(model.buffers())
     device, dtype = model.device, model.dtype
     bytes_per_token = model.config.kv_bytes_per_token(dtype.itemsize)
@@ -38,7 +39,7 @@ def build_engine(
     )
     cache = PagedCache.allocate(model.config, num_pages, config.page_size, device, dtype)
     runner = make_runner(model.eval(), cache, config, context_len)
-    return Engine(runner, info, with_spare_pages(config, device), constraints)
+    return Engine(runner, info, config, constraints)
 
 
 def free_bytes(device: torch.device) -> int:

@@ -31,6 +31,11 @@ class EngineConfig:
     """Token limit of prompt and answer together; 0 takes the checkpoint's."""
     max_canvas_len: int = 32
     """Longest canvas a request may ask for."""
+    canvas_rows: int = 0
+    """Rows that all `verify` canvases together should not exceed: they shrink as more requests run, down to four. What
+    they commit is the same at any length. 0 sets no limit; on a GPU it becomes the rows that weights are read for."""
+    one_forward_len: int = -1
+    """Canvas of a lone `verify` request whose rounds are one forward; 0 keeps to two, -1 lets the GPU choose."""
     logit_rows: int = 64
     """Rows of logits that exist at once in the sampler."""
 

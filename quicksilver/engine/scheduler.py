@@ -14,6 +14,9 @@ from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.pages import PagePool
 from quicksilver.engine.sequence import Sequence, Work
 
+SHORTEST_CANVAS = 4
+"""What load leaves of a `verify` canvas."""
+
 
 class Scheduler:
     def __init__(self, config: EngineConfig, pool: PagePool) -> None:
@@ -65,6 +68,7 @@ class Scheduler:
         if sequence not in self.running:  # preempted by an earlier one in this very plan
             return
         budget = self.config.max_rows - sum(work.num_rows for work in works)
+        sequence.canvas_limit = self._canvas_limit()
         work = _cut(sequence, budget, is_first=not works)
         if work is not None and self._has_pages(work, works):
             works.append(work)
@@ -130,6 +134,7 @@ class Scheduler:
     def _take_prefix(self, sequence: Sequence) -> bool:
         """Share cached pages; False (and nothing held) if the rest of the text has no room now."""
         page_size, num_tokens = self.config.page_size, len(sequence.tokens)
+        sequence.canvas_limit = self._canvas_limit()
         pages = self.pool.share(sequence.prefix_hashes(page_size, num_tokens - 1))
         needed = self._pages_for(num_tokens + len(sequence.tail().token_ids)) - len(pages)
         if needed > self.pool.num_free:
@@ -140,6 +145,14 @@ class Scheduler:
         if not sequence.has_run:
             sequence.cached_tokens, sequence.has_run = sequence.kv_len, True
         return True
+
+    def _canvas_limit(self) -> int:
+        """Canvases live on rows that cost nothing, and those are shared; 0 is no limit."""
+        if len(self.running) <= 1 and self.config.one_forward_len > 0:
+            return self.config.one_forward_len
+        if not self.config.canvas_rows:
+            return 0
+        return max(self.config.canvas_rows // max(len(self.running), 1), SHORTEST_CANVAS)
 
     def _drop_if_empty(self, tenant: str) -> None:
         if not self._waiting[tenant]:

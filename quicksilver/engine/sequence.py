@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quicksilver.core import Request, TokenConstraint, TokenLogprob, Usage
+from quicksilver.core import DecoderName, Request, TokenConstraint, TokenLogprob, Usage
 from quicksilver.diffusion.decoder import Canvas, Decoder, Tail
 from quicksilver.engine.pages import page_hash, salt_hash
 
@@ -36,6 +36,8 @@ class Sequence:
     is_thinking: bool = False
     is_costly: bool = False
     """Whether its grammar took more of its last step than it may have for nothing."""
+    canvas_limit: int = 0
+    """The longest canvas that the load allows where its length changes no token; 0 is any."""
 
     def __post_init__(self) -> None:
         self.tokens = self.tokens or list(self.request.prompt_ids)
@@ -61,7 +63,8 @@ class Sequence:
     def tail(self) -> Tail:
         """The rows after the context; opens a canvas where none is under way."""
         if self.canvas is None:
-            self.canvas = self.decoder.open(max(self.room, 1))
+            is_bound = self.canvas_limit and self.request.params.decoder.name is DecoderName.VERIFY
+            self.canvas = self.decoder.open(max(min(self.room, self.canvas_limit) if is_bound else self.room, 1))
         return self.decoder.tail(self.canvas)
 
     def prefix_hashes(self, page_size: int, num_tokens: int) -> list[bytes]:
