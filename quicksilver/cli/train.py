@@ -1,4 +1,4 @@
-"""`quicksilver train RECIPE.toml`: run a recipe's stages. The words after the verb are those of the training room."""
+"""`quicksilver train RECIPE.toml` and `quicksilver convert WEIGHTS`. The words after them are the training room's."""
 
 from __future__ import annotations
 
@@ -10,5 +10,12 @@ import typer
 def train(context: typer.Context) -> None:
     """Make an adapter from a recipe (see recipes/ and docs/training.md); --help lists the words."""
     from quicksilver.training.run import main
+
+    sys.exit(main(context.args))
+
+
+def convert(context: typer.Context) -> None:
+    """Turn a Llama or Qwen checkpoint into a diffusion model; --help lists the words."""
+    from quicksilver.training.convert import main
 
     sys.exit(main(context.args))

@@ -75,7 +75,7 @@ def held_out_loss(network: Network, store: RowStore, num_batches: int, head_chun
         batch = store.batch(number)
         x = network.embed(batch.token_ids)
         hidden = network.forward(x, batch.positions, DocumentAttention(batch.doc_id)).flatten(0, 1)
-        target, weight = next_token_targets(batch, 1.0)
+        target, weight = next_token_targets(batch, text_weight=0.0)
         rows = rows_with_loss(weight, head_chunk)
         losses.append(float(answer_loss(hidden[rows], network.head, target[rows], weight[rows], nothing, head_chunk)))
     return sum(losses) / len(losses)

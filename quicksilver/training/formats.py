@@ -102,7 +102,7 @@ class Formatter:
 
 
 def _document(pieces: list[Piece]) -> Document:
-    token_ids = np.concatenate([np.asarray(ids, dtype=np.int64) for ids, _ in pieces])
+    token_ids = np.concatenate([np.asarray(ids, dtype=np.int32) for ids, _ in pieces])
     is_answer = np.concatenate([np.full(len(ids), answers) for ids, answers in pieces])
     is_answer[0] = False
     return Document(token_ids, is_answer, np.zeros_like(is_answer))

@@ -10,7 +10,9 @@ import hashlib
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 
 from quicksilver.errors import InvalidRequest
@@ -39,14 +41,12 @@ def prepare_data(data: Data, base: Path, folder: Path, journal: Journal) -> Fact
     formatter = Formatter(tokenizer, data.row_len)
     check = OverlapCheck(evaluation_texts(Path(data.evals)) if data.evals else ())
     journal.say("evaluation pack read")
-    collected = _Collected(formatter, check, data.max_prompt_len)
-    for name, count in data.rows.items():
-        if name not in SOURCES:
-            raise InvalidRequest(f"recipe.data.rows.{name}: unknown source; known: {', '.join(sorted(SOURCES))}")
-        collected.take(name, picked_rows(name, count, source, data.seed), data.prompts)
-        journal.say(
-            f"{name}: {collected.documents_of[name]} documents, {collected.num_tokens / 1e6:.1f} M tokens so far"
-        )
+    if unknown := sorted(set(data.rows) - set(SOURCES)):
+        raise InvalidRequest(f"recipe.data.rows.{unknown[0]}: unknown source; known: {', '.join(sorted(SOURCES))}")
+    collected = Collected(formatter)
+    for name, part in zip(data.rows, _read_sources(data, formatter, check), strict=True):
+        collected.add(name, part)
+        journal.say(f"{name}: {len(part.documents)} documents, {collected.num_tokens / 1e6:.1f} M tokens so far")
     write_questions(folder / QUESTIONS, list(_questions(data, source, check)))
     held = _held_out(data, source, formatter)
     return _write(collected, held, data, folder)
@@ -71,33 +71,76 @@ def picked_rows(name: str, count: int, source: Path, seed: int) -> Iterator[Row]
     return iter(candidates[:count])
 
 
-class _Collected:
-    """Documents and prompts as they come, with counts."""
+@dataclass(slots=True)
+class Part:
+    """What one source gave."""
 
-    def __init__(self, formatter: Formatter, check: OverlapCheck, max_prompt_len: int) -> None:
-        self._formatter, self._check, self._max_prompt_len = formatter, check, max_prompt_len
+    documents: list[Document] = field(default_factory=list)
+    prompts: dict[str, list[list[int]]] = field(default_factory=dict)
+    num_overlaps: int = 0
+
+
+class Reader:
+    """Turns the rows of one source at a time into documents and prompts. Holds nothing of a source once it is read."""
+
+    def __init__(self, data: Data, formatter: Formatter, check: OverlapCheck) -> None:
+        self._data, self._formatter, self._check = data, formatter, check
+
+    def read(self, name: str) -> Part:
+        part = Part()
+        for row in picked_rows(name, self._data.rows[name], Path(self._data.source), self._data.seed):
+            if self._check.overlaps(row_text(row)):
+                part.num_overlaps += 1
+                continue
+            documents = list(self._formatter.documents(row))
+            part.documents += documents
+            if row.domain in self._data.prompts:
+                self._take_prompt(row, documents, part)
+        return part
+
+    def _take_prompt(self, row: Row, documents: list[Document], part: Part) -> None:
+        # What stands before a document's last answer is its prompt; only rows without a document must be written anew.
+        prompt = documents[0].prompt() if documents else self._formatter.prompt(row)
+        if prompt is not None and len(prompt) <= self._data.max_prompt_len:
+            part.prompts.setdefault(row.domain, []).append(prompt)
+
+
+def _read_sources(data: Data, formatter: Formatter, check: OverlapCheck) -> Iterator[Part]:
+    """Parts in the recipe's order, read on all cores. Forked, so that word hashes mean the same everywhere."""
+    with get_context("fork").Pool(initializer=_begin, initargs=(Reader(data, formatter, check),)) as pool:
+        yield from pool.imap(_read, data.rows)
+
+
+def _begin(reader: Reader) -> None:
+    global _reader
+    _reader = reader
+
+
+def _read(name: str) -> Part:
+    return _reader.read(name)
+
+
+_reader: Reader
+"""Of a reading process."""
+
+
+class Collected:
+    """Documents and prompts of all sources, with counts."""
+
+    def __init__(self, formatter: Formatter) -> None:
+        self.formatter = formatter
         self.documents: list[Document] = []
         self.prompts: dict[str, list[list[int]]] = {}
         self.documents_of: Counter[str] = Counter()
         self.num_tokens = self.num_overlaps = 0
 
-    def take(self, name: str, rows: Iterator[Row], prompts: Mapping[str, int]) -> None:
-        for row in rows:
-            if self._check.overlaps(row_text(row)):
-                self.num_overlaps += 1
-                continue
-            documents = list(self._formatter.documents(row))
-            self.documents += documents
-            self.documents_of[name] += len(documents)
-            self.num_tokens += sum(len(document.token_ids) for document in documents)
-            if row.domain in prompts:
-                self._take_prompt(row, documents)
-
-    def _take_prompt(self, row: Row, documents: list[Document]) -> None:
-        # What stands before a document's last answer is its prompt; only rows without a document must be written anew.
-        prompt = documents[0].prompt() if documents else self._formatter.prompt(row)
-        if prompt is not None and len(prompt) <= self._max_prompt_len:
-            self.prompts.setdefault(row.domain, []).append(prompt)
+    def add(self, name: str, part: Part) -> None:
+        self.documents += part.documents
+        self.documents_of[name] = len(part.documents)
+        self.num_tokens += sum(len(document.token_ids) for document in part.documents)
+        self.num_overlaps += part.num_overlaps
+        for domain, prompts in part.prompts.items():
+            self.prompts.setdefault(domain, []).extend(prompts)
 
 
 def _held_out(data: Data, source: Path, formatter: Formatter) -> dict[str, list[tuple[list[int], Document | None]]]:
@@ -117,10 +160,10 @@ def _held_out(data: Data, source: Path, formatter: Formatter) -> dict[str, list[
 
 
 def _write(
-    collected: _Collected, held: dict[str, list[tuple[list[int], Document | None]]], data: Data, folder: Path
+    collected: Collected, held: dict[str, list[tuple[list[int], Document | None]]], data: Data, folder: Path
 ) -> Facts:
-    tokenizer = collected._formatter.tokenizer
-    end_id = collected._formatter.end_id
+    tokenizer = collected.formatter.tokenizer
+    end_id = collected.formatter.end_id
     rng = random.Random(data.seed)
     rng.shuffle(collected.documents)
     train = pack(collected.documents, data.row_len, end_id, tokenizer.vocab_size)
@@ -136,7 +179,7 @@ def _write(
     return facts
 
 
-def _prompt_set(collected: _Collected, data: Data, rng: random.Random) -> PromptSet:
+def _prompt_set(collected: Collected, data: Data, rng: random.Random) -> PromptSet:
     prompts: list[list[int]] = []
     for domain, count in data.prompts.items():
         found = collected.prompts.get(domain, [])
@@ -144,13 +187,13 @@ def _prompt_set(collected: _Collected, data: Data, rng: random.Random) -> Prompt
         rng.shuffle(unique)
         prompts += unique[: count or None]
     num_answers = len(prompts)
-    prompts += [collected._formatter.self_play_prompt()] * (num_answers // 20)
+    prompts += [collected.formatter.self_play_prompt()] * (num_answers // 20)
     ends = [1] * num_answers + [2] * (len(prompts) - num_answers)
     return prompt_set(prompts, [0] * len(prompts), ends)
 
 
 def _facts(
-    collected: _Collected, train: PackedRows, tokenizer: Tokenizer, domains: tuple[str, ...], end_id: int, raw: bytes
+    collected: Collected, train: PackedRows, tokenizer: Tokenizer, domains: tuple[str, ...], end_id: int, raw: bytes
 ) -> Facts:
     roles = dict(tokenizer.roles.named())
     return Facts(

@@ -175,15 +175,9 @@ def evaluate(run: Run) -> None:
     """Measures what was exported, so rounding is in the figures."""
     journal, facts, spec = run.journal("evaluate"), Facts.load(run.data), run.recipe.evaluate
     results: dict[str, object] = {"recipe": run.recipe.name, "recipe_sha256": run.recipe.sha256}
-    with torch.no_grad():
-        rows = PackedRows.load(run.data / HELD)
-        held = RowStore(rows, min(16, rows.num_rows), 0, run.device)
-        batches = min(8, held.num_rows // held.rows_per_batch)
-        for name, with_skill in (("parent", False), ("skilled", True)):
-            network = Network(run.network(with_skill).model, as_written)
-            loss = measures.held_out_loss(network, held, batches, run.recipe.skill.head_chunk)
-            results[f"{name}_held_out_loss"] = loss
-            journal.say(f"{name}: held-out answer loss {loss:.3f}")
+    network = Network(run.network(with_skill=True).model, as_written)
+    if (run.data / HELD).exists():
+        results |= _held_out_losses(run, network, journal)
     prompts = measures.HeldOut(PromptSet.load(run.data / EVAL_PROMPTS), facts.domains, facts.stop_ids)
     _show_answers(run, network, prompts, journal)
     if (run.folder / CANVAS).exists():
@@ -193,6 +187,19 @@ def evaluate(run: Run) -> None:
             journal.say(line)
         results["drafts"] = table
     (run.folder / "evaluation.json").write_text(json.dumps(results, indent=1))
+
+
+def _held_out_losses(run: Run, network: Network, journal: Journal) -> dict[str, float]:
+    rows = PackedRows.load(run.data / HELD)
+    held = RowStore(rows, min(16, rows.num_rows), 0, run.device)
+    num_batches = min(8, held.num_rows // held.rows_per_batch)
+    losses = {}
+    parent = Network(run.network(with_skill=False).model, as_written)
+    for name, model in (("parent", parent), ("skilled", network)):
+        loss = measures.held_out_loss(model, held, num_batches, run.recipe.skill.head_chunk)
+        losses[f"{name}_held_out_loss"] = loss
+        journal.say(f"{name}: held-out answer loss {loss:.3f}")
+    return losses
 
 
 def _show_answers(run: Run, network: Network, held_out: measures.HeldOut, journal: Journal) -> None:

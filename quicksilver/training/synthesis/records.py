@@ -175,6 +175,10 @@ def _made_field(rng: random.Random, depth: int) -> dict[str, Any]:
     return dict(rng.choice(_KINDS))
 
 
+# Levels of a schema; an array of objects is two.
+_DEEPEST = 7
+
+
 class NoInstance(Exception):
     """This schema says more than the small builder below understands."""
 
@@ -182,7 +186,7 @@ class NoInstance(Exception):
 def build_instance(schema: Any, rng: random.Random, depth: int = 0, root: Any = None, name: str = "") -> Any:
     """A small value that should satisfy `schema`; the caller checks. Raises NoInstance for what it cannot read."""
     root = schema if root is None else root
-    if depth > 5 or schema is False:
+    if depth > _DEEPEST or schema is False:
         raise NoInstance
     if not isinstance(schema, dict):
         return string_value(name, {}, rng)

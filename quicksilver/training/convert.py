@@ -1,0 +1,187 @@
+"""Convert: any Llama or Qwen checkpoint becomes a diffusion model. Weights in, a canvas adapter out, no data needed.
+
+Questions come from a file of the user's, or from those we carry; part of the text is self-play, where the model writes
+the question too. What it writes is its own, so its answers never change: the adapter only lets it draft.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from quicksilver.errors import InvalidRequest, QuicksilverError
+from quicksilver.text.chat import ChatTemplate, Message
+from quicksilver.text.tokenizer import Tokenizer
+from quicksilver.training.formats import Formatter
+from quicksilver.training.generate import PromptSet, prompt_set
+from quicksilver.training.prepared import EVAL_PROMPTS, PROMPTS, Facts
+from quicksilver.training.recipe import load_recipe
+from quicksilver.training.run import join_ranks
+from quicksilver.training.stages import CANVAS, Run, run_stage
+from quicksilver.training.synthesis.questions import question_rows
+
+STAGES = ("generate", "canvas", "export", "evaluate")
+NUM_HELD_OUT = 64
+NUM_OWN_QUESTIONS = 20000
+# Of all prompts: the model writes the question too.
+SELF_PLAY_SHARE = 0.2
+
+RECIPE = """# Written by `quicksilver convert`; `quicksilver train` runs it again.
+name = "{name}"
+description = "canvas adapter of {name}"
+stages = ["generate", "canvas", "export", "evaluate"]
+
+[base]
+weights = "{weights}"
+dtype = "{dtype}"
+
+[generate]
+batch = {batch}
+row_len = {row_len}
+max_seconds = {generate_seconds}
+max_new_tokens = {answer_len}
+
+[canvas]
+rank = {rank}
+canvas_lens = [16]
+canvas_rows = {row_len}
+rows_per_batch = {rows_per_batch}
+
+[canvas.optim]
+lr = 1e-3
+max_seconds = {canvas_seconds}
+log_every = 20
+sample_every = 200
+checkpoint_every = 400
+
+[evaluate]
+canvas_lens = [8, 16]
+max_new_tokens = {answer_len}
+batch = {num_held_out}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    weights: Path
+    out: Path
+    questions: Path | None
+    minutes: float
+    rank: int
+    device: torch.device
+
+
+def convert(job: Conversion) -> Path:
+    """Run all stages; the adapter's path. Stages that are done are not run again."""
+    recipe = load_recipe(_write_recipe(job))
+    prepare(job)
+    run = Run(recipe, job.out, job.out / "data", job.weights, None, job.device)
+    for stage in STAGES:
+        run_stage(run, stage)
+    return job.out / CANVAS
+
+
+def _write_recipe(job: Conversion) -> Path:
+    is_gpu = job.device.type == "cuda"
+    sizes = {"batch": 1024, "row_len": 1024, "rows_per_batch": 16, "answer_len": 256}
+    small = {"batch": 8, "row_len": 128, "rows_per_batch": 4, "answer_len": 64}
+    text = RECIPE.format(
+        name=job.weights.stem,
+        weights=job.weights.as_posix(),
+        dtype="bfloat16" if is_gpu else "float32",
+        rank=job.rank,
+        generate_seconds=job.minutes * 12,
+        canvas_seconds=job.minutes * 45,
+        num_held_out=NUM_HELD_OUT if is_gpu else 8,
+        **(sizes if is_gpu else small),
+    )
+    job.out.mkdir(parents=True, exist_ok=True)
+    path = job.out / "recipe.toml"
+    path.write_text(text)
+    return path
+
+
+def prepare(job: Conversion) -> None:
+    """Prompts in the checkpoint's own template and ids, some of them held out."""
+    tokenizer = Tokenizer.load(job.weights)
+    formatter = Formatter(tokenizer, 1 << 20)
+    template = ChatTemplate.for_tokenizer(tokenizer)
+    questions = _questions(job.questions)
+    prompts = [list(template.render((Message("user", text),)).ids) for text in questions]
+    held, kept = prompts[:NUM_HELD_OUT], prompts[NUM_HELD_OUT:] or prompts
+    folder = job.out / "data"
+    folder.mkdir(parents=True, exist_ok=True)
+    prompt_set(held, [0] * len(held)).save(folder / EVAL_PROMPTS)
+    training = _with_self_play(kept, formatter)
+    training.save(folder / PROMPTS)
+    digest = hashlib.sha256((folder / PROMPTS).read_bytes()).hexdigest()
+    documents = {"questions": len(questions)}
+    Facts(
+        tokenizer.vocab_size, tokenizer.eos_ids, formatter.end_id, {}, ("questions",), documents, 0, 0, 0, 0, digest
+    ).save(folder)
+
+
+def _with_self_play(prompts: list[list[int]], formatter: Formatter) -> PromptSet:
+    bare = [formatter.self_play_prompt()] * max(1, int(len(prompts) * SELF_PLAY_SHARE))
+    everything = [*((ids, 1) for ids in prompts), *((ids, 2) for ids in bare)]
+    return prompt_set([ids for ids, _ in everything], [0] * len(everything), [ends for _, ends in everything])
+
+
+def _questions(path: Path | None) -> list[str]:
+    """One a line: plain text, or JSON with `prompt`; without a file, those we carry. Shuffled, each once."""
+    if path is None:
+        found = [row.messages[0].content for row in question_rows(NUM_OWN_QUESTIONS, random.Random(0))]
+    else:
+        try:
+            found = [_line(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InvalidRequest(f"questions: {path} cannot be read: {error}") from error
+    unique = list(dict.fromkeys(found))
+    if not unique:
+        raise InvalidRequest(f"questions: {path} has none")
+    random.Random(0).shuffle(unique)
+    return unique
+
+
+def _line(line: str) -> str:
+    return str(json.loads(line)["prompt"]) if line.lstrip().startswith("{") else line
+
+
+def parser() -> argparse.ArgumentParser:
+    words = argparse.ArgumentParser(prog="quicksilver convert", description="Teach a checkpoint to draft for itself.")
+    words.add_argument("weights", type=Path, help="GGUF file or folder of a Llama or Qwen checkpoint")
+    words.add_argument("--out", type=Path, help="folder for the adapter and the logs (default runs/NAME)")
+    words.add_argument("--questions", type=Path, help="what it will be asked: a question a line, or JSON with `prompt`")
+    words.add_argument("--minutes", type=float, default=20.0, help="how long to train (default 20)")
+    words.add_argument("--rank", type=int, default=32, help="of the adapter (default 32)")
+    words.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    return words
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = parser().parse_args(arguments)
+    out = words.out or Path("runs") / words.weights.stem
+    try:
+        device = join_ranks(words.device)
+        adapter = convert(Conversion(words.weights, out, words.questions, words.minutes, words.rank, device))
+    except QuicksilverError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return 1
+    sys.stdout.write(f"{_put_beside(words.weights, adapter)}\nquicksilver serve --model {words.weights}\n")
+    return 0
+
+
+def _put_beside(weights: Path, adapter: Path) -> Path:
+    """Where loading looks for it: in `adapters/` beside the weights."""
+    folder = (weights if weights.is_dir() else weights.parent) / "adapters"
+    folder.mkdir(exist_ok=True)
+    return Path(shutil.copy(adapter, folder / CANVAS))
