@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quicksilver.model.kernels.launch import fetch_ahead, overlap, wait_turn
+from quicksilver.model.kernels.launch import fetch_ahead, let_next, overlap, wait_for_input, wait_turn
 from quicksilver.model.kernels.project import Norm, Weight
 from quicksilver.model.kernels.rows import norm_rows
 
@@ -85,7 +85,7 @@ def _head_kernel(
     # Rows of the head past its end are read as its last and hidden below: no mask in the loop.
     at_v = tl.minimum(v, V - 1).to(tl.int64)
     fetch_ahead(w, at_v, K, 0, LINES, OVERLAPS)
-    wait_turn(OVERLAPS)
+    wait_for_input(OVERLAPS)
     acc = tl.zeros((BLOCK_V, BLOCK_M), tl.float32)
     for start in range(0, K, BLOCK_K):
         at_k = start + k
@@ -96,6 +96,7 @@ def _head_kernel(
             x_tile = tl.load(x + r[:, None] * K + at_k[None, :], mask=(at_k < K)[None, :], other=0.0)
             w_tile = tl.load(w + at_v[:, None] * K + at_k[None, :], mask=(at_k < K)[None, :], other=0.0)
         acc = tl.dot(w_tile.to(x_tile.dtype), tl.trans(x_tile), acc, input_precision="ieee")
+    let_next(OVERLAPS)
     logits = tl.trans(acc)
     if SCALE:
         logits = logits * tl.load(scale + v, mask=v < V, other=0.0)[None, :]
@@ -180,7 +181,7 @@ def propose_rows(hidden: Tensor, norm: Norm, weight: Weight, rows: HeadRows, spa
         mask.shape[1] if mask is not None else 0,
         BLOCK_M=block_m, BLOCK_V=BLOCK_V, BLOCK_K=block_k, EVEN=k % block_k == 0, LINES=4,
         SAMPLE=draws is not None, BITMASK=mask is not None, SCALE=weight.scale is not None,
-        num_warps=4, num_stages=3, **overlap(),
+        num_warps=4, num_stages=6 // weight.w.element_size(), **overlap(),
     )  # fmt: skip
     _read_kernel[(num_rows,)](
         space.tiles,

@@ -15,9 +15,23 @@ OVERLAP = False
 
 @triton.jit
 def wait_turn(OVERLAPS: tl.constexpr):
-    """First line of every kernel: see all that the kernel before wrote, and let the next one get ready."""
+    """First line of every short kernel: see all that the kernel before wrote, and let the next one get ready."""
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_input(OVERLAPS: tl.constexpr):
+    """As `wait_turn` where a kernel reads many weights: until `let_next` its successor would only take room."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def let_next(OVERLAPS: tl.constexpr):
+    """The weights are read: the next kernel may get ready while this one ends."""
+    if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
 
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quicksilver.model.kernels.launch import fetch_ahead, overlap, wait_turn
+from quicksilver.model.kernels.launch import fetch_ahead, let_next, overlap, wait_for_input, wait_turn
 from quicksilver.model.kernels.rotate import HeadNorms, RowSlots
 from quicksilver.model.kernels.stream import (
     Cut,
@@ -162,8 +162,9 @@ def _qkv_kernel(
     begin = split * depth
     fetch_ahead(w, first, K, begin, LINES, OVERLAPS)
     fetch_ahead(w, second, K, begin, LINES, OVERLAPS)
-    wait_turn(OVERLAPS)
+    wait_for_input(OVERLAPS)
     left, right = multiply(x, w, first, second, K, begin, tl.minimum(begin + depth, K), ROWS, BLOCK_N, BLOCK_K, EVEN)
+    let_next(OVERLAPS)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:
             left, right = _add_low(left, right, first, second, m, scale, low, b, ready, ROWS, SCALE, PARTS, RANK)
@@ -206,8 +207,9 @@ def _swiglu_kernel(
     begin = split * depth
     fetch_ahead(w, first, K, begin, LINES, OVERLAPS)
     fetch_ahead(w, second, K, begin, LINES, OVERLAPS)
-    wait_turn(OVERLAPS)
+    wait_for_input(OVERLAPS)
     gate, up = multiply(x, w, first, second, K, begin, tl.minimum(begin + depth, K), ROWS, BLOCK_N, BLOCK_K, EVEN)
+    let_next(OVERLAPS)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:
             gate, up = _add_low(gate, up, first, second, m, scale, low, b, ready, ROWS, SCALE, PARTS, RANK)
@@ -242,8 +244,9 @@ def _add_kernel(
     begin = split * depth
     fetch_ahead(w, first, K, begin, LINES, OVERLAPS)
     fetch_ahead(w, second, K, begin, LINES, OVERLAPS)
-    wait_turn(OVERLAPS)
+    wait_for_input(OVERLAPS)
     a, c = multiply(x, w, first, second, K, begin, tl.minimum(begin + depth, K), ROWS, BLOCK_N, BLOCK_K, EVEN)
+    let_next(OVERLAPS)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:
             a, c = _add_low(a, c, first, second, m, scale, low, b, ready, ROWS, SCALE, PARTS, RANK)
@@ -285,7 +288,7 @@ def project_qkv(
         *_low_args(term, x.y), num_all, *turn.caches, turn.angles, turn.where.positions,
         turn.where.slots, *gains, norm.eps, turn.norms.eps if turn.norms else 0.0, k, cut.depth,
         TILES=x.squares.shape[0], BIAS=weight.bias is not None, HEADS=num_all - 2 * kv_heads, KV_HEADS=kv_heads,
-        NORM=turn.norms is not None, **_shape(cut, rows, k), **_terms(weight, term), **overlap(),
+        NORM=turn.norms is not None, **_shape(cut, rows, weight), **_terms(weight, term), **overlap(),
     )  # fmt: skip
     return out
 
@@ -300,7 +303,7 @@ def project_swiglu(
     _swiglu_kernel[(_low_programs(term) + n // block_n * cut.splits(k),)](
         x.y, weight.w, out, parts.sums, parts.arrived, x.squares, _or(weight.scale, x.y),
         *_low_args(term, x.y), n // block_n, norm.eps, k, n, cut.depth,
-        TILES=x.squares.shape[0], **_shape(cut, rows, k), **_terms(weight, term), **overlap(),
+        TILES=x.squares.shape[0], **_shape(cut, rows, weight), **_terms(weight, term), **overlap(),
     )  # fmt: skip
     return out
 
@@ -316,7 +319,7 @@ def project_add(
     _add_kernel[(_low_programs(term) + n // (2 * block_n) * cut.splits(k),)](
         x, weight.w, stream, scaled.y, parts.sums, parts.arrived, scaled.squares, norm.gain, _or(weight.scale, x),
         *_low_args(term, x), n // (2 * block_n), k, n, cut.depth,
-        **_shape(cut, rows, k), **_terms(weight, term), **overlap(),
+        **_shape(cut, rows, weight), **_terms(weight, term), **overlap(),
     )  # fmt: skip
     return stream
 
@@ -341,11 +344,14 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
     return other if tensor is None else tensor
 
 
-def _shape(cut: Cut, rows: int, k: int) -> dict[str, int | bool]:
+def _shape(cut: Cut, rows: int, weight: Weight) -> dict[str, int | bool]:
+    k = weight.w.shape[1]
+    # As many bytes under way whatever the width of a number.
+    stages = cut.num_stages * 2 // weight.w.element_size()
     lines = min(4, 1 << ((cut.depth // 64).bit_length() - 1))
     return {
         "ROWS": rows, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "SPLITS": cut.splits(k),
-        "EVEN": cut.is_even(k), "LINES": lines, "num_warps": cut.num_warps, "num_stages": cut.num_stages,
+        "EVEN": cut.is_even(k), "LINES": lines, "num_warps": cut.num_warps, "num_stages": stages,
     }  # fmt: skip
 
 
