@@ -13,7 +13,8 @@ TORCH_INDEX ?= --extra-index-url https://download.pytorch.org/whl/cpu --retries 
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test unit parity contract clients gpu lint fix types rooms size web test-web bench docs weights clean
+.PHONY: help serve test unit parity contract clients gpu lint fix types rooms size web test-web newcomer browser bench docs \
+	weights clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -34,7 +35,14 @@ weights: $(VENV)/.base ## download the small model that the tests and the first 
 serve: weights ## install everything and start the server with its playground
 	$(BIN)/quicksilver serve --model $(MODEL)
 
-test: $(VENV)/.dev weights ## run every test that runs without a GPU
+# The browser tests need Node and a Chromium. Where one is missing, or npm's registry is out of reach, they are skipped,
+# and both this and the tests say so. npm writes the file named here when all packages are in place.
+browser: web/node_modules/.package-lock.json ## packages of the browser tests, where Node and Chromium are there
+
+web/node_modules/.package-lock.json: web/package-lock.json
+	@sh tools/browser_packages.sh
+
+test: $(VENV)/.dev weights browser ## run every test that runs without a GPU
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PYTEST) --numprocesses 2 --dist loadfile
 	$(BIN)/python -m tests.contract.clients.run
 
@@ -75,6 +83,9 @@ web: ## build the playground (needs Node)
 
 test-web: $(VENV)/.dev ## the playground in a real browser (needs Node and Chromium)
 	cd web && npm ci && npm test && npm run e2e
+
+newcomer: browser ## time the way from `make serve` to the first resolved answer, in a real browser
+	node web/e2e/newcomer.mjs
 
 bench: $(VENV)/.dev weights ## CPU benchmarks, as ratios from one run
 	$(BIN)/python benchmarks/cpu_decode.py

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -41,6 +42,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--config", type=json.loads, required=True)
     args = parser.parse_args(argv)
+    # Ctrl-C in a terminal reaches every process of the group; the one that started us drains first and then ends us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_serve(WorkerConfig(**args.config), args.socket))
 
 

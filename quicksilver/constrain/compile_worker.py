@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import struct
 import sys
 from typing import BinaryIO
@@ -70,5 +71,7 @@ def write_frame(stream: BinaryIO, data: bytes) -> None:
 
 if __name__ == "__main__":
     os.nice(5)
+    # Ctrl-C reaches the whole group; the pool ends this process by closing its input.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     limit_memory(int(sys.argv[1]))
     serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -1,6 +1,7 @@
 """The playground in a real Chromium: the end-to-end tests of `web/e2e`, and the component tests of `web/test`.
 
-They need Node, `npm ci` in `web/`, and a Chromium; without one of these they are skipped, and the message says which.
+`make test` installs what they need where Node and a Chromium are there. Without one of these they are skipped, and the
+message says which.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ import pytest
 
 WEB = Path(__file__).parents[2] / "web"
 SCENES = ("chat", "panels", "accounts", "hostile", "quality")
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 
 
 def missing() -> str | None:
     if shutil.which("node") is None:
         return "the playground's tests need Node 20"
-    if not (WEB / "node_modules" / "playwright-core").is_dir():
-        return "the playground's tests need `npm ci` in web/"
+    if not (WEB / "node_modules" / ".package-lock.json").is_file():
+        return "the playground's tests need their packages: `make browser`"
     return None
+
+
+def find_chromium() -> str | None:
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUMS)), None)
 
 
 def complaint_of(*arguments: str, **environment: str) -> str:
@@ -42,7 +48,7 @@ def _tools() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("scene", SCENES)
 def test_scene_plays_in_chromium(scene: str) -> None:
-    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
+    chromium = find_chromium()
     if chromium is None:
         pytest.skip("the playground's end-to-end tests need Chromium (apt install chromium, or set CHROMIUM)")
     complaint = complaint_of("--test", f"e2e/{scene}.test.mjs", PYTHON=sys.executable, CHROMIUM=chromium)

@@ -27,12 +27,7 @@ const FLAGS = [
 export async function openStage(...modes) {
   const home = mkdtempSync(join(tmpdir(), "playground-"));
   const { server, url, key } = await startServer(home, modes);
-  const context = await chromium.launchPersistentContext(join(home, "profile"), {
-    executablePath: CHROMIUM,
-    args: FLAGS,
-    viewport: { width: 1280, height: 800 },
-  });
-  const page = context.pages()[0] ?? (await context.newPage());
+  const { context, page } = await openBrowser(home);
   const seen = await watch(context, page, url);
   const close = async () => {
     await context.close();
@@ -42,6 +37,16 @@ export async function openStage(...modes) {
     rmSync(home, { recursive: true, force: true });
   };
   return { page, context, url, key, seen, close };
+}
+
+/** A fresh profile under `home`. */
+export async function openBrowser(home) {
+  const context = await chromium.launchPersistentContext(join(home, "profile"), {
+    executablePath: CHROMIUM,
+    args: FLAGS,
+    viewport: { width: 1280, height: 800 },
+  });
+  return { context, page: context.pages()[0] ?? (await context.newPage()) };
 }
 
 function startServer(home, modes) {
