@@ -29,7 +29,7 @@ from quicksilver.hub.resolve import Checkpoint, default_home, resolve
 from quicksilver.server.admin import build_admin_app
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ModelCard, ServerConfig
-from quicksilver.server.life import check_address, serve_until_stopped
+from quicksilver.server.life import check_address, check_ports, serve_until_stopped
 from quicksilver.server.logs import log_to_stderr
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
@@ -103,6 +103,7 @@ def serve(
     server = replace(server, hosts=(*server.hosts, *allow_host), origins=tuple(allow_origin))
     server = replace(server, home=default_home(), card=_card(checkpoint))
     check_address(server, has_accounts=accounts)
+    check_ports(server)
     worker = WorkerConfig(model, load={"device": device, "weights": weights, "threads": threads})
     books = options.books(database_url, pepper, signup_credits) if accounts else None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

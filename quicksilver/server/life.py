@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import logging
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -74,6 +75,17 @@ def check_address(config: ServerConfig, *, has_accounts: bool) -> None:
         f"Refusing to listen on {config.host} without keys: turn accounts on, or insist with --allow-anonymous.",
         param="host",
     )
+
+
+def check_ports(config: ServerConfig) -> None:
+    """Says so before anything is loaded when somebody else listens there."""
+    for host, port in ((config.host, config.port), (config.admin_host, config.admin_port)):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            socket.create_server((host.strip("[]"), port), family=family).close()
+        except OSError as error:
+            hint = "choose others with --port and --admin-port"
+            raise InvalidRequest(f"Cannot listen on {host}:{port}: {error.strerror}; {hint}.", param="port") from None
 
 
 def is_loopback(host: str) -> bool:

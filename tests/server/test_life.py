@@ -17,7 +17,7 @@ import pytest
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.life import Life, check_address
+from quicksilver.server.life import Life, check_address, check_ports
 from tests.server.asgi import Call
 from tests.server.conftest import Served, chat
 
@@ -37,6 +37,16 @@ def test_beyond_loopback_needs_keys_or_the_operators_word(host: str) -> None:
         check_address(config, has_accounts=False)
     assert check_address(config, has_accounts=True) is None
     assert check_address(replace(config, allow_anonymous=True), has_accounts=False) is None
+
+
+@pytest.mark.parametrize("name", ["port", "admin_port"])
+def test_a_port_that_is_taken_is_named_before_anything_is_loaded(name: str) -> None:
+    free = replace(ServerConfig(), port=0, admin_port=0)
+    check_ports(free)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidRequest, match=f"127.0.0.1:{port}.*in use"):
+            check_ports(replace(free, **{name: port}))
 
 
 async def test_draining_waits_for_what_is_open_and_no_longer_than_told() -> None:
