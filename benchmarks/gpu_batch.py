@@ -9,16 +9,25 @@ that time, with tokens a forward a setting, not a measurement. Autoregression is
 from __future__ import annotations
 
 import argparse
+import itertools
 from typing import Any
 
 import torch
 
 from benchmarks.gpu_forward import graph_ms
 from benchmarks.gpu_setup import SHAPES, made_up_batch, make_runner, pages_for, random_model, write_report
-from quicksilver.engine.graphs import GraphLimits
+from quicksilver.engine.graphs import GraphLimits, GraphRunner
 from quicksilver.model.kernels import launch
 
 STREAMS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def measure(runner: GraphRunner, streams: int, options: argparse.Namespace) -> dict[str, Any]:
+    block_ms = graph_ms(runner, made_up_batch(streams, options.block, options.past))
+    ar_ms = graph_ms(runner, made_up_batch(streams, 1, options.past))
+    speed = 1e3 * streams * options.tokens_per_forward / block_ms
+    return {"streams": streams, "block_ms": block_ms, "tok_per_s": speed, "ar_ms": ar_ms,
+            "ar_tok_per_s": 1e3 * streams / ar_ms}  # fmt: skip
 
 
 @torch.inference_mode()
@@ -37,15 +46,13 @@ def main() -> None:
     runner = make_runner(model, pages_for(128, options.past + 64), limits)
     rows: list[dict[str, Any]] = []
     for streams in STREAMS:
-        block_ms = graph_ms(runner, made_up_batch(streams, options.block, options.past))
-        ar_ms = graph_ms(runner, made_up_batch(streams, 1, options.past))
-        row = {
-            "streams": streams,
-            "block_ms": block_ms,
-            "tok_per_s": 1e3 * streams * options.tokens_per_forward / block_ms,
-        }
-        rows.append(row | {"ar_ms": ar_ms, "ar_tok_per_s": 1e3 * streams / ar_ms})
+        try:
+            rows.append(measure(runner, streams, options))
+        except Exception as error:
+            rows.append({"streams": streams, "failed": f"{type(error).__name__}: {str(error)[:300]}"})
         print(rows[-1], flush=True)
+    speeds = [row.get("tok_per_s", 0.0) for row in rows]
+    print("rises with every doubling:", all(a < b for a, b in itertools.pairwise(speeds)))
     settings = {key: getattr(options, key) for key in ("model", "block", "past", "tokens_per_forward", "overlap")}
     write_report(options.out, "gpu_batch", settings, rows)
 

@@ -1,6 +1,6 @@
 """Time of one forward, head included, against the bandwidth roofline: plain torch, and our graphs in bf16 and fp8.
 
-    python -m benchmarks.gpu_forward --out DIR [--models 135M,1.5B,8B] [--rows 1,16,64,256] [--fp8]
+    python -m benchmarks.gpu_forward --out DIR [--models 135M,1.5B,8B] [--rows 1,16,64,256] [--schemes bfloat16,fp8]
 
 The roofline is the bytes of all matrices, head included, over the copy bandwidth measured in the same run.
 """
@@ -75,29 +75,47 @@ def print_profile(runner: GraphRunner, batch: Batch) -> None:
         )
 
 
-def measure(name: str, rows: list[int], bandwidth: float, has_fp8: bool, has_profile: bool) -> list[dict[str, Any]]:
+def measure(name: str, rows: list[int], bandwidth: float, options: argparse.Namespace) -> list[dict[str, Any]]:
     model = random_model(SHAPES[name], rank=64 if name != "8B" else 0)
-    found = []
-    for scheme in ("bfloat16", "fp8") if has_fp8 else ("bfloat16",):
+    found: list[dict[str, Any]] = []
+    for scheme in options.schemes.split(","):
         limits = GraphLimits(max_rows=max(*rows, 16), max_segments=8, context_len=2048, scheme=scheme)
-        runner = make_runner(model, pages_for(1, PAST + 512), limits)
-        floor = runner.network.weights.num_bytes / bandwidth * 1e3
+        try:
+            runner = make_runner(model, pages_for(1, PAST + 512), limits)
+        except Exception as error:
+            found.append(failure(name, scheme, 0, error))
+            continue
         for count in rows:
-            batch = made_up_batch(1, count, PAST)
-            ms = graph_ms(runner, batch)
-            row: dict[str, Any] = {"model": name, "weights": scheme, "rows": count, "ms": ms, "floor_ms": floor}
-            row |= {"roofline_pct": 100 * floor / ms, "forwards_per_s": 1e3 / ms}
-            row |= {"body_ms": graph_ms(runner, batch, greedy_head=False)}
-            if model.canvas is not None and scheme == "bfloat16" and count > 1:
-                row |= {"draft_ms": graph_ms(runner, made_up_batch(1, count, PAST, count - 1))}
-            if scheme == "bfloat16":
-                row |= {"plain_ms": plain_ms(model, runner, batch)}
-            found.append(row)
-            print(row, flush=True)
-            if has_profile and count == 16:
-                print_profile(runner, batch)
+            try:
+                found.append(measure_rows(runner, name, count, bandwidth, options))
+            except Exception as error:
+                found.append(failure(name, scheme, count, error))
+            print(found[-1], flush=True)
         del runner
     return found
+
+
+def failure(name: str, scheme: str, count: int, error: Exception) -> dict[str, Any]:
+    why = f"{type(error).__name__}: {str(error)[:300]}"
+    return {"model": name, "weights": scheme, "rows": count, "failed": why}
+
+
+def measure_rows(
+    runner: GraphRunner, name: str, count: int, bandwidth: float, options: argparse.Namespace
+) -> dict[str, Any]:
+    batch, scheme = made_up_batch(1, count, PAST), runner.limits.scheme
+    floor = runner.network.weights.num_bytes / bandwidth * 1e3
+    ms = graph_ms(runner, batch)
+    row: dict[str, Any] = {"model": name, "weights": scheme, "rows": count, "ms": ms, "floor_ms": floor}
+    row |= {"roofline_pct": 100 * floor / ms, "forwards_per_s": 1e3 / ms}
+    row |= {"body_ms": graph_ms(runner, batch, greedy_head=False)}
+    if runner.model.canvas is not None and scheme == "bfloat16" and count > 1:
+        row |= {"draft_ms": graph_ms(runner, made_up_batch(1, count, PAST, count - 1))}
+    if scheme == "bfloat16" and options.plain:
+        row |= {"plain_ms": plain_ms(runner.model, runner, batch)}
+    if options.profile and count == 16:
+        print_profile(runner, batch)
+    return row
 
 
 @torch.inference_mode()
@@ -106,7 +124,8 @@ def main() -> None:
     parser.add_argument("--out", required=True)
     parser.add_argument("--models", default="135M,1.5B,8B")
     parser.add_argument("--rows", default="1,16,64,256")
-    parser.add_argument("--fp8", action="store_true")
+    parser.add_argument("--schemes", default="bfloat16", help="bfloat16, fp8, or both with a comma")
+    parser.add_argument("--plain", action="store_true", help="also time plain torch")
     parser.add_argument("--profile", action="store_true", help="print the time of each kernel")
     parser.add_argument("--overlap", action="store_true", help="programmatic dependent launch")
     options = parser.parse_args()
@@ -116,7 +135,7 @@ def main() -> None:
     rows = [int(count) for count in options.rows.split(",")]
     found: list[dict[str, Any]] = []
     for name in options.models.split(","):
-        found += measure(name, rows, bandwidth, options.fp8, options.profile)
+        found += measure(name, rows, bandwidth, options)
         torch.cuda.empty_cache()
     settings = {"overlap": options.overlap, "past": PAST, "copy_bandwidth": bandwidth, "rank": "64 on 135M and 1.5B"}
     write_report(options.out, "gpu_forward", settings, found)

@@ -47,6 +47,25 @@ def prompt_ms(runner: GraphRunner, chunks: list[Batch]) -> float:
     return start.elapsed_time(end)
 
 
+def measure(runner: GraphRunner, config: ModelConfig, length: int, chunk: int) -> dict[str, Any]:
+    chunks = [made_up_batch(1, min(chunk, length - start), start) for start in range(0, length, chunk)]
+    ms = prompt_ms(runner, chunks)
+    return {"prompt": length, "ms": ms, "tokens_per_s": 1e3 * length / ms, "rate": flops(config, length) / (ms / 1e3)}
+
+
+def measure_far(runner: GraphRunner, length: int, chunk: int) -> list[dict[str, Any]]:
+    """The last chunk of a very long prompt, and a forward of 16 rows at its end."""
+    rows = []
+    for count in (chunk, 16):
+        try:
+            ms = prompt_ms(runner, [made_up_batch(1, count, length - count)])
+            rows.append({"prompt": count, "past": length - count, "ms": ms})
+        except Exception as error:
+            rows.append({"prompt": count, "past": length - count, "failed": f"{type(error).__name__}: {error}"[:300]})
+        print(rows[-1], flush=True)
+    return rows
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -54,24 +73,26 @@ def main() -> None:
     parser.add_argument("--model", default="8B")
     parser.add_argument("--prompts", default="1024,4096,32768")
     parser.add_argument("--chunk", type=int, default=4096)
+    parser.add_argument("--far", type=int, default=0, help="also the last chunk of a prompt this long")
     parser.add_argument("--overlap", action="store_true", help="programmatic dependent launch")
     options = parser.parse_args()
     launch.OVERLAP = options.overlap
     config = SHAPES[options.model]
     prompts = [int(length) for length in options.prompts.split(",")]
+    longest = max(*prompts, options.far)
     model, peak = random_model(config), matmul_rate()
-    limits = GraphLimits(max_rows=bucket_of(options.chunk), max_segments=4, context_len=max(prompts) + 64)
-    runner = make_runner(model, pages_for(1, max(prompts) + 64), limits)
+    limits = GraphLimits(max_rows=bucket_of(options.chunk), max_segments=4, context_len=longest + 64)
+    runner = make_runner(model, pages_for(1, longest + 64), limits)
     rows: list[dict[str, Any]] = []
     for length in prompts:
-        starts = range(0, length, options.chunk)
-        chunks = [made_up_batch(1, min(options.chunk, length - start), start) for start in starts]
-        ms = prompt_ms(runner, chunks)
-        rate = flops(config, length) / (ms / 1e3)
-        rows.append(
-            {"prompt": length, "ms": ms, "tokens_per_s": 1e3 * length / ms, "matmul_peak_pct": 100 * rate / peak}
-        )
+        try:
+            rows.append(measure(runner, config, length, options.chunk) | {"past": 0})
+            rows[-1]["matmul_peak_pct"] = 100 * rows[-1].pop("rate") / peak
+        except Exception as error:
+            rows.append({"prompt": length, "failed": f"{type(error).__name__}: {str(error)[:300]}"})
         print(rows[-1], flush=True)
+    if options.far:
+        rows += measure_far(runner, options.far, options.chunk)
     settings = {"overlap": options.overlap, "model": options.model, "chunk": options.chunk, "matmul_rate": peak}
     write_report(options.out, "gpu_prefill", settings, rows)
 

@@ -31,6 +31,10 @@ from tests.kernel_checks import FEW_ROWS, KINDS, expect_close, here, random_plan
 
 SMALL = ModelConfig("qwen2", 3, 128, 256, 6, 2, 32, 500, 1024, qkv_bias=True, tied_head=True)
 SMALL_NORMED = replace(SMALL, family="qwen3", qkv_bias=False, qk_norm=True, tied_head=False)
+SMALL_TRUE = ModelConfig("llama", 3, 576, 1536, 9, 3, 64, 500, 1024, tied_head=True)
+"""Widths of the 135M model: the whole network in one launch."""
+WIDE_PARTS = ModelConfig("qwen3", 2, 1152, 640, 4, 2, 128, 500, 1024, qk_norm=True, tied_head=True)
+"""Wide enough for the columns that make a row's numbers the same among 16, 32 and 64."""
 TINIEST = ModelConfig("qwen3", 1, 32, 64, 2, 1, 32, 70, 64, qk_norm=True, tied_head=True)
 """For Triton's interpreter, where every program costs milliseconds."""
 
@@ -188,7 +192,7 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     for seed in range(3):
         yield f"transition {seed}", lambda s=seed: check_transition(s, 16)
         yield f"transition with sets {seed}", lambda s=seed: check_chosen_set(s, 8)
-        for config in (SMALL, SMALL_NORMED):
+        for config in (SMALL, SMALL_NORMED, SMALL_TRUE):
             for has_canvas in (False, True):
                 name = f"network {config.family} {seed} canvas={has_canvas}"
                 kinds = KINDS if seed else FEW_ROWS
@@ -196,8 +200,7 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     # Prompts of two whose first forward falls into the same bucket with and without canvases (64), and into another
     # (16 and 64), where equality rests on rows that ignore their number.
     two = [RoundShape(1, 16), RoundShape(2, 16)]
-    for config in (SMALL, SMALL_NORMED):
-        kind = "whole" if config is SMALL else "parts"
+    for kind, config in (("whole", SMALL), ("parts", WIDE_PARTS), ("true", SMALL_TRUE)):
         for lens, shapes in (
             ([40], two),
             ([20, 13], two),
