@@ -141,5 +141,12 @@ async def _on_framework_refusal(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return error_response(NotFound("There is nothing at this path."))
     if error.status_code == 405:
-        return error_response(MethodNotAllowed("This path takes another method."), error.headers)
+        return error_response(MethodNotAllowed("This path takes another method."), _allowed(request, error))
     return error_response(InvalidRequest(str(error.detail)))
+
+
+def _allowed(request: Request, error: HTTPException) -> Mapping[str, str]:
+    """`Allow` with every method of the path; the framework only knows those of the first route it found."""
+    path = getattr(request.scope.get("route"), "path", "").replace(":path}", "}")
+    methods = request.app.openapi()["paths"].get(path)
+    return {"allow": ", ".join(method.upper() for method in methods)} if methods else error.headers or {}

@@ -30,6 +30,13 @@ def takes(model: type[Wire]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
+def may_take(model: type[Wire]) -> dict[str, Any]:
+    """The same, of a route that also does without one."""
+    extra = takes(model)
+    extra["requestBody"]["required"] = False
+    return extra
+
+
 def refusals(statuses: tuple[int, ...] = BODY_REFUSALS) -> Responses:
     return {status: {"model": ErrorReply} for status in statuses}
 

@@ -193,3 +193,11 @@ async def test_an_admin_key_has_no_power_over_others_here(bank: Bank) -> None:
     for purse in other:
         if purse.id != first.id:
             assert (await bank.served.get(f"/v1/account/keys/{purse.id}", admin)).status_code == 404
+
+
+async def test_allow_names_every_method_of_a_path(bank: Bank) -> None:
+    async with bank.served.client() as client:
+        assert (await client.put("/v1/account/keys")).headers["allow"] == "GET, POST"
+        assert (await client.put("/v1/account/keys/x")).headers["allow"] == "GET, DELETE"
+        assert (await client.put("/v1/models/a/b")).headers["allow"] == "GET"
+        assert (await client.put("/playground/about")).headers["allow"] == "GET"

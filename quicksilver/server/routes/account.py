@@ -20,7 +20,7 @@ from quicksilver.server.body import read_body, read_optional_body
 from quicksilver.server.key_desk import draft_of, make_key, revoke_key, rotate_key
 from quicksilver.server.query import asks, checked_id, list_page, read_query
 from quicksilver.server.reply import json_response
-from quicksilver.server.schema import answers, answers_read, takes
+from quicksilver.server.schema import answers, answers_read, may_take, takes
 from quicksilver.server.services import services_of
 from quicksilver.server.wire.account_replies import AccountReply, DeletedReply, KeyList, KeyReply, NewKeyReply
 from quicksilver.server.wire.accounts import KeyBody, RotateBody
@@ -77,7 +77,7 @@ async def get_key(request: Request, key_id: str) -> Response:
     return json_response(key_reply(key, time.time()))
 
 
-@router.post("/keys/{key_id}/rotate", responses=answers(NewKeyReply), openapi_extra=takes(RotateBody))
+@router.post("/keys/{key_id}/rotate", responses=answers(NewKeyReply), openapi_extra=may_take(RotateBody))
 async def rotate(request: Request, key_id: str) -> Response:
     """A new secret for the same key; the body may be left out."""
     by, wanted = _keeper(request), checked_id(key_id)

@@ -17,7 +17,7 @@ from quicksilver.server.body import read_body, read_optional_body
 from quicksilver.server.key_desk import change_key, draft_of, make_key, revoke_key, rotate_key
 from quicksilver.server.query import asks, checked_id, list_page, read_query
 from quicksilver.server.reply import json_response
-from quicksilver.server.schema import answers, answers_read, takes
+from quicksilver.server.schema import answers, answers_read, may_take, takes
 from quicksilver.server.services import services_of
 from quicksilver.server.wire.account_replies import (
     DeletedReply,
@@ -114,7 +114,9 @@ async def change_rights(request: Request, project_id: str, key_id: str) -> Respo
     return json_response(key_reply(await _key(request, project_id, key_id), time.time()))
 
 
-@router.post("/{project_id}/api_keys/{key_id}/rotate", responses=answers(NewKeyReply), openapi_extra=takes(RotateBody))
+@router.post(
+    "/{project_id}/api_keys/{key_id}/rotate", responses=answers(NewKeyReply), openapi_extra=may_take(RotateBody)
+)
 async def rotate(request: Request, project_id: str, key_id: str) -> Response:
     body = await read_optional_body(request, RotateBody, services_of(request).config)
     key = await _key(request, project_id, key_id)
