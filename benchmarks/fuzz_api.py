@@ -5,7 +5,7 @@
     python benchmarks/fuzz_api.py --openai SPEC.json   OpenAI's document: no 5xx, nothing slower than 10 s
 
 The engine is scripted, so what is tested is everything in front of it. Exits with 1 when anything is found; --save adds
-the run to `results/fuzz_api-DATE.json`. Other seeds are other cases, so a long run can be made in pieces.
+the run to `results/fuzz_api-DATE.json`. Other seeds are other fuzzed cases, so a long run can be made in pieces.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=1600, help="fuzzed cases per operation")
     parser.add_argument("--openai", type=Path, help="OpenAI's OpenAPI document, .json or .json.xz")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--phases", default="examples,coverage,fuzzing,stateful")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -99,7 +100,7 @@ def run(spec: Path, url: str, checks: str, options: argparse.Namespace) -> int:
     command = [
         str(Path(sys.executable).with_name("schemathesis")), "run", str(spec), "--url", url, "--checks", checks,
         "--max-examples", str(options.cases), "--seed", str(options.seed), "--request-timeout", "10",
-        "--max-response-time", "10", "--phases", "examples,coverage,fuzzing,stateful", "--continue-on-failure",
+        "--max-response-time", "10", "--phases", options.phases, "--continue-on-failure",
         # Some refusals cannot be said in JSON Schema: an edit without a region, an id beyond the vocabulary.
         "--exclude-checks", "positive_data_acceptance",
     ]  # fmt: skip
@@ -112,6 +113,7 @@ def run(spec: Path, url: str, checks: str, options: argparse.Namespace) -> int:
         "exit": process.returncode,
         "checks": checks,
         "seed": options.seed,
+        "phases": options.phases,
         "seconds": round(time.monotonic() - started),
     }
     if options.save:
