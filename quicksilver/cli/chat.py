@@ -1,29 +1,23 @@
 """`quicksilver chat`: a conversation in the terminal, where each answer resolves out of its canvas in place.
 
-Committed text stands in full ink; behind it the canvas, shaded by confidence. A terminal that cannot redraw, or a pipe,
-gets the committed text as it comes.
+A terminal that cannot redraw, or a pipe, gets the committed text as it comes.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rich.console import Group
-from rich.live import Live
-from rich.text import Text
-
 from quicksilver.cli import options
 from quicksilver.cli.console import out
-from quicksilver.core import DecodeParams, DecoderName, Frame
+from quicksilver.cli.resolve import CanvasView, show_resolving
+from quicksilver.core import DecodeParams, DecoderName
 from quicksilver.text.chat import Message
 
 if TYPE_CHECKING:
     from quicksilver.llm import LLM, Piece
 
-_MASK_GLYPH = "░"
-_SHADES = ("grey23", "grey35", "grey50", "grey66", "grey82")
+_HELP = "Ctrl-C stops an answer, /new starts over, Ctrl-D ends."
 
 
 def chat(
@@ -37,10 +31,10 @@ def chat(
     weights: options.Weights = "auto",
     threads: options.Threads = 0,
 ) -> None:
-    """Talk to a model in the terminal. Ctrl-D ends, /new starts over."""
+    """Talk to a model in the terminal. Ctrl-C stops an answer, /new starts over, Ctrl-D ends."""
     with out.status(f"loading {model}"):
         llm = options.open_llm(model, device, weights, threads)
-    out.print(f"[bold]{model}[/] on {llm.engine.info.device}. Ctrl-D ends, /new starts over.")
+    out.print(f"[bold]{model}[/] on {llm.engine.info.device}. {_HELP}")
     params = options.decode_params(max_tokens, temperature, seed, decoder, canvas_len)
     turns: list[Message] = []
     for line in _lines():
@@ -66,7 +60,7 @@ def answer(llm: LLM, turns: list[Message], params: DecodeParams) -> str:
     """Show one answer resolving; returns its text."""
     prompt = llm.chat_prompt(turns)
     if out.is_terminal and not out.is_dumb_terminal:
-        return _live(llm, llm.frames(prompt, params))
+        return show_resolving(out, llm.frames(prompt, params), CanvasView(llm.tokenizer, params.decoder.canvas_len))
     return _plain(llm.stream(prompt, params))
 
 
@@ -76,31 +70,4 @@ def _plain(pieces: Iterator[Piece]) -> str:
         text += piece.text
         out.print(piece.text, end="", markup=False, highlight=False)
     out.print()
-    return text
-
-
-def _live(llm: LLM, pieces: Iterator[Piece]) -> str:
-    text, tokens, forwards, start = "", 0, 0, time.perf_counter()
-    with Live(console=out, refresh_per_second=20, vertical_overflow="visible") as live:
-        for piece in pieces:
-            text += piece.text
-            canvas = canvas_text(llm, piece.frame) if piece.frame else Text()
-            if piece.delta is not None:
-                tokens += len(piece.delta.token_ids)
-                forwards += 1
-            rate = f"{tokens} tokens, {tokens / (time.perf_counter() - start):.0f} tokens/s, {forwards} forwards"
-            live.update(Group(Text(text) + canvas, Text(rate, style="dim")))
-        live.update(Group(Text(text), Text(rate, style="dim")))
-    return text
-
-
-def canvas_text(llm: LLM, frame: Frame) -> Text:
-    """The canvas as it stands: guesses shaded by confidence, nothing-known-yet as a block glyph."""
-    text = Text()
-    for token_id, is_decided, confidence in zip(frame.token_ids, frame.is_decided, frame.confidence, strict=True):
-        if confidence == 0:
-            text.append(_MASK_GLYPH, style=_SHADES[0])
-        else:
-            shade = "bold" if is_decided else _SHADES[min(int(confidence * len(_SHADES)), len(_SHADES) - 1)]
-            text.append(llm.tokenizer.token_text(token_id), style=shade)
     return text
