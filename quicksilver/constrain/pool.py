@@ -19,6 +19,7 @@ import msgspec
 from quicksilver.constrain.cache import OutcomeCache
 from quicksilver.constrain.compile_worker import HEADER, Outcome
 from quicksilver.constrain.source import SpecSource, encode
+from quicksilver.constrain.turns import Turns
 from quicksilver.core import ConstraintSpec
 from quicksilver.errors import InvalidGrammar, Unavailable
 
@@ -40,9 +41,9 @@ class PoolConfig:
     """Outcomes kept for one tenant."""
     cache_bytes: int = 128 * 1024 * 1024
     """Outcomes kept for all tenants together."""
-    max_waiting: int = 64
-    """Sources that may wait for a process."""
-    max_waiting_tenant: int = 8
+    max_waiting: int = 256
+    """Sources that may wait for a process; tenants take turns."""
+    max_waiting_tenant: int = 64
     """Sources of one tenant that may wait or be in work."""
 
 
@@ -54,7 +55,7 @@ class CompilePool:
         self.num_killed = 0
         """Processes that were late or died; each has been replaced."""
         self._cache = OutcomeCache(self.config.tenant_cache_bytes, self.config.cache_bytes)
-        self._idle: asyncio.Queue[Process] = asyncio.Queue()
+        self._idle: Turns[Process] = Turns()
         self._processes: set[Process] = set()
         self._respawning: set[asyncio.Task[None]] = set()
         self._waiting: Counter[str] = Counter()
@@ -72,28 +73,32 @@ class CompilePool:
             task.cancel()
         await asyncio.gather(*self._respawning, return_exceptions=True)
         await asyncio.gather(*(self._kill(process) for process in list(self._processes)))
-        self._idle = asyncio.Queue()
+        self._idle = Turns()
 
     async def check(self, source: SpecSource, tenant: str = "") -> ConstraintSpec:
         """The constraint for `source`; InvalidGrammar if there is none, Unavailable if the pool has no room."""
         data = encode(source)
         digest = hashlib.sha256(data).digest()
-        outcome = self._cache.get(tenant, digest)
-        if outcome is None:
-            outcome = await self._in_turn(data, tenant)
-            self._cache.put(tenant, digest, outcome)
+        outcome = self._cache.get(tenant, digest) or await self._in_turn(data, digest, tenant)
         if outcome.error:
             raise InvalidGrammar(outcome.error)
         return ConstraintSpec(outcome.grammar, outcome.needs_check)
 
-    async def _in_turn(self, data: bytes, tenant: str) -> Outcome:
+    async def _in_turn(self, data: bytes, digest: bytes, tenant: str) -> Outcome:
         if not self._is_open:
             raise Unavailable("grammars cannot be compiled: the pool is not running")
         if self._waiting[tenant] >= self.config.max_waiting_tenant or self._waiting.total() >= self.config.max_waiting:
             raise Unavailable("too many grammars wait to be compiled; try again", retry_after_s=self.config.limit_s)
         self._waiting[tenant] += 1
         try:
-            return await self._compile(await self._idle.get(), data)
+            process = await self._idle.take(tenant)
+            outcome = self._cache.get(tenant, digest)
+            if outcome is not None:  # of several that came with the same source, one compiles it
+                self._idle.give(process)
+                return outcome
+            outcome = await self._compile(process, data)
+            self._cache.put(tenant, digest, outcome)
+            return outcome
         finally:
             self._waiting[tenant] -= 1
             if not self._waiting[tenant]:
@@ -111,7 +116,7 @@ class CompilePool:
             outcome = Outcome(error="The schema needs too much memory to compile; simplify it.")
         finally:
             if is_sound:
-                self._idle.put_nowait(process)
+                self._idle.give(process)
             else:
                 self._replace(process)
         return outcome
@@ -134,7 +139,7 @@ class CompilePool:
         )
         self._processes.add(process)
         await asyncio.wait_for(read_frame(process), START_LIMIT_S)
-        self._idle.put_nowait(process)
+        self._idle.give(process)
 
     async def _kill(self, process: Process) -> None:
         self._processes.discard(process)

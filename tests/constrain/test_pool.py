@@ -146,9 +146,15 @@ async def test_waiting_is_bounded_for_each_tenant_and_for_all() -> None:
     assert not pool._waiting
 
 
+async def test_of_many_with_the_same_source_one_compiles_it(pool: CompilePool) -> None:
+    source = ResponseFormat(FormatKind.JSON_SCHEMA, {"const": "asked by many"})
+    specs = await asyncio.gather(*(pool.check(source, "crowd") for _ in range(40)))
+    assert len(set(specs)) == 1
+
+
 async def test_a_caller_that_leaves_costs_one_process_and_no_more(pool: CompilePool) -> None:
     task = asyncio.create_task(pool.check(HOSTILE[0], "t"))
-    while not pool._waiting or not pool._idle.empty():
+    while not pool._waiting or pool._idle.num_free:
         await asyncio.sleep(0)
     await asyncio.sleep(0)
     task.cancel()
