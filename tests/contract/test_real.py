@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
@@ -32,9 +34,15 @@ WEATHER = {
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the server writes on its standard error."""
+    return tmp_path_factory.mktemp("server") / "log"
+
+
+@pytest.fixture(scope="module")
+def client(log: Path) -> Iterator[OpenAI]:
     nano()
-    with serving(tmp_path_factory.mktemp("server") / "log") as url:
+    with serving(log) as url:
         yield OpenAI(base_url=f"{url}/v1", api_key="none", timeout=300, max_retries=0)
 
 
@@ -110,3 +118,30 @@ def test_a_bad_request_is_a_400_that_names_the_field(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="nano", messages=ASK, temperature=9)
     assert refused.value.param == "temperature"
+
+
+def test_the_server_says_what_it_serves_and_how_to_ask(client: OpenAI, log: Path) -> None:
+    shown = log.read_text()
+    url = str(client.base_url).rstrip("/")
+    for word in ("model", "nano", "device", "cpu", "memory", "context", "playground", url, "/metrics"):
+        assert word in shown
+    command = re.search(r"^curl (\S+) .* -d '(.*)'$", shown, re.M)
+    assert command is not None
+    assert command[1] == f"{url}/chat/completions"
+    assert json.loads(command[2])["model"] == "nano"
+    assert f'OpenAI(base_url="{url}", api_key="none")' in shown
+
+
+def test_log_lines_are_json_and_hold_nothing_of_what_was_asked(client: OpenAI, log: Path) -> None:
+    ask = [{"role": "user", "content": "canary-prompt"}]
+    client.chat.completions.create(model="nano", messages=ask, max_tokens=4, user="canary-user")
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model="nano", messages=ask, extra_body={"tools": "canary-tools"})
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="canary-model", messages=ask, extra_headers={"x-secret": "canary-header"})
+    client.models.list()  # a line is written behind its reply
+    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    told = [line for line in lines if line["event"] == "request" and line["route"] == "/v1/chat/completions"]
+    assert [line["status"] for line in told[-3:]] == [200, 400, 404]
+    assert {"time", "level", "request_id", "reply_id", "ms"} <= set(told[-3])
+    assert "canary" not in log.read_text()
