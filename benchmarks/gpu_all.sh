@@ -24,7 +24,7 @@ finish() {
 
 small() {
   for kind in "attention h" "attention i" rotate qkv ffn layer "head r" transition "network qwen2" "network qwen3" "network llama" \
-    "rounds whole" "rounds parts" "rounds true" embed; do
+    "rounds whole" "rounds parts" "rounds true" embed "row kernels"; do
     compile "check_${kind// /_}" gpu_check --only "$kind"
   done
   compile whole_135M gpu_whole --models 135M

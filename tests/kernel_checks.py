@@ -243,7 +243,7 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
             name = f"rotate heads={heads} rows={rows} norm={norm}"
             yield name, lambda h=heads, r=rows, n=norm: check_rotate(0, h, r, n)
     yield "attention ignores batch mates", lambda: check_attention_ignores_batch_mates(3)
-    yield "rows", lambda: check_rows(0, 576)
+    yield "row kernels", lambda: check_rows(0, 576)
     for rows, heat, mask in ((16, 0.0, False), (64, 0.8, True), (256, 0.8, False)):
         name = f"head rows={rows} temperature={heat} bitmask={mask}"
         yield name, lambda r=rows, t=heat, m=mask: check_head(0, (49152, 576), r, t, m)

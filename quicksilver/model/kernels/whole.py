@@ -243,6 +243,97 @@ def _fetch_columns(
 
 
 @triton.jit
+def _fetch_layer(
+    program, wq_next, wo, wg, wd, has_next,
+    LAYERS: tl.constexpr, DIM: tl.constexpr, FFN: tl.constexpr, Q: tl.constexpr, N_QKV: tl.constexpr,
+    SETS: tl.constexpr,
+):  # fmt: skip
+    _fetch_columns(program, wo, LAYERS * DIM * Q, 0, DIM // 16, Q, 16, SETS, False)
+    _fetch_columns(program, wg, LAYERS * 2 * FFN * DIM, FFN, FFN // 16, DIM, 16, SETS, True)
+    _fetch_columns(program, wd, LAYERS * DIM * FFN, 0, DIM // 16, FFN, 32, SETS, False)
+    if has_next:
+        _fetch_columns(program, wq_next, LAYERS * N_QKV * DIM, 0, N_QKV // 16, DIM, 16, SETS, False)
+
+
+@triton.jit
+def _qkv_part(
+    program, y, w, plane, gate, squares, eps, bias, qkv, keys, values, angles, positions, slots,
+    ROWS: tl.constexpr, DIM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
+    TILES: tl.constexpr, KD: tl.constexpr, CANVAS: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr,
+    BIAS: tl.constexpr,
+):  # fmt: skip
+    m = tl.arange(0, 16)
+    HALF: tl.constexpr = D // 2
+    COLUMNS: tl.constexpr = (HEADS + 2 * KV_HEADS) * D // 32
+    for item in range(program, COLUMNS * (ROWS // 16), PROGRAMS):
+        column, r = item % COLUMNS, (item // COLUMNS) * 16 + m
+        first = ((column // (HALF // 16)) * D + (column % (HALF // 16)) * 16 + m).to(tl.int64)
+        a, b = _pair(y, w, first, first + HALF, r, gate, plane, DIM, KD, STAGES, CANVAS)
+        shrink = _divisor(squares, r, eps, ROWS, DIM, TILES)
+        _qkv_tile(
+            column, r, a * shrink, b * shrink, bias, qkv, keys, values, angles, positions, slots,
+            HEADS, KV_HEADS, D, BIAS,
+        )  # fmt: skip
+
+
+@triton.jit
+def _attend_part(
+    program, num_tiles, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale, max_pages,
+    arrived, part_acc, part_top, part_total, attended,
+    ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
+    SPLITS: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    m = tl.arange(0, 16)
+    for item in range(program, num_tiles * (HEADS * SPLITS), PROGRAMS):
+        split, head, tile = item % SPLITS, (item // SPLITS) % HEADS, item // (HEADS * SPLITS)
+        first, end = tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
+        row = first + m
+        if first < end:
+            top, total, acc = _attend_tile(
+                tl.load(tiles + 3 * tile), row, row < end, head, split, qkv, keys, values,
+                prefix_end, span_start, span_end, pages, scale, max_pages, HEADS, KV_HEADS, D, PAGE, 64, SPLITS,
+            )  # fmt: skip
+            _merge_tile(
+                top, total, acc, row, row < end, head, split, arrived + tile * HEADS + head,
+                part_acc, part_top, part_total, attended, ROWS, HEADS, D, SPLITS,
+            )  # fmt: skip
+
+
+@triton.jit
+def _gate_part(
+    program, y, w, plane, gate, squares, eps, ffn,
+    ROWS: tl.constexpr, DIM: tl.constexpr, FFN: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr,
+    CANVAS: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """silu(gate) * up of the normed stream."""
+    m = tl.arange(0, 16)
+    COLUMNS: tl.constexpr = FFN // 16
+    for item in range(program, COLUMNS * (ROWS // 16), PROGRAMS):
+        column, r = item % COLUMNS, (item // COLUMNS) * 16 + m
+        first = (column * 16 + m).to(tl.int64)
+        a, b = _pair(y, w, first, first + FFN, r, gate, plane, DIM, KD, STAGES, CANVAS)
+        shrink = _divisor(squares, r, eps, ROWS, DIM, TILES)
+        a, b = a * shrink, b * shrink
+        out = a / (1.0 + tl.exp(-a)) * b
+        tl.store(ffn + r[None, :] * FFN + (column * 16 + m)[:, None], out.to(ffn.dtype.element_ty))
+
+
+@triton.jit
+def _add_part(
+    program, source, w, plane, gate, x, y, squares, gain,
+    ROWS: tl.constexpr, DIM: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
+    CANVAS: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The residual stream plus W source."""
+    m = tl.arange(0, 16)
+    COLUMNS: tl.constexpr = DIM // 16
+    for item in range(program, COLUMNS * (ROWS // 16), PROGRAMS):
+        column, r = item % COLUMNS, (item // COLUMNS) * 16 + m
+        a = _single(source, w, (column * 16 + m).to(tl.int64), r, gate, plane, K, BLOCK_K, STAGES, CANVAS)
+        _add_tile(column, r, a, x, y, squares, gain, ROWS, DIM)
+
+
+@triton.jit
 def network_kernel(
     tokens, masks, token_ids, mask_index, gate, positions, slots,
     prefix_end, span_start, span_end, tiles, pages,
@@ -256,76 +347,36 @@ def network_kernel(
     BIAS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    m = tl.arange(0, 16)
-    HALF: tl.constexpr = D // 2
     Q: tl.constexpr = HEADS * D
     N_QKV: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
-    C_QKV: tl.constexpr = N_QKV // 32
-    C_DIM: tl.constexpr = DIM // 16
-    C_FFN: tl.constexpr = FFN // 16
-    R_TILES: tl.constexpr = ROWS // 16
     SETS: tl.constexpr = 2 if CANVAS else 1
-    _embed_rows(
-        program, tokens, masks, token_ids, mask_index, gains, x, y, squares, num_masks,
-        ROWS, DIM, BLOCK, TILES, CANVAS, PROGRAMS,
-    )  # fmt: skip
+    _embed_rows(program, tokens, masks, token_ids, mask_index, gains, x, y, squares, num_masks,
+                ROWS, DIM, BLOCK, TILES, CANVAS, PROGRAMS)  # fmt: skip
     turn = 1
     _meet(bell, turn, PROGRAMS)
     for layer in range(LAYERS):
-        at_layer = tl.cast(layer, tl.int64)
-        wq, wo = w_qkv + at_layer * (N_QKV * DIM), w_o + at_layer * (DIM * Q)
-        wg, wd = w_gu + at_layer * (2 * FFN * DIM), w_dn + at_layer * (DIM * FFN)
-        keys, values = k_cache + at_layer * cache_stride, v_cache + at_layer * cache_stride
+        at = tl.cast(layer, tl.int64)
+        wq, wo = w_qkv + at * (N_QKV * DIM), w_o + at * (DIM * Q)
+        wg, wd = w_gu + at * (2 * FFN * DIM), w_dn + at * (DIM * FFN)
+        keys, values, gain = k_cache + at * cache_stride, v_cache + at * cache_stride, gains + 2 * at * DIM
         if FETCH:
-            _fetch_columns(program, wo, LAYERS * DIM * Q, 0, C_DIM, Q, 16, SETS, False)
-            _fetch_columns(program, wg, LAYERS * 2 * FFN * DIM, FFN, C_FFN, DIM, 16, SETS, True)
-            _fetch_columns(program, wd, LAYERS * DIM * FFN, 0, C_DIM, FFN, 32, SETS, False)
-            if layer + 1 < LAYERS:
-                _fetch_columns(program, wq + N_QKV * DIM, LAYERS * N_QKV * DIM, 0, N_QKV // 16, DIM, 16, SETS, False)
-        for item in range(program, C_QKV * R_TILES, PROGRAMS):
-            column, r = item % C_QKV, (item // C_QKV) * 16 + m
-            first = ((column // (HALF // 16)) * D + (column % (HALF // 16)) * 16 + m).to(tl.int64)
-            a, b = _pair(y, wq, first, first + HALF, r, gate, LAYERS * N_QKV * DIM, DIM, KD, STAGES, CANVAS)
-            shrink = _divisor(squares, r, eps, ROWS, DIM, TILES)
-            _qkv_tile(
-                column, r, a * shrink, b * shrink, bias + layer * N_QKV, qkv, keys, values, angles, positions, slots,
-                HEADS, KV_HEADS, D, BIAS,
-            )  # fmt: skip
+            _fetch_layer(program, wq + N_QKV * DIM, wo, wg, wd, layer + 1 < LAYERS, LAYERS, DIM, FFN, Q, N_QKV, SETS)
+        _qkv_part(program, y, wq, LAYERS * N_QKV * DIM, gate, squares, eps, bias + at * N_QKV, qkv, keys, values,
+                  angles, positions, slots, ROWS, DIM, HEADS, KV_HEADS, D, TILES, KD, CANVAS, PROGRAMS, STAGES,
+                  BIAS)  # fmt: skip
         _meet(bell, turn + 1, PROGRAMS)
-        for item in range(program, num_tiles * (HEADS * SPLITS), PROGRAMS):
-            split, head, tile = item % SPLITS, (item // SPLITS) % HEADS, item // (HEADS * SPLITS)
-            row_end = tl.load(tiles + 3 * tile + 2)
-            row = tl.load(tiles + 3 * tile + 1) + m
-            if tl.load(tiles + 3 * tile + 1) < row_end:
-                top, total, acc = _attend_tile(
-                    tl.load(tiles + 3 * tile), row, row < row_end, head, split, qkv, keys, values,
-                    prefix_end, span_start, span_end, pages, scale, max_pages, HEADS, KV_HEADS, D, PAGE, 64, SPLITS,
-                )  # fmt: skip
-                _merge_tile(
-                    top, total, acc, row, row < row_end, head, split, arrived + tile * HEADS + head,
-                    part_acc, part_top, part_total, attended, ROWS, HEADS, D, SPLITS,
-                )  # fmt: skip
+        _attend_part(program, num_tiles, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale,
+                     max_pages, arrived, part_acc, part_top, part_total, attended,
+                     ROWS, HEADS, KV_HEADS, D, PAGE, SPLITS, PROGRAMS)  # fmt: skip
         _meet(bell, turn + 2, PROGRAMS)
-        for item in range(program, C_DIM * R_TILES, PROGRAMS):
-            column, r = item % C_DIM, (item // C_DIM) * 16 + m
-            first = (column * 16 + m).to(tl.int64)
-            a = _single(attended, wo, first, r, gate, LAYERS * DIM * Q, Q, KQ, STAGES, CANVAS)
-            _add_tile(column, r, a, x, y, squares, gains + (2 * layer + 1) * DIM, ROWS, DIM)
+        _add_part(program, attended, wo, LAYERS * DIM * Q, gate, x, y, squares, gain + DIM,
+                  ROWS, DIM, Q, KQ, CANVAS, PROGRAMS, STAGES)  # fmt: skip
         _meet(bell, turn + 3, PROGRAMS)
-        for item in range(program, C_FFN * R_TILES, PROGRAMS):
-            column, r = item % C_FFN, (item // C_FFN) * 16 + m
-            first = (column * 16 + m).to(tl.int64)
-            a, b = _pair(y, wg, first, first + FFN, r, gate, LAYERS * 2 * FFN * DIM, DIM, KD, STAGES, CANVAS)
-            shrink = _divisor(squares, r, eps, ROWS, DIM, TILES)
-            a, b = a * shrink, b * shrink
-            out = a / (1.0 + tl.exp(-a)) * b
-            tl.store(ffn + r[None, :] * FFN + (column * 16 + m)[:, None], out.to(ffn.dtype.element_ty))
+        _gate_part(program, y, wg, LAYERS * 2 * FFN * DIM, gate, squares, eps, ffn,
+                   ROWS, DIM, FFN, TILES, KD, CANVAS, PROGRAMS, STAGES)  # fmt: skip
         _meet(bell, turn + 4, PROGRAMS)
-        for item in range(program, C_DIM * R_TILES, PROGRAMS):
-            column, r = item % C_DIM, (item // C_DIM) * 16 + m
-            first = (column * 16 + m).to(tl.int64)
-            a = _single(ffn, wd, first, r, gate, LAYERS * DIM * FFN, FFN, KF, STAGES, CANVAS)
-            _add_tile(column, r, a, x, y, squares, gains + (2 * layer + 2) * DIM, ROWS, DIM)
+        _add_part(program, ffn, wd, LAYERS * DIM * FFN, gate, x, y, squares, gain + 2 * DIM,
+                  ROWS, DIM, FFN, KF, CANVAS, PROGRAMS, STAGES)  # fmt: skip
         turn += 5
         _meet(bell, turn, PROGRAMS)
     _leave(bell, PROGRAMS)
