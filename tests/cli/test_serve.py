@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from quicksilver.cli.app import app
@@ -56,10 +57,20 @@ def test_unknown_settings_in_the_file_are_refused_by_name(tmp_path: Path, name: 
     assert name in error.message
 
 
-def test_every_flag_has_an_environment_variable_but_help() -> None:
-    command = next(command for command in app.registered_commands if command.callback.__name__ == "serve")  # type: ignore[union-attr]
-    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "300"}).output
-    assert command.callback is not None
-    for name in command.callback.__annotations__:
-        if name != "return":
-            assert f"QUICKSILVER_{name.upper()}" in shown, name
+PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+
+
+def test_every_setting_is_on_its_page_with_flag_and_environment_variable() -> None:
+    command = get_command(app).commands["serve"]  # type: ignore[attr-defined]
+    names = [option.name for option in command.params if option.name != "config"]
+    assert len(names) > 10
+    for name in names:
+        assert f"| `--{name.replace('_', '-')}` | `QUICKSILVER_{name.upper()}` |" in PAGE
+        option = next(option for option in command.params if option.name == name)
+        assert option.envvar == f"QUICKSILVER_{name.upper()}"
+
+
+def test_the_file_on_that_page_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(PAGE.split("```toml\n")[1].split("```")[0].replace('"nano"', '"of-the-page"'))
+    assert "of-the-page" in str(refusal("--config", str(path)))
