@@ -18,11 +18,12 @@ HERE = Path(__file__).parent
 BUILD = HERE.parents[2] / ".build" / "clients"
 PYTHON = BUILD / "venv" / "bin" / "python"
 NODE = BUILD / "node"
+MIN_NODE = 20
 
 
 def main(arguments: list[str]) -> int:
     BUILD.mkdir(parents=True, exist_ok=True)
-    has_node = shutil.which("node") is not None and shutil.which("npm") is not None
+    has_node = node_version() >= MIN_NODE
     install_python()
     if has_node:
         install_node()
@@ -32,9 +33,17 @@ def main(arguments: list[str]) -> int:
         environment = {**os.environ, **addresses}
         failed = run_python(arguments, environment)
         if not has_node:
-            print("node and npm are not installed: the Node clients were NOT run")
+            print(f"Node {MIN_NODE} or newer, with npm, is not installed: the Node clients were NOT run")
             return failed
         return run_node(environment) or failed
+
+
+def node_version() -> int:
+    """Its major version; 0 where it, or npm, is not installed."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        return 0
+    told = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
+    return int(told.strip().removeprefix("v").split(".")[0])
 
 
 def install_python() -> None:
@@ -52,7 +61,7 @@ def install_node() -> None:
         NODE.mkdir(exist_ok=True)
         for name in ("package.json", "package-lock.json"):
             shutil.copy(HERE / name, NODE)
-        subprocess.run(["npm", "ci", "--silent", "--no-audit", "--no-fund"], cwd=NODE, check=True)
+        subprocess.run(["npm", "ci", "--loglevel=error", "--no-audit", "--no-fund"], cwd=NODE, check=True)
         shutil.copy(HERE / "package-lock.json", NODE / "node_modules")
 
 
