@@ -28,6 +28,8 @@ from quicksilver.training.rows import ChatRow, Row, row_text
 from quicksilver.training.sources import HELD_OUT, SOURCES, held_out_rows, training_rows
 
 LONGEST_QUESTION = 400
+# Of questions that name their answers, or ask for another tool's notation.
+_NOT_OPEN = ("Options:", "toolformer")
 _CANDIDATES = 4
 """A source is read until it gave this many times what is asked, then shuffled: files are ordered by package."""
 
@@ -57,7 +59,8 @@ def _questions(data: Data, source: Path, check: OverlapCheck) -> Iterator[str]:
     for name, count in data.asks.items():
         for row in picked_rows(name, count, source, data.seed):
             question = row.messages[0].content if isinstance(row, ChatRow) else ""
-            if 0 < len(question) <= LONGEST_QUESTION and "Options:" not in question and not check.overlaps(question):
+            is_open = not any(mark in question for mark in _NOT_OPEN)
+            if 0 < len(question) <= LONGEST_QUESTION and is_open and not check.overlaps(question):
                 yield question
 
 
