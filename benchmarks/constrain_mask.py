@@ -1,10 +1,10 @@
-"""What a grammar costs a decode step, next to a forward of the same machine, and how much of JSON is determined by it.
+"""What a grammar costs a decode step, question by question, and how much of JSON is certain without a model.
 
     python -m benchmarks.constrain_mask TOKENIZER.json[.xz] SCHEMAS.jsonl[.xz] [--schemas 150] [--out DIR]
 
-Valid instances are written token by token. A step is what the engine does for one request: forced tokens, a bitmask, a
-check of the drafted tokens, the commit, and the question of closing. The forward is a stand-in with the matrix products
-of a 135M model in fp32; the ratio is (forward + a step for each request) / forward.
+Valid instances are written as a model would write them that means just this text: certain tokens come from the grammar,
+each other token is the one that the tokenizer's own spelling has there and would cost a forward. Beside the forwards
+stand the tokens of the same text as the tokenizer cuts it, which plain decoding would write one by one.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ import numpy as np
 from benchmarks.json_schemas import read
 from quicksilver.constrain.matcher import Constraint, Grammars
 from quicksilver.constrain.schema import compile_response_format
-from quicksilver.constrain.source import FormatKind, ResponseFormat
+from quicksilver.constrain.source import FormatKind, Layout, ResponseFormat
+from quicksilver.constrain.tokens import Tokens
 from quicksilver.errors import InvalidGrammar
 
 EOS_ID = 0
-BATCH = 8
-ROOM = 512
-"""`max_tokens` of the requests."""
+VOCAB_SIZE = 49_152
+ROOM = 4_096
+"""`max_tokens` of the requests: far from the end, as most steps are."""
 DRAFT_LEN = 16
-LAYERS = 30
-LAYER = ((576, 960), (576, 576), (576, 3072), (1536, 576))
-HEAD = (576, 49152)
+LAYOUTS = {Layout.SPACED: (", ", ": "), Layout.COMPACT: (",", ":")}
 
 
 @dataclass
@@ -51,70 +50,64 @@ class Costs:
     commit: list[float] = field(default_factory=list)
     closing: list[float] = field(default_factory=list)
     build: list[float] = field(default_factory=list)
+    num_instances: int = 0
     num_tokens: int = 0
-    num_forced: int = 0
-    num_single: int = 0
-    """Tokens, not forced, at which the bitmask left no choice."""
+    """Of the instances, as the tokenizer cuts them."""
+    num_forwards: int = 0
+    """Tokens that a model would have to choose."""
+    ratios: list[float] = field(default_factory=list)
 
 
 def timed(times: list[float], ask: Callable[..., Any], *arguments: Any) -> Any:
-    start = time.perf_counter()
+    """Asks, and notes the processor time that it took: wall time says more about the neighbours of a busy machine."""
+    start = time.thread_time_ns()
     result = ask(*arguments)
-    times.append(1e6 * (time.perf_counter() - start))
+    times.append(1e-3 * (time.thread_time_ns() - start))
     return result
 
 
-def follow(constraint: Constraint, tokens: list[int], num_words: int, costs: Costs) -> None:
-    """Writes `tokens` one by one, asking at each what the engine would ask."""
-    row = np.zeros((1, num_words), dtype=np.int32)
-    at = 0
-    while at < len(tokens):
+def follow(constraint: Constraint, text: bytes, tokens: Tokens, costs: Costs) -> int | None:
+    """Writes `text`, asking at each token what the engine would ask. The number of tokens chosen; None if refused."""
+    row = np.zeros((1, tokens.num_words), dtype=np.int32)
+    at = num_chosen = 0
+    while at < len(text):
         taken = timed(costs.forced, constraint.forced)
-        if taken and tokens[at : at + len(taken)] == taken:
-            costs.num_forced += len(taken)
-        else:
+        if not taken:
+            draft = tokens.encode(text[at:])[:DRAFT_LEN]
             timed(costs.bitmask, constraint.write_masks, [], row.data)
-            timed(costs.draft, constraint.legal_prefix, tokens[at : at + DRAFT_LEN])
-            costs.num_single += int(np.unpackbits(row.view(np.uint8)).sum()) == 1
-            taken = tokens[at : at + 1]
+            timed(costs.draft, constraint.legal_prefix, draft)
+            taken = draft[:1]
+            num_chosen += 1
         if constraint.legal_prefix(taken) < len(taken):
-            return
+            return None
         timed(costs.commit, constraint.advance, taken)
-        timed(costs.closing, constraint.closing, ROOM - at)
-        costs.num_tokens += len(taken)
-        at += len(taken)
+        timed(costs.closing, constraint.closing, ROOM)
+        spelled = b"".join(tokens.text(token_id) for token_id in taken)
+        if not text.startswith(spelled, at):
+            return None
+        at += len(spelled)
+    return num_chosen
 
 
-def forward_us(rows: int) -> float:
-    """The least of several runs of a stand-in forward."""
-    rng = np.random.default_rng(0)
-    weights = [rng.standard_normal(shape, dtype=np.float32) for shape in LAYER]
-    head = rng.standard_normal(HEAD, dtype=np.float32)
-    inputs = {width: rng.standard_normal((rows, width), dtype=np.float32) for width in (576, 1536)}
-    times: list[float] = []
-    for _ in range(7):
-        start = time.perf_counter()
-        for _ in range(LAYERS):
-            for weight in weights:
-                inputs[weight.shape[0]] @ weight
-        inputs[576] @ head
-        times.append(1e6 * (time.perf_counter() - start))
-    return min(times)
-
-
-def measure(grammars: Grammars, entries: list[dict[str, Any]], num_words: int) -> Costs:
-    costs = Costs()
-    tokenizer = grammars._tokens.tokenizer
+def measure(grammars: Grammars, entries: list[dict[str, Any]], layout: Layout) -> Costs:
+    costs, tokens = Costs(), grammars._tokens
     for entry in entries:
-        try:
-            spec = compile_response_format(ResponseFormat(FormatKind.JSON_SCHEMA, entry["schema"]))
-        except InvalidGrammar:
-            continue
         instance = next((test["data"] for test in entry["tests"] if test["valid"]), None)
         if instance is None:
             continue
+        try:
+            spec = compile_response_format(ResponseFormat(FormatKind.JSON_SCHEMA, entry["schema"], layout=layout))
+        except InvalidGrammar:
+            continue
+        text = json.dumps(instance, ensure_ascii=False, separators=LAYOUTS[layout]).encode()
         constraint = timed(costs.build, grammars.constraint, spec)
-        follow(constraint, tokenizer.tokenize_str(json.dumps(instance, separators=(",", ":"))), num_words, costs)
+        num_chosen = follow(constraint, text, tokens, costs)
+        if num_chosen is not None:
+            num_tokens = len(tokens.encode(text))
+            costs.num_instances += 1
+            costs.num_tokens += num_tokens
+            costs.num_forwards += num_chosen
+            costs.ratios.append(num_tokens / max(num_chosen, 1))
     return costs
 
 
@@ -130,19 +123,14 @@ def spread(times: list[float]) -> dict[str, float]:
 def report(costs: Costs) -> dict[str, Any]:
     names = ("bitmask", "draft", "forced", "commit", "closing", "build")
     step = sum(statistics.fmean(getattr(costs, name)) for name in names[:-1])
-    forward = forward_us(BATCH)
-    steps = costs.num_tokens - costs.num_forced
     return {
         **{name: spread(getattr(costs, name)) for name in names},
         "step_us": round(step, 1),
-        "forward_us": round(forward, 1),
-        "batch": BATCH,
-        "time_ratio": round((forward + BATCH * step) / forward, 3),
+        "instances": costs.num_instances,
         "tokens": costs.num_tokens,
-        "forced_share": round(costs.num_forced / costs.num_tokens, 3),
-        "single_choice_share": round(costs.num_single / costs.num_tokens, 3),
-        "tokens_per_forward_by_forcing": round(costs.num_tokens / steps, 2),
-        "tokens_per_forward_with_single_choices": round(costs.num_tokens / (steps - costs.num_single), 2),
+        "forwards": costs.num_forwards,
+        "tokens_per_forward": round(costs.num_tokens / costs.num_forwards, 3),
+        "tokens_per_forward_median_instance": round(statistics.median(costs.ratios), 3),
     }
 
 
@@ -155,15 +143,14 @@ def main() -> None:
     options = parser.parse_args()
     opener = lzma.open if options.tokenizer.suffix == ".xz" else open
     with opener(options.tokenizer, "rt") as file:
-        grammars = Grammars(file.read(), [EOS_ID], HEAD[1])
+        grammars = Grammars(file.read(), [EOS_ID], VOCAB_SIZE)
     entries = list(read(options.entries))
     random.Random(0).shuffle(entries)
-    costs = measure(grammars, entries[: options.schemas], HEAD[1] // 32)
     found = {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": platform.processor() or platform.machine(),
         "versions": {name: version(name) for name in ("llguidance", "numpy")},
-        **report(costs),
+        **{str(layout): report(measure(grammars, entries[: options.schemas], layout)) for layout in LAYOUTS},
     }
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / f"constrain-mask-{found['date']}.json").write_text(json.dumps(found, indent=2) + "\n")

@@ -4,7 +4,8 @@
 
 HTTP routes, compile pool, engine thread and final check are the real ones; only sockets are left out. Runs for
 `--budget-s`, appends to a journal under .build/, and goes on from there the next time; when all cases are done it
-writes a dated result. Each answer is judged here once more with jsonschema-rs.
+writes a dated result. Each answer is judged here once more with jsonschema-rs. `--model random` has nano's tokenizer
+and random weights: it asks for everything a grammar allows, and costs a CPU next to nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
 
 from benchmarks.generation_cases import Case, is_small, make_case
 from benchmarks.json_schemas import read
@@ -35,11 +37,15 @@ from quicksilver.constrain.pool import CompilePool
 from quicksilver.constrain.schema import compile_response_format
 from quicksilver.constrain.source import FormatKind, Layout, ResponseFormat
 from quicksilver.core import EngineClient
+from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
-from quicksilver.engine.load import LoadConfig, load_engine
+from quicksilver.engine.load import LoadConfig, load_transformer
 from quicksilver.engine.loop import AsyncEngine
 from quicksilver.errors import InvalidGrammar
 from quicksilver.hub.resolve import resolve
+from quicksilver.model.adapters import attach_canvas, new_canvas
+from quicksilver.model.config import ModelConfig
+from quicksilver.model.transformer import Transformer
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig
 from quicksilver.server.services import Services
@@ -48,6 +54,7 @@ from quicksilver.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parent
 FINISHED = ("stop", "tool_calls")
+RANDOM = "random"
 
 
 @dataclass
@@ -206,20 +213,39 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-async def run(args: argparse.Namespace, cases: Sequence[Case], journal: Path) -> None:
-    checkpoint = resolve(args.model)
+def open_engine(model: str, weights: str, threads: int) -> tuple[AsyncEngine, Tokenizer]:
+    """A model of the catalogue on the CPU, with grammars, on a thread of its own."""
+    checkpoint = resolve("nano" if model == RANDOM else model)
     tokenizer = Tokenizer.for_model(checkpoint.weights, checkpoint.skill)
-    load = LoadConfig(device="cpu", weights=args.weights, threads=args.threads)
-    engine = load_engine(checkpoint, load, EngineConfig(kv_bytes=1 << 30))
+    load = LoadConfig(device="cpu", weights=weights, threads=threads)
+    network = random_network() if model == RANDOM else load_transformer(checkpoint, load)
+    torch.set_num_threads(threads)
+    engine = build_engine(network, model, EngineConfig(kv_bytes=1 << 28))
     engine.constraints = Grammars(tokenizer.to_json(), tokenizer.eos_ids, engine.info.vocab_size).constraint
-    client = AsyncEngine(engine)
+    return AsyncEngine(engine), tokenizer
+
+
+def random_network() -> Transformer:
+    """Two narrow layers over nano's vocabulary; weights spread enough that the choice of tokens is."""
+    torch.manual_seed(0)
+    config = ModelConfig("llama", 2, 32, 64, 4, 2, 8, vocab_size=49_152, context_len=4_096, tied_head=True)
+    network = Transformer(config)
+    for parameter in network.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.4)
+    attach_canvas(network, new_canvas(config, rank=4, max_canvas_len=32, seed=0), form="gated")
+    return network.eval().requires_grad_(False)
+
+
+async def run(args: argparse.Namespace, cases: Sequence[Case], journal: Path) -> None:
+    engine, tokenizer = open_engine(args.model, args.weights, args.threads)
     deadline = time.monotonic() + args.budget_s
     with journal.open("a") as sink:
-        async with served(client, tokenizer, journal.parent) as http:
+        async with served(engine, tokenizer, journal.parent) as http:
             async for row in run_cases(http, cases, args.batch, deadline):
                 sink.write(json.dumps(row) + "\n")
                 sink.flush()
-    await client.close()
+    await engine.close()
 
 
 def main() -> None:
@@ -231,9 +257,10 @@ def main() -> None:
     words.add_argument("--count", type=int, default=5_200)
     words.add_argument("--batch", type=int, default=24)
     words.add_argument("--budget-s", type=float, default=500)
-    words.add_argument("--journal", type=Path, default=ROOT.parent / ".build" / "json_generations.jsonl")
+    words.add_argument("--journal", type=Path, help="default: one for each model under .build/")
     words.add_argument("--out", type=Path, default=ROOT / "results")
     args = words.parse_args()
+    args.journal = args.journal or ROOT.parent / ".build" / f"json_generations-{args.model}.jsonl"
     args.journal.parent.mkdir(exist_ok=True)
     done = {row["index"] for row in read_journal(args.journal)}
     schemas = usable_schemas(args.schemas)
@@ -257,7 +284,7 @@ def write_result(args: argparse.Namespace, rows: Sequence[dict[str, Any]], num_s
         "settings": settings,
         **summarise(rows),
     }
-    path = args.out / f"json-generations-{now.date()}.json"
+    path = args.out / f"json-generations-{args.model}-{now.date()}.json"
     path.write_text(json.dumps(found, indent=1) + "\n")
     print(path)
 
