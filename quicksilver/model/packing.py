@@ -1,13 +1,15 @@
 """The arithmetic of the stored weight formats: float tensors to few bits and back. Pure functions of tensors.
 
-int8: one scale per output row. int4: two values a byte along the input, low nibble first, with a scale and a zero per
-group. Values are rounded against the scales as stored, so what is written is exactly what is computed.
+int8: one scale per output row, or one per group of a row. int4: two values a byte along the input, low nibble first,
+with a scale and a zero per group. Values are rounded against the scales as stored, so what is written is exactly what
+is computed.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 def quantise_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -15,6 +17,18 @@ def quantise_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     wide = weight.detach().float()
     scale = wide.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny * 128) / 127
     return (wide / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
+
+
+def quantise_int8_grouped(weight: Tensor, group_len: int) -> tuple[Tensor, Tensor]:
+    """(rows, cols) -> q int8 and scale fp32 (rows, groups); the last group of a row may be short."""
+    rows, cols = weight.shape
+    wide = pad(weight.detach().float(), (0, -cols % group_len))
+    q, scale = quantise_int8(wide.reshape(-1, group_len))
+    return q.view(rows, -1)[:, :cols].contiguous(), scale.view(rows, -1)
+
+
+def dequantise_int8_grouped(q: Tensor, scale: Tensor, group_len: int) -> Tensor:
+    return q.float() * scale.repeat_interleave(group_len, 1)[:, : q.shape[1]]
 
 
 def dequantise_int8(q: Tensor, scale: Tensor) -> Tensor:

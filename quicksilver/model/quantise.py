@@ -1,8 +1,8 @@
 """Turning a Transformer's weights into few bits, in place, and choosing how.
 
 Schemes: `int8` (weight-only), `int8-grouped` and `int8-dynamic` (activations too, CPU), `int4` (grouped). The head and
-the embedding table are int8 in every scheme, since 4 bits there cost more than they save. Adapters are merged before, or
-gated after.
+the embedding table are int8 in every scheme, since 4 bits there cost more than they save. Adapters are merged before,
+or gated after.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from quicksilver.errors import InvalidRequest
 from quicksilver.model.assemble import replace_module
 from quicksilver.model.native.support import refusal as native_refusal
-from quicksilver.model.packing import quantise_int4, quantise_int8
+from quicksilver.model.packing import quantise_int4, quantise_int8, quantise_int8_grouped
 from quicksilver.model.quantised import DynamicInt8Linear, Int4Linear, Int8Embedding, Int8Linear, has_dynamic_kernel
 from quicksilver.model.transformer import Transformer
 
@@ -23,6 +23,9 @@ Scheme = Literal["int8", "int8-grouped", "int8-dynamic", "int4"]
 EXACT = ("int8-grouped", "int8-dynamic")
 """Schemes whose products give a row the same bits in any company."""
 GROUP_LEN = 32
+"""Of int4."""
+NATIVE_GROUP_LEN = 64
+"""Of int8-grouped, weights and activations alike."""
 
 Stored = dict[str, Tensor]
 """The tensors of one quantised weight, by suffix: q, scale, zero, bias."""
@@ -71,6 +74,9 @@ def quantise_weight(weight: Tensor, bias: Tensor | None, scheme: str) -> Stored:
             raise InvalidRequest(f"int4 wants inputs in groups of {GROUP_LEN}, this weight has {weight.shape[1]}")
         q, scale, zero = quantise_int4(weight, GROUP_LEN)
         stored = {"q": q, "scale": scale, "zero": zero}
+    elif scheme == "int8-grouped":
+        q, scale = quantise_int8_grouped(weight, NATIVE_GROUP_LEN)
+        stored = {"q": q, "scale": scale}
     else:
         q, scale = quantise_int8(weight)
         stored = {"q": q, "scale": scale}

@@ -19,7 +19,16 @@ from quicksilver.model.assemble import empty_transformer, finish, place, replace
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.headers import read_safetensors_header
 from quicksilver.model.packing import quantise_int8
-from quicksilver.model.quantise import GROUP_LEN, Stored, check_scheme, make_linear, mark, quantise_weight, scheme_of
+from quicksilver.model.quantise import (
+    GROUP_LEN,
+    NATIVE_GROUP_LEN,
+    Stored,
+    check_scheme,
+    make_linear,
+    mark,
+    quantise_weight,
+    scheme_of,
+)
 from quicksilver.model.quantised import Int8Embedding
 from quicksilver.model.shards import open_tensors, read_json
 from quicksilver.model.transformer import Transformer
@@ -104,6 +113,8 @@ class _Reader:
         if scheme == "int4":
             groups = (out_dim, in_dim // GROUP_LEN)
             shapes = {"q": (out_dim, in_dim // 2), "scale": groups, "zero": groups}
+        if scheme == "int8-grouped":
+            shapes["scale"] = (out_dim, -(-in_dim // NATIVE_GROUP_LEN))
         if getattr(like, "bias", None) is not None:
             shapes["bias"] = (out_dim,)
         return {part: self.read(f"{name}.{part}", shape, _STORED_DTYPES[part]) for part, shape in shapes.items()}

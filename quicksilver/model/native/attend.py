@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from quicksilver.model.native.compiled import inner
 from quicksilver.model.native.rows import Floats
-from quicksilver.model.native.scalar import exp32
+from quicksilver.model.native.scalar import address_of, exp32
 from quicksilver.model.native.vectors import make_mix, make_score
 
 _score_16, _score_64, _score_128 = make_score(1), make_score(4), make_score(8)
@@ -32,77 +32,73 @@ class Plan(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Where the keys and values of one layer lie: by slot in the cache, by row in the batch."""
+    """Where the keys (or the values) of one KV head begin, in the cache and in the batch; steps are in bytes."""
 
-    k: Floats  # (slots, kv_heads, head_dim)
-    v: Floats
-    batch: Floats  # (rows, columns): queries, keys, values, a head behind the other
-    k_at: int
-    """Column of this head's keys in `batch`."""
-    v_at: int
+    cache: int
+    slot_step: int
+    batch: int
+    row_step: int
+
+
+Pair = tuple[Keys, Keys]
+"""Of keys and of values."""
 
 
 @inner
-def attend(row: int, head: int, q: Floats, plan: Plan, keys: Keys, scores: Floats, out: Floats) -> None:
-    """q and out (group, head_dim): the query heads of KV head `head`. `scores` (group, keys or more) is room to work."""
-    head_dim = q.shape[1]
+def attend(
+    row: int, heads: tuple[int, int], q: int, plan: Plan, keys: tuple[Keys, Keys], scores: Floats, out: int
+) -> None:
+    """`heads` = (query heads of this KV head, head_dim); q and out are addresses of that many floats, and `out` holds
+    zeros; scores (query heads, keys or more) is room to work in."""
+    group, head_dim = heads
+    span_len = plan.span_end[row] - plan.span_start[row]
+    for i in range(group):
+        shares = scores[i, : plan.prefix_end[row] + span_len]
+        _walk(row, plan, keys[0], head_dim, (q + 4 * i * head_dim, address_of(shares)), np.int64(0))
+        _softmax(shares, np.float32(1) / np.sqrt(np.float32(head_dim)))
+        _walk(row, plan, keys[1], head_dim, (out + 4 * i * head_dim, address_of(shares)), np.int64(1))
+
+
+@inner
+def _walk(row: int, plan: Plan, keys: Keys, head_dim: int, places: tuple[int, int], mixes: int) -> None:
+    """Over all that the row sees, page by page, then its span: either score keys or mix values."""
     prefix_end, page_size = plan.prefix_end[row], plan.page_size
-    pages = plan.pages[plan.segment[row]]
-    span_start, span_len = plan.span_start[row], plan.span_end[row] - plan.span_start[row]
-    cached, fresh = (keys.k.strides[0], head_dim), (keys.batch.strides[0], head_dim)
-    for page in range((prefix_end + page_size - 1) // page_size):
-        run = (page * page_size, min(page_size, prefix_end - page * page_size))
-        _score_run(q, keys.k[pages[page] * page_size, head].ctypes.data, cached, run, scores)
-    if span_len > 0:
-        _score_run(q, keys.batch[span_start, keys.k_at :].ctypes.data, fresh, (prefix_end, span_len), scores)
-    for i in range(len(q)):
-        _softmax(scores[i, : prefix_end + span_len], np.float32(1) / np.sqrt(np.float32(head_dim)))
-    out[:] = 0
-    for page in range((prefix_end + page_size - 1) // page_size):
-        run = (page * page_size, min(page_size, prefix_end - page * page_size))
-        _mix_run(scores, keys.v[pages[page] * page_size, head].ctypes.data, cached, run, out)
-    if span_len > 0:
-        _mix_run(scores, keys.batch[span_start, keys.v_at :].ctypes.data, fresh, (prefix_end, span_len), out)
-
-
-@inner
-def _score_run(q: Floats, keys: int, shape: tuple[int, int], run: tuple[int, int], scores: Floats) -> None:
-    """Keys `run` = (first, count), of which the first lies at address `keys`; shape is (step in bytes, head_dim)."""
-    step, head_dim = shape
-    first, count = run
-    for i in range(len(q)):
-        query, target = q[i].ctypes.data, scores[i].ctypes.data + 4 * first
-        if head_dim == 64:
-            _score_64(query, keys, step, count, target)
-        elif head_dim == 128:
-            _score_128(query, keys, step, count, target)
+    vector, scores = places
+    num_pages = (prefix_end + page_size - 1) // page_size
+    for page in range(num_pages + 1):
+        first, count, step = page * page_size, min(page_size, prefix_end - page * page_size), keys.slot_step
+        at = keys.cache
+        if page < num_pages:
+            at += plan.pages[plan.segment[row], page] * page_size * step
         else:
-            _score_parts(query, keys, shape, count, scores[i, first : first + count])
-
-
-@inner
-def _score_parts(q: int, keys: int, shape: tuple[int, int], count: int, scores: Floats) -> None:
-    """Any multiple of 16, in parts."""
-    room = np.empty(count, np.float32)
-    scores[:] = 0
-    for start in range(0, 4 * shape[1], 64):
-        _score_16(q + start, keys + start, shape[0], count, room.ctypes.data)
-        scores += room
-
-
-@inner
-def _mix_run(shares: Floats, values: int, shape: tuple[int, int], run: tuple[int, int], out: Floats) -> None:
-    step, head_dim = shape
-    first, count = run
-    for i in range(len(out)):
-        share, target = shares[i].ctypes.data + 4 * first, out[i].ctypes.data
-        if head_dim == 64:
-            _mix_64(share, values, step, count, target)
-        elif head_dim == 128:
-            _mix_128(share, values, step, count, target)
+            first, count, step = prefix_end, plan.span_end[row] - plan.span_start[row], keys.row_step
+            at = keys.batch + plan.span_start[row] * step
+        if mixes:
+            _mix_run(scores + 4 * first, at, step, count, vector, head_dim)
         else:
-            for start in range(0, 4 * head_dim, 64):
-                _mix_16(share, values + start, step, count, target + start)
+            _score_run(vector, at, step, count, scores + 4 * first, head_dim)
+
+
+@inner
+def _score_run(q: int, keys: int, step: int, count: int, scores: int, head_dim: int) -> None:
+    if head_dim == 64:
+        _score_64(q, keys, step, count, scores, np.int64(0))
+    elif head_dim == 128:
+        _score_128(q, keys, step, count, scores, np.int64(0))
+    else:
+        for start in range(0, 4 * head_dim, 64):
+            _score_16(q + start, keys + start, step, count, scores, np.int64(start > 0))
+
+
+@inner
+def _mix_run(shares: int, values: int, step: int, count: int, out: int, head_dim: int) -> None:
+    if head_dim == 64:
+        _mix_64(shares, values, step, count, out)
+    elif head_dim == 128:
+        _mix_128(shares, values, step, count, out)
+    else:
+        for start in range(0, 4 * head_dim, 64):
+            _mix_16(shares, values + start, step, count, out + start)
 
 
 @inner

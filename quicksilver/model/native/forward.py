@@ -14,8 +14,18 @@ from numpy.typing import NDArray
 from quicksilver.model.native.attend import Keys, Plan, attend
 from quicksilver.model.native.compiled import entry, inner
 from quicksilver.model.native.product import multiply, share
-from quicksilver.model.native.rows import Floats, Rounded, add_row, norm_row, rotate_head, round_row, swiglu_row
-from quicksilver.model.native.scalar import meet
+from quicksilver.model.native.rows import (
+    Floats,
+    Rounded,
+    add_row,
+    clear_row,
+    copy_row,
+    norm_row,
+    rotate_head,
+    round_row,
+    swiglu_row,
+)
+from quicksilver.model.native.scalar import address_of, meet
 
 QKV, OUT, GATE_UP, DOWN = range(4)
 BASE, A, B = range(3)
@@ -38,8 +48,9 @@ class Room(NamedTuple):
 
     x: Floats  # (rows, dim): the stream
     y: Floats  # (rows, most columns): what a product leaves
-    normed: Floats  # (rows, dim)
+    normed: Floats  # (rows, dim), like the next two in whole groups, with zeros behind
     mixed: Floats  # (rows, q_dim): what attention leaves
+    active: Floats  # (rows, ffn_dim): what SwiGLU leaves
     low: Floats  # (rows, rank): A x
     wide: Rounded  # (rows, widest input)
     narrow: Rounded  # (threads * rows, rank): every thread rounds for itself
@@ -58,30 +69,33 @@ class Batch(NamedTuple):
 @inner
 def _wait(room: Room, num_threads: int) -> None:
     if num_threads > 1:
-        meet(room.counters.ctypes.data, num_threads)
+        meet(address_of(room.counters), num_threads)
 
 
 @inner
 def _project(matrices: NDArray[np.int64], room: Room, batch: Batch, team: tuple[int, int]) -> None:
-    """y = W x for all rows, then y += B (A x) for canvas rows."""
+    """y = W x for all rows, then y += B (A x) for canvas rows. One call of `multiply`, so that it is compiled once."""
     thread, num_threads = team
-    multiply(room.wide, matrices[BASE], batch.rows, room.y, share(matrices[BASE, 3], thread, num_threads), np.int64(0))
-    if len(batch.canvas_rows):
-        strips = share(matrices[A, 3], num_threads - 1 - thread, num_threads)
-        multiply(room.wide, matrices[A], batch.canvas_rows, room.low, strips, np.int64(0))
-        _wait(room, num_threads)
-        _add_adapter(matrices[B], room, batch.canvas_rows, team)
+    own = _own_narrow(room, thread)
+    for part in range(3 if len(batch.canvas_rows) else 1):
+        if part == B:
+            _wait(room, num_threads)
+            for row in batch.canvas_rows:
+                round_row(room.low[row], own, row)
+        x = own if part == B else room.wide
+        rows = batch.rows if part == BASE else batch.canvas_rows
+        y = room.low if part == A else room.y
+        # The last thread starts with A: it often has less of W.
+        place = num_threads - 1 - thread if part == A else thread
+        multiply(x, matrices[part], rows, y, share(matrices[part, 3], place, num_threads), np.int64(part == B))
     _wait(room, num_threads)
 
 
 @inner
-def _add_adapter(matrix: NDArray[np.int64], room: Room, rows: NDArray[np.int64], team: tuple[int, int]) -> None:
-    thread, num_threads = team
+def _own_narrow(room: Room, thread: int) -> Rounded:
     first = thread * len(room.x)
-    own = Rounded(room.narrow.values[first:], room.narrow.scales[first:], room.narrow.offsets[first:])
-    for row in rows:
-        round_row(room.low[row], own, row)
-    multiply(own, matrix, rows, room.y, share(matrix[3], thread, num_threads), np.int64(1))
+    narrow = room.narrow
+    return Rounded(narrow.values[first:], narrow.scales[first:], narrow.offsets[first:])
 
 
 @inner
@@ -117,9 +131,9 @@ def _place_rows(
         if slot >= 0:
             for head in range(num_kv_heads):
                 start = (num_heads + head) * head_dim
-                cache[0][slot, head] = y[start : start + head_dim]
+                copy_row(y[start : start + head_dim], cache[0][slot, head])
                 start += num_kv_heads * head_dim
-                cache[1][slot, head] = y[start : start + head_dim]
+                copy_row(y[start : start + head_dim], cache[1][slot, head])
     _wait(room, team[1])
 
 
@@ -128,15 +142,18 @@ def _attend_rows(
     network: Network, room: Room, batch: Batch, cache: tuple[Floats, Floats], team: tuple[int, int]
 ) -> None:
     num_heads, num_kv_heads = network.heads
-    group, head_dim, num_rows = num_heads // num_kv_heads, batch.cos.shape[1], len(room.x)
+    head_dim, num_rows = batch.cos.shape[1], len(room.x)
+    group = num_heads // num_kv_heads
+    slot_step, row_step = 4 * num_kv_heads * head_dim, 4 * room.y.shape[1]
     for item in range(team[0], num_rows * num_kv_heads, team[1]):
         row, head = item // num_kv_heads, item % num_kv_heads
-        start, end = head * group * head_dim, (head + 1) * group * head_dim
-        q = room.y[row, start:end].reshape(group, head_dim)
-        out = room.mixed[row, start:end].reshape(group, head_dim)
-        k_at = (num_heads + head) * head_dim
-        keys = Keys(cache[0], cache[1], room.y, k_at, k_at + num_kv_heads * head_dim)
-        attend(row, head, q, batch.plan, keys, room.scores[team[0]], out)
+        own, k_at = 4 * head * head_dim, address_of(room.y) + 4 * (num_heads + head) * head_dim
+        keys = Keys(address_of(cache[0]) + own, slot_step, k_at, row_step)
+        values = Keys(address_of(cache[1]) + own, slot_step, k_at + slot_step, row_step)
+        out = room.mixed[row, head * group * head_dim : (head + 1) * group * head_dim]
+        clear_row(out)
+        places = (address_of(room.y[row]) + own * group, address_of(out))
+        attend(row, (group, head_dim), places, batch.plan, (keys, values), room.scores[team[0]])
     _wait(room, team[1])
     first, end = share(num_rows, team[0], team[1])
     for row in range(first, end):
@@ -148,25 +165,25 @@ def _attend_rows(
 def _activate_rows(network: Network, room: Room, team: tuple[int, int]) -> None:
     first, end = share(len(room.x), team[0], team[1])
     for row in range(first, end):
-        swiglu_row(room.y[row], network.ffn_dim)
-        round_row(room.y[row, : network.ffn_dim], room.wide, row)
+        swiglu_row(room.y[row], network.ffn_dim, room.active[row])
+        round_row(room.active[row], room.wide, row)
     _wait(room, team[1])
 
 
 @entry
 def run_layers(network: Network, room: Room, batch: Batch, k: Floats, v: Floats, team: tuple[int, int]) -> None:
     """The stream in `room.x` through all layers; k and v are (layers, slots, kv_heads, head_dim)."""
-    for layer in range(len(network.matrices)):
-        matrices, cache = network.matrices[layer], (k[layer], v[layer])
-        _norm_rows(network.gains[layer, 0], network.eps, room, np.int64(layer > 0), team)
-        _project(matrices[QKV], room, batch, team)
-        _place_rows(network, room, batch, cache, layer, team)
-        _attend_rows(network, room, batch, cache, team)
-        _project(matrices[OUT], room, batch, team)
-        _norm_rows(network.gains[layer, 1], network.eps, room, np.int64(1), team)
-        _project(matrices[GATE_UP], room, batch, team)
-        _activate_rows(network, room, team)
-        _project(matrices[DOWN], room, batch, team)
+    for step in range(4 * len(network.matrices)):
+        layer, linear = step // 4, step % 4
+        if linear in (QKV, GATE_UP):
+            _norm_rows(network.gains[layer, linear // 2], network.eps, room, np.int64(step > 0), team)
+        elif linear == OUT:
+            _attend_rows(network, room, batch, (k[layer], v[layer]), team)
+        else:
+            _activate_rows(network, room, team)
+        _project(network.matrices[layer, linear], room, batch, team)
+        if linear == QKV:
+            _place_rows(network, room, batch, (k[layer], v[layer]), layer, team)
     first, end = share(len(room.x), team[0], team[1])
     for row in range(first, end):
         add_row(room.x[row], room.y[row])

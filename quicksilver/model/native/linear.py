@@ -6,17 +6,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from quicksilver.model.native.compiled import entry
 from quicksilver.model.native.product import Matrix, multiply, share
-from quicksilver.model.native.rows import Floats, Rounded, empty_rounded, round_row
-from quicksilver.model.native.scalar import meet
-from quicksilver.model.native.team import current_team
+from quicksilver.model.native.rows import Floats, Rounded, empty_rounded, round_row, whole_groups
+from quicksilver.model.native.scalar import address_of, meet
+from quicksilver.model.native.team import Place, current_team
 from quicksilver.model.native.tile import GROUP_LEN, STRIP
 
 
 class GroupedInt8Linear(nn.Module):
-    """int8 weights with a scale for each output, activations int8 in groups of 64 inputs with a scale each (CPU)."""
+    """int8 weights and int8 activations, both with a scale for every 64 inputs (CPU)."""
 
     packed: Tensor
     scales: Tensor
@@ -36,25 +37,32 @@ class GroupedInt8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         matrix = np.array(self.matrix, np.int64)
-        y = torch.empty(len(x), len(self.scales))
+        y = torch.empty(len(x), self.packed.shape[0] * 16)
         if len(x):
             rounded, counters = empty_rounded(len(x), self.in_dim), np.zeros(16, np.int64)
-            source, target = x.detach().float().contiguous().numpy(), y.numpy()
-            current_team().run(lambda place: _apply(source, matrix, rounded, target, counters, place))
+            source = pad(x.detach().float(), (0, whole_groups(self.in_dim) - self.in_dim)).contiguous().numpy()
+            rows, target = np.arange(len(x)), y.numpy()
+            current_team().run(lambda place: _apply(source, matrix, rounded, rows, target, counters, place))
         y = y[:, : self.out_dim].to(x.dtype)
         return y if self.bias is None else y + self.bias.to(x.dtype)
 
 
 @entry
 def _apply(
-    x: Floats, matrix: NDArray[np.int64], rounded: Rounded, y: Floats, counters: NDArray[np.int64], place: tuple[int, int]
+    x: Floats,
+    matrix: NDArray[np.int64],
+    rounded: Rounded,
+    rows: NDArray[np.int64],
+    y: Floats,
+    counters: NDArray[np.int64],
+    place: Place,
 ) -> None:
     thread, num_threads = place
     first, end = share(len(x), thread, num_threads)
     for row in range(first, end):
         round_row(x[row], rounded, row)
     if num_threads > 1:
-        meet(counters.ctypes.data, num_threads)
-    multiply(rounded, matrix, np.arange(len(x)), y, share(matrix[3], thread, num_threads), np.int64(0))
+        meet(address_of(counters), num_threads)
+    multiply(rounded, matrix, rows, y, share(matrix[3], thread, num_threads), np.int64(0))
     if num_threads > 1:
-        meet(counters.ctypes.data, num_threads)
+        meet(address_of(counters), num_threads)

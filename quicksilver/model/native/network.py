@@ -56,8 +56,9 @@ class NativeNetwork:
         return Room(
             x=_floats(num_rows, config.dim),
             y=_floats(num_rows, whole_groups(max(widths))),
-            normed=_floats(num_rows, config.dim),
-            mixed=_floats(num_rows, config.q_dim),
+            normed=_floats(num_rows, whole_groups(config.dim)),
+            mixed=_floats(num_rows, whole_groups(config.q_dim)),
+            active=_floats(num_rows, whole_groups(config.ffn_dim)),
             low=_floats(num_rows, rank),
             wide=empty_rounded(num_rows, max(config.dim, config.q_dim, config.ffn_dim)),
             narrow=empty_rounded(threads * num_rows, rank),

@@ -1,6 +1,7 @@
 """Rows times a packed matrix, each thread its own columns; and the packing.
 
-A packed matrix is (strips of 64 columns, 4 vectors, inputs / 4, 16 columns, 4 inputs) of unsigned bytes.
+A packed matrix is (columns / 16, inputs / 4, 16 columns, 4 inputs) of unsigned bytes, and its scales are
+(columns / 16, groups, 16 columns): a tile reads both from end to end.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from quicksilver.model.native.compiled import inner
 from quicksilver.model.native.rows import Floats, Rounded, whole_groups
+from quicksilver.model.native.scalar import address_of
 from quicksilver.model.native.support import has_vnni
 from quicksilver.model.native.tile import GROUP_LEN, STRIP, dot_avx2, dot_vnni, make_tile
 
@@ -36,16 +38,17 @@ class Matrix(NamedTuple):
 
 
 def pack(q: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """q (out, in) int8 and scale (out,) -> packed bytes and padded scales, both aligned to cache lines."""
+    """q (out, in) int8 and scale (out, groups) -> both as compiled code reads them, aligned to cache lines."""
     out_dim, in_dim = q.shape
     num_columns, width = -(-out_dim // STRIP) * STRIP, whole_groups(in_dim)
     packed = aligned((num_columns // 16, width // 4, 16, 4), torch.uint8).fill_(128)
     whole = torch.full((num_columns, width), 128, dtype=torch.uint8)
     whole[:out_dim, :in_dim] = q.view(torch.uint8) ^ 128
     packed.copy_(whole.view(num_columns // 16, 16, width // 4, 4).transpose(1, 2))
-    scales = aligned((num_columns,), torch.float32).zero_()
-    scales[:out_dim] = scale
-    return packed, scales
+    whole_scale = torch.zeros(num_columns, width // GROUP_LEN)
+    whole_scale[:out_dim] = scale
+    scales = aligned((num_columns // 16, width // GROUP_LEN, 16), torch.float32)
+    return packed, scales.copy_(whole_scale.view(num_columns // 16, 16, -1).transpose(1, 2))
 
 
 def aligned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -68,14 +71,14 @@ def multiply(
 ) -> None:
     """y[rows, columns of `strips`] = (or, where `adds`, +=) x[rows] times the matrix (a row of numbers as `Matrix`)."""
     source = (
-        x.values.ctypes.data, x.values.strides[0], x.scales.ctypes.data, x.scales.strides[0], x.offsets.ctypes.data,
+        address_of(x.values), x.values.shape[1], address_of(x.scales), 4 * x.scales.shape[1], address_of(x.offsets),
     )  # fmt: skip
     weights, scales, num_groups = matrix[0], matrix[1], matrix[2]
-    base, count = rows.ctypes.data, len(rows)
+    base, count = address_of(rows), len(rows)
     for part in range(strips[0] * (4 // _WIDE), strips[1] * (4 // _WIDE)):
         column = part * 16 * _WIDE
-        target = (y.ctypes.data + 4 * column, y.strides[0])
-        held = (weights + column * num_groups * GROUP_LEN, scales + 4 * column)
+        target = (address_of(y) + 4 * column, 4 * y.shape[1])
+        held = (weights + column * num_groups * GROUP_LEN, scales + 4 * column * num_groups)
         first = 0
         while first + _TALL <= count:
             _tall_tile(base + 8 * first, source, target, held, num_groups, adds)

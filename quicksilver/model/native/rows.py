@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quicksilver.model.native.compiled import inner
-from quicksilver.model.native.scalar import exp32
+from quicksilver.model.native.scalar import address_of, exp32
 from quicksilver.model.native.tile import GROUP_LEN
 from quicksilver.model.native.vectors import round_group
 
@@ -41,23 +41,12 @@ def whole_groups(width: int) -> int:
 
 @inner
 def round_row(x: Floats, out: Rounded, row: int) -> None:
-    """x (width,) into row `row` of `out`; what is missing of the last group counts as zero."""
-    values, scales, offsets = out.values[row], out.scales[row], out.offsets[row]
-    whole = len(x) // GROUP_LEN
-    for group in range(whole):
+    """x, of whole groups, into row `row` of `out`."""
+    source, values = address_of(x), address_of(out.values[row])
+    scales, offsets = address_of(out.scales[row]), address_of(out.offsets[row])
+    for group in range(len(x) // GROUP_LEN):
         start = group * GROUP_LEN
-        _round_at(x.ctypes.data + 4 * start, values, scales, offsets, group)
-    if whole * GROUP_LEN < len(x):
-        rest = np.zeros(GROUP_LEN, np.float32)
-        rest[: len(x) - whole * GROUP_LEN] = x[whole * GROUP_LEN :]
-        _round_at(rest.ctypes.data, values, scales, offsets, whole)
-
-
-@inner
-def _round_at(x: int, values: NDArray[np.int8], scales: Floats, offsets: NDArray[np.int32], group: int) -> None:
-    round_group(
-        x, values.ctypes.data + group * GROUP_LEN, scales.ctypes.data + 4 * group, offsets.ctypes.data + 4 * group
-    )
+        round_group(source + 4 * start, values + start, scales + 4 * group, offsets + 4 * group)
 
 
 @inner
@@ -79,11 +68,23 @@ def add_row(x: Floats, y: Floats) -> None:
 
 
 @inner
-def swiglu_row(y: Floats, ffn_dim: int) -> None:
-    """silu(gate) * up, into the place of the gate."""
+def swiglu_row(y: Floats, ffn_dim: int, out: Floats) -> None:
+    """silu(gate) * up."""
     gate, up = y[:ffn_dim], y[ffn_dim : 2 * ffn_dim]
     for i in range(len(gate)):
-        gate[i] = gate[i] / (np.float32(1) + exp32(-gate[i])) * up[i]
+        out[i] = gate[i] / (np.float32(1) + exp32(-gate[i])) * up[i]
+
+
+@inner
+def copy_row(x: Floats, out: Floats) -> None:
+    for i in range(len(out)):
+        out[i] = x[i]
+
+
+@inner
+def clear_row(x: Floats) -> None:
+    for i in range(len(x)):
+        x[i] = 0
 
 
 @inner

@@ -1,4 +1,4 @@
-"""What compiled Python lacks: an exp that becomes vectors, and the meeting point of threads.
+"""What compiled Python lacks: addresses, an exp that becomes vectors, and the meeting point of threads.
 
 `exp32` is within 2 ulp of exp and made of plain float operations, so that loops around it become vectors.
 """
@@ -15,6 +15,16 @@ from numba.extending import intrinsic
 from quicksilver.model.native.emit import F32, I32, I64, Builder, Value, call, float_of, word
 
 _SPINS = 1 << 12
+
+
+@intrinsic
+def address_of(context: Any, array: Any) -> Any:
+    """Where an array's first element lies, as an integer."""
+
+    def codegen(context: Any, b: Builder, signature: Any, args: Sequence[Value]) -> Value:
+        return b.ptrtoint(context.make_array(signature.args[0])(context, b, args[0]).data, I64)
+
+    return types.intp(array), codegen
 
 
 @intrinsic

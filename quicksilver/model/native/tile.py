@@ -1,8 +1,8 @@
 """The innermost product, written as LLVM instructions: a few rows of activations by 64 columns of weights.
 
 Weights are unsigned bytes (the signed value plus 128), laid out so that one load brings four inputs of 16 columns;
-activations are signed bytes in groups of 64 inputs with a scale each. Sums within a group are whole numbers and groups
-are added in order, so a row comes out the same in a tile of any height, and on any CPU.
+activations are signed bytes. Both have a scale for every group of 64 inputs. Sums within a group are whole numbers and
+groups are added in order, so a row comes out the same in a tile of any height.
 """
 
 from __future__ import annotations
@@ -85,8 +85,10 @@ class _Tile:
         weights, column_scales = (b.extract_value(w, i) for i in range(2))
         stride = b.mul(num_groups, word(GROUP_LEN * LANES))
         self.weights = [b.add(weights, b.mul(stride, word(c))) for c in self.vectors]
+        scales_stride = b.mul(num_groups, word(4 * LANES))
+        self.column_scales = [b.add(column_scales, b.mul(scales_stride, word(c))) for c in self.vectors]
         sums = self._all_groups(num_groups)
-        self._store(sums, [b.add(y_at, b.mul(i, y_step)) for i in index], column_scales, adds)
+        self._store(sums, [b.add(y_at, b.mul(i, y_step)) for i in index], adds)
 
     def _all_groups(self, num_groups: Value) -> list[Value]:
         b, before = self.b, self.b.block
@@ -102,9 +104,10 @@ class _Tile:
         sums = self._one_group(first, starts, (loop, inner, after))
         b.position_at_end(after)
         scales = [splat(b, b.load(at(b, self.scales[r], b.mul(group, word(4)), F32)), FLOATS) for r in self.rows]
+        columns = [load(b, at_c, b.mul(group, word(4 * LANES)), FLOATS) for at_c in self.column_scales]
         found = []
-        for (r, _), total, whole in zip(self.cells, totals, sums, strict=True):
-            found.append(fma(b, b.sitofp(whole, FLOATS), scales[r], total))
+        for (r, c), total, whole in zip(self.cells, totals, sums, strict=True):
+            found.append(fma(b, b.fmul(b.sitofp(whole, FLOATS), scales[r]), columns[c], total))
             total.add_incoming(found[-1], after)
         following = b.add(group, word(1))
         group.add_incoming(following, after)
@@ -132,13 +135,12 @@ class _Tile:
         b.cbranch(b.icmp_signed("<", following, word(GROUP_LEN)), inner, after)
         return list(sums.values())
 
-    def _store(self, sums: list[Value], y: list[Value], column_scales: Value, adds: Value) -> None:
+    def _store(self, sums: list[Value], y: list[Value], adds: Value) -> None:
         b = self.b
         is_kept = b.icmp_signed("!=", adds, word(0))
         for (r, c), total in zip(self.cells, sums, strict=True):
-            scale = load(b, column_scales, 64 * c, FLOATS)
             old = b.select(is_kept, load(b, y[r], 64 * c, FLOATS), ZEROS)
-            store(b, b.fadd(old, b.fmul(total, scale)), y[r], 64 * c)
+            store(b, b.fadd(old, total), y[r], 64 * c)
 
 
 def dot_vnni(b: Builder, sums: Value, weights: Value, x: Value) -> Value:

@@ -72,12 +72,14 @@ def _largest_bits(b: Builder, parts: list[Value]) -> Value:
 
 
 def make_score(num_vectors: int) -> Any:
-    """score(q, keys, key_step, count, scores): dot products of one query with `count` keys, each num_vectors * 16."""
+    """score(q, keys, key_step, count, scores, adds): dot products of a query with `count` keys, num_vectors * 16 each,
+    written to `scores` or, where `adds`, added."""
 
     @intrinsic
-    def score(context: Any, q: Any, keys: Any, key_step: Any, count: Any, scores: Any) -> Any:
+    def score(context: Any, q: Any, keys: Any, key_step: Any, count: Any, scores: Any, adds: Any) -> Any:
         def codegen(context: Any, b: Builder, signature: Any, args: Sequence[Value]) -> Value:
-            q_at, keys_at, key_step, count, scores_at = args
+            q_at, keys_at, key_step, count, scores_at, adds = args
+            is_kept = b.icmp_signed("!=", adds, word(0))
             query = [load(b, q_at, _VECTOR_BYTES * i, FLOATS) for i in range(num_vectors)]
 
             def one_key(i: Value, carried: list[Value]) -> list[Value]:
@@ -85,13 +87,15 @@ def make_score(num_vectors: int) -> Any:
                 total = ZEROS
                 for part, vector in enumerate(query):
                     total = fma(b, vector, load(b, key_at, _VECTOR_BYTES * part, FLOATS), total)
-                store(b, _sum_lanes(b, total), scores_at, b.mul(i, word(4)))
+                place = b.mul(i, word(4))
+                old = b.select(is_kept, load(b, scores_at, place, F32), float_of(0.0))
+                store(b, b.fadd(old, _sum_lanes(b, total)), scores_at, place)
                 return []
 
             _for_each(b, count, [], one_key)
             return context.get_dummy_value()
 
-        return types.void(q, keys, key_step, count, scores), codegen
+        return types.void(q, keys, key_step, count, scores, adds), codegen
 
     return score
 
