@@ -46,7 +46,9 @@ class Denoising:
         self.forward += 1
         self.steps.append(self.pause)
         if self.request.wants_frames:
-            frame = Frame(self.request.id, self.forward, tuple(ids), tuple(decided), tuple(confidence), self.tops(ids))
+            frame = Frame(
+                self.request.id, self.forward, tuple(ids), tuple(decided), tuple(confidence), self.tops(ids, confidence)
+            )
             self.steps.append(frame)
 
     def commit(self, num: int) -> None:
@@ -64,19 +66,17 @@ class Denoising:
         has_logprobs = self.request.params.logprobs is not None
         return Delta(self.request.id, ids, logprobs if has_logprobs else (), num_forced)
 
-    def tops(self, ids: Sequence[int]) -> tuple[tuple[tuple[int, float], ...], ...]:
-        return tuple(self.top(token) for token in ids) if self.request.params.logprobs else ()
+    def tops(self, ids: Sequence[int], confidence: Sequence[float]) -> tuple[tuple[tuple[int, float], ...], ...]:
+        return tuple(map(self.top, ids, confidence)) if self.request.params.logprobs else ()
 
     def logprob(self, at: int, token: int) -> TokenLogprob:
         if at in self.score.forced:
             return TokenLogprob(token, 0.0)
-        top = self.top(token)
+        top = self.top(token, 0.55 + 0.04 * (token * 7 % 11))
         return TokenLogprob(token, top[0][1], top)
 
-    def top(self, token: int) -> tuple[tuple[int, float], ...]:
-        """The same token is always as sure."""
+    def top(self, token: int, sure: float) -> tuple[tuple[int, float], ...]:
         first, second = self.score.others
-        sure = 0.55 + 0.04 * (token * 7 % 11)
         return ((token, log(sure)), (first, log(0.75 * (1 - sure))), (second, log(0.25 * (1 - sure))))
 
     def finish(self) -> None:

@@ -84,9 +84,12 @@ test("apply edit: untouched lines stay, changed ones are marked", async () => {
 test("race: both lanes end with clocks and forward counts", async () => {
   await openPanel(page, stage.url, "race");
   await page.getByLabel("Prompt").fill("Say something about masks");
+  const asked = [];
+  page.on("request", (request) => asked.push(request.url()));
   await page.getByRole("button", { name: "Race", exact: true }).click();
-  await page.getByText("waits for its turn").waitFor();
+  await page.getByLabel("Autoregressive", { exact: true }).getByText("waits for its turn").waitFor();
   await page.locator(".verdict").waitFor({ timeout: 30_000 });
+  assert.equal(asked.length, 4, "both lanes are warmed up, both run");
   const meters = await page.locator(".lane .meter").allTextContents();
   const [diffusion, ar] = meters.map((text) => Number(/(\d+) forwards/u.exec(text)?.[1]));
   assert.ok(diffusion > 0 && ar > 4 * diffusion, `${diffusion} and ${ar} forwards`);

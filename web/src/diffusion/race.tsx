@@ -33,6 +33,7 @@ export function RacePanel() {
     setReplay(0);
     setRunning(true);
     for (const run of [next.diffusion, next.ar]) {
+      await warmUp(run);
       await run.start();
       recordRun(run, "race");
     }
@@ -43,7 +44,8 @@ export function RacePanel() {
     <div class="panel">
       <p class="lead">
         The same weights answer the same prompt twice. What differs is how many tokens one pass of the model settles.
-        Each has the machine to itself; afterwards both are shown from the same start.
+        Each is warmed up by one canvas and then has the machine to itself; afterwards both are shown from the same
+        start.
       </p>
       <label>
         Prompt
@@ -73,6 +75,11 @@ export function RacePanel() {
 function stopBoth(race: Race): void {
   race.diffusion.stop();
   race.ar.stop();
+}
+
+/** Neither lane pays for reading the prompt or for the first forward of its kind. A failure shows in the race itself. */
+async function warmUp({ body }: Run): Promise<void> {
+  await new Run({ ...body, max_tokens: body.decoder?.canvas_len ?? 1 }).start();
 }
 
 function rival({ decoder }: Settings): DecoderName {

@@ -1,7 +1,7 @@
 // The step scrubber: drag or use the arrow keys to see any frame of a finished answer; space plays it.
 // Replay keeps the true rhythm of the stream at 1x.
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { HeatStrip } from "./heat_strip";
 import type { Recording } from "./recording";
 import { Resolve } from "./resolve";
@@ -18,8 +18,10 @@ export function Scrubber({ recording, canvasLen }: { recording: Recording; canva
     [isPlaying, speed],
   );
   const shown = recording.frames[frame];
+  const root = useRef<HTMLDivElement>(null);
+  useEffect(() => root.current?.scrollIntoView({ block: "nearest" }), []);
   return (
-    <div class="scrubber">
+    <div class="scrubber" ref={root}>
       <Resolve recording={recording} frame={frame} canvasLen={canvasLen} label="The answer, token by token" />
       <div class="row">
         <button type="button" class="small" aria-pressed={isPlaying} onClick={() => setPlaying(!isPlaying)}>
