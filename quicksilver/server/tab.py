@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from quicksilver.accounts.service import Accounts
 
 BEAT_S = 1.0
-"""Seconds between two notes to the books about a running stream, and two looks at whether its key still holds."""
+"""Seconds between two looks at whether the key of a running stream still holds; also the most between checkpoints."""
+CALM = 20
+"""Rests of a stream between two checkpoints, in times that the last one took: each block while the books are quick, and
+never more than a twentieth of what they can do when they are not."""
 
 
 class Tab:
@@ -29,6 +32,7 @@ class Tab:
         self._order = order
         self._is_open = False
         self._next_beat = 0.0
+        self._next_look = 0.0
         self._beat: asyncio.Task[None] | None = None
         self.limits = LimitState()
 
@@ -45,7 +49,7 @@ class Tab:
         reservation = await self._accounts.reserve(self._identity, self._order)
         self._is_open = True
         self.limits = reservation.limits
-        self._next_beat = time.monotonic() + BEAT_S
+        self._next_look = time.monotonic() + BEAT_S
 
     async def mark(self, on_wire: Usage) -> None:
         """To be called after every chunk; raises when the books or the key no longer carry this stream."""
@@ -53,13 +57,17 @@ class Tab:
             beat, self._beat = self._beat, None
             beat.result()
         if self._beat is None and time.monotonic() >= self._next_beat:
-            self._next_beat = time.monotonic() + BEAT_S
             self._beat = asyncio.create_task(self._note(on_wire))
 
     async def _note(self, on_wire: Usage) -> None:
+        started = time.monotonic()
         await self._accounts.checkpoint(self._order.request_id, on_wire.completion_tokens, on_wire.cached_tokens)
-        if not await self._accounts.is_live(self._identity):
-            raise AuthenticationFailed("this API key was revoked")
+        now = time.monotonic()
+        self._next_beat = now + min(BEAT_S, CALM * (now - started))
+        if now >= self._next_look:
+            self._next_look = now + BEAT_S
+            if not await self._accounts.is_live(self._identity):
+                raise AuthenticationFailed("this API key was revoked")
 
     async def settle(self, usage: Usage, reply: SavedReply | None = None) -> None:
         if self._is_open:

@@ -159,6 +159,38 @@ async def test_a_stream_that_its_reader_cuts_is_charged_as_far_as_it_got(bank: B
     assert await bank.spent() == (num_prompt // 10) + 5, "a prompt whose cached share is unknown costs as if cached"
 
 
+async def test_a_server_that_dies_has_booked_what_it_streamed(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the next process finds is the last checkpoint: it lags by no more than the chunk that was being sent."""
+    key = await bank.key()
+    noted = asyncio.Event()
+    marks: list[int] = []
+    checkpoint = bank.accounts.checkpoint
+
+    async def watched(request_id: str, on_wire: int, cached: int | None = None) -> None:
+        await checkpoint(request_id, on_wire, cached)
+        marks.append(on_wire)
+        noted.set()
+
+    async def until_noted() -> None:
+        await noted.wait()
+        noted.clear()
+
+    monkeypatch.setattr(bank.accounts, "checkpoint", watched)
+    monkeypatch.setattr(tab, "CALM", 0)
+    pieces = [step for _ in range(5) for step in (Delta, until_noted)]
+    bank.served.engine.script = lambda r: (
+        [Delta(r.id, (97,)) if step is Delta else step for step in pieces] + [asyncio.Event().wait]
+    )
+    call = Call(bank.served.app, CHAT, chat(stream=True), key)
+    call.start()
+    await call.wait_for_sent(7)
+    while len(marks) < 5:
+        await asyncio.sleep(0.001)
+    call.hang_up()
+    await call.finish()
+    assert marks == [1, 2, 3, 4, 5]
+
+
 async def test_a_reader_that_leaves_while_waiting_is_charged_nothing(bank: Bank) -> None:
     key = await bank.key()
     bank.served.engine.script = lambda r: [asyncio.Event().wait]
