@@ -50,11 +50,12 @@ def make_runner(model: Transformer, cache: PagedCache, config: EngineConfig, con
 
 def _plain_runner(model: Transformer, cache: PagedCache, config: EngineConfig) -> Runner:
     """On a CPU with packed int8 weights the compiled loops, else torch."""
-    if not model.is_native:
-        return Runner(model, cache, config.logit_rows)
-    from quicksilver.engine.native import NativeRunner
+    if model.is_native:
+        from quicksilver.engine.native import NativeRunner, fits
 
-    return NativeRunner(model, cache, config.logit_rows)
+        if fits(model):
+            return NativeRunner(model, cache, config.logit_rows)
+    return Runner(model, cache, config.logit_rows)
 
 
 def with_gpu_defaults(config: EngineConfig, device: torch.device) -> EngineConfig:

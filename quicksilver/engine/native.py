@@ -10,8 +10,9 @@ from quicksilver.engine.batch import build_batch
 from quicksilver.engine.runner import Runner
 from quicksilver.engine.sequence import Work
 from quicksilver.model.attention import PagedCache
-from quicksilver.model.native.network import NativeNetwork
+from quicksilver.model.native.network import NativeNetwork, fits
 from quicksilver.model.transformer import Transformer
+__all__ = ["NativeRunner", "fits"]
 
 
 class NativeRunner(Runner):

@@ -45,12 +45,11 @@ Pair = tuple[Keys, Keys]
 
 
 @inner
-def attend(
-    row: int, heads: tuple[int, int], q: int, plan: Plan, keys: tuple[Keys, Keys], scores: Floats, out: int
-) -> None:
-    """`heads` = (query heads of this KV head, head_dim); q and out are addresses of that many floats, and `out` holds
-    zeros; scores (query heads, keys or more) is room to work in."""
-    group, head_dim = heads
+def attend(row: int, shape: tuple[int, int], places: tuple[int, int], plan: Plan, keys: Pair, scores: Floats) -> None:
+    """`shape` = (query heads of this KV head, head_dim); `places` = addresses of the queries and of the results, which
+    begin as zeros; scores (query heads, keys or more) is room to work in."""
+    group, head_dim = shape
+    q, out = places
     span_len = plan.span_end[row] - plan.span_start[row]
     for i in range(group):
         shares = scores[i, : plan.prefix_end[row] + span_len]

@@ -68,10 +68,14 @@ class NativeNetwork:
 
 
 def fits(model: Transformer) -> bool:
-    """Whether every matrix of the model is packed for the loops."""
-    return all(isinstance(linear, GroupedInt8Linear) for layer in model.layers for linear in _linears(layer)) and (
-        model.canvas is None or all(isinstance(pair, LowRankOf) for _, _, pair in model.canvas.low_rank())
-    )
+    """Whether every matrix of the model is packed for the loops, and heads are whole vectors."""
+    linears = [linear for layer in model.layers for linear in _linears(layer)]
+    if model.canvas is not None:
+        pairs = [pair for _, _, pair in model.canvas.low_rank()]
+        if not all(isinstance(pair, LowRankOf) for pair in pairs):
+            return False
+        linears += [half for pair in pairs for half in (pair.a, pair.b)]  # type: ignore[list-item]
+    return model.config.head_dim % 16 == 0 and all(isinstance(linear, GroupedInt8Linear) for linear in linears)
 
 
 def _linears(layer: nn.Module) -> list[nn.Module]:
