@@ -132,7 +132,8 @@ def add_refusals(app: FastAPI) -> None:
 
 async def _on_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, QuicksilverError)
-    return error_response(error)
+    headers = getattr(request.state, "refusal_headers", dict)
+    return error_response(error, headers())
 
 
 async def _on_framework_refusal(request: Request, error: Exception) -> Response:

@@ -34,7 +34,9 @@ def open_job(request: Request, plan: Plan) -> Job:
     key = request.headers.get("idempotency-key")
     idempotency = services.accounts.idempotency(key, _essence(request)) if key is not None else None
     order = Order(plan.id, services.config.card.id, plan.num_prompt, plan.max_output, idempotency)
-    return Job(plan, services, Tab(services.accounts, identity, order))
+    job = Job(plan, services, Tab(services.accounts, identity, order))
+    request.state.refusal_headers = lambda: job.headers
+    return job
 
 
 def _essence(request: Request) -> bytes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from quicksilver.accounts.identity import Identity
 from quicksilver.accounts.records import Gauge, Idempotency, LimitState, Order, SavedReply
 from quicksilver.core import Usage
-from quicksilver.errors import AuthenticationFailed
+from quicksilver.errors import AuthenticationFailed, RateLimited
 
 if TYPE_CHECKING:
     from quicksilver.accounts.service import Accounts
@@ -46,7 +46,11 @@ class Tab:
         return await self._accounts.recall(self._identity, idempotency) if idempotency else None
 
     async def open(self) -> None:
-        reservation = await self._accounts.reserve(self._identity, self._order)
+        try:
+            reservation = await self._accounts.reserve(self._identity, self._order)
+        except RateLimited:
+            self.limits = await self._accounts.limits(self._identity)
+            raise
         self._is_open = True
         self.limits = reservation.limits
         self._next_look = time.monotonic() + BEAT_S

@@ -127,6 +127,8 @@ async def test_rate_limits_show_in_headers_and_refuse_with_retry_after(bank: Ban
     refused = await bank.served.post(CHAT, chat(), key)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
     assert 1 <= int(refused.headers["retry-after"]) <= 60
+    assert refused.headers["x-ratelimit-limit-requests"] == "2"
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
     assert refused.headers["x-should-retry"] == "true"
 
 
