@@ -124,7 +124,8 @@ async def _run(plan: Plan) -> None:
         template = ChatTemplate.for_tokenizer(tokenizer)
         services = Services(engine, tokenizer, template, pool, accounts, plan.server)
         errors.print(_panel(engine.info, plan.server))
-        errors.print(_first_words(engine.info, plan.server), soft_wrap=True, markup=False, highlight=False)
+        words = _first_words(engine.info, plan.server, "qs-…" if accounts else "none")
+        errors.print(words, soft_wrap=True, markup=False, highlight=False)
         await serve_until_stopped(build_app(services), build_admin_app(services), plan.server)
 
 
@@ -157,8 +158,10 @@ async def _accounts(url: str, config: AccountsConfig) -> AsyncIterator[Accounts]
         if first := await accounts.bootstrap():
             errors.print(f"[bold]admin key, shown once:[/] {first.secret}", soft_wrap=True)
         watch = asyncio.create_task(_leave_when_broken(accounts))
-        yield accounts
-        watch.cancel()
+        try:
+            yield accounts
+        finally:
+            watch.cancel()
     finally:
         await accounts.close()
     if accounts.needs_restart:
@@ -186,15 +189,16 @@ def _panel(info: EngineInfo, config: ServerConfig) -> Panel:
     return Panel("\n".join(lines), title="quicksilver", expand=False)
 
 
-def _first_words(info: EngineInfo, config: ServerConfig) -> str:
+def _first_words(info: EngineInfo, config: ServerConfig, key: str) -> str:
     """What to paste next, outside the panel, whose border would be copied along."""
+    bearer = "" if key == "none" else f" -H 'authorization: Bearer {key}'"
     url = f"http://{config.host}:{config.port}/v1"
     body = f'{{"model": "{info.model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     return f"""
-curl {url}/chat/completions -H 'content-type: application/json' -d '{body}'
+curl {url}/chat/completions -H 'content-type: application/json'{bearer} -d '{body}'
 
 from openai import OpenAI
-client = OpenAI(base_url="{url}", api_key="none")
+client = OpenAI(base_url="{url}", api_key="{key}")
 messages = [{{"role": "user", "content": "Hello"}}]
 print(client.chat.completions.create(model="{info.model}", messages=messages).choices[0].message.content)
 """
