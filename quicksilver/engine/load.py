@@ -10,11 +10,11 @@ import torch
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import ConstraintFactory, Engine
-from quicksilver.hub.resolve import Checkpoint
+from quicksilver.hub.resolve import Checkpoint, default_home
 from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter, merge_skill
-from quicksilver.model.quantise import best_cpu_scheme, quantise_model
+from quicksilver.model.quantise import best_cpu_scheme, check_scheme, mark, quantise_model
 from quicksilver.model.transformer import Transformer
-from quicksilver.model.weights import load_model
+from quicksilver.model.weights import build, load_model, open_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ def load_transformer(checkpoint: Checkpoint, load: LoadConfig) -> Transformer:
     """The base with its skill merged in and its canvas attached, in the number format asked for."""
     device = pick_device(load.device)
     scheme = load.weights if load.weights != "auto" else best_scheme(device)
+    if scheme == "int8-grouped":
+        return load_grouped(checkpoint, load.canvas_form)
     dtype = torch.bfloat16 if scheme == "bfloat16" else torch.float32
     model = load_model(checkpoint.weights, dtype=dtype, device=device)
     if checkpoint.skill is not None:
@@ -52,6 +54,27 @@ def load_transformer(checkpoint: Checkpoint, load: LoadConfig) -> Transformer:
     if checkpoint.canvas is not None:
         _attach(model, checkpoint.canvas, load.canvas_form)
     return model.requires_grad_(False)
+
+
+def load_grouped(checkpoint: Checkpoint, canvas_form: str) -> Transformer:
+    """As `load_transformer` for int8-grouped, tensor by tensor, and kept ready for the next start."""
+    # Imported here: they bring the compiler of the loops along.
+    from quicksilver.model.grouping import PutGrouped
+    from quicksilver.model.prepared import prepared
+
+    def make() -> Transformer:
+        check_scheme("int8-grouped", torch.device("cpu"))
+        skill = load_adapter(checkpoint.skill) if checkpoint.skill is not None else None
+        model = build(open_source(checkpoint.weights), torch.float32, "cpu", PutGrouped(skill))
+        mark(model, "int8-grouped")
+        if checkpoint.canvas is not None:
+            _attach(model, checkpoint.canvas, canvas_form)
+        return model.requires_grad_(False)
+
+    files = [path for path in (checkpoint.weights, checkpoint.skill, checkpoint.canvas) if path is not None]
+    if not all(path.is_file() for path in files):
+        return make()
+    return prepared(default_home() / "prepared", checkpoint.name, files, make).requires_grad_(False)
 
 
 def _attach(model: Transformer, path: Path, form: str) -> None:

@@ -7,9 +7,11 @@ neither can the way a prompt was chunked, nor drafted rows that ride along: see 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -77,8 +79,14 @@ class PagedCache:
     ) -> PagedCache:
         shape = (config.num_layers, num_pages * page_size, config.num_kv_heads, config.head_dim)
         # Zeros, not empty: an unseen key with a NaN in it would still spoil a sum.
-        k = torch.zeros(shape, device=device, dtype=dtype)
-        return cls(k, torch.zeros_like(k), page_size)
+        return cls(_zeros(shape, device, dtype), _zeros(shape, device, dtype), page_size)
+
+
+def _zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype) -> Tensor:
+    if torch.device(device).type != "cpu":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    # numpy asks the system for zeros, which become memory when they are first written; torch would write them all now.
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 class SdpaAttend:

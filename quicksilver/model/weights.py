@@ -7,7 +7,7 @@ network would not use, or one that is missing or misshapen, refuses the whole ch
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -68,7 +68,11 @@ def open_source(path: Path) -> Source:
     raise CheckpointRefused(f"{path.name}: weights are a .gguf file or a directory of .safetensors")
 
 
-def build(source: Source, dtype: torch.dtype, device: torch.device | str) -> Transformer:
+Put = Callable[[Transformer, str, Tensor], None]
+"""Takes a parameter's whole tensor into an empty model."""
+
+
+def build(source: Source, dtype: torch.dtype, device: torch.device | str, put: Put = place) -> Transformer:
     model = empty_transformer(source.config)
     shapes, used = source.shapes, set[str]()
     for target, parameter in list(model.named_parameters()):
@@ -76,7 +80,7 @@ def build(source: Source, dtype: torch.dtype, device: torch.device | str) -> Tra
         _check_shapes(target, tuple(parameter.shape), [(part, shapes.get(part)) for part in parts])
         stacked = torch.empty(parameter.shape, dtype=dtype, device=device)
         _fill(stacked, source, parts)
-        place(model, target, stacked)
+        put(model, target, stacked)
         used.update(parts)
     unknown = sorted(set(shapes) - used - source.unused)
     if unknown:
