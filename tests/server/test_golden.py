@@ -194,7 +194,28 @@ async def test_chunks_satisfy_the_vendors_own_document(served: Served) -> None:
         assert validate_output(vendor_schema("TextCompletionChunk"), json.dumps(chunk)) is None
 
 
+async def test_examples_of_the_vendors_own_document_are_answered(served: Served) -> None:
+    num_answered = 0
+    for path, operations in vendor_document()["paths"].items():
+        for method, operation in operations.items():
+            if method == "get":
+                assert (await served.get(path)).json()["data"]
+            else:
+                body = operation["requestBody"]["content"]["application/json"]["example"]
+                reply = await served.post(path, body)
+                assert reply.status_code == 200, reply.text
+                example = operation["responses"]["200"]["content"]["application/json"]["example"]
+                assert missing(example, reply.json()) == []
+            num_answered += 1
+    assert num_answered == 7
+
+
+def vendor_document() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(shared("wire", "mercury-openapi.json").read_text())
+    return document
+
+
 def vendor_schema(name: str) -> Any:
-    schemas = json.loads(shared("wire", "mercury-openapi.json").read_text())["components"]["schemas"]
+    schemas = vendor_document()["components"]["schemas"]
     text = json.dumps({"$ref": f"#/$defs/{name}", "$defs": schemas})
     return json.loads(text.replace("#/components/schemas/", "#/$defs/"))
