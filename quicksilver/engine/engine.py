@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from quicksilver.core import (
@@ -27,7 +28,7 @@ from quicksilver.diffusion.decoders import make_decoder
 from quicksilver.engine.admit import check_request, check_score
 from quicksilver.engine.commit import begin, commit
 from quicksilver.engine.config import EngineConfig
-from quicksilver.engine.meter import Meter, Metered
+from quicksilver.engine.meter import Meter, Metered, excess_of
 from quicksilver.engine.pages import PagePool
 from quicksilver.engine.runner import Outcome, Runner
 from quicksilver.engine.scheduler import Scheduler
@@ -92,12 +93,19 @@ class Engine:
         constraint = self._constraint(request)
         sequence = Sequence(request, make_decoder(request.params.decoder), constraint)
         try:
-            return Prepared(sequence, tuple(begin(sequence)))
+            events = tuple(begin(sequence))
+            self._try_mask(sequence)
         except Exception as error:
             return Prepared(sequence, error=error)
-        finally:
-            if constraint is not None:
-                constraint.take_spent()
+        return Prepared(sequence, events)
+
+    def _try_mask(self, sequence: Sequence) -> None:
+        """The first bitmask, so that a grammar which takes long for it is known before it delays anybody."""
+        if sequence.constraint is not None:
+            excess_of(sequence.constraint)
+            row = np.zeros((1, -(-self.info.vocab_size // 32)), dtype=np.int32)
+            sequence.constraint.write_masks([], row.data)
+            sequence.excess_s = excess_of(sequence.constraint)
 
     def enqueue(self, prepared: Prepared) -> None:
         self._enqueue(prepared.sequence)
@@ -125,7 +133,7 @@ class Engine:
     def step(self) -> list[StepEvent]:
         """One forward for everybody who can run; returns what became known."""
         self.meter.begin()
-        works = self.scheduler.plan(self.meter.resting(self.scheduler.running))
+        works = self.scheduler.plan(self.meter.resting(list(self._sequences.values()))) or self.scheduler.plan()
         for work, outcome in self._forward(works):
             self._commit(work, outcome)
         self._count(works)

@@ -1,8 +1,9 @@
-"""What grammars may cost the step loop: seconds beyond a small allowance are owed, and paid off by everybody's steps.
+"""What grammars may cost the step loop: a small allowance each, and beyond it a share of everybody's time, saved up.
 
-While anything is owed, requests whose last step was costly sit out, so a hostile grammar waits and its neighbours do
-not. When all is paid, one of them runs a step. Where only costly requests run, nobody is kept waiting by them. Text
-does not depend on any of this: noise is a function of position, never of what ran before.
+A request whose grammar took more than its allowance is costly and sits out; the steps of the others save up a share of
+their time, and when that covers what it took last, it runs one step. So a hostile grammar waits and its neighbours do
+not. Where only costly requests run, nobody is kept waiting by them and they run on. Text does not depend on any of
+this: noise is a function of position, never of what ran before.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from quicksilver.engine.sequence import Sequence, Work
 ALLOWANCE_S = 0.005
 """What a request's grammar may take of a step for nothing; ordinary ones take a tenth of that."""
 SHARE = 0.15
-"""Part of the time of all steps that costly grammars may use up together."""
+"""Part of the time of all other steps that costly grammars may use up together."""
 
 Answer = TypeVar("Answer")
 
@@ -30,6 +31,8 @@ class Metered:
         self._inner = inner
         self._clock = clock
         self._spent_s = 0.0
+        self.total_s = 0.0
+        """Seconds since it was made."""
 
     def take_spent(self) -> float:
         """Seconds since this was asked last."""
@@ -65,39 +68,47 @@ class Metered:
         try:
             return ask()
         finally:
-            self._spent_s += self._clock() - start
+            seconds = self._clock() - start
+            self._spent_s += seconds
+            self.total_s += seconds
 
 
 class Meter:
     """The common account of one engine. `begin` and `end` bracket every step."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self.clock = clock
         self._started = 0.0
-        self._owed_s = 0.0
+        self._saved_s = 0.0
         self._turn = 0
 
     def begin(self) -> None:
         self._started = self.clock()
 
     def end(self, works: Seq[Work]) -> None:
-        excess_s = sum(self._excess(work.sequence) for work in works)
+        """Notes what the grammars of this step took, and saves up for the next costly one."""
+        excess_s = unforeseen_s = 0.0
+        for work in works:
+            foreseen_s, work.sequence.excess_s = work.sequence.excess_s, excess_of(work.sequence.constraint)
+            excess_s += work.sequence.excess_s
+            unforeseen_s += work.sequence.excess_s - foreseen_s
         step_s = self.clock() - self._started - excess_s
-        self._owed_s = max(0.0, self._owed_s + excess_s - SHARE * step_s)
+        self._saved_s += SHARE * step_s - unforeseen_s
 
-    def resting(self, running: Seq[Sequence]) -> frozenset[Sequence]:
-        """Who sits out the next step."""
-        costly = [sequence for sequence in running if sequence.is_costly]
-        if len(costly) == len(running):
+    def resting(self, sequences: Seq[Sequence]) -> frozenset[Sequence]:
+        """Who of all that run or wait sits out the next step."""
+        costly = [sequence for sequence in sequences if sequence.excess_s > 0]
+        if len(costly) in (0, len(sequences)):
+            self._saved_s = 0.0
             return frozenset()
-        if costly and not self._owed_s:
-            self._turn += 1
-            del costly[self._turn % len(costly)]
-        return frozenset(costly)
+        self._turn += 1
+        chosen = costly[self._turn % len(costly)]
+        if self._saved_s < chosen.excess_s:
+            return frozenset(costly)
+        self._saved_s -= chosen.excess_s
+        return frozenset(costly) - {chosen}
 
-    def _excess(self, sequence: Sequence) -> float:
-        if not isinstance(sequence.constraint, Metered):
-            return 0.0
-        excess_s = max(0.0, sequence.constraint.take_spent() - ALLOWANCE_S)
-        sequence.is_costly = excess_s > 0
-        return excess_s
+
+def excess_of(constraint: TokenConstraint | None) -> float:
+    """Seconds beyond the allowance since this was asked last."""
+    return max(0.0, constraint.take_spent() - ALLOWANCE_S) if isinstance(constraint, Metered) else 0.0

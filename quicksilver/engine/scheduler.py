@@ -54,7 +54,8 @@ class Scheduler:
             if sequence not in resting:
                 self._give_work(sequence, works)
         while self._admit(works):
-            self._give_work(self.running[-1], works)
+            if self.running[-1] not in resting:
+                self._give_work(self.running[-1], works)
         return works
 
     def _in_turn(self) -> list[Sequence]:

@@ -34,8 +34,8 @@ class Sequence:
     accepted: int = 0
     logprob_at: dict[int, TokenLogprob] = field(default_factory=dict)
     is_thinking: bool = False
-    is_costly: bool = False
-    """Whether its grammar took more of its last step than it may have for nothing."""
+    excess_s: float = 0.0
+    """Seconds that its grammar took of its last step beyond what it may have for nothing."""
     canvas_limit: int = 0
     """The longest canvas that the load allows where its length changes no token; 0 is any."""
 
