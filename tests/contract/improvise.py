@@ -11,8 +11,10 @@ from typing import Any
 
 from quicksilver.core import ConstraintSpec
 
-WORDS = {"name": "Ada", "city": "Paris", "location": "Paris"}
+WORDS = {"name": "Ada", "city": "Paris", "location": "Paris", "username": "@ada", "email": "ada@example.com"}
 AGE = 36
+DEEPEST = 3
+"""References followed before a recursive schema is brought to its end."""
 
 
 def improvise(constraint: ConstraintSpec, prompt: str) -> str | None:
@@ -41,32 +43,42 @@ def speaks_of(tool: str, question: str) -> bool:
     return tool in question or any(word in question.lower() for word in words)
 
 
-def instance(schema: Any, root: Any, question: str, name: str = "") -> Any:
+def instance(schema: Any, root: Any, question: str, name: str = "", depth: int = 0) -> Any:
     if not isinstance(schema, dict):
         return {}
     if "$ref" in schema:
-        return instance(root["$defs"][schema["$ref"].rsplit("/", 1)[-1]], root, question, name)
-    if "enum" in schema:
-        return schema["enum"][0]
+        return instance(resolve(schema["$ref"], root), root, question, name, depth + 1)
+    if "enum" in schema or "const" in schema:
+        return schema.get("enum", [schema.get("const")])[0]
     for word in ("anyOf", "allOf", "oneOf"):
         if word in schema:
-            return instance(schema[word][0], root, question, name)
+            # Of a recursive schema the last branch is the way out.
+            return instance(schema[word][-1 if depth > DEEPEST else 0], root, question, name, depth)
     kind = schema.get("type", "object")
-    return of_kind(kind if isinstance(kind, str) else kind[0], schema, root, question, name)
+    return of_kind(kind if isinstance(kind, str) else kind[0], schema, (root, depth), question, name)
 
 
-def of_kind(kind: str, schema: dict[str, Any], root: Any, question: str, name: str) -> Any:
+def resolve(reference: str, root: Any) -> Any:
+    found = root
+    for step in reference.removeprefix("#").strip("/").split("/"):
+        found = found[step] if step else found
+    return found
+
+
+def of_kind(kind: str, schema: dict[str, Any], place: tuple[Any, int], question: str, name: str) -> Any:
+    root, depth = place
     quoted = re.findall(r"'([^']+)'", question)
     if kind == "object":
         # A bare object has the keys that the question quotes.
         properties = schema.get("properties") or {key: {"type": "string"} for key in quoted}
         wanted = schema.get("required", properties)
-        return {key: instance(properties[key], root, question, key) for key in properties if key in wanted}
+        return {key: instance(properties[key], root, question, key, depth) for key in properties if key in wanted}
     if kind == "array":
-        return [instance(schema.get("items", {}), root, question, name)] * max(1, schema.get("minItems", 0))
+        count = max(0 if depth > DEEPEST else 1, schema.get("minItems", 0))
+        return [instance(schema.get("items", {}), root, question, name, depth) for _ in range(count)]
     if kind in ("integer", "number"):
         numbers = re.findall(r"\d+", question)
-        return int(numbers[-1]) if numbers else AGE
+        return min(int(numbers[-1]) if numbers else AGE, schema.get("maximum", AGE**9))
     if kind in ("boolean", "null"):
         return True if kind == "boolean" else None
     return WORDS.get(name) or (quoted or ["some text"])[0]
