@@ -180,6 +180,13 @@ test("a phone's width and the dark theme work", async () => {
   await say(page, "Tell me about phones");
   const overflow = await page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
   assert.ok(overflow <= 0, `the page is ${overflow} px too wide`);
+  const bottomOf = async (selector) => {
+    const { y, height } = await page.locator(selector).boundingBox();
+    return y + height;
+  };
+  const messages = await page.locator(".messages").boundingBox();
+  assert.ok((await bottomOf(".bar")) <= messages.y && (await bottomOf(".controls")) <= messages.y);
+  assert.ok((await bottomOf(".composer")) <= 780, "the composer is in reach");
   await picture(page, "playground-phone");
   await page.setViewportSize({ width: 1280, height: 800 });
 });

@@ -1,6 +1,7 @@
 // Recordings: how committed tokens become cells, and that every frame keeps the API's own text.
 
 import { describe, expect, test } from "vitest";
+import { demonstration } from "../src/diffusion/demo";
 import { Recording } from "../src/diffusion/recording";
 import { pack, unpack } from "../src/diffusion/recording_file";
 import type { FrameDetail, FrameToken } from "../src/wire/types";
@@ -95,4 +96,11 @@ describe("a recording", () => {
     expect(saved.frames).toEqual(recorded().frames);
     expect(saved.cells).toEqual(recorded().cells);
   });
+});
+
+test("the demonstration starts from masks and ends as a sentence of committed tokens", () => {
+  const shown = demonstration();
+  expect(shown.frames[0]?.tokens.every(([, state, confidence]) => state === "masked" && confidence === 0)).toBe(true);
+  expect(shown.contentAt(shown.frames.length - 1)).toBe("Masks become drafts, drafts settle, and settled text stays.");
+  expect(shown.cells.map((cell) => cell.text).join("")).toBe(shown.content);
 });
