@@ -139,22 +139,19 @@ def make_listener(app: FastAPI, host: str, port: int, config: ServerConfig) -> L
 
 
 async def _stop_on_signal(listeners: tuple[Listener, ...], config: ServerConfig, life: Life) -> None:
+    """The handlers stay until the loop closes: a late signal must not cut off what is being written at the end."""
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, signals.put_nowait, number)
-    try:
-        await signals.get()
-        log.info("draining", extra={"open": life.num_open, "seconds": config.timeouts.drain_s})
-        drained = asyncio.create_task(life.drain(config.timeouts.drain_s))
-        again = asyncio.create_task(signals.get())
-        await asyncio.wait({drained, again}, return_when=asyncio.FIRST_COMPLETED)
-        drained.cancel()
-        again.cancel()
-    finally:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
-        _tell_to_exit(listeners)
+    await signals.get()
+    log.info("draining", extra={"open": life.num_open, "seconds": config.timeouts.drain_s})
+    drained = asyncio.create_task(life.drain(config.timeouts.drain_s))
+    again = asyncio.create_task(signals.get())
+    await asyncio.wait({drained, again}, return_when=asyncio.FIRST_COMPLETED)
+    drained.cancel()
+    again.cancel()
+    _tell_to_exit(listeners)
 
 
 def _tell_to_exit(listeners: tuple[Listener, ...]) -> None:
