@@ -16,7 +16,7 @@ import random
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from itertools import count
@@ -30,7 +30,16 @@ from benchmarks.json_generations import ROOT, usable_schemas
 from quicksilver.constrain.matcher import Grammars
 from quicksilver.constrain.schema import compile_response_format
 from quicksilver.constrain.source import FormatKind, Layout, ResponseFormat
-from quicksilver.core import ConstraintSpec, DecodeParams, DecoderName, DecoderParams, Delta, Request, Usage
+from quicksilver.core import (
+    ConstraintSpec,
+    DecodeParams,
+    DecoderName,
+    DecoderParams,
+    Delta,
+    FinishReason,
+    Request,
+    Usage,
+)
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.load import LoadConfig, load_engine
@@ -40,7 +49,7 @@ from quicksilver.text.chat import ChatTemplate, Message
 from quicksilver.text.tokenizer import Tokenizer
 
 BATCH = 8
-MAX_TOKENS = 64
+MAX_TOKENS = 96
 PROMPT = "Write a short example as JSON."
 DECODERS = {
     "ar": DecoderParams(name=DecoderName.AR, canvas_len=1),
@@ -58,16 +67,22 @@ class Tally:
     grammar_s: float = 0.0
     tokens: int = 0
     forwards: int = 0
+    own: list[float] = field(default_factory=lambda: [0, 1e-9])
+    """Tokens and forwards of the answers that ended by themselves, so that nothing was closed for want of room."""
 
-    def add(self, usage: Usage) -> None:
+    def add(self, usage: Usage, finish: FinishReason) -> None:
         self.tokens += usage.completion_tokens
         self.forwards += usage.forwards
+        if finish is FinishReason.STOP:
+            self.own[0] += usage.completion_tokens
+            self.own[1] += usage.forwards
 
     def report(self) -> dict[str, float]:
         return {
             "ms_per_token": round(1000 * self.seconds / self.tokens, 2),
             "ms_per_forward_of_a_request": round(1000 * self.seconds / self.forwards, 2),
             "tokens_per_forward": round(self.tokens / self.forwards, 3),
+            "tokens_per_forward_of_ended_answers": round(self.own[0] / self.own[1], 3),
             "grammar_share_of_time": round(self.grammar_s / self.seconds, 4),
             "tokens": self.tokens,
         }
@@ -110,7 +125,7 @@ class Bench:
                 if isinstance(event, Delta) and event.finish is not None:
                     running.discard(event.request_id)
                     assert event.usage is not None
-                    tally.add(event.usage)
+                    tally.add(event.usage, event.finish)
         tally.grammar_s = sum(constraint.total_s for constraint in constraints)
         return tally
 

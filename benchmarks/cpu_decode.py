@@ -1,8 +1,9 @@
 """Decoding on a CPU: every decoder and number format against the machine's ceilings and against llama.cpp, in one run.
 
-    python benchmarks/cpu_decode.py [--model nano] [--schemes float32,int8-dynamic,int4] [--tokens 64]
+    python benchmarks/cpu_decode.py [--model nano] [--schemes int8-grouped,int4] [--tokens 96]
 
-Writes dated JSON into benchmarks/results/. llama.cpp is taken from npm's node-llama-cpp where it is installed
+Answers end where the model ends them. llama.cpp runs before and after, and the better of its two figures counts. Also:
+seconds to the first token of a prompt of 200 tokens, and to a loaded model in a fresh process. Writes dated JSON into benchmarks/results/. llama.cpp is taken from npm's node-llama-cpp where it is installed
 (`npm install --prefix .build/llama node-llama-cpp`) and left out, with a line that says so, where it is not.
 Compare ratios, not seconds: machines are noisy.
 """
@@ -13,8 +14,10 @@ import argparse
 import json
 import os
 import platform
+import resource
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,13 +31,16 @@ from quicksilver.core import DecodeParams, DecoderName, DecoderParams
 from quicksilver.engine.load import LoadConfig
 from quicksilver.hub.resolve import resolve
 from quicksilver.llm import LLM
+from quicksilver.text.chat import ChatTemplate, Message
+from quicksilver.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parent
 PROMPTS = (
     "Write a Python function that adds two numbers.",
     "Write a JavaScript function that returns the larger of two numbers.",
-    'Reply with JSON only: an object with the keys "city" and "country" for Paris.',
-    "What is the capital of France? Explain briefly.",
+    "Write a Python class Stack with the methods push, pop and is_empty.",
+    'Reply with JSON only: an object with the keys "city", "country" and "population" for Paris.',
+    "Reply with JSON only: a list of three people, each with a name, an age and a city.",
 )
 DECODERS = (
     DecoderParams(name=DecoderName.AR),
@@ -45,7 +51,9 @@ DECODERS = (
 )
 
 
-SHOWN = ("scheme", "decoder", "tokens_per_s", "tokens_per_forward", "over_float32_ar", "over_llama_cpp")
+SHOWN = ("scheme", "decoder", "tokens_per_s", "tokens_per_forward", "first_token_ms", "over_own_ar", "over_llama_cpp")
+LOAD = "import sys; from quicksilver.llm import LLM; LLM(sys.argv[1])"
+FIRST_TOKEN_PROMPT = 200
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,7 @@ class Speed:
     forwards: int
     rows: int
     seconds: float
+    first_token_s: float
 
     @property
     def tokens_per_s(self) -> float:
@@ -65,6 +74,7 @@ class Speed:
 
 
 def measure(llm: LLM, scheme: str, params: DecodeParams) -> Speed:
+    first_token_s = first_token(llm, params)
     llm.chat(PROMPTS[0], replace(params, max_new_tokens=4))
     llm.engine.pool.forget()
     tokens = forwards = rows = 0
@@ -72,8 +82,22 @@ def measure(llm: LLM, scheme: str, params: DecodeParams) -> Speed:
     for prompt in PROMPTS:
         usage = llm.chat(prompt, params).usage
         tokens, forwards, rows = tokens + usage.completion_tokens, forwards + usage.forwards, rows + usage.rows
+    seconds = time.perf_counter() - start
     name = f"{params.decoder.name} {params.decoder.canvas_len}" if params.decoder.canvas_len > 1 else "ar"
-    return Speed(scheme, name, tokens, forwards, rows, time.perf_counter() - start)
+    return Speed(scheme, name, tokens, forwards, rows, seconds, first_token_s)
+
+
+def first_token(llm: LLM, params: DecodeParams) -> float:
+    """Seconds from an uncached prompt to its first token, the best of three."""
+    ids = (llm.tokenizer.encode("The quick brown fox jumps over the lazy dog. ") * FIRST_TOKEN_PROMPT)[
+        :FIRST_TOKEN_PROMPT
+    ]
+
+    def run() -> None:
+        llm.engine.pool.forget()
+        next(iter(llm.stream(ids, replace(params, max_new_tokens=16))))
+
+    return best_of(3, run)
 
 
 def speeds(model: str, schemes: list[str], num_tokens: int, threads: int) -> Iterator[Speed]:
@@ -81,9 +105,15 @@ def speeds(model: str, schemes: list[str], num_tokens: int, threads: int) -> Ite
         llm = LLM(model, LoadConfig(device="cpu", weights=scheme, threads=threads))
         for decoder in DECODERS:
             decoder = replace(decoder, canvas_len=1) if decoder.name is DecoderName.AR else decoder
-            # Stop tokens are banned, so that every decoder and llama.cpp write the same number of tokens.
-            params = DecodeParams(num_tokens, stop_ids=(-1,), banned_ids=llm.tokenizer.eos_ids, decoder=decoder)
-            yield measure(llm, scheme, params)
+            yield measure(llm, scheme, DecodeParams(num_tokens, stop_ids=llm.tokenizer.eos_ids, decoder=decoder))
+
+
+def load_cost(model: str) -> dict[str, float]:
+    """Seconds until a fresh process has the model, and its largest memory. The files are in the system's cache."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", LOAD, model], check=True)
+    seconds = time.perf_counter() - start
+    return {"load_s": round(seconds, 2), "peak_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024}
 
 
 def best_of(repeats: int, work: torch.nn.Module | object) -> float:
@@ -106,7 +136,14 @@ def ceilings() -> dict[str, float]:
     return {"copy_gb_per_s": 2 * source.numel() * 4 / copy_s / 1e9, "matmul_gflops": 2 * 1024**3 / matmul_s / 1e9}
 
 
-def llama_cpp(model: str, llm: LLM, num_tokens: int, threads: int) -> float | None:
+def commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()
+
+
+def llama_cpp(model: str, num_tokens: int, threads: int) -> float | None:
     """Tokens a second of llama.cpp on the same base file and prompts; None where it is not installed."""
     home = ROOT.parent / ".build" / "llama"
     if shutil.which("node") is None or not (home / "node_modules" / "node-llama-cpp").exists():
@@ -114,7 +151,9 @@ def llama_cpp(model: str, llm: LLM, num_tokens: int, threads: int) -> float | No
         return None
     shutil.copy(ROOT / "llama_cpp.mjs", home / "llama_cpp.mjs")
     with tempfile.NamedTemporaryFile("w", suffix=".json") as prompts:
-        json.dump([llm.tokenizer.decode(llm.chat_prompt(prompt)) for prompt in PROMPTS], prompts)
+        tokenizer = Tokenizer.for_model(resolve(model).weights, None)
+        template = ChatTemplate.for_tokenizer(tokenizer)
+        json.dump([tokenizer.decode(template.render([Message("user", text)]).ids) for text in PROMPTS], prompts)
         prompts.flush()
         command = ["node", "llama_cpp.mjs", str(resolve(model).weights), str(num_tokens), str(threads), prompts.name]
         done = subprocess.run(command, cwd=home, capture_output=True, text=True, check=True)
@@ -122,9 +161,9 @@ def llama_cpp(model: str, llm: LLM, num_tokens: int, threads: int) -> float | No
     return sum(a["tokens"] for a in answers) / sum(a["seconds"] for a in answers)
 
 
-def report(results: list[Speed], bounds: dict[str, float], theirs: float | None, model: str) -> dict[str, object]:
-    base = next(speed for speed in results if speed.decoder == "ar")
-    rows = []
+def report(results: list[Speed], theirs: float | None) -> list[dict[str, object]]:
+    own_ar = {speed.scheme: speed.tokens_per_s for speed in results if speed.decoder == "ar"}
+    rows: list[dict[str, object]] = []
     for speed in results:
         rows.append(
             {
@@ -132,36 +171,41 @@ def report(results: list[Speed], bounds: dict[str, float], theirs: float | None,
                 "tokens_per_s": round(speed.tokens_per_s, 2),
                 "tokens_per_forward": round(speed.tokens / speed.forwards, 3),
                 "rows_per_s": round(speed.rows / speed.seconds, 1),
-                "over_float32_ar": round(speed.tokens_per_s / base.tokens_per_s, 3),
+                "first_token_ms": round(1e3 * speed.first_token_s, 1),
+                "over_own_ar": round(speed.tokens_per_s / own_ar[speed.scheme], 3),
                 "over_llama_cpp": round(speed.tokens_per_s / theirs, 3) if theirs else None,
             }
         )
-        print(
-            {key: rows[-1][key] for key in ("scheme", "decoder", "tokens_per_s", "over_float32_ar", "over_llama_cpp")}
-        )
-    return {
-        "model": model,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "torch": torch.__version__,
-        "ceilings": bounds,
-        "llama_cpp_tokens_per_s": theirs,
-        "results": rows,
-    }
+        print({key: rows[-1][key] for key in SHOWN})
+    return rows
 
 
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--model", default="nano")
-    words.add_argument("--schemes", default="float32,int8-dynamic,int4")
-    words.add_argument("--tokens", type=int, default=64)
+    words.add_argument("--schemes", default="int8-grouped,int4")
+    words.add_argument("--tokens", type=int, default=96)
     words.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     words.add_argument("--out", type=Path, default=ROOT / "results")
     args = words.parse_args()
+    load = load_cost(args.model)
+    before = llama_cpp(args.model, args.tokens, args.threads)
     results = list(speeds(args.model, args.schemes.split(","), args.tokens, args.threads))
-    llm = LLM(args.model)
-    theirs = llama_cpp(args.model, llm, args.tokens, args.threads)
-    summary = report(results, ceilings(), theirs, args.model)
+    after = llama_cpp(args.model, args.tokens, args.threads)
+    theirs = max(before, after) if before and after else None
+    summary = {
+        "model": args.model,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {args.threads} used",
+        "load_average": os.getloadavg()[0],
+        "torch": torch.__version__,
+        "commit": commit(),
+        "ceilings": ceilings(),
+        "llama_cpp_tokens_per_s": theirs,
+        **load,
+        "results": report(results, theirs),
+    }
+    print(load, "llama.cpp", before, after)
     args.out.mkdir(exist_ok=True)
     path = args.out / f"cpu_decode-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
     path.write_text(json.dumps(summary, indent=1) + "\n")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import platform
 import subprocess
@@ -157,8 +158,8 @@ async def run_case(client: httpx.AsyncClient, case: Case) -> dict[str, Any]:
 
 
 async def run_cases(
-    client: httpx.AsyncClient, cases: Iterable[Case], batch: int, deadline: float
-) -> AsyncIterator[Any]:
+    client: httpx.AsyncClient, cases: Iterable[Case], batch: int, deadline: float = math.inf
+) -> AsyncIterator[dict[str, Any]]:
     """Outcomes as they come, `batch` in flight; nothing new is started after the deadline."""
     waiting = iter(cases)
     running: set[asyncio.Task[dict[str, Any]]] = set()

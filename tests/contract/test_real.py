@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
 import pytest
 from openai import OpenAI
+from pydantic import BaseModel
 
+from tests.contract.strict_examples import EXAMPLES
 from tests.live import serving
 from tests.weights import nano
 
@@ -107,6 +110,61 @@ def test_a_required_tool_is_always_called_with_valid_arguments(client: OpenAI) -
     assert call.function.name == "get_weather"
     assert json.loads(call.function.arguments)["unit"] in ("celsius", "fahrenheit")
     assert reply.choices[0].finish_reason == "tool_calls"
+
+
+def test_a_required_call_comes_at_every_temperature_and_seed(client: OpenAI) -> None:
+    def call(index: int) -> str:
+        reply = client.chat.completions.create(
+            model="nano",
+            messages=[{"role": "user", "content": "Tell me a joke about cats."}],
+            temperature=(0, 0.4, 0.8, 1.2, 1.5)[index % 5],
+            seed=index,
+            max_tokens=60,
+            tools=[WEATHER],
+            tool_choice="required",
+            extra_body={"decoder": {"name": ("ar", "ar", "verify", "confidence")[index % 4], "canvas_len": 4}},
+        )
+        return reply.choices[0].message.tool_calls[0].function.arguments  # type: ignore[index]
+
+    with ThreadPoolExecutor(8) as pool:
+        arguments = [json.loads(text) for text in pool.map(call, range(24))]
+    assert all(set(found) == {"city", "unit"} for found in arguments)
+    assert all(found["unit"] in ("celsius", "fahrenheit") and len(found["city"]) <= 20 for found in arguments)
+
+
+def test_strict_schemas_are_parsed(client: OpenAI) -> None:
+    """Where the limit is met first, the text was closed in time and is an instance all the same."""
+
+    def parse(wanted: type[BaseModel]) -> BaseModel | None:
+        messages = [{"role": "user", "content": EXAMPLES[wanted]}]
+        options = {"model": "nano", "temperature": 0, "max_tokens": 90}
+        try:
+            reply = client.chat.completions.parse(messages=messages, response_format=wanted, **options)
+        except openai.LengthFinishReasonError as cut:
+            return wanted.model_validate_json(cut.completion.choices[0].message.content or "")
+        return reply.choices[0].message.parsed
+
+    def respond(wanted: type[BaseModel]) -> BaseModel | None:
+        reply = client.responses.parse(
+            model="nano", input=EXAMPLES[wanted], text_format=wanted, temperature=0, max_output_tokens=90
+        )
+        return reply.output_parsed
+
+    with ThreadPoolExecutor(16) as pool:
+        parsed = [*pool.map(parse, EXAMPLES), *pool.map(respond, EXAMPLES)]
+    assert [type(found) for found in parsed] == [*EXAMPLES, *EXAMPLES]
+
+
+def test_labels_come_with_probabilities_from_one_forward(client: OpenAI) -> None:
+    reply = client.chat.completions.create(
+        model="nano",
+        messages=[{"role": "user", "content": "Is Paris in France? Answer yes or no."}],
+        extra_body={"choice": ["yes", "no", "perhaps"]},
+    )
+    shares = reply.choices[0].model_extra["probabilities"]  # type: ignore[index]
+    assert set(shares) == {"yes", "no", "perhaps"}
+    assert abs(sum(shares.values()) - 1) < 1e-4
+    assert reply.choices[0].message.content == max(shares, key=shares.__getitem__)
 
 
 def test_fill_in_the_middle(client: OpenAI) -> None:
