@@ -201,6 +201,7 @@ def main() -> None:
         return
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     figures = {"date": str(date.today()), "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    figures["load_before"] = round(os.getloadavg()[0], 1)
     figures |= uvloop.run(run(options))
     print(json.dumps(figures, indent=2))
     if options.save:

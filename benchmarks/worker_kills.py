@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     figures = {"date": str(date.today()), "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    figures["load_before"] = round(os.getloadavg()[0], 1)
     figures |= asyncio.run(run(options.kills, options.streams))
     print(json.dumps(figures, indent=2))
     if options.save:
