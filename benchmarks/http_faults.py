@@ -187,11 +187,12 @@ def faults_of(one: Seen, row: Any) -> list[str]:
     if one.is_whole:
         if row is None or row.state != "settled":
             return ["lost"]
-        used = (row.input_tokens, row.output_tokens)
-        return [] if used == (one.input_tokens, one.output_tokens) else ["over_charged"]
+        booked, told = row.input_tokens + row.output_tokens, one.input_tokens + one.output_tokens
+        return [] if booked == told else ["over_charged" if booked > told else "under_charged"]
     if row is None or row.state != "settled":
         return []
-    # Cut off: at most what was on the wire, which is at least what arrived and at most the whole answer.
+    # Cut off: what was on the wire is not known here, only that it was at most the whole answer; `ledger_faults.py`
+    # knows it to the token.
     return ["over_charged"] if row.output_tokens > one.most_output else []
 
 
