@@ -2,10 +2,10 @@
 
     python benchmarks/cpu_decode.py [--model nano] [--schemes int8-grouped,int4] [--tokens 96]
 
-Answers end where the model ends them. llama.cpp runs before and after, and the better of its two figures counts. Also:
-seconds to the first token of a prompt of 200 tokens, and to a loaded model in a fresh process. Writes dated JSON into benchmarks/results/. llama.cpp is taken from npm's node-llama-cpp where it is installed
-(`npm install --prefix .build/llama node-llama-cpp`) and left out, with a line that says so, where it is not.
-Compare ratios, not seconds: machines are noisy.
+Answers end where the model ends them. llama.cpp runs before and after, and the better of its two figures counts; it is
+taken from npm's node-llama-cpp where that is installed (`npm install --prefix .build/llama node-llama-cpp`) and left
+out, with a line that says so, where it is not. Also: seconds to the first token of a prompt of 200 tokens, and to a
+loaded model in a fresh process. Writes dated JSON into benchmarks/results/. Compare ratios, not seconds.
 """
 
 from __future__ import annotations

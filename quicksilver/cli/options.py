@@ -20,7 +20,10 @@ DEFAULT_MODEL = "nano"
 Model = Annotated[str, typer.Option("--model", "-m", envvar="QUICKSILVER_MODEL", help="Catalogue name or path.")]
 Device = Annotated[str, typer.Option(envvar="QUICKSILVER_DEVICE", help="cpu, cuda or auto.")]
 Weights = Annotated[
-    str, typer.Option(envvar="QUICKSILVER_WEIGHTS", help="float32, bfloat16, int8, int8-dynamic, int4 or auto.")
+    str,
+    typer.Option(
+        envvar="QUICKSILVER_WEIGHTS", help="auto, float32, bfloat16, int8, int8-grouped, int8-dynamic or int4."
+    ),
 ]
 Threads = Annotated[int, typer.Option(envvar="QUICKSILVER_THREADS", help="CPU threads; 0 for all.")]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]

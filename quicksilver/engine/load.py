@@ -24,7 +24,7 @@ class LoadConfig:
     device: str = "auto"
     """cpu, cuda, or auto."""
     weights: str = "auto"
-    """float32, bfloat16, int8, int8-dynamic, int4, or auto."""
+    """float32, bfloat16, int8, int8-grouped, int8-dynamic, int4, or auto."""
     canvas_form: str = "gated"
     """gated (LoRA on canvas rows) or merged (second weights)."""
     threads: int = 0

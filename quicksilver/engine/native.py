@@ -6,12 +6,15 @@ from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
+from quicksilver.diffusion.sample import Proposal, SampleRows
 from quicksilver.engine.batch import build_batch
 from quicksilver.engine.runner import Runner
 from quicksilver.engine.sequence import Work
 from quicksilver.model.attention import PagedCache
+from quicksilver.model.native.greedy import read_greedy
 from quicksilver.model.native.network import NativeNetwork, fits
 from quicksilver.model.transformer import Transformer
+
 __all__ = ["NativeRunner", "fits"]
 
 
@@ -24,3 +27,8 @@ class NativeRunner(Runner):
         batch = build_batch(works, self.cache.page_size)
         x = self.model.embed(batch.token_ids, batch.mask_index if batch.has_canvas else None)
         return self.model.norm(self.network.hidden(x, batch.plan, self.cache)[batch.proposing])
+
+    def _propose(self, logits: Tensor, rows: SampleRows) -> Proposal:
+        if bool((rows.temperature > 0).any()) or not logits.is_contiguous():
+            return super()._propose(logits, rows)
+        return Proposal(*read_greedy(logits))

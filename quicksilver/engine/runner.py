@@ -77,11 +77,14 @@ class Runner:
         for work, rows in parts:
             if work.num_proposals:
                 adjust(logits[rows], self._adjustment(work))
-        proposal = propose(logits, _settings(tile, self.device)).cpu()
+        proposal = self._propose(logits, _settings(tile, self.device))
         return [
             Outcome(proposal[rows], _logprobs(log_p, proposal[rows], work)) if work.num_proposals else None
             for (work, rows), log_p in zip(parts, raw, strict=True)
         ]
+
+    def _propose(self, logits: Tensor, rows: SampleRows) -> Proposal:
+        return propose(logits, rows).cpu()
 
     def _adjustment(self, work: Work) -> Adjustment:
         sequence, tail = work.sequence, work.tail

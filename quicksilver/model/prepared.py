@@ -39,7 +39,7 @@ _DTYPES = {"F32": torch.float32, "U8": torch.uint8, "I8": torch.int8}
 
 def prepared(folder: Path, name: str, files: Iterable[Path], make: Callable[[], Transformer]) -> Transformer:
     """The model kept in `folder` for these files, or what `make` returns, which is then kept instead of older ones."""
-    path = folder / f"{name}-{_digest(files)}.safetensors"
+    path = folder / name / f"{_digest(files)}.safetensors"
     if path.is_file():
         try:
             return load_prepared(path)
@@ -68,7 +68,7 @@ def _keep(model: Transformer, path: Path) -> None:
         partial = Path(folder) / path.name
         save_prepared(model, partial)
         os.replace(partial, path)
-    for older in path.parent.glob(f"{path.name[:-44]}*.safetensors"):
+    for older in path.parent.glob("*.safetensors"):
         if older != path:
             older.unlink(missing_ok=True)
 

@@ -13,6 +13,7 @@ from quicksilver.model.adapters import attach_canvas, new_canvas
 from quicksilver.model.attention import DenseAttend
 from quicksilver.model.config import FAMILIES, Family
 from quicksilver.model.lowrank import LowRank
+from quicksilver.model.native.support import refusal as native_refusal
 from quicksilver.model.packing import (
     dequantise_int4,
     dequantise_int8,
@@ -21,16 +22,22 @@ from quicksilver.model.packing import (
     quantise_int8,
     unpack_nibbles,
 )
-from quicksilver.model.quantise import best_cpu_scheme, make_linear, quantise_model, quantise_weight
+from quicksilver.model.quantise import EXACT, best_cpu_scheme, make_linear, quantise_model, quantise_weight
 from quicksilver.model.quantised import has_dynamic_kernel
 from quicksilver.model.quantised_file import save_quantised
 from quicksilver.model.weights import load_model
 from tests.model.build import SMALL, random_model, run_dense, small_config, token_ids
 
 needs_fbgemm = pytest.mark.skipif(not has_dynamic_kernel(), reason="int8-dynamic needs a CPU with AVX2")
-SCHEMES = ["int8", pytest.param("int8-dynamic", marks=needs_fbgemm), "int4"]
-LINEAR_ERROR = {"int8": 0.012, "int8-dynamic": 0.01, "int4": 0.1}
-LOGIT_ERROR = {"int8": 0.12, "int8-dynamic": 0.12, "int4": 0.6}
+needs_loops = pytest.mark.skipif(native_refusal() is not None, reason=f"compiled loops: {native_refusal()}")
+SCHEMES = [
+    "int8",
+    pytest.param("int8-grouped", marks=needs_loops),
+    pytest.param("int8-dynamic", marks=needs_fbgemm),
+    "int4",
+]
+LINEAR_ERROR = {"int8": 0.012, "int8-grouped": 0.012, "int8-dynamic": 0.01, "int4": 0.1}
+LOGIT_ERROR = {"int8": 0.12, "int8-grouped": 0.15, "int8-dynamic": 0.12, "int4": 0.6}
 
 
 def test_nibbles_pack_low_first() -> None:
@@ -100,7 +107,7 @@ def test_a_saved_quantised_model_computes_the_same_bits(tmp_path: Path, scheme: 
     found, wanted = load_model(tmp_path), quantise_model(random_model(config), scheme)
     ids = token_ids(12)
     assert torch.equal(found.logits(run_dense(found, ids)), wanted.logits(run_dense(wanted, ids)))
-    assert found.is_exact == wanted.is_exact == (scheme == "int8-dynamic")
+    assert found.is_exact == wanted.is_exact == (scheme in EXACT)
     assert found.config == config
 
 
@@ -110,7 +117,7 @@ def test_a_quantised_linear_gives_a_row_the_same_bits_in_any_company(scheme: str
     torch.manual_seed(0)
     weight, x = torch.randn(out_dim, in_dim), torch.randn(64, in_dim)
     linear = make_linear(quantise_weight(weight, torch.randn(out_dim), scheme), scheme)
-    is_padded = out_dim == 50 and scheme != "int8-dynamic"  # no kernel for this width: expanded, so in tiles of 4
+    is_padded = out_dim == 50 and scheme not in EXACT  # no kernel for this width: expanded, so in tiles of 4
     whole = linear(x)
     for rows in range(4, 65, 4) if is_padded else range(1, 65):
         assert torch.equal(linear(x[:rows]), whole[:rows]), rows
@@ -192,8 +199,10 @@ def test_what_cannot_be_quantised_is_refused() -> None:
 
 def test_the_cpus_scheme_is_one_that_runs() -> None:
     scheme = best_cpu_scheme()
-    assert scheme in ("int8-dynamic", "float32")
-    assert (scheme == "int8-dynamic") == has_dynamic_kernel()
+    if native_refusal() is None:
+        assert scheme == "int8-grouped"
+    else:
+        assert scheme == ("int8-dynamic" if has_dynamic_kernel() else "float32")
 
 
 @pytest.mark.parametrize(

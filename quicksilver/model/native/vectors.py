@@ -71,6 +71,37 @@ def _largest_bits(b: Builder, parts: list[Value]) -> Value:
     return call(b, "llvm.vector.reduce.umax.v16i32", I32, sizes)
 
 
+@intrinsic
+def largest_of(context: Any, x: Any, count: Any) -> Any:
+    """The largest of `count` floats at `x`; not-a-number is passed over."""
+
+    def codegen(context: Any, b: Builder, signature: Any, args: Sequence[Value]) -> Value:
+        x_at, count = args
+        whole = b.sdiv(count, word(LANES))
+
+        def one_vector(i: Value, held: list[Value]) -> list[Value]:
+            return [_larger(b, load(b, x_at, b.mul(i, word(_VECTOR_BYTES)), FLOATS), held[0])]
+
+        (largest,) = _for_each(b, whole, [ir.Constant(FLOATS, [float("-inf")] * LANES)], one_vector)
+        width = LANES
+        while width > 1:
+            width //= 2
+            other = ir.Constant(INTS, [(i + width) % LANES for i in range(LANES)])
+            largest = _larger(b, b.shuffle_vector(largest, largest, other), largest)
+        done = b.mul(whole, word(LANES))
+
+        def one_float(i: Value, held: list[Value]) -> list[Value]:
+            return [_larger(b, load(b, x_at, b.mul(b.add(done, i), word(4)), F32), held[0])]
+
+        return _for_each(b, b.sub(count, done), [b.extract_element(largest, ir.Constant(I32, 0))], one_float)[0]
+
+    return types.float32(x, count), codegen
+
+
+def _larger(b: Builder, x: Value, held: Value) -> Value:
+    return b.select(b.fcmp_ordered(">", x, held), x, held)
+
+
 def make_score(num_vectors: int) -> Any:
     """score(q, keys, key_step, count, scores, adds): dot products of a query with `count` keys, num_vectors * 16 each,
     written to `scores` or, where `adds`, added."""

@@ -1,0 +1,65 @@
+"""Logits to what a greedy row says of them: best token, its probability, entropy, and whether they were usable."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from quicksilver.model.native.compiled import entry, inner
+from quicksilver.model.native.product import share
+from quicksilver.model.native.rows import Floats
+from quicksilver.model.native.scalar import address_of, exp32, meet
+from quicksilver.model.native.team import Place, current_team
+from quicksilver.model.native.vectors import largest_of
+
+
+class Said(NamedTuple):
+    """One entry a row."""
+
+    token_ids: NDArray[np.int64]
+    confidence: Floats
+    entropy: Floats
+    totals: Floats
+    """Sums of exp below the largest logit; not finite where the row is unusable."""
+
+
+def read_greedy(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(rows, vocab) float32, contiguous -> token ids, confidence, entropy, is_finite. The first of equals is taken."""
+    rows = len(logits)
+    said = Said(np.zeros(rows, np.int64), *(np.zeros(rows, np.float32) for _ in range(3)))
+    counters, source = np.zeros(16, np.int64), logits.numpy()
+    current_team().run(lambda place: _read_rows(source, said, counters, place))
+    token_ids, confidence, entropy, totals = (torch.from_numpy(column) for column in said)
+    return token_ids, confidence, entropy, totals.isfinite()
+
+
+@entry
+def _read_rows(logits: Floats, said: Said, counters: NDArray[np.int64], place: Place) -> None:
+    first, end = share(len(logits), place[0], place[1])
+    for row in range(first, end):
+        _read_row(logits[row], said, row)
+    if place[1] > 1:
+        meet(address_of(counters), place[1])
+
+
+@inner
+def _read_row(logits: Floats, said: Said, row: int) -> None:
+    largest = largest_of(address_of(logits), len(logits))
+    token_id = 0
+    while token_id < len(logits) - 1 and logits[token_id] != largest:
+        token_id += 1
+    total, weighted = np.float32(0), np.float32(0)
+    for i in range(len(logits)):
+        below = logits[i] - largest
+        below = np.float32(-87) if below < np.float32(-87) else below
+        weight = exp32(below)
+        total += weight
+        weighted += weight * below
+    said.token_ids[row] = token_id
+    said.confidence[row] = np.float32(1) / total
+    said.entropy[row] = np.log(total) - weighted / total
+    said.totals[row] = total
