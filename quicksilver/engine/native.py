@@ -28,7 +28,7 @@ class NativeRunner(Runner):
         x = self.model.embed(batch.token_ids, batch.mask_index if batch.has_canvas else None)
         return self.model.norm(self.network.hidden(x, batch.plan, self.cache)[batch.proposing])
 
-    def _propose(self, logits: Tensor, rows: SampleRows) -> Proposal:
+    def _choose(self, logits: Tensor, rows: SampleRows) -> Proposal:
         if bool((rows.temperature > 0).any()) or not logits.is_contiguous():
-            return super()._propose(logits, rows)
+            return super()._choose(logits, rows)
         return Proposal(*read_greedy(logits))

@@ -77,13 +77,13 @@ class Runner:
         for work, rows in parts:
             if work.num_proposals:
                 adjust(logits[rows], self._adjustment(work))
-        proposal = self._propose(logits, _settings(tile, self.device))
+        proposal = self._choose(logits, _settings(tile, self.device))
         return [
             Outcome(proposal[rows], _logprobs(log_p, proposal[rows], work)) if work.num_proposals else None
             for (work, rows), log_p in zip(parts, raw, strict=True)
         ]
 
-    def _propose(self, logits: Tensor, rows: SampleRows) -> Proposal:
+    def _choose(self, logits: Tensor, rows: SampleRows) -> Proposal:
         return propose(logits, rows).cpu()
 
     def _adjustment(self, work: Work) -> Adjustment:

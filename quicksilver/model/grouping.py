@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from quicksilver.model.adapters import Adapter, LowRank, check_fits
+from quicksilver.model.adapters import Adapter, check_fits
 from quicksilver.model.assemble import place, replace_module
-from quicksilver.model.lowrank import LINEARS
+from quicksilver.model.lowrank import LINEARS, LowRank
 from quicksilver.model.native.linear import GroupedInt8Linear
 from quicksilver.model.packing import quantise_int8
 from quicksilver.model.quantise import make_linear, quantise_weight

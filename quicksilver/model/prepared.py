@@ -75,7 +75,8 @@ def _keep(model: Transformer, path: Path) -> None:
 
 def save_prepared(model: Transformer, path: Path) -> None:
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    rank = 0 if model.canvas is None else next(pair.a.out_dim for _, _, pair in model.canvas.low_rank())
+    halves = [] if model.canvas is None else [pair.a for _, _, pair in model.canvas.low_rank()]
+    rank = halves[0].out_dim if halves and isinstance(halves[0], GroupedInt8Linear) else 0
     save_file(tensors, path, metadata={"config": json.dumps(model.config.to_hf()), "rank": str(rank)})
 
 
@@ -133,7 +134,7 @@ class _Reader:
         if entry is None or entry.dtype not in _DTYPES:
             raise CheckpointRefused(f"{self._path.name}: tensor {name} is missing or {entry and entry.dtype}")
         tensor = aligned(entry.shape, _DTYPES[entry.dtype])
-        room = memoryview(tensor.view(-1).view(torch.uint8).numpy())
+        room = memoryview(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         self._file.seek(entry.start)
         while len(room):
             count = self._file.readinto(room)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -13,7 +15,7 @@ from quicksilver.model.lowrank import LINEARS, LowRankOf
 from quicksilver.model.native.attend import Plan
 from quicksilver.model.native.forward import Batch, Network, Room, run_layers
 from quicksilver.model.native.linear import GroupedInt8Linear
-from quicksilver.model.native.rows import Floats, empty_rounded, whole_groups
+from quicksilver.model.native.rows import Floats, Rounded, empty_rounded, whole_groups
 from quicksilver.model.native.team import current_team
 from quicksilver.model.transformer import Layer, Transformer
 
@@ -43,7 +45,8 @@ class NativeNetwork:
         if room is None or len(room.x) < num_rows or room.scores.shape[2] < num_keys:
             rows = max(num_rows, 16, 0 if room is None else len(room.x))
             room = self._room = self._make_room(rows, 1 << max(num_keys - 1, 511).bit_length())
-        narrow = type(room.narrow)(*(part[: self.team.num_threads * num_rows] for part in room.narrow))
+        end = self.team.num_threads * num_rows
+        narrow = Rounded(*(part[:end] for part in room.narrow))  # type: ignore[arg-type]
         return room._replace(
             x=room.x[:num_rows], y=room.y[:num_rows], normed=room.normed[:num_rows], mixed=room.mixed[:num_rows],
             narrow=narrow,
@@ -74,7 +77,7 @@ def fits(model: Transformer) -> bool:
         pairs = [pair for _, _, pair in model.canvas.low_rank()]
         if not all(isinstance(pair, LowRankOf) for pair in pairs):
             return False
-        linears += [half for pair in pairs for half in (pair.a, pair.b)]  # type: ignore[list-item]
+        linears += [half for pair in pairs for half in (pair.a, pair.b)]  # type: ignore[misc]
     return model.config.head_dim % 16 == 0 and all(isinstance(linear, GroupedInt8Linear) for linear in linears)
 
 
@@ -89,7 +92,7 @@ def _floats(*shape: int) -> Floats:
 def _rank(model: Transformer) -> int:
     if model.canvas is None:
         return 1
-    return max(pair.a.out_dim for _, _, pair in model.canvas.low_rank())  # type: ignore[union-attr]
+    return max(int(pair.a.out_dim) for _, _, pair in model.canvas.low_rank())  # type: ignore[union-attr, arg-type]
 
 
 def _collect(model: Transformer) -> Network:
@@ -109,7 +112,7 @@ def _collect(model: Transformer) -> Network:
     )
 
 
-def _stacked(rows: list[tuple[Tensor, ...]], shape: tuple[int, ...]) -> Floats:
+def _stacked(rows: Sequence[tuple[Tensor, ...]], shape: tuple[int, ...]) -> Floats:
     parts = [torch.stack(row).detach().float().numpy().reshape(shape) for row in rows]
     return np.stack(parts) if parts else np.zeros((0, *shape), np.float32)
 
