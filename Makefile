@@ -13,7 +13,7 @@ TORCH_INDEX ?= --extra-index-url https://download.pytorch.org/whl/cpu --retries 
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test unit parity contract clients gpu lint fix types rooms size web test-web newcomer browser bench docs \
+.PHONY: help serve test unit parity contract clients gpu lint fix types rooms size web test-web newcomer browser bench bfcl docs \
 	weights clean
 
 help: ## list the targets
@@ -89,6 +89,10 @@ newcomer: browser ## time the way from `make serve` to the first resolved answer
 
 bench: $(VENV)/.dev weights ## CPU benchmarks, as ratios from one run
 	$(BIN)/python benchmarks/cpu_decode.py
+
+bfcl: $(VENV)/.dev weights ## the function-calling leaderboard's AST categories; its data and checker come from PyPI
+	$(PIP) --no-deps --upgrade --target .build/bfcl bfcl-eval==2026.3.23
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.bfcl
 
 docs: $(VENV)/.dev ## check that documented commands and links hold
 	$(PYTEST) tests/docs

@@ -129,11 +129,10 @@ class Bench:
         tally.grammar_s = sum(constraint.total_s for constraint in constraints)
         return tally
 
-    def neighbours(self, num_hostile: int) -> float:
-        """Processor time of the engine until four plain streams are through, hostile ones beside them."""
-        specs = [compile_response_format(ResponseFormat(FormatKind.REGEX, pattern)) for pattern in HOSTILE]
+    def neighbours(self, others: list[ConstraintSpec | None]) -> float:
+        """Processor time of the engine until four plain streams are through, with others beside them."""
         plain = {self._add(None, 48) for _ in range(4)}
-        hostile = {self._add(specs[i % len(specs)], 400) for i in range(num_hostile)}
+        hostile = {self._add(spec, 400) for spec in others}
         start = time.thread_time()
         while plain:
             events = [event for event in self.engine.step() if isinstance(event, Delta) and event.finish is not None]
@@ -148,6 +147,14 @@ class Bench:
         request = self.request(DECODERS["ar"], spec, max_tokens)
         self.engine.add(request)
         return request.id
+
+
+def slowed_by(bench: Bench, count: int) -> float:
+    """Four streams beside hostile ones, against the same streams beside as many plain ones."""
+    specs = [compile_response_format(ResponseFormat(FormatKind.REGEX, pattern)) for pattern in HOSTILE]
+    hostile = [specs[i % len(specs)] for i in range(count)]
+    friendly = min(bench.neighbours([None] * count) for _ in range(2))
+    return round(min(bench.neighbours(list(hostile)) for _ in range(2)) / friendly, 3)
 
 
 def endless(specs: list[ConstraintSpec]) -> Iterator[ConstraintSpec | None]:
@@ -192,8 +199,7 @@ def main() -> None:
         "closed schemas": [spec_of(s) for s in CLOSED.values()],
     }
     bench = Bench(args.model, args.weights, args.threads)
-    alone = min(bench.neighbours(0) for _ in range(2))
-    slowed = {f"hostile {n}": round(bench.neighbours(n) / alone, 3) for n in (1, 3)}
+    slowed = {f"hostile {n}": slowed_by(bench, n) for n in (1, 2, 4)}
     print(slowed, flush=True)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     now = datetime.now(UTC)

@@ -14,8 +14,9 @@ from llguidance import LLTokenizer, TokenizerWrapper
 PROSE_LETTER = ord("z")
 """Lawful in strings and prose, and never between the values of JSON."""
 ENDS_TEXT = b'"'
-ENDS_VALUES = b'}]0"123456789,:[{ntf-'
+ENDS_VALUES = b'}],"0123456789:[{ntf-'
 """Bytes that lead towards the end, best first."""
+CLOSING = b'}],"'
 OTHERS = (*range(32, 127), 10, *range(128, 256))
 
 
@@ -32,6 +33,11 @@ class Alphabet:
     """All ids, those first that lead out of a string."""
     from_values: tuple[int, ...]
     """All ids, those first that lead out of an object or array."""
+
+    @property
+    def closing_ids(self) -> frozenset[int]:
+        """Of bytes that end a string, an object, an array or a value in it."""
+        return frozenset(self.byte_ids[byte] for byte in CLOSING if byte in self.byte_ids)
 
     def spell(self, text: bytes) -> list[int] | None:
         """The ids of some bytes; None where the vocabulary lacks one."""

@@ -15,16 +15,25 @@ from quicksilver.constrain.tokens import Tokens
 
 NEAR = 192
 """Tokens of room below which every step is checked against the budget."""
+SLACK = 3
+"""Tokens kept beyond a way out: certain text that is written before it cuts its words elsewhere."""
 REST = 16
 """Tokens between searches while none succeeds, as in free text that only a tag can end."""
+
+
+def slack_of(path: Sequence[int]) -> int:
+    """None behind the last value: what is left there has one cut."""
+    return min(SLACK, max(0, len(path) - 2))
 
 
 class Budget:
     """The length of the way out, for one constraint. `room` is unknown until `closing` has been asked."""
 
-    def __init__(self, tokens: Tokens, matcher: LLMatcher) -> None:
+    def __init__(self, tokens: Tokens, matcher: LLMatcher, words: Sequence[bytes] = ()) -> None:
         self._tokens = tokens
         self._matcher = matcher
+        self._words = words
+        """Of the grammar's patterns."""
         self._behind: list[int] = []
         self._room: int | None = None
         self._is_due = False
@@ -37,7 +46,7 @@ class Budget:
         """Tokens that were judged affordable, and the way out behind them."""
 
     def copy(self) -> Budget:
-        twin = Budget(self._tokens, self._matcher.deep_copy())
+        twin = Budget(self._tokens, self._matcher.deep_copy(), self._words)
         twin._behind, twin._room = list(self._behind), self._room
         twin._is_due, twin._is_off, twin._num_resting = self._is_due, self._is_off, self._num_resting
         return twin
@@ -74,7 +83,7 @@ class Budget:
             return len(tokens)
         for num_taken in range(len(tokens), 0, -1):
             rest = self._way_out_after(tokens[:num_taken])
-            if rest is not None and num_taken + len(rest) <= self._room:
+            if rest is not None and num_taken + len(rest) + slack_of(rest) <= self._room:
                 self._foreseen = (list(tokens[:num_taken]), rest)
                 return num_taken
             if self._is_off or not self._fits():
@@ -104,7 +113,7 @@ class Budget:
         if self._is_off or self._num_resting:
             return None
         try:
-            path = shortest(matcher, self._tokens.alphabet)
+            path = shortest(matcher, self._tokens.alphabet, self._words)
         except TooCostly:
             self._is_off = True
             return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
@@ -16,6 +17,7 @@ from llguidance import LLMatcher
 
 from quicksilver.constrain.budget import Budget
 from quicksilver.constrain.canvas import sweep
+from quicksilver.constrain.literals import words_of
 from quicksilver.constrain.proof import LIMITS, refusal
 from quicksilver.constrain.tokens import Tokens
 from quicksilver.constrain.trial import try_out
@@ -28,12 +30,21 @@ MAX_CACHED_BYTES = 16 * 1024 * 1024
 """Of grammar text; the automata behind it take a small multiple of that."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A grammar's automata over tokens and over bytes, to be copied, and the words of its patterns."""
+
+    matcher: LLMatcher
+    byte_matcher: LLMatcher
+    words: tuple[bytes, ...]
+
+
 class Grammars:
     """Makes constraints for one tokenizer, and keeps the automata of recent grammars. Safe to share between threads."""
 
     def __init__(self, tokenizer_json: str, eos_ids: Sequence[int], vocab_size: int) -> None:
         self._tokens = Tokens(tokenizer_json, eos_ids, vocab_size)
-        self._cache: OrderedDict[str, tuple[LLMatcher, LLMatcher]] = OrderedDict()
+        self._cache: OrderedDict[str, _Built] = OrderedDict()
         self._cached_bytes = 0
         self._lock = Lock()
 
@@ -41,24 +52,25 @@ class Grammars:
         """A fresh automaton. A new grammar takes as long to build as its check took, without the interpreter's lock;
         a grammar seen lately takes microseconds. InvalidGrammar where this vocabulary makes it too large."""
         with self._lock:
-            pair = self._cache.get(spec.grammar)
-        if pair is None:
-            pair = self._build(spec.grammar)
-        self._remember(spec.grammar, pair)
-        matcher, byte_matcher = pair
-        return Constraint(self._tokens, matcher.deep_copy(), Budget(self._tokens, byte_matcher.deep_copy()))
+            built = self._cache.get(spec.grammar)
+        if built is None:
+            built = self._build(spec.grammar)
+        self._remember(spec.grammar, built)
+        budget = Budget(self._tokens, built.byte_matcher.deep_copy(), built.words)
+        return Constraint(self._tokens, built.matcher.deep_copy(), budget)
 
-    def _build(self, grammar: str) -> tuple[LLMatcher, LLMatcher]:
+    def _build(self, grammar: str) -> _Built:
         matcher = LLMatcher(self._tokens.tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise refusal(matcher.get_error())
         try_out(matcher.deep_copy(), self._tokens)
-        return matcher, LLMatcher(self._tokens.alphabet.tokenizer, grammar, log_level=0, limits=LIMITS)
+        byte_matcher = LLMatcher(self._tokens.alphabet.tokenizer, grammar, log_level=0, limits=LIMITS)
+        return _Built(matcher, byte_matcher, words_of(grammar))
 
-    def _remember(self, grammar: str, pair: tuple[LLMatcher, LLMatcher]) -> None:
+    def _remember(self, grammar: str, built: _Built) -> None:
         with self._lock:
             if grammar not in self._cache:
-                self._cache[grammar] = pair
+                self._cache[grammar] = built
                 self._cached_bytes += len(grammar)
             self._cache.move_to_end(grammar)
             while len(self._cache) > MAX_CACHED or (self._cached_bytes > MAX_CACHED_BYTES and len(self._cache) > 1):

@@ -46,9 +46,13 @@ class OutputCheck:
     schema: Any = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Schemas of the arguments, by tool."""
+    needs_call: bool = False
+    """Whether the caller demanded a tool call."""
 
     def fault(self, content: str, calls: list[tuple[str, str]]) -> str | None:
         """Why the answer is not valid; None when it is. An answer that only calls tools owes no content."""
+        if self.needs_call and not calls:
+            return "a tool call was required and none came"
         if self.schema is not None and (content or not calls) and (fault := validate_output(self.schema, content)):
             return fault
         for name, arguments in calls:
@@ -74,7 +78,8 @@ def find_constraint(
     if not tools.specs:
         if wanted is None:
             return None
-        return Constraint(_with_thinking(wanted, thinking), _check(schema, {}), "response_format")
+        check = OutputCheck(schema) if schema is not None else None
+        return Constraint(_with_thinking(wanted, thinking), check, "response_format")
     plan = ToolPlan(
         tools=tuple(Tool(spec.name, spec.parameters, bool(spec.strict)) for spec in tools.specs),
         tags=tags,
@@ -83,7 +88,8 @@ def find_constraint(
         answer=wanted,
         thinking=thinking,
     )
-    return Constraint(plan, _check(schema, _argument_schemas(tools.specs)), "tools")
+    check = OutputCheck(schema, _argument_schemas(tools.specs), needs_call=tools.is_required)
+    return Constraint(plan, check, "tools")
 
 
 async def compile_constraint(constraint: Constraint, pool: GrammarPool | None, tenant: str) -> ConstraintSpec:
@@ -127,10 +133,6 @@ def _schema_of(wanted: ResponseFormat | None) -> Any:
 
 def _argument_schemas(specs: tuple[FunctionSpec, ...]) -> dict[str, Any]:
     return {spec.name: spec.parameters for spec in specs if spec.parameters is not None}
-
-
-def _check(schema: Any, arguments: dict[str, Any]) -> OutputCheck | None:
-    return OutputCheck(schema, arguments) if schema is not None or arguments else None
 
 
 def _with_thinking(wanted: ResponseFormat, thinking: Thinking | None) -> ResponseFormat:

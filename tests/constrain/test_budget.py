@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from quicksilver.constrain.budget import NEAR
+from quicksilver.constrain.budget import NEAR, SLACK
 from quicksilver.constrain.check import validate_output
 from quicksilver.constrain.matcher import Constraint, Grammars
 from quicksilver.constrain.schema import compile_response_format
 from quicksilver.constrain.shortest import TooCostly, shortest
-from quicksilver.constrain.source import FormatKind, ResponseFormat, Thinking
+from quicksilver.constrain.source import FormatKind, Layout, ResponseFormat, Thinking
 from quicksilver.constrain.tokens import Tokens
 from tests.constrain.test_matcher import constrain, ids, masks, pattern
 
@@ -68,7 +68,7 @@ def test_nothing_is_closed_early(grammars: Grammars) -> None:
 def test_a_token_after_which_no_end_fits_is_not_taken_and_the_end_is_due(grammars: Grammars) -> None:
     constraint = constrain(grammars, ROWS)
     constraint.advance(ids("[" + EMPTY_ROW))
-    room = len("," + EMPTY_ROW + "]")
+    room = len("," + EMPTY_ROW + "]") + SLACK
     assert constraint.closing(room) is None
     assert constraint.legal_prefix(ids(",")) == 1
     constraint.closing(room - 1)
@@ -81,6 +81,40 @@ def test_a_run_of_tokens_is_cut_where_the_end_would_no_longer_fit(grammars: Gram
     constraint.advance(ids('"'))
     constraint.closing(4)
     assert constraint.legal_prefix(ids("abcdef")) == 3
+
+
+def test_certain_text_that_is_cut_elsewhere_does_not_cost_the_end(smollm2: Grammars) -> None:
+    """With a real vocabulary the way out behind certain text may be longer than the way out with it."""
+    closed = {"type": "object", "properties": {name: {"type": "string"} for name in "abcd"}, "required": list("abcd")}
+    schema = {"type": "array", "items": {**closed, "additionalProperties": False}}
+    wanted = ResponseFormat(FormatKind.JSON_SCHEMA, schema, layout=Layout.SPACED)
+    for room in range(2, 70):
+        constraint = smollm2.constraint(compile_response_format(wanted))
+        text = smollm2._tokens.tokenizer.decode_str(write_eagerly(constraint, smollm2._tokens, room))
+        assert validate_output(schema, text) is None, (room, text)
+
+
+def write_eagerly(constraint: Constraint, tokens: Tokens, room: int) -> list[int]:
+    """As the engine writes for a model that opens whatever it can."""
+    opening = [
+        i for text in (" [{", ' {"', "[{", '{"', " {", "{", "}, {", "},", ",") for i in tokens.encode(text.encode())[:1]
+    ]
+    written: list[int] = []
+    while True:
+        step = constraint.forced()[: room - len(written)]
+        constraint.advance(step)
+        written += step
+        if constraint.must_stop() or len(written) >= room:
+            return written
+        path = constraint.closing(room - len(written))
+        if path is not None:
+            return written + path
+        (lawful,) = masks(constraint, [], tokens.num_words)
+        wish = [*(i for i in opening if i in lawful), *sorted(lawful)]
+        taken = next((i for i in wish[:40] if constraint.legal_prefix([i]) and i not in tokens.eos_ids), None)
+        if taken is not None:
+            constraint.advance([taken])
+            written.append(taken)
 
 
 def test_a_completion_that_does_not_fit_is_not_begun(grammars: Grammars) -> None:

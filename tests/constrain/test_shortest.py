@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quicksilver.constrain import shortest as module
+from quicksilver.constrain.literals import runs_of, words_of
 from quicksilver.constrain.schema import compile_response_format
 from quicksilver.constrain.shortest import TooCostly, greedy, search, shortest
 from quicksilver.constrain.source import FormatKind, ResponseFormat
@@ -46,6 +47,27 @@ def test_a_walk_in_circles_is_left_by_searching() -> None:
     assert greedy(matcher.deep_copy(), ALPHABET, FOREVER) is None
     assert search(matcher, ALPHABET, FOREVER) is not None
     assert shortest(matcher, ALPHABET) is not None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "rest"),
+    [
+        (r"^.+\.(png|gif)$", '"a.png"'),
+        (r"(^Hpt_|^Int_|_Armour_)", '"Hpt_"'),
+        (r"^[a-z]+://x\.org/[0-9]{2}$", None),
+    ],
+)
+def test_the_words_of_a_pattern_lead_out_of_it(pattern: str, rest: str | None) -> None:
+    properties = {"n": {"type": "integer", "minimum": 1}, "s": {"type": "string", "pattern": pattern}}
+    spec = schema_spec({"type": "object", "properties": properties, "required": ["n", "s"]})
+    path = shortest(automaton(spec), ALPHABET, words_of(spec.grammar))
+    assert path is not None
+    assert rest is None or len(path) <= len('{"n":1,"s":}') + len(rest)
+
+
+def test_words_are_literal_runs_and_members_of_classes() -> None:
+    assert list(runs_of(r"^(?:ab|\.cd)[x-z]+\d{2,3}e?$")) == ["ab", ".cd", "x", "0", "e"]
+    assert list(runs_of(r"\x41b")) == ["Ab"]
 
 
 def test_a_way_out_too_far_is_not_found() -> None:

@@ -163,6 +163,13 @@ async def test_arguments_that_break_their_schema_are_an_error_and_not_a_call(ser
     assert "output_invalid" in streamed.text
 
 
+async def test_a_required_call_that_did_not_come_is_an_error_and_not_an_answer(served: Served) -> None:
+    served.engine.script = says("I would rather talk.")
+    response = await served.post(CHAT, chat(tools=TOOLS, tool_choice="required"))
+    assert response.json()["error"]["code"] == "output_invalid"
+    assert (await served.post(CHAT, chat(tools=TOOLS))).status_code == 200
+
+
 async def test_a_strict_tool_that_cannot_be_guaranteed_is_a_400_naming_the_keyword(served: Served) -> None:
     schema = {"type": "object", "properties": {"a": {"$ref": "https://example.com/x.json"}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
