@@ -22,7 +22,9 @@ async def collect(
         scores = await client.score(ScoreRequest(request_id, ask.prompt_ids, ask.continuations))
         num_given = ask.num_given or (0,) * len(ask.continuations)
         return Answer(logprobs=tuple(part[skip:] for part, skip in zip(scores.logprobs, num_given, strict=True)))
-    params = DecodeParams(max_new_tokens=ask.max_new_tokens, stop_ids=ask.stop_ids, decoder=decoder)
+    params = DecodeParams(
+        max_new_tokens=ask.max_new_tokens, stop_ids=ask.stop_ids, logit_bias=ask.logit_bias, decoder=decoder
+    )
     channels = Channels(tokenizer, stop=ask.stop, tool_names=ask.tool_names)
     pieces, token_ids = list[ChannelDelta](), list[int]()
     stream = client.stream(Request(request_id, ask.prompt_ids, params))

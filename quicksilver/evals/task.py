@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -32,6 +32,7 @@ class Generate:
     """Strings that end the answer; an answer cut by one has no usage."""
     stop_ids: tuple[int, ...] = ()
     tool_names: frozenset[str] = frozenset()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ prompts are not, so that an item too long for a model fails openly.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.conversation import Message, Tool
@@ -18,6 +18,7 @@ from quicksilver.text.edits import (
     can_edit,
     edit_messages,
     edit_prompt,
+    fim_bias,
     fim_prompt,
 )
 from quicksilver.text.tokenizer import Tokenizer
@@ -30,6 +31,7 @@ class Prompt:
     ids: tuple[int, ...]
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class Writer:
 
     def fim(self, prefix: str, suffix: str, room: int) -> Prompt:
         ids = fim_prompt(self.tokenizer, prefix, suffix, self.context_len - room)
-        return Prompt(tuple(ids) or self.tokenizer.eos_ids[-1:], stop_ids=self._code_stops())
+        ids = ids or list(self.tokenizer.eos_ids[-1:])
+        return Prompt(tuple(ids), stop_ids=self._code_stops(), logit_bias=fim_bias(self.tokenizer))
 
     def edit(self, request: EditRequest, room: int) -> Prompt:
         """In the weights' own edit tokens where they learned them, else as an instruction with a begun answer."""

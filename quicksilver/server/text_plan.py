@@ -18,7 +18,7 @@ from quicksilver.server.wire.completion import (
     CompletionBody,
     FimBody,
 )
-from quicksilver.text.edits import fim_lead, fim_prompt
+from quicksilver.text.edits import fim_bias, fim_lead, fim_prompt
 from quicksilver.text.specials import Specials
 
 COMPLETION_TOKENS = 256
@@ -44,7 +44,8 @@ async def plan_fim(body: FimBody | CompletionBody, services: Services, tenant: s
     ids = await asyncio.to_thread(
         fim_prompt, services.tokenizer, body.prompt, body.suffix or "", services.engine.info.context_len - room
     )
-    defaults = DecodeParams(stop_ids=code_stops(services.tokenizer.roles, services.tokenizer.eos_ids))
+    stops = code_stops(services.tokenizer.roles, services.tokenizer.eos_ids)
+    defaults = DecodeParams(stop_ids=stops, logit_bias=fim_bias(services.tokenizer))
     stop = FIM_STOP if body.stop is None else read_stop(body.stop)
     prompt = Prompt(never_empty(ids, services), stop, fim_lead(services.tokenizer, body.prompt))
     ask = text_ask(body, prompt, Room(room), defaults, services)

@@ -22,6 +22,7 @@ __all__ = [
     "edit_messages",
     "edit_prompt",
     "edit_reply",
+    "fim_bias",
     "fim_lead",
     "fim_prompt",
     "parse_edit",
@@ -33,6 +34,7 @@ NO_SUFFIX = "<|endoftext|>"
 EDIT_PREFILL, EDIT_STOP = "```\n", "\n```"
 """An answer to `edit_messages` is begun with the one, written by us, and ends at the other."""
 
+_END_BIAS = 3.0
 _FIM_HEAD = re.compile(r"(?:<\|file_sep\|>(?P<path>[^\n]*)\n)?<\|fim_prefix\|>")
 _FENCED = re.compile(r"\s*```[^\n`]*\n(.*?)(?:\n?```\s*)?", re.DOTALL)
 
@@ -63,6 +65,14 @@ def fim_lead(tokenizer: Tokenizer, prefix: str) -> str:
     Only weights we taught begin their answers with it.
     """
     return " " if can_edit(tokenizer) and prefix.endswith(" ") else ""
+
+
+def fim_bias(tokenizer: Tokenizer) -> dict[int, float]:
+    """What to add to the logit of the end. Weights we taught mostly go on from a prefix, as any text does, and name the
+    end of a gap too faintly (docs/log.md has the curve); others are left alone.
+    """
+    end = tokenizer.roles.turn_close
+    return {} if end is None or not can_edit(tokenizer) else {end: _END_BIAS}
 
 
 def can_edit(tokenizer: Tokenizer) -> bool:

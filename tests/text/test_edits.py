@@ -13,6 +13,7 @@ from quicksilver.text.edits import (
     edit_messages,
     edit_prompt,
     edit_reply,
+    fim_bias,
     fim_lead,
     fim_prompt,
 )
@@ -38,6 +39,11 @@ def test_weights_born_with_gap_tokens_read_prefix_then_suffix(born: Tokenizer) -
 
 def test_weights_we_taught_go_on_from_the_prefix(tiny: Tokenizer) -> None:
     assert fim_prompt(tiny, "ab", "c") == [SUFFIX, *tiny.encode("c"), PREFIX, *tiny.encode("ab")]
+
+
+def test_only_weights_we_taught_are_helped_to_the_end_of_a_gap(tiny: Tokenizer, born: Tokenizer) -> None:
+    assert list(fim_bias(tiny)) == [tiny.roles.turn_close]
+    assert fim_bias(born) == {}
 
 
 def test_last_space_of_a_prefix_is_left_to_the_answer(tiny: Tokenizer) -> None:

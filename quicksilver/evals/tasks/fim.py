@@ -55,7 +55,7 @@ def cut_gaps(text: str, name: str, num_lines: int) -> Iterator[Gap]:
 def ask(gap: Gap, writer: Writer) -> Generate:
     room = 48 + len(writer.encode(gap.middle))
     prompt = writer.fim(gap.prefix, gap.suffix, room)
-    return Generate(prompt.ids, room, prompt.stop, prompt.stop_ids)
+    return Generate(prompt.ids, room, prompt.stop, prompt.stop_ids, logit_bias=prompt.logit_bias)
 
 
 def score(gap: Gap, answer: Answer) -> Metrics:
