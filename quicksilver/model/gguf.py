@@ -1,7 +1,8 @@
 """GGUF files: a bounded walk over the header, then tensors dequantised from the mapped file by the `gguf` package.
 
 The package's own reader trusts counts and offsets in the file, so the header is walked and checked here; only its
-block formats and dequantisers are used. Layout facts (permuted llama heads, doubled tied embeddings) end here too.
+block formats and dequantisers are used, and only when a file is read: machines that never read one need not have it.
+Layout facts (permuted llama heads, doubled tied embeddings) end here too.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 from torch import Tensor
 
 from quicksilver.errors import CheckpointRefused
@@ -150,6 +149,8 @@ def _read_tensor_info(cursor: _Cursor) -> _TensorInfo:
 
 
 def _entry(info: _TensorInfo, data_start: int, alignment: int, file_name: str) -> TensorEntry:
+    from gguf.constants import GGMLQuantizationType
+
     name, shape, kind, offset = info
     check_name(name, file_name)
     try:
@@ -166,6 +167,8 @@ def _entry(info: _TensorInfo, data_start: int, alignment: int, file_name: str) -
 
 
 def _num_bytes(entry: TensorEntry, file_name: str) -> int:
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
     block_items, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[entry.dtype]]
     if entry.shape[-1] % block_items:
         raise CheckpointRefused(f"{file_name}: tensor {entry.name}: rows of {entry.shape[-1]} do not fill blocks")
@@ -201,6 +204,9 @@ class GgufSource:
             yield from self._pieces(entry)
 
     def _pieces(self, entry: TensorEntry) -> Iterator[tuple[int, Tensor]]:
+        from gguf.constants import GGMLQuantizationType
+        from gguf.quants import dequantize
+
         num_rows = entry.shape[0] if len(entry.shape) > 1 else 1
         data = self._bytes[entry.start : entry.end].reshape(num_rows, -1)
         step = max(_CHUNK_ITEMS * num_rows // max(entry.num_items, 1), 1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
@@ -179,3 +181,9 @@ def test_a_thousand_mutated_files_are_refused_or_load(tmp_path: Path) -> None:
             reasons.append(str(error))
     assert len(reasons) > 500
     assert all(reasons)
+
+
+def test_other_checkpoints_load_where_the_gguf_package_is_missing() -> None:
+    program = "import sys; sys.modules['gguf'] = None; import quicksilver.model.weights"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
