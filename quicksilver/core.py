@@ -155,6 +155,8 @@ class Usage:
     rows: int = 0
     drafted: int = 0
     accepted: int = 0
+    rounds: int = 0
+    """Drafts of `verify`, each with the verification behind it, however long their canvases were."""
 
 
 @dataclass(frozen=True, slots=True)

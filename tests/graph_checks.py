@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, Request
+from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, Request, Usage
 from quicksilver.diffusion.decoder import Canvas
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.diffusion.verify import Verify
@@ -92,8 +92,10 @@ def engine_of(model: Transformer, make: Callable[[PagedCache], GraphRunner] | No
     return engine
 
 
-def text_of(engine: Engine, prompts: list[list[int]], params: DecodeParams) -> dict[str, list[int]]:
-    """All prompts at once; fails the check if a request failed."""
+def text_of(
+    engine: Engine, prompts: list[list[int]], params: DecodeParams, usages: dict[str, Usage] | None = None
+) -> dict[str, list[int]]:
+    """All prompts at once; fails the check if a request failed. What they cost goes into `usages`."""
     for i, prompt in enumerate(prompts):
         engine.add(Request(str(i), tuple(prompt), params))
     answers: dict[str, list[int]] = {str(i): [] for i in range(len(prompts))}
@@ -102,7 +104,18 @@ def text_of(engine: Engine, prompts: list[list[int]], params: DecodeParams) -> d
             assert isinstance(event, Delta)
             assert event.error is None, event.error
             answers[event.request_id] += event.token_ids
+            if usages is not None and event.usage is not None:
+                usages[event.request_id] = event.usage
     return answers
+
+
+def expect_true_usage(usage: Usage, has_sets: bool) -> None:
+    """A round is two forwards, or one behind a first that drafts; every forward commits a token beside what it
+    accepts. Room for a draft cut short by the end of the answer, which costs a forward of its own."""
+    expected = usage.rounds + 1 if has_sets else 2 * usage.rounds
+    assert abs(usage.forwards - expected) <= (3 if has_sets else 1), usage
+    assert usage.completion_tokens == usage.forwards + usage.accepted, usage
+    assert usage.rounds <= usage.drafted, usage
 
 
 def check_rounds_equal_plain_autoregression(
@@ -138,8 +151,11 @@ def check_rounds_equal_plain_autoregression(
     wanted = text_of(
         engine_of(model, lambda cache: GraphRunner(model, cache, 64, limits)), prompts, params(DecoderName.AR)
     )
-    assert text_of(engine_of(model, rounds), prompts, params(DecoderName.VERIFY)) == wanted
+    usages: dict[str, Usage] = {}
+    assert text_of(engine_of(model, rounds), prompts, params(DecoderName.VERIFY), usages) == wanted
     assert landed > 0, "no round ran ahead"
+    for usage in usages.values():
+        expect_true_usage(usage, bool(shapes[0].num_sets))
 
 
 def check_transition(seed: int, canvas_len: int) -> None:

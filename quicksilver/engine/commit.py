@@ -49,13 +49,21 @@ def commit(work: Work, outcome: Outcome) -> list[Event]:
     decision = end_early(decision, sequence.request.params.stop_ids)
     decision = _with_draft(sequence, decision, outcome.draft)
     _remember_logprobs(sequence, outcome, decision)
-    sequence.drafted += decision.num_drafted
-    sequence.accepted += decision.num_accepted
     sequence.canvas = decision.canvas
     committed = _extend(sequence, decision.commit)
+    # Of what agreed, only what the answer took, and the token that ended it.
+    sequence.accepted += min(decision.num_accepted, len(committed.decided) + (committed.finish is FinishReason.STOP))
+    if outcome.draft is None or committed.finish is None:
+        _count_draft(sequence, decision.num_drafted)
     # The last token stays uncached even if nothing was committed: its row proposes the next token again.
     sequence.kv_len = min(work.end + decision.num_accepted, len(sequence.tokens) - 1)
     return _events(sequence, committed)
+
+
+def _count_draft(sequence: Sequence, num_drafted: int) -> None:
+    """A draft that rode along with the answer's last verification begins no round, and is not counted."""
+    sequence.drafted += num_drafted
+    sequence.rounds += num_drafted > 0
 
 
 def _with_draft(sequence: Sequence, decision: Decision, draft: Proposal | None) -> Decision:

@@ -32,6 +32,7 @@ class Sequence:
     rows: int = 0
     drafted: int = 0
     accepted: int = 0
+    rounds: int = 0
     logprob_at: dict[int, TokenLogprob] = field(default_factory=dict)
     is_thinking: bool = False
     excess_s: float = 0.0
@@ -84,6 +85,7 @@ class Sequence:
             rows=self.rows,
             drafted=self.drafted,
             accepted=self.accepted,
+            rounds=self.rounds,
         )
 
 

@@ -133,7 +133,7 @@ class _Run:
         except QuicksilverError as error:
             return Record(index, error=f"{error.code}: {error.message}"), Speed()
         calls = tuple((call.name, call.arguments) for call in answer.calls)
-        return Record(index, answer.text, calls, metrics), speed_of(answer, decoder)
+        return Record(index, answer.text, calls, metrics), speed_of(answer)
 
 
 async def _finish(workers: Sequence[asyncio.Task[None]], seconds: float | None) -> bool:

@@ -1,7 +1,8 @@
 """What answers cost, added up from `Usage`: tokens per forward, tokens per round, acceptance.
 
 The token that ends an answer counts, since a forward had to find it; so plain autoregression has one token a forward.
-A round is a draft forward and its verify forward; answers cut by a stop string have no usage and are left out.
+A round is a draft and the verification behind it, in two forwards or in one. Answers cut by a stop string have no usage
+and are left out.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from quicksilver.core import DecoderName, DecoderParams, FinishReason
+from quicksilver.core import FinishReason
 from quicksilver.evals.task import Answer
 
 
@@ -40,15 +41,12 @@ class Speed:
         return self.accepted / self.drafted if self.drafted else None
 
 
-def speed_of(answer: Answer, decoder: DecoderParams) -> Speed:
+def speed_of(answer: Answer) -> Speed:
     usage = answer.usage
     if usage is None:
         return Speed()
     tokens = usage.completion_tokens + (answer.finish is FinishReason.STOP)
-    # A canvas drafts canvas_len - 1 tokens; the last ones, cut by the answer's limit, draft fewer.
-    is_verify = decoder.name is DecoderName.VERIFY and decoder.canvas_len > 1
-    rounds = -(-usage.drafted // (decoder.canvas_len - 1)) if is_verify else 0
-    return Speed(1, usage.prompt_tokens, tokens, usage.forwards, rounds, usage.drafted, usage.accepted)
+    return Speed(1, usage.prompt_tokens, tokens, usage.forwards, usage.rounds, usage.drafted, usage.accepted)
 
 
 def total(speeds: Iterable[Speed]) -> Speed:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 import torch
 
-from quicksilver.core import Request
+from quicksilver.core import Request, Usage
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.runner import Outcome, Runner
@@ -24,6 +25,25 @@ def _texts(config: EngineConfig, decoder: str) -> tuple[list[list[int]], int]:
     finished = finish_all(engine)
     texts = [[token for part in finished[str(i)] for token in part.token_ids] for i in range(len(PROMPTS))]
     return texts, engine.stats().drafted_tokens
+
+
+def _usages(config: EngineConfig, canvas_len: int) -> list[Usage]:
+    engine = tiny_engine(config)
+    for i, prompt in enumerate(PROMPTS):
+        engine.add(Request(str(i), prompt, decode_params("verify", canvas_len=canvas_len, max_new_tokens=30)))
+    ends = [parts[-1].usage for parts in finish_all(engine).values()]
+    return [usage for usage in ends if usage is not None]
+
+
+@pytest.mark.parametrize("canvas_rows", [0, 30])
+def test_rounds_are_counted_whatever_the_canvases_length(canvas_rows: int) -> None:
+    """A round is two forwards; an answer may end on the first, or with a last token that nothing is drafted behind."""
+    usages = _usages(EngineConfig(num_pages=128, max_rows=256, canvas_rows=canvas_rows), 12)
+    assert len(usages) == len(PROMPTS)
+    for usage in usages:
+        assert usage.rounds <= usage.drafted <= 11 * usage.rounds
+        assert abs(usage.forwards - 2 * usage.rounds) <= 1
+        assert usage.completion_tokens == usage.forwards + usage.accepted
 
 
 def test_canvases_shrink_under_load_and_the_text_stays() -> None:
@@ -74,4 +94,7 @@ def test_a_draft_that_comes_along_is_verified_next_and_the_text_stays() -> None:
     assert runner.num_given > 5
     usage = parts[-1].usage
     assert usage is not None
+    # The first forward only drafts, every other one ends a round; but nothing is drafted behind the last token.
+    assert usage.forwards - usage.rounds in (1, 2)
+    assert usage.completion_tokens == usage.forwards + usage.accepted
     assert usage.forwards < 16, "a draft that came along saves the forward that would have made it"

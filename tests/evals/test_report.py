@@ -4,15 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from quicksilver.core import DecoderName, DecoderParams, FinishReason, Usage
+from quicksilver.core import FinishReason, Usage
 from quicksilver.errors import InvalidRequest
 from quicksilver.evals.plot import draw
 from quicksilver.evals.report import Cell, Record, Report, machine_facts, read_reports, write_reports
 from quicksilver.evals.speed import Speed, speed_of
 from quicksilver.evals.table import compare
 from quicksilver.evals.task import Answer
-
-VERIFY = DecoderParams(DecoderName.VERIFY, canvas_len=16)
 
 
 def _choice(task: str, value: float) -> Cell:
@@ -92,12 +90,12 @@ def test_failures_and_time_limits_are_told() -> None:
     assert "gsm8k (ar): stopped by the time limit after 3 items" in text
 
 
-def test_end_token_counts_and_rounds_come_from_drafts() -> None:
-    usage = Usage(prompt_tokens=7, completion_tokens=11, forwards=6, drafted=40, accepted=6)
-    speed = speed_of(Answer(finish=FinishReason.STOP, usage=usage), VERIFY)
+def test_end_token_counts_and_rounds_are_the_engines_own_whatever_their_drafts_length() -> None:
+    usage = Usage(prompt_tokens=7, completion_tokens=11, forwards=6, drafted=10, accepted=6, rounds=3)
+    speed = speed_of(Answer(finish=FinishReason.STOP, usage=usage))
     assert (speed.tokens, speed.rounds, speed.tokens_per_round, speed.tokens_per_forward) == (12, 3, 4.0, 2.0)
-    assert speed_of(Answer(finish=FinishReason.LENGTH, usage=usage), VERIFY).tokens == 11
-    assert speed_of(Answer(), VERIFY) == Speed()
+    assert speed_of(Answer(finish=FinishReason.LENGTH, usage=usage)).tokens == 11
+    assert speed_of(Answer()) == Speed()
 
 
 def test_machine_facts_name_commit_and_date() -> None:
