@@ -8,7 +8,8 @@
 Runs base + skill (+ canvas) under the decoders named, then the base alone under AR, and prints both side by side.
 The engine runs in this process. On CUDA forwards are plain torch with the paged attention kernel (`--runner paged`:
 little to compile), graphs (`graphs`: slow to start, then fastest, at most 64 items at a time) or torch alone
-(`plain`); a runner that fails its first request gives way to the next.
+(`plain`); a runner that fails its first request gives way to the next. `auto` takes graphs where something is
+generated: likelihoods are many rows in few forwards, for which no graph is worth its making.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from quicksilver.engine.load import LoadConfig, load_transformer
 from quicksilver.engine.loop import AsyncEngine
 from quicksilver.engine.runner import Runner
 from quicksilver.engine.sequence import Work
-from quicksilver.evals.catalogue import pick_tasks
+from quicksilver.evals.catalogue import GROUPS, pick_tasks
 from quicksilver.evals.data import copy_held_out
 from quicksilver.evals.report import Cell, Report, read_reports, write_reports
 from quicksilver.evals.run import EvalSettings, rescore, run_evals
@@ -86,9 +87,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--models", nargs="+", default=["skill", "base"], choices=["skill", "base"])
     parser.add_argument("--concurrency", type=int, default=128)
-    parser.add_argument(
-        "--runner", choices=["graphs", "paged", "plain"], default="graphs", help="how forwards run on CUDA"
-    )
+    parser.add_argument("--runner", choices=["auto", *RUNNERS], default="auto", help="how forwards run on CUDA")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--pack", type=Path, metavar="DATA")
@@ -159,7 +158,7 @@ def start_engine(checkpoint: Checkpoint, options: argparse.Namespace) -> AsyncEn
     if model.device.type != "cuda":
         config = EngineConfig(num_pages=1024, max_running=options.concurrency, cuda_graphs=False)
         return AsyncEngine(build_engine(model, checkpoint.name, config))
-    for name in RUNNERS[RUNNERS.index(options.runner) :]:
+    for name in RUNNERS[RUNNERS.index(pick_runner(options)) :]:
         try:
             engine = cuda_engine(model, checkpoint.name, name, options.concurrency)
         except Exception as error:  # whatever a compiler on a strange machine may raise
@@ -170,6 +169,13 @@ def start_engine(checkpoint: Checkpoint, options: argparse.Namespace) -> AsyncEn
             return AsyncEngine(engine)
         print(f"{name} forwards fail here", flush=True)
     raise SystemExit("no runner answers on this GPU")
+
+
+def pick_runner(options: argparse.Namespace) -> str:
+    if options.runner != "auto":
+        return str(options.runner)
+    likelihoods = {"likelihood", *GROUPS["likelihood"]}
+    return "paged" if set(options.tasks) <= likelihoods else "graphs"
 
 
 def cuda_engine(model: Transformer, name: str, runner: str, concurrency: int) -> Engine:

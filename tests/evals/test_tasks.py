@@ -46,13 +46,15 @@ def test_blank_is_filled_and_only_the_rest_is_scored() -> None:
 
 def test_windows_of_a_text_touch_and_do_not_overlap() -> None:
     text = "".join(chr(97 + i % 26) for i in range(3 * language.WINDOW))
-    asks = [language.ask_window(language.Window(text, i), skilled_writer()) for i in range(2)]
+    shared, writer = language.RunningText(text), skilled_writer()
+    asks = [language.ask_window(language.Window(shared, i), writer) for i in range(2)]
     parts = ["".join(map(chr, (i - 17 for i in (*a.prompt_ids, *a.continuations[0])))) for a in asks]
     assert "".join(parts) == text[: 2 * language.WINDOW]
 
 
 def test_perplexity_is_that_of_all_tokens_together() -> None:
-    scores = [language.score_window(language.Window("", 0), Answer(logprobs=((-2.0,) * n,))) for n in (1, 3)]
+    window = language.Window(language.RunningText(""), 0)
+    scores = [language.score_window(window, Answer(logprobs=((-2.0,) * n,))) for n in (1, 3)]
     assert language.perplexity(scores)["ppl"] == pytest.approx(math.exp(2.0))
 
 

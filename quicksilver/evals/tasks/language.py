@@ -16,16 +16,26 @@ from quicksilver.evals.task import Answer, Generate, Likelihood, Metrics, Task
 from quicksilver.evals.writer import Writer
 
 WINDOW = 1024
-# More characters than a token has on average in any text that is not one long gap.
-_CHARS_PER_TOKEN = 8
 _CODE_FILES = 40
+
+
+@dataclass(slots=True)
+class RunningText:
+    """A text, encoded once for all of its windows: once for every window would take longer than all forwards."""
+
+    text: str
+    _ids: tuple[int, ...] = ()
+
+    def ids(self, writer: Writer) -> tuple[int, ...]:
+        self._ids = self._ids or writer.encode(self.text)
+        return self._ids
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """The tokens `[index * WINDOW, (index + 1) * WINDOW)` of a text."""
 
-    text: str
+    text: RunningText
     index: int
 
 
@@ -43,12 +53,13 @@ def load_code(data: Path) -> Iterable[Window]:
 
 def _windows(text: str) -> Iterable[Window]:
     """As many as the text could have if every character were a token; a limit takes the first few."""
-    return (Window(text, index) for index in range(-(-len(text) // WINDOW)))
+    shared = RunningText(text)
+    return (Window(shared, index) for index in range(-(-len(text) // WINDOW)))
 
 
 def ask_window(window: Window, writer: Writer) -> Likelihood:
     start, end = window.index * WINDOW, (window.index + 1) * WINDOW
-    ids = writer.encode(window.text[: end * _CHARS_PER_TOKEN])[start:end]
+    ids = window.text.ids(writer)[start:end]
     return Likelihood(ids[:1], (ids[1:],))
 
 
