@@ -142,6 +142,29 @@ def test_a_grammar_in_the_making_holds_up_no_step() -> None:
     assert slow == 25
 
 
+def test_a_request_that_leaves_while_its_grammar_is_built_is_never_queued() -> None:
+    async def leave() -> int:
+        is_left = threading.Event()
+
+        def build(spec: ConstraintSpec) -> TokenConstraint:
+            assert is_left.wait(60)
+            return Staircase()
+
+        engine = tiny_engine()
+        engine.constraints = build
+        client = AsyncEngine(engine)
+        gone = asyncio.ensure_future(count(client, Request("g", PROMPT, PARAMS, constraint=ConstraintSpec("g"))))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        is_left.set()
+        assert await count(client, Request("p", PROMPT, PARAMS)) > 0
+        await client.close()
+        return engine.stats().requests
+
+    assert asyncio.run(leave()) == 1
+
+
 def test_a_grammar_that_is_refused_when_built_refuses_its_request() -> None:
     def build(spec: ConstraintSpec) -> TokenConstraint:
         raise InvalidGrammar("`grammar` cannot be enforced")
