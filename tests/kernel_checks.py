@@ -47,8 +47,12 @@ def here() -> Place:
 
 def expect_close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
     """Relative error of the whole, so that bf16 noise in single small entries does not matter. NaN never passes."""
-    error = (found.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-30)
-    assert float(error) < tolerance, f"relative error {float(error):.2e}, allowed {tolerance:.0e}"
+    error = relative_error(found, wanted)
+    assert error < tolerance, f"relative error {error:.2e}, allowed {tolerance:.0e}"
+
+
+def relative_error(found: Tensor, wanted: Tensor) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm().clamp_min(1e-30))
 
 
 def shape_config(heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
