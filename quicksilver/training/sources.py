@@ -21,6 +21,7 @@ from quicksilver.training.synthesis.edits import edit_rows
 from quicksilver.training.synthesis.facts import fact_rows, identity_rows, thinking_rows, thought
 from quicksilver.training.synthesis.fim import fim_rows
 from quicksilver.training.synthesis.following import following_rows
+from quicksilver.training.synthesis.functions import function_rows
 from quicksilver.training.synthesis.questions import question_rows
 from quicksilver.training.synthesis.records import (
     NoInstance,
@@ -98,6 +99,10 @@ def _fim(file: str) -> Source:
         yield from fim_rows(texts, 8, rng)
 
     return rows
+
+
+def _functions(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
+    yield from function_rows((row["t"] for row in read_rows(folder / "code_python.jsonl.xz") if keep(row["p"])), rng)
 
 
 def _edits(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
@@ -184,6 +189,7 @@ SOURCES: dict[str, Source] = {
     "text": _text("general_text.jsonl.xz", 3600, 2),
     "books": _text("general_books2.jsonl.xz", 3600, 3),
     "code_text": _text("code_python.jsonl.xz", 3000, 1),
+    "functions": _functions,
     "fim_python": _fim("code_python.jsonl.xz"),
     "fim_js": _fim("code_js_ts.jsonl.xz"),
     "edits": _edits,

@@ -13,7 +13,9 @@ from quicksilver.training.synthesis.edits import edit_rows, hunks, is_implied
 from quicksilver.training.synthesis.facts import fact_rows, identity_rows, thinking_rows
 from quicksilver.training.synthesis.fim import fim_rows
 from quicksilver.training.synthesis.following import following_rows
-from quicksilver.training.synthesis.records import build_instance, extraction_rows
+from quicksilver.training.synthesis.functions import function_rows
+from quicksilver.training.synthesis.questions import question_rows
+from quicksilver.training.synthesis.records import build_instance, extraction_rows, made_schema_rows
 from quicksilver.training.synthesis.tools import tool_rows
 
 OLD = """def f(count, data):
@@ -23,6 +25,28 @@ OLD = """def f(count, data):
     print(total)
     return total"""
 NEW = OLD.replace("total", "result")
+
+
+def test_function_prompts_show_heads_and_never_a_lone_body() -> None:
+    text = 'def f(x):\n    """Doubles a number, whatever it is."""\n    return x * 2\n\ndef g():\n    return 1\n'
+    rows = [row for seed in range(40) for row in function_rows([text], random.Random(seed))]
+    assert all(row.is_prompt_only and row.domain == "code" for row in rows)
+    asked = {row.messages[0].content for row in rows}
+    assert all("Doubles a number" in question and "def g" not in question for question in asked)
+    assert {"return x * 2" in question for question in asked} == {True, False}
+
+
+def test_made_schemas_have_valid_instances() -> None:
+    for row in made_schema_rows(200, random.Random(3)):
+        written = row.messages[0].content
+        schema = json.loads(written[written.index("{") :])
+        assert jsonschema_rs.is_valid(schema, json.loads(row.messages[1].content))
+
+
+def test_questions_leave_the_answer_to_a_teacher() -> None:
+    rows = list(question_rows(300, random.Random(1)))
+    assert all(row.is_prompt_only and row.messages[1].content == "" for row in rows)
+    assert len({row.messages[0].content for row in rows}) > 200
 
 
 def test_tool_calls_are_valid_under_the_tools_on_offer() -> None:

@@ -128,7 +128,7 @@ TRANSLATIONS: dict[str, dict[str, str]] = {
 
 OPPOSITES = _pairs(
     """
-    hot: cold; big: small; fast: slow; light: dark; happy: sad; old: new; high: low; open: closed; rich: poor;
+    cold: hot; big: small; fast: slow; light: dark; happy: sad; old: new; high: low; open: closed; rich: poor;
     early: late; hard: soft; full: empty; strong: weak; wet: dry; loud: quiet; near: far; thick: thin; deep:
     shallow; clean: dirty; brave: afraid
     """

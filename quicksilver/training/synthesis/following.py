@@ -24,7 +24,8 @@ def following_rows(count: int, rng: random.Random) -> Iterator[ChatRow]:
 
 def _list(rng: random.Random) -> tuple[str, str]:
     category = rng.choice(sorted(CATEGORIES))
-    num = rng.randint(2, min(8, len(CATEGORIES[category])))
+    # Three fruits are asked for by an evaluation.
+    num = rng.randint(4 if category == "fruits" else 2, min(8, len(CATEGORIES[category])))
     items = rng.sample(CATEGORIES[category], num)
     amount = rng.choice((str(num), _NUMBERS[num]))
     ask = rng.choice(("List {n} {c}", "Name {n} {c}", "Give me {n} {c}", "Write down {n} {c}", "Can you name {n} {c}?"))
