@@ -105,7 +105,9 @@ def speeds(model: str, schemes: list[str], num_tokens: int, threads: int) -> Ite
         llm = LLM(model, LoadConfig(device="cpu", weights=scheme, threads=threads))
         for decoder in DECODERS:
             decoder = replace(decoder, canvas_len=1) if decoder.name is DecoderName.AR else decoder
-            yield measure(llm, scheme, DecodeParams(num_tokens, stop_ids=llm.tokenizer.eos_ids, decoder=decoder))
+            speed = measure(llm, scheme, DecodeParams(num_tokens, stop_ids=llm.tokenizer.eos_ids, decoder=decoder))
+            print(speed, flush=True)
+            yield speed
 
 
 def load_cost(model: str) -> dict[str, float]:

@@ -11,19 +11,29 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+_CHUNK = 1 << 22
+"""Numbers rounded at a time, so that the float copies on the way stay small beside the weight."""
+
 
 def quantise_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """(rows, cols) -> q int8 and scale fp32 (rows,), symmetric: the largest value of a row becomes 127."""
-    wide = weight.detach().float()
-    scale = wide.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny * 128) / 127
-    return (wide / scale[:, None]).round().clamp(-127, 127).to(torch.int8), scale
+    weight = weight.detach()
+    q = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scale = torch.empty(len(weight), device=weight.device)
+    num_rows = max(_CHUNK // max(weight.shape[1], 1), 1)
+    for start in range(0, len(weight), num_rows):
+        part = slice(start, start + num_rows)
+        wide = weight[part].float()
+        scale[part] = wide.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny * 128) / 127
+        q[part] = (wide / scale[part, None]).round_().clamp_(-127, 127)
+    return q, scale
 
 
 def quantise_int8_grouped(weight: Tensor, group_len: int) -> tuple[Tensor, Tensor]:
     """(rows, cols) -> q int8 and scale fp32 (rows, groups); the last group of a row may be short."""
     rows, cols = weight.shape
-    wide = pad(weight.detach().float(), (0, -cols % group_len))
-    q, scale = quantise_int8(wide.reshape(-1, group_len))
+    whole = pad(weight.detach(), (0, -cols % group_len)) if cols % group_len else weight.detach()
+    q, scale = quantise_int8(whole.reshape(-1, group_len))
     return q.view(rows, -1)[:, :cols].contiguous(), scale.view(rows, -1)
 
 
