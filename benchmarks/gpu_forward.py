@@ -19,6 +19,7 @@ from benchmarks.gpu_setup import (
     make_runner,
     pages_for,
     random_model,
+    switch_whole,
     time_ms,
     write_report,
 )
@@ -128,8 +129,10 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="also time plain torch")
     parser.add_argument("--profile", action="store_true", help="print the time of each kernel")
     parser.add_argument("--overlap", action="store_true", help="programmatic dependent launch")
+    parser.add_argument("--whole", default="", help="how small networks run in one launch: gpu_setup.switch_whole")
     options = parser.parse_args()
     launch.OVERLAP = options.overlap
+    switch_whole(options.whole)
     bandwidth = copy_bandwidth()
     print(f"copy bandwidth {bandwidth / 1e12:.2f} TB/s", flush=True)
     rows = [int(count) for count in options.rows.split(",")]
@@ -137,7 +140,8 @@ def main() -> None:
     for name in options.models.split(","):
         found += measure(name, rows, bandwidth, options)
         torch.cuda.empty_cache()
-    settings = {"overlap": options.overlap, "past": PAST, "copy_bandwidth": bandwidth, "rank": "64 on 135M and 1.5B"}
+    settings = {"overlap": options.overlap, "whole": options.whole, "past": PAST, "copy_bandwidth": bandwidth}
+    settings |= {"rank": "64 on 135M and 1.5B"}
     write_report(options.out, "gpu_forward", settings, found)
 
 

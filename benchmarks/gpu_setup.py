@@ -23,10 +23,16 @@ from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.assemble import empty_transformer, finish, place
 from quicksilver.model.attention import PagedCache, RowPlan, Segment
 from quicksilver.model.config import ModelConfig
+from quicksilver.model.kernels import resident
 from quicksilver.model.lowrank import new_canvas
 from quicksilver.model.transformer import Transformer
 
 DEVICE = "cuda"
+SHIPPED = {
+    "parts": int(resident.BY_PARTS), "shared": resident.SHARED_ROWS, "kinds": int(resident.SPLITS_KINDS),
+    "warps": resident.WARPS, "stages": resident.STAGES, "fetch": int(resident.FETCH), "share": 0,
+}  # fmt: skip
+_programs_for = resident.programs_for
 PAGE_SIZE = 16
 SHAPES = {
     "135M": ModelConfig("llama", 30, 576, 1536, 9, 3, 64, 49152, 8192, rope_theta=1e5, tied_head=True),
@@ -36,6 +42,21 @@ SHAPES = {
     "4B": ModelConfig("qwen3", 36, 2560, 9728, 32, 8, 128, 151936, 32768, rope_theta=1e6, qk_norm=True, tied_head=True),
     "8B": ModelConfig("qwen3", 36, 4096, 12288, 32, 8, 128, 151936, 131072, rope_theta=1e6, qk_norm=True),
 }
+
+
+def switch_whole(text: str) -> dict[str, int]:
+    """Sets how small networks run in one launch, from words like `parts=1,shared=32,kinds=1,warps=8,stages=5,fetch=0`;
+    whatever is not named is as shipped. `share` is the programs a multiprocessor."""
+    chosen = dict(SHIPPED) | {k: int(v) for k, v in (word.split("=") for word in text.split(",") if word)}
+    resident.BY_PARTS, resident.SHARED_ROWS = bool(chosen["parts"]), chosen["shared"]
+    resident.SPLITS_KINDS, resident.WARPS = bool(chosen["kinds"]), chosen["warps"]
+    resident.STAGES, resident.FETCH = chosen["stages"], bool(chosen["fetch"])
+    if chosen["share"]:
+        count = torch.cuda.get_device_properties(0).multi_processor_count
+        resident.programs_for = lambda *_: count * chosen["share"]  # type: ignore[assignment]
+    else:
+        resident.programs_for = _programs_for
+    return chosen
 
 
 def random_model(config: ModelConfig, rank: int = 0, dtype: torch.dtype = torch.bfloat16) -> Transformer:

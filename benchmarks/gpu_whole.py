@@ -1,24 +1,38 @@
-"""Ways to run a small network in one launch: programs, loads under way and prefetching, timed one by one.
+"""Ways to run a small network in one launch, timed one by one: how programs wait for each other, how many rows share a
+reading of the weights, whether both kinds of rows of a draft are done side by side, programs, warps, loads under way.
 
-    python -m benchmarks.gpu_whole --out DIR [--models 135M,1.5B] [--rows 16,80]
+    python -m benchmarks.gpu_whole --out DIR [--models 135M] [--tries parts=1 parts=1,shared=32]
 
-`rows` of more than 16 are a canvas behind 16 plain rows; the body alone is timed, without the head.
+`ms` is the body of 16 plain rows, `draft_ms` of a draft of 16, both without the head; `round_ms` a whole round of one
+forward with a canvas of 8, on the device. See `gpu_setup.switch_whole` for the words of a try.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 from typing import Any
 
 import torch
 
-from benchmarks.gpu_setup import SHAPES, made_up_batch, make_runner, pages_for, random_model, time_ms, write_report
+from benchmarks.gpu_setup import (
+    SHAPES,
+    made_up_batch,
+    make_runner,
+    pages_for,
+    random_model,
+    switch_whole,
+    time_ms,
+    write_report,
+)
 from quicksilver.engine.graphs import GraphLimits, capture
-from quicksilver.engine.rounds import RoundRunner
+from quicksilver.engine.rounds import RoundGraph, RoundRunner, one_forward
 from quicksilver.model.kernels import network, resident
 
 PAST = 512
+TRIES = (
+    "", "parts=1", "parts=1,kinds=1", "shared=32", "shared=64", "parts=1,shared=32", "parts=1,shared=64",
+    "parts=1,kinds=1,share=2", "parts=1,warps=8", "parts=1,shared=64,warps=8", "parts=1,fetch=0", "parts=1,stages=5",
+)  # fmt: skip
 
 
 def body_ms(runner: RoundRunner, rows: int, num_canvas: int) -> float:
@@ -29,41 +43,41 @@ def body_ms(runner: RoundRunner, rows: int, num_canvas: int) -> float:
     return time_ms(replay)
 
 
-def measure(name: str, row_counts: list[int], tries: list[tuple[int, int, bool]]) -> list[dict[str, Any]]:
-    resident.RESIDENT_BYTES = 1 << 40
+def round_ms(runner: RoundRunner) -> float:
+    graph = RoundGraph(runner, one_forward(1, 8))
+    replay = graph.prepare(False)
+    graph.rows.inputs.tables.pages.copy_(torch.arange(graph.host_pages.shape[1]))
+    graph.state.position.fill_(PAST)
+    return time_ms(replay)
+
+
+def measure(name: str, tries: list[str]) -> list[dict[str, Any]]:
     network.fits = lambda config, weights: resident.fits(config, weights, 1 << 40)  # type: ignore[attr-defined]
     model = random_model(SHAPES[name], rank=64)
     limits = GraphLimits(max_rows=128, max_segments=8, context_len=2048)
-    runner = make_runner(model, pages_for(1, PAST + 256), limits)
-    count = torch.cuda.get_device_properties(0).multi_processor_count
-    found = []
-    for rows, (share, stages, fetches) in itertools.product(row_counts, tries):
-        resident.programs_for = lambda *_, share=share: count * share  # type: ignore[assignment]
-        resident.STAGES, resident.FETCH = stages, fetches
-        row: dict[str, Any] = {"model": name, "rows": rows, "programs": count * share, "stages": stages}
+    runner = make_runner(model, pages_for(1, limits.context_len), limits)
+    found: list[dict[str, Any]] = []
+    for words in tries:
+        row: dict[str, Any] = {"model": name, **switch_whole(words)}
         try:
-            found.append(row | {"fetch": fetches, "ms": body_ms(runner, rows, max(rows - 16, 0))})
-            if rows == 16:
-                found[-1]["draft_ms"] = body_ms(runner, rows, 15)
+            row |= {"ms": body_ms(runner, 16, 0), "draft_ms": body_ms(runner, 16, 15), "round_ms": round_ms(runner)}
         except Exception as error:
-            found.append(row | {"failed": f"{type(error).__name__}: {str(error)[:200]}"})
-        print(found[-1], flush=True)
+            row["failed"] = f"{type(error).__name__}: {str(error)[:200]}"
+        found.append(row)
+        print(row, flush=True)
     return found
 
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True)
-    parser.add_argument("--models", default="135M,1.5B")
-    parser.add_argument("--rows", default="16,80")
-    parser.add_argument("--tries", default="1-9-1,2-9-1,1-9-0,1-5-1", help="programs a multiprocessor-stages-prefetch")
+    parser.add_argument("--models", default="135M")
+    parser.add_argument("--tries", nargs="+", default=list(TRIES))
     options = parser.parse_args()
-    rows = [int(count) for count in options.rows.split(",")]
-    tries = [tuple(int(part) for part in words.split("-")) for words in options.tries.split(",")]
     found: list[dict[str, Any]] = []
     for name in options.models.split(","):
-        found += measure(name, rows, [(share, stages, bool(fetch)) for share, stages, fetch in tries])
+        found += measure(name, options.tries)
     write_report(options.out, "gpu_whole", {"past": PAST, "rank": 64}, found)
 
 

@@ -21,7 +21,16 @@ from torch import Tensor
 
 from quicksilver.core import DecoderName
 from quicksilver.diffusion.sample import Proposal
-from quicksilver.engine.graphs import GraphLimits, GraphRunner, HeadBuffers, RowBuffers, bucket_of, capture, is_plain
+from quicksilver.engine.graphs import (
+    SMALLEST,
+    GraphLimits,
+    GraphRunner,
+    HeadBuffers,
+    RowBuffers,
+    bucket_of,
+    capture,
+    is_plain,
+)
 from quicksilver.engine.runner import Outcome
 from quicksilver.engine.sequence import Sequence, Work
 from quicksilver.engine.transition import (
@@ -71,9 +80,11 @@ class RoundGraph:
         self.runner, self.shape = runner, shape
         device, network, num_heads = runner.device, runner.network, bucket_of(shape.num_proposals)
         # Sets begin at a whole tile where tiles choose their weights, so that no tile has to read both kinds.
-        self.first_set = -(-shape.num_verify // 16) * 16 if network.is_whole(num_heads) else shape.num_verify
+        align = network.set_align(num_heads) if shape.num_sets else 1
+        self.first_set = -(-shape.num_verify // align) * align
         self.num_rows = self.first_set + shape.num_proposals - shape.num_verify
-        self.num_rows = -(-self.num_rows // 16) * 16 if network.is_whole(num_heads) else bucket_of(self.num_rows)
+        align = max(align, SMALLEST)
+        self.num_rows = -(-self.num_rows // align) * align if network.is_whole(num_heads) else bucket_of(self.num_rows)
         tiles = self._tiles(network.shape(self.num_rows).tile_rows)
         self.host_pages = torch.full((shape.num_sequences, runner.pages.shape[1]), -1, dtype=torch.int32)
         self.host_pages = self.host_pages.pin_memory() if device.type == "cuda" else self.host_pages

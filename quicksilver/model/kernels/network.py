@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
+from quicksilver.model.kernels import resident
 from quicksilver.model.kernels.attention import AttendShape, AttendSpace, RowTables, attend_paged
 from quicksilver.model.kernels.project import (
     LowRankTerm,
@@ -115,6 +116,10 @@ class Network:
 
     def is_whole(self, num_rows: int) -> bool:
         return self.stack is not None and num_rows <= RESIDENT_ROWS
+
+    def set_align(self, num_rows: int) -> int:
+        """Where a run of canvas rows should begin, so that no tile has rows of both kinds."""
+        return resident.SHARED_ROWS if self.is_whole(num_rows) else 1
 
     def shape(self, num_rows: int) -> AttendShape:
         return whole_shape(self.config) if self.is_whole(num_rows) else attend_shape(self.config, num_rows)

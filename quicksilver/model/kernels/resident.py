@@ -18,6 +18,7 @@ from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels.attention import AttendShape
 from quicksilver.model.kernels.weights import LayerWeights, NetworkWeights
 from quicksilver.model.kernels.whole import ROW_TILE, WHOLE_SPLITS, network_kernel
+from quicksilver.model.kernels.whole_meet import NUM_COUNTERS
 
 if TYPE_CHECKING:
     from quicksilver.model.kernels.network import RowInputs, Space
@@ -28,8 +29,17 @@ RESIDENT_ROWS = 128
 """Beyond this many rows the library's products take over."""
 STAGES = 9
 """Loads under way at once: the whole depth of a narrow model."""
+_STAGES_OF = {32: 6, 64: 4}
+"""Tiles of more rows have room for fewer."""
+WARPS = 4
 FETCH = True
 """Whether programs ask for the weights of later parts of a layer ahead of time."""
+BY_PARTS = False
+"""Whether a part waits for those who had work in the part before it, instead of everybody meeting."""
+SHARED_ROWS = 16
+"""Rows that share one reading of the weights where there are more than 16: 16, 32 or 64."""
+SPLITS_KINDS = False
+"""Whether the two kinds of rows in a lone tile are products side by side, instead of one after the other."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -44,7 +54,7 @@ class Stack:
     gains: Tensor  # (2 layers + 1, dim): every norm in the order of the forward
     bias: Tensor | None  # (layers, out) of qkv
     bell: Tensor
-    """Two counters that the programs meet by, zero between launches; then those of the attention's splits."""
+    """Counters that the programs wait by, zero between launches; then those of the attention's splits."""
 
 
 def fits(config: ModelConfig, weights: NetworkWeights, limit: int = RESIDENT_BYTES) -> bool:
@@ -65,7 +75,7 @@ def stack(config: ModelConfig, weights: NetworkWeights) -> Stack:
     gains = [norm.gain for layer in layers for norm in (layer.attn_norm, layer.ffn_norm)] + [weights.norm.gain]
     biases = [layer.qkv.bias for layer in layers if layer.qkv.bias is not None]
     # Every row of a bucket may be a sequence, and every sequence has a tile.
-    counters = 2 + 2 * RESIDENT_ROWS * config.num_heads
+    counters = NUM_COUNTERS + 2 * RESIDENT_ROWS * config.num_heads
     return Stack(
         _sets(layers, "qkv", "qkv"),
         _sets(layers, "o", "o"),
@@ -89,10 +99,17 @@ def _sets(layers: tuple[LayerWeights, ...], name: str, pair: str) -> Tensor:
 
 def programs_for(num_rows: int, device: torch.device) -> int:
     """One a multiprocessor for the fewest rows, two beyond: 64 KB of shared memory and 256 registers a thread of 128
-    let two stay at once. The interpreter runs programs one after the other, so there it is one."""
+    let two stay at once, and no more: programs that wait for one without a place would wait for ever. The interpreter
+    runs programs one after the other, so there it is one."""
     if device.type != "cuda":
         return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count * (1 if num_rows <= ROW_TILE else 2)
+    share = 1 if num_rows <= ROW_TILE or WARPS > 4 else 2
+    return torch.cuda.get_device_properties(device).multi_processor_count * share
+
+
+def row_tile(num_rows: int) -> int:
+    """Rows of a tile of the linears."""
+    return SHARED_ROWS if num_rows > ROW_TILE and num_rows % SHARED_ROWS == 0 else ROW_TILE
 
 
 def run_whole(
@@ -104,22 +121,23 @@ def run_whole(
     tables, attend, count = rows.tables, space.attend, len(space.x)
     is_gated = is_gated and network.masks is not None
     masks = network.masks if is_gated and network.masks is not None else network.tokens
-    programs = programs_for(count, space.x.device)
+    programs, tile = programs_for(count, space.x.device), row_tile(count)
     network_kernel[(programs,)](
         network.tokens, masks, rows.token_ids, rows.mask_index, rows.gate, rows.where.positions, rows.where.slots,
         tables.prefix_end, tables.span_start, tables.span_end, tables.tiles, tables.pages,
         stacked.qkv, stacked.o, stacked.gate_up, stacked.down, stacked.gains,
         stacked.gains if stacked.bias is None else stacked.bias, angles, cache.k, cache.v,
         space.x, space.scaled.y, space.scaled.squares, space.qkv, attend.out, space.ffn,
-        attend.acc, attend.top, attend.total, stacked.bell, stacked.bell[2:],
+        attend.acc, attend.top, attend.total, stacked.bell, stacked.bell[NUM_COUNTERS:],
         network.norm.eps, config.head_dim**-0.5 * _LOG2_E, tables.pages.stride(0), tables.tiles.shape[0],
         len(masks), cache.k.stride(0),
         ROWS=count, LAYERS=config.num_layers, DIM=config.dim, FFN=config.ffn_dim, HEADS=config.num_heads,
         KV_HEADS=config.num_kv_heads, D=config.head_dim, PAGE=tables.page_size,
         BLOCK=triton.next_power_of_2(config.dim), TILES=triton.next_power_of_2(config.dim // 16),
         KD=min(64, _step(config.dim)), KQ=_step(config.q_dim), KF=_step(config.ffn_dim),
-        CANVAS=is_gated, SPLITS=WHOLE_SPLITS, PROGRAMS=programs, STAGES=STAGES, FETCH=FETCH and space.x.is_cuda,
-        BIAS=stacked.bias is not None, num_warps=4,
+        CANVAS=is_gated, KINDS=2 if is_gated and SPLITS_KINDS and count == tile else 1, T=tile, SPLITS=WHOLE_SPLITS,
+        PROGRAMS=programs, STAGES=_STAGES_OF.get(tile, STAGES), FETCH=FETCH and space.x.is_cuda,
+        BIAS=stacked.bias is not None, BY_PARTS=BY_PARTS, num_warps=WARPS,
     )  # fmt: skip
     return space.x
 

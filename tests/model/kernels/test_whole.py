@@ -1,0 +1,41 @@
+"""A network in one launch, in each of the ways it can be told to run: all equal the plain network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from quicksilver.model.config import ModelConfig
+from quicksilver.model.kernels import resident
+from tests import graph_checks as checks
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+PLAIN = ModelConfig("llama", 2, 32, 64, 2, 1, 32, 60, 256, tied_head=True)
+BIASED = replace(PLAIN, family="qwen2", qkv_bias=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "by_parts", "shared_rows", "splits_kinds", "kinds"),
+    [
+        (PLAIN, False, 16, False, ("one", "canvas")),
+        (PLAIN, True, 16, True, ("one", "canvas")),
+        (BIASED, True, 32, False, ("one", "canvas", "branches")),
+        (PLAIN, False, 64, True, ("chunk", "canvas")),
+    ],
+)
+def test_every_way_equals_the_plain_network(
+    monkeypatch: pytest.MonkeyPatch,
+    config: ModelConfig,
+    by_parts: bool,
+    shared_rows: int,
+    splits_kinds: bool,
+    kinds: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr(resident, "BY_PARTS", by_parts)
+    monkeypatch.setattr(resident, "SHARED_ROWS", shared_rows)
+    monkeypatch.setattr(resident, "SPLITS_KINDS", splits_kinds)
+    checks.check_network(config, 0, True, kinds)
