@@ -40,7 +40,7 @@ SHARED_ROWS = 16
 """Rows that share one reading of the weights where there are more than 16: 16, 32 or 64."""
 SPLITS_KINDS = False
 """Whether the two kinds of rows in a lone tile are products side by side, instead of one after the other."""
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +77,17 @@ def stack(config: ModelConfig, weights: NetworkWeights) -> Stack:
     # Every row of a bucket may be a sequence, and every sequence has a tile.
     counters = NUM_COUNTERS + 2 * RESIDENT_ROWS * config.num_heads
     return Stack(
-        _sets(layers, "qkv", "qkv"),
-        _sets(layers, "o", "o"),
-        _sets(layers, "gate_up", "gu"),
-        _sets(layers, "down", "dn"),
+        stack_sets(layers, "qkv", "qkv"),
+        stack_sets(layers, "o", "o"),
+        stack_sets(layers, "gate_up", "gu"),
+        stack_sets(layers, "down", "dn"),
         torch.stack(gains).contiguous(),
         torch.stack(biases).contiguous() if biases else None,
         torch.zeros(counters, dtype=torch.int32, device=weights.tokens.device),
     )
 
 
-def _sets(layers: tuple[LayerWeights, ...], name: str, pair: str) -> Tensor:
+def stack_sets(layers: tuple[LayerWeights, ...], name: str, pair: str) -> Tensor:
     """`name` is a field of LayerWeights, `pair` its adapter's."""
     plain = [getattr(layer, name).w for layer in layers]
     if not layers[0].canvas:
@@ -129,12 +129,12 @@ def run_whole(
         stacked.gains if stacked.bias is None else stacked.bias, angles, cache.k, cache.v,
         space.x, space.scaled.y, space.scaled.squares, space.qkv, attend.out, space.ffn,
         attend.acc, attend.top, attend.total, stacked.bell, stacked.bell[NUM_COUNTERS:],
-        network.norm.eps, config.head_dim**-0.5 * _LOG2_E, tables.pages.stride(0), tables.tiles.shape[0],
+        network.norm.eps, config.head_dim**-0.5 * LOG2_E, tables.pages.stride(0), tables.tiles.shape[0],
         len(masks), cache.k.stride(0),
         ROWS=count, LAYERS=config.num_layers, DIM=config.dim, FFN=config.ffn_dim, HEADS=config.num_heads,
         KV_HEADS=config.num_kv_heads, D=config.head_dim, PAGE=tables.page_size,
         BLOCK=triton.next_power_of_2(config.dim), TILES=triton.next_power_of_2(config.dim // 16),
-        KD=min(64, _step(config.dim)), KQ=_step(config.q_dim), KF=_step(config.ffn_dim),
+        KD=min(64, depth_step(config.dim)), KQ=depth_step(config.q_dim), KF=depth_step(config.ffn_dim),
         CANVAS=is_gated, KINDS=2 if is_gated and SPLITS_KINDS and count == tile else 1, T=tile, SPLITS=WHOLE_SPLITS,
         PROGRAMS=programs, STAGES=_STAGES_OF.get(tile, STAGES), FETCH=FETCH and space.x.is_cuda,
         BIAS=stacked.bias is not None, BY_PARTS=BY_PARTS, num_warps=WARPS,
@@ -142,5 +142,6 @@ def run_whole(
     return space.x
 
 
-def _step(depth: int) -> int:
+def depth_step(depth: int) -> int:
+    """How much of a depth is read at once."""
     return next(step for step in (128, 64, 32) if depth % step == 0)

@@ -179,7 +179,7 @@ def add_part(
 
 
 @triton.jit
-def _fetch_columns(
+def fetch_columns(
     program, w, plane, second,
     COLUMNS: tl.constexpr, K: tl.constexpr, LINES: tl.constexpr, SETS: tl.constexpr, PAIR: tl.constexpr,
 ):  # fmt: skip
@@ -198,8 +198,8 @@ def fetch_layer(
     LAYERS: tl.constexpr, DIM: tl.constexpr, FFN: tl.constexpr, Q: tl.constexpr, N_QKV: tl.constexpr,
     SETS: tl.constexpr,
 ):  # fmt: skip
-    _fetch_columns(program, wo, LAYERS * DIM * Q, 0, DIM // 16, Q, 16, SETS, False)
-    _fetch_columns(program, wg, LAYERS * 2 * FFN * DIM, FFN, FFN // 16, DIM, 16, SETS, True)
-    _fetch_columns(program, wd, LAYERS * DIM * FFN, 0, DIM // 16, FFN, 32, SETS, False)
+    fetch_columns(program, wo, LAYERS * DIM * Q, 0, DIM // 16, Q, 16, SETS, False)
+    fetch_columns(program, wg, LAYERS * 2 * FFN * DIM, FFN, FFN // 16, DIM, 16, SETS, True)
+    fetch_columns(program, wd, LAYERS * DIM * FFN, 0, DIM // 16, FFN, 32, SETS, False)
     if has_next:
-        _fetch_columns(program, wq_next, LAYERS * N_QKV * DIM, 0, N_QKV // 16, DIM, 16, SETS, False)
+        fetch_columns(program, wq_next, LAYERS * N_QKV * DIM, 0, N_QKV // 16, DIM, 16, SETS, False)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.kernels import resident
+from quicksilver.model.kernels import block, network, resident
 from tests import graph_checks as checks
 
 pytestmark = [
@@ -39,3 +40,21 @@ def test_every_way_equals_the_plain_network(
     monkeypatch.setattr(resident, "SHARED_ROWS", shared_rows)
     monkeypatch.setattr(resident, "SPLITS_KINDS", splits_kinds)
     checks.check_network(config, 0, True, kinds)
+
+
+@pytest.mark.parametrize("config", [PLAIN, BIASED])
+def test_attention_half_in_one_launch_equals_the_plain_network(
+    monkeypatch: pytest.MonkeyPatch, config: ModelConfig
+) -> None:
+    launched = 0
+
+    def run(*args: Any) -> None:
+        nonlocal launched
+        launched += 1
+        block.run_block(*args)
+
+    monkeypatch.setattr(network, "fits", lambda *_: False)
+    monkeypatch.setattr(network, "run_block", run)
+    monkeypatch.setattr(block, "BLOCK_BYTES", 1 << 40)
+    checks.check_network(config, 0, True, ("one", "canvas"))
+    assert launched == 2 * config.num_layers
