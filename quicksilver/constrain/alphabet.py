@@ -14,7 +14,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 PROSE_LETTER = ord("z")
 """Lawful in strings and prose, and never between the values of JSON."""
 ENDS_TEXT = b'"'
-ENDS_VALUES = b'}],"0123456789:[{ntf-'
+ENDS_VALUES = b'}],"0123456789:ntf[{-'
 """Bytes that lead towards the end, best first."""
 CLOSING = b'}],"'
 OTHERS = (*range(32, 127), 10, *range(128, 256))
