@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Every GPU check and figure, in two parts of about five minutes each on an H200:
-#   benchmarks/gpu_all.sh small|large|final OUT        (final is both)
-# Kernels are compiled first by processes side by side, which fill Triton's cache; timings then run one at a time.
-# One failure does not stop the rest, and nothing may run longer than its seconds. OUT gets checks.log, tables.log and
+# Every GPU check and figure on one machine:
+#   benchmarks/gpu_all.sh "PART ..." OUT
+# small: all kernels against their oracles, 135M and 1.5B. large: 8B, fp8, many streams, long prompts, the generate of
+# transformers, compute-sanitizer. tries: ways of running that are switched off as shipped, 135M and 1.5B.
+# On an H200 small takes about three minutes, tries and large together about seven. Kernels of all parts are compiled
+# first by processes side by side, which fill Triton's cache; timings then run one at a time, the most wanted first. One
+# failure does not stop the rest, and nothing may run longer than its seconds. OUT gets checks.log, tables.log and
 # results.tar.gz with the dated JSON.
 set -u
-part=$1 out=$2 warm=$(mktemp -d) results=$(mktemp -d)
+parts=$1 out=$2 warm=$(mktemp -d) results=$(mktemp -d)
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
 mkdir -p "$out"
 
@@ -17,65 +20,80 @@ figure() { # seconds, lines of its table, benchmark and options
   bench "$seconds" "$@" --out "$results" >"$warm/figure.log" 2>&1 || echo "   ended with $?"
   grep -v "Warning\|_warn_once" "$warm/figure.log" | tail -n "$lines" | cut -c 1-330
 }
-finish() {
-  tar -C "$results" -czf "$out/results.tar.gz" . 2>/dev/null
-  echo "done after $SECONDS s"
+check() { # the words of switch_whole, then names of checks; side by side
+  local words=$1; shift
+  for kind in "$@"; do compile "check_${kind// /_}_$words" gpu_check --only "$kind" --whole "$words"; done
 }
 
-small() {
-  for kind in "attention h" "attention i" rotate qkv ffn layer "head r" transition "network qwen2" "network qwen3" "network llama" \
-    "rounds whole" "rounds parts" "rounds true" embed "row kernels"; do
-    compile "check_${kind// /_}" gpu_check --only "$kind"
-  done
-  compile whole_135M gpu_whole --models 135M
-  compile whole_1.5B gpu_whole --models 1.5B
+small_compile() {
+  check "" "attention h" "attention i" rotate qkv ffn layer "head r" transition "network qwen2" "network qwen3" \
+    "network llama" "rounds whole" "rounds parts" "rounds true" embed "row kernels"
   compile verify_135M gpu_verify --models 135M --rounds 5 --one-forward 8,11
   compile verify_1.5B gpu_verify --models 1.5B --rounds 5
   compile forward gpu_forward --models 135M,1.5B --rows 1,16,64,256
-  compile overlap gpu_forward --models 1.5B --rows 16,64 --overlap
-  compile peers gpu_peers --tokens 8
-  wait
-  cat "$warm"/check_*.log >"$out/checks.log"
-  grep -h "FAILED\|passed" "$out/checks.log" | cut -c 1-220
-  echo "compiled after $SECONDS s"
-  tail -n 3 "$warm"/whole*.log "$warm"/verify*.log "$warm"/forward.log "$warm"/overlap.log "$warm"/peers.log >>"$out/checks.log"
+}
+small_figures() {
   figure 40 5 gpu_verify --models 135M --rounds 100 --one-forward 8,11
   figure 40 4 gpu_verify --models 1.5B --rounds 60
   figure 40 9 gpu_forward --models 135M,1.5B --rows 1,16,64,256 --profile
-  figure 30 9 gpu_whole --models 135M
-  figure 40 9 gpu_whole --models 1.5B
-  figure 25 3 gpu_forward --models 1.5B --rows 16,64 --overlap
-  figure 50 3 gpu_peers
 }
 
-large() {
-  compile forward gpu_forward --models 8B --rows 1,16,32,64 --schemes bfloat16,fp8
-  compile overlap gpu_forward --models 8B --rows 16 --schemes bfloat16,fp8 --overlap
+tries_compile() {
+  check "" "network llama" "rounds true"
+  check parts=1,shared=64,kinds=1 "network llama" "rounds true"
+  check whole=0,block=1 "network qwen2" "rounds whole"
+  compile whole_first gpu_whole
+  compile forward_block gpu_forward --models 1.5B --rows 1,16,64 --whole block=1
+  compile verify_block gpu_verify --models 1.5B --rounds 5 --whole block=1
+}
+tries_figures() {
+  figure 60 13 gpu_whole
+  for words in parts=1,kinds=1 parts=1,shared=32,kinds=1 parts=1,shared=64,kinds=1; do
+    figure 30 3 gpu_verify --models 135M --rounds 100 --whole $words
+  done
+  figure 30 3 gpu_forward --models 1.5B --rows 1,16,64 --whole block=1
+  figure 30 3 gpu_verify --models 1.5B --rounds 60 --whole block=1
+}
+
+large_compile() {
+  compile forward_8B gpu_forward --models 8B --rows 1,16,32,64 --schemes bfloat16,fp8
+  compile verify_8B gpu_verify --models 8B --rounds 5 --canvas "" --one-forward ""
   compile batch gpu_batch
   compile prefill gpu_prefill --prompts 1024
-  compile sanitizer gpu_check --only "transition with sets 0"
-  wait
-  tail -n 3 "$warm"/forward.log "$warm"/overlap.log "$warm"/batch.log "$warm"/prefill.log >>"$out/checks.log"
-  echo "compiled after $SECONDS s"
+  compile peers gpu_peers --tokens 8
+}
+large_figures() {
   figure 60 9 gpu_forward --models 8B --rows 1,16,32,64 --schemes bfloat16,fp8
   figure 45 10 gpu_batch
   figure 75 7 gpu_prefill --far 131072
-  figure 45 3 gpu_forward --models 8B --rows 16 --schemes bfloat16,fp8 --overlap
+  figure 50 3 gpu_peers
+  figure 30 2 gpu_verify --models 8B --rounds 60 --canvas "" --one-forward ""
   for tool in memcheck racecheck; do
     for kind in "transition with sets 0" "qkv 135M rows=16" "attention heads=(9, 3, 64) splits=16"; do
-      echo "-- $tool: $kind (at $SECONDS s)"
-      timeout -k 5 45 compute-sanitizer --tool $tool python3 -m benchmarks.gpu_check --only "$kind" --out "$warm/$tool" 2>&1 |
-        grep "SUMMARY\|passed\|FAILED\|Error" | tail -n 4
+      timeout -k 5 60 compute-sanitizer --tool $tool python3 -m benchmarks.gpu_check --only "$kind" --out "$warm/$tool" \
+        >"$warm/sanitizer_${tool}_${kind// /_}.log" 2>&1 &
     done
   done
+  wait
+  grep -H "SUMMARY\|passed\|FAILED" "$warm"/sanitizer_*.log | sed "s|$warm/||"
 }
 
-case $part in
-small | large) $part 2>&1 | tee "$out/tables.log" ;;
-final) { small; large; } 2>&1 | tee "$out/tables.log" ;;
-*)
-  echo "usage: $0 small|large|final OUT" >&2
-  exit 2
-  ;;
-esac
-finish
+run() {
+  for part in $parts; do ${part}_compile; done
+  wait
+  cat "$warm"/check_*.log 2>/dev/null | grep -v "running without CUDA graphs" >"$out/checks.log"
+  grep -H "FAILED\|passed" "$warm"/check_*.log 2>/dev/null | sed "s|$warm/||" | cut -c 1-220
+  echo "compiled after $SECONDS s"
+  for part in $parts; do ${part}_figures; done
+  tar -C "$results" -czf "$out/results.tar.gz" .
+  echo "done after $SECONDS s"
+}
+
+for part in $parts; do
+  case $part in small | tries | large) ;; *)
+    echo "usage: $0 \"small tries large\" OUT" >&2
+    exit 2
+    ;;
+  esac
+done
+run 2>&1 | tee "$out/tables.log"

@@ -126,8 +126,8 @@ def main() -> None:
     options = parser.parse_args()
     launch.OVERLAP = options.overlap
     switch_whole(options.whole)
-    shapes = [RoundShape(1, int(canvas_len)) for canvas_len in options.canvas.split(",")]
-    shapes += [one_forward(1, int(canvas_len)) for canvas_len in options.one_forward.split(",")]
+    shapes = [RoundShape(1, int(canvas_len)) for canvas_len in options.canvas.split(",") if canvas_len]
+    shapes += [one_forward(1, int(canvas_len)) for canvas_len in options.one_forward.split(",") if canvas_len]
     found: list[dict[str, Any]] = []
     for name in options.models.split(","):
         found += measure(name, shapes, options.rounds)

@@ -26,7 +26,6 @@ from benchmarks.gpu_setup import (
 )
 from quicksilver.engine.graphs import GraphLimits, capture
 from quicksilver.engine.rounds import RoundGraph, RoundRunner, one_forward
-from quicksilver.model.kernels import network, resident
 
 PAST = 512
 TRIES = (
@@ -52,7 +51,6 @@ def round_ms(runner: RoundRunner) -> float:
 
 
 def measure(name: str, tries: list[str]) -> list[dict[str, Any]]:
-    network.fits = lambda config, weights: resident.fits(config, weights, 1 << 40)  # type: ignore[attr-defined]
     model = random_model(SHAPES[name], rank=64)
     limits = GraphLimits(max_rows=128, max_segments=8, context_len=2048)
     runner = make_runner(model, pages_for(1, limits.context_len), limits)
