@@ -200,6 +200,7 @@ def main() -> None:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {args.threads} used",
         "load_average": os.getloadavg()[0],
+        "niceness": os.nice(0),
         "torch": torch.__version__,
         "commit": commit(),
         "ceilings": ceilings(),
