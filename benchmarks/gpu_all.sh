@@ -40,19 +40,20 @@ small_figures() {
 
 tries_compile() {
   check "" "network llama" "rounds true"
-  check parts=1,shared=64,kinds=1 "network llama" "rounds true"
-  check whole=0,block=1 "network qwen2" "rounds whole"
+  check parts=1,chains=3,kinds=1,shared=64 "network llama" "rounds true"
+  check whole=0,block=1,chains=3 "network qwen2" "rounds whole"
   compile whole_first gpu_whole
   compile forward_block gpu_forward --models 1.5B --rows 1,16,64 --whole block=1
-  compile verify_block gpu_verify --models 1.5B --rounds 5 --whole block=1
+  compile verify_block gpu_verify --models 1.5B --rounds 5 --whole block=1,chains=3
 }
 tries_figures() {
   figure 60 13 gpu_whole
-  for words in parts=1,kinds=1 parts=1,shared=32,kinds=1 parts=1,shared=64,kinds=1; do
+  for words in parts=1,kinds=1 parts=1,chains=3,kinds=1,shared=32 parts=1,chains=3,kinds=1,shared=64; do
     figure 30 3 gpu_verify --models 135M --rounds 100 --whole $words
   done
   figure 30 3 gpu_forward --models 1.5B --rows 1,16,64 --whole block=1
-  figure 30 3 gpu_verify --models 1.5B --rounds 60 --whole block=1
+  figure 30 3 gpu_forward --models 1.5B --rows 1,16,64 --whole block=1,chains=3
+  figure 30 3 gpu_verify --models 1.5B --rounds 60 --whole block=1,chains=3
 }
 
 large_compile() {

@@ -31,7 +31,7 @@ DEVICE = "cuda"
 SHIPPED = {
     "parts": int(resident.BY_PARTS), "shared": resident.SHARED_ROWS, "kinds": int(resident.SPLITS_KINDS),
     "warps": resident.WARPS, "stages": resident.STAGES, "fetch": int(resident.FETCH), "share": 0, "block": 0,
-    "whole": 1,
+    "whole": 1, "chains": resident.CHAINS,
 }  # fmt: skip
 _programs_for = resident.programs_for
 PAGE_SIZE = 16
@@ -53,6 +53,7 @@ def switch_whole(text: str) -> dict[str, int]:
     resident.BY_PARTS, resident.SHARED_ROWS = bool(chosen["parts"]), chosen["shared"]
     resident.SPLITS_KINDS, resident.WARPS = bool(chosen["kinds"]), chosen["warps"]
     resident.STAGES, resident.FETCH = chosen["stages"], bool(chosen["fetch"])
+    resident.CHAINS = block.CHAINS = chosen["chains"]
     block.BLOCK_BYTES = chosen["block"] << 40
     network.fits = resident.fits if chosen["whole"] else lambda *_: False  # type: ignore[attr-defined]
     if chosen["share"]:

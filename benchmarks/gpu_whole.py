@@ -1,5 +1,6 @@
 """Ways to run a small network in one launch, timed one by one: how programs wait for each other, how many rows share a
-reading of the weights, whether both kinds of rows of a draft are done side by side, programs, warps, loads under way.
+reading of the weights, whether both kinds of rows of a draft are done side by side, how many chains of products an item
+has, programs, warps, loads under way.
 
     python -m benchmarks.gpu_whole --out DIR [--models 135M] [--tries parts=1 parts=1,shared=32]
 
@@ -29,8 +30,9 @@ from quicksilver.engine.rounds import RoundGraph, RoundRunner, one_forward
 
 PAST = 512
 TRIES = (
-    "", "parts=1", "parts=1,kinds=1", "shared=32", "shared=64", "parts=1,shared=32", "parts=1,shared=64",
-    "parts=1,kinds=1,share=2", "parts=1,warps=8", "parts=1,shared=64,warps=8", "parts=1,fetch=0", "parts=1,stages=5",
+    "", "parts=1", "chains=3", "parts=1,chains=3,kinds=1", "shared=64", "parts=1,chains=3,kinds=1,shared=32",
+    "parts=1,chains=3,kinds=1,shared=64", "parts=1,kinds=1,share=2", "parts=1,warps=8", "parts=1,shared=64,warps=8",
+    "parts=1,chains=3,fetch=0",
 )  # fmt: skip
 
 

@@ -32,6 +32,9 @@ BLOCK_BYTES = 0
 SPLITS = 8
 """Programs that share the keys of one head and tile."""
 STAGES = 7
+"""Loads under way at once; in three chains 4 are as many."""
+CHAINS = 1
+"""Chains of products along the depth: 1 or 3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ def _block_kernel(
     ROWS: tl.constexpr, DIM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
     PAGE: tl.constexpr, SQUARES: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr, KQ: tl.constexpr,
     LINES: tl.constexpr, CANVAS: tl.constexpr, SPLITS: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr,
-    BIAS: tl.constexpr, FETCH: tl.constexpr,
+    CHAINS: tl.constexpr, BIAS: tl.constexpr, FETCH: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     if FETCH:
@@ -78,8 +81,8 @@ def _block_kernel(
         program, 0, 0, bell, wq, q_plane, wo, o_plane, gate, eps, bias, keys, values, gain, angles, positions, slots,
         prefix_end, span_start, span_end, tiles, num_tiles, pages, scale, max_pages,
         x, y, squares_in, squares_out, qkv, attended, part_acc, part_top, part_total, arrived,
-        ROWS, DIM, HEADS, KV_HEADS, D, PAGE, SQUARES, TILES, KD, KQ, CANVAS, 1, 16, SPLITS, PROGRAMS, STAGES, BIAS,
-        True,
+        ROWS, DIM, HEADS, KV_HEADS, D, PAGE, SQUARES, TILES, KD, KQ, CANVAS, 1, 16, SPLITS, PROGRAMS, STAGES, CHAINS,
+        BIAS, True,
     )  # fmt: skip
     leave(bell, PROGRAMS)
 
@@ -105,6 +108,6 @@ def run_block(
         ROWS=count, DIM=config.dim, HEADS=config.num_heads, KV_HEADS=config.num_kv_heads, D=config.head_dim,
         PAGE=tables.page_size, SQUARES=len(squares), TILES=triton.next_power_of_2(len(squares)),
         KD=depth_step(config.dim), KQ=depth_step(config.q_dim), LINES=triton.next_power_of_2(-(-config.q_dim // 64)),
-        CANVAS=is_gated, SPLITS=SPLITS, PROGRAMS=programs, STAGES=STAGES, BIAS=bias is not None, FETCH=is_cuda,
-        num_warps=4,
+        CANVAS=is_gated, SPLITS=SPLITS, PROGRAMS=programs, STAGES=STAGES if CHAINS == 1 else 4, CHAINS=CHAINS,
+        BIAS=bias is not None, FETCH=is_cuda, num_warps=4,
     )  # fmt: skip

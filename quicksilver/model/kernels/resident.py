@@ -29,8 +29,10 @@ RESIDENT_ROWS = 128
 """Beyond this many rows the library's products take over."""
 STAGES = 9
 """Loads under way at once: the whole depth of a narrow model."""
-_STAGES_OF = {32: 6, 64: 4}
-"""Tiles of more rows have room for fewer."""
+_STAGES_OF = {(32, 1): 6, (64, 1): 4, (16, 3): 4, (32, 3): 3, (64, 3): 2}
+"""By rows of a tile and chains: larger tiles and more chains have room for fewer, since two programs must fit."""
+CHAINS = 1
+"""Chains of products along the depth, 1 or 3: independent ones do not wait for each other."""
 WARPS = 4
 FETCH = True
 """Whether programs ask for the weights of later parts of a layer ahead of time."""
@@ -136,8 +138,8 @@ def run_whole(
         BLOCK=triton.next_power_of_2(config.dim), TILES=triton.next_power_of_2(config.dim // 16),
         KD=min(64, depth_step(config.dim)), KQ=depth_step(config.q_dim), KF=depth_step(config.ffn_dim),
         CANVAS=is_gated, KINDS=2 if is_gated and SPLITS_KINDS and count == tile else 1, T=tile, SPLITS=WHOLE_SPLITS,
-        PROGRAMS=programs, STAGES=_STAGES_OF.get(tile, STAGES), FETCH=FETCH and space.x.is_cuda,
-        BIAS=stacked.bias is not None, BY_PARTS=BY_PARTS, num_warps=WARPS,
+        PROGRAMS=programs, STAGES=_STAGES_OF.get((tile, CHAINS), STAGES), CHAINS=CHAINS,
+        FETCH=FETCH and space.x.is_cuda, BIAS=stacked.bias is not None, BY_PARTS=BY_PARTS, num_warps=WARPS,
     )  # fmt: skip
     return space.x
 

@@ -58,7 +58,7 @@ def attention_half(
     ROWS: tl.constexpr, DIM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
     PAGE: tl.constexpr, SQUARES: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr, KQ: tl.constexpr,
     CANVAS: tl.constexpr, KINDS: tl.constexpr, T: tl.constexpr, SPLITS: tl.constexpr, PROGRAMS: tl.constexpr,
-    STAGES: tl.constexpr, BIAS: tl.constexpr, BY_PARTS: tl.constexpr,
+    STAGES: tl.constexpr, CHAINS: tl.constexpr, BIAS: tl.constexpr, BY_PARTS: tl.constexpr,
 ):  # fmt: skip
     """A layer up to its output linear, which is done but not waited for: OUTPUT counts it."""
     QKVS: tl.constexpr = (HEADS + 2 * KV_HEADS) * D // 32 * (ROWS // T) * KINDS
@@ -66,7 +66,8 @@ def attention_half(
     QKV_ENDS: tl.constexpr = QKVS if QKVS < PROGRAMS else PROGRAMS
     attends = num_tiles * (HEADS * SPLITS)
     qkv_part(program, y, wq, q_plane, gate, squares_in, eps, bias, qkv, keys, values, angles, positions, slots,
-             ROWS, DIM, HEADS, KV_HEADS, D, SQUARES, TILES, KD, CANVAS, KINDS, T, PROGRAMS, STAGES, BIAS)  # fmt: skip
+             ROWS, DIM, HEADS, KV_HEADS, D, SQUARES, TILES, KD, CANVAS, KINDS, T, PROGRAMS, STAGES, CHAINS,
+             BIAS)  # fmt: skip
     finish_part(bell, QKV, program, QKVS, turn + 1, PROGRAMS, BY_PARTS)
     start_part(bell, QKV, program, attends, (layer + 1) * QKV_ENDS, BY_PARTS)
     attend_part(program, num_tiles, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale,
@@ -75,7 +76,7 @@ def attention_half(
     finish_part(bell, ATTEND, program, attends, turn + 2, PROGRAMS, BY_PARTS)
     start_part(bell, ATTEND, program, ADDS, (layer + 1) * tl.minimum(attends, PROGRAMS), BY_PARTS)
     add_part(program, attended, wo, o_plane, gate, x, y, squares_out, gain,
-             ROWS, DIM, HEADS * D, KQ, CANVAS, KINDS, T, PROGRAMS, STAGES)  # fmt: skip
+             ROWS, DIM, HEADS * D, KQ, CANVAS, KINDS, T, PROGRAMS, STAGES, CHAINS)  # fmt: skip
     finish_part(bell, OUTPUT, program, ADDS, turn + 3, PROGRAMS, BY_PARTS)
 
 
@@ -84,7 +85,7 @@ def _ffn_half(
     program, layer, turn, bell, wg, g_plane, wd, d_plane, gate, eps, gain, x, y, squares, ffn,
     ROWS: tl.constexpr, DIM: tl.constexpr, FFN: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr, KF: tl.constexpr,
     CANVAS: tl.constexpr, KINDS: tl.constexpr, T: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr,
-    BY_PARTS: tl.constexpr,
+    CHAINS: tl.constexpr, BY_PARTS: tl.constexpr,
 ):  # fmt: skip
     ADDS: tl.constexpr = DIM // 16 * (ROWS // T) * KINDS
     GATES: tl.constexpr = FFN // 16 * (ROWS // T) * KINDS
@@ -92,11 +93,11 @@ def _ffn_half(
     GATE_ENDS: tl.constexpr = GATES if GATES < PROGRAMS else PROGRAMS
     start_part(bell, OUTPUT, program, GATES, (layer + 1) * ADD_ENDS, BY_PARTS)
     gate_part(program, y, wg, g_plane, gate, squares, eps, ffn,
-              ROWS, DIM, FFN, TILES, KD, CANVAS, KINDS, T, PROGRAMS, STAGES)  # fmt: skip
+              ROWS, DIM, FFN, TILES, KD, CANVAS, KINDS, T, PROGRAMS, STAGES, CHAINS)  # fmt: skip
     finish_part(bell, GATE, program, GATES, turn + 4, PROGRAMS, BY_PARTS)
     start_part(bell, GATE, program, ADDS, (layer + 1) * GATE_ENDS, BY_PARTS)
     add_part(program, ffn, wd, d_plane, gate, x, y, squares, gain,
-             ROWS, DIM, FFN, KF, CANVAS, KINDS, T, PROGRAMS, STAGES)  # fmt: skip
+             ROWS, DIM, FFN, KF, CANVAS, KINDS, T, PROGRAMS, STAGES, CHAINS)  # fmt: skip
     finish_part(bell, DOWN, program, ADDS, turn + 5, PROGRAMS, BY_PARTS)
 
 
@@ -111,7 +112,7 @@ def network_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr, KQ: tl.constexpr, KF: tl.constexpr,
     CANVAS: tl.constexpr, KINDS: tl.constexpr, T: tl.constexpr, SPLITS: tl.constexpr, PROGRAMS: tl.constexpr,
-    STAGES: tl.constexpr, FETCH: tl.constexpr, BIAS: tl.constexpr, BY_PARTS: tl.constexpr,
+    STAGES: tl.constexpr, CHAINS: tl.constexpr, FETCH: tl.constexpr, BIAS: tl.constexpr, BY_PARTS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     Q: tl.constexpr = HEADS * D
@@ -138,10 +139,10 @@ def network_kernel(
             span_start, span_end, tiles, num_tiles, pages, scale, max_pages,
             x, y, squares, squares, qkv, attended, part_acc, part_top, part_total, arrived,
             ROWS, DIM, HEADS, KV_HEADS, D, PAGE, DIM // 16, TILES, KD, KQ, CANVAS, KINDS, T, SPLITS, PROGRAMS, STAGES,
-            BIAS, BY_PARTS,
+            CHAINS, BIAS, BY_PARTS,
         )  # fmt: skip
         _ffn_half(
             program, layer, turn, bell, wg, LAYERS * 2 * FFN * DIM, wd, LAYERS * DIM * FFN, gate, eps, gain + 2 * DIM,
-            x, y, squares, ffn, ROWS, DIM, FFN, TILES, KD, KF, CANVAS, KINDS, T, PROGRAMS, STAGES, BY_PARTS,
+            x, y, squares, ffn, ROWS, DIM, FFN, TILES, KD, KF, CANVAS, KINDS, T, PROGRAMS, STAGES, CHAINS, BY_PARTS,
         )  # fmt: skip
     leave(bell, PROGRAMS)

@@ -26,9 +26,57 @@ def _kinds(gate, r, kind, CANVAS: tl.constexpr, KINDS: tl.constexpr):
 
 
 @triton.jit
+def _dots(at_x, at_w, c, K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, CHAINS: tl.constexpr):
+    """c + W x along the depth, in one chain of products or in three, each over its third, added in their order: a
+    product must wait for the one before it in its chain, not for the others."""
+    if CHAINS == 3 and K % (3 * BLOCK_K) == 0:
+        PART: tl.constexpr = K // 3
+        d, e = c, c
+        for start in tl.range(0, PART, BLOCK_K, num_stages=STAGES):
+            x0 = tl.trans(tl.load(at_x + start, cache_modifier=".cg"))
+            x1 = tl.trans(tl.load(at_x + start + PART, cache_modifier=".cg"))
+            x2 = tl.trans(tl.load(at_x + start + 2 * PART, cache_modifier=".cg"))
+            c = tl.dot(tl.load(at_w + start), x0, c, input_precision="ieee")
+            d = tl.dot(tl.load(at_w + start + PART), x1, d, input_precision="ieee")
+            e = tl.dot(tl.load(at_w + start + 2 * PART), x2, e, input_precision="ieee")
+        c = c + d + e
+    else:
+        for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+            x_tile = tl.trans(tl.load(at_x + start, cache_modifier=".cg"))
+            c = tl.dot(tl.load(at_w + start), x_tile, c, input_precision="ieee")
+    return c
+
+
+@triton.jit
+def _two_dots(at_x, at_a, at_b, c, K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, CHAINS: tl.constexpr):
+    """As `_dots`, for two matrices and one reading of x."""
+    f = c
+    if CHAINS == 3 and K % (3 * BLOCK_K) == 0:
+        PART: tl.constexpr = K // 3
+        d, e, g, h = c, c, c, c
+        for start in tl.range(0, PART, BLOCK_K, num_stages=STAGES):
+            x0 = tl.trans(tl.load(at_x + start, cache_modifier=".cg"))
+            x1 = tl.trans(tl.load(at_x + start + PART, cache_modifier=".cg"))
+            x2 = tl.trans(tl.load(at_x + start + 2 * PART, cache_modifier=".cg"))
+            c = tl.dot(tl.load(at_a + start), x0, c, input_precision="ieee")
+            f = tl.dot(tl.load(at_b + start), x0, f, input_precision="ieee")
+            d = tl.dot(tl.load(at_a + start + PART), x1, d, input_precision="ieee")
+            g = tl.dot(tl.load(at_b + start + PART), x1, g, input_precision="ieee")
+            e = tl.dot(tl.load(at_a + start + 2 * PART), x2, e, input_precision="ieee")
+            h = tl.dot(tl.load(at_b + start + 2 * PART), x2, h, input_precision="ieee")
+        c, f = c + d + e, f + g + h
+    else:
+        for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+            x_tile = tl.trans(tl.load(at_x + start, cache_modifier=".cg"))
+            c = tl.dot(tl.load(at_a + start), x_tile, c, input_precision="ieee")
+            f = tl.dot(tl.load(at_b + start), x_tile, f, input_precision="ieee")
+    return c, f
+
+
+@triton.jit
 def _pair(
     x, w, first, second, r, worn, low, high, plane,
-    K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, T: tl.constexpr,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, CHAINS: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """Two (16 columns, T rows) products; rows that wear the adapter take theirs from the second set of weights."""
     k = tl.arange(0, BLOCK_K)
@@ -38,12 +86,7 @@ def _pair(
         at_x = x + r[:, None] * K + k[None, :]
         at_a = w + kind * plane + first[:, None] * K + k[None, :]
         at_b = w + kind * plane + second[:, None] * K + k[None, :]
-        c = tl.zeros((16, T), tl.float32)
-        d = tl.zeros((16, T), tl.float32)
-        for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            x_tile = tl.trans(tl.load(at_x + start, cache_modifier=".cg"))
-            c = tl.dot(tl.load(at_a + start), x_tile, c, input_precision="ieee")
-            d = tl.dot(tl.load(at_b + start), x_tile, d, input_precision="ieee")
+        c, d = _two_dots(at_x, at_a, at_b, tl.zeros((16, T), tl.float32), K, BLOCK_K, STAGES, CHAINS)
         a = tl.where((worn == kind)[None, :], c, a)
         b = tl.where((worn == kind)[None, :], d, b)
     return a, b
@@ -52,17 +95,14 @@ def _pair(
 @triton.jit
 def _single(
     x, w, first, r, worn, low, high, plane,
-    K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, T: tl.constexpr,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, CHAINS: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     k = tl.arange(0, BLOCK_K)
     a = tl.zeros((16, T), tl.float32)
     for kind in range(low, high + 1):
         at_x = x + r[:, None] * K + k[None, :]
-        at_a = w + kind * plane + first[:, None] * K + k[None, :]
-        c = tl.zeros((16, T), tl.float32)
-        for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            x_tile = tl.trans(tl.load(at_x + start, cache_modifier=".cg"))
-            c = tl.dot(tl.load(at_a + start), x_tile, c, input_precision="ieee")
+        at_w = w + kind * plane + first[:, None] * K + k[None, :]
+        c = _dots(at_x, at_w, tl.zeros((16, T), tl.float32), K, BLOCK_K, STAGES, CHAINS)
         a = tl.where((worn == kind)[None, :], c, a)
     return a
 
@@ -110,7 +150,7 @@ def qkv_part(
     program, y, w, plane, gate, squares, eps, bias, qkv, keys, values, angles, positions, slots,
     ROWS: tl.constexpr, DIM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
     SQUARES: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr, CANVAS: tl.constexpr, KINDS: tl.constexpr,
-    T: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr, BIAS: tl.constexpr,
+    T: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr, CHAINS: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     m, n = tl.arange(0, 16), tl.arange(0, T)
     HALF: tl.constexpr = D // 2
@@ -121,7 +161,7 @@ def qkv_part(
         worn, low, high, is_mine = _kinds(gate, r, item // PLACES, CANVAS, KINDS)
         parts = _squares(squares, r, ROWS, SQUARES, TILES)
         first = ((column // (HALF // 16)) * D + (column % (HALF // 16)) * 16 + m).to(tl.int64)
-        a, b = _pair(y, w, first, first + HALF, r, worn, low, high, plane, DIM, KD, STAGES, T)
+        a, b = _pair(y, w, first, first + HALF, r, worn, low, high, plane, DIM, KD, STAGES, CHAINS, T)
         shrink = tl.rsqrt(tl.sum(parts, 0) / DIM + eps)[None, :]
         _qkv_tile(
             column, r, is_mine, a * shrink, b * shrink, bias, qkv, keys, values, angles, positions, slots,
@@ -134,6 +174,7 @@ def gate_part(
     program, y, w, plane, gate, squares, eps, ffn,
     ROWS: tl.constexpr, DIM: tl.constexpr, FFN: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr,
     CANVAS: tl.constexpr, KINDS: tl.constexpr, T: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr,
+    CHAINS: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up of the normed stream."""
     m, n = tl.arange(0, 16), tl.arange(0, T)
@@ -145,7 +186,7 @@ def gate_part(
         parts = _squares(squares, r, ROWS, DIM // 16, TILES)
         i = column * 16 + m
         first = i.to(tl.int64)
-        a, b = _pair(y, w, first, first + FFN, r, worn, low, high, plane, DIM, KD, STAGES, T)
+        a, b = _pair(y, w, first, first + FFN, r, worn, low, high, plane, DIM, KD, STAGES, CHAINS, T)
         shrink = tl.rsqrt(tl.sum(parts, 0) / DIM + eps)[None, :]
         a, b = a * shrink, b * shrink
         out = (a / (1.0 + tl.exp(-a)) * b).to(ffn.dtype.element_ty)
@@ -157,6 +198,7 @@ def add_part(
     program, source, w, plane, gate, x, y, squares, gain,
     ROWS: tl.constexpr, DIM: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
     CANVAS: tl.constexpr, KINDS: tl.constexpr, T: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr,
+    CHAINS: tl.constexpr,
 ):  # fmt: skip
     """The residual stream plus W source, and what the norm behind it needs."""
     m, n = tl.arange(0, 16), tl.arange(0, T)
@@ -169,7 +211,7 @@ def add_part(
         i = column * 16 + m
         at = r[None, :] * DIM + i[:, None]
         gains, old = tl.load(gain + i).to(tl.float32), tl.load(x + at, cache_modifier=".cg").to(tl.float32)
-        a = _single(source, w, i.to(tl.int64), r, worn, low, high, plane, K, BLOCK_K, STAGES, T)
+        a = _single(source, w, i.to(tl.int64), r, worn, low, high, plane, K, BLOCK_K, STAGES, CHAINS, T)
         is_stored = is_mine[None, :] & (i >= 0)[:, None]
         sum_ = (a.to(dtype).to(tl.float32) + old).to(dtype)
         tl.store(x + at, sum_, mask=is_stored)

@@ -17,6 +17,8 @@ pytestmark = [
 ]
 PLAIN = ModelConfig("llama", 2, 32, 64, 2, 1, 32, 60, 256, tied_head=True)
 BIASED = replace(PLAIN, family="qwen2", qkv_bias=True)
+THIRDS = ModelConfig("llama", 1, 96, 192, 3, 1, 32, 60, 256, tied_head=True)
+"""Every depth is a multiple of three steps."""
 
 
 @pytest.mark.parametrize(
@@ -58,3 +60,15 @@ def test_attention_half_in_one_launch_equals_the_plain_network(
     monkeypatch.setattr(block, "BLOCK_BYTES", 1 << 40)
     checks.check_network(config, 0, True, ("one", "canvas"))
     assert launched == 2 * config.num_layers
+
+
+@pytest.mark.parametrize("has_block", [False, True])
+def test_three_chains_of_products_equal_the_plain_network(monkeypatch: pytest.MonkeyPatch, has_block: bool) -> None:
+    monkeypatch.setattr(resident, "CHAINS", 3)
+    monkeypatch.setattr(block, "CHAINS", 3)
+    monkeypatch.setattr(resident, "depth_step", lambda _: 32)
+    monkeypatch.setattr(block, "depth_step", lambda _: 32)
+    if has_block:
+        monkeypatch.setattr(network, "fits", lambda *_: False)
+        monkeypatch.setattr(block, "BLOCK_BYTES", 1 << 40)
+    checks.check_network(THIRDS, 0, True, ("one", "canvas"))
