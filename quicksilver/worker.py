@@ -48,12 +48,13 @@ def main(argv: list[str] | None = None) -> None:
 
 
 async def _serve(config: WorkerConfig, socket_path: Path) -> None:
-    from quicksilver.engine.load import LoadConfig, load_engine
+    from quicksilver.engine.load import LoadConfig, for_serving, load_engine
     from quicksilver.engine.loop import AsyncEngine
     from quicksilver.engine.serve import serve
 
     checkpoint = resolve(config.model)
-    engine = load_engine(checkpoint, LoadConfig(**config.load), EngineConfig(**config.engine))
+    load = LoadConfig(**config.load)
+    engine = load_engine(checkpoint, load, for_serving(EngineConfig(**config.engine), load))
     engine.constraints = _constraints(checkpoint, engine.info.vocab_size)
     await serve(AsyncEngine(engine), socket_path)
 

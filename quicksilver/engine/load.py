@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -29,6 +29,17 @@ class LoadConfig:
     """gated (LoRA on canvas rows) or merged (second weights)."""
     threads: int = 0
     """CPU threads; 0 leaves torch's choice."""
+
+
+CPU_CANVAS_ROWS = 8
+"""On a CPU every row costs: longer canvases draft more and still answer later (docs/performance.md)."""
+
+
+def for_serving(config: EngineConfig, load: LoadConfig) -> EngineConfig:
+    """What a server wants on a CPU where the operator said nothing: short canvases. Their text is the same."""
+    if config.canvas_rows or pick_device(load.device) != "cpu":
+        return config
+    return replace(config, canvas_rows=CPU_CANVAS_ROWS)
 
 
 def load_engine(

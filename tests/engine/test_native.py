@@ -11,6 +11,7 @@ import torch
 from quicksilver.core import Request
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
+from quicksilver.engine.load import CPU_CANVAS_ROWS, LoadConfig, for_serving
 from quicksilver.model.adapters import attach_canvas, new_canvas
 from quicksilver.model.native.support import refusal
 from quicksilver.model.quantise import quantise_model
@@ -61,3 +62,10 @@ def test_alone_equals_batched_and_chunked(name: str) -> None:
         engine.add(Request(str(i), tuple(prompt), params))
     together = answers(finish_all(engine))
     assert [together[str(i)] for i in range(len(PROMPTS))] == alone
+
+
+def test_served_canvases_are_short_on_a_cpu_unless_the_operator_says_otherwise() -> None:
+    cpu = LoadConfig(device="cpu")
+    assert for_serving(EngineConfig(), cpu).canvas_rows == CPU_CANVAS_ROWS
+    assert for_serving(EngineConfig(canvas_rows=40), cpu).canvas_rows == 40
+    assert for_serving(EngineConfig(), LoadConfig(device="cuda")).canvas_rows == 0
