@@ -196,7 +196,8 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     finished = [row for row in rows if row["finish"] in FINISHED]
     cut = [row for row in rows if row["finish"] == "length"]
-    errors = [row for row in rows if row["finish"] == "error"]
+    refused = [row for row in rows if row["finish"] == "error" and row["fault"].startswith("400 ")]
+    errors = [row for row in rows if row["finish"] == "error" and row not in refused]
     invalid = [row for row in finished if row["fault"]]
     tally = {
         name: dict(Counter(str(row[name]) for row in rows)) for name in ("kind", "decoder", "stream", "temperature")
@@ -207,10 +208,11 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "finished_valid": len(finished) - len(invalid),
         "at_the_limit": len(cut),
         "at_the_limit_valid": sum(row["fault"] is None for row in cut),
+        "refused": len(refused),
         "errors": len(errors),
         "tokens": sum(row["tokens"] for row in rows),
         "by": tally,
-        "faults": [*invalid, *errors][:20],
+        "faults": [*invalid, *errors, *refused][:20],
     }
 
 

@@ -26,7 +26,7 @@ async def test_every_finished_generation_is_valid(tmp_path: Path) -> None:
     await engine.close()
     found = summarise(rows)
     assert found["generations"] == NUM_CASES
-    assert found["errors"] == 0, found["faults"]
+    assert found["errors"] == found["refused"] == 0, found["faults"]
     assert found["finished_valid"] == found["finished"] > 0, found["faults"]
     assert found["at_the_limit_valid"] >= 0.9 * found["at_the_limit"]
     assert set(found["by"]["decoder"]) == set(DECODERS)
