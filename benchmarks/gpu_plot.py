@@ -22,12 +22,12 @@ COLOURS = {"135M": "tab:blue", "1.5B": "tab:orange", "4B": "tab:green", "8B": "t
 
 
 def newest(results: Path, benchmark: str, key: Callable[[Row], Hashable]) -> list[Row]:
-    """All rows of a benchmark with the settings they ran under; of equal keys the last one measured."""
+    """All rows of a benchmark with the settings they ran under, as shipped; of equal keys the last one measured."""
     found: dict[Hashable, Row] = {}
     for path in sorted(results.glob(f"{benchmark}-*.json")):
         report = json.loads(path.read_text())
         for row in report["rows"]:
-            if "failed" not in row and not report["settings"].get("overlap"):
+            if "failed" not in row and not (report["settings"].get("overlap") or report["settings"].get("whole")):
                 row = {**report["settings"], "hardware": report["hardware"], **row}
                 found[key(row)] = row
     return list(found.values())

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
 from quicksilver.core import (
+    DecoderName,
     Delta,
     EngineInfo,
     EngineStats,
@@ -131,7 +132,9 @@ def spoken(
     said = tuple(ids)[:room]
     pieces = [said[i : i + piece_len] for i in range(0, len(said), piece_len)] or [()]
     reason = FinishReason.LENGTH if len(ids) > room else finish
-    usage = Usage(len(request.prompt_ids), 0, len(said), forwards=len(pieces), drafted=len(said), accepted=len(said))
+    rounds = len(pieces) if request.params.decoder.name is DecoderName.VERIFY else 0
+    count, forwards = len(said), len(pieces)
+    usage = Usage(len(request.prompt_ids), 0, count, forwards, drafted=count, accepted=count, rounds=rounds)
     deltas: list[Step] = [Delta(request.id, piece) for piece in pieces[:-1]]
     return [*deltas, Delta(request.id, pieces[-1], finish=reason, usage=usage)]
 
