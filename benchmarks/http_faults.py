@@ -147,7 +147,8 @@ class Weather:
             time.sleep(0.1)
         swept_s = time.monotonic() - started
         desk.store.close()
-        for pid in self.pids.values():
+        for port, pid in self.pids.items():
+            _await_listener(port)
             os.kill(pid, signal.SIGTERM)
             self.exit_codes[os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])] += 1
         return swept_s
