@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import platform
@@ -32,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from quicksilver.core import Request
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.life import make_listener
+from quicksilver.server.life import make_listener, quiet_collector
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
 from tests.fake_engine import FakeEngine, Step, spoken
@@ -70,6 +71,7 @@ async def serve(port: int, num_chunks: int, gap_s: float) -> None:
     engine = FakeEngine(Metronome(num_chunks, gap_s))
     config = ServerConfig(port=port)
     services = Services(engine, tokenizer, ChatTemplate.own(tokenizer), config=config)
+    quiet_collector()
     await make_listener(build_app(services), "127.0.0.1", port, config).serve()
 
 
@@ -202,12 +204,15 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     figures = {"date": str(date.today()), "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     figures["load_before"] = round(os.getloadavg()[0], 1)
+    # Pauses of this side are not the server's.
+    gc.disable()
     figures |= uvloop.run(run(options))
     print(json.dumps(figures, indent=2))
     if options.save:
         path = Path(__file__).parent / "results" / f"http_streams-{figures['date']}.json"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(figures, indent=2) + "\n")
+        past = json.loads(path.read_text())["runs"] if path.exists() else []
+        path.write_text(json.dumps({"runs": [*past, figures]}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
