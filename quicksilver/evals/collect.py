@@ -44,11 +44,11 @@ async def collect(
     if last.finish is FinishReason.ERROR:
         code, _, message = (last.error or "row_failed: the request failed").partition(": ")
         raise RowFailed(message, code=code)
-    text, calls = _join([*pieces, *channels.finish()])
+    text, calls = join_channels([*pieces, *channels.finish()])
     return Answer(text, calls, tuple(token_ids), last.finish, last.usage)
 
 
-def _join(pieces: Iterable[ChannelDelta]) -> tuple[str, tuple[ToolCall, ...]]:
+def join_channels(pieces: Iterable[ChannelDelta]) -> tuple[str, tuple[ToolCall, ...]]:
     """The content as one text, and every call with its arguments as JSON text."""
     text, names, arguments = "", dict[int, str](), dict[int, str]()
     for piece in pieces:

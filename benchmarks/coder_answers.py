@@ -1,0 +1,175 @@
+"""Questions through an Engine in this very thread, so many at a time: tokens, cost and times of every answer.
+
+No event loop and no text on the way, so that the engine alone is timed; only a question with stop strings is read as it
+comes. A Way is how questions are decoded: a decoder, and how the engine is to run it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, FinishReason, Request, Usage
+from quicksilver.engine.engine import Engine
+from quicksilver.evals.collect import join_channels
+from quicksilver.evals.task import Answer, Generate
+from quicksilver.text.channels import Channels
+from quicksilver.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """`one_forward_len` and `canvas_rows` as in EngineConfig; None leaves the engine's own."""
+
+    name: str
+    decoder: DecoderParams
+    one_forward_len: int | None = None
+    canvas_rows: int | None = None
+
+
+AR = Way("ar", DecoderParams(DecoderName.AR, 1))
+SERVED = Way("verify, as served", DecoderParams(DecoderName.VERIFY, 16))
+"""What a request gets that says nothing."""
+
+
+def two_forwards(canvas_len: int) -> Way:
+    decoder = DecoderParams(DecoderName.VERIFY, canvas_len)
+    return Way(f"verify {canvas_len}", decoder, one_forward_len=0, canvas_rows=0)
+
+
+def one_forward(canvas_len: int) -> Way:
+    decoder = DecoderParams(DecoderName.VERIFY, canvas_len)
+    return Way(f"verify {canvas_len} in one forward", decoder, one_forward_len=canvas_len)
+
+
+@dataclass(slots=True)
+class Reply:
+    token_ids: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    first_s: float = 0.0
+    """Until the first tokens."""
+    num_first: int = 0
+    """How many tokens came first."""
+    finish: FinishReason | None = None
+    usage: Usage | None = None
+    error: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        return self.finish is not None and self.finish is not FinishReason.ERROR
+
+
+@dataclass(frozen=True, slots=True)
+class Replies:
+    """In the order of the questions; None where time ran out first."""
+
+    replies: list[Reply | None]
+    seconds: float
+
+    @property
+    def whole(self) -> list[Reply]:
+        return [reply for reply in self.replies if reply is not None and reply.is_whole]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(reply.token_ids) for reply in self.replies if reply is not None)
+
+
+@contextmanager
+def decoding(engine: Engine, way: Way) -> Iterator[None]:
+    """The engine runs `way` inside: other settings in its scheduler, and rounds of one forward out of reach where two
+    are wanted."""
+    scheduler, graphs = engine.scheduler, getattr(engine.runner, "_graphs", {})
+    settings, shapes = scheduler.config, dict(graphs)
+    wanted = {"one_forward_len": way.one_forward_len, "canvas_rows": way.canvas_rows}
+    scheduler.config = replace(settings, **{name: value for name, value in wanted.items() if value is not None})
+    if way.one_forward_len == 0:
+        for shape in [shape for shape in graphs if shape.num_sets]:
+            del graphs[shape]
+    try:
+        yield
+    finally:
+        scheduler.config = settings
+        graphs.update(shapes)
+
+
+def answer_all(
+    engine: Engine, asks: Sequence[Generate], way: Way, streams: int, seconds: float, tokenizer: Tokenizer | None = None
+) -> Replies:
+    """Every question once, `streams` at a time. Prompts are shared with no other call, so all begin uncached."""
+    crowd = _Crowd(engine, asks, way, tokenizer)
+    start = time.perf_counter()
+    with decoding(engine, way):
+        crowd.run(streams, start + seconds)
+    errors = {reply.error for reply in crowd.replies if reply is not None and reply.error}
+    if errors:
+        print(f"   {way.name}: some requests failed: {sorted(errors)[:3]}", flush=True)
+    return Replies(crowd.replies, time.perf_counter() - start)
+
+
+class _Crowd:
+    def __init__(self, engine: Engine, asks: Sequence[Generate], way: Way, tokenizer: Tokenizer | None) -> None:
+        self.engine, self.asks, self.way, self.tokenizer = engine, asks, way, tokenizer
+        self.replies: list[Reply | None] = [None] * len(asks)
+        self._open: dict[str, tuple[int, float, Reply]] = {}
+        self._readers: dict[str, Channels] = {}
+        self._tenant = f"{way.name} {time.perf_counter_ns()}"
+
+    def run(self, streams: int, deadline: float) -> None:
+        queue = iter(range(len(self.asks)))
+        self._add(queue, streams)
+        while self.engine.has_work:
+            ended = sum(self._take(event) for event in self.engine.step() if isinstance(event, Delta))
+            if time.perf_counter() > deadline:
+                self._abandon()
+                return
+            self._add(queue, ended)
+
+    def _add(self, queue: Iterator[int], count: int) -> None:
+        for _, index in zip(range(count), queue, strict=False):
+            ask, name = self.asks[index], f"q{index}"
+            params = DecodeParams(
+                ask.max_new_tokens, stop_ids=ask.stop_ids, logit_bias=ask.logit_bias, decoder=self.way.decoder
+            )
+            if ask.stop and self.tokenizer is not None:
+                self._readers[name] = Channels(self.tokenizer, stop=ask.stop, tool_names=ask.tool_names)
+            self._open[name] = (index, time.perf_counter(), Reply())
+            self.engine.add(Request(name, ask.prompt_ids, params, tenant=self._tenant))
+
+    def _take(self, delta: Delta) -> bool:
+        """Note what came; whether it was the last."""
+        index, start, reply = self._open[delta.request_id]
+        reply.token_ids += delta.token_ids
+        if not reply.first_s and delta.token_ids:
+            reply.first_s, reply.num_first = time.perf_counter() - start, len(delta.token_ids)
+        if delta.finish is None:
+            self._stop_at_string(delta)
+            return False
+        reply.seconds, reply.finish = time.perf_counter() - start, delta.finish
+        reply.usage, reply.error = delta.usage, delta.error or ""
+        self.replies[index] = reply
+        del self._open[delta.request_id]
+        return True
+
+    def _stop_at_string(self, delta: Delta) -> None:
+        reader = self._readers.get(delta.request_id)
+        if reader is not None:
+            reader.push(delta.token_ids)
+            if reader.stopped is not None:
+                del self._readers[delta.request_id]
+                self.engine.abort(delta.request_id)
+
+    def _abandon(self) -> None:
+        for name in list(self._open):
+            self.engine.abort(name)
+        while self.engine.has_work:
+            self.engine.step()
+
+
+def read(tokenizer: Tokenizer, ask: Generate, reply: Reply) -> Answer:
+    """The reply as evaluations score it."""
+    channels = Channels(tokenizer, stop=ask.stop, tool_names=ask.tool_names)
+    text, calls = join_channels([*channels.push(reply.token_ids), *channels.finish()])
+    return Answer(text, calls, tuple(reply.token_ids), reply.finish, reply.usage)

@@ -1,0 +1,151 @@
+"""A base and its canvas adapter on real text: speed, streams, infilling, equality with AR, and answers of whole tasks.
+
+    python -m benchmarks.gpu_coder --base base.gguf --canvas canvas.safetensors --data eval-data --out results
+        [--parts speed streams fim rounds equality tasks] [--seconds 330] [--limit speed=40 tasks=120] [--scale 1]
+
+Needs torch, Triton, numpy, safetensors, tokenizers and gguf. Loads the weights once, in fp32; the bf16 engine, which is
+the one that users get, runs on a rounded copy, and `equality` on the fp32 weights in plain torch. `--seconds` is for
+all parts together, from the start of the process; every part has a limit of its own and leaves what it has. `--data`
+is a folder of `eval_gpu.py --pack`. A small `--scale` runs every part on a few short questions: it fills Triton's
+cache. The answers of `tasks` are scored afterwards, without a GPU: `eval_gpu.py --rescore OUT/coder-evals.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks import coder_parts
+from benchmarks.coder_parts import Bench
+from benchmarks.coder_report import Book
+from benchmarks.eval_gpu import PagedRunner
+from quicksilver.engine.build import build_engine
+from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.engine import Engine
+from quicksilver.engine.load import pick_device
+from quicksilver.evals.writer import Writer
+from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter
+from quicksilver.model.transformer import Transformer
+from quicksilver.model.weights import load_model
+from quicksilver.text.chat import ChatTemplate
+from quicksilver.text.tokenizer import Tokenizer
+
+STARTED = time.perf_counter()
+LIMITS = {"speed": 50.0, "streams": 45.0, "fim": 12.0, "rounds": 25.0, "equality": 30.0, "tasks": 1e9}
+"""Seconds of each part, in the order in which they run: the most wanted first, the longest last."""
+PARTS: dict[str, Callable[[Bench, float], None]] = {name: getattr(coder_parts, name) for name in LIMITS}
+NUM_PAGES = 16384
+
+
+def main() -> None:
+    options = parse()
+    book = Book(options.out, facts(options))
+    exact = load(options.base, options.canvas, torch.float32, pick_device(options.device))
+    book.say("weights loaded")
+    tokenizer = Tokenizer.load(options.base)
+    writer = Writer(tokenizer, ChatTemplate.for_tokenizer(tokenizer), 4096)
+    run_parts(exact, writer, book, options)
+    book.say("done")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", type=Path, required=True)
+    parser.add_argument("--canvas", type=Path, required=True)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--seconds", type=float, default=330.0)
+    parser.add_argument("--limit", nargs="+", default=[], metavar="PART=SECONDS")
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--device", default="auto")
+    return parser.parse_args()
+
+
+def facts(options: argparse.Namespace) -> dict[str, object]:
+    return {
+        "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "torch": torch.__version__,
+        "commit": options.commit,
+        "base": options.base.name,
+        "canvas": {"file": options.canvas.name, "bytes": options.canvas.stat().st_size},
+        "settings": {name: str(getattr(options, name)) for name in ("parts", "seconds", "limit", "scale")},
+    }
+
+
+def load(base: Path, canvas: Path, dtype: torch.dtype, device: str) -> Transformer:
+    model = load_model(base, dtype=dtype, device=device)
+    adapter = load_adapter(canvas)
+    assert isinstance(adapter, CanvasAdapter)
+    attach_canvas(model, adapter)
+    return model.requires_grad_(False)
+
+
+def rounded(model: Transformer) -> Transformer:
+    """The same weights in bf16, as loading in bf16 makes them; computed tables stay as they are."""
+    other = copy.deepcopy(model)
+    for parameter in other.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    return other
+
+
+def run_parts(exact: Transformer, writer: Writer, book: Book, options: argparse.Namespace) -> None:
+    """The parts asked for, in their order. One that fails is told and leaves the others alone."""
+    limits = LIMITS | {name: float(value) for name, value in (word.split("=") for word in options.limit)}
+    served = _Served(exact, book) if set(options.parts) != {"equality"} else None
+    for name, part in PARTS.items():
+        left = options.seconds - (time.perf_counter() - STARTED)
+        if name not in options.parts or left < 3:
+            continue
+        book.say(f"{name}, at most {min(left, limits[name]):.0f} s")
+        try:
+            engine = exact_engine(exact) if name == "equality" or served is None else served.engine
+            part(Bench(engine, writer, options.data, book, options.scale), min(left, limits[name]))
+        except Exception:  # whatever it was, the other parts still count
+            book.say(f"{name} failed\n{traceback.format_exc()}")
+
+
+class _Served:
+    """The bf16 engine of users; where graphs cannot be made, one without them, so that answers still come."""
+
+    def __init__(self, exact: Transformer, book: Book) -> None:
+        model = rounded(exact)
+        try:
+            self.engine = build_engine(model, "coder", EngineConfig(num_pages=NUM_PAGES))
+            prepare_lone_rounds(self.engine)
+        except Exception:
+            book.say(f"no graphs here\n{traceback.format_exc()}")
+            gc.collect()
+            config = EngineConfig(num_pages=NUM_PAGES, cuda_graphs=False, max_rows=1024, logit_rows=1024)
+            self.engine = build_engine(model, "coder", config)
+            self.engine.runner = PagedRunner(model, self.engine.runner.cache, config.logit_rows)
+        book.say(f"engine built: {type(self.engine.runner).__name__}, {self.engine.scheduler.config}")
+        book.facts["engine"] = str(self.engine.scheduler.config)
+
+
+def prepare_lone_rounds(engine: Engine) -> None:
+    """Rounds of two forwards for one request, beside those that the engine has made for itself."""
+    if not torch.cuda.is_available():
+        return
+    from quicksilver.engine.rounds import RoundRunner, RoundShape
+
+    if isinstance(engine.runner, RoundRunner):
+        wanted = [RoundShape(1, 8), RoundShape(1, 16)]
+        engine.runner.prepare_rounds([shape for shape in wanted if shape not in engine.runner._graphs])
+
+
+def exact_engine(exact: Transformer) -> Engine:
+    config = EngineConfig(num_pages=4096, max_rows=1024, logit_rows=1024, cuda_graphs=False)
+    return build_engine(exact, "coder in fp32", config)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""`benchmarks/gpu_coder.py` on a CPU with tiny random weights: every part runs, and its rows hold together."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import coder_parts, gpu_coder
+from benchmarks.coder_answers import AR, SERVED, answer_all, two_forwards
+from benchmarks.coder_parts import Bench
+from benchmarks.coder_prompts import DOMAINS, mixed_asks
+from benchmarks.coder_report import Book
+from quicksilver.evals.report import read_reports
+from quicksilver.evals.run import rescore
+from quicksilver.evals.writer import Writer
+from quicksilver.model.adapters import attach_canvas, new_canvas
+from quicksilver.model.transformer import Transformer
+from quicksilver.text.chat import ChatTemplate
+from tests.evals.build import HELD_OUT, write_pack, write_rows
+from tests.fakes import tiny_tokenizer
+from tests.tiny import TINY
+
+CONFIG = replace(TINY, family="qwen2", qkv_bias=True, vocab_size=273, context_len=4096)
+CODE = "".join(f"    value_{i} = compute({i})\n" for i in range(30))
+PROGRAM = {"prompt": "def one():\n", "entry_point": "one", "test": "def check(f):\n    assert f() == 1"}
+HOLE = {**PROGRAM, "suffix": "\n", "canonical_solution": "    return 1\n"}
+PACK: list[dict[str, Any]] = [
+    {"task": "humaneval", **PROGRAM},
+    {"task": "mbpp", "text": "Write one.", "test_list": ["assert one() == 1"], "test_setup_code": ""},
+    {"task": "gsm8k_test", "question": "What is 1 + 1?", "answer": "#### 2"},
+    {"task": "json_schema_holdout", "schema": {"type": "object"}},
+    {"task": "humaneval_infill_single", **HOLE},
+    {"task": "humaneval_infill_randomlight", **HOLE},
+]
+DIALOGUE = {
+    "tools": [{"name": "find", "description": "finds", "parameters": {"type": "object", "properties": {}}}],
+    "messages": [
+        {"role": "user", "content": "Find it."},
+        {"role": "assistant", "tool_calls": [{"name": "find", "arguments": {}}]},
+    ],
+}
+BEFORE = "def f(a, b):\n    total = a\n    total = total + b\n    print(total)\n    return total"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_pack(tmp_path_factory.mktemp("data"), PACK)
+    write_rows(folder / "train" / "code_python.jsonl.xz", [{"p": HELD_OUT, "f": "a.py", "t": CODE}])
+    write_rows(folder / "train" / "tools_sgd_dev.jsonl.xz", [DIALOGUE])
+    edit = {"p": HELD_OUT, "f": "a.py", "q": "f", "to": "2", "a": BEFORE, "b": BEFORE.replace("print", "log")}
+    write_rows(folder / "train" / "edits_python.jsonl.xz", [edit])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model() -> Transformer:
+    torch.manual_seed(0)
+    model = Transformer(CONFIG)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.4)
+    attach_canvas(model, new_canvas(CONFIG, rank=4, max_canvas_len=16, seed=0), form="gated")
+    return model.eval().requires_grad_(False)
+
+
+@pytest.fixture(autouse=True)
+def few_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_coder, "NUM_PAGES", 2048)
+    monkeypatch.setattr(coder_parts, "STREAMS", (1, 3))
+
+
+def writer() -> Writer:
+    tokenizer = tiny_tokenizer()
+    return Writer(tokenizer, ChatTemplate.own(tokenizer), 4096)
+
+
+def bench(model: Transformer, data: Path, out: Path) -> Bench:
+    return Bench(gpu_coder.exact_engine(model), writer(), data, Book(out, {}), scale=0.02)
+
+
+def test_every_part_leaves_rows_and_answers_that_can_be_scored(model: Transformer, data: Path, tmp_path: Path) -> None:
+    options = argparse.Namespace(parts=list(gpu_coder.PARTS), seconds=1e6, limit=["tasks=60"], scale=0.02, data=data)
+    book = Book(tmp_path, {})
+    gpu_coder.run_parts(model, writer(), book, options)
+    (path,) = tmp_path.glob("gpu_coder-*.json")
+    sections = json.loads(path.read_text())["sections"]
+    assert list(sections) == list(gpu_coder.PARTS)
+    ways = [way.name for way in coder_parts.LONE_WAYS]
+    assert [(row["domain"], row["way"]) for row in sections["speed"]] == [(d, way) for d in DOMAINS for way in ways]
+    assert all(row["tokens"] > 0 and row["decode_tok_per_s"] > 0 for row in sections["speed"])
+    assert [row["streams"] for row in sections["streams"]] == [1, 1, 3, 3]
+    assert all(row["same"] == row["compared"] == row["prompts"] for row in sections["equality"])
+    (report,) = read_reports(tmp_path / "coder-evals.json")
+    assert {(cell.task, cell.decoder) for cell in report.cells} == {
+        (task, decoder) for task in coder_parts.TASKS for decoder in ("ar", "verify K=16")
+    }
+    assert all("pass" in cell.metrics for cell in rescore(report, data).cells if cell.task == "humaneval")
+
+
+def test_a_way_is_undone_and_a_crowd_says_what_one_says(model: Transformer, data: Path, tmp_path: Path) -> None:
+    here = bench(model, data, tmp_path)
+    asks = mixed_asks(data, here.writer, 4, 12)
+    settings = here.engine.scheduler.config
+    one = answer_all(here.engine, asks, AR, 1, 60.0)
+    crowd = answer_all(here.engine, asks, two_forwards(8), 4, 60.0)
+    assert [r.token_ids for r in one.whole] == [r.token_ids for r in crowd.whole]
+    assert len(one.whole) == 4
+    assert here.engine.scheduler.config == settings
+
+
+def test_time_that_runs_out_leaves_the_engine_empty(model: Transformer, data: Path, tmp_path: Path) -> None:
+    here = bench(model, data, tmp_path)
+    found = answer_all(here.engine, mixed_asks(data, here.writer, 4, 2800), SERVED, 2, 0.0)
+    assert found.replies == [None] * 4
+    assert not here.engine.has_work
+    assert here.engine.stats().running == 0
