@@ -17,7 +17,7 @@ from quicksilver.diffusion.loss import draft_loss, rows_with_loss
 from quicksilver.training.attention import CanvasAttention, CleanAttention
 from quicksilver.training.batches import Batch, RowStore
 from quicksilver.training.loop import StepReport
-from quicksilver.training.lora import new_lora
+from quicksilver.training.lora import cut_rank, new_lora
 from quicksilver.training.network import Network
 from quicksilver.training.recipe import Canvas
 
@@ -47,10 +47,11 @@ class CanvasTask:
         self.parameters = {**self._lora, MASKS: masks}
 
     def warm_start(self, tensors: dict[str, Tensor]) -> None:
-        """Begin from another adapter of the same rank."""
+        """Begin from another adapter. One of a higher rank is cut to its strongest directions."""
+        cut = cut_rank(tensors, self.spec.rank)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                parameter.copy_(tensors[name])
+                parameter.copy_(cut[name])
 
     def step(self, number: int) -> StepReport:
         batch = self.store.batch(number)

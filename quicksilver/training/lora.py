@@ -6,6 +6,7 @@ Names are `"{layer}.{linear}.A"` and `.B`, fp32. A fresh pair changes nothing, b
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -30,3 +31,22 @@ def new_lora(config: ModelConfig, rank: int, seed: int, device: torch.device) ->
             lora[f"{layer}.{name}.A"] = a.to(device).requires_grad_()
             lora[f"{layer}.{name}.B"] = torch.zeros(out, rank, device=device).requires_grad_()
     return lora
+
+
+def cut_rank(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
+    """The same tensors with every pair at most `rank` wide: the nearest such product, in halves of equal weight."""
+    cut = dict(tensors)
+    for name, a in tensors.items():
+        if name.endswith(".A") and a.shape[0] > rank:
+            pair = f"{name[:-1]}B"
+            cut[name], cut[pair] = _strongest(a, tensors[pair], rank)
+    return cut
+
+
+def _strongest(a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Singular vectors of B A without ever forming it: both halves are orthogonalised first."""
+    q_out, r_out = torch.linalg.qr(b.double())
+    q_in, r_in = torch.linalg.qr(a.double().T)
+    u, s, v = torch.linalg.svd(r_out @ r_in.T)
+    root = s[:rank].sqrt()
+    return ((q_in @ v[:rank].T) * root).T.float(), ((q_out @ u[:, :rank]) * root).float()

@@ -13,6 +13,7 @@ from quicksilver.training.decode import BatchDecoder, CanvasWeights
 from quicksilver.training.generate import Generator, PromptSet
 from quicksilver.training.journal import Journal
 from quicksilver.training.loop import Loop
+from quicksilver.training.lora import cut_rank
 from quicksilver.training.network import Network
 from quicksilver.training.pack import PackedRows, pack
 from quicksilver.training.recipe import Canvas, Generate, Optim, Skill
@@ -85,3 +86,21 @@ def test_a_step_is_replayed_from_its_number(network: Network, tmp_path: Path) ->
     spec = Canvas(rank=4, canvas_lens=(4, 8), canvas_rows=16, max_canvas_len=8, rows_per_batch=4, head_chunk=64)
     losses = [float(CanvasTask(network, store, spec, str).step(5).loss) for _ in range(2)]
     assert losses[0] == losses[1]
+
+
+def test_a_warm_start_keeps_the_strongest_directions() -> None:
+    generator = torch.Generator().manual_seed(5)
+    a, b = torch.randn(6, 40, generator=generator), torch.randn(30, 6, generator=generator)
+    b[:, 3:] *= 0.01
+    cut = cut_rank({"0.o.A": a, "0.o.B": b, MASKS: torch.ones(2, 3)}, 3)
+    assert cut["0.o.A"].shape == (3, 40)
+    assert cut["0.o.B"].shape == (30, 3)
+    lost = torch.linalg.matrix_norm(cut["0.o.B"] @ cut["0.o.A"] - b @ a)
+    best = torch.linalg.svdvals(b @ a)[3:].norm()
+    assert torch.isclose(lost, best, rtol=1e-3), "no product of rank 3 is nearer"
+    assert torch.equal(cut[MASKS], torch.ones(2, 3))
+
+
+def test_a_warm_start_of_the_same_rank_is_taken_as_it_is() -> None:
+    tensors = {"0.o.A": torch.randn(4, 8), "0.o.B": torch.randn(8, 4)}
+    assert all(torch.equal(value, tensors[name]) for name, value in cut_rank(tensors, 4).items())

@@ -1,5 +1,7 @@
 """Programming tasks from real code: a function's head and docstring, to be completed, explained or tested.
 
+Or no code at all: only what the docstring's first line says of it.
+
 Prompts only: whoever is trained answers them in its own words. Bodies are never shown as answers.
 """
 
@@ -9,6 +11,7 @@ import ast
 import random
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from quicksilver.text.chat import Message
 from quicksilver.training.rows import ChatRow
@@ -19,6 +22,13 @@ _ASKS = (
     "Finish this code:\n{head}",
     "Implement this in Python. Give only the code.\n\n{head}",
     "Please write this function and two asserts that test it.\n\n{head}",
+    "Complete the function below. Reply with the whole function in a code block.\n\n```python\n{head}```",
+)
+_SAID_ASKS = (
+    "Write a Python function `{call}`: {summary}",
+    "Write a function in Python. {summary} It is called {name}. Reply with a code block only.",
+    "{summary}\n\nGive one Python code block that defines `{call}`.",
+    "I need a Python function named {name}. What it should do: {summary}",
 )
 _WHOLE_ASKS = (
     "What does this function do?\n\n```python\n{whole}\n```",
@@ -31,18 +41,37 @@ _MAX_CHARS = 900
 _MIN_DOC = 25
 
 
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A documented function: its signature with the docstring, all of it, how it is called, what it is said to do."""
+
+    head: str
+    whole: str
+    name: str
+    call: str
+    summary: str
+
+    def request(self, rng: random.Random) -> str:
+        """One of the ways to ask for something about it."""
+        kind = rng.random()
+        if kind < 0.25 and len(self.whole) <= _MAX_CHARS:
+            return rng.choice(_WHOLE_ASKS).format(whole=self.whole)
+        if kind < 0.55:
+            return rng.choice(_SAID_ASKS).format(name=self.name, call=self.call, summary=self.summary)
+        return rng.choice(_ASKS).format(head=self.head)
+
+
 def function_rows(texts: Iterable[str], rng: random.Random) -> Iterator[ChatRow]:
     """Up to eight rows a file, each about one of its documented functions."""
     for text in texts:
         found = list(_functions(text))
-        for head, whole in rng.sample(found, min(8, len(found))):
-            is_whole = rng.random() < 0.35 and len(whole) <= _MAX_CHARS
-            ask = rng.choice(_WHOLE_ASKS).format(whole=whole) if is_whole else rng.choice(_ASKS).format(head=head)
-            yield ChatRow((Message("user", ask), Message("assistant", "")), domain="code", is_prompt_only=True)
+        for function in rng.sample(found, min(8, len(found))):
+            turns = (Message("user", function.request(rng)), Message("assistant", ""))
+            yield ChatRow(turns, domain="code", is_prompt_only=True)
 
 
-def _functions(text: str) -> Iterator[tuple[str, str]]:
-    """(Signature and docstring, the whole function) of every documented function at the top level."""
+def _functions(text: str) -> Iterator[Function]:
+    """Every documented function at the top level."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -51,9 +80,21 @@ def _functions(text: str) -> Iterator[tuple[str, str]]:
         return
     lines = text.splitlines(keepends=True)
     for node in tree.body:
-        if not isinstance(node, ast.FunctionDef) or len(ast.get_docstring(node) or "") < _MIN_DOC:
+        said = ast.get_docstring(node) if isinstance(node, ast.FunctionDef) else None
+        if not isinstance(node, ast.FunctionDef) or said is None or len(said) < _MIN_DOC:
             continue
         head = "".join(lines[node.lineno - 1 : node.body[0].end_lineno])
         whole = "".join(lines[node.lineno - 1 : node.end_lineno])
         if len(head) <= _MAX_CHARS:
-            yield head if head.endswith("\n") else f"{head}\n", whole.rstrip("\n")
+            head = head if head.endswith("\n") else f"{head}\n"
+            yield Function(head, whole.rstrip("\n"), node.name, _call(node), _summary(said))
+
+
+def _call(node: ast.FunctionDef) -> str:
+    names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    return f"{node.name}({', '.join(names)})"
+
+
+def _summary(said: str) -> str:
+    """A docstring's first paragraph on one line."""
+    return " ".join(said.strip().split("\n\n")[0].split())
