@@ -23,15 +23,14 @@ from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.assemble import empty_transformer, finish, place
 from quicksilver.model.attention import PagedCache, RowPlan, Segment
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.kernels import block, network, resident
+from quicksilver.model.kernels import resident
 from quicksilver.model.lowrank import new_canvas
 from quicksilver.model.transformer import Transformer
 
 DEVICE = "cuda"
 SHIPPED = {
-    "parts": int(resident.BY_PARTS), "shared": resident.SHARED_ROWS, "kinds": int(resident.SPLITS_KINDS),
-    "warps": resident.WARPS, "stages": resident.STAGES, "fetch": int(resident.FETCH), "share": 0, "block": 0,
-    "whole": 1, "chains": resident.CHAINS,
+    "shared": resident.SHARED_ROWS, "warps": resident.WARPS, "stages": resident.STAGES, "fetch": int(resident.FETCH),
+    "share": 0,
 }  # fmt: skip
 _programs_for = resident.programs_for
 PAGE_SIZE = 16
@@ -46,16 +45,11 @@ SHAPES = {
 
 
 def switch_whole(text: str) -> dict[str, int]:
-    """Sets how small networks run in one launch, from words like `parts=1,shared=32,kinds=1,warps=8,stages=5,fetch=0`;
-    whatever is not named is as shipped. `share` is the programs a multiprocessor; `block=1` puts attention halves of
-    all other models without head norms into one launch each, and `whole=0` makes every model one of those."""
+    """Sets how small networks run in one launch, from words like `shared=16,warps=8,stages=5,fetch=0`; whatever is not
+    named is as shipped. `share` is the programs a multiprocessor."""
     chosen = dict(SHIPPED) | {k: int(v) for k, v in (word.split("=") for word in text.split(",") if word)}
-    resident.BY_PARTS, resident.SHARED_ROWS = bool(chosen["parts"]), chosen["shared"]
-    resident.SPLITS_KINDS, resident.WARPS = bool(chosen["kinds"]), chosen["warps"]
+    resident.SHARED_ROWS, resident.WARPS = chosen["shared"], chosen["warps"]
     resident.STAGES, resident.FETCH = chosen["stages"], bool(chosen["fetch"])
-    resident.CHAINS = block.CHAINS = chosen["chains"]
-    block.BLOCK_BYTES = chosen["block"] << 40
-    network.fits = resident.fits if chosen["whole"] else lambda *_: False  # type: ignore[attr-defined]
     if chosen["share"]:
         count = torch.cuda.get_device_properties(0).multi_processor_count
         resident.programs_for = lambda *_: count * chosen["share"]  # type: ignore[assignment]

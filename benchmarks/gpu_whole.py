@@ -1,8 +1,7 @@
-"""Ways to run a small network in one launch, timed one by one: how programs wait for each other, how many rows share a
-reading of the weights, whether both kinds of rows of a draft are done side by side, how many chains of products an item
-has, programs, warps, loads under way.
+"""Ways to run a small network in one launch, timed one by one: how many rows share a reading of the weights, programs,
+warps, loads under way.
 
-    python -m benchmarks.gpu_whole --out DIR [--models 135M] [--tries parts=1 parts=1,shared=32]
+    python -m benchmarks.gpu_whole --out DIR [--models 135M] [--tries shared=16 share=1,stages=6]
 
 `ms` is the body of 16 plain rows, `draft_ms` of a draft of 16, both without the head; `round_ms` a whole round of one
 forward with a canvas of 8, on the device. See `gpu_setup.switch_whole` for the words of a try.
@@ -29,11 +28,7 @@ from quicksilver.engine.graphs import GraphLimits, capture
 from quicksilver.engine.rounds import RoundGraph, RoundRunner, one_forward
 
 PAST = 512
-TRIES = (
-    "", "parts=1", "chains=3", "parts=1,chains=3,kinds=1", "shared=64", "parts=1,chains=3,kinds=1,shared=32",
-    "parts=1,chains=3,kinds=1,shared=64", "parts=1,kinds=1,share=2", "parts=1,warps=8", "parts=1,shared=64,warps=8",
-    "parts=1,chains=3,fetch=0",
-)  # fmt: skip
+TRIES = ("", "shared=16", "share=1", "stages=6", "fetch=0")
 
 
 def body_ms(runner: RoundRunner, rows: int, num_canvas: int) -> float:
@@ -49,6 +44,7 @@ def round_ms(runner: RoundRunner) -> float:
     replay = graph.prepare(False)
     graph.rows.inputs.tables.pages.copy_(torch.arange(graph.host_pages.shape[1]))
     graph.state.position.fill_(PAST)
+    graph.state.last.fill_(7)
     return time_ms(replay)
 
 

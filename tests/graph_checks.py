@@ -50,8 +50,9 @@ def model_of(config: ModelConfig, seed: int = 0, dtype: torch.dtype | None = Non
             nn.init.normal_(parameter, std=1.6 / config.dim**0.5)
     model = model.to(place.device, dtype or place.dtype)
     adapter = new_canvas(config, 8, 32, seed)
-    for parameter in adapter.parameters():
-        nn.init.normal_(parameter, std=0.2)
+    for name, parameter in adapter.named_parameters():
+        # Smaller than the weights it is added to, as trained ones are: merged copies are rounded as a whole.
+        nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5 if name.endswith(".A") else 0.2)
     attach_canvas(model, adapter)
     return model.eval().requires_grad_(False)
 
@@ -122,12 +123,15 @@ def text_of(
     return answers
 
 
-def expect_true_usage(usage: Usage, has_sets: bool) -> None:
-    """A round is two forwards, or one behind a first that drafts; every forward commits a token beside what it
-    accepts. Room for a draft cut short by the end of the answer, which costs a forward of its own."""
-    expected = usage.rounds + 1 if has_sets else 2 * usage.rounds
-    assert abs(usage.forwards - expected) <= (3 if has_sets else 1), usage
-    assert usage.completion_tokens == usage.forwards + usage.accepted, usage
+def expect_true_usage(usage: Usage, shape: RoundShape, num_prompts: int) -> None:
+    """A round is two forwards, or one behind a first that drafts. Near the end of the answer canvases no longer fit a
+    round's graph and take two each, and so does the first after another request comes or goes. Every forward commits a
+    token beside what it accepts, but the last may have no room for its own."""
+    if shape.num_sets:
+        assert 1 <= usage.forwards - usage.rounds <= shape.canvas_len // 2 + 2 * num_prompts, usage
+    else:
+        assert abs(usage.forwards - 2 * usage.rounds) <= 1, usage
+    assert 0 <= usage.forwards + usage.accepted - usage.completion_tokens <= 1, usage
     assert usage.rounds <= usage.drafted, usage
 
 
@@ -168,7 +172,7 @@ def check_rounds_equal_plain_autoregression(
     assert text_of(engine_of(model, rounds), prompts, params(DecoderName.VERIFY), usages) == wanted
     assert landed > 0, "no round ran ahead"
     for usage in usages.values():
-        expect_true_usage(usage, bool(shapes[0].num_sets))
+        expect_true_usage(usage, shapes[0], len(prompts))
 
 
 def check_transition(seed: int, canvas_len: int) -> None:

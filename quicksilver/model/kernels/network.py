@@ -16,7 +16,6 @@ from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels import resident
 from quicksilver.model.kernels.attention import AttendShape, AttendSpace, RowTables, attend_paged
-from quicksilver.model.kernels.block import Block, block_shape, fits_block, run_block
 from quicksilver.model.kernels.project import (
     LowRankTerm,
     Norm,
@@ -71,8 +70,6 @@ class Space:
     ready: Tensor  # (layers, 4): how many parts of each adapter's first half are there
     scaled: Scaled
     parts: Parts
-    halfway: Tensor | None = None
-    """Sums of squares behind an attention half that is one launch."""
 
     @classmethod
     def allocate(cls, config: ModelConfig, weights: NetworkWeights, num_rows: int, shape: AttendShape) -> Space:
@@ -116,8 +113,6 @@ class Network:
     def __init__(self, config: ModelConfig, weights: NetworkWeights, cache: PagedCache, angles: Tensor) -> None:
         self.config, self.weights, self.cache, self.angles = config, weights, cache, angles
         self.stack = stack(config, weights) if fits(config, weights) else None
-        has_block = self.stack is None and fits_block(config, weights)
-        self.block = Block.make(config, weights, SKINNY_ROWS) if has_block else None
 
     def is_whole(self, num_rows: int) -> bool:
         return self.stack is not None and num_rows <= RESIDENT_ROWS
@@ -127,16 +122,14 @@ class Network:
         return resident.SHARED_ROWS if self.is_whole(num_rows) else 1
 
     def shape(self, num_rows: int) -> AttendShape:
-        if self.block is not None and num_rows <= SKINNY_ROWS:
-            return block_shape(self.config)
         return whole_shape(self.config) if self.is_whole(num_rows) else attend_shape(self.config, num_rows)
 
     def space(self, num_rows: int) -> Space:
         space = Space.allocate(self.config, self.weights, num_rows, self.shape(num_rows))
+        if not self.is_whole(num_rows):
+            return space
         squares = torch.zeros(self.config.dim // 16, num_rows, device=space.x.device)
-        if self.is_whole(num_rows):
-            return replace(space, scaled=Scaled(space.scaled.y, squares))
-        return replace(space, halfway=squares)
+        return replace(space, scaled=Scaled(space.scaled.y, squares))
 
     def run(self, rows: RowInputs, space: Space, is_gated: bool) -> Tensor:
         """-> `space.x`, the residual stream before the final norm. `is_gated`: canvas rows wear the adapter; without
@@ -160,7 +153,7 @@ class Network:
         return space.x
 
     def _skinny_layer(self, index: int, next_norm: Norm, rows: RowInputs, space: Space, is_gated: bool) -> None:
-        config, layer, scaled, parts = self.config, self.weights.layers[index], space.scaled, space.parts
+        layer, scaled, parts = self.weights.layers[index], space.scaled, space.parts
 
         def term(name: str) -> LowRankTerm | None:
             if not is_gated:
@@ -168,14 +161,8 @@ class Network:
             pair, ready = layer.canvas[name], space.ready[index, list(space.low).index(name) :]
             return LowRankTerm(pair.a, pair.b, space.low[name], rows.gate, ready)
 
-        if self.block is not None and space.halfway is not None:
-            weights, place = (self.weights, self.block), (self.cache, self.angles)
-            run_block(config, index, weights, place, rows, space, is_gated)
-            between = Scaled(scaled.y, space.halfway)
-        else:
-            self._attention_half(index, rows, space, (term("qkv"), term("o")))
-            between = scaled
-        project_swiglu(between, layer.ffn_norm, layer.gate_up, space.ffn, parts, term("gu"))
+        self._attention_half(index, rows, space, (term("qkv"), term("o")))
+        project_swiglu(scaled, layer.ffn_norm, layer.gate_up, space.ffn, parts, term("gu"))
         project_add(space.ffn, layer.down, space.x, (next_norm, scaled), parts, term("dn"))
 
     def _attention_half(

@@ -29,20 +29,14 @@ RESIDENT_ROWS = 128
 """Beyond this many rows the library's products take over."""
 STAGES = 9
 """Loads under way at once: the whole depth of a narrow model."""
-_STAGES_OF = {(32, 1): 6, (64, 1): 4, (16, 3): 4, (32, 3): 3, (64, 3): 2}
-"""By rows of a tile and chains: larger tiles and more chains have room for fewer, since two programs must fit."""
-CHAINS = 1
-"""Chains of products along the depth, 1 or 3: independent ones do not wait for each other."""
+_STAGES_OF = {32: 6}
+"""By rows of a tile: larger ones have room for fewer, since two programs must fit."""
 WARPS = 4
 FETCH = True
 """Whether programs ask for the weights of later parts of a layer ahead of time."""
-BY_PARTS = False
-"""Whether a part waits for those who had work in the part before it, instead of everybody meeting."""
-SHARED_ROWS = 16
-"""Rows that share one reading of the weights where there are more than 16: 16, 32 or 64."""
-SPLITS_KINDS = False
-"""Whether the two kinds of rows in a lone tile are products side by side, instead of one after the other."""
-LOG2_E = 1.4426950408889634
+SHARED_ROWS = 32
+"""Rows that share one reading of the weights where there are more than 16: 16 or 32."""
+_LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +73,17 @@ def stack(config: ModelConfig, weights: NetworkWeights) -> Stack:
     # Every row of a bucket may be a sequence, and every sequence has a tile.
     counters = NUM_COUNTERS + 2 * RESIDENT_ROWS * config.num_heads
     return Stack(
-        stack_sets(layers, "qkv", "qkv"),
-        stack_sets(layers, "o", "o"),
-        stack_sets(layers, "gate_up", "gu"),
-        stack_sets(layers, "down", "dn"),
+        _stack_sets(layers, "qkv", "qkv"),
+        _stack_sets(layers, "o", "o"),
+        _stack_sets(layers, "gate_up", "gu"),
+        _stack_sets(layers, "down", "dn"),
         torch.stack(gains).contiguous(),
         torch.stack(biases).contiguous() if biases else None,
         torch.zeros(counters, dtype=torch.int32, device=weights.tokens.device),
     )
 
 
-def stack_sets(layers: tuple[LayerWeights, ...], name: str, pair: str) -> Tensor:
+def _stack_sets(layers: tuple[LayerWeights, ...], name: str, pair: str) -> Tensor:
     """`name` is a field of LayerWeights, `pair` its adapter's."""
     plain = [getattr(layer, name).w for layer in layers]
     if not layers[0].canvas:
@@ -131,19 +125,19 @@ def run_whole(
         stacked.gains if stacked.bias is None else stacked.bias, angles, cache.k, cache.v,
         space.x, space.scaled.y, space.scaled.squares, space.qkv, attend.out, space.ffn,
         attend.acc, attend.top, attend.total, stacked.bell, stacked.bell[NUM_COUNTERS:],
-        network.norm.eps, config.head_dim**-0.5 * LOG2_E, tables.pages.stride(0), tables.tiles.shape[0],
+        network.norm.eps, config.head_dim**-0.5 * _LOG2_E, tables.pages.stride(0), tables.tiles.shape[0],
         len(masks), cache.k.stride(0),
         ROWS=count, LAYERS=config.num_layers, DIM=config.dim, FFN=config.ffn_dim, HEADS=config.num_heads,
         KV_HEADS=config.num_kv_heads, D=config.head_dim, PAGE=tables.page_size,
         BLOCK=triton.next_power_of_2(config.dim), TILES=triton.next_power_of_2(config.dim // 16),
-        KD=min(64, depth_step(config.dim)), KQ=depth_step(config.q_dim), KF=depth_step(config.ffn_dim),
-        CANVAS=is_gated, KINDS=2 if is_gated and SPLITS_KINDS and count == tile else 1, T=tile, SPLITS=WHOLE_SPLITS,
-        PROGRAMS=programs, STAGES=_STAGES_OF.get((tile, CHAINS), STAGES), CHAINS=CHAINS,
-        FETCH=FETCH and space.x.is_cuda, BIAS=stacked.bias is not None, BY_PARTS=BY_PARTS, num_warps=WARPS,
+        KD=min(64, _depth_step(config.dim)), KQ=_depth_step(config.q_dim), KF=_depth_step(config.ffn_dim),
+        CANVAS=is_gated, KINDS=2 if is_gated and count == tile else 1, T=tile, SPLITS=WHOLE_SPLITS,
+        PROGRAMS=programs, STAGES=_STAGES_OF.get(tile, STAGES),
+        FETCH=FETCH and space.x.is_cuda, BIAS=stacked.bias is not None, num_warps=WARPS,
     )  # fmt: skip
     return space.x
 
 
-def depth_step(depth: int) -> int:
+def _depth_step(depth: int) -> int:
     """How much of a depth is read at once."""
     return next(step for step in (128, 64, 32) if depth % step == 0)

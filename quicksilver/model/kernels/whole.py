@@ -51,54 +51,52 @@ def _embed_rows(
 
 
 @triton.jit
-def attention_half(
-    program, layer, turn, bell, wq, q_plane, wo, o_plane, gate, eps, bias, keys, values, gain, angles, positions, slots,
+def _attention_half(
+    program, layer, bell, wq, q_plane, wo, o_plane, gate, eps, bias, keys, values, gain, angles, positions, slots,
     prefix_end, span_start, span_end, tiles, num_tiles, pages, scale, max_pages,
-    x, y, squares_in, squares_out, qkv, attended, part_acc, part_top, part_total, arrived,
+    x, y, squares, qkv, attended, part_acc, part_top, part_total, arrived,
     ROWS: tl.constexpr, DIM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
-    PAGE: tl.constexpr, SQUARES: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr, KQ: tl.constexpr,
+    PAGE: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr, KQ: tl.constexpr,
     CANVAS: tl.constexpr, KINDS: tl.constexpr, T: tl.constexpr, SPLITS: tl.constexpr, PROGRAMS: tl.constexpr,
-    STAGES: tl.constexpr, CHAINS: tl.constexpr, BIAS: tl.constexpr, BY_PARTS: tl.constexpr,
+    STAGES: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """A layer up to its output linear, which is done but not waited for: OUTPUT counts it."""
     QKVS: tl.constexpr = (HEADS + 2 * KV_HEADS) * D // 32 * (ROWS // T) * KINDS
     ADDS: tl.constexpr = DIM // 16 * (ROWS // T) * KINDS
     QKV_ENDS: tl.constexpr = QKVS if QKVS < PROGRAMS else PROGRAMS
     attends = num_tiles * (HEADS * SPLITS)
-    qkv_part(program, y, wq, q_plane, gate, squares_in, eps, bias, qkv, keys, values, angles, positions, slots,
-             ROWS, DIM, HEADS, KV_HEADS, D, SQUARES, TILES, KD, CANVAS, KINDS, T, PROGRAMS, STAGES, CHAINS,
-             BIAS)  # fmt: skip
-    finish_part(bell, QKV, program, QKVS, turn + 1, PROGRAMS, BY_PARTS)
-    start_part(bell, QKV, program, attends, (layer + 1) * QKV_ENDS, BY_PARTS)
+    qkv_part(program, y, wq, q_plane, gate, squares, eps, bias, qkv, keys, values, angles, positions, slots,
+             ROWS, DIM, HEADS, KV_HEADS, D, TILES, KD, CANVAS, KINDS, T, PROGRAMS, STAGES, BIAS)  # fmt: skip
+    finish_part(bell, QKV, program, QKVS)
+    start_part(bell, QKV, program, attends, (layer + 1) * QKV_ENDS)
     attend_part(program, num_tiles, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale,
                 max_pages, arrived, part_acc, part_top, part_total, attended,
                 ROWS, HEADS, KV_HEADS, D, PAGE, SPLITS, PROGRAMS)  # fmt: skip
-    finish_part(bell, ATTEND, program, attends, turn + 2, PROGRAMS, BY_PARTS)
-    start_part(bell, ATTEND, program, ADDS, (layer + 1) * tl.minimum(attends, PROGRAMS), BY_PARTS)
-    add_part(program, attended, wo, o_plane, gate, x, y, squares_out, gain,
-             ROWS, DIM, HEADS * D, KQ, CANVAS, KINDS, T, PROGRAMS, STAGES, CHAINS)  # fmt: skip
-    finish_part(bell, OUTPUT, program, ADDS, turn + 3, PROGRAMS, BY_PARTS)
+    finish_part(bell, ATTEND, program, attends)
+    start_part(bell, ATTEND, program, ADDS, (layer + 1) * tl.minimum(attends, PROGRAMS))
+    add_part(program, attended, wo, o_plane, gate, x, y, squares, gain,
+             ROWS, DIM, HEADS * D, KQ, CANVAS, KINDS, T, PROGRAMS, STAGES)  # fmt: skip
+    finish_part(bell, OUTPUT, program, ADDS)
 
 
 @triton.jit
 def _ffn_half(
-    program, layer, turn, bell, wg, g_plane, wd, d_plane, gate, eps, gain, x, y, squares, ffn,
+    program, layer, bell, wg, g_plane, wd, d_plane, gate, eps, gain, x, y, squares, ffn,
     ROWS: tl.constexpr, DIM: tl.constexpr, FFN: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr, KF: tl.constexpr,
     CANVAS: tl.constexpr, KINDS: tl.constexpr, T: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr,
-    CHAINS: tl.constexpr, BY_PARTS: tl.constexpr,
 ):  # fmt: skip
     ADDS: tl.constexpr = DIM // 16 * (ROWS // T) * KINDS
     GATES: tl.constexpr = FFN // 16 * (ROWS // T) * KINDS
     ADD_ENDS: tl.constexpr = ADDS if ADDS < PROGRAMS else PROGRAMS
     GATE_ENDS: tl.constexpr = GATES if GATES < PROGRAMS else PROGRAMS
-    start_part(bell, OUTPUT, program, GATES, (layer + 1) * ADD_ENDS, BY_PARTS)
+    start_part(bell, OUTPUT, program, GATES, (layer + 1) * ADD_ENDS)
     gate_part(program, y, wg, g_plane, gate, squares, eps, ffn,
-              ROWS, DIM, FFN, TILES, KD, CANVAS, KINDS, T, PROGRAMS, STAGES, CHAINS)  # fmt: skip
-    finish_part(bell, GATE, program, GATES, turn + 4, PROGRAMS, BY_PARTS)
-    start_part(bell, GATE, program, ADDS, (layer + 1) * GATE_ENDS, BY_PARTS)
+              ROWS, DIM, FFN, TILES, KD, CANVAS, KINDS, T, PROGRAMS, STAGES)  # fmt: skip
+    finish_part(bell, GATE, program, GATES)
+    start_part(bell, GATE, program, ADDS, (layer + 1) * GATE_ENDS)
     add_part(program, ffn, wd, d_plane, gate, x, y, squares, gain,
-             ROWS, DIM, FFN, KF, CANVAS, KINDS, T, PROGRAMS, STAGES, CHAINS)  # fmt: skip
-    finish_part(bell, DOWN, program, ADDS, turn + 5, PROGRAMS, BY_PARTS)
+             ROWS, DIM, FFN, KF, CANVAS, KINDS, T, PROGRAMS, STAGES)  # fmt: skip
+    finish_part(bell, DOWN, program, ADDS)
 
 
 @triton.jit
@@ -112,7 +110,7 @@ def network_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr, KQ: tl.constexpr, KF: tl.constexpr,
     CANVAS: tl.constexpr, KINDS: tl.constexpr, T: tl.constexpr, SPLITS: tl.constexpr, PROGRAMS: tl.constexpr,
-    STAGES: tl.constexpr, CHAINS: tl.constexpr, FETCH: tl.constexpr, BIAS: tl.constexpr, BY_PARTS: tl.constexpr,
+    STAGES: tl.constexpr, FETCH: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     Q: tl.constexpr = HEADS * D
@@ -121,28 +119,28 @@ def network_kernel(
     ADDS: tl.constexpr = DIM // 16 * (ROWS // T) * KINDS
     _embed_rows(program, tokens, masks, token_ids, mask_index, gains, x, y, squares, num_masks,
                 ROWS, DIM, BLOCK, TILES, CANVAS, PROGRAMS)  # fmt: skip
-    finish_part(bell, EMBED, program, ROWS, 1, PROGRAMS, BY_PARTS)
+    finish_part(bell, EMBED, program, ROWS)
     for layer in range(LAYERS):
-        at, turn = tl.cast(layer, tl.int64), 1 + 5 * layer
+        at = tl.cast(layer, tl.int64)
         wq, wo = w_qkv + at * (N_QKV * DIM), w_o + at * (DIM * Q)
         wg, wd, gain = w_gu + at * (2 * FFN * DIM), w_dn + at * (DIM * FFN), gains + 2 * at * DIM
         if FETCH:
             fetch_layer(program, wq + N_QKV * DIM, wo, wg, wd, layer + 1 < LAYERS, LAYERS, DIM, FFN, Q, N_QKV,
                         2 if CANVAS else 1)  # fmt: skip
         if layer == 0:
-            start_part(bell, EMBED, program, QKVS, ROWS if ROWS < PROGRAMS else PROGRAMS, BY_PARTS)
+            start_part(bell, EMBED, program, QKVS, ROWS if ROWS < PROGRAMS else PROGRAMS)
         else:
-            start_part(bell, DOWN, program, QKVS, layer * (ADDS if ADDS < PROGRAMS else PROGRAMS), BY_PARTS)
-        attention_half(
-            program, layer, turn, bell, wq, LAYERS * N_QKV * DIM, wo, LAYERS * DIM * Q, gate, eps, bias + at * N_QKV,
+            start_part(bell, DOWN, program, QKVS, layer * (ADDS if ADDS < PROGRAMS else PROGRAMS))
+        _attention_half(
+            program, layer, bell, wq, LAYERS * N_QKV * DIM, wo, LAYERS * DIM * Q, gate, eps, bias + at * N_QKV,
             k_cache + at * cache_stride, v_cache + at * cache_stride, gain + DIM, angles, positions, slots, prefix_end,
             span_start, span_end, tiles, num_tiles, pages, scale, max_pages,
-            x, y, squares, squares, qkv, attended, part_acc, part_top, part_total, arrived,
-            ROWS, DIM, HEADS, KV_HEADS, D, PAGE, DIM // 16, TILES, KD, KQ, CANVAS, KINDS, T, SPLITS, PROGRAMS, STAGES,
-            CHAINS, BIAS, BY_PARTS,
+            x, y, squares, qkv, attended, part_acc, part_top, part_total, arrived,
+            ROWS, DIM, HEADS, KV_HEADS, D, PAGE, TILES, KD, KQ, CANVAS, KINDS, T, SPLITS, PROGRAMS, STAGES,
+            BIAS,
         )  # fmt: skip
         _ffn_half(
-            program, layer, turn, bell, wg, LAYERS * 2 * FFN * DIM, wd, LAYERS * DIM * FFN, gate, eps, gain + 2 * DIM,
-            x, y, squares, ffn, ROWS, DIM, FFN, TILES, KD, KF, CANVAS, KINDS, T, PROGRAMS, STAGES, CHAINS, BY_PARTS,
+            program, layer, bell, wg, LAYERS * 2 * FFN * DIM, wd, LAYERS * DIM * FFN, gate, eps, gain + 2 * DIM,
+            x, y, squares, ffn, ROWS, DIM, FFN, TILES, KD, KF, CANVAS, KINDS, T, PROGRAMS, STAGES,
         )  # fmt: skip
     leave(bell, PROGRAMS)

@@ -26,57 +26,9 @@ def _kinds(gate, r, kind, CANVAS: tl.constexpr, KINDS: tl.constexpr):
 
 
 @triton.jit
-def _dots(at_x, at_w, c, K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, CHAINS: tl.constexpr):
-    """c + W x along the depth, in one chain of products or in three, each over its third, added in their order: a
-    product must wait for the one before it in its chain, not for the others."""
-    if CHAINS == 3 and K % (3 * BLOCK_K) == 0:
-        PART: tl.constexpr = K // 3
-        d, e = c, c
-        for start in tl.range(0, PART, BLOCK_K, num_stages=STAGES):
-            x0 = tl.trans(tl.load(at_x + start, cache_modifier=".cg"))
-            x1 = tl.trans(tl.load(at_x + start + PART, cache_modifier=".cg"))
-            x2 = tl.trans(tl.load(at_x + start + 2 * PART, cache_modifier=".cg"))
-            c = tl.dot(tl.load(at_w + start), x0, c, input_precision="ieee")
-            d = tl.dot(tl.load(at_w + start + PART), x1, d, input_precision="ieee")
-            e = tl.dot(tl.load(at_w + start + 2 * PART), x2, e, input_precision="ieee")
-        c = c + d + e
-    else:
-        for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            x_tile = tl.trans(tl.load(at_x + start, cache_modifier=".cg"))
-            c = tl.dot(tl.load(at_w + start), x_tile, c, input_precision="ieee")
-    return c
-
-
-@triton.jit
-def _two_dots(at_x, at_a, at_b, c, K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, CHAINS: tl.constexpr):
-    """As `_dots`, for two matrices and one reading of x."""
-    f = c
-    if CHAINS == 3 and K % (3 * BLOCK_K) == 0:
-        PART: tl.constexpr = K // 3
-        d, e, g, h = c, c, c, c
-        for start in tl.range(0, PART, BLOCK_K, num_stages=STAGES):
-            x0 = tl.trans(tl.load(at_x + start, cache_modifier=".cg"))
-            x1 = tl.trans(tl.load(at_x + start + PART, cache_modifier=".cg"))
-            x2 = tl.trans(tl.load(at_x + start + 2 * PART, cache_modifier=".cg"))
-            c = tl.dot(tl.load(at_a + start), x0, c, input_precision="ieee")
-            f = tl.dot(tl.load(at_b + start), x0, f, input_precision="ieee")
-            d = tl.dot(tl.load(at_a + start + PART), x1, d, input_precision="ieee")
-            g = tl.dot(tl.load(at_b + start + PART), x1, g, input_precision="ieee")
-            e = tl.dot(tl.load(at_a + start + 2 * PART), x2, e, input_precision="ieee")
-            h = tl.dot(tl.load(at_b + start + 2 * PART), x2, h, input_precision="ieee")
-        c, f = c + d + e, f + g + h
-    else:
-        for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            x_tile = tl.trans(tl.load(at_x + start, cache_modifier=".cg"))
-            c = tl.dot(tl.load(at_a + start), x_tile, c, input_precision="ieee")
-            f = tl.dot(tl.load(at_b + start), x_tile, f, input_precision="ieee")
-    return c, f
-
-
-@triton.jit
 def _pair(
     x, w, first, second, r, worn, low, high, plane,
-    K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, CHAINS: tl.constexpr, T: tl.constexpr,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """Two (16 columns, T rows) products; rows that wear the adapter take theirs from the second set of weights."""
     k = tl.arange(0, BLOCK_K)
@@ -86,7 +38,11 @@ def _pair(
         at_x = x + r[:, None] * K + k[None, :]
         at_a = w + kind * plane + first[:, None] * K + k[None, :]
         at_b = w + kind * plane + second[:, None] * K + k[None, :]
-        c, d = _two_dots(at_x, at_a, at_b, tl.zeros((16, T), tl.float32), K, BLOCK_K, STAGES, CHAINS)
+        c, d = tl.zeros((16, T), tl.float32), tl.zeros((16, T), tl.float32)
+        for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+            x_tile = tl.trans(tl.load(at_x + start, cache_modifier=".cg"))
+            c = tl.dot(tl.load(at_a + start), x_tile, c, input_precision="ieee")
+            d = tl.dot(tl.load(at_b + start), x_tile, d, input_precision="ieee")
         a = tl.where((worn == kind)[None, :], c, a)
         b = tl.where((worn == kind)[None, :], d, b)
     return a, b
@@ -95,14 +51,17 @@ def _pair(
 @triton.jit
 def _single(
     x, w, first, r, worn, low, high, plane,
-    K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, CHAINS: tl.constexpr, T: tl.constexpr,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     k = tl.arange(0, BLOCK_K)
     a = tl.zeros((16, T), tl.float32)
     for kind in range(low, high + 1):
         at_x = x + r[:, None] * K + k[None, :]
         at_w = w + kind * plane + first[:, None] * K + k[None, :]
-        c = _dots(at_x, at_w, tl.zeros((16, T), tl.float32), K, BLOCK_K, STAGES, CHAINS)
+        c = tl.zeros((16, T), tl.float32)
+        for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+            x_tile = tl.trans(tl.load(at_x + start, cache_modifier=".cg"))
+            c = tl.dot(tl.load(at_w + start), x_tile, c, input_precision="ieee")
         a = tl.where((worn == kind)[None, :], c, a)
     return a
 
@@ -112,6 +71,13 @@ def _squares(squares, r, ROWS: tl.constexpr, SQUARES: tl.constexpr, TILES: tl.co
     tile = tl.arange(0, TILES)
     at = squares + tile[:, None] * ROWS + r[None, :]
     return tl.load(at, mask=(tile < SQUARES)[:, None], other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def _divisor(parts, DIM: tl.constexpr, eps):
+    """Sums of fp32 numbers of like size are exact in fp64: how threads share them, which goes by the rows of a tile,
+    changes nothing."""
+    return tl.rsqrt(tl.sum(parts.to(tl.float64), 0).to(tl.float32) / DIM + eps)[None, :]
 
 
 @triton.jit
@@ -149,8 +115,8 @@ def _qkv_tile(
 def qkv_part(
     program, y, w, plane, gate, squares, eps, bias, qkv, keys, values, angles, positions, slots,
     ROWS: tl.constexpr, DIM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
-    SQUARES: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr, CANVAS: tl.constexpr, KINDS: tl.constexpr,
-    T: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr, CHAINS: tl.constexpr, BIAS: tl.constexpr,
+    TILES: tl.constexpr, KD: tl.constexpr, CANVAS: tl.constexpr, KINDS: tl.constexpr,
+    T: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     m, n = tl.arange(0, 16), tl.arange(0, T)
     HALF: tl.constexpr = D // 2
@@ -159,10 +125,10 @@ def qkv_part(
     for item in range(program, PLACES * KINDS, PROGRAMS):
         column, r = item % COLUMNS, (item % PLACES) // COLUMNS * T + n
         worn, low, high, is_mine = _kinds(gate, r, item // PLACES, CANVAS, KINDS)
-        parts = _squares(squares, r, ROWS, SQUARES, TILES)
+        parts = _squares(squares, r, ROWS, DIM // 16, TILES)
         first = ((column // (HALF // 16)) * D + (column % (HALF // 16)) * 16 + m).to(tl.int64)
-        a, b = _pair(y, w, first, first + HALF, r, worn, low, high, plane, DIM, KD, STAGES, CHAINS, T)
-        shrink = tl.rsqrt(tl.sum(parts, 0) / DIM + eps)[None, :]
+        a, b = _pair(y, w, first, first + HALF, r, worn, low, high, plane, DIM, KD, STAGES, T)
+        shrink = _divisor(parts, DIM, eps)
         _qkv_tile(
             column, r, is_mine, a * shrink, b * shrink, bias, qkv, keys, values, angles, positions, slots,
             HEADS, KV_HEADS, D, BIAS,
@@ -174,7 +140,6 @@ def gate_part(
     program, y, w, plane, gate, squares, eps, ffn,
     ROWS: tl.constexpr, DIM: tl.constexpr, FFN: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr,
     CANVAS: tl.constexpr, KINDS: tl.constexpr, T: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr,
-    CHAINS: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up of the normed stream."""
     m, n = tl.arange(0, 16), tl.arange(0, T)
@@ -186,8 +151,8 @@ def gate_part(
         parts = _squares(squares, r, ROWS, DIM // 16, TILES)
         i = column * 16 + m
         first = i.to(tl.int64)
-        a, b = _pair(y, w, first, first + FFN, r, worn, low, high, plane, DIM, KD, STAGES, CHAINS, T)
-        shrink = tl.rsqrt(tl.sum(parts, 0) / DIM + eps)[None, :]
+        a, b = _pair(y, w, first, first + FFN, r, worn, low, high, plane, DIM, KD, STAGES, T)
+        shrink = _divisor(parts, DIM, eps)
         a, b = a * shrink, b * shrink
         out = (a / (1.0 + tl.exp(-a)) * b).to(ffn.dtype.element_ty)
         tl.store(ffn + r[None, :] * FFN + i[:, None], out, mask=is_mine[None, :] & (i >= 0)[:, None])
@@ -198,7 +163,6 @@ def add_part(
     program, source, w, plane, gate, x, y, squares, gain,
     ROWS: tl.constexpr, DIM: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
     CANVAS: tl.constexpr, KINDS: tl.constexpr, T: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr,
-    CHAINS: tl.constexpr,
 ):  # fmt: skip
     """The residual stream plus W source, and what the norm behind it needs."""
     m, n = tl.arange(0, 16), tl.arange(0, T)
@@ -211,7 +175,7 @@ def add_part(
         i = column * 16 + m
         at = r[None, :] * DIM + i[:, None]
         gains, old = tl.load(gain + i).to(tl.float32), tl.load(x + at, cache_modifier=".cg").to(tl.float32)
-        a = _single(source, w, i.to(tl.int64), r, worn, low, high, plane, K, BLOCK_K, STAGES, CHAINS, T)
+        a = _single(source, w, i.to(tl.int64), r, worn, low, high, plane, K, BLOCK_K, STAGES, T)
         is_stored = is_mine[None, :] & (i >= 0)[:, None]
         sum_ = (a.to(dtype).to(tl.float32) + old).to(dtype)
         tl.store(x + at, sum_, mask=is_stored)

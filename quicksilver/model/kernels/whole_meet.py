@@ -1,7 +1,7 @@
 """How the programs of one launch wait for each other. All of them must be on the chip at the same time.
 
-Either all meet between two parts of a layer, or those with work in a part wait for those who had work in the part
-before it: fewer programs then knock at one counter. What was stored before is visible past the first-level cache.
+Those with work in a part wait for those who had work in the part before it; all meeting each time would have more
+programs knock at one counter. What was stored before is visible past the first-level cache.
 """
 
 from __future__ import annotations
@@ -17,28 +17,21 @@ NUM_COUNTERS = 7 * 32
 
 
 @triton.jit
-def start_part(bell, before, program, items, target, BY_PARTS: tl.constexpr):
-    """Goes on when the part before is done, `target` layers of it; `items` are those of the part to start. Where
-    everybody meets, `finish_part` has waited already."""
-    if BY_PARTS and program < items:
+def start_part(bell, before, program, items, target):
+    """Goes on when the part before is done, `target` programs of it since the launch began; `items` are those of the
+    part to start."""
+    if program < items:
         while tl.load(bell + before * LINE, volatile=True) < target:
             pass
         tl.debug_barrier()
 
 
 @triton.jit
-def finish_part(bell, mine, program, items, turn, PROGRAMS: tl.constexpr, BY_PARTS: tl.constexpr):
-    """This program's share of a part is stored. `turn` counts the parts so far, where everybody meets."""
-    if BY_PARTS:
-        if program < items:
-            tl.debug_barrier()
-            tl.atomic_add(bell + mine * LINE, 1, sem="release", scope="gpu")
-    else:
+def finish_part(bell, mine, program, items):
+    """This program's share of a part is stored."""
+    if program < items:
         tl.debug_barrier()
-        tl.atomic_add(bell, 1, sem="release", scope="gpu")
-        while tl.load(bell, volatile=True) < turn * PROGRAMS:
-            pass
-        tl.debug_barrier()
+        tl.atomic_add(bell + mine * LINE, 1, sem="release", scope="gpu")
 
 
 @triton.jit
