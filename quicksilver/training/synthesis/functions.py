@@ -62,12 +62,13 @@ class Function:
 
 
 def function_rows(texts: Iterable[str], rng: random.Random) -> Iterator[ChatRow]:
-    """Up to eight rows a file, each about one of its documented functions."""
+    """Up to eight documented functions a file, each asked about in two ways."""
     for text in texts:
         found = list(_functions(text))
         for function in rng.sample(found, min(8, len(found))):
-            turns = (Message("user", function.request(rng)), Message("assistant", ""))
-            yield ChatRow(turns, domain="code", is_prompt_only=True)
+            for request in {function.request(rng): None, function.request(rng): None}:
+                turns = (Message("user", request), Message("assistant", ""))
+                yield ChatRow(turns, domain="code", is_prompt_only=True)
 
 
 def _functions(text: str) -> Iterator[Function]:
