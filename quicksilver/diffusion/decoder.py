@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -49,7 +50,9 @@ class Canvas:
     """Forwards since the last mask went."""
 
     @staticmethod
+    @cache
     def blank(canvas_len: int) -> Canvas:
+        """One for all: nobody writes into a canvas."""
         return Canvas(
             torch.zeros(canvas_len, dtype=torch.int64),
             torch.ones(canvas_len, dtype=torch.bool),

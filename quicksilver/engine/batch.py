@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from quicksilver.diffusion.decoder import Tail
-from quicksilver.engine.sequence import Work
+from quicksilver.engine.sequence import Sequence, Work
 from quicksilver.model.attention import RowPlan, Segment
 
 
@@ -77,9 +77,16 @@ def build_batch(works: Seq[Work], page_size: int) -> Batch:
             first = len(columns.token_ids) - 1
             _add_tail(columns, work, work.tail, page_size)
             proposing.extend(range(first, len(columns.token_ids)))
-        page_ids = torch.tensor(work.sequence.pages, dtype=torch.int64)
-        segments.append(Segment(start, len(columns.token_ids), page_ids))
+        segments.append(Segment(start, len(columns.token_ids), _page_ids(work.sequence)))
     return _to_tensors(columns, segments, proposing)
+
+
+def _page_ids(sequence: Sequence) -> Tensor:
+    """Kept from one forward to the next: a sequence's list of pages grows, or is another list."""
+    known = sequence.page_ids
+    if known is None or known[0] is not sequence.pages or len(known[1]) != len(sequence.pages):
+        known = sequence.page_ids = (sequence.pages, torch.tensor(sequence.pages, dtype=torch.int64))
+    return known[1]
 
 
 def _add_context(columns: _Columns, work: Work, page_size: int) -> None:

@@ -6,8 +6,9 @@ with is not touched. Only `prepare` may be called from other threads: a new gram
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -76,7 +77,7 @@ class Engine:
         self.scheduler = Scheduler(config, self.pool)
         self._sequences: dict[str, Sequence] = {}
         self._events: list[StepEvent] = []
-        self._stats = EngineStats()
+        self._counts: Counter[str] = Counter()
 
     @property
     def has_work(self) -> bool:
@@ -141,8 +142,8 @@ class Engine:
         return self._drain()
 
     def stats(self) -> EngineStats:
-        return replace(
-            self._stats,
+        return EngineStats(
+            **self._counts,
             running=len(self.scheduler.running),
             waiting=self.scheduler.num_waiting,
             free_pages=self.pool.num_free,
@@ -252,7 +253,8 @@ class Engine:
             self._bump(steps=1, rows=sum(work.num_rows for work in works))
 
     def _bump(self, **counts: int) -> None:
-        self._stats = replace(self._stats, **{name: getattr(self._stats, name) + n for name, n in counts.items()})
+        for name, count in counts.items():
+            self._counts[name] += count
 
     def _drain(self) -> list[StepEvent]:
         events, self._events = self._events, []

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from quicksilver.core import DecoderName
 from quicksilver.diffusion.decoders import noise_step
@@ -103,10 +104,8 @@ class RowBuffers:
     def _fill_pages(self, batch: Batch) -> None:
         segments = batch.plan.segments
         width = min(max(len(segment.page_ids) for segment in segments), self.host_pages.shape[1])
-        for row, segment in zip(self.host_pages, segments, strict=False):
-            pages = segment.page_ids[:width]
-            row[: len(pages)] = pages
         used = (slice(len(segments)), slice(width))
+        self.host_pages[used] = pad_sequence([segment.page_ids[:width] for segment in segments], batch_first=True)
         self.inputs.tables.pages[used].copy_(self.host_pages[used], non_blocking=True)
 
 
@@ -129,14 +128,15 @@ class HeadBuffers:
         self.host_ints.zero_()
         self.host_ints[0, : len(index)] = index
         self.host_ints[1, : len(index)] = batch.plan.positions[index] + 1
-        at = 0
+        steps, seeds, heat = list[int](), list[int](), list[float]()
         for work in works:
-            rows = slice(at, at + work.num_proposals)
-            params, canvas = work.sequence.request.params, work.sequence.canvas
-            self.host_ints[2, rows] = noise_step(params.decoder, canvas.step if canvas is not None else 0)
-            self.host_seeds[rows] = params.seed
-            self.host_heat[rows] = params.temperature
-            at = rows.stop
+            params, canvas, count = work.sequence.request.params, work.sequence.canvas, work.num_proposals
+            steps += [noise_step(params.decoder, canvas.step if canvas is not None else 0)] * count
+            seeds += [params.seed] * count
+            heat += [params.temperature] * count
+        self.host_ints[2, : len(index)] = torch.tensor(steps)
+        self.host_seeds[: len(index)] = torch.tensor(seeds)
+        self.host_heat[: len(index)] = torch.tensor(heat)
         for device, host in ((self.ints, self.host_ints), (self.seeds, self.host_seeds), (self.heat, self.host_heat)):
             device.copy_(host, non_blocking=True)
 

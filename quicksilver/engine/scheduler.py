@@ -25,6 +25,7 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order of admission: the last is the youngest
         self._waiting: OrderedDict[str, deque[Sequence]] = OrderedDict()
         self._turn = 0
+        self._rows_left = 0
         self.num_preemptions = 0
 
     @property
@@ -50,10 +51,11 @@ class Scheduler:
     def plan(self, resting: Collection[Sequence] = ()) -> list[Work]:
         """The work of one forward: decoding requests first, then prompts, then newcomers. Whoever rests gets none."""
         works: list[Work] = []
+        self._rows_left = self.config.max_rows
         for sequence in self._in_turn():
             if sequence not in resting:
                 self._give_work(sequence, works)
-        while self._admit(works):
+        while self._admit():
             if self.running[-1] not in resting:
                 self._give_work(self.running[-1], works)
         return works
@@ -68,11 +70,11 @@ class Scheduler:
     def _give_work(self, sequence: Sequence, works: list[Work]) -> None:
         if sequence not in self.running:  # preempted by an earlier one in this very plan
             return
-        budget = self.config.max_rows - sum(work.num_rows for work in works)
         sequence.canvas_limit = self._canvas_limit()
-        work = _cut(sequence, budget, is_first=not works)
+        work = _cut(sequence, self._rows_left, is_first=not works)
         if work is not None and self._has_pages(work, works):
             works.append(work)
+            self._rows_left -= work.num_rows
 
     def _has_pages(self, work: Work, works: list[Work]) -> bool:
         """Whether the pages that `work` writes are there, preempting younger requests for them if need be."""
@@ -117,10 +119,9 @@ class Scheduler:
         self.pool.release(sequence.pages)
         sequence.pages, sequence.kv_len, sequence.num_published = [], 0, 0
 
-    def _admit(self, works: list[Work]) -> bool:
+    def _admit(self) -> bool:
         """Move the next waiting request to `running` if rows, slots and pages allow."""
-        budget = self.config.max_rows - sum(work.num_rows for work in works)
-        if not self._waiting or len(self.running) >= self.config.max_running or budget < 2:
+        if not self._waiting or len(self.running) >= self.config.max_running or self._rows_left < 2:
             return False
         tenant = next(iter(self._waiting))
         sequence = self._waiting[tenant][0]

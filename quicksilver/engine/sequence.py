@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from quicksilver.core import DecoderName, Request, TokenConstraint, TokenLogprob, Usage
 from quicksilver.diffusion.decoder import Canvas, Decoder, Tail
 from quicksilver.engine.pages import page_hash, salt_hash
@@ -23,6 +25,8 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     kv_len: int = 0
     pages: list[int] = field(default_factory=list)
+    page_ids: tuple[list[int], Tensor] | None = None
+    """`pages` as a tensor, and the list it was made of."""
     canvas: Canvas | None = None
     hashes: list[bytes] = field(default_factory=list)
     num_published: int = 0
