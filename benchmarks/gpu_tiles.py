@@ -20,7 +20,7 @@ from benchmarks.gpu_setup import SHAPES, copy_bandwidth, time_ms, write_report
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels import launch
 from quicksilver.model.kernels import project as kernels
-from quicksilver.model.kernels.project import Norm, Rotation, Scaled, Weight
+from quicksilver.model.kernels.project import Beside, Norm, Rotation, Scaled, Weight
 from quicksilver.model.kernels.rotate import HeadNorms, RowSlots
 from quicksilver.model.kernels.stream import Cut, Parts
 
@@ -106,15 +106,15 @@ class Bench:
     def _qkv(self, w: Tensor) -> None:
         out = self.out.view(self.rows, -1, self.config.head_dim)
         x = Scaled(self.x, self.squares[:12])
-        kernels.project_qkv(x, self.norm, Weight(w), out, self.turn, (self.parts, None))
+        kernels.project_qkv(x, self.norm, Weight(w), out, self.turn, Beside(self.parts))
 
     def _swiglu(self, w: Tensor) -> None:
         out = self.out.view(-1)[: self.rows * self.n // 2].view(self.rows, -1)
-        kernels.project_swiglu(Scaled(self.x, self.squares[:12]), self.norm, Weight(w), out, self.parts, None)
+        kernels.project_swiglu(Scaled(self.x, self.squares[:12]), self.norm, Weight(w), out, Beside(self.parts))
 
     def _add(self, w: Tensor) -> None:
         after = (self.norm, Scaled(self.out, self.squares))
-        kernels.project_add(self.x, Weight(w), self.stream, after, self.parts, None)
+        kernels.project_add(self.x, Weight(w), self.stream, after, Beside(self.parts))
 
 
 def measure(name: str, linear: str, rows: int, bandwidth: float, deadline: float) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quicksilver.model.kernels.project import (
+    Beside,
     LowRankTerm,
     Norm,
     Rotation,
@@ -125,7 +126,7 @@ def check_qkv(seed: int, shape: LayerShape, rows: int, has_norms: bool) -> None:
     turn = Rotation(where, angles, caches, norms)
     for _ in range(2):  # the second finds the counters as the first left them
         term.ready.zero_()
-        project_qkv(scaled, Norm(gain, 1e-6), Weight(w, walled(bias)), out, turn, (parts, term))
+        project_qkv(scaled, Norm(gain, 1e-6), Weight(w, walled(bias)), out, turn, Beside(parts, term))
     rotate_and_write(raw, wanted_caches, where, angles, norms)
     expect_close(out, raw, place.tolerance)
     for found, wanted in zip(caches, wanted_caches, strict=True):
@@ -144,11 +145,11 @@ def check_ffn(seed: int, shape: LayerShape, rows: int) -> None:
     term, low = _term(scaled.y, 2 * ffn, gate, walled)
     wanted_gate, wanted_up = ((scaled.y.float() @ gate_up.float().T + low) * shrink).chunk(2, dim=-1)
     hidden = walled(torch.zeros(rows, ffn, device=place.device, dtype=place.dtype))
-    project_swiglu(scaled, Norm(gain, 1e-6), Weight(gate_up), hidden, parts, term)
+    project_swiglu(scaled, Norm(gain, 1e-6), Weight(gate_up), hidden, Beside(parts, term))
     expect_close(hidden, torch.nn.functional.silu(wanted_gate) * wanted_up, place.tolerance)
     term, low = _term(hidden, dim, gate, walled)
     wanted = x.float() + hidden.float() @ down.float().T + low
-    project_add(hidden, Weight(down), x, (Norm(after, 1e-6), scaled), parts, term)
+    project_add(hidden, Weight(down), x, (Norm(after, 1e-6), scaled), Beside(parts, term))
     expect_close(x, wanted, place.tolerance)
     expect_close(scaled.y, x.float() * after.float(), place.tolerance)
     expect_close(scaled.squares.sum(0), x.float().square().sum(-1), 1e-4)
@@ -174,10 +175,10 @@ def check_layer_ignores_row_count(seed: int, shape: LayerShape) -> None:
         qkv = place.normal(rows, shape.qkv // size, size)
         where = RowSlots(torch.arange(rows, device=place.device).int(), torch.arange(rows, device=place.device).int())
         caches = (place.normal(rows, kv_heads, size), place.normal(rows, kv_heads, size))
-        project_qkv(scaled, norm, Weight(ws[0], bias), qkv, Rotation(where, angles, caches, norms), (parts, None))
-        project_add(attended[:rows].contiguous(), Weight(ws[1]), stream, (norm, scaled), parts, None)
-        hidden = project_swiglu(scaled, norm, Weight(ws[2]), place.normal(rows, ffn), parts, None)
-        project_add(hidden, Weight(ws[3]), stream, (norm, scaled), parts, None)
+        project_qkv(scaled, norm, Weight(ws[0], bias), qkv, Rotation(where, angles, caches, norms), Beside(parts))
+        project_add(attended[:rows].contiguous(), Weight(ws[1]), stream, (norm, scaled), Beside(parts))
+        hidden = project_swiglu(scaled, norm, Weight(ws[2]), place.normal(rows, ffn), Beside(parts))
+        project_add(hidden, Weight(ws[3]), stream, (norm, scaled), Beside(parts))
         return [tensor[:16].clone() for tensor in (qkv, caches[0], hidden, stream, scaled.squares.T)]
 
     few = layer(16)

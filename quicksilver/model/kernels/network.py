@@ -14,9 +14,11 @@ from torch import Tensor
 
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.kernels import resident
+from quicksilver.model.kernels import later, resident
 from quicksilver.model.kernels.attention import AttendShape, AttendSpace, RowTables, attend_paged
+from quicksilver.model.kernels.later import LayerLater, can_fetch, plan_layer
 from quicksilver.model.kernels.project import (
+    Beside,
     LowRankTerm,
     Norm,
     Rotation,
@@ -113,6 +115,7 @@ class Network:
     def __init__(self, config: ModelConfig, weights: NetworkWeights, cache: PagedCache, angles: Tensor) -> None:
         self.config, self.weights, self.cache, self.angles = config, weights, cache, angles
         self.stack = stack(config, weights) if fits(config, weights) else None
+        self.laters = _laters(weights)
 
     def is_whole(self, num_rows: int) -> bool:
         return self.stack is not None and num_rows <= RESIDENT_ROWS
@@ -154,6 +157,7 @@ class Network:
 
     def _skinny_layer(self, index: int, next_norm: Norm, rows: RowInputs, space: Space, is_gated: bool) -> None:
         layer, scaled, parts = self.weights.layers[index], space.scaled, space.parts
+        ahead = self.laters[index]
 
         def term(name: str) -> LowRankTerm | None:
             if not is_gated:
@@ -162,20 +166,24 @@ class Network:
             return LowRankTerm(pair.a, pair.b, space.low[name], rows.gate, ready)
 
         self._attention_half(index, rows, space, (term("qkv"), term("o")))
-        project_swiglu(scaled, layer.ffn_norm, layer.gate_up, space.ffn, parts, term("gu"))
-        project_add(space.ffn, layer.down, space.x, (next_norm, scaled), parts, term("dn"))
+        gates, down = Beside(parts, term("gu"), ahead.by_gates), Beside(parts, term("dn"), ahead.by_down)
+        project_swiglu(scaled, layer.ffn_norm, layer.gate_up, space.ffn, gates)
+        project_add(space.ffn, layer.down, space.x, (next_norm, scaled), down)
 
     def _attention_half(
         self, index: int, rows: RowInputs, space: Space, terms: tuple[LowRankTerm | None, LowRankTerm | None]
     ) -> None:
         """A layer up to its output linear, in four launches."""
         config, layer, scaled, parts = self.config, self.weights.layers[index], space.scaled, space.parts
+        ahead = self.laters[index]
         caches = (self.cache.k[index], self.cache.v[index])
         qkv = space.qkv.view(len(space.qkv), -1, config.head_dim)
         turn = Rotation(rows.where, self.angles, caches, layer.head_norms)
-        project_qkv(scaled, layer.attn_norm, layer.qkv, qkv, turn, (parts, terms[0]))
-        attended = attend_paged(qkv, caches, rows.tables, attend_shape(config, len(qkv)), space.attend)
-        project_add(attended, layer.o, space.x, (layer.ffn_norm, scaled), parts, terms[1])
+        project_qkv(scaled, layer.attn_norm, layer.qkv, qkv, turn, Beside(parts, terms[0], ahead.by_qkv))
+        shape = attend_shape(config, len(qkv))
+        attended = attend_paged(qkv, caches, rows.tables, shape, space.attend, ahead.by_attention)
+        output = Beside(parts, terms[1], ahead.by_output)
+        project_add(attended, layer.o, space.x, (layer.ffn_norm, scaled), output)
 
     def _attend(self, index: int, projected: Tensor, rows: RowInputs, space: Space) -> Tensor:
         config, layer = self.config, self.weights.layers[index]
@@ -197,6 +205,15 @@ class Network:
         gate_up = _adapt(_linear(normed, layer.gate_up), normed, pairs.get("gu"), gate)
         ffn = swiglu_rows(gate_up, space.ffn)
         _adapt(_add_linear(x, ffn, layer.down), ffn, pairs.get("dn"), gate)
+
+
+def _laters(weights: NetworkWeights) -> list[LayerLater]:
+    """What each layer asks for on behalf of the next launches; nothing where the chip cannot."""
+    if not can_fetch(weights.tokens.device):
+        return [LayerLater()] * len(weights.layers)
+    head, layers = weights.head.w, weights.layers
+    following = [(layer.qkv.w, layer.o.w) for layer in layers[1:]] + [(head[: len(head) // 2], head[len(head) // 2 :])]
+    return [plan_layer(a.gate_up.w, a.down.w, b, later.PLAN) for a, b in zip(layers, following, strict=True)]
 
 
 def _linear(x: Tensor, weight: Weight) -> Tensor:

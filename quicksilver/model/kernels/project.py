@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quicksilver.model.kernels.later import Later, fetch_later, later_args
 from quicksilver.model.kernels.launch import fetch_ahead, let_next, overlap, wait_for_input, wait_turn
 from quicksilver.model.kernels.rotate import HeadNorms, RowSlots
 from quicksilver.model.kernels.stream import (
@@ -69,6 +70,16 @@ class Scaled:
 
     y: Tensor
     squares: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a linear has besides its input, weights and output: room for its splits, an adapter's term, and weights to
+    ask for on behalf of later launches."""
+
+    parts: Parts
+    term: LowRankTerm | None = None
+    later: Later | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +156,11 @@ def _finish_pair(
 def _qkv_kernel(
     x, w, out, sums, arrived, squares, bias, scale, low, b, a, gate, ready, low_depth, tiles,
     k_cache, v_cache, angles, positions, slots, q_gain, k_gain, eps, head_eps, K, depth,
+    first_at, first_size, second_at, second_size, share,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
     TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr, LINES: tl.constexpr, OVERLAPS: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr, LINES: tl.constexpr, LATER: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0) - PARTS * (RANK // 16)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
@@ -165,6 +178,7 @@ def _qkv_kernel(
     wait_for_input(OVERLAPS)
     left, right = multiply(x, w, first, second, K, begin, tl.minimum(begin + depth, K), ROWS, BLOCK_N, BLOCK_K, EVEN)
     let_next(OVERLAPS)
+    fetch_later(item, first_at, first_size, second_at, second_size, share, LATER)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:
             left, right = _add_low(left, right, first, second, m, scale, low, b, ready, ROWS, SCALE, PARTS, RANK)
@@ -189,9 +203,10 @@ def _qkv_kernel(
 @triton.jit
 def _swiglu_kernel(
     x, w, out, sums, arrived, squares, scale, low, b, a, gate_of, ready, low_depth, tiles, eps, K, N, depth,
+    first_at, first_size, second_at, second_size, share,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
     TILES: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, LINES: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    LATER: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up; w holds N gate rows, then N up rows."""
     item = tl.program_id(0) - PARTS * (RANK // 16)
@@ -210,6 +225,7 @@ def _swiglu_kernel(
     wait_for_input(OVERLAPS)
     gate, up = multiply(x, w, first, second, K, begin, tl.minimum(begin + depth, K), ROWS, BLOCK_N, BLOCK_K, EVEN)
     let_next(OVERLAPS)
+    fetch_later(item, first_at, first_size, second_at, second_size, share, LATER)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:
             gate, up = _add_low(gate, up, first, second, m, scale, low, b, ready, ROWS, SCALE, PARTS, RANK)
@@ -227,8 +243,10 @@ def _swiglu_kernel(
 @triton.jit
 def _add_kernel(
     x, w, stream, y, sums, arrived, squares, gain, scale, low, b, a_low, gate, ready, low_depth, tiles, K, N, depth,
+    first_at, first_size, second_at, second_size, share,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, EVEN: tl.constexpr,
-    SCALE: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, LINES: tl.constexpr, OVERLAPS: tl.constexpr,
+    SCALE: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, LINES: tl.constexpr, LATER: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """stream += W x, in place; and the sum times the next norm's gain, and its squares."""
     item = tl.program_id(0) - PARTS * (RANK // 16)
@@ -247,6 +265,7 @@ def _add_kernel(
     wait_for_input(OVERLAPS)
     a, c = multiply(x, w, first, second, K, begin, tl.minimum(begin + depth, K), ROWS, BLOCK_N, BLOCK_K, EVEN)
     let_next(OVERLAPS)
+    fetch_later(item, first_at, first_size, second_at, second_size, share, LATER)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:
             a, c = _add_low(a, c, first, second, m, scale, low, b, ready, ROWS, SCALE, PARTS, RANK)
@@ -274,52 +293,52 @@ def _add_half(a, stream, y, gain, at):
     return tl.sum(wide * wide, 0)
 
 
-def project_qkv(
-    x: Scaled, norm: Norm, weight: Weight, out: Tensor, turn: Rotation, rest: tuple[Parts, LowRankTerm | None]
-) -> Tensor:
+def project_qkv(x: Scaled, norm: Norm, weight: Weight, out: Tensor, turn: Rotation, beside: Beside) -> Tensor:
     """out (rows, heads + 2 kv_heads, head_dim), rotated, its keys and values written to the cache's slots."""
     (rows, num_all, head_dim), k = out.shape, weight.w.shape[1]
     kv_heads = turn.caches[0].shape[1]
-    parts, term = rest
+    parts, term = beside.parts, beside.term
     cut = pick_cut(head_dim // 2, num_all, k, rows)
+    programs = num_all * cut.splits(k)
     gains = (turn.norms.q, turn.norms.k) if turn.norms else (x.y, x.y)
-    _qkv_kernel[(_low_programs(term) + num_all * cut.splits(k),)](
+    _qkv_kernel[(_low_programs(term) + programs,)](
         x.y, weight.w, out, parts.sums, parts.arrived, x.squares, _or(weight.bias, x.y), _or(weight.scale, x.y),
         *_low_args(term, x.y), num_all, *turn.caches, turn.angles, turn.where.positions,
         turn.where.slots, *gains, norm.eps, turn.norms.eps if turn.norms else 0.0, k, cut.depth,
+        *later_args(beside.later, programs),
         TILES=x.squares.shape[0], BIAS=weight.bias is not None, HEADS=num_all - 2 * kv_heads, KV_HEADS=kv_heads,
-        NORM=turn.norms is not None, **_shape(cut, rows, weight), **_terms(weight, term), **overlap(),
+        NORM=turn.norms is not None, **_shape(cut, rows, weight), **_terms(weight, beside), **overlap(),
     )  # fmt: skip
     return out
 
 
-def project_swiglu(
-    x: Scaled, norm: Norm, weight: Weight, out: Tensor, parts: Parts, term: LowRankTerm | None
-) -> Tensor:
+def project_swiglu(x: Scaled, norm: Norm, weight: Weight, out: Tensor, beside: Beside) -> Tensor:
     """out (rows, ffn) = silu(gate) * up of the normed input, with `weight` holding gate above up."""
     (rows, n), k = out.shape, weight.w.shape[1]
     block_n = pick_columns(n)
     cut = pick_cut(block_n, n // block_n, k, rows)
-    _swiglu_kernel[(_low_programs(term) + n // block_n * cut.splits(k),)](
+    parts, term, programs = beside.parts, beside.term, n // block_n * cut.splits(k)
+    _swiglu_kernel[(_low_programs(term) + programs,)](
         x.y, weight.w, out, parts.sums, parts.arrived, x.squares, _or(weight.scale, x.y),
         *_low_args(term, x.y), n // block_n, norm.eps, k, n, cut.depth,
-        TILES=x.squares.shape[0], **_shape(cut, rows, weight), **_terms(weight, term), **overlap(),
+        *later_args(beside.later, programs),
+        TILES=x.squares.shape[0], **_shape(cut, rows, weight), **_terms(weight, beside), **overlap(),
     )  # fmt: skip
     return out
 
 
-def project_add(
-    x: Tensor, weight: Weight, stream: Tensor, after: tuple[Norm, Scaled], parts: Parts, term: LowRankTerm | None
-) -> Tensor:
+def project_add(x: Tensor, weight: Weight, stream: Tensor, after: tuple[Norm, Scaled], beside: Beside) -> Tensor:
     """stream += W x, in place; `after` names the norm that follows and where its input goes."""
     (n, k), rows = weight.w.shape, x.shape[0]
     norm, scaled = after
     block_n = pick_columns(n // 2)
     cut = pick_cut(block_n, n // (2 * block_n), k, rows)
-    _add_kernel[(_low_programs(term) + n // (2 * block_n) * cut.splits(k),)](
+    parts, term, programs = beside.parts, beside.term, n // (2 * block_n) * cut.splits(k)
+    _add_kernel[(_low_programs(term) + programs,)](
         x, weight.w, stream, scaled.y, parts.sums, parts.arrived, scaled.squares, norm.gain, _or(weight.scale, x),
         *_low_args(term, x), n // (2 * block_n), k, n, cut.depth,
-        **_shape(cut, rows, weight), **_terms(weight, term), **overlap(),
+        *later_args(beside.later, programs),
+        **_shape(cut, rows, weight), **_terms(weight, beside), **overlap(),
     )  # fmt: skip
     return stream
 
@@ -367,6 +386,7 @@ def _low_args(term: LowRankTerm | None, other: Tensor) -> tuple[Tensor | int, ..
     return term.low, term.b, term.a, term.gate, term.ready, depth
 
 
-def _terms(weight: Weight, term: LowRankTerm | None) -> dict[str, int | bool]:
+def _terms(weight: Weight, beside: Beside) -> dict[str, int | bool]:
+    term = beside.term
     parts, rank = (term.low.shape[0], term.b.shape[1]) if term else (1, 0)
-    return {"SCALE": weight.scale is not None, "PARTS": parts, "RANK": rank}
+    return {"SCALE": weight.scale is not None, "PARTS": parts, "RANK": rank, "LATER": beside.later is not None}
