@@ -1,13 +1,16 @@
 """Time of one forward, head included, against the bandwidth roofline: plain torch, and our graphs in bf16 and fp8.
 
     python -m benchmarks.gpu_forward --out DIR [--models 135M,1.5B,8B] [--rows 1,16,64,256] [--schemes bfloat16,fp8]
+                                     [--tries "" keys=16 qkv=8,keys=16]
 
-The roofline is the bytes of all matrices, head included, over the copy bandwidth measured in the same run.
+The roofline is the bytes of all matrices, head included, over the copy bandwidth measured in the same run. Every try is
+a way to run, in the words of `gpu_setup.switch_whole`; the empty one is as shipped.
 """
 
 from __future__ import annotations
 
 import argparse
+from itertools import product
 from typing import Any
 
 import torch
@@ -79,7 +82,8 @@ def print_profile(runner: GraphRunner, batch: Batch) -> None:
 def measure(name: str, rows: list[int], bandwidth: float, options: argparse.Namespace) -> list[dict[str, Any]]:
     model = random_model(SHAPES[name], rank=64 if name != "8B" else 0)
     found: list[dict[str, Any]] = []
-    for scheme in options.schemes.split(","):
+    for scheme, words in product(options.schemes.split(","), options.tries):
+        switch_whole(words)
         limits = GraphLimits(max_rows=max(*rows, 16), max_segments=8, context_len=2048, scheme=scheme)
         try:
             runner = make_runner(model, pages_for(1, PAST + 512), limits)
@@ -88,7 +92,7 @@ def measure(name: str, rows: list[int], bandwidth: float, options: argparse.Name
             continue
         for count in rows:
             try:
-                found.append(measure_rows(runner, name, count, bandwidth, options))
+                found.append({"try": words, **measure_rows(runner, name, count, bandwidth, options)})
             except Exception as error:
                 found.append(failure(name, scheme, count, error))
             print(found[-1], flush=True)
@@ -129,10 +133,9 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="also time plain torch")
     parser.add_argument("--profile", action="store_true", help="print the time of each kernel")
     parser.add_argument("--overlap", action="store_true", help="programmatic dependent launch")
-    parser.add_argument("--whole", default="", help="how small networks run in one launch: gpu_setup.switch_whole")
+    parser.add_argument("--tries", nargs="+", default=[""], help="ways to run: gpu_setup.switch_whole")
     options = parser.parse_args()
     launch.OVERLAP = options.overlap
-    switch_whole(options.whole)
     bandwidth = copy_bandwidth()
     print(f"copy bandwidth {bandwidth / 1e12:.2f} TB/s", flush=True)
     rows = [int(count) for count in options.rows.split(",")]
@@ -140,7 +143,7 @@ def main() -> None:
     for name in options.models.split(","):
         found += measure(name, rows, bandwidth, options)
         torch.cuda.empty_cache()
-    settings = {"overlap": options.overlap, "whole": options.whole, "past": PAST, "copy_bandwidth": bandwidth}
+    settings = {"overlap": options.overlap, "past": PAST, "copy_bandwidth": bandwidth}
     settings |= {"rank": "64 on 135M and 1.5B"}
     write_report(options.out, "gpu_forward", settings, found)
 
