@@ -79,19 +79,21 @@ class Replies:
 
 @contextmanager
 def decoding(engine: Engine, way: Way) -> Iterator[None]:
-    """The engine runs `way` inside: other settings in its scheduler, and rounds of one forward out of reach where two
-    are wanted."""
+    """The engine runs `way` inside: other settings in its scheduler, lengths as asked for instead of those that pay,
+    and rounds of one forward out of reach where two are wanted."""
     scheduler, graphs = engine.scheduler, getattr(engine.runner, "_graphs", {})
-    settings, shapes = scheduler.config, dict(graphs)
+    settings, pace, shapes = scheduler.config, scheduler.pace, dict(graphs)
     wanted = {"one_forward_len": way.one_forward_len, "canvas_rows": way.canvas_rows}
     scheduler.config = replace(settings, **{name: value for name, value in wanted.items() if value is not None})
+    if way.one_forward_len is not None:
+        scheduler.pace = None
     if way.one_forward_len == 0:
         for shape in [shape for shape in graphs if shape.num_sets]:
             del graphs[shape]
     try:
         yield
     finally:
-        scheduler.config = settings
+        scheduler.config, scheduler.pace = settings, pace
         graphs.update(shapes)
 
 

@@ -60,6 +60,11 @@ class Canvas:
         )
 
     @property
+    def is_fresh(self) -> bool:
+        """Whether no forward has seen it yet."""
+        return self.step == 0 and not self.is_draft
+
+    @property
     def num_decided(self) -> int:
         """Length of the leading run without masks."""
         return int((~self.is_masked).cumprod(0).sum())

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 SPARE_PAGES = 8
 """Held by a request beyond its next forward on a GPU: room for the rounds in flight."""
-CANVAS_ROWS = 184
-"""Rows at which arithmetic catches up with the reading of bf16 weights on an H200."""
+CANVAS_ROWS = 512
+"""Beyond the rows that any canvases are worth, whatever a round would yield."""
 ONE_FORWARD_LEN = 8
 """Verify rows and their sets make 64 rows: as many as the linears for few rows take."""
 
@@ -38,13 +38,14 @@ def make_runner(model: Transformer, cache: PagedCache, config: EngineConfig, con
 
     limits = GraphLimits(config.max_rows, config.max_running, context_len, config.gpu_weights)
     runner = RoundRunner(model, cache, config.logit_rows, limits)
-    runner.prepare(_buckets(config.max_rows), _buckets(min(config.max_rows, 64)))
+    runner.prepare(_buckets(config.max_rows), _buckets(config.max_rows))
     shapes = [RoundShape(1, 1)]
     if model.canvas is not None:
-        lone = config.one_forward_len
-        shapes += [one_forward(1, lone)] if lone > 0 else [RoundShape(1, 8), RoundShape(1, 16)]
-        shapes += [RoundShape(2, 16), RoundShape(4, 16)]
+        shapes += [RoundShape(1, 16), RoundShape(2, 16), RoundShape(4, 16)]
+        lone = config.one_forward_len if config.one_forward_len >= 0 else ONE_FORWARD_LEN
+        shapes += [one_forward(1, lone)] if lone else [RoundShape(1, 8)]
     runner.prepare_rounds(shapes)
+    runner.measure()
     return runner
 
 
@@ -59,15 +60,13 @@ def _plain_runner(model: Transformer, cache: PagedCache, config: EngineConfig) -
 
 
 def with_gpu_defaults(config: EngineConfig, device: torch.device) -> EngineConfig:
-    """What a GPU wants where the operator said nothing: pages ahead, canvases that share the free rows, and rounds of
-    one forward for a lone request."""
+    """What a GPU wants where the operator said nothing: pages ahead, and a bound on the rows of all canvases."""
     if device.type != "cuda" or not config.cuda_graphs:
         return config
     return replace(
         config,
         spare_pages=config.spare_pages or SPARE_PAGES,
         canvas_rows=config.canvas_rows or CANVAS_ROWS,
-        one_forward_len=config.one_forward_len if config.one_forward_len >= 0 else ONE_FORWARD_LEN,
     )
 
 

@@ -45,6 +45,7 @@ def commit(work: Work, outcome: Outcome) -> list[Event]:
         raise RowFailed("the model returned non-finite numbers for this request")
     assert sequence.canvas is not None
     decision = sequence.decoder.decide(sequence.canvas, outcome.proposal)
+    sequence.rejected += sequence.canvas.is_draft and decision.num_accepted < len(sequence.canvas.token_ids)
     decision = _keep_lawful(sequence, decision, outcome.proposal)
     decision = end_early(decision, sequence.request.params.stop_ids)
     decision = _with_draft(sequence, decision, outcome.draft)

@@ -33,9 +33,9 @@ class EngineConfig:
     """Longest canvas a request may ask for."""
     canvas_rows: int = 0
     """Rows that all `verify` canvases together should not exceed: they shrink as more requests run, down to four. What
-    they commit is the same at any length. 0 sets no limit; on a GPU it becomes the rows that weights are read for."""
+    they commit is the same at any length. 0 sets no limit; a GPU, which times its forwards, has a large one."""
     one_forward_len: int = -1
-    """Canvas of a lone `verify` request whose rounds are one forward; 0 keeps to two, -1 lets the GPU choose."""
+    """Canvas of a lone `verify` request whose rounds are one forward; 0 keeps to two, -1 lets a GPU's times decide."""
     logit_rows: int = 64
     """Rows of logits that exist at once in the sampler."""
 

@@ -74,7 +74,7 @@ class Engine:
         self.constraints = constraints
         self.meter = meter or Meter()
         self.pool = PagePool(info.num_pages)
-        self.scheduler = Scheduler(config, self.pool)
+        self.scheduler = Scheduler(config, self.pool, runner.pace)
         self._sequences: dict[str, Sequence] = {}
         self._events: list[StepEvent] = []
         self._counts: Counter[str] = Counter()

@@ -7,6 +7,7 @@ and get their logits from the plain path behind it.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -194,6 +195,13 @@ class GraphRunner(Runner):
             for is_drawn in (False, True):
                 self._graph(("head", count, is_drawn), partial(self._propose, head, is_drawn))
 
+    def forward_ms(self) -> dict[tuple[int, bool], float]:
+        """Times of the graphs made so far, by rows and by whether canvas rows wear the adapter; the head of as many
+        proposals is part of each. To be asked while no request holds pages: replays write into the cache."""
+        heads = {key[1]: time_replay(run) for key, run in self._replays.items() if key[0] == "head" and not key[2]}
+        bodies = {key: time_replay(run) for key, run in self._replays.items() if key[0] != "head"}
+        return {(int(str(n)), bool(g)): ms + heads[n] for (n, g), ms in bodies.items() if n in heads}
+
     def _forward(self, works: Seq[Work]) -> Tensor:
         batch = build_batch(works, self.cache.page_size)
         if not self._holds(batch):
@@ -262,6 +270,22 @@ def capture(work: Callable[[], None], device: torch.device, pool: Any) -> Callab
     with torch.cuda.graph(graph, pool=pool):
         work()
     return graph.replay
+
+
+def time_replay(replay: Callable[[], None], repeats: int = 5) -> float:
+    """Milliseconds on the device, or on the clock where there is none."""
+    replay()
+    if not torch.cuda.is_available():
+        start = time.perf_counter()
+        replay()
+        return 1e3 * (time.perf_counter() - start)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(repeats):
+        replay()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / repeats
 
 
 def is_plain(work: Work) -> bool:

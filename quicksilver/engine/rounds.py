@@ -30,7 +30,9 @@ from quicksilver.engine.graphs import (
     bucket_of,
     capture,
     is_plain,
+    time_replay,
 )
+from quicksilver.engine.pace import Pace, TimedRound
 from quicksilver.engine.runner import Outcome
 from quicksilver.engine.sequence import Sequence, Work
 from quicksilver.engine.transition import (
@@ -212,6 +214,14 @@ class RoundRunner(GraphRunner):
             self._graphs[shape] = RoundGraph(self, shape)
             for is_drawn in (False, True):
                 self._graphs[shape].prepare(is_drawn)
+
+    def measure(self) -> None:
+        """Time what was prepared, so that canvases can be as long as pays here. Before the first request."""
+        rounds = tuple(
+            TimedRound(shape.num_sequences, shape.canvas_len, shape.num_sets > 0, time_replay(graph.prepare(False)))
+            for shape, graph in self._graphs.items()
+        )
+        self.pace = Pace(self.forward_ms(), rounds)
 
     def run(self, works: Seq[Work]) -> list[Outcome | None]:
         if self._flight is not None and not (self._flight.expects(works) and self._launch_ahead(works)):

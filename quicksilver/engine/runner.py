@@ -21,6 +21,7 @@ from quicksilver.diffusion.edit import left_neighbours
 from quicksilver.diffusion.reference import sample_rows
 from quicksilver.diffusion.sample import Proposal, SampleRows, propose
 from quicksilver.engine.batch import build_batch
+from quicksilver.engine.pace import Pace
 from quicksilver.engine.score import Scorer
 from quicksilver.engine.sequence import Sequence, Work
 from quicksilver.model.attention import PagedCache, SdpaAttend
@@ -41,6 +42,9 @@ class Outcome:
 
 
 class Runner:
+    pace: Pace | None = None
+    """Known where forwards were timed."""
+
     def __init__(self, model: Transformer, cache: PagedCache, logit_rows: int) -> None:
         self.model = model
         self.cache = cache

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Collection
 
+from quicksilver.core import DecoderName
 from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.pace import Pace, chance_of
 from quicksilver.engine.pages import PagePool
 from quicksilver.engine.sequence import Sequence, Work
 
@@ -19,13 +21,16 @@ SHORTEST_CANVAS = 4
 
 
 class Scheduler:
-    def __init__(self, config: EngineConfig, pool: PagePool) -> None:
+    def __init__(self, config: EngineConfig, pool: PagePool, pace: Pace | None = None) -> None:
         self.config = config
         self.pool = pool
+        self.pace = pace
         self.running: list[Sequence] = []  # in order of admission: the last is the youngest
         self._waiting: OrderedDict[str, deque[Sequence]] = OrderedDict()
         self._turn = 0
         self._rows_left = 0
+        self._chance = 0.0
+        self._is_verifying = False
         self.num_preemptions = 0
 
     @property
@@ -52,6 +57,8 @@ class Scheduler:
         """The work of one forward: decoding requests first, then prompts, then newcomers. Whoever rests gets none."""
         works: list[Work] = []
         self._rows_left = self.config.max_rows
+        if self.pace is not None:
+            self._chance, self._is_verifying = chance_of(self.running), self._mostly_verify()
         for sequence in self._in_turn():
             if sequence not in resting:
                 self._give_work(sequence, works)
@@ -152,9 +159,23 @@ class Scheduler:
         """Canvases live on rows that cost nothing, and those are shared; 0 is no limit."""
         if len(self.running) <= 1 and self.config.one_forward_len > 0:
             return self.config.one_forward_len
-        if not self.config.canvas_rows:
-            return 0
-        return max(self.config.canvas_rows // max(len(self.running), 1), SHORTEST_CANVAS)
+        limits = [1] if self._is_verifying and len(self.running) > 1 else []
+        if self.pace is not None:
+            limits.append(self.pace.canvas_len(len(self.running), self._chance))
+        if self.config.canvas_rows:
+            limits.append(max(self.config.canvas_rows // max(len(self.running), 1), SHORTEST_CANVAS))
+        return min(limits, default=0)
+
+    def _mostly_verify(self) -> bool:
+        """Whether this forward is to verify: whoever would draft now takes a plain step instead and drafts with the
+        others in the next, so that every second forward has no canvas at all and is the cheaper for it."""
+        drafting = verifying = 0
+        for sequence in self.running:
+            if sequence.request.params.decoder.name is DecoderName.VERIFY and not _is_prefilling(sequence):
+                is_draft = sequence.canvas is not None and sequence.canvas.is_draft
+                verifying += is_draft
+                drafting += not is_draft
+        return verifying >= max(drafting, 1)
 
     def _drop_if_empty(self, tenant: str) -> None:
         if not self._waiting[tenant]:

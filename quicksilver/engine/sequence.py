@@ -36,6 +36,8 @@ class Sequence:
     rows: int = 0
     drafted: int = 0
     accepted: int = 0
+    rejected: int = 0
+    """Verifications that contradicted a drafted token."""
     rounds: int = 0
     logprob_at: dict[int, TokenLogprob] = field(default_factory=dict)
     is_thinking: bool = False
@@ -66,10 +68,11 @@ class Sequence:
         return self.request.params.max_new_tokens - (len(self.tokens) - self.num_prompt)
 
     def tail(self) -> Tail:
-        """The rows after the context; opens a canvas where none is under way."""
-        if self.canvas is None:
-            is_bound = self.canvas_limit and self.request.params.decoder.name is DecoderName.VERIFY
-            self.canvas = self.decoder.open(max(min(self.room, self.canvas_limit) if is_bound else self.room, 1))
+        """The rows after the context; opens a canvas where none is under way, or one that the load no longer allows."""
+        is_bound = self.canvas_limit and self.request.params.decoder.name is DecoderName.VERIFY
+        longest = max(min(self.room, self.canvas_limit) if is_bound else self.room, 1)
+        if self.canvas is None or (is_bound and self.canvas.is_fresh and len(self.canvas.token_ids) > longest):
+            self.canvas = self.decoder.open(longest)
         return self.decoder.tail(self.canvas)
 
     def prefix_hashes(self, page_size: int, num_tokens: int) -> list[bytes]:
