@@ -88,9 +88,9 @@ def _term(x: Tensor, out_dim: int, gate: Tensor, walled: Walled) -> tuple[LowRan
     """A rank-16 term on x, and its product in fp32 (before any norm's divisor)."""
     place, rank = here(), 16
     a, b = walled(place.normal(rank, x.shape[1]) / x.shape[1] ** 0.5), walled(place.normal(out_dim, rank) / 4)
-    low = walled(torch.zeros(low_parts(x.shape[1]), len(x), rank, device=place.device))
+    low = walled(torch.zeros(1 + low_parts(x.shape[1]), len(x), rank, device=place.device))
     wanted = ((x.float() @ a.float().T) * gate[:, None]) @ b.float().T
-    return LowRankTerm(a, b, low, gate, torch.zeros(1, dtype=torch.int32, device=place.device)), wanted
+    return LowRankTerm(a, b, low, gate, torch.zeros(2, dtype=torch.int32, device=place.device)), wanted
 
 
 def _scaled(x: Tensor, gain: Tensor, walled: Walled) -> tuple[Scaled, Tensor]:

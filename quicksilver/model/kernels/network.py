@@ -38,6 +38,7 @@ from quicksilver.model.kernels.stream import Parts, pick_columns
 from quicksilver.model.kernels.weights import LayerWeights, NetworkWeights, Pair
 
 SKINNY_ROWS = 64
+_MAX_RANK = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Space:
     ffn: Tensor
     attend: AttendSpace
     low: dict[str, Tensor]
-    ready: Tensor  # (layers, 4): how many parts of each adapter's first half are there
+    ready: Tensor  # (layers, 4, ...): counters of each adapter's first half
     scaled: Scaled
     parts: Parts
 
@@ -81,14 +82,14 @@ class Space:
             return torch.zeros(num_rows, width, device=device, dtype=dtype)
 
         low = {
-            name: torch.zeros(low_parts(pair.a.shape[1]), num_rows, len(pair.a), device=device)
+            name: torch.zeros(1 + low_parts(pair.a.shape[1]), num_rows, len(pair.a), device=device)
             for name, pair in weights.layers[0].canvas.items()
         }
         attend = AttendSpace.allocate(shape, num_rows, dtype, device)
         scaled = Scaled(rows(config.dim), torch.zeros(square_tiles(config.dim), num_rows, device=device))
         parts = Parts.allocate(_part_floats(config, num_rows), device)
         qkv, ffn = rows(config.q_dim + 2 * config.kv_dim), rows(config.ffn_dim)
-        ready = torch.zeros(config.num_layers, 4, dtype=torch.int32, device=device)
+        ready = torch.zeros(config.num_layers, 4, _MAX_RANK // 16 + 1, dtype=torch.int32, device=device)
         return cls(rows(config.dim), qkv, ffn, attend, low, ready, scaled, parts)
 
     def with_x(self, x: Tensor) -> Space:
@@ -162,7 +163,7 @@ class Network:
         def term(name: str) -> LowRankTerm | None:
             if not is_gated:
                 return None
-            pair, ready = layer.canvas[name], space.ready[index, list(space.low).index(name) :]
+            pair, ready = layer.canvas[name], space.ready[index, list(space.low).index(name)]
             return LowRankTerm(pair.a, pair.b, space.low[name], rows.gate, ready)
 
         self._attention_half(index, rows, space, (term("qkv"), term("o")))

@@ -95,22 +95,35 @@ def multiply(
 
 @triton.jit
 def leave_part(
-    sums, arrived, a, b, tile, split, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr
+    sums, arrived, a, b, tile, split,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, FINISHERS: tl.constexpr,
 ):  # fmt: skip
-    """Put this split's sums down; true for the program that finds all others there."""
+    """Put this split's sums down -> the slices of 16 rows, [begin, end), that this program has to finish: all of them
+    for the one that comes last, or, with several finishers, an equal share for each of the last splits, once every
+    split is there. Programs with lower numbers are on the chip before them, so that waiting keeps nobody off it."""
     m, n = tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
     at = sums + (tile * SPLITS + split) * (2 * BLOCK_N * ROWS) + m[None, :] * BLOCK_N + n[:, None]
     tl.store(at, a)
     tl.store(at + BLOCK_N * ROWS, b)
     tl.debug_barrier()  # every thread's sums are out before the one thread that counts announces them
-    return tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
+    before = tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu")
+    SHARE: tl.constexpr = ROWS // 16 // FINISHERS
+    if FINISHERS == 1:
+        begin, end = 0, tl.where(before == SPLITS - 1, SHARE, 0)
+    else:
+        mine = split - (SPLITS - FINISHERS)
+        begin, end = mine * SHARE, tl.where(mine >= 0, mine * SHARE + SHARE, mine * SHARE)
+        if mine >= 0:
+            while tl.load(arrived + tile, volatile=True) < SPLITS:
+                pass
+            tl.debug_barrier()
+    return begin, end
 
 
 @triton.jit
-def add_parts(sums, arrived, tile, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr):
-    """All splits in ascending order, past the first-level cache, which may hold what stood there before."""
-    tl.store(arrived + tile, 0)
-    m, n = tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
+def add_parts(sums, m, tile, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr):
+    """All splits of rows m in ascending order, past the first-level cache, which may hold what stood there before."""
+    n = tl.arange(0, BLOCK_N)
     at = sums + tile * SPLITS * (2 * BLOCK_N * ROWS) + m[None, :] * BLOCK_N + n[:, None]
     a = tl.load(at, cache_modifier=".cg")
     b = tl.load(at + BLOCK_N * ROWS, cache_modifier=".cg")
@@ -118,6 +131,17 @@ def add_parts(sums, arrived, tile, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SP
         a += tl.load(at + split * (2 * BLOCK_N * ROWS), cache_modifier=".cg")
         b += tl.load(at + split * (2 * BLOCK_N * ROWS) + BLOCK_N * ROWS, cache_modifier=".cg")
     return a, b
+
+
+@triton.jit
+def clear_parts(arrived, tile, begin, end, SPLITS: tl.constexpr, FINISHERS: tl.constexpr):
+    """The counter back to zero for the next launch, by the last who looks at it."""
+    if end > begin:
+        seen = SPLITS + FINISHERS - 1
+        if FINISHERS > 1:
+            seen = tl.atomic_add(arrived + tile, 1, sem="relaxed", scope="gpu")
+        if seen == SPLITS + FINISHERS - 1:
+            tl.store(arrived + tile, 0)
 
 
 @triton.jit
@@ -131,11 +155,13 @@ def norm_divisor(squares, m, K, eps, TILES: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def low_part(
-    item, x, a, low, gate, ready, K, depth, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, RANK: tl.constexpr
+    item, x, a, low, gate, ready, K, depth,
+    ROWS: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
-    """gate * (A x) for 16 of the ranks over one part of the depth; then count it as there."""
-    part, n = item // (RANK // 16), (item % (RANK // 16)) * 16 + tl.arange(0, 16)
-    m, k = tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
+    """gate * (A x) for 16 of the ranks over one part of the depth. The part that comes last adds them all, in their
+    order, into the first plane of `low` and counts these ranks as there, in the first number of `ready`."""
+    part, group = item // (RANK // 16), item % (RANK // 16)
+    m, k, n = tl.arange(0, ROWS), tl.arange(0, BLOCK_K), group * 16 + tl.arange(0, 16)
     acc = tl.zeros((16, ROWS), tl.float32)
     end = tl.minimum(part * depth + depth, K)
     for start in range(part * depth, end, BLOCK_K):
@@ -145,24 +171,30 @@ def low_part(
         a_tile = tl.load(a + n[:, None] * K + at[None, :], mask=is_in, other=0.0)
         acc = tl.dot(a_tile, tl.trans(x_tile), acc, input_precision="ieee")
     acc = acc * tl.load(gate + m).to(tl.float32)[None, :]
-    tl.store(low + part * ROWS * RANK + m[None, :] * RANK + n[:, None], acc)
-    tl.debug_barrier()  # every thread's sums are out before one thread announces them
-    tl.atomic_add(ready, 1, sem="release", scope="gpu")
+    total = low + m[None, :] * RANK + n[:, None]
+    is_last = part >= 0
+    if PARTS > 1:
+        tl.store(total + (part + 1) * (ROWS * RANK), acc)
+        tl.debug_barrier()  # every thread's sums are out before one thread announces them
+        is_last = tl.atomic_add(ready + 1 + group, 1, sem="acq_rel", scope="gpu") == PARTS - 1
+    if is_last:
+        if PARTS > 1:
+            acc = tl.load(total + ROWS * RANK, cache_modifier=".cg")
+            for other in tl.static_range(2, PARTS + 1):
+                acc += tl.load(total + other * (ROWS * RANK), cache_modifier=".cg")
+        tl.store(total, acc)
+        tl.debug_barrier()
+        tl.atomic_add(ready, 1, sem="release", scope="gpu")
 
 
 @triton.jit
-def low_sum(low, ready, m, ROWS: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr):
-    """The gated A x, (rows, rank), once every part of it is there. Those parts are the first programs of the launch, so
-    that waiting for them cannot keep them off the chip."""
-    while tl.load(ready, volatile=True) < PARTS * (RANK // 16):
+def low_sum(low, ready, m, RANK: tl.constexpr):
+    """The gated A x, (rows, rank), once all ranks of it are there. Those who make it are the first programs of the
+    launch, so that waiting for them cannot keep them off the chip."""
+    while tl.load(ready, volatile=True) < RANK // 16:
         pass
     tl.debug_barrier()
-    r = tl.arange(0, RANK)
-    at = low + m[:, None] * RANK + r[None, :]
-    t = tl.load(at, cache_modifier=".cg")
-    for part in tl.range(1, PARTS, num_stages=1, loop_unroll_factor=1):
-        t += tl.load(at + part * ROWS * RANK, cache_modifier=".cg")
-    return t
+    return tl.load(low + m[:, None] * RANK + tl.arange(0, RANK)[None, :], cache_modifier=".cg")
 
 
 @triton.jit
