@@ -2,11 +2,11 @@
 # Every GPU check and figure on one machine:
 #   benchmarks/gpu_all.sh "PART ..." OUT
 # small: all kernels against their oracles, 135M and 1.5B. large: 8B, fp8, many streams, long prompts, the generate of
-# transformers, compute-sanitizer. tries: ways of running that are switched off as shipped, 135M and 1.5B.
-# On an H200 small takes about three minutes, tries and large together about seven. Kernels of all parts are compiled
+# transformers, compute-sanitizer. tries: other ways of running, 135M and 1.5B.
+# On an H200 small takes about three minutes, tries and large together about five. Kernels of all parts are compiled
 # first by processes side by side, which fill Triton's cache; timings then run one at a time, the most wanted first. One
-# failure does not stop the rest, and nothing may run longer than its seconds. OUT gets checks.log, tables.log and
-# results.tar.gz with the dated JSON.
+# failure does not stop the rest, and nothing may run longer than its seconds. OUT gets checks.log, tables.log and,
+# anew after every figure, results.tar.gz with the dated JSON.
 set -u
 parts=$1 out=$2 warm=$(mktemp -d) results=$(mktemp -d)
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false
@@ -18,7 +18,8 @@ figure() { # seconds, lines of its table, benchmark and options
   local seconds=$1 lines=$2; shift 2
   echo "-- $* (at $SECONDS s)"
   bench "$seconds" "$@" --out "$results" >"$warm/figure.log" 2>&1 || echo "   ended with $?"
-  grep -v "Warning\|_warn_once" "$warm/figure.log" | tail -n "$lines" | cut -c 1-330
+  grep "^  [a-z]\|^    \|^{\|^rises\|Error" "$warm/figure.log" | tail -n "$lines" | cut -c 1-330
+  tar -C "$results" -czf "$out/results.tar.gz" .
 }
 check() { # the words of switch_whole, then names of checks; side by side
   local words=$1; shift
@@ -38,45 +39,50 @@ small_figures() {
   figure 40 9 gpu_forward --models 135M,1.5B --rows 1,16,64,256 --profile
 }
 
+# What is asked for ahead of time, in megabytes by the launch that asks: `later.FetchPlan`.
+ahead=("" keys=16 keys=32 qkv=8,keys=16 qkv=8,keys=16,out=8 down=8 keys=24,down=8 keys=24,out=8,gates=4,down=8)
 tries_compile() {
-  check "" "network llama" "rounds true"
-  check parts=1,chains=3,kinds=1,shared=64 "network llama" "rounds true"
-  check whole=0,block=1,chains=3 "network qwen2" "rounds whole"
-  compile whole_first gpu_whole
-  compile forward_block gpu_forward --models 1.5B --rows 1,16,64 --whole block=1
-  compile verify_block gpu_verify --models 1.5B --rounds 5 --whole block=1,chains=3
+  check "" "network llama" "network qwen3" "rounds true" "rounds parts" "qkv 1" "qkv 8B" ffn layer
+  check qkv=8,keys=16,out=8,gates=4,down=8 "network qwen3" "rounds parts"
+  for words in "" shared=16 share=1; do compile "whole_$words" gpu_whole --tries "$words"; done
+  compile verify_135M gpu_verify --models 135M --rounds 5
+  compile forward_1.5B gpu_forward --models 1.5B --rows 16,64 --tries "" qkv=8,keys=16,out=8,gates=4,down=8
+  compile forward_1.5B_overlap gpu_forward --models 1.5B --rows 16,64 --tries "" keys=24,out=8,gates=4,down=8 --overlap
 }
 tries_figures() {
-  figure 60 13 gpu_whole
-  for words in parts=1,kinds=1 parts=1,chains=3,kinds=1,shared=32 parts=1,chains=3,kinds=1,shared=64; do
-    figure 30 3 gpu_verify --models 135M --rounds 100 --whole $words
-  done
-  figure 30 3 gpu_forward --models 1.5B --rows 1,16,64 --whole block=1
-  figure 30 3 gpu_forward --models 1.5B --rows 1,16,64 --whole block=1,chains=3
-  figure 30 3 gpu_verify --models 1.5B --rounds 60 --whole block=1,chains=3
+  for words in "" shared=16 share=1; do figure 20 1 gpu_whole --tries "$words"; done
+  figure 45 3 gpu_verify --models 135M --rounds 100
+  figure 45 16 gpu_forward --models 1.5B --rows 16,64 --tries "${ahead[@]}"
+  figure 30 4 gpu_forward --models 1.5B --rows 16,64 --tries "" keys=24,out=8,gates=4,down=8 --overlap
+  figure 30 10 gpu_forward --models 1.5B --rows 16 --tries "" --profile
+  figure 40 3 gpu_verify --models 1.5B --rounds 60
 }
 
+sanitize() { # side by side with the compiling, since nothing is timed here
+  local tool=$1 kind=$2
+  timeout -k 5 110 compute-sanitizer --tool "$tool" python3 -m benchmarks.gpu_check --only "$kind" --out "$warm/$tool" \
+    >"$warm/sanitizer_${tool}_${kind// /_}.log" 2>&1 &
+}
 large_compile() {
-  compile forward_8B gpu_forward --models 8B --rows 1,16,32,64 --schemes bfloat16,fp8
+  compile forward_8B gpu_forward --models 8B --rows 16,32 --schemes bfloat16,fp8 --tries keys=16
+  compile forward_8B_plain gpu_forward --models 8B --rows 16,32 --schemes bfloat16,fp8
   compile verify_8B gpu_verify --models 8B --rounds 5 --canvas "" --one-forward ""
   compile batch gpu_batch
   compile prefill gpu_prefill --prompts 1024
   compile peers gpu_peers --tokens 8
+  for tool in memcheck racecheck; do
+    for kind in "transition with sets 0" "qkv 135M rows=16" "attention heads=(9, 3, 64) splits=16"; do
+      sanitize $tool "$kind"
+    done
+  done
 }
 large_figures() {
-  figure 60 9 gpu_forward --models 8B --rows 1,16,32,64 --schemes bfloat16,fp8
+  grep -H "SUMMARY\|passed\|FAILED" "$warm"/sanitizer_*.log | sed "s|$warm/||"
+  figure 60 16 gpu_forward --models 8B --rows 16,32 --schemes bfloat16,fp8 --tries "" keys=16 keys=16,out=16 keys=16,down=8
   figure 45 10 gpu_batch
   figure 75 7 gpu_prefill --far 131072
   figure 50 3 gpu_peers
   figure 30 2 gpu_verify --models 8B --rounds 60 --canvas "" --one-forward ""
-  for tool in memcheck racecheck; do
-    for kind in "transition with sets 0" "qkv 135M rows=16" "attention heads=(9, 3, 64) splits=16"; do
-      timeout -k 5 60 compute-sanitizer --tool $tool python3 -m benchmarks.gpu_check --only "$kind" --out "$warm/$tool" \
-        >"$warm/sanitizer_${tool}_${kind// /_}.log" 2>&1 &
-    done
-  done
-  wait
-  grep -H "SUMMARY\|passed\|FAILED" "$warm"/sanitizer_*.log | sed "s|$warm/||"
 }
 
 run() {
@@ -86,7 +92,6 @@ run() {
   grep -H "FAILED\|passed" "$warm"/check_*.log 2>/dev/null | sed "s|$warm/||" | cut -c 1-220
   echo "compiled after $SECONDS s"
   for part in $parts; do ${part}_figures; done
-  tar -C "$results" -czf "$out/results.tar.gz" .
   echo "done after $SECONDS s"
 }
 
