@@ -7,9 +7,11 @@ limit takes depends on the seed and the task alone, so that two models are asked
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -169,11 +171,15 @@ def rescore(report: Report, data: Path) -> Report:
 
 
 def _rescored(cell: Cell, task: Task[Any], data: Path) -> Cell:
-    items, records = dict(enumerate(task.load(data))), []
-    for record in cell.records:
+    items = dict(enumerate(task.load(data)))
+
+    def score(record: Record) -> Record:
         answer = Answer(record.text, tuple(ToolCall(name, arguments) for name, arguments in record.calls))
         metrics = task.score(items[record.index], answer) if not record.error else {}
-        records.append(Record(record.index, record.text, record.calls, metrics, record.error))
+        return Record(record.index, record.text, record.calls, metrics, record.error)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        records = list(pool.map(score, cell.records))
     good = [record.metrics for record in records if not record.error]
     shown = {name: getattr(cell, name) for name in Cell.__slots__}
     shown |= {"metrics": task.summarise(good) if good else {}, "records": tuple(records)}

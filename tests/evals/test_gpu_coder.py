@@ -120,3 +120,17 @@ def test_time_that_runs_out_leaves_the_engine_empty(model: Transformer, data: Pa
     assert found.replies == [None] * 4
     assert not here.engine.has_work
     assert here.engine.stats().running == 0
+
+
+def test_figures_become_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from benchmarks.coder_plot import draw_all
+
+    book = Book(tmp_path, {"hardware": "made up"})
+    book.add("speed", {"domain": "chat", "way": "ar", "decode_tok_per_s": 600.0})
+    book.add("rounds", {"domain": "chat", "canvas_len": 16, "tokens_per_round": 4.0})
+    for streams in (1, 8):
+        book.add("streams", {"streams": streams, "way": "ar", "tok_per_s": 600.0 * streams})
+    pictures = draw_all(tmp_path, tmp_path / "images")
+    assert [path.name for path in pictures] == ["coder-speed.png", "coder-streams.png", "coder-rounds.png"]
+    assert all(path.stat().st_size > 1000 for path in pictures)
