@@ -23,7 +23,7 @@ from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.assemble import empty_transformer, finish, place
 from quicksilver.model.attention import PagedCache, RowPlan, Segment
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.kernels import later, resident
+from quicksilver.model.kernels import later, project, resident
 from quicksilver.model.lowrank import new_canvas
 from quicksilver.model.transformer import Transformer
 
@@ -31,7 +31,7 @@ DEVICE = "cuda"
 SHIPPED = {
     "shared": resident.SHARED_ROWS, "warps": resident.WARPS, "stages": resident.STAGES, "fetch": int(resident.FETCH),
     "share": 0, "qkv": later.PLAN.by_qkv, "keys": later.PLAN.by_attention, "out": later.PLAN.by_output,
-    "gates": later.PLAN.by_gates, "down": later.PLAN.by_down,
+    "gates": later.PLAN.by_gates, "down": later.PLAN.by_down, "slice": project.SLICE_ROWS,
 }  # fmt: skip
 _programs_for = resident.programs_for
 PAGE_SIZE = 16
@@ -48,11 +48,13 @@ SHAPES = {
 def switch_whole(text: str) -> dict[str, int]:
     """Sets how small networks run in one launch, from words like `shared=16,warps=8,stages=5,fetch=0`; whatever is not
     named is as shipped. `share` is the programs a multiprocessor. For larger models `qkv`, `keys`, `out`, `gates` and
-    `down` are the megabytes that these launches ask for on behalf of later ones (`later.FetchPlan`)."""
+    `down` are the megabytes that these launches ask for on behalf of later ones (`later.FetchPlan`), and `slice` the
+    rows that are finished at once where a linear has splits."""
     chosen = dict(SHIPPED) | {k: int(v) for k, v in (word.split("=") for word in text.split(",") if word)}
     resident.SHARED_ROWS, resident.WARPS = chosen["shared"], chosen["warps"]
     resident.STAGES, resident.FETCH = chosen["stages"], bool(chosen["fetch"])
     later.PLAN = later.FetchPlan(*(chosen[name] for name in ("qkv", "keys", "out", "gates", "down")))
+    project.SLICE_ROWS = chosen["slice"]
     if chosen["share"]:
         count = torch.cuda.get_device_properties(0).multi_processor_count
         resident.programs_for = lambda *_: count * chosen["share"]  # type: ignore[assignment]

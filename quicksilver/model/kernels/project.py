@@ -20,6 +20,9 @@ from quicksilver.model.kernels.project_kernels import add_kernel, qkv_kernel, sw
 from quicksilver.model.kernels.rotate import HeadNorms, RowSlots
 from quicksilver.model.kernels.stream import Cut, Parts, pick_columns, pick_cut
 
+SLICE_ROWS = 16
+"""Rows that are finished at once where a linear has splits: 4, 8 or 16. Fewer have more programs finish a tile."""
+
 
 @dataclass(frozen=True, slots=True)
 class Norm:
@@ -157,9 +160,9 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
 
 
 def _finishers(rows: int, splits: int, tiles: int, device: torch.device) -> int:
-    """Programs that finish a tile's slices of 16 rows side by side. They wait for each other, so all of them must fit
+    """Programs that finish a tile's slices of rows side by side. They wait for each other, so all of them must fit
     on the chip with room to spare; the interpreter runs one program after the other."""
-    count = rows // 16
+    count = rows // SLICE_ROWS
     while count > 1 and (count > splits or device.type != "cuda" or count * tiles >= _multiprocessors(device)):
         count //= 2
     return count
@@ -176,7 +179,7 @@ def _shape(cut: Cut, rows: int, tiles: int, weight: Weight) -> dict[str, int | b
     stages = cut.num_stages * 2 // weight.w.element_size()
     lines = min(4, 1 << ((cut.depth // 64).bit_length() - 1))
     return {
-        "ROWS": rows, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "SPLITS": cut.splits(k),
+        "ROWS": rows, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "SPLITS": cut.splits(k), "SLICE": SLICE_ROWS,
         "FINISHERS": _finishers(rows, cut.splits(k), tiles, weight.w.device),
         "EVEN": cut.is_even(k), "LINES": lines, "num_warps": cut.num_warps, "num_stages": stages,
     }  # fmt: skip

@@ -1,7 +1,7 @@
 """The kernels behind `project.py`: the linears of a layer for few rows, each with all that follows it.
 
 A program multiplies a pair of column groups by all rows along its split of the depth. Where there are splits, rows are
-finished in slices of 16, added up from what the splits put down, so that a row's numbers come about in the same way
+finished in slices of a few, added up from what the splits put down, so that a row's numbers come about in the same way
 whatever the number of rows.
 """
 
@@ -106,10 +106,10 @@ def qkv_kernel(
     x, w, out, sums, arrived, squares, bias, scale, low, b, a, gate, ready, low_depth, tiles,
     k_cache, v_cache, angles, positions, slots, q_gain, k_gain, eps, head_eps, K, depth,
     first_at, first_size, second_at, second_size, share,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, FINISHERS: tl.constexpr,
-    EVEN: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr,
-    RANK: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr, LINES: tl.constexpr,
-    FETCHES: tl.constexpr, LATER: tl.constexpr, OVERLAPS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
+    FINISHERS: tl.constexpr, EVEN: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
+    PARTS: tl.constexpr, RANK: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr,
+    LINES: tl.constexpr, FETCHES: tl.constexpr, LATER: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0) - PARTS * (RANK // 16)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
@@ -137,10 +137,10 @@ def qkv_kernel(
         )  # fmt: skip
     else:
         from_slice, to_slice = leave_part(
-            sums, arrived, left, right, head, split, ROWS, BLOCK_N, SPLITS, FINISHERS
+            sums, arrived, left, right, head, split, ROWS, BLOCK_N, SPLITS, SLICE, FINISHERS
         )  # fmt: skip
         for index in tl.range(from_slice, to_slice, num_stages=1):
-            n = index * 16 + tl.arange(0, 16)
+            n = index * SLICE + tl.arange(0, SLICE)
             half, other = add_parts(sums, n, head, ROWS, BLOCK_N, SPLITS)
             _finish_qkv(
                 half, other, head, n, first, second, out, squares, bias, scale, k_cache, v_cache, angles, positions,
@@ -177,9 +177,9 @@ def _finish_swiglu(
 def swiglu_kernel(
     x, w, out, sums, arrived, squares, scale, low, b, a, gate_of, ready, low_depth, tiles, eps, K, N, depth,
     first_at, first_size, second_at, second_size, share,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, FINISHERS: tl.constexpr,
-    EVEN: tl.constexpr, TILES: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
-    LINES: tl.constexpr, FETCHES: tl.constexpr, LATER: tl.constexpr, OVERLAPS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
+    FINISHERS: tl.constexpr, EVEN: tl.constexpr, TILES: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr,
+    RANK: tl.constexpr, LINES: tl.constexpr, FETCHES: tl.constexpr, LATER: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up; w holds N gate rows, then N up rows."""
     item = tl.program_id(0) - PARTS * (RANK // 16)
@@ -204,9 +204,9 @@ def swiglu_kernel(
     if SPLITS == 1:
         _finish_swiglu(gate, up, n, m, first, second, out, squares, scale, eps, K, N, ROWS, TILES, SCALE)
     else:
-        from_slice, to_slice = leave_part(sums, arrived, gate, up, tile, split, ROWS, BLOCK_N, SPLITS, FINISHERS)
+        from_slice, to_slice = leave_part(sums, arrived, gate, up, tile, split, ROWS, BLOCK_N, SPLITS, SLICE, FINISHERS)
         for index in tl.range(from_slice, to_slice, num_stages=1):
-            r = index * 16 + tl.arange(0, 16)
+            r = index * SLICE + tl.arange(0, SLICE)
             half, other = add_parts(sums, r, tile, ROWS, BLOCK_N, SPLITS)
             _finish_swiglu(half, other, n, r, first, second, out, squares, scale, eps, K, N, ROWS, TILES, SCALE)
         clear_parts(arrived, tile, from_slice, to_slice, SPLITS, FINISHERS)
@@ -216,9 +216,9 @@ def swiglu_kernel(
 def add_kernel(
     x, w, stream, y, sums, arrived, squares, gain, scale, low, b, a_low, gate, ready, low_depth, tiles, K, N, depth,
     first_at, first_size, second_at, second_size, share,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, FINISHERS: tl.constexpr,
-    EVEN: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, LINES: tl.constexpr,
-    FETCHES: tl.constexpr, LATER: tl.constexpr, OVERLAPS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
+    FINISHERS: tl.constexpr, EVEN: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
+    LINES: tl.constexpr, FETCHES: tl.constexpr, LATER: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """stream += W x, in place; and the sum times the next norm's gain, and its squares."""
     item = tl.program_id(0) - PARTS * (RANK // 16)
@@ -243,9 +243,9 @@ def add_kernel(
     if SPLITS == 1:
         _finish_add(a, c, tile, m, first, second, stream, y, squares, gain, scale, K, N, ROWS, BLOCK_N, SCALE)
     else:
-        from_slice, to_slice = leave_part(sums, arrived, a, c, tile, split, ROWS, BLOCK_N, SPLITS, FINISHERS)
+        from_slice, to_slice = leave_part(sums, arrived, a, c, tile, split, ROWS, BLOCK_N, SPLITS, SLICE, FINISHERS)
         for index in tl.range(from_slice, to_slice, num_stages=1):
-            n = index * 16 + tl.arange(0, 16)
+            n = index * SLICE + tl.arange(0, SLICE)
             half, other = add_parts(sums, n, tile, ROWS, BLOCK_N, SPLITS)
             _finish_add(
                 half, other, tile, n, first, second, stream, y, squares, gain, scale, K, N, ROWS, BLOCK_N, SCALE

@@ -96,9 +96,10 @@ def multiply(
 @triton.jit
 def leave_part(
     sums, arrived, a, b, tile, split,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, FINISHERS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
+    FINISHERS: tl.constexpr,
 ):  # fmt: skip
-    """Put this split's sums down -> the slices of 16 rows, [begin, end), that this program has to finish: all of them
+    """Put this split's sums down -> the slices of rows, [begin, end), that this program has to finish: all of them
     for the one that comes last, or, with several finishers, an equal share for each of the last splits, once every
     split is there. Programs with lower numbers are on the chip before them, so that waiting keeps nobody off it."""
     m, n = tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
@@ -107,7 +108,7 @@ def leave_part(
     tl.store(at + BLOCK_N * ROWS, b)
     tl.debug_barrier()  # every thread's sums are out before the one thread that counts announces them
     before = tl.atomic_add(arrived + tile, 1, sem="acq_rel", scope="gpu")
-    SHARE: tl.constexpr = ROWS // 16 // FINISHERS
+    SHARE: tl.constexpr = ROWS // SLICE // FINISHERS
     if FINISHERS == 1:
         begin, end = 0, tl.where(before == SPLITS - 1, SHARE, 0)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from quicksilver.model.kernels import project
 from tests import kernel_checks as checks
 from tests import project_checks as linears
 
@@ -31,6 +32,12 @@ NARROW = linears.LayerShape((96, 160), (2, 1, 64))
 @pytest.mark.parametrize(("shape", "has_norms"), [(SMALL, False), (NARROW, True)])
 def test_qkv_equals_its_steps(shape: linears.LayerShape, has_norms: bool) -> None:
     linears.check_qkv(0, shape, 16, has_norms)
+
+
+@pytest.mark.parametrize("slice_rows", [4, 16])
+def test_qkv_of_many_rows_is_finished_in_slices(monkeypatch: pytest.MonkeyPatch, slice_rows: int) -> None:
+    monkeypatch.setattr(project, "SLICE_ROWS", slice_rows)
+    linears.check_qkv(0, SMALL, 32, True)
 
 
 @pytest.mark.parametrize("shape", [SMALL, NARROW])
