@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, FinishReason, Request, Usage
 from quicksilver.engine.engine import Engine
+from quicksilver.engine.pace import Pace, TimedRound
 from quicksilver.evals.collect import join_channels
 from quicksilver.evals.task import Answer, Generate
 from quicksilver.text.channels import Channels
@@ -29,6 +30,7 @@ class Way:
     canvas_rows: int | None = None
 
 
+TELL_EVERY_S = 10.0
 AR = Way("ar", DecoderParams(DecoderName.AR, 1))
 SERVED = Way("verify, as served", DecoderParams(DecoderName.VERIFY, 16))
 """What a request gets that says nothing."""
@@ -85,9 +87,8 @@ def decoding(engine: Engine, way: Way) -> Iterator[None]:
     settings, pace, shapes = scheduler.config, scheduler.pace, dict(graphs)
     wanted = {"one_forward_len": way.one_forward_len, "canvas_rows": way.canvas_rows}
     scheduler.config = replace(settings, **{name: value for name, value in wanted.items() if value is not None})
-    if way.one_forward_len is not None:
-        scheduler.pace = None
     if way.one_forward_len == 0:
+        scheduler.pace = _always(way.decoder.canvas_len)
         for shape in [shape for shape in graphs if shape.num_sets]:
             del graphs[shape]
     try:
@@ -95,6 +96,11 @@ def decoding(engine: Engine, way: Way) -> Iterator[None]:
     finally:
         scheduler.config, scheduler.pace = settings, pace
         graphs.update(shapes)
+
+
+def _always(canvas_len: int) -> Pace:
+    """Drafts and verifications in step, as the engine has them, at one length whatever pays."""
+    return Pace({}, (TimedRound(1 << 20, canvas_len, False, 1.0),))
 
 
 def answer_all(
@@ -120,14 +126,24 @@ class _Crowd:
         self._tenant = f"{way.name} {time.perf_counter_ns()}"
 
     def run(self, streams: int, deadline: float) -> None:
-        queue = iter(range(len(self.asks)))
+        queue, told = iter(range(len(self.asks))), time.perf_counter()
         self._add(queue, streams)
         while self.engine.has_work:
             ended = sum(self._take(event) for event in self.engine.step() if isinstance(event, Delta))
-            if time.perf_counter() > deadline:
+            now = time.perf_counter()
+            if now > deadline:
                 self._abandon()
                 return
+            if now > told + TELL_EVERY_S:
+                told = now
+                self._tell(deadline - now)
             self._add(queue, ended)
+
+    def _tell(self, left: float) -> None:
+        done = [reply for reply in self.replies if reply is not None]
+        tokens = sum(len(reply.token_ids) for reply in done)
+        count = len(self.asks)
+        print(f"   {self.way.name}: {len(done)}/{count}, {tokens} tokens, {left:.0f} s left", flush=True)
 
     def _add(self, queue: Iterator[int], count: int) -> None:
         for _, index in zip(range(count), queue, strict=False):

@@ -68,6 +68,8 @@ def speed(bench: Bench, seconds: float) -> None:
             row |= {"over_ar": row["decode_tok_per_s"] / ar_speed if ar_speed else None}
             row |= {"same_as_ar": sum(a == b.token_ids for a, b in zip(said, found.whole, strict=False))}
             bench.book.add("speed", row)
+    for way in LONE_WAYS:
+        bench.book.add("averages", {"way": way.name, **average_row(bench.book.sections["speed"], way)})
 
 
 def lone_row(found: Replies) -> dict[str, Any]:
@@ -85,6 +87,33 @@ def lone_row(found: Replies) -> dict[str, Any]:
         "ms_per_round": 1e3 * decode_s / (rounds or behind or 1),
         "first_ms": 1e3 * statistics.median(reply.first_s for reply in whole) if whole else None,
     }
+
+
+def average_row(rows: Sequence[dict[str, Any]], way: Way) -> dict[str, Any]:
+    """Means over the domains, each counted once; `over_ar` is the ratio of the means."""
+    mine, ar = ([row for row in rows if row["way"] == name] for name in (way.name, AR.name))
+    speeds = statistics.mean(row["decode_tok_per_s"] for row in mine)
+    yields = [row["tokens_per_round"] for row in mine if row["tokens_per_round"]]
+    return {
+        "decode_tok_per_s": speeds,
+        "tok_per_s": statistics.mean(row["tok_per_s"] for row in mine),
+        "tokens_per_round": statistics.mean(yields) if yields else None,
+        "over_ar": speeds / statistics.mean(row["decode_tok_per_s"] for row in ar),
+        "same_as_ar": f"{sum(row['same_as_ar'] for row in mine)}/{sum(row['answers'] for row in mine)}",
+    }
+
+
+def device(bench: Bench, seconds: float) -> None:
+    """What the engine timed when it started, and how long it would make canvases: which bounds all that follows."""
+    pace = bench.engine.scheduler.pace
+    for graph in pace.rounds if pace else ():
+        bench.book.add("device", {"round": graph.canvas_len, "requests": graph.num_requests, "ms": graph.ms,
+                                  "one_forward": graph.is_one_forward})  # fmt: skip
+    for (rows, is_gated), ms in sorted(pace.forward_ms.items()) if pace else ():
+        bench.book.add("device", {"rows": rows, "with_adapter": is_gated, "ms": ms})
+    for count in STREAMS if pace else ():
+        lengths = {f"at_{chance}": pace.canvas_len(count, chance) for chance in (0.5, 0.7, 0.8, 0.9)} if pace else {}
+        bench.book.add("device", {"streams": count, **lengths})
 
 
 def _num_tokens(replies: Sequence[Reply]) -> int:

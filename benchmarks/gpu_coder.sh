@@ -13,9 +13,9 @@ fi
 out=$1 base=$2 canvas=$3 data=$4 mode=${5:-all}
 root=$(cd "$(dirname "$0")/.." && pwd)
 export PYTHONUNBUFFERED=1 TOKENIZERS_PARALLELISM=false PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-parts=${PARTS:-speed streams fim rounds equality tasks} seconds=${SECONDS_IN_ALL:-330} scale=1
+parts=${PARTS:-device speed streams fim rounds equality tasks} seconds=${SECONDS_IN_ALL:-330} scale=1
 if [ "$mode" = warm ]; then
-  parts="speed streams fim rounds tasks" seconds=150 scale=0.01 out=$out/warm
+  parts="device speed streams fim rounds tasks" seconds=150 scale=0.01 out=$out/warm
 fi
 mkdir -p "$out"
 # shellcheck disable=SC2086

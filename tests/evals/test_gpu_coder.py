@@ -90,7 +90,15 @@ def test_every_part_leaves_rows_and_answers_that_can_be_scored(model: Transforme
     gpu_coder.run_parts(model, writer(), book, options)
     (path,) = tmp_path.glob("gpu_coder-*.json")
     sections = json.loads(path.read_text())["sections"]
-    assert list(sections) == list(gpu_coder.PARTS)
+    assert list(sections) == [
+        "speed",
+        "averages",
+        "streams",
+        "fim",
+        "rounds",
+        "equality",
+        "tasks",
+    ]  # a CPU times nothing
     ways = [way.name for way in coder_parts.LONE_WAYS]
     assert [(row["domain"], row["way"]) for row in sections["speed"]] == [(d, way) for d in DOMAINS for way in ways]
     assert all(row["tokens"] > 0 and row["decode_tok_per_s"] > 0 for row in sections["speed"])
