@@ -130,6 +130,8 @@ class _Served:
             self.engine = build_engine(model, "coder", config)
             self.engine.runner = PagedRunner(model, self.engine.runner.cache, config.logit_rows)
         _tell_failures(self.engine, book)
+        gc.collect()
+        gc.freeze()
         book.say(f"engine built: {type(self.engine.runner).__name__}, {self.engine.scheduler.config}")
         book.facts["engine"] = str(self.engine.scheduler.config)
 
