@@ -71,6 +71,7 @@ large_compile() {
   compile batch gpu_batch
   compile prefill gpu_prefill --prompts 1024
   compile peers gpu_peers --tokens 8
+  compile canvas_peer gpu_canvas_peer --tokens 256 --steps 2
   for tool in memcheck racecheck; do
     for kind in "transition with sets 0" "qkv 135M rows=16" "attention heads=(9, 3, 64) splits=16"; do
       sanitize $tool "$kind"
@@ -83,6 +84,7 @@ large_figures() {
   figure 45 10 gpu_batch
   figure 75 7 gpu_prefill --far 131072
   figure 50 3 gpu_peers
+  figure 40 1 gpu_canvas_peer
   figure 30 2 gpu_verify --models 8B --rounds 60 --canvas "" --one-forward ""
 }
 
