@@ -48,8 +48,9 @@ from quicksilver.model.kernels.attention import cut_tiles
 from quicksilver.model.kernels.head import HeadRows, propose_rows, read_results
 from quicksilver.model.transformer import Transformer
 
-DEPTH = 3
-"""Rounds the device may be ahead of what the host has read."""
+DEPTH, SHORT_DEPTH = 2, 3
+"""Rounds the device may be ahead of what the host has read: one runs and one waits, which is enough unless a round is a
+single token. What is ahead when a request ends is wasted, and the next request waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +273,8 @@ class RoundRunner(GraphRunner):
         flight = self._flight
         assert flight is not None
         sequences = [work.sequence for work in works]
-        while len(flight.rounds) < DEPTH and flight.has_pages(sequences, self.cache.page_size):
+        depth = SHORT_DEPTH if flight.graph.shape.canvas_len == 1 else DEPTH
+        while len(flight.rounds) < depth and flight.has_pages(sequences, self.cache.page_size):
             _send_pages(flight.graph, [(flight.index[s], s) for s in sequences])
             flight.rounds.append(flight.graph.launch(flight.is_drawn))
         return flight.landed is not None or bool(flight.rounds)
