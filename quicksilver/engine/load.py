@@ -76,7 +76,8 @@ def load_grouped(checkpoint: Checkpoint, canvas_form: str) -> Transformer:
     def make() -> Transformer:
         check_scheme("int8-grouped", torch.device("cpu"))
         skill = load_adapter(checkpoint.skill) if checkpoint.skill is not None else None
-        model = build(open_source(checkpoint.weights), torch.float32, "cpu", PutGrouped(skill))
+        source = open_source(checkpoint.weights)
+        model = build(source, torch.float32, "cpu", PutGrouped(skill, source))
         mark(model, "int8-grouped")
         if checkpoint.canvas is not None:
             _attach(model, checkpoint.canvas, canvas_form)

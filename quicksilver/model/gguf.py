@@ -19,6 +19,7 @@ from torch import Tensor
 
 from quicksilver.errors import CheckpointRefused
 from quicksilver.model.config import ModelConfig
+from quicksilver.model.gguf_grid import Grid, read_grid
 from quicksilver.model.headers import (
     MAX_HEADER_BYTES,
     MAX_TENSORS,
@@ -202,6 +203,12 @@ class GgufSource:
             yield 0, unpermute(whole, heads)
         else:
             yield from self._pieces(entry)
+
+    def grid(self, name: str) -> Grid | None:
+        entry = self.header.entries[name]
+        grid = read_grid(self._bytes[entry.start : entry.end].reshape(entry.shape[0], -1), entry.dtype)
+        heads = self._permuted_heads(name)
+        return (unpermute(grid[0], heads), unpermute(grid[1], heads)) if grid and heads else grid
 
     def _pieces(self, entry: TensorEntry) -> Iterator[tuple[int, Tensor]]:
         from gguf.constants import GGMLQuantizationType

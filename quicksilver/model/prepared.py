@@ -24,7 +24,7 @@ from quicksilver.model.assemble import empty_transformer, finish, place, replace
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.headers import TensorEntry, read_safetensors_header
 from quicksilver.model.lowrank import LowRankOf
-from quicksilver.model.native.linear import GroupedInt8Linear
+from quicksilver.model.native.linear import GroupedLinear
 from quicksilver.model.native.product import aligned
 from quicksilver.model.quantise import mark
 from quicksilver.model.quantised import Int8Embedding
@@ -32,9 +32,9 @@ from quicksilver.model.transformer import Transformer
 
 log = logging.getLogger(__name__)
 
-_LAYOUT = "1"
+_LAYOUT = "2"
 """Raise it whenever packing, rounding or the names below change."""
-_DTYPES = {"F32": torch.float32, "U8": torch.uint8, "I8": torch.int8}
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "U8": torch.uint8, "I8": torch.int8}
 
 
 def prepared(folder: Path, name: str, files: Iterable[Path], make: Callable[[], Transformer]) -> Transformer:
@@ -76,7 +76,7 @@ def _keep(model: Transformer, path: Path) -> None:
 def save_prepared(model: Transformer, path: Path) -> None:
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     halves = [] if model.canvas is None else [pair.a for _, _, pair in model.canvas.low_rank()]
-    rank = halves[0].out_dim if halves and isinstance(halves[0], GroupedInt8Linear) else 0
+    rank = halves[0].out_dim if halves and isinstance(halves[0], GroupedLinear) else 0
     save_file(tensors, path, metadata={"config": json.dumps(model.config.to_hf()), "rank": str(rank)})
 
 
@@ -143,6 +143,6 @@ class _Reader:
             room = room[count:]
         return tensor
 
-    def linear(self, name: str, shape: tuple[int, int], has_bias: bool) -> GroupedInt8Linear:
+    def linear(self, name: str, shape: tuple[int, int], has_bias: bool) -> GroupedLinear:
         packed, scales = self.read(f"{name}.packed"), self.read(f"{name}.scales")
-        return GroupedInt8Linear(packed, scales, self.read(f"{name}.bias") if has_bias else None, shape)
+        return GroupedLinear(packed, scales, self.read(f"{name}.bias") if has_bias else None, shape)

@@ -95,8 +95,8 @@ def make_linear(stored: Stored, scheme: str) -> nn.Module:
 
 def _grouped(stored: Stored) -> nn.Module:
     # Imported here: the loops bring a compiler with them, which no other scheme needs.
-    from quicksilver.model.native.linear import GroupedInt8Linear
+    from quicksilver.model.native.linear import GroupedLinear
     from quicksilver.model.native.product import pack
 
     shape = (stored["q"].shape[0], stored["q"].shape[1])
-    return GroupedInt8Linear(*pack(stored["q"], stored["scale"]), stored.get("bias"), shape)
+    return GroupedLinear(*pack(stored["q"], stored["scale"]), stored.get("bias"), shape)

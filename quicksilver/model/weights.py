@@ -19,6 +19,7 @@ from quicksilver.errors import CheckpointRefused, ModelNotFound
 from quicksilver.model.assemble import empty_transformer, finish, place
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.gguf import GgufSource
+from quicksilver.model.gguf_grid import Grid
 from quicksilver.model.headers import read_safetensors_header, refuse_pickle
 from quicksilver.model.names import HF_NAMES, part_names
 from quicksilver.model.quantised_file import is_quantised, load_quantised
@@ -43,6 +44,9 @@ class Source(Protocol):
 
     def read(self, name: str) -> Iterator[tuple[int, Tensor]]:
         """(first row, rows) pieces of one tensor, in order."""
+
+    def grid(self, name: str) -> Grid | None:
+        """Of a matrix: the 16 steps its values lie on, where the file holds four bits of each."""
 
 
 def load_model(
@@ -132,6 +136,9 @@ class HfSource:
     def read(self, name: str) -> Iterator[tuple[int, Tensor]]:
         with open_tensors(self._files[name]) as file:
             yield 0, file.get_tensor(name)
+
+    def grid(self, name: str) -> Grid | None:
+        return None
 
 
 def save_model(model: Transformer, folder: Path | str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,9 +67,12 @@ def new_cache(config: ModelConfig, num_pages: int = 64, dtype: torch.dtype = tor
     return PagedCache.allocate(config, num_pages, PAGE_SIZE, "cpu", dtype)
 
 
-def write_gguf(path: Path, config: ModelConfig, kind: str = "F32", seed: int = 0) -> dict[str, np.ndarray]:
-    """A GGUF file of random tensors, matrices stored as `kind`. Returns the values as the gguf package reads them."""
-    generator = np.random.default_rng(seed)
+def write_gguf(
+    path: Path, config: ModelConfig, kind: str = "F32", kinds: Mapping[str, str] | None = None
+) -> dict[str, np.ndarray]:
+    """A GGUF file of random tensors, matrices stored as `kind`, or as `kinds` says of them by name. Returns the
+    values as the gguf package reads them."""
+    generator = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, config.family)
     writer.add_block_count(config.num_layers)
     writer.add_embedding_length(config.dim)
@@ -83,7 +86,7 @@ def write_gguf(path: Path, config: ModelConfig, kind: str = "F32", seed: int = 0
     writer.add_array("tokenizer.ggml.tokens", ["a", "b", "é"])
     values = {}
     for name, shape in gguf_shapes(config).items():
-        tensor_kind = gguf.GGMLQuantizationType[kind if len(shape) > 1 else "F32"]
+        tensor_kind = gguf.GGMLQuantizationType[(kinds or {}).get(name, kind) if len(shape) > 1 else "F32"]
         stored = stored_tensor(generator, shape, tensor_kind)
         writer.add_tensor(name, stored, raw_dtype=tensor_kind)
         values[name] = gguf.quants.dequantize(stored, tensor_kind).reshape(shape)

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from quicksilver.model.adapters import attach_canvas, merge_skill, new_canvas
+from quicksilver.model.config import Family
 from quicksilver.model.lowrank import Adapter, LowRank
 from quicksilver.model.native.support import refusal
 from quicksilver.model.quantise import mark, quantise_model
 from quicksilver.model.transformer import Transformer
 from quicksilver.model.weights import build, load_model, open_source, save_model
-from tests.model.build import random_model, run_dense, small_config, token_ids
+from tests.model.build import random_model, run_dense, small_config, token_ids, write_gguf
 
 if refusal() is not None:
     pytest.skip(f"compiled loops: {refusal()}", allow_module_level=True)
@@ -82,6 +83,30 @@ def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None
     assert same(prepared(tmp_path / "kept", "some", sources(tmp_path), make_model), make_model())
 
 
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_four_bits_of_a_file_are_not_rounded_again(tmp_path: Path, family: Family, kind: str) -> None:
+    config = small_config(family, num_layers=1, dim=256, ffn_dim=512, num_heads=4, num_kv_heads=2, head_dim=64)
+    write_gguf(tmp_path / "m.gguf", config, kind)
+    source = open_source(tmp_path / "m.gguf")
+    packed = build(source, torch.float32, "cpu", PutGrouped(None, source))
+    dense = load_model(tmp_path / "m.gguf")
+    for name in ("qkv", "o", "gate_up", "down"):
+        found, wanted = getattr(packed.layers[0], name), getattr(dense.layers[0], name).weight
+        assert found.bits == 4
+        # Rows of one input each leave nothing to round in the activations.
+        rows = torch.eye(wanted.shape[1])
+        torch.testing.assert_close(found(rows) - found(rows * 0), wanted.T, rtol=1e-3, atol=1e-3)
+
+
+def test_more_bits_in_one_part_of_a_fused_weight_make_it_all_bytes(tmp_path: Path) -> None:
+    config = small_config("qwen2", num_layers=1, dim=256, ffn_dim=512, num_heads=4, num_kv_heads=2, head_dim=64)
+    write_gguf(tmp_path / "m.gguf", config, "Q4_K", {"blk.0.attn_v.weight": "Q6_K", "blk.0.ffn_down.weight": "Q6_K"})
+    source = open_source(tmp_path / "m.gguf")
+    layer = build(source, torch.float32, "cpu", PutGrouped(None, source)).layers[0]
+    assert [getattr(layer, name).bits for name in ("qkv", "o", "gate_up", "down")] == [8, 4, 4, 8]
+
+
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_tensor_by_tensor_equals_merging_and_quantising_the_whole(tmp_path: Path, is_tied: bool) -> None:
     parent = random_model(small_config("qwen2", tied_head=is_tied))
@@ -94,6 +119,7 @@ def test_tensor_by_tensor_equals_merging_and_quantising_the_whole(tmp_path: Path
     whole = load_model(tmp_path)
     merge_skill(whole, skill)
     quantise_model(whole, "int8-grouped")
-    streamed = build(open_source(tmp_path), torch.float32, "cpu", PutGrouped(skill))
+    source = open_source(tmp_path)
+    streamed = build(source, torch.float32, "cpu", PutGrouped(skill, source))
     mark(streamed, "int8-grouped")
     assert same(streamed, whole)

@@ -9,7 +9,8 @@ from llvmlite import ir
 from numba.core.cgutils import get_or_insert_function
 
 LANES = 16
-I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+F16, F32 = ir.HalfType(), ir.FloatType()
 INTS, FLOATS = ir.VectorType(I32, LANES), ir.VectorType(F32, LANES)
 ZEROS = ir.Constant(FLOATS, [0.0] * LANES)
 Builder = Any
@@ -61,3 +62,9 @@ def fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
 
 def float_of(value: float) -> Value:
     return ir.Constant(F32, struct.unpack("f", struct.pack("f", value))[0])
+
+
+def fetch(b: Builder, address: Value, offset: Value) -> None:
+    """Ask for the cache line there, into the second-level cache. Nothing waits for it, and any address will do."""
+    hints = [ir.Constant(I32, 0), ir.Constant(I32, 2), ir.Constant(I32, 1)]
+    call(b, "llvm.prefetch.p0", ir.VoidType(), [at(b, address, offset, I8), *hints])

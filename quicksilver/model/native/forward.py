@@ -32,9 +32,9 @@ BASE, A, B = range(3)
 
 
 class Network(NamedTuple):
-    """Constants of a model. Matrices are rows of four numbers, see `product.Matrix`."""
+    """Constants of a model. Matrices are rows of five numbers, see `product.Matrix`."""
 
-    matrices: NDArray[np.int64]  # (layers, 4 linears, base and A and B, 4)
+    matrices: NDArray[np.int64]  # (layers, 4 linears, base and A and B, 5)
     gains: Floats  # (layers, 2, dim): before attention, before feed-forward
     head_gains: Floats  # (layers, 2, head_dim): of queries and keys; (0, 2, head_dim) where there are none
     bias: Floats  # (layers, qkv columns); (0, qkv columns) where there is none
@@ -95,7 +95,7 @@ def _project(matrices: NDArray[np.int64], room: Room, batch: Batch, team: tuple[
 def _own_narrow(room: Room, thread: int) -> Rounded:
     first = thread * len(room.x)
     narrow = room.narrow
-    return Rounded(narrow.values[first:], narrow.scales[first:], narrow.offsets[first:])
+    return Rounded(narrow.values[first:], narrow.scales[first:], narrow.offsets[first:], narrow.sums[first:])
 
 
 @inner

@@ -1,4 +1,4 @@
-"""A linear over packed int8 weights as a torch module: what a quantised model is made of, and what the head runs."""
+"""A linear over packed weights as a torch module: what a quantised model is made of, and what the head runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from quicksilver.model.native.team import Place, current_team
 from quicksilver.model.native.tile import GROUP_LEN, STRIP
 
 
-class GroupedInt8Linear(nn.Module):
-    """int8 weights and int8 activations, both with a scale for every 64 inputs (CPU)."""
+class GroupedLinear(nn.Module):
+    """int8 activations with a scale for every 64 inputs; weights likewise, or of four bits with scales and least values
+    for every 32, both in half precision (CPU)."""
 
     packed: Tensor
     scales: Tensor
@@ -29,11 +30,12 @@ class GroupedInt8Linear(nn.Module):
         self.register_buffer("scales", scales)
         self.register_buffer("bias", None if bias is None else bias.float())
         self.out_dim, self.in_dim = shape
+        self.bits = 4 if scales.dtype is torch.float16 else 8
 
     @property
     def matrix(self) -> Matrix:
-        num_groups, num_strips = self.packed.shape[1] * 4 // GROUP_LEN, self.packed.shape[0] * 16 // STRIP
-        return Matrix(self.packed.data_ptr(), self.scales.data_ptr(), num_groups, num_strips)
+        num_groups, num_strips = whole_groups(self.in_dim) // GROUP_LEN, self.packed.shape[0] * 16 // STRIP
+        return Matrix(self.packed.data_ptr(), self.scales.data_ptr(), num_groups, num_strips, self.bits)
 
     def forward(self, x: Tensor) -> Tensor:
         matrix = np.array(self.matrix, np.int64)

@@ -14,7 +14,8 @@ from quicksilver.model.attention import PagedCache, RowPlan
 from quicksilver.model.lowrank import LINEARS, LowRankOf
 from quicksilver.model.native.attend import Plan
 from quicksilver.model.native.forward import Batch, Network, Room, run_layers
-from quicksilver.model.native.linear import GroupedInt8Linear
+from quicksilver.model.native.linear import GroupedLinear
+from quicksilver.model.native.product import Matrix
 from quicksilver.model.native.rows import Floats, Rounded, empty_rounded, whole_groups
 from quicksilver.model.native.team import current_team
 from quicksilver.model.transformer import Layer, Transformer
@@ -78,7 +79,7 @@ def fits(model: Transformer) -> bool:
         if not all(isinstance(pair, LowRankOf) for pair in pairs):
             return False
         linears += [half for pair in pairs for half in (pair.a, pair.b)]  # type: ignore[misc]
-    return model.config.head_dim % 16 == 0 and all(isinstance(linear, GroupedInt8Linear) for linear in linears)
+    return model.config.head_dim % 16 == 0 and all(isinstance(linear, GroupedLinear) for linear in linears)
 
 
 def _linears(layer: nn.Module) -> list[nn.Module]:
@@ -118,7 +119,7 @@ def _stacked(rows: Sequence[tuple[Tensor, ...]], shape: tuple[int, ...]) -> Floa
 
 
 def _matrices(model: Transformer) -> NDArray[np.int64]:
-    table = np.zeros((model.config.num_layers, len(LINEARS), 3, 4), np.int64)
+    table = np.zeros((model.config.num_layers, len(LINEARS), 3, len(Matrix._fields)), np.int64)
     for index, layer in enumerate(model.layers):
         for number, (name, attribute) in enumerate(LINEARS.items()):
             table[index, number, 0] = getattr(layer, attribute).matrix

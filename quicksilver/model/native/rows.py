@@ -19,11 +19,13 @@ Floats = NDArray[np.float32]
 
 
 class Rounded(NamedTuple):
-    """Rows as int8 with a scale a group; `offsets` cancels the 128 that every weight carries."""
+    """Rows as int8 with a scale a group; `offsets` cancels the 128 that a weight of eight bits carries, and a least
+    value of weights in four bits counts as often as `sums` say."""
 
     values: NDArray[np.int8]  # (rows, width), a width of whole groups
     scales: Floats  # (rows, groups)
     offsets: NDArray[np.int32]  # (rows, groups)
+    sums: Floats  # (rows, 2 * groups)
 
 
 def empty_rounded(num_rows: int, width: int) -> Rounded:
@@ -32,6 +34,7 @@ def empty_rounded(num_rows: int, width: int) -> Rounded:
         np.zeros((num_rows, num_groups * GROUP_LEN), np.int8),
         np.zeros((num_rows, num_groups), np.float32),
         np.zeros((num_rows, num_groups), np.int32),
+        np.zeros((num_rows, 2 * num_groups), np.float32),
     )
 
 
@@ -43,10 +46,10 @@ def whole_groups(width: int) -> int:
 def round_row(x: Floats, out: Rounded, row: int) -> None:
     """x, of whole groups, into row `row` of `out`."""
     source, values = address_of(x), address_of(out.values[row])
-    scales, offsets = address_of(out.scales[row]), address_of(out.offsets[row])
+    scales, offsets, sums = address_of(out.scales[row]), address_of(out.offsets[row]), address_of(out.sums[row])
     for group in range(len(x) // GROUP_LEN):
         start = group * GROUP_LEN
-        round_group(source + 4 * start, values + start, scales + 4 * group, offsets + 4 * group)
+        round_group(source + 4 * start, values + start, scales + 4 * group, offsets + 4 * group, sums + 8 * group)
 
 
 @inner

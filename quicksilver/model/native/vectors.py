@@ -38,29 +38,32 @@ _VECTOR_BYTES = 4 * LANES
 
 
 @intrinsic
-def round_group(context: Any, x: Any, values: Any, scale: Any, offset: Any) -> Any:
-    """64 floats at `x` -> int8 at `values`, their scale at `scale`, and -128 times their sum at `offset`.
+def round_group(context: Any, x: Any, values: Any, scale: Any, offset: Any, sums: Any) -> Any:
+    """64 floats at `x` -> int8 at `values`, their scale at `scale`, -128 times their sum at `offset`, and at `sums`
+    what either half of them now adds up to.
 
     Sizes are compared as bits, where not-a-number is above everything: it becomes the scale.
     """
 
     def codegen(context: Any, b: Builder, signature: Any, args: Sequence[Value]) -> Value:
-        x_at, values_at, scale_at, offset_at = args
+        x_at, values_at, scale_at, offset_at, sums_at = args
         parts = [load(b, x_at, _VECTOR_BYTES * i, FLOATS) for i in range(4)]
         largest = b.bitcast(_largest_bits(b, parts), F32)
         is_zero = b.fcmp_ordered("==", largest, float_of(0.0))
         steps = splat(b, b.select(is_zero, float_of(0.0), b.fdiv(float_of(127.0), largest)), FLOATS)
-        total = ir.Constant(INTS, [0] * LANES)
+        wholes = []
         for i, part in enumerate(parts):
-            whole = b.fptosi(call(b, "llvm.nearbyint.v16f32", FLOATS, [b.fmul(part, steps)]), INTS)
-            store(b, b.trunc(whole, _BYTES), values_at, LANES * i)
-            total = b.add(total, whole)
-        store(b, b.fdiv(largest, float_of(127.0)), scale_at, 0)
-        total = call(b, "llvm.vector.reduce.add.v16i32", I32, [total])
-        store(b, b.mul(total, ir.Constant(I32, -128)), offset_at, 0)
+            wholes.append(b.fptosi(call(b, "llvm.nearbyint.v16f32", FLOATS, [b.fmul(part, steps)]), INTS))
+            store(b, b.trunc(wholes[i], _BYTES), values_at, LANES * i)
+        size = b.fdiv(largest, float_of(127.0))
+        store(b, size, scale_at, 0)
+        halves = [call(b, "llvm.vector.reduce.add.v16i32", I32, [b.add(*wholes[i : i + 2])]) for i in (0, 2)]
+        store(b, b.mul(b.add(*halves), ir.Constant(I32, -128)), offset_at, 0)
+        for i, half in enumerate(halves):
+            store(b, b.fmul(b.sitofp(half, F32), size), sums_at, 4 * i)
         return context.get_dummy_value()
 
-    return types.void(x, values, scale, offset), codegen
+    return types.void(x, values, scale, offset, sums), codegen
 
 
 def _largest_bits(b: Builder, parts: list[Value]) -> Value:

@@ -15,16 +15,17 @@ if refusal() is not None:
     pytest.skip(f"compiled loops: {refusal()}", allow_module_level=True)
 
 from quicksilver.model.native.compiled import inner
-from quicksilver.model.native.linear import GroupedInt8Linear
-from quicksilver.model.native.product import pack
+from quicksilver.model.native.dot import dot_avx2, dot_vnni
+from quicksilver.model.native.linear import GroupedLinear
+from quicksilver.model.native.product import aligned, pack, pack_nibbles
 from quicksilver.model.native.rows import empty_rounded, round_row
 from quicksilver.model.native.scalar import address_of, exp32
-from quicksilver.model.native.tile import dot_avx2, dot_vnni, make_tile
+from quicksilver.model.native.tile import make_tile
 
 
-def linear(weight: Tensor) -> GroupedInt8Linear:
+def linear(weight: Tensor) -> GroupedLinear:
     made = make_linear(quantise_weight(weight, None, "int8-grouped"), "int8-grouped")
-    assert isinstance(made, GroupedInt8Linear)
+    assert isinstance(made, GroupedLinear)
     return made
 
 
@@ -34,7 +35,15 @@ def rounded(x: Tensor) -> Tensor:
     return dequantise_int8_grouped(q, scale, 64).double()
 
 
-@pytest.mark.parametrize(("out_dim", "in_dim"), [(64, 64), (100, 130), (17, 5), (192, 576)])
+def four_bits(out_dim: int, in_dim: int) -> tuple[GroupedLinear, Tensor]:
+    """A linear of weights in four bits, and these weights."""
+    q = torch.randint(0, 16, (out_dim, in_dim), dtype=torch.uint8)
+    scale, least = (torch.randn(out_dim, in_dim // 32).half().float() for _ in range(2))
+    weight = q * scale.repeat_interleave(32, 1) + least.repeat_interleave(32, 1)
+    return GroupedLinear(*pack_nibbles(q, scale, least), None, (out_dim, in_dim)), weight
+
+
+@pytest.mark.parametrize(("out_dim", "in_dim"), [(64, 64), (100, 130), (17, 5), (192, 576), (64, 3200)])
 def test_product_equals_that_of_the_rounded_numbers(out_dim: int, in_dim: int) -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(out_dim, in_dim), torch.randn(7, in_dim) * 3
@@ -42,9 +51,22 @@ def test_product_equals_that_of_the_rounded_numbers(out_dim: int, in_dim: int) -
     torch.testing.assert_close(linear(weight)(x).double(), wanted, rtol=1e-5, atol=1e-4)
 
 
-def test_a_row_has_the_same_bits_in_any_number_of_rows() -> None:
+@pytest.mark.parametrize(("out_dim", "in_dim"), [(64, 64), (100, 160), (17, 32), (192, 576), (64, 3200)])
+def test_product_of_weights_in_four_bits_equals_that_of_the_rounded_rows(out_dim: int, in_dim: int) -> None:
+    torch.manual_seed(0)
+    product, weight = four_bits(out_dim, in_dim)
+    assert product.bits == 4
+    for num_rows in (1, 7, 16):
+        x = torch.randn(num_rows, in_dim) * 3
+        wanted = rounded(x) @ weight.double().T
+        torch.testing.assert_close(product(x).double(), wanted, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_row_has_the_same_bits_in_any_number_of_rows(bits: int) -> None:
     torch.manual_seed(1)
-    product, x = linear(torch.randn(128, 192)), torch.randn(23, 192)
+    product = linear(torch.randn(128, 1728)) if bits == 8 else four_bits(128, 1728)[0]
+    x = torch.randn(23, 1728)
     whole = product(x)
     for num_rows in range(1, 23):
         assert torch.equal(product(x[:num_rows]), whole[:num_rows])
@@ -70,25 +92,35 @@ def test_what_is_not_finite_spoils_its_own_row_only(bad: float) -> None:
 def test_bias_is_added() -> None:
     weight, bias, x = torch.randn(64, 64), torch.randn(64), torch.randn(2, 64)
     plain = linear(weight)
-    assert torch.equal(GroupedInt8Linear(plain.packed, plain.scales, bias, (64, 64))(x), plain(x) + bias)
+    assert torch.equal(GroupedLinear(plain.packed, plain.scales, bias, (64, 64))(x), plain(x) + bias)
+
+
+def test_large_matrices_lie_at_a_multiple_of_a_cache_line_as_small_ones_do() -> None:
+    for num_bytes in (1000, 9 << 20):
+        room = aligned((num_bytes,), torch.uint8).fill_(7)
+        assert room.data_ptr() % 64 == 0
+        assert int(room[-1]) == 7
 
 
 @pytest.mark.skipif(not has_vnni(), reason="compares with AVX-512 VNNI")
-def test_cpus_without_the_byte_instruction_get_the_same_bits() -> None:
-    narrow, wide = make_tile(2, 1, dot_avx2), make_tile(2, 1, dot_vnni)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_cpus_without_the_byte_instruction_get_the_same_bits(bits: int) -> None:
+    narrow, wide = make_tile(2, 1, dot_avx2, bits), make_tile(2, 1, dot_vnni, bits)
 
     @inner
-    def run(rows, source, y, weights, adds):  # type: ignore[no-untyped-def]
-        narrow(address_of(rows), source, (address_of(y), 4 * y.shape[1]), weights, 3, adds)
-        wide(address_of(rows), source, (address_of(y) + 64, 4 * y.shape[1]), weights, 3, adds)
+    def run(rows, source, y, weights, ahead):  # type: ignore[no-untyped-def]
+        narrow(address_of(rows), source, (address_of(y), 4 * y.shape[1]), weights, (0, 3, 3), 0, ahead)
+        wide(address_of(rows), source, (address_of(y) + 64, 4 * y.shape[1]), weights, (0, 3, 3), 0, ahead)
 
-    packed, scales = pack(*quantise_int8_grouped(torch.randn(16, 192), 64))
+    bytes_of = pack(*quantise_int8_grouped(torch.randn(16, 192), 64))
+    nibbles = four_bits(16, 192)[0]
+    packed, scales = bytes_of if bits == 8 else (nibbles.packed, nibbles.scales)
     x = empty_rounded(2, 192)
     for row in range(2):
         round_row(np.random.default_rng(row).standard_normal(192).astype(np.float32), x, row)
-    source = (x.values.ctypes.data, 192, x.scales.ctypes.data, 12, x.offsets.ctypes.data)
+    source = (x.values.ctypes.data, 192, x.scales.ctypes.data, 12, x.offsets.ctypes.data, x.sums.ctypes.data)
     y = np.zeros((2, 32), np.float32)
-    run(np.arange(2), source, y, (packed.data_ptr(), scales.data_ptr()), 0)
+    run(np.arange(2), source, y, (packed.data_ptr(), scales.data_ptr()), (packed.data_ptr(),))
     assert np.abs(y).min() > 0
     assert np.array_equal(y[:, :16], y[:, 16:])
 
