@@ -45,6 +45,7 @@ ahead=("" slice=4 keys=16 keys=32 qkv=8,keys=16 down=8 slice=4,keys=24,down=8 sl
 tries_compile() {
   check "" "network llama" "network qwen3" "rounds true" "rounds parts" "qkv 1" "qkv 8B" ffn layer
   check $most "network qwen3" "rounds parts" "layer 1.5B"
+  check "" "fixed products"
   for words in "" shared=16 share=1; do compile "whole_$words" gpu_whole --tries "$words"; done
   compile verify_135M gpu_verify --models 135M --rounds 5
   compile forward_1.5B gpu_forward --models 1.5B --rows 16,64 --tries "" slice=4 keys=16 $most
@@ -86,6 +87,8 @@ large_figures() {
   figure 50 3 gpu_peers
   figure 40 1 gpu_canvas_peer
   figure 30 2 gpu_verify --models 8B --rounds 60 --canvas "" --one-forward ""
+  figure 30 6 gpu_forward --models 135M,1.5B --rows 16,64,256 --product fixed
+  figure 45 10 gpu_batch --product fixed
 }
 
 run() {

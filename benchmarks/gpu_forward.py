@@ -30,6 +30,7 @@ from quicksilver.engine.batch import Batch
 from quicksilver.engine.graphs import GraphLimits, GraphRunner, bucket_of
 from quicksilver.model.attention import SdpaAttend
 from quicksilver.model.kernels import launch
+from quicksilver.model.kernels.network import Product
 from quicksilver.model.transformer import Transformer
 
 PAST = 512
@@ -84,7 +85,7 @@ def measure(name: str, rows: list[int], bandwidth: float, options: argparse.Name
     found: list[dict[str, Any]] = []
     for scheme, words in product(options.schemes.split(","), options.tries):
         switch_whole(words)
-        limits = GraphLimits(max_rows=max(*rows, 16), max_segments=8, context_len=2048, scheme=scheme)
+        limits = GraphLimits(max(*rows, 16), 8, 2048, scheme, Product(options.product))
         try:
             runner = make_runner(model, pages_for(1, PAST + 512), limits)
         except Exception as error:
@@ -132,6 +133,7 @@ def main() -> None:
     parser.add_argument("--schemes", default="bfloat16", help="bfloat16, fp8, or both with a comma")
     parser.add_argument("--plain", action="store_true", help="also time plain torch")
     parser.add_argument("--profile", action="store_true", help="print the time of each kernel")
+    parser.add_argument("--product", default="fastest", help="fastest, or fixed: rows that ignore their company")
     parser.add_argument("--overlap", action="store_true", help="programmatic dependent launch")
     parser.add_argument("--tries", nargs="+", default=[""], help="ways to run: gpu_setup.switch_whole")
     options = parser.parse_args()
@@ -143,7 +145,7 @@ def main() -> None:
     for name in options.models.split(","):
         found += measure(name, rows, bandwidth, options)
         torch.cuda.empty_cache()
-    settings = {"overlap": options.overlap, "past": PAST, "copy_bandwidth": bandwidth}
+    settings = {"overlap": options.overlap, "product": options.product, "past": PAST, "copy_bandwidth": bandwidth}
     settings |= {"rank": "64 on 135M and 1.5B"}
     write_report(options.out, "gpu_forward", settings, found)
 

@@ -24,8 +24,9 @@ from quicksilver.engine.graphs import GraphLimits, GraphRunner
 from quicksilver.engine.rounds import RoundRunner, RoundShape, one_forward
 from quicksilver.engine.transition import RoundState, take_chosen, take_draft, take_verified
 from quicksilver.model.adapters import attach_canvas
-from quicksilver.model.attention import PagedCache, SdpaAttend
+from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
 from quicksilver.model.config import ModelConfig
+from quicksilver.model.kernels.network import Product
 from quicksilver.model.lowrank import new_canvas
 from quicksilver.model.transformer import Transformer
 from tests.kernel_checks import FEW_ROWS, KINDS, expect_close, here, random_plan, relative_error
@@ -86,6 +87,40 @@ def check_network(config: ModelConfig, seed: int, has_canvas: bool, kinds: tuple
     # Random weights can amplify rounding: what plain torch loses in the same dtype, the kernels may lose too.
     expect_close(found, exact, max(4e-2, 1.5 * relative_error(plain, exact)))
     expect_close(other.k, exact_cache.k, max(4e-2, 1.5 * relative_error(cache.k, exact_cache.k)))
+
+
+def _causal_batch(num_segments: int, rows_each: int, past: int, page_size: int) -> Batch:
+    """Segments of causal rows, each behind a cached text of its own on pages of its own; the first is always the
+    same."""
+    num_pages = -(-(past + rows_each) // page_size)
+    rows = torch.arange(num_segments * rows_each)
+    segment, row = rows // rows_each, rows % rows_each
+    positions, nothing = past + row, torch.zeros_like(row)
+    slots = segment * num_pages * page_size + positions
+    pages = torch.arange(num_segments * num_pages).view(num_segments, num_pages)
+    segments = [Segment(s * rows_each, (s + 1) * rows_each, pages[s]) for s in range(num_segments)]
+    plan = RowPlan(positions, slots, nothing.bool(), positions + 1, nothing, nothing, segments)
+    return Batch((7 * segment + 3 * row) % 50, nothing - 1, plan, torch.arange(len(row)), False)
+
+
+def check_fixed_products_ignore_company(config: ModelConfig, counts: tuple[int, ...]) -> None:
+    """Where products are fixed a sequence's rows have the same numbers alone and among others, bit for bit on a GPU,
+    and those of the plain network."""
+    model, place = model_of(config), here()
+    cache = PagedCache.allocate(config, 64, 16, place.device, place.dtype)
+    cache.k.normal_()
+    cache.v.normal_()
+    limits = GraphLimits(max_rows=512, max_segments=32, context_len=256, product=Product.FIXED)
+    runner = GraphRunner(model, cache, 64, limits)
+    alone = runner._launch(_causal_batch(1, 5, 20, 16))[:5].clone()
+    for count in counts:
+        batch = _causal_batch(count, 5, 20, 16)
+        found = runner._launch(batch)[: 5 * count].clone()
+        if place.device == "cuda":
+            assert torch.equal(found[:5], alone), f"other numbers among {count} sequences"
+        expect_close(found[:5], alone, place.tolerance)
+        plain = _plain_forward(model, batch, PagedCache(cache.k.clone(), cache.v.clone(), 16))
+        expect_close(model.norm(found), plain, 4e-2 if place.dtype is torch.bfloat16 else 1e-4)
 
 
 def _plain_forward(model: Transformer, batch: Batch, cache: PagedCache) -> Tensor:
@@ -230,6 +265,9 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
                 name = f"network {config.family} {seed} canvas={has_canvas}"
                 kinds = KINDS if seed else FEW_ROWS
                 yield name, lambda c=config, s=seed, h=has_canvas, k=kinds: check_network(c, s, h, k)
+    for config in (SMALL_TRUE, WIDE_PARTS):
+        name = f"fixed products ignore company {config.family}"
+        yield name, lambda c=config: check_fixed_products_ignore_company(c, (3, 6, 12, 13, 25))
     # Prompts of two whose first forward falls into the same bucket with and without canvases (64), and into another
     # (16 and 64), where equality rests on rows that ignore their number.
     two = [RoundShape(1, 16), RoundShape(2, 16)]

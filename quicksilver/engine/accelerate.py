@@ -35,8 +35,10 @@ def make_runner(model: Transformer, cache: PagedCache, config: EngineConfig, con
         return _plain_runner(model, cache, config)
     from quicksilver.engine.graphs import GraphLimits
     from quicksilver.engine.rounds import RoundRunner, RoundShape, one_forward
+    from quicksilver.model.kernels.network import Product
 
-    limits = GraphLimits(config.max_rows, config.max_running, context_len, config.gpu_weights)
+    product = Product(config.gpu_products)
+    limits = GraphLimits(config.max_rows, config.max_running, context_len, config.gpu_weights, product)
     runner = RoundRunner(model, cache, config.logit_rows, limits)
     runner.prepare(_buckets(config.max_rows), _buckets(config.max_rows))
     shapes = [RoundShape(1, 1)]

@@ -21,6 +21,9 @@ class EngineConfig:
     """Whether a GPU runs captured graphs and our own kernels; plain torch otherwise."""
     gpu_weights: str = "bfloat16"
     """What the kernels read: bfloat16 (the checkpoint's own 16 bits) or fp8 (rounded at load, half the bytes)."""
+    gpu_products: str = "fastest"
+    """fastest, or fixed: products of at most 64 rows with one order of additions, so that a request's numbers do not
+    depend on what runs beside it."""
     max_rows: int = 512
     """Row budget of one forward: prompts are cut into chunks that fit beside the canvases."""
     max_running: int = 64
@@ -43,6 +46,8 @@ class EngineConfig:
         for name in ("page_size", "max_rows", "max_running", "max_canvas_len", "logit_rows"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"engine setting {name} must be at least 1", param=name)
+        if self.gpu_products not in ("fastest", "fixed"):
+            raise InvalidRequest("engine setting gpu_products is fastest or fixed", param="gpu_products")
 
 
 def plan_pages(config: EngineConfig, bytes_per_token: int, free_bytes: int) -> int:

@@ -28,7 +28,7 @@ from quicksilver.engine.sequence import Work
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.kernels.attention import RowTables, cut_tiles
 from quicksilver.model.kernels.head import Draws, HeadRows, HeadSpace, propose_rows, read_results
-from quicksilver.model.kernels.network import Network, RowInputs, Space
+from quicksilver.model.kernels.network import Network, Product, RowInputs, Space
 from quicksilver.model.kernels.rotate import RowSlots, angle_table
 from quicksilver.model.kernels.weights import collect
 from quicksilver.model.transformer import Transformer
@@ -45,6 +45,7 @@ class GraphLimits:
     context_len: int = 4096
     scheme: str = "bfloat16"
     """bfloat16 keeps the model's weights; fp8 rounds its matrices."""
+    product: Product = Product.FASTEST
 
 
 def bucket_of(count: int) -> int:
@@ -158,7 +159,7 @@ class GraphRunner(Runner):
         # One page beyond the context, so that a row that runs ahead of the text still finds its angles.
         max_pages = -(-limits.context_len // cache.page_size) + 1
         angles = angle_table(model.rope, max_pages * cache.page_size)
-        self.network = Network(model.config, weights, cache, angles)
+        self.network = Network(model.config, weights, cache, angles, limits.product)
         self._x = torch.zeros(bucket_of(limits.max_rows), model.config.dim, device=self.device, dtype=model.dtype)
         self._host_pages = torch.zeros(limits.max_segments, max_pages, dtype=torch.int32, pin_memory=_pins())
         self.pages = self._host_pages.to(self.device)

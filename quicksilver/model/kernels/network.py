@@ -7,7 +7,9 @@ Up to 64 rows the numbers of a row do not depend on how many rows there are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels import later, resident
 from quicksilver.model.kernels.attention import AttendShape, AttendSpace, RowTables, attend_paged
-from quicksilver.model.kernels.later import LayerLater, can_fetch, plan_layer
+from quicksilver.model.kernels.later import Later, LayerLater, can_fetch, plan_layer
 from quicksilver.model.kernels.project import (
     Beside,
     LowRankTerm,
@@ -38,6 +40,16 @@ from quicksilver.model.kernels.stream import Parts, pick_columns
 from quicksilver.model.kernels.weights import LayerWeights, NetworkWeights, Pair
 
 SKINNY_ROWS = 64
+
+
+class Product(StrEnum):
+    """How large products are: as large as is fastest, or of 64 rows at most, in the same order of additions whatever
+    else there is, so that a row's numbers depend on what it sees alone."""
+
+    FASTEST = "fastest"
+    FIXED = "fixed"
+
+
 _MAX_RANK = 1024
 
 
@@ -52,6 +64,12 @@ class RowInputs:
     gate: Tensor
     """1 on canvas rows, else 0."""
     tables: RowTables
+
+    def part(self, start: int, end: int) -> RowInputs:
+        """Some of the rows, for what is done row by row; attention needs them all."""
+        at = slice(start, end)
+        where = RowSlots(self.where.positions[at], self.where.slots[at])
+        return RowInputs(self.token_ids[at], self.mask_index[at], where, self.gate[at], self.tables)
 
 
 def attend_shape(config: ModelConfig, num_rows: int) -> AttendShape:
@@ -73,6 +91,8 @@ class Space:
     ready: Tensor  # (layers, 4, ...): counters of each adapter's first half
     scaled: Scaled
     parts: Parts
+    pieces: tuple[Space, ...] = ()
+    """Where products take 64 rows at most: a space for each 64, their rows being views of this one's."""
 
     @classmethod
     def allocate(cls, config: ModelConfig, weights: NetworkWeights, num_rows: int, shape: AttendShape) -> Space:
@@ -94,7 +114,18 @@ class Space:
 
     def with_x(self, x: Tensor) -> Space:
         """The same space with its residual stream at the head of a larger buffer."""
-        return replace(self, x=x[: len(self.x)])
+        runs = x[: len(self.x)].split(SKINNY_ROWS)
+        pieces = tuple(replace(piece, x=run) for piece, run in zip(self.pieces, runs, strict=False))
+        return replace(self, x=x[: len(self.x)], pieces=pieces)
+
+    def cut(self, piece: Callable[[], Space]) -> Space:
+        """The same space in pieces of 64 rows, each made by `piece` for what its rows do not share."""
+        columns = zip(*(t.split(SKINNY_ROWS) for t in (self.x, self.qkv, self.ffn, self.scaled.y)), strict=True)
+        made = []
+        for x, qkv, ffn, y in columns:
+            own = piece()
+            made.append(replace(own, x=x, qkv=qkv, ffn=ffn, scaled=Scaled(y, own.scaled.squares), parts=self.parts))
+        return replace(self, pieces=tuple(made))
 
 
 def _part_floats(config: ModelConfig, num_rows: int) -> int:
@@ -113,9 +144,13 @@ class Network:
     """Weights, cache and angles; `run` is one forward. `angles` comes from `rotate.angle_table`. A small model's few
     rows are one launch (`whole.py`)."""
 
-    def __init__(self, config: ModelConfig, weights: NetworkWeights, cache: PagedCache, angles: Tensor) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: NetworkWeights, cache: PagedCache, angles: Tensor, product: Product
+    ) -> None:
         self.config, self.weights, self.cache, self.angles = config, weights, cache, angles
-        self.stack = stack(config, weights) if fits(config, weights) else None
+        self.product = product
+        is_small = product is Product.FASTEST and fits(config, weights)
+        self.stack = stack(config, weights) if is_small else None
         self.laters = _laters(weights)
 
     def is_whole(self, num_rows: int) -> bool:
@@ -126,10 +161,16 @@ class Network:
         return resident.SHARED_ROWS if self.is_whole(num_rows) else 1
 
     def shape(self, num_rows: int) -> AttendShape:
-        return whole_shape(self.config) if self.is_whole(num_rows) else attend_shape(self.config, num_rows)
+        if self.is_whole(num_rows):
+            return whole_shape(self.config)
+        return attend_shape(self.config, num_rows if self.product is Product.FASTEST else SKINNY_ROWS)
 
     def space(self, num_rows: int) -> Space:
         space = Space.allocate(self.config, self.weights, num_rows, self.shape(num_rows))
+        if self.product is Product.FIXED and num_rows > SKINNY_ROWS:
+            parts = Parts.allocate(_part_floats(self.config, SKINNY_ROWS), space.x.device)
+            small = (self.config, self.weights, SKINNY_ROWS, self.shape(SKINNY_ROWS))
+            return replace(space, parts=parts).cut(lambda: Space.allocate(*small))
         if not self.is_whole(num_rows):
             return space
         squares = torch.zeros(self.config.dim // 16, num_rows, device=space.x.device)
@@ -143,48 +184,63 @@ class Network:
             return run_whole(self.config, (self.weights, self.stack), place, rows, space, is_gated)
         masks = self.weights.masks if is_gated else None
         embed(self.weights.tokens, masks, rows.token_ids, rows.mask_index, space.x)
-        if len(rows.token_ids) > SKINNY_ROWS:
+        if len(rows.token_ids) > SKINNY_ROWS and not space.pieces:
             for index, layer in enumerate(self.weights.layers):
                 self._wide_layer(index, layer, rows, space, is_gated and bool(layer.canvas))
             return space.x
         layers = self.weights.layers
-        if is_gated:
-            space.ready.zero_()
-        scale_rows(space.x, layers[0].attn_norm.gain, space.scaled.y, space.scaled.squares)
+        pieces = self._pieces(rows, space)
+        for _, piece in pieces:
+            if is_gated:
+                piece.ready.zero_()
+            scale_rows(piece.x, layers[0].attn_norm.gain, piece.scaled.y, piece.scaled.squares)
         next_norms = [*(layer.attn_norm for layer in layers[1:]), self.weights.norm]
         for index, next_norm in enumerate(next_norms):
-            self._skinny_layer(index, next_norm, rows, space, is_gated and bool(layers[index].canvas))
+            has_term = is_gated and bool(layers[index].canvas)
+            for part, piece in pieces:
+                self._skinny_qkv(index, part, piece, has_term)
+            attended = self._skinny_attend(index, rows, space).split(SKINNY_ROWS)
+            for (part, piece), seen in zip(pieces, attended, strict=True):
+                self._skinny_rest(index, next_norm, (part, seen), piece, has_term)
         return space.x
 
-    def _skinny_layer(self, index: int, next_norm: Norm, rows: RowInputs, space: Space, is_gated: bool) -> None:
-        layer, scaled, parts = self.weights.layers[index], space.scaled, space.parts
-        ahead = self.laters[index]
+    def _pieces(self, rows: RowInputs, space: Space) -> list[tuple[RowInputs, Space]]:
+        if not space.pieces:
+            return [(rows, space)]
+        starts = range(0, len(rows.token_ids), SKINNY_ROWS)
+        return [(rows.part(a, a + SKINNY_ROWS), piece) for a, piece in zip(starts, space.pieces, strict=True)]
 
-        def term(name: str) -> LowRankTerm | None:
-            if not is_gated:
-                return None
-            pair, ready = layer.canvas[name], space.ready[index, list(space.low).index(name)]
-            return LowRankTerm(pair.a, pair.b, space.low[name], rows.gate, ready)
+    def _term(self, index: int, name: str, rows: RowInputs, space: Space, is_gated: bool) -> LowRankTerm | None:
+        if not is_gated:
+            return None
+        pair, ready = self.weights.layers[index].canvas[name], space.ready[index, list(space.low).index(name)]
+        return LowRankTerm(pair.a, pair.b, space.low[name], rows.gate, ready)
 
-        self._attention_half(index, rows, space, (term("qkv"), term("o")))
-        gates, down = Beside(parts, term("gu"), ahead.by_gates), Beside(parts, term("dn"), ahead.by_down)
-        project_swiglu(scaled, layer.ffn_norm, layer.gate_up, space.ffn, gates)
-        project_add(space.ffn, layer.down, space.x, (next_norm, scaled), down)
-
-    def _attention_half(
-        self, index: int, rows: RowInputs, space: Space, terms: tuple[LowRankTerm | None, LowRankTerm | None]
-    ) -> None:
-        """A layer up to its output linear, in four launches."""
-        config, layer, scaled, parts = self.config, self.weights.layers[index], space.scaled, space.parts
-        ahead = self.laters[index]
-        caches = (self.cache.k[index], self.cache.v[index])
-        qkv = space.qkv.view(len(space.qkv), -1, config.head_dim)
+    def _skinny_qkv(self, index: int, rows: RowInputs, space: Space, is_gated: bool) -> None:
+        layer, caches = self.weights.layers[index], (self.cache.k[index], self.cache.v[index])
+        beside = Beside(space.parts, self._term(index, "qkv", rows, space, is_gated), self.laters[index].by_qkv)
+        qkv = space.qkv.view(len(space.qkv), -1, self.config.head_dim)
         turn = Rotation(rows.where, self.angles, caches, layer.head_norms)
-        project_qkv(scaled, layer.attn_norm, layer.qkv, qkv, turn, Beside(parts, terms[0], ahead.by_qkv))
-        shape = attend_shape(config, len(qkv))
-        attended = attend_paged(qkv, caches, rows.tables, shape, space.attend, ahead.by_attention)
-        output = Beside(parts, terms[1], ahead.by_output)
-        project_add(attended, layer.o, space.x, (layer.ffn_norm, scaled), output)
+        project_qkv(space.scaled, layer.attn_norm, layer.qkv, qkv, turn, beside)
+
+    def _skinny_attend(self, index: int, rows: RowInputs, space: Space) -> Tensor:
+        qkv = space.qkv.view(len(space.qkv), -1, self.config.head_dim)
+        caches, ahead = (self.cache.k[index], self.cache.v[index]), self.laters[index].by_attention
+        return attend_paged(qkv, caches, rows.tables, self.shape(len(qkv)), space.attend, ahead)
+
+    def _skinny_rest(
+        self, index: int, next_norm: Norm, given: tuple[RowInputs, Tensor], space: Space, is_gated: bool
+    ) -> None:
+        """A layer behind its attention, whose output is given beside the rows."""
+        (rows, attended), layer, scaled = given, self.weights.layers[index], space.scaled
+        ahead = self.laters[index]
+
+        def beside(name: str, later: Later | None) -> Beside:
+            return Beside(space.parts, self._term(index, name, rows, space, is_gated), later)
+
+        project_add(attended, layer.o, space.x, (layer.ffn_norm, scaled), beside("o", ahead.by_output))
+        project_swiglu(scaled, layer.ffn_norm, layer.gate_up, space.ffn, beside("gu", ahead.by_gates))
+        project_add(space.ffn, layer.down, space.x, (next_norm, scaled), beside("dn", ahead.by_down))
 
     def _attend(self, index: int, projected: Tensor, rows: RowInputs, space: Space) -> Tensor:
         config, layer = self.config, self.weights.layers[index]

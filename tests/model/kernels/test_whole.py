@@ -32,3 +32,7 @@ def test_every_way_equals_the_plain_network(
 ) -> None:
     monkeypatch.setattr(resident, "SHARED_ROWS", shared_rows)
     checks.check_network(config, 0, True, kinds)
+
+
+def test_fixed_products_ignore_company() -> None:
+    checks.check_fixed_products_ignore_company(replace(PLAIN, num_layers=1), (14,))
