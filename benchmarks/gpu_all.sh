@@ -39,25 +39,19 @@ small_figures() {
   figure 40 9 gpu_forward --models 135M,1.5B --rows 1,16,64,256 --profile
 }
 
-# Rows finished at once, and megabytes asked for ahead of time by the launch that asks: `gpu_setup.switch_whole`.
-most=slice=4,qkv=8,keys=16,out=8,gates=4,down=8
-ahead=("" slice=4 keys=16 keys=32 qkv=8,keys=16 down=8 slice=4,keys=24,down=8 slice=4,keys=24,out=8,gates=4,down=8)
 tries_compile() {
-  check "" "network llama" "network qwen3" "rounds true" "rounds parts" "qkv 1" "qkv 8B" ffn layer
-  check $most "network qwen3" "rounds parts" "layer 1.5B"
-  check "" "fixed products"
-  for words in "" shared=16 share=1; do compile "whole_$words" gpu_whole --tries "$words"; done
-  compile verify_135M gpu_verify --models 135M --rounds 5
-  compile forward_1.5B gpu_forward --models 1.5B --rows 16,64 --tries "" slice=4 keys=16 $most
-  compile forward_1.5B_overlap gpu_forward --models 1.5B --rows 16,64 --tries "" $most --overlap
+  check "" "network llama" "network qwen3" "network fp8" "rounds true" "rounds parts" "rounds fp8" "qkv 8B" "ffn 8B" layer "fixed products"
+  compile forward_1.5B gpu_forward --models 1.5B --rows 16,64 --tries "" overlap=0
+  compile forward_1.5B_fp8 gpu_forward --models 1.5B --rows 16,64 --schemes fp8
+  compile forward_8B gpu_forward --models 8B --rows 16,64 --schemes bfloat16,fp8
+  compile forward_8B_wide gpu_forward --models 8B --rows 16,64 --schemes bfloat16,fp8 --tries narrow=1000
 }
 tries_figures() {
-  for words in "" shared=16 share=1; do figure 20 1 gpu_whole --tries "$words"; done
-  figure 45 3 gpu_verify --models 135M --rounds 100
-  figure 45 16 gpu_forward --models 1.5B --rows 16,64 --tries "${ahead[@]}"
-  figure 30 4 gpu_forward --models 1.5B --rows 16,64 --tries "" $most --overlap
-  figure 30 10 gpu_forward --models 1.5B --rows 16 --tries "" --profile
+  figure 40 4 gpu_forward --models 1.5B --rows 16,64 --tries "" overlap=0
+  figure 40 2 gpu_forward --models 1.5B --rows 16,64 --schemes fp8
   figure 40 3 gpu_verify --models 1.5B --rounds 60
+  figure 60 8 gpu_forward --models 8B --rows 16,64 --schemes bfloat16,fp8 --tries "" narrow=1000
+  figure 30 9 gpu_forward --models 8B --rows 16 --schemes fp8 --profile
 }
 
 sanitize() { # side by side with the compiling, since nothing is timed here
@@ -66,8 +60,7 @@ sanitize() { # side by side with the compiling, since nothing is timed here
     >"$warm/sanitizer_${tool}_${kind// /_}.log" 2>&1 &
 }
 large_compile() {
-  compile forward_8B gpu_forward --models 8B --rows 16,32 --schemes bfloat16,fp8 --tries $most
-  compile forward_8B_plain gpu_forward --models 8B --rows 16,32 --schemes bfloat16,fp8 --tries "" slice=4
+  compile forward_8B gpu_forward --models 8B --rows 1,16,32,64 --schemes bfloat16,fp8
   compile verify_8B gpu_verify --models 8B --rounds 5 --canvas "" --one-forward ""
   compile batch gpu_batch
   compile prefill gpu_prefill --prompts 1024
@@ -80,8 +73,8 @@ large_compile() {
   done
 }
 large_figures() {
-  grep -H "SUMMARY\|passed\|FAILED" "$warm"/sanitizer_*.log | sed "s|$warm/||"
-  figure 60 16 gpu_forward --models 8B --rows 16,32 --schemes bfloat16,fp8 --tries "" slice=4 keys=16 slice=4,keys=16,down=8
+  grep -H "SUMMARY\|passed\|FAILED\|Race reported\|Error: " "$warm"/sanitizer_*.log | sed "s|$warm/||" | sort | uniq -c | head -30
+  figure 60 8 gpu_forward --models 8B --rows 1,16,32,64 --schemes bfloat16,fp8
   figure 45 10 gpu_batch
   figure 75 7 gpu_prefill --far 131072
   figure 50 3 gpu_peers

@@ -17,7 +17,6 @@ import torch
 from benchmarks.gpu_forward import graph_ms
 from benchmarks.gpu_setup import SHAPES, made_up_batch, make_runner, pages_for, random_model, write_report
 from quicksilver.engine.graphs import GraphLimits, GraphRunner
-from quicksilver.model.kernels import launch
 from quicksilver.model.kernels.network import Product
 
 STREAMS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -40,9 +39,7 @@ def main() -> None:
     parser.add_argument("--past", type=int, default=512)
     parser.add_argument("--tokens-per-forward", type=float, default=2.0)
     parser.add_argument("--product", default="fastest", help="fastest, or fixed: rows that ignore their company")
-    parser.add_argument("--overlap", action="store_true", help="programmatic dependent launch")
     options = parser.parse_args()
-    launch.OVERLAP = options.overlap
     model = random_model(SHAPES[options.model])
     product = Product(options.product)
     limits = GraphLimits(128 * options.block, max_segments=128, context_len=2048, product=product)
@@ -56,9 +53,7 @@ def main() -> None:
         print(rows[-1], flush=True)
     speeds = [row.get("tok_per_s", 0.0) for row in rows]
     print("rises with every doubling:", all(a < b for a, b in itertools.pairwise(speeds)))
-    settings = {
-        key: getattr(options, key) for key in ("model", "block", "past", "tokens_per_forward", "overlap", "product")
-    }
+    settings = {key: getattr(options, key) for key in ("model", "block", "past", "tokens_per_forward", "product")}
     write_report(options.out, "gpu_batch", settings, rows)
 
 

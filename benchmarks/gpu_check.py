@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu_setup import switch_whole
-from quicksilver.model.kernels import launch
 from tests import graph_checks, kernel_checks, project_checks
 
 
@@ -25,10 +24,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", required=True)
     parser.add_argument("--only", default="", help="run checks whose name contains this")
-    parser.add_argument("--overlap", action="store_true", help="programmatic dependent launch")
     parser.add_argument("--whole", default="", help="how small networks run in one launch: gpu_setup.switch_whole")
     options = parser.parse_args()
-    launch.OVERLAP = options.overlap
     switch_whole(options.whole)
     lines, failed = [], 0
     for name, check in [*kernel_checks.gpu_checks(), *project_checks.gpu_checks(), *graph_checks.gpu_checks()]:

@@ -29,7 +29,6 @@ from benchmarks.gpu_setup import (
 from quicksilver.engine.batch import Batch
 from quicksilver.engine.graphs import GraphLimits, GraphRunner, bucket_of
 from quicksilver.model.attention import SdpaAttend
-from quicksilver.model.kernels import launch
 from quicksilver.model.kernels.network import Product
 from quicksilver.model.transformer import Transformer
 
@@ -134,10 +133,8 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="also time plain torch")
     parser.add_argument("--profile", action="store_true", help="print the time of each kernel")
     parser.add_argument("--product", default="fastest", help="fastest, or fixed: rows that ignore their company")
-    parser.add_argument("--overlap", action="store_true", help="programmatic dependent launch")
     parser.add_argument("--tries", nargs="+", default=[""], help="ways to run: gpu_setup.switch_whole")
     options = parser.parse_args()
-    launch.OVERLAP = options.overlap
     bandwidth = copy_bandwidth()
     print(f"copy bandwidth {bandwidth / 1e12:.2f} TB/s", flush=True)
     rows = [int(count) for count in options.rows.split(",")]
@@ -145,7 +142,7 @@ def main() -> None:
     for name in options.models.split(","):
         found += measure(name, rows, bandwidth, options)
         torch.cuda.empty_cache()
-    settings = {"overlap": options.overlap, "product": options.product, "past": PAST, "copy_bandwidth": bandwidth}
+    settings = {"product": options.product, "past": PAST, "copy_bandwidth": bandwidth}
     settings |= {"rank": "64 on 135M and 1.5B"}
     write_report(options.out, "gpu_forward", settings, found)
 

@@ -16,7 +16,6 @@ from benchmarks.gpu_setup import SHAPES, made_up_batch, make_runner, matmul_rate
 from quicksilver.engine.batch import Batch
 from quicksilver.engine.graphs import GraphLimits, GraphRunner, bucket_of
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.kernels import launch
 
 
 def flops(config: ModelConfig, num_tokens: int) -> float:
@@ -74,9 +73,7 @@ def main() -> None:
     parser.add_argument("--prompts", default="1024,4096,32768")
     parser.add_argument("--chunk", type=int, default=4096)
     parser.add_argument("--far", type=int, default=0, help="also the last chunk of a prompt this long")
-    parser.add_argument("--overlap", action="store_true", help="programmatic dependent launch")
     options = parser.parse_args()
-    launch.OVERLAP = options.overlap
     config = SHAPES[options.model]
     prompts = [int(length) for length in options.prompts.split(",")]
     longest = max(*prompts, options.far)
@@ -93,7 +90,7 @@ def main() -> None:
         print(rows[-1], flush=True)
     if options.far:
         rows += measure_far(runner, options.far, options.chunk)
-    settings = {"overlap": options.overlap, "model": options.model, "chunk": options.chunk, "matmul_rate": peak}
+    settings = {"model": options.model, "chunk": options.chunk, "matmul_rate": peak}
     write_report(options.out, "gpu_prefill", settings, rows)
 
 

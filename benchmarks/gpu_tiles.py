@@ -18,7 +18,6 @@ from torch import Tensor
 
 from benchmarks.gpu_setup import SHAPES, copy_bandwidth, time_ms, write_report
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.kernels import launch
 from quicksilver.model.kernels import project as kernels
 from quicksilver.model.kernels.project import Beside, Norm, Rotation, Scaled, Weight
 from quicksilver.model.kernels.rotate import HeadNorms, RowSlots
@@ -94,7 +93,7 @@ class Bench:
 
     def ours(self, cut: Cut) -> Callable[[], None]:
         kernels.pick_cut = lambda *_: cut  # type: ignore[assignment]
-        kernels.pick_columns = lambda _: cut.block_n  # type: ignore[assignment]
+        kernels.pick_columns = kernels.pick_gate_columns = lambda _: cut.block_n  # type: ignore[assignment]
         call = {"qkv": self._qkv, "gate_up": self._swiglu}.get(self.linear, self._add)
 
         def work() -> None:
@@ -144,9 +143,7 @@ def main() -> None:
     parser.add_argument("--linears", default=",".join(LINEARS))
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=70, help="cuts not tried by then are left out")
-    parser.add_argument("--overlap", action="store_true", help="programmatic dependent launch")
     options = parser.parse_args()
-    launch.OVERLAP = options.overlap
     bandwidth = copy_bandwidth()
     deadline = time.monotonic() + options.seconds
     found: list[dict[str, Any]] = []
@@ -154,7 +151,7 @@ def main() -> None:
         for linear in options.linears.split(","):
             found += measure(name, linear, options.rows, bandwidth, deadline)
             torch.cuda.empty_cache()
-    settings = {"rows": options.rows, "copy_bandwidth": bandwidth, "overlap": options.overlap}
+    settings = {"rows": options.rows, "copy_bandwidth": bandwidth}
     write_report(options.out, "gpu_tiles", settings, found)
 
 

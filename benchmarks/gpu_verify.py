@@ -22,7 +22,6 @@ from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.graphs import GraphLimits
 from quicksilver.engine.rounds import RoundShape, one_forward
-from quicksilver.model.kernels import launch
 from quicksilver.model.transformer import Transformer
 
 TOKENS_PER_ROUND = {
@@ -121,10 +120,8 @@ def main() -> None:
     parser.add_argument("--canvas", default="16")
     parser.add_argument("--one-forward", default="8")
     parser.add_argument("--rounds", type=int, default=150)
-    parser.add_argument("--overlap", action="store_true", help="programmatic dependent launch")
     parser.add_argument("--whole", default="", help="how small networks run in one launch: gpu_setup.switch_whole")
     options = parser.parse_args()
-    launch.OVERLAP = options.overlap
     switch_whole(options.whole)
     shapes = [RoundShape(1, int(canvas_len)) for canvas_len in options.canvas.split(",") if canvas_len]
     shapes += [one_forward(1, int(canvas_len)) for canvas_len in options.one_forward.split(",") if canvas_len]
@@ -132,7 +129,7 @@ def main() -> None:
     for name in options.models.split(","):
         found += measure(name, shapes, options.rounds)
         torch.cuda.empty_cache()
-    settings = {"overlap": options.overlap, "whole": options.whole, "prompt": 256, "rounds": options.rounds, "rank": 64}
+    settings = {"whole": options.whole, "prompt": 256, "rounds": options.rounds, "rank": 64}
     write_report(options.out, "gpu_verify", settings, found)
 
 

@@ -25,7 +25,7 @@ from quicksilver.model.kernels.project import (
 )
 from quicksilver.model.kernels.rotate import HeadNorms, RowSlots, angle_table, rotate_and_write
 from quicksilver.model.kernels.rows import embed, scale_rows
-from quicksilver.model.kernels.stream import Parts, pick_columns
+from quicksilver.model.kernels.stream import Parts, pick_gate_columns
 from quicksilver.model.rope import Rope
 from tests.kernel_checks import expect_close, here, shape_config
 
@@ -77,7 +77,7 @@ TRUE_SHAPES = {
 
 def _parts(shape: LayerShape, rows: int, walled: Walled) -> Parts:
     dim, ffn = shape.widths
-    tiles, gates = square_tiles(dim), pick_columns(ffn)
+    tiles, gates = square_tiles(dim), pick_gate_columns(ffn)
     shapes = [(shape.qkv // shape.heads[2], shape.heads[2], dim), (ffn // gates, 2 * gates, dim)]
     shapes += [(tiles, dim // tiles, k) for k in (shape.heads[0] * shape.heads[2], ffn)]
     empty = Parts.allocate(part_floats(shapes, rows), here().device)

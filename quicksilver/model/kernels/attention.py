@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quicksilver.model.kernels.later import Later, fetch_later, later_args
 from quicksilver.model.kernels.launch import overlap, wait_turn
 
 KEY_BLOCK = 64
@@ -91,16 +90,14 @@ def _fold(q, k, v, is_visible, top, total, acc, scale):
 def _attend_kernel(
     q, k, v, k_cache, v_cache, out, part_acc, part_top, part_total,
     prefix_end, span_start, span_end, tiles, pages,
-    scale, row_stride, max_pages, num_rows, first_at, first_size, second_at, second_size, share,
+    scale, row_stride, max_pages, num_rows,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
-    LATER: tl.constexpr, OVERLAPS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     wait_turn(OVERLAPS)
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     segment, first, end = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
-    program = (split * KV_HEADS + head) * tl.num_programs(0) + tile
-    fetch_later(program, first_at, first_size, second_at, second_size, share, LATER)
     if first >= end:
         return
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -166,20 +163,18 @@ def _merge_kernel(
 
 
 def attend_paged(
-    qkv: Tensor, caches: tuple[Tensor, Tensor], rows: RowTables, shape: AttendShape, space: AttendSpace,
-    later: Later | None = None,
-) -> Tensor:  # fmt: skip
+    qkv: Tensor, caches: tuple[Tensor, Tensor], rows: RowTables, shape: AttendShape, space: AttendSpace
+) -> Tensor:
     """qkv (rows, heads + 2 kv_heads, head_dim), rotated, its KV already written -> (rows, heads * head_dim), a view of
-    `space.out`. Head sizes must be powers of two from 16, splits powers of two. `later` is for tiles of up to 64."""
+    `space.out`. Head sizes must be powers of two from 16, splits powers of two."""
     num_rows, heads, kv_heads = qkv.shape[0], shape.num_heads, shape.num_kv_heads
     parts = (space.acc, space.top, space.total)
     _attend_kernel[(rows.tiles.shape[0], kv_heads, shape.splits)](
         qkv, qkv[:, heads:], qkv[:, heads + kv_heads :], *caches, space.out, *parts,
         rows.prefix_end, rows.span_start, rows.span_end, rows.tiles, rows.pages,
         shape.head_dim**-0.5 * _LOG2_E, qkv.stride(0), rows.pages.stride(0), num_rows,
-        *later_args(later, rows.tiles.shape[0] * kv_heads * shape.splits),
         HEADS=heads, KV_HEADS=kv_heads, D=shape.head_dim, PAGE=rows.page_size,
-        BLOCK_M=shape.block_m, BLOCK_N=KEY_BLOCK, SPLITS=shape.splits, LATER=later is not None,
+        BLOCK_M=shape.block_m, BLOCK_N=KEY_BLOCK, SPLITS=shape.splits,
         num_warps=4 if shape.block_m <= 64 else 8, num_stages=2, **overlap(),
     )  # fmt: skip
     if shape.splits > 1:

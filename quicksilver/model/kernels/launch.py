@@ -6,11 +6,15 @@ which nobody writes, are asked for before the wait.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import torch
 import triton
 import triton.language as tl
 
-OVERLAP = False
-"""Programmatic dependent launch (Hopper and later): hides launch latency inside a graph."""
+_overlaps = False
 
 
 @triton.jit
@@ -46,6 +50,22 @@ def fetch_ahead(w, rows, K, begin, LINES: tl.constexpr, OVERLAPS: tl.constexpr):
         )
 
 
+@contextmanager
+def overlapping(is_wanted: bool) -> Iterator[None]:
+    """Launches inside overlap where the chip can: programmatic dependent launch, from Hopper on."""
+    global _overlaps
+    before, _overlaps = _overlaps, is_wanted and _can_overlap()
+    try:
+        yield
+    finally:
+        _overlaps = before
+
+
+@cache
+def _can_overlap() -> bool:
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+
+
 def overlap() -> dict[str, bool]:
     """Launch options, the same for every kernel."""
-    return {"OVERLAPS": True, "launch_pdl": True} if OVERLAP else {"OVERLAPS": False}
+    return {"OVERLAPS": True, "launch_pdl": True} if _overlaps else {"OVERLAPS": False}

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.kernels import later, resident
+from quicksilver.model.kernels import resident
 from quicksilver.model.kernels.attention import AttendShape, AttendSpace, RowTables, attend_paged
-from quicksilver.model.kernels.later import Later, LayerLater, can_fetch, plan_layer
+from quicksilver.model.kernels.launch import overlapping
 from quicksilver.model.kernels.project import (
     Beside,
     LowRankTerm,
@@ -36,7 +36,7 @@ from quicksilver.model.kernels.project import (
 from quicksilver.model.kernels.resident import RESIDENT_ROWS, fits, run_whole, stack, whole_shape
 from quicksilver.model.kernels.rotate import RowSlots, rotate_and_write
 from quicksilver.model.kernels.rows import embed, norm_rows, quantise_rows, scale_rows, swiglu_rows
-from quicksilver.model.kernels.stream import Parts, pick_columns
+from quicksilver.model.kernels.stream import Parts, pick_gate_columns
 from quicksilver.model.kernels.weights import LayerWeights, NetworkWeights, Pair
 
 SKINNY_ROWS = 64
@@ -50,6 +50,9 @@ class Product(StrEnum):
     FIXED = "fixed"
 
 
+OVERLAP_BYTES = 4_000_000_000
+"""Matrices, head included, of the largest model whose launches overlap: with larger ones the next launch only takes
+room from the reading of weights."""
 _MAX_RANK = 1024
 
 
@@ -133,7 +136,7 @@ def _part_floats(config: ModelConfig, num_rows: int) -> int:
     if num_rows > SKINNY_ROWS:
         return 0
     tiles, columns = square_tiles(config.dim), config.dim // square_tiles(config.dim)
-    gates = pick_columns(config.ffn_dim)
+    gates = pick_gate_columns(config.ffn_dim)
     heads = config.num_heads + 2 * config.num_kv_heads
     shapes = [(heads, config.head_dim, config.dim), (tiles, columns, config.q_dim)]
     shapes += [(config.ffn_dim // gates, 2 * gates, config.dim), (tiles, columns, config.ffn_dim)]
@@ -151,7 +154,7 @@ class Network:
         self.product = product
         is_small = product is Product.FASTEST and fits(config, weights)
         self.stack = stack(config, weights) if is_small else None
-        self.laters = _laters(weights)
+        self.overlaps = weights.num_bytes <= OVERLAP_BYTES
 
     def is_whole(self, num_rows: int) -> bool:
         return self.stack is not None and num_rows <= RESIDENT_ROWS
@@ -182,6 +185,10 @@ class Network:
         if self.stack is not None and self.is_whole(len(rows.token_ids)):
             place = (self.cache, self.angles)
             return run_whole(self.config, (self.weights, self.stack), place, rows, space, is_gated)
+        with overlapping(self.overlaps):
+            return self._run(rows, space, is_gated)
+
+    def _run(self, rows: RowInputs, space: Space, is_gated: bool) -> Tensor:
         masks = self.weights.masks if is_gated else None
         embed(self.weights.tokens, masks, rows.token_ids, rows.mask_index, space.x)
         if len(rows.token_ids) > SKINNY_ROWS and not space.pieces:
@@ -218,29 +225,28 @@ class Network:
 
     def _skinny_qkv(self, index: int, rows: RowInputs, space: Space, is_gated: bool) -> None:
         layer, caches = self.weights.layers[index], (self.cache.k[index], self.cache.v[index])
-        beside = Beside(space.parts, self._term(index, "qkv", rows, space, is_gated), self.laters[index].by_qkv)
+        beside = Beside(space.parts, self._term(index, "qkv", rows, space, is_gated))
         qkv = space.qkv.view(len(space.qkv), -1, self.config.head_dim)
         turn = Rotation(rows.where, self.angles, caches, layer.head_norms)
         project_qkv(space.scaled, layer.attn_norm, layer.qkv, qkv, turn, beside)
 
     def _skinny_attend(self, index: int, rows: RowInputs, space: Space) -> Tensor:
         qkv = space.qkv.view(len(space.qkv), -1, self.config.head_dim)
-        caches, ahead = (self.cache.k[index], self.cache.v[index]), self.laters[index].by_attention
-        return attend_paged(qkv, caches, rows.tables, self.shape(len(qkv)), space.attend, ahead)
+        caches = (self.cache.k[index], self.cache.v[index])
+        return attend_paged(qkv, caches, rows.tables, self.shape(len(qkv)), space.attend)
 
     def _skinny_rest(
         self, index: int, next_norm: Norm, given: tuple[RowInputs, Tensor], space: Space, is_gated: bool
     ) -> None:
         """A layer behind its attention, whose output is given beside the rows."""
         (rows, attended), layer, scaled = given, self.weights.layers[index], space.scaled
-        ahead = self.laters[index]
 
-        def beside(name: str, later: Later | None) -> Beside:
-            return Beside(space.parts, self._term(index, name, rows, space, is_gated), later)
+        def beside(name: str) -> Beside:
+            return Beside(space.parts, self._term(index, name, rows, space, is_gated))
 
-        project_add(attended, layer.o, space.x, (layer.ffn_norm, scaled), beside("o", ahead.by_output))
-        project_swiglu(scaled, layer.ffn_norm, layer.gate_up, space.ffn, beside("gu", ahead.by_gates))
-        project_add(space.ffn, layer.down, space.x, (next_norm, scaled), beside("dn", ahead.by_down))
+        project_add(attended, layer.o, space.x, (layer.ffn_norm, scaled), beside("o"))
+        project_swiglu(scaled, layer.ffn_norm, layer.gate_up, space.ffn, beside("gu"))
+        project_add(space.ffn, layer.down, space.x, (next_norm, scaled), beside("dn"))
 
     def _attend(self, index: int, projected: Tensor, rows: RowInputs, space: Space) -> Tensor:
         config, layer = self.config, self.weights.layers[index]
@@ -262,15 +268,6 @@ class Network:
         gate_up = _adapt(_linear(normed, layer.gate_up), normed, pairs.get("gu"), gate)
         ffn = swiglu_rows(gate_up, space.ffn)
         _adapt(_add_linear(x, ffn, layer.down), ffn, pairs.get("dn"), gate)
-
-
-def _laters(weights: NetworkWeights) -> list[LayerLater]:
-    """What each layer asks for on behalf of the next launches; nothing where the chip cannot."""
-    if not can_fetch(weights.tokens.device):
-        return [LayerLater()] * len(weights.layers)
-    head, layers = weights.head.w, weights.layers
-    following = [(layer.qkv.w, layer.o.w) for layer in layers[1:]] + [(head[: len(head) // 2], head[len(head) // 2 :])]
-    return [plan_layer(a.gate_up.w, a.down.w, b, later.PLAN) for a, b in zip(layers, following, strict=True)]
 
 
 def _linear(x: Tensor, weight: Weight) -> Tensor:

@@ -14,14 +14,10 @@ import torch
 import triton
 from torch import Tensor
 
-from quicksilver.model.kernels.later import Later, later_args
 from quicksilver.model.kernels.launch import overlap
 from quicksilver.model.kernels.project_kernels import add_kernel, qkv_kernel, swiglu_kernel
 from quicksilver.model.kernels.rotate import HeadNorms, RowSlots
-from quicksilver.model.kernels.stream import Cut, Parts, pick_columns, pick_cut
-
-SLICE_ROWS = 16
-"""Rows that are finished at once where a linear has splits: 4, 8 or 16. Fewer have more programs finish a tile."""
+from quicksilver.model.kernels.stream import Cut, Parts, pick_columns, pick_cut, pick_gate_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +67,10 @@ class Scaled:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What a linear has besides its input, weights and output: room for its splits, an adapter's term, and weights to
-    ask for on behalf of later launches."""
+    """What a linear has besides its input, weights and output: room for its splits and an adapter's term."""
 
     parts: Parts
     term: LowRankTerm | None = None
-    later: Later | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +95,6 @@ def project_qkv(x: Scaled, norm: Norm, weight: Weight, out: Tensor, turn: Rotati
         x.y, weight.w, out, parts.sums, parts.arrived, x.squares, _or(weight.bias, x.y), _or(weight.scale, x.y),
         *_low_args(term, x.y), num_all, *turn.caches, turn.angles, turn.where.positions,
         turn.where.slots, *gains, norm.eps, turn.norms.eps if turn.norms else 0.0, k, cut.depth,
-        *later_args(beside.later, programs),
         TILES=x.squares.shape[0], BIAS=weight.bias is not None, HEADS=num_all - 2 * kv_heads, KV_HEADS=kv_heads,
         NORM=turn.norms is not None, **_shape(cut, rows, num_all, weight), **_terms(weight, beside), **overlap(),
     )  # fmt: skip
@@ -111,13 +104,12 @@ def project_qkv(x: Scaled, norm: Norm, weight: Weight, out: Tensor, turn: Rotati
 def project_swiglu(x: Scaled, norm: Norm, weight: Weight, out: Tensor, beside: Beside) -> Tensor:
     """out (rows, ffn) = silu(gate) * up of the normed input, with `weight` holding gate above up."""
     (rows, n), k = out.shape, weight.w.shape[1]
-    block_n = pick_columns(n)
+    block_n = pick_gate_columns(n)
     cut = pick_cut(block_n, n // block_n, k, rows)
     parts, term, programs = beside.parts, beside.term, n // block_n * cut.splits(k)
     swiglu_kernel[(_low_programs(term) + programs,)](
         x.y, weight.w, out, parts.sums, parts.arrived, x.squares, _or(weight.scale, x.y),
         *_low_args(term, x.y), n // block_n, norm.eps, k, n, cut.depth,
-        *later_args(beside.later, programs),
         TILES=x.squares.shape[0], **_shape(cut, rows, n // block_n, weight), **_terms(weight, beside), **overlap(),
     )  # fmt: skip
     return out
@@ -133,7 +125,6 @@ def project_add(x: Tensor, weight: Weight, stream: Tensor, after: tuple[Norm, Sc
     add_kernel[(_low_programs(term) + programs,)](
         x, weight.w, stream, scaled.y, parts.sums, parts.arrived, scaled.squares, norm.gain, _or(weight.scale, x),
         *_low_args(term, x), n // (2 * block_n), k, n, cut.depth,
-        *later_args(beside.later, programs),
         **_shape(cut, rows, n // (2 * block_n), weight), **_terms(weight, beside), **overlap(),
     )  # fmt: skip
     return stream
@@ -159,10 +150,15 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
     return other if tensor is None else tensor
 
 
+def slice_rows(splits: int) -> int:
+    """Rows that are finished at once: the more splits must be added, the fewer, and the more programs do it."""
+    return 4 if splits >= 6 else 16
+
+
 def _finishers(rows: int, splits: int, tiles: int, device: torch.device) -> int:
     """Programs that finish a tile's slices of rows side by side. They wait for each other, so all of them must fit
     on the chip with room to spare; the interpreter runs one program after the other."""
-    count = rows // SLICE_ROWS
+    count = rows // slice_rows(splits)
     while count > 1 and (count > splits or device.type != "cuda" or count * tiles >= _multiprocessors(device)):
         count //= 2
     return count
@@ -179,7 +175,8 @@ def _shape(cut: Cut, rows: int, tiles: int, weight: Weight) -> dict[str, int | b
     stages = cut.num_stages * 2 // weight.w.element_size()
     lines = min(4, 1 << ((cut.depth // 64).bit_length() - 1))
     return {
-        "ROWS": rows, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "SPLITS": cut.splits(k), "SLICE": SLICE_ROWS,
+        "ROWS": rows, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "SPLITS": cut.splits(k),
+        "SLICE": slice_rows(cut.splits(k)),
         "FINISHERS": _finishers(rows, cut.splits(k), tiles, weight.w.device),
         "EVEN": cut.is_even(k), "LINES": lines, "num_warps": cut.num_warps, "num_stages": stages,
     }  # fmt: skip
@@ -200,5 +197,4 @@ def _low_args(term: LowRankTerm | None, other: Tensor) -> tuple[Tensor | int, ..
 def _terms(weight: Weight, beside: Beside) -> dict[str, int | bool]:
     term = beside.term
     parts, rank = (term.num_parts, term.b.shape[1]) if term else (1, 0)
-    switches = {"SCALE": weight.scale is not None, "LATER": beside.later is not None, "FETCHES": weight.w.is_cuda}
-    return {"PARTS": parts, "RANK": rank, **switches}
+    return {"PARTS": parts, "RANK": rank, "SCALE": weight.scale is not None, "FETCHES": weight.w.is_cuda}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quicksilver.model.kernels.later import fetch_later
 from quicksilver.model.kernels.launch import fetch_ahead, let_next, wait_for_input, wait_turn
 from quicksilver.model.kernels.stream import (
     add_parts,
@@ -105,11 +104,10 @@ def _finish_qkv(
 def qkv_kernel(
     x, w, out, sums, arrived, squares, bias, scale, low, b, a, gate, ready, low_depth, tiles,
     k_cache, v_cache, angles, positions, slots, q_gain, k_gain, eps, head_eps, K, depth,
-    first_at, first_size, second_at, second_size, share,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
     FINISHERS: tl.constexpr, EVEN: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
     PARTS: tl.constexpr, RANK: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr,
-    LINES: tl.constexpr, FETCHES: tl.constexpr, LATER: tl.constexpr, OVERLAPS: tl.constexpr,
+    LINES: tl.constexpr, FETCHES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0) - PARTS * (RANK // 16)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
@@ -126,7 +124,6 @@ def qkv_kernel(
     wait_for_input(OVERLAPS)
     left, right = multiply(x, w, first, second, K, begin, tl.minimum(begin + depth, K), ROWS, BLOCK_N, BLOCK_K, EVEN)
     let_next(OVERLAPS)
-    fetch_later(item, first_at, first_size, second_at, second_size, share, LATER)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:
             left, right = _add_low(left, right, first, second, m, scale, low, b, ready, SCALE, RANK)
@@ -176,10 +173,9 @@ def _finish_swiglu(
 @triton.jit
 def swiglu_kernel(
     x, w, out, sums, arrived, squares, scale, low, b, a, gate_of, ready, low_depth, tiles, eps, K, N, depth,
-    first_at, first_size, second_at, second_size, share,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
     FINISHERS: tl.constexpr, EVEN: tl.constexpr, TILES: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr,
-    RANK: tl.constexpr, LINES: tl.constexpr, FETCHES: tl.constexpr, LATER: tl.constexpr, OVERLAPS: tl.constexpr,
+    RANK: tl.constexpr, LINES: tl.constexpr, FETCHES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up; w holds N gate rows, then N up rows."""
     item = tl.program_id(0) - PARTS * (RANK // 16)
@@ -197,7 +193,6 @@ def swiglu_kernel(
     wait_for_input(OVERLAPS)
     gate, up = multiply(x, w, first, second, K, begin, tl.minimum(begin + depth, K), ROWS, BLOCK_N, BLOCK_K, EVEN)
     let_next(OVERLAPS)
-    fetch_later(item, first_at, first_size, second_at, second_size, share, LATER)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:
             gate, up = _add_low(gate, up, first, second, m, scale, low, b, ready, SCALE, RANK)
@@ -215,10 +210,9 @@ def swiglu_kernel(
 @triton.jit
 def add_kernel(
     x, w, stream, y, sums, arrived, squares, gain, scale, low, b, a_low, gate, ready, low_depth, tiles, K, N, depth,
-    first_at, first_size, second_at, second_size, share,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
     FINISHERS: tl.constexpr, EVEN: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
-    LINES: tl.constexpr, FETCHES: tl.constexpr, LATER: tl.constexpr, OVERLAPS: tl.constexpr,
+    LINES: tl.constexpr, FETCHES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """stream += W x, in place; and the sum times the next norm's gain, and its squares."""
     item = tl.program_id(0) - PARTS * (RANK // 16)
@@ -236,7 +230,6 @@ def add_kernel(
     wait_for_input(OVERLAPS)
     a, c = multiply(x, w, first, second, K, begin, tl.minimum(begin + depth, K), ROWS, BLOCK_N, BLOCK_K, EVEN)
     let_next(OVERLAPS)
-    fetch_later(item, first_at, first_size, second_at, second_size, share, LATER)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:
             a, c = _add_low(a, c, first, second, m, scale, low, b, ready, SCALE, RANK)

@@ -16,6 +16,8 @@ from torch import Tensor
 
 MAX_TILES = 2048
 """Column tiles of one linear."""
+NARROW_GATES = 180
+"""Tiles of 64 columns from which gate and up go in tiles of 32."""
 _PROGRAMS = 120
 """Enough to keep an H200's 132 multiprocessors reading."""
 
@@ -56,6 +58,11 @@ def pick_columns(half: int) -> int:
         if half % block_n == 0 and half // block_n >= 9:
             return block_n
     return 32 if half % 32 == 0 else 16
+
+
+def pick_gate_columns(ffn: int) -> int:
+    """Columns of gate and of up: where there are many tiles smaller ones share the chip out more evenly."""
+    return 32 if ffn // 64 >= NARROW_GATES and ffn % 32 == 0 else pick_columns(ffn)
 
 
 def pick_cut(block_n: int, num_tiles: int, k: int, num_rows: int) -> Cut:

@@ -36,7 +36,7 @@ def test_qkv_equals_its_steps(shape: linears.LayerShape, has_norms: bool) -> Non
 
 @pytest.mark.parametrize("slice_rows", [4, 16])
 def test_qkv_of_many_rows_is_finished_in_slices(monkeypatch: pytest.MonkeyPatch, slice_rows: int) -> None:
-    monkeypatch.setattr(project, "SLICE_ROWS", slice_rows)
+    monkeypatch.setattr(project, "slice_rows", lambda _: slice_rows)
     linears.check_qkv(0, SMALL, 32, True)
 
 
