@@ -1,4 +1,4 @@
-"""All layers in one call, run by every thread of a team: each takes its share of a phase, then they meet.
+"""All layers in one call, run by every thread of a team: they share the pieces of a phase, then comes the next.
 
 The phases of a layer: norm and rounding by rows; qkv by columns; rotation and cache writes by rows; attention by rows
 and heads; output by columns; norm; gate and up; SwiGLU; down. Canvas rows add their adapter behind each product.
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from quicksilver.model.native.attend import Keys, Plan, attend
 from quicksilver.model.native.compiled import entry, inner
-from quicksilver.model.native.product import multiply, share
+from quicksilver.model.native.product import multiply
 from quicksilver.model.native.rows import (
     Floats,
     Rounded,
@@ -25,10 +25,20 @@ from quicksilver.model.native.rows import (
     round_row,
     swiglu_row,
 )
-from quicksilver.model.native.scalar import address_of, meet
+from quicksilver.model.native.scalar import address_of
+from quicksilver.model.native.team import Place
+from quicksilver.model.native.turns import Turns, finish, num_pieces, share, take, wait
 
 QKV, OUT, GATE_UP, DOWN = range(4)
 BASE, A, B = range(3)
+NORM, PLACE, ROUND, ACTIVATE, ADD = range(5)
+_STEP_PHASES = 5
+"""Of each linear: attention, rows, product, the adapter's second half, rows again."""
+Cache = tuple[Floats, Floats]
+
+
+def num_phases(num_layers: int) -> int:
+    return 4 * _STEP_PHASES * num_layers + 1
 
 
 class Network(NamedTuple):
@@ -55,7 +65,7 @@ class Room(NamedTuple):
     wide: Rounded  # (rows, widest input)
     narrow: Rounded  # (threads * rows, rank): every thread rounds for itself
     scores: Floats  # (threads, group, keys)
-    counters: NDArray[np.int64]  # (16,)
+    turns: Turns  # new for every call
 
 
 class Batch(NamedTuple):
@@ -67,28 +77,32 @@ class Batch(NamedTuple):
 
 
 @inner
-def _wait(room: Room, num_threads: int) -> None:
-    if num_threads > 1:
-        meet(address_of(room.counters), num_threads)
-
-
-@inner
-def _project(matrices: NDArray[np.int64], room: Room, batch: Batch, team: tuple[int, int]) -> None:
-    """y = W x for all rows, then y += B (A x) for canvas rows. One call of `multiply`, so that it is compiled once."""
-    thread, num_threads = team
-    own = _own_narrow(room, thread)
-    for part in range(3 if len(batch.canvas_rows) else 1):
-        if part == B:
-            _wait(room, num_threads)
-            for row in batch.canvas_rows:
-                round_row(room.low[row], own, row)
-        x = own if part == B else room.wide
-        rows = batch.rows if part == BASE else batch.canvas_rows
-        y = room.low if part == A else room.y
-        # The last thread starts with A: it often has less of W.
-        place = num_threads - 1 - thread if part == A else thread
-        multiply(x, matrices[part], rows, y, share(matrices[part, 3], place, num_threads), np.int64(part == B))
-    _wait(room, num_threads)
+def _project(matrices: NDArray[np.int64], room: Room, batch: Batch, phase: int, team: Place) -> None:
+    """y = W x for all rows and A x for canvas rows, then y += B (A x) for these. One call of `multiply`, so that it is
+    compiled once."""
+    own = _own_narrow(room, team[0])
+    for stage in range(2 if len(batch.canvas_rows) else 1):
+        main = B if stage else BASE
+        pieces = num_pieces(matrices[main, 3], team[1])
+        low_pieces = num_pieces(matrices[A, 3], team[1]) if stage == 0 and len(batch.canvas_rows) else 0
+        has_rounded = False
+        piece = take(room.turns, phase + stage)
+        while piece < low_pieces + pieces:
+            part = A if piece < low_pieces else main
+            if part == B and not has_rounded:
+                for row in batch.canvas_rows:
+                    round_row(room.low[row], own, row)
+                has_rounded = True
+            strips = (
+                share(matrices[A, 3], piece, low_pieces) if part == A
+                else share(matrices[part, 3], piece - low_pieces, pieces)
+            )  # fmt: skip
+            rows = batch.rows if part == BASE else batch.canvas_rows
+            x, y = own if part == B else room.wide, room.low if part == A else room.y
+            multiply(x, matrices[part], rows, y, strips, np.int64(part == B))
+            finish(room.turns, phase + stage)
+            piece = take(room.turns, phase + stage)
+        wait(room.turns, phase + stage, low_pieces + pieces)
 
 
 @inner
@@ -99,53 +113,49 @@ def _own_narrow(room: Room, thread: int) -> Rounded:
 
 
 @inner
-def _norm_rows(gain: Floats, eps: float, room: Room, adds: int, team: tuple[int, int]) -> None:
+def _norm_row(network: Network, room: Room, step: int, row: int) -> None:
     """Take the last product into the stream, then norm and round it."""
-    first, end = share(len(room.x), team[0], team[1])
-    for row in range(first, end):
-        if adds:
-            add_row(room.x[row], room.y[row])
-        norm_row(room.x[row], gain, eps, room.normed[row])
-        round_row(room.normed[row], room.wide, row)
-    _wait(room, team[1])
+    if step > 0:
+        add_row(room.x[row], room.y[row])
+    norm_row(room.x[row], network.gains[step // 4, step % 4 // 2], network.eps, room.normed[row])
+    round_row(room.normed[row], room.wide, row)
 
 
 @inner
-def _place_rows(
-    network: Network, room: Room, batch: Batch, cache: tuple[Floats, Floats], layer: int, team: tuple[int, int]
-) -> None:
+def _activate_row(network: Network, room: Room, row: int) -> None:
+    swiglu_row(room.y[row], network.ffn_dim, room.active[row])
+    round_row(room.active[row], room.wide, row)
+
+
+@inner
+def _place_row(network: Network, room: Room, batch: Batch, cache: Cache, layer: int, row: int) -> None:
     """Bias, head norms, rotation; keys and values into the cache."""
     num_heads, num_kv_heads = network.heads
-    head_dim = batch.cos.shape[1]
-    first, end = share(len(room.x), team[0], team[1])
-    for row in range(first, end):
-        y = room.y[row]
-        if len(network.bias):
-            add_row(y[: network.bias.shape[1]], network.bias[layer])
-        for head in range(num_heads + num_kv_heads):
-            part = y[head * head_dim : (head + 1) * head_dim]
-            if len(network.head_gains):
-                norm_row(part, network.head_gains[layer, 0 if head < num_heads else 1], network.eps, part)
-            rotate_head(part, batch.cos[row], batch.sin[row])
-        slot = batch.plan.slots[row]
-        if slot >= 0:
-            for head in range(num_kv_heads):
-                start = (num_heads + head) * head_dim
-                copy_row(y[start : start + head_dim], cache[0][slot, head])
-                start += num_kv_heads * head_dim
-                copy_row(y[start : start + head_dim], cache[1][slot, head])
-    _wait(room, team[1])
+    head_dim, y = batch.cos.shape[1], room.y[row]
+    if len(network.bias):
+        add_row(y[: network.bias.shape[1]], network.bias[layer])
+    for head in range(num_heads + num_kv_heads):
+        part = y[head * head_dim : (head + 1) * head_dim]
+        if len(network.head_gains):
+            norm_row(part, network.head_gains[layer, 0 if head < num_heads else 1], network.eps, part)
+        rotate_head(part, batch.cos[row], batch.sin[row])
+    slot = batch.plan.slots[row]
+    if slot >= 0:
+        for head in range(num_kv_heads):
+            start = (num_heads + head) * head_dim
+            copy_row(y[start : start + head_dim], cache[0][slot, head])
+            start += num_kv_heads * head_dim
+            copy_row(y[start : start + head_dim], cache[1][slot, head])
 
 
 @inner
-def _attend_rows(
-    network: Network, room: Room, batch: Batch, cache: tuple[Floats, Floats], team: tuple[int, int]
-) -> None:
+def _attend_rows(network: Network, room: Room, batch: Batch, cache: Cache, phase: int, team: Place) -> None:
     num_heads, num_kv_heads = network.heads
-    head_dim, num_rows = batch.cos.shape[1], len(room.x)
+    head_dim, num_items = batch.cos.shape[1], len(room.x) * num_kv_heads
     group = num_heads // num_kv_heads
     slot_step, row_step = 4 * num_kv_heads * head_dim, 4 * room.y.shape[1]
-    for item in range(team[0], num_rows * num_kv_heads, team[1]):
+    item = take(room.turns, phase)
+    while item < num_items:
         row, head = item // num_kv_heads, item % num_kv_heads
         own, k_at = 4 * head * head_dim, address_of(room.y) + 4 * (num_heads + head) * head_dim
         keys = Keys(address_of(cache[0]) + own, slot_step, k_at, row_step)
@@ -154,37 +164,50 @@ def _attend_rows(
         clear_row(out)
         places = (address_of(room.y[row]) + own * group, address_of(out))
         attend(row, (group, head_dim), places, batch.plan, (keys, values), room.scores[team[0]])
-    _wait(room, team[1])
-    first, end = share(num_rows, team[0], team[1])
-    for row in range(first, end):
-        round_row(room.mixed[row], room.wide, row)
-    _wait(room, team[1])
+        finish(room.turns, phase)
+        item = take(room.turns, phase)
+    wait(room.turns, phase, num_items)
 
 
 @inner
-def _activate_rows(network: Network, room: Room, team: tuple[int, int]) -> None:
-    first, end = share(len(room.x), team[0], team[1])
-    for row in range(first, end):
-        swiglu_row(room.y[row], network.ffn_dim, room.active[row])
-        round_row(room.active[row], room.wide, row)
-    _wait(room, team[1])
+def _each_row(work: int, network: Network, room: Room, batch: Batch, cache: Cache, where: tuple[int, int, int]) -> None:
+    """One of the kinds of work that rows need between products; `where` = (step, phase, threads)."""
+    step, phase, num_threads = where
+    pieces = num_pieces(len(room.x), num_threads)
+    piece = take(room.turns, phase)
+    while piece < pieces:
+        first, end = share(len(room.x), piece, pieces)
+        for row in range(first, end):
+            if work == NORM:
+                _norm_row(network, room, step, row)
+            elif work == PLACE:
+                _place_row(network, room, batch, cache, step // 4, row)
+            elif work == ROUND:
+                round_row(room.mixed[row], room.wide, row)
+            elif work == ACTIVATE:
+                _activate_row(network, room, row)
+            else:
+                add_row(room.x[row], room.y[row])
+        finish(room.turns, phase)
+        piece = take(room.turns, phase)
+    wait(room.turns, phase, pieces)
 
 
 @entry
-def run_layers(network: Network, room: Room, batch: Batch, k: Floats, v: Floats, team: tuple[int, int]) -> None:
+def run_layers(network: Network, room: Room, batch: Batch, k: Floats, v: Floats, team: Place) -> None:
     """The stream in `room.x` through all layers; k and v are (layers, slots, kv_heads, head_dim)."""
-    for step in range(4 * len(network.matrices)):
-        layer, linear = step // 4, step % 4
-        if linear in (QKV, GATE_UP):
-            _norm_rows(network.gains[layer, linear // 2], network.eps, room, np.int64(step > 0), team)
-        elif linear == OUT:
-            _attend_rows(network, room, batch, (k[layer], v[layer]), team)
-        else:
-            _activate_rows(network, room, team)
-        _project(network.matrices[layer, linear], room, batch, team)
+    num_steps = 4 * len(network.matrices)
+    for step in range(num_steps):
+        layer, linear, phase = step // 4, step % 4, _STEP_PHASES * step
+        cache = (k[layer], v[layer])
+        work = NORM
+        if linear == OUT:
+            _attend_rows(network, room, batch, cache, phase, team)
+            work = ROUND
+        elif linear == DOWN:
+            work = ACTIVATE
+        _each_row(work, network, room, batch, cache, (step, phase + 1, team[1]))
+        _project(network.matrices[layer, linear], room, batch, phase + 2, team)
         if linear == QKV:
-            _place_rows(network, room, batch, (k[layer], v[layer]), layer, team)
-    first, end = share(len(room.x), team[0], team[1])
-    for row in range(first, end):
-        add_row(room.x[row], room.y[row])
-    _wait(room, team[1])
+            _each_row(PLACE, network, room, batch, cache, (step, phase + 4, team[1]))
+    _each_row(ADD, network, room, batch, (k[0], v[0]), (num_steps, _STEP_PHASES * num_steps, team[1]))

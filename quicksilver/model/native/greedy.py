@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quicksilver.model.native.compiled import entry, inner
-from quicksilver.model.native.product import share
 from quicksilver.model.native.rows import Floats
-from quicksilver.model.native.scalar import address_of, exp32, meet
-from quicksilver.model.native.team import Place, current_team
+from quicksilver.model.native.scalar import address_of, exp32
+from quicksilver.model.native.team import current_team
+from quicksilver.model.native.turns import Turns, finish, new_turns, take, wait
 from quicksilver.model.native.vectors import largest_of
 
 
@@ -31,19 +31,20 @@ def read_greedy(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(rows, vocab) float32, contiguous -> token ids, confidence, entropy, is_finite. The first of equals is taken."""
     rows = len(logits)
     said = Said(np.zeros(rows, np.int64), *(np.zeros(rows, np.float32) for _ in range(3)))
-    counters, source = np.zeros(16, np.int64), logits.numpy()
-    current_team().run(lambda place: _read_rows(source, said, counters, place))
+    turns, source = new_turns(1), logits.numpy()
+    current_team().run(lambda _: _read_rows(source, said, turns))
     token_ids, confidence, entropy, totals = (torch.from_numpy(column) for column in said)
     return token_ids, confidence, entropy, totals.isfinite()
 
 
 @entry
-def _read_rows(logits: Floats, said: Said, counters: NDArray[np.int64], place: Place) -> None:
-    first, end = share(len(logits), place[0], place[1])
-    for row in range(first, end):
+def _read_rows(logits: Floats, said: Said, turns: Turns) -> None:
+    row = take(turns, 0)
+    while row < len(logits):
         _read_row(logits[row], said, row)
-    if place[1] > 1:
-        meet(address_of(counters), place[1])
+        finish(turns, 0)
+        row = take(turns, 0)
+    wait(turns, 0, len(logits))
 
 
 @inner

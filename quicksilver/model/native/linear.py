@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from quicksilver.model.native.compiled import entry
-from quicksilver.model.native.product import Matrix, multiply, share
+from quicksilver.model.native.product import Matrix, multiply
 from quicksilver.model.native.rows import Floats, Rounded, empty_rounded, round_row, whole_groups
-from quicksilver.model.native.scalar import address_of, meet
 from quicksilver.model.native.team import Place, current_team
 from quicksilver.model.native.tile import GROUP_LEN, STRIP
+from quicksilver.model.native.turns import Turns, finish, new_turns, num_pieces, share, take, wait
 
 
 class GroupedLinear(nn.Module):
@@ -41,10 +41,10 @@ class GroupedLinear(nn.Module):
         matrix = np.array(self.matrix, np.int64)
         y = torch.empty(len(x), self.packed.shape[0] * 16)
         if len(x):
-            rounded, counters = empty_rounded(len(x), self.in_dim), np.zeros(16, np.int64)
+            rounded, turns = empty_rounded(len(x), self.in_dim), new_turns(2)
             source = pad(x.detach().float(), (0, whole_groups(self.in_dim) - self.in_dim)).contiguous().numpy()
             rows, target = np.arange(len(x)), y.numpy()
-            current_team().run(lambda place: _apply(source, matrix, rounded, rows, target, counters, place))
+            current_team().run(lambda place: _apply(source, matrix, rounded, rows, target, turns, place))
         y = y[:, : self.out_dim].to(x.dtype)
         return y if self.bias is None else y + self.bias.to(x.dtype)
 
@@ -56,15 +56,22 @@ def _apply(
     rounded: Rounded,
     rows: NDArray[np.int64],
     y: Floats,
-    counters: NDArray[np.int64],
+    turns: Turns,
     place: Place,
 ) -> None:
-    thread, num_threads = place
-    first, end = share(len(x), thread, num_threads)
-    for row in range(first, end):
-        round_row(x[row], rounded, row)
-    if num_threads > 1:
-        meet(address_of(counters), num_threads)
-    multiply(rounded, matrix, rows, y, share(matrix[3], thread, num_threads), np.int64(0))
-    if num_threads > 1:
-        meet(address_of(counters), num_threads)
+    pieces = num_pieces(len(x), place[1])
+    piece = take(turns, 0)
+    while piece < pieces:
+        first, end = share(len(x), piece, pieces)
+        for row in range(first, end):
+            round_row(x[row], rounded, row)
+        finish(turns, 0)
+        piece = take(turns, 0)
+    wait(turns, 0, pieces)
+    pieces = num_pieces(matrix[3], place[1])
+    piece = take(turns, 1)
+    while piece < pieces:
+        multiply(rounded, matrix, rows, y, share(matrix[3], piece, pieces), np.int64(0))
+        finish(turns, 1)
+        piece = take(turns, 1)
+    wait(turns, 1, pieces)

@@ -13,11 +13,12 @@ from torch.nn.functional import pad
 from quicksilver.model.attention import PagedCache, RowPlan
 from quicksilver.model.lowrank import LINEARS, LowRankOf
 from quicksilver.model.native.attend import Plan
-from quicksilver.model.native.forward import Batch, Network, Room, run_layers
+from quicksilver.model.native.forward import Batch, Network, Room, num_phases, run_layers
 from quicksilver.model.native.linear import GroupedLinear
 from quicksilver.model.native.product import Matrix
 from quicksilver.model.native.rows import Floats, Rounded, empty_rounded, whole_groups
 from quicksilver.model.native.team import current_team
+from quicksilver.model.native.turns import new_turns
 from quicksilver.model.transformer import Layer, Transformer
 
 
@@ -50,7 +51,7 @@ class NativeNetwork:
         narrow = Rounded(*(part[:end] for part in room.narrow))  # type: ignore[arg-type]
         return room._replace(
             x=room.x[:num_rows], y=room.y[:num_rows], normed=room.normed[:num_rows], mixed=room.mixed[:num_rows],
-            narrow=narrow,
+            narrow=narrow, turns=new_turns(num_phases(self.model.config.num_layers)),
         )  # fmt: skip
 
     def _make_room(self, num_rows: int, num_keys: int) -> Room:
@@ -67,7 +68,7 @@ class NativeNetwork:
             wide=empty_rounded(num_rows, max(config.dim, config.q_dim, config.ffn_dim)),
             narrow=empty_rounded(threads * num_rows, rank),
             scores=_floats(threads, config.num_heads // config.num_kv_heads, num_keys),
-            counters=np.zeros(16, np.int64),
+            turns=new_turns(0),
         )
 
 

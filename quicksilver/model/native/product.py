@@ -97,12 +97,6 @@ def _room(num_bytes: int) -> Tensor:
 
 
 @inner
-def share(count: int, thread: int, num_threads: int) -> tuple[int, int]:
-    """This thread's part of `count` things."""
-    return count * thread // num_threads, count * (thread + 1) // num_threads
-
-
-@inner
 def multiply(
     x: Rounded, matrix: NDArray[np.int64], rows: NDArray[np.int64], y: Floats, strips: tuple[int, int], adds: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""What compiled Python lacks: addresses, an exp that becomes vectors, and the meeting point of threads.
+"""What compiled Python lacks: addresses, and an exp that becomes vectors.
 
 `exp32` is within 2 ulp of exp and made of plain float operations, so that loops around it become vectors.
 """
@@ -12,9 +12,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from quicksilver.model.native.emit import F32, I32, I64, Builder, Value, call, float_of, word
-
-_SPINS = 1 << 12
+from quicksilver.model.native.emit import F32, I32, I64, Builder, Value, call, float_of
 
 
 @intrinsic
@@ -44,48 +42,6 @@ def exp32(context: Any, x: Any) -> Any:
         return b.bitcast(bits, F32)
 
     return types.float32(types.float32), codegen
-
-
-@intrinsic
-def meet(context: Any, counters: Any, num_threads: Any) -> Any:
-    """Wait until all threads are here. `counters` is the address of two zeroed int64, 64 bytes apart."""
-
-    def codegen(context: Any, b: Builder, signature: Any, args: Sequence[Value]) -> Value:
-        arrived = b.inttoptr(args[0], I64.as_pointer())
-        turn = b.inttoptr(b.add(args[0], word(64)), I64.as_pointer())
-        now = b.load_atomic(turn, "acquire", 8)
-        before = b.atomic_rmw("add", arrived, word(1), "acq_rel")
-        is_last = b.icmp_signed("==", b.add(before, word(1)), args[1])
-        with b.if_else(is_last) as (last, other):
-            with last:
-                b.store_atomic(word(0), arrived, "release", 8)
-                b.atomic_rmw("add", turn, word(1), "acq_rel")
-            with other:
-                _spin(b, turn, now)
-        return context.get_dummy_value()
-
-    return types.void(types.intp, types.intp), codegen
-
-
-def _spin(b: Builder, turn: Value, now: Value) -> None:
-    """Until the turn changes; after a while the processor is offered to others at every look."""
-    before = b.block
-    look, wait, offer, again, done = (b.append_basic_block() for _ in range(5))
-    b.branch(look)
-    b.position_at_end(look)
-    looks = b.phi(I64)
-    looks.add_incoming(word(0), before)
-    b.cbranch(b.icmp_signed("==", b.load_atomic(turn, "acquire", 8), now), wait, done)
-    b.position_at_end(wait)
-    call(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
-    b.cbranch(b.icmp_signed(">", looks, word(_SPINS)), offer, again)
-    b.position_at_end(offer)
-    call(b, "sched_yield", I32, [])
-    b.branch(again)
-    b.position_at_end(again)
-    looks.add_incoming(b.add(looks, word(1)), again)
-    b.branch(look)
-    b.position_at_end(done)
 
 
 def _round(b: Builder, x: Value) -> Value:

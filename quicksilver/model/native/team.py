@@ -1,6 +1,7 @@
-"""The threads that run compiled code together. They sleep between calls and meet inside them.
+"""The threads that run compiled code together. They sleep between calls and share the work inside them.
 
-Several callers may use one team: jobs reach all of its threads in the same order, so none waits for another in turn.
+Several callers may use one team. A job's parts never wait for a thread that has not begun, so none waits for another
+in turn.
 """
 
 from __future__ import annotations
@@ -20,17 +21,15 @@ Job = Callable[[Place], object]
 class Team:
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
-        self._order = threading.Lock()
         self._inboxes: list[SimpleQueue[Job]] = [SimpleQueue() for _ in range(num_threads - 1)]
         for number, inbox in enumerate(self._inboxes, start=1):
             threading.Thread(target=self._serve, args=(number, inbox), name=f"loops-{number}", daemon=True).start()
 
     def run(self, job: Job) -> None:
-        """`job(place)` on every thread at once. Returns when the calling thread's part is done, so a job whose parts
-        depend on each other, or whose results are read next, ends with a meeting."""
-        with self._order:
-            for inbox in self._inboxes:
-                inbox.put(job)
+        """`job(place)` on every thread. Returns when the calling thread's part is done, so a job whose results are read
+        next waits for all its pieces; a thread that came too late for them may still be inside."""
+        for inbox in self._inboxes:
+            inbox.put(job)
         job((0, self.num_threads))
 
     def _serve(self, number: int, inbox: SimpleQueue[Job]) -> None:
