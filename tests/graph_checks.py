@@ -89,6 +89,29 @@ def check_network(config: ModelConfig, seed: int, has_canvas: bool, kinds: tuple
     expect_close(other.k, exact_cache.k, max(4e-2, 1.5 * relative_error(cache.k, exact_cache.k)))
 
 
+def check_fp8(config: ModelConfig, seed: int, has_canvas: bool) -> None:
+    """Few rows on fp8 weights equal the plain network with the weights that those stand for."""
+    model, place = model_of(config, seed), here()
+    batch = _causal_batch(3, 5, 20, 16)
+    if has_canvas:
+        is_canvas = torch.arange(len(batch.token_ids)) % 5 > 2
+        plan = replace(batch.plan, is_canvas=is_canvas)
+        batch = replace(batch, mask_index=torch.where(is_canvas, 1, -1), plan=plan, has_canvas=True)
+    cache = PagedCache.allocate(config, 64, 16, place.device, place.dtype)
+    cache.k.normal_()
+    cache.v.normal_()
+    other = PagedCache(cache.k.clone().float(), cache.v.clone().float(), 16)
+    limits = GraphLimits(max_rows=64, max_segments=8, context_len=256, scheme="fp8")
+    found = model.norm(GraphRunner(model, cache, 64, limits)._launch(batch)[: len(batch.token_ids)])
+    rounded = copy.deepcopy(model).float()
+    for layer in rounded.layers:
+        for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):  # type: ignore[union-attr]
+            weight = linear.weight.data  # type: ignore[union-attr]
+            scale = weight.abs().amax(-1, keepdim=True) / 448  # type: ignore[operator]
+            linear.weight.data = (weight / scale).to(torch.float8_e4m3fn).float() * scale  # type: ignore[union-attr]
+    expect_close(found, _plain_forward(rounded, batch, other), 4e-2 if place.dtype is torch.bfloat16 else 5e-3)
+
+
 def _causal_batch(num_segments: int, rows_each: int, past: int, page_size: int) -> Batch:
     """Segments of causal rows, each behind a cached text of its own on pages of its own; the first is always the
     same."""
@@ -265,6 +288,10 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
                 name = f"network {config.family} {seed} canvas={has_canvas}"
                 kinds = KINDS if seed else FEW_ROWS
                 yield name, lambda c=config, s=seed, h=has_canvas, k=kinds: check_network(c, s, h, k)
+    for config in (SMALL, WIDE_PARTS):
+        for has_canvas in (False, True):
+            name = f"network fp8 {config.family} canvas={has_canvas}"
+            yield name, lambda c=config, h=has_canvas: check_fp8(c, 0, h)
     for config in (SMALL_TRUE, WIDE_PARTS):
         name = f"fixed products ignore company {config.family}"
         yield name, lambda c=config: check_fixed_products_ignore_company(c, (3, 6, 12, 13, 25))

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quicksilver.model.kernels.launch import overlap, wait_turn
+from quicksilver.model.kernels.rows import narrow
 
 KEY_BLOCK = 64
 """Keys that are folded at once; page sizes must divide it or be multiples of it."""
@@ -63,6 +64,8 @@ class AttendSpace:
     acc: Tensor  # (splits, rows, heads, head_dim)
     top: Tensor  # (splits, rows, heads)
     total: Tensor
+    shrink: float = 1.0
+    """What the output is multiplied by, where splits are merged."""
 
     @classmethod
     def allocate(cls, shape: AttendShape, num_rows: int, dtype: torch.dtype, device: torch.device | str) -> AttendSpace:
@@ -146,8 +149,9 @@ def _attend_kernel(
 
 @triton.jit
 def _merge_kernel(
-    out, part_acc, part_top, part_total, num_vectors, D: tl.constexpr, SPLITS: tl.constexpr, OVERLAPS: tl.constexpr
-):
+    out, part_acc, part_top, part_total, num_vectors,
+    D: tl.constexpr, SPLITS: tl.constexpr, SHRINK: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
     """One program a (row, head): the splits' sums become its output, in the order of the splits."""
     wait_turn(OVERLAPS)
     at = tl.program_id(0).to(tl.int64)
@@ -159,7 +163,7 @@ def _merge_kernel(
     used = (weight > 0)[:, None]
     acc = tl.load(part_acc + (split[:, None] * num_vectors + at) * D + d[None, :], mask=used, other=0.0)
     y = tl.sum(acc * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
-    tl.store(out + at * D + d, y.to(out.dtype.element_ty))
+    tl.store(out + at * D + d, narrow(y, out.dtype.element_ty, SHRINK))
 
 
 def attend_paged(
@@ -185,6 +189,7 @@ def attend_paged(
             num_vectors,
             D=shape.head_dim,
             SPLITS=shape.splits,
+            SHRINK=space.shrink,
             num_warps=1,
             **overlap(),
         )

@@ -41,10 +41,10 @@ class HeadSpace:
 
     @classmethod
     def allocate(cls, head: Tensor, num_rows: int, dtype: torch.dtype) -> HeadSpace:
-        """For a head of (vocab, dim) and rows of `dtype`."""
+        """For a head of (vocab, dim) and rows of `dtype`. Rows before an fp8 head are fp16, which it turns into."""
         (vocab_size, dim), device = head.shape, head.device
         tiles = torch.zeros((6, triton.cdiv(vocab_size, BLOCK_V), num_rows), device=device)
-        normed = torch.zeros((num_rows, dim), dtype=dtype, device=device)
+        normed = torch.zeros((num_rows, dim), dtype=torch.float16 if head.itemsize == 1 else dtype, device=device)
         return cls(tiles, normed, torch.zeros((4, num_rows), dtype=torch.int32, device=device))
 
     def with_results(self, results: Tensor) -> HeadSpace:

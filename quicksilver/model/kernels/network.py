@@ -35,7 +35,7 @@ from quicksilver.model.kernels.project import (
 )
 from quicksilver.model.kernels.resident import RESIDENT_ROWS, fits, run_whole, stack, whole_shape
 from quicksilver.model.kernels.rotate import RowSlots, rotate_and_write
-from quicksilver.model.kernels.rows import embed, norm_rows, quantise_rows, scale_rows, swiglu_rows
+from quicksilver.model.kernels.rows import SHRINK, embed, norm_rows, quantise_rows, scale_rows, swiglu_rows
 from quicksilver.model.kernels.stream import Parts, pick_gate_columns
 from quicksilver.model.kernels.weights import LayerWeights, NetworkWeights, Pair
 
@@ -97,23 +97,32 @@ class Space:
     pieces: tuple[Space, ...] = ()
     """Where products take 64 rows at most: a space for each 64, their rows being views of this one's."""
 
-    @classmethod
-    def allocate(cls, config: ModelConfig, weights: NetworkWeights, num_rows: int, shape: AttendShape) -> Space:
-        device, dtype = weights.tokens.device, weights.tokens.dtype
+    @property
+    def shrink(self) -> float:
+        """What the inputs of linears are multiplied by."""
+        return self.attend.shrink
 
-        def rows(width: int) -> Tensor:
+    @classmethod
+    def allocate(
+        cls, config: ModelConfig, weights: NetworkWeights, num_rows: int, shape: AttendShape, shrink: float = 1.0
+    ) -> Space:
+        """Inputs of linears are in the model's dtype; where they are shrunk, in fp16."""
+        device, dtype = weights.tokens.device, weights.tokens.dtype
+        narrow = dtype if shrink == 1.0 else torch.float16
+
+        def rows(width: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(num_rows, width, device=device, dtype=dtype)
 
         low = {
             name: torch.zeros(1 + low_parts(pair.a.shape[1]), num_rows, len(pair.a), device=device)
             for name, pair in weights.layers[0].canvas.items()
         }
-        attend = AttendSpace.allocate(shape, num_rows, dtype, device)
-        scaled = Scaled(rows(config.dim), torch.zeros(square_tiles(config.dim), num_rows, device=device))
+        attend = replace(AttendSpace.allocate(shape, num_rows, narrow, device), shrink=shrink)
+        scaled = Scaled(rows(config.dim, narrow), torch.zeros(square_tiles(config.dim), num_rows, device=device))
         parts = Parts.allocate(_part_floats(config, num_rows), device)
-        qkv, ffn = rows(config.q_dim + 2 * config.kv_dim), rows(config.ffn_dim)
+        qkv, ffn = rows(config.q_dim + 2 * config.kv_dim, dtype), rows(config.ffn_dim, narrow)
         ready = torch.zeros(config.num_layers, 4, _MAX_RANK // 16 + 1, dtype=torch.int32, device=device)
-        return cls(rows(config.dim), qkv, ffn, attend, low, ready, scaled, parts)
+        return cls(rows(config.dim, dtype), qkv, ffn, attend, low, ready, scaled, parts)
 
     def with_x(self, x: Tensor) -> Space:
         """The same space with its residual stream at the head of a larger buffer."""
@@ -169,10 +178,13 @@ class Network:
         return attend_shape(self.config, num_rows if self.product is Product.FASTEST else SKINNY_ROWS)
 
     def space(self, num_rows: int) -> Space:
-        space = Space.allocate(self.config, self.weights, num_rows, self.shape(num_rows))
-        if self.product is Product.FIXED and num_rows > SKINNY_ROWS:
+        is_fixed = self.product is Product.FIXED and num_rows > SKINNY_ROWS
+        is_fp8 = self.weights.head.scale is not None
+        shrink = SHRINK if is_fp8 and (is_fixed or num_rows <= SKINNY_ROWS) else 1.0
+        space = Space.allocate(self.config, self.weights, num_rows, self.shape(num_rows), shrink)
+        if is_fixed:
             parts = Parts.allocate(_part_floats(self.config, SKINNY_ROWS), space.x.device)
-            small = (self.config, self.weights, SKINNY_ROWS, self.shape(SKINNY_ROWS))
+            small = (self.config, self.weights, SKINNY_ROWS, self.shape(SKINNY_ROWS), shrink)
             return replace(space, parts=parts).cut(lambda: Space.allocate(*small))
         if not self.is_whole(num_rows):
             return space
@@ -200,7 +212,7 @@ class Network:
         for _, piece in pieces:
             if is_gated:
                 piece.ready.zero_()
-            scale_rows(piece.x, layers[0].attn_norm.gain, piece.scaled.y, piece.scaled.squares)
+            scale_rows(piece.x, layers[0].attn_norm.gain, piece.scaled.y, piece.scaled.squares, piece.shrink)
         next_norms = [*(layer.attn_norm for layer in layers[1:]), self.weights.norm]
         for index, next_norm in enumerate(next_norms):
             has_term = is_gated and bool(layers[index].canvas)

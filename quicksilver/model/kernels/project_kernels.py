@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from quicksilver.model.kernels.launch import fetch_ahead, let_next, wait_for_input, wait_turn
+from quicksilver.model.kernels.rows import SHRINK, narrow
 from quicksilver.model.kernels.stream import (
     add_parts,
     clear_parts,
@@ -21,6 +22,8 @@ from quicksilver.model.kernels.stream import (
     multiply,
     norm_divisor,
 )
+
+_SHRINK = tl.constexpr(SHRINK)
 
 
 @triton.jit
@@ -67,13 +70,19 @@ def _add_low(
 
 
 @triton.jit
+def _unshrunk(scale):
+    """An output's scale, and what its input was shrunk by."""
+    return (tl.load(scale) / _SHRINK)[:, None]
+
+
+@triton.jit
 def _finish_pair(
     a, b_, first, second, m, bias, scale, squares, eps, K,
     ROWS: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
     """Scale, norm's divisor and bias."""
     if SCALE:
-        a, b_ = a * tl.load(scale + first)[:, None], b_ * tl.load(scale + second)[:, None]
+        a, b_ = a * _unshrunk(scale + first), b_ * _unshrunk(scale + second)
     if TILES > 0:
         shrink = norm_divisor(squares, m, K, eps, TILES, ROWS)[None, :]
         a, b_ = a * shrink, b_ * shrink
@@ -167,7 +176,7 @@ def _finish_swiglu(
 ):  # fmt: skip
     gate, up = _finish_pair(gate, up, first, second, m, out, scale, squares, eps, K, ROWS, TILES, False, SCALE)
     y = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out + m[None, :] * N + n[:, None], y.to(out.dtype.element_ty))
+    tl.store(out + m[None, :] * N + n[:, None], narrow(y, out.dtype.element_ty, _SHRINK if SCALE else 1.0))
 
 
 @triton.jit
@@ -253,17 +262,18 @@ def _finish_add(
 ):  # fmt: skip
     a, c = _finish_pair(a, c, first, second, m, stream, scale, squares, 0.0, K, ROWS, 0, False, SCALE)
     at = m[None, :] * N + (tile * (2 * BLOCK_N) + tl.arange(0, BLOCK_N))[:, None]
-    total = _add_half(a, stream, y, gain + first, at)
-    total += _add_half(c, stream, y, gain + second, at + BLOCK_N)
+    total = _add_half(a, stream, y, gain + first, at, SCALE)
+    total += _add_half(c, stream, y, gain + second, at + BLOCK_N, SCALE)
     tl.store(squares + tile * ROWS + m, total)
 
 
 @triton.jit
-def _add_half(a, stream, y, gain, at):
+def _add_half(a, stream, y, gain, at, SCALE: tl.constexpr):
     """Rounded before it is added, and again after, as the plain network does; returns the sums of squares."""
     dtype = stream.dtype.element_ty
     sum_ = (a.to(dtype).to(tl.float32) + tl.load(stream + at).to(tl.float32)).to(dtype)
     tl.store(stream + at, sum_)
     wide = sum_.to(tl.float32)
-    tl.store(y + at, (wide * tl.load(gain).to(tl.float32)[:, None]).to(dtype))
+    scaled = wide * tl.load(gain).to(tl.float32)[:, None]
+    tl.store(y + at, narrow(scaled, y.dtype.element_ty, _SHRINK if SCALE else 1.0))
     return tl.sum(wide * wide, 0)

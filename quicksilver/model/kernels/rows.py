@@ -9,6 +9,18 @@ from torch import Tensor
 
 from quicksilver.model.kernels.launch import overlap, wait_turn
 
+SHRINK = 1 / 64
+"""What the inputs of fp8 linears are multiplied by: those weights become fp16 at no cost, and a 64th of an activation
+stays within fp16, with more bits than bf16 has."""
+
+
+@triton.jit
+def narrow(wide, dtype: tl.constexpr, SHRINK: tl.constexpr):
+    """An activation as the next linear reads it: rounded, and where it is shrunk, within fp16 in any case."""
+    if SHRINK != 1.0:
+        wide = tl.minimum(tl.maximum(wide * SHRINK, -65504.0), 65504.0)
+    return wide.to(dtype)
+
 
 @triton.jit
 def _embed_kernel(
@@ -43,14 +55,15 @@ def _norm_kernel(x, index, gain, out, eps, dim, BLOCK: tl.constexpr, GATHER: tl.
 
 @triton.jit
 def _scale_kernel(
-    x, gain, y, squares, num_rows, num_tiles, dim, BLOCK: tl.constexpr, TILES: tl.constexpr, OVERLAPS: tl.constexpr
-):
+    x, gain, y, squares, num_rows, num_tiles, dim,
+    BLOCK: tl.constexpr, TILES: tl.constexpr, SHRINK: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
     wait_turn(OVERLAPS)
     row = tl.program_id(0)
     d, tile = tl.arange(0, BLOCK), tl.arange(0, TILES)
     wide = tl.load(x + row.to(tl.int64) * dim + d, mask=d < dim, other=0.0).to(tl.float32)
     gains = tl.load(gain + d, mask=d < dim, other=0.0).to(tl.float32)
-    tl.store(y + row.to(tl.int64) * dim + d, (wide * gains).to(y.dtype.element_ty), mask=d < dim)
+    tl.store(y + row.to(tl.int64) * dim + d, narrow(wide * gains, y.dtype.element_ty, SHRINK), mask=d < dim)
     total = tl.sum(wide * wide, 0)
     tl.store(squares + tile * num_rows + row, tl.where(tile == 0, total, 0.0), mask=tile < num_tiles)
 
@@ -86,12 +99,13 @@ def norm_rows(x: Tensor, gain: Tensor, eps: float, out: Tensor, index: Tensor | 
     return out
 
 
-def scale_rows(x: Tensor, gain: Tensor, y: Tensor, squares: Tensor) -> None:
-    """y = x * gain and the sums of squares of x, all in the first of the (tiles, rows) of `squares`."""
+def scale_rows(x: Tensor, gain: Tensor, y: Tensor, squares: Tensor, shrink: float = 1.0) -> None:
+    """y = x * gain * shrink and the sums of squares of x, all in the first of the (tiles, rows) of `squares`."""
     rows, dim = x.shape
     _scale_kernel[(rows,)](
         x, gain, y, squares, rows, squares.shape[0], dim,
-        BLOCK=triton.next_power_of_2(dim), TILES=triton.next_power_of_2(squares.shape[0]), num_warps=4, **overlap(),
+        BLOCK=triton.next_power_of_2(dim), TILES=triton.next_power_of_2(squares.shape[0]),
+        SHRINK=shrink, num_warps=4, **overlap(),
     )  # fmt: skip
 
 

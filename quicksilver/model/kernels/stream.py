@@ -177,7 +177,7 @@ def low_part(
         is_in = (at < end)[None, :]
         x_tile = tl.load(x + m[:, None] * K + at[None, :], mask=is_in, other=0.0)
         a_tile = tl.load(a + n[:, None] * K + at[None, :], mask=is_in, other=0.0)
-        acc = tl.dot(a_tile, tl.trans(x_tile), acc, input_precision="ieee")
+        acc = tl.dot(a_tile.to(x_tile.dtype), tl.trans(x_tile), acc, input_precision="ieee")
     acc = acc * tl.load(gate + m).to(tl.float32)[None, :]
     total = low + m[None, :] * RANK + n[:, None]
     is_last = part >= 0

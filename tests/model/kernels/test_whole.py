@@ -36,3 +36,8 @@ def test_every_way_equals_the_plain_network(
 
 def test_fixed_products_ignore_company() -> None:
     checks.check_fixed_products_ignore_company(replace(PLAIN, num_layers=1), (14,))
+
+
+@pytest.mark.parametrize("has_canvas", [False, True])
+def test_fp8_weights_equal_what_they_stand_for(has_canvas: bool) -> None:
+    checks.check_fp8(checks.TINIEST, 0, has_canvas)
