@@ -26,6 +26,9 @@ Weights = Annotated[
     ),
 ]
 Threads = Annotated[int, typer.Option(envvar="QUICKSILVER_THREADS", help="CPU threads; 0 for all.")]
+Yarn = Annotated[
+    float, typer.Option(envvar="QUICKSILVER_YARN", min=1.0, help="Stretch the context this many times, by YaRN.")
+]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
 Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same answer.")]

@@ -92,6 +92,7 @@ def serve(
     device: options.Device = "auto",
     weights: options.Weights = "auto",
     threads: options.Threads = 0,
+    yarn: options.Yarn = 1.0,
     config: Annotated[
         Path | None, typer.Option(callback=_read_config, is_eager=True, envvar="QUICKSILVER_CONFIG", help="TOML file.")
     ] = None,
@@ -104,7 +105,7 @@ def serve(
     server = replace(server, home=default_home(), card=_card(checkpoint))
     check_address(server, has_accounts=accounts)
     check_ports(server)
-    worker = WorkerConfig(model, load={"device": device, "weights": weights, "threads": threads})
+    worker = WorkerConfig(model, load={"device": device, "weights": weights, "threads": threads, "yarn": yarn})
     books = options.books(database_url, pepper, signup_credits) if accounts else None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(Plan(checkpoint, server, worker, books)))

@@ -23,7 +23,8 @@ def build_engine(
     device, dtype = model.device, model.dtype
     bytes_per_token = model.config.kv_bytes_per_token(dtype.itemsize)
     context_len = config.context_len or model.config.context_len
-    num_pages = plan_pages(config, bytes_per_token, free_bytes(device))
+    full_context = bytes_per_token * (context_len + config.max_canvas_len)
+    num_pages = plan_pages(config, bytes_per_token, free_bytes(device, full_context))
     info = EngineInfo(
         model=name,
         family=model.config.family,
@@ -42,13 +43,14 @@ def build_engine(
     return Engine(runner, info, config, constraints)
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory that KV pages may use: free bytes of the GPU, or at most 2 GiB of what a CPU machine has available."""
+def free_bytes(device: torch.device, full_context: int) -> int:
+    """Memory that KV pages may use: free bytes of the GPU, or of what a CPU machine has available at most 2 GiB or, if
+    that is more, twice what one full context takes. The system hands out pages as they are written to."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     with open("/proc/meminfo") as meminfo:
         facts = dict(line.split(":") for line in meminfo)
-    return min(int(facts["MemAvailable"].split()[0]) * 1024, 2 << 30)
+    return min(int(facts["MemAvailable"].split()[0]) * 1024, max(2 << 30, 2 * full_context))
 
 
 def fingerprint(name: str, model: Transformer) -> str:

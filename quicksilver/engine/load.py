@@ -12,6 +12,7 @@ from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import ConstraintFactory, Engine
 from quicksilver.hub.resolve import Checkpoint, default_home
 from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter, merge_skill
+from quicksilver.model.assemble import stretch_context
 from quicksilver.model.quantise import best_cpu_scheme, check_scheme, mark, quantise_model
 from quicksilver.model.transformer import Transformer
 from quicksilver.model.weights import build, load_model, open_source
@@ -29,6 +30,8 @@ class LoadConfig:
     """gated (LoRA on canvas rows) or merged (second weights)."""
     threads: int = 0
     """CPU threads; 0 leaves torch's choice."""
+    yarn: float = 1.0
+    """How many times the checkpoint's context is stretched, by YaRN; 1 leaves it."""
 
 
 CPU_CANVAS_ROWS = 8
@@ -47,7 +50,10 @@ def load_engine(
 ) -> Engine:
     if load.threads:
         torch.set_num_threads(load.threads)
-    return build_engine(load_transformer(checkpoint, load), checkpoint.name, config, constraints)
+    model = load_transformer(checkpoint, load)
+    if load.yarn != 1:
+        stretch_context(model, load.yarn)
+    return build_engine(model, checkpoint.name, config, constraints)
 
 
 def load_transformer(checkpoint: Checkpoint, load: LoadConfig) -> Transformer:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from quicksilver.model.config import ModelConfig
+from quicksilver.model.rope import Rope
 from quicksilver.model.transformer import Transformer
 
 
@@ -24,6 +25,12 @@ def place(model: Transformer, target: str, tensor: Tensor) -> None:
 def replace_module(model: Transformer, name: str, module: nn.Module) -> None:
     owner, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(owner), attribute, module)
+
+
+def stretch_context(model: Transformer, factor: float) -> None:
+    """Positions by YaRN from now on, for texts `factor` times as long; weights stay as they are."""
+    model.config = model.config.stretched(factor)
+    model.rope = Rope(model.config).to(model.device)
 
 
 def finish(model: Transformer, device: torch.device | str) -> Transformer:

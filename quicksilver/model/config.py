@@ -7,7 +7,7 @@ what leaves this module can be built. Anything unknown that would change the num
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from quicksilver.errors import CheckpointRefused
@@ -103,6 +103,14 @@ class ModelConfig:
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         return 2 * self.num_layers * self.kv_dim * dtype_bytes
+
+    def stretched(self, factor: float) -> ModelConfig:
+        """The same model for texts `factor` times as long, by YaRN over the context it was trained on."""
+        if self.rope_scaling is not None or not factor > 1:
+            reason = "is stretched already" if self.rope_scaling else f"cannot be stretched {factor} times"
+            raise CheckpointRefused(f"config: a context of {self.context_len} tokens {reason}")
+        scaling = RopeScaling("yarn", factor, self.context_len)
+        return replace(self, context_len=int(self.context_len * factor), rope_scaling=scaling)
 
     def to_hf(self) -> dict[str, Any]:
         """The same facts under Hugging Face's names: what `save_model` writes as config.json."""

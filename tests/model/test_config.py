@@ -135,3 +135,16 @@ def test_any_value_anywhere_gives_a_config_or_a_refusal(key: str) -> None:
         except CheckpointRefused:
             outcomes.add(CheckpointRefused)
     assert outcomes <= {ModelConfig, CheckpointRefused}
+
+
+def test_a_stretched_context_is_yarn_over_the_trained_one_and_only_once() -> None:
+    config = ModelConfig.from_hf(HF)
+    longer = config.stretched(4.0)
+    assert longer.context_len == 4 * config.context_len
+    assert longer.rope_scaling == RopeScaling("yarn", 4.0, config.context_len)
+    assert ModelConfig.from_hf(longer.to_hf()) == longer
+    with pytest.raises(CheckpointRefused, match="already"):
+        longer.stretched(2.0)
+    for factor in (1.0, 0.5, -1.0, float("nan"), float("inf")):
+        with pytest.raises(CheckpointRefused):
+            config.stretched(factor)

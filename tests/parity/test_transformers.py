@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from quicksilver.model.assemble import stretch_context
 from quicksilver.model.attention import DenseAttend
 from quicksilver.model.config import Family, ModelConfig, RopeScaling
 from quicksilver.model.transformer import Transformer
@@ -63,6 +65,22 @@ def test_logits_equal_transformers_at_every_position(
     with torch.inference_mode():
         hidden = model(model.embed(ids), torch.arange(100), DenseAttend(1, is_causal=True))
     torch.testing.assert_close(model.logits(hidden), their_logits(tmp_path, ids), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_context_stretched_after_loading_equals_transformers_yarn(tmp_path: Path, family: Family) -> None:
+    """The recipe of Qwen2.5's model card: factor 4 over the trained context, which the text here goes beyond."""
+    model, ids = gentle(small_config(family, context_len=32)), token_ids(100)
+    plain = model(model.embed(ids), torch.arange(100), DenseAttend(1, is_causal=True)).detach()
+    stretch_context(model, 4.0)
+    assert model.config.context_len == 128
+    save_model(model, tmp_path)
+    rope = json.loads((tmp_path / "config.json").read_text())["rope_parameters"]
+    assert (rope["rope_type"], rope["factor"], rope["original_max_position_embeddings"]) == ("yarn", 4.0, 32)
+    with torch.inference_mode():
+        hidden = model(model.embed(ids), torch.arange(100), DenseAttend(1, is_causal=True))
+    torch.testing.assert_close(model.logits(hidden), their_logits(tmp_path, ids), rtol=0, atol=1e-5)
+    assert not torch.allclose(hidden, plain, atol=1e-3)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
