@@ -26,8 +26,10 @@ def newest(results: Path, benchmark: str, key: Callable[[Row], Hashable]) -> lis
     found: dict[Hashable, Row] = {}
     for path in sorted(results.glob(f"{benchmark}-*.json")):
         report = json.loads(path.read_text())
+        if any(report["settings"].get(name) for name in ("overlap", "whole")):
+            continue
         for row in report["rows"]:
-            if "failed" not in row and not (report["settings"].get("overlap") or report["settings"].get("whole")):
+            if "failed" not in row and not row.get("try") and report["settings"].get("product", "fastest") == "fastest":
                 row = {**report["settings"], "hardware": report["hardware"], **row}
                 found[key(row)] = row
     return list(found.values())
