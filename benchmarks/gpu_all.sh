@@ -40,24 +40,39 @@ small_figures() {
 }
 
 tries_compile() {
-  check "" "network llama" "network qwen3" "network fp8" "rounds true" "rounds parts" "rounds fp8" "qkv 8B" "ffn 8B" layer "fixed products"
+  check "" "network qwen2" "network qwen3" "network fp8" "head fp8" "rounds whole" "rounds parts" "qkv 8B" "ffn 8B" layer \
+    "fixed products" "attention h"
   compile forward_1.5B gpu_forward --models 1.5B --rows 16,64 --tries "" overlap=0
   compile forward_1.5B_fp8 gpu_forward --models 1.5B --rows 16,64 --schemes fp8
   compile forward_8B gpu_forward --models 8B --rows 16,64 --schemes bfloat16,fp8
   compile forward_8B_wide gpu_forward --models 8B --rows 16,64 --schemes bfloat16,fp8 --tries narrow=1000
+  compile prefill_wide gpu_prefill --prompts 1024 --whole keys=128
+  compile prefill gpu_prefill --prompts 1024
+  compile canvas_peer gpu_canvas_peer --tokens 256 --steps 2
+  compile batch_fixed gpu_batch --product fixed
+  for tool in memcheck racecheck; do sanitize $tool "attention heads=(9, 3, 64) splits=16"; done
 }
 tries_figures() {
+  sanitized
   figure 40 4 gpu_forward --models 1.5B --rows 16,64 --tries "" overlap=0
   figure 40 2 gpu_forward --models 1.5B --rows 16,64 --schemes fp8
   figure 40 3 gpu_verify --models 1.5B --rounds 60
   figure 60 8 gpu_forward --models 8B --rows 16,64 --schemes bfloat16,fp8 --tries "" narrow=1000
   figure 30 9 gpu_forward --models 8B --rows 16 --schemes fp8 --profile
+  figure 40 4 gpu_prefill --prompts 1024,4096,32768
+  figure 40 4 gpu_prefill --prompts 4096,32768 --whole keys=128
+  figure 40 1 gpu_canvas_peer
+  figure 30 6 gpu_forward --models 135M,1.5B --rows 16,64,256 --product fixed
+  figure 45 10 gpu_batch --product fixed
 }
 
 sanitize() { # side by side with the compiling, since nothing is timed here
   local tool=$1 kind=$2
   timeout -k 5 110 compute-sanitizer --tool "$tool" python3 -m benchmarks.gpu_check --only "$kind" --out "$warm/$tool" \
     >"$warm/sanitizer_${tool}_${kind// /_}.log" 2>&1 &
+}
+sanitized() {
+  grep -H "SUMMARY\|passed\|FAILED\|Race reported\|Error: " "$warm"/sanitizer_*.log | sed "s|$warm/||" | sort | uniq -c | head -30
 }
 large_compile() {
   compile forward_8B gpu_forward --models 8B --rows 1,16,32,64 --schemes bfloat16,fp8
@@ -73,15 +88,13 @@ large_compile() {
   done
 }
 large_figures() {
-  grep -H "SUMMARY\|passed\|FAILED\|Race reported\|Error: " "$warm"/sanitizer_*.log | sed "s|$warm/||" | sort | uniq -c | head -30
+  sanitized
   figure 60 8 gpu_forward --models 8B --rows 1,16,32,64 --schemes bfloat16,fp8
   figure 45 10 gpu_batch
   figure 75 7 gpu_prefill --far 131072
   figure 50 3 gpu_peers
   figure 40 1 gpu_canvas_peer
   figure 30 2 gpu_verify --models 8B --rounds 60 --canvas "" --one-forward ""
-  figure 30 6 gpu_forward --models 135M,1.5B --rows 16,64,256 --product fixed
-  figure 45 10 gpu_batch --product fixed
 }
 
 run() {

@@ -12,7 +12,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_setup import SHAPES, made_up_batch, make_runner, matmul_rate, pages_for, random_model, write_report
+from benchmarks.gpu_setup import (
+    SHAPES,
+    made_up_batch,
+    make_runner,
+    matmul_rate,
+    pages_for,
+    random_model,
+    switch_whole,
+    write_report,
+)
 from quicksilver.engine.batch import Batch
 from quicksilver.engine.graphs import GraphLimits, GraphRunner, bucket_of
 from quicksilver.model.config import ModelConfig
@@ -73,7 +82,9 @@ def main() -> None:
     parser.add_argument("--prompts", default="1024,4096,32768")
     parser.add_argument("--chunk", type=int, default=4096)
     parser.add_argument("--far", type=int, default=0, help="also the last chunk of a prompt this long")
+    parser.add_argument("--whole", default="", help="ways to run: gpu_setup.switch_whole")
     options = parser.parse_args()
+    switch_whole(options.whole)
     config = SHAPES[options.model]
     prompts = [int(length) for length in options.prompts.split(",")]
     longest = max(*prompts, options.far)
@@ -90,7 +101,7 @@ def main() -> None:
         print(rows[-1], flush=True)
     if options.far:
         rows += measure_far(runner, options.far, options.chunk)
-    settings = {"model": options.model, "chunk": options.chunk, "matmul_rate": peak}
+    settings = {"model": options.model, "whole": options.whole, "chunk": options.chunk, "matmul_rate": peak}
     write_report(options.out, "gpu_prefill", settings, rows)
 
 

@@ -19,6 +19,8 @@ from quicksilver.model.kernels.rows import narrow
 
 KEY_BLOCK = 64
 """Keys that are folded at once; page sizes must divide it or be multiples of it."""
+WIDE_KEY_BLOCK = 64
+"""The same for tiles of more than 64 queries."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -90,6 +92,29 @@ def _fold(q, k, v, is_visible, top, total, acc, scale):
 
 
 @triton.jit
+def _fold_whole(
+    q, segment, head, first_block, num_blocks, k_cache, v_cache, pages, max_pages, top, total, acc, scale,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """The blocks of keys that every row sees whole: nothing to hide, which is most of a long prompt."""
+    n, d = tl.arange(0, BLOCK_N), tl.arange(0, D)
+    for block in range(first_block, num_blocks, SPLITS):
+        key = block * BLOCK_N + n
+        page = tl.load(pages + segment * max_pages + key // PAGE)
+        at = (page.to(tl.int64) * PAGE + key % PAGE) * (KV_HEADS * D) + head * D
+        k_tile = tl.load(k_cache + at[None, :] + d[:, None])
+        v_tile = tl.load(v_cache + at[:, None] + d[None, :])
+        s = tl.dot(q, k_tile, input_precision="ieee") * scale
+        new_top = tl.maximum(top, tl.max(s, 1))
+        p = tl.exp2(s - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None] + tl.dot(p.to(v_tile.dtype), v_tile, input_precision="ieee")
+        top = new_top
+    return top, total, acc
+
+
+@triton.jit
 def _attend_kernel(
     q, k, v, k_cache, v_cache, out, part_acc, part_top, part_total,
     prefix_end, span_start, span_end, tiles, pages,
@@ -116,7 +141,16 @@ def _attend_kernel(
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, D), tl.float32)
     longest = tl.max(sees_to, 0)
-    for block in range(split, tl.cdiv(longest, BLOCK_N), SPLITS):
+    begin = split
+    # Only in large tiles: elsewhere all blocks are folded alike, so that a row's last bits do not go by its tile.
+    if BLOCK_M > 64:
+        whole = tl.min(tl.where(is_row, sees_to, 2147483647), 0) // BLOCK_N
+        top, total, acc = _fold_whole(
+            q_tile, segment, head, split, whole, k_cache, v_cache, pages, max_pages, top, total, acc, scale,
+            KV_HEADS, D, PAGE, BLOCK_N, SPLITS,
+        )  # fmt: skip
+        begin = split + tl.cdiv(tl.maximum(whole - split, 0), SPLITS) * SPLITS
+    for block in range(begin, tl.cdiv(longest, BLOCK_N), SPLITS):
         key = block * BLOCK_N + n
         page = tl.load(pages + segment * max_pages + key // PAGE, mask=key < longest, other=0)
         # A page behind the visible prefix may be unset; what is read there is hidden below.
@@ -178,7 +212,7 @@ def attend_paged(
         rows.prefix_end, rows.span_start, rows.span_end, rows.tiles, rows.pages,
         shape.head_dim**-0.5 * _LOG2_E, qkv.stride(0), rows.pages.stride(0), num_rows,
         HEADS=heads, KV_HEADS=kv_heads, D=shape.head_dim, PAGE=rows.page_size,
-        BLOCK_M=shape.block_m, BLOCK_N=KEY_BLOCK, SPLITS=shape.splits,
+        BLOCK_M=shape.block_m, BLOCK_N=KEY_BLOCK if shape.block_m <= 64 else WIDE_KEY_BLOCK, SPLITS=shape.splits,
         num_warps=4 if shape.block_m <= 64 else 8, num_stages=2, **overlap(),
     )  # fmt: skip
     if shape.splits > 1:

@@ -15,9 +15,14 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(("seed", "heads", "splits"), [(0, (6, 2, 32), 1), (2, (4, 4, 16), 2)])
-def test_attention_equals_sdpa_on_ragged_mixes(seed: int, heads: tuple[int, int, int], splits: int) -> None:
-    checks.check_attention(seed, heads, splits, 64)
+@pytest.mark.parametrize(
+    ("seed", "heads", "splits", "block_m"),
+    [(0, (6, 2, 32), 1, 64), (2, (4, 4, 16), 2, 64), (0, (6, 2, 32), 1, 128), (1, (4, 4, 16), 2, 128)],
+)
+def test_attention_equals_sdpa_on_ragged_mixes(
+    seed: int, heads: tuple[int, int, int], splits: int, block_m: int
+) -> None:
+    checks.check_attention(seed, heads, splits, block_m)
 
 
 @pytest.mark.parametrize(("heads", "rows", "has_norm"), [((6, 2, 32), 16, False), ((4, 4, 32), 70, True)])
@@ -64,3 +69,7 @@ def test_head_equals_the_sampler(temperature: float, has_bitmask: bool) -> None:
 
 def test_head_reports_bad_numbers() -> None:
     checks.check_head_reports_bad_numbers()
+
+
+def test_fp8_head_equals_what_it_stands_for() -> None:
+    checks.check_fp8_head(150, 96)
