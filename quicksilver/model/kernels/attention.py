@@ -115,6 +115,44 @@ def _fold_whole(
 
 
 @triton.jit
+def _fold_prefix(
+    q, segment, head, first_block, sees_to, longest, k_cache, v_cache, pages, max_pages, top, total, acc, scale,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Blocks of cached keys, each row up to where it sees."""
+    n, d = tl.arange(0, BLOCK_N), tl.arange(0, D)
+    for block in range(first_block, tl.cdiv(longest, BLOCK_N), SPLITS):
+        key = block * BLOCK_N + n
+        page = tl.load(pages + segment * max_pages + key // PAGE, mask=key < longest, other=0)
+        # A page behind the visible prefix may be unset; what is read there is hidden below.
+        at = (tl.maximum(page, 0).to(tl.int64) * PAGE + key % PAGE) * (KV_HEADS * D) + head * D
+        k_tile = tl.load(k_cache + at[None, :] + d[:, None])
+        v_tile = tl.load(v_cache + at[:, None] + d[None, :])
+        is_visible = key[None, :] < sees_to[:, None]
+        top, total, acc = _fold(q, k_tile, v_tile, is_visible, top, total, acc, scale)
+    return top, total, acc
+
+
+@triton.jit
+def _fold_span(
+    q, head, from_row, to_row, k, v, row_stride, top, total, acc, scale, D: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """Rows of the same forward, where canvases see each other."""
+    n, d = tl.arange(0, BLOCK_N), tl.arange(0, D)
+    has_span = to_row > from_row
+    low = tl.min(tl.where(has_span, from_row, 2147483647), 0)
+    high = tl.max(tl.where(has_span, to_row, 0), 0)
+    for start in range(low, high, BLOCK_N):
+        other = start + n
+        at = other.to(tl.int64) * row_stride + head * D
+        k_tile = tl.load(k + at[None, :] + d[:, None], mask=(other < high)[None, :], other=0.0)
+        v_tile = tl.load(v + at[:, None] + d[None, :], mask=(other < high)[:, None], other=0.0)
+        is_visible = (other[None, :] >= from_row[:, None]) & (other[None, :] < to_row[:, None])
+        top, total, acc = _fold(q, k_tile, v_tile, is_visible, top, total, acc, scale)
+    return top, total, acc
+
+
+@triton.jit
 def _attend_kernel(
     q, k, v, k_cache, v_cache, out, part_acc, part_top, part_total,
     prefix_end, span_start, span_end, tiles, pages,
@@ -129,7 +167,7 @@ def _attend_kernel(
     if first >= end:
         return
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    m, n, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N), tl.arange(0, D)
+    m, d = tl.arange(0, BLOCK_M), tl.arange(0, D)
     row = first + m // GROUP
     is_row = (row < end) & (m < (BLOCK_M // GROUP) * GROUP)
     q_at = row.to(tl.int64)[:, None] * row_stride + ((head * GROUP + m % GROUP) * D)[:, None] + d[None, :]
@@ -150,26 +188,14 @@ def _attend_kernel(
             KV_HEADS, D, PAGE, BLOCK_N, SPLITS,
         )  # fmt: skip
         begin = split + tl.cdiv(tl.maximum(whole - split, 0), SPLITS) * SPLITS
-    for block in range(begin, tl.cdiv(longest, BLOCK_N), SPLITS):
-        key = block * BLOCK_N + n
-        page = tl.load(pages + segment * max_pages + key // PAGE, mask=key < longest, other=0)
-        # A page behind the visible prefix may be unset; what is read there is hidden below.
-        at = (tl.maximum(page, 0).to(tl.int64) * PAGE + key % PAGE) * (KV_HEADS * D) + head * D
-        k_tile = tl.load(k_cache + at[None, :] + d[:, None])
-        v_tile = tl.load(v_cache + at[:, None] + d[None, :])
-        is_visible = key[None, :] < sees_to[:, None]
-        top, total, acc = _fold(q_tile, k_tile, v_tile, is_visible, top, total, acc, scale)
+    top, total, acc = _fold_prefix(
+        q_tile, segment, head, begin, sees_to, longest, k_cache, v_cache, pages, max_pages, top, total, acc, scale,
+        KV_HEADS, D, PAGE, BLOCK_N, SPLITS,
+    )  # fmt: skip
     if split == SPLITS - 1:
-        has_span = to_row > from_row
-        low = tl.min(tl.where(has_span, from_row, 2147483647), 0)
-        high = tl.max(tl.where(has_span, to_row, 0), 0)
-        for start in range(low, high, BLOCK_N):
-            other = start + n
-            at = other.to(tl.int64) * row_stride + head * D
-            k_tile = tl.load(k + at[None, :] + d[:, None], mask=(other < high)[None, :], other=0.0)
-            v_tile = tl.load(v + at[:, None] + d[None, :], mask=(other < high)[:, None], other=0.0)
-            is_visible = (other[None, :] >= from_row[:, None]) & (other[None, :] < to_row[:, None])
-            top, total, acc = _fold(q_tile, k_tile, v_tile, is_visible, top, total, acc, scale)
+        top, total, acc = _fold_span(
+            q_tile, head, from_row, to_row, k, v, row_stride, top, total, acc, scale, D, BLOCK_N
+        )  # fmt: skip
     at_head = row.to(tl.int64) * HEADS + head * GROUP + m % GROUP
     if SPLITS == 1:
         y = acc / tl.where(total > 0, total, 1.0)[:, None]
