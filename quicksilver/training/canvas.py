@@ -6,7 +6,7 @@ generated tokens then run with the adapter and learn the clean stream's own dist
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from quicksilver.diffusion.loss import draft_loss, rows_with_loss
 from quicksilver.training.attention import CanvasAttention, CleanAttention
 from quicksilver.training.batches import Batch, RowStore
 from quicksilver.training.loop import StepReport
-from quicksilver.training.lora import cut_rank, new_lora
+from quicksilver.training.lora import copy_start, new_lora
 from quicksilver.training.network import Network
 from quicksilver.training.recipe import Canvas
 
@@ -46,12 +46,9 @@ class CanvasTask:
         masks = mean.repeat(spec.max_canvas_len, 1).requires_grad_()
         self.parameters = {**self._lora, MASKS: masks}
 
-    def warm_start(self, tensors: dict[str, Tensor]) -> None:
+    def warm_start(self, tensors: Mapping[str, Tensor]) -> None:
         """Begin from another adapter. One of a higher rank is cut to its strongest directions."""
-        cut = cut_rank(tensors, self.spec.rank)
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(cut[name])
+        copy_start(self.parameters, tensors, self.spec.rank)
 
     def step(self, number: int) -> StepReport:
         batch = self.store.batch(number)

@@ -16,6 +16,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from quicksilver.errors import InvalidRequest
 from quicksilver.model.adapters import Adapter, CanvasAdapter, load_adapter, merge_skill, save_adapter
 from quicksilver.model.lowrank import LowRank
 from quicksilver.model.transformer import Transformer
@@ -36,10 +37,24 @@ def load_base(base: Path | None, skill: Path | None) -> Transformer:
 
 
 def canvas_tensors(path: Path) -> dict[str, Tensor]:
-    """An adapter file as training names its tensors."""
+    """A canvas adapter as training names its tensors."""
     adapter = load_adapter(path)
-    assert isinstance(adapter, CanvasAdapter)
-    tensors = {MASKS: adapter.mask_embedding.detach().float()}
+    if not isinstance(adapter, CanvasAdapter):
+        raise InvalidRequest(f"{path.name} is no canvas adapter: it has no mask embeddings")
+    return {MASKS: adapter.mask_embedding.detach().float(), **_pairs(adapter)}
+
+
+def skill_tensors(path: Path, reserved: Tensor) -> dict[str, Tensor]:
+    """A skill adapter as training names its tensors; its reserved tokens must be the ones named."""
+    adapter = load_adapter(path)
+    if adapter.embedding_ids is None or not torch.equal(adapter.embedding_ids, reserved.cpu()):
+        raise InvalidRequest(f"{path.name} was taught other reserved tokens than the data has")
+    assert adapter.embedding_rows is not None
+    return {RESERVED: adapter.embedding_rows, **_pairs(adapter)}
+
+
+def _pairs(adapter: Adapter) -> dict[str, Tensor]:
+    tensors = {}
     for index, name, pair in adapter.low_rank():
         tensors[f"{index}.{name}.A"] = pair.A.detach().float()
         tensors[f"{index}.{name}.B"] = pair.B.detach().float()

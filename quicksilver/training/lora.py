@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from quicksilver.errors import InvalidRequest
 from quicksilver.model.adapters import LINEARS, linear_shapes
 from quicksilver.model.config import ModelConfig
 
@@ -31,6 +32,16 @@ def new_lora(config: ModelConfig, rank: int, seed: int, device: torch.device) ->
             lora[f"{layer}.{name}.A"] = a.to(device).requires_grad_()
             lora[f"{layer}.{name}.B"] = torch.zeros(out, rank, device=device).requires_grad_()
     return lora
+
+
+@torch.no_grad()
+def copy_start(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], rank: int) -> None:
+    """Fill `parameters` from another adapter's tensors, cut to `rank` where they are wider."""
+    cut = cut_rank(tensors, rank)
+    for name, parameter in parameters.items():
+        if name not in cut or cut[name].shape != parameter.shape:
+            raise InvalidRequest(f"warm_start: {name} is missing or of another shape; take an adapter of this base")
+        parameter.copy_(cut[name])
 
 
 def cut_rank(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:

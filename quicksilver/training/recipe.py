@@ -88,6 +88,8 @@ class Skill:
     text_weight: float = 1.0
     """Loss weight of plain-text documents, whose every token counts."""
     head_chunk: int = 8192
+    warm_start: str = ""
+    """Skill adapter to start from; empty starts from nothing."""
     optim: Optim = field(default_factory=Optim)
 
 

@@ -6,7 +6,7 @@ weight of their own: they keep the language whole while the skills are learned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from quicksilver.diffusion.loss import answer_loss, rows_with_loss
 from quicksilver.training.attention import DocumentAttention
 from quicksilver.training.batches import Batch, RowStore
 from quicksilver.training.loop import StepReport
-from quicksilver.training.lora import new_lora
+from quicksilver.training.lora import copy_start, new_lora
 from quicksilver.training.network import Network
 from quicksilver.training.recipe import Skill
 
@@ -32,6 +32,10 @@ class SkillTask:
         reserved = network.model.tokens.weight.detach()[self.reserved_ids].float().clone().requires_grad_()
         self.parameters = {**self._lora, RESERVED: reserved}
         self.sampler: Callable[[], str] = lambda: ""
+
+    def warm_start(self, tensors: Mapping[str, Tensor]) -> None:
+        """Begin from another adapter of the same reserved tokens. One of a higher rank is cut."""
+        copy_start(self.parameters, tensors, self.spec.rank)
 
     def step(self, number: int) -> StepReport:
         batch = self.store.batch(number)

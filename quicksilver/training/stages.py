@@ -19,7 +19,7 @@ from quicksilver.training.batches import RowStore
 from quicksilver.training.canvas import MASKS, CanvasTask, Decode
 from quicksilver.training.checkpoint import saved_facts
 from quicksilver.training.decode import CanvasWeights
-from quicksilver.training.export import canvas_tensors, export_adapter, load_base, provenance
+from quicksilver.training.export import canvas_tensors, export_adapter, load_base, provenance, skill_tensors
 from quicksilver.training.generate import Generator, PromptSet, generated_rows
 from quicksilver.training.journal import Journal
 from quicksilver.training.loop import CHECKPOINT, Loop
@@ -112,6 +112,8 @@ def skill(run: Run) -> None:
     journal.say(f"{rows.num_rows} rows of {rows.row_len}, {facts.answer_tokens / 1e6:.1f} M answer tokens")
     store = RowStore(rows, spec.rows_per_batch, spec.optim.seed, run.device)
     task = SkillTask(network, store, spec, sorted(set(facts.reserved.values())))
+    if spec.warm_start:
+        task.warm_start(skill_tensors(Path(spec.warm_start), task.reserved_ids))
     Loop(task, spec.optim, run.folder / "skill", journal).run()
 
 

@@ -5,14 +5,17 @@ import itertools
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
+from quicksilver.errors import InvalidRequest
 from quicksilver.training.batches import RowStore
 from quicksilver.training.canvas import MASKS, CanvasTask
 from quicksilver.training.decode import BatchDecoder, CanvasWeights
+from quicksilver.training.export import export_adapter, skill_tensors
 from quicksilver.training.generate import Generator, PromptSet
 from quicksilver.training.journal import Journal
-from quicksilver.training.loop import Loop
+from quicksilver.training.loop import CHECKPOINT, Loop
 from quicksilver.training.lora import cut_rank
 from quicksilver.training.network import Network
 from quicksilver.training.pack import PackedRows, pack
@@ -99,6 +102,24 @@ def test_a_warm_start_keeps_the_strongest_directions() -> None:
     best = torch.linalg.svdvals(b @ a)[3:].norm()
     assert torch.isclose(lost, best, rtol=1e-3), "no product of rank 3 is nearer"
     assert torch.equal(cut[MASKS], torch.ones(2, 3))
+
+
+def test_a_skill_goes_on_from_its_file(network: Network, tmp_path: Path) -> None:
+    optim = Optim(lr=2e-2, max_steps=6, warmup_steps=1, log_every=1000)
+    spec = Skill(rank=4, rows_per_batch=8, head_chunk=256, optim=optim)
+    store = RowStore(pack(verses(64), 64, PAD, 96), 8, 0, torch.device("cpu"))
+    first = SkillTask(network, store, spec, [1, 3])
+    Loop(first, optim, tmp_path, Journal(tmp_path, "skill", io.StringIO())).run()
+    file = tmp_path / "skill.safetensors"
+    export_adapter(tmp_path / CHECKPOINT, file, 16, {}, torch.tensor([1, 3]))
+    second = SkillTask(network, store, spec, [1, 3])
+    before = second.loss(store.batch(0)).detach()
+    second.warm_start(skill_tensors(file, second.reserved_ids))
+    after = second.loss(store.batch(0)).detach()
+    assert torch.isclose(after, first.loss(store.batch(0)).detach(), rtol=1e-3)
+    assert after < before
+    with pytest.raises(InvalidRequest, match="other reserved tokens"):
+        skill_tensors(file, torch.tensor([1, 4]))
 
 
 def test_a_warm_start_of_the_same_rank_is_taken_as_it_is() -> None:
