@@ -1,6 +1,6 @@
 """Decoding on a CPU: every decoder and number format against the machine's ceilings and against llama.cpp, in one run.
 
-    python benchmarks/cpu_decode.py [--model nano] [--schemes int8-grouped,int4] [--tokens 96]
+    python benchmarks/cpu_decode.py [--model nano] [--schemes int8-grouped,int4] [--canvases 4,8,16] [--tokens 96]
 
 Answers end where the model ends them. llama.cpp runs before and after, and the better of its two figures counts; it is
 taken from npm's node-llama-cpp where that is installed (`npm install --prefix .build/llama node-llama-cpp`) and left
@@ -42,15 +42,6 @@ PROMPTS = (
     'Reply with JSON only: an object with the keys "city", "country" and "population" for Paris.',
     "Reply with JSON only: a list of three people, each with a name, an age and a city.",
 )
-DECODERS = (
-    DecoderParams(name=DecoderName.AR),
-    DecoderParams(name=DecoderName.VERIFY, canvas_len=4),
-    DecoderParams(name=DecoderName.VERIFY, canvas_len=8),
-    DecoderParams(name=DecoderName.VERIFY, canvas_len=16),
-    DecoderParams(name=DecoderName.CONFIDENCE, canvas_len=8),
-)
-
-
 SHOWN = ("scheme", "decoder", "tokens_per_s", "tokens_per_forward", "first_token_ms", "over_own_ar", "over_llama_cpp")
 LOAD = "import sys; from quicksilver.llm import LLM; LLM(sys.argv[1])"
 FIRST_TOKEN_PROMPT = 200
@@ -100,12 +91,20 @@ def first_token(llm: LLM, params: DecodeParams) -> float:
     return best_of(3, run)
 
 
-def speeds(model: str, schemes: list[str], num_tokens: int, threads: int) -> Iterator[Speed]:
-    for scheme in schemes:
-        llm = LLM(model, LoadConfig(device="cpu", weights=scheme, threads=threads))
-        for decoder in DECODERS:
-            decoder = replace(decoder, canvas_len=1) if decoder.name is DecoderName.AR else decoder
-            speed = measure(llm, scheme, DecodeParams(num_tokens, stop_ids=llm.tokenizer.eos_ids, decoder=decoder))
+def decoders(canvases: list[int]) -> list[DecoderParams]:
+    verify = [DecoderParams(name=DecoderName.VERIFY, canvas_len=length) for length in canvases]
+    return [
+        DecoderParams(name=DecoderName.AR, canvas_len=1),
+        *verify,
+        DecoderParams(name=DecoderName.CONFIDENCE, canvas_len=8),
+    ]
+
+
+def speeds(args: argparse.Namespace) -> Iterator[Speed]:
+    for scheme in args.schemes.split(","):
+        llm = LLM(args.model, LoadConfig(device="cpu", weights=scheme, threads=args.threads))
+        for decoder in decoders([int(length) for length in args.canvases.split(",")]):
+            speed = measure(llm, scheme, DecodeParams(args.tokens, stop_ids=llm.tokenizer.eos_ids, decoder=decoder))
             print(speed, flush=True)
             yield speed
 
@@ -186,13 +185,15 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--model", default="nano")
     words.add_argument("--schemes", default="int8-grouped,int4")
+    words.add_argument("--canvases", default="4,8,16")
     words.add_argument("--tokens", type=int, default=96)
     words.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     words.add_argument("--out", type=Path, default=ROOT / "results")
     args = words.parse_args()
     load = load_cost(args.model)
     before = llama_cpp(args.model, args.tokens, args.threads)
-    results = list(speeds(args.model, args.schemes.split(","), args.tokens, args.threads))
+    results = list(speeds(args))
+    memory_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     after = llama_cpp(args.model, args.tokens, args.threads)
     theirs = max(before, after) if before and after else None
     summary = {
@@ -205,7 +206,9 @@ def main() -> None:
         "commit": commit(),
         "ceilings": ceilings(),
         "llama_cpp_tokens_per_s": theirs,
+        "llama_cpp_before_and_after": [before, after],
         **load,
+        "peak_mb_with_answers": memory_mb,
         "results": report(results, theirs),
     }
     print(load, "llama.cpp", before, after)

@@ -29,7 +29,7 @@ class LoadConfig:
     canvas_form: str = "gated"
     """gated (LoRA on canvas rows) or merged (second weights)."""
     threads: int = 0
-    """CPU threads; 0 leaves torch's choice."""
+    """CPU threads; 0 leaves torch's choice. Compiled loops take them over, and torch keeps one."""
     yarn: float = 1.0
     """How many times the checkpoint's context is stretched, by YaRN; 1 leaves it."""
 

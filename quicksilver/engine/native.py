@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+import torch
 from torch import Tensor
 
 from quicksilver.diffusion.sample import Proposal, SampleRows
@@ -22,6 +23,8 @@ class NativeRunner(Runner):
     def __init__(self, model: Transformer, cache: PagedCache, logit_rows: int) -> None:
         super().__init__(model, cache, logit_rows)
         self.network = NativeNetwork(model)
+        # The team has the threads now. Torch's own would wait for more work in busy loops, beside the team's.
+        torch.set_num_threads(1)
 
     def _forward(self, works: Seq[Work]) -> Tensor:
         batch = build_batch(works, self.cache.page_size)

@@ -44,6 +44,18 @@ def native_engine(config: EngineConfig | None = None) -> Engine:
     return engine
 
 
+def test_the_loops_take_over_the_threads() -> None:
+    """Two sets of threads that wait in busy loops would take the processor from each other."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        runner = native_engine().runner
+        assert torch.get_num_threads() == 1
+        assert runner.network.team is native_engine().runner.network.team  # type: ignore[attr-defined]
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("changes", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("canvas_len", [4, 16])
 def test_verify_equals_ar(canvas_len: int, changes: dict[str, float]) -> None:

@@ -1,7 +1,7 @@
 """All layers in one call, run by every thread of a team: they share the pieces of a phase, then comes the next.
 
 The phases of a layer: norm and rounding by rows; qkv by columns; rotation and cache writes by rows; attention by rows
-and heads; output by columns; norm; gate and up; SwiGLU; down. Canvas rows add their adapter behind each product.
+and heads; rounding; output; norm; gate and up; SwiGLU; down. Canvas rows add their adapter behind each product.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from quicksilver.model.native.scalar import address_of
 from quicksilver.model.native.team import Place
 from quicksilver.model.native.turns import Turns, finish, num_pieces, share, take, wait
 
-QKV, OUT, GATE_UP, DOWN = range(4)
 BASE, A, B = range(3)
-NORM, PLACE, ROUND, ACTIVATE, ADD = range(5)
-_STEP_PHASES = 5
-"""Of each linear: attention, rows, product, the adapter's second half, rows again."""
+NORM_FOR_QKV, PLACE, ROUND, NORM_FOR_FFN, ACTIVATE = range(5)
+"""What rows need before qkv, attention, output, gate and up, and down: the five steps of a layer."""
+_LAYER_STEPS = 5
+_STEP_PHASES = 3
+"""Rows; product or attention; the adapter's second half."""
 Cache = tuple[Floats, Floats]
 
 
 def num_phases(num_layers: int) -> int:
-    return 4 * _STEP_PHASES * num_layers + 1
+    return _STEP_PHASES * (_LAYER_STEPS * num_layers + 1)
 
 
 class Network(NamedTuple):
@@ -114,11 +115,13 @@ def _own_narrow(room: Room, thread: int) -> Rounded:
 
 @inner
 def _norm_row(network: Network, room: Room, step: int, row: int) -> None:
-    """Take the last product into the stream, then norm and round it."""
+    """Take the last product into the stream, then norm and round it. Behind the last layer there is no norm here."""
+    layer, which = step // _LAYER_STEPS, np.int64(step % _LAYER_STEPS == NORM_FOR_FFN)
     if step > 0:
         add_row(room.x[row], room.y[row])
-    norm_row(room.x[row], network.gains[step // 4, step % 4 // 2], network.eps, room.normed[row])
-    round_row(room.normed[row], room.wide, row)
+    if layer < len(network.gains):
+        norm_row(room.x[row], network.gains[layer, which], network.eps, room.normed[row])
+        round_row(room.normed[row], room.wide, row)
 
 
 @inner
@@ -170,24 +173,22 @@ def _attend_rows(network: Network, room: Room, batch: Batch, cache: Cache, phase
 
 
 @inner
-def _each_row(work: int, network: Network, room: Room, batch: Batch, cache: Cache, where: tuple[int, int, int]) -> None:
-    """One of the kinds of work that rows need between products; `where` = (step, phase, threads)."""
-    step, phase, num_threads = where
+def _prepare_rows(network: Network, room: Room, batch: Batch, cache: Cache, step: int, num_threads: int) -> None:
+    """What rows need before the product, or the attention, of this step."""
+    phase, layer, work = _STEP_PHASES * step, step // _LAYER_STEPS, step % _LAYER_STEPS
     pieces = num_pieces(len(room.x), num_threads)
     piece = take(room.turns, phase)
     while piece < pieces:
         first, end = share(len(room.x), piece, pieces)
         for row in range(first, end):
-            if work == NORM:
-                _norm_row(network, room, step, row)
-            elif work == PLACE:
-                _place_row(network, room, batch, cache, step // 4, row)
+            if work == PLACE:
+                _place_row(network, room, batch, cache, layer, row)
             elif work == ROUND:
                 round_row(room.mixed[row], room.wide, row)
             elif work == ACTIVATE:
                 _activate_row(network, room, row)
             else:
-                add_row(room.x[row], room.y[row])
+                _norm_row(network, room, step, row)
         finish(room.turns, phase)
         piece = take(room.turns, phase)
     wait(room.turns, phase, pieces)
@@ -195,19 +196,15 @@ def _each_row(work: int, network: Network, room: Room, batch: Batch, cache: Cach
 
 @entry
 def run_layers(network: Network, room: Room, batch: Batch, k: Floats, v: Floats, team: Place) -> None:
-    """The stream in `room.x` through all layers; k and v are (layers, slots, kv_heads, head_dim)."""
-    num_steps = 4 * len(network.matrices)
-    for step in range(num_steps):
-        layer, linear, phase = step // 4, step % 4, _STEP_PHASES * step
+    """The stream in `room.x` through all layers; k and v are (layers, slots, kv_heads, head_dim). Each part is called
+    from one place only, since every place would be compiled for itself."""
+    num_layers = len(network.matrices)
+    for step in range(_LAYER_STEPS * num_layers + 1):
+        layer, work = min(step // _LAYER_STEPS, num_layers - 1), step % _LAYER_STEPS
         cache = (k[layer], v[layer])
-        work = NORM
-        if linear == OUT:
-            _attend_rows(network, room, batch, cache, phase, team)
-            work = ROUND
-        elif linear == DOWN:
-            work = ACTIVATE
-        _each_row(work, network, room, batch, cache, (step, phase + 1, team[1]))
-        _project(network.matrices[layer, linear], room, batch, phase + 2, team)
-        if linear == QKV:
-            _each_row(PLACE, network, room, batch, cache, (step, phase + 4, team[1]))
-    _each_row(ADD, network, room, batch, (k[0], v[0]), (num_steps, _STEP_PHASES * num_steps, team[1]))
+        _prepare_rows(network, room, batch, cache, step, team[1])
+        if work == PLACE:
+            _attend_rows(network, room, batch, cache, _STEP_PHASES * step + 1, team)
+        elif step < _LAYER_STEPS * num_layers:
+            linear = work - np.int64(work > PLACE)
+            _project(network.matrices[layer, linear], room, batch, _STEP_PHASES * step + 1, team)

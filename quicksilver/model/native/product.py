@@ -129,15 +129,13 @@ class Piece(NamedTuple):
 
 @inner
 def _multiply_piece(source: Source, rows: NDArray[np.int64], piece: Piece, adds: int) -> None:
-    base, count = address_of(rows), len(rows)
-    num_tall, first = count // _TALL, 0
-    for tile in range(num_tall):
-        _run_tile(_TALL, base + 8 * first, source, piece, adds, _ahead(tile, num_tall, piece))
-        first += _TALL
-    for height in (2, 1):
-        if first + height <= count and height < _TALL:
-            _run_tile(height, base + 8 * first, source, piece, adds, _ahead(num_tall, num_tall, piece))
-            first += height
+    """One call of `_run_tile`, so that its many instructions are compiled once."""
+    first, count, tile = 0, len(rows), 0
+    while first < count:
+        left = count - first
+        height = _TALL if left >= _TALL else min(left, 2)
+        _run_tile(height, address_of(rows) + 8 * first, source, piece, adds, _ahead(tile, count // _TALL, piece))
+        first, tile = first + height, tile + 1
 
 
 @inner

@@ -38,10 +38,6 @@ class Team:
 
 
 @cache
-def team_of(num_threads: int) -> Team:
-    return Team(num_threads)
-
-
 def current_team() -> Team:
     """As many threads as torch was told to use when the first model was made ready."""
-    return team_of(torch.get_num_threads())
+    return Team(torch.get_num_threads())

@@ -27,6 +27,9 @@ _PIECES = 4
 """Of a thread, where there is enough to do: if one is slow, the others take what it has not begun."""
 _SPINS = 64
 """Looks, of some ten nanoseconds each, before the processor is offered to others: they may be who is waited for."""
+_OFFERS = 320
+"""Looks before a thread sleeps between them: who is waited for so long has lost its processor to somebody else."""
+_SLEEP_US = 50
 
 
 def new_turns(num_phases: int) -> Turns:
@@ -74,11 +77,11 @@ def _add_one(context: Any, address: Any) -> Any:
 
 @intrinsic
 def _look_until(context: Any, address: Any, wanted: Any) -> Any:
-    """Until the number there is `wanted`; after a while the processor is offered to others at every look."""
+    """Until the number there is `wanted`, ever more patiently."""
 
     def codegen(context: Any, b: Builder, signature: Any, args: Sequence[Value]) -> Value:
         counter, before = b.inttoptr(args[0], I64.as_pointer()), b.block
-        look, pause, offer, again, done = (b.append_basic_block() for _ in range(5))
+        look, pause, long, offer, sleep, again, done = (b.append_basic_block() for _ in range(7))
         b.branch(look)
         b.position_at_end(look)
         looks = b.phi(I64)
@@ -86,9 +89,14 @@ def _look_until(context: Any, address: Any, wanted: Any) -> Any:
         b.cbranch(b.icmp_signed("<", b.load_atomic(counter, "acquire", 8), args[1]), pause, done)
         b.position_at_end(pause)
         call(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
-        b.cbranch(b.icmp_signed(">", looks, word(_SPINS)), offer, again)
+        b.cbranch(b.icmp_signed(">", looks, word(_SPINS)), long, again)
+        b.position_at_end(long)
+        b.cbranch(b.icmp_signed(">", looks, word(_OFFERS)), sleep, offer)
         b.position_at_end(offer)
         call(b, "sched_yield", I32, [])
+        b.branch(again)
+        b.position_at_end(sleep)
+        call(b, "usleep", I32, [ir.Constant(I32, _SLEEP_US)])
         b.branch(again)
         b.position_at_end(again)
         looks.add_incoming(b.add(looks, word(1)), again)
