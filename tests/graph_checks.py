@@ -7,6 +7,7 @@ import copy
 import random
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -26,7 +27,10 @@ from quicksilver.engine.transition import RoundState, take_chosen, take_draft, t
 from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
 from quicksilver.model.config import ModelConfig
+from quicksilver.model.kernels import fp8
+from quicksilver.model.kernels.fp8 import Inputs
 from quicksilver.model.kernels.network import Product
+from quicksilver.model.kernels.rows import quantise_rows
 from quicksilver.model.lowrank import new_canvas
 from quicksilver.model.transformer import Transformer
 from tests.kernel_checks import FEW_ROWS, KINDS, expect_close, here, random_plan, relative_error
@@ -39,6 +43,8 @@ WIDE_PARTS = ModelConfig("qwen3", 2, 1152, 640, 4, 2, 128, 500, 1024, qk_norm=Tr
 """Wide enough for the columns that make a row's numbers the same among 16, 32 and 64."""
 TINIEST = ModelConfig("qwen3", 1, 32, 64, 2, 1, 32, 70, 64, qk_norm=True, tied_head=True)
 """For Triton's interpreter, where every program costs milliseconds."""
+TINIEST_ROUNDED = replace(TINIEST, dim=1152, ffn_dim=576, num_heads=1, head_dim=128)
+"""The narrowest whose inputs can be rounded to fp8."""
 
 
 def model_of(config: ModelConfig, seed: int = 0, dtype: torch.dtype | None = None) -> Transformer:
@@ -89,8 +95,19 @@ def check_network(config: ModelConfig, seed: int, has_canvas: bool, kinds: tuple
     expect_close(other.k, exact_cache.k, max(4e-2, 1.5 * relative_error(cache.k, exact_cache.k)))
 
 
-def check_fp8(config: ModelConfig, seed: int, has_canvas: bool) -> None:
-    """Few rows on fp8 weights equal the plain network with the weights that those stand for."""
+@contextmanager
+def taking(inputs: Inputs) -> Iterator[None]:
+    """What is made inside takes these inputs before fp8 weights."""
+    before, fp8.INPUTS = fp8.INPUTS, inputs
+    try:
+        yield
+    finally:
+        fp8.INPUTS = before
+
+
+def check_fp8(config: ModelConfig, seed: int, has_canvas: bool, inputs: Inputs = Inputs.HALF) -> None:
+    """Few rows on fp8 weights equal the plain network with the weights that those stand for; less closely where
+    activations are rounded to fp8 as well."""
     model, place = model_of(config, seed), here()
     batch = _causal_batch(3, 5, 20, 16)
     if has_canvas:
@@ -102,14 +119,48 @@ def check_fp8(config: ModelConfig, seed: int, has_canvas: bool) -> None:
     cache.v.normal_()
     other = PagedCache(cache.k.clone().float(), cache.v.clone().float(), 16)
     limits = GraphLimits(max_rows=64, max_segments=8, context_len=256, scheme="fp8")
-    found = model.norm(GraphRunner(model, cache, 64, limits)._launch(batch)[: len(batch.token_ids)])
+    with taking(inputs):
+        runner = GraphRunner(model, cache, 64, limits)
+    assert runner.network.inputs is inputs
+    found = model.norm(runner._launch(batch)[: len(batch.token_ids)])
+    exact = _plain_forward(_on_fp8_weights(model), batch, _float_copy(other))
+    if inputs is not Inputs.ROUNDED:
+        tolerance = 4e-2 if place.dtype is torch.bfloat16 else 5e-3
+        expect_close(found, exact, tolerance if inputs is Inputs.HALF else 1e-1)
+        return
+    wanted = _plain_forward(_on_fp8_weights(model, rounds_inputs=True), batch, other)
+    # What lies between two numbers of fp8 may fall to either; and the adapter reads rounded inputs too.
+    expect_close(found, wanted, 5e-2 if has_canvas or place.dtype is torch.bfloat16 else 1e-3)
+    expect_close(found, exact, 1.2e-1)
+
+
+class _RoundedInputs(nn.Module):
+    """A linear whose input is rounded to fp8 with one step for each `group` columns."""
+
+    def __init__(self, linear: nn.Linear, group: int) -> None:
+        super().__init__()
+        self.linear, self.group = linear, group
+
+    def forward(self, x: Tensor) -> Tensor:
+        rounded, step = quantise_rows(x.reshape(-1, self.group).contiguous())
+        return self.linear((rounded.float() * step).view(x.shape))
+
+
+def _on_fp8_weights(model: Transformer, *, rounds_inputs: bool = False) -> Transformer:
+    """The same network in fp32 with the weights that fp8 ones stand for."""
     rounded = copy.deepcopy(model).float()
     for layer in rounded.layers:
-        for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):  # type: ignore[union-attr]
-            weight = linear.weight.data  # type: ignore[union-attr]
-            scale = weight.abs().amax(-1, keepdim=True) / 448  # type: ignore[operator]
-            linear.weight.data = (weight / scale).to(torch.float8_e4m3fn).float() * scale  # type: ignore[union-attr]
-    expect_close(found, _plain_forward(rounded, batch, other), 4e-2 if place.dtype is torch.bfloat16 else 5e-3)
+        for name, group in (("qkv", 128), ("o", 128), ("gate_up", 128), ("down", 64)):
+            linear: nn.Linear = getattr(layer, name)
+            scale = linear.weight.abs().amax(-1, keepdim=True) / 448
+            linear.weight.data = (linear.weight / scale).to(torch.float8_e4m3fn).float() * scale
+            if rounds_inputs:
+                setattr(layer, name, _RoundedInputs(linear, group))
+    return rounded
+
+
+def _float_copy(cache: PagedCache) -> PagedCache:
+    return PagedCache(cache.k.clone(), cache.v.clone(), cache.page_size)
 
 
 def _causal_batch(num_segments: int, rows_each: int, past: int, page_size: int) -> Batch:
@@ -290,8 +341,9 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
                 yield name, lambda c=config, s=seed, h=has_canvas, k=kinds: check_network(c, s, h, k)
     for config in (SMALL, WIDE_PARTS):
         for has_canvas in (False, True):
-            name = f"network fp8 {config.family} canvas={has_canvas}"
-            yield name, lambda c=config, h=has_canvas: check_fp8(c, 0, h)
+            for inputs in Inputs if config is WIDE_PARTS else (Inputs.HALF, Inputs.LIBRARY):
+                name = f"network fp8 {config.family} canvas={has_canvas} inputs={inputs.name}"
+                yield name, lambda c=config, h=has_canvas, i=inputs: check_fp8(c, 0, h, i)
     for config in (SMALL_TRUE, WIDE_PARTS):
         name = f"fixed products ignore company {config.family}"
         yield name, lambda c=config: check_fixed_products_ignore_company(c, (3, 6, 12, 13, 25))

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quicksilver.model.kernels.fp8 import step_of
 from quicksilver.model.kernels.launch import overlap, wait_turn
 from quicksilver.model.kernels.rows import narrow
 
@@ -68,6 +69,8 @@ class AttendSpace:
     total: Tensor
     shrink: float = 1.0
     """What the output is multiplied by, where splits are merged."""
+    steps: Tensor | None = None
+    """(heads, rows) fp32 where the output is fp8, which it can be where splits are merged."""
 
     @classmethod
     def allocate(cls, shape: AttendShape, num_rows: int, dtype: torch.dtype, device: torch.device | str) -> AttendSpace:
@@ -209,8 +212,9 @@ def _attend_kernel(
 
 @triton.jit
 def _merge_kernel(
-    out, part_acc, part_top, part_total, num_vectors,
-    D: tl.constexpr, SPLITS: tl.constexpr, SHRINK: tl.constexpr, OVERLAPS: tl.constexpr,
+    out, steps, part_acc, part_top, part_total, num_vectors,
+    HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, SHRINK: tl.constexpr, FP8: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """One program a (row, head): the splits' sums become its output, in the order of the splits."""
     wait_turn(OVERLAPS)
@@ -223,6 +227,10 @@ def _merge_kernel(
     used = (weight > 0)[:, None]
     acc = tl.load(part_acc + (split[:, None] * num_vectors + at) * D + d[None, :], mask=used, other=0.0)
     y = tl.sum(acc * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
+    if FP8:
+        step = step_of(tl.max(tl.abs(y), 0))
+        tl.store(steps + at % HEADS * (num_vectors // HEADS) + at // HEADS, step)
+        y = y / step
     tl.store(out + at * D + d, narrow(y, out.dtype.element_ty, SHRINK))
 
 
@@ -244,15 +252,10 @@ def attend_paged(
     if shape.splits > 1:
         num_vectors = num_rows * heads
         _merge_kernel[(num_vectors,)](
-            space.out,
-            *parts,
-            num_vectors,
-            D=shape.head_dim,
-            SPLITS=shape.splits,
-            SHRINK=space.shrink,
-            num_warps=1,
-            **overlap(),
-        )
+            space.out, space.out if space.steps is None else space.steps, *parts, num_vectors,
+            HEADS=heads, D=shape.head_dim, SPLITS=shape.splits, SHRINK=space.shrink, FP8=space.steps is not None,
+            num_warps=1, **overlap(),
+        )  # fmt: skip
     return space.out.view(num_rows, -1)
 
 

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quicksilver.model.kernels import fp8
 from quicksilver.model.kernels.launch import fetch_ahead, let_next, overlap, wait_for_input, wait_turn
 from quicksilver.model.kernels.project import Norm, Weight
 from quicksilver.model.kernels.rows import norm_rows
@@ -38,14 +39,21 @@ class HeadSpace:
     tiles: Tensor  # (6, tiles, rows) fp32; the second holds token ids, bit for bit
     normed: Tensor  # (rows, dim), the proposing rows behind the final norm
     results: Tensor  # (4, rows) int32; confidence and entropy are fp32, bit for bit
+    steps: Tensor | None = None  # (rows,) fp32, where the rows before the head are fp8
 
     @classmethod
     def allocate(cls, head: Tensor, num_rows: int, dtype: torch.dtype) -> HeadSpace:
-        """For a head of (vocab, dim) and rows of `dtype`. Rows before an fp8 head are fp16, which it turns into."""
+        """For a head of (vocab, dim) and rows of `dtype`. Rows before an fp8 head are fp16, which it turns into, or
+        fp8 themselves."""
         (vocab_size, dim), device = head.shape, head.device
+        steps = None
+        if head.itemsize == 1:
+            dtype = torch.float16
+            if fp8.INPUTS is not fp8.Inputs.HALF and dim % 128 == 0:
+                dtype, steps = head.dtype, torch.zeros(num_rows, device=device)
         tiles = torch.zeros((6, triton.cdiv(vocab_size, BLOCK_V), num_rows), device=device)
-        normed = torch.zeros((num_rows, dim), dtype=torch.float16 if head.itemsize == 1 else dtype, device=device)
-        return cls(tiles, normed, torch.zeros((4, num_rows), dtype=torch.int32, device=device))
+        normed = torch.zeros((num_rows, dim), dtype=dtype, device=device)
+        return cls(tiles, normed, torch.zeros((4, num_rows), dtype=torch.int32, device=device), steps)
 
     def with_results(self, results: Tensor) -> HeadSpace:
         """The same space, its results going to another (4, rows)."""
@@ -73,10 +81,9 @@ def _gumbel(seeds, positions, steps, columns):
 
 @triton.jit
 def _head_kernel(
-    x, w, scale, bitmask, temperature, seeds, positions, steps, tiles, K, V, num_rows, words,
+    x, row_steps, w, scale, bitmask, temperature, seeds, positions, steps, tiles, K, V, num_rows, words,
     BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, LINES: tl.constexpr,
-    SAMPLE: tl.constexpr, BITMASK: tl.constexpr, SCALE: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    SAMPLE: tl.constexpr, BITMASK: tl.constexpr, SCALE: tl.constexpr, FP8: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Row tiles run next to each other, so that a tile of the head is read from memory once for all of them."""
     r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -95,9 +102,14 @@ def _head_kernel(
         else:
             x_tile = tl.load(x + r[:, None] * K + at_k[None, :], mask=(at_k < K)[None, :], other=0.0)
             w_tile = tl.load(w + at_v[:, None] * K + at_k[None, :], mask=(at_k < K)[None, :], other=0.0)
-        acc = tl.dot(w_tile.to(x_tile.dtype), tl.trans(x_tile), acc, input_precision="ieee")
+        if FP8:
+            acc += tl.dot(w_tile, tl.trans(x_tile))  # outside the matrix unit, which adds fp8 products in few bits
+        else:
+            acc = tl.dot(w_tile.to(x_tile.dtype), tl.trans(x_tile), acc, input_precision="ieee")
     let_next(OVERLAPS)
     logits = tl.trans(acc)
+    if FP8:
+        logits = logits * tl.load(row_steps + r)[:, None]
     if SCALE:
         logits = logits * tl.load(scale + v, mask=v < V, other=0.0)[None, :]
     is_open = (v < V)[None, :] & (r < num_rows)[:, None]
@@ -173,14 +185,16 @@ def propose_rows(hidden: Tensor, norm: Norm, weight: Weight, rows: HeadRows, spa
     draws, mask = rows.draws, rows.bitmask
     drawn = (draws.temperature, draws.seeds, draws.positions, draws.steps) if draws else (rows.index,) * 4
     num_tiles = space.tiles.shape[1]
-    norm_rows(hidden, norm.gain, norm.eps, space.normed, rows.index)
-    block_k = 128 if k % 128 == 0 and block_m <= 32 else 64
+    norm_rows(hidden, norm.gain, norm.eps, space.normed, rows.index, space.steps)
+    is_fp8 = space.steps is not None
+    block_k = 128 if k % 128 == 0 and (block_m <= 32 or is_fp8) else 64
     _head_kernel[(triton.cdiv(num_rows, block_m), num_tiles)](
-        space.normed, weight.w, weight.scale if weight.scale is not None else rows.index,
+        space.normed, space.normed if space.steps is None else space.steps,
+        weight.w, weight.scale if weight.scale is not None else rows.index,
         mask if mask is not None else rows.index, *drawn, space.tiles, k, vocab_size, num_rows,
         mask.shape[1] if mask is not None else 0,
         BLOCK_M=block_m, BLOCK_V=BLOCK_V, BLOCK_K=block_k, EVEN=k % block_k == 0, LINES=4,
-        SAMPLE=draws is not None, BITMASK=mask is not None, SCALE=weight.scale is not None,
+        SAMPLE=draws is not None, BITMASK=mask is not None, SCALE=weight.scale is not None, FP8=is_fp8,
         num_warps=4, num_stages=6 // weight.w.element_size(), **overlap(),
     )  # fmt: skip
     _read_kernel[(num_rows,)](

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.kernels import resident
+from quicksilver.model.kernels import fp8, resident
 from quicksilver.model.kernels.attention import AttendShape, AttendSpace, RowTables, attend_paged
+from quicksilver.model.kernels.fp8 import Inputs
 from quicksilver.model.kernels.launch import overlapping
 from quicksilver.model.kernels.project import (
     Beside,
@@ -89,6 +90,7 @@ class Space:
     x: Tensor  # (rows, dim), the residual stream
     qkv: Tensor
     ffn: Tensor
+    ffn_steps: Tensor | None  # (ffn / 64, rows), where inputs of linears are rounded
     attend: AttendSpace
     low: dict[str, Tensor]
     ready: Tensor  # (layers, 4, ...): counters of each adapter's first half
@@ -104,11 +106,13 @@ class Space:
 
     @classmethod
     def allocate(
-        cls, config: ModelConfig, weights: NetworkWeights, num_rows: int, shape: AttendShape, shrink: float = 1.0
+        cls, config: ModelConfig, weights: NetworkWeights, num_rows: int, shape: AttendShape, inputs: Inputs | None
     ) -> Space:
-        """Inputs of linears are in the model's dtype; where they are shrunk, in fp16."""
+        """Inputs of linears are in the model's dtype, if not said otherwise."""
         device, dtype = weights.tokens.device, weights.tokens.dtype
-        narrow = dtype if shrink == 1.0 else torch.float16
+        narrow = dtype
+        if inputs in (Inputs.HALF, Inputs.ROUNDED):
+            narrow = torch.float16 if inputs is Inputs.HALF else torch.float8_e4m3fn
 
         def rows(width: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(num_rows, width, device=device, dtype=dtype)
@@ -117,12 +121,18 @@ class Space:
             name: torch.zeros(1 + low_parts(pair.a.shape[1]), num_rows, len(pair.a), device=device)
             for name, pair in weights.layers[0].canvas.items()
         }
-        attend = replace(AttendSpace.allocate(shape, num_rows, narrow, device), shrink=shrink)
-        scaled = Scaled(rows(config.dim, narrow), torch.zeros(square_tiles(config.dim), num_rows, device=device))
+
+        def steps(count: int) -> Tensor | None:
+            return torch.zeros(count, num_rows, device=device) if inputs is Inputs.ROUNDED else None
+
+        shrink, tiles = SHRINK if inputs is Inputs.HALF else 1.0, square_tiles(config.dim)
+        attend = AttendSpace.allocate(shape, num_rows, narrow, device)
+        attend = replace(attend, shrink=shrink, steps=steps(config.num_heads))
+        scaled = Scaled(rows(config.dim, narrow), torch.zeros(tiles, num_rows, device=device), steps(tiles))
         parts = Parts.allocate(_part_floats(config, num_rows), device)
         qkv, ffn = rows(config.q_dim + 2 * config.kv_dim, dtype), rows(config.ffn_dim, narrow)
         ready = torch.zeros(config.num_layers, 4, _MAX_RANK // 16 + 1, dtype=torch.int32, device=device)
-        return cls(rows(config.dim, dtype), qkv, ffn, attend, low, ready, scaled, parts)
+        return cls(rows(config.dim, dtype), qkv, ffn, steps(config.ffn_dim // 64), attend, low, ready, scaled, parts)
 
     def with_x(self, x: Tensor) -> Space:
         """The same space with its residual stream at the head of a larger buffer."""
@@ -164,6 +174,7 @@ class Network:
         is_small = product is Product.FASTEST and fits(config, weights)
         self.stack = stack(config, weights) if is_small else None
         self.overlaps = weights.num_bytes <= OVERLAP_BYTES
+        self.inputs = _inputs(config, product) if weights.head.scale is not None else None
 
     def is_whole(self, num_rows: int) -> bool:
         return self.stack is not None and num_rows <= RESIDENT_ROWS
@@ -179,12 +190,11 @@ class Network:
 
     def space(self, num_rows: int) -> Space:
         is_fixed = self.product is Product.FIXED and num_rows > SKINNY_ROWS
-        is_fp8 = self.weights.head.scale is not None
-        shrink = SHRINK if is_fp8 and (is_fixed or num_rows <= SKINNY_ROWS) else 1.0
-        space = Space.allocate(self.config, self.weights, num_rows, self.shape(num_rows), shrink)
+        inputs = self.inputs if is_fixed or num_rows <= SKINNY_ROWS else None
+        space = Space.allocate(self.config, self.weights, num_rows, self.shape(num_rows), inputs)
         if is_fixed:
             parts = Parts.allocate(_part_floats(self.config, SKINNY_ROWS), space.x.device)
-            small = (self.config, self.weights, SKINNY_ROWS, self.shape(SKINNY_ROWS), shrink)
+            small = (self.config, self.weights, SKINNY_ROWS, self.shape(SKINNY_ROWS), inputs)
             return replace(space, parts=parts).cut(lambda: Space.allocate(*small))
         if not self.is_whole(num_rows):
             return space
@@ -203,7 +213,8 @@ class Network:
     def _run(self, rows: RowInputs, space: Space, is_gated: bool) -> Tensor:
         masks = self.weights.masks if is_gated else None
         embed(self.weights.tokens, masks, rows.token_ids, rows.mask_index, space.x)
-        if len(rows.token_ids) > SKINNY_ROWS and not space.pieces:
+        is_wide = len(rows.token_ids) > SKINNY_ROWS or self.inputs is Inputs.LIBRARY
+        if is_wide and not space.pieces:
             for index, layer in enumerate(self.weights.layers):
                 self._wide_layer(index, layer, rows, space, is_gated and bool(layer.canvas))
             return space.x
@@ -212,7 +223,8 @@ class Network:
         for _, piece in pieces:
             if is_gated:
                 piece.ready.zero_()
-            scale_rows(piece.x, layers[0].attn_norm.gain, piece.scaled.y, piece.scaled.squares, piece.shrink)
+            scaled = piece.scaled
+            scale_rows(piece.x, layers[0].attn_norm.gain, scaled.y, scaled.squares, piece.shrink, scaled.steps)
         next_norms = [*(layer.attn_norm for layer in layers[1:]), self.weights.norm]
         for index, next_norm in enumerate(next_norms):
             has_term = is_gated and bool(layers[index].canvas)
@@ -253,12 +265,12 @@ class Network:
         """A layer behind its attention, whose output is given beside the rows."""
         (rows, attended), layer, scaled = given, self.weights.layers[index], space.scaled
 
-        def beside(name: str) -> Beside:
-            return Beside(space.parts, self._term(index, name, rows, space, is_gated))
+        def beside(name: str, steps: Tensor | None) -> Beside:
+            return Beside(space.parts, self._term(index, name, rows, space, is_gated), steps)
 
-        project_add(attended, layer.o, space.x, (layer.ffn_norm, scaled), beside("o"))
-        project_swiglu(scaled, layer.ffn_norm, layer.gate_up, space.ffn, beside("gu"))
-        project_add(space.ffn, layer.down, space.x, (next_norm, scaled), beside("dn"))
+        project_add(attended, layer.o, space.x, (layer.ffn_norm, scaled), beside("o", space.attend.steps))
+        project_swiglu(scaled, layer.ffn_norm, layer.gate_up, space.ffn, beside("gu", space.ffn_steps))
+        project_add(space.ffn, layer.down, space.x, (next_norm, scaled), beside("dn", space.ffn_steps))
 
     def _attend(self, index: int, projected: Tensor, rows: RowInputs, space: Space) -> Tensor:
         config, layer = self.config, self.weights.layers[index]
@@ -280,6 +292,12 @@ class Network:
         gate_up = _adapt(_linear(normed, layer.gate_up), normed, pairs.get("gu"), gate)
         ffn = swiglu_rows(gate_up, space.ffn)
         _adapt(_add_linear(x, ffn, layer.down), ffn, pairs.get("dn"), gate)
+
+
+def _inputs(config: ModelConfig, product: Product) -> Inputs:
+    """What linears with fp8 weights take where rows are few."""
+    is_fine = product is Product.FASTEST and (fp8.INPUTS is not Inputs.ROUNDED or fp8.can_round(config))
+    return fp8.INPUTS if is_fine else Inputs.HALF
 
 
 def _linear(x: Tensor, weight: Weight) -> Tensor:

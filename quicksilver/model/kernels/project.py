@@ -7,7 +7,7 @@ norm's gain and its sums of squares; the linear behind the norm divides at its e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -59,18 +59,22 @@ class LowRankTerm:
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """A normed input without its divisor: x * gain, and the sums of squares of x, (tiles, rows) fp32."""
+    """A normed input without its divisor: x * gain, and the sums of squares of x, (tiles, rows) fp32. Where y is fp8
+    its `steps` are (tiles, rows) too."""
 
     y: Tensor
     squares: Tensor
+    steps: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What a linear has besides its input, weights and output: room for its splits and an adapter's term."""
+    """What a linear has besides its input, weights and output: room for its splits and an adapter's term; and, where
+    these are fp8, the steps of `project_add`'s input and of `project_swiglu`'s output, (stretches, rows) fp32."""
 
     parts: Parts
     term: LowRankTerm | None = None
+    steps: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +92,17 @@ def project_qkv(x: Scaled, norm: Norm, weight: Weight, out: Tensor, turn: Rotati
     (rows, num_all, head_dim), k = out.shape, weight.w.shape[1]
     kv_heads = turn.caches[0].shape[1]
     parts, term = beside.parts, beside.term
-    cut = pick_cut(head_dim // 2, num_all, k, rows)
+    cut = _fitted(pick_cut(head_dim // 2, num_all, k, rows), weight, x.steps, rows)
     programs = num_all * cut.splits(k)
     gains = (turn.norms.q, turn.norms.k) if turn.norms else (x.y, x.y)
     qkv_kernel[(_low_programs(term) + programs,)](
-        x.y, weight.w, out, parts.sums, parts.arrived, x.squares, _or(weight.bias, x.y), _or(weight.scale, x.y),
+        x.y, _or(x.steps, x.y), weight.w, out, parts.sums, parts.arrived, x.squares,
+        _or(weight.bias, x.y), _or(weight.scale, x.y),
         *_low_args(term, x.y), num_all, *turn.caches, turn.angles, turn.where.positions,
         turn.where.slots, *gains, norm.eps, turn.norms.eps if turn.norms else 0.0, k, cut.depth,
         TILES=x.squares.shape[0], BIAS=weight.bias is not None, HEADS=num_all - 2 * kv_heads, KV_HEADS=kv_heads,
-        NORM=turn.norms is not None, **_shape(cut, rows, num_all, weight), **_terms(weight, beside), **overlap(),
+        NORM=turn.norms is not None, FP8=x.steps is not None,
+        **_shape(cut, rows, num_all, weight), **_terms(weight, beside), **overlap(),
     )  # fmt: skip
     return out
 
@@ -104,13 +110,14 @@ def project_qkv(x: Scaled, norm: Norm, weight: Weight, out: Tensor, turn: Rotati
 def project_swiglu(x: Scaled, norm: Norm, weight: Weight, out: Tensor, beside: Beside) -> Tensor:
     """out (rows, ffn) = silu(gate) * up of the normed input, with `weight` holding gate above up."""
     (rows, n), k = out.shape, weight.w.shape[1]
-    block_n = pick_gate_columns(n)
-    cut = pick_cut(block_n, n // block_n, k, rows)
+    block_n = pick_gate_columns(n) if x.steps is None else 64
+    cut = _fitted(pick_cut(block_n, n // block_n, k, rows), weight, x.steps, rows)
     parts, term, programs = beside.parts, beside.term, n // block_n * cut.splits(k)
     swiglu_kernel[(_low_programs(term) + programs,)](
-        x.y, weight.w, out, parts.sums, parts.arrived, x.squares, _or(weight.scale, x.y),
-        *_low_args(term, x.y), n // block_n, norm.eps, k, n, cut.depth,
-        TILES=x.squares.shape[0], **_shape(cut, rows, n // block_n, weight), **_terms(weight, beside), **overlap(),
+        x.y, _or(x.steps, x.y), weight.w, out, _or(beside.steps, x.y), parts.sums, parts.arrived, x.squares,
+        _or(weight.scale, x.y), *_low_args(term, x.y), n // block_n, norm.eps, k, n, cut.depth,
+        TILES=x.squares.shape[0], FP8=x.steps is not None,
+        **_shape(cut, rows, n // block_n, weight), **_terms(weight, beside), **overlap(),
     )  # fmt: skip
     return out
 
@@ -120,14 +127,26 @@ def project_add(x: Tensor, weight: Weight, stream: Tensor, after: tuple[Norm, Sc
     (n, k), rows = weight.w.shape, x.shape[0]
     norm, scaled = after
     block_n = pick_columns(n // 2)
-    cut = pick_cut(block_n, n // (2 * block_n), k, rows)
+    cut = _fitted(pick_cut(block_n, n // (2 * block_n), k, rows), weight, beside.steps, rows)
     parts, term, programs = beside.parts, beside.term, n // (2 * block_n) * cut.splits(k)
     add_kernel[(_low_programs(term) + programs,)](
-        x, weight.w, stream, scaled.y, parts.sums, parts.arrived, scaled.squares, norm.gain, _or(weight.scale, x),
+        x, _or(beside.steps, x), weight.w, stream, scaled.y, _or(scaled.steps, x), parts.sums, parts.arrived,
+        scaled.squares, norm.gain, _or(weight.scale, x),
         *_low_args(term, x), n // (2 * block_n), k, n, cut.depth,
+        FP8=beside.steps is not None,
         **_shape(cut, rows, n // (2 * block_n), weight), **_terms(weight, beside), **overlap(),
     )  # fmt: skip
     return stream
+
+
+def _fitted(cut: Cut, weight: Weight, steps: Tensor | None, rows: int) -> Cut:
+    """As many bytes under way whatever the width of a number. What is read at once of an fp8 input has one step, and
+    two programs fit a multiprocessor."""
+    if steps is None:
+        return replace(cut, num_stages=cut.num_stages * 2 // weight.w.element_size())
+    group = weight.w.shape[1] // len(steps)
+    depth = -(-cut.depth // group) * group
+    return replace(cut, block_k=group, depth=depth, num_stages={16: 12, 32: 10}.get(rows, 8) * 64 // group)
 
 
 def low_parts(depth: int) -> int:
@@ -171,14 +190,12 @@ def _multiprocessors(device: torch.device) -> int:
 
 def _shape(cut: Cut, rows: int, tiles: int, weight: Weight) -> dict[str, int | bool]:
     k = weight.w.shape[1]
-    # As many bytes under way whatever the width of a number.
-    stages = cut.num_stages * 2 // weight.w.element_size()
     lines = min(4, 1 << ((cut.depth // 64).bit_length() - 1))
     return {
         "ROWS": rows, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "SPLITS": cut.splits(k),
         "SLICE": slice_rows(cut.splits(k)),
         "FINISHERS": _finishers(rows, cut.splits(k), tiles, weight.w.device),
-        "EVEN": cut.is_even(k), "LINES": lines, "num_warps": cut.num_warps, "num_stages": stages,
+        "EVEN": cut.is_even(k), "LINES": lines, "num_warps": cut.num_warps, "num_stages": cut.num_stages,
     }  # fmt: skip
 
 

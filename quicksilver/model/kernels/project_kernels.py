@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from quicksilver.model.kernels.fp8 import step_of
 from quicksilver.model.kernels.launch import fetch_ahead, let_next, wait_for_input, wait_turn
 from quicksilver.model.kernels.rows import SHRINK, narrow
 from quicksilver.model.kernels.stream import (
@@ -70,19 +71,19 @@ def _add_low(
 
 
 @triton.jit
-def _unshrunk(scale):
+def _unshrunk(scale, FP8: tl.constexpr):
     """An output's scale, and what its input was shrunk by."""
-    return (tl.load(scale) / _SHRINK)[:, None]
+    return (tl.load(scale) / (1.0 if FP8 else _SHRINK))[:, None]
 
 
 @triton.jit
 def _finish_pair(
     a, b_, first, second, m, bias, scale, squares, eps, K,
-    ROWS: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
+    ROWS: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """Scale, norm's divisor and bias."""
     if SCALE:
-        a, b_ = a * _unshrunk(scale + first), b_ * _unshrunk(scale + second)
+        a, b_ = a * _unshrunk(scale + first, FP8), b_ * _unshrunk(scale + second, FP8)
     if TILES > 0:
         shrink = norm_divisor(squares, m, K, eps, TILES, ROWS)[None, :]
         a, b_ = a * shrink, b_ * shrink
@@ -97,9 +98,11 @@ def _finish_qkv(
     left, right, head, m, first, second, out, squares, bias, scale, k_cache, v_cache, angles, positions, slots,
     q_gain, k_gain, eps, head_eps, K,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr,
+    FP8: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    left, right = _finish_pair(left, right, first, second, m, bias, scale, squares, eps, K, ROWS, TILES, BIAS, SCALE)
+    left, right = _finish_pair(
+        left, right, first, second, m, bias, scale, squares, eps, K, ROWS, TILES, BIAS, SCALE, FP8
+    )
     # Rounded before it is normed and turned, as a linear layer's output is.
     left = left.to(out.dtype.element_ty).to(tl.float32)
     right = right.to(out.dtype.element_ty).to(tl.float32)
@@ -111,18 +114,21 @@ def _finish_qkv(
 
 @triton.jit
 def qkv_kernel(
-    x, w, out, sums, arrived, squares, bias, scale, low, b, a, gate, ready, low_depth, tiles,
+    x, steps, w, out, sums, arrived, squares, bias, scale, low, b, a, gate, ready, low_depth, tiles,
     k_cache, v_cache, angles, positions, slots, q_gain, k_gain, eps, head_eps, K, depth,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
     FINISHERS: tl.constexpr, EVEN: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
     PARTS: tl.constexpr, RANK: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr,
-    LINES: tl.constexpr, FETCHES: tl.constexpr, OVERLAPS: tl.constexpr,
+    LINES: tl.constexpr, FETCHES: tl.constexpr, FP8: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0) - PARTS * (RANK // 16)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if item < 0:
             wait_turn(OVERLAPS)
-            low_part(item + PARTS * (RANK // 16), x, a, low, gate, ready, K, low_depth, ROWS, 64, PARTS, RANK)
+            low_part(
+                item + PARTS * (RANK // 16), x, steps, a, low, gate, ready, K, low_depth,
+                ROWS, BLOCK_K, PARTS, RANK, FP8,
+            )  # fmt: skip
             return
     head, split = item % tiles, item // tiles
     m, i = tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
@@ -131,7 +137,8 @@ def qkv_kernel(
     begin = split * depth
     _fetch_own(w, b, first, second, split, K, begin, RANK, LINES, FETCHES, OVERLAPS)
     wait_for_input(OVERLAPS)
-    left, right = multiply(x, w, first, second, K, begin, tl.minimum(begin + depth, K), ROWS, BLOCK_N, BLOCK_K, EVEN)
+    end = tl.minimum(begin + depth, K)
+    left, right = multiply(x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, EVEN, FP8)
     let_next(OVERLAPS)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:
@@ -139,7 +146,7 @@ def qkv_kernel(
     if SPLITS == 1:
         _finish_qkv(
             left, right, head, m, first, second, out, squares, bias, scale, k_cache, v_cache, angles, positions, slots,
-            q_gain, k_gain, eps, head_eps, K, ROWS, BLOCK_N, TILES, BIAS, SCALE, HEADS, KV_HEADS, NORM,
+            q_gain, k_gain, eps, head_eps, K, ROWS, BLOCK_N, TILES, BIAS, SCALE, FP8, HEADS, KV_HEADS, NORM,
         )  # fmt: skip
     else:
         from_slice, to_slice = leave_part(
@@ -150,7 +157,7 @@ def qkv_kernel(
             half, other = add_parts(sums, n, head, ROWS, BLOCK_N, SPLITS)
             _finish_qkv(
                 half, other, head, n, first, second, out, squares, bias, scale, k_cache, v_cache, angles, positions,
-                slots, q_gain, k_gain, eps, head_eps, K, ROWS, BLOCK_N, TILES, BIAS, SCALE, HEADS, KV_HEADS, NORM,
+                slots, q_gain, k_gain, eps, head_eps, K, ROWS, BLOCK_N, TILES, BIAS, SCALE, FP8, HEADS, KV_HEADS, NORM,
             )  # fmt: skip
         clear_parts(arrived, head, from_slice, to_slice, SPLITS, FINISHERS)
 
@@ -171,27 +178,35 @@ def _fetch_own(
 
 @triton.jit
 def _finish_swiglu(
-    gate, up, n, m, first, second, out, squares, scale, eps, K, N,
-    ROWS: tl.constexpr, TILES: tl.constexpr, SCALE: tl.constexpr,
+    gate, up, tile, n, m, first, second, out, out_steps, squares, scale, eps, K, N,
+    ROWS: tl.constexpr, TILES: tl.constexpr, SCALE: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    gate, up = _finish_pair(gate, up, first, second, m, out, scale, squares, eps, K, ROWS, TILES, False, SCALE)
+    gate, up = _finish_pair(gate, up, first, second, m, out, scale, squares, eps, K, ROWS, TILES, False, SCALE, FP8)
     y = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out + m[None, :] * N + n[:, None], narrow(y, out.dtype.element_ty, _SHRINK if SCALE else 1.0))
+    if FP8:
+        step = step_of(tl.max(tl.abs(y), 0))
+        tl.store(out_steps + tile * ROWS + m, step)
+        y = y / step[None, :]
+    tl.store(out + m[None, :] * N + n[:, None], narrow(y, out.dtype.element_ty, _SHRINK if SCALE and not FP8 else 1.0))
 
 
 @triton.jit
 def swiglu_kernel(
-    x, w, out, sums, arrived, squares, scale, low, b, a, gate_of, ready, low_depth, tiles, eps, K, N, depth,
+    x, steps, w, out, out_steps, sums, arrived, squares, scale, low, b, a, gate_of, ready, low_depth, tiles,
+    eps, K, N, depth,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
     FINISHERS: tl.constexpr, EVEN: tl.constexpr, TILES: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr,
-    RANK: tl.constexpr, LINES: tl.constexpr, FETCHES: tl.constexpr, OVERLAPS: tl.constexpr,
+    RANK: tl.constexpr, LINES: tl.constexpr, FETCHES: tl.constexpr, FP8: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up; w holds N gate rows, then N up rows."""
     item = tl.program_id(0) - PARTS * (RANK // 16)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if item < 0:
             wait_turn(OVERLAPS)
-            low_part(item + PARTS * (RANK // 16), x, a, low, gate_of, ready, K, low_depth, ROWS, 64, PARTS, RANK)
+            low_part(
+                item + PARTS * (RANK // 16), x, steps, a, low, gate_of, ready, K, low_depth,
+                ROWS, BLOCK_K, PARTS, RANK, FP8,
+            )  # fmt: skip
             return
     tile, split = item % tiles, item // tiles
     m, n = tl.arange(0, ROWS), tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -200,35 +215,45 @@ def swiglu_kernel(
     begin = split * depth
     _fetch_own(w, b, first, second, split, K, begin, RANK, LINES, FETCHES, OVERLAPS)
     wait_for_input(OVERLAPS)
-    gate, up = multiply(x, w, first, second, K, begin, tl.minimum(begin + depth, K), ROWS, BLOCK_N, BLOCK_K, EVEN)
+    end = tl.minimum(begin + depth, K)
+    gate, up = multiply(x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, EVEN, FP8)
     let_next(OVERLAPS)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:
             gate, up = _add_low(gate, up, first, second, m, scale, low, b, ready, SCALE, RANK)
     if SPLITS == 1:
-        _finish_swiglu(gate, up, n, m, first, second, out, squares, scale, eps, K, N, ROWS, TILES, SCALE)
+        _finish_swiglu(
+            gate, up, tile, n, m, first, second, out, out_steps, squares, scale, eps, K, N, ROWS, TILES, SCALE, FP8
+        )  # fmt: skip
     else:
         from_slice, to_slice = leave_part(sums, arrived, gate, up, tile, split, ROWS, BLOCK_N, SPLITS, SLICE, FINISHERS)
         for index in tl.range(from_slice, to_slice, num_stages=1):
             r = index * SLICE + tl.arange(0, SLICE)
             half, other = add_parts(sums, r, tile, ROWS, BLOCK_N, SPLITS)
-            _finish_swiglu(half, other, n, r, first, second, out, squares, scale, eps, K, N, ROWS, TILES, SCALE)
+            _finish_swiglu(
+                half, other, tile, n, r, first, second, out, out_steps, squares, scale, eps, K, N,
+                ROWS, TILES, SCALE, FP8,
+            )  # fmt: skip
         clear_parts(arrived, tile, from_slice, to_slice, SPLITS, FINISHERS)
 
 
 @triton.jit
 def add_kernel(
-    x, w, stream, y, sums, arrived, squares, gain, scale, low, b, a_low, gate, ready, low_depth, tiles, K, N, depth,
+    x, steps, w, stream, y, y_steps, sums, arrived, squares, gain, scale, low, b, a_low, gate, ready, low_depth,
+    tiles, K, N, depth,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
     FINISHERS: tl.constexpr, EVEN: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
-    LINES: tl.constexpr, FETCHES: tl.constexpr, OVERLAPS: tl.constexpr,
+    LINES: tl.constexpr, FETCHES: tl.constexpr, FP8: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """stream += W x, in place; and the sum times the next norm's gain, and its squares."""
     item = tl.program_id(0) - PARTS * (RANK // 16)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if item < 0:
             wait_turn(OVERLAPS)
-            low_part(item + PARTS * (RANK // 16), x, a_low, low, gate, ready, K, low_depth, ROWS, 64, PARTS, RANK)
+            low_part(
+                item + PARTS * (RANK // 16), x, steps, a_low, low, gate, ready, K, low_depth,
+                ROWS, BLOCK_K, PARTS, RANK, FP8,
+            )  # fmt: skip
             return
     tile, split = item % tiles, item // tiles
     m, i = tl.arange(0, ROWS), tl.arange(0, BLOCK_N)
@@ -237,43 +262,52 @@ def add_kernel(
     begin = split * depth
     _fetch_own(w, b, first, second, split, K, begin, RANK, LINES, FETCHES, OVERLAPS)
     wait_for_input(OVERLAPS)
-    a, c = multiply(x, w, first, second, K, begin, tl.minimum(begin + depth, K), ROWS, BLOCK_N, BLOCK_K, EVEN)
+    end = tl.minimum(begin + depth, K)
+    a, c = multiply(x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, EVEN, FP8)
     let_next(OVERLAPS)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:
             a, c = _add_low(a, c, first, second, m, scale, low, b, ready, SCALE, RANK)
     if SPLITS == 1:
-        _finish_add(a, c, tile, m, first, second, stream, y, squares, gain, scale, K, N, ROWS, BLOCK_N, SCALE)
+        _finish_add(
+            a, c, tile, m, first, second, stream, y, y_steps, squares, gain, scale, K, N, ROWS, BLOCK_N, SCALE, FP8
+        )  # fmt: skip
     else:
         from_slice, to_slice = leave_part(sums, arrived, a, c, tile, split, ROWS, BLOCK_N, SPLITS, SLICE, FINISHERS)
         for index in tl.range(from_slice, to_slice, num_stages=1):
             n = index * SLICE + tl.arange(0, SLICE)
             half, other = add_parts(sums, n, tile, ROWS, BLOCK_N, SPLITS)
             _finish_add(
-                half, other, tile, n, first, second, stream, y, squares, gain, scale, K, N, ROWS, BLOCK_N, SCALE
-            )
+                half, other, tile, n, first, second, stream, y, y_steps, squares, gain, scale, K, N,
+                ROWS, BLOCK_N, SCALE, FP8,
+            )  # fmt: skip
         clear_parts(arrived, tile, from_slice, to_slice, SPLITS, FINISHERS)
 
 
 @triton.jit
 def _finish_add(
-    a, c, tile, m, first, second, stream, y, squares, gain, scale, K, N,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SCALE: tl.constexpr,
+    a, c, tile, m, first, second, stream, y, y_steps, squares, gain, scale, K, N,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, SCALE: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    a, c = _finish_pair(a, c, first, second, m, stream, scale, squares, 0.0, K, ROWS, 0, False, SCALE)
+    a, c = _finish_pair(a, c, first, second, m, stream, scale, squares, 0.0, K, ROWS, 0, False, SCALE, FP8)
     at = m[None, :] * N + (tile * (2 * BLOCK_N) + tl.arange(0, BLOCK_N))[:, None]
-    total = _add_half(a, stream, y, gain + first, at, SCALE)
-    total += _add_half(c, stream, y, gain + second, at + BLOCK_N, SCALE)
-    tl.store(squares + tile * ROWS + m, total)
+    a = _add_half(a, stream, at)
+    c = _add_half(c, stream, at + BLOCK_N)
+    tl.store(squares + tile * ROWS + m, tl.sum(a * a, 0) + tl.sum(c * c, 0))
+    a = a * tl.load(gain + first).to(tl.float32)[:, None]
+    c = c * tl.load(gain + second).to(tl.float32)[:, None]
+    if FP8:
+        step = step_of(tl.maximum(tl.max(tl.abs(a), 0), tl.max(tl.abs(c), 0)))
+        tl.store(y_steps + tile * ROWS + m, step)
+        a, c = a / step[None, :], c / step[None, :]
+    tl.store(y + at, narrow(a, y.dtype.element_ty, _SHRINK if SCALE and not FP8 else 1.0))
+    tl.store(y + at + BLOCK_N, narrow(c, y.dtype.element_ty, _SHRINK if SCALE and not FP8 else 1.0))
 
 
 @triton.jit
-def _add_half(a, stream, y, gain, at, SCALE: tl.constexpr):
-    """Rounded before it is added, and again after, as the plain network does; returns the sums of squares."""
+def _add_half(a, stream, at):
+    """Rounded before it is added, and again after, as the plain network does; returns the sum."""
     dtype = stream.dtype.element_ty
     sum_ = (a.to(dtype).to(tl.float32) + tl.load(stream + at).to(tl.float32)).to(dtype)
     tl.store(stream + at, sum_)
-    wide = sum_.to(tl.float32)
-    scaled = wide * tl.load(gain).to(tl.float32)[:, None]
-    tl.store(y + at, narrow(scaled, y.dtype.element_ty, _SHRINK if SCALE else 1.0))
-    return tl.sum(wide * wide, 0)
+    return sum_.to(tl.float32)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quicksilver.model.kernels.fp8 import step_of
 from quicksilver.model.kernels.launch import overlap, wait_turn
 
 SHRINK = 1 / 64
@@ -42,7 +43,10 @@ def _embed_kernel(
 
 
 @triton.jit
-def _norm_kernel(x, index, gain, out, eps, dim, BLOCK: tl.constexpr, GATHER: tl.constexpr, OVERLAPS: tl.constexpr):
+def _norm_kernel(
+    x, index, gain, out, steps, eps, dim,
+    BLOCK: tl.constexpr, GATHER: tl.constexpr, FP8: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
     wait_turn(OVERLAPS)
     row = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
@@ -50,20 +54,31 @@ def _norm_kernel(x, index, gain, out, eps, dim, BLOCK: tl.constexpr, GATHER: tl.
     wide = tl.load(x + source * dim + d, mask=d < dim, other=0.0).to(tl.float32)
     shrink = tl.rsqrt(tl.sum(wide * wide, 0) / dim + eps)
     y = wide * shrink * tl.load(gain + d, mask=d < dim, other=0.0).to(tl.float32)
+    if FP8:
+        step = step_of(tl.max(tl.abs(y), 0))
+        tl.store(steps + row, step)
+        y = y / step
     tl.store(out + row * dim + d, y.to(out.dtype.element_ty), mask=d < dim)
 
 
 @triton.jit
 def _scale_kernel(
-    x, gain, y, squares, num_rows, num_tiles, dim,
-    BLOCK: tl.constexpr, TILES: tl.constexpr, SHRINK: tl.constexpr, OVERLAPS: tl.constexpr,
+    x, gain, y, steps, squares, num_rows, num_tiles, dim,
+    BLOCK: tl.constexpr, TILES: tl.constexpr, SHRINK: tl.constexpr, FP8: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     wait_turn(OVERLAPS)
     row = tl.program_id(0)
     d, tile = tl.arange(0, BLOCK), tl.arange(0, TILES)
     wide = tl.load(x + row.to(tl.int64) * dim + d, mask=d < dim, other=0.0).to(tl.float32)
     gains = tl.load(gain + d, mask=d < dim, other=0.0).to(tl.float32)
-    tl.store(y + row.to(tl.int64) * dim + d, narrow(wide * gains, y.dtype.element_ty, SHRINK), mask=d < dim)
+    scaled = wide * gains
+    if FP8:
+        GROUPS: tl.constexpr = BLOCK // 128
+        group = tl.arange(0, GROUPS)
+        step = step_of(tl.max(tl.abs(tl.reshape(scaled, (GROUPS, 128))), 1))
+        tl.store(steps + group * num_rows + row, step, mask=group * 128 < dim)
+        scaled = tl.reshape(tl.reshape(scaled, (GROUPS, 128)) / step[:, None], (BLOCK,))
+    tl.store(y + row.to(tl.int64) * dim + d, narrow(scaled, y.dtype.element_ty, SHRINK), mask=d < dim)
     total = tl.sum(wide * wide, 0)
     tl.store(squares + tile * num_rows + row, tl.where(tile == 0, total, 0.0), mask=tile < num_tiles)
 
@@ -89,23 +104,30 @@ def embed(tokens: Tensor, masks: Tensor | None, token_ids: Tensor, mask_index: T
     return out
 
 
-def norm_rows(x: Tensor, gain: Tensor, eps: float, out: Tensor, index: Tensor | None = None) -> Tensor:
-    """Normed rows of x, all of them or those named by `index` (int32), as many as `out` has."""
+def norm_rows(
+    x: Tensor, gain: Tensor, eps: float, out: Tensor, index: Tensor | None = None, steps: Tensor | None = None
+) -> Tensor:
+    """Normed rows of x, all of them or those named by `index` (int32), as many as `out` has; where that is fp8, with a
+    step (fp32) for each."""
     dim = x.shape[1]
     _norm_kernel[(out.shape[0],)](
-        x, index if index is not None else x, gain, out, eps, dim,
-        BLOCK=triton.next_power_of_2(dim), GATHER=index is not None, num_warps=4, **overlap(),
+        x, index if index is not None else x, gain, out, steps if steps is not None else x, eps, dim,
+        BLOCK=triton.next_power_of_2(dim), GATHER=index is not None, FP8=steps is not None,
+        num_warps=4, **overlap(),
     )  # fmt: skip
     return out
 
 
-def scale_rows(x: Tensor, gain: Tensor, y: Tensor, squares: Tensor, shrink: float = 1.0) -> None:
-    """y = x * gain * shrink and the sums of squares of x, all in the first of the (tiles, rows) of `squares`."""
+def scale_rows(
+    x: Tensor, gain: Tensor, y: Tensor, squares: Tensor, shrink: float = 1.0, steps: Tensor | None = None
+) -> None:
+    """y = x * gain * shrink and the sums of squares of x, all in the first of the (tiles, rows) of `squares`. With
+    `steps`, (dim / 128, rows), y is fp8."""
     rows, dim = x.shape
     _scale_kernel[(rows,)](
-        x, gain, y, squares, rows, squares.shape[0], dim,
+        x, gain, y, steps if steps is not None else x, squares, rows, squares.shape[0], dim,
         BLOCK=triton.next_power_of_2(dim), TILES=triton.next_power_of_2(squares.shape[0]),
-        SHRINK=shrink, num_warps=4, **overlap(),
+        SHRINK=shrink, FP8=steps is not None, num_warps=4, **overlap(),
     )  # fmt: skip
 
 
@@ -122,7 +144,7 @@ def _quantise_kernel(x, out, scale, K, BLOCK: tl.constexpr, OVERLAPS: tl.constex
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK)
     wide = tl.load(x + row * K + k, mask=k < K, other=0.0).to(tl.float32)
-    step = tl.maximum(tl.max(tl.abs(wide), 0), 1e-12) / 448.0
+    step = step_of(tl.max(tl.abs(wide), 0))
     tl.store(scale + row, step)
     tl.store(out + row * K + k, (wide / step).to(out.dtype.element_ty), mask=k < K)
 

@@ -77,26 +77,40 @@ def pick_cut(block_n: int, num_tiles: int, k: int, num_rows: int) -> Cut:
 
 @triton.jit
 def multiply(
-    x, w, first, second, K, begin, end,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
+    x, steps, w, first, second, K, begin, end,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """Two (columns, rows) products over [begin, end) of the depth; `first` and `second` are rows of w, int64."""
+    """Two (columns, rows) products over [begin, end) of the depth; `first` and `second` are rows of w, int64. With FP8
+    x is rounded, with one of `steps`, (depth / BLOCK_K, rows), for what is read at once."""
     m, k = tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
     a = tl.zeros((BLOCK_N, ROWS), tl.float32)
     b = tl.zeros((BLOCK_N, ROWS), tl.float32)
-    for start in range(begin, end, BLOCK_K):
-        at = start + k
-        if EVEN:
+    if FP8:
+        step = tl.load(steps + begin // BLOCK_K * ROWS + m)
+        for start in range(begin, end, BLOCK_K):
+            at = start + k
+            # One turn ahead: a load that no product reads is not asked for early by itself.
+            following = tl.load(steps + tl.minimum(start + BLOCK_K, end - BLOCK_K) // BLOCK_K * ROWS + m)
             x_tile = tl.load(x + m[:, None] * K + at[None, :])
             w_first = tl.load(w + first[:, None] * K + at[None, :])
             w_second = tl.load(w + second[:, None] * K + at[None, :])
-        else:
-            is_in = (at < end)[None, :]
-            x_tile = tl.load(x + m[:, None] * K + at[None, :], mask=is_in, other=0.0)
-            w_first = tl.load(w + first[:, None] * K + at[None, :], mask=is_in, other=0.0)
-            w_second = tl.load(w + second[:, None] * K + at[None, :], mask=is_in, other=0.0)
-        a = tl.dot(w_first.to(x_tile.dtype), tl.trans(x_tile), a, input_precision="ieee")
-        b = tl.dot(w_second.to(x_tile.dtype), tl.trans(x_tile), b, input_precision="ieee")
+            a += tl.dot(w_first, tl.trans(x_tile)) * step[None, :]
+            b += tl.dot(w_second, tl.trans(x_tile)) * step[None, :]
+            step = following
+    else:
+        for start in range(begin, end, BLOCK_K):
+            at = start + k
+            if EVEN:
+                x_tile = tl.load(x + m[:, None] * K + at[None, :])
+                w_first = tl.load(w + first[:, None] * K + at[None, :])
+                w_second = tl.load(w + second[:, None] * K + at[None, :])
+            else:
+                is_in = (at < end)[None, :]
+                x_tile = tl.load(x + m[:, None] * K + at[None, :], mask=is_in, other=0.0)
+                w_first = tl.load(w + first[:, None] * K + at[None, :], mask=is_in, other=0.0)
+                w_second = tl.load(w + second[:, None] * K + at[None, :], mask=is_in, other=0.0)
+            a = tl.dot(w_first.to(x_tile.dtype), tl.trans(x_tile), a, input_precision="ieee")
+            b = tl.dot(w_second.to(x_tile.dtype), tl.trans(x_tile), b, input_precision="ieee")
     return a, b
 
 
@@ -163,21 +177,26 @@ def norm_divisor(squares, m, K, eps, TILES: tl.constexpr, ROWS: tl.constexpr):
 
 @triton.jit
 def low_part(
-    item, x, a, low, gate, ready, K, depth,
-    ROWS: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
+    item, x, steps, a, low, gate, ready, K, depth,
+    ROWS: tl.constexpr, GROUP: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """gate * (A x) for 16 of the ranks over one part of the depth. The part that comes last adds them all, in their
-    order, into the first plane of `low` and counts these ranks as there, in the first number of `ready`."""
+    """gate * (A x) for 16 of the ranks over one part of the depth; with FP8 x has a step for each `GROUP` columns. The
+    part that comes last adds them all, in their order, into the first plane of `low` and counts these ranks as there,
+    in the first number of `ready`."""
     part, group = item // (RANK // 16), item % (RANK // 16)
-    m, k, n = tl.arange(0, ROWS), tl.arange(0, BLOCK_K), group * 16 + tl.arange(0, 16)
+    m, k, n = tl.arange(0, ROWS), tl.arange(0, 64), group * 16 + tl.arange(0, 16)
     acc = tl.zeros((16, ROWS), tl.float32)
     end = tl.minimum(part * depth + depth, K)
-    for start in range(part * depth, end, BLOCK_K):
+    for start in range(part * depth, end, 64):
         at = start + k
         is_in = (at < end)[None, :]
         x_tile = tl.load(x + m[:, None] * K + at[None, :], mask=is_in, other=0.0)
         a_tile = tl.load(a + n[:, None] * K + at[None, :], mask=is_in, other=0.0)
-        acc = tl.dot(a_tile.to(x_tile.dtype), tl.trans(x_tile), acc, input_precision="ieee")
+        if FP8:
+            step = tl.load(steps + start // GROUP * ROWS + m)
+            acc += tl.dot(a_tile, tl.trans(x_tile.to(a_tile.dtype)), input_precision="ieee") * step[None, :]
+        else:
+            acc = tl.dot(a_tile.to(x_tile.dtype), tl.trans(x_tile), acc, input_precision="ieee")
     acc = acc * tl.load(gate + m).to(tl.float32)[None, :]
     total = low + m[None, :] * RANK + n[:, None]
     is_last = part >= 0
