@@ -39,6 +39,7 @@ class Bench:
     book: Book
     scale: float = 1.0
     """Below 1 takes fewer and shorter questions: for trying the code."""
+    domains: tuple[str, ...] = tuple(DOMAINS)
 
     def count(self, usual: int) -> int:
         return max(1, round(usual * self.scale))
@@ -50,10 +51,10 @@ class Bench:
 def speed(bench: Bench, seconds: float) -> None:
     """Batch 1: tokens a second of every domain and way, and whether the text is AR's."""
     deadline = time.perf_counter() + seconds
-    warm_asks = mixed_asks(bench.data, bench.writer, 1, bench.length(64))
+    warm_asks = mixed_asks(bench.data, bench.writer, 1, bench.length(64), bench.domains)
     for way in LONE_WAYS:
         answer_all(bench.engine, warm_asks, way, 1, deadline - time.perf_counter())
-    for domain in DOMAINS:
+    for domain in bench.domains:
         _domain_speed(bench, domain, deadline)
     rows = bench.book.sections.get("speed", [])
     for way in LONE_WAYS:
@@ -129,7 +130,7 @@ def _num_tokens(replies: Sequence[Reply]) -> int:
 def rounds(bench: Bench, seconds: float) -> None:
     """Tokens a round by domain on more text than one request at a time allows."""
     deadline = time.perf_counter() + seconds
-    for domain in DOMAINS:
+    for domain in bench.domains:
         asks = domain_asks(domain, bench.data, bench.writer, bench.count(48), bench.length(192))
         for canvas_len in (16, 8):
             found = answer_all(bench.engine, asks, two_forwards(canvas_len), 24, deadline - time.perf_counter())
@@ -144,7 +145,7 @@ def streams(bench: Bench, seconds: float) -> None:
     for count in STREAMS:
         if time.perf_counter() > deadline:
             return
-        asks = mixed_asks(bench.data, bench.writer, bench.count(max(8, 3 * count)), bench.length(192))
+        asks = mixed_asks(bench.data, bench.writer, bench.count(max(8, 3 * count)), bench.length(192), bench.domains)
         short = [replace(ask, max_new_tokens=bench.length(24)) for ask in asks[:count]]
         best: dict[str, dict[str, Any]] = {}
         for way in (AR, SERVED, AR, SERVED):
@@ -211,7 +212,7 @@ def latency_row(replies: Sequence[Reply]) -> dict[str, Any]:
 def equality(bench: Bench, seconds: float) -> None:
     """Whether verify says what AR says, token for token; for an engine in fp32."""
     deadline = time.perf_counter() + seconds
-    asks = mixed_asks(bench.data, bench.writer, bench.count(50), bench.length(64))
+    asks = mixed_asks(bench.data, bench.writer, bench.count(50), bench.length(64), bench.domains)
     said = answer_all(bench.engine, asks, AR, len(asks), seconds)
     for canvas_len in (16, 8):
         left = deadline - time.perf_counter()

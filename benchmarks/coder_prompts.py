@@ -7,6 +7,7 @@ answers.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ DOMAINS = {
     "humaneval": "humaneval", "mbpp": "mbpp", "gsm8k": "gsm8k", "chat": "", "tools": "sgd_dev", "json": "json_schema",
     "instructions": "instructions",
 }  # fmt: skip
-"""Domain -> task."""
+"""Domain -> task; the ones that are asked unless others are named."""
+MORE_DOMAINS = {"fim": "fim_python", "edit": "next_edit"}
 CHAT = (
     "What is the difference between a process and a thread?",
     "Give me a plan for learning to play the guitar in three months.",
@@ -51,15 +53,20 @@ LONGEST_PROMPT = 1200
 
 def domain_asks(domain: str, data: Path, writer: Writer, count: int, max_new_tokens: int) -> list[Generate]:
     """Up to `count` questions whose answers may have `max_new_tokens` tokens."""
-    asks = _chat_asks(writer) if domain == "chat" else task_asks(DOMAINS[domain], data, writer, 4 * count)
+    asks = (
+        _chat_asks(writer) if domain == "chat" else task_asks((DOMAINS | MORE_DOMAINS)[domain], data, writer, 4 * count)
+    )
     asks = [replace(ask, max_new_tokens=max_new_tokens) for ask in asks if len(ask.prompt_ids) <= LONGEST_PROMPT]
     return asks[:count]
 
 
-def mixed_asks(data: Path, writer: Writer, count: int, max_new_tokens: int) -> list[Generate]:
+def mixed_asks(
+    data: Path, writer: Writer, count: int, max_new_tokens: int, domains: Iterable[str] = tuple(DOMAINS)
+) -> list[Generate]:
     """The domains in turn."""
-    each = -(-count // len(DOMAINS))
-    lists = [domain_asks(domain, data, writer, each, max_new_tokens) for domain in DOMAINS]
+    names = tuple(domains)
+    each = -(-count // len(names))
+    lists = [domain_asks(domain, data, writer, each, max_new_tokens) for domain in names]
     mixed = [asks[i % len(asks)] for i in range(each) for asks in lists if asks]
     return mixed[:count]
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu_coder --base base.gguf --canvas canvas.safetensors --data eval-data --out results
         [--parts device speed streams fim rounds equality tasks] [--seconds 330] [--limit speed=40] [--scale 1]
+        [--skill skill.safetensors] [--domains chat fim edit tools]
 
 Needs torch, Triton, numpy, safetensors, tokenizers and gguf. Loads the weights once, in fp32; the bf16 engine, which is
 the one that users get, runs on a rounded copy, and `equality` on the fp32 weights in plain torch. `--seconds` is for
@@ -24,6 +25,7 @@ import torch
 
 from benchmarks import coder_parts
 from benchmarks.coder_parts import Bench
+from benchmarks.coder_prompts import DOMAINS, MORE_DOMAINS
 from benchmarks.coder_report import Book
 from benchmarks.eval_gpu import PagedRunner
 from quicksilver.engine.build import build_engine
@@ -33,7 +35,7 @@ from quicksilver.engine.load import pick_device
 from quicksilver.engine.runner import Outcome
 from quicksilver.engine.sequence import Work
 from quicksilver.evals.writer import Writer
-from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter
+from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter, merge_skill
 from quicksilver.model.transformer import Transformer
 from quicksilver.model.weights import load_model
 from quicksilver.text.chat import ChatTemplate
@@ -49,9 +51,9 @@ NUM_PAGES = 16384
 def main() -> None:
     options = parse()
     book = Book(options.out, facts(options))
-    exact = load(options.base, options.canvas, torch.float32, pick_device(options.device))
+    exact = load(options, torch.float32)
     book.say("weights loaded")
-    tokenizer = Tokenizer.load(options.base)
+    tokenizer = Tokenizer.for_model(options.base, options.skill)
     writer = Writer(tokenizer, ChatTemplate.for_tokenizer(tokenizer), 4096)
     run_parts(exact, writer, book, options)
     book.say("done")
@@ -60,7 +62,9 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", type=Path, required=True)
+    parser.add_argument("--skill", type=Path, help="a skill adapter to merge first")
     parser.add_argument("--canvas", type=Path, required=True)
+    parser.add_argument("--domains", nargs="+", choices=[*DOMAINS, *MORE_DOMAINS], default=list(DOMAINS))
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
@@ -79,13 +83,15 @@ def facts(options: argparse.Namespace) -> dict[str, object]:
         "commit": options.commit,
         "base": options.base.name,
         "canvas": {"file": options.canvas.name, "bytes": options.canvas.stat().st_size},
-        "settings": {name: str(getattr(options, name)) for name in ("parts", "seconds", "limit", "scale")},
+        "settings": {name: str(getattr(options, name)) for name in ("parts", "seconds", "limit", "scale", "domains")},
     }
 
 
-def load(base: Path, canvas: Path, dtype: torch.dtype, device: str) -> Transformer:
-    model = load_model(base, dtype=dtype, device=device)
-    adapter = load_adapter(canvas)
+def load(options: argparse.Namespace, dtype: torch.dtype) -> Transformer:
+    model = load_model(options.base, dtype=dtype, device=pick_device(options.device))
+    if options.skill is not None:
+        merge_skill(model, load_adapter(options.skill))
+    adapter = load_adapter(options.canvas)
     assert isinstance(adapter, CanvasAdapter)
     attach_canvas(model, adapter)
     return model.requires_grad_(False)
@@ -110,7 +116,10 @@ def run_parts(exact: Transformer, writer: Writer, book: Book, options: argparse.
         book.say(f"{name}, at most {min(left, limits[name]):.0f} s")
         try:
             engine = exact_engine(exact) if name == "equality" or served is None else served.engine
-            part(Bench(engine, writer, options.data, book, options.scale), min(left, limits[name]))
+            part(
+                Bench(engine, writer, options.data, book, options.scale, tuple(options.domains)),
+                min(left, limits[name]),
+            )
         except Exception:  # whatever it was, the other parts still count
             book.say(f"{name} failed\n{traceback.format_exc()}")
 

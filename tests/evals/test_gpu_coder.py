@@ -85,7 +85,9 @@ def bench(model: Transformer, data: Path, out: Path) -> Bench:
 
 
 def test_every_part_leaves_rows_and_answers_that_can_be_scored(model: Transformer, data: Path, tmp_path: Path) -> None:
-    options = argparse.Namespace(parts=list(gpu_coder.PARTS), seconds=1e6, limit=["tasks=60"], scale=0.02, data=data)
+    parts = list(gpu_coder.PARTS)
+    endless = [f"{part}=1e6" for part in parts]
+    options = argparse.Namespace(domains=list(DOMAINS), parts=parts, seconds=1e6, limit=endless, scale=0.02, data=data)
     book = Book(tmp_path, {})
     gpu_coder.run_parts(model, writer(), book, options)
     (path,) = tmp_path.glob("gpu_coder-*.json")
