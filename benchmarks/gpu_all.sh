@@ -72,7 +72,8 @@ sanitize() { # side by side with the compiling, since nothing is timed here
     >"$warm/sanitizer_${tool}_${kind// /_}.log" 2>&1 &
 }
 sanitized() {
-  grep -H "SUMMARY\|passed\|FAILED\|Race reported\|Error: " "$warm"/sanitizer_*.log | sed "s|$warm/||" | sort | uniq -c | head -30
+  grep -H "SUMMARY\|passed\|FAILED" "$warm"/sanitizer_*.log | sed "s|$warm/||"
+  grep -h -A 2 "Race reported\|Error: " "$warm"/sanitizer_*.log | cut -c 1-200 | sort | uniq -c | sort -rn | head -30
 }
 large_compile() {
   compile forward_8B gpu_forward --models 8B --rows 1,16,32,64 --schemes bfloat16,fp8

@@ -100,22 +100,25 @@ def random_plan(rng: random.Random, num_pages: int, page_size: int, kinds: tuple
 
 
 def check_attention(seed: int, heads: tuple[int, int, int], splits: int, block_m: int) -> None:
-    """The paged kernel equals SDPA on the same plan, and both leave the same cache behind."""
+    """The paged kernel equals SDPA on the same plan, and both leave the same cache behind. The oracle runs on the CPU in
+    fp32: a sanitizer then sees no kernels but ours."""
     torch.manual_seed(seed)
     place, config, page_size = here(), shape_config(*heads), 16
-    plan = random_plan(random.Random(seed), 160, page_size).to(place.device)
-    cache = PagedCache.allocate(config, 160, page_size, place.device, place.dtype)
-    cache.k.normal_()
-    cache.v.normal_()
-    other = PagedCache(cache.k.clone(), cache.v.clone(), page_size)
+    plan = random_plan(random.Random(seed), 160, page_size)
+    cache = PagedCache.allocate(config, 160, page_size, "cpu", torch.float32)
+    cache.k.copy_(torch.randn(cache.k.shape).to(place.dtype))
+    cache.v.copy_(torch.randn(cache.v.shape).to(place.dtype))
+    found_in = [part.to(place.device, place.dtype) for part in (cache.k.clone(), cache.v.clone())]
+    other = PagedCache(found_in[0], found_in[1], page_size)
     rows = len(plan.positions)
-    q = place.normal(rows, config.num_heads, config.head_dim)
-    k, v = (place.normal(rows, config.num_kv_heads, config.head_dim) for _ in range(2))
-    wanted = SdpaAttend(plan, cache)(1, q, k, v)
-    found = TritonAttend(plan, other, splits=splits, block_m=block_m)(1, q, k, v)
-    expect_close(found, wanted, place.tolerance)
-    assert torch.equal(cache.k, other.k), "keys were not written as the oracle writes them"
-    assert torch.equal(cache.v, other.v), "values were not written as the oracle writes them"
+    q = torch.randn(rows, config.num_heads, config.head_dim).to(place.dtype)
+    k, v = (torch.randn(rows, config.num_kv_heads, config.head_dim).to(place.dtype) for _ in range(2))
+    wanted = SdpaAttend(plan, cache)(1, q.float(), k.float(), v.float())
+    given = [part.to(place.device) for part in (q, k, v)]
+    found = TritonAttend(plan.to(place.device), other, splits=splits, block_m=block_m)(1, *given)
+    expect_close(found.cpu(), wanted, place.tolerance)
+    assert torch.equal(cache.k, other.k.float().cpu()), "keys were not written as the oracle writes them"
+    assert torch.equal(cache.v, other.v.float().cpu()), "values were not written as the oracle writes them"
 
 
 def check_attention_ignores_batch_mates(seed: int) -> None:
