@@ -100,8 +100,8 @@ def random_plan(rng: random.Random, num_pages: int, page_size: int, kinds: tuple
 
 
 def check_attention(seed: int, heads: tuple[int, int, int], splits: int, block_m: int) -> None:
-    """The paged kernel equals SDPA on the same plan, and both leave the same cache behind. The oracle runs on the CPU in
-    fp32: a sanitizer then sees no kernels but ours."""
+    """The paged kernel equals SDPA on the same plan, and both leave the same cache behind. The oracle runs on the CPU
+    in fp32: a sanitizer then sees no kernels but ours."""
     torch.manual_seed(seed)
     place, config, page_size = here(), shape_config(*heads), 16
     plan = random_plan(random.Random(seed), 160, page_size)

@@ -103,6 +103,10 @@ def roomy(served: Served) -> Any:
         ("/v1/completions", fim(prompt=["x"] * 32), fim(prompt=["x"] * 33)),
         ("/v1/completions", fim(logprobs=5), fim(logprobs=6)),
         ("/v1/completions", fim(best_of=1), fim(best_of=2)),
+        ("/v1/completions", fim(stop_ids=[1] * 64), fim(stop_ids=[1] * 65)),
+        ("/v1/completions", fim(stop_ids=[511]), fim(stop_ids=[512])),
+        ("/v1/completions", fim(return_token_ids=True), fim(return_token_ids="yes")),
+        ("/v1/completions", fim(allow_special_ids=False), fim(allow_special_ids=1)),
         ("/v1/responses", {"model": "nano", "input": [message()] * 64}, {"model": "nano", "input": [message()] * 2049}),
         ("/v1/detokenize", {"model": "nano", "tokens": [511]}, {"model": "nano", "tokens": [512]}),
         (

@@ -99,6 +99,52 @@ async def test_token_ids_are_a_prompt_but_special_ones_are_refused(served: Serve
         assert response.status_code == (200 if bad == 511 else 400), bad
 
 
+async def test_a_caller_who_rendered_a_template_may_send_special_ids(served: Served) -> None:
+    body = {"model": "nano", "prompt": [257, 104, 258], "allow_special_ids": True}
+    assert (await served.post(PLAIN, body)).status_code == 200
+    assert served.engine.seen[0].prompt_ids == (257, 104, 258)
+    assert (await served.post(PLAIN, {**body, "prompt": [104, 512]})).status_code == 400
+    await served.post(PLAIN, {**body, "prompt": "<|im_end|>"})
+    assert set(served.engine.seen[1].prompt_ids).isdisjoint(small_tokenizer().special_tokens.values())
+
+
+@pytest.mark.parametrize(("stop_ids", "expected"), [(None, (258, 256)), ([], ()), ([260, 7], (260, 7))])
+async def test_stop_ids_replace_the_models_own(served: Served, stop_ids: object, expected: tuple[int, ...]) -> None:
+    await served.post(PLAIN, {"model": "nano", "prompt": "a", "stop_ids": stop_ids})
+    assert served.engine.seen[0].params.stop_ids == expected
+
+
+async def test_token_ids_come_back_whole_where_they_are_asked_for(served: Served) -> None:
+    served.engine.script = says("<tool_call>call</tool_call>")
+    body = {"model": "nano", "prompt": "a", "n": 2}
+    assert "token_ids" not in (await served.post(PLAIN, body)).json()["choices"][0]
+    choices = (await served.post(PLAIN, {**body, "return_token_ids": True})).json()["choices"]
+    ids = small_tokenizer().encode_markup("<tool_call>call</tool_call>")
+    assert [(choice["text"], choice["token_ids"]) for choice in choices] == [("call", ids)] * 2
+
+
+async def test_token_ids_of_a_stream_add_up_to_the_answers(served: Served) -> None:
+    served.engine.script = says(f"{HELLO}<tool_call></tool_call>")
+    body = {"model": "nano", "prompt": "a", "stream": True}
+    assert all("token_ids" not in c["choices"][0] for c in events(await served.post(PLAIN, body)))
+    chunks = events(await served.post(PLAIN, {**body, "return_token_ids": True}))
+    ids = [i for chunk in chunks for i in chunk["choices"][0]["token_ids"]]
+    assert ids == small_tokenizer().encode_markup(f"{HELLO}<tool_call></tool_call>")
+
+
+async def test_tokens_behind_a_stop_string_are_not_returned(served: Served) -> None:
+    served.engine.script = says("first;second", piece_len=12)
+    body = {"model": "nano", "prompt": "a", "stop": ";", "return_token_ids": True}
+    reply = (await served.post(PLAIN, body)).json()
+    assert bytes(reply["choices"][0]["token_ids"]) == b"first;"
+    assert reply["usage"]["completion_tokens"] == len("first;")
+
+
+async def test_usage_tells_the_rounds_of_verify(served: Served) -> None:
+    work = (await served.post(PLAIN, {"model": "nano", "prompt": "a"})).json()["usage"]["quicksilver"]
+    assert work["rounds"] == work["forwards"] > 0
+
+
 @pytest.mark.parametrize("prompt", ["", []])
 async def test_an_empty_prompt_still_has_a_token(served: Served, prompt: object) -> None:
     assert (await served.post(PLAIN, {"model": "nano", "prompt": prompt})).status_code == 200

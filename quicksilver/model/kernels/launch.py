@@ -40,14 +40,20 @@ def let_next(OVERLAPS: tl.constexpr):
 
 
 @triton.jit
+def fetch(pointers):
+    """Bring these lines into the second-level cache; not in the interpreter."""
+    tl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }", "=r,l", [pointers.to(tl.int64)],
+        dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def fetch_ahead(w, rows, K, begin, LINES: tl.constexpr, OVERLAPS: tl.constexpr):
     """Before the wait: bring the first lines of these rows of a matrix into the second-level cache."""
     if OVERLAPS:
         at = tl.minimum(begin + tl.arange(0, LINES) * 64, K - 1)
-        address = (w + rows[:, None] * K + at[None, :]).to(tl.int64)
-        tl.inline_asm_elementwise(
-            "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }", "=r,l", [address], dtype=tl.int32, is_pure=False, pack=1
-        )
+        fetch(w + rows[:, None] * K + at[None, :])
 
 
 @contextmanager

@@ -41,6 +41,8 @@ from quicksilver.model.kernels.stream import Parts, pick_gate_columns
 from quicksilver.model.kernels.weights import LayerWeights, NetworkWeights, Pair
 
 SKINNY_ROWS = 64
+SPLITS = 16
+"""Programs that share the keys of few rows."""
 
 
 class Product(StrEnum):
@@ -78,7 +80,7 @@ class RowInputs:
 
 def attend_shape(config: ModelConfig, num_rows: int) -> AttendShape:
     """Few rows: many splits, so that a long prefix has the whole chip. Many rows fill it by themselves."""
-    splits = 16 if num_rows <= SKINNY_ROWS else 4 if num_rows <= 256 else 1
+    splits = SPLITS if num_rows <= SKINNY_ROWS else 4 if num_rows <= 256 else 1
     block_m = 64 if num_rows <= 256 else 128
     return AttendShape(config.num_heads, config.num_kv_heads, config.head_dim, block_m, splits)
 

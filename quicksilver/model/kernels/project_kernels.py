@@ -22,14 +22,22 @@ from quicksilver.model.kernels.stream import (
     low_sum,
     multiply,
     norm_divisor,
+    own_rows,
 )
 
 _SHRINK = tl.constexpr(SHRINK)
 
 
 @triton.jit
+def _angles(angles, position, i, D: tl.constexpr):
+    """cos and sin, (half a head, rows)."""
+    turn = angles + (position.to(tl.int64) * D)[None, :] + i[:, None]
+    return tl.load(turn), tl.load(turn + D // 2)
+
+
+@triton.jit
 def _turn(
-    left, right, head, m, i, out, k_cache, v_cache, angles, positions, slots, q_gain, k_gain, head_eps,
+    left, right, head, m, i, cos, sin, slot, out, k_cache, v_cache, q_gain, k_gain, head_eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     """One head of raw qkv, (half a head, rows) twice: norm, rotate, store, and keep keys and values."""
@@ -41,14 +49,11 @@ def _turn(
             shrink = tl.rsqrt((tl.sum(left * left, 0) + tl.sum(right * right, 0)) / D + head_eps)[None, :]
             left = left * shrink * tl.load(gain + i).to(tl.float32)[:, None]
             right = right * shrink * tl.load(gain + HALF + i).to(tl.float32)[:, None]
-        turn = angles + (tl.load(positions + m).to(tl.int64) * D)[None, :] + i[:, None]
-        cos, sin = tl.load(turn), tl.load(turn + HALF)
         left, right = left * cos - right * sin, right * cos + left * sin
     at = m[None, :] * ((HEADS + 2 * KV_HEADS) * D) + head * D + i[:, None]
     tl.store(out + at, left.to(out.dtype.element_ty))
     tl.store(out + at + HALF, right.to(out.dtype.element_ty))
     if head >= HEADS:
-        slot = tl.load(slots + m).to(tl.int64)
         is_kept = (slot >= 0)[None, :] & (i >= 0)[:, None]
         store = v_cache if is_value else k_cache
         to = (slot * (KV_HEADS * D) + ((head - HEADS) % KV_HEADS) * D)[None, :] + i[:, None]
@@ -95,7 +100,7 @@ def _finish_pair(
 
 @triton.jit
 def _finish_qkv(
-    left, right, head, m, first, second, out, squares, bias, scale, k_cache, v_cache, angles, positions, slots,
+    left, right, head, m, first, second, cos, sin, slot, out, squares, bias, scale, k_cache, v_cache,
     q_gain, k_gain, eps, head_eps, K,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
     FP8: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr,
@@ -107,8 +112,8 @@ def _finish_qkv(
     left = left.to(out.dtype.element_ty).to(tl.float32)
     right = right.to(out.dtype.element_ty).to(tl.float32)
     _turn(
-        left, right, head, m, tl.arange(0, BLOCK_N), out, k_cache, v_cache, angles, positions, slots, q_gain, k_gain,
-        head_eps, HEADS, KV_HEADS, 2 * BLOCK_N, NORM,
+        left, right, head, m, tl.arange(0, BLOCK_N), cos, sin, slot, out, k_cache, v_cache, q_gain, k_gain, head_eps,
+        HEADS, KV_HEADS, 2 * BLOCK_N, NORM,
     )  # fmt: skip
 
 
@@ -136,6 +141,15 @@ def qkv_kernel(
     second = first + BLOCK_N
     begin = split * depth
     _fetch_own(w, b, first, second, split, K, begin, RANK, LINES, FETCHES, OVERLAPS)
+    # Where it is known which rows a program finishes, it asks for their places now, which are older than the launch
+    # before this one: behind the products they would be waited for in turn. The wait for a position itself costs
+    # nothing where launches overlap.
+    KNOWN: tl.constexpr = SPLITS == 1 or ROWS == SLICE * FINISHERS
+    if KNOWN:
+        mine = own_rows(split, ROWS, SPLITS, SLICE, FINISHERS)
+        position, slot = tl.load(positions + mine), tl.load(slots + mine).to(tl.int64)
+        if OVERLAPS:
+            cos, sin = _angles(angles, position, i, 2 * BLOCK_N)
     wait_for_input(OVERLAPS)
     end = tl.minimum(begin + depth, K)
     left, right = multiply(x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, EVEN, FP8)
@@ -144,8 +158,10 @@ def qkv_kernel(
         if split == 0:
             left, right = _add_low(left, right, first, second, m, scale, low, b, ready, SCALE, RANK)
     if SPLITS == 1:
+        if not OVERLAPS:
+            cos, sin = _angles(angles, position, i, 2 * BLOCK_N)
         _finish_qkv(
-            left, right, head, m, first, second, out, squares, bias, scale, k_cache, v_cache, angles, positions, slots,
+            left, right, head, m, first, second, cos, sin, slot, out, squares, bias, scale, k_cache, v_cache,
             q_gain, k_gain, eps, head_eps, K, ROWS, BLOCK_N, TILES, BIAS, SCALE, FP8, HEADS, KV_HEADS, NORM,
         )  # fmt: skip
     else:
@@ -154,10 +170,14 @@ def qkv_kernel(
         )  # fmt: skip
         for index in tl.range(from_slice, to_slice, num_stages=1):
             n = index * SLICE + tl.arange(0, SLICE)
+            if not KNOWN:
+                position, slot = tl.load(positions + n), tl.load(slots + n).to(tl.int64)
+            if not (KNOWN and OVERLAPS):
+                cos, sin = _angles(angles, position, i, 2 * BLOCK_N)
             half, other = add_parts(sums, n, head, ROWS, BLOCK_N, SPLITS)
             _finish_qkv(
-                half, other, head, n, first, second, out, squares, bias, scale, k_cache, v_cache, angles, positions,
-                slots, q_gain, k_gain, eps, head_eps, K, ROWS, BLOCK_N, TILES, BIAS, SCALE, FP8, HEADS, KV_HEADS, NORM,
+                half, other, head, n, first, second, cos, sin, slot, out, squares, bias, scale, k_cache, v_cache,
+                q_gain, k_gain, eps, head_eps, K, ROWS, BLOCK_N, TILES, BIAS, SCALE, FP8, HEADS, KV_HEADS, NORM,
             )  # fmt: skip
         clear_parts(arrived, head, from_slice, to_slice, SPLITS, FINISHERS)
 

@@ -18,8 +18,10 @@ MAX_TILES = 2048
 """Column tiles of one linear."""
 NARROW_GATES = 180
 """Tiles of 64 columns from which gate and up go in tiles of 32."""
-_PROGRAMS = 120
+PROGRAMS = 120
 """Enough to keep an H200's 132 multiprocessors reading."""
+NARROW_PROGRAMS = 120
+"""The same for linears of at most 32 tiles and little depth, whose programs are short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ def pick_gate_columns(ffn: int) -> int:
 def pick_cut(block_n: int, num_tiles: int, k: int, num_rows: int) -> Cut:
     """Splits until the chip is full. Rows change how much of the depth is under way at once, not how it is cut or in
     which order anything is added."""
-    wanted = max(1, -(-_PROGRAMS // num_tiles))
+    is_short = num_tiles <= 32 and k <= 2048
+    wanted = max(1, -(-(NARROW_PROGRAMS if is_short else PROGRAMS) // num_tiles))
     step = 128 if k % 128 == 0 and k >= 2048 else 64
     depth = min(max(-(-k // wanted // step) * step, 128), -(-k // 64) * 64)
     block_k = 128 if depth % 128 == 0 and k % 128 == 0 and num_rows <= 16 else 64
@@ -140,6 +143,14 @@ def leave_part(
                 pass
             tl.debug_barrier()
     return begin, end
+
+
+@triton.jit
+def own_rows(split, ROWS: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr, FINISHERS: tl.constexpr):
+    """The rows that a program would finish: all where nothing is split, else the slice of this finisher."""
+    if SPLITS == 1:
+        return tl.arange(0, ROWS)
+    return tl.maximum(split - (SPLITS - FINISHERS), 0) * SLICE + tl.arange(0, SLICE)
 
 
 @triton.jit
