@@ -54,6 +54,8 @@ class Said:
     """Of the prompt, found in the prefix cache; None where the engine has not said so yet."""
     settled: tuple[Settled, ...] = ()
     """Content tokens with their texts, where snapshots are wanted."""
+    token_ids: tuple[int, ...] = ()
+    """The tokens themselves, of all channels, tags too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ class AnswerReader:
         logprobs = zip(event.logprobs, kept, strict=False)
         wanted = tuple(logprob for logprob, channel in logprobs if channel is Channel.CONTENT)
         cached = event.usage.cached_tokens if event.usage else None
-        return Said(tuple(kept_deltas), wanted, len(kept), cached, settled)
+        return Said(tuple(kept_deltas), wanted, len(kept), cached, settled, event.token_ids[: len(kept)])
 
     def _within_calls(self, deltas: list[ChannelDelta]) -> list[ChannelDelta]:
         limit = self._ask.max_calls

@@ -29,6 +29,7 @@ class Whole:
     reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     ended: Ended = field(default_factory=Ended)
 
     def add(self, piece: Piece) -> None:
@@ -36,6 +37,7 @@ class Whole:
             self.ended = piece
         elif isinstance(piece, Said):
             self.logprobs += piece.logprobs
+            self.token_ids += piece.token_ids
             for delta in piece.deltas:
                 self._add_delta(delta)
 
@@ -44,7 +46,7 @@ class Whole:
         deltas = [ChannelDelta(Channel.REASONING, self.reasoning)] if self.reasoning else []
         deltas += [ChannelDelta(Channel.CONTENT, self.content)] if self.content else []
         deltas += [ChannelDelta(Channel.TOOL_CALL, c.arguments, i, c.name) for i, c in enumerate(self.calls)]
-        return [Said(tuple(deltas), tuple(self.logprobs)), self.ended]
+        return [Said(tuple(deltas), tuple(self.logprobs), token_ids=tuple(self.token_ids)), self.ended]
 
     def _add_delta(self, delta: ChannelDelta) -> None:
         if delta.channel is Channel.CONTENT:

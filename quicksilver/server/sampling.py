@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +38,12 @@ def pick_bias(bias: Mapping[str, float] | None, info: EngineInfo) -> dict[int, f
     if by_id and max(by_id) >= info.vocab_size:
         raise InvalidRequest(f"logit_bias: token ids end at {info.vocab_size - 1}", param="logit_bias")
     return by_id
+
+
+def pick_stop_ids(ids: Sequence[int] | None, info: EngineInfo) -> tuple[int, ...] | None:
+    if ids and max(ids) >= info.vocab_size:
+        raise InvalidRequest(f"stop_ids: token ids end at {info.vocab_size - 1}", param="stop_ids")
+    return None if ids is None else tuple(ids)
 
 
 def pick_decoder(body: DecoderBody | None, *, is_realtime: bool, info: EngineInfo) -> DecoderParams:

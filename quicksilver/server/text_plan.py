@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from quicksilver.core import DecodeParams, Request
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.answer import Ask
 from quicksilver.server.plan import Plan, Room, find_room, make_plan, read_stop
-from quicksilver.server.sampling import overlay, pick_bias, pick_decoder, pick_seed, pick_top_k
+from quicksilver.server.sampling import overlay, pick_bias, pick_decoder, pick_seed, pick_stop_ids, pick_top_k
 from quicksilver.server.services import Services
 from quicksilver.server.wire.completion import (
     FIM_STOP,
@@ -97,6 +97,7 @@ def text_ask(
             "decoder": pick_decoder(body.decoder, is_realtime=bool(body.realtime), info=info),
             "logprobs": body.logprobs if isinstance(body, CompletionBody) else None,
             "logit_bias": pick_bias(body.logit_bias, info) if isinstance(body, CompletionBody) else None,
+            "stop_ids": pick_stop_ids(body.stop_ids, info) if isinstance(body, CompletionBody) else None,
         },
     )
     return Ask(Request("", prompt.ids, params), stop=prompt.stop, is_plain=True, lead=prompt.lead)
@@ -115,7 +116,8 @@ def _encode_prompts(body: CompletionBody, services: Services) -> list[tuple[int,
     if isinstance(prompt, str):
         return [_encode(prompt, services)]
     if not prompt or isinstance(prompt[0], int):
-        return [_check_ids(prompt, services)]
+        special = set() if body.allow_special_ids else set(services.tokenizer.special_tokens.values())
+        return [_check_ids(prompt, special, services)]
     return [_encode(str(text), services) for text in prompt]
 
 
@@ -128,12 +130,11 @@ def never_empty(ids: Sequence[int], services: Services) -> tuple[int, ...]:
     return tuple(ids) or services.tokenizer.eos_ids[-1:]
 
 
-def _check_ids(prompt: object, services: Services) -> tuple[int, ...]:
-    """Ids of our own vocabulary that stand for text: special tokens cannot be smuggled in as numbers."""
+def _check_ids(prompt: object, refused: Set[int], services: Services) -> tuple[int, ...]:
+    """Ids of our own vocabulary; `refused` are the special ones, unless the caller vouches for where they come from."""
     assert isinstance(prompt, list)
-    special = set(services.tokenizer.special_tokens.values())
     width = min(services.engine.info.vocab_size, services.tokenizer.vocab_size)
     for i, token_id in enumerate(prompt):
-        if token_id >= width or token_id in special:
+        if token_id >= width or token_id in refused:
             raise InvalidRequest(f"prompt.{i}: no plain token has this id", param=f"prompt.{i}")
     return never_empty(prompt, services)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from quicksilver.core import FinishReason, TokenLogprob
@@ -10,9 +11,18 @@ from quicksilver.server.answer import Ended, Piece, Said
 from quicksilver.server.collect import Whole
 from quicksilver.server.plan import Plan
 from quicksilver.server.usage import usage_reply
-from quicksilver.server.wire.completion import FinishReply, TextChunk, TextCompletion, TextLogprobs
+from quicksilver.server.wire.completion import FinishReply, TextChoice, TextChunk, TextCompletion, TextLogprobs
 from quicksilver.text.channels import Channel
 from quicksilver.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """What choices carry beside their text, where the caller asked for it."""
+
+    scorer: Tokenizer | None = None
+    """Names tokens where log-probabilities were asked for."""
+    has_token_ids: bool = False
 
 
 def finish_word(ended: Ended) -> FinishReply:
@@ -39,27 +49,31 @@ class LegacyLogprobs:
 
 
 def text_completion(
-    plan: Plan, answers: Sequence[Whole], fingerprint: str, scorer: Tokenizer | None, prefixes: Sequence[str]
+    plan: Plan, answers: Sequence[Whole], fingerprint: str, detail: Detail, prefixes: Sequence[str]
 ) -> TextCompletion:
-    """`scorer` names tokens where log-probabilities were asked for; `prefixes` come before each answer's text."""
+    """`prefixes` come before each answer's text."""
     return {
         "id": plan.id,
         "object": "text_completion",
         "created": plan.created,
         "model": plan.model,
-        "choices": [
-            {
-                "index": i,
-                "text": prefixes[i] + answer.content,
-                "finish_reason": finish_word(answer.ended),
-                "logprobs": LegacyLogprobs(scorer).reply(answer.logprobs) if scorer else None,
-            }
-            for i, answer in enumerate(answers)
-        ],
+        "choices": [_choice(i, prefixes[i], answer, detail) for i, answer in enumerate(answers)],
         "usage": usage_reply([answer.ended for answer in answers], plan.num_answers),
         "warning": plan.warning,
         "system_fingerprint": fingerprint,
     }
+
+
+def _choice(index: int, prefix: str, answer: Whole, detail: Detail) -> TextChoice:
+    choice: TextChoice = {
+        "index": index,
+        "text": prefix + answer.content,
+        "finish_reason": finish_word(answer.ended),
+        "logprobs": LegacyLogprobs(detail.scorer).reply(answer.logprobs) if detail.scorer else None,
+    }
+    if detail.has_token_ids:
+        choice["token_ids"] = answer.token_ids
+    return choice
 
 
 class TextChunks:
@@ -88,28 +102,35 @@ class TextChunks:
 class TextTeller:
     """Turns the pieces of one answer into its chunks."""
 
-    def __init__(self, index: int, chunks: TextChunks, scorer: Tokenizer | None, prefix: str = "") -> None:
+    def __init__(self, index: int, chunks: TextChunks, detail: Detail, prefix: str = "") -> None:
         self._index = index
         self._chunks = chunks
-        self._logprobs = LegacyLogprobs(scorer) if scorer else None
+        self._logprobs = LegacyLogprobs(detail.scorer) if detail.scorer else None
+        self._has_token_ids = detail.has_token_ids
         self._unsent: list[TokenLogprob] = []
+        self._unsent_ids: list[int] = []
         self._prefix = prefix
 
     def tell(self, piece: Piece) -> Iterator[TextChunk]:
         if isinstance(piece, Said):
             self._unsent += piece.logprobs
+            self._unsent_ids += piece.token_ids if self._has_token_ids else ()
             text = "".join(delta.text for delta in piece.deltas if delta.channel is Channel.CONTENT)
             if text:
-                yield self._scored(self._chunks.chunk(self._index, self._take_prefix() + text))
+                yield self._detailed(self._chunks.chunk(self._index, self._take_prefix() + text))
         elif isinstance(piece, Ended):
-            yield self._scored(self._chunks.chunk(self._index, self._take_prefix(), finish_word(piece)))
+            yield self._detailed(self._chunks.chunk(self._index, self._take_prefix(), finish_word(piece)))
 
     def _take_prefix(self) -> str:
         prefix, self._prefix = self._prefix, ""
         return prefix
 
-    def _scored(self, chunk: TextChunk) -> TextChunk:
+    def _detailed(self, chunk: TextChunk) -> TextChunk:
+        """Tokens without a text of their own go out with the next ones that have one, or at the end."""
         if self._logprobs is not None and self._unsent:
             chunk["choices"][0]["logprobs"] = self._logprobs.reply(self._unsent)
             self._unsent = []
+        if self._has_token_ids:
+            chunk["choices"][0]["token_ids"] = self._unsent_ids
+            self._unsent_ids = []
         return chunk

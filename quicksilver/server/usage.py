@@ -26,6 +26,7 @@ def usage_reply(ended: Sequence[Ended], num_answers: int = 1) -> UsageReply:
         "quicksilver": {
             "forwards": forwards,
             "tokens_per_forward": round(completion / forwards, 3) if forwards else 0.0,
+            "rounds": sum(end.usage.rounds for end in ended),
             "drafted_tokens": sum(end.usage.drafted for end in ended),
             "accepted_tokens": sum(end.usage.accepted for end in ended),
         },

@@ -15,7 +15,7 @@ from quicksilver.server.schema import answers_or_streams, takes
 from quicksilver.server.services import Services, services_of
 from quicksilver.server.serving import open_job, reply_stream, reply_whole
 from quicksilver.server.text_plan import plan_completion, plan_fim
-from quicksilver.server.text_reply import TextChunks, TextTeller, text_completion
+from quicksilver.server.text_reply import Detail, TextChunks, TextTeller, text_completion
 from quicksilver.server.wire.completion import CompletionBody, FimBody, TextChunk, TextCompletion
 
 router = APIRouter(prefix="/v1", tags=["completions"])
@@ -41,21 +41,23 @@ async def completions(request: Request) -> Response:
 async def respond(request: Request, body: FimBody | CompletionBody, plan: Plan) -> Response:
     services, job = services_of(request), open_job(request, plan)
     fingerprint = services.engine.info.fingerprint
-    scorer = services.tokenizer if wants_logprobs(body) else None
+    detail = detail_of(body, services)
     prefixes = echoes(body, plan, services)
     if not body.stream:
         return await reply_whole(
-            request, job, lambda answers: text_completion(plan, answers, fingerprint, scorer, prefixes)
+            request, job, lambda answers: text_completion(plan, answers, fingerprint, detail, prefixes)
         )
     has_usage = bool(body.stream_options and body.stream_options.include_usage)
     chunks = TextChunks(plan, fingerprint, has_usage=has_usage)
-    tellers = [TextTeller(i, chunks, scorer, prefix) for i, prefix in enumerate(prefixes)]
+    tellers = [TextTeller(i, chunks, detail, prefix) for i, prefix in enumerate(prefixes)]
     events = reply_events(job, SideBySide(tellers), chunks.usage if has_usage else None)
     return await reply_stream(request, job, events)
 
 
-def wants_logprobs(body: FimBody | CompletionBody) -> bool:
-    return isinstance(body, CompletionBody) and body.logprobs is not None
+def detail_of(body: FimBody | CompletionBody, services: Services) -> Detail:
+    if isinstance(body, FimBody):
+        return Detail()
+    return Detail(services.tokenizer if body.logprobs is not None else None, bool(body.return_token_ids))
 
 
 def echoes(body: FimBody | CompletionBody, plan: Plan, services: Services) -> Sequence[str]:

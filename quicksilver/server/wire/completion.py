@@ -10,6 +10,8 @@ from typing_extensions import TypedDict
 from quicksilver.server.wire.types import (
     MAX_ANSWERS,
     MAX_PROMPTS,
+    MAX_SAFE_INT,
+    MAX_STOP_IDS,
     WHOLE,
     CodeStop,
     DecoderBody,
@@ -53,7 +55,9 @@ class FimBody(Wire):
     decoder: DecoderBody | None = None
 
 
-TokenIds = Annotated[list[Annotated[int, Field(ge=0), WHOLE]], Field(max_length=1_000_000)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_SAFE_INT), WHOLE]
+TokenIds = Annotated[list[TokenId], Field(max_length=1_000_000)]
+StopIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)]
 
 
 class CompletionBody(Wire):
@@ -82,6 +86,12 @@ class CompletionBody(Wire):
     realtime: bool | None = None
     decoder: DecoderBody | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
+    allow_special_ids: bool | None = None
+    """Extension: ids in `prompt` may be special tokens, as in a prompt whose template the caller rendered."""
+    stop_ids: StopIds | None = None
+    """Extension: tokens that end the answer, in place of the model's own."""
+    return_token_ids: bool | None = None
+    """Extension: choices carry the answer's tokens, special ones too, as `token_ids`."""
 
 
 class TextLogprobs(TypedDict):
@@ -99,6 +109,7 @@ class TextChoice(TypedDict):
     text: str
     finish_reason: FinishReply
     logprobs: TextLogprobs | None
+    token_ids: NotRequired[list[int]]
 
 
 class TextCompletion(TypedDict):
@@ -117,6 +128,7 @@ class TextChunkChoice(TypedDict):
     text: str
     finish_reason: FinishReply | None
     logprobs: TextLogprobs | None
+    token_ids: NotRequired[list[int]]
 
 
 class TextChunk(TypedDict):

@@ -20,6 +20,7 @@ MAX_STOPS = 4
 MAX_CODE_STOPS = 16
 """Editors send the stop strings of every template they know."""
 MAX_STOP_CHARS = 256
+MAX_STOP_IDS = 64
 MAX_ANSWERS = 8
 MAX_LOGIT_BIAS = 1024
 MAX_TOP_LOGPROBS = 20

@@ -14,10 +14,12 @@ class CompletionDetails(TypedDict):
 
 
 class EngineWork(TypedDict):
-    """Extension: what the answer took. A forward is one pass of the model in which this request had rows."""
+    """Extension: what the answer took. A forward is one pass of the model in which this request had rows, a round one
+    draft of `verify` with the verification behind it."""
 
     forwards: int
     tokens_per_forward: float
+    rounds: int
     drafted_tokens: int
     accepted_tokens: int
 
