@@ -1,8 +1,12 @@
-"""`quicksilver eval`: measure a model, beside another one if asked, and print one table."""
+"""`quicksilver eval`: measure a model, beside another one if asked, and print one table.
+
+The model runs in this process or, with `--url`, in a server that is already up.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +16,7 @@ import typer
 from quicksilver.cli import options
 from quicksilver.cli.console import errors
 from quicksilver.core import DecoderName, DecoderParams
+from quicksilver.errors import InvalidRequest, QuicksilverError
 
 if TYPE_CHECKING:
     from quicksilver.evals.report import Report
@@ -28,6 +33,10 @@ def evaluate(
     canvas_len: options.CanvasLen = 16,
     device: options.Device = "auto",
     weights: options.Weights = "auto",
+    url: Annotated[
+        str, typer.Option(help="Ask the server at this address, such as http://127.0.0.1:8480/v1, instead of loading.")
+    ] = "",
+    key: Annotated[str, typer.Option(envvar="QUICKSILVER_API_KEY", help="API key for --url.")] = "",
     out: Annotated[Path | None, typer.Option(help="JSON file; a plot is drawn beside it.")] = None,
 ) -> None:
     """Measure quality and speed on held-out tasks."""
@@ -38,8 +47,11 @@ def evaluate(
 
     decoders = tuple(replace(DecoderParams(), name=name, canvas_len=canvas_len) for name in decoder)
     settings = EvalSettings(data, tuple(tasks), limit, decoders)
+    if url and against:
+        raise InvalidRequest("--against has no place beside --url: a server has one model", param="against")
     names = [model, against] if against else [model]
-    reports = [asyncio.run(_report(name, device, weights, settings)) for name in names]
+    runs = [_served(model, url, key, settings)] if url else [_report(name, device, weights, settings) for name in names]
+    reports = [asyncio.run(run) for run in runs]
     typer.echo(compare(reports))
     if out is not None:
         write_reports(reports, out)
@@ -59,3 +71,29 @@ async def _report(model: str, device: str, weights: str, settings: EvalSettings)
             return await run_evals(client, llm.tokenizer, llm.template, replace(settings, model=model), watch)
     finally:
         await client.close()
+
+
+async def _served(model: str, url: str, key: str, settings: EvalSettings) -> Report:
+    """Tokenizer and template are those of the checkpoint on this machine. A server that cannot be asked is no misuse of
+    this command, so the exit code is 1."""
+    from quicksilver.evals.catalogue import refuse_likelihoods
+    from quicksilver.evals.link import Link
+    from quicksilver.evals.progress import shown_progress
+    from quicksilver.evals.run import run_evals
+    from quicksilver.evals.served import connect
+    from quicksilver.hub.resolve import resolve
+    from quicksilver.text.chat import ChatTemplate
+    from quicksilver.text.tokenizer import Tokenizer
+
+    refuse_likelihoods(settings.tasks)
+    checkpoint = resolve(model)
+    tokenizer = Tokenizer.for_model(checkpoint.weights, checkpoint.skill)
+    template = ChatTemplate.for_tokenizer(tokenizer)
+    async with aclosing(Link(url, key)) as link:
+        try:
+            client = await connect(link, checkpoint.name, tokenizer, template)
+        except QuicksilverError as error:
+            errors.print(f"[bold red]error[/] {error.message}")
+            raise typer.Exit(1) from error
+        with shown_progress() as watch:
+            return await run_evals(client, tokenizer, template, replace(settings, model=model), watch)

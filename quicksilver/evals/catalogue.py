@@ -27,9 +27,13 @@ _MODULES = (
 )
 ALL: dict[str, Task[Any]] = {task.name: task for module in _MODULES for task in module.TASKS}
 
+_SCORED = (*(task.name for task in multiple_choice.TASKS), "wikitext2", "python_text")
+"""Tasks that read likelihoods; every other one has something written."""
+
 GROUPS: dict[str, tuple[str, ...]] = {
     "all": tuple(ALL),
-    "likelihood": (*(task.name for task in multiple_choice.TASKS), "wikitext2", "python_text", "lambada"),
+    "likelihood": (*_SCORED, "lambada"),
+    "generating": tuple(name for name in ALL if name not in _SCORED),
     "chat": ("sanity", "instructions", "gsm8k"),
     "skills": ("sanity", "instructions", "fim_python", "fim_js", "next_edit", "sgd_dev", "json_schema"),
     "code": ("humaneval", "mbpp", "humaneval_infill_single", "humaneval_infill_randomlight"),
@@ -46,3 +50,14 @@ def pick_tasks(names: Iterable[str]) -> list[Task[Any]]:
             raise InvalidRequest(f"no task or group is named {name}; there are {known}", param="tasks")
         wanted |= {task: ALL[task] for task in GROUPS.get(name, (name,))}
     return list(wanted.values())
+
+
+def refuse_likelihoods(names: Iterable[str]) -> None:
+    """For clients that cannot score: a server only writes."""
+    scored = [task.name for task in pick_tasks(names) if task.name in _SCORED]
+    if scored:
+        raise InvalidRequest(
+            f"{', '.join(scored)}: likelihoods need the engine in this process; leave the server's URL out, or name "
+            "tasks of the group generating",
+            param="tasks",
+        )

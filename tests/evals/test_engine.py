@@ -24,7 +24,7 @@ CONFIG = replace(TINY, vocab_size=273, context_len=1536)
 FILE = "".join(f"    value_{i} = compute({i})\n" for i in range(30))
 
 
-def _model() -> Transformer:
+def model() -> Transformer:
     torch.manual_seed(0)
     model = Transformer(CONFIG)
     for parameter in model.parameters():
@@ -34,11 +34,15 @@ def _model() -> Transformer:
     return model.eval().requires_grad_(False)
 
 
+def tiny_engine() -> AsyncEngine:
+    return AsyncEngine(build_engine(model(), "tiny", EngineConfig(num_pages=400, max_rows=256)))
+
+
 async def _run(data: Path) -> Report:
     decoders = (DecoderParams(DecoderName.AR), DecoderParams(DecoderName.VERIFY, canvas_len=4))
     tasks = ("arc_easy", "wikitext2", "sanity", "fim_python")
     settings = EvalSettings(data, tasks, limit=2, decoders=decoders, concurrency=2)
-    engine = AsyncEngine(build_engine(_model(), "tiny", EngineConfig(num_pages=400, max_rows=256)))
+    engine = tiny_engine()
     tokenizer = tiny_tokenizer()
     try:
         return await run_evals(engine, tokenizer, ChatTemplate.own(tokenizer), settings)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -160,6 +161,14 @@ def test_groups_name_tasks_that_exist() -> None:
     assert {name for names in catalogue.GROUPS.values() for name in names} <= set(catalogue.ALL)
     picked = [task.name for task in catalogue.pick_tasks(("skills", "sanity"))]
     assert len(picked) == len(set(picked))
+
+
+def test_tasks_that_read_likelihoods_are_refused_for_a_server() -> None:
+    kinds = {name: inspect.signature(task.ask).return_annotation for name, task in catalogue.ALL.items()}
+    assert {*catalogue.GROUPS["generating"], "echo"} == {name for name, kind in kinds.items() if kind == "Generate"}
+    catalogue.refuse_likelihoods(("generating", "lambada"))
+    with pytest.raises(InvalidRequest, match="wikitext2: likelihoods need the engine"):
+        catalogue.refuse_likelihoods(("wikitext2", "sanity"))
 
 
 def test_decoders_are_labelled_by_what_sets_them_apart() -> None:
