@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.cpu_decode import ROOT, commit
-from quicksilver.engine.load import load_grouped
 from quicksilver.hub.resolve import Checkpoint, resolve
 from quicksilver.model.attention import DenseAttend
+from quicksilver.model.grouping import PutGrouped
 from quicksilver.model.native.linear import GroupedLinear
 from quicksilver.model.quantise import quantise_model
 from quicksilver.model.transformer import Transformer
-from quicksilver.model.weights import load_model, save_model
+from quicksilver.model.weights import build, load_model, open_source, save_model
 from quicksilver.text.tokenizer import Tokenizer
 
 PROMPTS = (
@@ -85,7 +85,8 @@ def dense_and_theirs(checkpoint: Checkpoint, prompts: list[Tensor]) -> tuple[lis
 
 
 def formats(checkpoint: Checkpoint, prompts: list[Tensor], wanted: list[Tensor]) -> dict[str, dict[str, float]]:
-    packed = load_grouped(Checkpoint(f"{checkpoint.name}-parity", checkpoint.weights), "gated")
+    source = open_source(checkpoint.weights)
+    packed = build(source, torch.float32, "cpu", PutGrouped(None, source))
     linears = [module for module in packed.modules() if isinstance(module, GroupedLinear)]
     share = sum(m.out_dim * m.in_dim for m in linears if m.bits == 4) / sum(m.out_dim * m.in_dim for m in linears)
     kept = divergence(logits_of(ours(packed), prompts), wanted) | {"share_of_weights_in_four_bits": round(share, 3)}
