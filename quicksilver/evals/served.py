@@ -15,6 +15,8 @@ from urllib.parse import quote
 
 from quicksilver.core import (
     DecodeParams,
+    DecoderName,
+    DecoderParams,
     Delta,
     EngineInfo,
     EngineStats,
@@ -104,7 +106,10 @@ async def connect(link: Link, model: str, tokenizer: Tokenizer, template: ChatTe
     ours = template.render([Message("user", SAMPLE)]).ids
     if theirs != ours:
         raise InvalidRequest(f"what {link.url} serves as {model} has another tokenizer or template than {model} here")
-    probe = Request("probe", ours, DecodeParams(max_new_tokens=1, stop_ids=tokenizer.eos_ids))
+    plain = DecodeParams(
+        max_new_tokens=1, stop_ids=tokenizer.eos_ids, decoder=DecoderParams(DecoderName.AR, canvas_len=1)
+    )
+    probe = Request("probe", ours, plain)
     reply = await link.ask("POST", "completions", completion_body(model, probe))
     with link.reading():
         _, fingerprint = reply["choices"][0]["token_ids"], str(reply["system_fingerprint"])
