@@ -22,6 +22,8 @@ KEY_BLOCK = 64
 """Keys that are folded at once; page sizes must divide it or be multiples of it."""
 WIDE_KEY_BLOCK = 64
 """The same for tiles of more than 64 queries."""
+WIDE_STAGES = 2
+"""Blocks of keys under way for such tiles, one of them being folded."""
 MERGES_INSIDE = False
 """Whether the programs of attention merge their splits themselves, instead of a second kernel."""
 FETCHES_KEYS = False
@@ -118,9 +120,9 @@ def _fold_whole(
         at = (page.to(tl.int64) * PAGE + key % PAGE) * (KV_HEADS * D) + head * D
         k_tile = tl.load(k_cache + at[None, :] + d[:, None])
         v_tile = tl.load(v_cache + at[:, None] + d[None, :])
-        s = tl.dot(q, k_tile, input_precision="ieee") * scale
-        new_top = tl.maximum(top, tl.max(s, 1))
-        p = tl.exp2(s - new_top[:, None])
+        s = tl.dot(q, k_tile, input_precision="ieee")
+        new_top = tl.maximum(top, tl.max(s, 1) * scale)
+        p = tl.exp2(s * scale - new_top[:, None])
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(p, 1)
         acc = acc * shrink[:, None] + tl.dot(p.to(v_tile.dtype), v_tile, input_precision="ieee")
@@ -336,7 +338,8 @@ def attend_paged(
         HEADS=heads, KV_HEADS=kv_heads, D=shape.head_dim, PAGE=rows.page_size,
         BLOCK_M=shape.block_m, BLOCK_N=KEY_BLOCK if shape.block_m <= 64 else WIDE_KEY_BLOCK, SPLITS=shape.splits,
         MERGERS=_mergers(shape, space), FETCHES=FETCHES_KEYS and launch["OVERLAPS"] and shape.splits > 1,
-        num_warps=4 if shape.block_m <= 64 else 8, num_stages=2, **form, **launch,
+        num_warps=4 if shape.block_m <= 64 else 8, num_stages=2 if shape.block_m <= 64 else WIDE_STAGES,
+        **form, **launch,
     )  # fmt: skip
     if shape.splits > 1 and space.arrived is None:
         num_vectors = num_rows * heads

@@ -19,6 +19,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 PLAIN = ModelConfig("llama", 2, 32, 64, 2, 1, 32, 60, 256, tied_head=True)
+WIDE = replace(PLAIN, num_layers=1, dim=192, ffn_dim=192, num_heads=6)
+"""Depths of three times 64."""
 BIASED = replace(PLAIN, family="qwen2", qkv_bias=True)
 
 
@@ -36,6 +38,13 @@ def test_every_way_equals_the_plain_network(
 ) -> None:
     monkeypatch.setattr(resident, "SHARED_ROWS", shared_rows)
     checks.check_network(config, 0, True, kinds)
+
+
+@pytest.mark.parametrize(("is_early", "kinds"), [(True, ("one", "canvas")), (False, ("chunk", "canvas"))])
+def test_warps_can_share_the_depth(monkeypatch: pytest.MonkeyPatch, is_early: bool, kinds: tuple[str, ...]) -> None:
+    monkeypatch.setattr(resident, "BY_WARPS", True)
+    monkeypatch.setattr(resident, "EARLY", is_early)
+    checks.check_network(WIDE, 0, True, kinds)
 
 
 def test_fixed_products_ignore_company() -> None:
