@@ -39,37 +39,57 @@ small_figures() {
   figure 40 9 gpu_forward --models 135M,1.5B --rows 1,16,64,256 --profile
 }
 
+forward_1_5B=(gpu_forward --models 1.5B --rows 16,64 --tries "" overlap=0 merge=1 merge=1,early=1
+  merge=1,early=1,splits=8 narrow=100 programs=190)
+forward_8B=(gpu_forward --models 8B --rows 16,32 --tries "" merge=1 narrow=1000)
+forward_8B_fp8=(gpu_forward --models 8B --rows 16,32 --schemes fp8 --tries)
+fp8_tries=(fp8=1 fp8=1,merge=1 fp8=1,merge=1,early=1,overlap=9000000000 fp8=0 fp8=2)
+whole_135M=(gpu_whole --tries "" by_warps=1 by_warps=1,ahead=1 by_warps=1,ahead=1,fetch=0)
 tries_compile() {
-  check "" "network qwen2" "network qwen3" "network fp8" "head fp8" "rounds whole" "rounds parts" "qkv 8B" "ffn 8B" layer \
-    "fixed products" "attention h"
-  compile forward_1.5B gpu_forward --models 1.5B --rows 16,64 --tries "" overlap=0
-  compile forward_1.5B_fp8 gpu_forward --models 1.5B --rows 16,64 --schemes fp8
-  compile forward_8B gpu_forward --models 8B --rows 16,64 --schemes bfloat16,fp8
-  compile forward_8B_wide gpu_forward --models 8B --rows 16,64 --schemes bfloat16,fp8 --tries narrow=1000
-  compile prefill_wide gpu_prefill --prompts 1024 --whole keys=128
-  compile prefill gpu_prefill --prompts 1024
+  check "" "network qwen2" "network fp8" "head fp8" "rounds parts" "rounds true" layer "fixed products" "attention h"
+  check by_warps=1,ahead=1 "network llama" "rounds true"
+  check merge=1,early=1 "network qwen" "rounds parts"
+  check fp8=1 "head fp8"
+  compile forward_1.5B "${forward_1_5B[@]}"
+  compile forward_1.5B_fp8 gpu_forward --models 1.5B --rows 16,64 --schemes fp8 --tries fp8=1 fp8=0
+  # Twenty layers are enough to be launched as all of them are, and leave room for the others.
+  compile forward_8B "${forward_8B[@]}" --layers 20
+  compile forward_8B_fp8 "${forward_8B_fp8[@]}" "${fp8_tries[@]:0:2}" --layers 20
+  compile forward_8B_overlap "${forward_8B_fp8[@]}" "${fp8_tries[2]}" --layers 20
+  compile forward_8B_half "${forward_8B_fp8[@]}" "${fp8_tries[@]:3}" --layers 20
+  compile whole_135M "${whole_135M[@]}"
+  # The attention of 8B is that of 4B.
+  compile prefill gpu_prefill --model 4B --prompts 1024
+  compile prefill_stages gpu_prefill --model 4B --prompts 1024 --whole key_stages=3
+  compile prefill_keys gpu_prefill --model 4B --prompts 1024 --whole keys=128
   compile canvas_peer gpu_canvas_peer --tokens 256 --steps 2
-  compile batch_fixed gpu_batch --product fixed
   for tool in memcheck racecheck; do sanitize $tool "attention heads=(9, 3, 64) splits=16"; done
+  sanitize racecheck "attention heads=(9, 3, 64) splits=16" --whole merge=1
 }
 tries_figures() {
   sanitized
-  figure 40 4 gpu_forward --models 1.5B --rows 16,64 --tries "" overlap=0
-  figure 40 2 gpu_forward --models 1.5B --rows 16,64 --schemes fp8
+  figure 50 10 "${forward_8B_fp8[@]}" "${fp8_tries[@]}"
+  figure 30 4 "${whole_135M[@]}"
+  figure 40 14 "${forward_1_5B[@]}"
+  figure 40 6 "${forward_8B[@]}"
+  figure 40 3 gpu_prefill --prompts 1024,4096,32768
+  figure 30 1 gpu_prefill --prompts 32768 --whole key_stages=3
+  figure 30 1 gpu_prefill --prompts 32768 --whole keys=128
+  figure 30 3 gpu_verify --models 135M --rounds 100 --whole by_warps=1,ahead=1
+  figure 40 4 gpu_forward --models 1.5B --rows 16,64 --schemes fp8 --tries fp8=1 fp8=0
+  figure 30 12 gpu_forward --models 8B --rows 16 --schemes fp8 --tries fp8=1 --profile
   figure 40 3 gpu_verify --models 1.5B --rounds 60
-  figure 60 8 gpu_forward --models 8B --rows 16,64 --schemes bfloat16,fp8 --tries "" narrow=1000
-  figure 30 9 gpu_forward --models 8B --rows 16 --schemes fp8 --profile
-  figure 40 4 gpu_prefill --prompts 1024,4096,32768
-  figure 40 4 gpu_prefill --prompts 4096,32768 --whole keys=128
   figure 40 1 gpu_canvas_peer
   figure 30 6 gpu_forward --models 135M,1.5B --rows 16,64,256 --product fixed
   figure 45 10 gpu_batch --product fixed
 }
 
 sanitize() { # side by side with the compiling, since nothing is timed here
-  local tool=$1 kind=$2
-  timeout -k 5 110 compute-sanitizer --tool "$tool" python3 -m benchmarks.gpu_check --only "$kind" --out "$warm/$tool" \
-    >"$warm/sanitizer_${tool}_${kind// /_}.log" 2>&1 &
+  local tool=$1 kind=$2; shift 2
+  local words="$*"
+  local name="${tool}_${kind// /_}${words// /_}"
+  timeout -k 5 110 compute-sanitizer --tool "$tool" python3 -m benchmarks.gpu_check --only "$kind" "$@" \
+    --out "$warm/$tool" >"$warm/sanitizer_$name.log" 2>&1 &
 }
 sanitized() {
   grep -H "SUMMARY\|passed\|FAILED" "$warm"/sanitizer_*.log | sed "s|$warm/||"

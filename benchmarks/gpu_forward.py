@@ -10,6 +10,7 @@ a way to run, in the words of `gpu_setup.switch_whole`; the empty one is as ship
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -80,7 +81,8 @@ def print_profile(runner: GraphRunner, batch: Batch) -> None:
 
 
 def measure(name: str, rows: list[int], bandwidth: float, options: argparse.Namespace) -> list[dict[str, Any]]:
-    model = random_model(SHAPES[name], rank=64 if name != "8B" else 0)
+    config = SHAPES[name] if not options.layers else replace(SHAPES[name], num_layers=options.layers)
+    model = random_model(config, rank=64 if name != "8B" else 0)
     found: list[dict[str, Any]] = []
     for scheme, words in product(options.schemes.split(","), options.tries):
         switch_whole(words)
@@ -133,9 +135,10 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="also time plain torch")
     parser.add_argument("--profile", action="store_true", help="print the time of each kernel")
     parser.add_argument("--product", default="fastest", help="fastest, or fixed: rows that ignore their company")
+    parser.add_argument("--layers", type=int, default=0, help="fewer layers: compiles the kernels, measures nothing")
     parser.add_argument("--tries", nargs="+", default=[""], help="ways to run: gpu_setup.switch_whole")
     options = parser.parse_args()
-    bandwidth = copy_bandwidth()
+    bandwidth = copy_bandwidth() if not options.layers else 1.0
     print(f"copy bandwidth {bandwidth / 1e12:.2f} TB/s", flush=True)
     rows = [int(count) for count in options.rows.split(",")]
     found: list[dict[str, Any]] = []
@@ -143,7 +146,7 @@ def main() -> None:
         found += measure(name, rows, bandwidth, options)
         torch.cuda.empty_cache()
     settings = {"product": options.product, "past": PAST, "copy_bandwidth": bandwidth}
-    settings |= {"rank": "64 on 135M and 1.5B"}
+    settings |= {"rank": "64 on 135M and 1.5B", "layers": options.layers or "all"}
     write_report(options.out, "gpu_forward", settings, found)
 
 

@@ -28,7 +28,7 @@ from quicksilver.engine.graphs import GraphLimits, capture
 from quicksilver.engine.rounds import RoundGraph, RoundRunner, one_forward
 
 PAST = 512
-TRIES = ("", "shared=16", "share=1", "stages=6", "fetch=0")
+TRIES = ("", "by_warps=1", "by_warps=1,ahead=1", "shared=16", "share=1")
 
 
 def body_ms(runner: RoundRunner, rows: int, num_canvas: int) -> float:
@@ -54,7 +54,8 @@ def measure(name: str, tries: list[str]) -> list[dict[str, Any]]:
     runner = make_runner(model, pages_for(1, limits.context_len), limits)
     found: list[dict[str, Any]] = []
     for words in tries:
-        row: dict[str, Any] = {"model": name, **switch_whole(words)}
+        switch_whole(words)
+        row: dict[str, Any] = {"model": name, "try": words}
         try:
             row |= {"ms": body_ms(runner, 16, 0), "draft_ms": body_ms(runner, 16, 15), "round_ms": round_ms(runner)}
         except Exception as error:

@@ -126,11 +126,11 @@ def check_fp8(config: ModelConfig, seed: int, has_canvas: bool, inputs: Inputs =
     exact = _plain_forward(_on_fp8_weights(model), batch, _float_copy(other))
     if inputs is not Inputs.ROUNDED:
         tolerance = 4e-2 if place.dtype is torch.bfloat16 else 5e-3
-        expect_close(found, exact, tolerance if inputs is Inputs.HALF else 1e-1)
+        expect_close(found, exact, tolerance if inputs is Inputs.HALF else 2e-1)
         return
     wanted = _plain_forward(_on_fp8_weights(model, rounds_inputs=True), batch, other)
     # What lies between two numbers of fp8 may fall to either; and the adapter reads rounded inputs too.
-    expect_close(found, wanted, 5e-2 if has_canvas or place.dtype is torch.bfloat16 else 1e-3)
+    expect_close(found, wanted, 8e-2 if has_canvas else 4e-2 if place.dtype is torch.bfloat16 else 1e-3)
     expect_close(found, exact, 1.2e-1)
 
 
