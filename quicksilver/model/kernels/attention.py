@@ -183,6 +183,16 @@ def _fetch_keys(
 
 
 @triton.jit
+def _own_part(SPLITS: tl.constexpr):
+    """-> this program's tile, KV head and split. Where there are splits, tiles come last in the order of programs: most
+    are empty, and the splits of a tile, which may wait for each other, begin side by side. Else they come first, so
+    that neighbours share keys, and from the end, where rows see most."""
+    if SPLITS == 1:
+        return tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    return tl.program_id(2), tl.program_id(1), tl.program_id(0)
+
+
+@triton.jit
 def _attend_kernel(
     q, k, v, k_cache, v_cache, out, steps, part_acc, part_top, part_total, arrived,
     prefix_end, span_start, span_end, tiles, pages,
@@ -191,13 +201,7 @@ def _attend_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, MERGERS: tl.constexpr, SHRINK: tl.constexpr,
     FP8: tl.constexpr, FETCHES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """Where there are splits, tiles come last in the order of programs: most are empty, and the splits of a tile, which
-    may wait for each other, begin side by side. Else they come first, so that neighbours share keys, and from the end,
-    where rows see most."""
-    if SPLITS == 1:
-        tile, head, split = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    else:
-        split, head, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    tile, head, split = _own_part(SPLITS)
     segment, first, end = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     m, d = tl.arange(0, BLOCK_M), tl.arange(0, D)
@@ -241,14 +245,19 @@ def _attend_kernel(
         tl.store(out + at_head[:, None] * D + d[None, :], y.to(out.dtype.element_ty), mask=is_row[:, None])
     else:
         at_part = split.to(tl.int64) * num_rows * HEADS + at_head
-        tl.store(part_acc + at_part[:, None] * D + d[None, :], acc, mask=is_row[:, None])
-        tl.store(part_top + at_part, top, mask=is_row)
-        tl.store(part_total + at_part, total, mask=is_row)
+        _leave_split(top, total, acc, at_part, is_row, part_acc, part_top, part_total, D)
         if MERGERS > 0:
             _merge_inside(
                 first, end, head, split, arrived + tile * KV_HEADS + head, out, steps, part_acc, part_top, part_total,
                 num_rows, HEADS, GROUP, D, BLOCK_M, SPLITS, MERGERS, SHRINK, FP8,
             )  # fmt: skip
+
+
+@triton.jit
+def _leave_split(top, total, acc, at, is_row, part_acc, part_top, part_total, D: tl.constexpr):
+    tl.store(part_acc + at[:, None] * D + tl.arange(0, D)[None, :], acc, mask=is_row[:, None])
+    tl.store(part_top + at, top, mask=is_row)
+    tl.store(part_total + at, total, mask=is_row)
 
 
 @triton.jit

@@ -141,9 +141,8 @@ def qkv_kernel(
     second = first + BLOCK_N
     begin = split * depth
     _fetch_own(w, b, first, second, split, K, begin, RANK, LINES, FETCHES, OVERLAPS)
-    # Where it is known which rows a program finishes, it asks for their places now, which are older than the launch
-    # before this one: behind the products they would be waited for in turn. The wait for a position itself costs
-    # nothing where launches overlap.
+    # Places are older than the launch before this one: asked for now where it is known which rows this program
+    # finishes. The wait for a position itself costs nothing where launches overlap.
     KNOWN: tl.constexpr = SPLITS == 1 or ROWS == SLICE * FINISHERS
     if KNOWN:
         mine = own_rows(split, ROWS, SPLITS, SLICE, FINISHERS)
@@ -154,26 +153,24 @@ def qkv_kernel(
     end = tl.minimum(begin + depth, K)
     left, right = multiply(x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, EVEN, FP8)
     let_next(OVERLAPS)
+    if KNOWN and not OVERLAPS:
+        cos, sin = _angles(angles, position, i, 2 * BLOCK_N)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:
             left, right = _add_low(left, right, first, second, m, scale, low, b, ready, SCALE, RANK)
     if SPLITS == 1:
-        if not OVERLAPS:
-            cos, sin = _angles(angles, position, i, 2 * BLOCK_N)
         _finish_qkv(
             left, right, head, m, first, second, cos, sin, slot, out, squares, bias, scale, k_cache, v_cache,
             q_gain, k_gain, eps, head_eps, K, ROWS, BLOCK_N, TILES, BIAS, SCALE, FP8, HEADS, KV_HEADS, NORM,
         )  # fmt: skip
     else:
         from_slice, to_slice = leave_part(
-            sums, arrived, left, right, head, split, ROWS, BLOCK_N, SPLITS, SLICE, FINISHERS
-        )  # fmt: skip
+            sums, arrived, left, right, head, split, ROWS, BLOCK_N, SPLITS, SLICE, FINISHERS)  # fmt: skip
         for index in tl.range(from_slice, to_slice, num_stages=1):
             n = index * SLICE + tl.arange(0, SLICE)
             if not KNOWN:
-                position, slot = tl.load(positions + n), tl.load(slots + n).to(tl.int64)
-            if not (KNOWN and OVERLAPS):
-                cos, sin = _angles(angles, position, i, 2 * BLOCK_N)
+                cos, sin = _angles(angles, tl.load(positions + n), i, 2 * BLOCK_N)
+                slot = tl.load(slots + n).to(tl.int64)
             half, other = add_parts(sums, n, head, ROWS, BLOCK_N, SPLITS)
             _finish_qkv(
                 half, other, head, n, first, second, cos, sin, slot, out, squares, bias, scale, k_cache, v_cache,
