@@ -40,7 +40,7 @@ small_figures() {
 }
 
 forward_1_5B=(gpu_forward --models 1.5B --rows 16,64 --tries "" overlap=0 merge=1 merge=1,early=1
-  merge=1,early=1,splits=8 narrow=100 programs=190)
+  merge=1,early=1,soon=1 merge=1,early=1,splits=8 narrow=100 programs=190)
 forward_8B=(gpu_forward --models 8B --rows 16,32 --tries "" merge=1 narrow=1000)
 forward_8B_fp8=(gpu_forward --models 8B --rows 16,32 --schemes fp8 --tries)
 fp8_tries=(fp8=1 fp8=1,merge=1 fp8=1,merge=1,early=1,overlap=9000000000 fp8=0 fp8=2)
@@ -48,7 +48,7 @@ whole_135M=(gpu_whole --tries "" by_warps=1 by_warps=1,ahead=1 by_warps=1,ahead=
 tries_compile() {
   check "" "network qwen2" "network fp8" "head fp8" "rounds parts" "rounds true" layer "fixed products" "attention h"
   check by_warps=1,ahead=1 "network llama" "rounds true"
-  check merge=1,early=1 "network qwen" "rounds parts"
+  check merge=1,early=1,soon=1 "network qwen" "rounds parts"
   check fp8=1 "head fp8"
   compile forward_1.5B "${forward_1_5B[@]}"
   compile forward_1.5B_fp8 gpu_forward --models 1.5B --rows 16,64 --schemes fp8 --tries fp8=1 fp8=0
@@ -71,7 +71,7 @@ tries_figures() {
   sanitized
   figure 50 10 "${forward_8B_fp8[@]}" "${fp8_tries[@]}"
   figure 30 4 "${whole_135M[@]}"
-  figure 40 14 "${forward_1_5B[@]}"
+  figure 40 16 "${forward_1_5B[@]}"
   figure 40 6 "${forward_8B[@]}"
   figure 40 3 gpu_prefill --prompts 1024,4096,32768
   figure 30 1 gpu_prefill --prompts 32768 --whole key_stages=3
