@@ -55,8 +55,8 @@ def switch_whole(text: str) -> dict[str, int]:
     multiprocessor; `by_warps` the warps share a product's depth, `ahead` and read weights before their input is there.
     Larger ones: `overlap` bytes of the largest model whose launches overlap, `soon` let them before the products;
     `narrow` tiles from which gate and up go in narrower ones; `programs` that a short linear is cut into; `fp8` inputs
-    of fp8 linears (0 fp16, 1 fp8, 2 the library's). Attention: `keys` that many queries fold at once, `key_stages` such blocks under way; for few rows
-    `splits`, `merge` them inside, ask for keys `early`."""
+    of fp8 linears (0 fp16, 1 fp8, 2 the library's). Attention: `keys` that many queries fold at once, `key_stages` such
+    blocks under way; for few rows `splits`, `merge` them inside, ask for keys `early`."""
     chosen = dict(SHIPPED) | {k: int(v) for k, v in (word.split("=") for word in text.split(",") if word)}
     resident.SHARED_ROWS, resident.WARPS = chosen["shared"], chosen["warps"]
     resident.STAGES, resident.FETCH = chosen["stages"], bool(chosen["fetch"])
