@@ -179,7 +179,7 @@ async def _leave_when_broken(accounts: Accounts) -> None:
 def _panel(info: EngineInfo, config: ServerConfig) -> Panel:
     url = f"http://{config.host}:{config.port}"
     facts = {
-        "model": f"{info.model} ({info.family}, {info.weight_bytes / 1e6:.0f} MB as {info.dtype})",
+        "model": f"{info.model} ({info.family}, {info.weight_bytes / 1e6:.0f} MB of weights, {info.dtype} activations)",
         "device": info.device,
         "memory": f"KV for {info.num_pages * info.page_size:,} tokens, context {info.context_len:,}",
         "playground": f"{url}/",

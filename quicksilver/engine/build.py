@@ -19,7 +19,6 @@ def build_engine(
 ) -> Engine:
     """Allocates the KV cache beside the weights, on their device."""
     config = with_gpu_defaults(config, model.device)
-    weights = list(model.parameters()) + list(model.buffers())
     device, dtype = model.device, model.dtype
     bytes_per_token = model.config.kv_bytes_per_token(dtype.itemsize)
     context_len = config.context_len or model.config.context_len
@@ -35,7 +34,7 @@ def build_engine(
         dtype=str(dtype).removeprefix("torch."),
         num_pages=num_pages,
         page_size=config.page_size,
-        weight_bytes=sum(w.numel() * w.element_size() for w in weights),
+        weight_bytes=model.weight_bytes,
         fingerprint=fingerprint(name, model),
     )
     cache = PagedCache.allocate(model.config, num_pages, config.page_size, device, dtype)
