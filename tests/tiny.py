@@ -28,17 +28,30 @@ TINY = ModelConfig(
 
 @cache
 def tiny_model(seed: int = 0, vocab_size: int = TINY.vocab_size) -> Transformer:
-    """Random weights, spread enough that greedy text does not loop at once, with a random canvas adapter."""
-    torch.manual_seed(seed)
-    model = Transformer(replace(TINY, vocab_size=vocab_size))
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.4)
+    """Random weights with a random canvas adapter."""
+    model = random_weights(replace(TINY, vocab_size=vocab_size), seed)
     adapter = new_canvas(model.config, rank=4, max_canvas_len=32, seed=seed)
     for parameter in adapter.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     attach_canvas(model, adapter, form="gated")
     return model.eval().requires_grad_(False)
+
+
+def drafting_model(config: ModelConfig, seed: int = 0) -> Transformer:
+    """Random weights of any shape with a canvas adapter that changes nothing yet."""
+    model = random_weights(config, seed)
+    attach_canvas(model, new_canvas(config, rank=4, max_canvas_len=32, seed=0), form="gated")
+    return model.eval().requires_grad_(False)
+
+
+def random_weights(config: ModelConfig, seed: int) -> Transformer:
+    """Spread enough that greedy text does not loop at once."""
+    torch.manual_seed(seed)
+    model = Transformer(config)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.4)
+    return model
 
 
 def tiny_engine(config: EngineConfig | None = None, model: Transformer | None = None) -> Engine:

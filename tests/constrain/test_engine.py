@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from quicksilver.constrain.check import validate_output
 from quicksilver.constrain.matcher import Grammars
@@ -14,12 +13,11 @@ from quicksilver.constrain.source import Tool, ToolChoice, ToolPlan, ToolTags
 from quicksilver.constrain.tools import compile_tools
 from quicksilver.core import ConstraintSpec, Delta, FinishReason, Request
 from quicksilver.engine.engine import Engine
-from quicksilver.model.adapters import attach_canvas, new_canvas
 from quicksilver.model.transformer import Transformer
 from tests.constrain.conftest import special
 from tests.constrain.walks import schema_spec
 from tests.small_tokenizer import VOCAB_SIZE
-from tests.tiny import TINY, answers, decode_params, finish_all, tiny_engine
+from tests.tiny import TINY, answers, decode_params, drafting_model, finish_all, tiny_engine
 
 ENDS = (special("<|im_end|>"), special("<|endoftext|>"))
 OPEN, CLOSE = special("<tool_call>"), special("</tool_call>")
@@ -38,14 +36,7 @@ SCHEMAS: list[Any] = [
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
-    torch.manual_seed(3)
-    config = replace(TINY, vocab_size=VOCAB_SIZE)
-    model = Transformer(config)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.4)
-    attach_canvas(model, new_canvas(config, rank=4, max_canvas_len=32, seed=0), form="gated")
-    return model.eval().requires_grad_(False)
+    return drafting_model(replace(TINY, vocab_size=VOCAB_SIZE), seed=3)
 
 
 @pytest.fixture

@@ -5,33 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from quicksilver.core import DecoderName, DecoderParams
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.loop import AsyncEngine
 from quicksilver.evals.report import Report
 from quicksilver.evals.run import EvalSettings, run_evals
-from quicksilver.model.adapters import attach_canvas, new_canvas
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.chat import ChatTemplate
 from tests.evals.build import HELD_OUT, write_pack, write_rows
 from tests.fakes import tiny_tokenizer
-from tests.tiny import TINY
+from tests.tiny import TINY, drafting_model
 
 CONFIG = replace(TINY, vocab_size=273, context_len=1536)
 FILE = "".join(f"    value_{i} = compute({i})\n" for i in range(30))
 
 
 def model() -> Transformer:
-    torch.manual_seed(0)
-    model = Transformer(CONFIG)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.4)
-    attach_canvas(model, new_canvas(CONFIG, rank=4, max_canvas_len=16, seed=0), form="gated")
-    return model.eval().requires_grad_(False)
+    return drafting_model(CONFIG)
 
 
 def tiny_engine() -> AsyncEngine:

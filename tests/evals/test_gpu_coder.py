@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from benchmarks import coder_parts, gpu_coder
 from benchmarks.coder_answers import AR, SERVED, answer_all, two_forwards
@@ -19,12 +18,11 @@ from benchmarks.coder_report import Book
 from quicksilver.evals.report import read_reports
 from quicksilver.evals.run import rescore
 from quicksilver.evals.writer import Writer
-from quicksilver.model.adapters import attach_canvas, new_canvas
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.chat import ChatTemplate
 from tests.evals.build import HELD_OUT, write_pack, write_rows
 from tests.fakes import tiny_tokenizer
-from tests.tiny import TINY
+from tests.tiny import TINY, drafting_model
 
 CONFIG = replace(TINY, family="qwen2", qkv_bias=True, vocab_size=273, context_len=4096)
 CODE = "".join(f"    value_{i} = compute({i})\n" for i in range(30))
@@ -60,13 +58,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model() -> Transformer:
-    torch.manual_seed(0)
-    model = Transformer(CONFIG)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.4)
-    attach_canvas(model, new_canvas(CONFIG, rank=4, max_canvas_len=16, seed=0), form="gated")
-    return model.eval().requires_grad_(False)
+    return drafting_model(CONFIG)
 
 
 @pytest.fixture(autouse=True)
