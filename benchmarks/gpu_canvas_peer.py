@@ -30,8 +30,14 @@ SHAPE = ModelConfig("qwen3", 12, 1024, 2816, 12, 6, 128, 98304, 8192, rope_theta
 
 
 def peer_of(shape: ModelConfig, canvas_len: int) -> Any:
-    """Their network, decoder and encoder tied as theirs are; a dense part of 3/11 of the width, experts of 1/11."""
-    from transformers import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion, DiffusionGemmaTextConfig
+    """Their network, decoder and encoder tied as theirs are; a dense part of 3/11 of the width, experts of 1/11. Their
+    encoder will not be built without eyes: it gets the smallest, which see nothing."""
+    from transformers import (
+        DiffusionGemmaConfig,
+        DiffusionGemmaForBlockDiffusion,
+        DiffusionGemmaTextConfig,
+        Gemma4VisionConfig,
+    )
 
     unit = shape.ffn_dim // 11
     text = DiffusionGemmaTextConfig(
@@ -40,9 +46,13 @@ def peer_of(shape: ModelConfig, canvas_len: int) -> Any:
         num_attention_heads=shape.num_heads, num_key_value_heads=shape.num_kv_heads, head_dim=shape.head_dim,
         global_head_dim=shape.head_dim, num_global_key_value_heads=shape.num_kv_heads, sliding_window=1024,
     )  # fmt: skip
+    eyes = Gemma4VisionConfig(
+        hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1
+    )
+    config = DiffusionGemmaConfig(text_config=text, vision_config=eyes, canvas_length=canvas_len)
     torch.manual_seed(0)
     with torch.device(DEVICE):
-        peer = DiffusionGemmaForBlockDiffusion(DiffusionGemmaConfig(text_config=text, canvas_length=canvas_len))
+        peer = DiffusionGemmaForBlockDiffusion(config)
     return peer.to(torch.bfloat16).eval()
 
 

@@ -17,7 +17,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu_setup import switch_whole
-from tests import graph_checks, kernel_checks, project_checks
+from tests import fp8_checks, graph_checks, kernel_checks, project_checks
+
+ROOMS = (kernel_checks, project_checks, graph_checks, fp8_checks)
 
 
 def main() -> int:
@@ -28,7 +30,7 @@ def main() -> int:
     options = parser.parse_args()
     switch_whole(options.whole)
     lines, failed = [], 0
-    for name, check in [*kernel_checks.gpu_checks(), *project_checks.gpu_checks(), *graph_checks.gpu_checks()]:
+    for name, check in (pair for room in ROOMS for pair in room.gpu_checks()):
         if options.only not in name:
             continue
         start = time.perf_counter()

@@ -23,18 +23,14 @@ from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.assemble import empty_transformer, finish, place
 from quicksilver.model.attention import PagedCache, RowPlan, Segment
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.kernels import attention, fp8, launch, network, resident, stream
+from quicksilver.model.kernels import network, resident
 from quicksilver.model.lowrank import new_canvas
 from quicksilver.model.transformer import Transformer
 
 DEVICE = "cuda"
 SHIPPED = {
-    "shared": resident.SHARED_ROWS, "warps": resident.WARPS, "stages": resident.STAGES, "fetch": int(resident.FETCH),
-    "share": 0, "overlap": network.OVERLAP_BYTES, "narrow": stream.NARROW_GATES,
-    "keys": attention.WIDE_KEY_BLOCK, "key_stages": attention.WIDE_STAGES, "fp8": int(fp8.INPUTS),
-    "merge": int(attention.MERGES_INSIDE), "early": int(attention.FETCHES_KEYS), "splits": network.SPLITS,
-    "programs": stream.NARROW_PROGRAMS, "soon": int(launch.SOON),
-    "by_warps": int(resident.BY_WARPS), "ahead": int(resident.EARLY),
+    "shared": resident.SHARED_ROWS, "warps": resident.WARPS, "stages": resident.STAGES, "share": 0,
+    "overlap": network.OVERLAP_BYTES,
 }  # fmt: skip
 _programs_for = resident.programs_for
 PAGE_SIZE = 16
@@ -49,23 +45,13 @@ SHAPES = {
 
 
 def switch_whole(text: str) -> dict[str, int]:
-    """Sets ways to run, from words like `shared=16,fp8=1`; whatever is not named is as shipped.
+    """Sets ways to run, from words like `shared=16,stages=6`; whatever is not named is as shipped.
 
-    Small networks in one launch: `shared`, `warps`, `stages`, `fetch` as in `resident.py`; `share` programs a
-    multiprocessor; `by_warps` the warps share a product's depth, `ahead` and read weights before their input is there.
-    Larger ones: `overlap` bytes of the largest model whose launches overlap, `soon` let them before the products;
-    `narrow` tiles from which gate and up go in narrower ones; `programs` that a short linear is cut into; `fp8` inputs
-    of fp8 linears (0 fp16, 1 fp8, 2 the library's). Attention: `keys` that many queries fold at once, `key_stages` such
-    blocks under way; for few rows `splits`, `merge` them inside, ask for keys `early`."""
+    Small networks in one launch: `shared`, `warps`, `stages` as in `resident.py`; `share` programs a multiprocessor.
+    Larger ones: `overlap` bytes of the largest model whose launches overlap."""
     chosen = dict(SHIPPED) | {k: int(v) for k, v in (word.split("=") for word in text.split(",") if word)}
     resident.SHARED_ROWS, resident.WARPS = chosen["shared"], chosen["warps"]
-    resident.STAGES, resident.FETCH = chosen["stages"], bool(chosen["fetch"])
-    network.OVERLAP_BYTES, stream.NARROW_GATES = chosen["overlap"], chosen["narrow"]
-    attention.MERGES_INSIDE, attention.FETCHES_KEYS = bool(chosen["merge"]), bool(chosen["early"])
-    resident.BY_WARPS, resident.EARLY = bool(chosen["by_warps"]), bool(chosen["ahead"])
-    network.SPLITS, stream.NARROW_PROGRAMS = chosen["splits"], chosen["programs"]
-    attention.WIDE_KEY_BLOCK, attention.WIDE_STAGES = chosen["keys"], chosen["key_stages"]
-    fp8.INPUTS, launch.SOON = fp8.Inputs(chosen["fp8"]), bool(chosen["soon"])
+    resident.STAGES, network.OVERLAP_BYTES = chosen["stages"], chosen["overlap"]
     if chosen["share"]:
         count = torch.cuda.get_device_properties(0).multi_processor_count
         resident.programs_for = lambda *_: count * chosen["share"]  # type: ignore[assignment]

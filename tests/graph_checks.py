@@ -7,7 +7,6 @@ import copy
 import random
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -27,10 +26,7 @@ from quicksilver.engine.transition import RoundState, take_chosen, take_draft, t
 from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.kernels import fp8
-from quicksilver.model.kernels.fp8 import Inputs
 from quicksilver.model.kernels.network import Product
-from quicksilver.model.kernels.rows import quantise_rows
 from quicksilver.model.lowrank import new_canvas
 from quicksilver.model.transformer import Transformer
 from tests.kernel_checks import FEW_ROWS, KINDS, expect_close, here, random_plan, relative_error
@@ -43,8 +39,6 @@ WIDE_PARTS = ModelConfig("qwen3", 2, 1152, 640, 4, 2, 128, 500, 1024, qk_norm=Tr
 """Wide enough for the columns that make a row's numbers the same among 16, 32 and 64."""
 TINIEST = ModelConfig("qwen3", 1, 32, 64, 2, 1, 32, 70, 64, qk_norm=True, tied_head=True)
 """For Triton's interpreter, where every program costs milliseconds."""
-TINIEST_ROUNDED = replace(TINIEST, dim=1152, ffn_dim=576, num_heads=1, head_dim=128)
-"""The narrowest whose inputs can be rounded to fp8."""
 
 
 def model_of(config: ModelConfig, seed: int = 0, dtype: torch.dtype | None = None) -> Transformer:
@@ -83,87 +77,19 @@ def check_network(config: ModelConfig, seed: int, has_canvas: bool, kinds: tuple
     runner = GraphRunner(model, other, 64, GraphLimits(max_rows=512, max_segments=8, context_len=1024))
     for _ in range(2):
         found = model.norm(runner._launch(batch)[:rows])
-    plain = _plain_forward(model, batch, cache)
+    plain = plain_forward(model, batch, cache)
     if place.dtype is not torch.bfloat16:
         expect_close(found, plain, 1e-4)
         expect_close(other.k, cache.k, 1e-4)
         return
     exact_cache = PagedCache(before[0].float(), before[1].float(), 16)
-    exact = _plain_forward(copy.deepcopy(model).float(), batch, exact_cache)
+    exact = plain_forward(copy.deepcopy(model).float(), batch, exact_cache)
     # Random weights can amplify rounding: what plain torch loses in the same dtype, the kernels may lose too.
     expect_close(found, exact, max(4e-2, 1.5 * relative_error(plain, exact)))
     expect_close(other.k, exact_cache.k, max(4e-2, 1.5 * relative_error(cache.k, exact_cache.k)))
 
 
-@contextmanager
-def taking(inputs: Inputs) -> Iterator[None]:
-    """What is made inside takes these inputs before fp8 weights."""
-    before, fp8.INPUTS = fp8.INPUTS, inputs
-    try:
-        yield
-    finally:
-        fp8.INPUTS = before
-
-
-def check_fp8(config: ModelConfig, seed: int, has_canvas: bool, inputs: Inputs = Inputs.HALF) -> None:
-    """Few rows on fp8 weights equal the plain network with the weights that those stand for; less closely where
-    activations are rounded to fp8 as well."""
-    model, place = model_of(config, seed), here()
-    batch = _causal_batch(3, 5, 20, 16)
-    if has_canvas:
-        is_canvas = torch.arange(len(batch.token_ids)) % 5 > 2
-        plan = replace(batch.plan, is_canvas=is_canvas)
-        batch = replace(batch, mask_index=torch.where(is_canvas, 1, -1), plan=plan, has_canvas=True)
-    cache = PagedCache.allocate(config, 64, 16, place.device, place.dtype)
-    cache.k.normal_()
-    cache.v.normal_()
-    other = PagedCache(cache.k.clone().float(), cache.v.clone().float(), 16)
-    limits = GraphLimits(max_rows=64, max_segments=8, context_len=256, scheme="fp8")
-    with taking(inputs):
-        runner = GraphRunner(model, cache, 64, limits)
-    assert runner.network.inputs is inputs
-    found = model.norm(runner._launch(batch)[: len(batch.token_ids)])
-    exact = _plain_forward(_on_fp8_weights(model), batch, _float_copy(other))
-    if inputs is not Inputs.ROUNDED:
-        tolerance = 4e-2 if place.dtype is torch.bfloat16 else 5e-3
-        expect_close(found, exact, tolerance if inputs is Inputs.HALF else 2e-1)
-        return
-    wanted = _plain_forward(_on_fp8_weights(model, rounds_inputs=True), batch, other)
-    # What lies between two numbers of fp8 may fall to either; and the adapter reads rounded inputs too.
-    expect_close(found, wanted, 8e-2 if has_canvas else 4e-2 if place.dtype is torch.bfloat16 else 1e-3)
-    expect_close(found, exact, 1.2e-1)
-
-
-class _RoundedInputs(nn.Module):
-    """A linear whose input is rounded to fp8 with one step for each `group` columns."""
-
-    def __init__(self, linear: nn.Linear, group: int) -> None:
-        super().__init__()
-        self.linear, self.group = linear, group
-
-    def forward(self, x: Tensor) -> Tensor:
-        rounded, step = quantise_rows(x.reshape(-1, self.group).contiguous())
-        return self.linear((rounded.float() * step).view(x.shape))
-
-
-def _on_fp8_weights(model: Transformer, *, rounds_inputs: bool = False) -> Transformer:
-    """The same network in fp32 with the weights that fp8 ones stand for."""
-    rounded = copy.deepcopy(model).float()
-    for layer in rounded.layers:
-        for name, group in (("qkv", 128), ("o", 128), ("gate_up", 128), ("down", 64)):
-            linear: nn.Linear = getattr(layer, name)
-            scale = linear.weight.abs().amax(-1, keepdim=True) / 448
-            linear.weight.data = (linear.weight / scale).to(torch.float8_e4m3fn).float() * scale
-            if rounds_inputs:
-                setattr(layer, name, _RoundedInputs(linear, group))
-    return rounded
-
-
-def _float_copy(cache: PagedCache) -> PagedCache:
-    return PagedCache(cache.k.clone(), cache.v.clone(), cache.page_size)
-
-
-def _causal_batch(num_segments: int, rows_each: int, past: int, page_size: int) -> Batch:
+def causal_batch(num_segments: int, rows_each: int, past: int, page_size: int) -> Batch:
     """Segments of causal rows, each behind a cached text of its own on pages of its own; the first is always the
     same."""
     num_pages = -(-(past + rows_each) // page_size)
@@ -186,18 +112,18 @@ def check_fixed_products_ignore_company(config: ModelConfig, counts: tuple[int, 
     cache.v.normal_()
     limits = GraphLimits(max_rows=512, max_segments=32, context_len=256, product=Product.FIXED)
     runner = GraphRunner(model, cache, 64, limits)
-    alone = runner._launch(_causal_batch(1, 5, 20, 16))[:5].clone()
+    alone = runner._launch(causal_batch(1, 5, 20, 16))[:5].clone()
     for count in counts:
-        batch = _causal_batch(count, 5, 20, 16)
+        batch = causal_batch(count, 5, 20, 16)
         found = runner._launch(batch)[: 5 * count].clone()
         if place.device == "cuda":
             assert torch.equal(found[:5], alone), f"other numbers among {count} sequences"
         expect_close(found[:5], alone, place.tolerance)
-        plain = _plain_forward(model, batch, PagedCache(cache.k.clone(), cache.v.clone(), 16))
+        plain = plain_forward(model, batch, PagedCache(cache.k.clone(), cache.v.clone(), 16))
         expect_close(model.norm(found), plain, 4e-2 if place.dtype is torch.bfloat16 else 1e-4)
 
 
-def _plain_forward(model: Transformer, batch: Batch, cache: PagedCache) -> Tensor:
+def plain_forward(model: Transformer, batch: Batch, cache: PagedCache) -> Tensor:
     on_device = batch.to(cache.k.device)
     x = model.embed(on_device.token_ids, on_device.mask_index if batch.has_canvas else None)
     is_canvas = on_device.plan.is_canvas if batch.has_canvas else None
@@ -339,11 +265,6 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
                 name = f"network {config.family} {seed} canvas={has_canvas}"
                 kinds = KINDS if seed else FEW_ROWS
                 yield name, lambda c=config, s=seed, h=has_canvas, k=kinds: check_network(c, s, h, k)
-    for config in (SMALL, WIDE_PARTS):
-        for has_canvas in (False, True):
-            for inputs in Inputs if config is WIDE_PARTS else (Inputs.HALF, Inputs.LIBRARY):
-                name = f"network fp8 {config.family} canvas={has_canvas} inputs={inputs.name}"
-                yield name, lambda c=config, h=has_canvas, i=inputs: check_fp8(c, 0, h, i)
     for config in (SMALL_TRUE, WIDE_PARTS):
         name = f"fixed products ignore company {config.family}"
         yield name, lambda c=config: check_fixed_products_ignore_company(c, (3, 6, 12, 13, 25))

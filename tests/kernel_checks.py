@@ -238,7 +238,7 @@ def check_fp8_head(vocab: int, k: int) -> None:
     wide = hidden.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * gain.float()
     logits = normed @ (rounded.float() * scale[:, None]).T
-    space = HeadSpace.allocate(rounded, rows, place.dtype)
+    space = HeadSpace.allocate(rounded, rows, torch.float16 if k % 128 else torch.float8_e4m3fn)
     index = torch.arange(rows, device=place.device).int()
     results = propose_rows(hidden, Norm(gain, 1e-6), Weight(rounded, scale=scale), HeadRows(index), space)
     token_ids, confidence, _, is_finite = read_results(results)
@@ -275,4 +275,5 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
         name = f"head rows={rows} temperature={heat} bitmask={mask}"
         yield name, lambda r=rows, t=heat, m=mask: check_head(0, (49152, 576), r, t, m)
     yield "head reports bad numbers", check_head_reports_bad_numbers
-    yield "head fp8", lambda: check_fp8_head(49152, 576)
+    for k in (576, 1536):
+        yield f"head fp8 {k}", lambda k=k: check_fp8_head(49152, k)

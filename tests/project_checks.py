@@ -75,7 +75,7 @@ TRUE_SHAPES = {
 }
 
 
-def _parts(shape: LayerShape, rows: int, walled: Walled) -> Parts:
+def parts_of(shape: LayerShape, rows: int, walled: Walled) -> Parts:
     dim, ffn = shape.widths
     tiles, gates = square_tiles(dim), pick_gate_columns(ffn)
     shapes = [(shape.qkv // shape.heads[2], shape.heads[2], dim), (ffn // gates, 2 * gates, dim)]
@@ -84,7 +84,7 @@ def _parts(shape: LayerShape, rows: int, walled: Walled) -> Parts:
     return Parts(walled(empty.sums), walled(empty.arrived))
 
 
-def _term(x: Tensor, out_dim: int, gate: Tensor, walled: Walled) -> tuple[LowRankTerm, Tensor]:
+def low_term(x: Tensor, out_dim: int, gate: Tensor, walled: Walled) -> tuple[LowRankTerm, Tensor]:
     """A rank-16 term on x, and its product in fp32 (before any norm's divisor)."""
     place, rank = here(), 16
     a, b = walled(place.normal(rank, x.shape[1]) / x.shape[1] ** 0.5), walled(place.normal(out_dim, rank) / 4)
@@ -112,7 +112,7 @@ def check_qkv(seed: int, shape: LayerShape, rows: int, has_norms: bool) -> None:
     )
     gain, gate = walled(place.normal(dim)), (torch.arange(rows, device=place.device) % 3 > 0).float()
     scaled, shrink = _scaled(x, gain, walled)
-    term, low = _term(scaled.y, shape.qkv, gate, walled)
+    term, low = low_term(scaled.y, shape.qkv, gate, walled)
     raw = ((scaled.y.float() @ w.float().T + low) * shrink + bias.float()).to(place.dtype).view(rows, -1, size)
     where = RowSlots(
         walled(torch.randint(0, 500, (rows,), device=place.device).int()),
@@ -122,7 +122,7 @@ def check_qkv(seed: int, shape: LayerShape, rows: int, has_norms: bool) -> None:
     norms = HeadNorms(walled(place.normal(size)), walled(place.normal(size)), 1e-6) if has_norms else None
     wanted_caches = tuple(place.normal(2 * rows, kv_heads, size) for _ in range(2))
     caches = (walled(wanted_caches[0]), walled(wanted_caches[1]))
-    out, parts = walled(torch.zeros_like(raw)), _parts(shape, rows, walled)
+    out, parts = walled(torch.zeros_like(raw)), parts_of(shape, rows, walled)
     turn = Rotation(where, angles, caches, norms)
     for _ in range(2):  # the second finds the counters as the first left them
         term.ready.zero_()
@@ -140,14 +140,14 @@ def check_ffn(seed: int, shape: LayerShape, rows: int) -> None:
     place, walled, (dim, ffn) = here(), Walled(), shape.widths
     x, gain, after = walled(place.normal(rows, dim)), walled(place.normal(dim)), walled(place.normal(dim))
     gate_up, down = walled(place.normal(2 * ffn, dim) / dim**0.5), walled(place.normal(dim, ffn) / ffn**0.5)
-    gate, parts = (torch.arange(rows, device=place.device) % 3 > 0).float(), _parts(shape, rows, walled)
+    gate, parts = (torch.arange(rows, device=place.device) % 3 > 0).float(), parts_of(shape, rows, walled)
     scaled, shrink = _scaled(x, gain, walled)
-    term, low = _term(scaled.y, 2 * ffn, gate, walled)
+    term, low = low_term(scaled.y, 2 * ffn, gate, walled)
     wanted_gate, wanted_up = ((scaled.y.float() @ gate_up.float().T + low) * shrink).chunk(2, dim=-1)
     hidden = walled(torch.zeros(rows, ffn, device=place.device, dtype=place.dtype))
     project_swiglu(scaled, Norm(gain, 1e-6), Weight(gate_up), hidden, Beside(parts, term))
     expect_close(hidden, torch.nn.functional.silu(wanted_gate) * wanted_up, place.tolerance)
-    term, low = _term(hidden, dim, gate, walled)
+    term, low = low_term(hidden, dim, gate, walled)
     wanted = x.float() + hidden.float() @ down.float().T + low
     project_add(hidden, Weight(down), x, (Norm(after, 1e-6), scaled), Beside(parts, term))
     expect_close(x, wanted, place.tolerance)
@@ -170,7 +170,7 @@ def check_layer_ignores_row_count(seed: int, shape: LayerShape) -> None:
 
     def layer(rows: int) -> list[Tensor]:
         walled, norm = Walled(), Norm(gain, 1e-6)
-        stream, parts = x[:rows].clone(), _parts(shape, rows, walled)
+        stream, parts = x[:rows].clone(), parts_of(shape, rows, walled)
         scaled, _ = _scaled(stream, gain, walled)
         qkv = place.normal(rows, shape.qkv // size, size)
         where = RowSlots(torch.arange(rows, device=place.device).int(), torch.arange(rows, device=place.device).int())

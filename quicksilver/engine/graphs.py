@@ -241,7 +241,7 @@ class GraphRunner(Runner):
 
     def _head(self, count: int) -> HeadBuffers:
         if count not in self._heads:
-            self._heads[count] = HeadBuffers(count, self.network.weights.head.w, self.model.dtype)
+            self._heads[count] = HeadBuffers(count, self.network.weights.head.w, self.network.input_dtype)
         return self._heads[count]
 
     def _replay(self, key: tuple[object, ...], work: Callable[[], None]) -> None:

@@ -97,7 +97,7 @@ class RoundGraph:
         self.rows.device[3].fill_(-1)
         self.rows.device[7, self.first_set :].fill_(1 if shape.num_sets else 0)
         self.space = network.space(self.num_rows)
-        self.head = HeadBuffers(num_heads, network.weights.head.w, runner.model.dtype)
+        self.head = HeadBuffers(num_heads, network.weights.head.w, network.input_dtype)
         self.head.ints[0, : shape.num_verify] = torch.arange(shape.num_verify)
         sets = torch.arange(shape.num_proposals - shape.num_verify) + self.first_set
         self.head.ints[0, shape.num_verify : shape.num_proposals] = sets

@@ -7,7 +7,7 @@ on what it sees, never on its batch mates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -15,19 +15,11 @@ import triton.language as tl
 from torch import Tensor
 
 from quicksilver.model.kernels.fp8 import step_of
-from quicksilver.model.kernels.launch import fetch, overlap, wait_turn
+from quicksilver.model.kernels.launch import overlap, wait_turn
 from quicksilver.model.kernels.rows import narrow
 
 KEY_BLOCK = 64
-"""Keys that are folded at once; page sizes must divide it or be multiples of it."""
-WIDE_KEY_BLOCK = 64
-"""The same for tiles of more than 64 queries."""
-WIDE_STAGES = 2
-"""Blocks of keys under way for such tiles, one of them being folded."""
-MERGES_INSIDE = False
-"""Whether the programs of attention merge their splits themselves, instead of a second kernel."""
-FETCHES_KEYS = False
-"""Whether, where launches overlap, the first keys are asked for before the launch's turn."""
+"""Keys that are folded at once where queries are few; page sizes must divide it or be multiples of it."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -77,20 +69,13 @@ class AttendSpace:
     """What the output is multiplied by, where splits are merged."""
     steps: Tensor | None = None
     """(heads, rows) fp32 where the output is fp8, which it can be where splits are merged."""
-    arrived: Tensor | None = None
-    """How many splits of a tile and KV head are there, zero between launches; where attention merges them itself."""
 
     @classmethod
     def allocate(cls, shape: AttendShape, num_rows: int, dtype: torch.dtype, device: torch.device | str) -> AttendSpace:
         out = torch.zeros((num_rows, shape.num_heads, shape.head_dim), device=device, dtype=dtype)
         size = (shape.splits if shape.splits > 1 else 0, num_rows, shape.num_heads)
         acc = torch.zeros((*size, shape.head_dim), device=device)
-        space = cls(out, acc, torch.full(size, -torch.inf, device=device), torch.zeros(size, device=device))
-        if not MERGES_INSIDE or shape.splits == 1:
-            return space
-        # Every row may be a sequence of its own, and each has a tile beside those that rows alone would make.
-        count = (2 * num_rows + 2) * shape.num_kv_heads
-        return replace(space, arrived=torch.zeros(count, dtype=torch.int32, device=device))
+        return cls(out, acc, torch.full(size, -torch.inf, device=device), torch.zeros(size, device=device))
 
 
 @triton.jit
@@ -169,24 +154,9 @@ def _fold_span(
 
 
 @triton.jit
-def _fetch_keys(
-    k_cache, v_cache, pages, max_pages, segment, head, split, longest,
-    KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """This split's first keys into the second-level cache, where nobody can see them too early."""
-    key = tl.minimum(split * BLOCK_N + tl.arange(0, BLOCK_N), tl.maximum(longest, 1) - 1)
-    page = tl.maximum(tl.load(pages + segment * max_pages + key // PAGE), 0)
-    at = (page.to(tl.int64) * PAGE + key % PAGE) * (KV_HEADS * D) + head * D
-    line = tl.arange(0, D // 64) * 64
-    fetch(k_cache + at[:, None] + line[None, :])
-    fetch(v_cache + at[:, None] + line[None, :])
-
-
-@triton.jit
 def _own_part(SPLITS: tl.constexpr):
     """-> this program's tile, KV head and split. Where there are splits, tiles come last in the order of programs: most
-    are empty, and the splits of a tile, which may wait for each other, begin side by side. Else they come first, so
-    that neighbours share keys, and from the end, where rows see most."""
+    are empty. Else they come first, so that neighbours share keys, and from the end, where rows see most."""
     if SPLITS == 1:
         return tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1), tl.program_id(2)
     return tl.program_id(2), tl.program_id(1), tl.program_id(0)
@@ -194,12 +164,11 @@ def _own_part(SPLITS: tl.constexpr):
 
 @triton.jit
 def _attend_kernel(
-    q, k, v, k_cache, v_cache, out, steps, part_acc, part_top, part_total, arrived,
+    q, k, v, k_cache, v_cache, out, part_acc, part_top, part_total,
     prefix_end, span_start, span_end, tiles, pages,
     scale, row_stride, max_pages, num_rows,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, MERGERS: tl.constexpr, SHRINK: tl.constexpr,
-    FP8: tl.constexpr, FETCHES: tl.constexpr, OVERLAPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     tile, head, split = _own_part(SPLITS)
     segment, first, end = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
@@ -211,8 +180,6 @@ def _attend_kernel(
     from_row = tl.load(span_start + row, mask=is_row, other=0)
     to_row = tl.load(span_end + row, mask=is_row, other=0)
     longest = tl.max(sees_to, 0)
-    if FETCHES:
-        _fetch_keys(k_cache, v_cache, pages, max_pages, segment, head, split, longest, KV_HEADS, D, PAGE, BLOCK_N)
     # Tables are older than the launch before this one.
     wait_turn(OVERLAPS)
     if first >= end:
@@ -245,75 +212,9 @@ def _attend_kernel(
         tl.store(out + at_head[:, None] * D + d[None, :], y.to(out.dtype.element_ty), mask=is_row[:, None])
     else:
         at_part = split.to(tl.int64) * num_rows * HEADS + at_head
-        _leave_split(top, total, acc, at_part, is_row, part_acc, part_top, part_total, D)
-        if MERGERS > 0:
-            _merge_inside(
-                first, end, head, split, arrived + tile * KV_HEADS + head, out, steps, part_acc, part_top, part_total,
-                num_rows, HEADS, GROUP, D, BLOCK_M, SPLITS, MERGERS, SHRINK, FP8,
-            )  # fmt: skip
-
-
-@triton.jit
-def _leave_split(top, total, acc, at, is_row, part_acc, part_top, part_total, D: tl.constexpr):
-    tl.store(part_acc + at[:, None] * D + tl.arange(0, D)[None, :], acc, mask=is_row[:, None])
-    tl.store(part_top + at, top, mask=is_row)
-    tl.store(part_total + at, total, mask=is_row)
-
-
-@triton.jit
-def _merge_inside(
-    first, end, head, split, arrived, out, steps, part_acc, part_top, part_total, num_rows,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, SPLITS: tl.constexpr,
-    MERGERS: tl.constexpr, SHRINK: tl.constexpr, FP8: tl.constexpr,
-):  # fmt: skip
-    """Each split merges its share of the queries once all splits are there; with one merger the last to come does all.
-    The splits of a tile are next to each other in the order of programs, so that waiting keeps none of them away."""
-    tl.debug_barrier()  # every thread's sums are out before one thread announces them
-    before = tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu")
-    SHARE: tl.constexpr = BLOCK_M // MERGERS
-    m = tl.arange(0, SHARE)
-    is_merger = before == SPLITS - 1
-    if MERGERS > 1:
-        m += split * SHARE
-        is_merger = before >= 0
-        while tl.load(arrived, volatile=True) < SPLITS:
-            pass
-        tl.debug_barrier()
-    if is_merger:
-        row = first + m // GROUP
-        is_row = (row < end) & (m < (BLOCK_M // GROUP) * GROUP)
-        at = row.to(tl.int64) * HEADS + head * GROUP + m % GROUP
-        _merge(at, is_row, out, steps, part_acc, part_top, part_total, num_rows * HEADS, HEADS, D, SPLITS, SHRINK, FP8)
-        seen = 2 * SPLITS - 1
-        if MERGERS > 1:
-            seen = tl.atomic_add(arrived, 1, sem="relaxed", scope="gpu")
-        if seen == 2 * SPLITS - 1:
-            tl.store(arrived, 0)
-
-
-@triton.jit
-def _merge(
-    at, is_there, out, steps, part_acc, part_top, part_total, num_vectors,
-    HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, SHRINK: tl.constexpr, FP8: tl.constexpr,
-):  # fmt: skip
-    """The splits' sums of the (row, head) pairs `at` become their output, past the first-level cache. What a split saw
-    nothing of weighs nothing, and is zero."""
-    split, d = tl.arange(0, SPLITS), tl.arange(0, D)
-    here = split[None, :] * num_vectors + at[:, None]
-    is_in = is_there[:, None] & (split >= 0)[None, :]
-    top = tl.load(part_top + here, mask=is_in, other=float("-inf"), cache_modifier=".cg")
-    totals = tl.load(part_total + here, mask=is_in, other=0.0, cache_modifier=".cg")
-    acc = tl.load(part_acc + here[:, :, None] * D + d[None, None, :], mask=is_in[:, :, None], other=0.0,
-                  cache_modifier=".cg")  # fmt: skip
-    best = tl.max(top, 1)
-    weight = tl.exp2(top - tl.where(best == float("-inf"), 0.0, best)[:, None])
-    total = tl.sum(weight * totals, 1)
-    y = tl.sum(acc * weight[:, :, None], 1) / tl.where(total > 0, total, 1.0)[:, None]
-    if FP8:
-        step = step_of(tl.max(tl.abs(y), 1))
-        tl.store(steps + at % HEADS * (num_vectors // HEADS) + at // HEADS, step, mask=is_there)
-        y = y / step[:, None]
-    tl.store(out + at[:, None] * D + d[None, :], narrow(y, out.dtype.element_ty, SHRINK), mask=is_there[:, None])
+        tl.store(part_acc + at_part[:, None] * D + d[None, :], acc, mask=is_row[:, None])
+        tl.store(part_top + at_part, top, mask=is_row)
+        tl.store(part_total + at_part, total, mask=is_row)
 
 
 @triton.jit
@@ -322,10 +223,23 @@ def _merge_kernel(
     HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, SHRINK: tl.constexpr, FP8: tl.constexpr,
     OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """One program a (row, head): the splits' sums become its output, in the order of the splits."""
+    """One program a (row, head): the splits' sums become its output, in the order of the splits. Where a split saw
+    nothing it weighs nothing, and is zero."""
     wait_turn(OVERLAPS)
-    at = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
-    _merge(at, at >= 0, out, steps, part_acc, part_top, part_total, num_vectors, HEADS, D, SPLITS, SHRINK, FP8)
+    at = tl.program_id(0).to(tl.int64)
+    split, d = tl.arange(0, SPLITS), tl.arange(0, D)
+    here = split * num_vectors + at
+    top, totals = tl.load(part_top + here), tl.load(part_total + here)
+    acc = tl.load(part_acc + here[:, None] * D + d[None, :])
+    best = tl.max(top, 0)
+    weight = tl.exp2(top - tl.where(best == float("-inf"), 0.0, best))
+    total = tl.sum(weight * totals, 0)
+    y = tl.sum(acc * weight[:, None], 0) / tl.where(total > 0, total, 1.0)
+    if FP8:
+        step = step_of(tl.max(tl.abs(y), 0))
+        tl.store(steps + at % HEADS * (num_vectors // HEADS) + at // HEADS, step)
+        y = y / step
+    tl.store(out + at * D + d, narrow(y, out.dtype.element_ty, SHRINK))
 
 
 def attend_paged(
@@ -334,36 +248,28 @@ def attend_paged(
     """qkv (rows, heads + 2 kv_heads, head_dim), rotated, its KV already written -> (rows, heads * head_dim), a view of
     `space.out`. Head sizes must be powers of two from 16, splits powers of two."""
     num_rows, heads, kv_heads = qkv.shape[0], shape.num_heads, shape.num_kv_heads
-    parts, steps = (space.acc, space.top, space.total), space.out if space.steps is None else space.steps
-    num_tiles = rows.tiles.shape[0]
+    parts, num_tiles = (space.acc, space.top, space.total), rows.tiles.shape[0]
     grid = (num_tiles, kv_heads, 1) if shape.splits == 1 else (shape.splits, kv_heads, num_tiles)
-    form = {"SHRINK": space.shrink, "FP8": space.steps is not None}
-    launch = overlap()
     _attend_kernel[grid](
-        qkv, qkv[:, heads:], qkv[:, heads + kv_heads :], *caches, space.out, steps, *parts,
-        rows.tiles if space.arrived is None else space.arrived,
+        qkv, qkv[:, heads:], qkv[:, heads + kv_heads :], *caches, space.out, *parts,
         rows.prefix_end, rows.span_start, rows.span_end, rows.tiles, rows.pages,
         shape.head_dim**-0.5 * _LOG2_E, qkv.stride(0), rows.pages.stride(0), num_rows,
         HEADS=heads, KV_HEADS=kv_heads, D=shape.head_dim, PAGE=rows.page_size,
-        BLOCK_M=shape.block_m, BLOCK_N=KEY_BLOCK if shape.block_m <= 64 else WIDE_KEY_BLOCK, SPLITS=shape.splits,
-        MERGERS=_mergers(shape, space), FETCHES=FETCHES_KEYS and launch["OVERLAPS"] and shape.splits > 1,
-        num_warps=4 if shape.block_m <= 64 else 8, num_stages=2 if shape.block_m <= 64 else WIDE_STAGES,
-        **form, **launch,
+        BLOCK_M=shape.block_m, BLOCK_N=key_block(shape), SPLITS=shape.splits,
+        num_warps=4 if shape.block_m <= 64 else 8, num_stages=2, **overlap(),
     )  # fmt: skip
-    if shape.splits > 1 and space.arrived is None:
-        num_vectors = num_rows * heads
-        _merge_kernel[(num_vectors,)](
-            space.out, steps, *parts, num_vectors,
-            HEADS=heads, D=shape.head_dim, SPLITS=shape.splits, num_warps=1, **form, **launch,
+    if shape.splits > 1:
+        _merge_kernel[(num_rows * heads,)](
+            space.out, space.out if space.steps is None else space.steps, *parts, num_rows * heads,
+            HEADS=heads, D=shape.head_dim, SPLITS=shape.splits, SHRINK=space.shrink, FP8=space.steps is not None,
+            num_warps=1, **overlap(),
         )  # fmt: skip
     return space.out.view(num_rows, -1)
 
 
-def _mergers(shape: AttendShape, space: AttendSpace) -> int:
-    """Programs of a tile that merge its splits; the interpreter runs one after the other, so there the last does it."""
-    if space.arrived is None:
-        return 0
-    return shape.splits if space.arrived.is_cuda else 1
+def key_block(shape: AttendShape) -> int:
+    """Twice as many at once where queries are many, and there is shared memory for them."""
+    return 2 * KEY_BLOCK if shape.block_m > 64 and shape.head_dim <= 128 else KEY_BLOCK
 
 
 def cut_tiles(segments: list[tuple[int, int]], tile_rows: int) -> list[tuple[int, int, int]]:

@@ -6,7 +6,7 @@ program writes, so that nobody waits for a row's largest number; the linear behi
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import Enum
 
 import triton
 import triton.language as tl
@@ -15,19 +15,13 @@ from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels.stream import pick_columns
 
 
-class Inputs(IntEnum):
+class Inputs(Enum):
     """What the inputs of fp8 linears are, up to 64 rows."""
 
-    HALF = 0
+    HALF = "half"
     """fp16, shrunk; weights turn into fp16 on their way to the matrix unit."""
-    ROUNDED = 1
-    """fp8 with steps: the matrix unit multiplies fp8 by fp8. Coarser: three bits of an activation are left."""
-    LIBRARY = 2
-    """fp8 with one step a row, multiplied by the library, as with many rows."""
-
-
-INPUTS = Inputs.HALF
-"""What new networks take; a shape that rounding does not suit takes HALF."""
+    ROUNDED = "rounded"
+    """fp8 with steps: the matrix unit multiplies fp8 by fp8. Faster, and coarser: an activation has three bits left."""
 
 
 def can_round(config: ModelConfig) -> bool:

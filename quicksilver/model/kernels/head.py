@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quicksilver.model.kernels import fp8
 from quicksilver.model.kernels.launch import fetch_ahead, let_next, overlap, wait_for_input, wait_turn
 from quicksilver.model.kernels.project import Norm, Weight
 from quicksilver.model.kernels.rows import norm_rows
@@ -43,14 +42,10 @@ class HeadSpace:
 
     @classmethod
     def allocate(cls, head: Tensor, num_rows: int, dtype: torch.dtype) -> HeadSpace:
-        """For a head of (vocab, dim) and rows of `dtype`. Rows before an fp8 head are fp16, which it turns into, or
-        fp8 themselves."""
+        """For a head of (vocab, dim) and rows of `dtype`: before an fp8 head fp16, which it turns into, or fp8
+        themselves, where dim is a multiple of 128."""
         (vocab_size, dim), device = head.shape, head.device
-        steps = None
-        if head.itemsize == 1:
-            dtype = torch.float16
-            if fp8.INPUTS is not fp8.Inputs.HALF and dim % 128 == 0:
-                dtype, steps = head.dtype, torch.zeros(num_rows, device=device)
+        steps = torch.zeros(num_rows, device=device) if dtype.itemsize == 1 else None
         tiles = torch.zeros((6, triton.cdiv(vocab_size, BLOCK_V), num_rows), device=device)
         normed = torch.zeros((num_rows, dim), dtype=dtype, device=device)
         return cls(tiles, normed, torch.zeros((4, num_rows), dtype=torch.int32, device=device), steps)

@@ -14,8 +14,6 @@ import torch
 import triton
 import triton.language as tl
 
-SOON = False
-"""Whether, where launches overlap, short linears let the next one get ready before their products, not behind them."""
 _overlaps = False
 
 
@@ -35,9 +33,9 @@ def wait_for_input(OVERLAPS: tl.constexpr):
 
 
 @triton.jit
-def let_next(IS_NOW: tl.constexpr):
-    """The next kernel may get ready: the weights are read, or there are few of them."""
-    if IS_NOW:
+def let_next(OVERLAPS: tl.constexpr):
+    """The next kernel may get ready: the weights are read."""
+    if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
 
 

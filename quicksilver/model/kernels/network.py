@@ -16,9 +16,9 @@ from torch import Tensor
 
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.kernels import fp8, resident
+from quicksilver.model.kernels import resident
 from quicksilver.model.kernels.attention import AttendShape, AttendSpace, RowTables, attend_paged
-from quicksilver.model.kernels.fp8 import Inputs
+from quicksilver.model.kernels.fp8 import Inputs, can_round
 from quicksilver.model.kernels.launch import overlapping
 from quicksilver.model.kernels.project import (
     Beside,
@@ -53,7 +53,7 @@ class Product(StrEnum):
     FIXED = "fixed"
 
 
-OVERLAP_BYTES = 4_000_000_000
+OVERLAP_BYTES = 8_000_000_000
 """Matrices, head included, of the largest model whose launches overlap: with larger ones the next launch only takes
 room from the reading of weights."""
 _MAX_RANK = 1024
@@ -112,9 +112,7 @@ class Space:
     ) -> Space:
         """Inputs of linears are in the model's dtype, if not said otherwise."""
         device, dtype = weights.tokens.device, weights.tokens.dtype
-        narrow = dtype
-        if inputs in (Inputs.HALF, Inputs.ROUNDED):
-            narrow = torch.float16 if inputs is Inputs.HALF else torch.float8_e4m3fn
+        narrow = _input_dtype(inputs, dtype)
 
         def rows(width: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(num_rows, width, device=device, dtype=dtype)
@@ -176,7 +174,15 @@ class Network:
         is_small = product is Product.FASTEST and fits(config, weights)
         self.stack = stack(config, weights) if is_small else None
         self.overlaps = weights.num_bytes <= OVERLAP_BYTES
-        self.inputs = _inputs(config, product) if weights.head.scale is not None else None
+        self.inputs: Inputs | None = None
+        if weights.head.scale is not None:
+            is_round = product is Product.FASTEST and can_round(config)
+            self.inputs = Inputs.ROUNDED if is_round else Inputs.HALF
+
+    @property
+    def input_dtype(self) -> torch.dtype:
+        """Of what the linears of few rows read, and the head."""
+        return _input_dtype(self.inputs, self.weights.tokens.dtype)
 
     def is_whole(self, num_rows: int) -> bool:
         return self.stack is not None and num_rows <= RESIDENT_ROWS
@@ -215,8 +221,7 @@ class Network:
     def _run(self, rows: RowInputs, space: Space, is_gated: bool) -> Tensor:
         masks = self.weights.masks if is_gated else None
         embed(self.weights.tokens, masks, rows.token_ids, rows.mask_index, space.x)
-        is_wide = len(rows.token_ids) > SKINNY_ROWS or self.inputs is Inputs.LIBRARY
-        if is_wide and not space.pieces:
+        if len(rows.token_ids) > SKINNY_ROWS and not space.pieces:
             for index, layer in enumerate(self.weights.layers):
                 self._wide_layer(index, layer, rows, space, is_gated and bool(layer.canvas))
             return space.x
@@ -296,10 +301,10 @@ class Network:
         _adapt(_add_linear(x, ffn, layer.down), ffn, pairs.get("dn"), gate)
 
 
-def _inputs(config: ModelConfig, product: Product) -> Inputs:
-    """What linears with fp8 weights take where rows are few."""
-    is_fine = product is Product.FASTEST and (fp8.INPUTS is not Inputs.ROUNDED or fp8.can_round(config))
-    return fp8.INPUTS if is_fine else Inputs.HALF
+def _input_dtype(inputs: Inputs | None, dtype: torch.dtype) -> torch.dtype:
+    if inputs is None:
+        return dtype
+    return torch.float16 if inputs is Inputs.HALF else torch.float8_e4m3fn
 
 
 def _linear(x: Tensor, weight: Weight) -> Tensor:

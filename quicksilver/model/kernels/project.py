@@ -14,7 +14,6 @@ import torch
 import triton
 from torch import Tensor
 
-from quicksilver.model.kernels import launch
 from quicksilver.model.kernels.launch import overlap
 from quicksilver.model.kernels.project_kernels import add_kernel, qkv_kernel, swiglu_kernel
 from quicksilver.model.kernels.rotate import HeadNorms, RowSlots
@@ -102,7 +101,7 @@ def project_qkv(x: Scaled, norm: Norm, weight: Weight, out: Tensor, turn: Rotati
         *_low_args(term, x.y), num_all, *turn.caches, turn.angles, turn.where.positions,
         turn.where.slots, *gains, norm.eps, turn.norms.eps if turn.norms else 0.0, k, cut.depth,
         TILES=x.squares.shape[0], BIAS=weight.bias is not None, HEADS=num_all - 2 * kv_heads, KV_HEADS=kv_heads,
-        NORM=turn.norms is not None, FP8=x.steps is not None, SOON=launch.SOON,
+        NORM=turn.norms is not None, FP8=x.steps is not None,
         **_shape(cut, rows, num_all, weight), **_terms(weight, beside), **overlap(),
     )  # fmt: skip
     return out
@@ -133,8 +132,7 @@ def project_add(x: Tensor, weight: Weight, stream: Tensor, after: tuple[Norm, Sc
     add_kernel[(_low_programs(term) + programs,)](
         x, _or(beside.steps, x), weight.w, stream, scaled.y, _or(scaled.steps, x), parts.sums, parts.arrived,
         scaled.squares, norm.gain, _or(weight.scale, x),
-        *_low_args(term, x), n // (2 * block_n), k, n, cut.depth,
-        FP8=beside.steps is not None, SOON=launch.SOON,
+        *_low_args(term, x), n // (2 * block_n), k, n, cut.depth, FP8=beside.steps is not None,
         **_shape(cut, rows, n // (2 * block_n), weight), **_terms(weight, beside), **overlap(),
     )  # fmt: skip
     return stream

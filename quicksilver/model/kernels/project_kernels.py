@@ -124,7 +124,7 @@ def qkv_kernel(
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
     FINISHERS: tl.constexpr, EVEN: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
     PARTS: tl.constexpr, RANK: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr,
-    LINES: tl.constexpr, FETCHES: tl.constexpr, FP8: tl.constexpr, SOON: tl.constexpr, OVERLAPS: tl.constexpr,
+    LINES: tl.constexpr, FETCHES: tl.constexpr, FP8: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0) - PARTS * (RANK // 16)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
@@ -150,10 +150,9 @@ def qkv_kernel(
         if OVERLAPS:
             cos, sin = _angles(angles, position, i, 2 * BLOCK_N)
     wait_for_input(OVERLAPS)
-    let_next(OVERLAPS and SOON)
     end = tl.minimum(begin + depth, K)
     left, right = multiply(x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, EVEN, FP8)
-    let_next(OVERLAPS and not SOON)
+    let_next(OVERLAPS)
     if KNOWN and not OVERLAPS:
         cos, sin = _angles(angles, position, i, 2 * BLOCK_N)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
@@ -261,7 +260,7 @@ def add_kernel(
     tiles, K, N, depth,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
     FINISHERS: tl.constexpr, EVEN: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
-    LINES: tl.constexpr, FETCHES: tl.constexpr, FP8: tl.constexpr, SOON: tl.constexpr, OVERLAPS: tl.constexpr,
+    LINES: tl.constexpr, FETCHES: tl.constexpr, FP8: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """stream += W x, in place; and the sum times the next norm's gain, and its squares."""
     item = tl.program_id(0) - PARTS * (RANK // 16)
@@ -280,10 +279,9 @@ def add_kernel(
     begin = split * depth
     _fetch_own(w, b, first, second, split, K, begin, RANK, LINES, FETCHES, OVERLAPS)
     wait_for_input(OVERLAPS)
-    let_next(OVERLAPS and SOON)
     end = tl.minimum(begin + depth, K)
     a, c = multiply(x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, EVEN, FP8)
-    let_next(OVERLAPS and not SOON)
+    let_next(OVERLAPS)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:
             a, c = _add_low(a, c, first, second, m, scale, low, b, ready, SCALE, RANK)

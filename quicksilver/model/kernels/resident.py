@@ -32,14 +32,8 @@ STAGES = 9
 _STAGES_OF = {32: 6}
 """By rows of a tile: larger ones have room for fewer, since two programs must fit."""
 WARPS = 4
-FETCH = True
-"""Whether programs ask for the weights of later parts of a layer ahead of time."""
 SHARED_ROWS = 32
 """Rows that share one reading of the weights where there are more than 16: 16 or 32."""
-BY_WARPS = False
-"""Whether the warps of a program share the depth of its products."""
-EARLY = False
-"""Whether programs of 16 rows read weights while they wait for their input, and ask for keys; needs BY_WARPS."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -122,7 +116,6 @@ def run_whole(
     is_gated = is_gated and network.masks is not None
     masks = network.masks if is_gated and network.masks is not None else network.tokens
     programs, tile = programs_for(count, space.x.device), row_tile(count)
-    by_warps = BY_WARPS and WARPS == 4 and all(map(_is_shared, (config.dim, config.q_dim, config.ffn_dim)))
     network_kernel[(programs,)](
         network.tokens, masks, rows.token_ids, rows.mask_index, rows.gate, rows.where.positions, rows.where.slots,
         tables.prefix_end, tables.span_start, tables.span_end, tables.tiles, tables.pages,
@@ -138,17 +131,9 @@ def run_whole(
         KD=min(64, _depth_step(config.dim)), KQ=_depth_step(config.q_dim), KF=_depth_step(config.ffn_dim),
         CANVAS=is_gated, KINDS=2 if is_gated and count == tile else 1, T=tile, SPLITS=WHOLE_SPLITS,
         PROGRAMS=programs, STAGES=_STAGES_OF.get(tile, STAGES),
-        BY_WARPS=by_warps, EARLY=by_warps and EARLY and count == tile == ROW_TILE,
-        FETCH=FETCH and space.x.is_cuda, BIAS=stacked.bias is not None, num_warps=WARPS,
+        FETCH=space.x.is_cuda, BIAS=stacked.bias is not None, num_warps=WARPS,
     )  # fmt: skip
     return space.x
-
-
-def _is_shared(depth: int) -> bool:
-    """Whether four warps can share a depth, and two tiles hold it whole."""
-    blocks = depth // 64
-    rest = blocks - (1 << (blocks - 1).bit_length() - 1) if blocks > 1 else 0
-    return depth % 64 == 0 and rest > 0 and rest & (rest - 1) == 0
 
 
 def _depth_step(depth: int) -> int:

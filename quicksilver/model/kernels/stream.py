@@ -20,8 +20,6 @@ NARROW_GATES = 180
 """Tiles of 64 columns from which gate and up go in tiles of 32."""
 PROGRAMS = 120
 """Enough to keep an H200's 132 multiprocessors reading."""
-NARROW_PROGRAMS = 120
-"""The same for linears of at most 32 tiles and little depth, whose programs are short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +68,7 @@ def pick_gate_columns(ffn: int) -> int:
 def pick_cut(block_n: int, num_tiles: int, k: int, num_rows: int) -> Cut:
     """Splits until the chip is full. Rows change how much of the depth is under way at once, not how it is cut or in
     which order anything is added."""
-    is_short = num_tiles <= 32 and k <= 2048
-    wanted = max(1, -(-(NARROW_PROGRAMS if is_short else PROGRAMS) // num_tiles))
+    wanted = max(1, -(-PROGRAMS // num_tiles))
     step = 128 if k % 128 == 0 and k >= 2048 else 64
     depth = min(max(-(-k // wanted // step) * step, 128), -(-k // 64) * 64)
     block_k = 128 if depth % 128 == 0 and k % 128 == 0 and num_rows <= 16 else 64

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quicksilver.model.kernels.whole_attention import attend_part, fetch_keys
+from quicksilver.model.kernels.whole_attention import attend_part
 from quicksilver.model.kernels.whole_linear import add_part, fetch_layer, gate_part, qkv_part
 from quicksilver.model.kernels.whole_meet import (
     ATTEND,
@@ -52,34 +52,30 @@ def _embed_rows(
 
 @triton.jit
 def _attention_half(
-    program, layer, bell, before, target, wq, q_plane, wo, o_plane, gate, eps, bias, keys, values, gain,
-    angles, positions, slots, prefix_end, span_start, span_end, tiles, num_tiles, pages, scale, max_pages,
+    program, layer, bell, wq, q_plane, wo, o_plane, gate, eps, bias, keys, values, gain, angles, positions, slots,
+    prefix_end, span_start, span_end, tiles, num_tiles, pages, scale, max_pages,
     x, y, squares, qkv, attended, part_acc, part_top, part_total, arrived,
     ROWS: tl.constexpr, DIM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
     PAGE: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr, KQ: tl.constexpr,
     CANVAS: tl.constexpr, KINDS: tl.constexpr, T: tl.constexpr, SPLITS: tl.constexpr, PROGRAMS: tl.constexpr,
-    STAGES: tl.constexpr, BY_WARPS: tl.constexpr, EARLY: tl.constexpr, FETCH: tl.constexpr, BIAS: tl.constexpr,
+    STAGES: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """A layer up to its output linear, which is done but not waited for: OUTPUT counts it."""
     QKVS: tl.constexpr = (HEADS + 2 * KV_HEADS) * D // 32 * (ROWS // T) * KINDS
     ADDS: tl.constexpr = DIM // 16 * (ROWS // T) * KINDS
     QKV_ENDS: tl.constexpr = QKVS if QKVS < PROGRAMS else PROGRAMS
     attends = num_tiles * (HEADS * SPLITS)
-    qkv_part(program, bell, before, target, y, wq, q_plane, gate, squares, eps, bias, qkv, keys, values, angles,
-             positions, slots, ROWS, DIM, HEADS, KV_HEADS, D, TILES, KD, CANVAS, KINDS, T, PROGRAMS, STAGES,
-             BY_WARPS, EARLY, BIAS)  # fmt: skip
+    qkv_part(program, y, wq, q_plane, gate, squares, eps, bias, qkv, keys, values, angles, positions, slots,
+             ROWS, DIM, HEADS, KV_HEADS, D, TILES, KD, CANVAS, KINDS, T, PROGRAMS, STAGES, BIAS)  # fmt: skip
     finish_part(bell, QKV, program, QKVS)
-    if EARLY and FETCH:
-        fetch_keys(program, num_tiles, tiles, keys, values, prefix_end, pages, max_pages,
-                   HEADS, KV_HEADS, D, PAGE, SPLITS)  # fmt: skip
     start_part(bell, QKV, program, attends, (layer + 1) * QKV_ENDS)
     attend_part(program, num_tiles, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale,
                 max_pages, arrived, part_acc, part_top, part_total, attended,
                 ROWS, HEADS, KV_HEADS, D, PAGE, SPLITS, PROGRAMS)  # fmt: skip
     finish_part(bell, ATTEND, program, attends)
-    add_part(program, bell, ATTEND, (layer + 1) * tl.minimum(attends, PROGRAMS), attended, wo, o_plane, gate,
-             x, y, squares, gain, ROWS, DIM, HEADS * D, KQ, CANVAS, KINDS, T, PROGRAMS, STAGES, BY_WARPS,
-             EARLY)  # fmt: skip
+    start_part(bell, ATTEND, program, ADDS, (layer + 1) * tl.minimum(attends, PROGRAMS))
+    add_part(program, attended, wo, o_plane, gate, x, y, squares, gain,
+             ROWS, DIM, HEADS * D, KQ, CANVAS, KINDS, T, PROGRAMS, STAGES)  # fmt: skip
     finish_part(bell, OUTPUT, program, ADDS)
 
 
@@ -88,17 +84,18 @@ def _ffn_half(
     program, layer, bell, wg, g_plane, wd, d_plane, gate, eps, gain, x, y, squares, ffn,
     ROWS: tl.constexpr, DIM: tl.constexpr, FFN: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr, KF: tl.constexpr,
     CANVAS: tl.constexpr, KINDS: tl.constexpr, T: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr,
-    BY_WARPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     ADDS: tl.constexpr = DIM // 16 * (ROWS // T) * KINDS
     GATES: tl.constexpr = FFN // 16 * (ROWS // T) * KINDS
     ADD_ENDS: tl.constexpr = ADDS if ADDS < PROGRAMS else PROGRAMS
     GATE_ENDS: tl.constexpr = GATES if GATES < PROGRAMS else PROGRAMS
-    gate_part(program, bell, OUTPUT, (layer + 1) * ADD_ENDS, y, wg, g_plane, gate, squares, eps, ffn,
-              ROWS, DIM, FFN, TILES, KD, CANVAS, KINDS, T, PROGRAMS, STAGES, BY_WARPS, EARLY)  # fmt: skip
+    start_part(bell, OUTPUT, program, GATES, (layer + 1) * ADD_ENDS)
+    gate_part(program, y, wg, g_plane, gate, squares, eps, ffn,
+              ROWS, DIM, FFN, TILES, KD, CANVAS, KINDS, T, PROGRAMS, STAGES)  # fmt: skip
     finish_part(bell, GATE, program, GATES)
-    add_part(program, bell, GATE, (layer + 1) * GATE_ENDS, ffn, wd, d_plane, gate, x, y, squares, gain,
-             ROWS, DIM, FFN, KF, CANVAS, KINDS, T, PROGRAMS, STAGES, BY_WARPS, EARLY)  # fmt: skip
+    start_part(bell, GATE, program, ADDS, (layer + 1) * GATE_ENDS)
+    add_part(program, ffn, wd, d_plane, gate, x, y, squares, gain,
+             ROWS, DIM, FFN, KF, CANVAS, KINDS, T, PROGRAMS, STAGES)  # fmt: skip
     finish_part(bell, DOWN, program, ADDS)
 
 
@@ -113,11 +110,12 @@ def network_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr, KQ: tl.constexpr, KF: tl.constexpr,
     CANVAS: tl.constexpr, KINDS: tl.constexpr, T: tl.constexpr, SPLITS: tl.constexpr, PROGRAMS: tl.constexpr,
-    STAGES: tl.constexpr, BY_WARPS: tl.constexpr, EARLY: tl.constexpr, FETCH: tl.constexpr, BIAS: tl.constexpr,
+    STAGES: tl.constexpr, FETCH: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     Q: tl.constexpr = HEADS * D
     N_QKV: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
+    QKVS: tl.constexpr = N_QKV // 32 * (ROWS // T) * KINDS
     ADDS: tl.constexpr = DIM // 16 * (ROWS // T) * KINDS
     _embed_rows(program, tokens, masks, token_ids, mask_index, gains, x, y, squares, num_masks,
                 ROWS, DIM, BLOCK, TILES, CANVAS, PROGRAMS)  # fmt: skip
@@ -129,20 +127,20 @@ def network_kernel(
         if FETCH:
             fetch_layer(program, wq + N_QKV * DIM, wo, wg, wd, layer + 1 < LAYERS, LAYERS, DIM, FFN, Q, N_QKV,
                         2 if CANVAS else 1)  # fmt: skip
-        before = tl.where(layer == 0, EMBED, DOWN)
-        target = tl.where(
-            layer == 0, ROWS if ROWS < PROGRAMS else PROGRAMS, layer * (ADDS if ADDS < PROGRAMS else PROGRAMS)
-        )
+        if layer == 0:
+            start_part(bell, EMBED, program, QKVS, ROWS if ROWS < PROGRAMS else PROGRAMS)
+        else:
+            start_part(bell, DOWN, program, QKVS, layer * (ADDS if ADDS < PROGRAMS else PROGRAMS))
         _attention_half(
-            program, layer, bell, before, target, wq, LAYERS * N_QKV * DIM, wo, LAYERS * DIM * Q, gate, eps,
-            bias + at * N_QKV, k_cache + at * cache_stride, v_cache + at * cache_stride, gain + DIM, angles,
-            positions, slots, prefix_end, span_start, span_end, tiles, num_tiles, pages, scale, max_pages,
+            program, layer, bell, wq, LAYERS * N_QKV * DIM, wo, LAYERS * DIM * Q, gate, eps, bias + at * N_QKV,
+            k_cache + at * cache_stride, v_cache + at * cache_stride, gain + DIM, angles, positions, slots, prefix_end,
+            span_start, span_end, tiles, num_tiles, pages, scale, max_pages,
             x, y, squares, qkv, attended, part_acc, part_top, part_total, arrived,
             ROWS, DIM, HEADS, KV_HEADS, D, PAGE, TILES, KD, KQ, CANVAS, KINDS, T, SPLITS, PROGRAMS, STAGES,
-            BY_WARPS, EARLY, FETCH, BIAS,
+            BIAS,
         )  # fmt: skip
         _ffn_half(
             program, layer, bell, wg, LAYERS * 2 * FFN * DIM, wd, LAYERS * DIM * FFN, gate, eps, gain + 2 * DIM,
-            x, y, squares, ffn, ROWS, DIM, FFN, TILES, KD, KF, CANVAS, KINDS, T, PROGRAMS, STAGES, BY_WARPS, EARLY,
+            x, y, squares, ffn, ROWS, DIM, FFN, TILES, KD, KF, CANVAS, KINDS, T, PROGRAMS, STAGES,
         )  # fmt: skip
     leave(bell, PROGRAMS)

@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from quicksilver.model.kernels.attention import _fold
-from quicksilver.model.kernels.launch import fetch
 
 
 @triton.jit
@@ -85,26 +84,6 @@ def _merge_tile(
             y += weight[:, None] * values
         y = y / tl.where(whole > 0, whole, 1.0)[:, None]
         tl.store(attended + at[:, None] * D + d[None, :], y.to(attended.dtype.element_ty), mask=is_row[:, None])
-
-
-@triton.jit
-def fetch_keys(
-    program, num_tiles, tiles, keys, values, prefix_end, pages, max_pages,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
-):  # fmt: skip
-    """The first keys of this program's first item into the second-level cache, before they can be read."""
-    if program < num_tiles * (HEADS * SPLITS):
-        split, head, tile = program % SPLITS, (program // SPLITS) % HEADS, program // (HEADS * SPLITS)
-        first, end = tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
-        if first < end:
-            longest = tl.load(prefix_end + end - 1)
-            block = tl.arange(0, 2) * SPLITS + split
-            key = tl.reshape(block[:, None] * 64 + tl.arange(0, 64)[None, :], (128,))
-            key = tl.minimum(key, tl.maximum(longest, 1) - 1)
-            page = tl.maximum(tl.load(pages + tl.load(tiles + 3 * tile) * max_pages + key // PAGE), 0)
-            at = (page.to(tl.int64) * PAGE + key % PAGE) * (KV_HEADS * D) + head // (HEADS // KV_HEADS) * D
-            fetch(keys + at)
-            fetch(values + at)
 
 
 @triton.jit

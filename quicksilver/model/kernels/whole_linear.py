@@ -12,14 +12,6 @@ import triton
 import triton.language as tl
 
 from quicksilver.model.kernels.launch import fetch_ahead
-from quicksilver.model.kernels.whole_meet import start_part, wait_for
-from quicksilver.model.kernels.whole_product import held, pair, product_of, read_whole, single
-
-
-@triton.constexpr_function
-def _big_of(depth):
-    """The blocks of 64 of a depth that make one tile: the largest power of two below all of them."""
-    return 1 << (depth // 64 - 1).bit_length() - 1
 
 
 @triton.jit
@@ -31,6 +23,47 @@ def _kinds(gate, r, kind, CANVAS: tl.constexpr, KINDS: tl.constexpr):
     else:
         low, high, is_mine = tl.min(worn, 0), tl.max(worn, 0), r >= 0
     return worn, low, high, is_mine
+
+
+@triton.jit
+def _pair(
+    x, w, first, second, r, worn, low, high, plane,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """Two (16 columns, T rows) products; rows that wear the adapter take theirs from the second set of weights."""
+    k = tl.arange(0, BLOCK_K)
+    a = tl.zeros((16, T), tl.float32)
+    b = tl.zeros((16, T), tl.float32)
+    for kind in range(low, high + 1):
+        at_x = x + r[:, None] * K + k[None, :]
+        at_a = w + kind * plane + first[:, None] * K + k[None, :]
+        at_b = w + kind * plane + second[:, None] * K + k[None, :]
+        c, d = tl.zeros((16, T), tl.float32), tl.zeros((16, T), tl.float32)
+        for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+            x_tile = tl.trans(tl.load(at_x + start, cache_modifier=".cg"))
+            c = tl.dot(tl.load(at_a + start), x_tile, c, input_precision="ieee")
+            d = tl.dot(tl.load(at_b + start), x_tile, d, input_precision="ieee")
+        a = tl.where((worn == kind)[None, :], c, a)
+        b = tl.where((worn == kind)[None, :], d, b)
+    return a, b
+
+
+@triton.jit
+def _single(
+    x, w, first, r, worn, low, high, plane,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    k = tl.arange(0, BLOCK_K)
+    a = tl.zeros((16, T), tl.float32)
+    for kind in range(low, high + 1):
+        at_x = x + r[:, None] * K + k[None, :]
+        at_w = w + kind * plane + first[:, None] * K + k[None, :]
+        c = tl.zeros((16, T), tl.float32)
+        for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+            x_tile = tl.trans(tl.load(at_x + start, cache_modifier=".cg"))
+            c = tl.dot(tl.load(at_w + start), x_tile, c, input_precision="ieee")
+        a = tl.where((worn == kind)[None, :], c, a)
+    return a
 
 
 @triton.jit
@@ -49,7 +82,7 @@ def _divisor(parts, DIM: tl.constexpr, eps):
 
 @triton.jit
 def _qkv_tile(
-    column, r, is_mine, left, right, bias, qkv, k_cache, v_cache, cos, sin, slot,
+    column, r, is_mine, left, right, bias, qkv, k_cache, v_cache, angles, positions, slots,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """16 columns of the left half of a head and their partners of the right: rotate, store, keep keys and values."""
@@ -62,12 +95,15 @@ def _qkv_tile(
         right += tl.load(bias + head * D + HALF + i).to(tl.float32)[:, None]
     left, right = left.to(dtype).to(tl.float32), right.to(dtype).to(tl.float32)
     if head < HEADS + KV_HEADS:
+        turn = angles + (tl.load(positions + r).to(tl.int64) * D)[None, :] + i[:, None]
+        cos, sin = tl.load(turn), tl.load(turn + HALF)
         left, right = left * cos - right * sin, right * cos + left * sin
     at = qkv + r[None, :] * ((HEADS + 2 * KV_HEADS) * D) + head * D + i[:, None]
     is_stored = is_mine[None, :] & (i >= 0)[:, None]
     tl.store(at, left.to(dtype), mask=is_stored)
     tl.store(at + HALF, right.to(dtype), mask=is_stored)
     if head >= HEADS:
+        slot = tl.load(slots + r).to(tl.int64)
         is_kept = (slot >= 0)[None, :] & is_stored
         store = v_cache if head >= HEADS + KV_HEADS else k_cache
         to = store + (slot * (KV_HEADS * D) + ((head - HEADS) % KV_HEADS) * D)[None, :] + i[:, None]
@@ -76,168 +112,76 @@ def _qkv_tile(
 
 
 @triton.jit
-def _angles(angles, position, column, D: tl.constexpr):
-    """cos and sin of 16 columns of half a head, (columns, rows)."""
-    i = column % (D // 32) * 16 + tl.arange(0, 16)
-    turn = angles + (position.to(tl.int64) * D)[None, :] + i[:, None]
-    return tl.load(turn), tl.load(turn + D // 2)
-
-
-@triton.jit
 def qkv_part(
-    program, bell, before, target, y, w, plane, gate, squares, eps, bias, qkv, keys, values, angles, positions, slots,
+    program, y, w, plane, gate, squares, eps, bias, qkv, keys, values, angles, positions, slots,
     ROWS: tl.constexpr, DIM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
     TILES: tl.constexpr, KD: tl.constexpr, CANVAS: tl.constexpr, KINDS: tl.constexpr,
-    T: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr, BY_WARPS: tl.constexpr, EARLY: tl.constexpr,
-    BIAS: tl.constexpr,
+    T: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     m, n = tl.arange(0, 16), tl.arange(0, T)
     HALF: tl.constexpr = D // 2
     COLUMNS: tl.constexpr = (HEADS + 2 * KV_HEADS) * D // 32
     PLACES: tl.constexpr = COLUMNS * (ROWS // T)
-    ITEMS: tl.constexpr = PLACES * KINDS
-    if EARLY:
-        for item in tl.range(program, ITEMS, PROGRAMS, num_stages=1):
-            column, kind = item % COLUMNS, item // PLACES
-            first = ((column // (HALF // 16)) * D + (column % (HALF // 16)) * 16 + m).to(tl.int64)
-            slot = tl.load(slots + n).to(tl.int64)
-            cos, sin = _angles(angles, tl.load(positions + n), column, D)
-            a, b, shrink, is_mine = _early_pair(
-                bell, before, target, y, w + kind * plane, first, first + HALF, gate, kind, squares, eps,
-                ROWS, DIM, TILES, CANVAS,
-            )  # fmt: skip
-            _qkv_tile(
-                column, n, is_mine, a * shrink, b * shrink, bias, qkv, keys, values, cos, sin, slot,
-                HEADS, KV_HEADS, D, BIAS,
-            )  # fmt: skip
-    else:
-        start_part(bell, before, program, ITEMS, target)
-        for item in range(program, ITEMS, PROGRAMS):
-            column, r = item % COLUMNS, (item % PLACES) // COLUMNS * T + n
-            worn, low, high, is_mine = _kinds(gate, r, item // PLACES, CANVAS, KINDS)
-            parts = _squares(squares, r, ROWS, DIM // 16, TILES)
-            first = ((column // (HALF // 16)) * D + (column % (HALF // 16)) * 16 + m).to(tl.int64)
-            position, slot = tl.load(positions + r), tl.load(slots + r).to(tl.int64)
-            a, b = pair(y, w, first, first + HALF, r, worn, low, high, plane, DIM, KD, STAGES, T, BY_WARPS)
-            shrink = _divisor(parts, DIM, eps)
-            cos, sin = _angles(angles, position, column, D)
-            _qkv_tile(
-                column, r, is_mine, a * shrink, b * shrink, bias, qkv, keys, values, cos, sin, slot,
-                HEADS, KV_HEADS, D, BIAS,
-            )  # fmt: skip
-
-
-@triton.jit
-def _early_pair(
-    bell, before, target, y, w, first, second, gate, kind, squares, eps,
-    ROWS: tl.constexpr, DIM: tl.constexpr, TILES: tl.constexpr, CANVAS: tl.constexpr,
-):  # fmt: skip
-    """Two products of the only tile of rows, their weights asked for before the wait for its numbers; the norm's
-    divisor, and which rows are this kind's."""
-    BIG: tl.constexpr = _big_of(DIM)
-    n = tl.arange(0, ROWS)
-    a_big, a_rest = read_whole(w, first, DIM, BIG, DIM // 64 - BIG)
-    b_big, b_rest = read_whole(w, second, DIM, BIG, DIM // 64 - BIG)
-    a_big, a_rest = held(a_big, a_rest, target)
-    b_big, b_rest = held(b_big, b_rest, target)
-    is_mine = (tl.load(gate + n) if CANVAS else n * 0) == kind
-    wait_for(bell, before, target)
-    x_big, x_rest = read_whole(y, n, DIM, BIG, DIM // 64 - BIG)
-    parts = _squares(squares, n, ROWS, DIM // 16, TILES)
-    x_big, x_rest = held(x_big, x_rest, target)
-    a, b = product_of(a_big, a_rest, x_big, x_rest), product_of(b_big, b_rest, x_big, x_rest)
-    return a, b, _divisor(parts, DIM, eps), is_mine
+    for item in range(program, PLACES * KINDS, PROGRAMS):
+        column, r = item % COLUMNS, (item % PLACES) // COLUMNS * T + n
+        worn, low, high, is_mine = _kinds(gate, r, item // PLACES, CANVAS, KINDS)
+        parts = _squares(squares, r, ROWS, DIM // 16, TILES)
+        first = ((column // (HALF // 16)) * D + (column % (HALF // 16)) * 16 + m).to(tl.int64)
+        a, b = _pair(y, w, first, first + HALF, r, worn, low, high, plane, DIM, KD, STAGES, T)
+        shrink = _divisor(parts, DIM, eps)
+        _qkv_tile(
+            column, r, is_mine, a * shrink, b * shrink, bias, qkv, keys, values, angles, positions, slots,
+            HEADS, KV_HEADS, D, BIAS,
+        )  # fmt: skip
 
 
 @triton.jit
 def gate_part(
-    program, bell, before, target, y, w, plane, gate, squares, eps, ffn,
+    program, y, w, plane, gate, squares, eps, ffn,
     ROWS: tl.constexpr, DIM: tl.constexpr, FFN: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr,
     CANVAS: tl.constexpr, KINDS: tl.constexpr, T: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr,
-    BY_WARPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up of the normed stream."""
     m, n = tl.arange(0, 16), tl.arange(0, T)
     COLUMNS: tl.constexpr = FFN // 16
     PLACES: tl.constexpr = COLUMNS * (ROWS // T)
-    ITEMS: tl.constexpr = PLACES * KINDS
-    if EARLY:
-        for item in tl.range(program, ITEMS, PROGRAMS, num_stages=1):
-            i, kind = item % COLUMNS * 16 + m, item // PLACES
-            first = i.to(tl.int64)
-            a, b, shrink, is_mine = _early_pair(
-                bell, before, target, y, w + kind * plane, first, first + FFN, gate, kind, squares, eps,
-                ROWS, DIM, TILES, CANVAS,
-            )  # fmt: skip
-            _gate_tile(a * shrink, b * shrink, n, i, is_mine, ffn, FFN)
-    else:
-        start_part(bell, before, program, ITEMS, target)
-        for item in range(program, ITEMS, PROGRAMS):
-            column, r = item % COLUMNS, (item % PLACES) // COLUMNS * T + n
-            worn, low, high, is_mine = _kinds(gate, r, item // PLACES, CANVAS, KINDS)
-            parts = _squares(squares, r, ROWS, DIM // 16, TILES)
-            i = column * 16 + m
-            first = i.to(tl.int64)
-            a, b = pair(y, w, first, first + FFN, r, worn, low, high, plane, DIM, KD, STAGES, T, BY_WARPS)
-            shrink = _divisor(parts, DIM, eps)
-            _gate_tile(a * shrink, b * shrink, r, i, is_mine, ffn, FFN)
-
-
-@triton.jit
-def _gate_tile(a, b, r, i, is_mine, ffn, FFN: tl.constexpr):
-    out = (a / (1.0 + tl.exp(-a)) * b).to(ffn.dtype.element_ty)
-    tl.store(ffn + r[None, :] * FFN + i[:, None], out, mask=is_mine[None, :] & (i >= 0)[:, None])
+    for item in range(program, PLACES * KINDS, PROGRAMS):
+        column, r = item % COLUMNS, (item % PLACES) // COLUMNS * T + n
+        worn, low, high, is_mine = _kinds(gate, r, item // PLACES, CANVAS, KINDS)
+        parts = _squares(squares, r, ROWS, DIM // 16, TILES)
+        i = column * 16 + m
+        first = i.to(tl.int64)
+        a, b = _pair(y, w, first, first + FFN, r, worn, low, high, plane, DIM, KD, STAGES, T)
+        shrink = _divisor(parts, DIM, eps)
+        a, b = a * shrink, b * shrink
+        out = (a / (1.0 + tl.exp(-a)) * b).to(ffn.dtype.element_ty)
+        tl.store(ffn + r[None, :] * FFN + i[:, None], out, mask=is_mine[None, :] & (i >= 0)[:, None])
 
 
 @triton.jit
 def add_part(
-    program, bell, before, target, source, w, plane, gate, x, y, squares, gain,
+    program, source, w, plane, gate, x, y, squares, gain,
     ROWS: tl.constexpr, DIM: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
     CANVAS: tl.constexpr, KINDS: tl.constexpr, T: tl.constexpr, PROGRAMS: tl.constexpr, STAGES: tl.constexpr,
-    BY_WARPS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The residual stream plus W source, and what the norm behind it needs."""
     m, n = tl.arange(0, 16), tl.arange(0, T)
     COLUMNS: tl.constexpr = DIM // 16
     PLACES: tl.constexpr = COLUMNS * (ROWS // T)
-    ITEMS: tl.constexpr = PLACES * KINDS
-    if EARLY:
-        BIG: tl.constexpr = _big_of(K)
-        for item in tl.range(program, ITEMS, PROGRAMS, num_stages=1):
-            column, kind = item % COLUMNS, item // PLACES
-            i = column * 16 + m
-            big, rest = read_whole(w + kind * plane, i.to(tl.int64), K, BIG, K // 64 - BIG)
-            big, rest = held(big, rest, target)
-            gains = tl.load(gain + i).to(tl.float32)
-            is_mine = (tl.load(gate + n) if CANVAS else n * 0) == kind
-            wait_for(bell, before, target)
-            x_big, x_rest = read_whole(source, n, K, BIG, K // 64 - BIG)
-            old = tl.load(x + n[None, :] * DIM + i[:, None], cache_modifier=".cg").to(tl.float32)
-            x_big, x_rest = held(x_big, x_rest, target)
-            a = product_of(big, rest, x_big, x_rest)
-            _add_tile(a, old, gains, column, n, i, is_mine, x, y, squares, ROWS, DIM)
-    else:
-        start_part(bell, before, program, ITEMS, target)
-        for item in range(program, ITEMS, PROGRAMS):
-            column, r = item % COLUMNS, (item % PLACES) // COLUMNS * T + n
-            worn, low, high, is_mine = _kinds(gate, r, item // PLACES, CANVAS, KINDS)
-            i = column * 16 + m
-            gains = tl.load(gain + i).to(tl.float32)
-            old = tl.load(x + r[None, :] * DIM + i[:, None], cache_modifier=".cg").to(tl.float32)
-            a = single(source, w, i.to(tl.int64), r, worn, low, high, plane, K, BLOCK_K, STAGES, T, BY_WARPS)
-            _add_tile(a, old, gains, column, r, i, is_mine, x, y, squares, ROWS, DIM)
-
-
-@triton.jit
-def _add_tile(a, old, gains, column, r, i, is_mine, x, y, squares, ROWS: tl.constexpr, DIM: tl.constexpr):
     dtype = x.dtype.element_ty
-    at = r[None, :] * DIM + i[:, None]
-    is_stored = is_mine[None, :] & (i >= 0)[:, None]
-    sum_ = (a.to(dtype).to(tl.float32) + old).to(dtype)
-    tl.store(x + at, sum_, mask=is_stored)
-    wide = sum_.to(tl.float32)
-    tl.store(y + at, (wide * gains[:, None]).to(dtype), mask=is_stored)
-    tl.store(squares + column * ROWS + r, tl.sum(wide * wide, 0), mask=is_mine)
+    for item in range(program, PLACES * KINDS, PROGRAMS):
+        column, r = item % COLUMNS, (item % PLACES) // COLUMNS * T + n
+        worn, low, high, is_mine = _kinds(gate, r, item // PLACES, CANVAS, KINDS)
+        i = column * 16 + m
+        at = r[None, :] * DIM + i[:, None]
+        gains, old = tl.load(gain + i).to(tl.float32), tl.load(x + at, cache_modifier=".cg").to(tl.float32)
+        a = _single(source, w, i.to(tl.int64), r, worn, low, high, plane, K, BLOCK_K, STAGES, T)
+        is_stored = is_mine[None, :] & (i >= 0)[:, None]
+        sum_ = (a.to(dtype).to(tl.float32) + old).to(dtype)
+        tl.store(x + at, sum_, mask=is_stored)
+        wide = sum_.to(tl.float32)
+        tl.store(y + at, (wide * gains[:, None]).to(dtype), mask=is_stored)
+        tl.store(squares + column * ROWS + r, tl.sum(wide * wide, 0), mask=is_mine)
 
 
 @triton.jit

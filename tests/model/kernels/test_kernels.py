@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quicksilver.model.kernels import attention, project
+from quicksilver.model.kernels import project
 from tests import kernel_checks as checks
 from tests import project_checks as linears
 
@@ -23,11 +23,6 @@ def test_attention_equals_sdpa_on_ragged_mixes(
     seed: int, heads: tuple[int, int, int], splits: int, block_m: int
 ) -> None:
     checks.check_attention(seed, heads, splits, block_m)
-
-
-def test_splits_can_be_merged_by_those_who_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "MERGES_INSIDE", True)
-    checks.check_attention(2, (6, 2, 32), 4, 64)
 
 
 @pytest.mark.parametrize(("heads", "rows", "has_norm"), [((6, 2, 32), 16, False), ((4, 4, 32), 70, True)])
