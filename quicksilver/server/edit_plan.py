@@ -50,10 +50,18 @@ def _edit_ask(request: EditRequest, room: int, services: Services) -> Ask:
     if can_edit(services.tokenizer):
         ids = edit_prompt(services.tokenizer, request, services.engine.info.context_len - room)
         return Ask(Request("", tuple(ids)), is_plain=True)
-    prompt = services.template.render(edit_messages(request))
-    ids = [*prompt.ids, *services.tokenizer.encode(EDIT_PREFILL)]
+    ids = _instruction(request, room, services)
     find_room(len(ids), room, services, "messages")
     return Ask(Request("", tuple(ids)), stop=(EDIT_STOP,), is_plain=True)
+
+
+def _instruction(request: EditRequest, room: int, services: Services) -> list[int]:
+    """Without its solved examples where the context has no room for them."""
+    turns = edit_messages(request)
+    ids = [*services.template.render(turns).ids, *services.tokenizer.encode(EDIT_PREFILL)]
+    if len(ids) + room <= services.engine.info.context_len:
+        return ids
+    return [*services.template.render(turns[-1:]).ids, *services.tokenizer.encode(EDIT_PREFILL)]
 
 
 def edit_params(body: EditBody, room: int, services: Services) -> DecodeParams:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from quicksilver.text.conversation import Message
+from quicksilver.text.edit_instruction import EDIT_PREFILL, EDIT_STOP, edit_messages
 from quicksilver.text.edit_request import CURSOR, REGION, EditRequest, Snippet, parse_edit
 from quicksilver.text.tokenizer import Tokenizer
 
@@ -30,9 +30,6 @@ __all__ = [
 
 NO_SUFFIX = "<|endoftext|>"
 """What some clients send instead of an empty suffix."""
-
-EDIT_PREFILL, EDIT_STOP = "```\n", "\n```"
-"""An answer to `edit_messages` is begun with the one, written by us, and ends at the other."""
 
 _END_BIAS = 3.0
 _FIM_HEAD = re.compile(r"(?:<\|file_sep\|>(?P<path>[^\n]*)\n)?<\|fim_prefix\|>")
@@ -95,20 +92,6 @@ def edit_prompt(tokenizer: Tokenizer, request: EditRequest, max_tokens: int | No
         before, after = _fit(before, after, room)
         context = _tail(context, room - len(before) - len(after))
     return [*context, *file, *before, *region, *after, roles.fim_middle]
-
-
-def edit_messages(request: EditRequest) -> list[Message]:
-    """The same request as an instruction, for chat weights. Begin the answer with `EDIT_PREFILL`."""
-    at = len(request.region) if request.cursor is None else request.cursor
-    marked = f"{request.region[:at]}{CURSOR}{request.region[at:]}"
-    parts = [f"{snippet.path}:\n{snippet.code}" for snippet in request.snippets]
-    parts += [f"Recent edit:\n{diff}" for diff in request.history]
-    parts.append(f"{request.path}:\n{request.before}<|{REGION}|>\n{marked}\n<|/{REGION}|>{request.after}")
-    task = (
-        f"Predict the next edit. Rewrite the code between <|{REGION}|> and <|/{REGION}|>, all of it, as the developer"
-        " would want it now. Repeat it unchanged if nothing needs to change. Answer with the code in one fence."
-    )
-    return [Message("user", "\n\n".join([*parts, task]))]
 
 
 def edit_reply(request: EditRequest, answer: str) -> str:

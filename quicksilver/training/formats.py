@@ -13,7 +13,7 @@ import numpy as np
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.text.chat import ChatTemplate, Message
-from quicksilver.text.edits import edit_messages, edit_prompt, fim_lead, fim_prompt
+from quicksilver.text.edits import EDIT_PREFILL, EDIT_STOP, edit_messages, edit_prompt, fim_lead, fim_prompt
 from quicksilver.text.effort import asks_to_think
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.pack import Document
@@ -73,8 +73,8 @@ class Formatter:
             lead = fim_lead(self.tokenizer, row.prefix)
             return [(fim_prompt(self.tokenizer, row.prefix, row.suffix), False), self._answer(lead + row.middle)]
         if isinstance(row, EditRow) and self.tokenizer.roles.edit_open is None:
-            reply = Message("assistant", f"```\n{row.answer}\n```")
-            return self._chat(ChatRow((*edit_messages(row.request), reply), domain=row.domain))
+            asked = [*self._template.render(edit_messages(row.request)).ids, *self.tokenizer.encode(EDIT_PREFILL)]
+            return [(asked, False), self._answer(row.answer + EDIT_STOP)]
         if isinstance(row, EditRow):
             return [(edit_prompt(self.tokenizer, row.request), False), self._answer(row.answer)]
         assert isinstance(row, PlainRow)

@@ -69,6 +69,17 @@ async def test_a_streamed_edit_comes_whole(served: Served) -> None:
     assert chunks[-1]["usage"]["completion_tokens"] > 0
 
 
+async def test_solved_examples_give_way_to_the_code_where_the_context_is_short(served: Served) -> None:
+    long = PROMPT.replace("function greet", "// " + "long " * 150 + "\nfunction greet")
+    for text in (PROMPT, long):
+        body = edit(messages=[{"role": "user", "content": text}])
+        assert (await served.post(EDIT, body)).status_code == 200
+    first, second = (small_tokenizer().decode(request.prompt_ids) for request in served.engine.seen)
+    assert "tax_rate" in first
+    assert "tax_rate" not in second
+    assert "long long" in second
+
+
 async def test_limits_and_defaults(served: Served) -> None:
     await served.post(EDIT, edit())
     await served.post(EDIT, edit(max_tokens=33, temperature=0.5, presence_penalty=1.0))

@@ -124,10 +124,21 @@ def test_cursor_is_left_out_where_there_is_none(tiny: Tokenizer) -> None:
 
 
 def test_instruction_for_chat_weights_has_all_parts() -> None:
-    (message,) = edit_messages(_REQUEST)
+    *examples, message = edit_messages(_REQUEST)
+    assert [turn.role for turn in examples] == ["user", "assistant"] * 2
     assert message.role == "user"
-    for part in ("b.py:\nimport a", "-old", "-new", "a.py:\nx = 1\n<|code_to_edit|>\ny <|cursor|>= x\n", "z = y"):
+    for part in ("b.py:\nimport a", "-old", "-new", "a.py:\n```\nx = 1\ny = x\n", "z = y", "rewrite:\n```\ny = x\n"):
         assert part in message.content
+
+
+def test_examples_of_the_instruction_show_a_change_taken_up_and_a_region_left_alone() -> None:
+    changed, answer, same, echo = edit_messages(_REQUEST)[:4]
+    region = (
+        EDIT_PREFILL + "    for item in items:\n        amount += item.price\n    return amount * (1 + {})" + EDIT_STOP
+    )
+    assert region.format("tax") in changed.content
+    assert answer.content == region.format("tax_rate")
+    assert echo.content in same.content
 
 
 @pytest.mark.parametrize(
