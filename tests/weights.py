@@ -9,6 +9,7 @@ from quicksilver.hub.resolve import Checkpoint, resolve
 
 MODEL = "nano"
 PARENT = "smollm2-135m"
+CODER = "coder-1.5b"
 
 
 def nano() -> Checkpoint:
@@ -17,6 +18,10 @@ def nano() -> Checkpoint:
 
 def smollm2() -> Checkpoint:
     return _resolve(PARENT)
+
+
+def coder() -> Checkpoint:
+    return _resolve(CODER)
 
 
 def _resolve(name: str) -> Checkpoint:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,13 +97,18 @@ def provenance(recipe: Recipe, facts: Facts, base: Path | None, steps: Mapping[s
         "description": recipe.description,
         "base_sha256": "" if base is None else sha256_of(base),
         "recipe_sha256": recipe.sha256,
-        "overrides": json.dumps(recipe.overrides),
+        "overrides": json.dumps([_without_folders(text) for text in recipe.overrides]),
         "data": json.dumps(facts.documents),
         "data_sha256": facts.sha256,
         "roles": json.dumps(facts.reserved),
         "training": json.dumps(dict(steps)),
         "torch": torch.__version__,
     }
+
+
+def _without_folders(override: str) -> str:
+    """What was changed, less where files lay on the machine that trained."""
+    return re.sub(r'"/[^"]*/([^"/]+)"', r'"\1"', override)
 
 
 def sha256_of(path: Path) -> str:
