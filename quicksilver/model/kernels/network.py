@@ -154,11 +154,9 @@ def _part_floats(config: ModelConfig, num_rows: int) -> int:
     """What the largest linear leaves unfinished; nothing where the library does the products."""
     if num_rows > SKINNY_ROWS:
         return 0
-    tiles, columns = square_tiles(config.dim), config.dim // square_tiles(config.dim)
-    gates = pick_gate_columns(config.ffn_dim)
+    tiles, gates = square_tiles(config.dim), pick_gate_columns(config.ffn_dim)
     heads = config.num_heads + 2 * config.num_kv_heads
-    shapes = [(heads, config.head_dim, config.dim), (tiles, columns, config.q_dim)]
-    shapes += [(config.ffn_dim // gates, 2 * gates, config.dim), (tiles, columns, config.ffn_dim)]
+    shapes = [(heads, config.head_dim), (tiles, config.dim // tiles), (config.ffn_dim // gates, 2 * gates)]
     return part_floats(shapes, num_rows)
 
 

@@ -17,7 +17,15 @@ from torch import Tensor
 from quicksilver.model.kernels.launch import overlap
 from quicksilver.model.kernels.project_kernels import add_kernel, qkv_kernel, swiglu_kernel
 from quicksilver.model.kernels.rotate import HeadNorms, RowSlots
-from quicksilver.model.kernels.stream import Cut, Parts, pick_columns, pick_cut, pick_gate_columns
+from quicksilver.model.kernels.stream import (
+    Cut,
+    Parts,
+    most_splits,
+    pick_columns,
+    pick_cut,
+    pick_gate_columns,
+    pick_rounded_cut,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +100,7 @@ def project_qkv(x: Scaled, norm: Norm, weight: Weight, out: Tensor, turn: Rotati
     (rows, num_all, head_dim), k = out.shape, weight.w.shape[1]
     kv_heads = turn.caches[0].shape[1]
     parts, term = beside.parts, beside.term
-    cut = _fitted(pick_cut(head_dim // 2, num_all, k, rows), weight, x.steps, rows)
+    cut = _cut(head_dim // 2, num_all, weight, x.steps, rows)
     programs = num_all * cut.splits(k)
     gains = (turn.norms.q, turn.norms.k) if turn.norms else (x.y, x.y)
     qkv_kernel[(_low_programs(term) + programs,)](
@@ -101,7 +109,7 @@ def project_qkv(x: Scaled, norm: Norm, weight: Weight, out: Tensor, turn: Rotati
         *_low_args(term, x.y), num_all, *turn.caches, turn.angles, turn.where.positions,
         turn.where.slots, *gains, norm.eps, turn.norms.eps if turn.norms else 0.0, k, cut.depth,
         TILES=x.squares.shape[0], BIAS=weight.bias is not None, HEADS=num_all - 2 * kv_heads, KV_HEADS=kv_heads,
-        NORM=turn.norms is not None, FP8=x.steps is not None,
+        NORM=turn.norms is not None,
         **_shape(cut, rows, num_all, weight), **_terms(weight, beside), **overlap(),
     )  # fmt: skip
     return out
@@ -110,13 +118,13 @@ def project_qkv(x: Scaled, norm: Norm, weight: Weight, out: Tensor, turn: Rotati
 def project_swiglu(x: Scaled, norm: Norm, weight: Weight, out: Tensor, beside: Beside) -> Tensor:
     """out (rows, ffn) = silu(gate) * up of the normed input, with `weight` holding gate above up."""
     (rows, n), k = out.shape, weight.w.shape[1]
-    block_n = pick_gate_columns(n) if x.steps is None else 64
-    cut = _fitted(pick_cut(block_n, n // block_n, k, rows), weight, x.steps, rows)
+    block_n = pick_gate_columns(n) if x.steps is None else pick_columns(n)
+    cut = _cut(block_n, n // block_n, weight, x.steps, rows)
     parts, term, programs = beside.parts, beside.term, n // block_n * cut.splits(k)
     swiglu_kernel[(_low_programs(term) + programs,)](
         x.y, _or(x.steps, x.y), weight.w, out, _or(beside.steps, x.y), parts.sums, parts.arrived, x.squares,
         _or(weight.scale, x.y), *_low_args(term, x.y), n // block_n, norm.eps, k, n, cut.depth,
-        TILES=x.squares.shape[0], FP8=x.steps is not None,
+        TILES=x.squares.shape[0],
         **_shape(cut, rows, n // block_n, weight), **_terms(weight, beside), **overlap(),
     )  # fmt: skip
     return out
@@ -127,25 +135,24 @@ def project_add(x: Tensor, weight: Weight, stream: Tensor, after: tuple[Norm, Sc
     (n, k), rows = weight.w.shape, x.shape[0]
     norm, scaled = after
     block_n = pick_columns(n // 2)
-    cut = _fitted(pick_cut(block_n, n // (2 * block_n), k, rows), weight, beside.steps, rows)
+    cut = _cut(block_n, n // (2 * block_n), weight, beside.steps, rows)
     parts, term, programs = beside.parts, beside.term, n // (2 * block_n) * cut.splits(k)
     add_kernel[(_low_programs(term) + programs,)](
         x, _or(beside.steps, x), weight.w, stream, scaled.y, _or(scaled.steps, x), parts.sums, parts.arrived,
         scaled.squares, norm.gain, _or(weight.scale, x),
-        *_low_args(term, x), n // (2 * block_n), k, n, cut.depth, FP8=beside.steps is not None,
+        *_low_args(term, x), n // (2 * block_n), k, n, cut.depth,
         **_shape(cut, rows, n // (2 * block_n), weight), **_terms(weight, beside), **overlap(),
     )  # fmt: skip
     return stream
 
 
-def _fitted(cut: Cut, weight: Weight, steps: Tensor | None, rows: int) -> Cut:
-    """As many bytes under way whatever the width of a number. What is read at once of an fp8 input has one step, and
-    two programs fit a multiprocessor."""
-    if steps is None:
-        return replace(cut, num_stages=cut.num_stages * 2 // weight.w.element_size())
-    group = weight.w.shape[1] // len(steps)
-    depth = -(-cut.depth // group) * group
-    return replace(cut, block_k=group, depth=depth, num_stages={16: 12, 32: 10}.get(rows, 8) * 64 // group)
+def _cut(block_n: int, num_tiles: int, weight: Weight, steps: Tensor | None, rows: int) -> Cut:
+    """As many bytes under way whatever the width of a number."""
+    k = weight.w.shape[1]
+    if steps is not None:
+        return pick_rounded_cut(block_n, num_tiles, k, rows, k // len(steps))
+    cut = pick_cut(block_n, num_tiles, k, rows)
+    return replace(cut, num_stages=cut.num_stages * 2 // weight.w.element_size())
 
 
 def low_parts(depth: int) -> int:
@@ -158,10 +165,9 @@ def square_tiles(dim: int) -> int:
     return dim // (2 * pick_columns(dim // 2))
 
 
-def part_floats(shapes: list[tuple[int, int, int]], rows: int) -> int:
-    """Room for the splits of linears given as (tiles, columns of a tile, depth)."""
-    splits = [pick_cut(columns // 2, tiles, k, rows).splits(k) for tiles, columns, k in shapes]
-    return max(count * tiles * columns * rows for count, (tiles, columns, _) in zip(splits, shapes, strict=True))
+def part_floats(shapes: list[tuple[int, int]], rows: int) -> int:
+    """Room for the splits of linears given as (tiles, columns of a tile)."""
+    return max(most_splits(tiles) * tiles * columns * rows for tiles, columns in shapes)
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
@@ -194,6 +200,8 @@ def _shape(cut: Cut, rows: int, tiles: int, weight: Weight) -> dict[str, int | b
         "ROWS": rows, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "SPLITS": cut.splits(k),
         "SLICE": slice_rows(cut.splits(k)),
         "FINISHERS": _finishers(rows, cut.splits(k), tiles, weight.w.device),
+        "FP8": cut.group > 0, "GROUP": cut.group or cut.block_k,
+        "GROUPS": triton.next_power_of_2(cut.depth // cut.group) if cut.group else 1,
         "EVEN": cut.is_even(k), "LINES": lines, "num_warps": cut.num_warps, "num_stages": cut.num_stages,
     }  # fmt: skip
 

@@ -124,7 +124,8 @@ def qkv_kernel(
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
     FINISHERS: tl.constexpr, EVEN: tl.constexpr, TILES: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr,
     PARTS: tl.constexpr, RANK: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, NORM: tl.constexpr,
-    LINES: tl.constexpr, FETCHES: tl.constexpr, FP8: tl.constexpr, OVERLAPS: tl.constexpr,
+    LINES: tl.constexpr, FETCHES: tl.constexpr, FP8: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     item = tl.program_id(0) - PARTS * (RANK // 16)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
@@ -132,7 +133,7 @@ def qkv_kernel(
             wait_turn(OVERLAPS)
             low_part(
                 item + PARTS * (RANK // 16), x, steps, a, low, gate, ready, K, low_depth,
-                ROWS, BLOCK_K, PARTS, RANK, FP8,
+                ROWS, GROUP, PARTS, RANK, FP8,
             )  # fmt: skip
             return
     head, split = item % tiles, item // tiles
@@ -151,7 +152,7 @@ def qkv_kernel(
             cos, sin = _angles(angles, position, i, 2 * BLOCK_N)
     wait_for_input(OVERLAPS)
     end = tl.minimum(begin + depth, K)
-    left, right = multiply(x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, EVEN, FP8)
+    left, right = multiply(x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, EVEN, FP8, GROUP, GROUPS)
     let_next(OVERLAPS)
     if KNOWN and not OVERLAPS:
         cos, sin = _angles(angles, position, i, 2 * BLOCK_N)
@@ -213,7 +214,8 @@ def swiglu_kernel(
     eps, K, N, depth,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
     FINISHERS: tl.constexpr, EVEN: tl.constexpr, TILES: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr,
-    RANK: tl.constexpr, LINES: tl.constexpr, FETCHES: tl.constexpr, FP8: tl.constexpr, OVERLAPS: tl.constexpr,
+    RANK: tl.constexpr, LINES: tl.constexpr, FETCHES: tl.constexpr, FP8: tl.constexpr, GROUP: tl.constexpr,
+    GROUPS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """silu(gate) * up; w holds N gate rows, then N up rows."""
     item = tl.program_id(0) - PARTS * (RANK // 16)
@@ -222,7 +224,7 @@ def swiglu_kernel(
             wait_turn(OVERLAPS)
             low_part(
                 item + PARTS * (RANK // 16), x, steps, a, low, gate_of, ready, K, low_depth,
-                ROWS, BLOCK_K, PARTS, RANK, FP8,
+                ROWS, GROUP, PARTS, RANK, FP8,
             )  # fmt: skip
             return
     tile, split = item % tiles, item // tiles
@@ -233,7 +235,7 @@ def swiglu_kernel(
     _fetch_own(w, b, first, second, split, K, begin, RANK, LINES, FETCHES, OVERLAPS)
     wait_for_input(OVERLAPS)
     end = tl.minimum(begin + depth, K)
-    gate, up = multiply(x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, EVEN, FP8)
+    gate, up = multiply(x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, EVEN, FP8, GROUP, GROUPS)
     let_next(OVERLAPS)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:
@@ -260,7 +262,8 @@ def add_kernel(
     tiles, K, N, depth,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
     FINISHERS: tl.constexpr, EVEN: tl.constexpr, SCALE: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr,
-    LINES: tl.constexpr, FETCHES: tl.constexpr, FP8: tl.constexpr, OVERLAPS: tl.constexpr,
+    LINES: tl.constexpr, FETCHES: tl.constexpr, FP8: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """stream += W x, in place; and the sum times the next norm's gain, and its squares."""
     item = tl.program_id(0) - PARTS * (RANK // 16)
@@ -269,7 +272,7 @@ def add_kernel(
             wait_turn(OVERLAPS)
             low_part(
                 item + PARTS * (RANK // 16), x, steps, a_low, low, gate, ready, K, low_depth,
-                ROWS, BLOCK_K, PARTS, RANK, FP8,
+                ROWS, GROUP, PARTS, RANK, FP8,
             )  # fmt: skip
             return
     tile, split = item % tiles, item // tiles
@@ -280,7 +283,7 @@ def add_kernel(
     _fetch_own(w, b, first, second, split, K, begin, RANK, LINES, FETCHES, OVERLAPS)
     wait_for_input(OVERLAPS)
     end = tl.minimum(begin + depth, K)
-    a, c = multiply(x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, EVEN, FP8)
+    a, c = multiply(x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, EVEN, FP8, GROUP, GROUPS)
     let_next(OVERLAPS)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:

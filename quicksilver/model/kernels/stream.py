@@ -20,17 +20,23 @@ NARROW_GATES = 180
 """Tiles of 64 columns from which gate and up go in tiles of 32."""
 PROGRAMS = 120
 """Enough to keep an H200's 132 multiprocessors reading."""
+ROUNDED_PROGRAMS = 120
+"""The same for fp8 by fp8, two of which fit a multiprocessor."""
+ROUNDED_DEPTH = 128
+"""How much of an fp8 input is read at once, where it goes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A program's share: `block_n` columns twice, `depth` of the input in steps of `block_k`."""
+    """A program's share: `block_n` columns twice, `depth` of the input, `block_k` of it at once. Where inputs are fp8
+    with a step for each `group` columns, `block_k` is a multiple of that."""
 
     block_n: int
     block_k: int
     depth: int
     num_warps: int = 4
     num_stages: int = 3
+    group: int = 0
 
     def splits(self, k: int) -> int:
         return -(-k // self.depth)
@@ -75,43 +81,74 @@ def pick_cut(block_n: int, num_tiles: int, k: int, num_rows: int) -> Cut:
     return Cut(block_n, block_k, depth, 4, 3 if block_k == 128 else 4)
 
 
+def pick_rounded_cut(block_n: int, num_tiles: int, k: int, num_rows: int, group: int) -> Cut:
+    """As `pick_cut` for fp8 inputs. About as many bytes are under way, and two programs fit a multiprocessor."""
+    at_once = max(group, ROUNDED_DEPTH)
+    block_k = at_once if k % at_once == 0 else group
+    splits = max(1, -(-ROUNDED_PROGRAMS // num_tiles))
+    depth = -(-k // splits // block_k) * block_k
+    stages = {16: 12, 32: 10}.get(num_rows, 8) * 64 // block_k
+    return Cut(block_n, block_k, depth, 4, stages, group)
+
+
+def most_splits(num_tiles: int) -> int:
+    """Room for as many must be there."""
+    return max(1, -(-max(PROGRAMS, ROUNDED_PROGRAMS) // num_tiles))
+
+
 @triton.jit
 def multiply(
     x, steps, w, first, second, K, begin, end,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, FP8: tl.constexpr,
+    GROUP: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Two (columns, rows) products over [begin, end) of the depth; `first` and `second` are rows of w, int64. With FP8
-    x is rounded, with one of `steps`, (depth / BLOCK_K, rows), for what is read at once."""
+    x is rounded, with one of `steps`, (K / GROUP, rows), for each GROUP columns."""
+    if FP8:
+        return _multiply_rounded(
+            x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, GROUP, GROUPS
+        )  # fmt: skip
     m, k = tl.arange(0, ROWS), tl.arange(0, BLOCK_K)
     a = tl.zeros((BLOCK_N, ROWS), tl.float32)
     b = tl.zeros((BLOCK_N, ROWS), tl.float32)
-    if FP8:
-        step = tl.load(steps + begin // BLOCK_K * ROWS + m)
-        for start in range(begin, end, BLOCK_K):
-            at = start + k
-            # One turn ahead: a load that no product reads is not asked for early by itself.
-            following = tl.load(steps + tl.minimum(start + BLOCK_K, end - BLOCK_K) // BLOCK_K * ROWS + m)
+    for start in range(begin, end, BLOCK_K):
+        at = start + k
+        if EVEN:
             x_tile = tl.load(x + m[:, None] * K + at[None, :])
             w_first = tl.load(w + first[:, None] * K + at[None, :])
             w_second = tl.load(w + second[:, None] * K + at[None, :])
-            a += tl.dot(w_first, tl.trans(x_tile)) * step[None, :]
-            b += tl.dot(w_second, tl.trans(x_tile)) * step[None, :]
-            step = following
-    else:
-        for start in range(begin, end, BLOCK_K):
-            at = start + k
-            if EVEN:
-                x_tile = tl.load(x + m[:, None] * K + at[None, :])
-                w_first = tl.load(w + first[:, None] * K + at[None, :])
-                w_second = tl.load(w + second[:, None] * K + at[None, :])
-            else:
-                is_in = (at < end)[None, :]
-                x_tile = tl.load(x + m[:, None] * K + at[None, :], mask=is_in, other=0.0)
-                w_first = tl.load(w + first[:, None] * K + at[None, :], mask=is_in, other=0.0)
-                w_second = tl.load(w + second[:, None] * K + at[None, :], mask=is_in, other=0.0)
-            a = tl.dot(w_first.to(x_tile.dtype), tl.trans(x_tile), a, input_precision="ieee")
-            b = tl.dot(w_second.to(x_tile.dtype), tl.trans(x_tile), b, input_precision="ieee")
+        else:
+            is_in = (at < end)[None, :]
+            x_tile = tl.load(x + m[:, None] * K + at[None, :], mask=is_in, other=0.0)
+            w_first = tl.load(w + first[:, None] * K + at[None, :], mask=is_in, other=0.0)
+            w_second = tl.load(w + second[:, None] * K + at[None, :], mask=is_in, other=0.0)
+        a = tl.dot(w_first.to(x_tile.dtype), tl.trans(x_tile), a, input_precision="ieee")
+        b = tl.dot(w_second.to(x_tile.dtype), tl.trans(x_tile), b, input_precision="ieee")
     return a, b
+
+
+@triton.jit
+def _multiply_rounded(
+    x, steps, w, first, second, K, begin, end,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """Both products as one that is twice as tall: each is waited for before its step is applied, and a program has one
+    wait at a time. All of its `GROUPS` steps or fewer are read before the loop, which then finds them in the
+    first-level cache; there, they would be waited for as long as memory is busy with weights."""
+    m, k = tl.arange(0, ROWS), tl.arange(0, GROUP)
+    rows = tl.reshape(tl.permute(tl.join(first, second), (1, 0)), (2 * BLOCK_N,))
+    group = tl.minimum(begin // GROUP + tl.arange(0, GROUPS), end // GROUP - 1)
+    lowest = tl.min(tl.min(tl.load(steps + group[:, None] * ROWS + m[None, :]), 1), 0)
+    # Steps are positive, which the compiler does not know, or it would not read them here.
+    acc = tl.zeros((2 * BLOCK_N, ROWS), tl.float32) + tl.where(lowest < 0, 1.0, 0.0)
+    for start in range(begin, end, BLOCK_K):
+        for part in tl.static_range(BLOCK_K // GROUP):
+            at = start + part * GROUP + k
+            x_tile = tl.load(x + m[:, None] * K + at[None, :])
+            w_tile = tl.load(w + rows[:, None] * K + at[None, :])
+            step = tl.load(steps + (start // GROUP + part) * ROWS + m)
+            acc += tl.dot(w_tile, tl.trans(x_tile)) * step[None, :]
+    return tl.split(tl.permute(tl.reshape(acc, (2, BLOCK_N, ROWS)), (1, 2, 0)))
 
 
 @triton.jit
