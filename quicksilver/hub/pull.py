@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from quicksilver.errors import CheckpointRefused, Unavailable
+from quicksilver.errors import CheckpointRefused, ModelNotFound, Unavailable
 from quicksilver.hub.catalogue import Base, Part, load_catalogue
-from quicksilver.hub.resolve import base_path, default_home
+from quicksilver.hub.resolve import base_path, default_home, original_path
 
 _CHUNK = 1 << 20
 
@@ -47,6 +47,24 @@ def pull(name: str, home: Path | None = None, report: Report = lambda done, tota
     """The path of the base file of model `name`, downloaded if it is not there; the network is not touched if it is."""
     catalogue = load_catalogue()
     return pull_base(catalogue.bases[catalogue.model(name).base], home or default_home(), report)
+
+
+def adopt(name: str, folder: Path, home: Path | None = None) -> Path:
+    """Let model `name` run on the user's own safetensors folder of its base from now on; nothing is copied."""
+    catalogue = load_catalogue()
+    link = original_path(catalogue.bases[catalogue.model(name).base], home or default_home())
+    if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+        raise ModelNotFound(f"no config.json and *.safetensors in {folder}; name the folder of the original checkpoint")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder.resolve(), target_is_directory=True)
+    return link
+
+
+def disown(name: str, home: Path | None = None) -> None:
+    """Back to the registry's file."""
+    catalogue = load_catalogue()
+    original_path(catalogue.bases[catalogue.model(name).base], home or default_home()).unlink(missing_ok=True)
 
 
 def is_pulled(name: str, home: Path | None = None) -> bool:

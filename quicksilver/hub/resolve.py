@@ -30,6 +30,11 @@ def base_path(base: Base, home: Path) -> Path:
     return home / "models" / base.name / base.file
 
 
+def original_path(base: Base, home: Path) -> Path:
+    """A link to the user's own copy of the original, where one was taken instead of the registry's file."""
+    return home / "models" / base.name / "original"
+
+
 def resolve(name_or_path: str, home: Path | None = None) -> Checkpoint:
     """Of a path: the checkpoint there. Of a catalogue name: its pulled base and shipped adapters."""
     path = Path(name_or_path)
@@ -37,8 +42,10 @@ def resolve(name_or_path: str, home: Path | None = None) -> Checkpoint:
         return _at_path(path)
     catalogue = load_catalogue()
     model = catalogue.model(name_or_path)
-    weights = base_path(catalogue.bases[model.base], home or default_home())
-    if not weights.is_file():
+    base, home = catalogue.bases[model.base], home or default_home()
+    original = original_path(base, home)
+    weights = original if original.is_dir() else base_path(base, home)
+    if not weights.exists():
         raise ModelNotFound(f"{model.name} is not on this machine yet; run: quicksilver pull {model.name}")
     skill = adapter_path(model.skill) if model.skill else None
     canvas = adapter_path(model.canvas) if model.canvas else None

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 from quicksilver import __version__
+from quicksilver.model.weights import save_model
+from tests.tiny import tiny_model
 from tests.weights import MODEL, nano
 
 
@@ -38,6 +40,15 @@ def test_errors_are_one_line_that_says_what_to_do(tmp_path: Path) -> None:
 
 def test_pull_without_a_name_lists_the_catalogue() -> None:
     assert MODEL in quicksilver("pull").stdout
+
+
+def test_pull_lets_go_of_a_folder_that_the_adapters_do_not_fit(tmp_path: Path) -> None:
+    folder, home = tmp_path / "other", tmp_path / "home"
+    save_model(tiny_model(), folder)
+    refused = quicksilver("pull", MODEL, "--from", str(folder), home=home)
+    assert refused.returncode == 2
+    assert "adapter has 30 layers, the model 2" in refused.stderr
+    assert f"quicksilver pull {MODEL}" in quicksilver("generate", "x", "--model", MODEL, home=home).stderr
 
 
 def test_doctor_names_the_one_thing_to_do(tmp_path: Path) -> None:

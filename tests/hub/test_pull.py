@@ -12,7 +12,7 @@ import pytest
 from quicksilver.errors import CheckpointRefused, ModelNotFound, Unavailable
 from quicksilver.hub import pull as pulling
 from quicksilver.hub.catalogue import Base, Part, load_catalogue
-from quicksilver.hub.pull import is_pulled, pull_base
+from quicksilver.hub.pull import adopt, disown, is_pulled, pull_base
 from quicksilver.hub.resolve import base_path, resolve
 
 PIECES = [b"first piece " * 50, b"second piece " * 40, b"the end"]
@@ -122,3 +122,20 @@ def test_a_base_counts_as_pulled_only_when_it_is_whole(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.truncate(base.bytes)
     assert is_pulled("nano", tmp_path)
+
+
+def test_a_folder_of_the_original_can_stand_in_for_the_registry_file(tmp_path: Path) -> None:
+    original, home = tmp_path / "original", tmp_path / "home"
+    original.mkdir()
+    with pytest.raises(ModelNotFound, match=r"config\.json"):
+        adopt("coder-1.5b", original, home)
+    (original / "config.json").write_text("{}")
+    (original / "model.safetensors").write_bytes(b"")
+    adopt("coder-1.5b", original, home)
+    checkpoint = resolve("coder-1.5b", home)
+    assert checkpoint.weights.resolve() == original
+    assert checkpoint.canvas is not None
+    disown("coder-1.5b", home)
+    with pytest.raises(ModelNotFound, match="quicksilver pull"):
+        resolve("coder-1.5b", home)
+    assert (original / "model.safetensors").exists()
