@@ -28,7 +28,7 @@ from quicksilver.engine.graphs import GraphLimits, capture
 from quicksilver.engine.rounds import RoundGraph, RoundRunner, one_forward
 
 PAST = 512
-TRIES = ("", "by_warps=1", "by_warps=1,ahead=1", "shared=16", "share=1")
+TRIES = ("", "splits=8", "keys=1", "splits=8,keys=1", "shared=16", "share=1")
 
 
 def body_ms(runner: RoundRunner, rows: int, num_canvas: int) -> float:
@@ -51,12 +51,12 @@ def round_ms(runner: RoundRunner) -> float:
 def measure(name: str, tries: list[str]) -> list[dict[str, Any]]:
     model = random_model(SHAPES[name], rank=64)
     limits = GraphLimits(max_rows=128, max_segments=8, context_len=2048)
-    runner = make_runner(model, pages_for(1, limits.context_len), limits)
     found: list[dict[str, Any]] = []
     for words in tries:
         switch_whole(words)
         row: dict[str, Any] = {"model": name, "try": words}
         try:
+            runner = make_runner(model, pages_for(1, limits.context_len), limits)
             row |= {"ms": body_ms(runner, 16, 0), "draft_ms": body_ms(runner, 16, 15), "round_ms": round_ms(runner)}
         except Exception as error:
             row["failed"] = f"{type(error).__name__}: {str(error)[:200]}"
