@@ -19,18 +19,19 @@ BIASED = replace(PLAIN, family="qwen2", qkv_bias=True)
 
 
 @pytest.mark.parametrize(
-    ("config", "shared_rows", "kinds"),
+    ("config", "ways", "kinds"),
     [
-        (PLAIN, 16, ("one", "canvas")),
-        (PLAIN, 16, ("chunk", "canvas")),
-        (BIASED, 32, ("one", "canvas", "branches")),
-        (PLAIN, 32, ("chunk", "canvas")),
+        (PLAIN, {"SHARED_ROWS": 16}, ("one", "canvas")),
+        (PLAIN, {"SHARED_ROWS": 16, "SPLITS": 8}, ("chunk", "canvas")),
+        (BIASED, {"SHARED_ROWS": 32, "SPLITS": 8}, ("one", "canvas", "branches")),
+        (PLAIN, {"SHARED_ROWS": 32}, ("chunk", "canvas")),
     ],
 )
 def test_every_way_equals_the_plain_network(
-    monkeypatch: pytest.MonkeyPatch, config: ModelConfig, shared_rows: int, kinds: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, config: ModelConfig, ways: dict[str, int], kinds: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(resident, "SHARED_ROWS", shared_rows)
+    for name, value in ways.items():
+        monkeypatch.setattr(resident, name, value)
     checks.check_network(config, 0, True, kinds)
 
 
