@@ -84,6 +84,10 @@ class Task:
         for warps, share, programs in ((4, 2, 264), (4, 2, 132), (8, 1, 132), (4, 1, 132), (4, 3, 396), (8, 2, 264)):
             for block_n, at_once in product(self._columns(), self._at_once()):
                 found |= dict.fromkeys(self._cut(block_n, at_once, programs, (warps, share)))
+        if not self.group and self.linear in ("o", "down"):  # without splits, in narrow tiles
+            tiles = self.size[0] // 32
+            for at_once, share in product(self._at_once(), (1, 2)):
+                found |= dict.fromkeys(self._cut(16, at_once, tiles, (4, share)))
         yield from found
 
     def _columns(self) -> list[int]:

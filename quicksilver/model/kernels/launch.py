@@ -52,7 +52,8 @@ def fetch(pointers):
 def fetch_ahead(w, rows, K, begin, LINES: tl.constexpr, OVERLAPS: tl.constexpr):
     """Before the wait: bring the first lines of these rows of a matrix into the second-level cache."""
     if OVERLAPS:
-        at = tl.minimum(begin + tl.arange(0, LINES) * 64, K - 1)
+        LINE: tl.constexpr = 1024 // w.dtype.element_ty.primitive_bitwidth
+        at = tl.minimum(begin + tl.arange(0, LINES) * LINE, K - 1)
         fetch(w + rows[:, None] * K + at[None, :])
 
 
