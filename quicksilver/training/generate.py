@@ -106,7 +106,7 @@ class Generator:
     def __init__(self, network: Network, prompts: PromptSet, spec: Generate, stop_id: int) -> None:
         self.network, self.spec, self.stop_id = network, spec, stop_id
         device, batch = network.device, spec.batch
-        order = np.random.default_rng(spec.seed).permutation(prompts.num_prompts)
+        order = np.roll(np.random.default_rng(spec.seed).permutation(prompts.num_prompts), -spec.skip)
         self._flat = torch.from_numpy(prompts.token_ids).to(device)
         self._begin = torch.from_numpy(prompts.offsets[:-1][order].copy()).to(device)
         self._end = torch.from_numpy(prompts.offsets[1:][order].copy()).to(device)

@@ -107,6 +107,8 @@ class Generate:
     self_play_share: float = 0.05
     self_play_temperature: float = 0.9
     seed: int = 3
+    skip: int = 0
+    """Prompts that earlier text of this seed answered: they come last."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,14 @@ def generated(network: Network) -> PackedRows:
     return Generator(network, prompt_set(), spec, END).round()
 
 
+def test_prompts_that_were_answered_before_come_last(network: Network) -> None:
+    firsts = []
+    for skip in range(4):
+        spec = Generate(batch=1, row_len=16, max_new_tokens=4, skip=skip)
+        firsts.append(tuple(Generator(network, prompt_set(), spec, END).round().token_ids[0, :2].tolist()))
+    assert sorted(firsts) == sorted(map(tuple, PROMPTS))
+
+
 def test_canvas_training_raises_acceptance_and_verify_stays_exact(network: Network, tmp_path: Path) -> None:
     network = recited(network, tmp_path / "skill")
     optim = Optim(lr=1.5e-2, max_steps=150, warmup_steps=5, log_every=1000)
