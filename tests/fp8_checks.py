@@ -19,6 +19,7 @@ from quicksilver.engine.graphs import GraphLimits, GraphRunner
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels.fp8 import Inputs, can_round
+from quicksilver.model.kernels.head import HeadRows, HeadSpace, propose_rows, read_results
 from quicksilver.model.kernels.project import (
     Beside,
     Norm,
@@ -184,6 +185,29 @@ def check_fp8(config: ModelConfig, seed: int, has_canvas: bool) -> None:
         expect_close(found, plain(on_fp8_weights(model, rounds_inputs=True)), 8e-2 if has_canvas else 1e-3)
 
 
+def check_fp8_head(vocab: int, k: int) -> None:
+    """A head in fp8 proposes what its weights stand for; rows are rounded to fp8 as well where its depth allows it."""
+    torch.manual_seed(0)
+    place, rows = here(), 16
+    hidden, w, gain = place.normal(rows, k), torch.randn(vocab, k, device=place.device) * (3 / k**0.5), place.normal(k)
+    scale = w.abs().amax(-1) / 448
+    rounded = (w / scale[:, None]).to(torch.float8_e4m3fn)
+    wide = hidden.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * gain.float()
+    dtype = torch.float16 if k % 128 else torch.float8_e4m3fn
+    if dtype.itemsize == 1:
+        normed = meant(*round_groups(normed, k))
+    logits = normed @ (rounded.float() * scale[:, None]).T
+    space = HeadSpace.allocate(rounded, rows, dtype)
+    index = torch.arange(rows, device=place.device).int()
+    results = propose_rows(hidden, Norm(gain, 1e-6), Weight(rounded, scale=scale), HeadRows(index), space)
+    token_ids, confidence, _, is_finite = read_results(results)
+    same = token_ids == logits.argmax(-1)
+    assert float(same.float().mean()) >= 0.9, token_ids
+    expect_close(confidence[same], logits.softmax(-1).amax(-1)[same], 1e-2)
+    assert bool(is_finite.all())
+
+
 class _RoundedInputs(nn.Module):
     """A linear whose input is rounded to fp8 with one step for each `group` columns."""
 
@@ -215,6 +239,8 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
             shape = TRUE_SHAPES[name]
             yield f"fp8 qkv {name} rows={rows}", lambda s=shape, r=rows: check_rounded_qkv(0, s, r)
             yield f"fp8 ffn {name} rows={rows}", lambda s=shape, r=rows: check_rounded_ffn(0, s, r)
+    for k in (576, 1536):
+        yield f"head fp8 {k}", lambda k=k: check_fp8_head(49152, k)
     for config in (SMALL, WIDE_PARTS):
         for has_canvas in (False, True):
             name = f"network fp8 {config.family} canvas={has_canvas}"

@@ -50,3 +50,9 @@ def test_fp8_inputs_stay_near_what_they_stand_for(has_canvas: bool) -> None:
 def test_rounded_linears_equal_what_they_were_given(rows: int) -> None:
     checks.check_rounded_qkv(0, NARROWEST, rows)
     checks.check_rounded_ffn(0, NARROWEST, rows)
+
+
+@pytest.mark.usefixtures("_true_fp8")
+@pytest.mark.parametrize("k", [96, 128])
+def test_fp8_head_equals_what_it_stands_for(k: int) -> None:
+    checks.check_fp8_head(150, k)

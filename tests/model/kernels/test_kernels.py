@@ -69,7 +69,3 @@ def test_head_equals_the_sampler(temperature: float, has_bitmask: bool) -> None:
 
 def test_head_reports_bad_numbers() -> None:
     checks.check_head_reports_bad_numbers()
-
-
-def test_fp8_head_equals_what_it_stands_for() -> None:
-    checks.check_fp8_head(150, 96)
