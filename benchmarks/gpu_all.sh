@@ -22,6 +22,10 @@ figure() { # seconds, lines of its table, benchmark and options
   grep "^  [a-z]\|^    \|^{\|^rises\|Error" "$warm/figure.log" | tail -n "$lines" | cut -c 1-330
   tar -C "$results" -czf "$out/results.tar.gz" .
 }
+compile_each() { # words of tries in one string, then benchmark and options: a process for each try, and for none
+  local tries=$1; shift
+  for words in "" $tries; do compile "$1_$2_$3_$words" "$@" --tries "$words"; done
+}
 check() { # the words of switch_whole, then names of checks; side by side
   local words=$1; shift
   for kind in "$@"; do compile "check_${kind// /_}_$words" gpu_check --only "$kind" --whole "$words"; done
@@ -40,9 +44,9 @@ small_figures() {
   figure 40 9 gpu_forward --models 135M,1.5B --rows 1,16,64,256 --profile
 }
 
-forward_8B_fp8=(gpu_forward --models 8B --schemes fp8 --rows 16,32,64 --tries "" programs=240 depth=64 overlap=0)
-forward_1_5B_fp8=(gpu_forward --models 1.5B --schemes fp8 --rows 16,64 --tries "" programs=240)
-whole_135M=(gpu_whole --tries "" splits=8 keys=1 splits=8,keys=1)
+fp8_tries="programs=240 depth=64 overlap=0" whole_tries="splits=8 keys=1 splits=8,keys=1 splits=8,keys=1,share=2"
+forward_8B_fp8=(gpu_forward --models 8B --schemes fp8 --rows 16,32,64)
+forward_1_5B_fp8=(gpu_forward --models 1.5B --schemes fp8 --rows 16,64)
 verify_135M=(gpu_verify --models 135M --one-forward 8)
 tries_compile() {
   check "" "fp8 qkv" "fp8 ffn" "network fp8" "head fp8" "attention h" "network llama" "rounds true" "rounds parts"
@@ -50,11 +54,11 @@ tries_compile() {
   check programs=240 "fp8 qkv 8B" "fp8 ffn 8B"
   wait
   # Two layers are launched as all of them are, if it is said whether launches overlap.
-  compile forward_8B_fp8 "${forward_8B_fp8[@]}" --layers 2
+  compile_each "$fp8_tries" "${forward_8B_fp8[@]}" --layers 2
   compile forward_8B gpu_forward --models 8B --rows 16,32 --tries overlap=0 --layers 2
   compile forward_1.5B gpu_forward --models 1.5B --rows 16,64 --layers 2
-  compile forward_1.5B_fp8 "${forward_1_5B_fp8[@]}" --layers 2
-  compile whole_135M "${whole_135M[@]}"
+  compile_each programs=240 "${forward_1_5B_fp8[@]}" --layers 2
+  compile_each "$whole_tries" gpu_whole --models 135M
   compile verify_135M "${verify_135M[@]}" --rounds 5
   compile verify_135M_try "${verify_135M[@]}" --rounds 5 --whole splits=8,keys=1
   compile prefill gpu_prefill --model 4B --prompts 1024 # the attention of 8B is that of 4B
@@ -68,15 +72,15 @@ tries_compile() {
   compile tiles gpu_tiles --compile-seconds 100 --seconds 0
 }
 tries_figures() {
-  figure 50 12 "${forward_8B_fp8[@]}"
-  figure 30 4 "${whole_135M[@]}"
+  figure 50 12 "${forward_8B_fp8[@]}" --tries "" $fp8_tries
+  figure 40 5 gpu_whole --models 135M --tries "" $whole_tries
   figure 40 3 gpu_prefill --prompts 1024,4096,32768
   figure 40 1 gpu_canvas_peer
   figure 30 3 "${verify_135M[@]}" --rounds 100 --whole splits=8,keys=1
   figure 110 130 gpu_tiles --compile-seconds 40 --seconds 50
   figure 30 12 gpu_forward --models 8B --rows 16 --schemes fp8 --profile
   figure 30 11 gpu_forward --models 1.5B --rows 16,64 --profile
-  figure 30 4 "${forward_1_5B_fp8[@]}"
+  figure 30 4 "${forward_1_5B_fp8[@]}" --tries "" programs=240
   figure 30 2 gpu_forward --models 8B --rows 16,32
   figure 30 3 "${verify_135M[@]}" --rounds 100
 }
