@@ -119,7 +119,8 @@ def device(bench: Bench, seconds: float) -> None:
     for (rows, is_gated), ms in sorted(pace.forward_ms.items()) if pace else ():
         bench.book.add("device", {"rows": rows, "with_adapter": is_gated, "ms": ms})
     for count in STREAMS if pace else ():
-        lengths = {f"at_{chance}": pace.canvas_len(count, chance) for chance in (0.5, 0.7, 0.8, 0.9)} if pace else {}
+        chances = {chance: [chance**place for place in range(1, 16)] for chance in (0.5, 0.7, 0.8, 0.9)}
+        lengths = {f"at_{c}": pace.canvas_len(count, survival) for c, survival in chances.items()} if pace else {}
         bench.book.add("device", {"streams": count, **lengths})
 
 

@@ -159,11 +159,11 @@ def text_of(
 
 
 def expect_true_usage(usage: Usage, shape: RoundShape, num_prompts: int) -> None:
-    """A round is two forwards, or one behind a first that drafts. Near the end of the answer canvases no longer fit a
-    round's graph and take two each, and so does the first after another request comes or goes. Every forward commits a
-    token beside what it accepts, but the last may have no room for its own."""
+    """A round is two forwards, or one behind a first that drafts. One more may give a last single token, and one or two
+    the change when another request comes or goes. Every forward commits a token beside what it accepts, but the last
+    may have no room for its own."""
     if shape.num_sets:
-        assert 1 <= usage.forwards - usage.rounds <= shape.canvas_len // 2 + 2 * num_prompts, usage
+        assert 1 <= usage.forwards - usage.rounds <= 2 * num_prompts, usage
     else:
         assert abs(usage.forwards - 2 * usage.rounds) <= 1, usage
     assert 0 <= usage.forwards + usage.accepted - usage.completion_tokens <= 1, usage

@@ -45,12 +45,11 @@ def commit(work: Work, outcome: Outcome) -> list[Event]:
         raise RowFailed("the model returned non-finite numbers for this request")
     assert sequence.canvas is not None
     decision = sequence.decoder.decide(sequence.canvas, outcome.proposal)
-    sequence.rejected += sequence.canvas.is_draft and decision.num_accepted < len(sequence.canvas.token_ids)
     decision = _keep_lawful(sequence, decision, outcome.proposal)
     decision = end_early(decision, sequence.request.params.stop_ids)
     decision = _with_draft(sequence, decision, outcome.draft)
     _remember_logprobs(sequence, outcome, decision)
-    sequence.canvas = decision.canvas
+    sequence.canvas, sequence.is_draft_free = decision.canvas, outcome.draft is not None
     committed = _extend(sequence, decision.commit)
     # Of what agreed, only what the answer took, and the token that ended it.
     sequence.accepted += min(decision.num_accepted, len(committed.decided) + (committed.finish is FinishReason.STOP))

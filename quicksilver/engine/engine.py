@@ -30,6 +30,7 @@ from quicksilver.engine.admit import check_request, check_score
 from quicksilver.engine.commit import begin, commit
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.meter import Meter, Metered, excess_of
+from quicksilver.engine.pace import agreement
 from quicksilver.engine.pages import PagePool
 from quicksilver.engine.runner import Outcome, Runner
 from quicksilver.engine.scheduler import Scheduler
@@ -190,8 +191,15 @@ class Engine:
         elif isinstance(sequence.decoder, Scorer):
             self._guarded(sequence, lambda: self._scored(sequence, outcome))
         else:
+            self._remember(work, outcome)
             self._guarded(sequence, lambda: commit(work, outcome))
         self._publish(sequence)
+
+    def _remember(self, work: Work, outcome: Outcome) -> None:
+        """How much of a draft proved right, for the lengths of those to come."""
+        if work.tail is not None and work.tail.is_causal:
+            draft = work.tail.token_ids
+            self.scheduler.memory.add(agreement(outcome.proposal.token_ids.tolist(), draft), len(draft))
 
     def _scored(self, sequence: Sequence, outcome: Outcome) -> list[StepEvent]:
         assert isinstance(sequence.decoder, Scorer)

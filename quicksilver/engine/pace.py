@@ -6,23 +6,28 @@ where drafts keep failing, requests go on as plain AR does; what they say is the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from quicksilver.engine.sequence import Sequence
-
 LENS = (1, 2, 4, 8, 16)
-USUAL_CHANCE, USUAL_WEIGHT = 0.75, 12
-"""What is believed of drafted tokens before any were seen, and how many seen tokens outweigh that."""
-HOST_MS, HOST_MS_PER_REQUEST, HOST_MS_PER_ROW = 0.2, 0.03, 0.002
-"""What a step costs on the host."""
+LONGEST_DRAFT = LENS[-1] - 1
+USUAL_CHANCE, USUAL_WEIGHT = 0.75, 4
+"""What is believed of a drafted token before any were seen, and how many seen ones outweigh that."""
+FADING = 0.993
+"""What a step leaves of the memory: half of it goes in a hundred."""
+BLIND = 0.87
+"""What is left of a draft's yield where a forward both drafts and verifies: its drafts do not know the token with which
+the verification corrects them. Seen: 0.82 to 1; the low half, since such rounds lose more where they are wrong."""
+HOST_MS, HOST_MS_PER_REQUEST, HOST_MS_PER_ROW = 0.8, 0.06, 0.01
+"""What a step costs on the host where no graph runs ahead of it."""
 MARGIN = 1.05
-"""How much better than autoregression a round must look."""
+"""How much better than autoregression a round must look, and than the round in use: a change costs a round or two."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedRound:
-    """A round graph, which runs ahead of the host. A round of one forward yields a token less."""
+    """So many requests that draft so many tokens each and verify them."""
 
     num_requests: int
     """The most it carries."""
@@ -30,57 +35,87 @@ class TimedRound:
     is_one_forward: bool
     ms: float
 
+    def speed(self, survival: Seq[float]) -> float:
+        """Tokens a millisecond for each request: the causal model's own two, or the only one where a round is one
+        forward, and between them the drafted ones that are right up to the first that is not."""
+        drafted = sum(survival[: self.canvas_len - 1])
+        own = 1 if self.canvas_len == 1 or self.is_one_forward else 2
+        return (own + (BLIND * drafted if self.is_one_forward else drafted)) / self.ms
+
+
+class Memory:
+    """What became of drafted tokens lately, by their place in the draft, whoever asked: the best guess for the next."""
+
+    def __init__(self) -> None:
+        self._tried = [0.0] * LONGEST_DRAFT
+        self._held = [0.0] * LONGEST_DRAFT
+
+    def add(self, accepted: int, drafted: int) -> None:
+        """A verification. What stood behind the first wrong token was not tried."""
+        for i in range(min(accepted + 1, drafted, LONGEST_DRAFT)):
+            self._tried[i] += 1
+            self._held[i] += i < accepted
+
+    def fade(self) -> None:
+        self._tried = [count * FADING for count in self._tried]
+        self._held = [count * FADING for count in self._held]
+
+    def survival(self) -> list[float]:
+        """How likely the first drafted token proves right, the first two, the first three. Where little was seen a
+        place is believed to be like the one before."""
+        chance, alive, found = USUAL_CHANCE, 1.0, []
+        for tried, held in zip(self._tried, self._held, strict=True):
+            chance = (held + USUAL_WEIGHT * chance) / (tried + USUAL_WEIGHT)
+            alive *= chance
+            found.append(alive)
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
     forward_ms: Mapping[tuple[int, bool], float]
     """(rows a forward has room for, whether canvas rows wear the adapter) -> its time, head included."""
     rounds: tuple[TimedRound, ...] = ()
-    _known: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Graphs of whole rounds, which run ahead of the host."""
+    _known: dict[int, tuple[TimedRound, ...]] = field(default_factory=dict)
 
-    def canvas_len(self, num_requests: int, chance: float) -> int:
-        """The length that gives most tokens a second when so many run and a drafted token is right with `chance`."""
-        key = (max(num_requests, 1), round(50 * chance))
-        if key not in self._known:
-            self._known[key] = self._best_len(key[0], key[1] / 50)
-        return self._known[key]
-
-    def _best_len(self, num_requests: int, chance: float) -> int:
-        speeds = {n: self._crowd_speed(num_requests, n, chance) for n in LENS}
-        room = min((graph.num_requests for graph in self.rounds if graph.num_requests >= num_requests), default=0)
-        for graph in self.rounds:
-            if graph.num_requests == room:
-                speed = (yield_of(graph.canvas_len, chance) - graph.is_one_forward) / graph.ms
-                speeds[graph.canvas_len] = max(speeds.get(graph.canvas_len, 0.0), speed)
+    def canvas_len(self, num_requests: int, survival: Seq[float], current: int = 0) -> int:
+        """The length that gives most tokens a second when so many run; the current one unless that is clearly worse."""
+        speeds = dict.fromkeys(LENS, 0.0)
+        for way in self._ways(max(num_requests, 1)):
+            speeds[way.canvas_len] = max(speeds.get(way.canvas_len, 0.0), way.speed(survival))
+        speeds[1] *= MARGIN
         best = max(speeds, key=lambda n: speeds[n])
-        return best if speeds[best] > MARGIN * speeds[1] else 1
+        return current if MARGIN * speeds.get(current, 0.0) > speeds[best] else best
 
-    def _crowd_speed(self, num_requests: int, canvas_len: int, chance: float) -> float:
-        """Tokens a millisecond for each request; 0 where nothing that large was timed."""
+    def _ways(self, num_requests: int) -> tuple[TimedRound, ...]:
+        """All rounds that so many requests can have: graphs, and forwards one by one."""
+        if num_requests not in self._known:
+            room = min((graph.num_requests for graph in self.rounds if graph.num_requests >= num_requests), default=0)
+            ways = [graph for graph in self.rounds if graph.num_requests == room]
+            for canvas_len in LENS:
+                ms = self._host_driven_ms(num_requests, canvas_len)
+                ways += [TimedRound(num_requests, canvas_len, False, ms)] if ms is not None else []
+            self._known[num_requests] = tuple(ways)
+        return self._known[num_requests]
+
+    def _host_driven_ms(self, num_requests: int, canvas_len: int) -> float | None:
+        """None where nothing that large was timed."""
         rows = num_requests * canvas_len
         plain, gated = (self._forward_ms(rows, is_gated) for is_gated in (False, True))
         if plain is None or gated is None:
-            return 0.0
+            return None
         host_ms = HOST_MS + HOST_MS_PER_REQUEST * num_requests + HOST_MS_PER_ROW * rows
-        if canvas_len == 1:
-            return 1 / (plain + host_ms)
-        return yield_of(canvas_len, chance) / (plain + gated + 2 * host_ms)
+        return plain + host_ms if canvas_len == 1 else plain + gated + 2 * host_ms
 
     def _forward_ms(self, rows: int, is_gated: bool) -> float | None:
         room = min((size for size, gated in self.forward_ms if gated == is_gated and size >= rows), default=None)
         return None if room is None else self.forward_ms[room, is_gated]
 
 
-def yield_of(canvas_len: int, chance: float) -> float:
-    """Tokens of a round of two forwards: the causal model's own two, and between them the drafted ones that are right
-    up to the first that is not."""
-    return 1.0 if canvas_len == 1 else 2 + sum(chance**i for i in range(1, canvas_len))
-
-
-def chance_of(sequences: Iterable[Sequence]) -> float:
-    """How likely the next drafted token of these requests is right, from what became of theirs so far."""
-    accepted, rejected = USUAL_CHANCE * USUAL_WEIGHT, (1 - USUAL_CHANCE) * USUAL_WEIGHT
-    for sequence in sequences:
-        accepted += sequence.accepted
-        rejected += sequence.rejected
-    return accepted / (accepted + rejected)
+def agreement(proposed: Seq[int], draft: Seq[int]) -> int:
+    """How many tokens of a draft are what was proposed in their place, up to the first that is not."""
+    accepted = 0
+    while accepted < len(draft) and proposed[accepted] == draft[accepted]:
+        accepted += 1
+    return accepted

@@ -11,21 +11,20 @@ the committed text, which the next forward overwrites.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from quicksilver.core import DecoderName
 from quicksilver.diffusion.sample import Proposal
+from quicksilver.engine.flight import Flight, RoundShape, one_forward
 from quicksilver.engine.graphs import (
     SMALLEST,
     GraphLimits,
     GraphRunner,
     HeadBuffers,
+    Mark,
     RowBuffers,
     bucket_of,
     capture,
@@ -34,7 +33,7 @@ from quicksilver.engine.graphs import (
 )
 from quicksilver.engine.pace import Pace, TimedRound
 from quicksilver.engine.runner import Outcome
-from quicksilver.engine.sequence import Sequence, Work
+from quicksilver.engine.sequence import Work
 from quicksilver.engine.transition import (
     RoundState,
     take_chosen,
@@ -48,32 +47,13 @@ from quicksilver.model.kernels.attention import cut_tiles
 from quicksilver.model.kernels.head import HeadRows, propose_rows, read_results
 from quicksilver.model.transformer import Transformer
 
+__all__ = ["RoundGraph", "RoundRunner", "RoundShape", "one_forward"]
+
 DEPTH, SHORT_DEPTH = 2, 3
 """Rounds the device may be ahead of what the host has read: one runs and one waits, which is enough unless a round is a
 single token. What is ahead when a request ends is wasted, and the next request waits for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoundShape:
-    """A round graph: so many sequences with canvases of so many tokens. A canvas of one is plain autoregression, a
-    round of one forward."""
-
-    num_sequences: int
-    canvas_len: int
-    num_sets: int = 0
-    """Draft sets that ride in the verify forward, one for every acceptance; 0 drafts in a forward of its own."""
-
-    @property
-    def num_verify(self) -> int:
-        return self.num_sequences * self.canvas_len
-
-    @property
-    def num_proposals(self) -> int:
-        return self.num_verify + self.num_sequences * self.num_sets * (self.canvas_len - 1)
-
-
-def one_forward(num_sequences: int, canvas_len: int) -> RoundShape:
-    return RoundShape(num_sequences, canvas_len, canvas_len)
+USUAL_CONTEXT = 512
+"""Cached tokens behind which rounds are timed."""
 
 
 class RoundGraph:
@@ -102,8 +82,10 @@ class RoundGraph:
         sets = torch.arange(shape.num_proposals - shape.num_verify) + self.first_set
         self.head.ints[0, shape.num_verify : shape.num_proposals] = sets
         self.state = RoundState.allocate(shape.num_sequences, shape.canvas_len, device)
+        self.host_state = self.state.on_host()
+        self.sent = Mark(device)
         self.results = torch.zeros(1 if shape.num_sets else 2, 4, num_heads, dtype=torch.int32, device=device)
-        self._replays: dict[bool, Callable[[], None]] = {}
+        self._replays: dict[tuple[bool, bool], Callable[[], None]] = {}
 
     def _tiles(self, tile_rows: int) -> list[tuple[int, int, int]]:
         """Runs of rows of one sequence: its verify rows and, elsewhere, its sets."""
@@ -113,15 +95,9 @@ class RoundGraph:
         sets = [(start, start + masks) for start in starts]
         return cut_tiles(segments, tile_rows) + cut_tiles(sets, tile_rows)
 
-    def proposals_of(self, b: int) -> tuple[slice, slice]:
-        """Where sequence b's verify rows and its sets are among the proposals."""
-        shape = self.shape
-        masks = shape.num_sets * (shape.canvas_len - 1)
-        first = shape.num_verify + b * masks
-        return slice(b * shape.canvas_len, (b + 1) * shape.canvas_len), slice(first, first + masks)
-
-    def launch(self, is_drawn: bool) -> tuple[Tensor, Callable[[], None]]:
-        self.prepare(is_drawn)()
+    def launch(self, is_drawn: bool, has_draft: bool = False) -> tuple[Tensor, Callable[[], None]]:
+        """Where a round is two forwards and its sequences have drafts, only the second runs."""
+        self.prepare(is_drawn, has_draft)()
         host = torch.empty_like(self.results, device="cpu", pin_memory=self.results.is_cuda)
         host.copy_(self.results, non_blocking=True)
         if not self.results.is_cuda:
@@ -130,22 +106,36 @@ class RoundGraph:
         done.record()
         return host, done.synchronize
 
-    def prepare(self, is_drawn: bool) -> Callable[[], None]:
-        if is_drawn not in self._replays:
+    def prepare(self, is_drawn: bool, has_draft: bool = False) -> Callable[[], None]:
+        key = (is_drawn, has_draft and self.shape.has_halves)
+        if key not in self._replays:
             assert bool((self.state.position < 0).all()), "a round graph is captured while it holds no sequence"
-            self._replays[is_drawn] = capture(lambda: self._round(is_drawn), self.runner.device, self.runner.pool)
-        return self._replays[is_drawn]
+            self._replays[key] = capture(lambda: self._round(*key), self.runner.device, self.runner.pool)
+        return self._replays[key]
 
-    def _round(self, is_drawn: bool) -> None:
+    def time(self) -> float:
+        """Milliseconds of a round behind a context of the usual length, or of what the cache has room for. Writes into
+        the first pages."""
+        pages, page_size = self.rows.inputs.tables.pages, self.runner.cache.page_size
+        num_pages = min(pages.shape[1], self.runner.cache.k.shape[1] // page_size)
+        pages.copy_(torch.arange(pages.shape[1]).clamp(max=num_pages - 1)[None])
+        self.state.last.fill_(0)
+        self.state.position.fill_(max(min(USUAL_CONTEXT, num_pages * page_size - 8 * (self.shape.canvas_len + 1)), -1))
+        ms = time_replay(self.prepare(is_drawn=False))
+        self.state.cells.fill_(-1)
+        pages.fill_(-1)
+        return ms
+
+    def _round(self, is_drawn: bool, has_draft: bool) -> None:
         if self.shape.num_sets:
             self._forward_with_sets(is_drawn)
             return
-        self._forward(0, is_drawn)
-        take_draft(self.state, self.results[0, 0])
-        if self.shape.canvas_len == 1:
-            return
-        self._forward(1, is_drawn)
-        take_verified(self.state, self.results[1, 0])
+        if not has_draft:
+            self._forward(0, is_drawn)
+            take_draft(self.state, self.results[0, 0])
+        if self.shape.has_halves:
+            self._forward(1, is_drawn)
+            take_verified(self.state, self.results[1, 0])
 
     def _forward(self, half: int, is_drawn: bool) -> None:
         tables = self.rows.inputs.tables
@@ -167,42 +157,6 @@ class RoundGraph:
         propose_rows(x, weights.norm, weights.head, rows, self.head.space.with_results(self.results[half]))
 
 
-@dataclass(slots=True)
-class Flight:
-    """The sequences a round graph is carrying, as the host last saw them, and the rounds it has not read yet."""
-
-    graph: RoundGraph
-    index: dict[Sequence, int]
-    is_drawn: bool
-    ends: list[int]
-    """Committed length of each sequence that the next `run` should ask for."""
-    drafts: list[tuple[int, ...]]
-    """The tokens that the next `run` should ask to verify; empty where it should ask for a draft."""
-    rounds: deque[tuple[Tensor, Callable[[], None]]] = field(default_factory=deque)
-    landed: Tensor | None = None
-    """Results of the round whose verify half has not been asked for."""
-
-    def expects(self, works: Seq[Work]) -> bool:
-        return len(works) == len(self.index) and all(self._expects(work) for work in works)
-
-    def _expects(self, work: Work) -> bool:
-        b = self.index.get(work.sequence)
-        if b is None or work.tail is None or (work.start, work.end) != (self.ends[b] - 1, self.ends[b]):
-            return False
-        if self.drafts[b]:
-            return work.tail.is_causal and work.tail.token_ids == self.drafts[b]
-        return is_draft(work) and len(work.tail.token_ids) == self.graph.shape.canvas_len - 1
-
-    def has_pages(self, sequences: Seq[Sequence], page_size: int) -> bool:
-        """Whether another round would write into pages that its sequences hold, however much is accepted."""
-        canvas_len = self.graph.shape.canvas_len
-        longest = canvas_len if self.graph.shape.num_sets else canvas_len + 1
-        unread = len(self.rounds) * longest + (canvas_len if self.landed is not None else 0)
-        reach = unread + canvas_len
-        held = [min(len(s.pages), self.graph.host_pages.shape[1]) * page_size for s in sequences]
-        return all(h >= self.ends[self.index[s]] + reach for s, h in zip(sequences, held, strict=True))
-
-
 class RoundRunner(GraphRunner):
     def __init__(self, model: Transformer, cache: PagedCache, logit_rows: int, limits: GraphLimits) -> None:
         super().__init__(model, cache, logit_rows, limits)
@@ -214,18 +168,19 @@ class RoundRunner(GraphRunner):
         for shape in shapes:
             self._graphs[shape] = RoundGraph(self, shape)
             for is_drawn in (False, True):
-                self._graphs[shape].prepare(is_drawn)
+                for has_draft in (False, True):
+                    self._graphs[shape].prepare(is_drawn, has_draft)
 
     def measure(self) -> None:
         """Time what was prepared, so that canvases can be as long as pays here. Before the first request."""
         rounds = tuple(
-            TimedRound(shape.num_sequences, shape.canvas_len, shape.num_sets > 0, time_replay(graph.prepare(False)))
+            TimedRound(shape.num_sequences, shape.canvas_len, shape.num_sets > 0, graph.time())
             for shape, graph in self._graphs.items()
         )
         self.pace = Pace(self.forward_ms(), rounds)
 
     def run(self, works: Seq[Work]) -> list[Outcome | None]:
-        if self._flight is not None and not (self._flight.expects(works) and self._launch_ahead(works)):
+        if self._flight is not None and not (self._flight.expects(works) and self._launch_ahead()):
             self._drop()
         if self._flight is None:
             self._take_off(works)
@@ -234,128 +189,73 @@ class RoundRunner(GraphRunner):
         return self._land(self._flight, works)
 
     def _take_off(self, works: Seq[Work]) -> None:
-        if not works or not all(is_draft(work) and is_plain(work) for work in works):
+        fitting = [shape for shape in self._graphs if shape.takes(works)]
+        if not fitting or not all(is_plain(work) for work in works):
             return
-        lens = {len(work.tail.token_ids) + 1 for work in works if work.tail is not None}
-        fitting = [s for s in self._graphs if {s.canvas_len} == lens and s.num_sequences >= len(works)]
-        if not fitting:
-            return
-        graph = self._graphs[min(fitting, key=lambda shape: (shape.num_sequences, -shape.num_sets))]
-        is_drawn = any(work.sequence.request.params.temperature > 0 for work in works)
-        index = {work.sequence: b for b, work in enumerate(works)}
-        flight = Flight(graph, index, is_drawn, [work.end for work in works], [()] * len(works))
-        if flight.has_pages([work.sequence for work in works], self.cache.page_size):
-            _load(graph, works)
+        shape = min(fitting, key=lambda shape: (shape.num_sequences, shape.canvas_len, -shape.num_sets))
+        flight, graph = Flight.of(shape, works), self._graphs[shape]
+        if self._has_pages(flight):
+            _load(graph, works, flight.is_drawn)
             self._flight = flight
-            self._launch_ahead(works)
+            self._launch_ahead()
 
     def _land(self, flight: Flight, works: Seq[Work]) -> list[Outcome | None]:
         """The half of a round that `works` asks for, or the whole of it where it is one forward."""
-        if flight.graph.shape.num_sets:
-            results, wait = flight.rounds.popleft()
+        if flight.landed is None:
+            flight.landed, wait = flight.rounds.popleft()
             wait()
-            return [_choose(flight, results[0], work) for work in works]
-        half = 0 if flight.landed is None else 1
-        if half == 0:
-            results, wait = flight.rounds.popleft()
-            wait()
-            flight.landed = results
-        assert flight.landed is not None
-        outcomes = [_outcome(flight, flight.landed[half], work) for work in works]
-        for work, outcome in zip(works, outcomes, strict=True):
-            _advance(flight, flight.index[work.sequence], half, outcome.proposal.token_ids.tolist())
-        if half == 1 or flight.graph.shape.canvas_len == 1:
+        outcomes = flight.take(works, Proposal(*read_results(flight.landed[flight.half])))
+        if flight.half == 0:
             flight.landed = None
         return list(outcomes)
 
-    def _launch_ahead(self, works: Seq[Work]) -> bool:
+    def _launch_ahead(self) -> bool:
         """Keep the device busy before waiting for it; False when there is nothing to wait for, for want of pages."""
         flight = self._flight
         assert flight is not None
-        sequences = [work.sequence for work in works]
-        depth = SHORT_DEPTH if flight.graph.shape.canvas_len == 1 else DEPTH
-        while len(flight.rounds) < depth and flight.has_pages(sequences, self.cache.page_size):
-            _send_pages(flight.graph, [(flight.index[s], s) for s in sequences])
-            flight.rounds.append(flight.graph.launch(flight.is_drawn))
+        graph = self._graphs[flight.shape]
+        depth = SHORT_DEPTH if flight.shape.canvas_len == 1 else DEPTH
+        while len(flight.rounds) < depth and not flight.is_enough() and self._has_pages(flight):
+            _send_pages(graph, flight)
+            is_first = not flight.rounds and flight.landed is None
+            flight.rounds.append(graph.launch(flight.is_drawn, has_draft=is_first and flight.half == 1))
         return flight.landed is not None or bool(flight.rounds)
 
+    def _has_pages(self, flight: Flight) -> bool:
+        return flight.has_pages(self.cache.page_size, self.pages.shape[1])
+
     def _drop(self) -> None:
-        """Forget what ran ahead, once it has run: nothing may write behind the back of the next forward."""
+        """Forget what ran ahead. It still runs, before anything that is queued from now on; so nothing waits for it."""
         assert self._flight is not None
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-        self._flight.graph.state.position.fill_(-1)
+        self._graphs[self._flight.shape].state.position.fill_(-1)
         self._flight = None
 
 
-def is_draft(work: Work) -> bool:
-    """Whether `work` is one committed token and a canvas of masks: the first half of a verify round."""
-    name = work.sequence.request.params.decoder.name
-    if work.tail is None or name not in (DecoderName.VERIFY, DecoderName.AR) or work.end - work.start != 1:
-        return False
-    return not work.tail.is_causal and all(work.tail.is_masked)
-
-
-def _load(graph: RoundGraph, works: Seq[Work]) -> None:
-    """The sequences' state onto the device; the only time the host writes it."""
-    head = graph.head
-    ints = torch.tensor([[work.sequence.tokens[work.end - 1], work.end - 1] for work in works], dtype=torch.int32)
-    graph.state.position.fill_(-1)
-    graph.state.draft.fill_(-1)
-    graph.state.last[: len(works)] = ints[:, 0].to(graph.state.last.device)
-    graph.state.position[: len(works)] = ints[:, 1].to(graph.state.last.device)
+def _load(graph: RoundGraph, works: Seq[Work], is_drawn: bool) -> None:
+    """The sequences' state onto the device; the only time the host writes it. Waits only for copies of its buffers."""
+    graph.sent.wait()
+    host, head = graph.host_state, graph.head
+    host.cells.fill_(-1)
     for b, work in enumerate(works):
-        params = work.sequence.request.params
-        for rows in graph.proposals_of(b):
+        params, draft = work.sequence.request.params, work.tail.token_ids if work.tail and work.tail.is_causal else ()
+        host.last[b], host.position[b] = work.sequence.tokens[work.end - 1], work.end - 1
+        host.draft[b, : len(draft)] = torch.tensor(draft, dtype=torch.int32)
+        for rows in graph.shape.proposals_of(b):
             head.host_seeds[rows], head.host_heat[rows] = params.seed, params.temperature
-    head.seeds.copy_(head.host_seeds)
-    head.heat.copy_(head.host_heat)
+    graph.state.cells.copy_(host.cells, non_blocking=True)
+    if is_drawn:
+        head.seeds.copy_(head.host_seeds, non_blocking=True)
+        head.heat.copy_(head.host_heat, non_blocking=True)
     graph.host_pages.fill_(-1)
+    graph.sent.mark()
 
 
-def _send_pages(graph: RoundGraph, sequences: Seq[tuple[int, Sequence]]) -> None:
+def _send_pages(graph: RoundGraph, flight: Flight) -> None:
     """Page tables only grow in flight, so a copy still under way can only bring entries early."""
     device = graph.rows.inputs.tables.pages
-    for b, sequence in sequences:
+    for sequence, b in flight.index.items():
         count = min(len(sequence.pages), device.shape[1])
         if int(graph.host_pages[b, count - 1]) != sequence.pages[count - 1]:
             graph.host_pages[b, :count] = torch.tensor(sequence.pages[:count], dtype=torch.int32)
             device[b, :count].copy_(graph.host_pages[b, :count], non_blocking=True)
-
-
-def _outcome(flight: Flight, results: Tensor, work: Work) -> Outcome:
-    canvas_len = flight.graph.shape.canvas_len
-    first = flight.index[work.sequence] * canvas_len
-    return Outcome(Proposal(*read_results(results[:, first : first + canvas_len])), [])
-
-
-def _choose(flight: Flight, results: Tensor, work: Work) -> Outcome:
-    """What a round of one forward says: the verify rows' proposals and the set behind the last that agreed, which is
-    the next draft. The first round of a flight had nothing to verify and answers the request for a draft."""
-    b, num_masks = flight.index[work.sequence], flight.graph.shape.canvas_len - 1
-    rows, sets = flight.graph.proposals_of(b)
-    verified, drafts = results[:, rows], results[:, sets].unflatten(1, (-1, num_masks))
-    accepted = _agreement(verified[0].tolist(), flight.drafts[b])
-    chosen, is_first = drafts[:, accepted], not flight.drafts[b]
-    flight.drafts[b] = tuple(chosen[0].tolist())
-    flight.ends[b] += accepted + 1
-    if is_first:
-        return Outcome(Proposal(*read_results(torch.cat((verified[:, :1], chosen), 1))), [])
-    return Outcome(Proposal(*read_results(verified)), [], draft=Proposal(*read_results(chosen)))
-
-
-def _agreement(tokens: list[int], draft: tuple[int, ...]) -> int:
-    accepted = 0
-    while accepted < len(draft) and tokens[accepted] == draft[accepted]:
-        accepted += 1
-    return accepted
-
-
-def _advance(flight: Flight, b: int, half: int, tokens: list[int]) -> None:
-    """What the device did to its state, repeated on the host's copy."""
-    if half == 0:
-        flight.drafts[b] = tuple(tokens[1:])
-        flight.ends[b] += 1
-        return
-    flight.ends[b] += _agreement(tokens, flight.drafts[b]) + 1
-    flight.drafts[b] = ()
+            graph.sent.mark()

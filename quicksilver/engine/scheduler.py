@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from quicksilver.core import DecoderName
 from quicksilver.engine.config import EngineConfig
-from quicksilver.engine.pace import Pace, chance_of
+from quicksilver.engine.pace import Memory, Pace
 from quicksilver.engine.pages import PagePool
 from quicksilver.engine.sequence import Sequence, Work
 
@@ -29,7 +29,9 @@ class Scheduler:
         self._waiting: OrderedDict[str, deque[Sequence]] = OrderedDict()
         self._turn = 0
         self._rows_left = 0
-        self._chance = 0.0
+        self.memory = Memory()
+        self._survival: list[float] = []
+        self._canvas_len = self._paced_for = 0
         self._is_verifying = False
         self.num_preemptions = 0
 
@@ -58,7 +60,9 @@ class Scheduler:
         works: list[Work] = []
         self._rows_left = self.config.max_rows
         if self.pace is not None:
-            self._chance, self._is_verifying = chance_of(self.running), self._mostly_verify()
+            self.memory.fade()
+            self._survival, self._is_verifying = self.memory.survival(), self._mostly_verify()
+            self._canvas_len, self._paced_for = self._canvas_len if self.running else 0, -1
         for sequence in self._in_turn():
             if sequence not in resting:
                 self._give_work(sequence, works)
@@ -161,10 +165,17 @@ class Scheduler:
             return self.config.one_forward_len
         limits = [1] if self._is_verifying and len(self.running) > 1 else []
         if self.pace is not None:
-            limits.append(self.pace.canvas_len(len(self.running), self._chance))
+            limits.append(self._paced_len(self.pace))
         if self.config.canvas_rows:
             limits.append(max(self.config.canvas_rows // max(len(self.running), 1), SHORTEST_CANVAS))
         return min(limits, default=0)
+
+    def _paced_len(self, pace: Pace) -> int:
+        """What pays for as many as run, asked once a plan for each number of them."""
+        if self._paced_for != len(self.running):
+            self._paced_for = len(self.running)
+            self._canvas_len = pace.canvas_len(len(self.running), self._survival, self._canvas_len)
+        return self._canvas_len
 
     def _mostly_verify(self) -> bool:
         """Whether this forward is to verify: whoever would draft now takes a plain step instead and drafts with the

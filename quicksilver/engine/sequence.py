@@ -36,8 +36,6 @@ class Sequence:
     rows: int = 0
     drafted: int = 0
     accepted: int = 0
-    rejected: int = 0
-    """Verifications that contradicted a drafted token."""
     rounds: int = 0
     logprob_at: dict[int, TokenLogprob] = field(default_factory=dict)
     is_thinking: bool = False
@@ -45,6 +43,8 @@ class Sequence:
     """Seconds that its grammar took of its last step beyond what it may have for nothing."""
     canvas_limit: int = 0
     """The longest canvas that the load allows where its length changes no token; 0 is any."""
+    is_draft_free: bool = False
+    """Whether the draft on the canvas came along with a verification, so that dropping it wastes no forward."""
 
     def __post_init__(self) -> None:
         self.tokens = self.tokens or list(self.request.prompt_ids)
@@ -68,12 +68,18 @@ class Sequence:
         return self.request.params.max_new_tokens - (len(self.tokens) - self.num_prompt)
 
     def tail(self) -> Tail:
-        """The rows after the context; opens a canvas where none is under way, or one that the load no longer allows."""
+        """The rows after the context; opens a canvas where none is under way, or one that no longer suits the load."""
         is_bound = self.canvas_limit and self.request.params.decoder.name is DecoderName.VERIFY
         longest = max(min(self.room, self.canvas_limit) if is_bound else self.room, 1)
-        if self.canvas is None or (is_bound and self.canvas.is_fresh and len(self.canvas.token_ids) > longest):
+        if self.canvas is None or (is_bound and self._is_unsuited(self.canvas, longest)):
             self.canvas = self.decoder.open(longest)
         return self.decoder.tail(self.canvas)
+
+    def _is_unsuited(self, canvas: Canvas, longest: int) -> bool:
+        """Too long and not run yet; or a draft that cost nothing, where longer canvases pay now."""
+        if self.is_draft_free and canvas.is_draft:
+            return len(canvas.token_ids) + 1 < min(longest, self.request.params.decoder.canvas_len)
+        return canvas.is_fresh and len(canvas.token_ids) > longest
 
     def prefix_hashes(self, page_size: int, num_tokens: int) -> list[bytes]:
         """Hashes of the full pages within the first `num_tokens` tokens; the chain is extended, never redone."""

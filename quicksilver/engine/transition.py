@@ -20,16 +20,36 @@ from quicksilver.model.kernels.launch import overlap, wait_turn
 
 @dataclass(frozen=True, slots=True)
 class RoundState:
-    """int32. `last` is the last committed token and `position` its place; `draft` holds K - 1 tokens of K columns."""
+    """int32. `last` is the last committed token and `position` its place; `draft` holds K - 1 tokens of K columns, or
+    -1 for none."""
 
+    cells: Tensor
+    """All of it, for one copy."""
     last: Tensor  # (sequences,)
     position: Tensor  # (sequences,)
     draft: Tensor  # (sequences, K)
 
     @classmethod
     def allocate(cls, num_sequences: int, canvas_len: int, device: torch.device | str) -> RoundState:
-        gaps = torch.full((2, num_sequences), -1, dtype=torch.int32, device=device)
-        return cls(gaps[0], gaps[1], torch.zeros(num_sequences, canvas_len, dtype=torch.int32, device=device))
+        """All gaps."""
+        num_cells = 2 * _apart(num_sequences) + num_sequences * canvas_len
+        return cls._over(torch.full((num_cells,), -1, dtype=torch.int32, device=device), num_sequences)
+
+    def on_host(self) -> RoundState:
+        """A twin to fill and copy from."""
+        cells = self.cells.cpu()
+        return self._over(cells.pin_memory() if self.cells.is_cuda else cells.clone(), len(self.last))
+
+    @classmethod
+    def _over(cls, cells: Tensor, num_sequences: int) -> RoundState:
+        apart = _apart(num_sequences)
+        draft = cells[2 * apart :].view(num_sequences, -1)
+        return cls(cells, cells[:num_sequences], cells[apart : apart + num_sequences], draft)
+
+
+def _apart(num_sequences: int) -> int:
+    """Cells between the parts, each of which begins at a multiple of 16 bytes."""
+    return -(-num_sequences // 4) * 4
 
 
 @triton.jit
