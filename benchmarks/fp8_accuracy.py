@@ -3,8 +3,8 @@ activations rounded to fp8 as well, as the GPU's kernels round them where rows a
 
     python benchmarks/fp8_accuracy.py [--model coder-1.5b] [--tokens 384] TEXT ...
 
-Plain torch in fp32, no GPU: the rounding is in the numbers, not in the kernels. Reports, over all positions, how far the
-next token's distribution moves (KL from the plain network), how often the likeliest token stays, and perplexity.
+Plain torch in fp32, no GPU: the rounding is in the numbers, not in the kernels. Reports, over all positions, how far
+the next token's distribution moves (KL from the plain network), how often the likeliest token stays, and perplexity.
 """
 
 from __future__ import annotations
