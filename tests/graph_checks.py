@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, Request, Usage
 from quicksilver.diffusion.decoder import Canvas
+from quicksilver.diffusion.recall import recall
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.diffusion.verify import Verify
 from quicksilver.engine.batch import Batch
@@ -211,16 +212,23 @@ def check_rounds_equal_plain_autoregression(
 
 
 def check_transition(seed: int, canvas_len: int) -> None:
-    """Draft and acceptance on the device equal the decoder's, for every length of agreement, gaps untouched."""
+    """Draft and acceptance on the device equal the decoder's, for every length of agreement, gaps untouched. Texts of
+    two tokens recall something nearly always."""
     torch.manual_seed(seed)
     device, verify = here().device, Verify(DecoderParams(canvas_len=canvas_len))
-    state = RoundState.allocate(6, canvas_len, device)
-    start = torch.randint(5, 90, (6,))
+    state = RoundState.allocate(6, canvas_len, 128, device)
+    start, text = torch.randint(5, 90, (6,)), torch.randint(0, 2, (6, 128))
     start[2] = -1
     state.position.copy_(start)
+    state.text.copy_(text)
     drafts, checks = torch.randint(0, 2, (2, 6, canvas_len))
+    proposed = drafts.flatten().int().to(device)
+    take_draft(state, proposed)
+    for b in range(6):
+        if b != 2:
+            drafts[b, 1:] = recall([*text[b, : start[b] + 1].tolist(), int(drafts[b, 0])], drafts[b, 1:])
+    assert torch.equal(proposed.cpu().view(6, -1), drafts.int()), "another draft was recalled than the decoder's"
     checks[0, : canvas_len - 1] = drafts[0, 1:]
-    take_draft(state, drafts.flatten().int().to(device))
     take_verified(state, checks.flatten().int().to(device))
     for b in range(6):
         commit: list[int] = []
@@ -232,26 +240,37 @@ def check_transition(seed: int, canvas_len: int) -> None:
             commit, canvas = commit + decision.commit, decision.canvas
         wanted = (-1, -1) if b == 2 else (int(start[b]) + len(commit), commit[-1])
         assert (int(state.position[b]), int(state.last[b])) == wanted, (b, wanted)
+        if b != 2:
+            text[b, start[b] + 1 : start[b] + 1 + len(commit)] = torch.tensor(commit)
+    assert torch.equal(state.text.cpu(), text.int()), "the text is not what was committed"
 
 
 def check_chosen_set(seed: int, canvas_len: int) -> None:
-    """Acceptance picks the set behind the last token that agreed, for every length of agreement."""
+    """Acceptance picks the set behind the last token that agreed, for every length of agreement; every second text
+    recalls what follows that set's first token."""
     torch.manual_seed(seed)
-    device, num_masks, count = here().device, canvas_len - 1, canvas_len + 1
-    state = RoundState.allocate(count, canvas_len, device)
-    state.position.copy_(torch.arange(count) + 7)
+    device, num_masks, count, start = here().device, canvas_len - 1, canvas_len + 1, 12
+    state = RoundState.allocate(count, canvas_len, 64, device)
+    state.position.copy_(torch.arange(count) + start)
     state.position[-1] = -1
     state.draft.copy_(torch.randint(0, 9, (count, canvas_len)))
-    verified = torch.randint(10, 20, (count, canvas_len))
+    verified, text = torch.randint(10, 20, (count, canvas_len)), torch.randint(100, 900, (count, 64))
+    sets = torch.randint(20, 99, (count, canvas_len, num_masks))
     for accepted in range(canvas_len):
         verified[accepted, :accepted] = state.draft[accepted, :accepted].cpu()
-    sets = torch.randint(20, 99, (count, canvas_len, num_masks))
+        said = torch.cat((text[accepted, : start + accepted + 1], verified[accepted, : accepted + 1]))
+        if accepted % 2:
+            text[accepted, :4], text[accepted, 4] = said[-4:], sets[accepted, accepted, 0]
+    state.text.copy_(text)
     old = state.draft.clone()
     take_chosen(state, torch.cat((verified.flatten(), sets.flatten())).int().to(device))
     for accepted in range(canvas_len):
-        assert int(state.position[accepted]) == accepted + 7 + accepted + 1
+        assert int(state.position[accepted]) == accepted + start + accepted + 1
         assert int(state.last[accepted]) == int(verified[accepted, accepted])
-        assert state.draft[accepted, :num_masks].tolist() == sets[accepted, accepted].tolist()
+        said = torch.cat((text[accepted, : start + accepted + 1], verified[accepted, : accepted + 1]))
+        wanted = recall(said.tolist(), sets[accepted, accepted])
+        assert torch.equal(wanted, sets[accepted, accepted]) == (accepted % 2 == 0 or num_masks == 1)
+        assert state.draft[accepted, :num_masks].tolist() == wanted.tolist()
     assert torch.equal(state.draft[-1], old[-1]), "a gap was touched"
 
 

@@ -22,7 +22,7 @@ from quicksilver.core import DecoderName
 from quicksilver.diffusion.decoders import noise_step
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.batch import Batch, build_batch
-from quicksilver.engine.runner import Outcome, Runner
+from quicksilver.engine.runner import Outcome, Runner, recalled
 from quicksilver.engine.score import Scorer
 from quicksilver.engine.sequence import Work
 from quicksilver.model.attention import PagedCache
@@ -182,7 +182,7 @@ class GraphRunner(Runner):
         is_drawn = any(work.sequence.request.params.temperature > 0 for work in works)
         self._replay(("head", bucket_of(count), is_drawn), lambda: self._propose(head, is_drawn))
         proposal = head.read(count)
-        return list(_cut(works, proposal))
+        return recalled(works, _cut(works, proposal))
 
     def prepare(self, row_counts: Seq[int], canvas_lens: Seq[int] = (1, 16)) -> None:
         """Capture the graphs of these row counts and numbers of proposals before the first request needs them."""

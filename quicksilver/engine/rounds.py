@@ -17,6 +17,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from quicksilver.diffusion.recall import WINDOW
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.flight import Flight, RoundShape, one_forward
 from quicksilver.engine.graphs import (
@@ -81,7 +82,8 @@ class RoundGraph:
         self.head.ints[0, : shape.num_verify] = torch.arange(shape.num_verify)
         sets = torch.arange(shape.num_proposals - shape.num_verify) + self.first_set
         self.head.ints[0, shape.num_verify : shape.num_proposals] = sets
-        self.state = RoundState.allocate(shape.num_sequences, shape.canvas_len, device)
+        context_len = runner.pages.shape[1] * runner.cache.page_size
+        self.state = RoundState.allocate(shape.num_sequences, shape.canvas_len, context_len, device)
         self.host_state = self.state.on_host()
         self.sent = Mark(device)
         self.results = torch.zeros(1 if shape.num_sets else 2, 4, num_heads, dtype=torch.int32, device=device)
@@ -240,6 +242,9 @@ def _load(graph: RoundGraph, works: Seq[Work], is_drawn: bool) -> None:
         params, draft = work.sequence.request.params, work.tail.token_ids if work.tail and work.tail.is_causal else ()
         host.last[b], host.position[b] = work.sequence.tokens[work.end - 1], work.end - 1
         host.draft[b, : len(draft)] = torch.tensor(draft, dtype=torch.int32)
+        near = slice(max(work.end - WINDOW, 0), work.end)
+        host.text[b, near] = torch.tensor(work.sequence.tokens[near], dtype=torch.int32)
+        graph.state.text[b, near].copy_(host.text[b, near], non_blocking=True)
         for rows in graph.shape.proposals_of(b):
             head.host_seeds[rows], head.host_heat[rows] = params.seed, params.temperature
     graph.state.cells.copy_(host.cells, non_blocking=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -18,6 +18,7 @@ from quicksilver.core import DecoderName, TokenLogprob
 from quicksilver.diffusion.adjust import Adjustment, adjust
 from quicksilver.diffusion.decoders import noise_step
 from quicksilver.diffusion.edit import left_neighbours
+from quicksilver.diffusion.recall import WINDOW, recall
 from quicksilver.diffusion.reference import sample_rows
 from quicksilver.diffusion.sample import Proposal, SampleRows, propose
 from quicksilver.engine.batch import build_batch
@@ -59,7 +60,7 @@ class Runner:
             num_rows = sum(work.num_proposals for work in tile)
             outcomes += self._read(tile, hidden[:num_rows])
             hidden = hidden[num_rows:]
-        return outcomes
+        return recalled(works, outcomes)
 
     def _forward(self, works: Seq[Work]) -> Tensor:
         """Hidden states of the proposing rows."""
@@ -118,6 +119,22 @@ class Runner:
         token_ids = torch.zeros(1, dtype=torch.int64)
         proposal = Proposal(token_ids, torch.ones(1), torch.zeros(1), torch.tensor([finite]))
         return Outcome(proposal, [], found)
+
+
+def recalled(works: Seq[Work], outcomes: list[Outcome | None]) -> list[Outcome | None]:
+    """Drafts of `verify` with what the text itself recalls in them; everything else as it was."""
+    return [_recalled(work, outcome) for work, outcome in zip(works, outcomes, strict=True)]
+
+
+def _recalled(work: Work, outcome: Outcome | None) -> Outcome | None:
+    tail, sequence = work.tail, work.sequence
+    if outcome is None or tail is None or tail.is_causal or not all(tail.is_masked) or not tail.is_masked:
+        return outcome
+    if isinstance(sequence.decoder, Scorer) or sequence.request.params.decoder.name is not DecoderName.VERIFY:
+        return outcome
+    proposed = outcome.proposal.token_ids
+    draft = recall([*sequence.tokens[-WINDOW:], int(proposed[0])], proposed[1:])
+    return replace(outcome, proposal=replace(outcome.proposal, token_ids=torch.cat((proposed[:1], draft))))
 
 
 def _tiles(works: Seq[Work], logit_rows: int) -> Iterator[list[Work]]:

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quicksilver.engine.recall_kernel import recalled
 from quicksilver.model.kernels.launch import overlap, wait_turn
 
 
@@ -28,23 +29,27 @@ class RoundState:
     last: Tensor  # (sequences,)
     position: Tensor  # (sequences,)
     draft: Tensor  # (sequences, K)
+    text: Tensor
+    """(sequences, context_len): the token at each position, as far back as drafts are recalled from. Not in `cells`."""
 
     @classmethod
-    def allocate(cls, num_sequences: int, canvas_len: int, device: torch.device | str) -> RoundState:
+    def allocate(cls, num_sequences: int, canvas_len: int, context_len: int, device: torch.device | str) -> RoundState:
         """All gaps."""
         num_cells = 2 * _apart(num_sequences) + num_sequences * canvas_len
-        return cls._over(torch.full((num_cells,), -1, dtype=torch.int32, device=device), num_sequences)
+        cells = torch.full((num_cells,), -1, dtype=torch.int32, device=device)
+        return cls._over(cells, torch.zeros(num_sequences, context_len, dtype=torch.int32, device=device))
 
     def on_host(self) -> RoundState:
         """A twin to fill and copy from."""
-        cells = self.cells.cpu()
-        return self._over(cells.pin_memory() if self.cells.is_cuda else cells.clone(), len(self.last))
+        twins = (t.cpu().pin_memory() if t.is_cuda else t.clone() for t in (self.cells, self.text))
+        return self._over(*twins)
 
     @classmethod
-    def _over(cls, cells: Tensor, num_sequences: int) -> RoundState:
+    def _over(cls, cells: Tensor, text: Tensor) -> RoundState:
+        num_sequences = len(text)
         apart = _apart(num_sequences)
         draft = cells[2 * apart :].view(num_sequences, -1)
-        return cls(cells, cells[:num_sequences], cells[apart : apart + num_sequences], draft)
+        return cls(cells, cells[:num_sequences], cells[apart : apart + num_sequences], draft, text)
 
 
 def _apart(num_sequences: int) -> int:
@@ -87,21 +92,34 @@ def _rows_kernel(
 
 
 @triton.jit
-def _drafted_kernel(tokens, last, position, draft, K: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
-    """The first proposal is the causal model's own and commits; the others are the draft."""
+def _drafted_kernel(
+    tokens, last, position, draft, text, text_len, K: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr
+):
+    """The first proposal is the causal model's own and commits; the others are the draft, unless the text recalls
+    another, which then stands among the proposals too."""
     wait_turn(OVERLAPS)
     b = tl.program_id(0)
     k = tl.arange(0, BLOCK)
     start = tl.load(position + b)
-    proposed = tl.load(tokens + b * K + k, mask=k < K, other=0)
+    first = tl.load(tokens + b * K)
+    drafted = tl.load(tokens + b * K + 1 + k, mask=k < K - 1, other=0)
     if start >= 0:
-        tl.store(draft + b * K + k - 1, proposed, mask=(k > 0) & (k < K))
-        tl.store(last + b, tl.sum(tl.where(k == 0, proposed, 0), 0))
+        if K > 1:
+            mine = text + b.to(tl.int64) * text_len
+            end = tl.minimum(start + 1, text_len - 1)
+            tl.store(mine + end, first)
+            tl.debug_barrier()
+            drafted = recalled(mine, end, drafted, k, K - 1)
+            tl.store(draft + b * K + k, drafted, mask=k < K - 1)
+            tl.store(tokens + b * K + 1 + k, drafted, mask=k < K - 1)
+        tl.store(last + b, first)
         tl.store(position + b, start + 1)
 
 
 @triton.jit
-def _verified_kernel(tokens, last, position, draft, K: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
+def _verified_kernel(
+    tokens, last, position, draft, text, text_len, K: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr
+):
     """Commit the proposals up to and including the first that contradicts the draft."""
     wait_turn(OVERLAPS)
     b = tl.program_id(0)
@@ -111,6 +129,8 @@ def _verified_kernel(tokens, last, position, draft, K: tl.constexpr, BLOCK: tl.c
     drafted = tl.load(draft + b * K + k, mask=k < K - 1, other=-1)
     accepted = tl.min(tl.where((proposed == drafted) & (k < K - 1), K, k), 0)
     if start >= 0:
+        at = start + 1 + k
+        tl.store(text + b.to(tl.int64) * text_len + at, proposed, mask=(k <= accepted) & (at < text_len))
         tl.store(last + b, tl.sum(tl.where(k == accepted, proposed, 0), 0))
         tl.store(position + b, start + accepted + 1)
 
@@ -144,9 +164,10 @@ def _sets_kernel(
 
 @triton.jit
 def _chosen_kernel(
-    tokens, last, position, draft, first_set, K: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr
-):
-    """As `_verified_kernel`; and the set behind the last accepted token becomes the next draft."""
+    tokens, last, position, draft, text, text_len, first_set,
+    K: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """As `_verified_kernel`; and the set behind the last accepted token becomes the next draft, or what is recalled."""
     wait_turn(OVERLAPS)
     b = tl.program_id(0)
     k = tl.arange(0, BLOCK)
@@ -155,8 +176,14 @@ def _chosen_kernel(
     drafted = tl.load(draft + b * K + k, mask=k < K - 1, other=-1)
     accepted = tl.min(tl.where((proposed == drafted) & (k < K - 1), K, k), 0)
     is_next = k < K - 1
-    following = tl.load(tokens + first_set + (b * K + accepted) * (K - 1) + k, mask=is_next, other=0)
+    chosen = tokens + first_set + (b * K + accepted) * (K - 1) + k
+    following = tl.load(chosen, mask=is_next, other=0)
     if start >= 0:
+        mine, at = text + b.to(tl.int64) * text_len, start + 1 + k
+        tl.store(mine + at, proposed, mask=(k <= accepted) & (at < text_len))
+        tl.debug_barrier()
+        following = recalled(mine, tl.minimum(start + accepted + 1, text_len - 1), following, k, K - 1)
+        tl.store(chosen, following, mask=is_next)
         tl.store(last + b, tl.sum(tl.where(k == accepted, proposed, 0), 0))
         tl.store(position + b, start + accepted + 1)
         tl.store(draft + b * K + k, following, mask=is_next)
@@ -178,8 +205,8 @@ def take_chosen(state: RoundState, tokens: Tensor) -> None:
     """`tokens`: what a forward with sets proposed, first every sequence's verify rows, then every sequence's sets."""
     num_sequences, canvas_len = state.draft.shape
     _chosen_kernel[(num_sequences,)](
-        tokens, state.last, state.position, state.draft, num_sequences * canvas_len,
-        K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), num_warps=1, **overlap(),
+        tokens, state.last, state.position, state.draft, state.text, state.text.shape[1], num_sequences * canvas_len,
+        K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), num_warps=4, **overlap(),
     )  # fmt: skip
 
 
@@ -199,8 +226,8 @@ def take_draft(state: RoundState, tokens: Tensor) -> None:
     """`tokens` (rows,): what the draft forward proposed."""
     num_sequences, canvas_len = state.draft.shape
     _drafted_kernel[(num_sequences,)](
-        tokens, state.last, state.position, state.draft,
-        K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), num_warps=1, **overlap(),
+        tokens, state.last, state.position, state.draft, state.text, state.text.shape[1],
+        K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), num_warps=4, **overlap(),
     )  # fmt: skip
 
 
@@ -208,6 +235,6 @@ def take_verified(state: RoundState, tokens: Tensor) -> None:
     """`tokens` (rows,): what the verify forward proposed."""
     num_sequences, canvas_len = state.draft.shape
     _verified_kernel[(num_sequences,)](
-        tokens, state.last, state.position, state.draft,
+        tokens, state.last, state.position, state.draft, state.text, state.text.shape[1],
         K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), num_warps=1, **overlap(),
     )  # fmt: skip

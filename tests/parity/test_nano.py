@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from quicksilver.engine import runner
 from quicksilver.engine.load import LoadConfig
 from quicksilver.evals.tasks.sanity import QUESTIONS
 from quicksilver.llm import LLM, Answer
@@ -42,3 +43,15 @@ def test_drafts_change_nothing_but_the_number_of_forwards(llm: LLM) -> None:
         assert fast.token_ids == slow.token_ids
         tokens, forwards = tokens + fast.usage.completion_tokens, forwards + fast.usage.forwards
     assert tokens / forwards > 1.5
+
+
+def test_what_the_prompt_says_is_drafted_from_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("harbour", "lantern", "orchard")
+    lines = "".join(f"    {name} = config.get('{name}', '{name[::-1]}')\n" for name in names)
+    text = f"def load(config):\n{lines}\n\ndef load_again(config):\n    harbour = config"
+    params = decode_params("verify", canvas_len=16, max_new_tokens=40)
+    recalling = llm.generate(text, params)
+    monkeypatch.setattr(runner, "recall", lambda text, draft: draft)
+    plain = llm.generate(text, params)
+    assert recalling.token_ids == plain.token_ids
+    assert recalling.usage.forwards < plain.usage.forwards

@@ -1,0 +1,44 @@
+"""Drafts from the text itself: where its last tokens stood before, what followed them then may follow again.
+
+Code, JSON and edits repeat what their prompts say, often for longer than a canvas sees ahead. The canvas has the first
+word: what is recalled must begin as the canvas's own draft does. A draft decides how many tokens a round gives, never
+which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+NUM_SAME = 4
+"""Tokens that must have stood together before."""
+WINDOW = 4096
+"""How far back is looked."""
+
+
+def recall(text: Sequence[int], draft: Tensor) -> Tensor:
+    """`draft` (tokens,), or where the end of `text` and the draft's first token recur, what followed them last time and
+    behind that the rest of `draft`."""
+    follows = _following(np.asarray(text[-WINDOW:]), len(draft))
+    if not len(follows) or not len(draft) or follows[0] != int(draft[0]):
+        return draft
+    return torch.cat((torch.from_numpy(follows), draft[len(follows) :]))
+
+
+def _following(text: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """Up to `count` tokens behind the latest earlier place of the last `NUM_SAME` tokens; none where there is none."""
+    num_places = len(text) - NUM_SAME
+    if num_places < 1:
+        return text[:0]
+    is_same = np.ones(num_places, dtype=bool)
+    for i, token in enumerate(text[num_places:]):
+        is_same &= text[i : num_places + i] == token
+    places = np.flatnonzero(is_same)
+    if not len(places):
+        return text[:0]
+    begin = int(places[-1]) + NUM_SAME
+    return text[begin : begin + count]
