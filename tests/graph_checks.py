@@ -222,12 +222,14 @@ def check_transition(seed: int, canvas_len: int) -> None:
     state.position.copy_(start)
     state.text.copy_(text)
     drafts, checks = torch.randint(0, 2, (2, 6, canvas_len))
-    proposed = drafts.flatten().int().to(device)
+    sure = torch.rand(6, canvas_len)
+    proposed = torch.stack((drafts.flatten().int(), sure.flatten().view(torch.int32))).to(device)
     take_draft(state, proposed)
     for b in range(6):
         if b != 2:
-            drafts[b, 1:] = recall([*text[b, : start[b] + 1].tolist(), int(drafts[b, 0])], drafts[b, 1:])
-    assert torch.equal(proposed.cpu().view(6, -1), drafts.int()), "another draft was recalled than the decoder's"
+            said = [*text[b, : start[b] + 1].tolist(), int(drafts[b, 0])]
+            drafts[b, 1:] = recall(said, drafts[b, 1:], sure[b, 1:])
+    assert torch.equal(proposed[0].cpu().view(6, -1), drafts.int()), "another draft was recalled than the decoder's"
     checks[0, : canvas_len - 1] = drafts[0, 1:]
     take_verified(state, checks.flatten().int().to(device))
     for b in range(6):
@@ -263,12 +265,13 @@ def check_chosen_set(seed: int, canvas_len: int) -> None:
             text[accepted, :4], text[accepted, 4] = said[-4:], sets[accepted, accepted, 0]
     state.text.copy_(text)
     old = state.draft.clone()
-    take_chosen(state, torch.cat((verified.flatten(), sets.flatten())).int().to(device))
+    proposed = torch.cat((verified.flatten(), sets.flatten())).int()
+    take_chosen(state, torch.stack((proposed, torch.zeros_like(proposed))).to(device))
     for accepted in range(canvas_len):
         assert int(state.position[accepted]) == accepted + start + accepted + 1
         assert int(state.last[accepted]) == int(verified[accepted, accepted])
         said = torch.cat((text[accepted, : start + accepted + 1], verified[accepted, : accepted + 1]))
-        wanted = recall(said.tolist(), sets[accepted, accepted])
+        wanted = recall(said.tolist(), sets[accepted, accepted], torch.zeros(num_masks))
         assert torch.equal(wanted, sets[accepted, accepted]) == (accepted % 2 == 0 or num_masks == 1)
         assert state.draft[accepted, :num_masks].tolist() == wanted.tolist()
     assert torch.equal(state.draft[-1], old[-1]), "a gap was touched"

@@ -1,8 +1,8 @@
 """Drafts from the text itself: where its last tokens stood before, what followed them then may follow again.
 
 Code, JSON and edits repeat what their prompts say, often for longer than a canvas sees ahead. The canvas has the first
-word: what is recalled must begin as the canvas's own draft does. A draft decides how many tokens a round gives, never
-which.
+word: what is recalled must begin as the canvas's own draft does, and ends where the canvas is sure of something else. A
+draft decides how many tokens a round gives, never which.
 """
 
 from __future__ import annotations
@@ -18,15 +18,20 @@ NUM_SAME = 4
 """Tokens that must have stood together before."""
 WINDOW = 4096
 """How far back is looked."""
+SURE = 0.9
+"""From this confidence on a canvas knows better than the text."""
 
 
-def recall(text: Sequence[int], draft: Tensor) -> Tensor:
+def recall(text: Sequence[int], draft: Tensor, confidence: Tensor) -> Tensor:
     """`draft` (tokens,), or where the end of `text` and the draft's first token recur, what followed them last time and
     behind that the rest of `draft`."""
-    follows = _following(np.asarray(text[-WINDOW:]), len(draft))
-    if not len(follows) or not len(draft) or follows[0] != int(draft[0]):
+    follows = torch.from_numpy(_following(np.asarray(text[-WINDOW:]), len(draft)))
+    differs = follows != draft[: len(follows)]
+    if not len(follows) or bool(differs[0]):
         return draft
-    return torch.cat((torch.from_numpy(follows), draft[len(follows) :]))
+    is_refuted = (differs & (confidence[: len(follows)] >= SURE)).nonzero()
+    count = int(is_refuted[0]) if len(is_refuted) else len(follows)
+    return torch.cat((follows[:count], draft[count:]))
 
 
 def _following(text: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quicksilver.diffusion.recall import NUM_SAME, WINDOW
+from quicksilver.diffusion.recall import NUM_SAME, SURE, WINDOW
 
 _WINDOW = tl.constexpr(WINDOW)
+_SURE = tl.constexpr(SURE)
 _BLOCK = tl.constexpr(1024)
 assert NUM_SAME == 4, "the kernel compares four tokens"
 
 
 @triton.jit
-def recalled(text, end, draft, k, COUNT: tl.constexpr):
-    """`draft` (k < COUNT), or what followed the latest earlier place of the four tokens up to position `end`. Whatever
-    this launch stored of `text` must be behind a barrier."""
+def recalled(text, end, draft, confidence, k, COUNT: tl.constexpr):
+    """`draft` (k < COUNT), whose `confidence` are bits of fp32, or what followed the latest earlier place of the four
+    tokens up to position `end`. Whatever this launch stored of `text` must be behind a barrier."""
     a, b = tl.load(text + tl.maximum(end - 3, 0)), tl.load(text + tl.maximum(end - 2, 0))
     c, d = tl.load(text + tl.maximum(end - 1, 0)), tl.load(text + tl.maximum(end, 0))
     num_places = end - 3
@@ -30,5 +31,7 @@ def recalled(text, end, draft, k, COUNT: tl.constexpr):
     from_ = place + 4 + k
     is_there = (place >= 0) & (from_ <= end) & (k < COUNT)
     follows = tl.load(text + from_, mask=is_there, other=-1)
-    begins_alike = tl.sum(tl.where((k == 0) & (follows == draft), 1, 0), 0) > 0
-    return tl.where(is_there & begins_alike, follows, draft)
+    differs = is_there & (follows != draft)
+    is_refuted = differs & ((confidence.to(tl.float32, bitcast=True) >= _SURE) | (k == 0))
+    count = tl.min(tl.where(is_refuted, k, COUNT), 0)
+    return tl.where(is_there & (k < count), follows, draft)

@@ -134,7 +134,7 @@ class RoundGraph:
             return
         if not has_draft:
             self._forward(0, is_drawn)
-            take_draft(self.state, self.results[0, 0])
+            take_draft(self.state, self.results[0])
         if self.shape.has_halves:
             self._forward(1, is_drawn)
             take_verified(self.state, self.results[1, 0])
@@ -151,7 +151,7 @@ class RoundGraph:
         last_position = len(self.runner.network.angles) - 1
         write_sets(self.state, columns, noise_at, (self.first_set, self.shape.num_verify), last_position)
         self._propose(self.runner.network.run(self.rows.inputs, self.space, is_gated=True), 0, is_drawn)
-        take_chosen(self.state, self.results[0, 0])
+        take_chosen(self.state, self.results[0])
 
     def _propose(self, x: Tensor, half: int, is_drawn: bool) -> None:
         weights = self.runner.network.weights

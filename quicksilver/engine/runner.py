@@ -133,7 +133,8 @@ def _recalled(work: Work, outcome: Outcome | None) -> Outcome | None:
     if isinstance(sequence.decoder, Scorer) or sequence.request.params.decoder.name is not DecoderName.VERIFY:
         return outcome
     proposed = outcome.proposal.token_ids
-    draft = recall([*sequence.tokens[-WINDOW:], int(proposed[0])], proposed[1:])
+    text = [*sequence.tokens[-WINDOW:], int(proposed[0])]
+    draft = recall(text, proposed[1:], outcome.proposal.confidence[1:])
     return replace(outcome, proposal=replace(outcome.proposal, token_ids=torch.cat((proposed[:1], draft))))
 
 

@@ -93,7 +93,16 @@ def _rows_kernel(
 
 @triton.jit
 def _drafted_kernel(
-    tokens, last, position, draft, text, text_len, K: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr
+    tokens,
+    confidence,
+    last,
+    position,
+    draft,
+    text,
+    text_len,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):
     """The first proposal is the causal model's own and commits; the others are the draft, unless the text recalls
     another, which then stands among the proposals too."""
@@ -109,7 +118,8 @@ def _drafted_kernel(
             end = tl.minimum(start + 1, text_len - 1)
             tl.store(mine + end, first)
             tl.debug_barrier()
-            drafted = recalled(mine, end, drafted, k, K - 1)
+            sure = tl.load(confidence + b * K + 1 + k, mask=k < K - 1, other=0)
+            drafted = recalled(mine, end, drafted, sure, k, K - 1)
             tl.store(draft + b * K + k, drafted, mask=k < K - 1)
             tl.store(tokens + b * K + 1 + k, drafted, mask=k < K - 1)
         tl.store(last + b, first)
@@ -164,7 +174,7 @@ def _sets_kernel(
 
 @triton.jit
 def _chosen_kernel(
-    tokens, last, position, draft, text, text_len, first_set,
+    tokens, confidence, last, position, draft, text, text_len, first_set,
     K: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """As `_verified_kernel`; and the set behind the last accepted token becomes the next draft, or what is recalled."""
@@ -176,14 +186,15 @@ def _chosen_kernel(
     drafted = tl.load(draft + b * K + k, mask=k < K - 1, other=-1)
     accepted = tl.min(tl.where((proposed == drafted) & (k < K - 1), K, k), 0)
     is_next = k < K - 1
-    chosen = tokens + first_set + (b * K + accepted) * (K - 1) + k
-    following = tl.load(chosen, mask=is_next, other=0)
+    chosen = first_set + (b * K + accepted) * (K - 1) + k
+    following = tl.load(tokens + chosen, mask=is_next, other=0)
     if start >= 0:
         mine, at = text + b.to(tl.int64) * text_len, start + 1 + k
         tl.store(mine + at, proposed, mask=(k <= accepted) & (at < text_len))
         tl.debug_barrier()
-        following = recalled(mine, tl.minimum(start + accepted + 1, text_len - 1), following, k, K - 1)
-        tl.store(chosen, following, mask=is_next)
+        sure = tl.load(confidence + chosen, mask=is_next, other=0)
+        following = recalled(mine, tl.minimum(start + accepted + 1, text_len - 1), following, sure, k, K - 1)
+        tl.store(tokens + chosen, following, mask=is_next)
         tl.store(last + b, tl.sum(tl.where(k == accepted, proposed, 0), 0))
         tl.store(position + b, start + accepted + 1)
         tl.store(draft + b * K + k, following, mask=is_next)
@@ -201,11 +212,13 @@ def write_sets(
     )  # fmt: skip
 
 
-def take_chosen(state: RoundState, tokens: Tensor) -> None:
-    """`tokens`: what a forward with sets proposed, first every sequence's verify rows, then every sequence's sets."""
+def take_chosen(state: RoundState, results: Tensor) -> None:
+    """`results` (tokens, confidence, …; rows): what a forward with sets proposed, first every sequence's verify rows,
+    then every sequence's sets."""
     num_sequences, canvas_len = state.draft.shape
     _chosen_kernel[(num_sequences,)](
-        tokens, state.last, state.position, state.draft, state.text, state.text.shape[1], num_sequences * canvas_len,
+        results[0], results[1], state.last, state.position, state.draft, state.text, state.text.shape[1],
+        num_sequences * canvas_len,
         K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), num_warps=4, **overlap(),
     )  # fmt: skip
 
@@ -222,11 +235,11 @@ def write_rows(
     )  # fmt: skip
 
 
-def take_draft(state: RoundState, tokens: Tensor) -> None:
-    """`tokens` (rows,): what the draft forward proposed."""
+def take_draft(state: RoundState, results: Tensor) -> None:
+    """`results` (tokens, confidence, …; rows): what the draft forward proposed."""
     num_sequences, canvas_len = state.draft.shape
     _drafted_kernel[(num_sequences,)](
-        tokens, state.last, state.position, state.draft, state.text, state.text.shape[1],
+        results[0], results[1], state.last, state.position, state.draft, state.text, state.text.shape[1],
         K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), num_warps=4, **overlap(),
     )  # fmt: skip
 

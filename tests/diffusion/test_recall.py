@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quicksilver.diffusion.recall import NUM_SAME, WINDOW, recall
+from quicksilver.diffusion.recall import NUM_SAME, SURE, WINDOW, recall
 
 SAID = [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def recalled(text: list[int], draft: list[int]) -> list[int]:
+    """By a canvas that is sure of nothing."""
+    return recall(text, torch.tensor(draft, dtype=torch.int64), torch.zeros(len(draft))).tolist()
 
 
 @pytest.mark.parametrize(
@@ -36,16 +41,22 @@ SAID = [1, 2, 3, 4, 5, 6, 7, 8]
     ],
 )
 def test_recalled_drafts(text: list[int], draft: list[int], wanted: list[int]) -> None:
-    assert recall(text, torch.tensor(draft, dtype=torch.int64)).tolist() == wanted
+    assert recalled(text, draft) == wanted
 
 
 def test_behind_what_is_recalled_the_canvas_goes_on() -> None:
     text = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4]
-    assert recall(text, torch.tensor([5, 9, 9, 9, 9, 9, 8, 7])).tolist() == [5, 6, 1, 2, 3, 4, 8, 7]
+    assert recalled(text, [5, 9, 9, 9, 9, 9, 8, 7]) == [5, 6, 1, 2, 3, 4, 8, 7]
+
+
+def test_a_canvas_that_is_sure_of_something_else_knows_better() -> None:
+    text, draft = [*SAID, 9, 1, 2, 3, 4], torch.tensor([5, 6, 30, 8])
+    for sure, wanted in ((SURE - 0.01, [5, 6, 7, 8]), (SURE, [5, 6, 30, 8])):
+        assert recall(text, draft, torch.tensor([0.1, 1.0, sure, 1.0])).tolist() == wanted
 
 
 def test_what_stood_too_far_back_is_forgotten() -> None:
     text = [*SAID, *range(100, 100 + WINDOW), 1, 2, 3, 4]
-    assert recall(text, torch.tensor([5, 0])).tolist() == [5, 0]
+    assert recalled(text, [5, 0]) == [5, 0]
     near = [*SAID, *range(100, 100 + WINDOW - 2 * NUM_SAME - 8), 1, 2, 3, 4]
-    assert recall(near, torch.tensor([5, 0])).tolist() == [5, 6]
+    assert recalled(near, [5, 0]) == [5, 6]
