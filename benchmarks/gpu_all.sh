@@ -49,7 +49,7 @@ forward_8B_fp8=(gpu_forward --models 8B --schemes fp8 --rows 16,32,64)
 forward_1_5B_fp8=(gpu_forward --models 1.5B --schemes fp8 --rows 16,64)
 verify_135M=(gpu_verify --models 135M --one-forward 8)
 tries_compile() {
-  check "" "fp8 qkv" "fp8 ffn" "network fp8" "head fp8" "attention h" "network llama" "rounds true" "rounds parts"
+  check "" transition "fp8 qkv" "fp8 ffn" "network fp8" "head fp8" "attention h" "network llama" "rounds true" "rounds parts"
   check splits=8,keys=1 "network llama" "rounds true"
   check programs=240 "fp8 qkv 8B" "fp8 ffn 8B"
   wait
