@@ -216,7 +216,7 @@ def check_transition(seed: int, canvas_len: int) -> None:
     two tokens recall something nearly always."""
     torch.manual_seed(seed)
     device, verify = here().device, Verify(DecoderParams(canvas_len=canvas_len))
-    state = RoundState.allocate(6, canvas_len, 128, device)
+    state = RoundState.allocate(RoundShape(6, canvas_len), 128, device)
     start, text = torch.randint(5, 90, (6,)), torch.randint(0, 2, (6, 128))
     start[2] = -1
     state.position.copy_(start)
@@ -231,7 +231,7 @@ def check_transition(seed: int, canvas_len: int) -> None:
             drafts[b, 1:] = recall(said, drafts[b, 1:], sure[b, 1:])
     assert torch.equal(proposed[0].cpu().view(6, -1), drafts.int()), "another draft was recalled than the decoder's"
     checks[0, : canvas_len - 1] = drafts[0, 1:]
-    take_verified(state, checks.flatten().int().to(device))
+    take_verified(state, checks.view(1, -1).int().to(device), proposed[0])
     for b in range(6):
         commit: list[int] = []
         canvas: Canvas | None = Canvas.blank(canvas_len)
@@ -252,7 +252,7 @@ def check_chosen_set(seed: int, canvas_len: int) -> None:
     recalls what follows that set's first token."""
     torch.manual_seed(seed)
     device, num_masks, count, start = here().device, canvas_len - 1, canvas_len + 1, 12
-    state = RoundState.allocate(count, canvas_len, 64, device)
+    state = RoundState.allocate(RoundShape(count, canvas_len), 64, device)
     state.position.copy_(torch.arange(count) + start)
     state.position[-1] = -1
     state.draft.copy_(torch.randint(0, 9, (count, canvas_len)))

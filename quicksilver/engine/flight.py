@@ -21,6 +21,9 @@ from quicksilver.engine.pace import agreement
 from quicksilver.engine.runner import Outcome
 from quicksilver.engine.sequence import Sequence, Work
 
+DETOUR_LEN = 4
+"""Rows of a detour: its own token, and behind it the draft's."""
+
 
 @dataclass(frozen=True, slots=True)
 class RoundShape:
@@ -31,14 +34,21 @@ class RoundShape:
     canvas_len: int
     num_sets: int = 0
     """Draft sets that ride in the verify forward, one for every acceptance; 0 drafts in a forward of its own."""
+    num_detours: int = 0
+    """Chains a sequence that leave its draft and ride in the verify forward; only where a draft has its own."""
 
     @property
     def num_verify(self) -> int:
         return self.num_sequences * self.canvas_len
 
     @property
+    def num_beside(self) -> int:
+        """Rows a sequence that ride in the verify forward: the masks of its sets, or its detours."""
+        return self.num_sets * (self.canvas_len - 1) + self.num_detours * DETOUR_LEN
+
+    @property
     def num_proposals(self) -> int:
-        return self.num_verify + self.num_sequences * self.num_sets * (self.canvas_len - 1)
+        return self.num_verify + self.num_sequences * self.num_beside
 
     @property
     def has_halves(self) -> bool:
@@ -46,10 +56,9 @@ class RoundShape:
         return self.canvas_len > 1 and not self.num_sets
 
     def proposals_of(self, b: int) -> tuple[slice, slice]:
-        """Where sequence b's verify rows and its sets are among the proposals."""
-        masks = self.num_sets * (self.canvas_len - 1)
-        first = self.num_verify + b * masks
-        return slice(b * self.canvas_len, (b + 1) * self.canvas_len), slice(first, first + masks)
+        """Where sequence b's verify rows and what rides beside them are among the proposals."""
+        first = self.num_verify + b * self.num_beside
+        return slice(b * self.canvas_len, (b + 1) * self.canvas_len), slice(first, first + self.num_beside)
 
     def takes(self, works: Seq[Work]) -> bool:
         """Whether a flight of this shape can begin with `works`."""
@@ -95,9 +104,9 @@ class Flight:
     drafts: list[tuple[int, ...]]
     """The tokens that the next `run` should ask to verify; empty where it should ask for a draft."""
     is_drawn: bool
-    rounds: deque[tuple[Tensor, Callable[[], None]]] = field(default_factory=deque)
-    landed: Tensor | None = None
-    """Results of the round whose verify half has not been asked for."""
+    rounds: deque[tuple[Seq[Tensor], Callable[[], None]]] = field(default_factory=deque)
+    landed: Seq[Tensor] | None = None
+    """By forward, results of the round whose verify half has not been asked for."""
 
     @classmethod
     def of(cls, shape: RoundShape, works: Seq[Work]) -> Flight:

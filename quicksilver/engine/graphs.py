@@ -73,15 +73,23 @@ class RowBuffers:
 
     NAMES = ("token_ids", "mask_index", "positions", "slots", "prefix_end", "span_start", "span_end", "gate")
 
-    def __init__(self, num_rows: int, num_tiles: int, pages: tuple[Tensor, Tensor], page_size: int) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        num_tiles: int,
+        pages: tuple[Tensor, Tensor],
+        page_size: int,
+        forks: Tensor | None = None,
+    ) -> None:
         self.host_pages, device_pages = pages
         self.host = torch.zeros(len(self.NAMES), num_rows, dtype=torch.int32, pin_memory=_pins())
         self.host_tiles = torch.zeros(num_tiles, 3, dtype=torch.int32, pin_memory=_pins())
         self.device = self.host.to(device_pages.device)
         tiles = self.host_tiles.to(device_pages.device)
         column = dict(zip(self.NAMES, self.device, strict=True))
+        forks = forks.to(device_pages.device) if forks is not None else None
         tables = RowTables(
-            column["prefix_end"], column["span_start"], column["span_end"], tiles, device_pages, page_size
+            column["prefix_end"], column["span_start"], column["span_end"], tiles, device_pages, page_size, forks
         )
         where = RowSlots(column["positions"], column["slots"])
         self.inputs = RowInputs(column["token_ids"], column["mask_index"], where, column["gate"], tables)

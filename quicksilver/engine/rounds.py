@@ -13,26 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from quicksilver.diffusion.recall import WINDOW
 from quicksilver.diffusion.sample import Proposal
+from quicksilver.engine.detours import keep_winner, write_detours
 from quicksilver.engine.flight import Flight, RoundShape, one_forward
-from quicksilver.engine.graphs import (
-    SMALLEST,
-    GraphLimits,
-    GraphRunner,
-    HeadBuffers,
-    Mark,
-    RowBuffers,
-    bucket_of,
-    capture,
-    is_plain,
-    time_replay,
-)
+from quicksilver.engine.graphs import GraphLimits, GraphRunner, Mark, capture, is_plain, time_replay
 from quicksilver.engine.pace import Pace, TimedRound
+from quicksilver.engine.round_forward import RoundForward
 from quicksilver.engine.runner import Outcome
 from quicksilver.engine.sequence import Work
 from quicksilver.engine.transition import (
@@ -44,8 +36,7 @@ from quicksilver.engine.transition import (
     write_sets,
 )
 from quicksilver.model.attention import PagedCache
-from quicksilver.model.kernels.attention import cut_tiles
-from quicksilver.model.kernels.head import HeadRows, propose_rows, read_results
+from quicksilver.model.kernels.head import NUM_NEXT, read_results
 from quicksilver.model.transformer import Transformer
 
 __all__ = ["RoundGraph", "RoundRunner", "RoundShape", "one_forward"]
@@ -61,52 +52,47 @@ class RoundGraph:
     """Buffers and graphs of one shape. `launch` queues a round and returns where its proposals will be."""
 
     def __init__(self, runner: RoundRunner, shape: RoundShape) -> None:
-        self.runner, self.shape = runner, shape
-        device, network, num_heads = runner.device, runner.network, bucket_of(shape.num_proposals)
-        # Sets begin at a whole tile where tiles choose their weights, so that no tile has to read both kinds.
-        align = network.set_align(num_heads) if shape.num_sets else 1
-        self.first_set = -(-shape.num_verify // align) * align
-        self.num_rows = self.first_set + shape.num_proposals - shape.num_verify
-        align = max(align, SMALLEST)
-        self.num_rows = -(-self.num_rows // align) * align if network.is_whole(num_heads) else bucket_of(self.num_rows)
-        tiles = self._tiles(network.shape(self.num_rows).tile_rows)
+        self.runner, self.shape, device = runner, shape, runner.device
         self.host_pages = torch.full((shape.num_sequences, runner.pages.shape[1]), -1, dtype=torch.int32)
         self.host_pages = self.host_pages.pin_memory() if device.type == "cuda" else self.host_pages
-        pages = (self.host_pages, self.host_pages.to(device, copy=True))
-        self.rows = RowBuffers(self.num_rows, len(tiles), pages, runner.cache.page_size)
-        self.rows.inputs.tables.tiles.copy_(torch.tensor(tiles, dtype=torch.int32))
-        self.rows.device[3].fill_(-1)
-        self.rows.device[7, self.first_set :].fill_(1 if shape.num_sets else 0)
-        self.space = network.space(self.num_rows)
-        self.head = HeadBuffers(num_heads, network.weights.head.w, network.input_dtype)
-        self.head.ints[0, : shape.num_verify] = torch.arange(shape.num_verify)
-        sets = torch.arange(shape.num_proposals - shape.num_verify) + self.first_set
-        self.head.ints[0, shape.num_verify : shape.num_proposals] = sets
+        self.pages = self.host_pages.to(device, copy=True)
+        verify = RoundForward(runner, shape, (self.host_pages, self.pages))
+        self.forwards = [verify] if shape.num_sets else [verify, verify]
+        """By half. Only detours make them differ: a draft has none."""
+        self.runners_up: Tensor | None = None
+        if shape.num_detours:
+            assert runner.cache.num_scratch >= shape.num_proposals - shape.num_verify, "detours write to scratch slots"
+            draft = RoundForward(runner, replace(shape, num_detours=0), (self.host_pages, self.pages))
+            self.forwards = [draft, verify]
+            self.runners_up = torch.zeros(2 * NUM_NEXT, draft.num_heads, dtype=torch.int32, device=device)
         context_len = runner.pages.shape[1] * runner.cache.page_size
-        self.state = RoundState.allocate(shape.num_sequences, shape.canvas_len, context_len, device)
-        self.host_state = self.state.on_host()
+        self.state = RoundState.allocate(shape, context_len, device)
+        self.host_state = self.state.on_host(shape)
         self.sent = Mark(device)
-        self.results = torch.zeros(1 if shape.num_sets else 2, 4, num_heads, dtype=torch.int32, device=device)
+        num_results = 4 * sum(forward.num_heads for forward in self.forwards)
+        self._flat = torch.zeros(num_results, dtype=torch.int32, device=device)
+        self.results = self._by_half(self._flat)
         self._replays: dict[tuple[bool, bool], Callable[[], None]] = {}
 
-    def _tiles(self, tile_rows: int) -> list[tuple[int, int, int]]:
-        """Runs of rows of one sequence: its verify rows and, elsewhere, its sets."""
-        shape, masks = self.shape, self.shape.num_sets * (self.shape.canvas_len - 1)
-        segments = [(b * shape.canvas_len, (b + 1) * shape.canvas_len) for b in range(shape.num_sequences)]
-        starts = [self.first_set + b * masks for b in range(shape.num_sequences)]
-        sets = [(start, start + masks) for start in starts]
-        return cut_tiles(segments, tile_rows) + cut_tiles(sets, tile_rows)
+    @property
+    def num_rows(self) -> int:
+        """Of the forward that verifies."""
+        return self.forwards[-1].num_rows
 
-    def launch(self, is_drawn: bool, has_draft: bool = False) -> tuple[Tensor, Callable[[], None]]:
+    def _by_half(self, flat: Tensor) -> list[Tensor]:
+        parts = flat.split([4 * forward.num_heads for forward in self.forwards])
+        return [part.view(4, -1) for part in parts]
+
+    def launch(self, is_drawn: bool, has_draft: bool = False) -> tuple[list[Tensor], Callable[[], None]]:
         """Where a round is two forwards and its sequences have drafts, only the second runs."""
         self.prepare(is_drawn, has_draft)()
-        host = torch.empty_like(self.results, device="cpu", pin_memory=self.results.is_cuda)
-        host.copy_(self.results, non_blocking=True)
-        if not self.results.is_cuda:
-            return host, lambda: None
+        host = torch.empty_like(self._flat, device="cpu", pin_memory=self._flat.is_cuda)
+        host.copy_(self._flat, non_blocking=True)
+        if not self._flat.is_cuda:
+            return self._by_half(host), lambda: None
         done = torch.cuda.Event()
         done.record()
-        return host, done.synchronize
+        return self._by_half(host), done.synchronize
 
     def prepare(self, is_drawn: bool, has_draft: bool = False) -> Callable[[], None]:
         key = (is_drawn, has_draft and self.shape.has_halves)
@@ -118,8 +104,8 @@ class RoundGraph:
     def time(self) -> float:
         """Milliseconds of a round behind a context of the usual length, or of what the cache has room for. Writes into
         the first pages."""
-        pages, page_size = self.rows.inputs.tables.pages, self.runner.cache.page_size
-        num_pages = min(pages.shape[1], self.runner.cache.k.shape[1] // page_size)
+        pages, page_size = self.pages, self.runner.cache.page_size
+        num_pages = min(pages.shape[1], self.runner.cache.num_paged // page_size)
         pages.copy_(torch.arange(pages.shape[1]).clamp(max=num_pages - 1)[None])
         self.state.last.fill_(0)
         self.state.position.fill_(max(min(USUAL_CONTEXT, num_pages * page_size - 8 * (self.shape.canvas_len + 1)), -1))
@@ -133,30 +119,34 @@ class RoundGraph:
             self._forward_with_sets(is_drawn)
             return
         if not has_draft:
-            self._forward(0, is_drawn)
-            take_draft(self.state, self.results[0])
+            self._write_rows(self.forwards[0], is_draft=True)
+            self.forwards[0].run(self.shape.canvas_len > 1, is_drawn, self.results[0], self.runners_up)
+            take_draft(self.state, self.results[0], self.runners_up)
         if self.shape.has_halves:
-            self._forward(1, is_drawn)
-            take_verified(self.state, self.results[1, 0])
+            self._verify(is_drawn)
 
-    def _forward(self, half: int, is_drawn: bool) -> None:
-        tables = self.rows.inputs.tables
-        write_rows(self.state, self.rows.device, self.head.ints[1], tables.pages, tables.page_size, half == 0)
-        is_gated = half == 0 and self.shape.canvas_len > 1
-        self._propose(self.runner.network.run(self.rows.inputs, self.space, is_gated), half, is_drawn)
+    def _verify(self, is_drawn: bool) -> None:
+        forward, results = self.forwards[1], self.results[1]
+        tables = forward.rows.inputs.tables
+        self._write_rows(forward, is_draft=False)
+        if tables.forks is not None:
+            write_detours(self.state, forward.rows.device, forward.head.ints[1], tables.forks)
+        forward.run(False, is_drawn, results)
+        if tables.forks is not None:
+            keep_winner(self.state, results[0], tables, self.runner.cache)
+        take_verified(self.state, results, self.results[0][0])
 
     def _forward_with_sets(self, is_drawn: bool) -> None:
-        tables, columns, noise_at = self.rows.inputs.tables, self.rows.device, self.head.ints[1]
-        write_rows(self.state, columns, noise_at, tables.pages, tables.page_size, False)
-        last_position = len(self.runner.network.angles) - 1
-        write_sets(self.state, columns, noise_at, (self.first_set, self.shape.num_verify), last_position)
-        self._propose(self.runner.network.run(self.rows.inputs, self.space, is_gated=True), 0, is_drawn)
+        forward = self.forwards[0]
+        self._write_rows(forward, is_draft=False)
+        last_position, first = len(self.runner.network.angles) - 1, (forward.first_beside, self.shape.num_verify)
+        write_sets(self.state, forward.rows.device, forward.head.ints[1], first, last_position)
+        forward.run(True, is_drawn, self.results[0])
         take_chosen(self.state, self.results[0])
 
-    def _propose(self, x: Tensor, half: int, is_drawn: bool) -> None:
-        weights = self.runner.network.weights
-        rows = HeadRows(self.head.ints[0], self.head.draws if is_drawn else None)
-        propose_rows(x, weights.norm, weights.head, rows, self.head.space.with_results(self.results[half]))
+    def _write_rows(self, forward: RoundForward, is_draft: bool) -> None:
+        page_size = self.runner.cache.page_size
+        write_rows(self.state, forward.rows.device, forward.head.ints[1], self.pages, page_size, is_draft)
 
 
 class RoundRunner(GraphRunner):
@@ -194,7 +184,7 @@ class RoundRunner(GraphRunner):
         fitting = [shape for shape in self._graphs if shape.takes(works)]
         if not fitting or not all(is_plain(work) for work in works):
             return
-        shape = min(fitting, key=lambda shape: (shape.num_sequences, shape.canvas_len, -shape.num_sets))
+        shape = min(fitting, key=lambda s: (s.num_sequences, s.canvas_len, -s.num_sets, -s.num_detours))
         flight, graph = Flight.of(shape, works), self._graphs[shape]
         if self._has_pages(flight):
             _load(graph, works, flight.is_drawn)
@@ -236,7 +226,7 @@ class RoundRunner(GraphRunner):
 def _load(graph: RoundGraph, works: Seq[Work], is_drawn: bool) -> None:
     """The sequences' state onto the device; the only time the host writes it. Waits only for copies of its buffers."""
     graph.sent.wait()
-    host, head = graph.host_state, graph.head
+    host, heads = graph.host_state, {id(forward): forward.head for forward in graph.forwards}.values()
     host.cells.fill_(-1)
     for b, work in enumerate(works):
         params, draft = work.sequence.request.params, work.tail.token_ids if work.tail and work.tail.is_causal else ()
@@ -245,10 +235,11 @@ def _load(graph: RoundGraph, works: Seq[Work], is_drawn: bool) -> None:
         near = slice(max(work.end - WINDOW, 0), work.end)
         host.text[b, near] = torch.tensor(work.sequence.tokens[near], dtype=torch.int32)
         graph.state.text[b, near].copy_(host.text[b, near], non_blocking=True)
-        for rows in graph.shape.proposals_of(b):
-            head.host_seeds[rows], head.host_heat[rows] = params.seed, params.temperature
+        for head in heads:
+            for rows in graph.shape.proposals_of(b):
+                head.host_seeds[rows], head.host_heat[rows] = params.seed, params.temperature
     graph.state.cells.copy_(host.cells, non_blocking=True)
-    if is_drawn:
+    for head in heads if is_drawn else ():
         head.seeds.copy_(head.host_seeds, non_blocking=True)
         head.heat.copy_(head.host_heat, non_blocking=True)
     graph.host_pages.fill_(-1)
@@ -257,7 +248,7 @@ def _load(graph: RoundGraph, works: Seq[Work], is_drawn: bool) -> None:
 
 def _send_pages(graph: RoundGraph, flight: Flight) -> None:
     """Page tables only grow in flight, so a copy still under way can only bring entries early."""
-    device = graph.rows.inputs.tables.pages
+    device = graph.pages
     for sequence, b in flight.index.items():
         count = min(len(sequence.pages), device.shape[1])
         if int(graph.host_pages[b, count - 1]) != sequence.pages[count - 1]:

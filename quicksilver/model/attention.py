@@ -67,19 +67,32 @@ class RowPlan:
 
 @dataclass(frozen=True, slots=True)
 class PagedCache:
-    """Keys and values of every layer: (layers, num_pages * page_size, kv_heads, head_dim)."""
+    """Keys and values of every layer: (layers, num_pages * page_size + num_scratch, kv_heads, head_dim)."""
 
     k: Tensor
     v: Tensor
     page_size: int
+    num_scratch: int = 0
+    """Slots behind the last page, which no page table names: for rows whose keys are not yet anyone's text."""
 
     @classmethod
     def allocate(
-        cls, config: ModelConfig, num_pages: int, page_size: int, device: torch.device | str, dtype: torch.dtype
+        cls,
+        config: ModelConfig,
+        num_pages: int,
+        page_size: int,
+        device: torch.device | str,
+        dtype: torch.dtype,
+        num_scratch: int = 0,
     ) -> PagedCache:
-        shape = (config.num_layers, num_pages * page_size, config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, num_pages * page_size + num_scratch, config.num_kv_heads, config.head_dim)
         # Zeros, not empty: an unseen key with a NaN in it would still spoil a sum.
-        return cls(_zeros(shape, device, dtype), _zeros(shape, device, dtype), page_size)
+        return cls(_zeros(shape, device, dtype), _zeros(shape, device, dtype), page_size, num_scratch)
+
+    @property
+    def num_paged(self) -> int:
+        """Slots that pages have; scratch begins behind them."""
+        return self.k.shape[1] - self.num_scratch
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype) -> Tensor:

@@ -33,6 +33,9 @@ class RowTables:
     tiles: Tensor  # (tiles, 3): segment, first row, end row; an empty tile does nothing
     pages: Tensor  # (segments, max_pages)
     page_size: int
+    forks: Tensor | None = None
+    """(tiles, 2): the position from which a tile's rows read keys in slots of their own, and the first of those slots;
+    a position behind all keys where they follow the page table. Keys keep their order, so numbers do not change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,16 @@ def _fold(q, k, v, is_visible, top, total, acc, scale):
 
 
 @triton.jit
+def slots_of(segment, key, longest, fork, own, pages, max_pages, PAGE: tl.constexpr, FORKS: tl.constexpr):
+    """Where keys lie. A page behind the visible prefix may be unset; what is read there is hidden by the caller."""
+    page = tl.load(pages + segment * max_pages + key // PAGE, mask=key < longest, other=0)
+    slot = tl.maximum(page, 0).to(tl.int64) * PAGE + key % PAGE
+    if FORKS:
+        slot = tl.where(key >= fork, own + tl.minimum(key, longest - 1) - fork, slot)
+    return slot
+
+
+@triton.jit
 def _fold_whole(
     q, segment, head, first_block, num_blocks, k_cache, v_cache, pages, max_pages, top, total, acc, scale,
     KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
@@ -117,16 +130,17 @@ def _fold_whole(
 
 @triton.jit
 def _fold_prefix(
-    q, segment, head, first_block, sees_to, longest, k_cache, v_cache, pages, max_pages, top, total, acc, scale,
+    q, segment, head, first_block, sees_to, longest, fork, own, k_cache, v_cache, pages, max_pages,
+    top, total, acc, scale,
     KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+    FORKS: tl.constexpr,
 ):  # fmt: skip
     """Blocks of cached keys, each row up to where it sees."""
     n, d = tl.arange(0, BLOCK_N), tl.arange(0, D)
     for block in range(first_block, tl.cdiv(longest, BLOCK_N), SPLITS):
         key = block * BLOCK_N + n
-        page = tl.load(pages + segment * max_pages + key // PAGE, mask=key < longest, other=0)
-        # A page behind the visible prefix may be unset; what is read there is hidden below.
-        at = (tl.maximum(page, 0).to(tl.int64) * PAGE + key % PAGE) * (KV_HEADS * D) + head * D
+        slot = slots_of(segment, key, longest, fork, own, pages, max_pages, PAGE, FORKS)
+        at = slot * (KV_HEADS * D) + head * D
         k_tile = tl.load(k_cache + at[None, :] + d[:, None])
         v_tile = tl.load(v_cache + at[:, None] + d[None, :])
         is_visible = key[None, :] < sees_to[:, None]
@@ -165,10 +179,10 @@ def _own_part(SPLITS: tl.constexpr):
 @triton.jit
 def _attend_kernel(
     q, k, v, k_cache, v_cache, out, part_acc, part_top, part_total,
-    prefix_end, span_start, span_end, tiles, pages,
+    prefix_end, span_start, span_end, tiles, pages, forks,
     scale, row_stride, max_pages, num_rows,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, OVERLAPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, FORKS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     tile, head, split = _own_part(SPLITS)
     segment, first, end = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
@@ -180,6 +194,8 @@ def _attend_kernel(
     from_row = tl.load(span_start + row, mask=is_row, other=0)
     to_row = tl.load(span_end + row, mask=is_row, other=0)
     longest = tl.max(sees_to, 0)
+    fork = tl.load(forks + 2 * tile) if FORKS else 0
+    own = tl.load(forks + 2 * tile + 1).to(tl.int64) if FORKS else 0
     # Tables are older than the launch before this one.
     wait_turn(OVERLAPS)
     if first >= end:
@@ -191,7 +207,7 @@ def _attend_kernel(
     acc = tl.zeros((BLOCK_M, D), tl.float32)
     begin = split
     # Only in large tiles: elsewhere all blocks are folded alike, so that a row's last bits do not go by its tile.
-    if BLOCK_M > 64:
+    if BLOCK_M > 64 and not FORKS:
         whole = tl.min(tl.where(is_row, sees_to, 2147483647), 0) // BLOCK_N
         top, total, acc = _fold_whole(
             q_tile, segment, head, split, whole, k_cache, v_cache, pages, max_pages, top, total, acc, scale,
@@ -199,8 +215,8 @@ def _attend_kernel(
         )  # fmt: skip
         begin = split + tl.cdiv(tl.maximum(whole - split, 0), SPLITS) * SPLITS
     top, total, acc = _fold_prefix(
-        q_tile, segment, head, begin, sees_to, longest, k_cache, v_cache, pages, max_pages, top, total, acc, scale,
-        KV_HEADS, D, PAGE, BLOCK_N, SPLITS,
+        q_tile, segment, head, begin, sees_to, longest, fork, own, k_cache, v_cache, pages, max_pages,
+        top, total, acc, scale, KV_HEADS, D, PAGE, BLOCK_N, SPLITS, FORKS,
     )  # fmt: skip
     if split == SPLITS - 1:
         top, total, acc = _fold_span(
@@ -253,10 +269,12 @@ def attend_paged(
     _attend_kernel[grid](
         qkv, qkv[:, heads:], qkv[:, heads + kv_heads :], *caches, space.out, *parts,
         rows.prefix_end, rows.span_start, rows.span_end, rows.tiles, rows.pages,
+        rows.tiles if rows.forks is None else rows.forks,
         shape.head_dim**-0.5 * _LOG2_E, qkv.stride(0), rows.pages.stride(0), num_rows,
         HEADS=heads, KV_HEADS=kv_heads, D=shape.head_dim, PAGE=rows.page_size,
         BLOCK_M=shape.block_m, BLOCK_N=key_block(shape), SPLITS=shape.splits,
-        num_warps=4 if shape.block_m <= 64 else 8, num_stages=2, **overlap(),
+        FORKS=rows.forks is not None, num_warps=4 if shape.block_m <= 64 else 8, num_stages=2,
+        **overlap(),
     )  # fmt: skip
     if shape.splits > 1:
         _merge_kernel[(num_rows * heads,)](

@@ -19,6 +19,8 @@ from quicksilver.model.kernels.rows import norm_rows
 
 BLOCK_V = 64
 """Tokens a program looks at."""
+NUM_NEXT = 2
+"""Runners-up of a row: its second and its third choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,9 @@ class HeadSpace:
     normed: Tensor  # (rows, dim), the proposing rows behind the final norm
     results: Tensor  # (4, rows) int32; confidence and entropy are fp32, bit for bit
     steps: Tensor | None = None  # (rows,) fp32, where the rows before the head are fp8
+    runners_up: Tensor | None = None
+    """(2 NUM_NEXT, rows) int32, where they are asked for: the next best tokens, or -1, and their probabilities. Of
+    tokens in one tile of the head only the best is seen, so a few are missed."""
 
     @classmethod
     def allocate(cls, head: Tensor, num_rows: int, dtype: torch.dtype) -> HeadSpace:
@@ -50,9 +55,9 @@ class HeadSpace:
         normed = torch.zeros((num_rows, dim), dtype=dtype, device=device)
         return cls(tiles, normed, torch.zeros((4, num_rows), dtype=torch.int32, device=device), steps)
 
-    def with_results(self, results: Tensor) -> HeadSpace:
+    def with_results(self, results: Tensor, runners_up: Tensor | None = None) -> HeadSpace:
         """The same space, its results going to another (4, rows)."""
-        return replace(self, results=results)
+        return replace(self, results=results, runners_up=runners_up)
 
 
 @triton.jit
@@ -134,8 +139,11 @@ def _head_kernel(
 
 
 @triton.jit
-def _read_kernel(tiles, results, num_tiles, num_rows, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr):
-    """One program a row: the tiles' numbers become its token, probability, entropy, and whether all was finite."""
+def _read_kernel(
+    tiles, results, runners_up, num_tiles, num_rows, BLOCK: tl.constexpr, NEXT: tl.constexpr, OVERLAPS: tl.constexpr
+):
+    """One program a row: the tiles' numbers become its token, probability, entropy, and whether all was finite; and
+    the best of the NEXT tiles behind the best become its runners-up."""
     wait_turn(OVERLAPS)
     row = tl.program_id(0)
     t = tl.arange(0, BLOCK)
@@ -160,6 +168,14 @@ def _read_kernel(tiles, results, num_tiles, num_rows, BLOCK: tl.constexpr, OVERL
     tl.store(results + num_rows + row, tl.exp(logit - log_total).to(tl.int32, bitcast=True))
     tl.store(results + 2 * num_rows + row, (tl.log(total) - spread / total).to(tl.int32, bitcast=True))
     tl.store(results + 3 * num_rows + row, is_finite.to(tl.int32))
+    for i in tl.static_range(NEXT):
+        score = tl.where(t == first, float("-inf"), score)
+        first = tl.argmax(score, 0)
+        is_there = tl.max(score, 0) > float("-inf")
+        token = tl.load(tiles + plane + first * num_rows + row).to(tl.int32, bitcast=True)
+        chance = tl.exp(tl.load(tiles + 2 * plane + first * num_rows + row) - log_total)
+        tl.store(runners_up + 2 * i * num_rows + row, tl.where(is_there, token, -1))
+        tl.store(runners_up + (2 * i + 1) * num_rows + row, tl.where(is_there, chance, 0.0).to(tl.int32, bitcast=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +211,11 @@ def propose_rows(hidden: Tensor, norm: Norm, weight: Weight, rows: HeadRows, spa
     _read_kernel[(num_rows,)](
         space.tiles,
         space.results,
+        space.results if space.runners_up is None else space.runners_up,
         num_tiles,
         num_rows,
         BLOCK=triton.next_power_of_2(num_tiles),
+        NEXT=0 if space.runners_up is None else NUM_NEXT,
         num_warps=4,
         **overlap(),
     )

@@ -123,6 +123,7 @@ def run_whole(
     network_kernel[(programs,)](
         network.tokens, masks, rows.token_ids, rows.mask_index, rows.gate, rows.where.positions, rows.where.slots,
         tables.prefix_end, tables.span_start, tables.span_end, tables.tiles, tables.pages,
+        tables.tiles if tables.forks is None else tables.forks,
         stacked.qkv, stacked.o, stacked.gate_up, stacked.down, stacked.gains,
         stacked.gains if stacked.bias is None else stacked.bias, angles, cache.k, cache.v,
         space.x, space.scaled.y, space.scaled.squares, space.qkv, attend.out, space.ffn,
@@ -136,7 +137,8 @@ def run_whole(
         CANVAS=is_gated, KINDS=2 if is_gated and count == tile else 1, T=tile, SPLITS=SPLITS,
         PROGRAMS=programs, STAGES=_STAGES_OF.get(tile, STAGES),
         SLOTS=triton.next_power_of_2(tables.tiles.shape[0]), FETCH=space.x.is_cuda,
-        FETCH_KEYS=FETCH_KEYS and space.x.is_cuda, BIAS=stacked.bias is not None, num_warps=WARPS,
+        FETCH_KEYS=FETCH_KEYS and space.x.is_cuda, BIAS=stacked.bias is not None, FORKS=tables.forks is not None,
+        num_warps=WARPS,
     )  # fmt: skip
     return space.x
 

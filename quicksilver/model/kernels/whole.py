@@ -51,12 +51,12 @@ def _embed_rows(
 @triton.jit
 def _attention_half(
     program, layer, bell, wq, q_plane, wo, o_plane, gate, eps, bias, keys, values, gain, angles, positions, slots,
-    prefix_end, span_start, span_end, tiles, attends, pages, scale, max_pages,
+    prefix_end, span_start, span_end, tiles, attends, pages, forks, scale, max_pages,
     x, y, squares, qkv, attended, part_acc, part_top, part_total, arrived,
     ROWS: tl.constexpr, DIM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
     PAGE: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr, KQ: tl.constexpr,
     CANVAS: tl.constexpr, KINDS: tl.constexpr, T: tl.constexpr, SPLITS: tl.constexpr, PROGRAMS: tl.constexpr,
-    STAGES: tl.constexpr, BIAS: tl.constexpr,
+    STAGES: tl.constexpr, BIAS: tl.constexpr, FORKS: tl.constexpr,
 ):  # fmt: skip
     """A layer up to its output linear, which is done but not waited for: OUTPUT counts it."""
     QKVS: tl.constexpr = (HEADS + 2 * KV_HEADS) * D // 32 * (ROWS // T) * KINDS
@@ -66,8 +66,8 @@ def _attention_half(
              ROWS, DIM, HEADS, KV_HEADS, D, TILES, KD, CANVAS, KINDS, T, PROGRAMS, STAGES, BIAS)  # fmt: skip
     finish_part(bell, QKV, program, QKVS)
     attend_part(program, bell, (layer + 1) * QKV_ENDS, attends, tiles, qkv, keys, values, prefix_end, span_start,
-                span_end, pages, scale, max_pages, arrived, part_acc, part_top, part_total, attended,
-                ROWS, HEADS, KV_HEADS, D, PAGE, SPLITS, PROGRAMS)  # fmt: skip
+                span_end, pages, scale, max_pages, forks, arrived, part_acc, part_top, part_total, attended,
+                ROWS, HEADS, KV_HEADS, D, PAGE, SPLITS, PROGRAMS, FORKS)  # fmt: skip
     finish_part(bell, ATTEND, program, attends)
     start_part(bell, ATTEND, program, ADDS, (layer + 1) * tl.minimum(attends, PROGRAMS))
     add_part(program, attended, wo, o_plane, gate, x, y, squares, gain,
@@ -98,7 +98,7 @@ def _ffn_half(
 @triton.jit
 def network_kernel(
     tokens, masks, token_ids, mask_index, gate, positions, slots,
-    prefix_end, span_start, span_end, tiles, pages,
+    prefix_end, span_start, span_end, tiles, pages, forks,
     w_qkv, w_o, w_gu, w_dn, gains, bias, angles, k_cache, v_cache,
     x, y, squares, qkv, attended, ffn, part_acc, part_top, part_total, bell, arrived,
     eps, scale, max_pages, num_tiles, num_masks, cache_stride,
@@ -107,6 +107,7 @@ def network_kernel(
     BLOCK: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr, KQ: tl.constexpr, KF: tl.constexpr,
     CANVAS: tl.constexpr, KINDS: tl.constexpr, T: tl.constexpr, SPLITS: tl.constexpr, PROGRAMS: tl.constexpr,
     SLOTS: tl.constexpr, STAGES: tl.constexpr, FETCH: tl.constexpr, FETCH_KEYS: tl.constexpr, BIAS: tl.constexpr,
+    FORKS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     Q: tl.constexpr = HEADS * D
@@ -134,10 +135,10 @@ def network_kernel(
         _attention_half(
             program, layer, bell, wq, LAYERS * N_QKV * DIM, wo, LAYERS * DIM * Q, gate, eps, bias + at * N_QKV,
             k_cache + at * cache_stride, v_cache + at * cache_stride, gain + DIM, angles, positions, slots, prefix_end,
-            span_start, span_end, tiles, attends, pages, scale, max_pages,
+            span_start, span_end, tiles, attends, pages, forks, scale, max_pages,
             x, y, squares, qkv, attended, part_acc, part_top, part_total, arrived,
             ROWS, DIM, HEADS, KV_HEADS, D, PAGE, TILES, KD, KQ, CANVAS, KINDS, T, SPLITS, PROGRAMS, STAGES,
-            BIAS,
+            BIAS, FORKS,
         )  # fmt: skip
         _ffn_half(
             program, layer, bell, wg, LAYERS * 2 * FFN * DIM, wd, LAYERS * DIM * FFN, gate, eps, gain + 2 * DIM,

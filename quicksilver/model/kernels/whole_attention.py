@@ -9,16 +9,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quicksilver.model.kernels.attention import _fold
+from quicksilver.model.kernels.attention import _fold, slots_of
 from quicksilver.model.kernels.launch import fetch
 from quicksilver.model.kernels.whole_meet import QKV, wait_for
 
 
 @triton.jit
 def _attend_tile(
-    segment, row, is_row, head, split, sees_to, from_row, to_row, qkv, k_cache, v_cache, pages, scale, max_pages,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_N: tl.constexpr, SPLITS: tl.constexpr,
+    segment, row, is_row, head, split, sees_to, from_row, to_row, fork, own, qkv, k_cache, v_cache, pages, scale,
+    max_pages, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, FORKS: tl.constexpr,
 ):  # fmt: skip
     """One query head of up to 16 rows over this split's keys; the last split also folds the rows' own span."""
     STRIDE: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
@@ -31,8 +31,8 @@ def _attend_tile(
     longest = tl.max(sees_to, 0)
     for block in tl.range(split, tl.cdiv(longest, BLOCK_N), SPLITS, num_stages=3):
         key = block * BLOCK_N + n
-        page = tl.load(pages + segment * max_pages + key // PAGE, mask=key < longest, other=0)
-        at = (tl.maximum(page, 0).to(tl.int64) * PAGE + key % PAGE) * (KV_HEADS * D) + kv_head * D
+        slot = slots_of(segment, key, longest, fork, own, pages, max_pages, PAGE, FORKS)
+        at = slot * (KV_HEADS * D) + kv_head * D
         k_tile = tl.load(k_cache + at[None, :] + d[:, None], cache_modifier=".cg")
         v_tile = tl.load(v_cache + at[:, None] + d[None, :], cache_modifier=".cg")
         is_visible = key[None, :] < sees_to[:, None]
@@ -111,9 +111,9 @@ def fetch_keys(
 @triton.jit
 def attend_part(
     program, bell, target, num_items, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale,
-    max_pages, arrived, part_acc, part_top, part_total, attended,
+    max_pages, forks, arrived, part_acc, part_top, part_total, attended,
     ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    SPLITS: tl.constexpr, PROGRAMS: tl.constexpr,
+    SPLITS: tl.constexpr, PROGRAMS: tl.constexpr, FORKS: tl.constexpr,
 ):  # fmt: skip
     m = tl.arange(0, 16)
     for item in range(program, num_items, PROGRAMS):
@@ -124,11 +124,13 @@ def attend_part(
         sees_to = tl.load(prefix_end + row, mask=is_row, other=0)
         from_row = tl.load(span_start + row, mask=is_row, other=0)
         to_row = tl.load(span_end + row, mask=is_row, other=0)
+        fork = tl.load(forks + 2 * tile) if FORKS else 0
+        own = tl.load(forks + 2 * tile + 1).to(tl.int64) if FORKS else 0
         wait_for(bell, QKV, target)  # tables are older than the launch, so they were read before
         if first < end:
             top, total, acc = _attend_tile(
-                segment, row, is_row, head, split, sees_to, from_row, to_row, qkv, keys, values, pages, scale,
-                max_pages, HEADS, KV_HEADS, D, PAGE, 64, SPLITS,
+                segment, row, is_row, head, split, sees_to, from_row, to_row, fork, own, qkv, keys, values, pages,
+                scale, max_pages, HEADS, KV_HEADS, D, PAGE, 64, SPLITS, FORKS,
             )  # fmt: skip
             _merge_tile(
                 top, total, acc, row, is_row, head, split, arrived + tile * HEADS + head,

@@ -1,0 +1,67 @@
+"""One forward of a round: where its rows stand, what it writes on its way, and the head behind it.
+
+Rows are laid out once, since a round's shape does not change: the verify rows of all sequences, then what rides beside
+them, sequence by sequence. What the rows say is written on the device (`transition.py`, `detours.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from quicksilver.engine.detours import fork_table
+from quicksilver.engine.flight import DETOUR_LEN, RoundShape
+from quicksilver.engine.graphs import SMALLEST, HeadBuffers, RowBuffers, bucket_of
+from quicksilver.model.kernels.attention import cut_tiles
+from quicksilver.model.kernels.head import HeadRows, propose_rows
+
+if TYPE_CHECKING:
+    from quicksilver.engine.graphs import GraphRunner
+
+
+class RoundForward:
+    def __init__(self, runner: GraphRunner, shape: RoundShape, pages: tuple[Tensor, Tensor]) -> None:
+        """`pages`: the sequences' page tables on the host and on the device."""
+        self.network, self.shape = runner.network, shape
+        self.num_heads = bucket_of(shape.num_proposals)
+        self.first_beside, self.num_rows = self._layout()
+        tiles = self._tiles(self.network.shape(self.num_rows).tile_rows)
+        forks = fork_table(shape, len(tiles), runner.cache.num_paged) if shape.num_detours else None
+        self.rows = RowBuffers(self.num_rows, len(tiles), pages, runner.cache.page_size, forks)
+        self.rows.inputs.tables.tiles.copy_(torch.tensor(tiles, dtype=torch.int32))
+        self.rows.device[3].fill_(-1)
+        self.rows.device[7, self.first_beside :].fill_(1 if shape.num_sets else 0)
+        self.space = self.network.space(self.num_rows)
+        self.head = HeadBuffers(self.num_heads, self.network.weights.head.w, self.network.input_dtype)
+        beside = torch.arange(shape.num_proposals - shape.num_verify) + self.first_beside
+        self.head.ints[0, : shape.num_verify] = torch.arange(shape.num_verify)
+        self.head.ints[0, shape.num_verify : shape.num_proposals] = beside
+
+    def _layout(self) -> tuple[int, int]:
+        """-> the first row beside the verify rows, and how many rows there are."""
+        shape, is_whole = self.shape, self.network.is_whole(self.num_heads)
+        # Sets begin at a whole tile where tiles choose their weights, so that no tile has to read both kinds.
+        align = self.network.set_align(self.num_heads) if shape.num_sets else 1
+        first = -(-shape.num_verify // align) * align
+        count, align = first + shape.num_proposals - shape.num_verify, max(align, SMALLEST)
+        return first, -(-count // align) * align if is_whole else bucket_of(count)
+
+    def _tiles(self, tile_rows: int) -> list[tuple[int, int, int]]:
+        """Runs of rows of one sequence: its verify rows and, elsewhere, its sets or each of its detours."""
+        shape = self.shape
+        segments = [(b * shape.canvas_len, (b + 1) * shape.canvas_len) for b in range(shape.num_sequences)]
+        starts = [self.first_beside + b * shape.num_beside for b in range(shape.num_sequences)]
+        if not shape.num_detours:
+            sets = [(start, start + shape.num_beside) for start in starts]
+            return cut_tiles(segments, tile_rows) + cut_tiles(sets, tile_rows)
+        assert tile_rows >= DETOUR_LEN, "a detour is one tile, since tiles fork as a whole"
+        firsts = [(b, start + d * DETOUR_LEN) for b, start in enumerate(starts) for d in range(shape.num_detours)]
+        return cut_tiles(segments, tile_rows) + [(b, first, first + DETOUR_LEN) for b, first in firsts]
+
+    def run(self, is_gated: bool, is_drawn: bool, results: Tensor, runners_up: Tensor | None = None) -> None:
+        """The network and its head; four numbers a proposal go into `results`."""
+        x, weights = self.network.run(self.rows.inputs, self.space, is_gated), self.network.weights
+        rows = HeadRows(self.head.ints[0], self.head.draws if is_drawn else None)
+        propose_rows(x, weights.norm, weights.head, rows, self.head.space.with_results(results, runners_up))
