@@ -22,12 +22,13 @@ from quicksilver.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """`one_forward_len` and `canvas_rows` as in EngineConfig; None leaves the engine's own."""
+    """`one_forward_len`, `canvas_rows` and `detours` as in EngineConfig; None leaves the engine's own."""
 
     name: str
     decoder: DecoderParams
     one_forward_len: int | None = None
     canvas_rows: int | None = None
+    detours: int | None = None
 
 
 TELL_EVERY_S = 10.0
@@ -36,9 +37,10 @@ SERVED = Way("verify, as served", DecoderParams(DecoderName.VERIFY, 16))
 """What a request gets that says nothing."""
 
 
-def two_forwards(canvas_len: int) -> Way:
+def two_forwards(canvas_len: int, detours: int | None = None) -> Way:
     decoder = DecoderParams(DecoderName.VERIFY, canvas_len)
-    return Way(f"verify {canvas_len}", decoder, one_forward_len=0, canvas_rows=0)
+    name = f"verify {canvas_len}" + (f" with {detours} detours" if detours is not None else "")
+    return Way(name, decoder, one_forward_len=0, canvas_rows=0, detours=detours)
 
 
 def one_forward(canvas_len: int) -> Way:
@@ -82,20 +84,26 @@ class Replies:
 @contextmanager
 def decoding(engine: Engine, way: Way) -> Iterator[None]:
     """The engine runs `way` inside: other settings in its scheduler, lengths as asked for instead of those that pay,
-    and rounds of one forward out of reach where two are wanted."""
+    and rounds of one forward out of reach where two are wanted, or those with other detours."""
     scheduler, graphs = engine.scheduler, getattr(engine.runner, "_graphs", {})
     settings, pace, shapes = scheduler.config, scheduler.pace, dict(graphs)
     wanted = {"one_forward_len": way.one_forward_len, "canvas_rows": way.canvas_rows}
     scheduler.config = replace(settings, **{name: value for name, value in wanted.items() if value is not None})
     if way.one_forward_len == 0:
         scheduler.pace = _always(way.decoder.canvas_len)
-        for shape in [shape for shape in graphs if shape.num_sets]:
+        for shape in [shape for shape in graphs if shape.num_sets or way.detours not in (None, shape.num_detours)]:
             del graphs[shape]
     try:
         yield
     finally:
         scheduler.config, scheduler.pace = settings, pace
         graphs.update(shapes)
+
+
+def lone_detours(engine: Engine, canvas_len: int) -> int:
+    """Of the rounds that a lone request gets from this engine's own choice."""
+    shapes = [shape for shape in getattr(engine.runner, "_graphs", {}) if shape.num_sequences == 1]
+    return max((shape.num_detours for shape in shapes if shape.canvas_len == canvas_len), default=0)
 
 
 def _always(canvas_len: int) -> Pace:

@@ -12,7 +12,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.coder_answers import AR, SERVED, Replies, Reply, Way, answer_all, one_forward, read, two_forwards
+from benchmarks.coder_answers import (
+    AR,
+    SERVED,
+    Replies,
+    Reply,
+    Way,
+    answer_all,
+    lone_detours,
+    one_forward,
+    read,
+    two_forwards,
+)
 from benchmarks.coder_prompts import DOMAINS, domain_asks, mixed_asks, task_asks, task_items
 from benchmarks.coder_report import Book
 from quicksilver.core import FinishReason
@@ -24,7 +35,7 @@ from quicksilver.evals.speed import speed_of, total
 from quicksilver.evals.task import Generate
 from quicksilver.evals.writer import Writer
 
-LONE_WAYS = (AR, two_forwards(16), two_forwards(8), one_forward(8), SERVED)
+LONE_WAYS = (AR, two_forwards(16), two_forwards(16, detours=0), two_forwards(8), one_forward(8), SERVED)
 STREAMS = (1, 8, 32, 64)
 TASKS = ("humaneval", "mbpp", "humaneval_infill_randomlight", "next_edit", "humaneval_infill_single", "gsm8k")
 UNCAPPED = ("humaneval", "mbpp", "gsm8k")
@@ -76,6 +87,9 @@ def _domain_speed(bench: Bench, domain: str, deadline: float) -> None:
         pairs = [(a, b) for a, b in zip(said, found.replies, strict=True) if a is not None and b is not None]
         row |= {"over_ar": row["decode_tok_per_s"] / ar_speed if ar_speed else None}
         row |= {"same_as_ar": sum(a.token_ids == b.token_ids for a, b in pairs)}
+        if way.one_forward_len == 0:
+            detours = lone_detours(bench.engine, way.decoder.canvas_len) if way.detours is None else way.detours
+            row |= {"detours": detours}
         bench.book.add("speed", row)
 
 
@@ -115,7 +129,7 @@ def device(bench: Bench, seconds: float) -> None:
     pace = bench.engine.scheduler.pace
     for graph in pace.rounds if pace else ():
         bench.book.add("device", {"round": graph.canvas_len, "requests": graph.num_requests, "ms": graph.ms,
-                                  "one_forward": graph.is_one_forward})  # fmt: skip
+                                  "one_forward": graph.is_one_forward, "detours": graph.num_detours})  # fmt: skip
     for (rows, is_gated), ms in sorted(pace.forward_ms.items()) if pace else ():
         bench.book.add("device", {"rows": rows, "with_adapter": is_gated, "ms": ms})
     for count in STREAMS if pace else ():
@@ -129,15 +143,25 @@ def _num_tokens(replies: Sequence[Reply]) -> int:
 
 
 def rounds(bench: Bench, seconds: float) -> None:
-    """Tokens a round by domain on more text than one request at a time allows."""
-    deadline = time.perf_counter() + seconds
+    """Tokens a round by domain on more text than one request at a time allows; and of the first questions, which are
+    asked again one at a time, with and without the detours that only a lone request gets."""
+    deadline, num_lone = time.perf_counter() + seconds, bench.count(16)
     for domain in bench.domains:
         asks = domain_asks(domain, bench.data, bench.writer, bench.count(48), bench.length(192))
-        for canvas_len in (16, 8):
-            found = answer_all(bench.engine, asks, two_forwards(canvas_len), 24, deadline - time.perf_counter())
-            row = lone_row(found)
-            kept = {name: row[name] for name in ("answers", "tokens", "tokens_per_round")}
-            bench.book.add("rounds", {"domain": domain, "canvas_len": canvas_len, **kept})
+        ways = ((two_forwards(16, detours=0), 24), (two_forwards(8, detours=0), 24), (two_forwards(16), 1))
+        for way, at_once in ways:
+            some = asks if at_once > 1 else asks[:num_lone]
+            found = answer_all(bench.engine, some, way, at_once, deadline - time.perf_counter())
+            detours = lone_detours(bench.engine, way.decoder.canvas_len) if way.detours is None else way.detours
+            row = {"domain": domain, "canvas_len": way.decoder.canvas_len, "detours": detours}
+            bench.book.add("rounds", row | _yield_of(found.replies))
+            if at_once > 1 and way.decoder.canvas_len == 16:
+                bench.book.add("rounds", row | {"first": num_lone} | _yield_of(found.replies[:num_lone]))
+
+
+def _yield_of(replies: Sequence[Reply | None]) -> dict[str, Any]:
+    row = lone_row(Replies(list(replies), 1.0))
+    return {name: row[name] for name in ("answers", "tokens", "tokens_per_round")}
 
 
 def streams(bench: Bench, seconds: float) -> None:

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 import torch
 
 from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.flight import DETOUR_LEN
 from quicksilver.engine.runner import Runner
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.transformer import Transformer
@@ -24,6 +25,8 @@ CANVAS_ROWS = 512
 """Beyond the rows that any canvases are worth, whatever a round would yield."""
 ONE_FORWARD_LEN = 8
 """Verify rows and their sets make 64 rows: as many as the linears for few rows take."""
+DETOURS = 4
+"""With a lone canvas of 16 they make 32 rows, which cost little more than 16."""
 
 
 def make_runner(model: Transformer, cache: PagedCache, config: EngineConfig, context_len: int) -> Runner:
@@ -43,12 +46,26 @@ def make_runner(model: Transformer, cache: PagedCache, config: EngineConfig, con
     runner.prepare(_buckets(config.max_rows), _buckets(config.max_rows))
     shapes = [RoundShape(1, 1)]
     if model.canvas is not None:
-        shapes += [RoundShape(1, 16), RoundShape(2, 16), RoundShape(4, 16)]
+        lone_16 = RoundShape(1, 16, num_detours=num_detours(config))
+        shapes += [lone_16, RoundShape(2, 16), RoundShape(4, 16)]
         lone = config.one_forward_len if config.one_forward_len >= 0 else ONE_FORWARD_LEN
         shapes += [one_forward(1, lone)] if lone else [RoundShape(1, 8)]
     runner.prepare_rounds(shapes)
     runner.measure()
     return runner
+
+
+def num_detours(config: EngineConfig) -> int:
+    """None where products are fixed: that promises the same bits on every way to a token, which is not yet measured of
+    detours."""
+    if config.gpu_products == "fixed":
+        return 0
+    return config.detours if config.detours >= 0 else DETOURS
+
+
+def scratch_slots(config: EngineConfig, device: torch.device) -> int:
+    """KV slots that rounds need beyond the pages."""
+    return DETOUR_LEN * num_detours(config) if device.type == "cuda" and config.cuda_graphs else 0
 
 
 def _plain_runner(model: Transformer, cache: PagedCache, config: EngineConfig) -> Runner:

@@ -7,7 +7,7 @@ import hashlib
 import torch
 
 from quicksilver.core import EngineInfo
-from quicksilver.engine.accelerate import make_runner, with_gpu_defaults
+from quicksilver.engine.accelerate import make_runner, scratch_slots, with_gpu_defaults
 from quicksilver.engine.config import EngineConfig, plan_pages
 from quicksilver.engine.engine import ConstraintFactory, Engine
 from quicksilver.model.attention import PagedCache
@@ -37,7 +37,8 @@ def build_engine(
         weight_bytes=model.weight_bytes,
         fingerprint=fingerprint(name, model),
     )
-    cache = PagedCache.allocate(model.config, num_pages, config.page_size, device, dtype)
+    num_scratch = scratch_slots(config, device)
+    cache = PagedCache.allocate(model.config, num_pages, config.page_size, device, dtype, num_scratch)
     runner = make_runner(model.eval(), cache, config, context_len)
     return Engine(runner, info, config, constraints)
 

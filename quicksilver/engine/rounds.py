@@ -166,7 +166,7 @@ class RoundRunner(GraphRunner):
     def measure(self) -> None:
         """Time what was prepared, so that canvases can be as long as pays here. Before the first request."""
         rounds = tuple(
-            TimedRound(shape.num_sequences, shape.canvas_len, shape.num_sets > 0, graph.time())
+            TimedRound(shape.num_sequences, shape.canvas_len, shape.num_sets > 0, graph.time(), shape.num_detours)
             for shape, graph in self._graphs.items()
         )
         self.pace = Pace(self.forward_ms(), rounds)

@@ -14,6 +14,7 @@ if not torch.cuda.is_available():
     if tuple(int(part) for part in np.__version__.split(".")[:2]) >= (2, 4):
         pytest.skip("Triton's interpreter does not run on numpy 2.4 and later", allow_module_level=True)
 
+from tests.detour_checks import check_detour_rows, check_detours
 from tests.graph_checks import check_chosen_set, check_transition
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
@@ -27,3 +28,13 @@ def test_device_rounds_accept_what_the_decoder_accepts(canvas_len: int) -> None:
 @pytest.mark.parametrize("canvas_len", [2, 4])
 def test_acceptance_picks_the_set_behind_the_last_token_that_agreed(canvas_len: int) -> None:
     check_chosen_set(canvas_len, canvas_len)
+
+
+@pytest.mark.parametrize(("canvas_len", "num_detours"), [(4, 3), (16, 4), (16, 12)])
+def test_a_round_goes_on_along_the_detour_that_wins(canvas_len: int, num_detours: int) -> None:
+    check_detours(canvas_len, canvas_len, num_detours)
+
+
+@pytest.mark.parametrize(("canvas_len", "num_detours"), [(5, 3), (16, 4)])
+def test_detours_leave_the_draft_in_rows_of_their_own(canvas_len: int, num_detours: int) -> None:
+    check_detour_rows(canvas_len, num_detours)
