@@ -17,6 +17,7 @@ from quicksilver.diffusion.sample import Proposal
 from quicksilver.diffusion.verify import Verify
 from quicksilver.engine import rounds as rounds_module
 from quicksilver.engine.detours import fork_table, keep_winner, write_detours
+from quicksilver.engine.engine import Engine
 from quicksilver.engine.flight import DETOUR_LEN, Flight
 from quicksilver.engine.graphs import GraphLimits, GraphRunner
 from quicksilver.engine.rounds import RoundRunner, RoundShape
@@ -26,9 +27,12 @@ from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels.attention import RowTables
 from tests.graph_checks import SMALL, SMALL_TRUE, WIDE_PARTS, engine_of, expect_true_usage, model_of, text_of
-from tests.kernel_checks import here
+from tests.kernel_checks import expect_close, here
 
 PAGE_SIZE, NUM_PAGES, NUM_TOKENS = 4, 190, 5
+RANKS = (0, 1, 3, 2, 2, 3, 3, 1)
+"""At every fourth position of a text, where a cheating draft has the right token: first, second or third choice, or
+nowhere."""
 
 
 @dataclass
@@ -203,19 +207,20 @@ def check_detour_rows(canvas_len: int, num_detours: int) -> None:
 
 
 class Cheat:
-    """Drafts from the text to come: wrong at every fourth position, where the right token is second or third choice, or
-    none. Made of device work alone, so that a graph can hold it."""
+    """Drafts from the text to come, wrong where RANKS says so. Made of device work alone, so that a graph can hold
+    it."""
 
     def __init__(self, truth: list[int], num_tokens: int) -> None:
         device = here().device
         self.truth, self.num_tokens = torch.tensor(truth, dtype=torch.int32, device=device), num_tokens
-        self.rank = torch.arange(len(truth), device=device) % 4 // 3 * (torch.arange(len(truth), device=device) // 4)
+        ranks = [RANKS[at // 4 % len(RANKS)] if at % 4 == 3 else 0 for at in range(len(truth))]
+        self.rank = torch.tensor(ranks, device=device)
 
     def __call__(self, state: RoundState, results: Tensor, runners_up: Tensor | None = None) -> None:
         count = state.draft.shape[1]
         if count > 1 and runners_up is not None:
             at = (state.position[0] + 1 + torch.arange(count, device=results.device)).clamp(0, len(self.truth) - 1)
-            right, rank = self.truth[at.long()], self.rank[at.long()] % 4
+            right, rank = self.truth[at.long()], self.rank[at.long()]
             others = [(right + 1 + i).remainder(self.num_tokens) for i in range(3)]
             results[0, 1:count] = torch.where(rank == 0, right, others[0])[1:]
             results[1].view(torch.float32)[1:count] = 0.8
@@ -236,18 +241,26 @@ def check_rounds_with_detours(
     def params(name: DecoderName) -> DecodeParams:
         return DecodeParams(count, temperature, seed=3, decoder=DecoderParams(name, shape.canvas_len))
 
-    plain = engine_of(model, lambda cache: GraphRunner(model, cache, 64, limits))
+    pages: list[list[int]] = []
+
+    class Alone(GraphRunner):
+        def run(self, works):  # type: ignore[no-untyped-def]
+            pages[:] = [list(works[0].sequence.pages)]
+            return super().run(works)
+
+    plain = engine_of(model, lambda cache: Alone(model, cache, 64, limits))
     wanted = text_of(plain, prompts, params(DecoderName.AR))
+    kept = keys_of(plain, pages.pop(), prompt_len + count - 1)
     truth, num_won = prompts[0] + wanted["0"] + [0] * 64, 0
 
     class Watched(RoundRunner):
         def _land(self, flight: Flight, works: list[Work]):  # type: ignore[no-untyped-def, override]
             nonlocal num_won
-            half, end = flight.half, flight.ends[0]
+            half, end, pages[:] = flight.half, flight.ends[0], [list(works[0].sequence.pages)]
             outcomes = super()._land(flight, works)
             if half == 0:
                 drafted = enumerate(flight.drafts[0], end + 1)
-                num_won += any(token == truth[at] and int(cheat.rank[at]) % 4 for at, token in drafted)
+                num_won += any(token == truth[at] and int(cheat.rank[at]) for at, token in drafted)
             return outcomes
 
     def rounds(cache: PagedCache) -> RoundRunner:
@@ -263,8 +276,19 @@ def check_rounds_with_detours(
         assert text_of(engine, prompts, params(DecoderName.VERIFY), usages) == wanted
     finally:
         rounds_module.take_draft = take_draft
-    assert num_won > count // 16, f"only {num_won} detours won"
+    assert num_won >= count // 16, f"only {num_won} detours won"
+    found = keys_of(engine, pages.pop(), prompt_len + count - 1)
+    if place.device == "cuda":
+        assert torch.equal(found, kept), "the winners' keys are not those that AR would have written"
+    expect_close(found, kept, place.tolerance)
     expect_true_usage(usages["0"], shape, 1)
+
+
+def keys_of(engine: Engine, pages: list[int], count: int) -> Tensor:
+    """Keys and values of a text's first tokens."""
+    cache, at = engine.runner.cache, torch.arange(count)
+    slots = (torch.tensor(pages)[at // cache.page_size] * cache.page_size + at % cache.page_size).to(cache.k.device)
+    return torch.stack((cache.k[:, slots], cache.v[:, slots]))
 
 
 def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:

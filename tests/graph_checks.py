@@ -40,6 +40,8 @@ WIDE_PARTS = ModelConfig("qwen3", 2, 1152, 640, 4, 2, 128, 500, 1024, qk_norm=Tr
 """Wide enough for the columns that make a row's numbers the same among 16, 32 and 64."""
 TINIEST = ModelConfig("qwen3", 1, 32, 64, 2, 1, 32, 70, 64, qk_norm=True, tied_head=True)
 """For Triton's interpreter, where every program costs milliseconds."""
+TINIEST_WHOLE = replace(TINIEST, family="llama", qk_norm=False)
+"""The same in one launch."""
 
 
 def model_of(config: ModelConfig, seed: int = 0, dtype: torch.dtype | None = None) -> Transformer:

@@ -16,6 +16,7 @@ from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels import head as head_kernel
 from quicksilver.model.kernels.attend import TritonAttend
+from quicksilver.model.kernels.attention import AttendShape, AttendSpace, RowTables, attend_paged
 from quicksilver.model.kernels.head import Draws, HeadRows, HeadSpace, propose_rows, read_results
 from quicksilver.model.kernels.project import Norm, Weight
 from quicksilver.model.kernels.rotate import HeadNorms, RowSlots, angle_table, rotate_and_write
@@ -147,6 +148,38 @@ def check_attention_ignores_batch_mates(seed: int) -> None:
         assert torch.equal(found, together[part]), "batch mates changed a row"
 
 
+def check_forked_attention(seed: int, heads: tuple[int, int, int], splits: int) -> None:
+    """Rows whose last keys lie in slots of their own give bit for bit what they give where those stand in the pages;
+    and rows before them, in the same launch, never see those slots."""
+    torch.manual_seed(seed)
+    place, config, page_size, past, own = here(), shape_config(*heads), 16, 77, 12 * 16
+    cache = PagedCache.allocate(config, 12, page_size, place.device, place.dtype, num_scratch=6)
+    cache.k.normal_()
+    cache.v.normal_()
+    pages = torch.randperm(12, device=place.device)[:6].int()
+    qkv = place.normal(7, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
+    # Three rows in the text, then two chains of two: behind the first row and, with a dead second row, the third.
+    prefix_end = torch.tensor([past + 1, past + 2, past + 3, past + 2, past + 3, past + 4, 0], device=place.device)
+    tiles = torch.tensor([(0, 0, 3), (0, 3, 5), (0, 5, 7)], device=place.device)
+    forks = torch.tensor([(2**31 - 1, 0), (past + 1, own), (past + 3, own + 4)], device=place.device)
+    shape = AttendShape(config.num_heads, config.num_kv_heads, config.head_dim, 64, splits)
+
+    def attend(forks: Tensor | None, caches: tuple[Tensor, Tensor]) -> Tensor:
+        none = torch.zeros_like(prefix_end).int()
+        rows = RowTables(prefix_end.int(), none, none, tiles.int(), pages[None].contiguous(), page_size, forks)
+        return attend_paged(qkv, caches, rows, shape, AttendSpace.allocate(shape, 7, place.dtype, place.device))
+
+    found = attend(forks.int(), (cache.k[0], cache.v[0]))
+    for rows, start, slot in ((slice(0, 3), 0, 0), (slice(3, 5), past + 1, own), (slice(5, 6), past + 3, own + 4)):
+        moved = [part[0].clone() for part in (cache.k, cache.v)]
+        for i in range(rows.stop - rows.start if slot else 0):
+            at = int(pages[(start + i) // page_size]) * page_size + (start + i) % page_size
+            for part in moved:
+                part[at] = part[slot + i]
+        assert torch.equal(found[rows], attend(None, (moved[0], moved[1]))[rows]), f"rows {rows} see other keys"
+    assert not bool(found[6].any()), "a dead row sees something"
+
+
 def check_rotate(seed: int, heads: tuple[int, int, int], rows: int, has_norm: bool) -> None:
     """Head norms, rotation and the cache write equal the network's own."""
     torch.manual_seed(seed)
@@ -228,6 +261,36 @@ def check_head(seed: int, shape: tuple[int, int], rows: int, temperature: float,
     assert bool(is_finite.all())
 
 
+def check_runners_up(seed: int, shape: tuple[int, int]) -> None:
+    """A row's runners-up are the best of the tiles that come next, with their probabilities; -1 where tiles end."""
+    torch.manual_seed(seed)
+    place, (vocab, k), rows = here(), shape, 16
+    hidden, w, gain = place.normal(rows, k), place.normal(vocab, k) * (3 / k**0.5), place.normal(k)
+    index = torch.arange(rows, device=place.device).int()
+    space = HeadSpace.allocate(w, rows, place.dtype)
+    runners_up = torch.zeros(2 * head_kernel.NUM_NEXT, rows, dtype=torch.int32, device=place.device)
+    space = space.with_results(space.results, runners_up)
+    token_ids = read_results(propose_rows(hidden, Norm(gain, 1e-6), Weight(w), HeadRows(index), space))[0]
+    logits = space.normed.float() @ w.float().T
+    num_tiles = -(-vocab // head_kernel.BLOCK_V)
+    spread = torch.full((rows, num_tiles * head_kernel.BLOCK_V), -torch.inf, device=place.device)
+    spread[:, :vocab] = logits
+    best = spread.view(rows, num_tiles, -1).max(2)
+    order = best.values.argsort(1, descending=True)[:, : head_kernel.NUM_NEXT + 1]
+    wanted = (order * head_kernel.BLOCK_V + best.indices.gather(1, order)).T
+    allowed_share = 0.9 if place.device == "cuda" else 1.0  # near-ties
+    assert float((wanted[0] == token_ids).float().mean()) >= allowed_share
+    for i in range(head_kernel.NUM_NEXT):
+        chances = runners_up[2 * i + 1].view(torch.float32)
+        if i + 1 >= num_tiles:
+            assert runners_up[2 * i].tolist() == [-1] * rows
+            assert chances.tolist() == [0.0] * rows
+            continue
+        same = runners_up[2 * i] == wanted[i + 1]
+        assert float(same.float().mean()) >= allowed_share, (runners_up[2 * i], wanted[i + 1])
+        expect_close(chances[same], logits.softmax(1).gather(1, wanted[i + 1][:, None])[:, 0][same], 1e-3)
+
+
 def check_head_reports_bad_numbers() -> None:
     place, rows, k = here(), 16, 64
     hidden, w = place.normal(rows, k), place.normal(130, k)
@@ -249,6 +312,9 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
         for rows, norm in ((16, False), (200, True)):
             name = f"rotate heads={heads} rows={rows} norm={norm}"
             yield name, lambda h=heads, r=rows, n=norm: check_rotate(0, h, r, n)
+        yield f"attention with forks heads={heads}", lambda s=seed, h=heads: check_forked_attention(s, h, 16)
+    for vocab_size in (49152, 100):
+        yield f"runners-up of {vocab_size}", lambda v=vocab_size: check_runners_up(0, (v, 576))
     yield "attention ignores batch mates", lambda: check_attention_ignores_batch_mates(3)
     yield "row kernels", lambda: check_rows(0, 576)
     for rows, heat, mask in ((16, 0.0, False), (64, 0.8, True), (256, 0.8, False)):

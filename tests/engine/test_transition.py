@@ -14,8 +14,9 @@ if not torch.cuda.is_available():
     if tuple(int(part) for part in np.__version__.split(".")[:2]) >= (2, 4):
         pytest.skip("Triton's interpreter does not run on numpy 2.4 and later", allow_module_level=True)
 
-from tests.detour_checks import check_detour_rows, check_detours
-from tests.graph_checks import check_chosen_set, check_transition
+from quicksilver.engine.rounds import RoundShape
+from tests.detour_checks import check_detour_rows, check_detours, check_rounds_with_detours
+from tests.graph_checks import TINIEST_WHOLE, check_chosen_set, check_transition
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
 
@@ -38,3 +39,8 @@ def test_a_round_goes_on_along_the_detour_that_wins(canvas_len: int, num_detours
 @pytest.mark.parametrize(("canvas_len", "num_detours"), [(5, 3), (16, 4)])
 def test_detours_leave_the_draft_in_rows_of_their_own(canvas_len: int, num_detours: int) -> None:
     check_detour_rows(canvas_len, num_detours)
+
+
+def test_rounds_whose_detours_win_say_what_autoregression_says() -> None:
+    with torch.inference_mode():
+        check_rounds_with_detours(TINIEST_WHOLE, 6, RoundShape(1, 6, num_detours=2), 20, 0.0)

@@ -25,6 +25,11 @@ def test_attention_equals_sdpa_on_ragged_mixes(
     checks.check_attention(seed, heads, splits, block_m)
 
 
+@pytest.mark.parametrize("splits", [1, 4])
+def test_rows_with_keys_of_their_own_equal_rows_in_the_text(splits: int) -> None:
+    checks.check_forked_attention(0, (6, 2, 16), splits)
+
+
 @pytest.mark.parametrize(("heads", "rows", "has_norm"), [((6, 2, 32), 16, False), ((4, 4, 32), 70, True)])
 def test_rotation_and_cache_write_equal_the_network(heads: tuple[int, int, int], rows: int, has_norm: bool) -> None:
     checks.check_rotate(0, heads, rows, has_norm)
@@ -65,6 +70,11 @@ def test_row_kernels_equal_torch() -> None:
 @pytest.mark.parametrize(("temperature", "has_bitmask"), [(0.0, False), (0.8, True)])
 def test_head_equals_the_sampler(temperature: float, has_bitmask: bool) -> None:
     checks.check_head(0, (150, 96), 16, temperature, has_bitmask)
+
+
+@pytest.mark.parametrize("vocab_size", [300, 100])
+def test_runners_up_are_the_best_of_the_next_tiles(vocab_size: int) -> None:
+    checks.check_runners_up(0, (vocab_size, 32))
 
 
 def test_head_reports_bad_numbers() -> None:
