@@ -1,7 +1,8 @@
 """Verify rounds that run ahead of the host: draft, verify, acceptance and the next round's rows in one CUDA graph.
 
 A round is two forwards, or one: then every verify row is followed by the masks that would draft behind it, and
-acceptance picks the set that becomes the next draft. One forward gives a token less a round for half the time.
+acceptance picks the set that becomes the next draft. One forward gives a token less a round for half the time. The
+verify forward of two may carry detours (`detours.py`): a round then goes on where its draft alone would have ended.
 
 `RoundRunner` answers the same `run(works)` as any Runner. While requests do nothing but verify, the device is already a
 few rounds on; each `run` looks whether the engine asks for exactly what the device assumed, and hands over the result.
@@ -27,14 +28,7 @@ from quicksilver.engine.pace import Pace, TimedRound
 from quicksilver.engine.round_forward import RoundForward
 from quicksilver.engine.runner import Outcome
 from quicksilver.engine.sequence import Work
-from quicksilver.engine.transition import (
-    RoundState,
-    take_chosen,
-    take_draft,
-    take_verified,
-    write_rows,
-    write_sets,
-)
+from quicksilver.engine.transition import RoundState, take_chosen, take_draft, take_verified, write_rows, write_sets
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.kernels.head import NUM_NEXT, read_results
 from quicksilver.model.transformer import Transformer
@@ -57,8 +51,8 @@ class RoundGraph:
         self.host_pages = self.host_pages.pin_memory() if device.type == "cuda" else self.host_pages
         self.pages = self.host_pages.to(device, copy=True)
         verify = RoundForward(runner, shape, (self.host_pages, self.pages))
+        # By half. Only detours make them differ: a draft has none.
         self.forwards = [verify] if shape.num_sets else [verify, verify]
-        """By half. Only detours make them differ: a draft has none."""
         self.runners_up: Tensor | None = None
         if shape.num_detours:
             assert runner.cache.num_scratch >= shape.num_proposals - shape.num_verify, "detours write to scratch slots"

@@ -18,7 +18,10 @@ from quicksilver.engine.rounds import RoundShape
 from tests.detour_checks import check_detour_rows, check_detours, check_rounds_with_detours
 from tests.graph_checks import TINIEST_WHOLE, check_chosen_set, check_transition
 
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
 
 
 @pytest.mark.parametrize("canvas_len", [2, 4, 16])
