@@ -148,6 +148,7 @@ class RoundRunner(GraphRunner):
         super().__init__(model, cache, logit_rows, limits)
         self._graphs: dict[RoundShape, RoundGraph] = {}
         self._flight: Flight | None = None
+        self._flown: RoundGraph | None = None  # the graph of the flight
 
     def prepare_rounds(self, shapes: Seq[RoundShape]) -> None:
         """Capture these rounds; a batch that fits none of them runs forward by forward."""
@@ -182,7 +183,7 @@ class RoundRunner(GraphRunner):
         flight, graph = Flight.of(shape, works), self._graphs[shape]
         if self._has_pages(flight):
             _load(graph, works, flight.is_drawn)
-            self._flight = flight
+            self._flight, self._flown = flight, graph
             self._launch_ahead()
 
     def _land(self, flight: Flight, works: Seq[Work]) -> list[Outcome | None]:
@@ -197,9 +198,9 @@ class RoundRunner(GraphRunner):
 
     def _launch_ahead(self) -> bool:
         """Keep the device busy before waiting for it; False when there is nothing to wait for, for want of pages."""
-        flight = self._flight
+        flight, graph = self._flight, self._flown
         assert flight is not None
-        graph = self._graphs[flight.shape]
+        assert graph is not None
         depth = SHORT_DEPTH if flight.shape.canvas_len == 1 else DEPTH
         while len(flight.rounds) < depth and not flight.is_enough() and self._has_pages(flight):
             _send_pages(graph, flight)
@@ -212,9 +213,9 @@ class RoundRunner(GraphRunner):
 
     def _drop(self) -> None:
         """Forget what ran ahead. It still runs, before anything that is queued from now on; so nothing waits for it."""
-        assert self._flight is not None
-        self._graphs[self._flight.shape].state.position.fill_(-1)
-        self._flight = None
+        assert self._flown is not None
+        self._flown.state.position.fill_(-1)
+        self._flight = self._flown = None
 
 
 def _load(graph: RoundGraph, works: Seq[Work], is_drawn: bool) -> None:
