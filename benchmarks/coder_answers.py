@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, FinishReason, Request, Usage
+from quicksilver.engine.accelerate import num_detours
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.pace import Pace, TimedRound
 from quicksilver.evals.collect import join_channels
@@ -84,15 +85,17 @@ class Replies:
 @contextmanager
 def decoding(engine: Engine, way: Way) -> Iterator[None]:
     """The engine runs `way` inside: other settings in its scheduler, lengths as asked for instead of those that pay,
-    and rounds of one forward out of reach where two are wanted, or those with other detours."""
+    and rounds of one forward out of reach where two are wanted, as are always those with other detours."""
     scheduler, graphs = engine.scheduler, getattr(engine.runner, "_graphs", {})
     settings, pace, shapes = scheduler.config, scheduler.pace, dict(graphs)
     wanted = {"one_forward_len": way.one_forward_len, "canvas_rows": way.canvas_rows}
     scheduler.config = replace(settings, **{name: value for name, value in wanted.items() if value is not None})
+    unwanted = [shape for shape in graphs if shape.num_detours not in (0, detours_of(engine, way))]
     if way.one_forward_len == 0:
         scheduler.pace = _always(way.decoder.canvas_len)
-        for shape in [shape for shape in graphs if shape.num_sets or way.detours not in (None, shape.num_detours)]:
-            del graphs[shape]
+        unwanted += [shape for shape in graphs if shape.num_sets]
+    for shape in unwanted:
+        del graphs[shape]
     try:
         yield
     finally:
@@ -100,10 +103,11 @@ def decoding(engine: Engine, way: Way) -> Iterator[None]:
         graphs.update(shapes)
 
 
-def lone_detours(engine: Engine, canvas_len: int) -> int:
-    """Of the rounds that a lone request gets from this engine's own choice."""
-    shapes = [shape for shape in getattr(engine.runner, "_graphs", {}) if shape.num_sequences == 1]
-    return max((shape.num_detours for shape in shapes if shape.canvas_len == canvas_len), default=0)
+def detours_of(engine: Engine, way: Way) -> int:
+    """Of a lone request's rounds of 16; a shorter canvas has none."""
+    if not hasattr(engine.runner, "_graphs"):
+        return 0
+    return num_detours(engine.scheduler.config) if way.detours is None else way.detours
 
 
 def _always(canvas_len: int) -> Pace:

@@ -19,7 +19,7 @@ from benchmarks.coder_answers import (
     Reply,
     Way,
     answer_all,
-    lone_detours,
+    detours_of,
     one_forward,
     read,
     two_forwards,
@@ -27,6 +27,7 @@ from benchmarks.coder_answers import (
 from benchmarks.coder_prompts import DOMAINS, domain_asks, mixed_asks, task_asks, task_items
 from benchmarks.coder_report import Book
 from quicksilver.core import FinishReason
+from quicksilver.engine.config import MAX_DETOURS
 from quicksilver.engine.engine import Engine
 from quicksilver.evals.catalogue import pick_tasks
 from quicksilver.evals.report import Cell, Record, Report, machine_facts, write_reports
@@ -35,7 +36,15 @@ from quicksilver.evals.speed import speed_of, total
 from quicksilver.evals.task import Generate
 from quicksilver.evals.writer import Writer
 
-LONE_WAYS = (AR, two_forwards(16), two_forwards(16, detours=0), two_forwards(8), one_forward(8), SERVED)
+LONE_WAYS = (
+    AR, two_forwards(16), two_forwards(16, detours=MAX_DETOURS), two_forwards(16, detours=0), two_forwards(8),
+    one_forward(8), SERVED,
+)  # fmt: skip
+ROUND_WAYS = (
+    (two_forwards(16, detours=0), 24), (two_forwards(8, detours=0), 24), (two_forwards(16), 1),
+    (two_forwards(16, detours=MAX_DETOURS), 1),
+)  # fmt: skip
+"""And how many questions at a time."""
 STREAMS = (1, 8, 32, 64)
 TASKS = ("humaneval", "mbpp", "humaneval_infill_randomlight", "next_edit", "humaneval_infill_single", "gsm8k")
 UNCAPPED = ("humaneval", "mbpp", "gsm8k")
@@ -88,8 +97,7 @@ def _domain_speed(bench: Bench, domain: str, deadline: float) -> None:
         row |= {"over_ar": row["decode_tok_per_s"] / ar_speed if ar_speed else None}
         row |= {"same_as_ar": sum(a.token_ids == b.token_ids for a, b in pairs)}
         if way.one_forward_len == 0:
-            detours = lone_detours(bench.engine, way.decoder.canvas_len) if way.detours is None else way.detours
-            row |= {"detours": detours}
+            row |= {"detours": detours_of(bench.engine, way) if way.decoder.canvas_len == 16 else 0}
         bench.book.add("speed", row)
 
 
@@ -148,12 +156,10 @@ def rounds(bench: Bench, seconds: float) -> None:
     deadline, num_lone = time.perf_counter() + seconds, bench.count(16)
     for domain in bench.domains:
         asks = domain_asks(domain, bench.data, bench.writer, bench.count(48), bench.length(192))
-        ways = ((two_forwards(16, detours=0), 24), (two_forwards(8, detours=0), 24), (two_forwards(16), 1))
-        for way, at_once in ways:
+        for way, at_once in ROUND_WAYS:
             some = asks if at_once > 1 else asks[:num_lone]
             found = answer_all(bench.engine, some, way, at_once, deadline - time.perf_counter())
-            detours = lone_detours(bench.engine, way.decoder.canvas_len) if way.detours is None else way.detours
-            row = {"domain": domain, "canvas_len": way.decoder.canvas_len, "detours": detours}
+            row = {"domain": domain, "canvas_len": way.decoder.canvas_len, "detours": detours_of(bench.engine, way)}
             bench.book.add("rounds", row | _yield_of(found.replies))
             if at_once > 1 and way.decoder.canvas_len == 16:
                 bench.book.add("rounds", row | {"first": num_lone} | _yield_of(found.replies[:num_lone]))

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 import torch
 
-from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.config import MAX_DETOURS, EngineConfig
 from quicksilver.engine.flight import DETOUR_LEN
 from quicksilver.engine.runner import Runner
 from quicksilver.model.attention import PagedCache
@@ -64,8 +64,8 @@ def num_detours(config: EngineConfig) -> int:
 
 
 def scratch_slots(config: EngineConfig, device: torch.device) -> int:
-    """KV slots that rounds need beyond the pages."""
-    return DETOUR_LEN * num_detours(config) if device.type == "cuda" and config.cuda_graphs else 0
+    """KV slots that rounds need beyond the pages, with as many detours as may be asked for."""
+    return DETOUR_LEN * MAX_DETOURS if device.type == "cuda" and config.cuda_graphs and num_detours(config) else 0
 
 
 def _plain_runner(model: Transformer, cache: PagedCache, config: EngineConfig) -> Runner:
