@@ -3,8 +3,8 @@
 #   benchmarks/gpu_all.sh "PART ..." OUT [compile|figures]
 # small: all kernels against their oracles, 135M and 1.5B. large: 8B, fp8, many streams, long prompts, the generate of
 # transformers, compute-sanitizer. tries: what has changed since the last run, and ways of running that wait for it.
-# On an H200 small takes about three minutes, tries and large together about five. Kernels are compiled first, by
-# processes side by side that fill Triton's cache, in groups of at most 60 GB on the GPU; checks and compute-sanitizer
+# On an H200 small and large take about three minutes each, tries two. Kernels are compiled first, by processes side by
+# side that fill Triton's cache, in groups of at most 60 GB on the GPU; checks and compute-sanitizer
 # run among them. Timings then run one at a time, the most wanted first. The third word does one of the two alone: they
 # may be hours apart, the first beside other work. One failure does not stop the rest, and nothing may run longer than
 # its seconds. OUT gets checks.log, compile.log, tables.log and, anew after every figure, results.tar.gz with the JSON.
@@ -44,45 +44,30 @@ small_figures() {
   figure 40 9 gpu_forward --models 135M,1.5B --rows 1,16,64,256 --profile
 }
 
-fp8_tries="programs=240 depth=64 overlap=0" whole_tries="splits=8 keys=1 splits=8,keys=1 splits=8,keys=1,share=2"
-forward_8B_fp8=(gpu_forward --models 8B --schemes fp8 --rows 16,32,64)
-forward_1_5B_fp8=(gpu_forward --models 1.5B --schemes fp8 --rows 16,64)
+fp8_tries="depth=64 overlap=0"
+forward_8B_fp8=(gpu_forward --models 8B --schemes fp8 --rows 16,32)
+forward_1_5B=(gpu_forward --models 1.5B --rows 16,32,64)
 verify_135M=(gpu_verify --models 135M --one-forward 8)
 tries_compile() {
-  check "" transition "fp8 qkv" "fp8 ffn" "network fp8" "head fp8" "attention h" "network llama" "rounds true" "rounds parts"
-  check splits=8,keys=1 "network llama" "rounds true"
-  check programs=240 "fp8 qkv 8B" "fp8 ffn 8B"
+  check "" "network fp8" "fp8 qkv" "fp8 ffn" "network llama" "network qwen2" "rounds true" "attention h" transition \
+    layer
+  check used=1 "network llama" "rounds true"
   wait
   # Two layers are launched as all of them are, if it is said whether launches overlap.
   compile_each "$fp8_tries" "${forward_8B_fp8[@]}" --layers 2
   compile forward_8B gpu_forward --models 8B --rows 16,32 --tries overlap=0 --layers 2
-  compile forward_1.5B gpu_forward --models 1.5B --rows 16,64 --layers 2
-  compile_each programs=240 "${forward_1_5B_fp8[@]}" --layers 2
-  compile_each "$whole_tries" gpu_whole --models 135M
+  compile forward_1.5B "${forward_1_5B[@]}" --layers 2
+  compile_each used=1 gpu_whole --models 135M
   compile verify_135M "${verify_135M[@]}" --rounds 5
-  compile verify_135M_try "${verify_135M[@]}" --rounds 5 --whole splits=8,keys=1
-  compile prefill gpu_prefill --model 4B --prompts 1024 # the attention of 8B is that of 4B
-  compile canvas_peer gpu_canvas_peer --tokens 256 --steps 2
-  for tool in memcheck racecheck; do
-    sanitize $tool "attention heads=(9, 3, 64) splits=16"
-    sanitize $tool "attention heads=(9, 3, 64) splits=1 block"
-  done
-  sanitize racecheck "fp8 qkv 1.5B rows=16"
-  wait
-  compile tiles gpu_tiles --compile-seconds 100 --seconds 0
+  compile verify_1.5B gpu_verify --models 1.5B --rounds 5
 }
 tries_figures() {
-  figure 50 12 "${forward_8B_fp8[@]}" --tries "" $fp8_tries
-  figure 40 5 gpu_whole --models 135M --tries "" $whole_tries
-  figure 40 3 gpu_prefill --prompts 1024,4096,32768
-  figure 40 1 gpu_canvas_peer
-  figure 30 3 "${verify_135M[@]}" --rounds 100 --whole splits=8,keys=1
-  figure 110 130 gpu_tiles --compile-seconds 40 --seconds 50
-  figure 30 12 gpu_forward --models 8B --rows 16 --schemes fp8 --profile
-  figure 30 11 gpu_forward --models 1.5B --rows 16,64 --profile
-  figure 30 4 "${forward_1_5B_fp8[@]}" --tries "" programs=240
+  figure 40 6 "${forward_8B_fp8[@]}" --tries "" $fp8_tries
   figure 30 2 gpu_forward --models 8B --rows 16,32
+  figure 30 3 "${forward_1_5B[@]}"
+  figure 30 2 gpu_whole --models 135M --tries "" used=1
   figure 30 3 "${verify_135M[@]}" --rounds 100
+  figure 30 4 gpu_verify --models 1.5B --rounds 60
 }
 
 sanitize() { # side by side with the compiling, since nothing is timed here; without the allocator's settings, under
@@ -110,7 +95,9 @@ large_compile() {
     for kind in "transition with sets 0" "qkv 135M rows=16" "attention heads=(9, 3, 64) splits=16"; do
       sanitize $tool "$kind"
     done
+    sanitize $tool "attention heads=(9, 3, 64) splits=1 block"
   done
+  sanitize racecheck "fp8 qkv 1.5B rows=16"
 }
 large_figures() {
   figure 60 8 gpu_forward --models 8B --rows 1,16,32,64 --schemes bfloat16,fp8

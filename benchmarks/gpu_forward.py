@@ -1,7 +1,7 @@
 """Time of one forward, head included, against the bandwidth roofline: plain torch, and our graphs in bf16 and fp8.
 
     python -m benchmarks.gpu_forward --out DIR [--models 135M,1.5B,8B] [--rows 1,16,64,256] [--schemes bfloat16,fp8]
-                                     [--tries "" overlap=0 programs=240]
+                                     [--tries "" overlap=0 depth=64]
 
 The roofline is the bytes of all matrices, head included, over the copy bandwidth measured in the same run. Every try is
 a way to run, in the words of `gpu_setup.switch_whole`; the empty one is as shipped.

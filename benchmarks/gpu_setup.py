@@ -31,8 +31,7 @@ from quicksilver.model.transformer import Transformer
 DEVICE = "cuda"
 SHIPPED = {
     "shared": resident.SHARED_ROWS, "warps": resident.WARPS, "stages": resident.STAGES, "share": 0,
-    "splits": resident.SPLITS, "keys": int(resident.FETCH_KEYS),
-    "overlap": network.OVERLAP_BYTES, "programs": stream.ROUNDED_PROGRAMS, "depth": stream.ROUNDED_DEPTH,
+    "used": int(resident.COUNTS_USED), "overlap": network.OVERLAP_BYTES, "depth": stream.ROUNDED_DEPTH,
 }  # fmt: skip
 _programs_for = resident.programs_for
 PAGE_SIZE = 16
@@ -50,14 +49,13 @@ def switch_whole(text: str) -> dict[str, int]:
     """Sets ways to run, from words like `shared=16,stages=6`; whatever is not named is as shipped.
 
     Small networks in one launch: `shared`, `warps`, `stages` as in `resident.py`; `share` programs a multiprocessor;
-    `splits` of attention, `keys` asked for ahead.
-    Larger ones: `overlap` bytes of the largest model whose launches overlap; of fp8 by fp8, `programs` that a linear is
-    cut into, and `depth` that is read at once."""
+    `used=1`: only tiles with rows are shared out in attention.
+    Larger ones: `overlap` bytes of the largest model whose launches overlap; `depth` of fp8 by fp8 that is read at
+    once."""
     chosen = dict(SHIPPED) | {k: int(v) for k, v in (word.split("=") for word in text.split(",") if word)}
     resident.SHARED_ROWS, resident.WARPS = chosen["shared"], chosen["warps"]
     resident.STAGES, network.OVERLAP_BYTES = chosen["stages"], chosen["overlap"]
-    resident.SPLITS, resident.FETCH_KEYS = chosen["splits"], bool(chosen["keys"])
-    stream.ROUNDED_PROGRAMS, stream.ROUNDED_DEPTH = chosen["programs"], chosen["depth"]
+    resident.COUNTS_USED, stream.ROUNDED_DEPTH = bool(chosen["used"]), chosen["depth"]
     if chosen["share"]:
         count = torch.cuda.get_device_properties(0).multi_processor_count
         resident.programs_for = lambda *_: count * chosen["share"]  # type: ignore[assignment]

@@ -28,7 +28,7 @@ from quicksilver.engine.graphs import GraphLimits, capture
 from quicksilver.engine.rounds import RoundGraph, RoundRunner, one_forward
 
 PAST = 512
-TRIES = ("", "splits=8", "keys=1", "splits=8,keys=1", "shared=16", "share=2")
+TRIES = ("", "used=1", "shared=16", "share=1")
 
 
 def body_ms(runner: RoundRunner, rows: int, num_canvas: int) -> float:

@@ -78,7 +78,8 @@ TRUE_SHAPES = {
 def parts_of(shape: LayerShape, rows: int, walled: Walled) -> Parts:
     dim, ffn = shape.widths
     tiles, gates = square_tiles(dim), pick_gate_columns(ffn)
-    shapes = [(shape.qkv // shape.heads[2], shape.heads[2]), (ffn // gates, 2 * gates), (tiles, dim // tiles)]
+    shapes = [(shape.qkv // shape.heads[2], shape.heads[2], dim), (ffn // gates, 2 * gates, dim)]
+    shapes += [(tiles, dim // tiles, shape.heads[0] * shape.heads[2]), (tiles, dim // tiles, ffn)]
     empty = Parts.allocate(part_floats(shapes, rows), here().device)
     return Parts(walled(empty.sums), walled(empty.arrived))
 

@@ -155,8 +155,9 @@ def _part_floats(config: ModelConfig, num_rows: int) -> int:
     if num_rows > SKINNY_ROWS:
         return 0
     tiles, gates = square_tiles(config.dim), pick_gate_columns(config.ffn_dim)
-    heads = config.num_heads + 2 * config.num_kv_heads
-    shapes = [(heads, config.head_dim), (tiles, config.dim // tiles), (config.ffn_dim // gates, 2 * gates)]
+    heads, width = config.num_heads + 2 * config.num_kv_heads, config.dim // tiles
+    shapes = [(heads, config.head_dim, config.dim), (config.ffn_dim // gates, 2 * gates, config.dim)]
+    shapes += [(tiles, width, config.q_dim), (tiles, width, config.ffn_dim)]
     return part_floats(shapes, num_rows)
 
 

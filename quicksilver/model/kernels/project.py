@@ -7,7 +7,7 @@ norm's gain and its sums of squares; the linear behind the norm divides at its e
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -20,11 +20,11 @@ from quicksilver.model.kernels.rotate import HeadNorms, RowSlots
 from quicksilver.model.kernels.stream import (
     Cut,
     Parts,
-    most_splits,
     pick_columns,
     pick_cut,
     pick_gate_columns,
     pick_rounded_cut,
+    room_splits,
 )
 
 
@@ -147,12 +147,10 @@ def project_add(x: Tensor, weight: Weight, stream: Tensor, after: tuple[Norm, Sc
 
 
 def _cut(block_n: int, num_tiles: int, weight: Weight, steps: Tensor | None, rows: int) -> Cut:
-    """As many bytes under way whatever the width of a number."""
     k = weight.w.shape[1]
     if steps is not None:
         return pick_rounded_cut(block_n, num_tiles, k, rows, k // len(steps))
-    cut = pick_cut(block_n, num_tiles, k, rows)
-    return replace(cut, num_stages=cut.num_stages * 2 // weight.w.element_size())
+    return pick_cut(block_n, num_tiles, k, rows, weight.w.element_size())
 
 
 def low_parts(depth: int) -> int:
@@ -165,9 +163,9 @@ def square_tiles(dim: int) -> int:
     return dim // (2 * pick_columns(dim // 2))
 
 
-def part_floats(shapes: list[tuple[int, int]], rows: int) -> int:
-    """Room for the splits of linears given as (tiles, columns of a tile)."""
-    return max(most_splits(tiles) * tiles * columns * rows for tiles, columns in shapes)
+def part_floats(shapes: list[tuple[int, int, int]], rows: int) -> int:
+    """Room for the splits of linears given as (tiles, columns of a tile, depth)."""
+    return max(room_splits(tiles, depth) * tiles * columns * rows for tiles, columns, depth in shapes)
 
 
 def _or(tensor: Tensor | None, other: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels.attention import AttendShape
 from quicksilver.model.kernels.weights import LayerWeights, NetworkWeights
-from quicksilver.model.kernels.whole import ROW_TILE, network_kernel
+from quicksilver.model.kernels.whole import ROW_TILE, WHOLE_SPLITS, network_kernel
 from quicksilver.model.kernels.whole_meet import NUM_COUNTERS
 
 if TYPE_CHECKING:
@@ -34,10 +34,8 @@ _STAGES_OF = {32: 6}
 WARPS = 4
 SHARED_ROWS = 32
 """Rows that share one reading of the weights where there are more than 16: 16 or 32."""
-SPLITS = 4
-"""Programs that share the keys of one head and tile."""
-FETCH_KEYS = False
-"""Whether idle programs ask for a layer's first keys before these can be used."""
+COUNTS_USED = False
+"""Whether only tiles that have rows are shared out in attention and waited for."""
 _LOG2_E = 1.4426950408889634
 
 
@@ -65,7 +63,7 @@ def fits(config: ModelConfig, weights: NetworkWeights, limit: int = RESIDENT_BYT
 def whole_shape(config: ModelConfig) -> AttendShape:
     """Attention's tiles are tiles of rows, whatever the number of heads."""
     group = config.num_heads // config.num_kv_heads
-    return AttendShape(config.num_heads, config.num_kv_heads, config.head_dim, ROW_TILE * group, SPLITS)
+    return AttendShape(config.num_heads, config.num_kv_heads, config.head_dim, ROW_TILE * group, WHOLE_SPLITS)
 
 
 def stack(config: ModelConfig, weights: NetworkWeights) -> Stack:
@@ -134,11 +132,10 @@ def run_whole(
         KV_HEADS=config.num_kv_heads, D=config.head_dim, PAGE=tables.page_size,
         BLOCK=triton.next_power_of_2(config.dim), TILES=triton.next_power_of_2(config.dim // 16),
         KD=min(64, _depth_step(config.dim)), KQ=_depth_step(config.q_dim), KF=_depth_step(config.ffn_dim),
-        CANVAS=is_gated, KINDS=2 if is_gated and count == tile else 1, T=tile, SPLITS=SPLITS,
+        CANVAS=is_gated, KINDS=2 if is_gated and count == tile else 1, T=tile, SPLITS=WHOLE_SPLITS,
         PROGRAMS=programs, STAGES=_STAGES_OF.get(tile, STAGES),
-        SLOTS=triton.next_power_of_2(tables.tiles.shape[0]), FETCH=space.x.is_cuda,
-        FETCH_KEYS=FETCH_KEYS and space.x.is_cuda, BIAS=stacked.bias is not None, FORKS=tables.forks is not None,
-        num_warps=WARPS,
+        SLOTS=triton.next_power_of_2(tables.tiles.shape[0]) if COUNTS_USED else 0, FETCH=space.x.is_cuda,
+        BIAS=stacked.bias is not None, FORKS=tables.forks is not None, num_warps=WARPS,
     )  # fmt: skip
     return space.x
 

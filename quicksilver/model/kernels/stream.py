@@ -7,7 +7,7 @@ it was changes no number. How the depth is cut depends on the weights' shape alo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -18,12 +18,18 @@ MAX_TILES = 2048
 """Column tiles of one linear."""
 NARROW_GATES = 180
 """Tiles of 64 columns from which gate and up go in tiles of 32."""
-PROGRAMS = 120
-"""Enough to keep an H200's 132 multiprocessors reading."""
-ROUNDED_PROGRAMS = 120
-"""The same for fp8 by fp8, two of which fit a multiprocessor."""
+MULTIPROCESSORS = 132
+"""Of an H200."""
+BUSY_PROGRAMS = 96
+"""As many keep its memory busy."""
+SHARED_BYTES = 232_448
+"""Shared memory that the programs of a multiprocessor can have between them."""
+_OTHER_BYTES = 7_448
+"""What they take besides the weights and inputs that are under way."""
 ROUNDED_DEPTH = 128
 """How much of an fp8 input is read at once, where it goes."""
+_LONGEST = 16
+"""Products of fp8 by fp8, each of which is waited for, that a program does one after the other where depths are cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,29 +77,61 @@ def pick_gate_columns(ffn: int) -> int:
     return 32 if ffn // 64 >= NARROW_GATES and ffn % 32 == 0 else pick_columns(ffn)
 
 
-def pick_cut(block_n: int, num_tiles: int, k: int, num_rows: int) -> Cut:
-    """Splits until the chip is full. Rows change how much of the depth is under way at once, not how it is cut or in
-    which order anything is added."""
-    wanted = max(1, -(-PROGRAMS // num_tiles))
-    step = 128 if k % 128 == 0 and k >= 2048 else 64
-    depth = min(max(-(-k // wanted // step) * step, 128), -(-k // 64) * 64)
-    block_k = 128 if depth % 128 == 0 and k % 128 == 0 and num_rows <= 16 else 64
-    return Cut(block_n, block_k, depth, 4, 3 if block_k == 128 else 4)
+def pick_cut(block_n: int, num_tiles: int, k: int, num_rows: int, width: int = 2) -> Cut:
+    """Splits while each has a multiprocessor of its own; `width` bytes a weight. Rows change how much of the depth is
+    under way at once, not how it is cut or in which order anything is added."""
+    splits = most_splits(num_tiles, 1)
+    depth = _even_depth(k, splits, 128)
+    if k % 128 or num_tiles * -(-k // depth) < BUSY_PROGRAMS:
+        depth = min(max(_even_depth(k, splits, 64), 128), _even_depth(k, 1, 64))
+    sizes = (128, 64) if k % 128 == 0 and depth % 128 == 0 else (64,)
+    return _filled(Cut(block_n, 64, depth), sizes, num_tiles, k, num_rows, width)
 
 
 def pick_rounded_cut(block_n: int, num_tiles: int, k: int, num_rows: int, group: int) -> Cut:
-    """As `pick_cut` for fp8 inputs. About as many bytes are under way, and two programs fit a multiprocessor."""
+    """As `pick_cut` for fp8 inputs; long depths go in more splits, two or three of them on a multiprocessor."""
     at_once = max(group, ROUNDED_DEPTH)
     block_k = at_once if k % at_once == 0 else group
-    splits = max(1, -(-ROUNDED_PROGRAMS // num_tiles))
-    depth = -(-k // splits // block_k) * block_k
-    stages = {16: 12, 32: 10}.get(num_rows, 8) * 64 // block_k
-    return Cut(block_n, block_k, depth, 4, stages, group)
+    depth = _even_depth(k, most_splits(num_tiles, -(-k // (_LONGEST * group))), block_k)
+    sizes = (2 * block_k, block_k) if depth == k and k % (2 * block_k) == 0 else (block_k,)
+    return _filled(Cut(block_n, block_k, depth, group=group), sizes, num_tiles, k, num_rows, 1)
 
 
-def most_splits(num_tiles: int) -> int:
+def most_splits(num_tiles: int, stretches: int) -> int:
+    """One for each multiprocessor that a tile has, or `stretches` where these are more; one where tiles are many."""
+    share = MULTIPROCESSORS // num_tiles
+    return max(share, stretches) if share > 1 else 1
+
+
+def room_splits(num_tiles: int, k: int) -> int:
     """Room for as many must be there."""
-    return max(1, -(-max(PROGRAMS, ROUNDED_PROGRAMS) // num_tiles))
+    return most_splits(num_tiles, -(-k // (_LONGEST * 64)))
+
+
+def _even_depth(k: int, splits: int, step: int) -> int:
+    return -(-k // splits // step) * step
+
+
+def _filled(cut: Cut, sizes: tuple[int, ...], num_tiles: int, k: int, num_rows: int, width: int) -> Cut:
+    """The cut with the first of `sizes` as block of the depth of which three fit, or the last, and as many as fit."""
+    found = cut
+    for block_k in sizes:
+        found = replace(cut, block_k=block_k)
+        found = replace(found, num_stages=_stages(found, num_tiles, k, num_rows, width))
+        if found.num_stages > 2:
+            break
+    return found
+
+
+def _stages(cut: Cut, num_tiles: int, k: int, num_rows: int, width: int) -> int:
+    """So many that all programs can be on the chip at once. One whose weights would all fit into shared memory has the
+    whole of it, which measures better where launches overlap; of longer stretches half holds enough."""
+    share = min(-(-num_tiles * cut.splits(k) // MULTIPROCESSORS), 3)
+    if 2 * cut.block_n * cut.depth * width > SHARED_BYTES:
+        share = max(share, 2)
+    input_width = 1 if cut.group else max(width, 2)
+    stage = (2 * cut.block_n * width + num_rows * input_width) * cut.block_k
+    return max(2, min((SHARED_BYTES - _OTHER_BYTES) // share // stage, cut.depth // cut.block_k + 1, 12))
 
 
 @triton.jit

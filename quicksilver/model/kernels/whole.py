@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quicksilver.model.kernels.whole_attention import attend_part, fetch_keys, used_tiles
+from quicksilver.model.kernels.whole_attention import attend_part, used_tiles
 from quicksilver.model.kernels.whole_linear import add_part, fetch_layer, gate_part, qkv_part
 from quicksilver.model.kernels.whole_meet import (
     ATTEND,
@@ -25,6 +25,8 @@ from quicksilver.model.kernels.whole_meet import (
 
 ROW_TILE = 16
 """Rows and columns of a tile: the smallest that the matrix unit takes."""
+WHOLE_SPLITS = 4
+"""Programs that share the keys of one head and tile."""
 
 
 @triton.jit
@@ -51,7 +53,7 @@ def _embed_rows(
 @triton.jit
 def _attention_half(
     program, layer, bell, wq, q_plane, wo, o_plane, gate, eps, bias, keys, values, gain, angles, positions, slots,
-    prefix_end, span_start, span_end, tiles, attends, pages, forks, scale, max_pages,
+    prefix_end, span_start, span_end, tiles, num_tiles, pages, forks, scale, max_pages,
     x, y, squares, qkv, attended, part_acc, part_top, part_total, arrived,
     ROWS: tl.constexpr, DIM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
     PAGE: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr, KQ: tl.constexpr,
@@ -62,11 +64,13 @@ def _attention_half(
     QKVS: tl.constexpr = (HEADS + 2 * KV_HEADS) * D // 32 * (ROWS // T) * KINDS
     ADDS: tl.constexpr = DIM // 16 * (ROWS // T) * KINDS
     QKV_ENDS: tl.constexpr = QKVS if QKVS < PROGRAMS else PROGRAMS
+    attends = num_tiles * (HEADS * SPLITS)
     qkv_part(program, y, wq, q_plane, gate, squares, eps, bias, qkv, keys, values, angles, positions, slots,
              ROWS, DIM, HEADS, KV_HEADS, D, TILES, KD, CANVAS, KINDS, T, PROGRAMS, STAGES, BIAS)  # fmt: skip
     finish_part(bell, QKV, program, QKVS)
-    attend_part(program, bell, (layer + 1) * QKV_ENDS, attends, tiles, qkv, keys, values, prefix_end, span_start,
-                span_end, pages, scale, max_pages, forks, arrived, part_acc, part_top, part_total, attended,
+    start_part(bell, QKV, program, attends, (layer + 1) * QKV_ENDS)
+    attend_part(program, num_tiles, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale,
+                max_pages, forks, arrived, part_acc, part_top, part_total, attended,
                 ROWS, HEADS, KV_HEADS, D, PAGE, SPLITS, PROGRAMS, FORKS)  # fmt: skip
     finish_part(bell, ATTEND, program, attends)
     start_part(bell, ATTEND, program, ADDS, (layer + 1) * tl.minimum(attends, PROGRAMS))
@@ -106,8 +110,7 @@ def network_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr, KQ: tl.constexpr, KF: tl.constexpr,
     CANVAS: tl.constexpr, KINDS: tl.constexpr, T: tl.constexpr, SPLITS: tl.constexpr, PROGRAMS: tl.constexpr,
-    SLOTS: tl.constexpr, STAGES: tl.constexpr, FETCH: tl.constexpr, FETCH_KEYS: tl.constexpr, BIAS: tl.constexpr,
-    FORKS: tl.constexpr,
+    SLOTS: tl.constexpr, STAGES: tl.constexpr, FETCH: tl.constexpr, BIAS: tl.constexpr, FORKS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     Q: tl.constexpr = HEADS * D
@@ -117,7 +120,8 @@ def network_kernel(
     _embed_rows(program, tokens, masks, token_ids, mask_index, gains, x, y, squares, num_masks,
                 ROWS, DIM, BLOCK, TILES, CANVAS, PROGRAMS)  # fmt: skip
     finish_part(bell, EMBED, program, ROWS)
-    attends = used_tiles(tiles, num_tiles, SLOTS) * (HEADS * SPLITS)
+    if SLOTS > 0:
+        num_tiles = used_tiles(tiles, num_tiles, SLOTS)
     for layer in range(LAYERS):
         at = tl.cast(layer, tl.int64)
         wq, wo = w_qkv + at * (N_QKV * DIM), w_o + at * (DIM * Q)
@@ -125,9 +129,6 @@ def network_kernel(
         if FETCH:
             fetch_layer(program, wq + N_QKV * DIM, wo, wg, wd, layer + 1 < LAYERS, LAYERS, DIM, FFN, Q, N_QKV,
                         2 if CANVAS else 1)  # fmt: skip
-        if FETCH_KEYS:
-            fetch_keys(PROGRAMS - 1 - program, attends, tiles, k_cache + at * cache_stride, v_cache + at * cache_stride,
-                       prefix_end, pages, max_pages, HEADS, KV_HEADS, D, PAGE, SPLITS)  # fmt: skip
         if layer == 0:
             start_part(bell, EMBED, program, QKVS, ROWS if ROWS < PROGRAMS else PROGRAMS)
         else:
@@ -135,7 +136,7 @@ def network_kernel(
         _attention_half(
             program, layer, bell, wq, LAYERS * N_QKV * DIM, wo, LAYERS * DIM * Q, gate, eps, bias + at * N_QKV,
             k_cache + at * cache_stride, v_cache + at * cache_stride, gain + DIM, angles, positions, slots, prefix_end,
-            span_start, span_end, tiles, attends, pages, forks, scale, max_pages,
+            span_start, span_end, tiles, num_tiles, pages, forks, scale, max_pages,
             x, y, squares, qkv, attended, part_acc, part_top, part_total, arrived,
             ROWS, DIM, HEADS, KV_HEADS, D, PAGE, TILES, KD, KQ, CANVAS, KINDS, T, SPLITS, PROGRAMS, STAGES,
             BIAS, FORKS,

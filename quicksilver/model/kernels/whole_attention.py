@@ -10,14 +10,13 @@ import triton
 import triton.language as tl
 
 from quicksilver.model.kernels.attention import _fold, slots_of
-from quicksilver.model.kernels.launch import fetch
-from quicksilver.model.kernels.whole_meet import QKV, wait_for
 
 
 @triton.jit
 def _attend_tile(
-    segment, row, is_row, head, split, sees_to, from_row, to_row, fork, own, qkv, k_cache, v_cache, pages, scale,
-    max_pages, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
+    segment, row, is_row, head, split, fork, own, qkv, k_cache, v_cache, prefix_end, span_start, span_end, pages, scale,
+    max_pages,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, FORKS: tl.constexpr,
 ):  # fmt: skip
     """One query head of up to 16 rows over this split's keys; the last split also folds the rows' own span."""
@@ -26,6 +25,9 @@ def _attend_tile(
     kv_head = head // (HEADS // KV_HEADS)
     q = tl.load(qkv + (row * STRIDE + head * D)[:, None] + d[None, :], mask=is_row[:, None], other=0.0,
                 cache_modifier=".cg")  # fmt: skip
+    sees_to = tl.load(prefix_end + row, mask=is_row, other=0)
+    from_row = tl.load(span_start + row, mask=is_row, other=0)
+    to_row = tl.load(span_end + row, mask=is_row, other=0)
     top, total = tl.full((16,), float("-inf"), tl.float32), tl.zeros((16,), tl.float32)
     acc = tl.zeros((16, D), tl.float32)
     longest = tl.max(sees_to, 0)
@@ -58,7 +60,7 @@ def _merge_tile(
     top, total, acc, row, is_row, head, split, arrived, part_acc, part_top, part_total, attended,
     ROWS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Put this split down; the one that finds all others there adds them up and writes the output."""
+    """Put this split down; the one that finds all others there folds them in their order and writes the output."""
     d = tl.arange(0, D)
     at = row * HEADS + head
     mine = split * ROWS * HEADS + at
@@ -68,16 +70,20 @@ def _merge_tile(
     tl.debug_barrier()
     if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == SPLITS - 1:
         tl.store(arrived, 0)
-        here = (tl.arange(0, SPLITS) * (ROWS * HEADS))[:, None] + at[None, :]
-        is_there = is_row[None, :] & (here >= 0)
-        tops = tl.load(part_top + here, mask=is_there, other=0.0, cache_modifier=".cg")
-        totals = tl.load(part_total + here, mask=is_there, other=0.0, cache_modifier=".cg")
-        values = tl.load(part_acc + here[:, :, None] * D + d[None, None, :], mask=is_there[:, :, None], other=0.0,
-                         cache_modifier=".cg")  # fmt: skip
-        best = tl.max(tops, 0)
-        weight = tl.exp2(tops - tl.where(best == float("-inf"), 0.0, best)[None, :])
-        whole = tl.sum(weight * totals, 0)
-        y = tl.sum(weight[:, :, None] * values, 0) / tl.where(whole > 0, whole, 1.0)[:, None]
+        best = tl.full((16,), float("-inf"), tl.float32)
+        for part in tl.static_range(SPLITS):
+            best = tl.maximum(best, tl.load(part_top + part * ROWS * HEADS + at, mask=is_row, other=0.0,
+                                            cache_modifier=".cg"))  # fmt: skip
+        safe = tl.where(best == float("-inf"), 0.0, best)
+        whole, y = tl.zeros((16,), tl.float32), tl.zeros((16, D), tl.float32)
+        for part in tl.static_range(SPLITS):
+            here = part * ROWS * HEADS + at
+            weight = tl.exp2(tl.load(part_top + here, mask=is_row, other=0.0, cache_modifier=".cg") - safe)
+            whole += weight * tl.load(part_total + here, mask=is_row, other=0.0, cache_modifier=".cg")
+            values = tl.load(part_acc + here[:, None] * D + d[None, :], mask=is_row[:, None], other=0.0,
+                             cache_modifier=".cg")  # fmt: skip
+            y += weight[:, None] * values
+        y = y / tl.where(whole > 0, whole, 1.0)[:, None]
         tl.store(attended + at[:, None] * D + d[None, :], y.to(attended.dtype.element_ty), mask=is_row[:, None])
 
 
@@ -91,48 +97,26 @@ def used_tiles(tiles, num_tiles, SLOTS: tl.constexpr):
 
 
 @triton.jit
-def fetch_keys(
-    item, num_items, tiles, keys, values, prefix_end, pages, max_pages,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, SPLITS: tl.constexpr,
-):  # fmt: skip
-    """The first keys of an item into the second-level cache, by a program that has nothing else to do."""
-    if (item >= 0) & (item < num_items):
-        split, head, tile = item % SPLITS, (item // SPLITS) % HEADS, item // (HEADS * SPLITS)
-        first, end = tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
-        if first < end:
-            longest = tl.maximum(tl.load(prefix_end + end - 1), 1)
-            key = tl.minimum(split * 64 + tl.arange(0, 64), longest - 1)
-            page = tl.maximum(tl.load(pages + tl.load(tiles + 3 * tile) * max_pages + key // PAGE), 0)
-            at = (page.to(tl.int64) * PAGE + key % PAGE) * (KV_HEADS * D) + head // (HEADS // KV_HEADS) * D
-            fetch(keys + at)
-            fetch(values + at)
-
-
-@triton.jit
 def attend_part(
-    program, bell, target, num_items, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale,
-    max_pages, forks, arrived, part_acc, part_top, part_total, attended,
+    program, num_tiles, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale, max_pages,
+    forks, arrived, part_acc, part_top, part_total, attended,
     ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     SPLITS: tl.constexpr, PROGRAMS: tl.constexpr, FORKS: tl.constexpr,
 ):  # fmt: skip
     m = tl.arange(0, 16)
-    for item in range(program, num_items, PROGRAMS):
+    for item in range(program, num_tiles * (HEADS * SPLITS), PROGRAMS):
         split, head, tile = item % SPLITS, (item // SPLITS) % HEADS, item // (HEADS * SPLITS)
-        segment, first, end = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
+        first, end = tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
         row = first + m
-        is_row = row < end
-        sees_to = tl.load(prefix_end + row, mask=is_row, other=0)
-        from_row = tl.load(span_start + row, mask=is_row, other=0)
-        to_row = tl.load(span_end + row, mask=is_row, other=0)
-        fork = tl.load(forks + 2 * tile) if FORKS else 0
-        own = tl.load(forks + 2 * tile + 1).to(tl.int64) if FORKS else 0
-        wait_for(bell, QKV, target)  # tables are older than the launch, so they were read before
         if first < end:
+            fork = tl.load(forks + 2 * tile) if FORKS else 0
+            own = tl.load(forks + 2 * tile + 1).to(tl.int64) if FORKS else 0
             top, total, acc = _attend_tile(
-                segment, row, is_row, head, split, sees_to, from_row, to_row, fork, own, qkv, keys, values, pages,
-                scale, max_pages, HEADS, KV_HEADS, D, PAGE, 64, SPLITS, FORKS,
+                tl.load(tiles + 3 * tile), row, row < end, head, split, fork, own, qkv, keys, values,
+                prefix_end, span_start, span_end, pages, scale, max_pages, HEADS, KV_HEADS, D, PAGE, 64, SPLITS,
+                FORKS,
             )  # fmt: skip
             _merge_tile(
-                top, total, acc, row, is_row, head, split, arrived + tile * HEADS + head,
+                top, total, acc, row, row < end, head, split, arrived + tile * HEADS + head,
                 part_acc, part_top, part_total, attended, ROWS, HEADS, D, SPLITS,
             )  # fmt: skip

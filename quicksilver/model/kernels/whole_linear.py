@@ -82,7 +82,7 @@ def _divisor(parts, DIM: tl.constexpr, eps):
 
 @triton.jit
 def _qkv_tile(
-    column, r, is_mine, left, right, bias, qkv, k_cache, v_cache, angles, positions, slots,
+    column, r, is_mine, left, right, bias, qkv, k_cache, v_cache, angles, position, slot,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """16 columns of the left half of a head and their partners of the right: rotate, store, keep keys and values."""
@@ -95,7 +95,7 @@ def _qkv_tile(
         right += tl.load(bias + head * D + HALF + i).to(tl.float32)[:, None]
     left, right = left.to(dtype).to(tl.float32), right.to(dtype).to(tl.float32)
     if head < HEADS + KV_HEADS:
-        turn = angles + (tl.load(positions + r).to(tl.int64) * D)[None, :] + i[:, None]
+        turn = angles + (position.to(tl.int64) * D)[None, :] + i[:, None]
         cos, sin = tl.load(turn), tl.load(turn + HALF)
         left, right = left * cos - right * sin, right * cos + left * sin
     at = qkv + r[None, :] * ((HEADS + 2 * KV_HEADS) * D) + head * D + i[:, None]
@@ -103,7 +103,6 @@ def _qkv_tile(
     tl.store(at, left.to(dtype), mask=is_stored)
     tl.store(at + HALF, right.to(dtype), mask=is_stored)
     if head >= HEADS:
-        slot = tl.load(slots + r).to(tl.int64)
         is_kept = (slot >= 0)[None, :] & is_stored
         store = v_cache if head >= HEADS + KV_HEADS else k_cache
         to = store + (slot * (KV_HEADS * D) + ((head - HEADS) % KV_HEADS) * D)[None, :] + i[:, None]
@@ -127,10 +126,11 @@ def qkv_part(
         worn, low, high, is_mine = _kinds(gate, r, item // PLACES, CANVAS, KINDS)
         parts = _squares(squares, r, ROWS, DIM // 16, TILES)
         first = ((column // (HALF // 16)) * D + (column % (HALF // 16)) * 16 + m).to(tl.int64)
+        position, slot = tl.load(positions + r), tl.load(slots + r).to(tl.int64)
         a, b = _pair(y, w, first, first + HALF, r, worn, low, high, plane, DIM, KD, STAGES, T)
         shrink = _divisor(parts, DIM, eps)
         _qkv_tile(
-            column, r, is_mine, a * shrink, b * shrink, bias, qkv, keys, values, angles, positions, slots,
+            column, r, is_mine, a * shrink, b * shrink, bias, qkv, keys, values, angles, position, slot,
             HEADS, KV_HEADS, D, BIAS,
         )  # fmt: skip
 

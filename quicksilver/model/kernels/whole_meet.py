@@ -21,15 +21,9 @@ def start_part(bell, before, program, items, target):
     """Goes on when the part before is done, `target` programs of it since the launch began; `items` are those of the
     part to start."""
     if program < items:
-        wait_for(bell, before, target)
-
-
-@triton.jit
-def wait_for(bell, before, target):
-    """Until `target` programs are done with the part before."""
-    while tl.load(bell + before * LINE, volatile=True) < target:
-        pass
-    tl.debug_barrier()
+        while tl.load(bell + before * LINE, volatile=True) < target:
+            pass
+        tl.debug_barrier()
 
 
 @triton.jit

@@ -22,8 +22,8 @@ BIASED = replace(PLAIN, family="qwen2", qkv_bias=True)
     ("config", "ways", "kinds"),
     [
         (PLAIN, {"SHARED_ROWS": 16}, ("one", "canvas")),
-        (PLAIN, {"SHARED_ROWS": 16, "SPLITS": 8}, ("chunk", "canvas")),
-        (BIASED, {"SHARED_ROWS": 32, "SPLITS": 8}, ("one", "canvas", "branches")),
+        (PLAIN, {"SHARED_ROWS": 16, "COUNTS_USED": True}, ("chunk", "canvas")),
+        (BIASED, {"SHARED_ROWS": 32, "COUNTS_USED": True}, ("one", "canvas", "branches")),
         (PLAIN, {"SHARED_ROWS": 32}, ("chunk", "canvas")),
     ],
 )
