@@ -50,7 +50,7 @@ forward_1_5B=(gpu_forward --models 1.5B --rows 16,32,64)
 verify_135M=(gpu_verify --models 135M --one-forward 8)
 tries_compile() {
   check "" "network fp8" "fp8 qkv" "fp8 ffn" "network llama" "network qwen2" "rounds true" "attention h" transition \
-    layer
+    layer "rounds detours" "transition detours" forks runners-up
   check used=1 "network llama" "rounds true"
   wait
   # Two layers are launched as all of them are, if it is said whether launches overlap.
@@ -66,8 +66,8 @@ tries_figures() {
   figure 30 2 gpu_forward --models 8B --rows 16,32
   figure 30 3 "${forward_1_5B[@]}"
   figure 30 2 gpu_whole --models 135M --tries "" used=1
-  figure 30 3 "${verify_135M[@]}" --rounds 100
-  figure 30 4 gpu_verify --models 1.5B --rounds 60
+  figure 30 5 "${verify_135M[@]}" --rounds 100
+  figure 30 5 gpu_verify --models 1.5B --rounds 60
 }
 
 sanitize() { # side by side with the compiling, since nothing is timed here; without the allocator's settings, under
