@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, FinishReason, Request, Usage
-from quicksilver.engine.accelerate import num_detours
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.pace import Pace, TimedRound
 from quicksilver.evals.collect import join_channels
@@ -104,10 +103,11 @@ def decoding(engine: Engine, way: Way) -> Iterator[None]:
 
 
 def detours_of(engine: Engine, way: Way) -> int:
-    """Of a lone request's rounds of 16; a shorter canvas has none."""
-    if not hasattr(engine.runner, "_graphs"):
-        return 0
-    return num_detours(engine.scheduler.config) if way.detours is None else way.detours
+    """Of a lone request's rounds of 16, by the way or by the engine's own choice; a shorter canvas has none."""
+    if way.detours is not None or engine.scheduler.pace is None:
+        return way.detours or 0
+    rounds = engine.scheduler.pace.rounds
+    return max((timed.num_detours for timed in rounds if timed.num_requests == 1), default=0)
 
 
 def _always(canvas_len: int) -> Pace:

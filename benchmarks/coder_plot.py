@@ -29,15 +29,25 @@ def newest_sections(results: Path) -> tuple[dict[str, list[Row]], str]:
     return found, hardware
 
 
+LEFT_OUT = ("verify 8", "verify 16 with 12 detours")
+"""Ways that the tables have, and that would crowd the picture."""
+
+
 def draw_speed(axes: Axes, rows: list[Row]) -> None:
-    _draw_groups(axes, [(row["domain"], row["way"], row["decode_tok_per_s"]) for row in rows])
+    shown = [row for row in rows if row["way"] not in LEFT_OUT]
+    _draw_groups(axes, [(row["domain"], row["way"], row["decode_tok_per_s"]) for row in shown])
     axes.set(ylabel="tokens a second", title="One request, real text, behind the first token")
 
 
 def draw_rounds(axes: Axes, rows: list[Row]) -> None:
-    points = [(row["domain"], f"canvas of {row['canvas_len']}", row["tokens_per_round"]) for row in rows]
-    _draw_groups(axes, [point for point in points if point[2] is not None])
+    shown = [row for row in rows if row["tokens_per_round"] is not None and "first" not in row]
+    _draw_groups(axes, [(row["domain"], _canvas_of(row), row["tokens_per_round"]) for row in shown])
     axes.set(ylabel="tokens a round", title="What a draft and its verification yield")
+
+
+def _canvas_of(row: Row) -> str:
+    detours = row.get("detours")
+    return f"canvas of {row['canvas_len']}" + (f", {detours} detours" if detours else "")
 
 
 def draw_streams(axes: Axes, rows: list[Row]) -> None:

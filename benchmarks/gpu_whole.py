@@ -42,7 +42,7 @@ def body_ms(runner: RoundRunner, rows: int, num_canvas: int) -> float:
 def round_ms(runner: RoundRunner) -> float:
     graph = RoundGraph(runner, one_forward(1, 8))
     replay = graph.prepare(False)
-    graph.rows.inputs.tables.pages.copy_(torch.arange(graph.host_pages.shape[1]))
+    graph.pages.copy_(torch.arange(graph.pages.shape[1]))
     graph.state.position.fill_(PAST)
     graph.state.last.fill_(7)
     return time_ms(replay)

@@ -46,8 +46,8 @@ def make_runner(model: Transformer, cache: PagedCache, config: EngineConfig, con
     runner.prepare(_buckets(config.max_rows), _buckets(config.max_rows))
     shapes = [RoundShape(1, 1)]
     if model.canvas is not None:
-        lone_16 = RoundShape(1, 16, num_detours=num_detours(config))
-        shapes += [lone_16, RoundShape(2, 16), RoundShape(4, 16)]
+        detours = num_detours(config, runner.network.is_whole(ONE_FORWARD_LEN))
+        shapes += [RoundShape(1, 16, num_detours=detours), RoundShape(2, 16), RoundShape(4, 16)]
         lone = config.one_forward_len if config.one_forward_len >= 0 else ONE_FORWARD_LEN
         shapes += [one_forward(1, lone)] if lone else [RoundShape(1, 8)]
     runner.prepare_rounds(shapes)
@@ -55,12 +55,13 @@ def make_runner(model: Transformer, cache: PagedCache, config: EngineConfig, con
     return runner
 
 
-def num_detours(config: EngineConfig) -> int:
+def num_detours(config: EngineConfig, is_whole: bool = False) -> int:
     """None where products are fixed: that promises the same bits on every way to a token, which is not yet measured of
-    detours."""
+    detours. None by themselves where a network is one launch: there 16 more rows cost more than detours give."""
     if config.gpu_products == "fixed":
         return 0
-    return config.detours if config.detours >= 0 else DETOURS
+    usual = 0 if is_whole else DETOURS
+    return config.detours if config.detours >= 0 else usual
 
 
 def scratch_slots(config: EngineConfig, device: torch.device) -> int:
