@@ -161,7 +161,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Newly committed tokens, in order; they never change again. The last one carries `finish` and `usage`."""
+    """Newly committed tokens, in order; they never change again. Only the last one carries `finish`."""
 
     request_id: str
     token_ids: tuple[int, ...] = ()
@@ -170,6 +170,7 @@ class Delta:
     """How many of `token_ids` a grammar or budget determined, without a forward."""
     finish: FinishReason | None = None
     usage: Usage | None = None
+    """So far: whoever stops reading here knows what it cost."""
     error: str | None = None
     """`code: message` when `finish` is ERROR."""
 

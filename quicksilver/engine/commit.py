@@ -222,7 +222,7 @@ def _events(sequence: Sequence, committed: Committed) -> list[Event]:
                 _logprobs_of(sequence, tokens),
                 num_forced=len(committed.forced),
                 finish=committed.finish,
-                usage=sequence.usage() if committed.finish else None,
+                usage=sequence.usage(),
             )
         )
     if sequence.request.wants_frames:

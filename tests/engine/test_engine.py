@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import pytest
 import torch
@@ -250,8 +251,10 @@ def test_scoring_equals_the_causal_likelihood_and_rides_beside_other_work() -> N
 def test_usage_counts_every_token_forward_and_draft() -> None:
     engine = tiny_engine()
     engine.add(Request("x", PROMPT, decode_params("verify", canvas_len=8, max_new_tokens=30)))
-    usage = finish_all(engine)["x"][-1].usage
-    assert usage is not None
+    deltas = finish_all(engine)["x"]
+    usages = [delta.usage for delta in deltas if delta.usage is not None]
+    assert [usage.completion_tokens for usage in usages] == list(accumulate(len(delta.token_ids) for delta in deltas))
+    usage = usages[-1]
     assert (usage.prompt_tokens, usage.completion_tokens) == (len(PROMPT), 30)
     assert 0 <= usage.accepted <= usage.drafted
     assert usage.forwards == engine.stats().steps

@@ -71,6 +71,15 @@ def test_a_decided_canvas_previews_what_is_then_committed(text: str, cuts: list[
         assert text.startswith(content)
 
 
+def test_an_answer_that_a_stop_string_ends_tells_what_it_cost_so_far() -> None:
+    ids = small_tokenizer().encode("one STOP two")
+    reader = AnswerReader(asking(is_plain=True), small_tokenizer())
+    *_, ended = reader.read(Delta("x", tuple(ids), usage=Usage(3, 0, len(ids), forwards=5, rounds=2)))
+    assert isinstance(ended, Ended)
+    assert (ended.usage.forwards, ended.usage.rounds) == (5, 2)
+    assert 0 < ended.usage.completion_tokens < len(ids)
+
+
 def test_tokens_behind_a_stop_string_are_not_counted() -> None:
     ids = small_tokenizer().encode("one STOP two")
     whole = read(ids, [], asking())
