@@ -20,7 +20,7 @@ from quicksilver.engine.rounds import RoundGraph, RoundRunner, RoundShape, one_f
 from quicksilver.engine.wishes import NUM_BIAS, BiasTable, HeadKind, bias_of
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.kernels.head import Bias, Draws, HeadRows, HeadSpace, propose_rows, read_results
+from quicksilver.model.kernels.head import BLOCK_V, Bias, Draws, HeadRows, HeadSpace, propose_rows, read_results
 from quicksilver.model.kernels.project import Norm, Weight
 from quicksilver.model.transformer import Transformer
 from tests.graph_checks import SMALL, SMALL_TRUE, WIDE_PARTS, engine_of, model_of
@@ -75,6 +75,25 @@ def check_biased_head(seed: int, shape: tuple[int, int], rows: int, temperature:
     expect_close(entropy, wanted.entropy, 1e-3)
     assert bool(is_finite.all())
     assert not bool(logits.gather(1, token_ids[:, None]).isneginf().any()), "a banned token was proposed"
+
+
+def check_lone_bias(rows: int) -> None:
+    """One entry in the whole batch is found wherever in a tile of the vocabulary it is, and a row that is not finite is
+    told whatever is banned."""
+    place, vocab, k = here(), 2 * BLOCK_V + 9, 64
+    hidden, w = place.normal(rows, k), place.normal(vocab, k)
+    hidden[3, 5] = torch.nan
+    index, table = torch.arange(rows, device=place.device).int(), BiasTable(rows, hidden.device)
+    space, norm = HeadSpace.allocate(w, rows, place.dtype), Norm(place.normal(k), 1e-6)
+    for token in (0, BLOCK_V - 1, BLOCK_V, 2 * BLOCK_V - 1, vocab - 1):
+        table.write(slice(1, 2), DecodeParams(logit_bias={token: 90.0}))
+        table.write(slice(3, 4), DecodeParams(banned_ids=(7,)))
+        table.send()
+        asked = HeadRows(index, bias=Bias(table.ids, table.values))
+        token_ids, confidence, _, is_finite = read_results(propose_rows(hidden, norm, Weight(w), asked, space))
+        assert int(token_ids[1]) == token
+        assert float(confidence[1]) > 0.99
+        assert is_finite.tolist() == [row != 3 for row in range(rows)]
 
 
 @dataclass
@@ -216,6 +235,7 @@ def check_full_tables_and_fuller(config: ModelConfig, count: int) -> None:
 
 def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     """All checks at sizes for a GPU, by name."""
+    yield "head with a lone bias", lambda: check_lone_bias(64)
     for rows, heat in ((16, 0.0), (32, 0.8), (64, 0.8), (256, 0.0)):
         name = f"head with bias rows={rows} temperature={heat}"
         yield name, lambda r=rows, t=heat: check_biased_head(0, (49153, 576), r, t)

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("triton", reason="needs Triton")
 if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported, or half of it is not interpreted
     if tuple(int(part) for part in np.__version__.split(".")[:2]) >= (2, 4):
         pytest.skip("Triton's interpreter does not run on numpy 2.4 and later", allow_module_level=True)
+pytest.importorskip("triton", reason="needs Triton")
 
 from quicksilver.engine.rounds import RoundShape, one_forward
 from tests.bias_checks import check_full_tables_and_fuller, check_rounds_with_bias
@@ -31,7 +31,7 @@ pytestmark = [
         ([6], RoundShape(1, 6, num_detours=2), 0.8),
         ([6], one_forward(1, 4), 0.0),
     ],
-    ids=str,
+    ids=["beside another", "detours", "one forward"],
 )
 def test_rounds_with_a_biased_request_say_what_the_plain_path_says(
     prompt_lens: list[int], shape: RoundShape, temperature: float

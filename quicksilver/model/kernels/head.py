@@ -98,12 +98,13 @@ def _is_biased(ids, r, first, num_rows, ENTRIES: tl.constexpr, BLOCK_V: tl.const
 
 
 @triton.jit
-def _add_bias(logits, ids, values, r, v, num_rows, ENTRIES: tl.constexpr):
+def _add_bias(logits, is_biased, ids, values, r, v, num_rows, ENTRIES: tl.constexpr):
     """Added in fp32, as the sampler does; a ban hides whatever the logit was."""
-    for i in range(ENTRIES):
-        value = tl.load(values + i * num_rows + r)[:, None]
-        moved = tl.where(value == float("-inf"), value, logits + value)
-        logits = tl.where(tl.load(ids + i * num_rows + r)[:, None] == v[None, :], moved, logits)
+    if is_biased:
+        for i in range(ENTRIES):
+            value = tl.load(values + i * num_rows + r)[:, None]
+            moved = tl.where(value == float("-inf"), value, logits + value)
+            logits = tl.where(tl.load(ids + i * num_rows + r)[:, None] == v[None, :], moved, logits)
     return logits
 
 
@@ -147,13 +148,13 @@ def _head_kernel(
         logits = logits * tl.load(scale + v, mask=v < V, other=0.0)[None, :]
     is_open = (v < V)[None, :] & (r < num_rows)[:, None]
     if BIAS:
-        if is_biased:
-            logits = _add_bias(logits, bias_ids, bias_values, r, v, num_rows, BIAS)
-        is_open = is_open & (logits != float("-inf"))
+        logits = _add_bias(logits, is_biased, bias_ids, bias_values, r, v, num_rows, BIAS)
     if BITMASK:
         word = tl.load(bitmask + r.to(tl.int64)[:, None] * words + (v // 32)[None, :], mask=is_open, other=0)
         is_open = is_open & (((word >> (v % 32)[None, :]) & 1) != 0)
     logits = tl.where(is_open, logits, float("-inf"))
+    if BIAS:
+        is_open = logits != float("-inf")  # without what is banned
     score = logits
     if SAMPLE:
         t = tl.load(temperature + r)

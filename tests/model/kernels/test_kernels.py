@@ -78,6 +78,10 @@ def test_biased_head_equals_the_sampler_behind_adjusted_logits(temperature: floa
     bias_checks.check_biased_head(0, (150, 96), rows, temperature)
 
 
+def test_a_lone_bias_is_found_and_hides_no_bad_number() -> None:
+    bias_checks.check_lone_bias(16)
+
+
 @pytest.mark.parametrize("vocab_size", [300, 100])
 def test_runners_up_are_the_best_of_the_next_tiles(vocab_size: int) -> None:
     checks.check_runners_up(0, (vocab_size, 32))
