@@ -109,6 +109,25 @@ def _add_bias(logits, is_biased, ids, values, r, v, num_rows, ENTRIES: tl.conste
 
 
 @triton.jit
+def _write_tile(tiles, logits, score, is_open, r, num_rows, BLOCK_V: tl.constexpr):
+    """The six numbers of a (tile, row)."""
+    best = tl.argmax(score, 1)
+    chosen = tl.arange(0, BLOCK_V)[None, :] == best[:, None]
+    top = tl.max(logits, 1)
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    p = tl.exp(logits - safe[:, None])
+    at = tl.program_id(1) * num_rows + r
+    plane = tl.num_programs(1) * num_rows
+    token = (tl.program_id(1) * BLOCK_V + best).to(tl.int32)
+    tl.store(tiles + at, tl.max(score, 1))
+    tl.store(tiles + plane + at, token.to(tl.float32, bitcast=True))
+    tl.store(tiles + 2 * plane + at, tl.sum(tl.where(chosen, tl.where(is_open, logits, 0.0), 0.0), 1))
+    tl.store(tiles + 3 * plane + at, top)
+    tl.store(tiles + 4 * plane + at, tl.sum(p, 1))
+    tl.store(tiles + 5 * plane + at, tl.sum(tl.where(is_open, p * (logits - safe[:, None]), 0.0), 1))
+
+
+@triton.jit
 def _head_kernel(
     x, row_steps, w, scale, bias_ids, bias_values, bitmask, temperature, seeds, positions, steps, tiles,
     K, V, num_rows, words,
@@ -160,20 +179,7 @@ def _head_kernel(
         t = tl.load(temperature + r)
         noise = _gumbel(tl.load(seeds + r), tl.load(positions + r), tl.load(steps + r), v)
         score = tl.where((t > 0)[:, None], logits / tl.maximum(t, 1e-5)[:, None] + noise, logits)
-    best = tl.argmax(score, 1)
-    chosen = tl.arange(0, BLOCK_V)[None, :] == best[:, None]
-    top = tl.max(logits, 1)
-    safe = tl.where(top == float("-inf"), 0.0, top)
-    p = tl.exp(logits - safe[:, None])
-    at = tl.program_id(1) * num_rows + r
-    plane = tl.num_programs(1) * num_rows
-    token = (tl.program_id(1) * BLOCK_V + best).to(tl.int32)
-    tl.store(tiles + at, tl.max(score, 1))
-    tl.store(tiles + plane + at, token.to(tl.float32, bitcast=True))
-    tl.store(tiles + 2 * plane + at, tl.sum(tl.where(chosen, tl.where(is_open, logits, 0.0), 0.0), 1))
-    tl.store(tiles + 3 * plane + at, top)
-    tl.store(tiles + 4 * plane + at, tl.sum(p, 1))
-    tl.store(tiles + 5 * plane + at, tl.sum(tl.where(is_open, p * (logits - safe[:, None]), 0.0), 1))
+    _write_tile(tiles, logits, score, is_open, r, num_rows, BLOCK_V)
 
 
 @triton.jit
