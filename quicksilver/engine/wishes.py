@@ -18,7 +18,8 @@ from quicksilver.engine.score import Scorer
 from quicksilver.engine.sequence import Work
 
 NUM_BIAS = 32
-"""Biased and banned tokens a row may have. A chat answer bans the special tokens that have no place in it, 15 to 20."""
+"""Biased and banned tokens a row may have. Chat answers ban the special tokens that have no place in them: nano's 15,
+coder-1.5b's 18."""
 
 
 class HeadKind(NamedTuple):
@@ -29,6 +30,7 @@ class HeadKind(NamedTuple):
 
 
 HEAD_KINDS = tuple(HeadKind(is_drawn, is_biased) for is_drawn in (False, True) for is_biased in (False, True))
+"""All are captured at start: served chats have bans, and a capture between requests would hold up everybody."""
 
 
 def kind_of(works: Iterable[Work]) -> HeadKind:
