@@ -22,6 +22,7 @@ from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.graphs import GraphLimits
 from quicksilver.engine.rounds import RoundShape, one_forward
+from quicksilver.engine.wishes import HeadKind
 from quicksilver.model.transformer import Transformer
 
 TOKENS_PER_ROUND = {
@@ -79,7 +80,7 @@ def device_ms(engine: Engine, shape: RoundShape) -> float:
     graph.state.position.fill_(300)
     graph.state.last.fill_(7)
     graph.pages.copy_(torch.arange(graph.pages.shape[1])[None])
-    replay = graph.prepare(is_drawn=False)
+    replay = graph.prepare(HeadKind())
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(3):
         replay()

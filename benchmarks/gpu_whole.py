@@ -26,6 +26,7 @@ from benchmarks.gpu_setup import (
 )
 from quicksilver.engine.graphs import GraphLimits, capture
 from quicksilver.engine.rounds import RoundGraph, RoundRunner, one_forward
+from quicksilver.engine.wishes import HeadKind
 
 PAST = 512
 TRIES = ("", "used=1", "shared=16", "share=1")
@@ -41,7 +42,7 @@ def body_ms(runner: RoundRunner, rows: int, num_canvas: int) -> float:
 
 def round_ms(runner: RoundRunner) -> float:
     graph = RoundGraph(runner, one_forward(1, 8))
-    replay = graph.prepare(False)
+    replay = graph.prepare(HeadKind())
     graph.pages.copy_(torch.arange(graph.pages.shape[1]))
     graph.state.position.fill_(PAST)
     graph.state.last.fill_(7)

@@ -20,6 +20,7 @@ from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.pace import agreement
 from quicksilver.engine.runner import Outcome
 from quicksilver.engine.sequence import Sequence, Work
+from quicksilver.engine.wishes import HeadKind, kind_of
 
 DETOUR_LEN = 4
 """Rows of a detour: its own token, and behind it the draft's."""
@@ -103,7 +104,7 @@ class Flight:
     """Committed length of each sequence that the next `run` should ask for."""
     drafts: list[tuple[int, ...]]
     """The tokens that the next `run` should ask to verify; empty where it should ask for a draft."""
-    is_drawn: bool
+    kind: HeadKind
     rounds: deque[tuple[Seq[Tensor], Callable[[], None]]] = field(default_factory=deque)
     landed: Seq[Tensor] | None = None
     """By forward, results of the round whose verify half has not been asked for."""
@@ -112,8 +113,7 @@ class Flight:
     def of(cls, shape: RoundShape, works: Seq[Work]) -> Flight:
         index = {work.sequence: b for b, work in enumerate(works)}
         drafts = [work.tail.token_ids if work.tail is not None and work.tail.is_causal else () for work in works]
-        is_drawn = any(work.sequence.request.params.temperature > 0 for work in works)
-        return cls(shape, index, [work.end for work in works], drafts, is_drawn)
+        return cls(shape, index, [work.end for work in works], drafts, kind_of(works))
 
     @property
     def half(self) -> int:

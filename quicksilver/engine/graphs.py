@@ -1,8 +1,8 @@
 """Forwards as CUDA graphs: small host arrays into fixed buffers, one replay, one small result back.
 
 A graph belongs to a bucket of rows and to whether canvas rows wear the adapter; the head has graphs of its own, so the
-two kinds of bucket do not multiply. Requests with rare wishes (logprobs, penalties, grammars) share the same forward
-and get their logits from the plain path behind it.
+two kinds of bucket do not multiply. Requests with rare wishes (`wishes.py`: logprobs, penalties, grammars) share the
+same forward and get their logits from the plain path behind it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from quicksilver.core import DecoderName
 from quicksilver.diffusion.decoders import noise_step
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.batch import Batch, build_batch
 from quicksilver.engine.runner import Outcome, Runner, recalled
-from quicksilver.engine.score import Scorer
 from quicksilver.engine.sequence import Work
+from quicksilver.engine.wishes import HEAD_KINDS, BiasTable, HeadKind, is_plain, kind_of
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.kernels.attention import RowTables, cut_tiles
-from quicksilver.model.kernels.head import Draws, HeadRows, HeadSpace, propose_rows, read_results
+from quicksilver.model.kernels.head import Bias, Draws, HeadRows, HeadSpace, propose_rows, read_results
 from quicksilver.model.kernels.network import Network, Product, RowInputs, Space
 from quicksilver.model.kernels.rotate import RowSlots, angle_table
 from quicksilver.model.kernels.weights import collect
@@ -120,7 +119,8 @@ class RowBuffers:
 
 
 class HeadBuffers:
-    """One bucket of proposing rows: which rows, how they are drawn, and their four numbers back on the host."""
+    """One bucket of proposing rows: which rows, how they are drawn and biased, and their four numbers back on the
+    host."""
 
     def __init__(self, num_rows: int, head: Tensor, dtype: torch.dtype) -> None:
         device = head.device
@@ -130,6 +130,7 @@ class HeadBuffers:
         self.ints, self.seeds = self.host_ints.to(device), self.host_seeds.to(device)
         self.heat = self.host_heat.to(device)
         self.draws = Draws(self.heat, self.seeds, self.ints[1], self.ints[2])
+        self.bias = BiasTable(num_rows, device)
         self.space = HeadSpace.allocate(head, num_rows, dtype)
         self.host_results = torch.zeros(4, num_rows, dtype=torch.int32, pin_memory=_pins())
 
@@ -149,6 +150,18 @@ class HeadBuffers:
         self.host_heat[: len(index)] = torch.tensor(heat)
         for device, host in ((self.ints, self.host_ints), (self.seeds, self.host_seeds), (self.heat, self.host_heat)):
             device.copy_(host, non_blocking=True)
+
+    def fill_bias(self, works: Seq[Work]) -> None:
+        """Only where some of `works` has a bias: no other kind of head reads it."""
+        at = 0
+        for work in works:
+            self.bias.write(slice(at, at + work.num_proposals), work.sequence.request.params)
+            at += work.num_proposals
+        self.bias.send()
+
+    def rows(self, kind: HeadKind) -> HeadRows:
+        bias = Bias(self.bias.ids, self.bias.values) if kind.is_biased else None
+        return HeadRows(self.ints[0], self.draws if kind.is_drawn else None, bias=bias)
 
     def read(self, count: int) -> Proposal:
         """Waits for the device; the only place that does."""
@@ -187,8 +200,10 @@ class GraphRunner(Runner):
             return [None] * len(works)
         head = self._head(bucket_of(count))
         head.fill(batch, works)
-        is_drawn = any(work.sequence.request.params.temperature > 0 for work in works)
-        self._replay(("head", bucket_of(count), is_drawn), lambda: self._propose(head, is_drawn))
+        kind = kind_of(works)
+        if kind.is_biased:
+            head.fill_bias(works)
+        self._replay(("head", bucket_of(count), kind), lambda: self._propose(head, kind))
         proposal = head.read(count)
         return recalled(works, _cut(works, proposal))
 
@@ -201,13 +216,14 @@ class GraphRunner(Runner):
                 self._graph((count, is_gated), partial(self._run, buffers, space, is_gated))
         for count in sorted({bucket_of(count) for count in canvas_lens}):
             head = self._head(count)
-            for is_drawn in (False, True):
-                self._graph(("head", count, is_drawn), partial(self._propose, head, is_drawn))
+            for kind in HEAD_KINDS:
+                self._graph(("head", count, kind), partial(self._propose, head, kind))
 
     def forward_ms(self) -> dict[tuple[int, bool], float]:
         """Times of the graphs made so far, by rows and by whether canvas rows wear the adapter; the head of as many
         proposals is part of each. To be asked while no request holds pages: replays write into the cache."""
-        heads = {key[1]: time_replay(run) for key, run in self._replays.items() if key[0] == "head" and not key[2]}
+        plain = HeadKind()
+        heads = {key[1]: time_replay(run) for key, run in self._replays.items() if key[0] == "head" and key[2] == plain}
         bodies = {key: time_replay(run) for key, run in self._replays.items() if key[0] != "head"}
         return {(int(str(n)), bool(g)): ms + heads[n] for (n, g), ms in bodies.items() if n in heads}
 
@@ -234,10 +250,9 @@ class GraphRunner(Runner):
     def _run(self, buffers: RowBuffers, space: Space, is_gated: bool) -> None:
         self.network.run(buffers.inputs, space, is_gated)
 
-    def _propose(self, head: HeadBuffers, is_drawn: bool) -> None:
+    def _propose(self, head: HeadBuffers, kind: HeadKind) -> None:
         weights = self.network.weights
-        rows = HeadRows(head.ints[0], head.draws if is_drawn else None)
-        propose_rows(self._x, weights.norm, weights.head, rows, head.space)
+        propose_rows(self._x, weights.norm, weights.head, head.rows(kind), head.space)
 
     def _buffers(self, count: int) -> tuple[RowBuffers, Space]:
         if count not in self._rows:
@@ -295,19 +310,6 @@ def time_replay(replay: Callable[[], None], repeats: int = 5) -> float:
     end.record()
     end.synchronize()
     return begin.elapsed_time(end) / repeats
-
-
-def is_plain(work: Work) -> bool:
-    """Whether the fused head can answer: greedy or tempered rows without bias, penalties, grammar or logprobs."""
-    sequence = work.sequence
-    params = sequence.request.params
-    if isinstance(sequence.decoder, Scorer) or sequence.constraint is not None or params.logprobs is not None:
-        return False
-    if params.logit_bias or params.banned_ids or params.decoder.name is DecoderName.EDIT:
-        return False
-    if (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) != (0, 0, 1):
-        return False
-    return params.temperature == 0 or (params.top_p >= 1 and params.top_k == 0 and params.min_p == 0)
 
 
 def _cut(works: Seq[Work], proposal: Proposal) -> list[Outcome | None]:

@@ -14,8 +14,9 @@ from torch import Tensor
 from quicksilver.engine.detours import fork_table
 from quicksilver.engine.flight import DETOUR_LEN, RoundShape
 from quicksilver.engine.graphs import SMALLEST, HeadBuffers, RowBuffers, bucket_of
+from quicksilver.engine.wishes import HeadKind
 from quicksilver.model.kernels.attention import cut_tiles
-from quicksilver.model.kernels.head import HeadRows, propose_rows
+from quicksilver.model.kernels.head import propose_rows
 
 if TYPE_CHECKING:
     from quicksilver.engine.graphs import GraphRunner
@@ -60,8 +61,8 @@ class RoundForward:
         firsts = [(b, start + d * DETOUR_LEN) for b, start in enumerate(starts) for d in range(shape.num_detours)]
         return cut_tiles(segments, tile_rows) + [(b, first, first + DETOUR_LEN) for b, first in firsts]
 
-    def run(self, is_gated: bool, is_drawn: bool, results: Tensor, runners_up: Tensor | None = None) -> None:
+    def run(self, is_gated: bool, kind: HeadKind, results: Tensor, runners_up: Tensor | None = None) -> None:
         """The network and its head; four numbers a proposal go into `results`."""
         x, weights = self.network.run(self.rows.inputs, self.space, is_gated), self.network.weights
-        rows = HeadRows(self.head.ints[0], self.head.draws if is_drawn else None)
-        propose_rows(x, weights.norm, weights.head, rows, self.head.space.with_results(results, runners_up))
+        space = self.head.space.with_results(results, runners_up)
+        propose_rows(x, weights.norm, weights.head, self.head.rows(kind), space)

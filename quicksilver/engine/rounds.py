@@ -23,12 +23,13 @@ from quicksilver.diffusion.recall import WINDOW
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.detours import keep_winner, write_detours
 from quicksilver.engine.flight import Flight, RoundShape, one_forward
-from quicksilver.engine.graphs import GraphLimits, GraphRunner, Mark, capture, is_plain, time_replay
+from quicksilver.engine.graphs import GraphLimits, GraphRunner, Mark, capture, time_replay
 from quicksilver.engine.pace import Pace, TimedRound
 from quicksilver.engine.round_forward import RoundForward
 from quicksilver.engine.runner import Outcome
 from quicksilver.engine.sequence import Work
 from quicksilver.engine.transition import RoundState, take_chosen, take_draft, take_verified, write_rows, write_sets
+from quicksilver.engine.wishes import HEAD_KINDS, HeadKind, is_plain
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.kernels.head import NUM_NEXT, read_results
 from quicksilver.model.transformer import Transformer
@@ -66,7 +67,7 @@ class RoundGraph:
         num_results = 4 * sum(forward.num_heads for forward in self.forwards)
         self._flat = torch.zeros(num_results, dtype=torch.int32, device=device)
         self.results = self._by_half(self._flat)
-        self._replays: dict[tuple[bool, bool], Callable[[], None]] = {}
+        self._replays: dict[tuple[HeadKind, bool], Callable[[], None]] = {}
 
     @property
     def num_rows(self) -> int:
@@ -77,9 +78,9 @@ class RoundGraph:
         parts = flat.split([4 * forward.num_heads for forward in self.forwards])
         return [part.view(4, -1) for part in parts]
 
-    def launch(self, is_drawn: bool, has_draft: bool = False) -> tuple[list[Tensor], Callable[[], None]]:
+    def launch(self, kind: HeadKind, has_draft: bool = False) -> tuple[list[Tensor], Callable[[], None]]:
         """Where a round is two forwards and its sequences have drafts, only the second runs."""
-        self.prepare(is_drawn, has_draft)()
+        self.prepare(kind, has_draft)()
         host = torch.empty_like(self._flat, device="cpu", pin_memory=self._flat.is_cuda)
         host.copy_(self._flat, non_blocking=True)
         if not self._flat.is_cuda:
@@ -88,8 +89,8 @@ class RoundGraph:
         done.record()
         return self._by_half(host), done.synchronize
 
-    def prepare(self, is_drawn: bool, has_draft: bool = False) -> Callable[[], None]:
-        key = (is_drawn, has_draft and self.shape.has_halves)
+    def prepare(self, kind: HeadKind, has_draft: bool = False) -> Callable[[], None]:
+        key = (kind, has_draft and self.shape.has_halves)
         if key not in self._replays:
             assert bool((self.state.position < 0).all()), "a round graph is captured while it holds no sequence"
             self._replays[key] = capture(lambda: self._round(*key), self.runner.device, self.runner.pool)
@@ -103,39 +104,39 @@ class RoundGraph:
         pages.copy_(torch.arange(pages.shape[1]).clamp(max=num_pages - 1)[None])
         self.state.last.fill_(0)
         self.state.position.fill_(max(min(USUAL_CONTEXT, num_pages * page_size - 8 * (self.shape.canvas_len + 1)), -1))
-        ms = time_replay(self.prepare(is_drawn=False))
+        ms = time_replay(self.prepare(HeadKind()))
         self.state.cells.fill_(-1)
         pages.fill_(-1)
         return ms
 
-    def _round(self, is_drawn: bool, has_draft: bool) -> None:
+    def _round(self, kind: HeadKind, has_draft: bool) -> None:
         if self.shape.num_sets:
-            self._forward_with_sets(is_drawn)
+            self._forward_with_sets(kind)
             return
         if not has_draft:
             self._write_rows(self.forwards[0], is_draft=True)
-            self.forwards[0].run(self.shape.canvas_len > 1, is_drawn, self.results[0], self.runners_up)
+            self.forwards[0].run(self.shape.canvas_len > 1, kind, self.results[0], self.runners_up)
             take_draft(self.state, self.results[0], self.runners_up)
         if self.shape.has_halves:
-            self._verify(is_drawn)
+            self._verify(kind)
 
-    def _verify(self, is_drawn: bool) -> None:
+    def _verify(self, kind: HeadKind) -> None:
         forward, results = self.forwards[1], self.results[1]
         tables = forward.rows.inputs.tables
         self._write_rows(forward, is_draft=False)
         if tables.forks is not None:
             write_detours(self.state, forward.rows.device, forward.head.ints[1], tables.forks)
-        forward.run(False, is_drawn, results)
+        forward.run(False, kind, results)
         if tables.forks is not None:
             keep_winner(self.state, results[0], tables, self.runner.cache)
         take_verified(self.state, results, self.results[0][0])
 
-    def _forward_with_sets(self, is_drawn: bool) -> None:
+    def _forward_with_sets(self, kind: HeadKind) -> None:
         forward = self.forwards[0]
         self._write_rows(forward, is_draft=False)
         last_position, first = len(self.runner.network.angles) - 1, (forward.first_beside, self.shape.num_verify)
         write_sets(self.state, forward.rows.device, forward.head.ints[1], first, last_position)
-        forward.run(True, is_drawn, self.results[0])
+        forward.run(True, kind, self.results[0])
         take_chosen(self.state, self.results[0])
 
     def _write_rows(self, forward: RoundForward, is_draft: bool) -> None:
@@ -154,9 +155,9 @@ class RoundRunner(GraphRunner):
         """Capture these rounds; a batch that fits none of them runs forward by forward."""
         for shape in shapes:
             self._graphs[shape] = RoundGraph(self, shape)
-            for is_drawn in (False, True):
+            for kind in HEAD_KINDS:
                 for has_draft in (False, True):
-                    self._graphs[shape].prepare(is_drawn, has_draft)
+                    self._graphs[shape].prepare(kind, has_draft)
 
     def measure(self) -> None:
         """Time what was prepared, so that canvases can be as long as pays here. Before the first request."""
@@ -182,7 +183,7 @@ class RoundRunner(GraphRunner):
         shape = min(fitting, key=lambda s: (s.num_sequences, s.canvas_len, -s.num_sets, -s.num_detours))
         flight, graph = Flight.of(shape, works), self._graphs[shape]
         if self._has_pages(flight):
-            _load(graph, works, flight.is_drawn)
+            _load(graph, works, flight.kind)
             self._flight, self._flown = flight, graph
             self._launch_ahead()
 
@@ -205,7 +206,7 @@ class RoundRunner(GraphRunner):
         while len(flight.rounds) < depth and not flight.is_enough() and self._has_pages(flight):
             _send_pages(graph, flight)
             is_first = not flight.rounds and flight.landed is None
-            flight.rounds.append(graph.launch(flight.is_drawn, has_draft=is_first and flight.half == 1))
+            flight.rounds.append(graph.launch(flight.kind, has_draft=is_first and flight.half == 1))
         return flight.landed is not None or bool(flight.rounds)
 
     def _has_pages(self, flight: Flight) -> bool:
@@ -218,7 +219,7 @@ class RoundRunner(GraphRunner):
         self._flight = self._flown = None
 
 
-def _load(graph: RoundGraph, works: Seq[Work], is_drawn: bool) -> None:
+def _load(graph: RoundGraph, works: Seq[Work], kind: HeadKind) -> None:
     """The sequences' state onto the device; the only time the host writes it. Waits only for copies of its buffers."""
     graph.sent.wait()
     host, heads = graph.host_state, {id(forward): forward.head for forward in graph.forwards}.values()
@@ -233,10 +234,15 @@ def _load(graph: RoundGraph, works: Seq[Work], is_drawn: bool) -> None:
         for head in heads:
             for rows in graph.shape.proposals_of(b):
                 head.host_seeds[rows], head.host_heat[rows] = params.seed, params.temperature
+                if kind.is_biased:
+                    head.bias.write(rows, params)
     graph.state.cells.copy_(host.cells, non_blocking=True)
-    for head in heads if is_drawn else ():
-        head.seeds.copy_(head.host_seeds, non_blocking=True)
-        head.heat.copy_(head.host_heat, non_blocking=True)
+    for head in heads:
+        if kind.is_drawn:
+            head.seeds.copy_(head.host_seeds, non_blocking=True)
+            head.heat.copy_(head.host_heat, non_blocking=True)
+        if kind.is_biased:
+            head.bias.send()
     graph.host_pages.fill_(-1)
     graph.sent.mark()
 

@@ -1,5 +1,8 @@
 """The head with the sampler in it: vocabulary tile -> running best, log-sum and entropy; no row of logits is stored.
 
+Rows may have a bias, a few tokens whose logits move before anything else is made of them; a program whose tile holds
+none of these tokens only looks.
+
 Gumbel noise is the counter-based noise of `diffusion/noise.py`, computed where it is used, so greedy and sampled rows
 of many requests share one launch. Ties go to the lowest token id, as argmax does.
 """
@@ -31,6 +34,14 @@ class Draws:
     seeds: Tensor  # int64
     positions: Tensor  # int32
     steps: Tensor  # int32
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """What is added to which logits of each row; a value of minus infinity bans the token."""
+
+    ids: Tensor  # (entries, rows) int32, -1 for none; entries is a power of two, no token comes twice in a row
+    values: Tensor  # (entries, rows) fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +91,49 @@ def _gumbel(seeds, positions, steps, columns):
 
 
 @triton.jit
+def _is_biased(ids, r, first, num_rows, ENTRIES: tl.constexpr, BLOCK_V: tl.constexpr):
+    """Whether any of these rows has a bias for one of BLOCK_V tokens."""
+    found = tl.load(ids + tl.arange(0, ENTRIES)[:, None] * num_rows + r[None, :])
+    return tl.max(tl.max(((found >= first) & (found < first + BLOCK_V)).to(tl.int32), 0), 0) != 0
+
+
+@triton.jit
+def _add_bias(logits, is_biased, ids, values, r, v, num_rows, ENTRIES: tl.constexpr):
+    """Added in fp32, as the sampler does; a ban hides whatever the logit was."""
+    if is_biased:
+        for i in range(ENTRIES):
+            value = tl.load(values + i * num_rows + r)[:, None]
+            moved = tl.where(value == float("-inf"), value, logits + value)
+            logits = tl.where(tl.load(ids + i * num_rows + r)[:, None] == v[None, :], moved, logits)
+    return logits
+
+
+@triton.jit
+def _write_tile(tiles, logits, score, is_open, r, num_rows, BLOCK_V: tl.constexpr):
+    """The six numbers of a (tile, row)."""
+    best = tl.argmax(score, 1)
+    chosen = tl.arange(0, BLOCK_V)[None, :] == best[:, None]
+    top = tl.max(logits, 1)
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    p = tl.exp(logits - safe[:, None])
+    at = tl.program_id(1) * num_rows + r
+    plane = tl.num_programs(1) * num_rows
+    token = (tl.program_id(1) * BLOCK_V + best).to(tl.int32)
+    tl.store(tiles + at, tl.max(score, 1))
+    tl.store(tiles + plane + at, token.to(tl.float32, bitcast=True))
+    tl.store(tiles + 2 * plane + at, tl.sum(tl.where(chosen, tl.where(is_open, logits, 0.0), 0.0), 1))
+    tl.store(tiles + 3 * plane + at, top)
+    tl.store(tiles + 4 * plane + at, tl.sum(p, 1))
+    tl.store(tiles + 5 * plane + at, tl.sum(tl.where(is_open, p * (logits - safe[:, None]), 0.0), 1))
+
+
+@triton.jit
 def _head_kernel(
-    x, row_steps, w, scale, bitmask, temperature, seeds, positions, steps, tiles, K, V, num_rows, words,
+    x, row_steps, w, scale, bias_ids, bias_values, bitmask, temperature, seeds, positions, steps, tiles,
+    K, V, num_rows, words,
     BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, LINES: tl.constexpr,
-    SAMPLE: tl.constexpr, BITMASK: tl.constexpr, SCALE: tl.constexpr, FP8: tl.constexpr, OVERLAPS: tl.constexpr,
+    SAMPLE: tl.constexpr, BIAS: tl.constexpr, BITMASK: tl.constexpr, SCALE: tl.constexpr, FP8: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Row tiles run next to each other, so that a tile of the head is read from memory once for all of them."""
     r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -92,6 +142,9 @@ def _head_kernel(
     # Rows of the head past its end are read as its last and hidden below: no mask in the loop.
     at_v = tl.minimum(v, V - 1).to(tl.int64)
     fetch_ahead(w, at_v, K, 0, LINES, OVERLAPS)
+    if BIAS:
+        # Before the wait: no kernel writes the bias, and its copy is over before the first kernel starts.
+        is_biased = _is_biased(bias_ids, r, tl.program_id(1) * BLOCK_V, num_rows, BIAS, BLOCK_V)
     wait_for_input(OVERLAPS)
     acc = tl.zeros((BLOCK_V, BLOCK_M), tl.float32)
     for start in range(0, K, BLOCK_K):
@@ -113,29 +166,20 @@ def _head_kernel(
     if SCALE:
         logits = logits * tl.load(scale + v, mask=v < V, other=0.0)[None, :]
     is_open = (v < V)[None, :] & (r < num_rows)[:, None]
+    if BIAS:
+        logits = _add_bias(logits, is_biased, bias_ids, bias_values, r, v, num_rows, BIAS)
     if BITMASK:
         word = tl.load(bitmask + r.to(tl.int64)[:, None] * words + (v // 32)[None, :], mask=is_open, other=0)
         is_open = is_open & (((word >> (v % 32)[None, :]) & 1) != 0)
     logits = tl.where(is_open, logits, float("-inf"))
+    if BIAS:
+        is_open = logits != float("-inf")  # without what is banned
     score = logits
     if SAMPLE:
         t = tl.load(temperature + r)
         noise = _gumbel(tl.load(seeds + r), tl.load(positions + r), tl.load(steps + r), v)
         score = tl.where((t > 0)[:, None], logits / tl.maximum(t, 1e-5)[:, None] + noise, logits)
-    best = tl.argmax(score, 1)
-    chosen = tl.arange(0, BLOCK_V)[None, :] == best[:, None]
-    top = tl.max(logits, 1)
-    safe = tl.where(top == float("-inf"), 0.0, top)
-    p = tl.exp(logits - safe[:, None])
-    at = tl.program_id(1) * num_rows + r
-    plane = tl.num_programs(1) * num_rows
-    token = (tl.program_id(1) * BLOCK_V + best).to(tl.int32)
-    tl.store(tiles + at, tl.max(score, 1))
-    tl.store(tiles + plane + at, token.to(tl.float32, bitcast=True))
-    tl.store(tiles + 2 * plane + at, tl.sum(tl.where(chosen, tl.where(is_open, logits, 0.0), 0.0), 1))
-    tl.store(tiles + 3 * plane + at, top)
-    tl.store(tiles + 4 * plane + at, tl.sum(p, 1))
-    tl.store(tiles + 5 * plane + at, tl.sum(tl.where(is_open, p * (logits - safe[:, None]), 0.0), 1))
+    _write_tile(tiles, logits, score, is_open, r, num_rows, BLOCK_V)
 
 
 @triton.jit
@@ -180,12 +224,14 @@ def _read_kernel(
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """Which hidden rows propose, and how: indices (rows,) int32, draws or greedy, allowed tokens or all."""
+    """Which hidden rows propose, and how: indices (rows,) int32, draws or greedy, allowed tokens or all, a bias or
+    none."""
 
     index: Tensor
     draws: Draws | None = None
     bitmask: Tensor | None = None
     """(rows, words) int32, one bit a token."""
+    bias: Bias | None = None
 
 
 def propose_rows(hidden: Tensor, norm: Norm, weight: Weight, rows: HeadRows, space: HeadSpace) -> Tensor:
@@ -193,7 +239,7 @@ def propose_rows(hidden: Tensor, norm: Norm, weight: Weight, rows: HeadRows, spa
     vocab_size, k = weight.w.shape
     num_rows = len(rows.index)
     block_m = min(num_rows, 64)
-    draws, mask = rows.draws, rows.bitmask
+    draws, mask, bias = rows.draws, rows.bitmask, rows.bias
     drawn = (draws.temperature, draws.seeds, draws.positions, draws.steps) if draws else (rows.index,) * 4
     num_tiles = space.tiles.shape[1]
     norm_rows(hidden, norm.gain, norm.eps, space.normed, rows.index, space.steps)
@@ -202,10 +248,12 @@ def propose_rows(hidden: Tensor, norm: Norm, weight: Weight, rows: HeadRows, spa
     _head_kernel[(triton.cdiv(num_rows, block_m), num_tiles)](
         space.normed, space.normed if space.steps is None else space.steps,
         weight.w, weight.scale if weight.scale is not None else rows.index,
+        *((bias.ids, bias.values) if bias else (rows.index,) * 2),
         mask if mask is not None else rows.index, *drawn, space.tiles, k, vocab_size, num_rows,
         mask.shape[1] if mask is not None else 0,
         BLOCK_M=block_m, BLOCK_V=BLOCK_V, BLOCK_K=block_k, EVEN=k % block_k == 0, LINES=4,
-        SAMPLE=draws is not None, BITMASK=mask is not None, SCALE=weight.scale is not None, FP8=is_fp8,
+        SAMPLE=draws is not None, BIAS=len(bias.ids) if bias else 0, BITMASK=mask is not None,
+        SCALE=weight.scale is not None, FP8=is_fp8,
         num_warps=4, num_stages=6 // weight.w.element_size(), **overlap(),
     )  # fmt: skip
     _read_kernel[(num_rows,)](

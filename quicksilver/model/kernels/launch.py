@@ -1,7 +1,7 @@
 """How kernels are launched: one after the other, or each already waiting on the chip when the one before it ends.
 
-With overlap every kernel first waits for its predecessor's memory, so the order of effects is the same; only weights,
-which nobody writes, are asked for before the wait.
+With overlap every kernel first waits for its predecessor's memory, so the order of effects is the same; only what no
+kernel writes (weights, and a head's table of biases) is asked for before the wait.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quicksilver.model.kernels import project
+from tests import bias_checks
 from tests import kernel_checks as checks
 from tests import project_checks as linears
 
@@ -70,6 +71,15 @@ def test_row_kernels_equal_torch() -> None:
 @pytest.mark.parametrize(("temperature", "has_bitmask"), [(0.0, False), (0.8, True)])
 def test_head_equals_the_sampler(temperature: float, has_bitmask: bool) -> None:
     checks.check_head(0, (150, 96), 16, temperature, has_bitmask)
+
+
+@pytest.mark.parametrize(("temperature", "rows"), [(0.0, 16), (0.8, 32)])
+def test_biased_head_equals_the_sampler_behind_adjusted_logits(temperature: float, rows: int) -> None:
+    bias_checks.check_biased_head(0, (150, 96), rows, temperature)
+
+
+def test_a_lone_bias_is_found_and_hides_no_bad_number() -> None:
+    bias_checks.check_lone_bias(16)
 
 
 @pytest.mark.parametrize("vocab_size", [300, 100])

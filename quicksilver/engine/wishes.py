@@ -1,0 +1,92 @@
+"""What requests wish of the head: whether the fused one can answer them, in which kind, and with which bias.
+
+Owns the tables in which a bias reaches the device. What the fused head says equals what `diffusion/adjust.py` and the
+sampler make of the same params. No kernels here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quicksilver.core import DecodeParams, DecoderName
+from quicksilver.engine.score import Scorer
+from quicksilver.engine.sequence import Work
+
+NUM_BIAS = 32
+"""Biased and banned tokens a row may have. Chat answers ban the special tokens that have no place in them: nano's 15,
+coder-1.5b's 18."""
+
+
+class HeadKind(NamedTuple):
+    """Each kind has kernels and graphs of its own, so that requests without wishes pay for none."""
+
+    is_drawn: bool = False
+    is_biased: bool = False
+
+
+HEAD_KINDS = tuple(HeadKind(is_drawn, is_biased) for is_drawn in (False, True) for is_biased in (False, True))
+"""All are captured at start: served chats have bans, and a capture between requests would hold up everybody."""
+
+
+def kind_of(works: Iterable[Work]) -> HeadKind:
+    """The least kind of head that answers all of `works`."""
+    params = [work.sequence.request.params for work in works]
+    is_drawn = any(one.temperature > 0 for one in params)
+    return HeadKind(is_drawn, any(one.logit_bias or one.banned_ids for one in params))
+
+
+def is_plain(work: Work) -> bool:
+    """Whether the fused head can answer: greedy or tempered rows with little bias, without penalties, grammar or
+    logprobs."""
+    sequence = work.sequence
+    params = sequence.request.params
+    if isinstance(sequence.decoder, Scorer) or sequence.constraint is not None or params.logprobs is not None:
+        return False
+    if len(bias_of(params)) > NUM_BIAS or params.decoder.name is DecoderName.EDIT:
+        return False
+    if (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) != (0, 0, 1):
+        return False
+    return params.temperature == 0 or (params.top_p >= 1 and params.top_k == 0 and params.min_p == 0)
+
+
+def bias_of(params: DecodeParams) -> dict[int, float]:
+    """Token -> what is added to its logit; a ban, whatever else is said of the token, is minus infinity."""
+    return {**params.logit_bias, **dict.fromkeys(params.banned_ids, -math.inf)}
+
+
+class BiasTable:
+    """NUM_BIAS (token, value) pairs a row, token -1 for none: written on the host, fixed on the device."""
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        is_pinned = device.type == "cuda"
+        host_ids = torch.full((NUM_BIAS, num_rows), -1, dtype=torch.int32, pin_memory=is_pinned)
+        host_values = torch.zeros(NUM_BIAS, num_rows, pin_memory=is_pinned)
+        self._pairs = [(host, host.to(device, copy=True)) for host in (host_ids, host_values)]
+        self._rows_of_ids, self._rows_of_values = host_ids.numpy(), host_values.numpy()  # cheaper to write than tensors
+
+    @property
+    def ids(self) -> Tensor:
+        """(NUM_BIAS, rows) int32, on the device."""
+        return self._pairs[0][1]
+
+    @property
+    def values(self) -> Tensor:
+        """(NUM_BIAS, rows) float32, on the device."""
+        return self._pairs[1][1]
+
+    def write(self, rows: slice, params: DecodeParams) -> None:
+        """All of a request's proposals, canvas rows too, have its bias. On the host; no copy may be under way."""
+        bias = bias_of(params)
+        self._rows_of_ids[:, rows] = -1
+        if bias:
+            self._rows_of_ids[: len(bias), rows] = [[token] for token in bias]
+            self._rows_of_values[: len(bias), rows] = [[value] for value in bias.values()]
+
+    def send(self) -> None:
+        for host, device in self._pairs:
+            device.copy_(host, non_blocking=True)

@@ -1,0 +1,45 @@
+"""Biased requests in graphs and rounds, in Triton's interpreter where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported, or half of it is not interpreted
+    if tuple(int(part) for part in np.__version__.split(".")[:2]) >= (2, 4):
+        pytest.skip("Triton's interpreter does not run on numpy 2.4 and later", allow_module_level=True)
+pytest.importorskip("triton", reason="needs Triton")
+
+from quicksilver.engine.rounds import RoundShape, one_forward
+from tests.bias_checks import check_full_tables_and_fuller, check_rounds_with_bias
+from tests.graph_checks import TINIEST_WHOLE
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+]
+
+
+@pytest.mark.parametrize(
+    ("prompt_lens", "shape", "temperature"),
+    [
+        ([6, 5], RoundShape(2, 4), 0.0),
+        ([6], RoundShape(1, 6, num_detours=2), 0.8),
+        ([6], one_forward(1, 4), 0.0),
+    ],
+    ids=["beside another", "detours", "one forward"],
+)
+def test_rounds_with_a_biased_request_say_what_the_plain_path_says(
+    prompt_lens: list[int], shape: RoundShape, temperature: float
+) -> None:
+    with torch.inference_mode():
+        check_rounds_with_bias(TINIEST_WHOLE, prompt_lens, shape, 12, temperature)
+
+
+def test_a_request_with_more_bias_than_a_table_holds_says_the_same() -> None:
+    with torch.inference_mode():
+        check_full_tables_and_fuller(TINIEST_WHOLE, 5)

@@ -1,0 +1,74 @@
+"""Which requests the fused head answers and in which kind; what becomes of a bias in its tables."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from quicksilver.core import DecodeParams
+from quicksilver.engine.wishes import HEAD_KINDS, NUM_BIAS, BiasTable, HeadKind, bias_of, is_plain, kind_of
+from tests.tiny import decode_params
+
+
+def work_of(params: DecodeParams) -> SimpleNamespace:
+    """As much of a Work as wishes are read from."""
+    request = SimpleNamespace(params=params)
+    return SimpleNamespace(sequence=SimpleNamespace(request=request, decoder=None, constraint=None))
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"logit_bias": dict.fromkeys(range(NUM_BIAS), 1.0)},
+        {"banned_ids": tuple(range(NUM_BIAS))},
+        {"banned_ids": (1, 2, 2), "logit_bias": dict.fromkeys(range(NUM_BIAS), 1.0)},
+        {"banned_ids": (1,), "temperature": 0.7},
+    ],
+)
+def test_a_bias_that_fits_the_table_is_plain(wishes: dict[str, object]) -> None:
+    work = work_of(decode_params("verify", **wishes))
+    assert is_plain(work)  # type: ignore[arg-type]
+    assert kind_of([work]).is_biased  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"logit_bias": dict.fromkeys(range(NUM_BIAS + 1), 1.0)},
+        {"banned_ids": tuple(range(NUM_BIAS)), "logit_bias": {NUM_BIAS: 1.0}},
+        {"banned_ids": (1,), "frequency_penalty": 0.5},
+        {"banned_ids": (1,), "temperature": 0.7, "top_p": 0.9},
+    ],
+)
+def test_more_bias_and_other_wishes_are_not_plain(wishes: dict[str, object]) -> None:
+    assert not is_plain(work_of(decode_params("verify", **wishes)))  # type: ignore[arg-type]
+
+
+def test_one_request_with_a_wish_decides_the_kind_of_all() -> None:
+    works = [decode_params("ar"), decode_params("ar", temperature=1.0), decode_params("ar", logit_bias={3: 1.0})]
+    kinds = [kind_of([work_of(params) for params in works[:count]]) for count in (1, 2, 3)]  # type: ignore[misc]
+    assert kinds == [HeadKind(), HeadKind(is_drawn=True), HeadKind(is_drawn=True, is_biased=True)]
+    assert set(kinds) < set(HEAD_KINDS)
+
+
+def test_a_ban_outweighs_a_bias() -> None:
+    assert bias_of(decode_params("ar", banned_ids=(4, 5), logit_bias={5: 9.0, 6: 1.0})) == {
+        5: -math.inf,
+        6: 1.0,
+        4: -math.inf,
+    }
+
+
+def test_rows_that_change_hands_keep_no_bias() -> None:
+    table = BiasTable(4, torch.device("cpu"))
+    table.write(slice(0, 3), decode_params("ar", banned_ids=(7, 8)))
+    table.write(slice(1, 2), decode_params("ar", logit_bias={9: 2.5}))
+    table.write(slice(2, 3), decode_params("ar"))
+    assert table.ids[0].tolist() == [-1] * 4, "sent before `send`"
+    table.send()
+    assert [[i for i in row if i >= 0] for row in table.ids.T.tolist()] == [[7, 8], [9], [], []]
+    assert table.values[0, 1].item() == 2.5
+    assert table.values[:2, 0].tolist() == [-math.inf] * 2
