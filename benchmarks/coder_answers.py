@@ -29,12 +29,20 @@ class Way:
     one_forward_len: int | None = None
     canvas_rows: int | None = None
     detours: int | None = None
+    banned_ids: tuple[int, ...] = ()
 
 
 TELL_EVERY_S = 10.0
 AR = Way("ar", DecoderParams(DecoderName.AR, 1))
 SERVED = Way("verify, as served", DecoderParams(DecoderName.VERIFY, 16))
-"""What a request gets that says nothing."""
+"""What a request gets that says nothing; `as_served` adds what the server bans."""
+
+
+def as_served(tokenizer: Tokenizer) -> Way:
+    """As `server.plan.ban_tags` does, with room for tool calls."""
+    roles = tokenizer.roles
+    useful = {*tokenizer.eos_ids, roles.tool_open, roles.tool_close}
+    return replace(SERVED, banned_ids=tuple(sorted(tokenizer.mute_ids - useful)))
 
 
 def two_forwards(canvas_len: int, detours: int | None = None) -> Way:
@@ -161,7 +169,11 @@ class _Crowd:
         for _, index in zip(range(count), queue, strict=False):
             ask, name = self.asks[index], f"q{index}"
             params = DecodeParams(
-                ask.max_new_tokens, stop_ids=ask.stop_ids, logit_bias=ask.logit_bias, decoder=self.way.decoder
+                ask.max_new_tokens,
+                stop_ids=ask.stop_ids,
+                logit_bias=ask.logit_bias,
+                banned_ids=self.way.banned_ids,
+                decoder=self.way.decoder,
             )
             if ask.stop and self.tokenizer is not None:
                 self._readers[name] = Channels(self.tokenizer, stop=ask.stop, tool_names=ask.tool_names)

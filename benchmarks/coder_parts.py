@@ -14,11 +14,11 @@ from typing import Any
 
 from benchmarks.coder_answers import (
     AR,
-    SERVED,
     Replies,
     Reply,
     Way,
     answer_all,
+    as_served,
     detours_of,
     one_forward,
     read,
@@ -38,7 +38,7 @@ from quicksilver.evals.writer import Writer
 
 LONE_WAYS = (
     AR, two_forwards(16), two_forwards(16, detours=MAX_DETOURS), two_forwards(16, detours=0), two_forwards(8),
-    one_forward(8), SERVED,
+    one_forward(8),
 )  # fmt: skip
 ROUND_WAYS = (
     (two_forwards(16, detours=0), 24), (two_forwards(8, detours=0), 24), (two_forwards(16), 1),
@@ -61,6 +61,14 @@ class Bench:
     """Below 1 takes fewer and shorter questions: for trying the code."""
     domains: tuple[str, ...] = tuple(DOMAINS)
 
+    @property
+    def served(self) -> Way:
+        return as_served(self.writer.tokenizer)
+
+    @property
+    def lone_ways(self) -> tuple[Way, ...]:
+        return (*LONE_WAYS, self.served)
+
     def count(self, usual: int) -> int:
         return max(1, round(usual * self.scale))
 
@@ -72,12 +80,12 @@ def speed(bench: Bench, seconds: float) -> None:
     """Batch 1: tokens a second of every domain and way, and whether the text is AR's."""
     deadline = time.perf_counter() + seconds
     warm_asks = mixed_asks(bench.data, bench.writer, 1, bench.length(64), bench.domains)
-    for way in LONE_WAYS:
+    for way in bench.lone_ways:
         answer_all(bench.engine, warm_asks, way, 1, deadline - time.perf_counter())
     for domain in bench.domains:
         _domain_speed(bench, domain, deadline)
     rows = bench.book.sections.get("speed", [])
-    for way in LONE_WAYS:
+    for way in bench.lone_ways:
         if any(row["way"] == way.name for row in rows):
             bench.book.add("averages", {"way": way.name, **average_row(rows, way)})
 
@@ -86,7 +94,7 @@ def _domain_speed(bench: Bench, domain: str, deadline: float) -> None:
     asks = domain_asks(domain, bench.data, bench.writer, bench.count(6), bench.length(192))
     said: list[Reply | None] = []
     ar_speed = 0.0
-    for way in LONE_WAYS:
+    for way in bench.lone_ways:
         left = deadline - time.perf_counter()
         if left <= 0:
             return
@@ -179,7 +187,7 @@ def streams(bench: Bench, seconds: float) -> None:
         asks = mixed_asks(bench.data, bench.writer, bench.count(max(8, 3 * count)), bench.length(192), bench.domains)
         short = [replace(ask, max_new_tokens=bench.length(24)) for ask in asks[:count]]
         best: dict[str, dict[str, Any]] = {}
-        for way in (AR, SERVED, AR, SERVED):
+        for way in (AR, bench.served, AR, bench.served):
             if way.name not in best:
                 answer_all(bench.engine, short, way, count, deadline - time.perf_counter())
             left = deadline - time.perf_counter()
@@ -214,7 +222,7 @@ def fim(bench: Bench, seconds: float) -> None:
     for kind, task in kinds:
         asks = task_asks(task, bench.data, bench.writer, bench.count(40))
         asks = [replace(ask, max_new_tokens=min(32, ask.max_new_tokens)) for ask in asks]
-        for way in (SERVED, AR):
+        for way in (bench.served, AR):
             found = [reply for ask in asks for reply in _alone(bench, ask, way, deadline)]
             wanted = [reply for reply in found if kind == "one line" or len(reply.token_ids) == 32] or found
             if not wanted:

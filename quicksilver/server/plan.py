@@ -176,6 +176,5 @@ def ban_tags(ask: Ask, tokenizer: Tokenizer) -> Ask:
     useful: set[int | None] = {*ask.request.params.stop_ids}
     useful |= {roles.think_close} if ask.opens_thinking else set()
     useful |= {roles.tool_open, roles.tool_close} if ask.tool_names else set()
-    mute = (i for i in tokenizer.special_tokens.values() if not tokenizer.token_bytes(i))
-    banned = tuple(sorted(i for i in mute if i not in useful))
+    banned = tuple(sorted(tokenizer.mute_ids - useful))
     return replace(ask, request=replace(ask.request, params=replace(ask.request.params, banned_ids=banned)))

@@ -94,6 +94,11 @@ class Tokenizer:
         return tuple(sorted(names, key=lambda name: (-len(name), name)))
 
     @cached_property
+    def mute_ids(self) -> frozenset[int]:
+        """Special tokens that decode to nothing."""
+        return frozenset(i for i in self.special_tokens.values() if not self.token_bytes(i))
+
+    @cached_property
     def identity(self) -> str | None:
         """The name under which spare tokens are reserved, if this tokenizer is one we know."""
         entry = reserved_for(self.special_tokens)

@@ -93,7 +93,7 @@ def test_every_part_leaves_rows_and_answers_that_can_be_scored(model: Transforme
         "equality",
         "tasks",
     ]  # a CPU times nothing
-    ways = [way.name for way in coder_parts.LONE_WAYS]
+    ways = [*(way.name for way in coder_parts.LONE_WAYS), SERVED.name]
     assert [(row["domain"], row["way"]) for row in sections["speed"]] == [(d, way) for d in DOMAINS for way in ways]
     assert all(row["tokens"] > 0 and row["decode_tok_per_s"] > 0 for row in sections["speed"])
     assert [row["streams"] for row in sections["streams"]] == [1, 1, 3, 3]
