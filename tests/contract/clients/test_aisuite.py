@@ -58,6 +58,8 @@ def test_refusal(client: aisuite.Client) -> None:
 
 def test_abort(client: aisuite.Client, server: Server) -> None:
     with server.expecting_an_abort():
-        stream = client.chat.completions.create(MODEL, messages=user(STORY), stream=True, max_tokens=STORY_TOKENS)
+        stream = client.chat.completions.create(
+            MODEL, messages=user(STORY), stream=True, max_tokens=STORY_TOKENS, temperature=0
+        )
         next(stream)
         stream.close()

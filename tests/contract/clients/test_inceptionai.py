@@ -79,7 +79,7 @@ def test_refusal(client: Inception) -> None:
 def test_abort(client: Inception, server: Server) -> None:
     with server.expecting_an_abort():
         stream = client.chat.completions.create(
-            model="mercury-2", messages=user(STORY), stream=True, max_tokens=STORY_TOKENS
+            model="mercury-2", messages=user(STORY), stream=True, max_tokens=STORY_TOKENS, temperature=0
         )
         next(iter(stream))
         stream.close()

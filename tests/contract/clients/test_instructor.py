@@ -46,7 +46,12 @@ def test_refusal(client: instructor.Instructor) -> None:
 def test_abort(client: instructor.Instructor, server: Server) -> None:
     with server.expecting_an_abort():
         stream = client.chat.completions.create(
-            model="mercury-2", response_model=None, messages=user(STORY), stream=True, max_tokens=STORY_TOKENS
+            model="mercury-2",
+            response_model=None,
+            messages=user(STORY),
+            stream=True,
+            max_tokens=STORY_TOKENS,
+            temperature=0,
         )
         next(iter(stream))
         stream.close()

@@ -68,7 +68,7 @@ def test_refusal(fields: dict[str, Any]) -> None:
 
 def test_abort(fields: dict[str, Any], server: Server) -> None:
     async def read_one() -> None:
-        longer = {**fields, "max_tokens": STORY_TOKENS}
+        longer = {**fields, "max_tokens": STORY_TOKENS, "temperature": 0}
         stream = await litellm.acompletion(messages=user(STORY), stream=True, **longer)
         await anext(aiter(stream))
         await stream.aclose()

@@ -60,7 +60,7 @@ async def test_refusal(server: Server) -> None:
 
 
 async def test_abort(model: OpenAIChatModel, server: Server) -> None:
-    settings = ModelSettings(max_tokens=STORY_TOKENS)
+    settings = ModelSettings(max_tokens=STORY_TOKENS, temperature=0)
     with server.expecting_an_abort():
         async with Agent(model).run_stream(STORY, model_settings=settings) as run:
             await anext(aiter(run.stream_text(delta=True)))
