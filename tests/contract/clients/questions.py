@@ -11,8 +11,8 @@ QUESTION = "What is the capital of France?"
 CITY = "Paris"
 STORY = "Write a very long story about a dragon, with many chapters."
 STORY_TOKENS = 4000
-"""More than anybody waits for: these streams are cut off by their readers. Greedily the story takes them all; a drawn one
-can be over before its reader leaves."""
+"""More than anybody waits for: these streams are cut off by their readers. Greedily the story takes them all; a
+drawn one can be over before its reader leaves."""
 LIMIT = 80
 
 SCHEMA: dict[str, Any] = {
