@@ -12,6 +12,8 @@ from torch import Tensor
 _GOLDEN = -7046029254386353131  # 2^64 / golden ratio, as a signed 64-bit integer
 _MIX_1 = -4658895280553007687
 _MIX_2 = -7723592293110705685
+MOST_GUMBEL = 16.7
+"""No noise is larger: the largest of 2^23 even steps gives 16.64."""
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
@@ -33,11 +35,19 @@ def row_keys(seeds: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
 
 def uniform(keys: Tensor, num_columns: int) -> Tensor:
     """(rows, num_columns) float32 in the open interval (0, 1)."""
-    columns = torch.arange(1, num_columns + 1, device=keys.device, dtype=torch.int64)
-    bits = _shift_right(mix(keys[:, None] + columns * _GOLDEN), 41)  # 23 bits: u + 0.5 stays exact in float32
+    return _uniform_at(keys[:, None], torch.arange(num_columns, device=keys.device))
+
+
+def _uniform_at(keys: Tensor, columns: Tensor) -> Tensor:
+    bits = _shift_right(mix(keys + (columns + 1) * _GOLDEN), 41)  # 23 bits: u + 0.5 stays exact in float32
     return (bits.to(torch.float32) + 0.5) * 2.0**-23
 
 
 def gumbel(seeds: Tensor, positions: Tensor, steps: Tensor, vocab_size: int) -> Tensor:
     """Gumbel(0, 1) noise, (rows, vocab): argmax(logits / T + noise) is a sample of softmax(logits / T)."""
     return -torch.log(-torch.log(uniform(row_keys(seeds, positions, steps), vocab_size)))
+
+
+def gumbel_at(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """The noise of single tokens, each under the key of its row."""
+    return -torch.log(-torch.log(_uniform_at(keys, token_ids)))

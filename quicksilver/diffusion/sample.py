@@ -11,7 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quicksilver.diffusion.noise import gumbel
+from quicksilver.diffusion.noise import MOST_GUMBEL, gumbel_at, row_keys
+
+_SLACK = 1e-3
+"""More than rounding moves a floor by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +49,7 @@ class Proposal:
 def propose(logits: Tensor, rows: SampleRows) -> Proposal:
     """`logits` (rows, vocab) float32, already biased, penalised and masked with -inf."""
     log_total = logits.logsumexp(-1)
-    token_ids = logits.argmax(-1)
-    is_sampled = rows.temperature > 0
-    if bool(is_sampled.any()):
-        token_ids = torch.where(is_sampled, _sample(logits, rows), token_ids)
+    token_ids = draw(logits, rows, logits.argmax(-1))
     log_p = logits - log_total[:, None]
     p = log_p.exp()
     entropy = -(p * log_p.clamp_min(-1e4)).sum(-1)  # the clamp keeps 0 * -inf out of the sum
@@ -57,12 +57,32 @@ def propose(logits: Tensor, rows: SampleRows) -> Proposal:
     return Proposal(token_ids, confidence, entropy, log_total.isfinite())
 
 
-def _sample(logits: Tensor, rows: SampleRows) -> Tensor:
-    scaled = logits / rows.temperature.clamp_min(1e-5)[:, None]
-    scaled = _keep_top_k(scaled, rows.top_k)
-    scaled = _keep_top_p(scaled, rows.top_p)
-    scaled = _keep_min_p(scaled, rows.min_p)
-    return (scaled + gumbel(rows.seeds, rows.positions, rows.steps, logits.shape[-1])).argmax(-1)
+def draw(logits: Tensor, rows: SampleRows, likeliest: Tensor) -> Tensor:
+    """Tokens of the rows that are sampled; of the others the `likeliest`."""
+    is_sampled = rows.temperature > 0
+    if not bool(is_sampled.any()):
+        return likeliest
+    keys, heat = row_keys(rows.seeds, rows.positions, rows.steps), rows.temperature.clamp_min(1e-5)
+    if bool(((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)).any()):
+        # The rows that ask for no cut come out of this with the numbers they have without it.
+        logits, heat = _cut(logits / heat[:, None], rows), torch.ones_like(heat)
+    return torch.where(is_sampled, _noisy_argmax(logits, heat, likeliest, keys), likeliest)
+
+
+def _noisy_argmax(logits: Tensor, heat: Tensor, likeliest: Tensor, keys: Tensor) -> Tensor:
+    """argmax(logits / heat + noise), the first of equals. Noise is made only for tokens that it could carry past the
+    likeliest one, a few of many thousands: it costs more than all else that is done with a row."""
+    best = logits.gather(-1, likeliest[:, None])[:, 0] / heat
+    floor = best + gumbel_at(keys, likeliest) - MOST_GUMBEL
+    row, token = (logits > (floor * heat - _SLACK)[:, None]).nonzero(as_tuple=True)
+    score = logits[row, token] / heat[row] + gumbel_at(keys[row], token)
+    top = torch.full_like(best, -torch.inf).scatter_reduce(0, row, score, "amax")
+    is_top = score == top[row]
+    return likeliest.scatter_reduce(0, row[is_top], token[is_top], "amin", include_self=False)
+
+
+def _cut(scaled: Tensor, rows: SampleRows) -> Tensor:
+    return _keep_min_p(_keep_top_p(_keep_top_k(scaled, rows.top_k), rows.top_p), rows.min_p)
 
 
 def _keep_top_k(scaled: Tensor, top_k: Tensor) -> Tensor:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from quicksilver.diffusion.sample import Proposal, SampleRows
+from quicksilver.diffusion.sample import Proposal, SampleRows, draw
 from quicksilver.engine.batch import build_batch
 from quicksilver.engine.runner import Runner
 from quicksilver.engine.sequence import Work
@@ -32,6 +33,9 @@ class NativeRunner(Runner):
         return self.model.norm(self.network.hidden(x, batch.plan, self.cache)[batch.proposing])
 
     def _choose(self, logits: Tensor, rows: SampleRows) -> Proposal:
-        if bool((rows.temperature > 0).any()) or not logits.is_contiguous():
+        if not logits.is_contiguous():
             return super()._choose(logits, rows)
-        return Proposal(*read_greedy(logits))
+        greedy = Proposal(*read_greedy(logits))
+        drawn = draw(logits, rows, greedy.token_ids)
+        gap = logits.gather(-1, drawn[:, None]) - logits.gather(-1, greedy.token_ids[:, None])
+        return replace(greedy, token_ids=drawn, confidence=greedy.confidence * gap[:, 0].exp())

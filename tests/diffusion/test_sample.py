@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from quicksilver.core import DecodeParams
 from quicksilver.diffusion.adjust import Adjustment, adjust, allowed
+from quicksilver.diffusion.noise import gumbel
 from quicksilver.diffusion.reference import sample_rows
 from quicksilver.diffusion.sample import propose
 from tests.tiny import decode_params
@@ -28,6 +30,17 @@ def test_greedy_takes_the_best_and_says_how_sure_it_is() -> None:
     assert int(proposal.token_ids[0]) == 0
     assert torch.allclose(proposal.confidence[0], p[0])
     assert torch.allclose(proposal.entropy[0], -(p * p.log()).sum())
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 6.0])
+@pytest.mark.parametrize("temperature", [0.2, 0.75, 2.0])
+def test_noise_for_the_tokens_that_can_win_is_enough(scale: float, temperature: float) -> None:
+    torch.manual_seed(0)
+    logits = scale * torch.randn(40, 3000)
+    logits[::3, 1000:] = -torch.inf
+    rows = sample_rows(DecodeParams(temperature=temperature, seed=11), 5, 40, 2)
+    noise = gumbel(rows.seeds, rows.positions, rows.steps, 3000)
+    assert torch.equal(propose(logits, rows).token_ids, (logits / temperature + noise).argmax(-1))
 
 
 def test_filters_keep_exactly_the_tokens_they_should() -> None:
@@ -55,8 +68,9 @@ def test_unusable_logits_are_flagged_row_by_row() -> None:
     logits[1, 2] = torch.nan
     logits[2] = -torch.inf
     logits[3, 0] = torch.inf
-    proposal = propose(logits, sample_rows(DecodeParams(), 0, 4, 0))
-    assert proposal.is_finite.tolist() == [True, False, False, False]
+    for params in (DecodeParams(), DecodeParams(temperature=0.8)):
+        proposal = propose(logits, sample_rows(params, 0, 4, 0))
+        assert proposal.is_finite.tolist() == [True, False, False, False]
 
 
 def test_bias_bans_and_penalties_change_only_what_they_name() -> None:

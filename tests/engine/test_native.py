@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from quicksilver.core import Request
+from quicksilver.diffusion.reference import sample_rows
+from quicksilver.diffusion.sample import propose
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.load import CPU_CANVAS_ROWS, LoadConfig, for_serving
@@ -25,7 +27,8 @@ if refusal() is not None:
 from quicksilver.engine.native import NativeRunner
 
 PROMPTS = [[random.Random(i).randrange(128) for _ in range(3 + 11 * i)] for i in range(6)]
-SAMPLED = {"temperature": 0.8, "seed": 3, "top_p": 0.9}
+SAMPLED = {"temperature": 0.8, "seed": 3}
+CUT = {**SAMPLED, "top_p": 0.9}
 
 
 @cache
@@ -56,13 +59,23 @@ def test_the_loops_take_over_the_threads() -> None:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("changes", [{}, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("changes", [{}, SAMPLED, CUT], ids=["greedy", "sampled", "cut"])
 @pytest.mark.parametrize("canvas_len", [4, 16])
 def test_verify_equals_ar(canvas_len: int, changes: dict[str, float]) -> None:
     for prompt in PROMPTS:
         ar = generate(native_engine(), prompt, decode_params("ar", max_new_tokens=40, **changes))
         drafted = decode_params("verify", canvas_len=canvas_len, max_new_tokens=40, **changes)
         assert generate(native_engine(), prompt, drafted) == ar
+
+
+@pytest.mark.parametrize("changes", [{}, SAMPLED, CUT], ids=["greedy", "sampled", "cut"])
+def test_proposals_are_the_samplers(changes: dict[str, float]) -> None:
+    torch.manual_seed(0)
+    logits, rows = 4 * torch.randn(9, 700), sample_rows(decode_params("ar", **changes), 3, 9, 0)
+    found, wanted = native_engine().runner._choose(logits, rows), propose(logits, rows)
+    assert torch.equal(found.token_ids, wanted.token_ids)
+    torch.testing.assert_close(found.confidence, wanted.confidence, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.entropy, wanted.entropy, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["ar", "verify", "confidence", "edit"])
