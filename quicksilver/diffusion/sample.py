@@ -15,6 +15,8 @@ from quicksilver.diffusion.noise import MOST_GUMBEL, gumbel_at, row_keys
 
 _SLACK = 1e-3
 """More than rounding moves a floor by."""
+_NUCLEUS = 256
+"""Tokens among which top-p is looked for first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +97,27 @@ def _keep_top_k(scaled: Tensor, top_k: Tensor) -> Tensor:
 
 
 def _keep_top_p(scaled: Tensor, top_p: Tensor) -> Tensor:
+    """Sorting a vocabulary takes longer than a small model's forward, so first the best few are tried, which nearly
+    always hold all that is to be kept."""
     if not bool((top_p < 1).any()):
         return scaled
-    ordered, index = scaled.sort(dim=-1, descending=True)
-    p = ordered.softmax(-1)
-    # A token goes if the tokens before it already reach top_p; the first always stays.
-    is_dropped = ((p.cumsum(-1) - p) >= top_p[:, None]) & (top_p < 1)[:, None]
+    kept, is_whole = _nucleus(scaled, top_p, min(_NUCLEUS, scaled.shape[-1]))
+    is_open = ~is_whole & (top_p < 1)
+    if bool(is_open.any()):
+        kept[is_open], _ = _nucleus(scaled[is_open], top_p[is_open], scaled.shape[-1])
+    return torch.where((top_p < 1)[:, None], kept, scaled)
+
+
+def _nucleus(scaled: Tensor, top_p: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Of the `width` best tokens those before which top_p is not reached, and always the first; the rest -inf. And
+    whether top_p is reached among them."""
+    ordered, index = scaled.topk(width, dim=-1)
+    p = (ordered - scaled.logsumexp(-1, keepdim=True)).exp()
+    reached = p.cumsum(-1)
+    is_dropped = reached - p >= top_p[:, None]
     is_dropped[:, 0] = False
-    return scaled.masked_fill(is_dropped.scatter(-1, index, is_dropped), -torch.inf)
+    kept = torch.full_like(scaled, -torch.inf).scatter(-1, index, ordered.masked_fill(is_dropped, -torch.inf))
+    return kept, reached[:, -1] >= top_p
 
 
 def _keep_min_p(scaled: Tensor, min_p: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from quicksilver.core import DecodeParams
 from quicksilver.diffusion.adjust import Adjustment, adjust, allowed
 from quicksilver.diffusion.noise import gumbel
 from quicksilver.diffusion.reference import sample_rows
-from quicksilver.diffusion.sample import propose
+from quicksilver.diffusion.sample import _keep_top_p, propose
 from tests.tiny import decode_params
 
 LOGITS = torch.tensor([[3.0, 2.0, 1.0, 0.0, -1.0]])
@@ -49,6 +49,19 @@ def test_filters_keep_exactly_the_tokens_they_should() -> None:
     assert seen_tokens({"top_p": 0.55}) == {0, 1}  # the first alone has 0.505 at temperature 1.5
     assert seen_tokens({"top_p": 1e-9}) == {0}
     assert seen_tokens({"min_p": 0.3}) == {0, 1}
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 8.0])
+def test_top_p_is_looked_for_among_few_tokens_or_among_all(scale: float) -> None:
+    """Scales make nuclei of thousands, hundreds and a few of 5,000 tokens."""
+    torch.manual_seed(0)
+    scaled, top_p = scale * torch.randn(6, 5000), torch.tensor([0.5, 0.9, 0.99, 1.0, 1e-6, 0.95])
+    found = _keep_top_p(scaled, top_p)
+    for row, kept, share in zip(scaled, found, top_p.tolist(), strict=True):
+        ordered = row.softmax(-1).sort(descending=True)
+        count = int((ordered.values.double().cumsum(0) < share).sum()) + 1 if share < 1 else len(row)
+        assert abs(int(kept.isfinite().sum()) - count) <= 1  # where a sum meets the share but for rounding
+        assert torch.equal(kept[ordered.indices[: count - 1]], row[ordered.indices[: count - 1]])
 
 
 def test_settings_of_one_row_do_not_touch_another() -> None:
