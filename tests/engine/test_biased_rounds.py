@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
-import numpy as np
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported, or half of it is not interpreted
-    if tuple(int(part) for part in np.__version__.split(".")[:2]) >= (2, 4):
-        pytest.skip("Triton's interpreter does not run on numpy 2.4 and later", allow_module_level=True)
-pytest.importorskip("triton", reason="needs Triton")
+from tests.interpreter import refusal
+
+if (reason := refusal()) is not None:
+    pytest.skip(reason, allow_module_level=True)
 
 from quicksilver.engine.rounds import RoundShape, one_forward
 from tests.bias_checks import check_full_tables_and_fuller, check_rounds_with_bias
