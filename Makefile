@@ -13,7 +13,7 @@ TORCH_INDEX ?= --extra-index-url https://download.pytorch.org/whl/cpu --retries 
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test unit parity contract clients gpu lint fix types rooms size web test-web newcomer browser bench bfcl docs \
+.PHONY: help serve test unit parity contract clients kernels gpu lint fix types rooms size web test-web newcomer browser bench bfcl docs \
 	weights clean
 
 help: ## list the targets
@@ -57,6 +57,12 @@ contract: $(VENV)/.dev weights ## real clients against a live server
 
 clients: $(VENV)/.dev weights ## other people's clients, Python and Node, against a live server
 	$(BIN)/python -m tests.contract.clients.run
+
+# An environment of its own: Triton's interpreter wants an older numpy than the lock has.
+kernels: ## the kernels' tests in Triton's interpreter, where there is no GPU
+	$(MAKE) --no-print-directory VENV=.build/kernels .build/kernels/.dev
+	.build/kernels/bin/python -m pip install --quiet --disable-pip-version-check "triton==3.6.0" "numpy==2.3.5"
+	.build/kernels/bin/python -m pytest -q tests/model/kernels tests/engine/test_transition.py tests/engine/test_biased_rounds.py
 
 gpu: $(VENV)/.dev ## tests that need a CUDA device
 	$(PYTEST) -m gpu
