@@ -15,6 +15,7 @@ from quicksilver.diffusion.adjust import Adjustment, adjust
 from quicksilver.diffusion.sample import SampleRows, propose
 from quicksilver.engine.graphs import GraphLimits
 from quicksilver.engine.rounds import RoundRunner, RoundShape
+from quicksilver.engine.runner import Outcome, Runner
 from quicksilver.engine.wishes import MASKED_KINDS, BiasTable, HeadKind
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
@@ -94,10 +95,18 @@ def check_narrow_masks(rows: int, temperature: float) -> None:
 
 
 class Watched(RoundRunner):
-    """Remembers what kinds of head ran outside rounds, and who was answered the plain way."""
+    """Remembers what kinds of head ran outside rounds, and who was answered the plain way; where numbers repeat every
+    answer must be the plain runner's."""
 
     kinds: set[HeadKind]
     plain: set[str]
+
+    def run(self, works):  # type: ignore[no-untyped-def]
+        found = super().run(works)
+        if here().dtype is torch.float32 and self._flight is None:
+            for one, wanted in zip(found, Runner(self.model, self.cache, 64).run(works), strict=True):
+                expect_same(one, wanted)
+        return found
 
     def _propose(self, head, kind):  # type: ignore[no-untyped-def]
         self.kinds.add(kind)
@@ -112,9 +121,30 @@ class Watched(RoundRunner):
         return super()._land(flight, works)
 
 
+def expect_same(found: Outcome | None, wanted: Outcome | None) -> None:
+    assert (found is None) == (wanted is None)
+    if found is not None and wanted is not None:
+        assert torch.equal(found.proposal.token_ids, wanted.proposal.token_ids)
+        assert torch.equal(found.proposal.is_finite, wanted.proposal.is_finite)
+        expect_close(found.proposal.confidence, wanted.proposal.confidence, 1e-3)
+        assert torch.allclose(found.proposal.entropy, wanted.proposal.entropy, atol=1e-4)  # may be 0
+        assert len(found.logprobs) == len(wanted.logprobs)
+
+
+class Broken(Staircase):
+    """Fails when two tokens stand."""
+
+    def write_masks(self, ahead: Seq[int], out: memoryview) -> int:
+        num_rows = super().write_masks(ahead, out)
+        if len(self.taken) >= 2:
+            raise RuntimeError("broken")
+        return num_rows
+
+
 @dataclass
 class Case:
-    """A model and prompts that are asked at once; those with a length stand under a Staircase of so many tokens."""
+    """A model and prompts that are asked at once; those with a length stand under a Staircase of so many tokens, which
+    breaks where the length is negative."""
 
     model: Transformer
     prompts: list[list[int]]
@@ -126,7 +156,9 @@ class Case:
         """Answers by prompt, of `only` these where told; fails the check if a request failed."""
         engine = engine_of(self.model, None if is_plain else self._watched)
         stop = self.model.config.vocab_size - 1
-        engine.constraints = lambda spec: Staircase(int(spec.grammar), stop)
+        engine.constraints = lambda spec: (Broken if spec.grammar[0] == "-" else Staircase)(
+            abs(int(spec.grammar)), stop
+        )
         answers: list[list[int]] = [[] for _ in self.prompts]
         for i in only or range(len(self.prompts)):
             params = replace(self.wishes[i], stop_ids=(stop,), decoder=DecoderParams(name, 4))
@@ -135,7 +167,7 @@ class Case:
         while engine.has_work:
             for event in engine.step():
                 assert isinstance(event, Delta)
-                assert event.error is None, event.error
+                assert event.error is None or self.lengths[int(event.request_id)] < 0, event.error
                 answers[int(event.request_id)] += event.token_ids
         return answers
 
@@ -193,6 +225,15 @@ def check_rare_wishes_go_alone(config: ModelConfig, length: int) -> None:
             assert said[i] == case.say(DecoderName.VERIFY, only=[i])[i], "a neighbour changed the text"
 
 
+def check_a_broken_grammar_fails_alone(config: ModelConfig, length: int) -> None:
+    """In the middle of writing the table; who shares it says what it says alone."""
+    plain = DecodeParams(length + 4, seed=3)
+    case = case_of(config, [6, 5, 7], [plain, plain, replace(plain, max_new_tokens=length)], [length, -99, 0])
+    said = case.say(DecoderName.AR)
+    assert len(said[1]) == 2, "the broken one went on, or never began"
+    assert [said[0], [], said[2]] == case.say(DecoderName.AR, only=[0, 2])
+
+
 def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     """All checks at sizes for a GPU, by name."""
     for rows, heat in ((16, 0.0), (16, 0.8), (32, 0.8), (64, 0.0), (64, 0.8), (256, 0.0)):
@@ -205,4 +246,5 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
         for heat in (0.0, 0.8):
             name = f"constrained texts {kind} at temperature {heat}"
             yield name, lambda c=config, t=heat: check_constrained_texts(c, names, 60, t)
+        yield f"broken grammar fails alone {kind}", lambda c=config: check_a_broken_grammar_fails_alone(c, 20)
         yield f"rare wishes go alone {kind}", lambda c=config: check_rare_wishes_go_alone(c, 60)

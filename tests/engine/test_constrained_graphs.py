@@ -16,7 +16,11 @@ pytest.importorskip("triton", reason="needs Triton")
 
 from quicksilver.core import DecoderName
 from tests.graph_checks import TINIEST_WHOLE
-from tests.mask_checks import check_constrained_texts, check_rare_wishes_go_alone
+from tests.mask_checks import (
+    check_a_broken_grammar_fails_alone,
+    check_constrained_texts,
+    check_rare_wishes_go_alone,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
@@ -39,3 +43,8 @@ def test_constrained_and_free_requests_say_what_the_plain_path_says(
 def test_only_who_has_rare_wishes_goes_the_plain_way() -> None:
     with torch.inference_mode():
         check_rare_wishes_go_alone(TINIEST_WHOLE, 6)
+
+
+def test_a_grammar_that_raises_fails_its_own_request_only() -> None:
+    with torch.inference_mode():
+        check_a_broken_grammar_fails_alone(TINIEST_WHOLE, 5)
