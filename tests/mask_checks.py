@@ -12,7 +12,7 @@ import torch
 
 from quicksilver.core import ConstraintSpec, DecodeParams, DecoderName, DecoderParams, Delta, Request
 from quicksilver.diffusion.adjust import Adjustment, adjust
-from quicksilver.diffusion.sample import SampleRows, propose
+from quicksilver.diffusion.sample import Proposal, SampleRows, propose
 from quicksilver.engine.graphs import GraphLimits
 from quicksilver.engine.rounds import RoundRunner, RoundShape
 from quicksilver.engine.runner import Outcome, Runner
@@ -101,11 +101,14 @@ class Watched(RoundRunner):
     kinds: set[HeadKind]
     plain: set[str]
 
+    faults: list[str]
+    """Noted, not raised: the engine would run each request again, alone."""
+
     def run(self, works):  # type: ignore[no-untyped-def]
         found = super().run(works)
         if here().dtype is torch.float32 and self._flight is None:
             for one, wanted in zip(found, Runner(self.model, self.cache, 64).run(works), strict=True):
-                expect_same(one, wanted)
+                self.faults += differences(one, wanted)
         return found
 
     def _propose(self, head, kind):  # type: ignore[no-untyped-def]
@@ -117,18 +120,21 @@ class Watched(RoundRunner):
         return super()._answer(works, hidden)
 
     def _land(self, flight, works):  # type: ignore[no-untyped-def]
-        assert all(work.sequence.constraint is None for work in works), "a grammar cannot be known ahead"
+        if any(work.sequence.constraint is not None for work in works):
+            self.faults.append("a round with a grammar")
         return super()._land(flight, works)
 
 
-def expect_same(found: Outcome | None, wanted: Outcome | None) -> None:
-    assert (found is None) == (wanted is None)
-    if found is not None and wanted is not None:
-        assert torch.equal(found.proposal.token_ids, wanted.proposal.token_ids)
-        assert torch.equal(found.proposal.is_finite, wanted.proposal.is_finite)
-        expect_close(found.proposal.confidence, wanted.proposal.confidence, 1e-3)
-        assert torch.allclose(found.proposal.entropy, wanted.proposal.entropy, atol=1e-4)  # may be 0
-        assert len(found.logprobs) == len(wanted.logprobs)
+def differences(found: Outcome | None, wanted: Outcome | None) -> list[str]:
+    """In which numbers two answers differ."""
+    if found is None or wanted is None:
+        return [] if found is wanted else ["presence"]
+    names = [name for name in Proposal.__slots__ if not _is_same(found.proposal, wanted.proposal, name)]
+    return names if len(found.logprobs) == len(wanted.logprobs) else [*names, "logprobs"]
+
+
+def _is_same(a: Proposal, b: Proposal, name: str) -> bool:
+    return torch.allclose(getattr(a, name).double(), getattr(b, name).double(), atol=1e-4)
 
 
 class Broken(Staircase):
@@ -139,6 +145,10 @@ class Broken(Staircase):
         if len(self.taken) >= 2:
             raise RuntimeError("broken")
         return num_rows
+
+
+def grammar_of(length: int, stop: int) -> Staircase:
+    return Staircase(length, stop) if length > 0 else Broken(-length, stop)
 
 
 @dataclass
@@ -156,9 +166,7 @@ class Case:
         """Answers by prompt, of `only` these where told; fails the check if a request failed."""
         engine = engine_of(self.model, None if is_plain else self._watched)
         stop = self.model.config.vocab_size - 1
-        engine.constraints = lambda spec: (Broken if spec.grammar[0] == "-" else Staircase)(
-            abs(int(spec.grammar)), stop
-        )
+        engine.constraints = lambda spec: grammar_of(int(spec.grammar), stop)
         answers: list[list[int]] = [[] for _ in self.prompts]
         for i in only or range(len(self.prompts)):
             params = replace(self.wishes[i], stop_ids=(stop,), decoder=DecoderParams(name, 4))
@@ -169,13 +177,15 @@ class Case:
                 assert isinstance(event, Delta)
                 assert event.error is None or self.lengths[int(event.request_id)] < 0, event.error
                 answers[int(event.request_id)] += event.token_ids
+        faults = self.runner.faults if self.runner is not None else []
+        assert not faults, faults
         return answers
 
     def _watched(self, cache: PagedCache) -> Watched:
         limits = GraphLimits(max_rows=128, max_segments=8, context_len=self.model.config.context_len)
         self.runner = Watched(self.model, cache, 64, limits)
         self.runner.prepare_rounds([RoundShape(len(self.prompts), 4)])
-        self.runner.kinds, self.runner.plain = set(), set()
+        self.runner.kinds, self.runner.plain, self.runner.faults = set(), set(), []
         self.runner.prepare([16], [16])
         self.runner.kinds.clear()  # captures propose, too
         return self.runner
