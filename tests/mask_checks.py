@@ -172,7 +172,10 @@ class Case:
             params = replace(self.wishes[i], stop_ids=(stop,), decoder=DecoderParams(name, 4))
             spec = ConstraintSpec(str(self.lengths[i])) if self.lengths[i] else None
             engine.add(Request(str(i), tuple(self.prompts[i]), params, constraint=spec))
+        num_steps = 0
         while engine.has_work:
+            num_steps += 1
+            assert num_steps < 1000, "proposals that no grammar takes"
             for event in engine.step():
                 assert isinstance(event, Delta)
                 assert event.error is None or self.lengths[int(event.request_id)] < 0, event.error
