@@ -1,8 +1,8 @@
 """Forwards as CUDA graphs: small host arrays into fixed buffers, one replay, one small result back.
 
 A graph belongs to a bucket of rows and to whether canvas rows wear the adapter; the head has graphs of its own, so the
-two kinds of bucket do not multiply. Requests with rare wishes (`wishes.py`: logprobs, penalties, grammars) share the
-same forward and get their logits from the plain path behind it.
+two kinds of bucket do not multiply. Requests with rare wishes (`wishes.py`: logprobs, penalties) share the same forward
+and get their logits from the plain path behind it; those beside them keep the fused head.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ from torch.nn.utils.rnn import pad_sequence
 from quicksilver.diffusion.decoders import noise_step
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.batch import Batch, build_batch
+from quicksilver.engine.masks import MaskTable
 from quicksilver.engine.runner import Outcome, Runner, recalled
 from quicksilver.engine.sequence import Work
-from quicksilver.engine.wishes import HEAD_KINDS, BiasTable, HeadKind, is_plain, kind_of
+from quicksilver.engine.wishes import HEAD_KINDS, MASKED_KINDS, BiasTable, HeadKind, is_fused, kind_of
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.kernels.attention import RowTables, cut_tiles
 from quicksilver.model.kernels.head import Bias, Draws, HeadRows, HeadSpace, propose_rows, read_results
@@ -120,10 +122,10 @@ class RowBuffers:
 
 class HeadBuffers:
     """One bucket of proposing rows: which rows, how they are drawn and biased, and their four numbers back on the
-    host."""
+    host. Where rounds fill it there are no `bits`: they know no grammars."""
 
-    def __init__(self, num_rows: int, head: Tensor, dtype: torch.dtype) -> None:
-        device = head.device
+    def __init__(self, num_rows: int, head: Tensor, dtype: torch.dtype, bits: Tensor | None = None) -> None:
+        device, self.bits = head.device, bits
         self.host_ints = torch.zeros(3, num_rows, dtype=torch.int32, pin_memory=_pins())
         self.host_seeds = torch.zeros(num_rows, dtype=torch.int64, pin_memory=_pins())
         self.host_heat = torch.zeros(num_rows, pin_memory=_pins())
@@ -134,8 +136,8 @@ class HeadBuffers:
         self.space = HeadSpace.allocate(head, num_rows, dtype)
         self.host_results = torch.zeros(4, num_rows, dtype=torch.int32, pin_memory=_pins())
 
-    def fill(self, batch: Batch, works: Seq[Work]) -> None:
-        index = batch.proposing
+    def fill(self, batch: Batch, index: Tensor, works: Seq[Work]) -> None:
+        """`index`: the rows of `batch` that propose for `works`."""
         self.host_ints.zero_()
         self.host_ints[0, : len(index)] = index
         self.host_ints[1, : len(index)] = batch.plan.positions[index] + 1
@@ -161,7 +163,8 @@ class HeadBuffers:
 
     def rows(self, kind: HeadKind) -> HeadRows:
         bias = Bias(self.bias.ids, self.bias.values) if kind.is_biased else None
-        return HeadRows(self.ints[0], self.draws if kind.is_drawn else None, bias=bias)
+        draws, bits = self.draws if kind.is_drawn else None, self.bits if kind.is_masked else None
+        return HeadRows(self.ints[0], draws, bits, bias)
 
     def read(self, count: int) -> Proposal:
         """Waits for the device; the only place that does."""
@@ -184,6 +187,7 @@ class GraphRunner(Runner):
         self._x = torch.zeros(bucket_of(limits.max_rows), model.config.dim, device=self.device, dtype=model.dtype)
         self._host_pages = torch.zeros(limits.max_segments, max_pages, dtype=torch.int32, pin_memory=_pins())
         self.pages = self._host_pages.to(self.device)
+        self._masks = MaskTable(len(self._x), model.config.vocab_size, self.device)
         self._sent = Mark(self.device)
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self._rows: dict[int, tuple[RowBuffers, Space]] = {}
@@ -192,20 +196,12 @@ class GraphRunner(Runner):
 
     def run(self, works: Seq[Work]) -> list[Outcome | None]:
         batch = build_batch(works, self.cache.page_size)
-        if not self._holds(batch) or not all(is_plain(work) for work in works):
+        if not self._holds(batch):
             return super().run(works)
-        self._launch(batch)
-        count = len(batch.proposing)
-        if not count:
-            return [None] * len(works)
-        head = self._head(bucket_of(count))
-        head.fill(batch, works)
-        kind = kind_of(works)
-        if kind.is_biased:
-            head.fill_bias(works)
-        self._replay(("head", bucket_of(count), kind), lambda: self._propose(head, kind))
-        proposal = head.read(count)
-        return recalled(works, _cut(works, proposal))
+        x, is_rare = self._launch(batch), [not is_fused(work) for work in works]
+        if any(is_rare):
+            return recalled(works, self._divide(batch, works, is_rare, x))
+        return recalled(works, self._fuse(batch, batch.proposing, works))
 
     def prepare(self, row_counts: Seq[int], canvas_lens: Seq[int] = (1, 16)) -> None:
         """Capture the graphs of these row counts and numbers of proposals before the first request needs them."""
@@ -216,7 +212,7 @@ class GraphRunner(Runner):
                 self._graph((count, is_gated), partial(self._run, buffers, space, is_gated))
         for count in sorted({bucket_of(count) for count in canvas_lens}):
             head = self._head(count)
-            for kind in HEAD_KINDS:
+            for kind in HEAD_KINDS + MASKED_KINDS:
                 self._graph(("head", count, kind), partial(self._propose, head, kind))
 
     def forward_ms(self) -> dict[tuple[int, bool], float]:
@@ -227,11 +223,33 @@ class GraphRunner(Runner):
         bodies = {key: time_replay(run) for key, run in self._replays.items() if key[0] != "head"}
         return {(int(str(n)), bool(g)): ms + heads[n] for (n, g), ms in bodies.items() if n in heads}
 
-    def _forward(self, works: Seq[Work]) -> Tensor:
-        batch = build_batch(works, self.cache.page_size)
-        if not self._holds(batch):
-            return super()._forward(works)
-        return self.model.norm(self._launch(batch)[batch.proposing.to(self.device)])
+    def _divide(self, batch: Batch, works: Seq[Work], is_rare: Seq[bool], x: Tensor) -> list[Outcome | None]:
+        """Rare wishes go the plain way behind the shared forward, all others get the fused head."""
+        num_proposals = torch.tensor([work.num_proposals for work in works])
+        is_rare_row = torch.tensor(is_rare).repeat_interleave(num_proposals)
+        rows, fused_rows = batch.proposing[is_rare_row], batch.proposing[~is_rare_row]
+        rare = list(compress(works, is_rare))
+        usual = list(compress(works, (not one for one in is_rare)))
+        # The plain way may raise, so it comes before any copy of the head's is under way.
+        answers = iter(self._answer(rare, self.model.norm(x[rows.to(self.device)])))
+        others = iter(self._fuse(batch, fused_rows, usual))
+        return [next(answers if one else others) for one in is_rare]
+
+    def _fuse(self, batch: Batch, index: Tensor, works: Seq[Work]) -> list[Outcome | None]:
+        """`index`: the rows of `batch` that propose for `works`."""
+        asking, count = [work for work in works if work.num_proposals], bucket_of(len(index))
+        if not asking:
+            return [None] * len(works)
+        head, kind = self._head(count), kind_of(asking)
+        if kind.is_masked:
+            # While the forward runs; and, since it may raise, before any copy of the head's is under way.
+            self._masks.write(asking)
+            self._masks.send()
+        head.fill(batch, index, asking)
+        if kind.is_biased:
+            head.fill_bias(asking)
+        self._replay(("head", count, kind), lambda: self._propose(head, kind))
+        return _cut(works, head.read(len(index)))
 
     def _holds(self, batch: Batch) -> bool:
         rows_fit = len(batch.token_ids) <= len(self._x)
@@ -264,7 +282,8 @@ class GraphRunner(Runner):
 
     def _head(self, count: int) -> HeadBuffers:
         if count not in self._heads:
-            self._heads[count] = HeadBuffers(count, self.network.weights.head.w, self.network.input_dtype)
+            head, bits = self.network.weights.head.w, self._masks.bits[:count]
+            self._heads[count] = HeadBuffers(count, head, self.network.input_dtype, bits)
         return self._heads[count]
 
     def _replay(self, key: tuple[object, ...], work: Callable[[], None]) -> None:

@@ -54,13 +54,16 @@ class Runner:
 
     def run(self, works: Seq[Work]) -> list[Outcome | None]:
         """One forward. The result is None for work that proposes nothing yet (a prompt's earlier chunks)."""
-        hidden = self._forward(works)
+        return recalled(works, self._answer(works, self._forward(works)))
+
+    def _answer(self, works: Seq[Work], hidden: Tensor) -> list[Outcome | None]:
+        """What the hidden states of their proposing rows say to `works`."""
         outcomes: list[Outcome | None] = []
         for tile in _tiles(works, self.logit_rows):
             num_rows = sum(work.num_proposals for work in tile)
             outcomes += self._read(tile, hidden[:num_rows])
             hidden = hidden[num_rows:]
-        return recalled(works, outcomes)
+        return outcomes
 
     def _forward(self, works: Seq[Work]) -> Tensor:
         """Hidden states of the proposing rows."""

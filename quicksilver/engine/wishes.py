@@ -27,25 +27,39 @@ class HeadKind(NamedTuple):
 
     is_drawn: bool = False
     is_biased: bool = False
+    is_masked: bool = False
+    """By grammars. Then it is biased too: served chats have bans with or without a grammar, and so there are two kinds
+    more, not four."""
 
 
 HEAD_KINDS = tuple(HeadKind(is_drawn, is_biased) for is_drawn in (False, True) for is_biased in (False, True))
-"""All are captured at start: served chats have bans, and a capture between requests would hold up everybody."""
+"""All are captured at start: served chats have bans, and a capture between requests would hold up everybody. Rounds
+have these kinds and no others."""
+MASKED_KINDS = tuple(HeadKind(is_drawn, is_biased=True, is_masked=True) for is_drawn in (False, True))
+"""Only of heads that the host drives: what runs ahead of it cannot know what a grammar will allow. Captured at start as
+well, since these are graphs of three small launches."""
 
 
 def kind_of(works: Iterable[Work]) -> HeadKind:
     """The least kind of head that answers all of `works`."""
-    params = [work.sequence.request.params for work in works]
+    sequences = [work.sequence for work in works]
+    params = [sequence.request.params for sequence in sequences]
     is_drawn = any(one.temperature > 0 for one in params)
-    return HeadKind(is_drawn, any(one.logit_bias or one.banned_ids for one in params))
+    is_masked = any(sequence.constraint is not None for sequence in sequences)
+    return HeadKind(is_drawn, is_masked or any(one.logit_bias or one.banned_ids for one in params), is_masked)
 
 
 def is_plain(work: Work) -> bool:
-    """Whether the fused head can answer: greedy or tempered rows with little bias, without penalties, grammar or
-    logprobs."""
+    """Whether rounds can answer, ahead of the host: what the fused head can, without a grammar."""
+    return work.sequence.constraint is None and is_fused(work)
+
+
+def is_fused(work: Work) -> bool:
+    """Whether the fused head can answer: greedy or tempered rows with little bias, with or without a grammar, without
+    penalties or logprobs."""
     sequence = work.sequence
     params = sequence.request.params
-    if isinstance(sequence.decoder, Scorer) or sequence.constraint is not None or params.logprobs is not None:
+    if isinstance(sequence.decoder, Scorer) or params.logprobs is not None:
         return False
     if len(bias_of(params)) > NUM_BIAS or params.decoder.name is DecoderName.EDIT:
         return False

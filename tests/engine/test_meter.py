@@ -15,7 +15,8 @@ from quicksilver.engine.meter import Meter
 from quicksilver.engine.runner import Outcome
 from quicksilver.engine.sequence import Work
 from quicksilver.errors import InvalidGrammar
-from tests.engine.test_constrained import PROMPT, STOP, Staircase, run
+from tests.engine.test_constrained import PROMPT, run
+from tests.staircase import STOP, Staircase
 from tests.tiny import answers, decode_params, finish_all, tiny_engine
 
 FORWARD_S = 0.05

@@ -9,14 +9,25 @@ import pytest
 import torch
 
 from quicksilver.core import DecodeParams
-from quicksilver.engine.wishes import HEAD_KINDS, NUM_BIAS, BiasTable, HeadKind, bias_of, is_plain, kind_of
+from quicksilver.engine.wishes import (
+    HEAD_KINDS,
+    MASKED_KINDS,
+    NUM_BIAS,
+    BiasTable,
+    HeadKind,
+    bias_of,
+    is_fused,
+    is_plain,
+    kind_of,
+)
+from tests.staircase import Staircase
 from tests.tiny import decode_params
 
 
-def work_of(params: DecodeParams) -> SimpleNamespace:
+def work_of(params: DecodeParams, constraint: Staircase | None = None) -> SimpleNamespace:
     """As much of a Work as wishes are read from."""
     request = SimpleNamespace(params=params)
-    return SimpleNamespace(sequence=SimpleNamespace(request=request, decoder=None, constraint=None))
+    return SimpleNamespace(sequence=SimpleNamespace(request=request, decoder=None, constraint=constraint))
 
 
 @pytest.mark.parametrize(
@@ -52,6 +63,31 @@ def test_one_request_with_a_wish_decides_the_kind_of_all() -> None:
     kinds = [kind_of([work_of(params) for params in works[:count]]) for count in (1, 2, 3)]  # type: ignore[misc]
     assert kinds == [HeadKind(), HeadKind(is_drawn=True), HeadKind(is_drawn=True, is_biased=True)]
     assert set(kinds) < set(HEAD_KINDS)
+
+
+def test_the_fused_head_takes_grammars_and_rounds_do_not() -> None:
+    for temperature in (0.0, 0.7):
+        work = work_of(decode_params("verify", temperature=temperature), Staircase())
+        assert is_fused(work)  # type: ignore[arg-type]
+        assert not is_plain(work)  # type: ignore[arg-type]
+        kind = kind_of([work_of(decode_params("ar")), work])  # type: ignore[list-item]
+        assert kind == HeadKind(temperature > 0, is_biased=True, is_masked=True)
+        assert kind in MASKED_KINDS
+    assert not any(kind.is_masked for kind in HEAD_KINDS), "rounds capture these"
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"logprobs": 0},
+        {"repetition_penalty": 1.1},
+        {"temperature": 0.7, "top_k": 5},
+        {"temperature": 0.7, "min_p": 0.1},
+    ],
+)
+def test_a_grammar_with_a_rare_wish_goes_the_plain_way(wishes: dict[str, object]) -> None:
+    assert not is_fused(work_of(decode_params("verify", **wishes), Staircase()))  # type: ignore[arg-type]
+    assert not is_fused(work_of(decode_params("edit"), Staircase()))  # type: ignore[arg-type]
 
 
 def test_a_ban_outweighs_a_bias() -> None:

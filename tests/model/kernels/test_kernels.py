@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quicksilver.model.kernels import project
-from tests import bias_checks
+from tests import bias_checks, mask_checks
 from tests import kernel_checks as checks
 from tests import project_checks as linears
 
@@ -80,6 +80,16 @@ def test_biased_head_equals_the_sampler_behind_adjusted_logits(temperature: floa
 
 def test_a_lone_bias_is_found_and_hides_no_bad_number() -> None:
     bias_checks.check_lone_bias(16)
+
+
+@pytest.mark.parametrize(("temperature", "rows"), [(0.0, 16), (0.8, 32)])
+def test_masked_and_biased_head_equals_the_sampler_behind_adjusted_logits(temperature: float, rows: int) -> None:
+    mask_checks.check_masked_head(0, (150, 96), rows, temperature)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_mask_of_one_token_gets_it_and_hides_no_bad_number(temperature: float) -> None:
+    mask_checks.check_narrow_masks(16, temperature)
 
 
 @pytest.mark.parametrize("vocab_size", [300, 100])
