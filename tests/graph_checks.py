@@ -233,7 +233,7 @@ def check_transition(seed: int, canvas_len: int) -> None:
             drafts[b, 1:] = recall(said, drafts[b, 1:], sure[b, 1:])
     assert torch.equal(proposed[0].cpu().view(6, -1), drafts.int()), "another draft was recalled than the decoder's"
     checks[0, : canvas_len - 1] = drafts[0, 1:]
-    take_verified(state, checks.view(1, -1).int().to(device), proposed[0])
+    take_verified(state, checks.view(1, -1).int().to(device))
     for b in range(6):
         commit: list[int] = []
         canvas: Canvas | None = Canvas.blank(canvas_len)

@@ -16,7 +16,14 @@ from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels import head as head_kernel
 from quicksilver.model.kernels.attend import TritonAttend
-from quicksilver.model.kernels.attention import AttendShape, AttendSpace, RowTables, attend_paged
+from quicksilver.model.kernels.attention import (
+    FORK_LEN,
+    AttendShape,
+    AttendSpace,
+    RowTables,
+    attend_paged,
+    cut_tiles,
+)
 from quicksilver.model.kernels.head import Draws, HeadRows, HeadSpace, propose_rows, read_results
 from quicksilver.model.kernels.project import Norm, Weight
 from quicksilver.model.kernels.rotate import HeadNorms, RowSlots, angle_table, rotate_and_write
@@ -148,36 +155,41 @@ def check_attention_ignores_batch_mates(seed: int) -> None:
         assert torch.equal(found, together[part]), "batch mates changed a row"
 
 
-def check_forked_attention(seed: int, heads: tuple[int, int, int], splits: int) -> None:
-    """Rows whose last keys lie in slots of their own give bit for bit what they give where those stand in the pages;
-    and rows before them, in the same launch, never see those slots."""
+def check_forked_attention(seed: int, heads: tuple[int, int, int], splits: int, past: int) -> None:
+    """Rows of a tree, whose last keys lie in slots of their own, give bit for bit what they give where these stand in
+    the pages."""
     torch.manual_seed(seed)
-    place, config, page_size, past, own = here(), shape_config(*heads), 16, 77, 12 * 16
-    cache = PagedCache.allocate(config, 12, page_size, place.device, place.dtype, num_scratch=6)
+    place, config, page_size, num_pages = here(), shape_config(*heads), 16, 16
+    ways = [[], [1], [1, 2], [3], [1, 4], [1, 2, 5], [1, 2, 5, 6]]
+    """Of each row, the rows behind the text that lead to it; row 7 is dead."""
+    cache = PagedCache.allocate(config, num_pages, page_size, place.device, place.dtype, num_scratch=len(ways))
     cache.k.normal_()
     cache.v.normal_()
-    pages = torch.randperm(12, device=place.device)[:6].int()
-    qkv = place.normal(7, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
-    # Three rows in the text, then two chains of two: behind the first row and, with a dead second row, the third.
-    prefix_end = torch.tensor([past + 1, past + 2, past + 3, past + 2, past + 3, past + 4, 0], device=place.device)
-    tiles = torch.tensor([(0, 0, 3), (0, 3, 5), (0, 5, 7)], device=place.device)
-    forks = torch.tensor([(2**31 - 1, 0), (past + 1, own), (past + 3, own + 4)], device=place.device)
+    pages = torch.randperm(num_pages, device=place.device)[:12].int()
+    num_rows = len(ways) + 1
+    qkv = place.normal(num_rows, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
+    prefix_end = torch.tensor([past + 1 + len(way) for way in ways] + [0], device=place.device)
+    shared = cut_tiles([(0, num_rows)], max(64 // (heads[0] // heads[1]) // 4, 1))
+    tiles = torch.tensor(shared + [(0, row, row + 1) for row in range(num_rows)], device=place.device)
+    forks = torch.full((num_rows, 1 + FORK_LEN), past + 1)
+    for row, way in enumerate(ways):
+        forks[row, 1 : 1 + len(way)] = cache.num_paged + torch.tensor(way, dtype=torch.int64)
     shape = AttendShape(config.num_heads, config.num_kv_heads, config.head_dim, 64, splits)
 
-    def attend(forks: Tensor | None, caches: tuple[Tensor, Tensor]) -> Tensor:
+    def attend(forks: Tensor | None, tiles: Tensor, caches: tuple[Tensor, Tensor]) -> Tensor:
         none = torch.zeros_like(prefix_end).int()
         rows = RowTables(prefix_end.int(), none, none, tiles.int(), pages[None].contiguous(), page_size, forks)
-        return attend_paged(qkv, caches, rows, shape, AttendSpace.allocate(shape, 7, place.dtype, place.device))
+        return attend_paged(qkv, caches, rows, shape, AttendSpace.allocate(shape, num_rows, place.dtype, place.device))
 
-    found = attend(forks.int(), (cache.k[0], cache.v[0]))
-    for rows, start, slot in ((slice(0, 3), 0, 0), (slice(3, 5), past + 1, own), (slice(5, 6), past + 3, own + 4)):
+    found = attend(forks.int().to(place.device), tiles, (cache.k[0], cache.v[0]))
+    for row, way in enumerate(ways):
         moved = [part[0].clone() for part in (cache.k, cache.v)]
-        for i in range(rows.stop - rows.start if slot else 0):
-            at = int(pages[(start + i) // page_size]) * page_size + (start + i) % page_size
+        for at, source in enumerate(way, past + 1):
             for part in moved:
-                part[at] = part[slot + i]
-        assert torch.equal(found[rows], attend(None, (moved[0], moved[1]))[rows]), f"rows {rows} see other keys"
-    assert not bool(found[6].any()), "a dead row sees something"
+                part[int(pages[at // page_size]) * page_size + at % page_size] = part[cache.num_paged + source]
+        alone = attend(None, tiles[: len(shared)], (moved[0], moved[1]))
+        assert torch.equal(found[row], alone[row]), f"row {row} sees other keys"
+    assert not bool(found[-1].any()), "a dead row sees something"
 
 
 def check_rotate(seed: int, heads: tuple[int, int, int], rows: int, has_norm: bool) -> None:
@@ -318,7 +330,11 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
         for rows, norm in ((16, False), (200, True)):
             name = f"rotate heads={heads} rows={rows} norm={norm}"
             yield name, lambda h=heads, r=rows, n=norm: check_rotate(0, h, r, n)
-        yield f"attention with forks heads={heads}", lambda s=seed, h=heads: check_forked_attention(s, h, 16)
+        for past in (20, 77, 118):
+            yield (
+                f"attention with forks heads={heads} behind {past}",
+                lambda s=seed, h=heads, p=past: check_forked_attention(s, h, 16, p),
+            )
     for vocab_size in (49152, 100):
         yield f"runners-up of {vocab_size}", lambda v=vocab_size: check_runners_up(0, (v, 576))
     yield "attention ignores batch mates", lambda: check_attention_ignores_batch_mates(3)

@@ -11,8 +11,7 @@ from importlib.util import find_spec
 
 import torch
 
-from quicksilver.engine.config import MAX_DETOURS, EngineConfig
-from quicksilver.engine.flight import DETOUR_LEN
+from quicksilver.engine.config import MAX_TREE_ROWS, EngineConfig
 from quicksilver.engine.runner import Runner
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.transformer import Transformer
@@ -25,8 +24,8 @@ CANVAS_ROWS = 512
 """Beyond the rows that any canvases are worth, whatever a round would yield."""
 ONE_FORWARD_LEN = 8
 """Verify rows and their sets make 64 rows: as many as the linears for few rows take."""
-DETOURS = 4
-"""With a lone canvas of 16 they make 32 rows, which cost little more than 16."""
+TREE_ROWS, WHOLE_TREE_ROWS = 32, 16
+"""Of a lone canvas of 16: 32 rows cost little more than 16, unless the network is one launch."""
 
 
 def make_runner(model: Transformer, cache: PagedCache, config: EngineConfig, context_len: int) -> Runner:
@@ -46,8 +45,8 @@ def make_runner(model: Transformer, cache: PagedCache, config: EngineConfig, con
     runner.prepare(_buckets(config.max_rows), _buckets(config.max_rows))
     shapes = [RoundShape(1, 1)]
     if model.canvas is not None:
-        detours = num_detours(config, runner.network.is_whole(ONE_FORWARD_LEN))
-        shapes += [RoundShape(1, 16, num_detours=detours), RoundShape(2, 16), RoundShape(4, 16)]
+        rows = tree_rows(config, runner.network.is_whole(ONE_FORWARD_LEN))
+        shapes += [RoundShape(1, 16, tree_rows=rows), RoundShape(2, 16), RoundShape(4, 16)]
         lone = config.one_forward_len if config.one_forward_len >= 0 else ONE_FORWARD_LEN
         shapes += [one_forward(1, lone)] if lone else [RoundShape(1, 8)]
     runner.prepare_rounds(shapes)
@@ -55,18 +54,18 @@ def make_runner(model: Transformer, cache: PagedCache, config: EngineConfig, con
     return runner
 
 
-def num_detours(config: EngineConfig, is_whole: bool = False) -> int:
+def tree_rows(config: EngineConfig, is_whole: bool) -> int:
     """None where products are fixed: that promises the same bits on every way to a token, which is not yet measured of
-    detours. None by themselves where a network is one launch: there 16 more rows cost more than detours give."""
+    trees."""
     if config.gpu_products == "fixed":
         return 0
-    usual = 0 if is_whole else DETOURS
-    return config.detours if config.detours >= 0 else usual
+    usual = WHOLE_TREE_ROWS if is_whole else TREE_ROWS
+    return config.tree_rows if config.tree_rows >= 0 else usual
 
 
 def scratch_slots(config: EngineConfig, device: torch.device) -> int:
-    """KV slots that rounds need beyond the pages, with as many detours as may be asked for."""
-    return DETOUR_LEN * MAX_DETOURS if device.type == "cuda" and config.cuda_graphs and num_detours(config) else 0
+    """KV slots that rounds need beyond the pages."""
+    return MAX_TREE_ROWS if device.type == "cuda" and config.cuda_graphs else 0
 
 
 def _plain_runner(model: Transformer, cache: PagedCache, config: EngineConfig) -> Runner:

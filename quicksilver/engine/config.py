@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from quicksilver.errors import InvalidRequest
 
-MAX_DETOURS = 12
-"""With a canvas of 16 they make 64 rows: as many as the linears for few rows take."""
+MAX_TREE_ROWS = 32
+"""The way to a row of a tree is kept in as many bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class EngineConfig:
     they commit is the same at any length. 0 sets no limit; a GPU, which times its forwards, has a large one."""
     one_forward_len: int = -1
     """Canvas of a lone `verify` request whose rounds are one forward; 0 keeps to two, -1 lets a GPU's times decide."""
-    detours: int = -1
-    """Chains beside the draft that a lone `verify` request's rounds of 16 try on a GPU, at most 12; 0 for none, -1 for
-    as many as is usual. They decide how many tokens a round gives, never which."""
+    tree_rows: int = -1
+    """Rows that a lone `verify` request's rounds of 16 verify on a GPU, as a tree of drafts: 16 or 32; 0 for a single
+    draft, -1 for what is usual. It decides how many tokens a round gives, never which."""
     logit_rows: int = 64
     """Rows of logits that exist at once in the sampler."""
 
@@ -53,8 +53,8 @@ class EngineConfig:
         for name in ("page_size", "max_rows", "max_running", "max_canvas_len", "logit_rows"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"engine setting {name} must be at least 1", param=name)
-        if not -1 <= self.detours <= MAX_DETOURS:
-            raise InvalidRequest(f"engine setting detours is -1 to {MAX_DETOURS}", param="detours")
+        if self.tree_rows not in (-1, 0, 16, MAX_TREE_ROWS):
+            raise InvalidRequest(f"engine setting tree_rows is 0, 16, {MAX_TREE_ROWS} or -1", param="tree_rows")
         if self.gpu_products not in ("fastest", "fixed"):
             raise InvalidRequest("engine setting gpu_products is fastest or fixed", param="gpu_products")
 

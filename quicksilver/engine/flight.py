@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from quicksilver.engine.runner import Outcome
 from quicksilver.engine.sequence import Sequence, Work
 from quicksilver.engine.wishes import HeadKind, kind_of
 
-DETOUR_LEN = 4
-"""Rows of a detour: its own token, and behind it the draft's."""
-
 
 @dataclass(frozen=True, slots=True)
 class RoundShape:
@@ -35,21 +32,32 @@ class RoundShape:
     canvas_len: int
     num_sets: int = 0
     """Draft sets that ride in the verify forward, one for every acceptance; 0 drafts in a forward of its own."""
-    num_detours: int = 0
-    """Chains a sequence that leave its draft and ride in the verify forward; only where a draft has its own."""
+    tree_rows: int = 0
+    """Rows a sequence verifies where its drafts are a tree, which holds more than one token for a place; 0 verifies one
+    draft, a row for each of its tokens. Only where a draft has a forward of its own."""
+
+    @property
+    def verify_rows(self) -> int:
+        """Of each sequence, the last committed token's among them."""
+        return self.tree_rows or self.canvas_len
 
     @property
     def num_verify(self) -> int:
-        return self.num_sequences * self.canvas_len
+        return self.num_sequences * self.verify_rows
 
     @property
     def num_beside(self) -> int:
-        """Rows a sequence that ride in the verify forward: the masks of its sets, or its detours."""
-        return self.num_sets * (self.canvas_len - 1) + self.num_detours * DETOUR_LEN
+        """Rows a sequence that ride in the verify forward: the masks of its sets."""
+        return self.num_sets * (self.canvas_len - 1)
 
     @property
     def num_proposals(self) -> int:
         return self.num_verify + self.num_sequences * self.num_beside
+
+    @property
+    def draft(self) -> RoundShape:
+        """The draft forward's: no tree has grown yet."""
+        return replace(self, tree_rows=0)
 
     @property
     def has_halves(self) -> bool:
@@ -58,8 +66,8 @@ class RoundShape:
 
     def proposals_of(self, b: int) -> tuple[slice, slice]:
         """Where sequence b's verify rows and what rides beside them are among the proposals."""
-        first = self.num_verify + b * self.num_beside
-        return slice(b * self.canvas_len, (b + 1) * self.canvas_len), slice(first, first + self.num_beside)
+        first, count = self.num_verify + b * self.num_beside, self.verify_rows
+        return slice(b * count, (b + 1) * count), slice(first, first + self.num_beside)
 
     def takes(self, works: Seq[Work]) -> bool:
         """Whether a flight of this shape can begin with `works`."""
@@ -152,7 +160,7 @@ class Flight:
     def _split(self, work: Work, proposal: Proposal) -> Outcome:
         """The half of a round that `work` asks for."""
         b = self.index[work.sequence]
-        mine = proposal[self.shape.proposals_of(b)[0]]
+        mine = proposal[self.shape.draft.proposals_of(b)[0]]
         tokens = mine.token_ids.tolist()
         self.ends[b] += 1 + agreement(tokens, self.drafts[b])
         self.drafts[b] = () if self.drafts[b] else tuple(tokens[1:])

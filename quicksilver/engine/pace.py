@@ -19,8 +19,8 @@ FADING = 0.993
 BLIND = 0.87
 """What is left of a draft's yield where a forward both drafts and verifies: its drafts do not know the token with which
 the verification corrects them. Seen: 0.82 to 1; the low half, since such rounds lose more where they are wrong."""
-DETOUR_GAIN = 1.15
-"""What four detours add to a draft's yield. Seen: 1.16 over seven domains of coder-1.5b, 1.05 to 1.4 in each."""
+TREE_GAIN = 1.3
+"""What a tree of drafts multiplies a draft's yield by. TO BE SEEN"""
 HOST_MS, HOST_MS_PER_REQUEST, HOST_MS_PER_ROW = 0.8, 0.06, 0.01
 """What a step costs on the host where no graph runs ahead of it."""
 MARGIN = 1.05
@@ -36,13 +36,13 @@ class TimedRound:
     canvas_len: int
     is_one_forward: bool
     ms: float
-    num_detours: int = 0
+    tree_rows: int = 0
 
-    def speed(self, survival: Seq[float], has_seen_detours: bool = False) -> float:
+    def speed(self, survival: Seq[float], has_seen_trees: bool = False) -> float:
         """Tokens a millisecond for each request: the causal model's own two, or the only one where a round is one
-        forward, and between them the drafted ones that are right up to the first that is not. What was seen may count
-        the tokens of detours; it is made what this round would have seen."""
-        gain = (DETOUR_GAIN if self.num_detours else 1) / (DETOUR_GAIN if has_seen_detours else 1)
+        forward, and between them the drafted ones that are right up to the first that is not. What was seen may be of
+        trees; it is made what this round would have seen."""
+        gain = (TREE_GAIN if self.tree_rows else 1) / (TREE_GAIN if has_seen_trees else 1)
         drafted = min(gain * sum(survival[: self.canvas_len - 1]), self.canvas_len - 1)
         own = 1 if self.canvas_len == 1 or self.is_one_forward else 2
         return (own + (BLIND * drafted if self.is_one_forward else drafted)) / self.ms
@@ -88,9 +88,9 @@ class Pace:
         """The length that gives most tokens a second when so many run; the current one unless that is clearly worse."""
         speeds = dict.fromkeys(LENS, 0.0)
         ways = self._ways(max(num_requests, 1))
-        has_detours = any(way.num_detours and way.canvas_len == current for way in ways)
+        has_trees = any(way.tree_rows and way.canvas_len == current for way in ways)
         for way in ways:
-            speeds[way.canvas_len] = max(speeds.get(way.canvas_len, 0.0), way.speed(survival, has_detours))
+            speeds[way.canvas_len] = max(speeds.get(way.canvas_len, 0.0), way.speed(survival, has_trees))
         speeds[1] *= MARGIN
         best = max(speeds, key=lambda n: speeds[n])
         return current if MARGIN * speeds.get(current, 0.0) > speeds[best] else best

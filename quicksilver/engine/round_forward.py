@@ -1,7 +1,7 @@
 """One forward of a round: where its rows stand, what it writes on its way, and the head behind it.
 
-Rows are laid out once, since a round's shape does not change: the verify rows of all sequences, then what rides beside
-them, sequence by sequence. What the rows say is written on the device (`transition.py`, `detours.py`).
+Rows are laid out once, since a round's shape does not change: the verify rows of all sequences, then the masks that
+ride beside them, sequence by sequence. What the rows say is written on the device (`transition.py`, `trees.py`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quicksilver.engine.detours import fork_table
-from quicksilver.engine.flight import DETOUR_LEN, RoundShape
+from quicksilver.engine.flight import RoundShape
 from quicksilver.engine.graphs import SMALLEST, HeadBuffers, RowBuffers, bucket_of
+from quicksilver.engine.trees import fork_table
 from quicksilver.engine.wishes import HeadKind
 from quicksilver.model.kernels.attention import cut_tiles
 from quicksilver.model.kernels.head import propose_rows
@@ -29,7 +29,7 @@ class RoundForward:
         self.num_heads = bucket_of(shape.num_proposals)
         self.first_beside, self.num_rows = self._layout()
         tiles = self._tiles(self.network.shape(self.num_rows).tile_rows)
-        forks = fork_table(shape, len(tiles), runner.cache.num_paged) if shape.num_detours else None
+        forks = fork_table(shape) if shape.tree_rows else None
         self.rows = RowBuffers(self.num_rows, len(tiles), pages, runner.cache.page_size, forks)
         self.rows.inputs.tables.tiles.copy_(torch.tensor(tiles, dtype=torch.int32))
         self.rows.device[3].fill_(-1)
@@ -50,16 +50,15 @@ class RoundForward:
         return first, -(-count // align) * align if is_whole else bucket_of(count)
 
     def _tiles(self, tile_rows: int) -> list[tuple[int, int, int]]:
-        """Runs of rows of one sequence: its verify rows and, elsewhere, its sets or each of its detours."""
+        """Runs of rows of one sequence: its verify rows, and then its sets, or each row of its tree."""
         shape = self.shape
-        segments = [(b * shape.canvas_len, (b + 1) * shape.canvas_len) for b in range(shape.num_sequences)]
+        verified = [(b * shape.verify_rows, (b + 1) * shape.verify_rows) for b in range(shape.num_sequences)]
         starts = [self.first_beside + b * shape.num_beside for b in range(shape.num_sequences)]
-        if not shape.num_detours:
-            sets = [(start, start + shape.num_beside) for start in starts]
-            return cut_tiles(segments, tile_rows) + cut_tiles(sets, tile_rows)
-        assert tile_rows >= DETOUR_LEN, "a detour is one tile, since tiles fork as a whole"
-        firsts = [(b, start + d * DETOUR_LEN) for b, start in enumerate(starts) for d in range(shape.num_detours)]
-        return cut_tiles(segments, tile_rows) + [(b, first, first + DETOUR_LEN) for b, first in firsts]
+        shared = cut_tiles(verified, tile_rows)
+        if not shape.tree_rows:
+            return shared + cut_tiles([(start, start + shape.num_beside) for start in starts], tile_rows)
+        assert len(verified) == 1 or shape.tree_rows % tile_rows == 0, "a row's tile is found by its number"
+        return shared + [(b, row, row + 1) for b, (first, end) in enumerate(verified) for row in range(first, end)]
 
     def run(self, is_gated: bool, kind: HeadKind, results: Tensor, runners_up: Tensor | None = None) -> None:
         """The network and its head; four numbers a proposal go into `results`."""

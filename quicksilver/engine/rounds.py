@@ -1,8 +1,8 @@
 """Verify rounds that run ahead of the host: draft, verify, acceptance and the next round's rows in one CUDA graph.
 
 A round is two forwards, or one: then every verify row is followed by the masks that would draft behind it, and
-acceptance picks the set that becomes the next draft. One forward gives a token less a round for half the time. The
-verify forward of two may carry detours (`detours.py`): a round then goes on where its draft alone would have ended.
+acceptance picks the set that becomes the next draft. One forward gives a token less a round for half the time. Where it
+is two, the verify forward may hold a tree of drafts (`trees.py`): more than one token can then be right at a place.
 
 `RoundRunner` answers the same `run(works)` as any Runner. While requests do nothing but verify, the device is already a
 few rounds on; each `run` looks whether the engine asks for exactly what the device assumed, and hands over the result.
@@ -14,14 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from quicksilver.diffusion.recall import WINDOW
 from quicksilver.diffusion.sample import Proposal
-from quicksilver.engine.detours import keep_winner, write_detours
 from quicksilver.engine.flight import Flight, RoundShape, one_forward
 from quicksilver.engine.graphs import GraphLimits, GraphRunner, Mark, capture, time_replay
 from quicksilver.engine.pace import Pace, TimedRound
@@ -29,6 +27,7 @@ from quicksilver.engine.round_forward import RoundForward
 from quicksilver.engine.runner import Outcome
 from quicksilver.engine.sequence import Work
 from quicksilver.engine.transition import RoundState, take_chosen, take_draft, take_verified, write_rows, write_sets
+from quicksilver.engine.trees import grow, keep_way, plant, take_proved, write_tree
 from quicksilver.engine.wishes import HEAD_KINDS, HeadKind, is_plain
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.kernels.head import NUM_NEXT, read_results
@@ -52,20 +51,19 @@ class RoundGraph:
         self.host_pages = self.host_pages.pin_memory() if device.type == "cuda" else self.host_pages
         self.pages = self.host_pages.to(device, copy=True)
         verify = RoundForward(runner, shape, (self.host_pages, self.pages))
-        # By half. Only detours make them differ: a draft has none.
+        # By half. Only a tree makes them differ.
         self.forwards = [verify] if shape.num_sets else [verify, verify]
-        self.runners_up: Tensor | None = None
-        if shape.num_detours:
-            assert runner.cache.num_scratch >= shape.num_proposals - shape.num_verify, "detours write to scratch slots"
-            draft = RoundForward(runner, replace(shape, num_detours=0), (self.host_pages, self.pages))
-            self.forwards = [draft, verify]
-            self.runners_up = torch.zeros(2 * NUM_NEXT, draft.num_heads, dtype=torch.int32, device=device)
+        self.runners_up = self.raw = torch.zeros(0, dtype=torch.int32, device=device)
+        if shape.tree_rows:
+            assert runner.cache.num_scratch >= shape.num_verify, "a tree's rows write to scratch slots"
+            self.forwards = [RoundForward(runner, shape.draft, (self.host_pages, self.pages)), verify]
+            self.runners_up = self.runners_up.new_zeros(2 * NUM_NEXT, self.forwards[0].num_heads)
+            self.raw = self.raw.new_zeros(4, verify.num_heads)
         context_len = runner.pages.shape[1] * runner.cache.page_size
         self.state = RoundState.allocate(shape, context_len, device)
         self.host_state = self.state.on_host(shape)
         self.sent = Mark(device)
-        num_results = 4 * sum(forward.num_heads for forward in self.forwards)
-        self._flat = torch.zeros(num_results, dtype=torch.int32, device=device)
+        self._flat = torch.zeros(4 * len(self.forwards) * self.forwards[0].num_heads, dtype=torch.int32, device=device)
         self.results = self._by_half(self._flat)
         self._replays: dict[tuple[HeadKind, bool], Callable[[], None]] = {}
 
@@ -75,8 +73,7 @@ class RoundGraph:
         return self.forwards[-1].num_rows
 
     def _by_half(self, flat: Tensor) -> list[Tensor]:
-        parts = flat.split([4 * forward.num_heads for forward in self.forwards])
-        return [part.view(4, -1) for part in parts]
+        return list(flat.view(len(self.forwards), 4, -1))
 
     def launch(self, kind: HeadKind, has_draft: bool = False) -> tuple[list[Tensor], Callable[[], None]]:
         """Where a round is two forwards and its sequences have drafts, only the second runs."""
@@ -113,23 +110,28 @@ class RoundGraph:
         if self.shape.num_sets:
             self._forward_with_sets(kind)
             return
+        has_tree = self.shape.tree_rows > 0
         if not has_draft:
             self._write_rows(self.forwards[0], is_draft=True)
-            self.forwards[0].run(self.shape.canvas_len > 1, kind, self.results[0], self.runners_up)
-            take_draft(self.state, self.results[0], self.runners_up)
-        if self.shape.has_halves:
-            self._verify(kind)
+            runners_up = self.runners_up if has_tree else None
+            self.forwards[0].run(self.shape.canvas_len > 1, kind, self.results[0], runners_up)
+            take_draft(self.state, self.results[0], runners_up)
+            if has_tree:
+                grow(self.state)
+        if has_tree:
+            self._verify_tree(kind)
+        elif self.shape.has_halves:
+            self._write_rows(self.forwards[1], is_draft=False)
+            self.forwards[1].run(False, kind, self.results[1])
+            take_verified(self.state, self.results[1])
 
-    def _verify(self, kind: HeadKind) -> None:
-        forward, results = self.forwards[1], self.results[1]
+    def _verify_tree(self, kind: HeadKind) -> None:
+        forward, cache = self.forwards[1], self.runner.cache
         tables = forward.rows.inputs.tables
-        self._write_rows(forward, is_draft=False)
-        if tables.forks is not None:
-            write_detours(self.state, forward.rows.device, forward.head.ints[1], tables.forks)
-        forward.run(False, kind, results)
-        if tables.forks is not None:
-            keep_winner(self.state, results[0], tables, self.runner.cache)
-        take_verified(self.state, results, self.results[0][0])
+        write_tree(self.state, forward.rows.device, forward.head.ints[1], tables, cache.num_paged)
+        forward.run(False, kind, self.raw)
+        take_proved(self.state, self.raw, self.results[1], self.results[0][0])
+        keep_way(self.state, tables, cache)
 
     def _forward_with_sets(self, kind: HeadKind) -> None:
         forward = self.forwards[0]
@@ -162,7 +164,7 @@ class RoundRunner(GraphRunner):
     def measure(self) -> None:
         """Time what was prepared, so that canvases can be as long as pays here. Before the first request."""
         rounds = tuple(
-            TimedRound(shape.num_sequences, shape.canvas_len, shape.num_sets > 0, graph.time(), shape.num_detours)
+            TimedRound(shape.num_sequences, shape.canvas_len, shape.num_sets > 0, graph.time(), shape.tree_rows)
             for shape, graph in self._graphs.items()
         )
         self.pace = Pace(self.forward_ms(), rounds)
@@ -180,7 +182,7 @@ class RoundRunner(GraphRunner):
         fitting = [shape for shape in self._graphs if shape.takes(works)]
         if not fitting or not all(is_plain(work) for work in works):
             return
-        shape = min(fitting, key=lambda s: (s.num_sequences, s.canvas_len, -s.num_sets, -s.num_detours))
+        shape = min(fitting, key=lambda s: (s.num_sequences, s.canvas_len, -s.num_sets, -s.tree_rows))
         flight, graph = Flight.of(shape, works), self._graphs[shape]
         if self._has_pages(flight):
             _load(graph, works, flight.kind)
@@ -222,22 +224,24 @@ class RoundRunner(GraphRunner):
 def _load(graph: RoundGraph, works: Seq[Work], kind: HeadKind) -> None:
     """The sequences' state onto the device; the only time the host writes it. Waits only for copies of its buffers."""
     graph.sent.wait()
-    host, heads = graph.host_state, {id(forward): forward.head for forward in graph.forwards}.values()
+    host, forwards = graph.host_state, {id(forward): forward for forward in graph.forwards}.values()
     host.cells.fill_(-1)
     for b, work in enumerate(works):
         params, draft = work.sequence.request.params, work.tail.token_ids if work.tail and work.tail.is_causal else ()
         host.last[b], host.position[b] = work.sequence.tokens[work.end - 1], work.end - 1
         host.draft[b, : len(draft)] = torch.tensor(draft, dtype=torch.int32)
+        if graph.shape.tree_rows:
+            plant(host.tree[b], [int(host.last[b]), *draft])
         near = slice(max(work.end - WINDOW, 0), work.end)
         host.text[b, near] = torch.tensor(work.sequence.tokens[near], dtype=torch.int32)
         graph.state.text[b, near].copy_(host.text[b, near], non_blocking=True)
-        for head in heads:
-            for rows in graph.shape.proposals_of(b):
-                head.host_seeds[rows], head.host_heat[rows] = params.seed, params.temperature
+        for forward in forwards:
+            for rows in forward.shape.proposals_of(b):
+                forward.head.host_seeds[rows], forward.head.host_heat[rows] = params.seed, params.temperature
                 if kind.is_biased:
-                    head.bias.write(rows, params)
+                    forward.head.bias.write(rows, params)
     graph.state.cells.copy_(host.cells, non_blocking=True)
-    for head in heads:
+    for head in (forward.head for forward in forwards):
         if kind.is_drawn:
             head.seeds.copy_(head.host_seeds, non_blocking=True)
             head.heat.copy_(head.host_heat, non_blocking=True)

@@ -3,7 +3,7 @@
 
 Sequence b owns rows [b * K, (b + 1) * K). A sequence whose position is negative is a gap: its rows write nothing. Where
 a round is one forward, K sets of K - 1 masks follow behind all those rows: set a drafts what comes if exactly a drafted
-tokens prove right. Where there are detours (`detours.py`), theirs follow behind all verify rows.
+tokens prove right. Where drafts are a tree (`trees.py`), the verify forward has rows of its own.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quicksilver.engine.detour_kernels import choose_detours, spliced
-from quicksilver.engine.flight import DETOUR_LEN, RoundShape
+from quicksilver.engine.flight import RoundShape
 from quicksilver.engine.recall_kernel import recalled
+from quicksilver.engine.tree_kernels import NUM_CHOICES, list_choices
 from quicksilver.model.kernels.launch import overlap, wait_turn
 
 
@@ -31,35 +31,46 @@ class RoundState:
     last: Tensor  # (sequences,)
     position: Tensor  # (sequences,)
     draft: Tensor  # (sequences, K)
-    detours: Tensor
-    """(sequences, detours, 2): which drafted token each replaces, and by which; -1 for none."""
+    tree: Tensor
+    """(sequences, 4, tree rows): of each row its token, the row before it, how far behind the last committed token it
+    stands, and a bit for every row on the way to it, itself among them; a depth of -1 for none."""
+    choices: Tensor
+    """(sequences, 2, K, NUM_CHOICES): tokens that may stand at each drafted place, and how likely, fp32 bit for bit;
+    not in `cells`."""
+    way: Tensor
+    """(sequences, K): the tree's rows that proved right last, by their depth; -1 behind them. Not in `cells`."""
     text: Tensor
     """(sequences, context_len): the token at each position, as far back as drafts are recalled from. Not in `cells`."""
 
     @classmethod
     def allocate(cls, shape: RoundShape, context_len: int, device: torch.device | str) -> RoundState:
         """All gaps."""
+        count, canvas_len = shape.num_sequences, shape.canvas_len
         cells = torch.full((sum(_cells(shape)),), -1, dtype=torch.int32, device=device)
-        return cls._over(shape, cells, torch.zeros(shape.num_sequences, context_len, dtype=torch.int32, device=device))
+        num_choices = NUM_CHOICES if shape.tree_rows else 0
+        choices = torch.zeros(count, 2, canvas_len, num_choices, dtype=torch.int32, device=device)
+        way = torch.full((count, canvas_len), -1, dtype=torch.int32, device=device)
+        text = torch.zeros(count, context_len, dtype=torch.int32, device=device)
+        return cls._over(shape, cells, (choices, way, text))
 
     def on_host(self, shape: RoundShape) -> RoundState:
         """A twin to fill and copy from."""
         cells, text = (t.cpu().pin_memory() if t.is_cuda else t.clone() for t in (self.cells, self.text))
-        return self._over(shape, cells, text)
+        return self._over(shape, cells, (self.choices, self.way, text))
 
     @classmethod
-    def _over(cls, shape: RoundShape, cells: Tensor, text: Tensor) -> RoundState:
+    def _over(cls, shape: RoundShape, cells: Tensor, others: tuple[Tensor, Tensor, Tensor]) -> RoundState:
         count = shape.num_sequences
-        last, position, draft, detours = cells.split(_cells(shape))
+        last, position, draft, tree = cells.split(_cells(shape))
         draft = draft[: count * shape.canvas_len].view(count, shape.canvas_len)
-        detours = detours[: 2 * count * shape.num_detours].view(count, shape.num_detours, 2)
-        return cls(cells, last[:count], position[:count], draft, detours, text)
+        tree = tree[: 4 * count * shape.tree_rows].view(count, 4, shape.tree_rows)
+        return cls(cells, last[:count], position[:count], draft, tree, *others)
 
 
 def _cells(shape: RoundShape) -> list[int]:
     """Cells of the parts, each of which begins at a multiple of 16 bytes."""
     count = shape.num_sequences
-    sizes = (count, count, count * shape.canvas_len, 2 * count * shape.num_detours)
+    sizes = (count, count, count * shape.canvas_len, 4 * count * shape.tree_rows)
     return [-(-size // 4) * 4 for size in sizes]
 
 
@@ -99,11 +110,11 @@ def _rows_kernel(
 
 @triton.jit
 def _drafted_kernel(
-    tokens, confidence, runners_up, last, position, draft, detours, text, text_len, num_rows,
-    K: tl.constexpr, BLOCK: tl.constexpr, DETOURS: tl.constexpr, OVERLAPS: tl.constexpr,
+    tokens, confidence, runners_up, last, position, draft, choices, text, text_len, num_rows,
+    K: tl.constexpr, BLOCK: tl.constexpr, CHOICES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """The first proposal is the causal model's own and commits; the others are the draft, unless the text recalls
-    another, which then stands among the proposals too. Detours leave the draft where another token is likeliest."""
+    another, which then stands among the proposals too. Where a tree grows, also what else may stand at each place."""
     wait_turn(OVERLAPS)
     b = tl.program_id(0)
     k = tl.arange(0, BLOCK)
@@ -119,9 +130,8 @@ def _drafted_kernel(
             sure = tl.load(confidence + b * K + 1 + k, mask=k < K - 1, other=0)
             own = drafted
             drafted = recalled(mine, end, drafted, sure, k, K - 1)
-            if DETOURS:
-                chosen = detours + 2 * b * DETOURS
-                choose_detours(own, drafted, sure, runners_up + b * K + 1, num_rows, chosen, k, K, BLOCK, DETOURS)
+            if CHOICES:
+                list_choices(own, drafted, sure, runners_up + b * K + 1, num_rows, choices + 2 * b * K * CHOICES, k, K)
             tl.store(draft + b * K + k, drafted, mask=k < K - 1)
             tl.store(tokens + b * K + 1 + k, drafted, mask=k < K - 1)
         tl.store(last + b, first)
@@ -130,21 +140,15 @@ def _drafted_kernel(
 
 @triton.jit
 def _verified_kernel(
-    tokens, told, last, position, draft, detours, text, text_len, num_rows, first_detour,
-    K: tl.constexpr, BLOCK: tl.constexpr, DETOURS: tl.constexpr, LEN: tl.constexpr, OVERLAPS: tl.constexpr,
-):  # fmt: skip
-    """Commit the proposals up to and including the first that contradicts the draft. A detour that wins becomes the
-    draft and its rows' proposals the proposals, on the device and in what the host is told."""
+    tokens, last, position, draft, text, text_len, K: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr
+):
+    """Commit the proposals up to and including the first that contradicts the draft."""
     wait_turn(OVERLAPS)
     b = tl.program_id(0)
     k = tl.arange(0, BLOCK)
     start = tl.load(position + b)
     proposed = tl.load(tokens + b * K + k, mask=k < K, other=0)
     drafted = tl.load(draft + b * K + k, mask=k < K - 1, other=-1)
-    if DETOURS:
-        proposed, drafted = spliced(
-            tokens, told + b * K + 1, detours, proposed, drafted, b, k, num_rows, first_detour, K, DETOURS, LEN
-        )
     accepted = tl.min(tl.where((proposed == drafted) & (k < K - 1), K, k), 0)
     if start >= 0:
         at = start + 1 + k
@@ -245,22 +249,20 @@ def write_rows(
 
 def take_draft(state: RoundState, results: Tensor, runners_up: Tensor | None = None) -> None:
     """`results` (tokens, confidence, …; rows): what the draft forward proposed; `runners_up` as the head leaves them,
-    where there are detours to choose."""
+    where a tree is to grow."""
     num_sequences, canvas_len = state.draft.shape
     _drafted_kernel[(num_sequences,)](
         results[0], results[1], results if runners_up is None else runners_up,
-        state.last, state.position, state.draft, state.detours, state.text, state.text.shape[1], results.shape[1],
-        K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), DETOURS=state.detours.shape[1], num_warps=4,
+        state.last, state.position, state.draft, state.choices, state.text, state.text.shape[1], results.shape[1],
+        K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), CHOICES=state.choices.shape[3], num_warps=4,
         **overlap(),
     )  # fmt: skip
 
 
-def take_verified(state: RoundState, results: Tensor, told: Tensor) -> None:
-    """`results` (tokens, …; rows): what the verify forward proposed. `told` (rows,): the tokens that the draft forward
-    proposed, where the host will read them."""
+def take_verified(state: RoundState, results: Tensor) -> None:
+    """`results` (tokens, …; rows): what the verify forward proposed."""
     num_sequences, canvas_len = state.draft.shape
     _verified_kernel[(num_sequences,)](
-        results, told, state.last, state.position, state.draft, state.detours, state.text, state.text.shape[1],
-        results.shape[1], num_sequences * canvas_len, K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len),
-        DETOURS=state.detours.shape[1], LEN=DETOUR_LEN, num_warps=1, **overlap(),
+        results[0], state.last, state.position, state.draft, state.text, state.text.shape[1],
+        K=canvas_len, BLOCK=triton.next_power_of_2(canvas_len), num_warps=1, **overlap(),
     )  # fmt: skip

@@ -11,8 +11,9 @@ if (reason := refusal()) is not None:
     pytest.skip(reason, allow_module_level=True)
 
 from quicksilver.engine.rounds import RoundShape
-from tests.detour_checks import check_detour_rows, check_detours, check_rounds_with_detours
-from tests.graph_checks import TINIEST_WHOLE, check_chosen_set, check_transition
+from quicksilver.model.config import ModelConfig
+from tests.graph_checks import TINIEST, TINIEST_WHOLE, check_chosen_set, check_transition
+from tests.tree_checks import check_rounds_with_trees, check_tree, check_tree_rows
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
@@ -30,16 +31,19 @@ def test_acceptance_picks_the_set_behind_the_last_token_that_agreed(canvas_len: 
     check_chosen_set(canvas_len, canvas_len)
 
 
-@pytest.mark.parametrize(("canvas_len", "num_detours"), [(4, 3), (16, 4), (16, 12)])
-def test_a_round_goes_on_along_the_detour_that_wins(canvas_len: int, num_detours: int) -> None:
-    check_detours(canvas_len, canvas_len, num_detours)
+@pytest.mark.parametrize(("canvas_len", "tree_rows"), [(4, 16), (16, 16), (16, 32)])
+def test_a_tree_holds_the_likeliest_beginnings_and_the_way_that_proves_right_stays(
+    canvas_len: int, tree_rows: int
+) -> None:
+    check_tree(canvas_len, canvas_len, tree_rows)
 
 
-@pytest.mark.parametrize(("canvas_len", "num_detours"), [(5, 3), (16, 4)])
-def test_detours_leave_the_draft_in_rows_of_their_own(canvas_len: int, num_detours: int) -> None:
-    check_detour_rows(canvas_len, num_detours)
+@pytest.mark.parametrize("tree_rows", [16, 32])
+def test_rows_of_a_tree_read_and_write_slots_of_their_own(tree_rows: int) -> None:
+    check_tree_rows(tree_rows)
 
 
-def test_rounds_whose_detours_win_say_what_autoregression_says() -> None:
+@pytest.mark.parametrize(("config", "tree_rows"), [(TINIEST_WHOLE, 8), (TINIEST, 12)], ids=["whole", "parts"])
+def test_rounds_with_trees_say_what_autoregression_says(config: ModelConfig, tree_rows: int) -> None:
     with torch.inference_mode():
-        check_rounds_with_detours(TINIEST_WHOLE, 6, RoundShape(1, 6, num_detours=2), 20, 0.0)
+        check_rounds_with_trees(config, 6, RoundShape(1, 6, tree_rows=tree_rows), 20, 0.0)

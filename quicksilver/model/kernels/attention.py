@@ -21,6 +21,9 @@ from quicksilver.model.kernels.rows import narrow
 KEY_BLOCK = 64
 """Keys that are folded at once where queries are few; page sizes must divide it or be multiples of it."""
 _LOG2_E = 1.4426950408889634
+FORK_LEN = 15
+"""Keys that a row can have in slots of its own."""
+_FORK_LEN = tl.constexpr(FORK_LEN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,14 @@ class RowTables:
     pages: Tensor  # (segments, max_pages)
     page_size: int
     forks: Tensor | None = None
-    """(tiles, 2): the position from which a tile's rows read keys in slots of their own, and the first of those slots;
-    a position behind all keys where they follow the page table. Keys keep their order, so numbers do not change."""
+    """(rows, 1 + FORK_LEN): the position from which a row reads keys in slots of its own instead of the pages', and
+    those slots. Keys keep their order, so numbers do not change. All rows of a tile have the same position. The last
+    tiles are then one a row, for the splits in which rows fork; the tiles before them share what is in the others."""
+
+    @property
+    def num_shared(self) -> int:
+        """Tiles whose rows share their keys."""
+        return len(self.tiles) - (0 if self.forks is None else len(self.forks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +110,16 @@ def slots_of(segment, key, longest, fork, own, pages, max_pages, PAGE: tl.conste
     page = tl.load(pages + segment * max_pages + key // PAGE, mask=key < longest, other=0)
     slot = tl.maximum(page, 0).to(tl.int64) * PAGE + key % PAGE
     if FORKS:
-        slot = tl.where(key >= fork, own + tl.minimum(key, longest - 1) - fork, slot)
+        has_own = (key >= fork) & (key < longest)
+        slot = tl.where(has_own, tl.load(own + key - fork, mask=has_own, other=0).to(tl.int64), slot)
     return slot
+
+
+@triton.jit
+def forked_splits(fork, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr):
+    """-> the splits that hold what lies behind `fork`, which is in one block of keys or in two neighbours; twice the
+    same where it is one."""
+    return fork // BLOCK_N % SPLITS, (fork + _FORK_LEN - 1) // BLOCK_N % SPLITS
 
 
 @triton.jit
@@ -168,6 +185,21 @@ def _fold_span(
 
 
 @triton.jit
+def _forked_part(tiles, forks, num_shared, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr):
+    """-> as `_own_part`, and whether there is anything to do: the splits in which rows fork belong to the rows' own
+    tiles, two programs each, and all others to the shared tiles."""
+    program, head = tl.program_id(0), tl.program_id(1)
+    mine = program - num_shared * SPLITS
+    is_own = mine >= 0
+    tile = tl.where(is_own, num_shared + mine // 2, program // SPLITS)
+    fork = tl.load(forks + tl.load(tiles + 3 * tile + 1) * (1 + _FORK_LEN))
+    first, second = forked_splits(fork, BLOCK_N, SPLITS)
+    split = tl.where(is_own, tl.where(mine % 2 == 0, first, second), program % SPLITS)
+    is_mine = tl.where(is_own, (mine % 2 == 0) | (first != second), (split != first) & (split != second))
+    return tile, head, split, is_mine
+
+
+@triton.jit
 def _own_part(SPLITS: tl.constexpr):
     """-> this program's tile, KV head and split. Where there are splits, tiles come last in the order of programs: most
     are empty. Else they come first, so that neighbours share keys, and from the end, where rows see most."""
@@ -180,12 +212,17 @@ def _own_part(SPLITS: tl.constexpr):
 def _attend_kernel(
     q, k, v, k_cache, v_cache, out, part_acc, part_top, part_total,
     prefix_end, span_start, span_end, tiles, pages, forks,
-    scale, row_stride, max_pages, num_rows,
+    scale, row_stride, max_pages, num_rows, num_shared,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, FORKS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    tile, head, split = _own_part(SPLITS)
+    if FORKS:
+        tile, head, split, is_mine = _forked_part(tiles, forks, num_shared, BLOCK_N, SPLITS)
+    else:
+        tile, head, split = _own_part(SPLITS)
     segment, first, end = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
+    if FORKS:
+        end = tl.where(is_mine, end, first)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     m, d = tl.arange(0, BLOCK_M), tl.arange(0, D)
     row = first + m // GROUP
@@ -194,8 +231,8 @@ def _attend_kernel(
     from_row = tl.load(span_start + row, mask=is_row, other=0)
     to_row = tl.load(span_end + row, mask=is_row, other=0)
     longest = tl.max(sees_to, 0)
-    fork = tl.load(forks + 2 * tile) if FORKS else 0
-    own = tl.load(forks + 2 * tile + 1).to(tl.int64) if FORKS else 0
+    own = forks + first * (1 + _FORK_LEN)
+    fork = tl.load(own) if FORKS else 0
     # Tables are older than the launch before this one.
     wait_turn(OVERLAPS)
     if first >= end:
@@ -215,7 +252,7 @@ def _attend_kernel(
         )  # fmt: skip
         begin = split + tl.cdiv(tl.maximum(whole - split, 0), SPLITS) * SPLITS
     top, total, acc = _fold_prefix(
-        q_tile, segment, head, begin, sees_to, longest, fork, own, k_cache, v_cache, pages, max_pages,
+        q_tile, segment, head, begin, sees_to, longest, fork, own + 1, k_cache, v_cache, pages, max_pages,
         top, total, acc, scale, KV_HEADS, D, PAGE, BLOCK_N, SPLITS, FORKS,
     )  # fmt: skip
     if split == SPLITS - 1:
@@ -266,11 +303,13 @@ def attend_paged(
     num_rows, heads, kv_heads = qkv.shape[0], shape.num_heads, shape.num_kv_heads
     parts, num_tiles = (space.acc, space.top, space.total), rows.tiles.shape[0]
     grid = (num_tiles, kv_heads, 1) if shape.splits == 1 else (shape.splits, kv_heads, num_tiles)
+    if rows.forks is not None:
+        grid = (shape.splits * rows.num_shared + 2 * (num_tiles - rows.num_shared), kv_heads, 1)
     _attend_kernel[grid](
         qkv, qkv[:, heads:], qkv[:, heads + kv_heads :], *caches, space.out, *parts,
         rows.prefix_end, rows.span_start, rows.span_end, rows.tiles, rows.pages,
         rows.tiles if rows.forks is None else rows.forks,
-        shape.head_dim**-0.5 * _LOG2_E, qkv.stride(0), rows.pages.stride(0), num_rows,
+        shape.head_dim**-0.5 * _LOG2_E, qkv.stride(0), rows.pages.stride(0), num_rows, rows.num_shared,
         HEADS=heads, KV_HEADS=kv_heads, D=shape.head_dim, PAGE=rows.page_size,
         BLOCK_M=shape.block_m, BLOCK_N=key_block(shape), SPLITS=shape.splits,
         FORKS=rows.forks is not None, num_warps=4 if shape.block_m <= 64 else 8, num_stages=2,

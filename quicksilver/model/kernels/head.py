@@ -22,8 +22,8 @@ from quicksilver.model.kernels.rows import norm_rows
 
 BLOCK_V = 64
 """Tokens a program looks at."""
-NUM_NEXT = 2
-"""Runners-up of a row: its second and its third choice."""
+NUM_NEXT = 6
+"""Runners-up of a row: its second to its seventh choice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ def run_whole(
         stacked.gains if stacked.bias is None else stacked.bias, angles, cache.k, cache.v,
         space.x, space.scaled.y, space.scaled.squares, space.qkv, attend.out, space.ffn,
         attend.acc, attend.top, attend.total, stacked.bell, stacked.bell[NUM_COUNTERS:],
-        network.norm.eps, config.head_dim**-0.5 * _LOG2_E, tables.pages.stride(0), tables.tiles.shape[0],
+        network.norm.eps, config.head_dim**-0.5 * _LOG2_E, tables.pages.stride(0), len(tables.tiles), tables.num_shared,
         len(masks), cache.k.stride(0),
         ROWS=count, LAYERS=config.num_layers, DIM=config.dim, FFN=config.ffn_dim, HEADS=config.num_heads,
         KV_HEADS=config.num_kv_heads, D=config.head_dim, PAGE=tables.page_size,
@@ -134,8 +134,8 @@ def run_whole(
         KD=min(64, _depth_step(config.dim)), KQ=_depth_step(config.q_dim), KF=_depth_step(config.ffn_dim),
         CANVAS=is_gated, KINDS=2 if is_gated and count == tile else 1, T=tile, SPLITS=WHOLE_SPLITS,
         PROGRAMS=programs, STAGES=_STAGES_OF.get(tile, STAGES),
-        SLOTS=triton.next_power_of_2(tables.tiles.shape[0]) if COUNTS_USED else 0, FETCH=space.x.is_cuda,
-        BIAS=stacked.bias is not None, FORKS=tables.forks is not None, num_warps=WARPS,
+        SLOTS=triton.next_power_of_2(len(tables.tiles)) if COUNTS_USED and tables.forks is None else 0,
+        FETCH=space.x.is_cuda, BIAS=stacked.bias is not None, FORKS=tables.forks is not None, num_warps=WARPS,
     )  # fmt: skip
     return space.x
 

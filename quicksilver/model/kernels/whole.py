@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quicksilver.model.kernels.whole_attention import attend_part, used_tiles
+from quicksilver.model.kernels.whole_attention import attend_part, num_attends, used_tiles
 from quicksilver.model.kernels.whole_linear import add_part, fetch_layer, gate_part, qkv_part
 from quicksilver.model.kernels.whole_meet import (
     ATTEND,
@@ -53,7 +53,7 @@ def _embed_rows(
 @triton.jit
 def _attention_half(
     program, layer, bell, wq, q_plane, wo, o_plane, gate, eps, bias, keys, values, gain, angles, positions, slots,
-    prefix_end, span_start, span_end, tiles, num_tiles, pages, forks, scale, max_pages,
+    prefix_end, span_start, span_end, tiles, num_tiles, num_shared, pages, forks, scale, max_pages,
     x, y, squares, qkv, attended, part_acc, part_top, part_total, arrived,
     ROWS: tl.constexpr, DIM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr,
     PAGE: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr, KQ: tl.constexpr,
@@ -64,13 +64,13 @@ def _attention_half(
     QKVS: tl.constexpr = (HEADS + 2 * KV_HEADS) * D // 32 * (ROWS // T) * KINDS
     ADDS: tl.constexpr = DIM // 16 * (ROWS // T) * KINDS
     QKV_ENDS: tl.constexpr = QKVS if QKVS < PROGRAMS else PROGRAMS
-    attends = num_tiles * (HEADS * SPLITS)
+    attends = num_attends(num_tiles, num_shared, HEADS, KV_HEADS, SPLITS)
     qkv_part(program, y, wq, q_plane, gate, squares, eps, bias, qkv, keys, values, angles, positions, slots,
              ROWS, DIM, HEADS, KV_HEADS, D, TILES, KD, CANVAS, KINDS, T, PROGRAMS, STAGES, BIAS)  # fmt: skip
     finish_part(bell, QKV, program, QKVS)
     start_part(bell, QKV, program, attends, (layer + 1) * QKV_ENDS)
-    attend_part(program, num_tiles, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale,
-                max_pages, forks, arrived, part_acc, part_top, part_total, attended,
+    attend_part(program, num_tiles, num_shared, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages,
+                scale, max_pages, forks, arrived, part_acc, part_top, part_total, attended,
                 ROWS, HEADS, KV_HEADS, D, PAGE, SPLITS, PROGRAMS, FORKS)  # fmt: skip
     finish_part(bell, ATTEND, program, attends)
     start_part(bell, ATTEND, program, ADDS, (layer + 1) * tl.minimum(attends, PROGRAMS))
@@ -105,7 +105,7 @@ def network_kernel(
     prefix_end, span_start, span_end, tiles, pages, forks,
     w_qkv, w_o, w_gu, w_dn, gains, bias, angles, k_cache, v_cache,
     x, y, squares, qkv, attended, ffn, part_acc, part_top, part_total, bell, arrived,
-    eps, scale, max_pages, num_tiles, num_masks, cache_stride,
+    eps, scale, max_pages, num_tiles, num_shared, num_masks, cache_stride,
     ROWS: tl.constexpr, LAYERS: tl.constexpr, DIM: tl.constexpr, FFN: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK: tl.constexpr, TILES: tl.constexpr, KD: tl.constexpr, KQ: tl.constexpr, KF: tl.constexpr,
@@ -122,6 +122,7 @@ def network_kernel(
     finish_part(bell, EMBED, program, ROWS)
     if SLOTS > 0:
         num_tiles = used_tiles(tiles, num_tiles, SLOTS)
+        num_shared = num_tiles
     for layer in range(LAYERS):
         at = tl.cast(layer, tl.int64)
         wq, wo = w_qkv + at * (N_QKV * DIM), w_o + at * (DIM * Q)
@@ -136,7 +137,7 @@ def network_kernel(
         _attention_half(
             program, layer, bell, wq, LAYERS * N_QKV * DIM, wo, LAYERS * DIM * Q, gate, eps, bias + at * N_QKV,
             k_cache + at * cache_stride, v_cache + at * cache_stride, gain + DIM, angles, positions, slots, prefix_end,
-            span_start, span_end, tiles, num_tiles, pages, forks, scale, max_pages,
+            span_start, span_end, tiles, num_tiles, num_shared, pages, forks, scale, max_pages,
             x, y, squares, qkv, attended, part_acc, part_top, part_total, arrived,
             ROWS, DIM, HEADS, KV_HEADS, D, PAGE, TILES, KD, KQ, CANVAS, KINDS, T, SPLITS, PROGRAMS, STAGES,
             BIAS, FORKS,

@@ -9,20 +9,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quicksilver.model.kernels.attention import _fold, slots_of
+from quicksilver.model.kernels.attention import FORK_LEN, _fold, forked_splits, slots_of
+
+_FORK = tl.constexpr(1 + FORK_LEN)
+"""Cells of a row in the table of forks."""
 
 
 @triton.jit
 def _attend_tile(
-    segment, row, is_row, head, split, fork, own, qkv, k_cache, v_cache, prefix_end, span_start, span_end, pages, scale,
-    max_pages,
+    segment, row, is_row, head, kv_head, split, fork, own, qkv, k_cache, v_cache, prefix_end, span_start, span_end,
+    pages, scale, max_pages,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, FORKS: tl.constexpr,
 ):  # fmt: skip
-    """One query head of up to 16 rows over this split's keys; the last split also folds the rows' own span."""
+    """Up to 16 queries of one sequence, each a row's under a head, over this split's keys; the last split also folds
+    the rows' own span."""
     STRIDE: tl.constexpr = (HEADS + 2 * KV_HEADS) * D
     n, d = tl.arange(0, BLOCK_N), tl.arange(0, D)
-    kv_head = head // (HEADS // KV_HEADS)
     q = tl.load(qkv + (row * STRIDE + head * D)[:, None] + d[None, :], mask=is_row[:, None], other=0.0,
                 cache_modifier=".cg")  # fmt: skip
     sees_to = tl.load(prefix_end + row, mask=is_row, other=0)
@@ -56,19 +59,29 @@ def _attend_tile(
 
 
 @triton.jit
-def _merge_tile(
-    top, total, acc, row, is_row, head, split, arrived, part_acc, part_top, part_total, attended,
-    ROWS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
+def _put_down(
+    top, total, acc, row, is_row, head, split, part_acc, part_top, part_total,
+    ROWS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Put this split down; the one that finds all others there folds them in their order and writes the output."""
+    """This split's unfinished sums."""
     d = tl.arange(0, D)
-    at = row * HEADS + head
-    mine = split * ROWS * HEADS + at
+    mine = split * ROWS * HEADS + row * HEADS + head
     tl.store(part_acc + mine[:, None] * D + d[None, :], acc, mask=is_row[:, None])
     tl.store(part_top + mine, top, mask=is_row)
     tl.store(part_total + mine, total, mask=is_row)
     tl.debug_barrier()
-    if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == SPLITS - 1:
+
+
+@triton.jit
+def _merge_if_last(
+    row, is_row, head, arrived, awaited, part_acc, part_top, part_total, attended,
+    ROWS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Who comes last of those `awaited` folds the splits of a tile under a head in their order and writes the
+    output."""
+    d = tl.arange(0, D)
+    at = row * HEADS + head
+    if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == awaited - 1:
         tl.store(arrived, 0)
         best = tl.full((16,), float("-inf"), tl.float32)
         for part in tl.static_range(SPLITS):
@@ -97,26 +110,91 @@ def used_tiles(tiles, num_tiles, SLOTS: tl.constexpr):
 
 
 @triton.jit
+def num_attends(num_tiles, num_shared, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SPLITS: tl.constexpr):
+    """Items of the attention part: a shared tile under a head in a split, or a forked row under a KV head in a split,
+    of which it has two at most."""
+    return num_shared * (HEADS * SPLITS) + (num_tiles - num_shared) * (KV_HEADS * 2)
+
+
+@triton.jit
 def attend_part(
-    program, num_tiles, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale, max_pages,
+    program, num_tiles, num_shared, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale, max_pages,
     forks, arrived, part_acc, part_top, part_total, attended,
     ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     SPLITS: tl.constexpr, PROGRAMS: tl.constexpr, FORKS: tl.constexpr,
 ):  # fmt: skip
     m = tl.arange(0, 16)
-    for item in range(program, num_tiles * (HEADS * SPLITS), PROGRAMS):
+    for item in range(program, num_shared * (HEADS * SPLITS), PROGRAMS):
         split, head, tile = item % SPLITS, (item // SPLITS) % HEADS, item // (HEADS * SPLITS)
         first, end = tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
         row = first + m
-        if first < end:
-            fork = tl.load(forks + 2 * tile) if FORKS else 0
-            own = tl.load(forks + 2 * tile + 1).to(tl.int64) if FORKS else 0
+        own = forks + first * _FORK
+        is_mine, awaited, fork = first < end, SPLITS, 0
+        if FORKS:
+            fork = tl.load(own)
+            one, two = forked_splits(fork, 64, SPLITS)
+            is_mine = is_mine & (split != one) & (split != two)
+            awaited = _awaited(end - first, one, two, SPLITS)
+        if is_mine:
             top, total, acc = _attend_tile(
-                tl.load(tiles + 3 * tile), row, row < end, head, split, fork, own, qkv, keys, values,
-                prefix_end, span_start, span_end, pages, scale, max_pages, HEADS, KV_HEADS, D, PAGE, 64, SPLITS,
-                FORKS,
+                tl.load(tiles + 3 * tile), row, row < end, head + m * 0, head // (HEADS // KV_HEADS), split,
+                fork, own + 1, qkv, keys, values, prefix_end, span_start, span_end, pages, scale, max_pages,
+                HEADS, KV_HEADS, D, PAGE, 64, SPLITS, False,
             )  # fmt: skip
-            _merge_tile(
-                top, total, acc, row, row < end, head, split, arrived + tile * HEADS + head,
+            _put_down(top, total, acc, row, row < end, head, split, part_acc, part_top, part_total, ROWS, HEADS, D)
+            _merge_if_last(
+                row, row < end, head, arrived + tile * HEADS + head, awaited,
                 part_acc, part_top, part_total, attended, ROWS, HEADS, D, SPLITS,
             )  # fmt: skip
+    if FORKS:
+        _attend_forked(
+            program, num_tiles, num_shared, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale,
+            max_pages, forks, arrived, part_acc, part_top, part_total, attended,
+            ROWS, HEADS, KV_HEADS, D, PAGE, SPLITS, PROGRAMS,
+        )  # fmt: skip
+
+
+@triton.jit
+def _awaited(num_rows, one, two, SPLITS: tl.constexpr):
+    """How many put down a part of a shared tile under a head: its own splits, and each row in those where it forks."""
+    num_forked = tl.where(one == two, 1, 2)
+    return SPLITS - num_forked + num_rows * num_forked
+
+
+@triton.jit
+def _attend_forked(
+    program, num_tiles, num_shared, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale, max_pages,
+    forks, arrived, part_acc, part_top, part_total, attended,
+    ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
+    SPLITS: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
+    """Each row under the heads that share keys, in the splits in which it forks."""
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    m = tl.arange(0, 16)
+    # Behind the shared items, so that programs that had none of those begin.
+    begin = (program + PROGRAMS - num_shared * (HEADS * SPLITS) % PROGRAMS) % PROGRAMS
+    for item in range(begin, (num_tiles - num_shared) * (KV_HEADS * 2), PROGRAMS):
+        which, kv_head, tile = item % 2, item // 2 % KV_HEADS, num_shared + item // (2 * KV_HEADS)
+        row = tl.load(tiles + 3 * tile + 1)
+        own = forks + row * _FORK
+        fork = tl.load(own)
+        one, two = forked_splits(fork, 64, SPLITS)
+        split = tl.where(which == 0, one, two)
+        if (which == 0) | (one != two):
+            heads = kv_head * GROUP + m
+            top, total, acc = _attend_tile(
+                tl.load(tiles + 3 * tile), row + m * 0, m < GROUP, heads, kv_head, split, fork, own + 1,
+                qkv, keys, values, prefix_end, span_start, span_end, pages, scale, max_pages,
+                HEADS, KV_HEADS, D, PAGE, 64, SPLITS, True,
+            )  # fmt: skip
+            _put_down(
+                top, total, acc, row + m * 0, m < GROUP, heads, split, part_acc, part_top, part_total, ROWS, HEADS, D
+            )
+            home = row // 16
+            first, end = tl.load(tiles + 3 * home + 1), tl.load(tiles + 3 * home + 2)
+            for g in range(GROUP):
+                _merge_if_last(
+                    first + m, first + m < end, kv_head * GROUP + g, arrived + home * HEADS + kv_head * GROUP + g,
+                    _awaited(end - first, one, two, SPLITS),
+                    part_acc, part_top, part_total, attended, ROWS, HEADS, D, SPLITS,
+                )  # fmt: skip

@@ -26,9 +26,9 @@ def test_attention_equals_sdpa_on_ragged_mixes(
     checks.check_attention(seed, heads, splits, block_m)
 
 
-@pytest.mark.parametrize("splits", [1, 4])
-def test_rows_with_keys_of_their_own_equal_rows_in_the_text(splits: int) -> None:
-    checks.check_forked_attention(0, (6, 2, 16), splits)
+@pytest.mark.parametrize(("splits", "past"), [(1, 77), (4, 20), (4, 118)])
+def test_rows_with_keys_of_their_own_equal_rows_in_the_text(splits: int, past: int) -> None:
+    checks.check_forked_attention(0, (6, 2, 16), splits, past)
 
 
 @pytest.mark.parametrize(("heads", "rows", "has_norm"), [((6, 2, 32), 16, False), ((4, 4, 32), 70, True)])

@@ -1,0 +1,89 @@
+"""What may stand at each drafted place, and which of it a tree takes: parts of the kernels around a round's forwards.
+
+A canvas says of every place how likely each token is there, whatever stands at the others. So the likeliest beginnings
+of what follows are those whose tokens' probabilities have the largest products, and a beginning is never likelier than
+the shorter one that it goes on from: taken one after the other, the likeliest first, they make a tree.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from quicksilver.diffusion.recall import SURE
+
+NUM_CHOICES = 8
+"""Tokens listed for a place: the draft's, the canvas's first where another was recalled, and its next six."""
+_CHOICES = tl.constexpr(NUM_CHOICES)
+_RECALLED = tl.constexpr(SURE)
+"""How likely a recalled token is believed to be right: the canvas was less sure of another."""
+_REPEATED = tl.constexpr(0.1)
+"""What is left of a token's chance behind itself. Places that do not know each other propose the same word twice; a
+model that reads what it wrote seldom does."""
+
+
+@triton.jit
+def list_choices(own, drafted, confidence, runners_up, num_rows, choices, k, K: tl.constexpr):
+    """Into `choices` (2, K, NUM_CHOICES) the tokens of every place and their chances, 0 where there is none. `own` and
+    `drafted` are the draft before and after recall, `confidence` bits of fp32."""
+    sure = confidence.to(tl.float32, bitcast=True)
+    c = tl.arange(0, _CHOICES)[None, :]
+    at = runners_up + tl.maximum(2 * (c - 2), 0) * num_rows + k[:, None]
+    is_next = (c >= 2) & (k < K - 1)[:, None]
+    token = tl.load(at, mask=is_next, other=-1)
+    chance = tl.load(at + num_rows, mask=is_next, other=0).to(tl.float32, bitcast=True)
+    token = tl.where(c == 0, drafted[:, None], tl.where(c == 1, own[:, None], token))
+    chance = tl.where(c == 0, tl.where(own == drafted, sure, _RECALLED)[:, None], chance)
+    chance = tl.where(c == 1, sure[:, None], chance)
+    is_one = (token >= 0) & ((c == 0) | (token != drafted[:, None])) & (k < K - 1)[:, None]
+    out = choices + k[:, None] * _CHOICES + c
+    tl.store(out, token, mask=(k < K)[:, None])
+    chance = tl.where(is_one, chance, 0.0)
+    tl.store(out + K * _CHOICES, chance.to(tl.int32, bitcast=True), mask=(k < K)[:, None])
+
+
+@triton.jit
+def _chances(choices, place, behind, K: tl.constexpr):
+    """(NUM_CHOICES,): how likely each token of a place is behind the token `behind`."""
+    at = choices + place * _CHOICES + tl.arange(0, _CHOICES)
+    chance = tl.load(at + K * _CHOICES, mask=place < K - 1, other=0).to(tl.float32, bitcast=True)
+    return tl.where(tl.load(at, mask=place < K - 1, other=-1) == behind, _REPEATED * chance, chance)
+
+
+@triton.jit
+def grown(choices, root, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """-> by row: token, row before, depth and the bits of the way. Row 0 is `root`; each further one is the likeliest
+    token that is not taken yet, behind one that is. Depth -1 where nothing was left to take."""
+    i, c = tl.arange(0, BLOCK), tl.arange(0, _CHOICES)
+    token, before = tl.where(i == 0, root, 0), tl.zeros((BLOCK,), tl.int32)
+    depth, line = tl.where(i == 0, 0, -1), tl.where(i == 0, 1, 0)
+    score = tl.where((i == 0)[:, None], _chances(choices, 0, root, K)[None, :], 0.0)
+    for n in range(1, ROWS):
+        best, choice = tl.max(score, 1), tl.argmax(score, 1)
+        top, source = tl.max(best, 0), tl.argmax(best, 0)
+        is_source = i == source
+        which, place = tl.sum(tl.where(is_source, choice, 0), 0), tl.sum(tl.where(is_source, depth, 0), 0)
+        taken = tl.load(choices + place * _CHOICES + which)
+        score = tl.where(is_source[:, None] & (c == which)[None, :], 0.0, score)
+        is_new = i == tl.where(top > 0.0, n, -1)
+        token, before = tl.where(is_new, taken, token), tl.where(is_new, source, before)
+        way = tl.sum(tl.where(is_source, line, 0), 0)
+        depth, line = tl.where(is_new, place + 1, depth), tl.where(is_new, way | bits(i), line)
+        score = tl.where(is_new[:, None], top * _chances(choices, place + 1, taken, K)[None, :], score)
+    return token, before, depth, line
+
+
+@triton.jit
+def bits(i):
+    """1 << i as int32, whose last bit is its sign."""
+    return (tl.full(i.shape, 1, tl.int64) << i).to(tl.int32)
+
+
+@triton.jit
+def proved(said, token, depth, line, i):
+    """-> how many drafted tokens are right, and the row of the last of them. `said` is what the causal model says
+    behind the row before each row. Rows behind one token are different, so at most one of them is right."""
+    is_wrong = (i > 0) & (depth >= 0) & (said != token)
+    wrong = tl.sum(tl.where(is_wrong, bits(i), 0), 0)
+    right = tl.where((depth >= 0) & ((line & wrong) == 0), depth, -1)
+    return tl.max(right, 0), tl.argmax(right, 0)
