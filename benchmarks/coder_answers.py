@@ -22,13 +22,13 @@ from quicksilver.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """`one_forward_len`, `canvas_rows` and `detours` as in EngineConfig; None leaves the engine's own."""
+    """`one_forward_len`, `canvas_rows` and `tree_rows` as in EngineConfig; None leaves the engine's own."""
 
     name: str
     decoder: DecoderParams
     one_forward_len: int | None = None
     canvas_rows: int | None = None
-    detours: int | None = None
+    tree_rows: int | None = None
     banned_ids: tuple[int, ...] = ()
 
 
@@ -45,10 +45,11 @@ def as_served(tokenizer: Tokenizer) -> Way:
     return replace(SERVED, banned_ids=tuple(sorted(tokenizer.mute_ids - useful)))
 
 
-def two_forwards(canvas_len: int, detours: int | None = None) -> Way:
+def two_forwards(canvas_len: int, tree_rows: int | None = None) -> Way:
     decoder = DecoderParams(DecoderName.VERIFY, canvas_len)
-    name = f"verify {canvas_len}" + (f" with {detours} detours" if detours is not None else "")
-    return Way(name, decoder, one_forward_len=0, canvas_rows=0, detours=detours)
+    tree = f" with a tree of {tree_rows}" if tree_rows else " without a tree"
+    name = f"verify {canvas_len}" + ("" if tree_rows is None else tree)
+    return Way(name, decoder, one_forward_len=0, canvas_rows=0, tree_rows=tree_rows)
 
 
 def one_forward(canvas_len: int) -> Way:
@@ -92,12 +93,12 @@ class Replies:
 @contextmanager
 def decoding(engine: Engine, way: Way) -> Iterator[None]:
     """The engine runs `way` inside: other settings in its scheduler, lengths as asked for instead of those that pay,
-    and rounds of one forward out of reach where two are wanted, as are always those with other detours."""
+    and rounds of one forward out of reach where two are wanted, as are always those with other trees."""
     scheduler, graphs = engine.scheduler, getattr(engine.runner, "_graphs", {})
     settings, pace, shapes = scheduler.config, scheduler.pace, dict(graphs)
     wanted = {"one_forward_len": way.one_forward_len, "canvas_rows": way.canvas_rows}
     scheduler.config = replace(settings, **{name: value for name, value in wanted.items() if value is not None})
-    unwanted = [shape for shape in graphs if shape.num_detours not in (0, detours_of(engine, way))]
+    unwanted = [shape for shape in graphs if shape.tree_rows not in (0, tree_rows_of(engine, way))]
     if way.one_forward_len == 0:
         scheduler.pace = _always(way.decoder.canvas_len)
         unwanted += [shape for shape in graphs if shape.num_sets]
@@ -110,12 +111,12 @@ def decoding(engine: Engine, way: Way) -> Iterator[None]:
         graphs.update(shapes)
 
 
-def detours_of(engine: Engine, way: Way) -> int:
+def tree_rows_of(engine: Engine, way: Way) -> int:
     """Of a lone request's rounds of 16, by the way or by the engine's own choice; a shorter canvas has none."""
-    if way.detours is not None or engine.scheduler.pace is None:
-        return way.detours or 0
+    if way.tree_rows is not None or engine.scheduler.pace is None:
+        return way.tree_rows or 0
     rounds = engine.scheduler.pace.rounds
-    return max((timed.num_detours for timed in rounds if timed.num_requests == 1), default=0)
+    return max((timed.tree_rows for timed in rounds if timed.num_requests == 1), default=0)
 
 
 def _always(canvas_len: int) -> Pace:

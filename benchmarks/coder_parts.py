@@ -19,15 +19,15 @@ from benchmarks.coder_answers import (
     Way,
     answer_all,
     as_served,
-    detours_of,
     one_forward,
     read,
+    tree_rows_of,
     two_forwards,
 )
 from benchmarks.coder_prompts import DOMAINS, domain_asks, mixed_asks, task_asks, task_items
 from benchmarks.coder_report import Book
 from quicksilver.core import FinishReason
-from quicksilver.engine.config import MAX_DETOURS
+from quicksilver.engine.config import MAX_TREE_ROWS
 from quicksilver.engine.engine import Engine
 from quicksilver.evals.catalogue import pick_tasks
 from quicksilver.evals.report import Cell, Record, Report, machine_facts, write_reports
@@ -37,12 +37,12 @@ from quicksilver.evals.task import Generate
 from quicksilver.evals.writer import Writer
 
 LONE_WAYS = (
-    AR, two_forwards(16), two_forwards(16, detours=MAX_DETOURS), two_forwards(16, detours=0), two_forwards(8),
+    AR, *(two_forwards(16, tree_rows=rows) for rows in (MAX_TREE_ROWS, 16, 0)), two_forwards(8),
     one_forward(8),
 )  # fmt: skip
 ROUND_WAYS = (
-    (two_forwards(16, detours=0), 24), (two_forwards(8, detours=0), 24), (two_forwards(16), 1),
-    (two_forwards(16, detours=MAX_DETOURS), 1),
+    (two_forwards(16, tree_rows=MAX_TREE_ROWS), 1), (two_forwards(16, tree_rows=0), 24),
+    (two_forwards(8, tree_rows=0), 24),
 )  # fmt: skip
 """And how many questions at a time."""
 STREAMS = (1, 8, 32, 64)
@@ -105,7 +105,7 @@ def _domain_speed(bench: Bench, domain: str, deadline: float) -> None:
         row |= {"over_ar": row["decode_tok_per_s"] / ar_speed if ar_speed else None}
         row |= {"same_as_ar": sum(a.token_ids == b.token_ids for a, b in pairs)}
         if way.one_forward_len == 0:
-            row |= {"detours": detours_of(bench.engine, way) if way.decoder.canvas_len == 16 else 0}
+            row |= {"tree_rows": tree_rows_of(bench.engine, way) if way.decoder.canvas_len == 16 else 0}
         bench.book.add("speed", row)
 
 
@@ -145,7 +145,7 @@ def device(bench: Bench, seconds: float) -> None:
     pace = bench.engine.scheduler.pace
     for graph in pace.rounds if pace else ():
         bench.book.add("device", {"round": graph.canvas_len, "requests": graph.num_requests, "ms": graph.ms,
-                                  "one_forward": graph.is_one_forward, "detours": graph.num_detours})  # fmt: skip
+                                  "one_forward": graph.is_one_forward, "tree_rows": graph.tree_rows})  # fmt: skip
     for (rows, is_gated), ms in sorted(pace.forward_ms.items()) if pace else ():
         bench.book.add("device", {"rows": rows, "with_adapter": is_gated, "ms": ms})
     for count in STREAMS if pace else ():
@@ -159,18 +159,14 @@ def _num_tokens(replies: Sequence[Reply]) -> int:
 
 
 def rounds(bench: Bench, seconds: float) -> None:
-    """Tokens a round by domain on more text than one request at a time allows; and of the first questions, which are
-    asked again one at a time, with and without the detours that only a lone request gets."""
-    deadline, num_lone = time.perf_counter() + seconds, bench.count(16)
+    """Tokens a round by domain on more text than `speed` has: of lone requests, which alone get trees, and of many."""
+    deadline = time.perf_counter() + seconds
     for domain in bench.domains:
         asks = domain_asks(domain, bench.data, bench.writer, bench.count(48), bench.length(192))
         for way, at_once in ROUND_WAYS:
-            some = asks if at_once > 1 else asks[:num_lone]
-            found = answer_all(bench.engine, some, way, at_once, deadline - time.perf_counter())
-            row = {"domain": domain, "canvas_len": way.decoder.canvas_len, "detours": detours_of(bench.engine, way)}
+            found = answer_all(bench.engine, asks, way, at_once, deadline - time.perf_counter())
+            row = {"domain": domain, "canvas_len": way.decoder.canvas_len, "tree_rows": tree_rows_of(bench.engine, way)}
             bench.book.add("rounds", row | _yield_of(found.replies))
-            if at_once > 1 and way.decoder.canvas_len == 16:
-                bench.book.add("rounds", row | {"first": num_lone} | _yield_of(found.replies[:num_lone]))
 
 
 def _yield_of(replies: Sequence[Reply | None]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def newest_sections(results: Path) -> tuple[dict[str, list[Row]], str]:
     return found, hardware
 
 
-LEFT_OUT = ("verify 8", "verify 16 with 12 detours")
+LEFT_OUT = ("verify 8", "verify 16 with a tree of 16")
 """Ways that the tables have, and that would crowd the picture."""
 
 
@@ -46,8 +46,8 @@ def draw_rounds(axes: Axes, rows: list[Row]) -> None:
 
 
 def _canvas_of(row: Row) -> str:
-    detours = row.get("detours")
-    return f"canvas of {row['canvas_len']}" + (f", {detours} detours" if detours else "")
+    rows = row.get("tree_rows")
+    return f"canvas of {row['canvas_len']}" + (f", tree of {rows}" if rows else "")
 
 
 def draw_streams(axes: Axes, rows: list[Row]) -> None:

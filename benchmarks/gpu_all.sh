@@ -50,7 +50,7 @@ forward_1_5B=(gpu_forward --models 1.5B --rows 16,32,64)
 verify_135M=(gpu_verify --models 135M --one-forward 8)
 tries_compile() {
   check "" "network fp8" "fp8 qkv" "fp8 ffn" "network llama" "network qwen2" "rounds true" "attention h" transition \
-    layer "rounds detours" "transition detours" forks runners-up
+    layer "rounds trees" "transition trees" forks runners-up
   check used=1 "network llama" "rounds true"
   wait
   # Two layers are launched as all of them are, if it is said whether launches overlap.

@@ -29,7 +29,7 @@ from benchmarks.coder_prompts import DOMAINS, MORE_DOMAINS
 from benchmarks.coder_report import Book
 from benchmarks.eval_gpu import PagedRunner
 from quicksilver.engine.build import build_engine
-from quicksilver.engine.config import MAX_DETOURS, EngineConfig
+from quicksilver.engine.config import MAX_TREE_ROWS, EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.load import pick_device
 from quicksilver.engine.runner import Outcome
@@ -163,13 +163,13 @@ def _tell_failures(engine: Engine, book: Book) -> None:
 
 
 def prepare_lone_rounds(engine: Engine) -> None:
-    """Rounds of two forwards for one request, without detours and with many, beside those that the engine has made."""
+    """Rounds of two forwards for one request, without a tree and with each, beside those that the engine has made."""
     if not torch.cuda.is_available():
         return
     from quicksilver.engine.rounds import RoundRunner, RoundShape
 
     if isinstance(engine.runner, RoundRunner):
-        wanted = [RoundShape(1, 8), RoundShape(1, 16), RoundShape(1, 16, num_detours=MAX_DETOURS)]
+        wanted = [RoundShape(1, 8), *(RoundShape(1, 16, tree_rows=rows) for rows in (0, 16, MAX_TREE_ROWS))]
         engine.runner.prepare_rounds([shape for shape in wanted if shape not in engine.runner._graphs])
 
 

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from quicksilver.engine.batch import Batch
-from quicksilver.engine.config import MAX_DETOURS, EngineConfig
-from quicksilver.engine.flight import DETOUR_LEN
+from quicksilver.engine.config import MAX_TREE_ROWS, EngineConfig
 from quicksilver.engine.graphs import GraphLimits
 from quicksilver.engine.rounds import RoundRunner
 from quicksilver.model.adapters import attach_canvas
@@ -82,8 +81,7 @@ def random_model(config: ModelConfig, rank: int = 0, dtype: torch.dtype = torch.
 
 
 def make_runner(model: Transformer, num_pages: int, limits: GraphLimits) -> RoundRunner:
-    num_scratch = DETOUR_LEN * MAX_DETOURS
-    cache = PagedCache.allocate(model.config, num_pages, PAGE_SIZE, DEVICE, model.dtype, num_scratch)
+    cache = PagedCache.allocate(model.config, num_pages, PAGE_SIZE, DEVICE, model.dtype, MAX_TREE_ROWS)
     for tensor in (cache.k, cache.v):
         for layer in tensor:
             layer.normal_()

@@ -1,6 +1,6 @@
 """Verify rounds and plain autoregression at batch 1, end to end through the engine, host included.
 
-    python -m benchmarks.gpu_verify --out DIR [--models 135M,1.5B] [--canvas 16] [--one-forward 8] [--detours 4,12]
+    python -m benchmarks.gpu_verify --out DIR [--models 135M,1.5B] [--canvas 16] [--one-forward 8] [--trees 16,32]
 
 Weights are random, so nothing is accepted and a round yields two tokens, or one where it is one forward; its time does
 not depend on that. Tokens a second are therefore computed: tokens a round of the acceptance table below (one less where
@@ -105,11 +105,11 @@ def measure(name: str, shapes: list[RoundShape], num_rounds: int) -> list[dict[s
         seconds, tokens = seconds_per_round(engine, shape, num_rounds)
         graph = engine.runner._graphs[shape]  # type: ignore[attr-defined]
         kind = f"verify {shape.canvas_len}" + (" in one forward" if shape.num_sets else "")
-        kind += f" with {shape.num_detours} detours" if shape.num_detours else ""
+        kind += f" with a tree of {shape.tree_rows}" if shape.tree_rows else ""
         row: dict[str, Any] = {"model": name, "decoder": kind, "rows": graph.num_rows, "ms": 1e3 * seconds}
         row |= {"device_ms": device_ms(engine, shape), "tokens_here": tokens}
         for domain, table in TOKENS_PER_ROUND.items():
-            if shape.canvas_len in table and not shape.num_detours:
+            if shape.canvas_len in table and not shape.tree_rows:
                 per_round = table[shape.canvas_len] - (1 if shape.num_sets else 0)
                 row[f"tok/s {domain}"] = per_round / seconds
         rows.append(row)
@@ -124,13 +124,13 @@ def main() -> None:
     parser.add_argument("--models", default="135M,1.5B")
     parser.add_argument("--canvas", default="16")
     parser.add_argument("--one-forward", default="8")
-    parser.add_argument("--detours", default="4,12", help="beside canvases of 16; none are timed where this is empty")
+    parser.add_argument("--trees", default="16,32", help="rows, for canvases of 16; none are timed where this is empty")
     parser.add_argument("--rounds", type=int, default=150)
     parser.add_argument("--whole", default="", help="how small networks run in one launch: gpu_setup.switch_whole")
     options = parser.parse_args()
     switch_whole(options.whole)
     shapes = [RoundShape(1, int(canvas_len)) for canvas_len in options.canvas.split(",") if canvas_len]
-    shapes += [RoundShape(1, 16, num_detours=int(count)) for count in options.detours.split(",") if count]
+    shapes += [RoundShape(1, 16, tree_rows=int(count)) for count in options.trees.split(",") if count]
     shapes += [one_forward(1, int(canvas_len)) for canvas_len in options.one_forward.split(",") if canvas_len]
     found: list[dict[str, Any]] = []
     for name in options.models.split(","):

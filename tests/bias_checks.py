@@ -185,7 +185,7 @@ def check_rounds_with_bias(
     assert found.answers == wanted
     assert HeadKind(temperature > 0, is_biased=True) in runners[0].kinds, "no biased round ran ahead"
     expect_bias_in_all_proposals(runners[0]._graphs[shape], case.wishes)
-    if case.oracle is None and shape.has_halves and not shape.num_detours:
+    if case.oracle is None and shape.has_halves and not shape.tree_rows:
         plain = case.say(None, DecoderName.VERIFY)
         costs = [[(usage.forwards, usage.accepted) for usage in s.usages.values()] for s in (plain, found)]
         assert costs[0] == costs[1], "drafts differ from the plain path's"
@@ -238,7 +238,7 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
             ([40], RoundShape(1, 1)),
             ([40], RoundShape(1, 16)),
             ([20, 13], RoundShape(2, 16)),
-            ([40], RoundShape(1, 16, num_detours=4)),
+            ([40], RoundShape(1, 16, tree_rows=32)),
             ([40], one_forward(1, 8)),
         ):
             for temperature in (0.0, 0.8):

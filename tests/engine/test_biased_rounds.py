@@ -24,10 +24,10 @@ pytestmark = [
     ("prompt_lens", "shape", "temperature"),
     [
         ([6, 5], RoundShape(2, 4), 0.0),
-        ([6], RoundShape(1, 6, num_detours=2), 0.8),
+        ([6], RoundShape(1, 6, tree_rows=8), 0.8),
         ([6], one_forward(1, 4), 0.0),
     ],
-    ids=["beside another", "detours", "one forward"],
+    ids=["beside another", "trees", "one forward"],
 )
 def test_rounds_with_a_biased_request_say_what_the_plain_path_says(
     prompt_lens: list[int], shape: RoundShape, temperature: float

@@ -9,7 +9,7 @@ import pytest
 from quicksilver.core import Request
 from quicksilver.diffusion.decoder import Canvas
 from quicksilver.engine.config import EngineConfig
-from quicksilver.engine.pace import DETOUR_GAIN, FADING, LONGEST_DRAFT, Memory, Pace, TimedRound, agreement
+from quicksilver.engine.pace import FADING, LONGEST_DRAFT, TREE_GAIN, Memory, Pace, TimedRound, agreement
 from quicksilver.engine.sequence import Work
 from tests.tiny import decode_params, finish_all, generate, tiny_engine
 
@@ -50,20 +50,20 @@ def test_a_round_yields_the_models_own_two_tokens_and_what_was_drafted_right() -
     assert TimedRound(1, 8, True, 1.0).speed(steady(1.0)) < TimedRound(1, 8, False, 1.0).speed(steady(1.0)) - 1
 
 
-def test_detours_add_to_a_draft_whichever_rounds_were_seen() -> None:
-    plain, detours = TimedRound(1, 16, False, 1.0), TimedRound(1, 16, False, 1.0, num_detours=4)
-    seen = [DETOUR_GAIN * chance for chance in steady(0.5)]
-    assert detours.speed(steady(0.5)) > plain.speed(steady(0.5))
-    assert detours.speed(seen, has_seen_detours=True) == pytest.approx(detours.speed(steady(0.5)))
-    assert plain.speed(seen, has_seen_detours=True) == pytest.approx(plain.speed(steady(0.5)))
-    assert detours.speed(steady(1.0)) == plain.speed(steady(1.0)) == 17
+def test_trees_add_to_a_draft_whichever_rounds_were_seen() -> None:
+    plain, tree = TimedRound(1, 16, False, 1.0), TimedRound(1, 16, False, 1.0, tree_rows=32)
+    seen = [TREE_GAIN[32] * chance for chance in steady(0.5)]
+    assert tree.speed(steady(0.5)) > plain.speed(steady(0.5))
+    assert tree.speed(seen, seen_rows=32) == pytest.approx(tree.speed(steady(0.5)))
+    assert plain.speed(seen, seen_rows=32) == pytest.approx(plain.speed(steady(0.5)))
+    assert tree.speed(steady(1.0)) == plain.speed(steady(1.0)) == 17
 
 
-def test_the_choice_does_not_depend_on_whether_detours_are_in_use() -> None:
-    ways = (TimedRound(1, 1, False, 0.652), TimedRound(1, 16, False, 1.5, 4), TimedRound(1, 8, True, 1.006))
+def test_the_choice_does_not_depend_on_whether_trees_are_in_use() -> None:
+    ways = (TimedRound(1, 1, False, 0.652), TimedRound(1, 16, False, 1.5, 16), TimedRound(1, 8, True, 1.006))
     pace = Pace({}, ways)
     for plain in (NANO_CHAT, NANO_CODE, NANO_EDITS, NANO_TOOLS):
-        seen = [DETOUR_GAIN * chance for chance in plain]
+        seen = [TREE_GAIN[16] * chance for chance in plain]
         speeds = {way.canvas_len: way.speed(plain) for way in ways}
         fresh = pace.canvas_len(1, plain, 8)
         assert pace.canvas_len(1, seen, 16) == fresh or max(speeds[16] / speeds[8], speeds[8] / speeds[16]) < 1.06
