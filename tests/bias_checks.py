@@ -174,7 +174,7 @@ def check_rounds_with_bias(
     runners: list[Watched] = []
 
     def rounds(cache: PagedCache) -> RoundRunner:
-        place = (cache.page_size, here().device, here().dtype, 4 * shape.num_beside)
+        place = (cache.page_size, here().device, here().dtype, shape.num_verify)
         runner = Watched(case.model, PagedCache.allocate(config, 512, *place), 64, case.limits)
         runner.kinds = set()
         runner.prepare_rounds([shape])

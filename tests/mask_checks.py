@@ -111,9 +111,9 @@ class Watched(RoundRunner):
                 self.faults += differences(one, wanted)
         return found
 
-    def _propose(self, head, kind):  # type: ignore[no-untyped-def]
-        self.kinds.add(kind)
-        super()._propose(head, kind)
+    def _replay(self, key, work):  # type: ignore[no-untyped-def]
+        self.kinds |= {key[2]} if key[0] == "head" else set()
+        super()._replay(key, work)
 
     def _answer(self, works, hidden):  # type: ignore[no-untyped-def]
         self.plain |= {work.sequence.id for work in works}
@@ -190,7 +190,6 @@ class Case:
         self.runner.prepare_rounds([RoundShape(len(self.prompts), 4)])
         self.runner.kinds, self.runner.plain, self.runner.faults = set(), set(), []
         self.runner.prepare([16], [16])
-        self.runner.kinds.clear()  # captures propose, too
         return self.runner
 
 

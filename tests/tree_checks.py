@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Usage
 from quicksilver.diffusion.decoder import Canvas
-from quicksilver.diffusion.recall import SURE, recall
+from quicksilver.diffusion.recall import recall, recalled_run
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.diffusion.verify import Verify
 from quicksilver.engine import rounds as rounds_module
@@ -79,13 +79,13 @@ class Case:
         take_draft(self.state, results, torch.stack([c.flatten() for c in columns]).to(here().device))
         return results[0]
 
-    def recalled(self, b: int) -> list[int]:
+    def recalled(self, b: int, find: Callable[..., Tensor] = recall) -> list[int]:
         said = [*self.text[b, : self.start[b] + 1].tolist(), int(self.drafts[b, 0])]
-        return list(recall(said, self.drafts[b, 1:], self.sure[b, 1:]).tolist())
+        return list(find(said, self.drafts[b, 1:], self.sure[b, 1:]).tolist())
 
     def choices(self, b: int) -> list[list[tuple[int, float]]]:
         """By place: tokens and how likely they are."""
-        found = []
+        found, num_recalled = [], len(self.recalled(b, recalled_run))
         for place, token in enumerate(self.recalled(b), 1):
             own, sure = int(self.drafts[b, place]), float(self.sure[b, place])
             nexts = zip(self.nexts[b, place].tolist(), self.chances[b, place].tolist(), strict=True)

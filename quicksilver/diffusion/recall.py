@@ -25,13 +25,18 @@ SURE = 0.9
 def recall(text: Sequence[int], draft: Tensor, confidence: Tensor) -> Tensor:
     """`draft` (tokens,), or where the end of `text` and the draft's first token recur, what followed them last time and
     behind that the rest of `draft`."""
+    follows = recalled_run(text, draft, confidence)
+    return torch.cat((follows, draft[len(follows) :]))
+
+
+def recalled_run(text: Sequence[int], draft: Tensor, confidence: Tensor) -> Tensor:
+    """What stands for the first tokens of `draft`; nothing where `text` recalls nothing."""
     follows = torch.from_numpy(_following(np.asarray(text[-WINDOW:]), len(draft)))
     differs = follows != draft[: len(follows)]
     if not len(follows) or bool(differs[0]):
-        return draft
+        return draft[:0]
     is_refuted = (differs & (confidence[: len(follows)] >= SURE)).nonzero()
-    count = int(is_refuted[0]) if len(is_refuted) else len(follows)
-    return torch.cat((follows[:count], draft[count:]))
+    return follows[: int(is_refuted[0]) if len(is_refuted) else len(follows)]
 
 
 def _following(text: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:

@@ -129,9 +129,10 @@ def _drafted_kernel(
             tl.debug_barrier()
             sure = tl.load(confidence + b * K + 1 + k, mask=k < K - 1, other=0)
             own = drafted
-            drafted = recalled(mine, end, drafted, sure, k, K - 1)
+            drafted, is_recalled = recalled(mine, end, drafted, sure, k, K - 1)
             if CHOICES:
-                list_choices(own, drafted, sure, runners_up + b * K + 1, num_rows, choices + 2 * b * K * CHOICES, k, K)
+                out = choices + 2 * b * K * CHOICES
+                list_choices(own, drafted, is_recalled, sure, runners_up + b * K + 1, num_rows, out, k, K)
             tl.store(draft + b * K + k, drafted, mask=k < K - 1)
             tl.store(tokens + b * K + 1 + k, drafted, mask=k < K - 1)
         tl.store(last + b, first)
@@ -205,7 +206,7 @@ def _chosen_kernel(
         tl.store(mine + at, proposed, mask=(k <= accepted) & (at < text_len))
         tl.debug_barrier()
         sure = tl.load(confidence + chosen, mask=is_next, other=0)
-        following = recalled(mine, tl.minimum(start + accepted + 1, text_len - 1), following, sure, k, K - 1)
+        following, _ = recalled(mine, tl.minimum(start + accepted + 1, text_len - 1), following, sure, k, K - 1)
         tl.store(tokens + chosen, following, mask=is_next)
         tl.store(last + b, tl.sum(tl.where(k == accepted, proposed, 0), 0))
         tl.store(position + b, start + accepted + 1)

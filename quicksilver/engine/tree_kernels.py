@@ -10,20 +10,19 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quicksilver.diffusion.recall import SURE
-
 NUM_CHOICES = 8
 """Tokens listed for a place: the draft's, the canvas's first where another was recalled, and its next six."""
 _CHOICES = tl.constexpr(NUM_CHOICES)
-_RECALLED = tl.constexpr(SURE)
-"""How likely a recalled token is believed to be right: the canvas was less sure of another."""
+_RECALLED = tl.constexpr(0.99)
+"""How likely a recalled token is believed to be right, whatever the canvas says: so a tree takes the whole of what was
+recalled before it takes much else."""
 _REPEATED = tl.constexpr(0.1)
 """What is left of a token's chance behind itself. Places that do not know each other propose the same word twice; a
 model that reads what it wrote seldom does."""
 
 
 @triton.jit
-def list_choices(own, drafted, confidence, runners_up, num_rows, choices, k, K: tl.constexpr):
+def list_choices(own, drafted, is_recalled, confidence, runners_up, num_rows, choices, k, K: tl.constexpr):
     """Into `choices` (2, K, NUM_CHOICES) the tokens of every place and their chances, 0 where there is none. `own` and
     `drafted` are the draft before and after recall, `confidence` bits of fp32."""
     sure = confidence.to(tl.float32, bitcast=True)
@@ -33,8 +32,8 @@ def list_choices(own, drafted, confidence, runners_up, num_rows, choices, k, K: 
     token = tl.load(at, mask=is_next, other=-1)
     chance = tl.load(at + num_rows, mask=is_next, other=0).to(tl.float32, bitcast=True)
     token = tl.where(c == 0, drafted[:, None], tl.where(c == 1, own[:, None], token))
-    chance = tl.where(c == 0, tl.where(own == drafted, sure, _RECALLED)[:, None], chance)
-    chance = tl.where(c == 1, sure[:, None], chance)
+    chance = tl.where(c < 2, sure[:, None], chance)
+    chance = tl.where((c == 0) & is_recalled[:, None], tl.maximum(chance, _RECALLED), chance)
     is_one = (token >= 0) & ((c == 0) | (token != drafted[:, None])) & (k < K - 1)[:, None]
     out = choices + k[:, None] * _CHOICES + c
     tl.store(out, token, mask=(k < K)[:, None])
