@@ -61,6 +61,7 @@ class Case:
         self.text[::2] %= 2
         self.start[2] = -1
         self.drafts, self.sure = torch.randint(0, NUM_TOKENS, size), torch.rand(size)
+        self.drafts[::2] %= 2
         steps = torch.stack([torch.randperm(NUM_TOKENS - 1)[:NUM_NEXT] + 1 for _ in range(6 * self.canvas_len)])
         self.nexts = (self.drafts[..., None] + steps.view(*size, NUM_NEXT)) % NUM_TOKENS
         self.nexts[:, 3, -2:] = -1
@@ -89,10 +90,8 @@ class Case:
         for place, token in enumerate(self.recalled(b), 1):
             own, sure = int(self.drafts[b, place]), float(self.sure[b, place])
             nexts = zip(self.nexts[b, place].tolist(), self.chances[b, place].tolist(), strict=True)
-            others = [(own, sure), *nexts]
-            found.append(
-                [(token, sure if own == token else SURE), *(one for one in others if one[0] not in (token, -1))]
-            )
+            others = [one for one in ((own, sure), *nexts) if one[0] not in (token, -1)]
+            found.append([(token, max(sure, 0.99) if place <= num_recalled else sure), *others])
         return found
 
     def wanted_tree(self, b: int) -> list[Node]:
@@ -149,6 +148,7 @@ def check_tree(seed: int, canvas_len: int, tree_rows: int) -> None:
     case, device, live = Case(canvas_len, tree_rows), here().device, (0, 1, 3, 4, 5)
     state, told = case.state, case.take_draft()
     grow(state)
+    assert any(len(case.recalled(b, recalled_run)) > 1 for b in live), "nothing was recalled"
     for b in live:
         assert told.view(6, -1)[b, 1:].tolist() == case.recalled(b), "another draft was recalled than the decoder's"
         assert read_tree(state.tree[b].cpu()) == case.wanted_tree(b), b

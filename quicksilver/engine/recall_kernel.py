@@ -15,9 +15,9 @@ assert NUM_SAME == 4, "the kernel compares four tokens"
 
 @triton.jit
 def recalled(text, end, draft, confidence, k, COUNT: tl.constexpr):
-    """-> `draft` (k < COUNT), whose `confidence` are bits of fp32, or what followed the latest earlier place of the four
-    tokens up to position `end`; and which tokens are recalled. Whatever this launch stored of `text` must be behind a
-    barrier."""
+    """-> `draft` (k < COUNT), whose `confidence` are bits of fp32, or what followed the latest earlier place of the
+    four tokens up to position `end`; and which tokens are recalled. Whatever this launch stored of `text` must be
+    behind a barrier."""
     a, b = tl.load(text + tl.maximum(end - 3, 0)), tl.load(text + tl.maximum(end - 2, 0))
     c, d = tl.load(text + tl.maximum(end - 1, 0)), tl.load(text + tl.maximum(end, 0))
     num_places = end - 3
