@@ -98,7 +98,8 @@ def decoding(engine: Engine, way: Way) -> Iterator[None]:
     settings, pace, shapes = scheduler.config, scheduler.pace, dict(graphs)
     wanted = {"one_forward_len": way.one_forward_len, "canvas_rows": way.canvas_rows}
     scheduler.config = replace(settings, **{name: value for name, value in wanted.items() if value is not None})
-    unwanted = [shape for shape in graphs if shape.tree_rows not in (0, tree_rows_of(engine, way))]
+    lone_rows = (0, tree_rows_of(engine, way))
+    unwanted = [shape for shape in graphs if shape.num_sequences == 1 and shape.tree_rows not in lone_rows]
     if way.one_forward_len == 0:
         scheduler.pace = _always(way.decoder.canvas_len)
         unwanted += [shape for shape in graphs if shape.num_sets]

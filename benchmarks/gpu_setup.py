@@ -81,7 +81,7 @@ def random_model(config: ModelConfig, rank: int = 0, dtype: torch.dtype = torch.
 
 
 def make_runner(model: Transformer, num_pages: int, limits: GraphLimits) -> RoundRunner:
-    cache = PagedCache.allocate(model.config, num_pages, PAGE_SIZE, DEVICE, model.dtype, MAX_TREE_ROWS)
+    cache = PagedCache.allocate(model.config, num_pages, PAGE_SIZE, DEVICE, model.dtype, 2 * MAX_TREE_ROWS)
     for tensor in (cache.k, cache.v):
         for layer in tensor:
             layer.normal_()

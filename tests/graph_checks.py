@@ -196,7 +196,8 @@ def check_rounds_equal_plain_autoregression(
             return super()._land(flight, works)
 
     def rounds(cache: PagedCache) -> RoundRunner:
-        runner = Watched(model, cache, 64, limits)
+        place = (cache.page_size, here().device, here().dtype, max(shape.num_verify for shape in shapes))
+        runner = Watched(model, PagedCache.allocate(config, 512, *place), 64, limits)
         runner.prepare_rounds(shapes)
         return runner
 
@@ -295,10 +296,12 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     # Prompts of two whose first forward falls into the same bucket with and without canvases (64), and into another
     # (16 and 64), where equality rests on rows that ignore their number.
     two = [RoundShape(1, 16), RoundShape(2, 16)]
+    trees = [RoundShape(1, 16, tree_rows=32), RoundShape(2, 16, tree_rows=16)]
     for kind, config in (("whole", SMALL), ("parts", WIDE_PARTS), ("true", SMALL_TRUE)):
         for lens, shapes in (
             ([40], two),
             ([20, 13], two),
+            ([20, 13], trees),
             ([40], [one_forward(1, 8)]),
             ([20, 13], [one_forward(2, 4)]),
         ):

@@ -25,7 +25,8 @@ CANVAS_ROWS = 512
 ONE_FORWARD_LEN = 8
 """Verify rows and their sets make 64 rows: as many as the linears for few rows take."""
 TREE_ROWS, WHOLE_TREE_ROWS = 32, 16
-"""Of a lone canvas of 16: 32 rows cost little more than 16, unless the network is one launch."""
+"""Of a lone canvas of 16: 32 rows cost little more than 16, unless the network is one launch. Canvases of two to four
+requests keep to the 16 rows that they have without a tree."""
 
 
 def make_runner(model: Transformer, cache: PagedCache, config: EngineConfig, context_len: int) -> Runner:
@@ -45,8 +46,9 @@ def make_runner(model: Transformer, cache: PagedCache, config: EngineConfig, con
     runner.prepare(_buckets(config.max_rows), _buckets(config.max_rows))
     shapes = [RoundShape(1, 1)]
     if model.canvas is not None:
-        rows = tree_rows(config, runner.network.is_whole(ONE_FORWARD_LEN))
-        shapes += [RoundShape(1, 16, tree_rows=rows), RoundShape(2, 16), RoundShape(4, 16)]
+        usual = WHOLE_TREE_ROWS if runner.network.is_whole(ONE_FORWARD_LEN) else TREE_ROWS
+        rows = config.tree_rows if config.tree_rows >= 0 else usual
+        shapes += [RoundShape(1, 16, tree_rows=rows), *(RoundShape(n, 16, tree_rows=min(rows, 16)) for n in (2, 4))]
         lone = config.one_forward_len if config.one_forward_len >= 0 else ONE_FORWARD_LEN
         shapes += [one_forward(1, lone)] if lone else [RoundShape(1, 8)]
     runner.prepare_rounds(shapes)
@@ -54,18 +56,9 @@ def make_runner(model: Transformer, cache: PagedCache, config: EngineConfig, con
     return runner
 
 
-def tree_rows(config: EngineConfig, is_whole: bool) -> int:
-    """None where products are fixed: that promises the same bits on every way to a token, which is not yet measured of
-    trees."""
-    if config.gpu_products == "fixed":
-        return 0
-    usual = WHOLE_TREE_ROWS if is_whole else TREE_ROWS
-    return config.tree_rows if config.tree_rows >= 0 else usual
-
-
 def scratch_slots(config: EngineConfig, device: torch.device) -> int:
-    """KV slots that rounds need beyond the pages."""
-    return MAX_TREE_ROWS if device.type == "cuda" and config.cuda_graphs else 0
+    """KV slots that rounds need beyond the pages: those of four trees of 16 rows, or of one of the largest."""
+    return max(4 * 16, MAX_TREE_ROWS) if device.type == "cuda" and config.cuda_graphs else 0
 
 
 def _plain_runner(model: Transformer, cache: PagedCache, config: EngineConfig) -> Runner:

@@ -46,15 +46,16 @@ class Bias:
 
 @dataclass(frozen=True, slots=True)
 class HeadSpace:
-    """Where the head writes: six numbers a (tile, row), then four a row (token, confidence, entropy, finite)."""
+    """Where the head writes: six numbers a (tile, row), three more where runners-up are asked for, then four a row
+    (token, confidence, entropy, finite)."""
 
-    tiles: Tensor  # (6, tiles, rows) fp32; the second holds token ids, bit for bit
+    tiles: Tensor  # (9, tiles, rows) fp32; the second and the eighth hold token ids, bit for bit
     normed: Tensor  # (rows, dim), the proposing rows behind the final norm
     results: Tensor  # (4, rows) int32; confidence and entropy are fp32, bit for bit
     steps: Tensor | None = None  # (rows,) fp32, where the rows before the head are fp8
     runners_up: Tensor | None = None
     """(2 NUM_NEXT, rows) int32, where they are asked for: the next best tokens, or -1, and their probabilities. Of
-    tokens in one tile of the head only the best is seen, so a few are missed."""
+    tokens in one tile of the head only the best two are seen, so a few are missed."""
 
     @classmethod
     def allocate(cls, head: Tensor, num_rows: int, dtype: torch.dtype) -> HeadSpace:
@@ -62,7 +63,7 @@ class HeadSpace:
         themselves, where dim is a multiple of 128."""
         (vocab_size, dim), device = head.shape, head.device
         steps = torch.zeros(num_rows, device=device) if dtype.itemsize == 1 else None
-        tiles = torch.zeros((6, triton.cdiv(vocab_size, BLOCK_V), num_rows), device=device)
+        tiles = torch.zeros((9, triton.cdiv(vocab_size, BLOCK_V), num_rows), device=device)
         normed = torch.zeros((num_rows, dim), dtype=dtype, device=device)
         return cls(tiles, normed, torch.zeros((4, num_rows), dtype=torch.int32, device=device), steps)
 
@@ -109,8 +110,8 @@ def _add_bias(logits, is_biased, ids, values, r, v, num_rows, ENTRIES: tl.conste
 
 
 @triton.jit
-def _write_tile(tiles, logits, score, is_open, r, num_rows, BLOCK_V: tl.constexpr):
-    """The six numbers of a (tile, row)."""
+def _write_tile(tiles, logits, score, is_open, r, num_rows, BLOCK_V: tl.constexpr, NEXT: tl.constexpr):
+    """The numbers of a (tile, row)."""
     best = tl.argmax(score, 1)
     chosen = tl.arange(0, BLOCK_V)[None, :] == best[:, None]
     top = tl.max(logits, 1)
@@ -125,6 +126,14 @@ def _write_tile(tiles, logits, score, is_open, r, num_rows, BLOCK_V: tl.constexp
     tl.store(tiles + 3 * plane + at, top)
     tl.store(tiles + 4 * plane + at, tl.sum(p, 1))
     tl.store(tiles + 5 * plane + at, tl.sum(tl.where(is_open, p * (logits - safe[:, None]), 0.0), 1))
+    if NEXT:
+        score = tl.where(chosen, float("-inf"), score)
+        best = tl.argmax(score, 1)
+        chosen = tl.arange(0, BLOCK_V)[None, :] == best[:, None]
+        tl.store(tiles + 6 * plane + at, tl.max(score, 1))
+        token = (tl.program_id(1) * BLOCK_V + best).to(tl.int32)
+        tl.store(tiles + 7 * plane + at, token.to(tl.float32, bitcast=True))
+        tl.store(tiles + 8 * plane + at, tl.sum(tl.where(chosen, tl.where(is_open, logits, 0.0), 0.0), 1))
 
 
 @triton.jit
@@ -133,7 +142,7 @@ def _head_kernel(
     K, V, num_rows, words,
     BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, LINES: tl.constexpr,
     SAMPLE: tl.constexpr, BIAS: tl.constexpr, BITMASK: tl.constexpr, SCALE: tl.constexpr, FP8: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    NEXT: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Row tiles run next to each other, so that a tile of the head is read from memory once for all of them."""
     r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -179,7 +188,7 @@ def _head_kernel(
         t = tl.load(temperature + r)
         noise = _gumbel(tl.load(seeds + r), tl.load(positions + r), tl.load(steps + r), v)
         score = tl.where((t > 0)[:, None], logits / tl.maximum(t, 1e-5)[:, None] + noise, logits)
-    _write_tile(tiles, logits, score, is_open, r, num_rows, BLOCK_V)
+    _write_tile(tiles, logits, score, is_open, r, num_rows, BLOCK_V, NEXT)
 
 
 @triton.jit
@@ -187,7 +196,7 @@ def _read_kernel(
     tiles, results, runners_up, num_tiles, num_rows, BLOCK: tl.constexpr, NEXT: tl.constexpr, OVERLAPS: tl.constexpr
 ):
     """One program a row: the tiles' numbers become its token, probability, entropy, and whether all was finite; and
-    the best of the NEXT tiles behind the best become its runners-up."""
+    the next best of what the tiles have seen become its NEXT runners-up."""
     wait_turn(OVERLAPS)
     row = tl.program_id(0)
     t = tl.arange(0, BLOCK)
@@ -212,12 +221,19 @@ def _read_kernel(
     tl.store(results + num_rows + row, tl.exp(logit - log_total).to(tl.int32, bitcast=True))
     tl.store(results + 2 * num_rows + row, (tl.log(total) - spread / total).to(tl.int32, bitcast=True))
     tl.store(results + 3 * num_rows + row, is_finite.to(tl.int32))
+    if NEXT:
+        second = tl.load(at + 6 * plane, mask=is_tile, other=float("-inf"))
+        num_taken = tl.zeros((BLOCK,), tl.int32)
     for i in tl.static_range(NEXT):
-        score = tl.where(t == first, float("-inf"), score)
+        # A tile's second comes in its best one's place; then the tile has none.
+        score = tl.where(t == first, tl.where(num_taken == 0, second, float("-inf")), score)
+        num_taken += (t == first).to(tl.int32)
         first = tl.argmax(score, 0)
         is_there = tl.max(score, 0) > float("-inf")
-        token = tl.load(tiles + plane + first * num_rows + row).to(tl.int32, bitcast=True)
-        chance = tl.exp(tl.load(tiles + 2 * plane + first * num_rows + row) - log_total)
+        is_second = tl.sum(tl.where(t == first, num_taken, 0), 0) > 0
+        here = tiles + tl.where(is_second, 7, 1) * plane + first * num_rows + row
+        token = tl.load(here).to(tl.int32, bitcast=True)
+        chance = tl.exp(tl.load(here + plane) - log_total)
         tl.store(runners_up + 2 * i * num_rows + row, tl.where(is_there, token, -1))
         tl.store(runners_up + (2 * i + 1) * num_rows + row, tl.where(is_there, chance, 0.0).to(tl.int32, bitcast=True))
 
@@ -253,7 +269,7 @@ def propose_rows(hidden: Tensor, norm: Norm, weight: Weight, rows: HeadRows, spa
         mask.shape[1] if mask is not None else 0,
         BLOCK_M=block_m, BLOCK_V=BLOCK_V, BLOCK_K=block_k, EVEN=k % block_k == 0, LINES=4,
         SAMPLE=draws is not None, BIAS=len(bias.ids) if bias else 0, BITMASK=mask is not None,
-        SCALE=weight.scale is not None, FP8=is_fp8,
+        SCALE=weight.scale is not None, FP8=is_fp8, NEXT=space.runners_up is not None,
         num_warps=4, num_stages=6 // weight.w.element_size(), **overlap(),
     )  # fmt: skip
     _read_kernel[(num_rows,)](
