@@ -30,7 +30,8 @@ from quicksilver.model.transformer import Transformer
 DEVICE = "cuda"
 SHIPPED = {
     "shared": resident.SHARED_ROWS, "warps": resident.WARPS, "stages": resident.STAGES, "share": 0,
-    "used": int(resident.COUNTS_USED), "overlap": network.OVERLAP_BYTES, "depth": stream.ROUNDED_DEPTH,
+    "used": int(resident.COUNTS_USED), "splits": resident.WHOLE_SPLITS,
+    "overlap": network.OVERLAP_BYTES, "depth": stream.ROUNDED_DEPTH,
 }  # fmt: skip
 _programs_for = resident.programs_for
 PAGE_SIZE = 16
@@ -48,13 +49,14 @@ def switch_whole(text: str) -> dict[str, int]:
     """Sets ways to run, from words like `shared=16,stages=6`; whatever is not named is as shipped.
 
     Small networks in one launch: `shared`, `warps`, `stages` as in `resident.py`; `share` programs a multiprocessor;
-    `used=1`: only tiles with rows are shared out in attention.
+    `used=1`: only tiles with rows are shared out in attention; `splits` programs share a head's keys.
     Larger ones: `overlap` bytes of the largest model whose launches overlap; `depth` of fp8 by fp8 that is read at
     once."""
     chosen = dict(SHIPPED) | {k: int(v) for k, v in (word.split("=") for word in text.split(",") if word)}
     resident.SHARED_ROWS, resident.WARPS = chosen["shared"], chosen["warps"]
     resident.STAGES, network.OVERLAP_BYTES = chosen["stages"], chosen["overlap"]
     resident.COUNTS_USED, stream.ROUNDED_DEPTH = bool(chosen["used"]), chosen["depth"]
+    resident.WHOLE_SPLITS = chosen["splits"]
     if chosen["share"]:
         count = torch.cuda.get_device_properties(0).multi_processor_count
         resident.programs_for = lambda *_: count * chosen["share"]  # type: ignore[assignment]
