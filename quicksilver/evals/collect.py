@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quicksilver.core import DecodeParams, DecoderParams, Delta, EngineClient, FinishReason, Request, ScoreRequest
+from quicksilver.core import (
+    ConstraintSpec,
+    DecodeParams,
+    DecoderParams,
+    Delta,
+    EngineClient,
+    FinishReason,
+    Request,
+    ScoreRequest,
+)
 from quicksilver.errors import RowFailed
 from quicksilver.evals.task import Answer, Ask, Generate
 from quicksilver.text.channels import Channel, ChannelDelta, Channels
@@ -27,7 +36,8 @@ async def collect(
     )
     channels = Channels(tokenizer, stop=ask.stop, tool_names=ask.tool_names)
     pieces, token_ids = list[ChannelDelta](), list[int]()
-    stream = client.stream(Request(request_id, ask.prompt_ids, params))
+    constraint = ConstraintSpec(lead=ask.lead) if ask.lead.strip() else None
+    stream = client.stream(Request(request_id, ask.prompt_ids, params, constraint=constraint))
     try:
         async for event in stream:
             if not isinstance(event, Delta):
@@ -45,7 +55,7 @@ async def collect(
         code, _, message = (last.error or "row_failed: the request failed").partition(": ")
         raise RowFailed(message, code=code)
     text, calls = join_channels([*pieces, *channels.finish()])
-    return Answer(text, calls, tuple(token_ids), last.finish, last.usage)
+    return Answer(text.removeprefix(ask.lead), calls, tuple(token_ids), last.finish, last.usage)
 
 
 def join_channels(pieces: Iterable[ChannelDelta]) -> tuple[str, tuple[ToolCall, ...]]:

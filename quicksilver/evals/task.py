@@ -33,6 +33,8 @@ class Generate:
     stop_ids: tuple[int, ...] = ()
     tool_names: frozenset[str] = frozenset()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    lead: str = ""
+    """What the answer must begin with; it is no part of the Answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,20 +71,18 @@ def cut_gaps(text: str, name: str, num_lines: int, around: Around = USUAL) -> It
 def ask(gap: Gap, writer: Writer) -> Generate:
     room = 48 + len(writer.encode(gap.middle))
     prompt = writer.fim(gap.prefix, gap.suffix, room)
-    return Generate(prompt.ids, room, prompt.stop, prompt.stop_ids, logit_bias=prompt.logit_bias)
+    return Generate(prompt.ids, room, prompt.stop, prompt.stop_ids, logit_bias=prompt.logit_bias, lead=prompt.lead)
 
 
 def score(gap: Gap, answer: Answer) -> Metrics:
-    # Weights that read "x =" rather than "x = " say the last space themselves (`text.edits.fim_lead`).
-    whole = answer.text.removeprefix(" ") if gap.prefix.endswith(" ") else answer.text
     is_single = "\n" not in gap.middle
     # A stop string only cuts what was written, so one answer tells both what comes with it and what without.
-    found, wanted = (whole.partition("\n")[0] if is_single else whole).rstrip(), gap.middle.rstrip()
+    found, wanted = (answer.text.partition("\n")[0] if is_single else answer.text).rstrip(), gap.middle.rstrip()
     exact = float(found == wanted)
     metrics = {"exact": exact, "similarity": similarity(found, wanted)}
     if not is_single:
         return metrics
-    return metrics | {f"exact_{gap.kind}": exact, "exact_unstopped": float(whole.rstrip() == wanted)}
+    return metrics | {f"exact_{gap.kind}": exact, "exact_unstopped": float(answer.text.rstrip() == wanted)}
 
 
 def _task(name: str, file: str, num_lines: int, around: Around = USUAL) -> Task[Gap]:
