@@ -7,16 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from quicksilver.core import (
-    ConstraintSpec,
-    DecodeParams,
-    DecoderParams,
-    Delta,
-    EngineClient,
-    FinishReason,
-    Request,
-    ScoreRequest,
-)
+from quicksilver.core import DecodeParams, DecoderParams, Delta, EngineClient, FinishReason, Request, ScoreRequest
 from quicksilver.errors import RowFailed
 from quicksilver.evals.task import Answer, Ask, Generate
 from quicksilver.text.channels import Channel, ChannelDelta, Channels
@@ -36,8 +27,7 @@ async def collect(
     )
     channels = Channels(tokenizer, stop=ask.stop, tool_names=ask.tool_names)
     pieces, token_ids = list[ChannelDelta](), list[int]()
-    constraint = ConstraintSpec(lead=ask.lead) if ask.lead.strip() else None
-    stream = client.stream(Request(request_id, ask.prompt_ids, params, constraint=constraint))
+    stream = client.stream(Request(request_id, ask.prompt_ids, params, constraint=ask.constraint))
     try:
         async for event in stream:
             if not isinstance(event, Delta):

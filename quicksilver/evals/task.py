@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from quicksilver.core import FinishReason, Usage
+from quicksilver.core import ConstraintSpec, FinishReason, Usage
 from quicksilver.evals.writer import Writer
 from quicksilver.text.conversation import ToolCall
 
@@ -34,7 +34,12 @@ class Generate:
     tool_names: frozenset[str] = frozenset()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     lead: str = ""
-    """What the answer must begin with; it is no part of the Answer."""
+    """What the answer begins with; it is no part of the Answer."""
+
+    @property
+    def constraint(self) -> ConstraintSpec | None:
+        """As serving has it: a mere space is said unasked, or left out rightly."""
+        return ConstraintSpec(lead=self.lead) if self.lead.strip() else None
 
 
 @dataclass(frozen=True, slots=True)
