@@ -180,7 +180,7 @@ class _Crowd:
             if ask.stop and self.tokenizer is not None:
                 self._readers[name] = Channels(self.tokenizer, stop=ask.stop, tool_names=ask.tool_names)
             self._open[name] = (index, time.perf_counter(), Reply())
-            self.engine.add(Request(name, ask.prompt_ids, params, tenant=self._tenant))
+            self.engine.add(Request(name, ask.prompt_ids, params, self._tenant, ask.constraint))
 
     def _take(self, delta: Delta) -> bool:
         """Note what came; whether it was the last."""
@@ -216,4 +216,4 @@ def read(tokenizer: Tokenizer, ask: Generate, reply: Reply) -> Answer:
     """The reply as evaluations score it."""
     channels = Channels(tokenizer, stop=ask.stop, tool_names=ask.tool_names)
     text, calls = join_channels([*channels.push(reply.token_ids), *channels.finish()])
-    return Answer(text, calls, tuple(reply.token_ids), reply.finish, reply.usage)
+    return Answer(text.removeprefix(ask.lead), calls, tuple(reply.token_ids), reply.finish, reply.usage)

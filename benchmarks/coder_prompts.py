@@ -21,7 +21,7 @@ DOMAINS = {
     "instructions": "instructions",
 }  # fmt: skip
 """Domain -> task; the ones that are asked unless others are named."""
-MORE_DOMAINS = {"fim": "fim_python", "edit": "next_edit"}
+MORE_DOMAINS = {"fim": "fim_python_1000", "edit": "next_edit"}
 CHAT = (
     "What is the difference between a process and a thread?",
     "Give me a plan for learning to play the guitar in three months.",

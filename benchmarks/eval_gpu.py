@@ -24,6 +24,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from quicksilver.constrain.lead import Leads
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, FinishReason, Request
 from quicksilver.engine.batch import build_batch
 from quicksilver.engine.build import build_engine
@@ -124,8 +125,8 @@ async def evaluate_one(
 ) -> AsyncIterator[Report]:
     """The report so far, after every task."""
     started = time.monotonic()
-    engine = start_engine(checkpoint, options)
     tokenizer = Tokenizer.for_model(checkpoint.weights, checkpoint.skill)
+    engine = start_engine(checkpoint, tokenizer, options)
     template = ChatTemplate.for_tokenizer(tokenizer)
     print(f"{checkpoint.name}: loaded in {time.monotonic() - started:.1f} s", flush=True)
 
@@ -152,22 +153,28 @@ async def evaluate_one(
         await engine.close()
 
 
-def start_engine(checkpoint: Checkpoint, options: argparse.Namespace) -> AsyncEngine:
+def start_engine(checkpoint: Checkpoint, tokenizer: Tokenizer, options: argparse.Namespace) -> AsyncEngine:
     """The engine with the runner asked for, or the next one that answers."""
     model = load_transformer(checkpoint, LoadConfig(device=options.device))
+    engine = build_any(model, checkpoint.name, options)
+    engine.constraints = Leads.of(tokenizer, engine.info.vocab_size).constraint
+    return AsyncEngine(engine)
+
+
+def build_any(model: Transformer, name: str, options: argparse.Namespace) -> Engine:
     if model.device.type != "cuda":
         config = EngineConfig(num_pages=1024, max_running=options.concurrency, cuda_graphs=False)
-        return AsyncEngine(build_engine(model, checkpoint.name, config))
-    for name in RUNNERS[RUNNERS.index(pick_runner(options)) :]:
+        return build_engine(model, name, config)
+    for runner in RUNNERS[RUNNERS.index(pick_runner(options)) :]:
         try:
-            engine = cuda_engine(model, checkpoint.name, name, options.concurrency)
+            engine = cuda_engine(model, name, runner, options.concurrency)
         except Exception as error:  # whatever a compiler on a strange machine may raise
-            print(f"{name} forwards cannot be built here: {error}", flush=True)
+            print(f"{runner} forwards cannot be built here: {error}", flush=True)
             continue
         if answers(engine):
-            print(f"{name} forwards", flush=True)
-            return AsyncEngine(engine)
-        print(f"{name} forwards fail here", flush=True)
+            print(f"{runner} forwards", flush=True)
+            return engine
+        print(f"{runner} forwards fail here", flush=True)
     raise SystemExit("no runner answers on this GPU")
 
 

@@ -28,6 +28,7 @@ from benchmarks.coder_parts import Bench
 from benchmarks.coder_prompts import DOMAINS, MORE_DOMAINS
 from benchmarks.coder_report import Book
 from benchmarks.eval_gpu import PagedRunner
+from quicksilver.constrain.lead import Leads
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import MAX_TREE_ROWS, EngineConfig
 from quicksilver.engine.engine import Engine
@@ -116,6 +117,7 @@ def run_parts(exact: Transformer, writer: Writer, book: Book, options: argparse.
         book.say(f"{name}, at most {min(left, limits[name]):.0f} s")
         try:
             engine = exact_engine(exact) if name == "equality" or served is None else served.engine
+            engine.constraints = Leads.of(writer.tokenizer, engine.info.vocab_size).constraint
             part(
                 Bench(engine, writer, options.data, book, options.scale, tuple(options.domains)),
                 min(left, limits[name]),

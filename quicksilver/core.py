@@ -98,10 +98,12 @@ class ThinkBudget:
 class ConstraintSpec:
     """A grammar as text, checked before it is sent; the engine's factory turns it into a TokenConstraint."""
 
-    grammar: str
+    grammar: str = ""
     """llguidance's serialised grammar."""
     needs_check: bool = False
     """Whether the grammar admits more than was asked for, so that only the final check makes the answer valid."""
+    lead: str = ""
+    """Instead of a grammar: what the answer must begin with, and anything may follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,3 +291,6 @@ class TokenConstraint(Protocol):
 
     def closing(self, room: int) -> list[int] | None:
         """When only `room` tokens are left: the tokens of a shortest completion if they must start now, else None."""
+
+    def is_over(self) -> bool:
+        """Whether anything may come from here on, so that there is nothing left to ask."""

@@ -17,6 +17,7 @@ from llguidance import LLMatcher
 
 from quicksilver.constrain.budget import Budget
 from quicksilver.constrain.canvas import sweep
+from quicksilver.constrain.lead import Lead, Leads
 from quicksilver.constrain.literals import words_of
 from quicksilver.constrain.proof import LIMITS, refusal
 from quicksilver.constrain.tokens import Tokens
@@ -44,13 +45,16 @@ class Grammars:
 
     def __init__(self, tokenizer_json: str, eos_ids: Sequence[int], vocab_size: int) -> None:
         self._tokens = Tokens(tokenizer_json, eos_ids, vocab_size)
+        self._leads = Leads(self._tokens.texts, vocab_size)
         self._cache: OrderedDict[str, _Built] = OrderedDict()
         self._cached_bytes = 0
         self._lock = Lock()
 
-    def constraint(self, spec: ConstraintSpec) -> Constraint:
+    def constraint(self, spec: ConstraintSpec) -> Constraint | Lead:
         """A fresh automaton. A new grammar takes as long to build as its check took, without the interpreter's lock;
         a grammar seen lately takes microseconds. InvalidGrammar where this vocabulary makes it too large."""
+        if spec.lead:
+            return self._leads.constraint(spec)
         with self._lock:
             built = self._cache.get(spec.grammar)
         if built is None:
@@ -160,6 +164,10 @@ class Constraint:
             return None
         path = self._budget.closing(room)
         return None if path is None or self._matcher.validate_tokens(path) < len(path) else path
+
+    def is_over(self) -> bool:
+        """A grammar has its say to the end."""
+        return False
 
     @contextmanager
     def _walk(self) -> Iterator[Walk]:

@@ -41,6 +41,11 @@ class Tokens:
         """The last bytes of the text after one more token."""
         return (tail + self._bytes[token_id])[-TAIL_LEN:]
 
+    @property
+    def texts(self) -> Sequence[bytes]:
+        """The bytes of every token."""
+        return self._bytes
+
     def text(self, token_id: int) -> bytes:
         """The bytes of a token; none for a special one."""
         return self._bytes[token_id]

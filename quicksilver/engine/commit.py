@@ -193,6 +193,9 @@ def _append(sequence: Sequence, tokens: list[int]) -> None:
     sequence.tokens += tokens
     if sequence.constraint is not None and tokens:
         sequence.constraint.advance(tokens)
+        if sequence.constraint.is_over():
+            # Free requests are faster: on a GPU their rounds need no host.
+            sequence.constraint = None
 
 
 def _contains(tokens: list[int], wanted: tuple[int, ...]) -> bool:

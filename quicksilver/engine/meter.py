@@ -63,6 +63,9 @@ class Metered:
     def closing(self, room: int) -> list[int] | None:
         return self._timed(lambda: self._inner.closing(room))
 
+    def is_over(self) -> bool:
+        return self._timed(self._inner.is_over)
+
     def _timed(self, ask: Callable[[], Answer]) -> Answer:
         start = self._clock()
         try:

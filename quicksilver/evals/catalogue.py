@@ -29,15 +29,19 @@ ALL: dict[str, Task[Any]] = {task.name: task for module in _MODULES for task in 
 
 _SCORED = (*(task.name for task in multiple_choice.TASKS), "wikitext2", "python_text")
 """Tasks that read likelihoods; every other one has something written."""
+_BY_CONTEXT = tuple(task.name for task in fim.BY_CONTEXT)
+"""Repeat other tasks: only for who names them."""
+_EACH_ONCE = tuple(name for name in ALL if name not in _BY_CONTEXT)
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "all": tuple(ALL),
+    "all": _EACH_ONCE,
     "likelihood": (*_SCORED, "lambada"),
-    "generating": tuple(name for name in ALL if name not in _SCORED),
+    "generating": tuple(name for name in _EACH_ONCE if name not in _SCORED),
     "chat": ("sanity", "instructions", "gsm8k"),
     "skills": ("sanity", "instructions", "fim_python", "fim_js", "next_edit", "sgd_dev", "json_schema"),
     "code": ("humaneval", "mbpp", "humaneval_infill_single", "humaneval_infill_randomlight"),
     "tools": tuple(task.name for task in tools.TASKS),
+    "fim_by_context": _BY_CONTEXT,
 }
 
 

@@ -27,7 +27,7 @@ async def collect(
     )
     channels = Channels(tokenizer, stop=ask.stop, tool_names=ask.tool_names)
     pieces, token_ids = list[ChannelDelta](), list[int]()
-    stream = client.stream(Request(request_id, ask.prompt_ids, params))
+    stream = client.stream(Request(request_id, ask.prompt_ids, params, constraint=ask.constraint))
     try:
         async for event in stream:
             if not isinstance(event, Delta):
@@ -45,7 +45,7 @@ async def collect(
         code, _, message = (last.error or "row_failed: the request failed").partition(": ")
         raise RowFailed(message, code=code)
     text, calls = join_channels([*pieces, *channels.finish()])
-    return Answer(text, calls, tuple(token_ids), last.finish, last.usage)
+    return Answer(text.removeprefix(ask.lead), calls, tuple(token_ids), last.finish, last.usage)
 
 
 def join_channels(pieces: Iterable[ChannelDelta]) -> tuple[str, tuple[ToolCall, ...]]:

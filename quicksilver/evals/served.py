@@ -40,8 +40,8 @@ _END = "[DONE]"
 
 
 class ServedEngine:
-    """Made by `connect`. Carries what evaluations ask for: ids, limits, sampling and decoder, but no grammars, thinking
-    budgets or frames. Of `Usage` everything comes back but `rows`."""
+    """Made by `connect`. Carries what evaluations ask for: ids, limits, sampling and decoder, what an answer
+    must begin with, but no grammars, thinking budgets or frames. Of `Usage` everything comes back but `rows`."""
 
     def __init__(self, link: Link, info: EngineInfo) -> None:
         self._link = link
@@ -150,6 +150,7 @@ def completion_body(model: str, request: Request) -> dict[str, Any]:
         "stop_ids": list(params.stop_ids),
         "logit_bias": {str(token_id): bias for token_id, bias in params.logit_bias.items()},
         "decoder": asdict(params.decoder),
+        "lead": request.constraint.lead if request.constraint else None,
         "allow_special_ids": True,
         "return_token_ids": True,
     }

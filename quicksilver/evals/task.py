@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from quicksilver.core import FinishReason, Usage
+from quicksilver.core import ConstraintSpec, FinishReason, Usage
 from quicksilver.evals.writer import Writer
 from quicksilver.text.conversation import ToolCall
 
@@ -33,6 +33,13 @@ class Generate:
     stop_ids: tuple[int, ...] = ()
     tool_names: frozenset[str] = frozenset()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    lead: str = ""
+    """What the answer begins with; it is no part of the Answer."""
+
+    @property
+    def constraint(self) -> ConstraintSpec | None:
+        """As serving has it: a mere space is said unasked, or left out rightly."""
+        return ConstraintSpec(lead=self.lead) if self.lead.strip() else None
 
 
 @dataclass(frozen=True, slots=True)

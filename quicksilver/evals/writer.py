@@ -19,6 +19,7 @@ from quicksilver.text.edits import (
     edit_messages,
     edit_prompt,
     fim_bias,
+    fim_lead,
     fim_prompt,
 )
 from quicksilver.text.tokenizer import Tokenizer
@@ -32,6 +33,8 @@ class Prompt:
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    lead: str = ""
+    """The end of what was given, left to the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,10 @@ class Writer:
         return Prompt(self.template.render(turns, tools).ids, stop_ids=self.tokenizer.eos_ids)
 
     def fim(self, prefix: str, suffix: str, room: int) -> Prompt:
-        ids = fim_prompt(self.tokenizer, prefix, suffix, self.context_len - room)
+        lead = fim_lead(self.tokenizer, prefix)
+        ids = fim_prompt(self.tokenizer, prefix.removesuffix(lead), suffix, self.context_len - room)
         ids = ids or list(self.tokenizer.eos_ids[-1:])
-        return Prompt(tuple(ids), stop_ids=self._code_stops(), logit_bias=fim_bias(self.tokenizer))
+        return Prompt(tuple(ids), stop_ids=self._code_stops(), logit_bias=fim_bias(self.tokenizer), lead=lead)
 
     def edit(self, request: EditRequest, room: int) -> Prompt:
         """In the weights' own edit tokens where they learned them, else as an instruction with a begun answer."""

@@ -30,8 +30,7 @@ class PlainText:
     """`lead` is what the client's own text ended with and the model says again: the answer begins behind it."""
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], lead: str = "") -> None:
-        self._text = Detokenizer(tokenizer, stop)
-        self._lead = lead
+        self._text = Detokenizer(tokenizer, stop, lead)
         self.token_channels: list[Channel] = []
         self.channel = Channel.CONTENT
 
@@ -40,17 +39,11 @@ class PlainText:
         return self._text.stopped
 
     def push(self, ids: Iterable[int]) -> list[ChannelDelta]:
-        text = self._without_lead(self._text.push(ids))
+        text = self._text.push(ids)
         # Tokens after a stop string are not read, so they are not counted either.
         self.token_channels = [Channel.CONTENT] * len(self._text.token_offsets)
         return [ChannelDelta(Channel.CONTENT, text)] if text else []
 
     def finish(self) -> list[ChannelDelta]:
-        text = self._without_lead(self._text.finish())
+        text = self._text.finish()
         return [ChannelDelta(Channel.CONTENT, text)] if text else []
-
-    def _without_lead(self, text: str) -> str:
-        if not text or not self._lead:
-            return text
-        lead, self._lead = self._lead, ""
-        return text.removeprefix(lead)

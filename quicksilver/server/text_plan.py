@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
-from quicksilver.core import DecodeParams, Request
+from quicksilver.core import ConstraintSpec, DecodeParams, Request
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.answer import Ask
 from quicksilver.server.plan import Plan, Room, find_room, make_plan, read_stop
@@ -18,7 +18,7 @@ from quicksilver.server.wire.completion import (
     CompletionBody,
     FimBody,
 )
-from quicksilver.text.edits import fim_bias, fim_lead, fim_prompt
+from quicksilver.text.edits import fim_bias, fim_lead, fim_prompt, fim_space
 from quicksilver.text.specials import Specials
 
 COMPLETION_TOKENS = 256
@@ -40,15 +40,20 @@ async def plan_fim(body: FimBody | CompletionBody, services: Services, tenant: s
     services.directory.check(body.model)
     if not isinstance(body.prompt, str):
         raise InvalidRequest("prompt: with a suffix it is one string", param="prompt")
+    if isinstance(body, CompletionBody) and body.lead:
+        raise InvalidRequest("lead: cannot be combined with suffix", param="lead")
     room = code_room(body.max_tokens or FIM_TOKENS, services)
+    find_lead = fim_space if _asks_for_tokens(body) else fim_lead
+    lead = find_lead(services.tokenizer, body.prompt)
+    prefix, suffix = body.prompt.removesuffix(lead), body.suffix or ""
     ids = await asyncio.to_thread(
-        fim_prompt, services.tokenizer, body.prompt, body.suffix or "", services.engine.info.context_len - room
+        fim_prompt, services.tokenizer, prefix, suffix, services.engine.info.context_len - room
     )
     stops = code_stops(services.tokenizer.roles, services.tokenizer.eos_ids)
     defaults = DecodeParams(stop_ids=stops, logit_bias=fim_bias(services.tokenizer))
     stop = FIM_STOP if body.stop is None else read_stop(body.stop)
-    prompt = Prompt(never_empty(ids, services), stop, fim_lead(services.tokenizer, body.prompt))
-    ask = text_ask(body, prompt, Room(room), defaults, services)
+    ask = text_ask(body, Prompt(never_empty(ids, services), stop, lead), Room(room), defaults, services)
+    ask = _must_begin(ask, lead) if lead.strip() else ask
     return make_plan("cmpl", body.model, [for_tenant(ask, tenant)], _num_answers(body))
 
 
@@ -60,11 +65,18 @@ async def plan_completion(body: CompletionBody, services: Services, tenant: str)
     defaults = DecodeParams(temperature=services.config.temperature, stop_ids=services.tokenizer.eos_ids)
     rooms = [find_room(len(ids), body.max_tokens or COMPLETION_TOKENS, services, "prompt") for ids in prompts]
     stop = read_stop(body.stop)
+    check_lead(body.lead or "", services)
     asks = [
         for_tenant(text_ask(body, Prompt(ids, stop), room, defaults, services), tenant)
         for ids, room in zip(prompts, rooms, strict=True)
     ]
+    asks = [_must_begin(ask, body.lead) for ask in asks] if body.lead else asks
     return make_plan("cmpl", body.model, asks, _num_answers(body), rooms[0].warning)
+
+
+def check_lead(lead: str, services: Services) -> None:
+    if services.tokenizer.decode(services.tokenizer.encode(lead)) != lead:
+        raise InvalidRequest("lead: the model has no tokens for this text", param="lead")
 
 
 def code_room(asked: int, services: Services) -> int:
@@ -105,6 +117,15 @@ def text_ask(
 
 def for_tenant(ask: Ask, tenant: str) -> Ask:
     return replace(ask, request=replace(ask.request, tenant=tenant))
+
+
+def _must_begin(ask: Ask, lead: str) -> Ask:
+    return replace(ask, request=replace(ask.request, constraint=ConstraintSpec(lead=lead)))
+
+
+def _asks_for_tokens(body: FimBody | CompletionBody) -> bool:
+    """Whether prompt or tokens come back: then they are those of the text as it was sent."""
+    return isinstance(body, CompletionBody) and bool(body.echo or body.return_token_ids or body.logprobs is not None)
 
 
 def _num_answers(body: FimBody | CompletionBody) -> int:

@@ -46,10 +46,12 @@ class Scanner:
 
 
 class Detokenizer:
-    """Text of one answer as its tokens are committed. `stop` strings end it; the one that did is in `stopped`."""
+    """Text of one answer as its tokens are committed. `stop` strings end it; the one that did is in `stopped`. Of an
+    answer that begins with `lead`, or ends within it, that part is left out, and no stop string is looked for in it."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), lead: str = "") -> None:
         self._tokenizer = tokenizer
+        self._lead, self._led = lead, ""
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._scanner = Scanner(stop)
         self._num_chars = 0
@@ -76,5 +78,14 @@ class Detokenizer:
         return self._release(text)
 
     def _release(self, text: str) -> str:
-        certain, self.stopped, _ = self._scanner.push(text)
+        certain, self.stopped, _ = self._scanner.push(self._without_lead(text))
         return certain
+
+    def _without_lead(self, text: str) -> str:
+        if not self._lead:
+            return text
+        self._led += text
+        if len(self._led) < len(self._lead) and self._lead.startswith(self._led):
+            return ""
+        text, lead, self._led, self._lead = self._led, self._lead, "", ""
+        return text.removeprefix(lead)

@@ -25,6 +25,7 @@ __all__ = [
     "fim_bias",
     "fim_lead",
     "fim_prompt",
+    "fim_space",
     "parse_edit",
 ]
 
@@ -32,17 +33,20 @@ NO_SUFFIX = "<|endoftext|>"
 """What some clients send instead of an empty suffix."""
 
 _END_BIAS = 3.0
+_LAST_WORD = re.compile(r" ?(?:[^\W\d_]+|(?:[^\w\s]|_)+)\Z")
+"""What byte-pair vocabularies never join with what stands before it: letters, or signs, with one space."""
+_LONGEST_LEAD = 40
 _FIM_HEAD = re.compile(r"(?:<\|file_sep\|>(?P<path>[^\n]*)\n)?<\|fim_prefix\|>")
 _FENCED = re.compile(r"\s*```[^\n`]*\n(.*?)(?:\n?```\s*)?", re.DOTALL)
 
 
 def fim_prompt(tokenizer: Tokenizer, prefix: str, suffix: str, max_tokens: int | None = None) -> list[int]:
-    """What comes before the middle. Weights born with such tokens read prefix, suffix, then a sign; weights we taught
-    read the suffix first, so that the middle simply goes on from the prefix; others continue the prefix alone.
+    """What comes before the middle, of a prefix without what is left to the answer (`fim_lead`). Weights born with such
+    tokens read prefix, suffix, then a sign; weights we taught read the suffix first, so that the middle simply goes on
+    from the prefix; others continue the prefix alone.
     """
     roles = tokenizer.roles
     head: list[int] = []
-    prefix = prefix.removesuffix(fim_lead(tokenizer, prefix))
     if match := _FIM_HEAD.match(prefix):
         prefix = prefix[match.end() :]
         head = _file_head(tokenizer, match["path"] or "")
@@ -57,11 +61,29 @@ def fim_prompt(tokenizer: Tokenizer, prefix: str, suffix: str, max_tokens: int |
 
 
 def fim_lead(tokenizer: Tokenizer, prefix: str) -> str:
-    """What `fim_prompt` leaves to the answer: a last space, because a token holds a word and the space before it.
+    """The end of a prefix that is left to the answer, which must begin with it: a last word or run of signs, with the
+    space before it. A cursor stands within words, and tokens do not end there: weights that read "comp" expect
+    anything but "ute". Only for weights we taught, whose middle goes on from the prefix.
+    """
+    if not can_edit(tokenizer):
+        return ""
+    head = _FIM_HEAD.match(prefix)
+    start = max(head.end() if head else 0, len(prefix) - _LONGEST_LEAD - 1)
+    match = _LAST_WORD.search(prefix, start)
+    if match is None or len(match[0]) > _LONGEST_LEAD or not _can_spell(tokenizer, match[0]):
+        return fim_space(tokenizer, prefix)
+    return match[0]
 
-    Only weights we taught begin their answers with it.
+
+def fim_space(tokenizer: Tokenizer, prefix: str) -> str:
+    """The least that weights we taught find left to them, and say unasked: a last space, because a token holds a word
+    and the space before it.
     """
     return " " if can_edit(tokenizer) and prefix.endswith(" ") else ""
+
+
+def _can_spell(tokenizer: Tokenizer, text: str) -> bool:
+    return tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def fim_bias(tokenizer: Tokenizer) -> dict[int, float]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.text.chat import ChatTemplate, Message
-from quicksilver.text.edits import EDIT_PREFILL, EDIT_STOP, edit_messages, edit_prompt, fim_lead, fim_prompt
+from quicksilver.text.edits import EDIT_PREFILL, EDIT_STOP, edit_messages, edit_prompt, fim_prompt, fim_space
 from quicksilver.text.effort import asks_to_think
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.pack import Document
@@ -70,8 +70,9 @@ class Formatter:
         if isinstance(row, ChatRow):
             return self._chat(row)
         if isinstance(row, FimRow):
-            lead = fim_lead(self.tokenizer, row.prefix)
-            return [(fim_prompt(self.tokenizer, row.prefix, row.suffix), False), self._answer(lead + row.middle)]
+            lead = fim_space(self.tokenizer, row.prefix)
+            prompt = fim_prompt(self.tokenizer, row.prefix.removesuffix(lead), row.suffix)
+            return [(prompt, False), self._answer(lead + row.middle)]
         if isinstance(row, EditRow) and self.tokenizer.roles.edit_open is None:
             asked = [*self._template.render(edit_messages(row.request)).ids, *self.tokenizer.encode(EDIT_PREFILL)]
             return [(asked, False), self._answer(row.answer + EDIT_STOP)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from quicksilver.constrain.lead import Leads
 from quicksilver.core import ConstraintSpec, Delta, FinishReason, Request
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
@@ -85,3 +86,46 @@ def test_a_constraint_that_raises_fails_its_own_request_only() -> None:
     deltas = finish_all(engine)
     assert deltas["broken"][-1].finish is FinishReason.ERROR
     assert answers(deltas)["fine"] == run("verify", max_new_tokens=60)[0]
+
+
+class Letter(Leads):
+    """Tokens 0 to 95 are the letters a and b in turns, so that half of them may come while one is due."""
+
+    def __init__(self) -> None:
+        super().__init__([b"ab"[i % 2 : i % 2 + 1] for i in range(STOP)], STOP + 1)
+
+
+def run_led(name: str, lead: str, **changes: object) -> tuple[list[int], Engine]:
+    engine = constrained_engine()
+    engine.constraints = Letter().constraint
+    params = decode_params(name, canvas_len=8, threshold=0.3, stop_ids=(STOP,), max_new_tokens=20, **changes)
+    engine.add(Request("x", PROMPT, params, constraint=ConstraintSpec(lead=lead)))
+    return answers(finish_all(engine))["x"], engine
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("lead", ["a", "bbab", "abbababbaa"])
+def test_answer_begins_as_it_must_and_goes_on_as_the_model_likes(name: str, lead: str) -> None:
+    tokens, _ = run_led(name, lead)
+    assert "".join("ab"[token % 2] for token in tokens).startswith(lead)
+    assert tokens[: len(lead)] == run_led(name, lead + "ab"[tokens[len(lead)] % 2])[0][: len(lead)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_led_verify_is_exactly_the_led_autoregressive_text(temperature: float) -> None:
+    for lead in ("a", "b", "bbab"):
+        assert run_led("verify", lead, temperature=temperature)[0] == run_led("ar", lead, temperature=temperature)[0]
+
+
+def test_constraint_that_is_over_is_forgotten() -> None:
+    engine = constrained_engine()
+    engine.constraints = Letter().constraint
+    params = decode_params("ar", stop_ids=(STOP,), max_new_tokens=20)
+    prepared = engine.prepare(Request("x", PROMPT, params, constraint=ConstraintSpec(lead="ab")))
+    engine.enqueue(prepared)
+    sequence, seen = prepared.sequence, list[tuple[int, bool]]()
+    while engine.has_work:
+        engine.step()
+        seen.append((len(sequence.generated), sequence.constraint is None))
+    assert (1, False) in seen
+    assert (2, True) in seen

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from quicksilver.core import DecoderParams, Delta, FinishReason, Request
+from quicksilver.core import ConstraintSpec, DecoderParams, Delta, FinishReason, Request
 from quicksilver.errors import RowFailed
 from quicksilver.evals.collect import collect
 from quicksilver.evals.task import Generate, Likelihood
@@ -56,3 +56,16 @@ async def test_given_tokens_are_left_out_of_scores() -> None:
     client = FakeEngine(lambda request: [], likes_shortest)
     answer = await collect(client, TOKENIZER, "one", Likelihood((20,), ((1, 2, 3), (4, 5)), (2, 1)), DECODER)
     assert answer.logprobs == ((-1.0,), (-1.0,))
+
+
+async def test_what_an_answer_must_begin_with_is_asked_for_and_left_out() -> None:
+    client = speaking(lambda prompt: " compute(x)")
+    answer = await collect(client, TOKENIZER, "one", Generate((20,), lead=" comp"), DECODER)
+    assert (answer.text, client.seen[0].constraint) == ("ute(x)", ConstraintSpec(lead=" comp"))
+
+
+async def test_space_is_left_out_but_not_asked_for() -> None:
+    client = speaking(lambda prompt: " x" if len(prompt) == 1 else "x")
+    for prompt in ((20,), (20, 21)):
+        assert (await collect(client, TOKENIZER, "one", Generate(prompt, lead=" "), DECODER)).text == "x"
+    assert [request.constraint for request in client.seen] == [None, None]

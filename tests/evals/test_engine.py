@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from quicksilver.constrain.lead import Leads
 from quicksilver.core import DecoderName, DecoderParams
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
@@ -26,7 +27,9 @@ def model() -> Transformer:
 
 
 def tiny_engine() -> AsyncEngine:
-    return AsyncEngine(build_engine(model(), "tiny", EngineConfig(num_pages=400, max_rows=256)))
+    engine = build_engine(model(), "tiny", EngineConfig(num_pages=400, max_rows=256))
+    engine.constraints = Leads.of(tiny_tokenizer(), engine.info.vocab_size).constraint
+    return AsyncEngine(engine)
 
 
 async def _run(data: Path) -> Report:

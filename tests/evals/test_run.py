@@ -165,7 +165,8 @@ def test_groups_name_tasks_that_exist() -> None:
 
 def test_tasks_that_read_likelihoods_are_refused_for_a_server() -> None:
     kinds = {name: inspect.signature(task.ask).return_annotation for name, task in catalogue.ALL.items()}
-    assert {*catalogue.GROUPS["generating"], "echo"} == {name for name, kind in kinds.items() if kind == "Generate"}
+    generating = {*catalogue.GROUPS["generating"], *catalogue.GROUPS["fim_by_context"], "echo"}
+    assert generating == {name for name, kind in kinds.items() if kind == "Generate"}
     catalogue.refuse_likelihoods(("generating", "lambada"))
     with pytest.raises(InvalidRequest, match="wikitext2: likelihoods need the engine"):
         catalogue.refuse_likelihoods(("wikitext2", "sanity"))

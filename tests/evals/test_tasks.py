@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from quicksilver.evals.collect import join_channels
 from quicksilver.evals.task import Answer, Generate
 from quicksilver.evals.tasks import (
     fim,
@@ -20,6 +21,7 @@ from quicksilver.evals.tasks import (
     programs,
     tools,
 )
+from quicksilver.text.channels import Channels
 from quicksilver.text.conversation import ToolCall
 from tests.evals.build import HELD_OUT, bare_writer, skilled_writer, write_pack, write_rows
 
@@ -88,8 +90,36 @@ def test_gap_is_asked_with_both_sides_where_weights_can_and_scored_exactly() -> 
     assert bare_writer().tokenizer.decode(fim.ask(gap, bare_writer()).prompt_ids) == "x = "
     assert fim.score(gap, Answer("compute(1) \n"))["exact"] == 1.0
     near = fim.score(gap, Answer("compute(1)\nmore"))
-    assert (near["exact"], near["exact_rest"], near["first_line"]) == (0.0, 0.0, 1.0)
-    assert 0.5 < near["similarity"] < 1.0
+    assert (near["exact"], near["exact_rest"], near["exact_unstopped"]) == (1.0, 1.0, 0.0)
+    wrong = fim.score(gap, Answer("compute(2)"))
+    assert (wrong["exact"], wrong["exact_unstopped"]) == (0.0, 0.0)
+    assert 0.5 < wrong["similarity"] < 1.0
+
+
+@pytest.mark.parametrize(
+    "text", ["compute(1)", "compute(1)\nmore", " compute(1) \n", "\ncompute(1)", "", "compute(1)\r\n"]
+)
+def test_single_line_is_scored_as_a_line_break_as_stop_would_cut_it(text: str) -> None:
+    gap = fim.Gap("x = ", "compute(1)", "\ny = 2", "rest")
+    tokenizer = skilled_writer().tokenizer
+    channels = Channels(tokenizer, stop=("\n",))
+    cut, _ = join_channels([*channels.push(tokenizer.encode(text)), *channels.finish()])
+    assert fim.score(gap, Answer(text))["exact"] == fim.score(gap, Answer(cut))["exact_unstopped"]
+
+
+def test_several_lines_are_not_cut_at_the_first() -> None:
+    gap = fim.Gap("x = 1\n", "y = 2\nz = 3", "\n", "line")
+    assert fim.score(gap, Answer("y = 2\nz = 3\n"))["exact"] == 1.0
+    assert fim.score(gap, Answer("y = 2"))["exact"] == 0.0
+
+
+def test_contexts_ask_the_same_gaps_with_more_or_less_of_the_file() -> None:
+    near, wide = (list(fim.cut_gaps(FILE * 20, "a", 1, around)) for around in (fim.Around(30, 10), fim.Around(90, 40)))
+    assert [gap.middle for gap in near] == [gap.middle for gap in wide]
+    assert all(long.prefix.endswith(short.prefix) for short, long in zip(near, wide, strict=True))
+    assert all(long.suffix.startswith(short.suffix) for short, long in zip(near, wide, strict=True))
+    assert max(len(gap.prefix) for gap in near) == 30
+    assert max(len(gap.prefix) for gap in wide) == 90
 
 
 def test_infilled_line_is_run_against_the_tests() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from quicksilver.core import Delta, FinishReason, Request, TokenLogprob, Usage
+from quicksilver.core import ConstraintSpec, Delta, FinishReason, Request, TokenLogprob, Usage
 from tests.fake_engine import Step
 from tests.server.conftest import HELLO, Served, events, says
 from tests.small_tokenizer import small_tokenizer
@@ -63,6 +65,49 @@ async def test_tags_in_code_stay_code(served: Served) -> None:
     assert (await served.post(FIM, body)).json()["choices"][0]["text"] == "x = '<think>'"
     special = set(small_tokenizer().special_tokens.values())
     assert sum(i in special for i in served.engine.seen[0].prompt_ids) == 3
+
+
+def teach(served: Served) -> None:
+    """Weights that learned our tokens for gaps and edits: their middle goes on from the prefix."""
+    roles = {"edit_open": 1, "edit_close": 2}
+    served.services = replace(served.services, tokenizer=served.services.tokenizer.with_roles(roles))
+    served.app.state.services = served.services
+
+
+async def test_word_under_the_cursor_is_left_to_weights_we_taught_and_not_said_twice(served: Served) -> None:
+    teach(served)
+    served.engine.script = says(" compute(x);y")
+    body = {"model": "mercury-coder", "prompt": "x = comp", "suffix": "\n", "stop": ["comp", ";"]}
+    reply = (await served.post(FIM, body)).json()
+    assert reply["choices"][0]["text"] == "ute(x)"
+    assert decoded(served.engine.seen[0]).endswith("<|fim_prefix|>x =")
+    assert served.engine.seen[0].constraint == ConstraintSpec(lead=" comp")
+    chunks = events(await served.post(FIM, {**body, "stream": True}))
+    assert "".join(c["choices"][0]["text"] for c in chunks if c["choices"]) == "ute(x)"
+
+
+async def test_last_space_is_left_to_weights_we_taught_without_a_constraint(served: Served) -> None:
+    teach(served)
+    served.engine.script = says(" compute(x)")
+    reply = (await served.post(FIM, {"model": "mercury-coder", "prompt": "x = ", "suffix": "\n"})).json()
+    assert (reply["choices"][0]["text"], served.engine.seen[0].constraint) == ("compute(x)", None)
+
+
+@pytest.mark.parametrize("field", [{"echo": True}, {"return_token_ids": True}, {"logprobs": 0}])
+async def test_prompt_is_read_as_it_was_sent_where_tokens_are_told(served: Served, field: dict[str, object]) -> None:
+    teach(served)
+    await served.post(PLAIN, {"model": "mercury-coder", "prompt": "x = comp", "suffix": "\n", **field})
+    assert decoded(served.engine.seen[0]).endswith("<|fim_prefix|>x = comp")
+    assert served.engine.seen[0].constraint is None
+
+
+async def test_continuation_may_be_told_how_to_begin(served: Served) -> None:
+    served.engine.script = says("so it goes")
+    reply = await served.post(PLAIN, {"model": "mercury-coder", "prompt": "And", "lead": "so"})
+    assert reply.json()["choices"][0]["text"] == "so it goes"
+    assert served.engine.seen[0].constraint == ConstraintSpec(lead="so")
+    refused = await served.post(PLAIN, {"model": "mercury-coder", "prompt": "a", "suffix": "b", "lead": "c"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "lead")
 
 
 async def test_fim_stream(served: Served) -> None:

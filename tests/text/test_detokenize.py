@@ -121,3 +121,26 @@ def test_each_token_knows_where_its_text_begins(smollm2: Tokenizer) -> None:
 )
 def test_string_completed_first_is_found(needles: list[str], text: str, expected: tuple[str, str | None, str]) -> None:
     assert Scanner(needles).push(text) == expected
+
+
+@pytest.mark.parametrize("sizes", [[], [1] * 20, [2, 1, 3]])
+@pytest.mark.parametrize(
+    ("said", "text", "stopped"),
+    [
+        (" comp", "", None),
+        (" compute(x)", "ute(", "x"),
+        (" com", "", None),
+        (" co + x", " co + ", "x"),
+        ("", "", None),
+        (" comp comp", " comp", None),
+    ],
+)
+def test_lead_is_left_out_and_no_stop_is_found_in_it(
+    said: str, text: str, stopped: str | None, sizes: list[int]
+) -> None:
+    detokenizer = Detokenizer(_TINY, ["x", "om", " c_"], " comp")
+    found = "".join(detokenizer.push(run) for run in cut(_TINY.encode(said), sizes))
+    if said == " comp comp":
+        assert (found, detokenizer.stopped) == (" c", "om")
+        return
+    assert (found + detokenizer.finish(), detokenizer.stopped) == (text, stopped)

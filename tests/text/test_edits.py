@@ -16,6 +16,7 @@ from quicksilver.text.edits import (
     fim_bias,
     fim_lead,
     fim_prompt,
+    fim_space,
 )
 from quicksilver.text.tokenizer import Tokenizer
 from tests.fakes import SPECIAL_NAMES, ByteTokenizer
@@ -46,11 +47,46 @@ def test_only_weights_we_taught_are_helped_to_the_end_of_a_gap(tiny: Tokenizer, 
     assert fim_bias(born) == {}
 
 
-def test_last_space_of_a_prefix_is_left_to_the_answer(tiny: Tokenizer) -> None:
-    assert fim_lead(tiny, "ab  ") == " "
-    assert fim_prompt(tiny, "ab  ", "c") == [*fim_prompt(tiny, "ab", "c"), *tiny.encode(" ")]
-    assert fim_prompt(tiny, "ab ", "c") == fim_prompt(tiny, "ab", "c")
-    assert fim_lead(tiny, "ab\n") == ""
+@pytest.mark.parametrize(
+    ("prefix", "lead"),
+    [
+        ("x = comp", " comp"),
+        ("    comp", " comp"),
+        ("a.comp", "comp"),
+        ("comp", "comp"),
+        ("x_", "_"),
+        ("x_y", "y"),
+        ("foo(", "("),
+        ("x =", " ="),
+        ("x = 12", ""),
+        ("ab  ", " "),
+        ("ab\n", ""),
+        ("ab\n\t", ""),
+        ("", ""),
+        ("a" * 60, ""),
+        ("é" * 3, "é" * 3),
+        ("<|file_sep|>a.py\n<|fim_prefix|>", ""),
+        ("<|fim_prefix|>(", "("),
+    ],
+)
+def test_word_that_a_prefix_ends_within_is_left_to_the_answer(tiny: Tokenizer, prefix: str, lead: str) -> None:
+    assert fim_lead(tiny, prefix) == lead
+
+
+def test_text_that_no_tokens_spell_is_not_left_to_the_answer() -> None:
+    class Deaf(ByteTokenizer):
+        def encode(self, text: str) -> list[int]:
+            return super().encode(text.replace("q", ""))
+
+    deaf = Deaf().with_reserved()
+    assert can_edit(deaf)
+    assert fim_lead(deaf, "x = eq") == ""
+    assert fim_lead(deaf, "x = eg") == " eg"
+
+
+def test_weights_read_in_training_what_they_say_unasked(tiny: Tokenizer, born: Tokenizer) -> None:
+    assert [fim_space(tiny, text) for text in ("ab ", "ab", "ab\n")] == [" ", "", ""]
+    assert fim_space(born, "ab ") == fim_lead(born, "ab") == ""
 
 
 def test_stand_in_for_an_empty_suffix_is_empty(tiny: Tokenizer) -> None:

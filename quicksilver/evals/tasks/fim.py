@@ -1,8 +1,9 @@
 """Fill in the middle on files of packages kept from training: Python and JavaScript, one line or a few.
 
-`exact` asks for the very characters that stood there (trailing space aside), `similarity` for how near it came, and
-`first_line` forgives what is written after the line. A middle begins where a cursor would stand: half of the single
-lines at the end of their indentation (`exact_line`), half somewhere within (`exact_rest`).
+`exact` asks for the very characters that stood there (trailing space aside), `similarity` for how near it came. A
+single line is asked for as editors ask, with a line break as the stop; `exact_unstopped` is the same without it, where
+the weights must end by themselves. A middle begins where a cursor would stand: half of the single lines at the end of
+their indentation (`exact_line`), half somewhere within (`exact_rest`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,24 @@ from quicksilver.evals.data import held_out_rows
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
 from quicksilver.evals.writer import Writer
 
-BEFORE_CHARS, AFTER_CHARS = 1000, 400
 _PER_FILE = 2
 _SHORTEST = 6
+_ALL_GAPS = 1000
+"""More than the held-out files have: a few percent are wanted to the point, so every gap is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """How much of the file an editor sends with a gap, in characters."""
+
+    before: int
+    after: int
+
+
+CONTEXTS = (Around(1000, 400), Around(1800, 800), Around(4000, 1600), Around(6000, 2400))
+"""Each has tasks of its own, which are named after the characters before the gap."""
+USUAL = Around(4000, 1600)
+"""Between editors that send a thousand tokens and those that send hundreds of lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +51,7 @@ def similarity(found: str, wanted: str) -> float:
     return difflib.SequenceMatcher(None, found, wanted, autojunk=False).ratio()
 
 
-def cut_gaps(text: str, name: str, num_lines: int) -> Iterator[Gap]:
+def cut_gaps(text: str, name: str, num_lines: int, around: Around = USUAL) -> Iterator[Gap]:
     """Up to two gaps of `num_lines` lines; which ones depends on the file's name alone."""
     rng = random.Random(f"{name}/{num_lines}")
     text = text.replace("\r\n", "\n")
@@ -48,38 +64,45 @@ def cut_gaps(text: str, name: str, num_lines: int) -> Iterator[Gap]:
         column = rng.randint(indent + 1, len(line.rstrip()) - 3) if is_within else indent
         start = sum(len(above) + 1 for above in lines[:first]) + column
         end = start - column + len("\n".join(lines[first : first + num_lines]))
-        prefix, suffix = text[max(0, start - BEFORE_CHARS) : start], text[end : end + AFTER_CHARS]
+        prefix, suffix = text[max(0, start - around.before) : start], text[end : end + around.after]
         yield Gap(prefix, text[start:end], suffix, "rest" if is_within else "line")
 
 
 def ask(gap: Gap, writer: Writer) -> Generate:
     room = 48 + len(writer.encode(gap.middle))
     prompt = writer.fim(gap.prefix, gap.suffix, room)
-    return Generate(prompt.ids, room, prompt.stop, prompt.stop_ids, logit_bias=prompt.logit_bias)
+    return Generate(prompt.ids, room, prompt.stop, prompt.stop_ids, logit_bias=prompt.logit_bias, lead=prompt.lead)
 
 
 def score(gap: Gap, answer: Answer) -> Metrics:
-    # Weights that read "x =" rather than "x = " say the last space themselves (`text.edits.fim_lead`).
-    text = answer.text.removeprefix(" ") if gap.prefix.endswith(" ") else answer.text
-    found, wanted = text.rstrip(), gap.middle.rstrip()
+    is_single = "\n" not in gap.middle
+    # A stop string only cuts what was written, so one answer tells both what comes with it and what without.
+    found, wanted = (answer.text.partition("\n")[0] if is_single else answer.text).rstrip(), gap.middle.rstrip()
     exact = float(found == wanted)
     metrics = {"exact": exact, "similarity": similarity(found, wanted)}
-    if "\n" in gap.middle:
+    if not is_single:
         return metrics
-    first_line = text.partition("\n")[0].rstrip()
-    return metrics | {f"exact_{gap.kind}": exact, "first_line": float(first_line == wanted)}
+    return metrics | {f"exact_{gap.kind}": exact, "exact_unstopped": float(answer.text.rstrip() == wanted)}
 
 
-def _task(name: str, file: str, num_lines: int) -> Task[Gap]:
+def _task(name: str, file: str, num_lines: int, around: Around = USUAL) -> Task[Gap]:
     def load(data: Path) -> Iterable[Gap]:
         rows = held_out_rows(data, file)
-        return [gap for row in rows for gap in cut_gaps(str(row["t"]), f"{row['p']}/{row['f']}", num_lines)]
+        return [gap for row in rows for gap in cut_gaps(str(row["t"]), f"{row['p']}/{row['f']}", num_lines, around)]
 
-    return Task(name, "fim", ("exact", "similarity"), load, ask, score)
+    headlines = ("exact", "exact_unstopped") if num_lines == 1 else ("exact", "similarity")
+    return Task(name, "fim", headlines, load, ask, score, _ALL_GAPS if num_lines == 1 else 100)
 
 
+BY_CONTEXT = tuple(
+    _task(f"{name}_{around.before}", file, 1, around)
+    for around in CONTEXTS
+    for name, file in (("fim_python", "code_python"), ("fim_js", "code_js_ts"))
+)
+"""The same gaps with more or less of the file around them."""
 TASKS = (
     _task("fim_python", "code_python", 1),
     _task("fim_js", "code_js_ts", 1),
-    _task("fim_python_lines", "code_python", 4),
+    _task("fim_python_lines", "code_python", 4, CONTEXTS[0]),
+    *BY_CONTEXT,
 )

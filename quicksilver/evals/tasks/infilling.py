@@ -28,7 +28,7 @@ class Hole:
 def ask(hole: Hole, writer: Writer) -> Generate:
     room = 48 + len(writer.encode(hole.middle))
     prompt = writer.fim(hole.prefix, hole.suffix, room)
-    return Generate(prompt.ids, room, prompt.stop, prompt.stop_ids, logit_bias=prompt.logit_bias)
+    return Generate(prompt.ids, room, prompt.stop, prompt.stop_ids, logit_bias=prompt.logit_bias, lead=prompt.lead)
 
 
 def score(hole: Hole, answer: Answer) -> Metrics:

@@ -90,6 +90,8 @@ class CompletionBody(Wire):
     """Extension: ids in `prompt` may be special tokens, as in a prompt whose template the caller rendered."""
     stop_ids: StopIds | None = None
     """Extension: tokens that end the answer, in place of the model's own."""
+    lead: Annotated[str, Field(max_length=512)] | None = None
+    """Extension: what the answer must begin with, in tokens that the model chooses. Not beside `suffix`."""
     return_token_ids: bool | None = None
     """Extension: choices carry the answer's tokens, special ones too, as `token_ids`."""
 
