@@ -43,6 +43,10 @@ def biased_params(rng: random.Random, row: int, best: list[int], vocab: int) -> 
     return DecodeParams(banned_ids=(0,), logit_bias={vocab - 1: 7.25, best[0]: -100.0})
 
 
+def table_of(rows: int, vocab: int) -> BiasTable:
+    return BiasTable(rows, -(-vocab // BLOCK_V), BLOCK_V, torch.device(here().device))
+
+
 def check_biased_head(seed: int, shape: tuple[int, int], rows: int, temperature: float) -> None:
     """Token, confidence and entropy are those that the sampler reads from adjusted logits, whatever each row's bias."""
     torch.manual_seed(seed)
@@ -51,7 +55,7 @@ def check_biased_head(seed: int, shape: tuple[int, int], rows: int, temperature:
     wide = hidden.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * gain.float()
     logits = normed.to(place.dtype).float() @ w.float().T
-    table = BiasTable(rows, hidden.device)
+    table = table_of(rows, vocab)
     for row, best in enumerate(logits.topk(8).indices.tolist()):
         params = biased_params(rng, row, best, vocab)
         adjust(logits[row : row + 1], Adjustment(params, (), ()))
@@ -65,7 +69,7 @@ def check_biased_head(seed: int, shape: tuple[int, int], rows: int, temperature:
     wanted = propose(logits, SampleRows(heat, ones, zeros, zeros.long(), seeds, positions, zeros.long()))
     draws = Draws(heat, seeds, positions.int(), zeros.int()) if temperature else None
     index = torch.arange(rows, device=place.device).int()
-    asked = HeadRows(index, draws, bias=Bias(table.ids, table.values))
+    asked = HeadRows(index, draws, bias=Bias(table.ids, table.values, table.tiles))
     results = propose_rows(hidden, Norm(gain, 1e-6), Weight(w), asked, HeadSpace.allocate(w, rows, place.dtype))
     token_ids = expect_proposals(results, wanted)
     assert not bool(logits.gather(1, token_ids[:, None]).isneginf().any()), "a banned token was proposed"
@@ -77,13 +81,13 @@ def check_lone_bias(rows: int) -> None:
     place, vocab, k = here(), 2 * BLOCK_V + 9, 64
     hidden, w = place.normal(rows, k), place.normal(vocab, k)
     hidden[3, 5] = torch.nan
-    index, table = torch.arange(rows, device=place.device).int(), BiasTable(rows, hidden.device)
+    index, table = torch.arange(rows, device=place.device).int(), table_of(rows, vocab)
     space, norm = HeadSpace.allocate(w, rows, place.dtype), Norm(place.normal(k), 1e-6)
     for token in (0, BLOCK_V - 1, BLOCK_V, 2 * BLOCK_V - 1, vocab - 1):
         table.write(slice(1, 2), DecodeParams(logit_bias={token: 90.0}))
         table.write(slice(3, 4), DecodeParams(banned_ids=(7,)))
         table.send()
-        asked = HeadRows(index, bias=Bias(table.ids, table.values))
+        asked = HeadRows(index, bias=Bias(table.ids, table.values, table.tiles))
         token_ids, confidence, _, is_finite = read_results(propose_rows(hidden, norm, Weight(w), asked, space))
         assert int(token_ids[1]) == token
         assert float(confidence[1]) > 0.99

@@ -16,13 +16,13 @@ from quicksilver.diffusion.sample import Proposal, SampleRows, propose
 from quicksilver.engine.graphs import GraphLimits
 from quicksilver.engine.rounds import RoundRunner, RoundShape
 from quicksilver.engine.runner import Outcome, Runner
-from quicksilver.engine.wishes import MASKED_KINDS, BiasTable, HeadKind
+from quicksilver.engine.wishes import MASKED_KINDS, HeadKind
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels.head import BLOCK_V, Bias, Draws, HeadRows, HeadSpace, propose_rows, read_results
 from quicksilver.model.kernels.project import Norm, Weight
 from quicksilver.model.transformer import Transformer
-from tests.bias_checks import biased_params
+from tests.bias_checks import biased_params, table_of
 from tests.graph_checks import SMALL, SMALL_TRUE, WIDE_PARTS, engine_of, model_of
 from tests.kernel_checks import expect_close, here
 from tests.staircase import Staircase
@@ -38,7 +38,7 @@ def check_masked_head(seed: int, shape: tuple[int, int], rows: int, temperature:
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * gain.float()
     logits = normed.to(place.dtype).float() @ w.float().T
     bits = torch.randint(-(2**31), 2**31, (4, rows, -(-vocab // 32)), device=place.device).int()
-    bitmask, table = torch.full_like(bits[0], -1), BiasTable(rows, hidden.device)
+    bitmask, table = torch.full_like(bits[0], -1), table_of(rows, vocab)
     bitmask[1::3] = bits[0, 1::3]
     bitmask[2::3] = bits[0, 2::3] & bits[1, 2::3] & bits[2, 2::3] & bits[3, 2::3]
     for row, best in enumerate(logits.topk(8).indices.tolist()):
@@ -53,7 +53,9 @@ def check_masked_head(seed: int, shape: tuple[int, int], rows: int, temperature:
     ones, zeros = torch.ones(rows, device=place.device), torch.zeros(rows, device=place.device)
     wanted = propose(logits, SampleRows(heat, ones, zeros, zeros.long(), seeds, positions, zeros.long()))
     draws = Draws(heat, seeds, positions.int(), zeros.int()) if temperature else None
-    asked = HeadRows(torch.arange(rows, device=place.device).int(), draws, bitmask, Bias(table.ids, table.values))
+    asked = HeadRows(
+        torch.arange(rows, device=place.device).int(), draws, bitmask, Bias(table.ids, table.values, table.tiles)
+    )
     results = propose_rows(hidden, Norm(gain, 1e-6), Weight(w), asked, HeadSpace.allocate(w, rows, place.dtype))
     token_ids, confidence, entropy, is_finite = read_results(results)
     same = token_ids == wanted.token_ids
@@ -74,7 +76,7 @@ def check_narrow_masks(rows: int, temperature: float) -> None:
     hidden[3, 5] = torch.nan
     heat, seeds = torch.full((rows,), temperature, device=place.device), torch.arange(rows, device=place.device)
     draws = Draws(heat, seeds, seeds.int(), seeds.int()) if temperature else None
-    table = BiasTable(rows, hidden.device)
+    table = table_of(rows, vocab)
     only = [(0, 31, 32, BLOCK_V - 1, BLOCK_V, vocab - 1)[row % 6] for row in range(rows)]
     bits = torch.zeros(rows, -(-vocab // 32), dtype=torch.int64)
     for row, token in enumerate(only):
@@ -84,7 +86,7 @@ def check_narrow_masks(rows: int, temperature: float) -> None:
     table.send()
     bitmask = torch.where(bits > 2**31 - 1, bits - 2**32, bits).int().to(place.device)
     index = torch.arange(rows, device=place.device).int()
-    asked = HeadRows(index, draws, bitmask, Bias(table.ids, table.values))
+    asked = HeadRows(index, draws, bitmask, Bias(table.ids, table.values, table.tiles))
     space, norm = HeadSpace.allocate(w, rows, place.dtype), Norm(place.normal(k), 1e-6)
     token_ids, confidence, entropy, is_finite = read_results(propose_rows(hidden, norm, Weight(w), asked, space))
     fine = [row for row in range(rows) if row not in (3, 5)]

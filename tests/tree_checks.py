@@ -232,7 +232,8 @@ def check_tree_rows(tree_rows: int) -> None:
         way = [1000 + i for i in way_to(nodes, row)[1:]]
         assert forks[row, : 1 + len(way)].tolist() == [start + 1, *way]
     assert torch.equal(columns.cpu(), wanted), "other rows"
-    assert int(forks[len(nodes) :, 0].min()) > 1000, "a dead row forks"
+    assert set(forks[:tree_rows, 0].tolist()) == {start + 1}, "rows of a sequence fork at different positions"
+    assert int(forks[tree_rows:, 0].min()) > 1000, "a gap forks"
 
 
 class Cheat:

@@ -28,7 +28,7 @@ from quicksilver.engine.sequence import Work
 from quicksilver.engine.wishes import HEAD_KINDS, MASKED_KINDS, BiasTable, HeadKind, is_fused, kind_of
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.kernels.attention import RowTables, cut_tiles
-from quicksilver.model.kernels.head import Bias, Draws, HeadRows, HeadSpace, propose_rows, read_results
+from quicksilver.model.kernels.head import BLOCK_V, Bias, Draws, HeadRows, HeadSpace, propose_rows, read_results
 from quicksilver.model.kernels.network import Network, Product, RowInputs, Space
 from quicksilver.model.kernels.rotate import RowSlots, angle_table
 from quicksilver.model.kernels.weights import collect
@@ -132,8 +132,8 @@ class HeadBuffers:
         self.ints, self.seeds = self.host_ints.to(device), self.host_seeds.to(device)
         self.heat = self.host_heat.to(device)
         self.draws = Draws(self.heat, self.seeds, self.ints[1], self.ints[2])
-        self.bias = BiasTable(num_rows, device)
         self.space = HeadSpace.allocate(head, num_rows, dtype)
+        self.bias = BiasTable(num_rows, self.space.tiles.shape[1], BLOCK_V, device)
         self.host_results = torch.zeros(4, num_rows, dtype=torch.int32, pin_memory=_pins())
 
     def fill(self, batch: Batch, index: Tensor, works: Seq[Work]) -> None:
@@ -162,7 +162,7 @@ class HeadBuffers:
         self.bias.send()
 
     def rows(self, kind: HeadKind) -> HeadRows:
-        bias = Bias(self.bias.ids, self.bias.values) if kind.is_biased else None
+        bias = Bias(self.bias.ids, self.bias.values, self.bias.tiles) if kind.is_biased else None
         draws, bits = self.draws if kind.is_drawn else None, self.bits if kind.is_masked else None
         return HeadRows(self.ints[0], draws, bits, bias)
 

@@ -42,34 +42,39 @@ def list_choices(own, drafted, is_recalled, confidence, runners_up, num_rows, ch
 
 
 @triton.jit
-def _chances(choices, place, behind, K: tl.constexpr):
-    """(NUM_CHOICES,): how likely each token of a place is behind the token `behind`."""
-    at = choices + place * _CHOICES + tl.arange(0, _CHOICES)
-    chance = tl.load(at + K * _CHOICES, mask=place < K - 1, other=0).to(tl.float32, bitcast=True)
-    return tl.where(tl.load(at, mask=place < K - 1, other=-1) == behind, _REPEATED * chance, chance)
-
-
-@triton.jit
-def grown(choices, root, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def grown(choices, root, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
     """-> by row: token, row before, depth and the bits of the way. Row 0 is `root`; each further one is the likeliest
     token that is not taken yet, behind one that is. Depth -1 where nothing was left to take."""
-    i, c = tl.arange(0, BLOCK), tl.arange(0, _CHOICES)
+    i, c, k = tl.arange(0, BLOCK), tl.arange(0, _CHOICES), tl.arange(0, BLOCK_K)
+    at = choices + k[:, None] * _CHOICES + c[None, :]
+    tokens = tl.load(at, mask=(k < K)[:, None], other=-1)
+    chances = tl.load(at + K * _CHOICES, mask=(k < K - 1)[:, None], other=0).to(tl.float32, bitcast=True)
     token, before = tl.where(i == 0, root, 0), tl.zeros((BLOCK,), tl.int32)
     depth, line = tl.where(i == 0, 0, -1), tl.where(i == 0, 1, 0)
-    score = tl.where((i == 0)[:, None], _chances(choices, 0, root, K)[None, :], 0.0)
+    score = tl.where((i == 0)[:, None], _behind(tokens, chances, k, 0, root)[None, :], 0.0)
     for n in range(1, ROWS):
-        best, choice = tl.max(score, 1), tl.argmax(score, 1)
-        top, source = tl.max(best, 0), tl.argmax(best, 0)
+        best, choice = tl.max(score, 1, return_indices=True)
+        top, source = tl.max(best, 0, return_indices=True)
         is_source = i == source
-        which, place = tl.sum(tl.where(is_source, choice, 0), 0), tl.sum(tl.where(is_source, depth, 0), 0)
-        taken = tl.load(choices + place * _CHOICES + which)
+        # One sum finds two small numbers.
+        found = tl.sum(tl.where(is_source, choice * 64 + depth, 0), 0)
+        which, place = found // 64, found % 64
+        taken = tl.sum(tl.sum(tl.where((k == place)[:, None] & (c == which)[None, :], tokens, 0), 1), 0)
         score = tl.where(is_source[:, None] & (c == which)[None, :], 0.0, score)
         is_new = i == tl.where(top > 0.0, n, -1)
         token, before = tl.where(is_new, taken, token), tl.where(is_new, source, before)
         way = tl.sum(tl.where(is_source, line, 0), 0)
         depth, line = tl.where(is_new, place + 1, depth), tl.where(is_new, way | bits(i), line)
-        score = tl.where(is_new[:, None], top * _chances(choices, place + 1, taken, K)[None, :], score)
+        score = tl.where(is_new[:, None], top * _behind(tokens, chances, k, place + 1, taken)[None, :], score)
     return token, before, depth, line
+
+
+@triton.jit
+def _behind(tokens, chances, k, place, before):
+    """(NUM_CHOICES,): how likely each token of a place is behind the token `before`."""
+    is_place = (k == place)[:, None]
+    chance = tl.where(tokens == before, _REPEATED * chances, chances)
+    return tl.sum(tl.where(is_place, chance, 0.0), 0)
 
 
 @triton.jit

@@ -47,12 +47,14 @@ def plant(tree: Tensor, token_ids: list[int]) -> None:
 @triton.jit
 def _grow_kernel(
     last, position, choices, tree,
-    K: tl.constexpr, CHOICES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
+    K: tl.constexpr, CHOICES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     wait_turn(OVERLAPS)
     b = tl.program_id(0)
     if tl.load(position + b) >= 0:
-        token, before, depth, line = grown(choices + 2 * b * K * CHOICES, tl.load(last + b), K, ROWS, BLOCK)
+        mine = choices + 2 * b * K * CHOICES
+        token, before, depth, line = grown(mine, tl.load(last + b), K, ROWS, BLOCK, BLOCK_K)
         i = tl.arange(0, BLOCK)
         out = tree + 4 * b * ROWS + i
         tl.store(out, token, mask=i < ROWS)
@@ -88,7 +90,8 @@ def _tree_rows_kernel(
         tl.store(out + column * num_rows, i * 0, mask=is_row)
     tl.store(noise_at + b * ROWS + i, at + 1, mask=is_row)
     table = forks + (b * ROWS + i) * _FORK
-    tl.store(table, tl.where(is_live, start + 1, _NO_FORK), mask=is_row)
+    # Rows without a token too: all rows of a tile fork at one position.
+    tl.store(table, tl.where(start >= 0, start + 1, _NO_FORK), mask=is_row)
     is_on_way = ((line[:, None] & bits(i)[None, :]) != 0) & (depth > 0)[None, :] & (is_row & is_live)[:, None]
     tl.store(table[:, None] + depth[None, :], (own + 0 * depth)[None, :], mask=is_on_way)
 
@@ -154,7 +157,8 @@ def grow(state: RoundState) -> None:
     (num_sequences, canvas_len), rows = state.draft.shape, state.tree.shape[2]
     _grow_kernel[(num_sequences,)](
         state.last, state.position, state.choices, state.tree, K=canvas_len, CHOICES=state.choices.shape[3],
-        ROWS=rows, BLOCK=triton.next_power_of_2(rows), num_warps=1, **overlap(),
+        ROWS=rows, BLOCK=triton.next_power_of_2(rows), BLOCK_K=triton.next_power_of_2(canvas_len), num_warps=1,
+        **overlap(),
     )  # fmt: skip
 
 

@@ -74,14 +74,18 @@ def bias_of(params: DecodeParams) -> dict[int, float]:
 
 
 class BiasTable:
-    """NUM_BIAS (token, value) pairs a row, token -1 for none: written on the host, fixed on the device."""
+    """NUM_BIAS (token, value) pairs a row, token -1 for none, and which tiles of `tile_len` tokens hold any: written on
+    the host, fixed on the device."""
 
-    def __init__(self, num_rows: int, device: torch.device) -> None:
-        is_pinned = device.type == "cuda"
+    def __init__(self, num_rows: int, num_tiles: int, tile_len: int, device: torch.device) -> None:
+        is_pinned, self._tile_len = device.type == "cuda", tile_len
         host_ids = torch.full((NUM_BIAS, num_rows), -1, dtype=torch.int32, pin_memory=is_pinned)
         host_values = torch.zeros(NUM_BIAS, num_rows, pin_memory=is_pinned)
-        self._pairs = [(host, host.to(device, copy=True)) for host in (host_ids, host_values)]
-        self._rows_of_ids, self._rows_of_values = host_ids.numpy(), host_values.numpy()  # cheaper to write than tensors
+        host_tiles = torch.zeros(num_tiles, dtype=torch.int32, pin_memory=is_pinned)
+        self._pairs = [(host, host.to(device, copy=True)) for host in (host_ids, host_values, host_tiles)]
+        # Cheaper to write than tensors.
+        self._rows_of_ids, self._rows_of_values = host_ids.numpy(), host_values.numpy()
+        self._tiles = host_tiles.numpy()
 
     @property
     def ids(self) -> Tensor:
@@ -93,6 +97,11 @@ class BiasTable:
         """(NUM_BIAS, rows) float32, on the device."""
         return self._pairs[1][1]
 
+    @property
+    def tiles(self) -> Tensor:
+        """(tiles,) int32, on the device."""
+        return self._pairs[2][1]
+
     def write(self, rows: slice, params: DecodeParams) -> None:
         """All of a request's proposals, canvas rows too, have its bias. On the host; no copy may be under way."""
         bias = bias_of(params)
@@ -102,5 +111,7 @@ class BiasTable:
             self._rows_of_values[: len(bias), rows] = [[value] for value in bias.values()]
 
     def send(self) -> None:
+        self._tiles[:] = 0
+        self._tiles[self._rows_of_ids[self._rows_of_ids >= 0] // self._tile_len] = 1
         for host, device in self._pairs:
             device.copy_(host, non_blocking=True)

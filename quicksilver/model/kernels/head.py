@@ -1,7 +1,7 @@
 """The head with the sampler in it: vocabulary tile -> running best, log-sum and entropy; no row of logits is stored.
 
 Rows may have a bias, a few tokens whose logits move before anything else is made of them; a program whose tile holds
-none of these tokens only looks.
+none of these tokens only looks at one number.
 
 Gumbel noise is the counter-based noise of `diffusion/noise.py`, computed where it is used, so greedy and sampled rows
 of many requests share one launch. Ties go to the lowest token id, as argmax does.
@@ -42,6 +42,7 @@ class Bias:
 
     ids: Tensor  # (entries, rows) int32, -1 for none; entries is a power of two, no token comes twice in a row
     values: Tensor  # (entries, rows) fp32
+    tiles: Tensor  # (vocabulary tiles,) int32, not 0 where any row has a token of the tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +93,6 @@ def _gumbel(seeds, positions, steps, columns):
 
 
 @triton.jit
-def _is_biased(ids, r, first, num_rows, ENTRIES: tl.constexpr, BLOCK_V: tl.constexpr):
-    """Whether any of these rows has a bias for one of BLOCK_V tokens."""
-    found = tl.load(ids + tl.arange(0, ENTRIES)[:, None] * num_rows + r[None, :])
-    return tl.max(tl.max(((found >= first) & (found < first + BLOCK_V)).to(tl.int32), 0), 0) != 0
-
-
-@triton.jit
 def _add_bias(logits, is_biased, ids, values, r, v, num_rows, ENTRIES: tl.constexpr):
     """Added in fp32, as the sampler does; a ban hides whatever the logit was."""
     if is_biased:
@@ -138,7 +132,7 @@ def _write_tile(tiles, logits, score, is_open, r, num_rows, BLOCK_V: tl.constexp
 
 @triton.jit
 def _head_kernel(
-    x, row_steps, w, scale, bias_ids, bias_values, bitmask, temperature, seeds, positions, steps, tiles,
+    x, row_steps, w, scale, bias_ids, bias_values, bias_tiles, bitmask, temperature, seeds, positions, steps, tiles,
     K, V, num_rows, words,
     BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, LINES: tl.constexpr,
     SAMPLE: tl.constexpr, BIAS: tl.constexpr, BITMASK: tl.constexpr, SCALE: tl.constexpr, FP8: tl.constexpr,
@@ -153,7 +147,7 @@ def _head_kernel(
     fetch_ahead(w, at_v, K, 0, LINES, OVERLAPS)
     if BIAS:
         # Before the wait: no kernel writes the bias, and its copy is over before the first kernel starts.
-        is_biased = _is_biased(bias_ids, r, tl.program_id(1) * BLOCK_V, num_rows, BIAS, BLOCK_V)
+        is_biased = tl.load(bias_tiles + tl.program_id(1)) != 0
     wait_for_input(OVERLAPS)
     acc = tl.zeros((BLOCK_V, BLOCK_M), tl.float32)
     for start in range(0, K, BLOCK_K):
@@ -228,8 +222,8 @@ def _read_kernel(
         # A tile's second comes in its best one's place; then the tile has none.
         score = tl.where(t == first, tl.where(num_taken == 0, second, float("-inf")), score)
         num_taken += (t == first).to(tl.int32)
-        first = tl.argmax(score, 0)
-        is_there = tl.max(score, 0) > float("-inf")
+        best, first = tl.max(score, 0, return_indices=True)
+        is_there = best > float("-inf")
         is_second = tl.sum(tl.where(t == first, num_taken, 0), 0) > 0
         here = tiles + tl.where(is_second, 7, 1) * plane + first * num_rows + row
         token = tl.load(here).to(tl.int32, bitcast=True)
@@ -264,7 +258,7 @@ def propose_rows(hidden: Tensor, norm: Norm, weight: Weight, rows: HeadRows, spa
     _head_kernel[(triton.cdiv(num_rows, block_m), num_tiles)](
         space.normed, space.normed if space.steps is None else space.steps,
         weight.w, weight.scale if weight.scale is not None else rows.index,
-        *((bias.ids, bias.values) if bias else (rows.index,) * 2),
+        *((bias.ids, bias.values, bias.tiles) if bias else (rows.index,) * 3),
         mask if mask is not None else rows.index, *drawn, space.tiles, k, vocab_size, num_rows,
         mask.shape[1] if mask is not None else 0,
         BLOCK_M=block_m, BLOCK_V=BLOCK_V, BLOCK_K=block_k, EVEN=k % block_k == 0, LINES=4,

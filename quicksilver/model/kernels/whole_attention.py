@@ -74,30 +74,41 @@ def _put_down(
 
 @triton.jit
 def _merge_if_last(
-    row, is_row, head, arrived, awaited, part_acc, part_top, part_total, attended,
+    row, is_row, head, arrived, part_acc, part_top, part_total, attended,
     ROWS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Who comes last of those `awaited` folds the splits of a tile under a head in their order and writes the
-    output."""
+    """Who finds all other splits there folds them in their order and writes the output."""
     d = tl.arange(0, D)
     at = row * HEADS + head
-    if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == awaited - 1:
+    if tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") == SPLITS - 1:
         tl.store(arrived, 0)
         best = tl.full((16,), float("-inf"), tl.float32)
         for part in tl.static_range(SPLITS):
-            best = tl.maximum(best, tl.load(part_top + part * ROWS * HEADS + at, mask=is_row, other=0.0,
-                                            cache_modifier=".cg"))  # fmt: skip
+            best = tl.maximum(best, _tops(part_top, part, at, is_row, ROWS, HEADS))
         safe = tl.where(best == float("-inf"), 0.0, best)
         whole, y = tl.zeros((16,), tl.float32), tl.zeros((16, D), tl.float32)
         for part in tl.static_range(SPLITS):
-            here = part * ROWS * HEADS + at
-            weight = tl.exp2(tl.load(part_top + here, mask=is_row, other=0.0, cache_modifier=".cg") - safe)
-            whole += weight * tl.load(part_total + here, mask=is_row, other=0.0, cache_modifier=".cg")
-            values = tl.load(part_acc + here[:, None] * D + d[None, :], mask=is_row[:, None], other=0.0,
-                             cache_modifier=".cg")  # fmt: skip
-            y += weight[:, None] * values
+            weight = tl.exp2(_tops(part_top, part, at, is_row, ROWS, HEADS) - safe)
+            total, acc = _sums(part_total, part_acc, part, at, is_row, ROWS, HEADS, D)
+            whole += weight * total
+            y += weight[:, None] * acc
         y = y / tl.where(whole > 0, whole, 1.0)[:, None]
         tl.store(attended + at[:, None] * D + d[None, :], y.to(attended.dtype.element_ty), mask=is_row[:, None])
+
+
+@triton.jit
+def _tops(part_top, part, at, is_row, ROWS: tl.constexpr, HEADS: tl.constexpr):
+    return tl.load(part_top + part * ROWS * HEADS + at, mask=is_row, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def _sums(
+    part_total, part_acc, part, at, is_row, ROWS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr
+):  # fmt: skip
+    here, d = part * ROWS * HEADS + at, tl.arange(0, D)
+    total = tl.load(part_total + here, mask=is_row, other=0.0, cache_modifier=".cg")
+    acc = tl.load(part_acc + here[:, None] * D + d[None, :], mask=is_row[:, None], other=0.0, cache_modifier=".cg")
+    return total, acc
 
 
 @triton.jit
@@ -111,9 +122,8 @@ def used_tiles(tiles, num_tiles, SLOTS: tl.constexpr):
 
 @triton.jit
 def num_attends(num_tiles, num_shared, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, SPLITS: tl.constexpr):
-    """Items of the attention part: a shared tile under a head in a split, or a forked row under a KV head in a split,
-    of which it has two at most."""
-    return num_shared * (HEADS * SPLITS) + (num_tiles - num_shared) * (KV_HEADS * 2)
+    """Items of the attention part: a shared tile under a head in a split, or a forked row under a KV head."""
+    return num_shared * (HEADS * SPLITS) + (num_tiles - num_shared) * KV_HEADS
 
 
 @triton.jit
@@ -127,74 +137,89 @@ def attend_part(
     for item in range(program, num_shared * (HEADS * SPLITS), PROGRAMS):
         split, head, tile = item % SPLITS, (item // SPLITS) % HEADS, item // (HEADS * SPLITS)
         first, end = tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
-        row = first + m
-        own = forks + first * _FORK
-        is_mine, awaited, fork = first < end, SPLITS, 0
+        row, kv_head = first + m, head // (HEADS // KV_HEADS)
+        is_mine = first < end
         if FORKS:
-            fork = tl.load(own)
-            one, two = forked_splits(fork, 64, SPLITS)
+            one, two = forked_splits(tl.load(forks + first * _FORK), 64, SPLITS)
             is_mine = is_mine & (split != one) & (split != two)
-            awaited = _awaited(end - first, one, two, SPLITS)
         if is_mine:
             top, total, acc = _attend_tile(
-                tl.load(tiles + 3 * tile), row, row < end, head + m * 0, head // (HEADS // KV_HEADS), split,
-                fork, own + 1, qkv, keys, values, prefix_end, span_start, span_end, pages, scale, max_pages,
+                tl.load(tiles + 3 * tile), row, row < end, head + m * 0, kv_head, split, 0, forks,
+                qkv, keys, values, prefix_end, span_start, span_end, pages, scale, max_pages,
                 HEADS, KV_HEADS, D, PAGE, 64, SPLITS, False,
             )  # fmt: skip
             _put_down(top, total, acc, row, row < end, head, split, part_acc, part_top, part_total, ROWS, HEADS, D)
-            _merge_if_last(
-                row, row < end, head, arrived + tile * HEADS + head, awaited,
-                part_acc, part_top, part_total, attended, ROWS, HEADS, D, SPLITS,
-            )  # fmt: skip
+            if FORKS:
+                tl.atomic_add(arrived + 2 * (tile * KV_HEADS + kv_head), 1, sem="release", scope="gpu")
+            else:
+                _merge_if_last(
+                    row, row < end, head, arrived + tile * HEADS + head,
+                    part_acc, part_top, part_total, attended, ROWS, HEADS, D, SPLITS,
+                )  # fmt: skip
     if FORKS:
-        _attend_forked(
-            program, num_tiles, num_shared, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale,
-            max_pages, forks, arrived, part_acc, part_top, part_total, attended,
-            ROWS, HEADS, KV_HEADS, D, PAGE, SPLITS, PROGRAMS,
-        )  # fmt: skip
-
-
-@triton.jit
-def _awaited(num_rows, one, two, SPLITS: tl.constexpr):
-    """How many put down a part of a shared tile under a head: its own splits, and each row in those where it forks."""
-    num_forked = tl.where(one == two, 1, 2)
-    return SPLITS - num_forked + num_rows * num_forked
+        # Behind the shared items, so that programs that had none of those begin.
+        begin = (program + PROGRAMS - num_shared * (HEADS * SPLITS) % PROGRAMS) % PROGRAMS
+        for item in range(begin, (num_tiles - num_shared) * KV_HEADS, PROGRAMS):
+            _attend_forked(
+                num_shared + item // KV_HEADS, item % KV_HEADS, tiles, qkv, keys, values, prefix_end, span_start,
+                span_end, pages, scale, max_pages, forks, arrived, part_acc, part_top, part_total, attended,
+                ROWS, HEADS, KV_HEADS, D, PAGE, SPLITS,
+            )  # fmt: skip
 
 
 @triton.jit
 def _attend_forked(
-    program, num_tiles, num_shared, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale, max_pages,
+    tile, kv_head, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale, max_pages,
     forks, arrived, part_acc, part_top, part_total, attended,
     ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    SPLITS: tl.constexpr, PROGRAMS: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Each row under the heads that share keys, in the splits in which it forks."""
+    """A row under the heads that share keys: its own splits, then all splits in their order. The shared ones are of
+    programs that did them before they began to wait, so they will come."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    m = tl.arange(0, 16)
-    # Behind the shared items, so that programs that had none of those begin.
-    begin = (program + PROGRAMS - num_shared * (HEADS * SPLITS) % PROGRAMS) % PROGRAMS
-    for item in range(begin, (num_tiles - num_shared) * (KV_HEADS * 2), PROGRAMS):
-        which, kv_head, tile = item % 2, item // 2 % KV_HEADS, num_shared + item // (2 * KV_HEADS)
-        row = tl.load(tiles + 3 * tile + 1)
-        own = forks + row * _FORK
-        fork = tl.load(own)
-        one, two = forked_splits(fork, 64, SPLITS)
-        split = tl.where(which == 0, one, two)
-        if (which == 0) | (one != two):
-            heads = kv_head * GROUP + m
-            top, total, acc = _attend_tile(
-                tl.load(tiles + 3 * tile), row + m * 0, m < GROUP, heads, kv_head, split, fork, own + 1,
-                qkv, keys, values, prefix_end, span_start, span_end, pages, scale, max_pages,
-                HEADS, KV_HEADS, D, PAGE, 64, SPLITS, True,
-            )  # fmt: skip
-            _put_down(
-                top, total, acc, row + m * 0, m < GROUP, heads, split, part_acc, part_top, part_total, ROWS, HEADS, D
-            )
-            home = row // 16
-            first, end = tl.load(tiles + 3 * home + 1), tl.load(tiles + 3 * home + 2)
-            for g in range(GROUP):
-                _merge_if_last(
-                    first + m, first + m < end, kv_head * GROUP + g, arrived + home * HEADS + kv_head * GROUP + g,
-                    _awaited(end - first, one, two, SPLITS),
-                    part_acc, part_top, part_total, attended, ROWS, HEADS, D, SPLITS,
-                )  # fmt: skip
+    m, d = tl.arange(0, 16), tl.arange(0, D)
+    segment, row = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1)
+    own = forks + row * _FORK
+    fork = tl.load(own)
+    one, two = forked_splits(fork, 64, SPLITS)
+    head, is_row, rows = kv_head * GROUP + m, m < GROUP, row + m * 0
+    top_1, total_1, acc_1 = _attend_tile(
+        segment, rows, is_row, head, kv_head, one, fork, own + 1, qkv, keys, values, prefix_end, span_start, span_end,
+        pages, scale, max_pages, HEADS, KV_HEADS, D, PAGE, 64, SPLITS, True,
+    )  # fmt: skip
+    top_2, total_2, acc_2 = top_1, total_1, acc_1
+    if one != two:
+        top_2, total_2, acc_2 = _attend_tile(
+            segment, rows, is_row, head, kv_head, two, fork, own + 1, qkv, keys, values, prefix_end, span_start,
+            span_end, pages, scale, max_pages, HEADS, KV_HEADS, D, PAGE, 64, SPLITS, True,
+        )  # fmt: skip
+    counter = arrived + 2 * (row // 16 * KV_HEADS + kv_head)
+    num_awaited = GROUP * tl.where(one == two, SPLITS - 1, SPLITS - 2)
+    while tl.load(counter, volatile=True) < num_awaited:
+        pass
+    tl.debug_barrier()
+    at = rows * HEADS + head
+    best = tl.maximum(top_1, top_2)
+    for part in tl.static_range(SPLITS):
+        is_shared = is_row & (part != one) & (part != two)
+        best = tl.maximum(best, tl.where(is_shared, _tops(part_top, part, at, is_shared, ROWS, HEADS), best))
+    safe = tl.where(best == float("-inf"), 0.0, best)
+    whole, y = tl.zeros((16,), tl.float32), tl.zeros((16, D), tl.float32)
+    for part in tl.static_range(SPLITS):
+        is_shared = is_row & (part != one) & (part != two)
+        total, acc = _sums(part_total, part_acc, part, at, is_shared, ROWS, HEADS, D)
+        top = _tops(part_top, part, at, is_shared, ROWS, HEADS)
+        top, total = tl.where(part == two, top_2, top), tl.where(part == two, total_2, total)
+        top, total = tl.where(part == one, top_1, top), tl.where(part == one, total_1, total)
+        acc = tl.where(part == one, acc_1, tl.where(part == two, acc_2, acc))
+        weight = tl.exp2(top - safe)
+        whole += weight * total
+        y += weight[:, None] * acc
+    y = y / tl.where(whole > 0, whole, 1.0)[:, None]
+    tl.store(attended + at[:, None] * D + d[None, :], y.to(attended.dtype.element_ty), mask=is_row[:, None])
+    home = row // 16
+    num_rows = tl.load(tiles + 3 * home + 2) - tl.load(tiles + 3 * home + 1)
+    # Who passes last sets the counters back for the next layer.
+    if tl.atomic_add(counter + 1, 1, sem="acq_rel", scope="gpu") == num_rows - 1:
+        tl.store(counter, 0)
+        tl.store(counter + 1, 0)
