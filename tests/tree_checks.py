@@ -23,7 +23,7 @@ from quicksilver.engine.graphs import GraphLimits, GraphRunner
 from quicksilver.engine.rounds import RoundRunner, RoundShape
 from quicksilver.engine.sequence import Work
 from quicksilver.engine.transition import RoundState, take_draft
-from quicksilver.engine.trees import fork_table, grow, keep_way, plant, take_proved, write_tree
+from quicksilver.engine.trees import fork_table, keep_way, plant, take_proved, write_tree
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels.attention import RowTables
@@ -146,23 +146,25 @@ def check_tree(seed: int, canvas_len: int, tree_rows: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
     case, device, live = Case(canvas_len, tree_rows), here().device, (0, 1, 3, 4, 5)
-    state, told = case.state, case.take_draft()
-    grow(state)
+    state, told, pages = case.state, case.take_draft(), torch.randperm(NUM_PAGES)[:180].view(6, 30).int().to(device)
+    columns = torch.zeros(8, case.shape.num_verify, dtype=torch.int32, device=device)
+    tables = RowTables(*(columns[0],) * 4, pages, PAGE_SIZE, fork_table(case.shape).to(device))
+    write_tree(state, columns, columns[0].clone(), tables, 1000, grows=True)
     assert any(len(case.recalled(b, recalled_run)) > 1 for b in live), "nothing was recalled"
     for b in live:
         assert told.view(6, -1)[b, 1:].tolist() == case.recalled(b), "another draft was recalled than the decoder's"
         assert read_tree(state.tree[b].cpu()) == case.wanted_tree(b), b
     trees = [read_tree(state.tree[b].cpu()) if b != 2 else [Node(0, 0, 0)] for b in range(6)]
-    assert bool((state.tree[2] == -1).all()), "a gap has a tree"
+    assert bool((state.tree[2, 2] == -1).all()), "a gap has a tree"
     case.agree(trees)
     ways = [case.wanted_way(b, nodes) for b, nodes in enumerate(trees)]
     assert max(len(ways[b]) for b in live) > 2, "nothing drafted is right"
     raw = torch.stack([case.checks.flatten().int() + 1000 * i for i in range(4)]).to(device)
     results = torch.full((4, 6 * canvas_len), -7, dtype=torch.int32, device=device)
-    cache, pages = numbered_cache(6 * tree_rows), torch.randperm(NUM_PAGES)[:180].view(6, 30).int().to(device)
+    cache = numbered_cache(6 * tree_rows)
     before = cache.k.clone()
     take_proved(state, raw, results, told)
-    keep_way(state, RowTables(told, told, told, told, pages, PAGE_SIZE), cache)
+    keep_way(state, tables, cache)
     for b in live:
         commit = case.checks[b, ways[b]].tolist()
         expect_commit(case, b, commit)
@@ -220,7 +222,7 @@ def check_tree_rows(tree_rows: int) -> None:
     columns = torch.full((8, shape.num_verify + 3), -9, dtype=torch.int32, device=device)
     noise_at, forks = columns[0].clone(), fork_table(shape).to(device)
     pages = torch.arange(20, dtype=torch.int32, device=device).flip(0).view(2, 10)
-    write_tree(state, columns, noise_at, RowTables(*(columns[0],) * 4, pages, PAGE_SIZE, forks), 1000)
+    write_tree(state, columns, noise_at, RowTables(*(columns[0],) * 4, pages, PAGE_SIZE, forks), 1000, False)
     wanted = torch.full_like(columns, -9).cpu()
     wanted[:, : shape.num_verify] = torch.tensor([0, -1, 0, -1, 0, 0, 0, 0])[:, None]
     root = int(pages[0, start // PAGE_SIZE]) * PAGE_SIZE + start % PAGE_SIZE

@@ -27,7 +27,7 @@ from quicksilver.engine.round_forward import RoundForward
 from quicksilver.engine.runner import Outcome
 from quicksilver.engine.sequence import Work
 from quicksilver.engine.transition import RoundState, take_chosen, take_draft, take_verified, write_rows, write_sets
-from quicksilver.engine.trees import grow, keep_way, plant, take_proved, write_tree
+from quicksilver.engine.trees import keep_way, plant, take_proved, write_tree
 from quicksilver.engine.wishes import HEAD_KINDS, HeadKind, is_plain
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.kernels.head import NUM_NEXT, read_results
@@ -116,19 +116,17 @@ class RoundGraph:
             runners_up = self.runners_up if has_tree else None
             self.forwards[0].run(self.shape.canvas_len > 1, kind, self.results[0], runners_up)
             take_draft(self.state, self.results[0], runners_up)
-            if has_tree:
-                grow(self.state)
         if has_tree:
-            self._verify_tree(kind)
+            self._verify_tree(kind, grows=not has_draft)
         elif self.shape.has_halves:
             self._write_rows(self.forwards[1], is_draft=False)
             self.forwards[1].run(False, kind, self.results[1])
             take_verified(self.state, self.results[1])
 
-    def _verify_tree(self, kind: HeadKind) -> None:
+    def _verify_tree(self, kind: HeadKind, grows: bool) -> None:
         forward, cache = self.forwards[1], self.runner.cache
         tables = forward.rows.inputs.tables
-        write_tree(self.state, forward.rows.device, forward.head.ints[1], tables, cache.num_paged)
+        write_tree(self.state, forward.rows.device, forward.head.ints[1], tables, cache.num_paged, grows)
         forward.run(False, kind, self.raw)
         take_proved(self.state, self.raw, self.results[1], self.results[0][0])
         keep_way(self.state, tables, cache)

@@ -45,28 +45,10 @@ def plant(tree: Tensor, token_ids: list[int]) -> None:
 
 
 @triton.jit
-def _grow_kernel(
-    last, position, choices, tree,
-    K: tl.constexpr, CHOICES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
-    OVERLAPS: tl.constexpr,
-):  # fmt: skip
-    wait_turn(OVERLAPS)
-    b = tl.program_id(0)
-    if tl.load(position + b) >= 0:
-        mine = choices + 2 * b * K * CHOICES
-        token, before, depth, line = grown(mine, tl.load(last + b), K, ROWS, BLOCK, BLOCK_K)
-        i = tl.arange(0, BLOCK)
-        out = tree + 4 * b * ROWS + i
-        tl.store(out, token, mask=i < ROWS)
-        tl.store(out + ROWS, before.to(tl.int32), mask=i < ROWS)
-        tl.store(out + 2 * ROWS, depth, mask=i < ROWS)
-        tl.store(out + 3 * ROWS, line, mask=i < ROWS)
-
-
-@triton.jit
 def _tree_rows_kernel(
-    position, tree, columns, noise_at, pages, forks, first_slot, num_rows, max_pages,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, OVERLAPS: tl.constexpr,
+    last, position, choices, tree, columns, noise_at, pages, forks, first_slot, num_rows, max_pages,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, CHOICES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    PAGE: tl.constexpr, GROWS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     wait_turn(OVERLAPS)
     b = tl.program_id(0)
@@ -74,14 +56,24 @@ def _tree_rows_kernel(
     is_row = i < ROWS
     start = tl.load(position + b)
     mine = tree + 4 * b * ROWS + i
-    depth, line = tl.load(mine + 2 * ROWS, mask=is_row, other=-1), tl.load(mine + 3 * ROWS, mask=is_row, other=0)
+    if GROWS:
+        root = tl.load(last + b)
+        token, before, depth, line = grown(choices + 2 * b * K * CHOICES, root, K, ROWS, BLOCK, BLOCK_K)
+        depth = tl.where(start >= 0, depth, -1)
+        tl.store(mine, token, mask=is_row)
+        tl.store(mine + ROWS, before.to(tl.int32), mask=is_row)
+        tl.store(mine + 2 * ROWS, depth, mask=is_row)
+        tl.store(mine + 3 * ROWS, line, mask=is_row)
+    else:
+        token = tl.load(mine, mask=is_row, other=0)
+        depth, line = tl.load(mine + 2 * ROWS, mask=is_row, other=-1), tl.load(mine + 3 * ROWS, mask=is_row, other=0)
     is_live = (start >= 0) & (depth >= 0)
     at = tl.where(is_live, start + depth, 0)
     page = tl.load(pages + b * max_pages + start // PAGE, mask=(start >= 0) & (start // PAGE < max_pages), other=-1)
     own = first_slot + b * ROWS + i
     slot = tl.where(i == 0, tl.where(page >= 0, page * PAGE + start % PAGE, -1), own)
     out = columns + b * ROWS + i
-    tl.store(out, tl.load(mine, mask=is_row & is_live, other=0), mask=is_row)
+    tl.store(out, tl.where(is_live, token, 0), mask=is_row)
     tl.store(out + num_rows, i * 0 - 1, mask=is_row)
     tl.store(out + 2 * num_rows, at, mask=is_row)
     tl.store(out + 3 * num_rows, tl.where(is_live, slot, -1), mask=is_row)
@@ -152,24 +144,17 @@ def _keep_kernel(
     tl.store(v_cache + target, tl.load(v_cache + source, mask=is_kept), mask=is_kept)
 
 
-def grow(state: RoundState) -> None:
-    """A tree for every sequence, of the choices that `take_draft` listed."""
-    (num_sequences, canvas_len), rows = state.draft.shape, state.tree.shape[2]
-    _grow_kernel[(num_sequences,)](
-        state.last, state.position, state.choices, state.tree, K=canvas_len, CHOICES=state.choices.shape[3],
-        ROWS=rows, BLOCK=triton.next_power_of_2(rows), BLOCK_K=triton.next_power_of_2(canvas_len), num_warps=1,
-        **overlap(),
-    )  # fmt: skip
-
-
-def write_tree(state: RoundState, columns: Tensor, noise_at: Tensor, tables: RowTables, first_slot: int) -> None:
+def write_tree(
+    state: RoundState, columns: Tensor, noise_at: Tensor, tables: RowTables, first_slot: int, grows: bool
+) -> None:
     """As `transition.write_rows`, the rows of all trees; and which slots each reads, those from `first_slot` on being
-    theirs."""
-    num_sequences, rows = state.tree.shape[0], state.tree.shape[2]
+    theirs. The trees are new ones of the choices that `take_draft` listed where `grows`, else as the state has them."""
+    (num_sequences, canvas_len), rows = state.draft.shape, state.tree.shape[2]
     _tree_rows_kernel[(num_sequences,)](
-        state.position, state.tree, columns, noise_at, tables.pages, tables.forks, first_slot, columns.shape[1],
-        tables.pages.stride(0), ROWS=rows, BLOCK=triton.next_power_of_2(rows), PAGE=tables.page_size,
-        num_warps=1, **overlap(),
+        state.last, state.position, state.choices, state.tree, columns, noise_at, tables.pages, tables.forks,
+        first_slot, columns.shape[1], tables.pages.stride(0), K=canvas_len,
+        BLOCK_K=triton.next_power_of_2(canvas_len), CHOICES=state.choices.shape[3], ROWS=rows,
+        BLOCK=triton.next_power_of_2(rows), PAGE=tables.page_size, GROWS=grows, num_warps=1, **overlap(),
     )  # fmt: skip
 
 
