@@ -60,6 +60,7 @@ class Bench:
     scale: float = 1.0
     """Below 1 takes fewer and shorter questions: for trying the code."""
     domains: tuple[str, ...] = tuple(DOMAINS)
+    tasks: tuple[str, ...] = TASKS
 
     @property
     def served(self) -> Way:
@@ -273,7 +274,7 @@ def tasks(bench: Bench, seconds: float) -> None:
     All tasks share one queue, so that no task waits for its last answer. Where time runs out, a task keeps the items
     before the first unanswered one: which those are depends on the task's name, never on how long answers were."""
     deadline = time.perf_counter() + seconds
-    work = [(name, *item) for name in TASKS for item in _uncapped(bench, name)]
+    work = [(name, *item) for name in bench.tasks for item in _uncapped(bench, name)]
     asks = [ask for *_, ask in work]
     print(f"   {len(asks)} questions", flush=True)
     cells: list[Cell] = []
@@ -281,7 +282,7 @@ def tasks(bench: Bench, seconds: float) -> None:
         left = (deadline - time.perf_counter()) * share
         found = answer_all(bench.engine, asks, way, at_once, left, bench.writer.tokenizer)
         bench.book.add("tasks", {"way": way.name, "streams": at_once, **crowd_row(found)})
-        for name in TASKS:
+        for name in bench.tasks:
             mine = [(entry, reply) for entry, reply in zip(work, found.replies, strict=True) if entry[0] == name]
             cells.append(_cell(bench, name, way, mine, found.seconds))
         info = {"model": bench.engine.info.model, "dtype": bench.engine.info.dtype}

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_coder --base base.gguf --canvas canvas.safetensors --data eval-data --out results
         [--parts device speed streams fim rounds equality tasks] [--seconds 330] [--limit speed=40] [--scale 1]
-        [--skill skill.safetensors] [--domains chat fim edit tools]
+        [--skill skill.safetensors] [--domains chat fim edit tools] [--tasks humaneval] [--products fixed]
 
 Needs torch, Triton, numpy, safetensors, tokenizers and gguf. Loads the weights once, in fp32; the bf16 engine, which is
 the one that users get, runs on a rounded copy, and `equality` on the fp32 weights in plain torch. `--seconds` is for
@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import coder_parts
-from benchmarks.coder_parts import Bench
+from benchmarks.coder_parts import TASKS, Bench
 from benchmarks.coder_prompts import DOMAINS, MORE_DOMAINS
 from benchmarks.coder_report import Book
 from benchmarks.eval_gpu import PagedRunner
@@ -47,6 +47,7 @@ LIMITS = {"device": 5.0, "speed": 50.0, "streams": 45.0, "fim": 12.0, "rounds": 
 """Seconds of each part, in the order in which they run: the most wanted first, the longest last."""
 PARTS: dict[str, Callable[[Bench, float], None]] = {name: getattr(coder_parts, name) for name in LIMITS}
 NUM_PAGES = 16384
+SETTINGS = ("parts", "seconds", "limit", "scale", "domains", "tasks", "products")
 
 
 def main() -> None:
@@ -72,6 +73,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=330.0)
     parser.add_argument("--limit", nargs="+", default=[], metavar="PART=SECONDS")
     parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--products", choices=("fastest", "fixed"), default="fastest")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--device", default="auto")
     return parser.parse_args()
@@ -84,7 +87,7 @@ def facts(options: argparse.Namespace) -> dict[str, object]:
         "commit": options.commit,
         "base": options.base.name,
         "canvas": {"file": options.canvas.name, "bytes": options.canvas.stat().st_size},
-        "settings": {name: str(getattr(options, name)) for name in ("parts", "seconds", "limit", "scale", "domains")},
+        "settings": {name: str(getattr(options, name)) for name in SETTINGS},
     }
 
 
@@ -109,7 +112,7 @@ def rounded(model: Transformer) -> Transformer:
 def run_parts(exact: Transformer, writer: Writer, book: Book, options: argparse.Namespace) -> None:
     """The parts asked for, in their order. One that fails is told and leaves the others alone."""
     limits = LIMITS | {name: float(value) for name, value in (word.split("=") for word in options.limit)}
-    served = _Served(exact, book) if set(options.parts) != {"equality"} else None
+    served = _Served(exact, book, options.products) if set(options.parts) != {"equality"} else None
     for name, part in PARTS.items():
         left = options.seconds - (time.perf_counter() - STARTED)
         if name not in options.parts or left < 3:
@@ -119,7 +122,7 @@ def run_parts(exact: Transformer, writer: Writer, book: Book, options: argparse.
             engine = exact_engine(exact) if name == "equality" or served is None else served.engine
             engine.constraints = Leads.of(writer.tokenizer, engine.info.vocab_size).constraint
             part(
-                Bench(engine, writer, options.data, book, options.scale, tuple(options.domains)),
+                Bench(engine, writer, options.data, book, options.scale, tuple(options.domains), tuple(options.tasks)),
                 min(left, limits[name]),
             )
         except Exception:  # whatever it was, the other parts still count
@@ -129,10 +132,10 @@ def run_parts(exact: Transformer, writer: Writer, book: Book, options: argparse.
 class _Served:
     """The bf16 engine of users; where graphs cannot be made, one without them, so that answers still come."""
 
-    def __init__(self, exact: Transformer, book: Book) -> None:
+    def __init__(self, exact: Transformer, book: Book, products: str) -> None:
         model = rounded(exact)
         try:
-            self.engine = build_engine(model, "coder", EngineConfig(num_pages=NUM_PAGES))
+            self.engine = build_engine(model, "coder", EngineConfig(num_pages=NUM_PAGES, gpu_products=products))
             prepare_lone_rounds(self.engine)
         except Exception:
             book.say(f"no graphs here\n{traceback.format_exc()}")
