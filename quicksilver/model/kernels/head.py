@@ -216,16 +216,15 @@ def _read_kernel(
     tl.store(results + 2 * num_rows + row, (tl.log(total) - spread / total).to(tl.int32, bitcast=True))
     tl.store(results + 3 * num_rows + row, is_finite.to(tl.int32))
     if NEXT:
-        second = tl.load(at + 6 * plane, mask=is_tile, other=float("-inf"))
-        num_taken = tl.zeros((BLOCK,), tl.int32)
+        # The best of every tile, then the second best of every tile: more than once the next best of all of them.
+        c = tl.arange(0, 2 * BLOCK)
+        tile, first_plane = c % BLOCK, tl.where(c < BLOCK, 0, 6)
+        score = tl.load(tiles + first_plane * plane + tile * num_rows + row, mask=tile < num_tiles, other=float("-inf"))
     for i in tl.static_range(NEXT):
-        # A tile's second comes in its best one's place; then the tile has none.
-        score = tl.where(t == first, tl.where(num_taken == 0, second, float("-inf")), score)
-        num_taken += (t == first).to(tl.int32)
+        score = tl.where(c == first, float("-inf"), score)
         best, first = tl.max(score, 0, return_indices=True)
         is_there = best > float("-inf")
-        is_second = tl.sum(tl.where(t == first, num_taken, 0), 0) > 0
-        here = tiles + tl.where(is_second, 7, 1) * plane + first * num_rows + row
+        here = tiles + tl.where(first < BLOCK, 1, 7) * plane + first % BLOCK * num_rows + row
         token = tl.load(here).to(tl.int32, bitcast=True)
         chance = tl.exp(tl.load(here + plane) - log_total)
         tl.store(runners_up + 2 * i * num_rows + row, tl.where(is_there, token, -1))

@@ -69,8 +69,8 @@ def _attention_half(
              ROWS, DIM, HEADS, KV_HEADS, D, TILES, KD, CANVAS, KINDS, T, PROGRAMS, STAGES, BIAS)  # fmt: skip
     finish_part(bell, QKV, program, QKVS)
     start_part(bell, QKV, program, attends, (layer + 1) * QKV_ENDS)
-    attend_part(program, num_tiles, num_shared, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages,
-                scale, max_pages, forks, arrived, part_acc, part_top, part_total, attended,
+    attend_part(program, layer, num_tiles, num_shared, tiles, qkv, keys, values, prefix_end, span_start, span_end,
+                pages, scale, max_pages, forks, arrived, part_acc, part_top, part_total, attended,
                 ROWS, HEADS, KV_HEADS, D, PAGE, SPLITS, PROGRAMS, FORKS)  # fmt: skip
     finish_part(bell, ATTEND, program, attends)
     start_part(bell, ATTEND, program, ADDS, (layer + 1) * tl.minimum(attends, PROGRAMS))
@@ -146,4 +146,4 @@ def network_kernel(
             program, layer, bell, wg, LAYERS * 2 * FFN * DIM, wd, LAYERS * DIM * FFN, gate, eps, gain + 2 * DIM,
             x, y, squares, ffn, ROWS, DIM, FFN, TILES, KD, KF, CANVAS, KINDS, T, PROGRAMS, STAGES,
         )  # fmt: skip
-    leave(bell, PROGRAMS)
+    leave(bell, arrived, num_shared * KV_HEADS if FORKS else 0, PROGRAMS)

@@ -128,8 +128,8 @@ def num_attends(num_tiles, num_shared, HEADS: tl.constexpr, KV_HEADS: tl.constex
 
 @triton.jit
 def attend_part(
-    program, num_tiles, num_shared, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale, max_pages,
-    forks, arrived, part_acc, part_top, part_total, attended,
+    program, layer, num_tiles, num_shared, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale,
+    max_pages, forks, arrived, part_acc, part_top, part_total, attended,
     ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     SPLITS: tl.constexpr, PROGRAMS: tl.constexpr, FORKS: tl.constexpr,
 ):  # fmt: skip
@@ -150,7 +150,7 @@ def attend_part(
             )  # fmt: skip
             _put_down(top, total, acc, row, row < end, head, split, part_acc, part_top, part_total, ROWS, HEADS, D)
             if FORKS:
-                tl.atomic_add(arrived + 2 * (tile * KV_HEADS + kv_head), 1, sem="release", scope="gpu")
+                tl.atomic_add(arrived + tile * KV_HEADS + kv_head, 1, sem="release", scope="gpu")
             else:
                 _merge_if_last(
                     row, row < end, head, arrived + tile * HEADS + head,
@@ -161,7 +161,7 @@ def attend_part(
         begin = (program + PROGRAMS - num_shared * (HEADS * SPLITS) % PROGRAMS) % PROGRAMS
         for item in range(begin, (num_tiles - num_shared) * KV_HEADS, PROGRAMS):
             _attend_forked(
-                num_shared + item // KV_HEADS, item % KV_HEADS, tiles, qkv, keys, values, prefix_end, span_start,
+                layer, num_shared + item // KV_HEADS, item % KV_HEADS, tiles, qkv, keys, values, prefix_end, span_start,
                 span_end, pages, scale, max_pages, forks, arrived, part_acc, part_top, part_total, attended,
                 ROWS, HEADS, KV_HEADS, D, PAGE, SPLITS,
             )  # fmt: skip
@@ -169,7 +169,7 @@ def attend_part(
 
 @triton.jit
 def _attend_forked(
-    tile, kv_head, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale, max_pages,
+    layer, tile, kv_head, tiles, qkv, keys, values, prefix_end, span_start, span_end, pages, scale, max_pages,
     forks, arrived, part_acc, part_top, part_total, attended,
     ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -193,9 +193,8 @@ def _attend_forked(
             segment, rows, is_row, head, kv_head, two, fork, own + 1, qkv, keys, values, prefix_end, span_start,
             span_end, pages, scale, max_pages, HEADS, KV_HEADS, D, PAGE, 64, SPLITS, True,
         )  # fmt: skip
-    counter = arrived + 2 * (row // 16 * KV_HEADS + kv_head)
-    num_awaited = GROUP * tl.where(one == two, SPLITS - 1, SPLITS - 2)
-    while tl.load(counter, volatile=True) < num_awaited:
+    num_awaited = (layer + 1) * GROUP * tl.where(one == two, SPLITS - 1, SPLITS - 2)
+    while tl.load(arrived + row // 16 * KV_HEADS + kv_head, volatile=True) < num_awaited:
         pass
     tl.debug_barrier()
     at = rows * HEADS + head
@@ -217,9 +216,3 @@ def _attend_forked(
         y += weight[:, None] * acc
     y = y / tl.where(whole > 0, whole, 1.0)[:, None]
     tl.store(attended + at[:, None] * D + d[None, :], y.to(attended.dtype.element_ty), mask=is_row[:, None])
-    home = row // 16
-    num_rows = tl.load(tiles + 3 * home + 2) - tl.load(tiles + 3 * home + 1)
-    # Who passes last sets the counters back for the next layer.
-    if tl.atomic_add(counter + 1, 1, sem="acq_rel", scope="gpu") == num_rows - 1:
-        tl.store(counter, 0)
-        tl.store(counter + 1, 0)

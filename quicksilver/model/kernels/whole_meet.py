@@ -35,9 +35,12 @@ def finish_part(bell, mine, program, items):
 
 
 @triton.jit
-def leave(bell, PROGRAMS: tl.constexpr):
-    """The last program to leave sets the counters back for the next launch."""
+def leave(bell, arrived, num_arrived, PROGRAMS: tl.constexpr):
+    """The last program to leave sets the counters back for the next launch, and those of `arrived` that count on from
+    layer to layer."""
     tl.debug_barrier()
     if tl.atomic_add(bell + LEAVE * LINE, 1, sem="acq_rel", scope="gpu") == PROGRAMS - 1:
         for part in tl.static_range(7):
             tl.store(bell + part * LINE, 0)
+        for i in range(num_arrived):
+            tl.store(arrived + i, 0)
