@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,8 +75,8 @@ def bias_of(params: DecodeParams) -> dict[int, float]:
 
 
 class BiasTable:
-    """NUM_BIAS (token, value) pairs a row, token -1 for none, and which tiles of `tile_len` tokens hold any: written on
-    the host, fixed on the device."""
+    """NUM_BIAS (token, value) pairs a row, token -1 for none, and how many of them a tile of `tile_len` tokens has to
+    look at: written on the host, fixed on the device."""
 
     def __init__(self, num_rows: int, num_tiles: int, tile_len: int, device: torch.device) -> None:
         is_pinned, self._tile_len = device.type == "cuda", tile_len
@@ -112,6 +113,7 @@ class BiasTable:
 
     def send(self) -> None:
         self._tiles[:] = 0
-        self._tiles[self._rows_of_ids[self._rows_of_ids >= 0] // self._tile_len] = 1
+        entries, rows = np.nonzero(self._rows_of_ids >= 0)
+        np.maximum.at(self._tiles, self._rows_of_ids[entries, rows] // self._tile_len, entries + 1)
         for host, device in self._pairs:
             device.copy_(host, non_blocking=True)

@@ -82,7 +82,7 @@ def test_many_requests_fall_back_to_autoregression() -> None:
     """Long canvases for few, none where rows cost more than they bring."""
     pace = Pace(CODER_FORWARDS, CODER + CODER_CROWD)
     lengths = [pace.canvas_len(count, steady(0.75)) for count in (1, 2, 4, 8, 32, 64)]
-    assert lengths == [16, 16, 16, 8, 4, 4]
+    assert lengths == [16, 16, 16, 4, 4, 4]
     assert [pace.canvas_len(count, steady(0.4)) for count in (8, 32, 64)] == [2, 1, 1]
 
 

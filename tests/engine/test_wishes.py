@@ -104,12 +104,12 @@ def test_rows_that_change_hands_keep_no_bias() -> None:
     table.write(slice(1, 2), decode_params("ar", logit_bias={9: 2.5}))
     table.write(slice(3, 4), decode_params("ar", logit_bias={128: 1.0}))
     table.send()
-    assert table.tiles.tolist() == [1, 0, 1, 0, 0, 0, 0, 0]
+    assert table.tiles.tolist() == [2, 0, 1, 0, 0, 0, 0, 0]
     table.write(slice(3, 4), decode_params("ar"))
     table.write(slice(2, 3), decode_params("ar"))
     assert table.ids[0].tolist() == [7, 9, 7, 128], "sent before `send`"
     table.send()
     assert [[i for i in row if i >= 0] for row in table.ids.T.tolist()] == [[7, 8], [9], [], []]
-    assert table.tiles.tolist() == [1] + [0] * 7
+    assert table.tiles.tolist() == [2] + [0] * 7
     assert table.values[0, 1].item() == 2.5
     assert table.values[:2, 0].tolist() == [-math.inf] * 2
