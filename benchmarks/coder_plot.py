@@ -68,7 +68,7 @@ def _draw_groups(axes: Axes, points: list[tuple[str, str, float]]) -> None:
     for i, name in enumerate(names):
         mine = [(groups.index(group) + i * width, value) for group, way, value in points if way == name]
         bars = axes.bar([x for x, _ in mine], [y for _, y in mine], width, label=name)
-        axes.bar_label(bars, fmt="%.3g", fontsize=6, rotation=90, padding=2)
+        axes.bar_label(bars, fmt="{:,.0f}", fontsize=6, rotation=90, padding=2)
     axes.set_xticks([i + 0.4 - width / 2 for i in range(len(groups))], groups)
     axes.margins(y=0.15)
     axes.legend(fontsize=8)

@@ -23,6 +23,10 @@ NUM_BIAS = 32
 coder-1.5b's 18."""
 
 
+MAX_KINDS = 1024
+"""Different biases that a table remembers."""
+
+
 class HeadKind(NamedTuple):
     """Each kind has kernels and graphs of its own, so that requests without wishes pay for none."""
 
@@ -87,6 +91,11 @@ class BiasTable:
         # Cheaper to write than tensors.
         self._rows_of_ids, self._rows_of_values = host_ids.numpy(), host_values.numpy()
         self._tiles = host_tiles.numpy()
+        self._kinds: dict[object, int] = {}
+        self._kind_of_row = np.zeros(num_rows, dtype=np.int64)
+        """Which bias a row has, by its number in `_kinds`; 0 is none. Most requests have the same bans, so most rows
+        have already what is to be written."""
+        self._is_sent = True
 
     @property
     def ids(self) -> Tensor:
@@ -105,13 +114,28 @@ class BiasTable:
 
     def write(self, rows: slice, params: DecodeParams) -> None:
         """All of a request's proposals, canvas rows too, have its bias. On the host; no copy may be under way."""
-        bias = bias_of(params)
+        kind = self._kind(params)
+        if (self._kind_of_row[rows] == kind).all():
+            return
+        bias, self._kind_of_row[rows], self._is_sent = bias_of(params), kind, False
         self._rows_of_ids[:, rows] = -1
         if bias:
             self._rows_of_ids[: len(bias), rows] = [[token] for token in bias]
             self._rows_of_values[: len(bias), rows] = [[value] for value in bias.values()]
 
+    def _kind(self, params: DecodeParams) -> int:
+        if not params.logit_bias and not params.banned_ids:
+            return 0
+        if len(self._kinds) >= MAX_KINDS:
+            self._kinds.clear()
+            self._kind_of_row[:] = -1
+        key = (tuple(params.banned_ids), tuple(params.logit_bias.items()))
+        return self._kinds.setdefault(key, len(self._kinds) + 1)
+
     def send(self) -> None:
+        if self._is_sent:
+            return
+        self._is_sent = True
         self._tiles[:] = 0
         entries, rows = np.nonzero(self._rows_of_ids >= 0)
         np.maximum.at(self._tiles, self._rows_of_ids[entries, rows] // self._tile_len, entries + 1)

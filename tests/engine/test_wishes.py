@@ -12,6 +12,7 @@ from quicksilver.core import DecodeParams
 from quicksilver.engine.wishes import (
     HEAD_KINDS,
     MASKED_KINDS,
+    MAX_KINDS,
     NUM_BIAS,
     BiasTable,
     HeadKind,
@@ -113,3 +114,24 @@ def test_rows_that_change_hands_keep_no_bias() -> None:
     assert table.tiles.tolist() == [2] + [0] * 7
     assert table.values[0, 1].item() == 2.5
     assert table.values[:2, 0].tolist() == [-math.inf] * 2
+
+
+def test_a_bias_that_a_row_already_has_is_not_written_again() -> None:
+    table = BiasTable(4, 8, 64, torch.device("cpu"))
+    for _ in range(2):
+        table.write(slice(0, 2), decode_params("ar", banned_ids=(7, 8)))
+        table.send()
+        table._rows_of_ids[0, 0] = 3  # what stands there shows whether it was written again
+    assert table.ids[0].tolist() == [7, 7, -1, -1]
+    assert table._rows_of_ids[0].tolist() == [3, 7, -1, -1]
+    table.write(slice(0, 2), decode_params("ar", logit_bias={9: 1.0}))
+    table.send()
+    assert table.ids[:2, 0].tolist() == [9, -1]
+
+
+def test_more_biases_than_a_table_remembers_are_written_all_the_same() -> None:
+    table = BiasTable(2, 64, 64, torch.device("cpu"))
+    for token in (*range(MAX_KINDS + 3), 1, MAX_KINDS + 2):
+        table.write(slice(0, 1), decode_params("ar", logit_bias={token: 1.0}))
+        table.send()
+        assert table.ids[:2, 0].tolist() == [token, -1]
