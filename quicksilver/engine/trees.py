@@ -23,6 +23,9 @@ from quicksilver.model.kernels.launch import overlap, wait_turn
 _FORK = tl.constexpr(1 + FORK_LEN)
 _NO_FORK = tl.constexpr(2**30)
 """A position behind all keys."""
+_ROW = torch.arange(1 + FORK_LEN)
+_CHAIN = torch.stack(((_ROW - 1).clamp_min(0), _ROW, (2 << _ROW) - 1)).int()
+"""The row before, the depth and the way of rows that stand one behind the other."""
 _KEPT_AT_ONCE = 256
 """Numbers of a key that one program copies."""
 
@@ -35,13 +38,10 @@ def fork_table(shape: RoundShape) -> Tensor:
 
 
 def plant(tree: Tensor, token_ids: list[int]) -> None:
-    """`tree` (4, rows), on the host: one token behind the other, the last committed one first."""
+    """`tree` (4, rows), on the host and without rows: one token behind the other, the last committed one first."""
     count = len(token_ids)
-    tree[2].fill_(-1)
     tree[0, :count] = torch.tensor(token_ids, dtype=torch.int32)
-    tree[1, :count] = (torch.arange(count) - 1).clamp_min(0)
-    tree[2, :count] = torch.arange(count)
-    tree[3, :count] = (2 << torch.arange(count)) - 1
+    tree[1:, :count] = _CHAIN[:, :count]
 
 
 @triton.jit
