@@ -75,9 +75,11 @@ def answer_by_prompt(request: Request) -> list[Step]:
 
 
 def choose_text(request: Request, prompt: str) -> str:
-    answer = improvise(request.constraint, spelled_out(request)) if request.constraint else None
+    constraint = request.constraint
+    answer = improvise(constraint, spelled_out(request)) if constraint and constraint.grammar else None
     if answer is None:
         answer = "It is sunny." if "tool result" in prompt else POEM if "long poem" in prompt else ANSWER
+    answer = constraint.lead + answer if constraint else answer
     return answer if request.think is None else f"Let me think.</think>{answer}"
 
 
