@@ -12,7 +12,7 @@ from torch import Tensor
 
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, Request, Usage
 from quicksilver.diffusion.adjust import Adjustment, adjust
-from quicksilver.diffusion.sample import SampleRows, propose
+from quicksilver.diffusion.sample import Proposal, SampleRows, propose
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.flight import Flight
 from quicksilver.engine.graphs import GraphLimits, GraphRunner
@@ -47,6 +47,18 @@ def table_of(rows: int, vocab: int) -> BiasTable:
     return BiasTable(rows, -(-vocab // BLOCK_V), BLOCK_V, torch.device(here().device))
 
 
+def drawn(logits: Tensor, temperature: float) -> tuple[Proposal, Draws | None]:
+    """What the sampler reads from adjusted logits, every second row greedy, and how a head is told to draw the same."""
+    rows, device = len(logits), logits.device
+    heat = torch.full((rows,), temperature, device=device)
+    heat[::2] = 0
+    seeds, positions = torch.randint(0, 2**40, (2, rows), device=device)
+    positions %= 10_000
+    ones, zeros = torch.ones(rows, device=device), torch.zeros(rows, device=device)
+    wanted = propose(logits, SampleRows(heat, ones, zeros, zeros.long(), seeds, positions, zeros.long()))
+    return wanted, Draws(heat, seeds, positions.int(), zeros.int()) if temperature else None
+
+
 def check_biased_head(seed: int, shape: tuple[int, int], rows: int, temperature: float) -> None:
     """Token, confidence and entropy are those that the sampler reads from adjusted logits, whatever each row's bias."""
     torch.manual_seed(seed)
@@ -61,13 +73,7 @@ def check_biased_head(seed: int, shape: tuple[int, int], rows: int, temperature:
         adjust(logits[row : row + 1], Adjustment(params, (), ()))
         table.write(slice(row, row + 1), params)
     table.send()
-    heat = torch.full((rows,), temperature, device=place.device)
-    heat[::2] = 0
-    seeds, positions = torch.randint(0, 2**40, (2, rows), device=place.device)
-    positions %= 10_000
-    ones, zeros = torch.ones(rows, device=place.device), torch.zeros(rows, device=place.device)
-    wanted = propose(logits, SampleRows(heat, ones, zeros, zeros.long(), seeds, positions, zeros.long()))
-    draws = Draws(heat, seeds, positions.int(), zeros.int()) if temperature else None
+    wanted, draws = drawn(logits, temperature)
     index = torch.arange(rows, device=place.device).int()
     asked = HeadRows(index, draws, bias=Bias(table.ids, table.values, table.tiles))
     results = propose_rows(hidden, Norm(gain, 1e-6), Weight(w), asked, HeadSpace.allocate(w, rows, place.dtype))

@@ -140,6 +140,15 @@ def _drafted_kernel(
 
 
 @triton.jit
+def commit(proposed, accepted, b, start, k, last, position, text, text_len):
+    """A sequence goes on by its first `accepted` + 1 proposals."""
+    at = start + 1 + k
+    tl.store(text + b.to(tl.int64) * text_len + at, proposed, mask=(k <= accepted) & (at < text_len))
+    tl.store(last + b, tl.sum(tl.where(k == accepted, proposed, 0), 0))
+    tl.store(position + b, start + accepted + 1)
+
+
+@triton.jit
 def _verified_kernel(
     tokens, last, position, draft, text, text_len, K: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr
 ):
@@ -152,10 +161,7 @@ def _verified_kernel(
     drafted = tl.load(draft + b * K + k, mask=k < K - 1, other=-1)
     accepted = tl.min(tl.where((proposed == drafted) & (k < K - 1), K, k), 0)
     if start >= 0:
-        at = start + 1 + k
-        tl.store(text + b.to(tl.int64) * text_len + at, proposed, mask=(k <= accepted) & (at < text_len))
-        tl.store(last + b, tl.sum(tl.where(k == accepted, proposed, 0), 0))
-        tl.store(position + b, start + accepted + 1)
+        commit(proposed, accepted, b, start, k, last, position, text, text_len)
 
 
 @triton.jit
@@ -202,14 +208,12 @@ def _chosen_kernel(
     chosen = first_set + (b * K + accepted) * (K - 1) + k
     following = tl.load(tokens + chosen, mask=is_next, other=0)
     if start >= 0:
-        mine, at = text + b.to(tl.int64) * text_len, start + 1 + k
-        tl.store(mine + at, proposed, mask=(k <= accepted) & (at < text_len))
+        commit(proposed, accepted, b, start, k, last, position, text, text_len)
         tl.debug_barrier()
         sure = tl.load(confidence + chosen, mask=is_next, other=0)
+        mine = text + b.to(tl.int64) * text_len
         following, _ = recalled(mine, tl.minimum(start + accepted + 1, text_len - 1), following, sure, k, K - 1)
         tl.store(tokens + chosen, following, mask=is_next)
-        tl.store(last + b, tl.sum(tl.where(k == accepted, proposed, 0), 0))
-        tl.store(position + b, start + accepted + 1)
         tl.store(draft + b * K + k, following, mask=is_next)
 
 

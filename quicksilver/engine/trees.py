@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quicksilver.engine.flight import RoundShape
-from quicksilver.engine.transition import RoundState
+from quicksilver.engine.transition import RoundState, commit
 from quicksilver.engine.tree_kernels import bits, grown, proved
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.kernels.attention import FORK_LEN, RowTables
@@ -117,10 +117,7 @@ def _proved_kernel(
         # Where the way ends the draft must differ, even if what was drafted behind another token happens to agree.
         tells = tl.where(k < accepted, proposed, tl.where(drafted == proposed, (proposed == 0).to(tl.int32), drafted))
         tl.store(told + b * K + 1 + k, tells, mask=(k <= accepted) & (k < K - 1))
-        at = start + 1 + k
-        tl.store(text + b.to(tl.int64) * text_len + at, proposed, mask=(k <= accepted) & (at < text_len))
-        tl.store(last + b, tl.sum(tl.where(k == accepted, proposed, 0), 0))
-        tl.store(position + b, start + accepted + 1)
+        commit(proposed, accepted, b, start, k, last, position, text, text_len)
 
 
 @triton.jit
