@@ -29,6 +29,7 @@ from benchmarks.gpu_setup import (
 )
 from quicksilver.engine.batch import Batch
 from quicksilver.engine.graphs import GraphLimits, GraphRunner, bucket_of
+from quicksilver.engine.wishes import HeadKind
 from quicksilver.model.attention import SdpaAttend
 from quicksilver.model.kernels.network import Product
 from quicksilver.model.transformer import Transformer
@@ -56,7 +57,7 @@ def graph_ms(runner: GraphRunner, batch: Batch, *, greedy_head: bool = True) -> 
     forward = runner._replays[(count, batch.has_canvas)]
     head = runner._head(count)
     head.ints[0].copy_(torch.arange(count))
-    propose = runner._graph(("head", count, False), lambda: runner._propose(head, False))
+    propose = runner._graph(("head", count, HeadKind()), lambda: runner._propose(head, HeadKind()))
 
     def step() -> None:
         forward()

@@ -38,6 +38,8 @@ SMALL_TRUE = ModelConfig("llama", 3, 576, 1536, 9, 3, 64, 500, 1024, tied_head=T
 """Widths of the 135M model: the whole network in one launch."""
 WIDE_PARTS = ModelConfig("qwen3", 2, 1152, 640, 4, 2, 128, 500, 1024, qk_norm=True, tied_head=True)
 """Wide enough for the columns that make a row's numbers the same among 16, 32 and 64."""
+FEW_LAUNCHES = ModelConfig("qwen3", 2, 512, 2304, 8, 2, 64, 500, 1024, qk_norm=True, tied_head=True)
+"""From one attention to the next in one launch."""
 TINIEST = ModelConfig("qwen3", 1, 32, 64, 2, 1, 32, 70, 64, qk_norm=True, tied_head=True)
 """For Triton's interpreter, where every program costs milliseconds."""
 TINIEST_WHOLE = replace(TINIEST, family="llama", qk_norm=False)
@@ -61,11 +63,15 @@ def model_of(config: ModelConfig, seed: int = 0, dtype: torch.dtype | None = Non
     return model.eval().requires_grad_(False)
 
 
-def check_network(config: ModelConfig, seed: int, has_canvas: bool, kinds: tuple[str, ...] = KINDS) -> None:
+def check_network(
+    config: ModelConfig, seed: int, has_canvas: bool, kinds: tuple[str, ...] = KINDS, most_rows: int = 512
+) -> None:
     """Hidden states of a ragged mix equal the plain network's, and so does the cache they leave behind."""
     rng = random.Random(seed)
     model, place = model_of(config, seed), here()
     plan = random_plan(rng, 160, 16, kinds)
+    while len(plan.positions) > most_rows:
+        plan = random_plan(rng, 160, 16, kinds)
     rows = len(plan.positions)
     token_ids = torch.tensor([rng.randrange(config.vocab_size) for _ in range(rows)])
     mask_index = torch.where(plan.is_canvas & has_canvas, torch.arange(rows) % 15, -1)
@@ -290,6 +296,9 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
                 name = f"network {config.family} {seed} canvas={has_canvas}"
                 kinds = KINDS if seed else FEW_ROWS
                 yield name, lambda c=config, s=seed, h=has_canvas, k=kinds: check_network(c, s, h, k)
+        for rows, has_canvas in ((16, False), (16, True), (32, False), (32, True)):
+            name = f"network between {seed} rows={rows} canvas={has_canvas}"
+            yield name, lambda s=seed, h=has_canvas, n=rows: check_network(FEW_LAUNCHES, s, h, FEW_ROWS, n)
     for config in (SMALL_TRUE, WIDE_PARTS):
         name = f"fixed products ignore company {config.family}"
         yield name, lambda c=config: check_fixed_products_ignore_company(c, (3, 6, 12, 13, 25))

@@ -29,7 +29,16 @@ from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels.attention import RowTables
 from quicksilver.model.kernels.head import NUM_NEXT
 from quicksilver.model.kernels.network import Product
-from tests.graph_checks import SMALL, SMALL_TRUE, WIDE_PARTS, engine_of, expect_true_usage, model_of, text_of
+from tests.graph_checks import (
+    FEW_LAUNCHES,
+    SMALL,
+    SMALL_TRUE,
+    WIDE_PARTS,
+    engine_of,
+    expect_true_usage,
+    model_of,
+    text_of,
+)
 from tests.kernel_checks import expect_close, here
 
 PAGE_SIZE, NUM_PAGES, NUM_TOKENS = 4, 190, 9
@@ -330,9 +339,9 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"transition trees rows {tree_rows}", lambda n=tree_rows: check_tree_rows(n)
         for seed in range(4):
             yield f"transition trees {tree_rows} {seed}", lambda s=seed, n=tree_rows: check_tree(s, 16, n)
-        for kind, config in (("whole", SMALL), ("parts", WIDE_PARTS), ("true", SMALL_TRUE)):
+        for kind, config in (("whole", SMALL), ("parts", WIDE_PARTS), ("true", SMALL_TRUE), ("between", FEW_LAUNCHES)):
             for temperature in (0.0, 0.8):
-                for is_fixed in (False, True) if config is not SMALL else (False,):
+                for is_fixed in (False, True) if config in (WIDE_PARTS, SMALL_TRUE) else (False,):
                     shape = RoundShape(1, 16, tree_rows=tree_rows)
                     products = "fixed" if is_fixed else "fastest"
                     yield (

@@ -50,7 +50,9 @@ def make_runner(model: Transformer, cache: PagedCache, config: EngineConfig, con
         rows = config.tree_rows if config.tree_rows >= 0 else usual
         shapes += [RoundShape(1, 16, tree_rows=rows), *(RoundShape(n, 16, tree_rows=min(rows, 16)) for n in (2, 4))]
         lone = config.one_forward_len if config.one_forward_len >= 0 else ONE_FORWARD_LEN
-        shapes += [one_forward(1, lone)] if lone else [RoundShape(1, 8)]
+        # All forwards of a round must have the kernels that autoregression has, or the last bits differ.
+        is_alike = not runner.network.is_between(16) or runner.network.is_between(one_forward(1, lone).num_proposals)
+        shapes += [one_forward(1, lone)] if lone and is_alike else [RoundShape(1, 8)]
     runner.prepare_rounds(shapes)
     runner.measure()
     return runner

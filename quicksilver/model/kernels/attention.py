@@ -296,10 +296,16 @@ def _merge_kernel(
 
 
 def attend_paged(
-    qkv: Tensor, caches: tuple[Tensor, Tensor], rows: RowTables, shape: AttendShape, space: AttendSpace
+    qkv: Tensor,
+    caches: tuple[Tensor, Tensor],
+    rows: RowTables,
+    shape: AttendShape,
+    space: AttendSpace,
+    merges: bool = True,
 ) -> Tensor:
     """qkv (rows, heads + 2 kv_heads, head_dim), rotated, its KV already written -> (rows, heads * head_dim), a view of
-    `space.out`. Head sizes must be powers of two from 16, splits powers of two."""
+    `space.out`. Head sizes must be powers of two from 16, splits powers of two. Where `merges` is off the launch
+    behind merges the splits in `space`; then there are few rows, of which a split mostly sees one block of keys."""
     num_rows, heads, kv_heads = qkv.shape[0], shape.num_heads, shape.num_kv_heads
     parts, num_tiles = (space.acc, space.top, space.total), rows.tiles.shape[0]
     grid = (num_tiles, kv_heads, 1) if shape.splits == 1 else (shape.splits, kv_heads, num_tiles)
@@ -312,10 +318,10 @@ def attend_paged(
         shape.head_dim**-0.5 * _LOG2_E, qkv.stride(0), rows.pages.stride(0), num_rows, rows.num_shared,
         HEADS=heads, KV_HEADS=kv_heads, D=shape.head_dim, PAGE=rows.page_size,
         BLOCK_M=shape.block_m, BLOCK_N=key_block(shape), SPLITS=shape.splits,
-        FORKS=rows.forks is not None, num_warps=4 if shape.block_m <= 64 else 8, num_stages=2,
+        FORKS=rows.forks is not None, num_warps=4 if shape.block_m <= 64 else 8, num_stages=2 if merges else 1,
         **overlap(),
     )  # fmt: skip
-    if shape.splits > 1:
+    if shape.splits > 1 and merges:
         _merge_kernel[(num_rows * heads,)](
             space.out, space.out if space.steps is None else space.steps, *parts, num_rows * heads,
             HEADS=heads, D=shape.head_dim, SPLITS=shape.splits, SHRINK=space.shrink, FP8=space.steps is not None,

@@ -14,14 +14,19 @@ import torch
 import triton
 import triton.language as tl
 
-_overlaps = False
+_overlaps = 0
+_EARLY = 2
+"""The next launch is let in before this one waits: it has much to read that nobody writes."""
 
 
 @triton.jit
 def wait_turn(OVERLAPS: tl.constexpr):
     """First line of every short kernel: see all that the kernel before wrote, and let the next one get ready."""
+    if OVERLAPS == 2:
+        tl.extra.cuda.gdc_launch_dependents()
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
+    if OVERLAPS == 1:
         tl.extra.cuda.gdc_launch_dependents()
 
 
@@ -58,10 +63,11 @@ def fetch_ahead(w, rows, K, begin, LINES: tl.constexpr, OVERLAPS: tl.constexpr):
 
 
 @contextmanager
-def overlapping(is_wanted: bool) -> Iterator[None]:
+def overlapping(is_wanted: bool, *, is_early: bool = False) -> Iterator[None]:
     """Launches inside overlap where the chip can: programmatic dependent launch, from Hopper on."""
     global _overlaps
-    before, _overlaps = _overlaps, is_wanted and _can_overlap()
+    wanted = _EARLY if is_early else 1
+    before, _overlaps = _overlaps, wanted if is_wanted and _can_overlap() else 0
     try:
         yield
     finally:
@@ -73,6 +79,6 @@ def _can_overlap() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 
 
-def overlap() -> dict[str, bool]:
+def overlap() -> dict[str, int | bool]:
     """Launch options, the same for every kernel."""
-    return {"OVERLAPS": True, "launch_pdl": True} if _overlaps else {"OVERLAPS": False}
+    return {"OVERLAPS": _overlaps, "launch_pdl": True} if _overlaps else {"OVERLAPS": 0}

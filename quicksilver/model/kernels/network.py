@@ -1,8 +1,8 @@
-"""The forward of `model/transformer.py` on kernels and fixed buffers: six launches a layer for few rows, the library's
-matrix products beyond. Reads its inputs from the device, allocates nothing that outlives it, waits for nothing: a graph
-can hold it.
+"""The forward of `model/transformer.py` on kernels and fixed buffers: two launches a layer up to 32 rows where the chip
+and the shape allow (`between.py`), else six up to 64, the library's matrix products beyond. Reads its inputs from the
+device, allocates nothing that outlives it, waits for nothing: a graph can hold it.
 
-Up to 64 rows the numbers of a row do not depend on how many rows there are.
+Up to 32 rows the numbers of a row do not depend on how many rows there are; nor up to 64 where layers are six launches.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels import resident
 from quicksilver.model.kernels.attention import AttendShape, AttendSpace, RowTables, attend_paged
+from quicksilver.model.kernels.between import BETWEEN_ROWS, BetweenSpace, BetweenWeights, Buffers, can_run
 from quicksilver.model.kernels.fp8 import Inputs, can_round
 from quicksilver.model.kernels.launch import overlapping
 from quicksilver.model.kernels.project import (
@@ -53,6 +54,8 @@ class Product(StrEnum):
     FIXED = "fixed"
 
 
+BETWEEN = True
+"""Whether what lies between two attentions is one launch, where it can be."""
 OVERLAP_BYTES = 8_000_000_000
 """Matrices, head included, of the largest model whose launches overlap: with larger ones the next launch only takes
 room from the reading of weights."""
@@ -98,6 +101,7 @@ class Space:
     ready: Tensor  # (layers, 4, ...): counters of each adapter's first half
     scaled: Scaled
     parts: Parts
+    between: BetweenSpace | None = None
     pieces: tuple[Space, ...] = ()
     """Where products take 64 rows at most: a space for each 64, their rows being views of this one's."""
 
@@ -172,6 +176,8 @@ class Network:
         self.product = product
         is_small = product is Product.FASTEST and fits(config, weights)
         self.stack = stack(config, weights) if is_small else None
+        is_suited = product is Product.FASTEST and not is_small and BETWEEN and can_run(config, weights)
+        self.between = BetweenWeights(config, weights, cache, angles) if is_suited else None
         self.overlaps = weights.num_bytes <= OVERLAP_BYTES
         self.inputs: Inputs | None = None
         if weights.head.scale is not None:
@@ -186,6 +192,9 @@ class Network:
     def is_whole(self, num_rows: int) -> bool:
         return self.stack is not None and num_rows <= RESIDENT_ROWS
 
+    def is_between(self, num_rows: int) -> bool:
+        return self.between is not None and num_rows <= BETWEEN_ROWS
+
     def set_align(self, num_rows: int) -> int:
         """Where a run of canvas rows should begin, so that no tile has rows of both kinds."""
         return resident.SHARED_ROWS if self.is_whole(num_rows) else 1
@@ -198,6 +207,10 @@ class Network:
     def space(self, num_rows: int) -> Space:
         is_fixed = self.product is Product.FIXED and num_rows > SKINNY_ROWS
         inputs = self.inputs if is_fixed or num_rows <= SKINNY_ROWS else None
+        if self.between is not None and self.is_between(num_rows):
+            inputs = None if inputs is None else Inputs.HALF
+            space = Space.allocate(self.config, self.weights, num_rows, self.shape(num_rows), inputs)
+            return replace(space, between=self.between.space(num_rows))
         space = Space.allocate(self.config, self.weights, num_rows, self.shape(num_rows), inputs)
         if is_fixed:
             parts = Parts.allocate(_part_floats(self.config, SKINNY_ROWS), space.x.device)
@@ -214,8 +227,29 @@ class Network:
         if self.stack is not None and self.is_whole(len(rows.token_ids)):
             place = (self.cache, self.angles)
             return run_whole(self.config, (self.weights, self.stack), place, rows, space, is_gated)
+        if self.between is not None and space.between is not None:
+            with overlapping(True, is_early=True):
+                return self._run_between(self.between, space.between, rows, space, is_gated)
         with overlapping(self.overlaps):
             return self._run(rows, space, is_gated)
+
+    def _run_between(
+        self, between: BetweenWeights, room: BetweenSpace, rows: RowInputs, space: Space, is_gated: bool
+    ) -> Tensor:
+        """Attention, and one launch to the next attention."""
+        masks = self.weights.masks if is_gated else None
+        room.counters.zero_()
+        embed(self.weights.tokens, masks, rows.token_ids, rows.mask_index, space.x)
+        scale_rows(space.x, self.weights.layers[0].attn_norm.gain, space.scaled.y, room.squares.t(), space.shrink)
+        attend = space.attend
+        splits = (attend.acc, attend.top, attend.total)
+        buffers = Buffers(splits, attend.out, space.x, space.scaled.y, space.ffn, space.qkv, rows.where, rows.gate)
+        has_term = is_gated and between.rank > 0
+        between.launch(-1, buffers, room, has_term, overlaps=True)
+        for index in range(self.config.num_layers):
+            self._skinny_attend(index, rows, space, merges=False)
+            between.launch(index, buffers, room, has_term, overlaps=True)
+        return space.x
 
     def _run(self, rows: RowInputs, space: Space, is_gated: bool) -> Tensor:
         masks = self.weights.masks if is_gated else None
@@ -260,10 +294,10 @@ class Network:
         turn = Rotation(rows.where, self.angles, caches, layer.head_norms)
         project_qkv(space.scaled, layer.attn_norm, layer.qkv, qkv, turn, beside)
 
-    def _skinny_attend(self, index: int, rows: RowInputs, space: Space) -> Tensor:
+    def _skinny_attend(self, index: int, rows: RowInputs, space: Space, merges: bool = True) -> Tensor:
         qkv = space.qkv.view(len(space.qkv), -1, self.config.head_dim)
         caches = (self.cache.k[index], self.cache.v[index])
-        return attend_paged(qkv, caches, rows.tables, self.shape(len(qkv)), space.attend)
+        return attend_paged(qkv, caches, rows.tables, self.shape(len(qkv)), space.attend, merges)
 
     def _skinny_rest(
         self, index: int, next_norm: Norm, given: tuple[RowInputs, Tensor], space: Space, is_gated: bool

@@ -63,7 +63,7 @@ def _norm_kernel(
 
 @triton.jit
 def _scale_kernel(
-    x, gain, y, steps, squares, num_rows, num_tiles, dim,
+    x, gain, y, steps, squares, num_rows, num_tiles, tile_stride, row_stride, dim,
     BLOCK: tl.constexpr, TILES: tl.constexpr, SHRINK: tl.constexpr, FP8: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     wait_turn(OVERLAPS)
@@ -80,7 +80,8 @@ def _scale_kernel(
         scaled = tl.reshape(tl.reshape(scaled, (GROUPS, 128)) / step[:, None], (BLOCK,))
     tl.store(y + row.to(tl.int64) * dim + d, narrow(scaled, y.dtype.element_ty, SHRINK), mask=d < dim)
     total = tl.sum(wide * wide, 0)
-    tl.store(squares + tile * num_rows + row, tl.where(tile == 0, total, 0.0), mask=tile < num_tiles)
+    at = squares + tile * tile_stride + row * row_stride
+    tl.store(at, tl.where(tile == 0, total, 0.0), mask=tile < num_tiles)
 
 
 @triton.jit
@@ -125,7 +126,7 @@ def scale_rows(
     `steps`, (dim / 128, rows), y is fp8."""
     rows, dim = x.shape
     _scale_kernel[(rows,)](
-        x, gain, y, steps if steps is not None else x, squares, rows, squares.shape[0], dim,
+        x, gain, y, steps if steps is not None else x, squares, rows, squares.shape[0], *squares.stride(), dim,
         BLOCK=triton.next_power_of_2(dim), TILES=triton.next_power_of_2(squares.shape[0]),
         SHRINK=shrink, FP8=steps is not None, num_warps=4, **overlap(),
     )  # fmt: skip

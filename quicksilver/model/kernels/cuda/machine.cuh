@@ -1,0 +1,172 @@
+// What the kernels ask of the chip, a function for each instruction. tests/model/kernels/emulated.hpp has the same
+// functions for a processor without a GPU, so that the kernels can be run, slowly, anywhere.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#ifdef EMULATED
+#include "emulated.hpp"
+#else
+
+#define INFINITY __int_as_float(0x7f800000)
+#define DEVICE __device__ __forceinline__
+#define GRID_CONSTANT __grid_constant__
+#define KERNEL extern "C" __global__ void
+
+DEVICE int thread_index() { return threadIdx.x; }
+DEVICE int program_index() { return blockIdx.x; }
+DEVICE int num_programs() { return gridDim.x; }
+
+DEVICE u8 *shared_memory() {
+    extern __shared__ __align__(128) u8 memory[];
+    return memory;
+}
+
+DEVICE u32 shared_address(const void *at) { return (u32)__cvta_generic_to_shared(at); }
+
+// Counted barriers in shared memory: of arrivals, and of bytes that copies bring.
+
+DEVICE void barrier_make(u64 *barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
+}
+
+DEVICE void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+DEVICE void barrier_arrive(u64 *barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+DEVICE void barrier_wait(u64 *barrier, u32 parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra over;\n"
+        "bra again;\n"
+        "over:\n"
+        "}\n" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
+}
+
+// Weights go past the second-level cache's better places: nobody reads them twice.
+DEVICE u64 read_once() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// Bytes from memory into shared memory; `barrier` has one arrival and these bytes to wait for.
+DEVICE void copy_bytes(void *to, const void *from, u32 bytes, u64 *barrier, u64 policy) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+        ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy) : "memory");
+}
+
+// Copies of a few bytes that this thread asks for, and waits for.
+
+DEVICE void copy_16(void *to, const void *from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+
+DEVICE void copy_4(void *to, const void *from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+
+DEVICE void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+DEVICE void sync_program() { __syncthreads(); }
+DEVICE void sync_warp() { __syncwarp(); }
+
+DEVICE float from_lane(float value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
+DEVICE float from_lane_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+
+// Between programs: what was written before an add is seen by who has seen the sum.
+
+DEVICE int add_and_see(int *counter, int value) {
+    int before;
+    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(value) : "memory");
+    return before;
+}
+
+DEVICE void add_and_tell(int *counter, int value) {
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
+}
+
+DEVICE int see(const int *counter) {
+    int value;
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+    return value;
+}
+
+// Between launches: this one may begin before the one before it ends, and then waits for what that one wrote.
+
+DEVICE void wait_turn() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DEVICE void let_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Loads past the first-level cache, which does not know what other programs write.
+
+DEVICE uint4 fresh_16(const void *at) { return __ldcg((const uint4 *)at); }
+DEVICE float fresh_float(const float *at) { return __ldcg(at); }
+DEVICE void fresh_floats(float (&to)[4], const float *at) {
+    const float4 four = __ldcg((const float4 *)at);
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+}
+DEVICE void fresh_floats(float (&to)[2], const float *at) {
+    const float2 two = __ldcg((const float2 *)at);
+    to[0] = two.x, to[1] = two.y;
+}
+DEVICE u16 fresh_half(const u16 *at) { return __ldcg(at); }
+
+// Ask for a line of memory that will be read later.
+DEVICE void fetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
+DEVICE uint4 shared_16(const u8 *at) { return *(const uint4 *)at; }
+DEVICE uint4 steady_16(const void *at) { return __ldg((const uint4 *)at); }
+
+// c (16, 8) += a (16, 16) b (16, 8), with the parts that this lane has.
+
+DEVICE void multiply_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+DEVICE void multiply_fp16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// Numbers.
+
+DEVICE float of_bf16(u16 bits) { return __uint_as_float((u32)bits << 16); }
+
+DEVICE u16 to_bf16(float value) {
+    u16 bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+DEVICE u16 to_fp16(float value) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+// Two numbers of e4m3 as two of fp16.
+DEVICE u32 widen(u16 pair) {
+    u32 wide;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(wide) : "h"(pair));
+    return wide;
+}
+
+DEVICE float exponential(float x) { return __expf(x); }
+DEVICE float power_of_two(float x) { return exp2f(x); }
+DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
+DEVICE float inverse_root(float x) { return rsqrtf(x); }
+#endif

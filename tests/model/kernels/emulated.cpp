@@ -1,0 +1,13 @@
+// between.cu on a processor without a GPU: one call for a launch.
+#define EMULATED
+#include "between.cu"
+
+static const Between *given;
+
+extern "C" void emulate(const Between *args) {
+    given = args;
+    run_grid([] { between(*given); }, PROGRAMS, THREADS, sizeof(Shared));
+}
+
+extern "C" int shared_size() { return sizeof(Shared); }
+extern "C" int num_counters() { return NUM_COUNTERS; }

@@ -1,0 +1,207 @@
+// machine.cuh for a processor without a GPU: every thread is a fiber, and one that waits lets the others run.
+#pragma once
+#include <ucontext.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#define DEVICE inline
+#define GRID_CONSTANT
+#define KERNEL void
+
+struct uint4 {
+    u32 x, y, z, w;
+};
+
+struct Meeting {
+    int came = 0, times = 0;
+    void attend(int of);
+};
+
+struct Warp {
+    Meeting meeting;
+    float values[32];
+    u32 operands[32][6];
+};
+
+struct Program {
+    std::vector<u8> memory;
+    Meeting all;
+    std::vector<Warp> warps;
+};
+
+struct Fiber {
+    ucontext_t context;
+    std::vector<u8> stack;
+    Program *program;
+    int thread, index;
+    bool is_over = false;
+};
+
+static Fiber *now;
+static ucontext_t scheduler;
+static int grid;
+
+inline void pass() { swapcontext(&now->context, &scheduler); }
+
+inline void Meeting::attend(int of) {
+    const int seen = times;
+    if (++came == of) came = 0, ++times;
+    else
+        while (times == seen) pass();
+}
+
+inline int thread_index() { return now->thread; }
+inline int program_index() { return now->index; }
+inline int num_programs() { return grid; }
+inline u8 *shared_memory() { return (u8 *)(((u64)now->program->memory.data() + 127) / 128 * 128); }
+inline Warp &my_warp() { return now->program->warps[now->thread / 32]; }
+
+struct CountedBarrier {
+    u16 arrivals, missing;
+    u32 times;
+};
+
+inline void barrier_make(u64 *barrier, int arrivals) {
+    CountedBarrier made{(u16)arrivals, (u16)arrivals, 0};
+    memcpy(barrier, &made, sizeof made);
+}
+inline void barriers_made() {}
+inline void barrier_arrive(u64 *at) {
+    CountedBarrier *barrier = (CountedBarrier *)at;
+    if (--barrier->missing == 0) barrier->missing = barrier->arrivals, ++barrier->times;
+}
+inline void barrier_wait(u64 *at, u32 parity) {
+    while ((((CountedBarrier *)at)->times & 1) == parity) pass();
+}
+inline u64 read_once() { return 0; }
+inline void copy_bytes(void *to, const void *from, u32 bytes, u64 *barrier, u64) {
+    memcpy(to, from, bytes);
+    barrier_arrive(barrier);
+}
+
+inline void copy_16(void *to, const void *from) { memcpy(to, from, 16); }
+inline void copy_4(void *to, const void *from) { memcpy(to, from, 4); }
+inline void copies_done() {}
+
+inline void sync_program() { now->program->all.attend((int)now->program->warps.size() * 32); }
+inline void sync_warp() { my_warp().meeting.attend(32); }
+
+inline float from_lane(float value, int lane) {
+    Warp &warp = my_warp();
+    warp.values[now->thread % 32] = value;
+    sync_warp();
+    const float found = warp.values[lane];
+    sync_warp();
+    return found;
+}
+inline float from_lane_xor(float value, int mask) { return from_lane(value, now->thread % 32 ^ mask); }
+
+inline int add_and_see(int *counter, int value) {
+    const int before = *counter;
+    *counter += value;
+    pass();
+    return before;
+}
+inline void add_and_tell(int *counter, int value) { add_and_see(counter, value); }
+inline int see(const int *counter) {
+    pass();
+    return *(volatile const int *)counter;
+}
+inline void wait_turn() {}
+inline void let_next() {}
+
+template <class T> inline T read_as(const void *at) {
+    T value;
+    memcpy(&value, at, sizeof value);
+    return value;
+}
+inline uint4 fresh_16(const void *at) { return read_as<uint4>(at); }
+inline float fresh_float(const float *at) { return *at; }
+template <int count> inline void fresh_floats(float (&to)[count], const float *at) { memcpy(to, at, sizeof to); }
+inline u16 fresh_half(const u16 *at) { return *at; }
+inline void fetch(const void *) {}
+inline uint4 shared_16(const u8 *at) { return read_as<uint4>(at); }
+inline uint4 steady_16(const void *at) { return read_as<uint4>(at); }
+
+inline float float_of(u32 bits) { return read_as<float>(&bits); }
+inline u32 bits_of(float value) { return read_as<u32>(&value); }
+inline float of_bf16(u16 bits) { return float_of((u32)bits << 16); }
+inline u16 to_bf16(float value) {
+    const u32 bits = bits_of(value);
+    return (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline u16 to_fp16(float value) { return read_as<u16>(std::vector<_Float16>{(_Float16)value}.data()); }
+inline float of_fp16(u16 bits) { return (float)read_as<_Float16>(&bits); }
+
+inline float of_e4m3(u8 bits) {
+    const int exponent = bits >> 3 & 15, fraction = bits & 7;
+    const float size = exponent ? std::ldexp(8.0f + fraction, exponent - 10) : std::ldexp((float)fraction, -9);
+    return bits & 128 ? -size : size;
+}
+inline u32 widen(u16 pair) { return to_fp16(of_e4m3((u8)pair)) | (u32)to_fp16(of_e4m3((u8)(pair >> 8))) << 16; }
+
+template <class Number>
+inline void multiply_as(Number number, float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    Warp &warp = my_warp();
+    const int lane = now->thread % 32, group = lane / 4, pair = lane % 4;
+    const u32 mine[6] = {a0, a1, a2, a3, b0, b1};
+    memcpy(warp.operands[lane], mine, sizeof mine);
+    sync_warp();
+    for (int i = 0; i < 4; ++i) {
+        const int high = i / 2, column = pair * 2 + i % 2;
+        for (int k = 0; k < 16; ++k) {
+            const int of = k % 8 / 2, half = k / 8;
+            const u32 a = warp.operands[group * 4 + of][half * 2 + high], b = warp.operands[column * 4 + of][4 + half];
+            c[i] += number((u16)(a >> k % 2 * 16)) * number((u16)(b >> k % 2 * 16));
+        }
+    }
+    sync_warp();
+}
+inline void multiply_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    multiply_as(of_bf16, c, a0, a1, a2, a3, b0, b1);
+}
+inline void multiply_fp16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    multiply_as(of_fp16, c, a0, a1, a2, a3, b0, b1);
+}
+inline float exponential(float x) { return std::exp(x); }
+inline float power_of_two(float x) { return std::exp2(x); }
+inline float maximum(float a, float b) { return a > b ? a : b; }
+inline float inverse_root(float x) { return 1.0f / std::sqrt(x); }
+
+static void (*body)();
+static void enter() {
+    body();
+    now->is_over = true;
+    pass();
+}
+
+// Run `kernel` in every thread of every program, in turns.
+inline void run_grid(void (*kernel)(), int programs, int threads, int shared_bytes) {
+    body = kernel, grid = programs;
+    std::vector<Program> made(programs);
+    std::vector<std::unique_ptr<Fiber>> fibers;
+    for (int index = 0; index < programs; ++index) {
+        made[index].memory.resize(shared_bytes + 128);
+        made[index].warps.resize(threads / 32);
+        for (int thread = 0; thread < threads; ++thread) {
+            fibers.emplace_back(new Fiber);
+            Fiber &fiber = *fibers.back();
+            fiber.stack.resize(32768), fiber.program = &made[index], fiber.thread = thread, fiber.index = index;
+            getcontext(&fiber.context);
+            fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = fiber.stack.size();
+            makecontext(&fiber.context, enter, 0);
+        }
+    }
+    for (bool is_busy = true; is_busy;) {
+        is_busy = false;
+        for (auto &fiber : fibers) {
+            if (fiber->is_over) continue;
+            is_busy = true, now = fiber.get();
+            swapcontext(&scheduler, &now->context);
+        }
+    }
+}

@@ -1,0 +1,263 @@
+"""The launch between two attentions against plain torch, run thread by thread on this processor (`emulated.hpp`)."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from quicksilver.model.attention import PagedCache
+from quicksilver.model.config import ModelConfig
+from quicksilver.model.kernels import between
+from quicksilver.model.kernels.between import Arguments, BetweenSpace, BetweenWeights, Buffers, Kind, cut_depth, macros
+
+HERE = Path(__file__).parent
+SOURCES = Path(between.__file__).parent / "cuda"
+
+SPLITS = 4
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+is_emulated = pytest.mark.usefixtures("short_ranges")
+
+
+@dataclass(frozen=True)
+class Case:
+    rows: int = 16
+    rank: int = 0
+    is_fp8: bool = False
+    has_norms: bool = False
+    head_dim: int = 64
+    programs: int = 5
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(
+            shape(self), self.rows, self.rank, self.is_fp8, not self.has_norms, self.programs, splits=SPLITS, ring=2
+        )
+
+
+CASES = [
+    Case(),
+    Case(rows=32),
+    Case(rank=32),
+    Case(is_fp8=True, has_norms=True, head_dim=128),
+    Case(rows=32, is_fp8=True),
+    Case(rows=32, rank=16),
+    Case(has_norms=True),
+]
+
+
+def shape(case: Case) -> ModelConfig:
+    dim = 256 if case.rank == 0 else 512
+    heads, kv_heads = 512 // case.head_dim, 128 // case.head_dim
+    return ModelConfig(
+        family="qwen3" if case.has_norms else "qwen2", num_layers=2, dim=dim, ffn_dim=1536, num_heads=heads,
+        num_kv_heads=kv_heads, head_dim=case.head_dim, vocab_size=64, context_len=64, qkv_bias=not case.has_norms,
+        qk_norm=case.has_norms,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def short_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a small model too."""
+    monkeypatch.setattr(between, "_LONGEST", 512)
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], ctypes.CDLL]:
+    def make(case: Case) -> ctypes.CDLL:
+        to = tmp_path_factory.mktemp("between") / "between.so"
+        flags = [f"-D{key}={value}" for key, value in macros(case.kind).items()]
+        command = ["g++", "-std=c++17", "-O2", "-w", "-shared", "-fPIC", f"-I{SOURCES}", f"-I{HERE}", *flags]
+        subprocess.run([*command, str(HERE / "emulated.cpp"), "-o", str(to)], check=True)
+        return ctypes.CDLL(str(to))
+
+    return make
+
+
+def random_weight(outputs: int, depth: int, case: Case) -> SimpleNamespace:
+    w = torch.randn(outputs, depth) / depth**0.5
+    if not case.is_fp8:
+        return SimpleNamespace(w=w.bfloat16(), scale=None, bias=None)
+    scale = w.abs().amax(-1) / 448
+    return SimpleNamespace(w=(w / scale[:, None]).to(torch.float8_e4m3fn), scale=scale, bias=None)
+
+
+def random_layer(config: ModelConfig, case: Case) -> SimpleNamespace:
+    widths = {
+        "qkv": (config.q_dim + 2 * config.kv_dim, config.dim), "o": (config.dim, config.q_dim),
+        "gu": (2 * config.ffn_dim, config.dim), "dn": (config.dim, config.ffn_dim),
+    }  # fmt: skip
+    canvas = {
+        kind: SimpleNamespace(
+            a=(torch.randn(case.rank, k) / k**0.5).bfloat16(), b=(torch.randn(n, case.rank) / 4).bfloat16()
+        )
+        for kind, (n, k) in widths.items()
+        if case.rank
+    }
+    linears = {kind: random_weight(n, k, case) for kind, (n, k) in widths.items()}
+    if not case.has_norms:
+        linears["qkv"].bias = torch.randn(widths["qkv"][0]).bfloat16()
+
+    def norm() -> SimpleNamespace:
+        return SimpleNamespace(gain=(1 + torch.randn(config.dim) / 4).bfloat16(), eps=1e-6)
+
+    def gain() -> Tensor:
+        return (1 + torch.randn(config.head_dim) / 4).bfloat16()
+
+    head_norms = SimpleNamespace(q=gain(), k=gain(), eps=1e-6) if case.has_norms else None
+    return SimpleNamespace(
+        attn_norm=norm(), ffn_norm=norm(), qkv=linears["qkv"], o=linears["o"], gate_up=linears["gu"],
+        down=linears["dn"], canvas=canvas, head_norms=head_norms,
+    )  # fmt: skip
+
+
+class Bench:
+    """Two random layers, buffers as a forward has them, and plain torch's account of what a launch does."""
+
+    def __init__(self, case: Case) -> None:
+        torch.manual_seed(7)
+        self.case, self.config = case, shape(case)
+        config, rows = self.config, case.rows
+        self.layers = [random_layer(config, case) for _ in range(2)]
+        last = SimpleNamespace(gain=(1 + torch.randn(config.dim) / 4).bfloat16(), eps=1e-6)
+        weights = SimpleNamespace(tokens=torch.zeros(1), layers=self.layers, norm=last)
+        self.cache = PagedCache.allocate(config, 4, 16, "cpu", torch.bfloat16)
+        angles = torch.randn(64, 2, config.head_dim // 2)
+        self.packed = BetweenWeights(config, weights, self.cache, angles)  # type: ignore[arg-type]
+        self.angles, self.shrink = angles, 1 / 64 if case.is_fp8 else 1.0
+        dtype = torch.float16 if case.is_fp8 else torch.bfloat16
+        slots = torch.randperm(64)[:rows].int()
+        slots[3] = -1
+        where = SimpleNamespace(positions=torch.randint(0, 64, (rows,)).int(), slots=slots)
+        heads = (SPLITS, rows, config.num_heads)
+        splits = (torch.randn(*heads, config.head_dim), torch.randn(heads), torch.rand(heads) + 0.5)
+        splits[0][1, 2], splits[1][1, 2], splits[2][1, 2] = 0, -torch.inf, 0  # saw nothing
+        splits[1][:, 5], splits[2][:, 5] = -torch.inf, 0  # a row that nobody attends for
+        splits[0][:, 5] = 0
+        self.buffers = Buffers(
+            splits, torch.zeros(rows, config.q_dim, dtype=dtype), torch.randn(rows, config.dim).bfloat16(),
+            torch.zeros(rows, config.dim, dtype=dtype), torch.zeros(rows, config.ffn_dim, dtype=dtype),
+            torch.zeros(rows, config.q_dim + 2 * config.kv_dim, dtype=torch.bfloat16), where,  # type: ignore[arg-type]
+            (torch.arange(rows) % 3 == 1).int(),
+        )  # fmt: skip
+        self.space = BetweenSpace.allocate(config, rows, "cpu")
+
+    def arguments(self, index: int) -> Arguments:
+        return self.packed.arguments(index, self.buffers, self.space)
+
+    def linear(self, x: Tensor, kind: str, layer: SimpleNamespace) -> Tensor:
+        weight = {"qkv": layer.qkv, "o": layer.o, "gu": layer.gate_up, "dn": layer.down}[kind]
+        y = x @ weight.w.float().t()
+        if weight.scale is not None:
+            y = y * weight.scale
+        if layer.canvas:
+            pair = layer.canvas[kind]
+            y = y + (x @ pair.a.float().t() * self.buffers.gate[:, None]) @ pair.b.float().t()
+        return y if weight.bias is None else y + weight.bias.float()
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        """-> the stream behind layer `index`, its input of down, and what went into it, in float32."""
+        layer, stream = self.layers[index], self.buffers.stream.float()
+        stream = stream + self.linear(self.attended(), "o", layer)
+        gate, up = self.linear(normed(stream, layer.ffn_norm), "gu", layer).chunk(2, -1)
+        ffn = torch.nn.functional.silu(gate) * up
+        return stream + self.linear(ffn, "dn", layer), ffn, stream
+
+    def attended(self) -> Tensor:
+        acc, top, total = self.buffers.splits
+        weight = torch.exp2(top - top.amax(0).clamp_min(-1e30))
+        merged = (acc * weight[..., None]).sum(0) / (total * weight).sum(0).clamp_min(1e-9)[..., None]
+        return merged.flatten(1)
+
+    def qkv(self, stream: Tensor, index: int) -> Tensor:
+        config, layer = self.config, self.layers[index]
+        raw = self.linear(normed(stream, layer.attn_norm), "qkv", layer).view(len(stream), -1, config.head_dim)
+        turning = config.num_heads + config.num_kv_heads
+        left, right = raw[:, :turning].chunk(2, -1)
+        if layer.head_norms is not None:
+            whole = raw[:, :turning] * torch.rsqrt(raw[:, :turning].square().mean(-1, keepdim=True) + 1e-6)
+            gains = torch.cat(
+                [layer.head_norms.q[None]] * config.num_heads + [layer.head_norms.k[None]] * config.num_kv_heads
+            )
+            left, right = (whole * gains.float()).chunk(2, -1)
+        cos, sin = self.angles[self.buffers.where.positions.long()].unbind(1)
+        turned = torch.cat((left * cos[:, None] - right * sin[:, None], right * cos[:, None] + left * sin[:, None]), -1)
+        return torch.cat((turned, raw[:, turning:]), 1)
+
+
+def normed(x: Tensor, norm: SimpleNamespace) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.eps) * norm.gain.float()
+
+
+def expect_close(found: Tensor, wanted: Tensor, tolerance: float = 1e-2) -> None:
+    error = (found.float() - wanted).norm() / wanted.norm()
+    assert error < tolerance, f"relative error {error:.2e}"
+
+
+@needs_compiler
+@is_emulated
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_launch_does_what_torch_does(case: Case, build: Callable[[Case], ctypes.CDLL]) -> None:
+    bench, library = Bench(case), build(case)
+    assert library.shared_size() <= between.shared_bytes(case.kind)
+    assert library.num_counters() <= bench.space.counters.shape[1]
+    stream, ffn, _ = bench.layer(0)
+    wanted = bench.qkv(stream, 1)
+    library.emulate(ctypes.byref(bench.arguments(0)))
+    expect_close(bench.buffers.ffn.float() / bench.shrink, ffn)
+    expect_close(bench.buffers.stream, stream)
+    expect_close(bench.space.squares.sum(1), stream.square().sum(-1))
+    found = bench.buffers.qkv.view(wanted.shape)
+    expect_close(found, wanted)
+    config, slots = bench.config, bench.buffers.where.slots.long()
+    kept = slots >= 0
+    for cache, first in ((bench.cache.k, config.num_heads), (bench.cache.v, config.num_heads + config.num_kv_heads)):
+        assert torch.equal(cache[1][slots[kept]], found[kept, first : first + config.num_kv_heads])
+        assert cache[1].any(-1).any(-1).sum() == kept.sum()
+
+
+@needs_compiler
+@is_emulated
+def test_first_and_last_launch_do_their_halves(build: Callable[[Case], ctypes.CDLL]) -> None:
+    bench, library = Bench(CASES[0]), build(CASES[0])
+    stream = bench.buffers.stream.float()
+    bench.buffers.scaled.copy_(stream * bench.layers[0].attn_norm.gain.float())
+    bench.space.squares[:, 0] = stream.square().sum(-1)
+    library.emulate(ctypes.byref(bench.arguments(-1)))
+    wanted = bench.qkv(stream, 0)
+    expect_close(bench.buffers.qkv.view(wanted.shape), wanted)
+    behind = bench.layer(1)[0]
+    before = bench.buffers.qkv.clone()
+    library.emulate(ctypes.byref(bench.arguments(1)))
+    expect_close(bench.buffers.stream, behind)
+    assert torch.equal(bench.buffers.qkv, before)
+
+
+@needs_compiler
+@is_emulated
+def test_rows_ignore_each_other_and_the_number_of_programs(build: Callable[[Case], ctypes.CDLL]) -> None:
+    few, many = Bench(Case(rows=16)), Bench(Case(rows=32, programs=7))
+    few.buffers.stream.copy_(many.buffers.stream[:16])
+    for mine, theirs in zip(few.buffers.splits, many.buffers.splits, strict=True):
+        mine.copy_(theirs[:, :16])
+    for name in ("positions", "slots"):
+        getattr(few.buffers.where, name).copy_(getattr(many.buffers.where, name)[:16])
+    few.packed, few.layers = BetweenWeights(few.config, many.packed.weights, few.cache, many.angles), many.layers
+    build(few.case).emulate(ctypes.byref(few.arguments(0)))
+    build(many.case).emulate(ctypes.byref(many.arguments(0)))
+    assert torch.equal(few.buffers.stream, many.buffers.stream[:16])
+    assert torch.equal(few.buffers.qkv, many.buffers.qkv[:16])
+
+
+@pytest.mark.parametrize(("depth", "ranges"), [(1536, 1), (8960, 5), (4096, 2), (12288, 6), (576, None)])
+def test_ranges_of_known_models(depth: int, ranges: int | None) -> None:
+    assert cut_depth(depth) == ranges
