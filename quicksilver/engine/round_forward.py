@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from quicksilver.core import DecodeParams
 from quicksilver.engine.flight import RoundShape
 from quicksilver.engine.graphs import SMALLEST, HeadBuffers, RowBuffers, bucket_of
 from quicksilver.engine.trees import fork_table
@@ -60,6 +61,12 @@ class RoundForward:
         is_found = shape.tree_rows % tile_rows == 0 or len(verified) == 1
         assert is_found or not self.network.is_whole(self.num_heads), "one launch finds a row's tile by its number"
         return shared + [(b, row, row + 1) for b, (first, end) in enumerate(verified) for row in range(first, end)]
+
+    def write_wishes(self, b: int, params: DecodeParams, kind: HeadKind) -> None:
+        """How sequence b's proposals are drawn and biased, on the host."""
+        for rows in self.shape.proposals_of(b):
+            if rows.start < rows.stop:
+                self.head.write_wishes(rows, params, kind)
 
     def run(self, is_gated: bool, kind: HeadKind, results: Tensor, runners_up: Tensor | None = None) -> None:
         """The network and its head; four numbers a proposal go into `results`."""

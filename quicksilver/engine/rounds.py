@@ -223,38 +223,34 @@ def _load(graph: RoundGraph, works: Seq[Work], kind: HeadKind) -> None:
     """The sequences' state onto the device; the only time the host writes it. Waits only for copies of its buffers."""
     graph.sent.wait()
     host, forwards = graph.host_state, {id(forward): forward for forward in graph.forwards}.values()
+    # Arrays, which are cheaper to write than tensors: the device has nothing to do until this is there.
+    parts = (host.last, host.position, host.draft, host.tree, host.text)
+    last, position, draft, tree, text = (part.numpy() for part in parts)
     host.cells.fill_(-1)
     for b, work in enumerate(works):
-        params, draft = work.sequence.request.params, work.tail.token_ids if work.tail and work.tail.is_causal else ()
-        host.last[b], host.position[b] = work.sequence.tokens[work.end - 1], work.end - 1
-        host.draft[b, : len(draft)] = torch.tensor(draft, dtype=torch.int32)
+        tokens, drafted = work.sequence.tokens, work.tail.token_ids if work.tail and work.tail.is_causal else ()
+        last[b], position[b] = tokens[work.end - 1], work.end - 1
+        draft[b, : len(drafted)] = drafted
         if graph.shape.tree_rows:
-            plant(host.tree[b], [int(host.last[b]), *draft])
+            plant(tree[b], [tokens[work.end - 1], *drafted])
         near = slice(max(work.end - WINDOW, 0), work.end)
-        host.text[b, near] = torch.tensor(work.sequence.tokens[near], dtype=torch.int32)
+        text[b, near] = tokens[near]
         graph.state.text[b, near].copy_(host.text[b, near], non_blocking=True)
         for forward in forwards:
-            for rows in forward.shape.proposals_of(b):
-                forward.head.host_seeds[rows], forward.head.host_heat[rows] = params.seed, params.temperature
-                if kind.is_biased:
-                    forward.head.bias.write(rows, params)
+            forward.write_wishes(b, work.sequence.request.params, kind)
     graph.state.cells.copy_(host.cells, non_blocking=True)
-    for head in (forward.head for forward in forwards):
-        if kind.is_drawn:
-            head.seeds.copy_(head.host_seeds, non_blocking=True)
-            head.heat.copy_(head.host_heat, non_blocking=True)
-        if kind.is_biased:
-            head.bias.send()
+    for forward in forwards:
+        forward.head.send_wishes(kind)
     graph.host_pages.fill_(-1)
     graph.sent.mark()
 
 
 def _send_pages(graph: RoundGraph, flight: Flight) -> None:
     """Page tables only grow in flight, so a copy still under way can only bring entries early."""
-    device = graph.pages
+    table = graph.host_pages.numpy()
     for sequence, b in flight.index.items():
-        count = min(len(sequence.pages), device.shape[1])
-        if int(graph.host_pages[b, count - 1]) != sequence.pages[count - 1]:
-            graph.host_pages[b, :count] = torch.tensor(sequence.pages[:count], dtype=torch.int32)
-            device[b, :count].copy_(graph.host_pages[b, :count], non_blocking=True)
+        count = min(len(sequence.pages), table.shape[1])
+        if table[b, count - 1] != sequence.pages[count - 1]:
+            table[b, :count] = sequence.pages[:count]
+            graph.pages[b, :count].copy_(graph.host_pages[b, :count], non_blocking=True)
             graph.sent.mark()
