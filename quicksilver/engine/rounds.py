@@ -202,12 +202,14 @@ class RoundRunner(GraphRunner):
         flight, graph = self._flight, self._flown
         assert flight is not None
         assert graph is not None
+        if flight.landed is not None:
+            # Nothing to wait for, and a round is under way. This half may end the answer: then one less was in vain.
+            return True
         depth = SHORT_DEPTH if flight.shape.canvas_len == 1 else DEPTH
         while len(flight.rounds) < depth and not flight.is_enough() and self._has_pages(flight):
             _send_pages(graph, flight)
-            is_first = not flight.rounds and flight.landed is None
-            flight.rounds.append(graph.launch(flight.kind, has_draft=is_first and flight.half == 1))
-        return flight.landed is not None or bool(flight.rounds)
+            flight.rounds.append(graph.launch(flight.kind, has_draft=not flight.rounds and flight.half == 1))
+        return bool(flight.rounds)
 
     def _has_pages(self, flight: Flight) -> bool:
         return flight.has_pages(self.cache.page_size, self.pages.shape[1])
