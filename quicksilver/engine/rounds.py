@@ -62,6 +62,9 @@ class RoundGraph:
         context_len = runner.pages.shape[1] * runner.cache.page_size
         self.state = RoundState.allocate(shape, context_len, device)
         self.host_state = self.state.on_host(shape)
+        self.host_arrays, self.page_table = self.host_state.arrays(), self.host_pages.numpy()
+        # By sequence: where its text goes, and where it comes from.
+        self.texts = list(zip(self.state.text, self.host_state.text, strict=True))
         self.sent = Mark(device)
         self._flat = torch.zeros(4 * len(self.forwards) * self.forwards[0].num_heads, dtype=torch.int32, device=device)
         self.results = self._by_half(self._flat)
@@ -224,32 +227,30 @@ class RoundRunner(GraphRunner):
 def _load(graph: RoundGraph, works: Seq[Work], kind: HeadKind) -> None:
     """The sequences' state onto the device; the only time the host writes it. Waits only for copies of its buffers."""
     graph.sent.wait()
-    host, forwards = graph.host_state, {id(forward): forward for forward in graph.forwards}.values()
-    # Arrays, which are cheaper to write than tensors: the device has nothing to do until this is there.
-    parts = (host.last, host.position, host.draft, host.tree, host.text)
-    last, position, draft, tree, text = (part.numpy() for part in parts)
-    host.cells.fill_(-1)
+    host, forwards = graph.host_arrays, dict.fromkeys(graph.forwards)
+    host.cells[:] = -1
     for b, work in enumerate(works):
-        tokens, drafted = work.sequence.tokens, work.tail.token_ids if work.tail and work.tail.is_causal else ()
-        last[b], position[b] = tokens[work.end - 1], work.end - 1
-        draft[b, : len(drafted)] = drafted
+        tokens, draft = work.sequence.tokens, work.tail.token_ids if work.tail and work.tail.is_causal else ()
+        host.last[b], host.position[b] = tokens[work.end - 1], work.end - 1
+        host.draft[b, : len(draft)] = draft
         if graph.shape.tree_rows:
-            plant(tree[b], [tokens[work.end - 1], *drafted])
+            plant(host.tree[b], [tokens[work.end - 1], *draft])
         near = slice(max(work.end - WINDOW, 0), work.end)
-        text[b, near] = tokens[near]
-        graph.state.text[b, near].copy_(host.text[b, near], non_blocking=True)
+        host.text[b, near] = tokens[near]
+        device, pinned = graph.texts[b]
+        device[near].copy_(pinned[near], non_blocking=True)
         for forward in forwards:
             forward.write_wishes(b, work.sequence.request.params, kind)
-    graph.state.cells.copy_(host.cells, non_blocking=True)
+    graph.state.cells.copy_(graph.host_state.cells, non_blocking=True)
     for forward in forwards:
         forward.head.send_wishes(kind)
-    graph.host_pages.fill_(-1)
+    graph.page_table[:] = -1
     graph.sent.mark()
 
 
 def _send_pages(graph: RoundGraph, flight: Flight) -> None:
     """Page tables only grow in flight, so a copy still under way can only bring entries early."""
-    table = graph.host_pages.numpy()
+    table = graph.page_table
     for sequence, b in flight.index.items():
         count = min(len(sequence.pages), table.shape[1])
         if table[b, count - 1] != sequence.pages[count - 1]:

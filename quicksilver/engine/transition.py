@@ -9,7 +9,10 @@ tokens prove right. Where drafts are a tree (`trees.py`), the verify forward has
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +22,17 @@ from quicksilver.engine.flight import RoundShape
 from quicksilver.engine.recall_kernel import recalled
 from quicksilver.engine.tree_kernels import NUM_CHOICES, list_choices
 from quicksilver.model.kernels.launch import overlap, wait_turn
+
+
+class RoundArrays(NamedTuple):
+    """What the host writes of a RoundState, as arrays: cheaper to write than tensors."""
+
+    cells: npt.NDArray[np.int32]
+    last: npt.NDArray[np.int32]
+    position: npt.NDArray[np.int32]
+    draft: npt.NDArray[np.int32]
+    tree: npt.NDArray[np.int32]
+    text: npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +71,10 @@ class RoundState:
         """A twin to fill and copy from."""
         cells, text = (t.cpu().pin_memory() if t.is_cuda else t.clone() for t in (self.cells, self.text))
         return self._over(shape, cells, (self.choices, self.way, text))
+
+    def arrays(self) -> RoundArrays:
+        """Views of a twin on the host."""
+        return RoundArrays(*(getattr(self, name).numpy() for name in RoundArrays._fields))
 
     @classmethod
     def _over(cls, shape: RoundShape, cells: Tensor, others: tuple[Tensor, Tensor, Tensor]) -> RoundState:
