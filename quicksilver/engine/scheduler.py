@@ -103,10 +103,11 @@ class Scheduler:
         return True
 
     def _take_spare(self, work: Work) -> None:
-        """Pages for forwards that a device may run ahead of us; only while pages are plentiful."""
+        """Pages for forwards that a device may run ahead of us; only while pages are plentiful. Several at a time: each
+        time a page table grows, it is sent between two rounds."""
         spare, sequence = self.config.spare_pages, work.sequence
         missing = self._pages_for(_write_end(work)) + spare - len(sequence.pages)
-        if spare and 0 < missing <= self.pool.num_free // 8:
+        if spare // 4 < missing <= self.pool.num_free // 8:
             sequence.pages += self.pool.allocate(missing) or []
 
     def _victim(self, sequence: Sequence, works: list[Work]) -> Sequence | None:
