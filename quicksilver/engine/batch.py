@@ -80,7 +80,8 @@ def build_batch(works: Seq[Work], page_size: int) -> Batch:
         _add_context(columns, work, page_size)
         if work.tail is not None:
             first = len(columns.token_ids) - 1
-            _add_tail(columns, work, work.tail, page_size)
+            if work.tail.token_ids:
+                _add_tail(columns, work, work.tail, page_size)
             proposing.extend(range(first, len(columns.token_ids)))
         segments.append(Segment(start, len(columns.token_ids), _page_ids(work.sequence)))
     return _to_tensors(columns, segments, proposing)
