@@ -47,24 +47,22 @@ class RoundGraph:
 
     def __init__(self, runner: RoundRunner, shape: RoundShape) -> None:
         self.runner, self.shape, device = runner, shape, runner.device
-        self.host_pages = torch.full((shape.num_sequences, runner.pages.shape[1]), -1, dtype=torch.int32)
-        self.host_pages = self.host_pages.pin_memory() if device.type == "cuda" else self.host_pages
-        self.pages = self.host_pages.to(device, copy=True)
-        verify = RoundForward(runner, shape, (self.host_pages, self.pages))
+        max_pages = runner.pages.shape[1]
+        self.state = RoundState.allocate(shape, max_pages * runner.cache.page_size, device, max_pages)
+        self.host_state = self.state.on_host(shape)
+        self.host_arrays = self.host_state.arrays()
+        # By sequence: where its text goes, and where it comes from.
+        self.texts = list(zip(self.state.text, self.host_state.text, strict=True))
+        self.pages, tables = self.state.pages, (self.host_state.pages, self.state.pages)
+        verify = RoundForward(runner, shape, tables)
         # By half. Only a tree makes them differ.
         self.forwards = [verify] if shape.num_sets else [verify, verify]
         self.runners_up = self.raw = torch.zeros(0, dtype=torch.int32, device=device)
         if shape.tree_rows:
             assert runner.cache.num_scratch >= shape.num_verify, "a tree's rows write to scratch slots"
-            self.forwards = [RoundForward(runner, shape.draft, (self.host_pages, self.pages)), verify]
+            self.forwards = [RoundForward(runner, shape.draft, tables), verify]
             self.runners_up = self.runners_up.new_zeros(2 * NUM_NEXT, self.forwards[0].num_heads)
             self.raw = self.raw.new_zeros(4, verify.num_heads)
-        context_len = runner.pages.shape[1] * runner.cache.page_size
-        self.state = RoundState.allocate(shape, context_len, device)
-        self.host_state = self.state.on_host(shape)
-        self.host_arrays, self.page_table = self.host_state.arrays(), self.host_pages.numpy()
-        # By sequence: where its text goes, and where it comes from.
-        self.texts = list(zip(self.state.text, self.host_state.text, strict=True))
         self.sent = Mark(device)
         self._flat = torch.zeros(4 * len(self.forwards) * self.forwards[0].num_heads, dtype=torch.int32, device=device)
         self.results = self._by_half(self._flat)
@@ -106,7 +104,6 @@ class RoundGraph:
         self.state.position.fill_(max(min(USUAL_CONTEXT, num_pages * page_size - 8 * (self.shape.canvas_len + 1)), -1))
         ms = time_replay(self.prepare(HeadKind()))
         self.state.cells.fill_(-1)
-        pages.fill_(-1)
         return ms
 
     def _round(self, kind: HeadKind, has_draft: bool) -> None:
@@ -235,6 +232,8 @@ def _load(graph: RoundGraph, works: Seq[Work], kind: HeadKind) -> None:
         host.draft[b, : len(draft)] = draft
         if graph.shape.tree_rows:
             plant(host.tree[b], [tokens[work.end - 1], *draft])
+        pages = work.sequence.pages[: host.pages.shape[1]]
+        host.pages[b, : len(pages)] = pages
         near = slice(max(work.end - WINDOW, 0), work.end)
         host.text[b, near] = tokens[near]
         device, pinned = graph.texts[b]
@@ -244,16 +243,15 @@ def _load(graph: RoundGraph, works: Seq[Work], kind: HeadKind) -> None:
     graph.state.cells.copy_(graph.host_state.cells, non_blocking=True)
     for forward in forwards:
         forward.head.send_wishes(kind)
-    graph.page_table[:] = -1
     graph.sent.mark()
 
 
 def _send_pages(graph: RoundGraph, flight: Flight) -> None:
     """Page tables only grow in flight, so a copy still under way can only bring entries early."""
-    table = graph.page_table
+    table = graph.host_arrays.pages
     for sequence, b in flight.index.items():
         count = min(len(sequence.pages), table.shape[1])
         if table[b, count - 1] != sequence.pages[count - 1]:
             table[b, :count] = sequence.pages[:count]
-            graph.pages[b, :count].copy_(graph.host_pages[b, :count], non_blocking=True)
+            graph.pages[b, :count].copy_(graph.host_state.pages[b, :count], non_blocking=True)
             graph.sent.mark()
