@@ -36,8 +36,8 @@ from quicksilver.model.transformer import Transformer
 __all__ = ["RoundGraph", "RoundRunner", "RoundShape", "one_forward"]
 
 DEPTH, SHORT_DEPTH = 2, 3
-"""Rounds the device may be ahead of what the host has read: one runs and one waits, which is enough unless a round is a
-single token. What is ahead when a request ends is wasted, and the next request waits for it."""
+"""Rounds the device may be ahead of what the host has read when it begins to wait: one runs and one waits, which is
+enough unless a round is a single token. What is ahead when a request ends is wasted, and the next one waits for it."""
 USUAL_CONTEXT = 512
 """Cached tokens behind which rounds are timed."""
 
