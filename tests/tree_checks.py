@@ -222,7 +222,7 @@ def check_tree_rows(tree_rows: int) -> None:
     host = state.on_host(shape)
     host.cells.fill_(-1)
     host.position[0] = start
-    plant(host.tree[0], [7, 8, 9])
+    plant(host.tree[0].numpy(), [7, 8, 9])
     assert read_tree(host.tree[0]) == [Node(7, 0, 0), Node(8, 0, 1), Node(9, 1, 2)]
     host.tree[0, :, : len(nodes)] = torch.tensor(
         [(n.token, n.before, n.depth, sum(1 << i for i in way_to(nodes, row))) for row, n in enumerate(nodes)]

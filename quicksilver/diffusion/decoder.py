@@ -109,4 +109,4 @@ class Decoder(Protocol):
 
 def canvas_tail(canvas: Canvas) -> Tail:
     """Rows for every position but the last: the row of position i proposes position i + 1."""
-    return Tail(tuple(canvas.token_ids[:-1].tolist()), tuple(canvas.is_masked[:-1].tolist()))
+    return Tail(tuple(canvas.token_ids.tolist()[:-1]), tuple(canvas.is_masked.tolist()[:-1]))

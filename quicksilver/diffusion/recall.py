@@ -31,10 +31,11 @@ def recall(text: Sequence[int], draft: Tensor, confidence: Tensor) -> Tensor:
 
 def recalled_run(text: Sequence[int], draft: Tensor, confidence: Tensor) -> Tensor:
     """What stands for the first tokens of `draft`; nothing where `text` recalls nothing."""
-    follows = torch.from_numpy(_following(np.asarray(text[-WINDOW:]), len(draft)))
-    differs = follows != draft[: len(follows)]
-    if not len(follows) or bool(differs[0]):
+    found = _following(np.array(text[-WINDOW:], dtype=np.int64), len(draft))
+    if not len(found) or int(found[0]) != int(draft[0]):
         return draft[:0]
+    follows = torch.from_numpy(found)
+    differs = follows != draft[: len(follows)]
     is_refuted = (differs & (confidence[: len(follows)] >= SURE)).nonzero()
     return follows[: int(is_refuted[0]) if len(is_refuted) else len(follows)]
 

@@ -42,6 +42,9 @@ class Proposal:
     is_finite: Tensor  # (rows,) bool; False where the logits were unusable
 
     def __getitem__(self, rows: slice) -> Proposal:
+        count = self.token_ids.numel()
+        if rows.indices(count) == (0, count, 1):
+            return self  # often asked for, and four slices are a part of a step's time
         return Proposal(self.token_ids[rows], self.confidence[rows], self.entropy[rows], self.is_finite[rows])
 
     def cpu(self) -> Proposal:

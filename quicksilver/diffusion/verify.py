@@ -7,6 +7,7 @@ plain autoregression.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quicksilver.core import DecoderParams
@@ -40,7 +41,15 @@ def _drafted(canvas: Canvas, proposal: Proposal) -> Decision:
 
 
 def _verified(canvas: Canvas, proposal: Proposal) -> Decision:
-    agrees = proposal.token_ids[:-1] == canvas.token_ids
-    num_accepted = int(agrees.cumprod(0).sum())
+    proposed = proposal.token_ids.tolist()
+    num_accepted = agreement(proposed, canvas.token_ids.tolist())
     # The proposal after the last accepted token is the causal model's own: a token for free.
-    return Decision(proposal.token_ids[: num_accepted + 1].tolist(), None, num_accepted)
+    return Decision(proposed[: num_accepted + 1], None, num_accepted)
+
+
+def agreement(proposed: Sequence[int], draft: Sequence[int]) -> int:
+    """How many tokens of a draft are what was proposed in their place, up to the first that is not."""
+    accepted = 0
+    while accepted < len(draft) and proposed[accepted] == draft[accepted]:
+        accepted += 1
+    return accepted

@@ -33,7 +33,7 @@ def check_score(request: ScoreRequest, info: EngineInfo, config: EngineConfig) -
 def _check_ids(ids: tuple[int, ...], vocab_size: int, param: str = "prompt") -> None:
     if param == "prompt" and not ids:
         raise InvalidRequest("the prompt is empty", param=param)
-    if any(not 0 <= token < vocab_size for token in ids):
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         raise InvalidRequest(f"token ids must lie in 0..{vocab_size - 1}", param=param)
 
 

@@ -41,7 +41,7 @@ def begin(sequence: Sequence) -> list[Event]:
 def commit(work: Work, outcome: Outcome) -> list[Event]:
     """Apply a forward's outcome to its sequence. Raises RowFailed if the outcome is unusable."""
     sequence = work.sequence
-    if not bool(outcome.proposal.is_finite.all()):
+    if not all(outcome.proposal.is_finite.tolist()):
         raise RowFailed("the model returned non-finite numbers for this request")
     assert sequence.canvas is not None
     decision = sequence.decoder.decide(sequence.canvas, outcome.proposal)

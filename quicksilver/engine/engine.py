@@ -26,11 +26,11 @@ from quicksilver.core import (
     TokenConstraint,
 )
 from quicksilver.diffusion.decoders import make_decoder
+from quicksilver.diffusion.verify import agreement
 from quicksilver.engine.admit import check_request, check_score
 from quicksilver.engine.commit import begin, commit
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.meter import Meter, Metered, excess_of
-from quicksilver.engine.pace import agreement
 from quicksilver.engine.pages import PagePool
 from quicksilver.engine.runner import Outcome, Runner
 from quicksilver.engine.scheduler import Scheduler

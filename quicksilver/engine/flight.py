@@ -17,7 +17,7 @@ from torch import Tensor
 
 from quicksilver.core import DecoderName
 from quicksilver.diffusion.sample import Proposal
-from quicksilver.engine.pace import agreement
+from quicksilver.diffusion.verify import agreement
 from quicksilver.engine.runner import Outcome
 from quicksilver.engine.sequence import Sequence, Work
 from quicksilver.engine.wishes import HeadKind, kind_of
@@ -159,8 +159,8 @@ class Flight:
 
     def _split(self, work: Work, proposal: Proposal) -> Outcome:
         """The half of a round that `work` asks for."""
-        b = self.index[work.sequence]
-        mine = proposal[self.shape.draft.proposals_of(b)[0]]
+        b, canvas_len = self.index[work.sequence], self.shape.canvas_len
+        mine = proposal[b * canvas_len : (b + 1) * canvas_len]
         tokens = mine.token_ids.tolist()
         self.ends[b] += 1 + agreement(tokens, self.drafts[b])
         self.drafts[b] = () if self.drafts[b] else tuple(tokens[1:])

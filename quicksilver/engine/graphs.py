@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
+from quicksilver.core import DecodeParams
 from quicksilver.diffusion.decoders import noise_step
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.batch import Batch, build_batch
@@ -85,6 +85,8 @@ class RowBuffers:
         self.host_pages, device_pages = pages
         self.host = torch.zeros(len(self.NAMES), num_rows, dtype=torch.int32, pin_memory=_pins())
         self.host_tiles = torch.zeros(num_tiles, 3, dtype=torch.int32, pin_memory=_pins())
+        # Cheaper to write than tensors.
+        self._columns, self._tiles, self._pages = self.host.numpy(), self.host_tiles.numpy(), self.host_pages.numpy()
         self.device = self.host.to(device_pages.device)
         tiles = self.host_tiles.to(device_pages.device)
         column = dict(zip(self.NAMES, self.device, strict=True))
@@ -101,22 +103,24 @@ class RowBuffers:
         plan, count = batch.plan, len(batch.token_ids)
         columns = [batch.token_ids, batch.mask_index, plan.positions, plan.slots]
         columns += [plan.prefix_end, plan.span_start, plan.span_end, plan.is_canvas]
-        self.host.zero_()
-        self.host[3].fill_(-1)
-        for target, values in zip(self.host, columns, strict=True):
-            target[:count] = values
+        self._columns[:, count:] = 0
+        self._columns[3, count:] = -1
+        for target, values in zip(self._columns, columns, strict=True):
+            target[:count] = values.numpy()
         tiles = cut_tiles([(segment.row_start, segment.row_end) for segment in plan.segments], tile_rows)
-        self.host_tiles.zero_()
-        self.host_tiles[: len(tiles)] = torch.tensor(tiles, dtype=torch.int32)
+        self._tiles[len(tiles) :] = 0
+        self._tiles[: len(tiles)] = tiles
         self._fill_pages(batch)
         self.device.copy_(self.host, non_blocking=True)
         self.inputs.tables.tiles.copy_(self.host_tiles, non_blocking=True)
 
     def _fill_pages(self, batch: Batch) -> None:
-        segments = batch.plan.segments
-        width = min(max(len(segment.page_ids) for segment in segments), self.host_pages.shape[1])
-        used = (slice(len(segments)), slice(width))
-        self.host_pages[used] = pad_sequence([segment.page_ids[:width] for segment in segments], batch_first=True)
+        lines = [segment.page_ids.numpy() for segment in batch.plan.segments]
+        width = min(max(map(len, lines)), self.host_pages.shape[1])
+        used = (slice(len(lines)), slice(width))
+        for target, pages in zip(self._pages[used], lines, strict=True):
+            target[: len(pages)] = pages[:width]
+            target[len(pages) :] = 0
         self.inputs.tables.pages[used].copy_(self.host_pages[used], non_blocking=True)
 
 
@@ -129,6 +133,7 @@ class HeadBuffers:
         self.host_ints = torch.zeros(3, num_rows, dtype=torch.int32, pin_memory=_pins())
         self.host_seeds = torch.zeros(num_rows, dtype=torch.int64, pin_memory=_pins())
         self.host_heat = torch.zeros(num_rows, pin_memory=_pins())
+        self._ints, self._seeds, self._heat = (t.numpy() for t in (self.host_ints, self.host_seeds, self.host_heat))
         self.ints, self.seeds = self.host_ints.to(device), self.host_seeds.to(device)
         self.heat = self.host_heat.to(device)
         self.draws = Draws(self.heat, self.seeds, self.ints[1], self.ints[2])
@@ -136,30 +141,34 @@ class HeadBuffers:
         self.bias = BiasTable(num_rows, self.space.tiles.shape[1], BLOCK_V, device)
         self.host_results = torch.zeros(4, num_rows, dtype=torch.int32, pin_memory=_pins())
 
-    def fill(self, batch: Batch, index: Tensor, works: Seq[Work]) -> None:
-        """`index`: the rows of `batch` that propose for `works`."""
-        self.host_ints.zero_()
-        self.host_ints[0, : len(index)] = index
-        self.host_ints[1, : len(index)] = batch.plan.positions[index] + 1
-        steps, seeds, heat = list[int](), list[int](), list[float]()
-        for work in works:
-            params, canvas, count = work.sequence.request.params, work.sequence.canvas, work.num_proposals
-            steps += [noise_step(params.decoder, canvas.step if canvas is not None else 0)] * count
-            seeds += [params.seed] * count
-            heat += [params.temperature] * count
-        self.host_ints[2, : len(index)] = torch.tensor(steps)
-        self.host_seeds[: len(index)] = torch.tensor(seeds)
-        self.host_heat[: len(index)] = torch.tensor(heat)
-        for device, host in ((self.ints, self.host_ints), (self.seeds, self.host_seeds), (self.heat, self.host_heat)):
-            device.copy_(host, non_blocking=True)
-
-    def fill_bias(self, works: Seq[Work]) -> None:
-        """Only where some of `works` has a bias: no other kind of head reads it."""
+    def fill(self, batch: Batch, index: Tensor, works: Seq[Work], kind: HeadKind) -> None:
+        """`index`: the rows of `batch` that propose for `works`. What this kind of head does not read is left alone."""
+        self._ints[:] = 0
+        self._ints[0, : len(index)] = index.numpy()
+        self._ints[1, : len(index)] = batch.plan.positions.numpy()[index.numpy()] + 1
         at = 0
         for work in works:
-            self.bias.write(slice(at, at + work.num_proposals), work.sequence.request.params)
-            at += work.num_proposals
-        self.bias.send()
+            rows = slice(at, at + work.num_proposals)
+            self.write_wishes(rows, work.sequence.request.params, kind)
+            if kind.is_drawn:
+                self._ints[2, rows] = _noise_step(work)
+            at = rows.stop
+        self.ints.copy_(self.host_ints, non_blocking=True)
+        self.send_wishes(kind)
+
+    def write_wishes(self, rows: slice, params: DecodeParams, kind: HeadKind) -> None:
+        """How a request's proposals are drawn and biased; on the host, and only what this kind of head reads."""
+        if kind.is_drawn:
+            self._seeds[rows], self._heat[rows] = params.seed, params.temperature
+        if kind.is_biased:
+            self.bias.write(rows, params)
+
+    def send_wishes(self, kind: HeadKind) -> None:
+        if kind.is_drawn:
+            self.seeds.copy_(self.host_seeds, non_blocking=True)
+            self.heat.copy_(self.host_heat, non_blocking=True)
+        if kind.is_biased:
+            self.bias.send()
 
     def rows(self, kind: HeadKind) -> HeadRows:
         bias = Bias(self.bias.ids, self.bias.values, self.bias.tiles) if kind.is_biased else None
@@ -245,9 +254,7 @@ class GraphRunner(Runner):
             # While the forward runs; and, since it may raise, before any copy of the head's is under way.
             self._masks.write(asking)
             self._masks.send()
-        head.fill(batch, index, asking)
-        if kind.is_biased:
-            head.fill_bias(asking)
+        head.fill(batch, index, asking, kind)
         self._replay(("head", count, kind), lambda: self._propose(head, kind))
         return _cut(works, head.read(len(index)))
 
@@ -329,6 +336,11 @@ def time_replay(replay: Callable[[], None], repeats: int = 5) -> float:
     end.record()
     end.synchronize()
     return begin.elapsed_time(end) / repeats
+
+
+def _noise_step(work: Work) -> int:
+    sequence = work.sequence
+    return noise_step(sequence.request.params.decoder, sequence.canvas.step if sequence.canvas is not None else 0)
 
 
 def _cut(works: Seq[Work], proposal: Proposal) -> list[Outcome | None]:

@@ -120,11 +120,3 @@ class Pace:
     def _forward_ms(self, rows: int, is_gated: bool) -> float | None:
         room = min((size for size, gated in self.forward_ms if gated == is_gated and size >= rows), default=None)
         return None if room is None else self.forward_ms[room, is_gated]
-
-
-def agreement(proposed: Seq[int], draft: Seq[int]) -> int:
-    """How many tokens of a draft are what was proposed in their place, up to the first that is not."""
-    accepted = 0
-    while accepted < len(draft) and proposed[accepted] == draft[accepted]:
-        accepted += 1
-    return accepted

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from quicksilver.core import DecodeParams
 from quicksilver.engine.flight import RoundShape
 from quicksilver.engine.graphs import SMALLEST, HeadBuffers, RowBuffers, bucket_of
 from quicksilver.engine.trees import fork_table
@@ -36,6 +37,7 @@ class RoundForward:
         self.rows.device[7, self.first_beside :].fill_(1 if shape.num_sets else 0)
         self.space = self.network.space(self.num_rows)
         self.head = HeadBuffers(self.num_heads, self.network.weights.head.w, self.network.input_dtype)
+        self._wishes: dict[int, tuple[object, ...]] = {}
         beside = torch.arange(shape.num_proposals - shape.num_verify) + self.first_beside
         self.head.ints[0, : shape.num_verify] = torch.arange(shape.num_verify)
         self.head.ints[0, shape.num_verify : shape.num_proposals] = beside
@@ -60,6 +62,16 @@ class RoundForward:
         is_found = shape.tree_rows % tile_rows == 0 or len(verified) == 1
         assert is_found or not self.network.is_whole(self.num_heads), "one launch finds a row's tile by its number"
         return shared + [(b, row, row + 1) for b, (first, end) in enumerate(verified) for row in range(first, end)]
+
+    def write_wishes(self, b: int, params: DecodeParams, kind: HeadKind) -> None:
+        """How sequence b's proposals are drawn and biased, on the host. Most requests wish what the last one did."""
+        wishes = (kind, params.seed, params.temperature, params.banned_ids, tuple(params.logit_bias.items()))
+        if self._wishes.get(b) == wishes:
+            return
+        self._wishes[b] = wishes
+        for rows in self.shape.proposals_of(b):
+            if rows.start < rows.stop:
+                self.head.write_wishes(rows, params, kind)
 
     def run(self, is_gated: bool, kind: HeadKind, results: Tensor, runners_up: Tensor | None = None) -> None:
         """The network and its head; four numbers a proposal go into `results`."""

@@ -36,8 +36,8 @@ from quicksilver.model.transformer import Transformer
 __all__ = ["RoundGraph", "RoundRunner", "RoundShape", "one_forward"]
 
 DEPTH, SHORT_DEPTH = 2, 3
-"""Rounds the device may be ahead of what the host has read: one runs and one waits, which is enough unless a round is a
-single token. What is ahead when a request ends is wasted, and the next request waits for it."""
+"""Rounds the device may be ahead of what the host has read when it begins to wait: one runs and one waits, which is
+enough unless a round is a single token. What is ahead when a request ends is wasted, and the next one waits for it."""
 USUAL_CONTEXT = 512
 """Cached tokens behind which rounds are timed."""
 
@@ -47,21 +47,22 @@ class RoundGraph:
 
     def __init__(self, runner: RoundRunner, shape: RoundShape) -> None:
         self.runner, self.shape, device = runner, shape, runner.device
-        self.host_pages = torch.full((shape.num_sequences, runner.pages.shape[1]), -1, dtype=torch.int32)
-        self.host_pages = self.host_pages.pin_memory() if device.type == "cuda" else self.host_pages
-        self.pages = self.host_pages.to(device, copy=True)
-        verify = RoundForward(runner, shape, (self.host_pages, self.pages))
+        max_pages = runner.pages.shape[1]
+        self.state = RoundState.allocate(shape, max_pages * runner.cache.page_size, device, max_pages)
+        self.host_state = self.state.on_host(shape)
+        self.host_arrays = self.host_state.arrays()
+        # By sequence: where its text goes, and where it comes from.
+        self.texts = list(zip(self.state.text, self.host_state.text, strict=True))
+        self.pages, tables = self.state.pages, (self.host_state.pages, self.state.pages)
+        verify = RoundForward(runner, shape, tables)
         # By half. Only a tree makes them differ.
         self.forwards = [verify] if shape.num_sets else [verify, verify]
         self.runners_up = self.raw = torch.zeros(0, dtype=torch.int32, device=device)
         if shape.tree_rows:
             assert runner.cache.num_scratch >= shape.num_verify, "a tree's rows write to scratch slots"
-            self.forwards = [RoundForward(runner, shape.draft, (self.host_pages, self.pages)), verify]
+            self.forwards = [RoundForward(runner, shape.draft, tables), verify]
             self.runners_up = self.runners_up.new_zeros(2 * NUM_NEXT, self.forwards[0].num_heads)
             self.raw = self.raw.new_zeros(4, verify.num_heads)
-        context_len = runner.pages.shape[1] * runner.cache.page_size
-        self.state = RoundState.allocate(shape, context_len, device)
-        self.host_state = self.state.on_host(shape)
         self.sent = Mark(device)
         self._flat = torch.zeros(4 * len(self.forwards) * self.forwards[0].num_heads, dtype=torch.int32, device=device)
         self.results = self._by_half(self._flat)
@@ -103,7 +104,6 @@ class RoundGraph:
         self.state.position.fill_(max(min(USUAL_CONTEXT, num_pages * page_size - 8 * (self.shape.canvas_len + 1)), -1))
         ms = time_replay(self.prepare(HeadKind()))
         self.state.cells.fill_(-1)
-        pages.fill_(-1)
         return ms
 
     def _round(self, kind: HeadKind, has_draft: bool) -> None:
@@ -202,12 +202,14 @@ class RoundRunner(GraphRunner):
         flight, graph = self._flight, self._flown
         assert flight is not None
         assert graph is not None
+        if flight.landed is not None:
+            # Nothing to wait for, and a round is under way. This half may end the answer: then one less was in vain.
+            return True
         depth = SHORT_DEPTH if flight.shape.canvas_len == 1 else DEPTH
         while len(flight.rounds) < depth and not flight.is_enough() and self._has_pages(flight):
             _send_pages(graph, flight)
-            is_first = not flight.rounds and flight.landed is None
-            flight.rounds.append(graph.launch(flight.kind, has_draft=is_first and flight.half == 1))
-        return flight.landed is not None or bool(flight.rounds)
+            flight.rounds.append(graph.launch(flight.kind, has_draft=not flight.rounds and flight.half == 1))
+        return bool(flight.rounds)
 
     def _has_pages(self, flight: Flight) -> bool:
         return flight.has_pages(self.cache.page_size, self.pages.shape[1])
@@ -222,39 +224,34 @@ class RoundRunner(GraphRunner):
 def _load(graph: RoundGraph, works: Seq[Work], kind: HeadKind) -> None:
     """The sequences' state onto the device; the only time the host writes it. Waits only for copies of its buffers."""
     graph.sent.wait()
-    host, forwards = graph.host_state, {id(forward): forward for forward in graph.forwards}.values()
-    host.cells.fill_(-1)
+    host, forwards = graph.host_arrays, dict.fromkeys(graph.forwards)
+    host.cells[:] = -1
     for b, work in enumerate(works):
-        params, draft = work.sequence.request.params, work.tail.token_ids if work.tail and work.tail.is_causal else ()
-        host.last[b], host.position[b] = work.sequence.tokens[work.end - 1], work.end - 1
-        host.draft[b, : len(draft)] = torch.tensor(draft, dtype=torch.int32)
+        tokens, draft = work.sequence.tokens, work.tail.token_ids if work.tail and work.tail.is_causal else ()
+        host.last[b], host.position[b] = tokens[work.end - 1], work.end - 1
+        host.draft[b, : len(draft)] = draft
         if graph.shape.tree_rows:
-            plant(host.tree[b], [int(host.last[b]), *draft])
+            plant(host.tree[b], [tokens[work.end - 1], *draft])
+        pages = work.sequence.pages[: host.pages.shape[1]]
+        host.pages[b, : len(pages)] = pages
         near = slice(max(work.end - WINDOW, 0), work.end)
-        host.text[b, near] = torch.tensor(work.sequence.tokens[near], dtype=torch.int32)
-        graph.state.text[b, near].copy_(host.text[b, near], non_blocking=True)
+        host.text[b, near] = tokens[near]
+        device, pinned = graph.texts[b]
+        device[near].copy_(pinned[near], non_blocking=True)
         for forward in forwards:
-            for rows in forward.shape.proposals_of(b):
-                forward.head.host_seeds[rows], forward.head.host_heat[rows] = params.seed, params.temperature
-                if kind.is_biased:
-                    forward.head.bias.write(rows, params)
-    graph.state.cells.copy_(host.cells, non_blocking=True)
-    for head in (forward.head for forward in forwards):
-        if kind.is_drawn:
-            head.seeds.copy_(head.host_seeds, non_blocking=True)
-            head.heat.copy_(head.host_heat, non_blocking=True)
-        if kind.is_biased:
-            head.bias.send()
-    graph.host_pages.fill_(-1)
+            forward.write_wishes(b, work.sequence.request.params, kind)
+    graph.state.cells.copy_(graph.host_state.cells, non_blocking=True)
+    for forward in forwards:
+        forward.head.send_wishes(kind)
     graph.sent.mark()
 
 
 def _send_pages(graph: RoundGraph, flight: Flight) -> None:
     """Page tables only grow in flight, so a copy still under way can only bring entries early."""
-    device = graph.pages
+    table = graph.host_arrays.pages
     for sequence, b in flight.index.items():
-        count = min(len(sequence.pages), device.shape[1])
-        if int(graph.host_pages[b, count - 1]) != sequence.pages[count - 1]:
-            graph.host_pages[b, :count] = torch.tensor(sequence.pages[:count], dtype=torch.int32)
-            device[b, :count].copy_(graph.host_pages[b, :count], non_blocking=True)
+        count = min(len(sequence.pages), table.shape[1])
+        if table[b, count - 1] != sequence.pages[count - 1]:
+            table[b, :count] = sequence.pages[:count]
+            graph.pages[b, :count].copy_(graph.host_state.pages[b, :count], non_blocking=True)
             graph.sent.mark()

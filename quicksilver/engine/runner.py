@@ -18,7 +18,7 @@ from quicksilver.core import DecoderName, TokenLogprob
 from quicksilver.diffusion.adjust import Adjustment, adjust
 from quicksilver.diffusion.decoders import noise_step
 from quicksilver.diffusion.edit import left_neighbours
-from quicksilver.diffusion.recall import WINDOW, recall
+from quicksilver.diffusion.recall import WINDOW, recalled_run
 from quicksilver.diffusion.reference import sample_rows
 from quicksilver.diffusion.sample import Proposal, SampleRows, propose
 from quicksilver.engine.batch import build_batch
@@ -137,8 +137,11 @@ def _recalled(work: Work, outcome: Outcome | None) -> Outcome | None:
         return outcome
     proposed = outcome.proposal.token_ids
     text = [*sequence.tokens[-WINDOW:], int(proposed[0])]
-    draft = recall(text, proposed[1:], outcome.proposal.confidence[1:])
-    return replace(outcome, proposal=replace(outcome.proposal, token_ids=torch.cat((proposed[:1], draft))))
+    follows = recalled_run(text, proposed[1:], outcome.proposal.confidence[1:])
+    if not len(follows):
+        return outcome
+    token_ids = torch.cat((proposed[:1], follows, proposed[1 + len(follows) :]))
+    return replace(outcome, proposal=replace(outcome.proposal, token_ids=token_ids))
 
 
 def _tiles(works: Seq[Work], logit_rows: int) -> Iterator[list[Work]]:

@@ -30,7 +30,6 @@ class Scheduler:
         self._turn = 0
         self._rows_left = 0
         self.memory = Memory()
-        self._survival: list[float] = []
         self._canvas_len = self._paced_for = 0
         self._is_verifying = False
         self.num_preemptions = 0
@@ -61,7 +60,7 @@ class Scheduler:
         self._rows_left = self.config.max_rows
         if self.pace is not None:
             self.memory.fade()
-            self._survival, self._is_verifying = self.memory.survival(), self._mostly_verify()
+            self._is_verifying = self._mostly_verify()
             self._canvas_len, self._paced_for = self._canvas_len if self.running else 0, -1
         for sequence in self._in_turn():
             if sequence not in resting:
@@ -81,7 +80,8 @@ class Scheduler:
     def _give_work(self, sequence: Sequence, works: list[Work]) -> None:
         if sequence not in self.running:  # preempted by an earlier one in this very plan
             return
-        sequence.canvas_limit = self._canvas_limit()
+        if not sequence.is_verifying:
+            sequence.canvas_limit = self._canvas_limit()
         work = _cut(sequence, self._rows_left, is_first=not works)
         if work is not None and self._has_pages(work, works):
             works.append(work)
@@ -103,10 +103,11 @@ class Scheduler:
         return True
 
     def _take_spare(self, work: Work) -> None:
-        """Pages for forwards that a device may run ahead of us; only while pages are plentiful."""
+        """Pages for forwards that a device may run ahead of us; only while pages are plentiful. Several at a time: each
+        time a page table grows, it is sent between two rounds."""
         spare, sequence = self.config.spare_pages, work.sequence
         missing = self._pages_for(_write_end(work)) + spare - len(sequence.pages)
-        if spare and 0 < missing <= self.pool.num_free // 8:
+        if spare // 4 < missing <= self.pool.num_free // 8:
             sequence.pages += self.pool.allocate(missing) or []
 
     def _victim(self, sequence: Sequence, works: list[Work]) -> Sequence | None:
@@ -174,7 +175,7 @@ class Scheduler:
         """What pays for as many as run, asked once a plan for each number of them."""
         if self._paced_for != len(self.running):
             self._paced_for = len(self.running)
-            self._canvas_len = pace.canvas_len(len(self.running), self._survival, self._canvas_len)
+            self._canvas_len = pace.canvas_len(len(self.running), self.memory.survival(), self._canvas_len)
         return self._canvas_len
 
     def _mostly_verify(self) -> bool:

@@ -75,6 +75,11 @@ class Sequence:
             self.canvas = self.decoder.open(longest)
         return self.decoder.tail(self.canvas)
 
+    @property
+    def is_verifying(self) -> bool:
+        """Whether a draft that cost a forward waits to be verified: it stays, whatever the load allows by now."""
+        return self.canvas is not None and self.canvas.is_draft and not self.is_draft_free
+
     def _is_unsuited(self, canvas: Canvas, longest: int) -> bool:
         """Too long and not run yet; or a draft that cost nothing, where longer canvases pay now."""
         if self.is_draft_free and canvas.is_draft:

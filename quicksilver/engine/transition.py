@@ -9,7 +9,10 @@ tokens prove right. Where drafts are a tree (`trees.py`), the verify forward has
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +22,18 @@ from quicksilver.engine.flight import RoundShape
 from quicksilver.engine.recall_kernel import recalled
 from quicksilver.engine.tree_kernels import NUM_CHOICES, list_choices
 from quicksilver.model.kernels.launch import overlap, wait_turn
+
+
+class RoundArrays(NamedTuple):
+    """What the host writes of a RoundState, as arrays: cheaper to write than tensors."""
+
+    cells: npt.NDArray[np.int32]
+    last: npt.NDArray[np.int32]
+    position: npt.NDArray[np.int32]
+    draft: npt.NDArray[np.int32]
+    tree: npt.NDArray[np.int32]
+    pages: npt.NDArray[np.int32]
+    text: npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +49,8 @@ class RoundState:
     tree: Tensor
     """(sequences, 4, tree rows): of each row its token, the row before it, how far behind the last committed token it
     stands, and a bit for every row on the way to it, itself among them; a depth of -1 for none."""
+    pages: Tensor
+    """(sequences, most pages of one): page tables, -1 for none."""
     choices: Tensor
     """(sequences, 2, K, NUM_CHOICES): tokens that may stand at each drafted place, and how likely, fp32 bit for bit;
     not in `cells`."""
@@ -43,34 +60,43 @@ class RoundState:
     """(sequences, context_len): the token at each position, as far back as drafts are recalled from. Not in `cells`."""
 
     @classmethod
-    def allocate(cls, shape: RoundShape, context_len: int, device: torch.device | str) -> RoundState:
+    def allocate(
+        cls, shape: RoundShape, context_len: int, device: torch.device | str, max_pages: int = 0
+    ) -> RoundState:
         """All gaps."""
         count, canvas_len = shape.num_sequences, shape.canvas_len
-        cells = torch.full((sum(_cells(shape)),), -1, dtype=torch.int32, device=device)
+        cells = torch.full((sum(_cells(shape, max_pages)),), -1, dtype=torch.int32, device=device)
         num_choices = NUM_CHOICES if shape.tree_rows else 0
         choices = torch.zeros(count, 2, canvas_len, num_choices, dtype=torch.int32, device=device)
         way = torch.full((count, canvas_len), -1, dtype=torch.int32, device=device)
         text = torch.zeros(count, context_len, dtype=torch.int32, device=device)
-        return cls._over(shape, cells, (choices, way, text))
+        return cls._over(shape, cells, max_pages, (choices, way, text))
 
     def on_host(self, shape: RoundShape) -> RoundState:
         """A twin to fill and copy from."""
         cells, text = (t.cpu().pin_memory() if t.is_cuda else t.clone() for t in (self.cells, self.text))
-        return self._over(shape, cells, (self.choices, self.way, text))
+        return self._over(shape, cells, self.pages.shape[1], (self.choices, self.way, text))
+
+    def arrays(self) -> RoundArrays:
+        """Views of a twin on the host."""
+        return RoundArrays(*(getattr(self, name).numpy() for name in RoundArrays._fields))
 
     @classmethod
-    def _over(cls, shape: RoundShape, cells: Tensor, others: tuple[Tensor, Tensor, Tensor]) -> RoundState:
+    def _over(
+        cls, shape: RoundShape, cells: Tensor, max_pages: int, others: tuple[Tensor, Tensor, Tensor]
+    ) -> RoundState:
         count = shape.num_sequences
-        last, position, draft, tree = cells.split(_cells(shape))
+        last, position, draft, tree, pages = cells.split(_cells(shape, max_pages))
         draft = draft[: count * shape.canvas_len].view(count, shape.canvas_len)
         tree = tree[: 4 * count * shape.tree_rows].view(count, 4, shape.tree_rows)
-        return cls(cells, last[:count], position[:count], draft, tree, *others)
+        pages = pages[: count * max_pages].view(count, max_pages)
+        return cls(cells, last[:count], position[:count], draft, tree, pages, *others)
 
 
-def _cells(shape: RoundShape) -> list[int]:
+def _cells(shape: RoundShape, max_pages: int) -> list[int]:
     """Cells of the parts, each of which begins at a multiple of 16 bytes."""
     count = shape.num_sequences
-    sizes = (count, count, count * shape.canvas_len, 4 * count * shape.tree_rows)
+    sizes = (count, count, count * shape.canvas_len, 4 * count * shape.tree_rows, count * max_pages)
     return [-(-size // 4) * 4 for size in sizes]
 
 

@@ -8,6 +8,8 @@ and the keys of the way that proves right can simply be copied there.
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -23,8 +25,8 @@ from quicksilver.model.kernels.launch import overlap, wait_turn
 _FORK = tl.constexpr(1 + FORK_LEN)
 _NO_FORK = tl.constexpr(2**30)
 """A position behind all keys."""
-_ROW = torch.arange(1 + FORK_LEN)
-_CHAIN = torch.stack(((_ROW - 1).clamp_min(0), _ROW, (2 << _ROW) - 1)).int()
+_ROW = np.arange(1 + FORK_LEN)
+_CHAIN = np.stack((np.maximum(_ROW - 1, 0), _ROW, (2 << _ROW) - 1)).astype(np.int32)
 """The row before, the depth and the way of rows that stand one behind the other."""
 _KEPT_AT_ONCE = 256
 """Numbers of a key that one program copies."""
@@ -37,10 +39,10 @@ def fork_table(shape: RoundShape) -> Tensor:
     return torch.full((shape.num_verify, 1 + FORK_LEN), _NO_FORK.value, dtype=torch.int32)
 
 
-def plant(tree: Tensor, token_ids: list[int]) -> None:
-    """`tree` (4, rows), on the host and without rows: one token behind the other, the last committed one first."""
+def plant(tree: npt.NDArray[np.int32], token_ids: list[int]) -> None:
+    """`tree` (4, rows), without rows yet: one token behind the other, the last committed one first."""
     count = len(token_ids)
-    tree[0, :count] = torch.tensor(token_ids, dtype=torch.int32)
+    tree[0, :count] = token_ids
     tree[1:, :count] = _CHAIN[:, :count]
 
 

@@ -92,7 +92,7 @@ class BiasTable:
         self._rows_of_ids, self._rows_of_values = host_ids.numpy(), host_values.numpy()
         self._tiles = host_tiles.numpy()
         self._kinds: dict[object, int] = {}
-        self._kind_of_row = np.zeros(num_rows, dtype=np.int64)
+        self._kind_of_row = [0] * num_rows
         """Which bias a row has, by its number in `_kinds`; 0 is none. Most requests have the same bans, so most rows
         have already what is to be written."""
         self._is_sent = True
@@ -114,10 +114,10 @@ class BiasTable:
 
     def write(self, rows: slice, params: DecodeParams) -> None:
         """All of a request's proposals, canvas rows too, have its bias. On the host; no copy may be under way."""
-        kind = self._kind(params)
-        if (self._kind_of_row[rows] == kind).all():
+        kind, known = self._kind(params), self._kind_of_row[rows]
+        if known.count(kind) == len(known):
             return
-        bias, self._kind_of_row[rows], self._is_sent = bias_of(params), kind, False
+        bias, self._kind_of_row[rows], self._is_sent = bias_of(params), [kind] * len(known), False
         self._rows_of_ids[:, rows] = -1
         if bias:
             self._rows_of_ids[: len(bias), rows] = [[token] for token in bias]
@@ -128,7 +128,7 @@ class BiasTable:
             return 0
         if len(self._kinds) >= MAX_KINDS:
             self._kinds.clear()
-            self._kind_of_row[:] = -1
+            self._kind_of_row = [-1] * len(self._kind_of_row)
         key = (tuple(params.banned_ids), tuple(params.logit_bias.items()))
         return self._kinds.setdefault(key, len(self._kinds) + 1)
 

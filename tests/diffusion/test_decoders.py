@@ -10,7 +10,7 @@ from quicksilver.diffusion.decoder import Canvas, Decision
 from quicksilver.diffusion.edit import Edit, left_neighbours
 from quicksilver.diffusion.finish import end_early, take
 from quicksilver.diffusion.sample import Proposal
-from quicksilver.diffusion.verify import Verify
+from quicksilver.diffusion.verify import Verify, agreement
 
 
 def proposal(tokens: list[int], confidence: list[float]) -> Proposal:
@@ -40,6 +40,12 @@ def test_verify_with_everything_right_gains_a_token_for_free() -> None:
     drafted = decoder.decide(decoder.open(100), sure([1, 2, 3]))
     assert drafted.canvas is not None
     assert decoder.decide(drafted.canvas, sure([2, 3, 4])).commit == [2, 3, 4]
+
+
+def test_agreement_ends_at_the_first_difference() -> None:
+    assert agreement([1, 2, 3], [1, 2]) == 2
+    assert agreement([1, 9, 3, 4], [1, 2, 3]) == 1
+    assert agreement([1], []) == 0
 
 
 def test_confidence_commits_the_leading_run_and_keeps_what_is_sure_further_right() -> None:

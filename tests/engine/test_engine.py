@@ -143,6 +143,18 @@ def test_what_can_never_fit_is_refused_at_once() -> None:
         tiny_engine().add(Request("x", (1,), constraint=ConstraintSpec("{}")))
 
 
+def test_spare_pages_come_several_at_a_time_and_are_never_far_from_used_up() -> None:
+    engine = tiny_engine(EngineConfig(num_pages=256, page_size=4, max_rows=96, spare_pages=8))
+    engine.add(Request("0", tuple(range(5, 25)), decode_params("ar", canvas_len=1, max_new_tokens=100)))
+    held: list[int] = []
+    while engine.has_work:
+        engine.step()
+        for sequence in engine.scheduler.running:
+            held.append(len(sequence.pages))
+            assert 6 <= held[-1] - -(-sequence.kv_len // 4) <= 9
+    assert len(set(held)) <= 1 + 100 // (3 * 4)
+
+
 def test_a_full_queue_refuses_and_recovers() -> None:
     engine = tiny_engine(EngineConfig(num_pages=64, max_waiting=2, max_running=1))
     for i in range(2):

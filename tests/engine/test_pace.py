@@ -9,7 +9,7 @@ import pytest
 from quicksilver.core import Request
 from quicksilver.diffusion.decoder import Canvas
 from quicksilver.engine.config import EngineConfig
-from quicksilver.engine.pace import FADING, LONGEST_DRAFT, TREE_GAIN, Memory, Pace, TimedRound, agreement
+from quicksilver.engine.pace import FADING, LONGEST_DRAFT, TREE_GAIN, Memory, Pace, TimedRound
 from quicksilver.engine.sequence import Work
 from tests.tiny import decode_params, finish_all, generate, tiny_engine
 
@@ -163,12 +163,6 @@ def test_memory_fades_to_what_is_usual() -> None:
         memory.fade()
     assert memory.survival() == pytest.approx(usual, rel=1e-3)
     assert pytest.approx(0.5, abs=0.01) == FADING**100
-
-
-def test_agreement_ends_at_the_first_difference() -> None:
-    assert agreement([1, 2, 3], [1, 2]) == 2
-    assert agreement([1, 9, 3, 4], [1, 2, 3]) == 1
-    assert agreement([1], []) == 0
 
 
 def test_an_engine_remembers_what_became_of_drafts_beyond_a_request() -> None:

@@ -284,4 +284,5 @@ def propose_rows(hidden: Tensor, norm: Norm, weight: Weight, rows: HeadRows, spa
 
 def read_results(results: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(4, rows) int32 -> token ids int64, confidence and entropy fp32, is_finite bool."""
-    return results[0].long(), results[1].view(torch.float32), results[2].view(torch.float32), results[3] != 0
+    numbers = results.view(torch.float32)
+    return results[0].long(), numbers[1], numbers[2], results[3].bool()
