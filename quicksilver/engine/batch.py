@@ -26,6 +26,8 @@ class Batch:
     plan: RowPlan
     proposing: Tensor  # rows whose hidden state becomes logits, in order of work
     has_canvas: bool
+    has_prompt: bool = False
+    """Whether more than one committed token of a sequence is new."""
 
     def to(self, device: torch.device | str) -> Batch:
         return Batch(
@@ -34,6 +36,7 @@ class Batch:
             self.plan.to(device),
             self.proposing.to(device),
             self.has_canvas,
+            self.has_prompt,
         )
 
 
@@ -84,7 +87,8 @@ def build_batch(works: Seq[Work], page_size: int) -> Batch:
                 _add_tail(columns, work, work.tail, page_size)
             proposing.extend(range(first, len(columns.token_ids)))
         segments.append(Segment(start, len(columns.token_ids), _page_ids(work.sequence)))
-    return _to_tensors(columns, segments, proposing)
+    has_prompt = any(work.end - work.start > 1 for work in works)
+    return _to_tensors(columns, segments, proposing, has_prompt)
 
 
 def _page_ids(sequence: Sequence) -> Tensor:
@@ -139,7 +143,7 @@ def _add_branches(columns: _Columns, num_committed: int, tail: Tail) -> None:
         start += length
 
 
-def _to_tensors(columns: _Columns, segments: list[Segment], proposing: list[int]) -> Batch:
+def _to_tensors(columns: _Columns, segments: list[Segment], proposing: list[int], has_prompt: bool) -> Batch:
     plan = RowPlan(
         positions=_tensor(columns.positions),
         slots=_tensor(columns.slots),
@@ -150,7 +154,7 @@ def _to_tensors(columns: _Columns, segments: list[Segment], proposing: list[int]
         segments=segments,
     )
     token_ids, mask_index = _tensor(columns.token_ids), _tensor(columns.mask_index)
-    return Batch(token_ids, mask_index, plan, _tensor(proposing), any(columns.is_canvas))
+    return Batch(token_ids, mask_index, plan, _tensor(proposing), any(columns.is_canvas), has_prompt)
 
 
 def _tensor(values: list[int]) -> Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress
+from itertools import compress, product
 from typing import Any
 
 import torch
@@ -199,7 +199,7 @@ class GraphRunner(Runner):
         self._masks = MaskTable(len(self._x), model.config.vocab_size, self.device)
         self._sent = Mark(self.device)
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
-        self._rows: dict[int, tuple[RowBuffers, Space]] = {}
+        self._rows: dict[tuple[int, bool], tuple[RowBuffers, Space]] = {}
         self._heads: dict[int, HeadBuffers] = {}
         self._replays: dict[tuple[object, ...], Callable[[], None]] = {}
 
@@ -216,9 +216,9 @@ class GraphRunner(Runner):
         """Capture the graphs of these row counts and numbers of proposals before the first request needs them."""
         kinds = (False, True) if self.model.canvas is not None else (False,)
         for count in sorted({bucket_of(count) for count in row_counts}):
-            buffers, space = self._buffers(count)
-            for is_gated in kinds:
-                self._graph((count, is_gated), partial(self._run, buffers, space, is_gated))
+            for has_prompt, is_gated in product((False, True) if self.network.is_between(count) else (False,), kinds):
+                buffers, space = self._buffers(count, has_prompt)
+                self._graph((count, is_gated, has_prompt), partial(self._run, buffers, space, is_gated))
         for count in sorted({bucket_of(count) for count in canvas_lens}):
             head = self._head(count)
             for kind in HEAD_KINDS + MASKED_KINDS:
@@ -229,7 +229,7 @@ class GraphRunner(Runner):
         proposals is part of each. To be asked while no request holds pages: replays write into the cache."""
         plain = HeadKind()
         heads = {key[1]: time_replay(run) for key, run in self._replays.items() if key[0] == "head" and key[2] == plain}
-        bodies = {key: time_replay(run) for key, run in self._replays.items() if key[0] != "head"}
+        bodies = {key[:2]: time_replay(run) for key, run in self._replays.items() if key[0] != "head" and not key[2]}
         return {(int(str(n)), bool(g)): ms + heads[n] for (n, g), ms in bodies.items() if n in heads}
 
     def _divide(self, batch: Batch, works: Seq[Work], is_rare: Seq[bool], x: Tensor) -> list[Outcome | None]:
@@ -265,11 +265,12 @@ class GraphRunner(Runner):
     def _launch(self, batch: Batch) -> Tensor:
         """The residual stream of the batch's rows, queued on the device."""
         count = bucket_of(len(batch.token_ids))
-        buffers, space = self._buffers(count)
+        has_prompt = batch.has_prompt and self.network.is_between(count)
+        buffers, space = self._buffers(count, has_prompt)
         self._sent.wait()
         buffers.fill(batch, self.network.shape(count).tile_rows)
         self._sent.mark()
-        self._replay((count, batch.has_canvas), lambda: self._run(buffers, space, batch.has_canvas))
+        self._replay((count, batch.has_canvas, has_prompt), lambda: self._run(buffers, space, batch.has_canvas))
         return space.x
 
     def _run(self, buffers: RowBuffers, space: Space, is_gated: bool) -> None:
@@ -279,13 +280,14 @@ class GraphRunner(Runner):
         weights = self.network.weights
         propose_rows(self._x, weights.norm, weights.head, head.rows(kind), head.space)
 
-    def _buffers(self, count: int) -> tuple[RowBuffers, Space]:
-        if count not in self._rows:
+    def _buffers(self, count: int, has_prompt: bool = False) -> tuple[RowBuffers, Space]:
+        """`has_prompt` only where that makes a difference."""
+        if (count, has_prompt) not in self._rows:
             num_tiles = -(-count // self.network.shape(count).tile_rows) + min(count, self.limits.max_segments)
             buffers = RowBuffers(count, num_tiles, (self._host_pages, self.pages), self.cache.page_size)
-            space = self.network.space(count).with_x(self._x)
-            self._rows[count] = (buffers, space)
-        return self._rows[count]
+            space = self.network.space(count, has_prompt).with_x(self._x)
+            self._rows[count, has_prompt] = (buffers, space)
+        return self._rows[count, has_prompt]
 
     def _head(self, count: int) -> HeadBuffers:
         if count not in self._heads:

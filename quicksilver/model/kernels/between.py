@@ -288,7 +288,8 @@ def shared_bytes(kind: Kind) -> int:
     floats = 2 * _WARPS * kind.num_rows * 20 + 16 * kind.num_rows * waiting + 3 * kind.num_rows
     floats += kind.num_rows * max(-(-kind.rank // _BLOCK) * _BLOCK, 8) // 2
     floats += (6 if kind.is_fp8 else 3) * 16 * max(tiles.values())
-    return _WARPS * kind.ring * (slot + 8) + 4 * floats + 256
+    second = 1024 * -(-kind.rank // _BLOCK) * sum(tiles.values())
+    return _WARPS * kind.ring * (slot + 8) + 4 * floats + second + 256
 
 
 def _most_tiles(kind: Kind, ranges: dict[str, int]) -> dict[str, int]:

@@ -204,10 +204,12 @@ class Network:
             return whole_shape(self.config)
         return attend_shape(self.config, num_rows if self.product is Product.FASTEST else SKINNY_ROWS)
 
-    def space(self, num_rows: int) -> Space:
+    def space(self, num_rows: int, has_prompt: bool = False) -> Space:
+        """With a prompt among the rows few of them have the kernels of up to 64: its numbers must not depend on whether
+        a canvas comes along, which makes them more than 32."""
         is_fixed = self.product is Product.FIXED and num_rows > SKINNY_ROWS
         inputs = self.inputs if is_fixed or num_rows <= SKINNY_ROWS else None
-        if self.between is not None and self.is_between(num_rows):
+        if self.between is not None and self.is_between(num_rows) and not has_prompt:
             inputs = None if inputs is None else Inputs.HALF
             space = Space.allocate(self.config, self.weights, num_rows, self.shape(num_rows), inputs)
             return replace(space, between=self.between.space(num_rows))

@@ -123,9 +123,7 @@ inline uint4 fresh_16(const void *at) { return read_as<uint4>(at); }
 inline float fresh_float(const float *at) { return *at; }
 template <int count> inline void fresh_floats(float (&to)[count], const float *at) { memcpy(to, at, sizeof to); }
 inline u16 fresh_half(const u16 *at) { return *at; }
-inline void fetch(const void *) {}
 inline uint4 shared_16(const u8 *at) { return read_as<uint4>(at); }
-inline uint4 steady_16(const void *at) { return read_as<uint4>(at); }
 
 inline float float_of(u32 bits) { return read_as<float>(&bits); }
 inline u32 bits_of(float value) { return read_as<u32>(&value); }
@@ -185,7 +183,7 @@ inline void run_grid(void (*kernel)(), int programs, int threads, int shared_byt
     std::vector<Program> made(programs);
     std::vector<std::unique_ptr<Fiber>> fibers;
     for (int index = 0; index < programs; ++index) {
-        made[index].memory.resize(shared_bytes + 128);
+        made[index].memory.resize(shared_bytes + 128, 0xff);  // what nobody wrote is no number
         made[index].warps.resize(threads / 32);
         for (int thread = 0; thread < threads; ++thread) {
             fibers.emplace_back(new Fiber);

@@ -53,6 +53,7 @@ constexpr int SLOT_BYTES =
 constexpr int WAITING_TILES =
     larger(GateUp::RANGES > 1 ? GateUp::MOST_TILES : 0, Qkv::RANGES > 1 || HEAD_NORM ? Qkv::MOST_TILES : 0);
 
+constexpr int OWN_TILES = Output::MOST_TILES + GateUp::MOST_TILES + Down::MOST_TILES + Qkv::MOST_TILES;
 constexpr int MOST_OUTPUTS =
     16 * larger(larger(Output::MOST_TILES, GateUp::MOST_TILES), larger(Down::MOST_TILES, Qkv::MOST_TILES));
 
@@ -94,6 +95,7 @@ struct Shared {
     alignas(16) float scale[FP8 ? NUM_LINEARS : 1][MOST_OUTPUTS];  // of own outputs
     alignas(16) u16 term[NUM_LINEARS][MOST_OUTPUTS];               // their gains or biases, bf16
     alignas(16) u16 low[ROWS][larger(RANK_DEPTH, 8)];  // A x of canvas rows, bf16
+    alignas(16) u8 b[larger(OWN_TILES * RANK_BLOCKS * 1024, 16)];  // B of own tiles, linear by linear
     u64 full[WARPS][RING];
 };
 
@@ -182,7 +184,13 @@ template <class L> DEVICE int output_of(int tile, int at) {
     return tile / (HEAD_DIM / 16) * HEAD_DIM + tile % (HEAD_DIM / 16) * 8 + at % 8 + (at < 8 ? 0 : HEAD_DIM / 2);
 }
 
-// Have what outputs will be finished with brought into shared memory, in eights, and the adapter a little nearer.
+// Where a linear's B begins in shared memory.
+template <class L> DEVICE constexpr int b_begin() {
+    return RANK_BLOCKS * 1024 * ((L::KIND > O ? Output::MOST_TILES : 0) + (L::KIND > GATE_UP ? GateUp::MOST_TILES : 0) +
+                                 (L::KIND > DOWN ? Down::MOST_TILES : 0));
+}
+
+// Have what outputs will be finished with brought into shared memory: in eights, and B.
 template <class L> DEVICE void ask_own(const Worker &me, const u16 *terms) {
     const Weights &weights = me.args.weights[L::KIND];
     const int first = first_tile<L>(), end = end_tile<L>();
@@ -195,11 +203,14 @@ template <class L> DEVICE void ask_own(const Worker &me, const u16 *terms) {
         }
     }
     if (RANK > 0)
-        for (int at = first * (RANK_BLOCKS * 1024) + me.thread * 128; at < end * (RANK_BLOCKS * 1024); at += THREADS * 128)
-            fetch(weights.b + at);
+        for (int at = me.thread * 16; at < (end - first) * (RANK_BLOCKS * 1024); at += THREADS * 16)
+            copy_16(me.shared.b + b_begin<L>() + at, weights.b + first * (RANK_BLOCKS * 1024) + at);
 }
 
 DEVICE void ask_constants(const Worker &me) {
+    // Behind the ranks B has zeros, which only numbers stay zero with.
+    for (int at = me.thread; at < ROWS * (RANK_DEPTH - RANK); at += THREADS)
+        me.shared.low[at % ROWS][RANK + at / ROWS] = 0;
     if (me.args.has_layer) {
         ask_own<Output>(me, me.args.ffn_gain);
         ask_own<GateUp>(me, nullptr);
@@ -349,14 +360,14 @@ template <class L> DEVICE void multiply_low(Worker &me, const uint4 (&x)[L::BLOC
 // B's term, by the last warp.
 template <class L> DEVICE void add_term(float (&acc)[ROW_TILES][4], const Worker &me, int tile) {
     if (RANK == 0 || me.warp != WARPS - 1) return;
-    const u8 *b = me.args.weights[L::KIND].b + tile * (RANK_BLOCKS * 1024) + me.lane * 16;
+    const u8 *b = me.shared.b + b_begin<L>() + (tile - first_tile<L>()) * (RANK_BLOCKS * 1024) + me.lane * 16;
 #pragma unroll
     for (int block = 0; block < RANK_BLOCKS; ++block) {
         uint4 low[ROW_TILES];
 #pragma unroll
         for (int at = 0; at < ROW_TILES; ++at)
             low[at] = shared_16((const u8 *)&me.shared.low[at * 8 + me.lane / 4][block * BLOCK + me.lane % 4 * 8]);
-        multiply_block(acc, steady_16(b + block * 1024), steady_16(b + block * 1024 + 512), low);
+        multiply_block(acc, shared_16(b + block * 1024), shared_16(b + block * 1024 + 512), low);
     }
 }
 

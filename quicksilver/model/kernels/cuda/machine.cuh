@@ -122,11 +122,7 @@ DEVICE void fresh_floats(float (&to)[2], const float *at) {
 }
 DEVICE u16 fresh_half(const u16 *at) { return __ldcg(at); }
 
-// Ask for a line of memory that will be read later.
-DEVICE void fetch(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
-
 DEVICE uint4 shared_16(const u8 *at) { return *(const uint4 *)at; }
-DEVICE uint4 steady_16(const void *at) { return __ldg((const uint4 *)at); }
 
 // c (16, 8) += a (16, 16) b (16, 8), with the parts that this lane has.
 
