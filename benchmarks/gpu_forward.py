@@ -1,7 +1,7 @@
 """Time of one forward, head included, against the bandwidth roofline: plain torch, and our graphs in bf16 and fp8.
 
     python -m benchmarks.gpu_forward --out DIR [--models 135M,1.5B,8B] [--rows 1,16,64,256] [--schemes bfloat16,fp8]
-                                     [--tries "" overlap=0 depth=64]
+                                     [--tries "" overlap=0 depth=64] [--past 512]
 
 The roofline is the bytes of all matrices, head included, over the copy bandwidth measured in the same run. Every try is
 a way to run, in the words of `gpu_setup.switch_whole`; the empty one is as shipped.
@@ -33,8 +33,6 @@ from quicksilver.engine.wishes import HeadKind
 from quicksilver.model.attention import SdpaAttend
 from quicksilver.model.kernels.network import Product
 from quicksilver.model.transformer import Transformer
-
-PAST = 512
 
 
 def plain_ms(model: Transformer, runner: GraphRunner, batch: Batch) -> float:
@@ -87,9 +85,9 @@ def measure(name: str, rows: list[int], bandwidth: float, options: argparse.Name
     found: list[dict[str, Any]] = []
     for scheme, words in product(options.schemes.split(","), options.tries):
         switch_whole(words)
-        limits = GraphLimits(max(*rows, 16), 8, 2048, scheme, Product(options.product))
+        limits = GraphLimits(max(*rows, 16), 8, options.past + 1536, scheme, Product(options.product))
         try:
-            runner = make_runner(model, pages_for(1, PAST + 512), limits)
+            runner = make_runner(model, pages_for(1, options.past + 512), limits)
         except Exception as error:
             found.append(failure(name, scheme, 0, error))
             continue
@@ -111,14 +109,14 @@ def failure(name: str, scheme: str, count: int, error: Exception) -> dict[str, A
 def measure_rows(
     runner: GraphRunner, name: str, count: int, bandwidth: float, options: argparse.Namespace
 ) -> dict[str, Any]:
-    batch, scheme = made_up_batch(1, count, PAST), runner.limits.scheme
+    batch, scheme = made_up_batch(1, count, options.past), runner.limits.scheme
     floor = runner.network.weights.num_bytes / bandwidth * 1e3
     ms = graph_ms(runner, batch)
     row: dict[str, Any] = {"model": name, "weights": scheme, "rows": count, "ms": ms, "floor_ms": floor}
     row |= {"roofline_pct": 100 * floor / ms, "forwards_per_s": 1e3 / ms}
     row |= {"body_ms": graph_ms(runner, batch, greedy_head=False)}
     if runner.model.canvas is not None and scheme == "bfloat16" and count > 1:
-        row |= {"draft_ms": graph_ms(runner, made_up_batch(1, count, PAST, count - 1))}
+        row |= {"draft_ms": graph_ms(runner, made_up_batch(1, count, options.past, count - 1))}
     if scheme == "bfloat16" and options.plain:
         row |= {"plain_ms": plain_ms(runner.model, runner, batch)}
     if options.profile and count == 16:
@@ -133,6 +131,7 @@ def main() -> None:
     parser.add_argument("--models", default="135M,1.5B,8B")
     parser.add_argument("--rows", default="1,16,64,256")
     parser.add_argument("--schemes", default="bfloat16", help="bfloat16, fp8, or both with a comma")
+    parser.add_argument("--past", type=int, default=512, help="cached tokens before the rows")
     parser.add_argument("--plain", action="store_true", help="also time plain torch")
     parser.add_argument("--profile", action="store_true", help="print the time of each kernel")
     parser.add_argument("--product", default="fastest", help="fastest, or fixed: rows that ignore their company")
@@ -146,7 +145,7 @@ def main() -> None:
     for name in options.models.split(","):
         found += measure(name, rows, bandwidth, options)
         torch.cuda.empty_cache()
-    settings = {"product": options.product, "past": PAST, "copy_bandwidth": bandwidth}
+    settings = {"product": options.product, "past": options.past, "copy_bandwidth": bandwidth}
     settings |= {"rank": "64 on 135M and 1.5B", "layers": options.layers or "all"}
     write_report(options.out, "gpu_forward", settings, found)
 

@@ -24,6 +24,7 @@ from benchmarks.gpu_setup import (
 )
 from quicksilver.engine.batch import Batch
 from quicksilver.engine.graphs import GraphLimits, GraphRunner, bucket_of
+from quicksilver.engine.wishes import HeadKind
 from quicksilver.model.config import ModelConfig
 
 
@@ -38,7 +39,7 @@ def prompt_ms(runner: GraphRunner, chunks: list[Batch]) -> float:
     head = runner._head(16)
     last = len(chunks[-1].token_ids) - 1
     head.ints[0].fill_(last)
-    propose = runner._graph(("head", 16, False), lambda: runner._propose(head, False))
+    propose = runner._graph(("head", 16, HeadKind()), lambda: runner._propose(head, HeadKind()))
 
     def once() -> None:
         for chunk in chunks:

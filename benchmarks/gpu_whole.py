@@ -54,7 +54,7 @@ def measure(name: str, tries: list[str]) -> list[dict[str, Any]]:
     limits = GraphLimits(max_rows=128, max_segments=8, context_len=2048)
     found: list[dict[str, Any]] = []
     for words in tries:
-        switch_whole(words)
+        switch_whole(f"between=0,{words}")
         row: dict[str, Any] = {"model": name, "try": words}
         try:
             runner = make_runner(model, pages_for(1, limits.context_len), limits)

@@ -24,8 +24,8 @@ CANVAS_ROWS = 512
 """Beyond the rows that any canvases are worth, whatever a round would yield."""
 ONE_FORWARD_LEN = 8
 """Verify rows and their sets make 64 rows: as many as the linears for few rows take."""
-TREE_ROWS, WHOLE_TREE_ROWS = 32, 16
-"""Of a lone canvas of 16: 32 rows cost little more than 16, unless the network is one launch. Canvases of two to four
+TREE_ROWS, SMALL_TREE_ROWS = 32, 16
+"""Of a lone canvas of 16: 32 rows cost little more than 16, unless the network is small. Canvases of two to four
 requests keep to the 16 rows that they have without a tree."""
 
 
@@ -46,7 +46,7 @@ def make_runner(model: Transformer, cache: PagedCache, config: EngineConfig, con
     runner.prepare(_buckets(config.max_rows), _buckets(config.max_rows))
     shapes = [RoundShape(1, 1)]
     if model.canvas is not None:
-        usual = WHOLE_TREE_ROWS if runner.network.is_whole(ONE_FORWARD_LEN) else TREE_ROWS
+        usual = SMALL_TREE_ROWS if runner.network.is_small else TREE_ROWS
         rows = config.tree_rows if config.tree_rows >= 0 else usual
         shapes += [RoundShape(1, 16, tree_rows=rows), *(RoundShape(n, 16, tree_rows=min(rows, 16)) for n in (2, 4))]
         lone = config.one_forward_len if config.one_forward_len >= 0 else ONE_FORWARD_LEN

@@ -268,7 +268,7 @@ class GraphRunner(Runner):
         has_prompt = batch.has_prompt and self.network.is_between(count)
         buffers, space = self._buffers(count, has_prompt)
         self._sent.wait()
-        buffers.fill(batch, self.network.shape(count).tile_rows)
+        buffers.fill(batch, self.network.shape(count, has_prompt).tile_rows)
         self._sent.mark()
         self._replay((count, batch.has_canvas, has_prompt), lambda: self._run(buffers, space, batch.has_canvas))
         return space.x
@@ -283,7 +283,8 @@ class GraphRunner(Runner):
     def _buffers(self, count: int, has_prompt: bool = False) -> tuple[RowBuffers, Space]:
         """`has_prompt` only where that makes a difference."""
         if (count, has_prompt) not in self._rows:
-            num_tiles = -(-count // self.network.shape(count).tile_rows) + min(count, self.limits.max_segments)
+            tile_rows = self.network.shape(count, has_prompt).tile_rows
+            num_tiles = -(-count // tile_rows) + min(count, self.limits.max_segments)
             buffers = RowBuffers(count, num_tiles, (self._host_pages, self.pages), self.cache.page_size)
             space = self.network.space(count, has_prompt).with_x(self._x)
             self._rows[count, has_prompt] = (buffers, space)

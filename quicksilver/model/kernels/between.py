@@ -24,13 +24,14 @@ if TYPE_CHECKING:  # Triton is not where this is tested
 
 BETWEEN_ROWS = 32
 """The most rows of one launch; fewer go in 16."""
-_WARPS, _BLOCK = 8, 32
-_STEP = _WARPS * _BLOCK
-"""What a range of the depth is a multiple of."""
+_BLOCK = 32
+"""Of the depth, that a warp reads at once."""
+_MULTIPLIERS = (8, 6)
+"""Warps that share a depth: of those numbers the first that divides all depths of a model in whole blocks."""
 _LONGEST = 2048
 """Of a range: 32 rows of so much input are in the registers of the warps."""
 _SHARED_BYTES = 232_448
-_MOST_PROGRAMS = 256
+_MOST_PROGRAMS, _THREADS = 256, 256
 _KINDS = ("o", "gu", "dn", "qkv")
 
 
@@ -55,15 +56,23 @@ class Arguments(ctypes.Structure):
     )
 
 
-def cut_depth(depth: int) -> int | None:
+def cut_depth(depth: int, multipliers: int) -> int | None:
     """As few ranges as can be; None where the depth has no such cut."""
-    steps = depth // _STEP
+    steps = depth // (multipliers * _BLOCK)
     ranges = [n for n in range(1, steps + 1) if steps % n == 0 and depth // n <= _LONGEST]
-    return ranges[0] if ranges and depth % _STEP == 0 else None
+    return ranges[0] if ranges and depth % (multipliers * _BLOCK) == 0 else None
 
 
-def _ranges(depth: int) -> int:
-    ranges = cut_depth(depth)
+def multipliers_for(config: ModelConfig) -> int | None:
+    for count in _MULTIPLIERS:
+        if all(cut_depth(depth, count) is not None for depth in depths(config).values()):
+            return count
+    return None
+
+
+def _ranges(config: ModelConfig, depth: int) -> int:
+    multipliers = multipliers_for(config)
+    ranges = None if multipliers is None else cut_depth(depth, multipliers)
     assert ranges is not None, "is_suited"
     return ranges
 
@@ -84,7 +93,7 @@ def can_run(config: ModelConfig, weights: NetworkWeights) -> bool:
 
 
 def is_suited(config: ModelConfig) -> bool:
-    return config.head_dim in (64, 128) and all(cut_depth(depth) is not None for depth in depths(config).values())
+    return config.head_dim in (64, 128) and config.dim % 64 == 0 and multipliers_for(config) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +115,13 @@ def macros(kind: Kind) -> dict[str, int]:
     """The shape as the source wants it."""
     config = kind.config
     found = {
-        "PROGRAMS": kind.num_programs, "ROWS": kind.num_rows, "DIM": config.dim, "FFN": config.ffn_dim,
-        "HEADS": config.num_heads, "KV_HEADS": config.num_kv_heads, "HEAD_DIM": config.head_dim, "RANK": kind.rank,
-        "SPLITS": kind.splits, "HEAD_NORM": int(config.qk_norm), "BIAS": int(kind.has_bias), "FP8": int(kind.is_fp8),
-        "RING": kind.ring,
+        "PROGRAMS": kind.num_programs, "MULTIPLIERS": multipliers_for(config) or 0, "ROWS": kind.num_rows,
+        "DIM": config.dim, "FFN": config.ffn_dim, "HEADS": config.num_heads, "KV_HEADS": config.num_kv_heads,
+        "HEAD_DIM": config.head_dim, "RANK": kind.rank, "SPLITS": kind.splits, "HEAD_NORM": int(config.qk_norm),
+        "BIAS": int(kind.has_bias), "FP8": int(kind.is_fp8), "RING": kind.ring,
     }  # fmt: skip
     for name, linear in zip(("O", "GATE_UP", "DOWN", "QKV"), _KINDS, strict=True):
-        found[f"{name}_RANGES"] = _ranges(depths(config)[linear])
+        found[f"{name}_RANGES"] = _ranges(config, depths(config)[linear])
     return found
 
 
@@ -127,14 +136,16 @@ def output_order(config: ModelConfig, kind: str) -> Tensor:
     return torch.arange(config.dim)
 
 
-def pack(w: Tensor, ranges: int) -> Tensor:
+def pack(w: Tensor, ranges: int, multipliers: int) -> Tensor:
     """(outputs, depth), 16-bit or fp8, outputs in the order of tiles -> the same bytes as the warps read them.
 
     Of a block of 32 a lane reads eight in a row: of output lane / 4 of a tile and of the one eight further on."""
     is_fp8 = w.element_size() == 1
-    blocks = w.shape[1] // ranges // _STEP
+    blocks = w.shape[1] // ranges // (multipliers * _BLOCK)
     names = w.view(torch.uint8 if is_fp8 else torch.int16)
-    cut = names.view(-1, 2, 8, ranges, _WARPS, blocks, 4, 8)  # tile, half, output, range, warp, block, lane, weight
+    cut = names.view(
+        -1, 2, 8, ranges, multipliers, blocks, 4, 8
+    )  # tile, half, output, range, warp, block, lane, weight
     inner = (2, 6, 1, 7) if is_fp8 else (1, 2, 6, 7)
     return cut.permute(3, 0, 4, 5, *inner).contiguous().flatten()
 
@@ -165,12 +176,13 @@ def pack_layer(config: ModelConfig, layer: LayerWeights) -> PackedLayer:
     found = {}
     matrices = {"o": layer.o, "gu": layer.gate_up, "dn": layer.down, "qkv": layer.qkv}
     for kind, weight in matrices.items():
-        ranges, order = _ranges(weight.w.shape[1]), output_order(config, kind).to(weight.w.device)
+        cut = (_ranges(config, weight.w.shape[1]), multipliers_for(config) or 0)
+        order = output_order(config, kind).to(weight.w.device)
         names = weight.w.view(torch.uint8) if weight.scale is not None else weight.w
         pair = layer.canvas.get(kind)
-        a = None if pair is None else pack(pair.a, ranges)
+        a = None if pair is None else pack(pair.a, *cut)
         b = None if pair is None else pack_second(pair.b[order])
-        found[kind] = PackedLinear(pack(names[order], ranges), weight.scale, a, b)
+        found[kind] = PackedLinear(pack(names[order], *cut), weight.scale, a, b)
     return PackedLayer(found)
 
 
@@ -185,7 +197,7 @@ class BetweenSpace:
     @classmethod
     def allocate(cls, config: ModelConfig, num_rows: int, device: torch.device | str) -> BetweenSpace:
         heads = config.num_heads + 2 * config.num_kv_heads
-        ranges = max(_ranges(config.q_dim), _ranges(config.ffn_dim))
+        ranges = max(_ranges(config, config.q_dim), _ranges(config, config.ffn_dim))
 
         def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(size, device=device, dtype=dtype)
@@ -282,14 +294,15 @@ def shared_bytes(kind: Kind) -> int:
     width = 1 if kind.is_fp8 else 2
     names = {"o": "O", "gu": "GATE_UP", "dn": "DOWN", "qkv": "QKV"}
     cuts = {at: found[f"{names[at]}_RANGES"] for at in _KINDS}
-    slot = max(depth // cuts[at] // _WARPS * 16 * width for at, depth in depths(kind.config).items())
+    warps = found["MULTIPLIERS"]
+    slot = max(depth // cuts[at] // warps * 16 * width for at, depth in depths(kind.config).items())
     tiles = _most_tiles(kind, cuts)
     waiting = max(tiles["gu"] if cuts["gu"] > 1 else 1, tiles["qkv"] if cuts["qkv"] > 1 or kind.config.qk_norm else 1)
-    floats = 2 * _WARPS * kind.num_rows * 20 + 16 * kind.num_rows * waiting + 3 * kind.num_rows
+    floats = 2 * warps * kind.num_rows * 20 + 16 * kind.num_rows * waiting + 3 * kind.num_rows
     floats += kind.num_rows * max(-(-kind.rank // _BLOCK) * _BLOCK, 8) // 2
     floats += (6 if kind.is_fp8 else 3) * 16 * max(tiles.values())
     second = 1024 * -(-kind.rank // _BLOCK) * sum(tiles.values())
-    return _WARPS * kind.ring * (slot + 8) + 4 * floats + second + 256
+    return warps * kind.ring * (slot + 8) + 4 * floats + second + 256
 
 
 def _most_tiles(kind: Kind, ranges: dict[str, int]) -> dict[str, int]:
@@ -310,4 +323,4 @@ def with_ring(kind: Kind) -> Kind:
 @cache
 def _kernel(kind: Kind) -> Kernel:
     capability = torch.cuda.get_device_capability()
-    return compile_kernel("between", macros(kind), 32 * _WARPS, shared_bytes(kind), capability)
+    return compile_kernel("between", macros(kind), _THREADS, shared_bytes(kind), capability)

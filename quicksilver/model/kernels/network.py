@@ -166,8 +166,8 @@ def _part_floats(config: ModelConfig, num_rows: int) -> int:
 
 
 class Network:
-    """Weights, cache and angles; `run` is one forward. `angles` comes from `rotate.angle_table`. A small model's few
-    rows are one launch (`whole.py`)."""
+    """Weights, cache and angles; `run` is one forward. `angles` comes from `rotate.angle_table`. Few rows are two
+    launches a layer where that is possible (`between.py`), else of a small model one launch in all (`whole.py`)."""
 
     def __init__(
         self, config: ModelConfig, weights: NetworkWeights, cache: PagedCache, angles: Tensor, product: Product
@@ -176,7 +176,7 @@ class Network:
         self.product = product
         is_small = product is Product.FASTEST and fits(config, weights)
         self.stack = stack(config, weights) if is_small else None
-        is_suited = product is Product.FASTEST and not is_small and BETWEEN and can_run(config, weights)
+        is_suited = product is Product.FASTEST and BETWEEN and can_run(config, weights)
         self.between = BetweenWeights(config, weights, cache, angles) if is_suited else None
         self.overlaps = weights.num_bytes <= OVERLAP_BYTES
         self.inputs: Inputs | None = None
@@ -189,36 +189,40 @@ class Network:
         """Of what the linears of few rows read, and the head."""
         return _input_dtype(self.inputs, self.weights.tokens.dtype)
 
-    def is_whole(self, num_rows: int) -> bool:
-        return self.stack is not None and num_rows <= RESIDENT_ROWS
+    @property
+    def is_small(self) -> bool:
+        return self.stack is not None
 
-    def is_between(self, num_rows: int) -> bool:
-        return self.between is not None and num_rows <= BETWEEN_ROWS
+    def is_between(self, num_rows: int, has_prompt: bool = False) -> bool:
+        """With a prompt among the rows few of them have the kernels of many: its numbers must not depend on whether a
+        canvas comes along, which makes them more than 32."""
+        return self.between is not None and num_rows <= BETWEEN_ROWS and not has_prompt
+
+    def is_whole(self, num_rows: int, has_prompt: bool = False) -> bool:
+        return self.is_small and num_rows <= RESIDENT_ROWS and not self.is_between(num_rows, has_prompt)
 
     def set_align(self, num_rows: int) -> int:
         """Where a run of canvas rows should begin, so that no tile has rows of both kinds."""
         return resident.SHARED_ROWS if self.is_whole(num_rows) else 1
 
-    def shape(self, num_rows: int) -> AttendShape:
-        if self.is_whole(num_rows):
+    def shape(self, num_rows: int, has_prompt: bool = False) -> AttendShape:
+        if self.is_whole(num_rows, has_prompt):
             return whole_shape(self.config)
         return attend_shape(self.config, num_rows if self.product is Product.FASTEST else SKINNY_ROWS)
 
     def space(self, num_rows: int, has_prompt: bool = False) -> Space:
-        """With a prompt among the rows few of them have the kernels of up to 64: its numbers must not depend on whether
-        a canvas comes along, which makes them more than 32."""
         is_fixed = self.product is Product.FIXED and num_rows > SKINNY_ROWS
         inputs = self.inputs if is_fixed or num_rows <= SKINNY_ROWS else None
-        if self.between is not None and self.is_between(num_rows) and not has_prompt:
+        if self.between is not None and self.is_between(num_rows, has_prompt):
             inputs = None if inputs is None else Inputs.HALF
             space = Space.allocate(self.config, self.weights, num_rows, self.shape(num_rows), inputs)
             return replace(space, between=self.between.space(num_rows))
-        space = Space.allocate(self.config, self.weights, num_rows, self.shape(num_rows), inputs)
+        space = Space.allocate(self.config, self.weights, num_rows, self.shape(num_rows, has_prompt), inputs)
         if is_fixed:
             parts = Parts.allocate(_part_floats(self.config, SKINNY_ROWS), space.x.device)
             small = (self.config, self.weights, SKINNY_ROWS, self.shape(SKINNY_ROWS), inputs)
             return replace(space, parts=parts).cut(lambda: Space.allocate(*small))
-        if not self.is_whole(num_rows):
+        if not self.is_whole(num_rows, has_prompt):
             return space
         squares = torch.zeros(self.config.dim // 16, num_rows, device=space.x.device)
         return replace(space, scaled=Scaled(space.scaled.y, squares))
@@ -226,12 +230,12 @@ class Network:
     def run(self, rows: RowInputs, space: Space, is_gated: bool) -> Tensor:
         """-> `space.x`, the residual stream before the final norm. `is_gated`: canvas rows wear the adapter; without
         it every row is plain, whatever its gate says."""
-        if self.stack is not None and self.is_whole(len(rows.token_ids)):
-            place = (self.cache, self.angles)
-            return run_whole(self.config, (self.weights, self.stack), place, rows, space, is_gated)
         if self.between is not None and space.between is not None:
             with overlapping(True, is_early=True):
                 return self._run_between(self.between, space.between, rows, space, is_gated)
+        if self.stack is not None and len(rows.token_ids) <= RESIDENT_ROWS:
+            place = (self.cache, self.angles)
+            return run_whole(self.config, (self.weights, self.stack), place, rows, space, is_gated)
         with overlapping(self.overlaps):
             return self._run(rows, space, is_gated)
 

@@ -17,7 +17,16 @@ from torch import Tensor
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels import between
-from quicksilver.model.kernels.between import Arguments, BetweenSpace, BetweenWeights, Buffers, Kind, cut_depth, macros
+from quicksilver.model.kernels.between import (
+    Arguments,
+    BetweenSpace,
+    BetweenWeights,
+    Buffers,
+    Kind,
+    cut_depth,
+    macros,
+    multipliers_for,
+)
 
 HERE = Path(__file__).parent
 SOURCES = Path(between.__file__).parent / "cuda"
@@ -36,6 +45,7 @@ class Case:
     has_norms: bool = False
     head_dim: int = 64
     programs: int = 5
+    dims: tuple[int, int] = (256, 1536)
 
     @property
     def kind(self) -> Kind:
@@ -47,7 +57,8 @@ class Case:
 CASES = [
     Case(),
     Case(rows=32),
-    Case(rank=32),
+    Case(rank=32, dims=(512, 1536)),
+    Case(rank=16, head_dim=64, dims=(576, 1536)),
     Case(is_fp8=True, has_norms=True, head_dim=128),
     Case(rows=32, is_fp8=True),
     Case(rows=32, rank=16),
@@ -56,10 +67,11 @@ CASES = [
 
 
 def shape(case: Case) -> ModelConfig:
-    dim = 256 if case.rank == 0 else 512
-    heads, kv_heads = 512 // case.head_dim, 128 // case.head_dim
+    dim, ffn_dim = case.dims
+    q_dim = 512 if case.dims[0] % 256 == 0 else 576
+    heads, kv_heads = q_dim // case.head_dim, 128 // case.head_dim if q_dim == 512 else 3
     return ModelConfig(
-        family="qwen3" if case.has_norms else "qwen2", num_layers=2, dim=dim, ffn_dim=1536, num_heads=heads,
+        family="qwen3" if case.has_norms else "qwen2", num_layers=2, dim=dim, ffn_dim=ffn_dim, num_heads=heads,
         num_kv_heads=kv_heads, head_dim=case.head_dim, vocab_size=64, context_len=64, qkv_bias=not case.has_norms,
         qk_norm=case.has_norms,
     )  # fmt: skip
@@ -260,4 +272,10 @@ def test_rows_ignore_each_other_and_the_number_of_programs(build: Callable[[Case
 
 @pytest.mark.parametrize(("depth", "ranges"), [(1536, 1), (8960, 5), (4096, 2), (12288, 6), (576, None)])
 def test_ranges_of_known_models(depth: int, ranges: int | None) -> None:
-    assert cut_depth(depth) == ranges
+    assert cut_depth(depth, 8) == ranges
+
+
+@pytest.mark.parametrize(("dims", "count"), [((1536, 8960), 8), ((576, 1536), 6), ((100, 256), None)])
+def test_warps_that_share_a_depth(dims: tuple[int, int], count: int | None) -> None:
+    config = SimpleNamespace(dim=dims[0], q_dim=dims[0], ffn_dim=dims[1])
+    assert multipliers_for(config) == count  # type: ignore[arg-type]

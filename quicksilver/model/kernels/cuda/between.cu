@@ -1,8 +1,8 @@
 // A layer from one attention to the next in one launch: the merge of attention's splits, output, gate and up, down, and
 // the next layer's qkv, for up to 32 rows. A program a multiprocessor stays on the chip through all of it.
 //
-// A linear's outputs go in tiles of 16, its depth in ranges as long as the registers hold of an input. Each of a program's
-// eight warps multiplies an eighth of a range; their sums are added in the order of the warps, those of ranges in theirs.
+// A linear's outputs go in tiles of 16, its depth in ranges as long as the registers hold of an input. The warps of a
+// program multiply equal parts of a range; their sums are added in the order of the warps, those of ranges in theirs.
 // So a row's numbers depend neither on the rows beside it nor on their number. Behind a norm there are many tiles: every
 // program has an equal share of them and goes through all ranges. Onto the residual stream there are few: programs form
 // sets, a set has a share of the tiles, and each of its programs one range.
@@ -14,16 +14,17 @@
 // Canvas rows wear an adapter, W x + B A x. A has so few outputs that every program multiplies all of it with its range
 // of x, as tiles before its own; B is a little more depth for one of the warps.
 //
-// The shape comes from the compiler's command line: PROGRAMS, ROWS, DIM, FFN, HEADS, KV_HEADS, HEAD_DIM, RANK (of the
-// canvas adapter, or 0), SPLITS (of attention), HEAD_NORM, BIAS, FP8, RING, and each linear's ranges (O_RANGES ...).
+// The shape comes from the compiler's command line: PROGRAMS, MULTIPLIERS (warps that multiply), ROWS, DIM, FFN, HEADS,
+// KV_HEADS, HEAD_DIM, RANK (of the canvas adapter, or 0), SPLITS (of attention), HEAD_NORM, BIAS, FP8, RING, and each
+// linear's ranges (O_RANGES ...).
 #include "machine.cuh"
 
-constexpr int WARPS = 8, THREADS = 32 * WARPS;
+constexpr int WARPS = 8, THREADS = 32 * WARPS;          // of which the first MULTIPLIERS multiply
 constexpr int BLOCK = 32;                              // of the depth, that a warp reads at once
 constexpr int BLOCK_BYTES = FP8 ? 512 : 1024;          // 16 outputs over a block
 constexpr int ROW_TILES = ROWS / 8, ROWS_EACH = ROWS / 16;
 constexpr int SUM_STRIDE = 20;                         // floats between rows of an item's sums: no bank twice
-constexpr int SUMS = WARPS * ROWS * SUM_STRIDE;
+constexpr int SUMS = MULTIPLIERS * ROWS * SUM_STRIDE;
 constexpr int QKV_HEADS = HEADS + 2 * KV_HEADS, Q_DIM = HEADS * HEAD_DIM, QKV_DIM = QKV_HEADS * HEAD_DIM;
 constexpr int RANK_TILES = RANK / 16, RANK_BLOCKS = (RANK + BLOCK - 1) / BLOCK, RANK_DEPTH = RANK_BLOCKS * BLOCK;
 constexpr float SHRINK = FP8 ? 1.0f / 64 : 1.0f;       // of inputs beside fp8 weights, which are fp16
@@ -35,8 +36,8 @@ template <int kind, int depth, int outputs, int ranges> struct Linear {
     static constexpr bool IS_TALL = kind == O || kind == DOWN;
     static constexpr int SETS = IS_TALL ? PROGRAMS / ranges : PROGRAMS;
     static constexpr int MOST_TILES = (TILES + SETS - 1) / SETS;  // of a set
-    static constexpr int RANGE = depth / ranges, BLOCKS = RANGE / (WARPS * BLOCK), SLICE_BYTES = BLOCKS * BLOCK_BYTES;
-    static_assert(RANGE % (WARPS * BLOCK) == 0 && outputs % 16 == 0, "shape");
+    static constexpr int RANGE = depth / ranges, BLOCKS = RANGE / (MULTIPLIERS * BLOCK), SLICE_BYTES = BLOCKS * BLOCK_BYTES;
+    static_assert(RANGE % (MULTIPLIERS * BLOCK) == 0 && outputs % 16 == 0, "shape");
 };
 
 static_assert(RANK == 0 || !FP8, "an adapter is 16-bit, as the weights beside it");
@@ -87,7 +88,7 @@ constexpr int DONE = 0, MERGED = NUM_LINEARS;
 constexpr int HEAD_CAME = MERGED + 1, SET_CAME = HEAD_CAME + QKV_HEADS, NUM_COUNTERS = SET_CAME + 2 * PROGRAMS;
 
 struct Shared {
-    u8 ring[WARPS][RING][SLOT_BYTES];
+    u8 ring[MULTIPLIERS][RING][SLOT_BYTES];
     float sums[2][SUMS];
     float waiting[larger(WAITING_TILES, 1)][16 * ROWS];
     float divisor[ROWS];
@@ -96,7 +97,7 @@ struct Shared {
     alignas(16) u16 term[NUM_LINEARS][MOST_OUTPUTS];               // their gains or biases, bf16
     alignas(16) u16 low[ROWS][larger(RANK_DEPTH, 8)];  // A x of canvas rows, bf16
     alignas(16) u8 b[larger(OWN_TILES * RANK_BLOCKS * 1024, 16)];  // B of own tiles, linear by linear
-    u64 full[WARPS][RING];
+    u64 full[MULTIPLIERS][RING];
 };
 
 // The slices that a warp has still to ask for: of this range `low` of A and `left` of W, then of `ranges` more, which
@@ -122,18 +123,20 @@ template <class L> DEVICE int share_of() { return (program_index() + L::KIND * (
 template <class L> DEVICE int first_tile() { return share_of<L>() % L::SETS * L::TILES / L::SETS; }
 template <class L> DEVICE int end_tile() { return (share_of<L>() % L::SETS + 1) * L::TILES / L::SETS; }
 
+DEVICE bool multiplies(const Worker &me) { return MULTIPLIERS == WARPS || me.warp < MULTIPLIERS; }
+
 // ---- weights on their way
 
 template <class L> DEVICE void open(Worker &me) {
     Cursor &cursor = me.cursor;
     const int range = L::IS_TALL ? share_of<L>() / L::SETS : 0, first = range * L::TILES + first_tile<L>();
-    cursor.from = me.args.weights[L::KIND].w + ((long long)first * WARPS + me.warp) * L::SLICE_BYTES;
+    cursor.from = me.args.weights[L::KIND].w + ((long long)first * MULTIPLIERS + me.warp) * L::SLICE_BYTES;
     cursor.left = cursor.tiles = range < L::RANGES ? end_tile<L>() - first_tile<L>() : 0;
-    cursor.from_low = me.args.weights[L::KIND].a + ((long long)range * RANK_TILES * WARPS + me.warp) * L::SLICE_BYTES;
+    cursor.from_low = me.args.weights[L::KIND].a + ((long long)range * RANK_TILES * MULTIPLIERS + me.warp) * L::SLICE_BYTES;
     cursor.low = cursor.left > 0 ? RANK_TILES : 0;
     cursor.ranges = L::IS_TALL ? 0 : L::RANGES - 1;
     cursor.bytes = L::SLICE_BYTES;
-    cursor.jump = (L::TILES - cursor.tiles) * (WARPS * L::SLICE_BYTES);
+    cursor.jump = (L::TILES - cursor.tiles) * (MULTIPLIERS * L::SLICE_BYTES);
 }
 
 // To the next linear that this launch has, and of which this program has tiles.
@@ -161,10 +164,10 @@ DEVICE void ask(Worker &me, int slot) {
     }
     if (is_low) {
         --cursor.low;
-        cursor.from_low += WARPS * cursor.bytes;
+        cursor.from_low += MULTIPLIERS * cursor.bytes;
         return;
     }
-    cursor.from += WARPS * cursor.bytes;
+    cursor.from += MULTIPLIERS * cursor.bytes;
     if (--cursor.left > 0) return;
     if (cursor.ranges > 0) {
         --cursor.ranges;
@@ -276,7 +279,7 @@ DEVICE void read_input(uint4 (&x)[blocks][ROW_TILES], const Worker &me, const u1
 
 // This warp's part of a range.
 template <class L> DEVICE void read_range(uint4 (&x)[L::BLOCKS][ROW_TILES], const Worker &me, const u16 *input, int range) {
-    read_input(x, me, input, L::DEPTH, range * L::RANGE + me.warp * (L::BLOCKS * BLOCK));
+    if (multiplies(me)) read_input(x, me, input, L::DEPTH, range * L::RANGE + me.warp * (L::BLOCKS * BLOCK));
 }
 
 // One block of 16 outputs: `low` has the first eight, `high` the others, eight weights a lane each.
@@ -297,6 +300,7 @@ DEVICE uint4 widen_8(u32 four, u32 other) {
 // A slice from the ring times the input, onto `acc`. Two sums in turn: a product waits for the one before the last.
 template <class L>
 DEVICE void multiply_slice(float (&acc)[ROW_TILES][4], Worker &me, const uint4 (&x)[L::BLOCKS][ROW_TILES]) {
+    if (!multiplies(me)) return;
     float other[ROW_TILES][4] = {};
     barrier_wait(&me.shared.full[me.warp][me.slot], me.parity);
     const u8 *at = me.shared.ring[me.warp][me.slot] + me.lane * 16;
@@ -322,7 +326,7 @@ DEVICE const float *put_sums(Worker &me, const float (&acc)[ROW_TILES][4]) {
     me.flip ^= 1;
     float *mine = sums + me.warp * (ROWS * SUM_STRIDE) + me.lane / 4;
 #pragma unroll
-    for (int tile = 0; tile < ROW_TILES; ++tile) {
+    for (int tile = 0; tile < ROW_TILES && multiplies(me); ++tile) {
         float *at = mine + (tile * 8 + me.lane % 4 * 2) * SUM_STRIDE;
         at[0] = acc[tile][0], at[SUM_STRIDE] = acc[tile][1];
         at[8] = acc[tile][2], at[SUM_STRIDE + 8] = acc[tile][3];
@@ -336,7 +340,7 @@ DEVICE float add_warps(const float *sums, int output, int row) {
     const float *at = sums + row * SUM_STRIDE + output;
     float total = at[0];
 #pragma unroll
-    for (int warp = 1; warp < WARPS; ++warp) total += at[warp * (ROWS * SUM_STRIDE)];
+    for (int warp = 1; warp < MULTIPLIERS; ++warp) total += at[warp * (ROWS * SUM_STRIDE)];
     return total;
 }
 
@@ -359,7 +363,7 @@ template <class L> DEVICE void multiply_low(Worker &me, const uint4 (&x)[L::BLOC
 
 // B's term, by the last warp.
 template <class L> DEVICE void add_term(float (&acc)[ROW_TILES][4], const Worker &me, int tile) {
-    if (RANK == 0 || me.warp != WARPS - 1) return;
+    if (RANK == 0 || me.warp != MULTIPLIERS - 1) return;
     const u8 *b = me.shared.b + b_begin<L>() + (tile - first_tile<L>()) * (RANK_BLOCKS * 1024) + me.lane * 16;
 #pragma unroll
     for (int block = 0; block < RANK_BLOCKS; ++block) {
@@ -641,12 +645,14 @@ KERNEL between(const GRID_CONSTANT Between args) {
     Shared &shared = *(Shared *)shared_memory();
     const int thread = thread_index();
     Worker me{args, shared, thread, thread / 32, thread % 32, read_once(), Cursor{nullptr, nullptr, -1, 0, 0, 0, 0, 0, 0}, 0, 0, 0};
-    if (me.lane == 0) {
-        for (int slot = 0; slot < RING; ++slot) barrier_make(&shared.full[me.warp][slot], 1);
-        barriers_made();
+    if (multiplies(me)) {
+        if (me.lane == 0) {
+            for (int slot = 0; slot < RING; ++slot) barrier_make(&shared.full[me.warp][slot], 1);
+            barriers_made();
+        }
+        sync_warp();
+        open_next(me);
     }
-    sync_warp();
-    open_next(me);
     for (int slot = 0; slot < RING; ++slot) ask(me, slot);
     ask_constants(me);
     STAMP(0)
