@@ -87,7 +87,7 @@ def speed(bench: Bench, seconds: float) -> None:
         _domain_speed(bench, domain, deadline)
     rows = bench.book.sections.get("speed", [])
     for way in bench.lone_ways:
-        if any(row["way"] == way.name for row in rows):
+        if any(row["way"] == way.name and row["answers"] for row in rows):
             bench.book.add("averages", {"way": way.name, **average_row(rows, way)})
 
 
@@ -128,8 +128,11 @@ def lone_row(found: Replies) -> dict[str, Any]:
 
 
 def average_row(rows: Sequence[dict[str, Any]], way: Way) -> dict[str, Any]:
-    """Means over the domains, each counted once; `over_ar` is the ratio of the means."""
-    mine, ar = ([row for row in rows if row["way"] == name] for name in (way.name, AR.name))
+    """Means over the domains, each counted once; `over_ar` is the ratio of the means. A domain that this way or AR had
+    no time for is left out."""
+    mine, ar = ([row for row in rows if row["way"] == name and row["answers"]] for name in (way.name, AR.name))
+    both = {row["domain"] for row in mine} & {row["domain"] for row in ar}
+    mine, ar = ([row for row in some if row["domain"] in both] for some in (mine, ar))
     speeds = statistics.mean(row["decode_tok_per_s"] for row in mine)
     yields = [row["tokens_per_round"] for row in mine if row["tokens_per_round"]]
     return {

@@ -251,8 +251,6 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
             ([40], RoundShape(1, 16, tree_rows=32)),
             ([40], one_forward(1, 8)),
         ):
-            if config is SMALL_TRUE and shape.num_sets:
-                continue  # AR has other kernels than so many rows
             for temperature in (0.0, 0.8):
                 yield (
                     f"rounds with bias {kind} {shape} of {lens} at temperature {temperature} equal AR bit for bit",

@@ -284,8 +284,8 @@ def _pointers(linear: PackedLinear) -> _Weights:
     return _Weights(*(0 if tensor is None else tensor.data_ptr() for tensor in tensors))
 
 
-MOST_SLOTS = 5
-"""Of a warp's ring; as many as fit."""
+MOST_SLOTS = 4
+"""Of a warp's ring; as many as fit. Five, where they fit (8B in fp8), were slower."""
 
 
 def shared_bytes(kind: Kind) -> int:

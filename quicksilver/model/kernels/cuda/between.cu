@@ -19,7 +19,7 @@
 // linear's ranges (O_RANGES ...).
 #include "machine.cuh"
 
-constexpr int WARPS = 8, THREADS = 32 * WARPS;          // of which the first MULTIPLIERS multiply
+constexpr int WARPS = 8, THREADS = 32 * WARPS;         // of which the first MULTIPLIERS multiply
 constexpr int BLOCK = 32;                              // of the depth, that a warp reads at once
 constexpr int BLOCK_BYTES = FP8 ? 512 : 1024;          // 16 outputs over a block
 constexpr int ROW_TILES = ROWS / 8, ROWS_EACH = ROWS / 16;
@@ -36,7 +36,8 @@ template <int kind, int depth, int outputs, int ranges> struct Linear {
     static constexpr bool IS_TALL = kind == O || kind == DOWN;
     static constexpr int SETS = IS_TALL ? PROGRAMS / ranges : PROGRAMS;
     static constexpr int MOST_TILES = (TILES + SETS - 1) / SETS;  // of a set
-    static constexpr int RANGE = depth / ranges, BLOCKS = RANGE / (MULTIPLIERS * BLOCK), SLICE_BYTES = BLOCKS * BLOCK_BYTES;
+    static constexpr int RANGE = depth / ranges, BLOCKS = RANGE / (MULTIPLIERS * BLOCK);
+    static constexpr int SLICE_BYTES = BLOCKS * BLOCK_BYTES;
     static_assert(RANGE % (MULTIPLIERS * BLOCK) == 0 && outputs % 16 == 0, "shape");
 };
 
@@ -129,10 +130,11 @@ DEVICE bool multiplies(const Worker &me) { return MULTIPLIERS == WARPS || me.war
 
 template <class L> DEVICE void open(Worker &me) {
     Cursor &cursor = me.cursor;
+    const Weights &weights = me.args.weights[L::KIND];
     const int range = L::IS_TALL ? share_of<L>() / L::SETS : 0, first = range * L::TILES + first_tile<L>();
-    cursor.from = me.args.weights[L::KIND].w + ((long long)first * MULTIPLIERS + me.warp) * L::SLICE_BYTES;
+    cursor.from = weights.w + ((long long)first * MULTIPLIERS + me.warp) * L::SLICE_BYTES;
+    cursor.from_low = weights.a + ((long long)range * RANK_TILES * MULTIPLIERS + me.warp) * L::SLICE_BYTES;
     cursor.left = cursor.tiles = range < L::RANGES ? end_tile<L>() - first_tile<L>() : 0;
-    cursor.from_low = me.args.weights[L::KIND].a + ((long long)range * RANK_TILES * MULTIPLIERS + me.warp) * L::SLICE_BYTES;
     cursor.low = cursor.left > 0 ? RANK_TILES : 0;
     cursor.ranges = L::IS_TALL ? 0 : L::RANGES - 1;
     cursor.bytes = L::SLICE_BYTES;
@@ -142,8 +144,7 @@ template <class L> DEVICE void open(Worker &me) {
 // To the next linear that this launch has, and of which this program has tiles.
 DEVICE void open_next(Worker &me) {
     Cursor &cursor = me.cursor;
-    while (cursor.left == 0 && cursor.kind < NUM_LINEARS) {
-        ++cursor.kind;
+    while (cursor.left == 0 && ++cursor.kind < NUM_LINEARS) {
         const bool is_wanted = cursor.kind == QKV ? me.args.has_qkv : me.args.has_layer;
         if (!is_wanted) continue;
         if (cursor.kind == O) open<Output>(me);
@@ -189,8 +190,9 @@ template <class L> DEVICE int output_of(int tile, int at) {
 
 // Where a linear's B begins in shared memory.
 template <class L> DEVICE constexpr int b_begin() {
-    return RANK_BLOCKS * 1024 * ((L::KIND > O ? Output::MOST_TILES : 0) + (L::KIND > GATE_UP ? GateUp::MOST_TILES : 0) +
-                                 (L::KIND > DOWN ? Down::MOST_TILES : 0));
+    const int behind_output = L::KIND > O ? Output::MOST_TILES : 0;
+    const int behind_gates = L::KIND > GATE_UP ? GateUp::MOST_TILES : 0;
+    return RANK_BLOCKS * 1024 * (behind_output + behind_gates + (L::KIND > DOWN ? Down::MOST_TILES : 0));
 }
 
 // Have what outputs will be finished with brought into shared memory: in eights, and B.
@@ -211,7 +213,7 @@ template <class L> DEVICE void ask_own(const Worker &me, const u16 *terms) {
 }
 
 DEVICE void ask_constants(const Worker &me) {
-    // Behind the ranks B has zeros, which only numbers stay zero with.
+    // Behind the ranks B is zero, but zero times what is no number is none.
     for (int at = me.thread; at < ROWS * (RANK_DEPTH - RANK); at += THREADS)
         me.shared.low[at % ROWS][RANK + at / ROWS] = 0;
     if (me.args.has_layer) {
@@ -278,7 +280,8 @@ DEVICE void read_input(uint4 (&x)[blocks][ROW_TILES], const Worker &me, const u1
 }
 
 // This warp's part of a range.
-template <class L> DEVICE void read_range(uint4 (&x)[L::BLOCKS][ROW_TILES], const Worker &me, const u16 *input, int range) {
+template <class L>
+DEVICE void read_range(uint4 (&x)[L::BLOCKS][ROW_TILES], const Worker &me, const u16 *input, int range) {
     if (multiplies(me)) read_input(x, me, input, L::DEPTH, range * L::RANGE + me.warp * (L::BLOCKS * BLOCK));
 }
 
@@ -519,6 +522,22 @@ DEVICE void merge(Worker &me) {
 
 // ---- the two kinds of linears
 
+// A number behind a norm's linear, its sum complete; `i` counts the thread's rows.
+template <class L> DEVICE void finish_wide(const Worker &me, float sum, Angle angle, int tile, int output, int i) {
+    const int row = me.thread / 16 + i * 16;
+    if constexpr (L::KIND == GATE_UP) {
+        finish_gate(me, sum, tile, output, row);
+    } else {
+        const float mine = raw_qkv(me, sum, tile, output, row);
+        if constexpr (HEAD_NORM) {
+            me.shared.waiting[tile - first_tile<L>()][i * THREADS + me.thread] = mine;
+            leave_square(me, mine, tile, output, row);
+        } else {
+            finish_qkv(me, mine, angle, output_of<L>(tile, output), output, row);
+        }
+    }
+}
+
 // Behind a norm, many tiles: the input stays in registers, a range after the other.
 template <class L> DEVICE void work_wide(Worker &me, const u16 *input, float eps) {
     const int first = first_tile<L>(), end = end_tile<L>(), output = me.thread % 16;
@@ -532,13 +551,13 @@ template <class L> DEVICE void work_wide(Worker &me, const u16 *input, float eps
         if (first < end) multiply_low<L>(me, x);
 #pragma unroll 1
         for (int tile = first; tile < end; ++tile) {
-            Angle angles[ROWS_EACH];
+            Angle angles[ROWS_EACH] = {};
             if constexpr (L::KIND == QKV && !HEAD_NORM)
+#pragma unroll
                 for (int i = 0; i < ROWS_EACH; ++i)
                     angles[i] = angle_of(me, output_of<L>(tile, output), me.thread / 16 + i * 16);
             float acc[ROW_TILES][4] = {};
             multiply_slice<L>(acc, me, x);
-            const bool is_whole = range == L::RANGES - 1;
             add_term<L>(acc, me, tile);
             const float *sums = put_sums(me, acc);
 #pragma unroll
@@ -550,18 +569,7 @@ template <class L> DEVICE void work_wide(Worker &me, const u16 *input, float eps
                     if (range > 0) sum = waiting + sum;
                     waiting = sum;
                 }
-                if (!is_whole) continue;
-                if constexpr (L::KIND == GATE_UP) {
-                    finish_gate(me, sum, tile, output, row);
-                } else {
-                    const float mine = raw_qkv(me, sum, tile, output, row);
-                    if constexpr (HEAD_NORM) {
-                        me.shared.waiting[tile - first][i * THREADS + me.thread] = mine;
-                        leave_square(me, mine, tile, output, row);
-                    } else {
-                        finish_qkv(me, mine, angles[i], output_of<L>(tile, output), output, row);
-                    }
-                }
+                if (range == L::RANGES - 1) finish_wide<L>(me, sum, angles[i], tile, output, i);
             }
         }
     }
@@ -637,14 +645,11 @@ template <class L> DEVICE void work_tall(Worker &me, const u16 *input) {
     tell(me, me.args.counters + DONE + L::KIND);
 }
 
-#ifndef STAMP
-#define STAMP(i)
-#endif
-
 KERNEL between(const GRID_CONSTANT Between args) {
     Shared &shared = *(Shared *)shared_memory();
     const int thread = thread_index();
-    Worker me{args, shared, thread, thread / 32, thread % 32, read_once(), Cursor{nullptr, nullptr, -1, 0, 0, 0, 0, 0, 0}, 0, 0, 0};
+    const Cursor nowhere{nullptr, nullptr, -1, 0, 0, 0, 0, 0, 0};
+    Worker me{args, shared, thread, thread / 32, thread % 32, read_once(), nowhere, 0, 0, 0};
     if (multiplies(me)) {
         if (me.lane == 0) {
             for (int slot = 0; slot < RING; ++slot) barrier_make(&shared.full[me.warp][slot], 1);
@@ -655,30 +660,20 @@ KERNEL between(const GRID_CONSTANT Between args) {
     }
     for (int slot = 0; slot < RING; ++slot) ask(me, slot);
     ask_constants(me);
-    STAMP(0)
     wait_turn();
     ask_places(me);
-    STAMP(1)
     if (args.has_layer) {
         merge(me);
-        STAMP(9)
         work_tall<Output>(me, args.attended);
-        STAMP(2)
         wait_for(me, args.counters + DONE + O, Output::SETS * Output::RANGES);
-        STAMP(3)
         work_wide<GateUp>(me, args.scaled, args.ffn_eps);
-        STAMP(4)
         wait_for(me, args.counters + DONE + GATE_UP, PROGRAMS);
-        STAMP(5)
         work_tall<Down>(me, args.ffn);
-        STAMP(6)
         if (args.has_qkv) wait_for(me, args.counters + DONE + DOWN, Down::SETS * Down::RANGES);
     } else {
         copies_done();
         sync_program();
     }
-    STAMP(7)
     let_next();
     if (args.has_qkv) work_wide<Qkv>(me, args.scaled, args.next_eps);
-    STAMP(8)
 }
