@@ -23,7 +23,7 @@ from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.assemble import empty_transformer, finish, place
 from quicksilver.model.attention import PagedCache, RowPlan, Segment
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.kernels import between, network, resident, stream
+from quicksilver.model.kernels import between_shape, network, resident, stream
 from quicksilver.model.lowrank import new_canvas
 from quicksilver.model.transformer import Transformer
 
@@ -32,7 +32,7 @@ SHIPPED = {
     "shared": resident.SHARED_ROWS, "warps": resident.WARPS, "stages": resident.STAGES, "share": 0,
     "used": int(resident.COUNTS_USED), "splits": resident.WHOLE_SPLITS,
     "overlap": network.OVERLAP_BYTES, "depth": stream.ROUNDED_DEPTH,
-    "between": int(network.BETWEEN), "slots": between.MOST_SLOTS,
+    "between": int(network.BETWEEN), "slots": between_shape.MOST_SLOTS,
 }  # fmt: skip
 _programs_for = resident.programs_for
 PAGE_SIZE = 16
@@ -58,7 +58,7 @@ def switch_whole(text: str) -> dict[str, int]:
     resident.STAGES, network.OVERLAP_BYTES = chosen["stages"], chosen["overlap"]
     resident.COUNTS_USED, stream.ROUNDED_DEPTH = bool(chosen["used"]), chosen["depth"]
     resident.WHOLE_SPLITS = chosen["splits"]
-    network.BETWEEN, between.MOST_SLOTS = bool(chosen["between"]), chosen["slots"]
+    network.BETWEEN, between_shape.MOST_SLOTS = bool(chosen["between"]), chosen["slots"]
     if chosen["share"]:
         count = torch.cuda.get_device_properties(0).multi_processor_count
         resident.programs_for = lambda *_: count * chosen["share"]  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""What lies between two attentions in one launch (`cuda/between.cu`): how its weights are packed, its shape, its call.
+"""What lies between two attentions in one launch (`cuda/between.cu`): how its weights are packed, and its call.
 
 For up to 32 rows on chips that can copy in bulk (Hopper and later). It keeps a second copy of the matrices, in the
 order in which warps read them.
@@ -7,7 +7,7 @@ order in which warps read them.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -16,23 +16,27 @@ from torch import Tensor
 
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
+from quicksilver.model.kernels.between_shape import (
+    BETWEEN_ROWS,
+    BLOCK,
+    KINDS,
+    MOST_PROGRAMS,
+    THREADS,
+    Chip,
+    Kind,
+    fits,
+    is_suited,
+    macros,
+    multipliers_for,
+    ranges_of,
+    shared_bytes,
+    with_ring,
+)
 from quicksilver.model.kernels.cuda.compile import Kernel, compile_kernel, find_compiler
 
 if TYPE_CHECKING:  # Triton is not where this is tested
     from quicksilver.model.kernels.rotate import RowSlots
     from quicksilver.model.kernels.weights import LayerWeights, NetworkWeights
-
-BETWEEN_ROWS = 32
-"""The most rows of one launch; fewer go in 16."""
-_BLOCK = 32
-"""Of the depth, that a warp reads at once."""
-_MULTIPLIERS = (8, 6)
-"""Warps that share a depth: of those numbers the first that divides all depths of a model in whole blocks."""
-_LONGEST = 2048
-"""Of a range: 32 rows of so much input are in the registers of the warps."""
-_SHARED_BYTES = 232_448
-_MOST_PROGRAMS, _THREADS = 256, 256
-_KINDS = ("o", "gu", "dn", "qkv")
 
 
 class _Weights(ctypes.Structure):
@@ -56,73 +60,26 @@ class Arguments(ctypes.Structure):
     )
 
 
-def cut_depth(depth: int, multipliers: int) -> int | None:
-    """As few ranges as can be; None where the depth has no such cut."""
-    steps = depth // (multipliers * _BLOCK)
-    ranges = [n for n in range(1, steps + 1) if steps % n == 0 and depth // n <= _LONGEST]
-    return ranges[0] if ranges and depth % (multipliers * _BLOCK) == 0 else None
-
-
-def multipliers_for(config: ModelConfig) -> int | None:
-    for count in _MULTIPLIERS:
-        if all(cut_depth(depth, count) is not None for depth in depths(config).values()):
-            return count
-    return None
-
-
-def _ranges(config: ModelConfig, depth: int) -> int:
-    multipliers = multipliers_for(config)
-    ranges = None if multipliers is None else cut_depth(depth, multipliers)
-    assert ranges is not None, "is_suited"
-    return ranges
-
-
-def depths(config: ModelConfig) -> dict[str, int]:
-    return {"o": config.q_dim, "gu": config.dim, "dn": config.ffn_dim, "qkv": config.dim}
-
-
-def can_run(config: ModelConfig, weights: NetworkWeights) -> bool:
-    """Whether shape, dtype and chip suit, and there is room for the second copy."""
-    tokens = weights.tokens
-    if not tokens.is_cuda or torch.cuda.get_device_capability(tokens.device) < (9, 0) or find_compiler() is None:
+def can_run(config: ModelConfig, weights: NetworkWeights, splits: int) -> bool:
+    """Whether shape, dtype and chip suit, and there is room for the second copy. `splits` are attention's."""
+    tokens, first = weights.tokens, weights.layers[0]
+    is_fp8 = weights.head.scale is not None
+    if not tokens.is_cuda or tokens.dtype != torch.bfloat16 or find_compiler() is None or not is_suited(config):
         return False
-    has_rounded_canvas = weights.head.scale is not None and bool(weights.layers[0].canvas)
-    if tokens.dtype != torch.bfloat16 or has_rounded_canvas or not is_suited(config):
+    rank = _rank(first)
+    kind = Kind(config, BETWEEN_ROWS, rank, is_fp8, first.qkv.bias is not None, splits, _chip(tokens.device))
+    if (is_fp8 and rank) or not fits(kind):
         return False
     return weights.num_bytes < torch.cuda.mem_get_info(tokens.device)[0] * 0.8
 
 
-def is_suited(config: ModelConfig) -> bool:
-    return config.head_dim in (64, 128) and config.dim % 64 == 0 and multipliers_for(config) is not None
+@cache
+def _chip(device: torch.device) -> Chip:
+    return Chip.of(device)
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What a kernel is compiled for."""
-
-    config: ModelConfig
-    num_rows: int
-    rank: int
-    is_fp8: bool
-    has_bias: bool
-    num_programs: int
-    splits: int
-    """Of attention."""
-    ring: int = 2
-
-
-def macros(kind: Kind) -> dict[str, int]:
-    """The shape as the source wants it."""
-    config = kind.config
-    found = {
-        "PROGRAMS": kind.num_programs, "MULTIPLIERS": multipliers_for(config) or 0, "ROWS": kind.num_rows,
-        "DIM": config.dim, "FFN": config.ffn_dim, "HEADS": config.num_heads, "KV_HEADS": config.num_kv_heads,
-        "HEAD_DIM": config.head_dim, "RANK": kind.rank, "SPLITS": kind.splits, "HEAD_NORM": int(config.qk_norm),
-        "BIAS": int(kind.has_bias), "FP8": int(kind.is_fp8), "RING": kind.ring,
-    }  # fmt: skip
-    for name, linear in zip(("O", "GATE_UP", "DOWN", "QKV"), _KINDS, strict=True):
-        found[f"{name}_RANGES"] = _ranges(config, depths(config)[linear])
-    return found
+def _rank(layer: LayerWeights) -> int:
+    return layer.canvas["qkv"].a.shape[0] if layer.canvas else 0
 
 
 def output_order(config: ModelConfig, kind: str) -> Tensor:
@@ -141,7 +98,7 @@ def pack(w: Tensor, ranges: int, multipliers: int) -> Tensor:
 
     Of a block of 32 a lane reads eight in a row: of output lane / 4 of a tile and of the one eight further on."""
     is_fp8 = w.element_size() == 1
-    blocks = w.shape[1] // ranges // (multipliers * _BLOCK)
+    blocks = w.shape[1] // ranges // (multipliers * BLOCK)
     names = w.view(torch.uint8 if is_fp8 else torch.int16)
     cut = names.view(
         -1, 2, 8, ranges, multipliers, blocks, 4, 8
@@ -152,9 +109,9 @@ def pack(w: Tensor, ranges: int, multipliers: int) -> Tensor:
 
 def pack_second(b: Tensor) -> Tensor:
     """An adapter's second half, (outputs, rank) with outputs in the order of tiles, as more of a linear's depth."""
-    rank = -(-b.shape[1] // _BLOCK) * _BLOCK
+    rank = -(-b.shape[1] // BLOCK) * BLOCK
     wide = torch.nn.functional.pad(b, (0, rank - b.shape[1])).view(torch.int16)
-    return wide.view(-1, 2, 8, rank // _BLOCK, 4, 8).permute(0, 3, 1, 2, 4, 5).contiguous().flatten()
+    return wide.view(-1, 2, 8, rank // BLOCK, 4, 8).permute(0, 3, 1, 2, 4, 5).contiguous().flatten()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +133,7 @@ def pack_layer(config: ModelConfig, layer: LayerWeights) -> PackedLayer:
     found = {}
     matrices = {"o": layer.o, "gu": layer.gate_up, "dn": layer.down, "qkv": layer.qkv}
     for kind, weight in matrices.items():
-        cut = (_ranges(config, weight.w.shape[1]), multipliers_for(config) or 0)
+        cut = (ranges_of(config, weight.w.shape[1]), multipliers_for(config) or 0)
         order = output_order(config, kind).to(weight.w.device)
         names = weight.w.view(torch.uint8) if weight.scale is not None else weight.w
         pair = layer.canvas.get(kind)
@@ -197,7 +154,7 @@ class BetweenSpace:
     @classmethod
     def allocate(cls, config: ModelConfig, num_rows: int, device: torch.device | str) -> BetweenSpace:
         heads = config.num_heads + 2 * config.num_kv_heads
-        ranges = max(_ranges(config, config.q_dim), _ranges(config, config.ffn_dim))
+        ranges = max(ranges_of(config, config.q_dim), ranges_of(config, config.ffn_dim))
 
         def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(size, device=device, dtype=dtype)
@@ -205,7 +162,7 @@ class BetweenSpace:
         return cls(
             zeros(num_rows, config.dim // 16),
             zeros(max(heads * config.head_dim, ranges * config.dim), num_rows),
-            zeros(config.num_layers + 1, 5 + heads + 2 * _MOST_PROGRAMS, dtype=torch.int32),
+            zeros(config.num_layers + 1, 5 + heads + 2 * MOST_PROGRAMS, dtype=torch.int32),
         )
 
 
@@ -230,8 +187,7 @@ class BetweenWeights:
     def __init__(self, config: ModelConfig, weights: NetworkWeights, cache: PagedCache, angles: Tensor) -> None:
         self.config, self.weights, self.cache, self.angles = config, weights, cache, angles
         self.layers = tuple(pack_layer(config, layer) for layer in weights.layers)
-        canvas = weights.layers[0].canvas
-        self.rank = canvas["qkv"].a.shape[0] if canvas else 0
+        self.rank = _rank(weights.layers[0])
 
     def space(self, num_rows: int) -> BetweenSpace:
         return BetweenSpace.allocate(self.config, num_rows, self.weights.tokens.device)
@@ -244,7 +200,7 @@ class BetweenWeights:
         if has_layer:
             norm = layers[index].ffn_norm
             found.ffn_gain, found.ffn_eps = norm.gain.data_ptr(), norm.eps
-            for at, kind in enumerate(_KINDS[:3]):
+            for at, kind in enumerate(KINDS[:3]):
                 found.weights[at] = _pointers(self.layers[index].linears[kind])
         after = layers[index + 1].attn_norm if has_qkv else self.weights.norm
         found.next_gain, found.next_eps = after.gain.data_ptr(), after.eps
@@ -271,12 +227,10 @@ class BetweenWeights:
             found.head_eps = layer.head_norms.eps
 
     def launch(self, index: int, buffers: Buffers, space: BetweenSpace, is_gated: bool, overlaps: bool) -> None:
-        first = self.weights.layers[0].qkv
-        programs = torch.cuda.get_device_properties(buffers.stream.device).multi_processor_count
-        rank = self.rank if is_gated else 0
-        facts = (rank, first.scale is not None, first.bias is not None, programs, len(buffers.splits[0]))
-        kind = with_ring(Kind(self.config, len(buffers.stream), *facts))
-        _kernel(kind).launch(programs, self.arguments(index, buffers, space), overlaps)
+        first, chip = self.weights.layers[0].qkv, _chip(buffers.stream.device)
+        facts = (self.rank if is_gated else 0, first.scale is not None, first.bias is not None, len(buffers.splits[0]))
+        kernel = _kernel(Kind(self.config, len(buffers.stream), *facts, chip))
+        kernel.launch(chip.num_programs, self.arguments(index, buffers, space), overlaps)
 
 
 def _pointers(linear: PackedLinear) -> _Weights:
@@ -284,43 +238,8 @@ def _pointers(linear: PackedLinear) -> _Weights:
     return _Weights(*(0 if tensor is None else tensor.data_ptr() for tensor in tensors))
 
 
-MOST_SLOTS = 4
-"""Of a warp's ring; as many as fit. Five, where they fit (8B in fp8), were slower."""
-
-
-def shared_bytes(kind: Kind) -> int:
-    """`Shared` of the source, and the stretch to its alignment."""
-    found = macros(kind)
-    width = 1 if kind.is_fp8 else 2
-    names = {"o": "O", "gu": "GATE_UP", "dn": "DOWN", "qkv": "QKV"}
-    cuts = {at: found[f"{names[at]}_RANGES"] for at in _KINDS}
-    warps = found["MULTIPLIERS"]
-    slot = max(depth // cuts[at] // warps * 16 * width for at, depth in depths(kind.config).items())
-    tiles = _most_tiles(kind, cuts)
-    waiting = max(tiles["gu"] if cuts["gu"] > 1 else 1, tiles["qkv"] if cuts["qkv"] > 1 or kind.config.qk_norm else 1)
-    floats = 2 * warps * kind.num_rows * 20 + 16 * kind.num_rows * waiting + 3 * kind.num_rows
-    floats += kind.num_rows * max(-(-kind.rank // _BLOCK) * _BLOCK, 8) // 2
-    floats += (6 if kind.is_fp8 else 3) * 16 * max(tiles.values())
-    second = 1024 * -(-kind.rank // _BLOCK) * sum(tiles.values())
-    return warps * kind.ring * (slot + 8) + 4 * floats + second + 256
-
-
-def _most_tiles(kind: Kind, ranges: dict[str, int]) -> dict[str, int]:
-    """Tiles of a program, or of a set of programs, at most."""
-    config, programs = kind.config, kind.num_programs
-    width = config.q_dim + 2 * config.kv_dim
-    outputs = {"o": config.dim, "gu": 2 * config.ffn_dim, "dn": config.dim, "qkv": width}
-    sets = {at: programs // ranges[at] if at in ("o", "dn") else programs for at in outputs}
-    return {at: -(-outputs[at] // 16 // sets[at]) for at in outputs}
-
-
-def with_ring(kind: Kind) -> Kind:
-    """With as long a ring as shared memory holds, but no shorter than two slots."""
-    rings = [replace(kind, ring=count) for count in range(2, MOST_SLOTS + 1)]
-    return [rings[0], *(found for found in rings if shared_bytes(found) <= _SHARED_BYTES)][-1]
-
-
 @cache
 def _kernel(kind: Kind) -> Kernel:
-    capability = torch.cuda.get_device_capability()
-    return compile_kernel("between", macros(kind), _THREADS, shared_bytes(kind), capability)
+    found = with_ring(kind)
+    assert found is not None, "can_run"
+    return compile_kernel("between", macros(found), THREADS, shared_bytes(found), kind.chip.capability)

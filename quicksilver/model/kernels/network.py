@@ -18,7 +18,8 @@ from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels import resident
 from quicksilver.model.kernels.attention import AttendShape, AttendSpace, RowTables, attend_paged
-from quicksilver.model.kernels.between import BETWEEN_ROWS, BetweenSpace, BetweenWeights, Buffers, can_run
+from quicksilver.model.kernels.between import BetweenSpace, BetweenWeights, Buffers, can_run
+from quicksilver.model.kernels.between_shape import BETWEEN_ROWS
 from quicksilver.model.kernels.fp8 import Inputs, can_round
 from quicksilver.model.kernels.launch import overlapping
 from quicksilver.model.kernels.project import (
@@ -178,7 +179,8 @@ class Network:
         self.stack = stack(config, weights) if is_small else None
         # Drafts of a small model are faster in one launch, and all its forwards must have the same kernels.
         has_small_drafts = is_small and bool(weights.layers[0].canvas)
-        is_suited = product is Product.FASTEST and BETWEEN and not has_small_drafts and can_run(config, weights)
+        is_wanted = product is Product.FASTEST and BETWEEN and not has_small_drafts
+        is_suited = is_wanted and can_run(config, weights, SPLITS)
         self.between = BetweenWeights(config, weights, cache, angles) if is_suited else None
         self.overlaps = weights.num_bytes <= OVERLAP_BYTES
         self.inputs: Inputs | None = None

@@ -16,17 +16,20 @@ from torch import Tensor
 
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.kernels import between
-from quicksilver.model.kernels.between import (
-    Arguments,
-    BetweenSpace,
-    BetweenWeights,
-    Buffers,
+from quicksilver.model.kernels import between, between_shape
+from quicksilver.model.kernels.between import Arguments, BetweenSpace, BetweenWeights, Buffers
+from quicksilver.model.kernels.between_shape import (
+    Chip,
     Kind,
     cut_depth,
+    fits,
     macros,
     multipliers_for,
+    shared_bytes,
+    with_ring,
 )
+from quicksilver.model.kernels.cuda import compile as compile_module
+from quicksilver.model.kernels.cuda.compile import CudaError, compile_binary
 
 HERE = Path(__file__).parent
 SOURCES = Path(between.__file__).parent / "cuda"
@@ -49,9 +52,8 @@ class Case:
 
     @property
     def kind(self) -> Kind:
-        return Kind(
-            shape(self), self.rows, self.rank, self.is_fp8, not self.has_norms, self.programs, splits=SPLITS, ring=2
-        )
+        chip = Chip(self.programs, 1 << 20, (9, 0))
+        return Kind(shape(self), self.rows, self.rank, self.is_fp8, not self.has_norms, SPLITS, chip)
 
 
 CASES = [
@@ -80,7 +82,7 @@ def shape(case: Case) -> ModelConfig:
 @pytest.fixture
 def short_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a small model too."""
-    monkeypatch.setattr(between, "_LONGEST", 512)
+    monkeypatch.setattr(between_shape, "_LONGEST", 512)
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +222,7 @@ def expect_close(found: Tensor, wanted: Tensor, tolerance: float = 1e-2) -> None
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_launch_does_what_torch_does(case: Case, build: Callable[[Case], ctypes.CDLL]) -> None:
     bench, library = Bench(case), build(case)
-    assert library.shared_size() <= between.shared_bytes(case.kind)
+    assert library.shared_size() <= shared_bytes(case.kind)
     assert library.num_counters() <= bench.space.counters.shape[1]
     stream, ffn, _ = bench.layer(0)
     wanted = bench.qkv(stream, 1)
@@ -279,3 +281,27 @@ def test_ranges_of_known_models(depth: int, ranges: int | None) -> None:
 def test_warps_that_share_a_depth(dims: tuple[int, int], count: int | None) -> None:
     config = SimpleNamespace(dim=dims[0], q_dim=dims[0], ffn_dim=dims[1])
     assert multipliers_for(config) == count  # type: ignore[arg-type]
+
+
+def coder_kind(rows: int, shared: int, capability: tuple[int, int] = (9, 0)) -> Kind:
+    config = ModelConfig("qwen2", 28, 1536, 8960, 12, 2, 128, 151936, 32768, qkv_bias=True, tied_head=True)
+    return Kind(config, rows, 32, False, True, 16, Chip(132, shared, capability))
+
+
+def test_the_ring_is_as_long_as_shared_memory_allows() -> None:
+    found = with_ring(coder_kind(16, 232_448))
+    assert found is not None
+    assert found.ring == 3
+    assert shared_bytes(found) <= 232_448
+
+
+def test_chips_that_cannot_are_left_to_other_kernels() -> None:
+    assert fits(coder_kind(32, 232_448))
+    assert not fits(coder_kind(32, 101_376)), "half the shared memory"
+    assert not fits(coder_kind(32, 232_448, (8, 9))), "no bulk copies"
+
+
+def test_without_a_compiler_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_module, "find_compiler", lambda: None)
+    with pytest.raises(CudaError, match="libnvrtc is missing"):
+        compile_binary("between", {}, (9, 0))

@@ -15,6 +15,8 @@ import torch
 
 _MAX_SHARED = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"""
+_MOST_SHARED = 97
+"""CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"""
 _OVERLAPS = 6
 """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"""
 
@@ -74,6 +76,14 @@ def find_compiler() -> ctypes.CDLL | None:
 @cache
 def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
+
+
+def most_shared(index: int) -> int:
+    """Bytes of shared memory that a program can have on GPU `index`."""
+    device, found = ctypes.c_int(), ctypes.c_int()
+    _check(_driver().cuDeviceGet(ctypes.byref(device), index))
+    _check(_driver().cuDeviceGetAttribute(ctypes.byref(found), _MOST_SHARED, device))
+    return found.value
 
 
 def _check(status: int) -> None:
