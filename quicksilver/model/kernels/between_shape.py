@@ -1,6 +1,6 @@
 """How the launch between two attentions is cut: warps, ranges of the depth, slots of the ring, shared memory.
 
-Nothing here needs a GPU, so that the kernel can be compiled and run elsewhere (`tests/model/kernels/test_between.py`).
+Nothing here needs a GPU, so that the kernel can be compiled and run elsewhere (`tests/model/emulated/test_between.py`).
 """
 
 from __future__ import annotations

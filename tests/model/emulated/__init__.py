@@ -1,0 +1,1 @@
+"""Kernels in CUDA, run thread by thread on a processor."""
