@@ -24,6 +24,8 @@ _MULTIPLIERS = (8, 6)
 """Warps that share a depth: of those numbers the first that divides all depths of a model in whole blocks."""
 _LONGEST = 2048
 """Of a range: 32 rows of so much input are in the registers of the warps."""
+_MOST_RANGES = 8
+"""Of a depth: each leaves sums that others add up. A depth with large prime factors would have many short ones."""
 MOST_SLOTS = 4
 """Of a warp's ring; as many as fit. Five, where they fit (8B in fp8), were slower."""
 MOST_PROGRAMS = 256
@@ -48,7 +50,7 @@ def cut_depth(depth: int, multipliers: int) -> int | None:
     """As few ranges as can be; None where the depth has no such cut."""
     steps = depth // (multipliers * BLOCK)
     ranges = [n for n in range(1, steps + 1) if steps % n == 0 and depth // n <= _LONGEST]
-    return ranges[0] if ranges and depth % (multipliers * BLOCK) == 0 else None
+    return ranges[0] if ranges and ranges[0] <= _MOST_RANGES and depth % (multipliers * BLOCK) == 0 else None
 
 
 def multipliers_for(config: ModelConfig) -> int | None:

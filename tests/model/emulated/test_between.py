@@ -272,7 +272,7 @@ def test_rows_ignore_each_other_and_the_number_of_programs(build: Callable[[Case
     assert torch.equal(few.buffers.qkv, many.buffers.qkv[:16])
 
 
-@pytest.mark.parametrize(("depth", "ranges"), [(1536, 1), (8960, 5), (4096, 2), (12288, 6), (576, None)])
+@pytest.mark.parametrize(("depth", "ranges"), [(1536, 1), (8960, 5), (4096, 2), (12288, 6), (576, None), (9728, None)])
 def test_ranges_of_known_models(depth: int, ranges: int | None) -> None:
     assert cut_depth(depth, 8) == ranges
 
