@@ -32,7 +32,7 @@ constexpr float SHRINK = FP8 ? 1.0f / 64 : 1.0f;       // of inputs beside fp8 w
 enum { O, GATE_UP, DOWN, QKV, NUM_LINEARS };
 
 template <int kind, int depth, int outputs, int ranges> struct Linear {
-    static constexpr int KIND = kind, DEPTH = depth, OUTPUTS = outputs, TILES = outputs / 16, RANGES = ranges;
+    static constexpr int KIND = kind, DEPTH = depth, TILES = outputs / 16, RANGES = ranges;
     static constexpr bool IS_TALL = kind == O || kind == DOWN;
     static constexpr int SETS = IS_TALL ? PROGRAMS / ranges : PROGRAMS;
     static constexpr int MOST_TILES = (TILES + SETS - 1) / SETS;  // of a set
@@ -339,6 +339,8 @@ DEVICE const float *put_sums(Worker &me, const float (&acc)[ROW_TILES][4]) {
 }
 
 // Sums are finished by threads side by side: output thread % 16 of the tile, row thread / 16 and every 16th after it.
+DEVICE int row_of(const Worker &me, int i) { return me.thread / 16 + i * 16; }
+
 DEVICE float add_warps(const float *sums, int output, int row) {
     const float *at = sums + row * SUM_STRIDE + output;
     float total = at[0];
@@ -357,7 +359,7 @@ template <class L> DEVICE void multiply_low(Worker &me, const uint4 (&x)[L::BLOC
         const float *sums = put_sums(me, acc);
 #pragma unroll
         for (int i = 0; i < ROWS_EACH; ++i) {
-            const int row = me.thread / 16 + i * 16, output = me.thread % 16;
+            const int row = row_of(me, i), output = me.thread % 16;
             me.shared.low[row][tile * 16 + output] = to_bf16(me.args.gate[row] ? add_warps(sums, output, row) : 0.0f);
         }
     }
@@ -376,6 +378,15 @@ template <class L> DEVICE void add_term(float (&acc)[ROW_TILES][4], const Worker
             low[at] = shared_16((const u8 *)&me.shared.low[at * 8 + me.lane / 4][block * BLOCK + me.lane % 4 * 8]);
         multiply_block(acc, shared_16(b + block * 1024), shared_16(b + block * 1024 + 512), low);
     }
+}
+
+// One of a program's own tiles over a range: the warps' sums, to be added up.
+template <class L>
+DEVICE const float *multiply_tile(Worker &me, const uint4 (&x)[L::BLOCKS][ROW_TILES], int tile) {
+    float acc[ROW_TILES][4] = {};
+    multiply_slice<L>(acc, me, x);
+    add_term<L>(acc, me, tile);
+    return put_sums(me, acc);
 }
 
 // ---- what follows a linear
@@ -440,7 +451,7 @@ DEVICE void finish_heads(Worker &me) {
         const float gain = of_bf16(gains[at % HEAD_DIM]);
 #pragma unroll
         for (int i = 0; i < ROWS_EACH; ++i) {
-            const int row = me.thread / 16 + i * 16;
+            const int row = row_of(me, i);
             const Angle angle = angle_of(me, at, row);
             float each[TILES_EACH], square = 0.0f, mine = me.shared.waiting[tile - first][i * THREADS + me.thread];
 #pragma unroll
@@ -464,7 +475,7 @@ struct Squares {
         for (int i = 0; i < ROWS_EACH; ++i)
 #pragma unroll
             for (int at = 0; at < EACH; ++at) {
-                const int four = at * 16 + me.thread % 16, row = me.thread / 16 + i * 16;
+                const int four = at * 16 + me.thread % 16, row = row_of(me, i);
                 fresh_floats(each[i][at], me.args.squares + row * (DIM / 16) + (four < FOURS ? four : 0) * 4);
             }
     }
@@ -480,7 +491,7 @@ struct Squares {
                 for (int j = 0; j < 4; ++j) sum += at * 16 + me.thread % 16 < FOURS ? each[i][at][j] : 0.0f;
 #pragma unroll
             for (int mask = 8; mask > 0; mask /= 2) sum += from_lane_xor(sum, mask);
-            if (me.thread % 16 == 0) me.shared.divisor[me.thread / 16 + i * 16] = inverse_root(sum / DIM + eps);
+            if (me.thread % 16 == 0) me.shared.divisor[row_of(me, i)] = inverse_root(sum / DIM + eps);
         }
     }
 };
@@ -524,7 +535,7 @@ DEVICE void merge(Worker &me) {
 
 // A number behind a norm's linear, its sum complete; `i` counts the thread's rows.
 template <class L> DEVICE void finish_wide(const Worker &me, float sum, Angle angle, int tile, int output, int i) {
-    const int row = me.thread / 16 + i * 16;
+    const int row = row_of(me, i);
     if constexpr (L::KIND == GATE_UP) {
         finish_gate(me, sum, tile, output, row);
     } else {
@@ -555,14 +566,11 @@ template <class L> DEVICE void work_wide(Worker &me, const u16 *input, float eps
             if constexpr (L::KIND == QKV && !HEAD_NORM)
 #pragma unroll
                 for (int i = 0; i < ROWS_EACH; ++i)
-                    angles[i] = angle_of(me, output_of<L>(tile, output), me.thread / 16 + i * 16);
-            float acc[ROW_TILES][4] = {};
-            multiply_slice<L>(acc, me, x);
-            add_term<L>(acc, me, tile);
-            const float *sums = put_sums(me, acc);
+                    angles[i] = angle_of(me, output_of<L>(tile, output), row_of(me, i));
+            const float *sums = multiply_tile<L>(me, x, tile);
 #pragma unroll
             for (int i = 0; i < ROWS_EACH; ++i) {
-                const int row = me.thread / 16 + i * 16;
+                const int row = row_of(me, i);
                 float sum = add_warps(sums, output, row);
                 if constexpr (L::RANGES > 1) {
                     float &waiting = me.shared.waiting[tile - first][i * THREADS + me.thread];
@@ -597,7 +605,7 @@ template <class L> DEVICE void finish_share(Worker &me, int range) {
     for (int tile = first_tile<L>() + range; tile < end_tile<L>(); tile += L::RANGES) {
 #pragma unroll
         for (int i = 0; i < ROWS_EACH; ++i) {
-            const int row = me.thread / 16 + i * 16;
+            const int row = row_of(me, i);
             const float *from = me.args.sums + ((long long)tile * L::RANGES * ROWS + row) * 16 + output;
             const u16 before = fresh_half(me.args.stream + row * DIM + tile * 16 + output);
             float each[L::RANGES], sum = 0.0f;
@@ -623,14 +631,11 @@ template <class L> DEVICE void work_tall(Worker &me, const u16 *input) {
         if constexpr (L::RANGES == 1)
 #pragma unroll
             for (int i = 0; i < ROWS_EACH; ++i)
-                before[i] = fresh_half(me.args.stream + (me.thread / 16 + i * 16) * DIM + tile * 16 + output);
-        float acc[ROW_TILES][4] = {};
-        multiply_slice<L>(acc, me, x);
-        add_term<L>(acc, me, tile);
-        const float *sums = put_sums(me, acc);
+                before[i] = fresh_half(me.args.stream + row_of(me, i) * DIM + tile * 16 + output);
+        const float *sums = multiply_tile<L>(me, x, tile);
 #pragma unroll
         for (int i = 0; i < ROWS_EACH; ++i) {
-            const int row = me.thread / 16 + i * 16;
+            const int row = row_of(me, i);
             const float sum = add_warps(sums, output, row);
             if constexpr (L::RANGES == 1) finish_add<L>(me, sum, before[i], tile, output, row);
             else me.args.sums[(((long long)tile * L::RANGES + range) * ROWS + row) * 16 + output] = sum;
