@@ -32,7 +32,7 @@ SHIPPED = {
     "shared": resident.SHARED_ROWS, "warps": resident.WARPS, "stages": resident.STAGES, "share": 0,
     "used": int(resident.COUNTS_USED), "splits": resident.WHOLE_SPLITS,
     "overlap": network.OVERLAP_BYTES, "depth": stream.ROUNDED_DEPTH,
-    "between": int(network.BETWEEN), "slots": between_shape.MOST_SLOTS,
+    "between": int(network.BETWEEN), "ring": between_shape.MOST_RING >> 10, "piece": between_shape.PIECE_BYTES,
 }  # fmt: skip
 _programs_for = resident.programs_for
 PAGE_SIZE = 16
@@ -52,13 +52,14 @@ def switch_whole(text: str) -> dict[str, int]:
     Small networks in one launch: `shared`, `warps`, `stages` as in `resident.py`; `share` programs a multiprocessor;
     `used=1`: only tiles with rows are shared out in attention; `splits` programs share a head's keys.
     Larger ones: `overlap` bytes of the largest model whose launches overlap; `depth` of fp8 by fp8 that is read at
-    once; `between=0`: six launches a layer; `slots` of a warp's ring at most."""
+    once; `between=0`: six launches a layer; KB of its `ring` at most, bytes of a warp's `piece`."""
     chosen = dict(SHIPPED) | {k: int(v) for k, v in (word.split("=") for word in text.split(",") if word)}
     resident.SHARED_ROWS, resident.WARPS = chosen["shared"], chosen["warps"]
     resident.STAGES, network.OVERLAP_BYTES = chosen["stages"], chosen["overlap"]
     resident.COUNTS_USED, stream.ROUNDED_DEPTH = bool(chosen["used"]), chosen["depth"]
     resident.WHOLE_SPLITS = chosen["splits"]
-    network.BETWEEN, between_shape.MOST_SLOTS = bool(chosen["between"]), chosen["slots"]
+    network.BETWEEN, between_shape.MOST_RING = bool(chosen["between"]), chosen["ring"] << 10
+    between_shape.PIECE_BYTES = chosen["piece"]
     if chosen["share"]:
         count = torch.cuda.get_device_properties(0).multi_processor_count
         resident.programs_for = lambda *_: count * chosen["share"]  # type: ignore[assignment]

@@ -265,7 +265,9 @@ def _attend_kernel(
         tl.store(out + at_head[:, None] * D + d[None, :], y.to(out.dtype.element_ty), mask=is_row[:, None])
     else:
         at_part = split.to(tl.int64) * num_rows * HEADS + at_head
-        tl.store(part_acc + at_part[:, None] * D + d[None, :], acc, mask=is_row[:, None])
+        # A split without a block weighs nothing: the sums of another forward may stay there.
+        if (split < tl.cdiv(longest, BLOCK_N)) | (split == SPLITS - 1):
+            tl.store(part_acc + at_part[:, None] * D + d[None, :], acc, mask=is_row[:, None])
         tl.store(part_top + at_part, top, mask=is_row)
         tl.store(part_total + at_part, total, mask=is_row)
 

@@ -23,14 +23,14 @@ from quicksilver.model.kernels.between_shape import (
     MOST_PROGRAMS,
     THREADS,
     Chip,
+    Cut,
     Kind,
     fits,
     is_suited,
+    known_cut,
     macros,
-    multipliers_for,
-    ranges_of,
     shared_bytes,
-    with_ring,
+    with_slots,
 )
 from quicksilver.model.kernels.cuda.compile import Kernel, compile_kernel, find_compiler
 
@@ -93,18 +93,17 @@ def output_order(config: ModelConfig, kind: str) -> Tensor:
     return torch.arange(config.dim)
 
 
-def pack(w: Tensor, ranges: int, multipliers: int) -> Tensor:
+def pack(w: Tensor, ranges: int, cut: Cut) -> Tensor:
     """(outputs, depth), 16-bit or fp8, outputs in the order of tiles -> the same bytes as the warps read them.
 
-    Of a block of 32 a lane reads eight in a row: of output lane / 4 of a tile and of the one eight further on."""
+    Of a block of 32 a lane reads eight in a row: of output lane / 4 of a part and of the one eight further on."""
     is_fp8 = w.element_size() == 1
-    blocks = w.shape[1] // ranges // (multipliers * BLOCK)
+    blocks = w.shape[1] // ranges // (cut.multipliers * BLOCK)
     names = w.view(torch.uint8 if is_fp8 else torch.int16)
-    cut = names.view(
-        -1, 2, 8, ranges, multipliers, blocks, 4, 8
-    )  # tile, half, output, range, warp, block, lane, weight
-    inner = (2, 6, 1, 7) if is_fp8 else (1, 2, 6, 7)
-    return cut.permute(3, 0, 4, 5, *inner).contiguous().flatten()
+    shape = (-1, cut.team, 2, 8, ranges, cut.multipliers, blocks, 4, 8)
+    inner = (3, 7, 2, 8) if is_fp8 else (2, 3, 7, 8)
+    # tile, part, half, output, range, warp, block, lane, weight -> range, tile, block, warp, part, ...
+    return names.view(shape).permute(4, 0, 6, 5, 1, *inner).contiguous().flatten()
 
 
 def pack_second(b: Tensor) -> Tensor:
@@ -112,6 +111,11 @@ def pack_second(b: Tensor) -> Tensor:
     rank = -(-b.shape[1] // BLOCK) * BLOCK
     wide = torch.nn.functional.pad(b, (0, rank - b.shape[1])).view(torch.int16)
     return wide.view(-1, 2, 8, rank // BLOCK, 4, 8).permute(0, 3, 1, 2, 4, 5).contiguous().flatten()
+
+
+def _whole_tiles(a: Tensor, cut: Cut) -> Tensor:
+    """An adapter's first half, (rank, depth), with more outputs of zero."""
+    return torch.nn.functional.pad(a, (0, 0, 0, -a.shape[0] % (16 * cut.team)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +134,16 @@ class PackedLayer:
 
 
 def pack_layer(config: ModelConfig, layer: LayerWeights) -> PackedLayer:
-    found = {}
+    found, cut = {}, known_cut(config)
     matrices = {"o": layer.o, "gu": layer.gate_up, "dn": layer.down, "qkv": layer.qkv}
     for kind, weight in matrices.items():
-        cut = (ranges_of(config, weight.w.shape[1]), multipliers_for(config) or 0)
+        ranges = cut.ranges[kind]
         order = output_order(config, kind).to(weight.w.device)
         names = weight.w.view(torch.uint8) if weight.scale is not None else weight.w
         pair = layer.canvas.get(kind)
-        a = None if pair is None else pack(pair.a, *cut)
+        a = None if pair is None else pack(_whole_tiles(pair.a, cut), ranges, cut)
         b = None if pair is None else pack_second(pair.b[order])
-        found[kind] = PackedLinear(pack(names[order], *cut), weight.scale, a, b)
+        found[kind] = PackedLinear(pack(names[order], ranges, cut), weight.scale, a, b)
     return PackedLayer(found)
 
 
@@ -154,14 +158,14 @@ class BetweenSpace:
     @classmethod
     def allocate(cls, config: ModelConfig, num_rows: int, device: torch.device | str) -> BetweenSpace:
         heads = config.num_heads + 2 * config.num_kv_heads
-        ranges = max(ranges_of(config, config.q_dim), ranges_of(config, config.ffn_dim))
+        ranges = max(known_cut(config).ranges[linear] for linear in ("o", "dn"))
 
         def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(size, device=device, dtype=dtype)
 
         return cls(
             zeros(num_rows, config.dim // 16),
-            zeros(max(heads * config.head_dim, ranges * config.dim), num_rows),
+            zeros(max(heads * config.head_dim // 16, ranges * config.dim), num_rows),
             zeros(config.num_layers + 1, 5 + heads + 2 * MOST_PROGRAMS, dtype=torch.int32),
         )
 
@@ -229,8 +233,9 @@ class BetweenWeights:
     def launch(self, index: int, buffers: Buffers, space: BetweenSpace, is_gated: bool, overlaps: bool) -> None:
         first, chip = self.weights.layers[0].qkv, _chip(buffers.stream.device)
         facts = (self.rank if is_gated else 0, first.scale is not None, first.bias is not None, len(buffers.splits[0]))
-        kernel = _kernel(Kind(self.config, len(buffers.stream), *facts, chip))
-        kernel.launch(chip.num_programs, self.arguments(index, buffers, space), overlaps)
+        kind = with_slots(Kind(self.config, len(buffers.stream), *facts, chip))
+        assert kind is not None, "can_run"
+        _kernel(kind).launch(kind.num_programs, self.arguments(index, buffers, space), overlaps)
 
 
 def _pointers(linear: PackedLinear) -> _Weights:
@@ -240,6 +245,4 @@ def _pointers(linear: PackedLinear) -> _Weights:
 
 @cache
 def _kernel(kind: Kind) -> Kernel:
-    found = with_ring(kind)
-    assert found is not None, "can_run"
-    return compile_kernel("between", macros(found), THREADS, shared_bytes(found), kind.chip.capability)
+    return compile_kernel("between", macros(kind), THREADS, shared_bytes(kind), kind.chip.capability)

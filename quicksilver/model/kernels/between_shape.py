@@ -16,7 +16,7 @@ BETWEEN_ROWS = 32
 """The most rows of one launch; fewer go in 16."""
 BLOCK = 32
 """Of the depth, that a warp reads at once."""
-THREADS = 256
+THREADS = 512
 KINDS = ("o", "gu", "dn", "qkv")
 """The linears, in the order in which they come."""
 _NAMES = dict(zip(KINDS, ("O", "GATE_UP", "DOWN", "QKV"), strict=True))
@@ -26,8 +26,10 @@ _LONGEST = 2048
 """Of a range: 32 rows of so much input are in the registers of the warps."""
 _MOST_RANGES = 8
 """Of a depth: each leaves sums that others add up. A depth with large prime factors would have many short ones."""
-MOST_SLOTS = 4
-"""Of a warp's ring; as many as fit. Five, where they fit (8B in fp8), were slower."""
+MOST_RING = 144 << 10
+"""Bytes of the ring, where as many fit."""
+PIECE_BYTES = 2048
+"""Of a warp's weights that are asked for at once."""
 MOST_PROGRAMS = 256
 
 
@@ -46,25 +48,38 @@ class Chip:
         return cls(facts.multi_processor_count, most_shared(index), (facts.major, facts.minor))
 
 
-def cut_depth(depth: int, multipliers: int) -> int | None:
-    """As few ranges as can be; None where the depth has no such cut."""
-    steps = depth // (multipliers * BLOCK)
-    ranges = [n for n in range(1, steps + 1) if steps % n == 0 and depth // n <= _LONGEST]
-    return ranges[0] if ranges and ranges[0] <= _MOST_RANGES and depth % (multipliers * BLOCK) == 0 else None
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a model's depths are shared: between the two programs of a team, in ranges, and among a program's warps."""
+
+    team: int
+    multipliers: int
+    ranges: dict[str, int]
 
 
-def multipliers_for(config: ModelConfig) -> int | None:
-    for count in _MULTIPLIERS:
-        if all(cut_depth(depth, count) is not None for depth in depths(config).values()):
-            return count
+def cut_for(config: ModelConfig) -> Cut | None:
+    """Teams of two before programs alone, eight warps before six."""
+    for team in (2, 1):
+        for multipliers in _MULTIPLIERS:
+            ranges = {at: cut_depth(depth, multipliers, team, at) for at, depth in depths(config).items()}
+            if all(ranges.values()):
+                return Cut(team, multipliers, {at: count for at, count in ranges.items() if count})
     return None
 
 
-def ranges_of(config: ModelConfig, depth: int) -> int:
-    multipliers = multipliers_for(config)
-    ranges = None if multipliers is None else cut_depth(depth, multipliers)
-    assert ranges is not None, "is_suited"
-    return ranges
+def cut_depth(depth: int, multipliers: int, team: int, kind: str) -> int | None:
+    """As few ranges as can be, behind a norm as many for each of a team; None where the depth has no such cut."""
+    steps = depth // (multipliers * BLOCK)
+    ranges = [n for n in range(team, steps + 1) if steps % n == 0 and depth // n <= _LONGEST]
+    if kind in ("gu", "qkv"):
+        ranges = [n for n in ranges if n % team == 0]
+    return ranges[0] if ranges and ranges[0] <= _MOST_RANGES and depth % (multipliers * BLOCK) == 0 else None
+
+
+def known_cut(config: ModelConfig) -> Cut:
+    found = cut_for(config)
+    assert found is not None, "is_suited"
+    return found
 
 
 def depths(config: ModelConfig) -> dict[str, int]:
@@ -72,7 +87,7 @@ def depths(config: ModelConfig) -> dict[str, int]:
 
 
 def is_suited(config: ModelConfig) -> bool:
-    return config.head_dim in (64, 128) and config.dim % 64 == 0 and multipliers_for(config) is not None
+    return config.head_dim in (64, 128) and config.dim % 64 == 0 and cut_for(config) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,53 +102,83 @@ class Kind:
     splits: int
     """Of attention."""
     chip: Chip
-    ring: int = 2
+    piece: int = 1
+    """Blocks of a warp that are asked for at once."""
+    slots: int = 2
+    """Of the ring, each for a piece of all warps."""
+
+    @property
+    def cut(self) -> Cut:
+        return known_cut(self.config)
+
+    @property
+    def num_programs(self) -> int:
+        """Whole teams."""
+        return self.chip.num_programs // self.cut.team * self.cut.team
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one warp."""
+        return (512 if self.is_fp8 else 1024) * self.cut.team
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.piece * self.block_bytes * self.cut.multipliers
 
 
 def macros(kind: Kind) -> dict[str, int]:
     """The shape as the source wants it."""
     config = kind.config
+    cut = kind.cut
     found = {
-        "PROGRAMS": kind.chip.num_programs, "MULTIPLIERS": multipliers_for(config) or 0, "ROWS": kind.num_rows,
+        "PROGRAMS": kind.num_programs, "MULTIPLIERS": cut.multipliers, "TEAM": cut.team, "ROWS": kind.num_rows,
         "DIM": config.dim, "FFN": config.ffn_dim, "HEADS": config.num_heads, "KV_HEADS": config.num_kv_heads,
         "HEAD_DIM": config.head_dim, "RANK": kind.rank, "SPLITS": kind.splits, "HEAD_NORM": int(config.qk_norm),
-        "BIAS": int(kind.has_bias), "FP8": int(kind.is_fp8), "RING": kind.ring,
+        "BIAS": int(kind.has_bias), "FP8": int(kind.is_fp8), "SLOTS": kind.slots,
+        "PIECE": kind.piece,
     }  # fmt: skip
     for linear, name in _NAMES.items():
-        found[f"{name}_RANGES"] = ranges_of(config, depths(config)[linear])
+        found[f"{name}_RANGES"] = cut.ranges[linear]
     return found
 
 
 def shared_bytes(kind: Kind) -> int:
     """`Shared` of the source, and the stretch to its alignment."""
-    config, rows = kind.config, kind.num_rows
-    cuts = {at: ranges_of(config, depth) for at, depth in depths(config).items()}
-    warps, width, tiles = multipliers_for(config) or 0, 1 if kind.is_fp8 else 2, _most_tiles(kind, cuts)
-    slot = max(depth // cuts[at] // warps * 16 * width for at, depth in depths(config).items())
-    waiting = max(tiles["gu"] if cuts["gu"] > 1 else 1, tiles["qkv"] if cuts["qkv"] > 1 or config.qk_norm else 1)
+    rows, cut, tiles = kind.num_rows, kind.cut, _most_tiles(kind)
+    part, wide = 16 * rows, 16 * cut.team * max(tiles.values())
+    sent = 1 if cut.team == 1 else max(1 if _in_sets(cut, at) else count for at, count in tiles.items())
+    waits = (at for at in KINDS if not _in_sets(cut, at) and cut.ranges[at] > cut.team)
+    kept = max(tiles["qkv"] if kind.config.qk_norm else 1, *(tiles[at] for at in waits), 1)
     rank_depth = -(-kind.rank // BLOCK) * BLOCK
-    floats = 2 * warps * rows * 20 + 16 * rows * waiting + 3 * rows + rows * max(rank_depth, 8) // 2
-    floats += (6 if kind.is_fp8 else 3) * 16 * max(tiles.values())
-    return warps * kind.ring * (slot + 8) + 4 * floats + 32 * rank_depth * sum(tiles.values()) + 256
+    floats = cut.multipliers * cut.team * rows * 20 + part * (cut.team * kept + sent)
+    floats += rows * max(rank_depth, 8) // 2 + (6 if kind.is_fp8 else 3) * wide
+    barriers = 2 * kind.slots + 3 + len(KINDS) * sent
+    second = 32 * rank_depth * cut.team * sum(tiles.values())
+    return kind.slots * kind.slot_bytes + 8 * barriers + 4 * floats + second + 256
 
 
-def _most_tiles(kind: Kind, ranges: dict[str, int]) -> dict[str, int]:
-    """Tiles of a program, or of a set of programs, at most."""
-    config, programs = kind.config, kind.chip.num_programs
+def _in_sets(cut: Cut, linear: str) -> bool:
+    return linear in ("o", "dn") and cut.ranges[linear] > cut.team
+
+
+def _most_tiles(kind: Kind) -> dict[str, int]:
+    """Tiles of a team, or of a set of programs, at most."""
+    config, cut = kind.config, kind.cut
     width = config.q_dim + 2 * config.kv_dim
     outputs = {"o": config.dim, "gu": 2 * config.ffn_dim, "dn": config.dim, "qkv": width}
-    sets = {at: programs // ranges[at] if at in ("o", "dn") else programs for at in outputs}
-    return {at: -(-outputs[at] // 16 // sets[at]) for at in outputs}
+    sets = {at: kind.num_programs // (cut.ranges[at] if _in_sets(cut, at) else cut.team) for at in outputs}
+    return {at: -(-outputs[at] // (16 * cut.team) // sets[at]) for at in outputs}
 
 
-def with_ring(kind: Kind) -> Kind | None:
-    """With as long a ring as shared memory holds; None where two slots are too many."""
-    rings = (replace(kind, ring=count) for count in range(MOST_SLOTS, 1, -1))
-    return next((found for found in rings if shared_bytes(found) <= kind.chip.shared_bytes), None)
+def with_slots(kind: Kind) -> Kind | None:
+    """With as many slots as shared memory holds; None where there would be but one."""
+    kind = replace(kind, piece=max(1, PIECE_BYTES // kind.block_bytes))
+    room = kind.chip.shared_bytes - shared_bytes(replace(kind, slots=0))
+    slots = min(MOST_RING, room) // (kind.slot_bytes + 16)
+    return replace(kind, slots=slots) if slots >= 2 else None
 
 
 def fits(kind: Kind) -> bool:
     """Whether the chip can run this kind at all."""
-    most_ranges = max(ranges_of(kind.config, depth) for depth in depths(kind.config).values())
-    has_programs = most_ranges <= kind.chip.num_programs <= MOST_PROGRAMS
-    return kind.chip.capability >= (9, 0) and has_programs and with_ring(kind) is not None
+    has_programs = max(kind.cut.ranges.values()) <= kind.num_programs <= MOST_PROGRAMS
+    return kind.chip.capability >= (9, 0) and has_programs and with_slots(kind) is not None

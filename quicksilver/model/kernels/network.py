@@ -177,10 +177,7 @@ class Network:
         self.product = product
         is_small = product is Product.FASTEST and fits(config, weights)
         self.stack = stack(config, weights) if is_small else None
-        # Drafts of a small model are faster in one launch, and all its forwards must have the same kernels.
-        has_small_drafts = is_small and bool(weights.layers[0].canvas)
-        is_wanted = product is Product.FASTEST and BETWEEN and not has_small_drafts
-        is_suited = is_wanted and can_run(config, weights, SPLITS)
+        is_suited = product is Product.FASTEST and BETWEEN and can_run(config, weights, SPLITS)
         self.between = BetweenWeights(config, weights, cache, angles) if is_suited else None
         self.overlaps = weights.num_bytes <= OVERLAP_BYTES
         self.inputs: Inputs | None = None

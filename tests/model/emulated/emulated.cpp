@@ -6,7 +6,7 @@ static const Between *given;
 
 extern "C" void emulate(const Between *args) {
     given = args;
-    run_grid([] { between(*given); }, PROGRAMS, THREADS, sizeof(Shared));
+    run_grid([] { between(*given); }, PROGRAMS, TEAM, THREADS, sizeof(Shared));
 }
 
 extern "C" int shared_size() { return sizeof(Shared); }

@@ -10,7 +10,7 @@
 
 #define DEVICE inline
 #define GRID_CONSTANT
-#define KERNEL void
+#define KERNEL(team, threads) void
 
 struct uint4 {
     u32 x, y, z, w;
@@ -29,8 +29,9 @@ struct Warp {
 
 struct Program {
     std::vector<u8> memory;
-    Meeting all;
+    Meeting meetings[4];
     std::vector<Warp> warps;
+    u8 *shared() { return (u8 *)(((u64)memory.data() + 127) / 128 * 128); }
 };
 
 struct Fiber {
@@ -44,6 +45,8 @@ struct Fiber {
 static Fiber *now;
 static ucontext_t scheduler;
 static int grid;
+static std::vector<Program> programs;
+static std::vector<int> teams;  // threads of each that have joined
 
 inline void pass() { swapcontext(&now->context, &scheduler); }
 
@@ -57,23 +60,25 @@ inline void Meeting::attend(int of) {
 inline int thread_index() { return now->thread; }
 inline int program_index() { return now->index; }
 inline int num_programs() { return grid; }
-inline u8 *shared_memory() { return (u8 *)(((u64)now->program->memory.data() + 127) / 128 * 128); }
+inline u8 *shared_memory() { return now->program->shared(); }
 inline Warp &my_warp() { return now->program->warps[now->thread / 32]; }
 
 struct CountedBarrier {
-    u16 arrivals, missing;
+    short arrivals, missing;  // of threads and, as many more, of bytes
     u32 times;
 };
 
 inline void barrier_make(u64 *barrier, int arrivals) {
-    CountedBarrier made{(u16)arrivals, (u16)arrivals, 0};
+    CountedBarrier made{(short)arrivals, (short)arrivals, 0};
     memcpy(barrier, &made, sizeof made);
 }
 inline void barriers_made() {}
-inline void barrier_arrive(u64 *at) {
+inline void barrier_count(u64 *at, int less) {
     CountedBarrier *barrier = (CountedBarrier *)at;
-    if (--barrier->missing == 0) barrier->missing = barrier->arrivals, ++barrier->times;
+    if ((barrier->missing -= less) == 0) barrier->missing = barrier->arrivals, ++barrier->times;
 }
+inline void barrier_arrive(u64 *at) { barrier_count(at, 1); }
+inline void barrier_expect(u64 *at, u32 bytes) { barrier_count(at, 1 - (int)bytes); }
 inline void barrier_wait(u64 *at, u32 parity) {
     while ((((CountedBarrier *)at)->times & 1) == parity) pass();
 }
@@ -87,7 +92,7 @@ inline void copy_16(void *to, const void *from) { memcpy(to, from, 16); }
 inline void copy_4(void *to, const void *from) { memcpy(to, from, 4); }
 inline void copies_done() {}
 
-inline void sync_program() { now->program->all.attend((int)now->program->warps.size() * 32); }
+inline void sync_some(int name, int threads) { now->program->meetings[name].attend(threads); }
 inline void sync_warp() { my_warp().meeting.attend(32); }
 
 inline float from_lane(float value, int lane) {
@@ -99,6 +104,21 @@ inline float from_lane(float value, int lane) {
     return found;
 }
 inline float from_lane_xor(float value, int mask) { return from_lane(value, now->thread % 32 ^ mask); }
+
+inline int team_size() { return grid / (int)teams.size(); }
+inline void join_team() { ++teams[now->index / team_size()]; }
+inline void meet_team() {
+    while (teams[now->index / team_size()] < team_size() * (int)now->program->warps.size() * 32) pass();
+}
+template <int count> inline void send(float *to, const float (&values)[count], u64 *barrier, int program) {
+    Program &other = programs[now->index / team_size() * team_size() + program];
+    const long long apart = other.shared() - shared_memory();
+    memcpy((u8 *)to + apart, values, sizeof values);
+    barrier_count((u64 *)((u8 *)barrier + apart), sizeof values);
+}
+
+template <int count> inline void give_registers() {}
+template <int count> inline void take_registers() {}
 
 inline int add_and_see(int *counter, int value) {
     const int before = *counter;
@@ -123,6 +143,10 @@ inline uint4 fresh_16(const void *at) { return read_as<uint4>(at); }
 inline float fresh_float(const float *at) { return *at; }
 template <int count> inline void fresh_floats(float (&to)[count], const float *at) { memcpy(to, at, sizeof to); }
 inline u16 fresh_half(const u16 *at) { return *at; }
+template <int count> inline void fresh_halves(u16 (&to)[count], const u16 *at) { memcpy(to, at, sizeof to); }
+template <int count> inline void store_halves(u16 *at, const u16 (&from)[count]) { memcpy(at, from, sizeof from); }
+template <int count> inline void store_floats(float *at, const float (&from)[count]) { memcpy(at, from, sizeof from); }
+template <int count> inline void shared_floats(float (&to)[count], const float *at) { memcpy(to, at, sizeof to); }
 inline uint4 shared_16(const u8 *at) { return read_as<uint4>(at); }
 
 inline float float_of(u32 bits) { return read_as<float>(&bits); }
@@ -166,6 +190,7 @@ inline void multiply_fp16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0,
     multiply_as(of_fp16, c, a0, a1, a2, a3, b0, b1);
 }
 inline float exponential(float x) { return std::exp(x); }
+inline float divide(float a, float b) { return a / b; }
 inline float power_of_two(float x) { return std::exp2(x); }
 inline float maximum(float a, float b) { return a > b ? a : b; }
 inline float inverse_root(float x) { return 1.0f / std::sqrt(x); }
@@ -178,17 +203,17 @@ static void enter() {
 }
 
 // Run `kernel` in every thread of every program, in turns.
-inline void run_grid(void (*kernel)(), int programs, int threads, int shared_bytes) {
-    body = kernel, grid = programs;
-    std::vector<Program> made(programs);
+inline void run_grid(void (*kernel)(), int count, int team, int threads, int shared_bytes) {
+    body = kernel, grid = count;
+    programs = std::vector<Program>(count), teams = std::vector<int>(count / team);
     std::vector<std::unique_ptr<Fiber>> fibers;
-    for (int index = 0; index < programs; ++index) {
-        made[index].memory.resize(shared_bytes + 128, 0xff);  // what nobody wrote is no number
-        made[index].warps.resize(threads / 32);
+    for (int index = 0; index < count; ++index) {
+        programs[index].memory.resize(shared_bytes + 128, 0xff);  // what nobody wrote is no number
+        programs[index].warps.resize(threads / 32);
         for (int thread = 0; thread < threads; ++thread) {
             fibers.emplace_back(new Fiber);
             Fiber &fiber = *fibers.back();
-            fiber.stack.resize(32768), fiber.program = &made[index], fiber.thread = thread, fiber.index = index;
+            fiber.stack.resize(32768), fiber.program = &programs[index], fiber.thread = thread, fiber.index = index;
             getcontext(&fiber.context);
             fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = fiber.stack.size();
             makecontext(&fiber.context, enter, 0);

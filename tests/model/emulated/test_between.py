@@ -20,13 +20,13 @@ from quicksilver.model.kernels import between, between_shape
 from quicksilver.model.kernels.between import Arguments, BetweenSpace, BetweenWeights, Buffers
 from quicksilver.model.kernels.between_shape import (
     Chip,
+    Cut,
     Kind,
-    cut_depth,
+    cut_for,
     fits,
     macros,
-    multipliers_for,
     shared_bytes,
-    with_ring,
+    with_slots,
 )
 from quicksilver.model.kernels.cuda import compile as compile_module
 from quicksilver.model.kernels.cuda.compile import CudaError, compile_binary
@@ -47,8 +47,9 @@ class Case:
     is_fp8: bool = False
     has_norms: bool = False
     head_dim: int = 64
-    programs: int = 5
-    dims: tuple[int, int] = (256, 1536)
+    programs: int = 6
+    dims: tuple[int, int] = (512, 1536)
+    q_dim: int = 512
 
     @property
     def kind(self) -> Kind:
@@ -59,19 +60,20 @@ class Case:
 CASES = [
     Case(),
     Case(rows=32),
-    Case(rank=32, dims=(512, 1536)),
-    Case(rank=16, head_dim=64, dims=(576, 1536)),
+    Case(rank=32),
+    Case(rank=16, dims=(576, 1536), q_dim=576),
     Case(is_fp8=True, has_norms=True, head_dim=128),
-    Case(rows=32, is_fp8=True),
-    Case(rows=32, rank=16),
-    Case(has_norms=True),
+    Case(rows=32, is_fp8=True, dims=(256, 1536)),
+    Case(rows=32, rank=16, q_dim=1536),
+    Case(has_norms=True, dims=(2048, 1024)),
+    Case(dims=(768, 512), q_dim=768),
 ]
+"""Behind them: programs in teams and alone, a range for each and several, output in teams and in sets, down too."""
 
 
 def shape(case: Case) -> ModelConfig:
     dim, ffn_dim = case.dims
-    q_dim = 512 if case.dims[0] % 256 == 0 else 576
-    heads, kv_heads = q_dim // case.head_dim, 128 // case.head_dim if q_dim == 512 else 3
+    heads, kv_heads = case.q_dim // case.head_dim, 128 // case.head_dim if case.q_dim == 512 else 3
     return ModelConfig(
         family="qwen3" if case.has_norms else "qwen2", num_layers=2, dim=dim, ffn_dim=ffn_dim, num_heads=heads,
         num_kv_heads=kv_heads, head_dim=case.head_dim, vocab_size=64, context_len=64, qkv_bias=not case.has_norms,
@@ -259,7 +261,7 @@ def test_first_and_last_launch_do_their_halves(build: Callable[[Case], ctypes.CD
 @needs_compiler
 @is_emulated
 def test_rows_ignore_each_other_and_the_number_of_programs(build: Callable[[Case], ctypes.CDLL]) -> None:
-    few, many = Bench(Case(rows=16)), Bench(Case(rows=32, programs=7))
+    few, many = Bench(Case(rows=16)), Bench(Case(rows=32, programs=9))
     few.buffers.stream.copy_(many.buffers.stream[:16])
     for mine, theirs in zip(few.buffers.splits, many.buffers.splits, strict=True):
         mine.copy_(theirs[:, :16])
@@ -272,15 +274,19 @@ def test_rows_ignore_each_other_and_the_number_of_programs(build: Callable[[Case
     assert torch.equal(few.buffers.qkv, many.buffers.qkv[:16])
 
 
-@pytest.mark.parametrize(("depth", "ranges"), [(1536, 1), (8960, 5), (4096, 2), (12288, 6), (576, None), (9728, None)])
-def test_ranges_of_known_models(depth: int, ranges: int | None) -> None:
-    assert cut_depth(depth, 8) == ranges
-
-
-@pytest.mark.parametrize(("dims", "count"), [((1536, 8960), 8), ((576, 1536), 6), ((100, 256), None)])
-def test_warps_that_share_a_depth(dims: tuple[int, int], count: int | None) -> None:
-    config = SimpleNamespace(dim=dims[0], q_dim=dims[0], ffn_dim=dims[1])
-    assert multipliers_for(config) == count  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("dims", "cut"),
+    [
+        ((1536, 8960), Cut(2, 8, {"o": 2, "gu": 2, "dn": 5, "qkv": 2})),
+        ((4096, 12288), Cut(2, 8, {"o": 2, "gu": 2, "dn": 6, "qkv": 2})),
+        ((5120, 17408), None),
+        ((576, 1536), Cut(1, 6, {"o": 1, "gu": 1, "dn": 1, "qkv": 1})),
+        ((2560, 9728), None),
+        ((100, 256), None),
+    ],
+)
+def test_how_known_models_are_cut(dims: tuple[int, int], cut: Cut | None) -> None:
+    assert cut_for(SimpleNamespace(dim=dims[0], q_dim=dims[0], ffn_dim=dims[1])) == cut  # type: ignore[arg-type]
 
 
 def coder_kind(rows: int, shared: int, capability: tuple[int, int] = (9, 0)) -> Kind:
@@ -289,9 +295,9 @@ def coder_kind(rows: int, shared: int, capability: tuple[int, int] = (9, 0)) -> 
 
 
 def test_the_ring_is_as_long_as_shared_memory_allows() -> None:
-    found = with_ring(coder_kind(16, 232_448))
+    found = with_slots(coder_kind(16, 232_448))
     assert found is not None
-    assert found.ring == 3
+    assert found.slots == 8
     assert shared_bytes(found) <= 232_448
 
 

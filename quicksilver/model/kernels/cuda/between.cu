@@ -1,44 +1,61 @@
 // A layer from one attention to the next in one launch: the merge of attention's splits, output, gate and up, down, and
 // the next layer's qkv, for up to 32 rows. A program a multiprocessor stays on the chip through all of it.
 //
-// A linear's outputs go in tiles of 16, its depth in ranges as long as the registers hold of an input. The warps of a
-// program multiply equal parts of a range; their sums are added in the order of the warps, those of ranges in theirs.
-// So a row's numbers depend neither on the rows beside it nor on their number. Behind a norm there are many tiles: every
-// program has an equal share of them and goes through all ranges. Onto the residual stream there are few: programs form
-// sets, a set has a share of the tiles, and each of its programs one range.
+// A linear's outputs go in tiles, its depth in ranges as long as the registers hold of an input. The multiplying warps of
+// a program take equal parts of a range; their sums are added in the order of the warps, those of ranges in theirs. So a
+// row's numbers depend neither on the rows beside it nor on their number.
 //
-// What a warp multiplies for one tile and range is a slice. Every warp has a ring of slots in shared memory and asks for
-// the next slice as soon as one is used up, through all four linears: while programs wait for an input that the whole
-// chip makes, the weights that will meet it are on their way. Slices lie in memory as lanes read them (between.py).
+// Every program that multiplies a range reads all of its input, and at 32 rows inputs are a third of all that is read.
+// So two programs that see each other's shared memory form a team: a team has an equal share of the tiles, each of the
+// two half of the depth, and each finishes half of every tile with the sums that the other sends. A depth in more ranges
+// goes the same way over sets of programs, which leave their sums in memory.
+//
+// Warps have three kinds of work, and wait for each other at counted barriers only. One brings weights, in pieces through
+// a ring of slots in shared memory, through all four linears: while programs wait for an input that the whole chip makes,
+// the weights that will meet it are on their way. They lie in memory as lanes read them (between.py). Six or eight
+// multiply, with the input in registers, and four finish what those leave: add up, exchange, and what follows a linear.
 //
 // Canvas rows wear an adapter, W x + B A x. A has so few outputs that every program multiplies all of it with its range
 // of x, as tiles before its own; B is a little more depth for one of the warps.
 //
 // The shape comes from the compiler's command line: PROGRAMS, MULTIPLIERS (warps that multiply), ROWS, DIM, FFN, HEADS,
-// KV_HEADS, HEAD_DIM, RANK (of the canvas adapter, or 0), SPLITS (of attention), HEAD_NORM, BIAS, FP8, RING, and each
-// linear's ranges (O_RANGES ...).
+// KV_HEADS, HEAD_DIM, RANK (of the canvas adapter, or 0), SPLITS (of attention), HEAD_NORM, BIAS, FP8, SLOTS, PIECE
+// (blocks of a warp in a slot), TEAM (programs of one, 1 or 2), and each linear's ranges (O_RANGES ...).
 #include "machine.cuh"
 
-constexpr int WARPS = 8, THREADS = 32 * WARPS;         // of which the first MULTIPLIERS multiply
+// Warps by their work, in groups of four, which share the registers out; the last group's other three have none.
+constexpr int FINISHERS = 4, FIRST_FINISHER = 8, BRINGER = FIRST_FINISHER + FINISHERS, THREADS = 32 * (BRINGER + 4);
+constexpr int MULTIPLYING = 200, FINISHING = 88, BRINGING = 24;  // registers a thread
+static_assert(8 * MULTIPLYING + 4 * FINISHING + 4 * BRINGING <= 65536 / 32, "registers");
+constexpr int MERGING = BRINGER;                       // warps, before all that
+
 constexpr int BLOCK = 32;                              // of the depth, that a warp reads at once
-constexpr int BLOCK_BYTES = FP8 ? 512 : 1024;          // 16 outputs over a block
-constexpr int ROW_TILES = ROWS / 8, ROWS_EACH = ROWS / 16;
-constexpr int SUM_STRIDE = 20;                         // floats between rows of an item's sums: no bank twice
-constexpr int SUMS = MULTIPLIERS * ROWS * SUM_STRIDE;
+constexpr int TEAMS = PROGRAMS / TEAM, TILE = 16 * TEAM;  // outputs of a tile, 16 for each program of a team to finish
+constexpr int PART_BYTES = FP8 ? 512 : 1024;           // 16 outputs over a block
+constexpr int BLOCK_BYTES = TEAM * PART_BYTES;
+constexpr int ROUND_BYTES = MULTIPLIERS * BLOCK_BYTES; // a block of every warp
+constexpr int ROW_TILES = ROWS / 8;
+constexpr int EACH = 16 * ROWS / (32 * FINISHERS), MATES = 16 / EACH;  // a finisher's numbers, who share a row of a part
+constexpr int SUM_STRIDE = 20;                         // floats between rows of a part's sums: no bank twice
+constexpr int PART_SUMS = ROWS * SUM_STRIDE, WARP_SUMS = TEAM * PART_SUMS;
 constexpr int QKV_HEADS = HEADS + 2 * KV_HEADS, Q_DIM = HEADS * HEAD_DIM, QKV_DIM = QKV_HEADS * HEAD_DIM;
-constexpr int RANK_TILES = RANK / 16, RANK_BLOCKS = (RANK + BLOCK - 1) / BLOCK, RANK_DEPTH = RANK_BLOCKS * BLOCK;
+constexpr int RANK_TILES = (RANK + TILE - 1) / TILE, RANK_BLOCKS = (RANK + BLOCK - 1) / BLOCK;
+constexpr int RANK_DEPTH = RANK_BLOCKS * BLOCK;
 constexpr float SHRINK = FP8 ? 1.0f / 64 : 1.0f;       // of inputs beside fp8 weights, which are fp16
 
 enum { O, GATE_UP, DOWN, QKV, NUM_LINEARS };
 
 template <int kind, int depth, int outputs, int ranges> struct Linear {
-    static constexpr int KIND = kind, DEPTH = depth, TILES = outputs / 16, RANGES = ranges;
-    static constexpr bool IS_TALL = kind == O || kind == DOWN;
-    static constexpr int SETS = IS_TALL ? PROGRAMS / ranges : PROGRAMS;
-    static constexpr int MOST_TILES = (TILES + SETS - 1) / SETS;  // of a set
+    static constexpr int KIND = kind, DEPTH = depth, TILES = outputs / TILE, RANGES = ranges;
+    static constexpr bool IS_WIDE = kind == GATE_UP || kind == QKV;   // behind a norm, many tiles
+    static constexpr bool IN_SETS = !IS_WIDE && ranges > TEAM;
+    static constexpr int SETS = IN_SETS ? PROGRAMS / ranges : TEAMS;  // that share the tiles
+    static constexpr int RANGES_EACH = IN_SETS ? 1 : ranges / TEAM;   // of a program
+    static constexpr int MOST_TILES = (TILES + SETS - 1) / SETS;      // of a set or team
     static constexpr int RANGE = depth / ranges, BLOCKS = RANGE / (MULTIPLIERS * BLOCK);
-    static constexpr int SLICE_BYTES = BLOCKS * BLOCK_BYTES;
-    static_assert(RANGE % (MULTIPLIERS * BLOCK) == 0 && outputs % 16 == 0, "shape");
+    static constexpr int WORKERS = IN_SETS ? SETS * ranges : TEAMS * TEAM;  // programs that have a part in it
+    static_assert(RANGE % (MULTIPLIERS * BLOCK) == 0 && outputs % TILE == 0, "shape");
+    static_assert(IN_SETS || ranges % TEAM == 0, "a team shares the ranges");
 };
 
 static_assert(RANK == 0 || !FP8, "an adapter is 16-bit, as the weights beside it");
@@ -49,15 +66,16 @@ typedef Linear<DOWN, FFN, DIM, DOWN_RANGES> Down;
 typedef Linear<QKV, DIM, QKV_DIM, QKV_RANGES> Qkv;
 
 DEVICE constexpr int larger(int a, int b) { return a > b ? a : b; }
-constexpr int SLOT_BYTES =
-    larger(larger(Output::SLICE_BYTES, GateUp::SLICE_BYTES), larger(Down::SLICE_BYTES, Qkv::SLICE_BYTES));
-// Tiles whose sums wait in shared memory, for those of further ranges or for the rest of a head.
-constexpr int WAITING_TILES =
-    larger(GateUp::RANGES > 1 ? GateUp::MOST_TILES : 0, Qkv::RANGES > 1 || HEAD_NORM ? Qkv::MOST_TILES : 0);
+// Of teams, whose sums wait in shared memory: for those of the other program or of further ranges, or for all of a head.
+constexpr int SENT_TILES = TEAM == 1 ? 1 : larger(larger(Output::IN_SETS ? 1 : Output::MOST_TILES, GateUp::MOST_TILES),
+                                                  larger(Down::IN_SETS ? 1 : Down::MOST_TILES, Qkv::MOST_TILES));
+constexpr int KEPT_TILES = larger(
+    larger(GateUp::RANGES_EACH > 1 ? GateUp::MOST_TILES : 1, Output::RANGES_EACH > 1 ? Output::MOST_TILES : 1),
+    larger(Down::RANGES_EACH > 1 ? Down::MOST_TILES : 1, Qkv::RANGES_EACH > 1 || HEAD_NORM ? Qkv::MOST_TILES : 1));
 
 constexpr int OWN_TILES = Output::MOST_TILES + GateUp::MOST_TILES + Down::MOST_TILES + Qkv::MOST_TILES;
 constexpr int MOST_OUTPUTS =
-    16 * larger(larger(Output::MOST_TILES, GateUp::MOST_TILES), larger(Down::MOST_TILES, Qkv::MOST_TILES));
+    TILE * larger(larger(Output::MOST_TILES, GateUp::MOST_TILES), larger(Down::MOST_TILES, Qkv::MOST_TILES));
 
 struct Weights {
     const u8 *w;         // packed
@@ -78,128 +96,115 @@ struct Between {
     u16 *k_cache, *v_cache;
     const float *angles;  // (positions, 2, HEAD_DIM / 2)
     const int *positions, *slots, *gate;
-    float *sums;          // of tiles, (ROWS, 16), where ranges wait for each other, or a head's norm for all of it
+    float *sums;          // of tiles, (ROWS, 16), where programs of a set wait for each other; squares of heads' parts
     int *counters;        // zero before the launch
     float ffn_eps, next_eps, head_eps;
     int has_layer, has_qkv;  // what this launch is to do: three linears behind attention, the next qkv
 };
 
-// Counters: programs that have finished a linear, and that have merged; tiles of a head; programs of a set.
+// Counters: programs that have finished a linear, and that have merged; parts of a head; programs of a set.
 constexpr int DONE = 0, MERGED = NUM_LINEARS;
 constexpr int HEAD_CAME = MERGED + 1, SET_CAME = HEAD_CAME + QKV_HEADS, NUM_COUNTERS = SET_CAME + 2 * PROGRAMS;
 
 struct Shared {
-    u8 ring[MULTIPLIERS][RING][SLOT_BYTES];
-    float sums[2][SUMS];
-    float waiting[larger(WAITING_TILES, 1)][16 * ROWS];
-    float divisor[ROWS];
-    int position[ROWS], slot[ROWS];
+    u8 ring[SLOTS][PIECE * ROUND_BYTES];
+    float sums[MULTIPLIERS][WARP_SUMS];
+    float kept[KEPT_TILES][TEAM][16 * ROWS];  // by thread
+    float sent[SENT_TILES][16 * ROWS];        // by the other program
     alignas(16) float scale[FP8 ? NUM_LINEARS : 1][MOST_OUTPUTS];  // of own outputs
     alignas(16) u16 term[NUM_LINEARS][MOST_OUTPUTS];               // their gains or biases, bf16
-    alignas(16) u16 low[ROWS][larger(RANK_DEPTH, 8)];  // A x of canvas rows, bf16
-    alignas(16) u8 b[larger(OWN_TILES * RANK_BLOCKS * 1024, 16)];  // B of own tiles, linear by linear
-    u64 full[MULTIPLIERS][RING];
+    alignas(16) u16 low[ROWS][larger(RANK_DEPTH, 8)];              // A x of canvas rows, bf16
+    alignas(16) u8 b[larger(OWN_TILES * TEAM * RANK_BLOCKS * 1024, 16)];  // B of own tiles, linear by linear
+    u64 full[SLOTS], used[SLOTS];        // a piece has come, all warps have multiplied it
+    u64 summed, left;                    // all warps have put their sums, the finishers have read them
+    u64 lowered;                         // `low` is there
+    u64 came[NUM_LINEARS][SENT_TILES];   // what the other program sends
 };
 
-// The slices that a warp has still to ask for: of this range `low` of A and `left` of W, then of `ranges` more, which
-// begin `jump` bytes on, then those of the next linear.
-struct Cursor {
-    const u8 *from, *from_low;
-    int kind, low, left, ranges, tiles, bytes, jump;
-};
-
+// A warp's view; `thread` counts those of the same work, `turn` the sums that it has put or seen.
 struct Worker {
     const Between &args;
     Shared &shared;
     const int thread, warp, lane;
-    const u64 policy;
-    Cursor cursor;
-    int slot;       // of the ring, that comes next
-    u32 parity;     // whether it is an even or an odd time around
-    int flip;       // which of the two places for sums comes next
+    u32 turn, lows;
+    int used;  // pieces of weights
 };
 
+// Which of its team a program is.
+DEVICE int member() { return TEAM == 1 ? 0 : program_index() % TEAM; }
+
 // A program's place among the shares of a linear, elsewhere for every linear, so that nobody always has the larger ones.
-template <class L> DEVICE int share_of() { return (program_index() + L::KIND * (PROGRAMS / NUM_LINEARS)) % PROGRAMS; }
+template <class L> DEVICE int share_of() {
+    if (L::IN_SETS) return (program_index() + L::KIND * (PROGRAMS / NUM_LINEARS)) % PROGRAMS;
+    return (program_index() / TEAM + L::KIND * (TEAMS / NUM_LINEARS)) % TEAMS;
+}
 template <class L> DEVICE int first_tile() { return share_of<L>() % L::SETS * L::TILES / L::SETS; }
 template <class L> DEVICE int end_tile() { return (share_of<L>() % L::SETS + 1) * L::TILES / L::SETS; }
+template <class L> DEVICE int num_tiles() { return end_tile<L>() - first_tile<L>(); }
+template <class L> DEVICE int first_range() {
+    return L::IN_SETS ? share_of<L>() / L::SETS : member() * L::RANGES_EACH;
+}
 
-DEVICE bool multiplies(const Worker &me) { return MULTIPLIERS == WARPS || me.warp < MULTIPLIERS; }
+DEVICE void sync_multipliers() { sync_some(1, MULTIPLIERS * 32); }
+DEVICE void sync_finishers() { sync_some(2, FINISHERS * 32); }
+DEVICE void sync_mergers() { sync_some(3, MERGING * 32); }
 
 // ---- weights on their way
 
-template <class L> DEVICE void open(Worker &me) {
-    Cursor &cursor = me.cursor;
+// A slice's pieces, each into the next slot when all warps have used what was in it.
+template <class L> DEVICE void bring_slice(Worker &me, const u8 *weights, int slice, u64 policy) {
+    const u8 *from = weights + (long long)slice * (L::BLOCKS * ROUND_BYTES);
+    for (int begin = 0; begin < L::BLOCKS; begin += PIECE, ++me.used) {
+        const int slot = me.used % SLOTS, bytes = (L::BLOCKS - begin < PIECE ? L::BLOCKS - begin : PIECE) * ROUND_BYTES;
+        if (me.used >= SLOTS) barrier_wait(&me.shared.used[slot], (me.used / SLOTS - 1) % 2);
+        copy_bytes(me.shared.ring[slot], from + begin * ROUND_BYTES, bytes, &me.shared.full[slot], policy);
+    }
+}
+
+// Of each range A's tiles before W's.
+template <class L> DEVICE void bring_linear(Worker &me, u64 policy) {
     const Weights &weights = me.args.weights[L::KIND];
-    const int range = L::IS_TALL ? share_of<L>() / L::SETS : 0, first = range * L::TILES + first_tile<L>();
-    cursor.from = weights.w + ((long long)first * MULTIPLIERS + me.warp) * L::SLICE_BYTES;
-    cursor.from_low = weights.a + ((long long)range * RANK_TILES * MULTIPLIERS + me.warp) * L::SLICE_BYTES;
-    cursor.left = cursor.tiles = range < L::RANGES ? end_tile<L>() - first_tile<L>() : 0;
-    cursor.low = cursor.left > 0 ? RANK_TILES : 0;
-    cursor.ranges = L::IS_TALL ? 0 : L::RANGES - 1;
-    cursor.bytes = L::SLICE_BYTES;
-    cursor.jump = (L::TILES - cursor.tiles) * (MULTIPLIERS * L::SLICE_BYTES);
-}
-
-// To the next linear that this launch has, and of which this program has tiles.
-DEVICE void open_next(Worker &me) {
-    Cursor &cursor = me.cursor;
-    while (cursor.left == 0 && ++cursor.kind < NUM_LINEARS) {
-        const bool is_wanted = cursor.kind == QKV ? me.args.has_qkv : me.args.has_layer;
-        if (!is_wanted) continue;
-        if (cursor.kind == O) open<Output>(me);
-        if (cursor.kind == GATE_UP) open<GateUp>(me);
-        if (cursor.kind == DOWN) open<Down>(me);
-        if (cursor.kind == QKV) open<Qkv>(me);
+    if (first_range<L>() >= L::RANGES || num_tiles<L>() == 0) return;
+    for (int range = first_range<L>(); range < first_range<L>() + L::RANGES_EACH; ++range) {
+        for (int tile = 0; tile < RANK_TILES; ++tile)
+            bring_slice<L>(me, weights.a, range * RANK_TILES + tile, policy);
+        for (int tile = first_tile<L>(); tile < end_tile<L>(); ++tile)
+            bring_slice<L>(me, weights.w, range * L::TILES + tile, policy);
     }
 }
 
-// Ask for the next slice, into a slot that nobody reads any more.
-DEVICE void ask(Worker &me, int slot) {
-    Cursor &cursor = me.cursor;
-    if (cursor.left == 0) return;
-    const bool is_low = RANK > 0 && cursor.low > 0;
-    if (me.lane == 0) {
-        const u8 *from = is_low ? cursor.from_low : cursor.from;
-        copy_bytes(me.shared.ring[me.warp][slot], from, cursor.bytes, &me.shared.full[me.warp][slot], me.policy);
+DEVICE void bring(Worker &me) {
+    const u64 policy = read_once();
+    if (me.args.has_layer) {
+        bring_linear<Output>(me, policy);
+        bring_linear<GateUp>(me, policy);
+        bring_linear<Down>(me, policy);
     }
-    if (is_low) {
-        --cursor.low;
-        cursor.from_low += MULTIPLIERS * cursor.bytes;
-        return;
-    }
-    cursor.from += MULTIPLIERS * cursor.bytes;
-    if (--cursor.left > 0) return;
-    if (cursor.ranges > 0) {
-        --cursor.ranges;
-        cursor.low = RANK_TILES;
-        cursor.left = cursor.tiles;
-        cursor.from += cursor.jump;
-    } else {
-        open_next(me);
-    }
+    if (me.args.has_qkv) bring_linear<Qkv>(me, policy);
 }
 
-// The output that a tile's number belongs to. Of gate and up a tile has eight each; of qkv eight columns of a head, and
-// their partners in the other half.
-template <class L> DEVICE int output_of(int tile, int at) {
-    if (L::KIND == GATE_UP) return tile * 8 + at % 8 + (at < 8 ? 0 : FFN);
-    if (L::KIND != QKV) return tile * 16 + at;
-    return tile / (HEAD_DIM / 16) * HEAD_DIM + tile % (HEAD_DIM / 16) * 8 + at % 8 + (at < 8 ? 0 : HEAD_DIM / 2);
+// The output that a number of a part belongs to, 16 outputs of a tile. Of gate and up a part has eight each; of qkv eight
+// columns of a head, and their partners in the other half.
+template <class L> DEVICE int output_of(int part, int at) {
+    if (L::KIND == GATE_UP) return part * 8 + at % 8 + (at < 8 ? 0 : FFN);
+    if (L::KIND != QKV) return part * 16 + at;
+    return part / (HEAD_DIM / 16) * HEAD_DIM + part % (HEAD_DIM / 16) * 8 + at % 8 + (at < 8 ? 0 : HEAD_DIM / 2);
 }
+template <class L> DEVICE int first_part() { return first_tile<L>() * TEAM; }
+template <class L> DEVICE int end_part() { return end_tile<L>() * TEAM; }
 
 // Where a linear's B begins in shared memory.
 template <class L> DEVICE constexpr int b_begin() {
     const int behind_output = L::KIND > O ? Output::MOST_TILES : 0;
     const int behind_gates = L::KIND > GATE_UP ? GateUp::MOST_TILES : 0;
-    return RANK_BLOCKS * 1024 * (behind_output + behind_gates + (L::KIND > DOWN ? Down::MOST_TILES : 0));
+    return TEAM * RANK_BLOCKS * 1024 * (behind_output + behind_gates + (L::KIND > DOWN ? Down::MOST_TILES : 0));
 }
 
 // Have what outputs will be finished with brought into shared memory: in eights, and B.
 template <class L> DEVICE void ask_own(const Worker &me, const u16 *terms) {
     const Weights &weights = me.args.weights[L::KIND];
-    const int first = first_tile<L>(), end = end_tile<L>();
-    for (int at = me.thread; at < (end - first) * 2; at += THREADS) {
+    const int first = first_part<L>(), end = end_part<L>();
+    for (int at = me.thread; at < (end - first) * 2; at += MERGING * 32) {
         const int output = output_of<L>(first + at / 2, at % 2 * 8);
         if (terms) copy_16(me.shared.term[L::KIND] + at * 8, terms + output);
         if (FP8) {
@@ -208,13 +213,13 @@ template <class L> DEVICE void ask_own(const Worker &me, const u16 *terms) {
         }
     }
     if (RANK > 0)
-        for (int at = me.thread * 16; at < (end - first) * (RANK_BLOCKS * 1024); at += THREADS * 16)
+        for (int at = me.thread * 16; at < (end - first) * (RANK_BLOCKS * 1024); at += MERGING * 32 * 16)
             copy_16(me.shared.b + b_begin<L>() + at, weights.b + first * (RANK_BLOCKS * 1024) + at);
 }
 
 DEVICE void ask_constants(const Worker &me) {
     // Behind the ranks B is zero, but zero times what is no number is none.
-    for (int at = me.thread; at < ROWS * (RANK_DEPTH - RANK); at += THREADS)
+    for (int at = me.thread; at < ROWS * (RANK_DEPTH - RANK); at += MERGING * 32)
         me.shared.low[at % ROWS][RANK + at / ROWS] = 0;
     if (me.args.has_layer) {
         ask_own<Output>(me, me.args.ffn_gain);
@@ -224,277 +229,20 @@ DEVICE void ask_constants(const Worker &me) {
     if (me.args.has_qkv) ask_own<Qkv>(me, BIAS ? me.args.bias : nullptr);
 }
 
-// Where rows stand, which the launches before may have written.
-DEVICE void ask_places(const Worker &me) {
-    if (me.thread < ROWS) {
-        copy_4(me.shared.position + me.thread, me.args.positions + me.thread);
-        copy_4(me.shared.slot + me.thread, me.args.slots + me.thread);
-    }
-}
-
 // What a sum is multiplied by, and an output's gain or bias.
-template <class L> DEVICE float factor_of(const Worker &me, int tile, int output) {
-    return FP8 ? me.shared.scale[L::KIND][(tile - first_tile<L>()) * 16 + output] / SHRINK : 1.0f;
+template <class L> DEVICE float factor_of(const Worker &me, int part, int output) {
+    return FP8 ? me.shared.scale[L::KIND][(part - first_part<L>()) * 16 + output] / SHRINK : 1.0f;
 }
-template <class L> DEVICE float term_of(const Worker &me, int tile, int output) {
-    return of_bf16(me.shared.term[L::KIND][(tile - first_tile<L>()) * 16 + output]);
-}
-
-// ---- between programs
-
-// Wait until a counter that other programs raise has come to `goal`.
-DEVICE void wait_for(Worker &me, const int *counter, int goal) {
-    if (me.thread == 0)
-        while (see(counter) < goal) {}
-    sync_program();
+template <class L> DEVICE float term_of(const Worker &me, int part, int output) {
+    return of_bf16(me.shared.term[L::KIND][(part - first_part<L>()) * 16 + output]);
 }
 
-// After the last store of all threads: raise a counter for other programs.
-DEVICE void tell(Worker &me, int *counter) {
-    sync_program();
-    if (me.thread == 0) add_and_tell(counter, 1);
-}
-
-// ---- products
-
+// As the next linear wants it.
 DEVICE u16 narrow(float value) {
     if (!FP8) return to_bf16(value);
     value = value * SHRINK;
     return to_fp16(value > 65504.0f ? 65504.0f : value < -65504.0f ? -65504.0f : value);
 }
-
-DEVICE void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    if (FP8) multiply_fp16(c, a0, a1, a2, a3, b0, b1);
-    else multiply_bf16(c, a0, a1, a2, a3, b0, b1);
-}
-
-// Blocks of an input from `begin` on: a lane has eight numbers in a row of every block and of each of its rows. Which of
-// them meet in a product is the packing's business.
-template <int blocks>
-DEVICE void read_input(uint4 (&x)[blocks][ROW_TILES], const Worker &me, const u16 *input, int depth, int begin) {
-    const u16 *from = input + me.lane / 4 * depth + begin + me.lane % 4 * 8;
-#pragma unroll
-    for (int block = 0; block < blocks; ++block)
-#pragma unroll
-        for (int tile = 0; tile < ROW_TILES; ++tile) x[block][tile] = fresh_16(from + tile * 8 * depth + block * BLOCK);
-}
-
-// This warp's part of a range.
-template <class L>
-DEVICE void read_range(uint4 (&x)[L::BLOCKS][ROW_TILES], const Worker &me, const u16 *input, int range) {
-    if (multiplies(me)) read_input(x, me, input, L::DEPTH, range * L::RANGE + me.warp * (L::BLOCKS * BLOCK));
-}
-
-// One block of 16 outputs: `low` has the first eight, `high` the others, eight weights a lane each.
-DEVICE void multiply_block(float (&acc)[ROW_TILES][4], uint4 low, uint4 high, const uint4 (&x)[ROW_TILES]) {
-#pragma unroll
-    for (int tile = 0; tile < ROW_TILES; ++tile) multiply(acc[tile], low.x, high.x, low.y, high.y, x[tile].x, x[tile].y);
-#pragma unroll
-    for (int tile = 0; tile < ROW_TILES; ++tile) multiply(acc[tile], low.z, high.z, low.w, high.w, x[tile].z, x[tile].w);
-}
-
-DEVICE uint4 widen_8(u32 four, u32 other) {
-    uint4 wide;
-    wide.x = widen((u16)four), wide.y = widen((u16)(four >> 16));
-    wide.z = widen((u16)other), wide.w = widen((u16)(other >> 16));
-    return wide;
-}
-
-// A slice from the ring times the input, onto `acc`. Two sums in turn: a product waits for the one before the last.
-template <class L>
-DEVICE void multiply_slice(float (&acc)[ROW_TILES][4], Worker &me, const uint4 (&x)[L::BLOCKS][ROW_TILES]) {
-    if (!multiplies(me)) return;
-    float other[ROW_TILES][4] = {};
-    barrier_wait(&me.shared.full[me.warp][me.slot], me.parity);
-    const u8 *at = me.shared.ring[me.warp][me.slot] + me.lane * 16;
-#pragma unroll
-    for (int block = 0; block < L::BLOCKS; ++block, at += BLOCK_BYTES) {
-        const uint4 first = shared_16(at);
-        const uint4 low = FP8 ? widen_8(first.x, first.y) : first;
-        const uint4 high = FP8 ? widen_8(first.z, first.w) : shared_16(at + BLOCK_BYTES / 2);
-        multiply_block(block % 2 ? other : acc, low, high, x[block]);
-    }
-    sync_warp();
-    ask(me, me.slot);
-    if (++me.slot == RING) me.slot = 0, me.parity ^= 1;
-#pragma unroll
-    for (int tile = 0; tile < ROW_TILES; ++tile)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) acc[tile][i] += other[tile][i];
-}
-
-// The warps' sums side by side in shared memory. Two places in turn: who writes the one has left the other behind.
-DEVICE const float *put_sums(Worker &me, const float (&acc)[ROW_TILES][4]) {
-    float *sums = me.shared.sums[me.flip];
-    me.flip ^= 1;
-    float *mine = sums + me.warp * (ROWS * SUM_STRIDE) + me.lane / 4;
-#pragma unroll
-    for (int tile = 0; tile < ROW_TILES && multiplies(me); ++tile) {
-        float *at = mine + (tile * 8 + me.lane % 4 * 2) * SUM_STRIDE;
-        at[0] = acc[tile][0], at[SUM_STRIDE] = acc[tile][1];
-        at[8] = acc[tile][2], at[SUM_STRIDE + 8] = acc[tile][3];
-    }
-    sync_program();
-    return sums;
-}
-
-// Sums are finished by threads side by side: output thread % 16 of the tile, row thread / 16 and every 16th after it.
-DEVICE int row_of(const Worker &me, int i) { return me.thread / 16 + i * 16; }
-
-DEVICE float add_warps(const float *sums, int output, int row) {
-    const float *at = sums + row * SUM_STRIDE + output;
-    float total = at[0];
-#pragma unroll
-    for (int warp = 1; warp < MULTIPLIERS; ++warp) total += at[warp * (ROWS * SUM_STRIDE)];
-    return total;
-}
-
-// ---- the canvas adapter
-
-template <class L> DEVICE void multiply_low(Worker &me, const uint4 (&x)[L::BLOCKS][ROW_TILES]) {
-#pragma unroll 1
-    for (int tile = 0; tile < RANK_TILES; ++tile) {
-        float acc[ROW_TILES][4] = {};
-        multiply_slice<L>(acc, me, x);
-        const float *sums = put_sums(me, acc);
-#pragma unroll
-        for (int i = 0; i < ROWS_EACH; ++i) {
-            const int row = row_of(me, i), output = me.thread % 16;
-            me.shared.low[row][tile * 16 + output] = to_bf16(me.args.gate[row] ? add_warps(sums, output, row) : 0.0f);
-        }
-    }
-    if (RANK > 0) sync_program();
-}
-
-// B's term, by the last warp.
-template <class L> DEVICE void add_term(float (&acc)[ROW_TILES][4], const Worker &me, int tile) {
-    if (RANK == 0 || me.warp != MULTIPLIERS - 1) return;
-    const u8 *b = me.shared.b + b_begin<L>() + (tile - first_tile<L>()) * (RANK_BLOCKS * 1024) + me.lane * 16;
-#pragma unroll
-    for (int block = 0; block < RANK_BLOCKS; ++block) {
-        uint4 low[ROW_TILES];
-#pragma unroll
-        for (int at = 0; at < ROW_TILES; ++at)
-            low[at] = shared_16((const u8 *)&me.shared.low[at * 8 + me.lane / 4][block * BLOCK + me.lane % 4 * 8]);
-        multiply_block(acc, shared_16(b + block * 1024), shared_16(b + block * 1024 + 512), low);
-    }
-}
-
-// One of a program's own tiles over a range: the warps' sums, to be added up.
-template <class L>
-DEVICE const float *multiply_tile(Worker &me, const uint4 (&x)[L::BLOCKS][ROW_TILES], int tile) {
-    float acc[ROW_TILES][4] = {};
-    multiply_slice<L>(acc, me, x);
-    add_term<L>(acc, me, tile);
-    return put_sums(me, acc);
-}
-
-// ---- what follows a linear
-
-// silu(gate) * up: a tile has eight of each.
-DEVICE void finish_gate(const Worker &me, float sum, int tile, int output, int row) {
-    const float mine = sum * factor_of<GateUp>(me, tile, output) * me.shared.divisor[row], up = from_lane_xor(mine, 8);
-    if (output < 8) me.args.ffn[row * FFN + tile * 8 + output] = narrow(mine / (1.0f + exponential(-mine)) * up);
-}
-
-// A raw number of qkv as a linear layer would leave it.
-DEVICE float raw_qkv(const Worker &me, float sum, int tile, int output, int row) {
-    sum = sum * factor_of<Qkv>(me, tile, output) * me.shared.divisor[row];
-    if (BIAS) sum += term_of<Qkv>(me, tile, output);
-    return of_bf16(to_bf16(sum));
-}
-
-// How far a row turns a column.
-struct Angle {
-    float cosine, sine;
-};
-
-DEVICE Angle angle_of(const Worker &me, int column, int row) {
-    const float *angle = me.args.angles + (long long)me.shared.position[row] * HEAD_DIM + column % (HEAD_DIM / 2);
-    return Angle{angle[0], angle[HEAD_DIM / 2]};
-}
-
-// Turned, and into the output; of a key or value also into the cache.
-DEVICE void finish_qkv(const Worker &me, float mine, Angle angle, int at, int output, int row) {
-    const int head = at / HEAD_DIM, slot = me.shared.slot[row];
-    const float other = from_lane_xor(mine, 8);
-    if (head < HEADS + KV_HEADS) mine = mine * angle.cosine + (output < 8 ? -other : other) * angle.sine;
-    const u16 bits = to_bf16(mine);
-    me.args.qkv[row * QKV_DIM + at] = bits;
-    if (head < HEADS || slot < 0) return;
-    u16 *cache = head >= HEADS + KV_HEADS ? me.args.v_cache : me.args.k_cache;
-    cache[((long long)slot * KV_HEADS + (head - HEADS) % KV_HEADS) * HEAD_DIM + at % HEAD_DIM] = bits;
-}
-
-// A tile leaves its squares for the head's norm and waits.
-DEVICE void leave_square(const Worker &me, float mine, int tile, int output, int row) {
-    float square = mine * mine;
-#pragma unroll
-    for (int mask = 8; mask > 0; mask /= 2) square += from_lane_xor(square, mask);
-    if (output == 0) me.args.sums[tile * ROWS + row] = square;
-}
-
-// This program's tiles, when the squares of their whole heads are there.
-DEVICE void finish_heads(Worker &me) {
-    constexpr int TILES_EACH = HEAD_DIM / 16;
-    const int first = first_tile<Qkv>(), count = end_tile<Qkv>() - first, output = me.thread % 16;
-    sync_program();
-    if (me.thread < count) {
-        int *came = me.args.counters + HEAD_CAME + (first + me.thread) / TILES_EACH;
-        add_and_tell(came, 1);
-        while (see(came) < TILES_EACH) {}
-    }
-    sync_program();
-    for (int tile = first; tile < first + count; ++tile) {
-        const int at = output_of<Qkv>(tile, output), head = at / HEAD_DIM;
-        const u16 *gains = head < HEADS ? me.args.q_gain : me.args.k_gain;
-        const float gain = of_bf16(gains[at % HEAD_DIM]);
-#pragma unroll
-        for (int i = 0; i < ROWS_EACH; ++i) {
-            const int row = row_of(me, i);
-            const Angle angle = angle_of(me, at, row);
-            float each[TILES_EACH], square = 0.0f, mine = me.shared.waiting[tile - first][i * THREADS + me.thread];
-#pragma unroll
-            for (int of = 0; of < TILES_EACH; ++of)
-                each[of] = fresh_float(me.args.sums + (head * TILES_EACH + of) * ROWS + row);
-#pragma unroll
-            for (int of = 0; of < TILES_EACH; ++of) square += each[of];
-            if (head < HEADS + KV_HEADS) mine = mine * inverse_root(square / HEAD_DIM + me.args.head_eps) * gain;
-            finish_qkv(me, mine, angle, at, output, row);
-        }
-    }
-}
-
-// The squares that the linear before left, as many as a thread adds up: every 16th four of a row.
-struct Squares {
-    static constexpr int FOURS = DIM / 64, EACH = (FOURS + 15) / 16;
-    float each[ROWS_EACH][EACH][4];
-
-    DEVICE void read(const Worker &me) {
-#pragma unroll
-        for (int i = 0; i < ROWS_EACH; ++i)
-#pragma unroll
-            for (int at = 0; at < EACH; ++at) {
-                const int four = at * 16 + me.thread % 16, row = row_of(me, i);
-                fresh_floats(each[i][at], me.args.squares + row * (DIM / 16) + (four < FOURS ? four : 0) * 4);
-            }
-    }
-
-    // The norm's divisor of each row, in place behind the next put_sums.
-    DEVICE void add(Worker &me, float eps) {
-#pragma unroll
-        for (int i = 0; i < ROWS_EACH; ++i) {
-            float sum = 0.0f;
-#pragma unroll
-            for (int at = 0; at < EACH; ++at)
-#pragma unroll
-                for (int j = 0; j < 4; ++j) sum += at * 16 + me.thread % 16 < FOURS ? each[i][at][j] : 0.0f;
-#pragma unroll
-            for (int mask = 8; mask > 0; mask /= 2) sum += from_lane_xor(sum, mask);
-            if (me.thread % 16 == 0) me.shared.divisor[row_of(me, i)] = inverse_root(sum / DIM + eps);
-        }
-    }
-};
 
 // ---- attention's splits
 
@@ -524,161 +272,601 @@ DEVICE void merge_head(const Worker &me, int at) {
     for (int i = 0; i < EACH; ++i) me.args.attended[at * HEAD_DIM + me.lane * EACH + i] = narrow(y[i] * shrink);
 }
 
-DEVICE void merge(Worker &me) {
-    for (int at = program_index() + me.warp * PROGRAMS; at < ROWS * HEADS; at += PROGRAMS * WARPS) merge_head(me, at);
-    copies_done();
-    tell(me, me.args.counters + MERGED);
-    wait_for(me, me.args.counters + MERGED, PROGRAMS);
+DEVICE void merge(const Worker &me) {
+    for (int at = program_index() + me.warp * PROGRAMS; at < ROWS * HEADS; at += PROGRAMS * MERGING) merge_head(me, at);
 }
 
-// ---- the two kinds of linears
+// ---- products
 
-// A number behind a norm's linear, its sum complete; `i` counts the thread's rows.
-template <class L> DEVICE void finish_wide(const Worker &me, float sum, Angle angle, int tile, int output, int i) {
-    const int row = row_of(me, i);
-    if constexpr (L::KIND == GATE_UP) {
-        finish_gate(me, sum, tile, output, row);
-    } else {
-        const float mine = raw_qkv(me, sum, tile, output, row);
-        if constexpr (HEAD_NORM) {
-            me.shared.waiting[tile - first_tile<L>()][i * THREADS + me.thread] = mine;
-            leave_square(me, mine, tile, output, row);
-        } else {
-            finish_qkv(me, mine, angle, output_of<L>(tile, output), output, row);
+DEVICE void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    if (FP8) multiply_fp16(c, a0, a1, a2, a3, b0, b1);
+    else multiply_bf16(c, a0, a1, a2, a3, b0, b1);
+}
+
+// Blocks of an input from `begin` on: a lane has eight numbers in a row of every block and of each of its rows. Which of
+// them meet in a product is the packing's business.
+template <int blocks>
+DEVICE void read_input(uint4 (&x)[blocks][ROW_TILES], const Worker &me, const u16 *input, int depth, int begin) {
+    const u16 *from = input + me.lane / 4 * depth + begin + me.lane % 4 * 8;
+#pragma unroll
+    for (int block = 0; block < blocks; ++block)
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; ++tile) x[block][tile] = fresh_16(from + tile * 8 * depth + block * BLOCK);
+}
+
+// 16 outputs over a block: `low` has the first eight, `high` the others, eight weights a lane each.
+DEVICE void multiply_block(float (&acc)[ROW_TILES][4], uint4 low, uint4 high, const uint4 (&x)[ROW_TILES]) {
+#pragma unroll
+    for (int tile = 0; tile < ROW_TILES; ++tile) multiply(acc[tile], low.x, high.x, low.y, high.y, x[tile].x, x[tile].y);
+#pragma unroll
+    for (int tile = 0; tile < ROW_TILES; ++tile) multiply(acc[tile], low.z, high.z, low.w, high.w, x[tile].z, x[tile].w);
+}
+
+DEVICE uint4 widen_8(u32 four, u32 other) {
+    uint4 wide;
+    wide.x = widen((u16)four), wide.y = widen((u16)(four >> 16));
+    wide.z = widen((u16)other), wide.w = widen((u16)(other >> 16));
+    return wide;
+}
+
+// A warp's sums: of the parts of a tile, or of one part twice, block by block in turn, because a product waits for the
+// one before it.
+typedef float Sums[2][ROW_TILES][4];
+
+// A piece from the ring times the input from block `begin` on.
+template <class L, int begin>
+DEVICE void multiply_piece(Sums &acc, Worker &me, const uint4 (&x)[L::BLOCKS][ROW_TILES]) {
+    constexpr int count = L::BLOCKS - begin < PIECE ? L::BLOCKS - begin : PIECE;
+    const int slot = me.used % SLOTS;
+    barrier_wait(&me.shared.full[slot], me.used / SLOTS % 2);
+    const u8 *from = me.shared.ring[slot] + me.warp * BLOCK_BYTES + me.lane * 16;
+#pragma unroll
+    for (int block = 0; block < count; ++block, from += ROUND_BYTES)
+#pragma unroll
+        for (int part = 0; part < TEAM; ++part) {
+            const uint4 first = shared_16(from + part * PART_BYTES);
+            const uint4 low = FP8 ? widen_8(first.x, first.y) : first;
+            const uint4 high = FP8 ? widen_8(first.z, first.w) : shared_16(from + part * PART_BYTES + PART_BYTES / 2);
+            multiply_block(acc[TEAM == 1 ? block % 2 : part], low, high, x[begin + block]);
+        }
+    sync_warp();
+    if (me.lane == 0) barrier_arrive(&me.shared.used[slot]);
+    ++me.used;
+    if constexpr (begin + PIECE < L::BLOCKS) multiply_piece<L, begin + PIECE>(acc, me, x);
+}
+
+// A slice times the input.
+template <class L> DEVICE void multiply_slice(Sums &acc, Worker &me, const uint4 (&x)[L::BLOCKS][ROW_TILES]) {
+    multiply_piece<L, 0>(acc, me, x);
+#pragma unroll
+    for (int tile = 0; tile < ROW_TILES && TEAM == 1; ++tile)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) acc[0][tile][i] += acc[1][tile][i];
+}
+
+// The warps' sums side by side in shared memory, when the finishers have left what was there.
+DEVICE void put_sums(Worker &me, const Sums &acc) {
+    if (me.turn > 0) barrier_wait(&me.shared.left, (me.turn - 1) % 2);
+    ++me.turn;
+    float *mine = me.shared.sums[me.warp] + me.lane / 4;
+#pragma unroll
+    for (int part = 0; part < TEAM; ++part)
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; ++tile) {
+            float *at = mine + part * PART_SUMS + (tile * 8 + me.lane % 4 * 2) * SUM_STRIDE;
+            at[0] = acc[part][tile][0], at[SUM_STRIDE] = acc[part][tile][1];
+            at[8] = acc[part][tile][2], at[SUM_STRIDE + 8] = acc[part][tile][3];
+        }
+    sync_warp();
+    if (me.lane == 0) barrier_arrive(&me.shared.summed);
+}
+
+// B's term of own tile `at`.
+template <class L> DEVICE void add_term(Sums &acc, const Worker &me, int at) {
+    const u8 *b = me.shared.b + b_begin<L>() + at * (TEAM * RANK_BLOCKS * 1024) + me.lane * 16;
+#pragma unroll
+    for (int block = 0; block < RANK_BLOCKS; ++block) {
+        uint4 low[ROW_TILES];
+#pragma unroll
+        for (int at = 0; at < ROW_TILES; ++at)
+            low[at] = shared_16((const u8 *)&me.shared.low[at * 8 + me.lane / 4][block * BLOCK + me.lane % 4 * 8]);
+#pragma unroll
+        for (int part = 0; part < TEAM; ++part) {
+            const u8 *from = b + (part * RANK_BLOCKS + block) * 1024;
+            multiply_block(acc[part], shared_16(from), shared_16(from + 512), low);
         }
     }
 }
 
-// Behind a norm, many tiles: the input stays in registers, a range after the other.
-template <class L> DEVICE void work_wide(Worker &me, const u16 *input, float eps) {
-    const int first = first_tile<L>(), end = end_tile<L>(), output = me.thread % 16;
-    Squares squares;
-    squares.read(me);
+template <class L> DEVICE void multiply_tile(Worker &me, const uint4 (&x)[L::BLOCKS][ROW_TILES], int tile) {
+    Sums acc = {};
+    multiply_slice<L>(acc, me, x);
+    if (RANK > 0 && tile >= 0 && me.warp == MULTIPLIERS - 1) {
+        if (tile == 0) barrier_wait(&me.shared.lowered, me.lows++ % 2);
+        add_term<L>(acc, me, tile);
+    }
+    put_sums(me, acc);
+}
+
+// The input stays in registers, a range after the other.
+template <class L> DEVICE void multiply_ranges(Worker &me, const u16 *input) {
+    if (first_range<L>() >= L::RANGES || num_tiles<L>() == 0) return;
 #pragma unroll 1
-    for (int range = 0; range < L::RANGES; ++range) {
+    for (int range = first_range<L>(); range < first_range<L>() + L::RANGES_EACH; ++range) {
         uint4 x[L::BLOCKS][ROW_TILES];
-        read_range<L>(x, me, input, range);
-        if (range == 0) squares.add(me, eps);
-        if (first < end) multiply_low<L>(me, x);
+        read_input(x, me, input, L::DEPTH, range * L::RANGE + me.warp * (L::BLOCKS * BLOCK));
 #pragma unroll 1
-        for (int tile = first; tile < end; ++tile) {
-            Angle angles[ROWS_EACH] = {};
-            if constexpr (L::KIND == QKV && !HEAD_NORM)
-#pragma unroll
-                for (int i = 0; i < ROWS_EACH; ++i)
-                    angles[i] = angle_of(me, output_of<L>(tile, output), row_of(me, i));
-            const float *sums = multiply_tile<L>(me, x, tile);
-#pragma unroll
-            for (int i = 0; i < ROWS_EACH; ++i) {
-                const int row = row_of(me, i);
-                float sum = add_warps(sums, output, row);
-                if constexpr (L::RANGES > 1) {
-                    float &waiting = me.shared.waiting[tile - first][i * THREADS + me.thread];
-                    if (range > 0) sum = waiting + sum;
-                    waiting = sum;
-                }
-                if (range == L::RANGES - 1) finish_wide<L>(me, sum, angles[i], tile, output, i);
-            }
-        }
+        for (int tile = -RANK_TILES; tile < num_tiles<L>(); ++tile) multiply_tile<L>(me, x, tile);
     }
-    if constexpr (L::KIND == QKV && HEAD_NORM) finish_heads(me);
-    if constexpr (L::KIND == GATE_UP) tell(me, me.args.counters + DONE + L::KIND);
 }
 
-// A number onto the residual stream, rounded before it is added and again after, as the plain network does; and what the
-// next norm will want of it.
-template <class L> DEVICE void finish_add(const Worker &me, float sum, u16 before, int tile, int output, int row) {
-    const int at = row * DIM + tile * 16 + output;
-    const u16 bits = to_bf16(of_bf16(to_bf16(sum * factor_of<L>(me, tile, output))) + of_bf16(before));
+// Wait until other programs have done what this one will read.
+DEVICE void wait_for(const Worker &me, const int *counter, int goal) {
+    if (me.thread == 0)
+        while (see(counter) < goal) {}
+    sync_multipliers();
+}
+
+// ---- sums
+
+// A finisher has EACH outputs of a part side by side, `output` first, of one row. Rows that are read at once are four
+// apart: so they come from all banks.
+struct Finisher {
+    Worker me;
+    const int row, output;
+    float divisor;       // the norm's, of the row
+    int position, slot;  // where the row stands
+};
+
+DEVICE int row_of(int thread) {
+    const int mate = thread / MATES;
+    if (ROWS == 16) return mate / 8 * 8 + mate % 8 / 4 * 2 + mate % 4 / 2 + mate % 2 * 4;
+    return mate / 8 * 8 + mate % 8 / 2 + mate % 2 * 4;
+}
+
+// The warps' sums of a part.
+DEVICE void add_warps(float (&total)[EACH], const Finisher &own, int part) {
+    const float *at = own.me.shared.sums[0] + part * PART_SUMS + own.row * SUM_STRIDE + own.output;
+    shared_floats(total, at);
+#pragma unroll
+    for (int warp = 1; warp < MULTIPLIERS; ++warp) {
+        float more[EACH];
+        shared_floats(more, at + warp * WARP_SUMS);
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) total[i] += more[i];
+    }
+}
+
+// Over the threads that share a row.
+DEVICE float add_mates(float value) {
+#pragma unroll
+    for (int mask = MATES / 2; mask > 0; mask /= 2) value += from_lane_xor(value, mask);
+    return value;
+}
+
+DEVICE void see_sums(Worker &me) { barrier_wait(&me.shared.summed, me.turn++ % 2); }
+
+DEVICE void leave_sums(const Worker &me) {
+    sync_warp();
+    if (me.lane == 0) barrier_arrive(&me.shared.left);
+}
+
+// A x, for canvas rows.
+DEVICE void finish_low(Finisher &own) {
+    Shared &shared = own.me.shared;
+#pragma unroll 1
+    for (int tile = 0; tile < RANK_TILES; ++tile) {
+        see_sums(own.me);
+        const bool is_canvas = own.me.args.gate[own.row];
+#pragma unroll
+        for (int part = 0; part < TEAM; ++part) {
+            float sum[EACH];
+            add_warps(sum, own, part);
+#pragma unroll
+            for (int i = 0; i < EACH; ++i)
+                shared.low[own.row][(tile * TEAM + part) * 16 + own.output + i] = to_bf16(is_canvas ? sum[i] : 0.0f);
+        }
+        leave_sums(own.me);
+    }
+    if (RANK > 0 && own.me.lane == 0) barrier_arrive(&shared.lowered);
+}
+
+// After the last store of all finishers: raise a counter for other programs.
+DEVICE void tell(const Worker &me, int *counter) {
+    sync_finishers();
+    if (me.thread == 0) add_and_tell(counter, 1);
+}
+
+// ---- what follows a linear
+
+// silu(gate) * up: of a part's 16 the first eight are gates, the others their ups.
+DEVICE void finish_gate(const Finisher &own, const float (&sum)[EACH], int part) {
+    u16 bits[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const float mine = sum[i] * factor_of<GateUp>(own.me, part, own.output + i) * own.divisor;
+        const float up = from_lane_xor(mine, MATES / 2);
+        bits[i] = narrow(divide(mine, 1.0f + exponential(-mine)) * up);
+    }
+    if (own.output < 8) store_halves(own.me.args.ffn + own.row * FFN + part * 8 + own.output, bits);
+}
+
+// Raw numbers of qkv as a linear layer would leave them.
+DEVICE void raw_qkv(float (&raw)[EACH], const Finisher &own, const float (&sum)[EACH], int part) {
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        raw[i] = sum[i] * factor_of<Qkv>(own.me, part, own.output + i) * own.divisor;
+        if (BIAS) raw[i] += term_of<Qkv>(own.me, part, own.output + i);
+        raw[i] = of_bf16(to_bf16(raw[i]));
+    }
+}
+
+// How far the row turns a part's columns.
+struct Angles {
+    float cosine[EACH], sine[EACH];
+};
+
+DEVICE void read_angles(Angles &angles, const Finisher &own, int column) {
+    const float *from = own.me.args.angles + (long long)own.position * HEAD_DIM + column % (HEAD_DIM / 2);
+    fresh_floats(angles.cosine, from);
+    fresh_floats(angles.sine, from + HEAD_DIM / 2);
+}
+
+// Turned, and into the output from `at` on; of a key or value also into the cache.
+DEVICE void finish_qkv(const Finisher &own, const float (&raw)[EACH], const Angles &angles, int at) {
+    const Between &args = own.me.args;
+    const int head = at / HEAD_DIM;
+    u16 bits[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const float other = from_lane_xor(raw[i], MATES / 2);
+        const float turned = raw[i] * angles.cosine[i] + (own.output < 8 ? -other : other) * angles.sine[i];
+        bits[i] = to_bf16(head < HEADS + KV_HEADS ? turned : raw[i]);
+    }
+    store_halves(args.qkv + own.row * QKV_DIM + at, bits);
+    if (head < HEADS || own.slot < 0) return;
+    u16 *cache = head >= HEADS + KV_HEADS ? args.v_cache : args.k_cache;
+    store_halves(cache + ((long long)own.slot * KV_HEADS + (head - HEADS) % KV_HEADS) * HEAD_DIM + at % HEAD_DIM, bits);
+}
+
+// A part leaves its squares for the head's norm and waits.
+constexpr int HEAD_PARTS = HEAD_DIM / 16;
+
+DEVICE float *squares_of(const Finisher &own, int head) {
+    return own.me.args.sums + (head * ROWS + own.row) * HEAD_PARTS;
+}
+
+DEVICE void leave_square(const Finisher &own, const float (&raw)[EACH], int part) {
+    float square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) square += raw[i] * raw[i];
+    square = add_mates(square);
+    if (own.output == 0) squares_of(own, part / HEAD_PARTS)[part % HEAD_PARTS] = square;
+}
+
+// This program's parts, when the squares of their whole heads are there.
+DEVICE void finish_heads(const Finisher &own) {
+    const Worker &me = own.me;
+    const int first = first_part<Qkv>() + member(), end = end_part<Qkv>();
+    sync_finishers();
+    if (first + me.thread * TEAM < end) {
+        int *came = me.args.counters + HEAD_CAME + (first + me.thread * TEAM) / HEAD_PARTS;
+        add_and_tell(came, 1);
+        while (see(came) < HEAD_PARTS) {}
+    }
+    sync_finishers();
+#pragma unroll 2
+    for (int part = first; part < end; part += TEAM) {
+        const int head = part / HEAD_PARTS, at = output_of<Qkv>(part, own.output);
+        const u16 *gains = (head < HEADS ? me.args.q_gain : me.args.k_gain) + at % HEAD_DIM;
+        float squares[HEAD_PARTS / 4][4], square = 0.0f, raw[EACH];
+        Angles angles;
+        read_angles(angles, own, at);
+        shared_floats(raw, me.shared.kept[(part - first) / TEAM][0] + me.thread * EACH);
+#pragma unroll
+        for (int four = 0; four < HEAD_PARTS / 4; ++four) fresh_floats(squares[four], squares_of(own, head) + four * 4);
+#pragma unroll
+        for (int of = 0; of < HEAD_PARTS; ++of) square += squares[of / 4][of % 4];
+        const float divisor = inverse_root(square / HEAD_DIM + me.args.head_eps);
+#pragma unroll
+        for (int i = 0; i < EACH && head < HEADS + KV_HEADS; ++i) raw[i] = raw[i] * divisor * of_bf16(gains[i]);
+        finish_qkv(own, raw, angles, at);
+    }
+}
+
+// The norm's divisor from the squares that the linear before left, by part. The mates add up a row's.
+DEVICE void read_divisor(Finisher &own, float eps) {
+    constexpr int FOURS = DIM / 64, FOURS_EACH = (FOURS + MATES - 1) / MATES;
+    const float *from = own.me.args.squares + own.row * (DIM / 16);
+    float sum = 0.0f, fours[FOURS_EACH][4];
+#pragma unroll
+    for (int at = 0; at < FOURS_EACH; ++at) {
+        const int four = at * MATES + own.me.thread % MATES;
+        fresh_floats(fours[at], from + (four < FOURS ? four : 0) * 4);
+    }
+#pragma unroll
+    for (int at = 0; at < FOURS_EACH; ++at)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sum += at * MATES + own.me.thread % MATES < FOURS ? fours[at][j] : 0.0f;
+    own.divisor = inverse_root(add_mates(sum) / DIM + eps);
+}
+
+// A number onto the residual stream, rounded before it is added and again after, as the plain network does.
+template <class L> DEVICE u16 add_onto(const Worker &me, float sum, u16 before, int part, int output) {
+    return to_bf16(of_bf16(to_bf16(sum * factor_of<L>(me, part, output))) + of_bf16(before));
+}
+
+// Numbers onto the stream, and what the next norm will want of them.
+template <class L>
+DEVICE void finish_add(const Finisher &own, const float (&sum)[EACH], const u16 (&before)[EACH], int part) {
+    const Between &args = own.me.args;
+    const int at = own.row * DIM + part * 16 + own.output;
+    u16 bits[EACH], scaled[EACH];
+    float square = 0.0f;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        bits[i] = add_onto<L>(own.me, sum[i], before[i], part, own.output + i);
+        const float value = of_bf16(bits[i]);
+        scaled[i] = narrow(value * term_of<L>(own.me, part, own.output + i));
+        square += value * value;
+    }
+    store_halves(args.stream + at, bits);
+    store_halves(args.scaled + at, scaled);
+    square = add_mates(square);
+    if (own.output == 0) args.squares[own.row * (DIM / 16) + part] = square;
+}
+
+// ---- a linear of teams
+
+// A thread's numbers of the part that its program finishes: their sums, and what else they need.
+struct Numbers {
+    float sum[EACH];
+    Angles angles;
+    u16 before[EACH];
+};
+
+// On its way while they are multiplied.
+template <class L> DEVICE void ask_rest(Numbers &numbers, const Finisher &own, int part) {
+    const int output = output_of<L>(part, own.output);
+    if (!L::IS_WIDE) fresh_halves(numbers.before, own.me.args.stream + own.row * DIM + output);
+    if (L::KIND == QKV && !HEAD_NORM) read_angles(numbers.angles, own, output);
+}
+
+// Sums of a part over this program's ranges, so far.
+template <class L> DEVICE void add_part(float (&total)[EACH], const Finisher &own, int at, int part, int range) {
+    float *kept = own.me.shared.kept[L::RANGES_EACH > 1 ? at : 0][part] + own.me.thread * EACH;
+    add_warps(total, own, part);
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        if (range > 0) total[i] = kept[i] + total[i];
+        if (range < L::RANGES_EACH - 1) kept[i] = total[i];
+    }
+}
+
+// The sums of tile `at` over one range: those of the own part stay, the others go to the program that finishes them.
+template <class L> DEVICE void gather(Numbers &numbers, Finisher &own, int at, int range) {
+    Shared &shared = own.me.shared;
+    const int other = member() ^ 1;
+    const bool is_last = range == L::RANGES_EACH - 1;
+    if (is_last) ask_rest<L>(numbers, own, (first_tile<L>() + at) * TEAM + member());
+    see_sums(own.me);
+    if (TEAM > 1) {
+        float total[EACH];
+        add_part<L>(total, own, at, other, range);
+        if (is_last) send(shared.sent[at] + own.me.thread * EACH, total, &shared.came[L::KIND][at], other);
+    }
+    add_part<L>(numbers.sum, own, at, member(), range);
+    leave_sums(own.me);
+}
+
+// The own part of tile `at`, when the other program's sums have come.
+template <class L> DEVICE void finish_part(const Finisher &own, Numbers &numbers, int at) {
+    const int part = (first_tile<L>() + at) * TEAM + member(), place = own.me.thread * EACH;
+    Shared &shared = own.me.shared;
+    if (TEAM > 1) {
+        float more[EACH];
+        barrier_wait(&shared.came[L::KIND][at], 0);
+        shared_floats(more, shared.sent[at] + place);
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) numbers.sum[i] += more[i];
+    }
+    if constexpr (!L::IS_WIDE) {
+        finish_add<L>(own, numbers.sum, numbers.before, part);
+    } else if constexpr (L::KIND == GATE_UP) {
+        finish_gate(own, numbers.sum, part);
+    } else {
+        float raw[EACH];
+        raw_qkv(raw, own, numbers.sum, part);
+        if constexpr (HEAD_NORM) {
+#pragma unroll
+            for (int i = 0; i < EACH; ++i) shared.kept[at][0][place + i] = raw[i];
+            leave_square(own, raw, part);
+        } else {
+            finish_qkv(own, raw, numbers.angles, output_of<L>(part, own.output));
+        }
+    }
+}
+
+// A part is finished when the next tile's sums are gathered: so the two of a team can be a tile apart.
+template <class L> DEVICE void finish_team(Finisher &own, float eps) {
+    const int count = num_tiles<L>();
+    if (L::IS_WIDE) read_divisor(own, eps);
+#pragma unroll 1
+    for (int range = 0; range < L::RANGES_EACH && count > 0; ++range) {
+        const bool is_last = range == L::RANGES_EACH - 1;
+        Numbers numbers = {};
+        finish_low(own);
+#pragma unroll 1
+        for (int at = 0; at <= count; ++at) {
+            Numbers next = {};
+            if (at < count) gather<L>(next, own, at, range);
+            if (is_last && at > 0) finish_part<L>(own, numbers, at - 1);
+            numbers = next;
+        }
+    }
+    if constexpr (L::KIND == QKV && HEAD_NORM) finish_heads(own);
+    if (L::KIND != QKV) tell(own.me, own.me.args.counters + DONE + L::KIND);
+}
+
+// ---- a linear of sets
+
+template <class L> DEVICE int *set_counter(const Worker &me) {
+    return me.args.counters + SET_CAME + (L::KIND == O ? 0 : PROGRAMS) + share_of<L>() % L::SETS;
+}
+
+// The sums of this program's range, left for the set.
+template <class L> DEVICE void leave_set(Finisher &own) {
+    const int range = first_range<L>();
+    if (range >= L::RANGES) return;
+    if (num_tiles<L>() > 0) finish_low(own);
+#pragma unroll 1
+    for (int tile = first_tile<L>(); tile < end_tile<L>(); ++tile) {
+        see_sums(own.me);
+#pragma unroll
+        for (int part = 0; part < TEAM; ++part) {
+            const long long place = ((long long)(tile * TEAM + part) * L::RANGES + range) * ROWS + own.row;
+            float sum[EACH];
+            add_warps(sum, own, part);
+            store_floats(own.me.args.sums + place * 16 + own.output, sum);
+        }
+        leave_sums(own.me);
+    }
+    tell(own.me, set_counter<L>(own.me));
+}
+
+// One number of a set's part, the sums of all ranges added up.
+template <class L> DEVICE void finish_sum(const Worker &me, int part, int row) {
+    const int output = me.thread % 16, at = row * DIM + part * 16 + output;
+    const float *from = me.args.sums + ((long long)part * L::RANGES * ROWS + row) * 16 + output;
+    const u16 before = fresh_half(me.args.stream + at);
+    float each[L::RANGES], sum = 0.0f;
+#pragma unroll
+    for (int other = 0; other < L::RANGES; ++other) each[other] = fresh_float(from + other * (16 * ROWS));
+#pragma unroll
+    for (int other = 0; other < L::RANGES; ++other) sum += each[other];
+    const u16 bits = add_onto<L>(me, sum, before, part, output);
     const float value = of_bf16(bits);
     me.args.stream[at] = bits;
-    me.args.scaled[at] = narrow(value * term_of<L>(me, tile, output));
+    me.args.scaled[at] = narrow(value * term_of<L>(me, part, output));
     float square = value * value;
 #pragma unroll
     for (int mask = 8; mask > 0; mask /= 2) square += from_lane_xor(square, mask);
-    if (output == 0) me.args.squares[row * (DIM / 16) + tile] = square;
+    if (output == 0) me.args.squares[row * (DIM / 16) + part] = square;
 }
 
-// A program's share of a set's tiles, when the sums of all ranges are there.
-template <class L> DEVICE void finish_share(Worker &me, int range) {
-    const int output = me.thread % 16;
-    for (int tile = first_tile<L>() + range; tile < end_tile<L>(); tile += L::RANGES) {
-#pragma unroll
-        for (int i = 0; i < ROWS_EACH; ++i) {
-            const int row = row_of(me, i);
-            const float *from = me.args.sums + ((long long)tile * L::RANGES * ROWS + row) * 16 + output;
-            const u16 before = fresh_half(me.args.stream + row * DIM + tile * 16 + output);
-            float each[L::RANGES], sum = 0.0f;
-#pragma unroll
-            for (int other = 0; other < L::RANGES; ++other) each[other] = fresh_float(from + other * (16 * ROWS));
-#pragma unroll
-            for (int other = 0; other < L::RANGES; ++other) sum += each[other];
-            finish_add<L>(me, sum, before, tile, output, row);
-        }
-    }
-}
-
-// Onto the residual stream: one range of a set's tiles.
-template <class L> DEVICE void work_tall(Worker &me, const u16 *input) {
-    const int range = share_of<L>() / L::SETS, output = me.thread % 16;
+// A program's share of a set's parts, when the sums of all ranges are there. The multipliers do it: they are many, and
+// have nothing else to do then.
+template <class L> DEVICE void finish_set(Worker &me) {
+    const int range = first_range<L>();
     if (range >= L::RANGES) return;
-    uint4 x[L::BLOCKS][ROW_TILES];
-    read_range<L>(x, me, input, range);
-    if (first_tile<L>() < end_tile<L>()) multiply_low<L>(me, x);
-#pragma unroll 1
-    for (int tile = first_tile<L>(); tile < end_tile<L>(); ++tile) {
-        u16 before[ROWS_EACH] = {};
-        if constexpr (L::RANGES == 1)
+    wait_for(me, set_counter<L>(me), L::RANGES);
+#pragma unroll 2
+    for (int part = first_part<L>() + range; part < end_part<L>(); part += L::RANGES)
 #pragma unroll
-            for (int i = 0; i < ROWS_EACH; ++i)
-                before[i] = fresh_half(me.args.stream + row_of(me, i) * DIM + tile * 16 + output);
-        const float *sums = multiply_tile<L>(me, x, tile);
-#pragma unroll
-        for (int i = 0; i < ROWS_EACH; ++i) {
-            const int row = row_of(me, i);
-            const float sum = add_warps(sums, output, row);
-            if constexpr (L::RANGES == 1) finish_add<L>(me, sum, before[i], tile, output, row);
-            else me.args.sums[(((long long)tile * L::RANGES + range) * ROWS + row) * 16 + output] = sum;
-        }
-    }
-    if constexpr (L::RANGES > 1) {
-        int *came = me.args.counters + SET_CAME + (L::KIND == O ? 0 : PROGRAMS) + share_of<L>() % L::SETS;
-        tell(me, came);
-        wait_for(me, came, L::RANGES);
-        finish_share<L>(me, range);
-    }
-    tell(me, me.args.counters + DONE + L::KIND);
+        for (int row = me.thread / 16; row < ROWS; row += MULTIPLIERS * 2) finish_sum<L>(me, part, row);
+    sync_multipliers();
+    if (me.thread == 0) add_and_tell(me.args.counters + DONE + L::KIND, 1);
 }
 
-KERNEL between(const GRID_CONSTANT Between args) {
-    Shared &shared = *(Shared *)shared_memory();
-    const int thread = thread_index();
-    const Cursor nowhere{nullptr, nullptr, -1, 0, 0, 0, 0, 0, 0};
-    Worker me{args, shared, thread, thread / 32, thread % 32, read_once(), nowhere, 0, 0, 0};
-    if (multiplies(me)) {
-        if (me.lane == 0) {
-            for (int slot = 0; slot < RING; ++slot) barrier_make(&shared.full[me.warp][slot], 1);
-            barriers_made();
-        }
-        sync_warp();
-        open_next(me);
+// ---- all of it
+
+// Squares are those of all programs.
+DEVICE void wait_squares(const Worker &me, int kind, int goal) {
+    if (me.thread == 0)
+        while (see(me.args.counters + DONE + kind) < goal) {}
+    sync_finishers();
+}
+
+template <class L> DEVICE void finish_linear(Finisher &own, float eps) {
+    if constexpr (L::IN_SETS) leave_set<L>(own);
+    else finish_team<L>(own, eps);
+}
+
+template <class L> DEVICE void multiply_linear(Worker &me, const u16 *input) {
+    multiply_ranges<L>(me, input);
+    if constexpr (L::IN_SETS) finish_set<L>(me);
+}
+
+DEVICE void multiply_all(Worker &me) {
+    int *counters = me.args.counters;
+    if (me.args.has_layer) {
+        wait_for(me, counters + MERGED, PROGRAMS);
+        multiply_linear<Output>(me, me.args.attended);
+        wait_for(me, counters + DONE + O, Output::WORKERS);
+        multiply_linear<GateUp>(me, me.args.scaled);
+        wait_for(me, counters + DONE + GATE_UP, GateUp::WORKERS);
+        multiply_linear<Down>(me, me.args.ffn);
+        if (me.args.has_qkv) wait_for(me, counters + DONE + DOWN, Down::WORKERS);
     }
-    for (int slot = 0; slot < RING; ++slot) ask(me, slot);
-    ask_constants(me);
-    wait_turn();
-    ask_places(me);
+    if (me.args.has_qkv) multiply_linear<Qkv>(me, me.args.scaled);
+}
+
+DEVICE void finish_all(Finisher &own) {
+    const Between &args = own.me.args;
     if (args.has_layer) {
-        merge(me);
-        work_tall<Output>(me, args.attended);
-        wait_for(me, args.counters + DONE + O, Output::SETS * Output::RANGES);
-        work_wide<GateUp>(me, args.scaled, args.ffn_eps);
-        wait_for(me, args.counters + DONE + GATE_UP, PROGRAMS);
-        work_tall<Down>(me, args.ffn);
-        if (args.has_qkv) wait_for(me, args.counters + DONE + DOWN, Down::SETS * Down::RANGES);
-    } else {
-        copies_done();
-        sync_program();
+        finish_linear<Output>(own, 0.0f);
+        wait_squares(own.me, O, Output::WORKERS);
+        finish_linear<GateUp>(own, args.ffn_eps);
+        finish_linear<Down>(own, 0.0f);
+        if (args.has_qkv) wait_squares(own.me, DOWN, Down::WORKERS);
     }
     let_next();
-    if (args.has_qkv) work_wide<Qkv>(me, args.scaled, args.next_eps);
+    if (!args.has_qkv) return;
+    own.position = args.positions[own.row];
+    own.slot = args.slots[own.row];
+    finish_linear<Qkv>(own, args.next_eps);
+}
+
+DEVICE void make_barriers(const Worker &me) {
+    if (me.warp == BRINGER && me.lane == 0)
+        for (int slot = 0; slot < SLOTS; ++slot) {
+            barrier_make(&me.shared.full[slot], 1);
+            barrier_make(&me.shared.used[slot], MULTIPLIERS);
+        }
+    if (me.thread == 0) {
+        barrier_make(&me.shared.summed, MULTIPLIERS);
+        barrier_make(&me.shared.left, FINISHERS);
+        barrier_make(&me.shared.lowered, FINISHERS);
+    }
+    for (int at = me.thread; at < NUM_LINEARS * SENT_TILES && TEAM > 1; at += THREADS) {
+        u64 *came = &me.shared.came[at / SENT_TILES][at % SENT_TILES];
+        barrier_make(came, 1);
+        barrier_expect(came, 16 * ROWS * sizeof(float));
+    }
+    barriers_made();
+}
+
+// What all warps but the bringer do before their own work.
+DEVICE void prepare(const Worker &me) {
+    ask_constants(me);
+    meet_team();
+    wait_turn();
+    if (me.args.has_layer) merge(me);
+    copies_done();
+    sync_mergers();
+    if (me.args.has_layer && me.thread == 0) add_and_tell(me.args.counters + MERGED, 1);
+}
+
+KERNEL(TEAM, THREADS) between(const GRID_CONSTANT Between args) {
+    Shared &shared = *(Shared *)shared_memory();
+    const int thread = thread_index(), warp = thread / 32;
+    Worker me{args, shared, thread, warp, thread % 32, 0, 0, 0};
+    make_barriers(me);
+    sync_warp();
+    join_team();
+    if (warp >= BRINGER) {
+        give_registers<BRINGING>();
+        if (warp == BRINGER && me.lane == 0) bring(me);
+        return;
+    }
+    prepare(me);
+    if (warp >= FIRST_FINISHER) {
+        give_registers<FINISHING>();
+        const int mine = thread - FIRST_FINISHER * 32;
+        Finisher own{Worker{args, shared, mine, warp, me.lane, 0, 0, 0}, row_of(mine), mine % MATES * EACH, 0.0f, 0, 0};
+        finish_all(own);
+    } else {
+        take_registers<MULTIPLYING>();
+        if (warp < MULTIPLIERS) multiply_all(me);
+    }
 }

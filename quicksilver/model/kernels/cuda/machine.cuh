@@ -14,7 +14,8 @@ typedef unsigned long long u64;
 #define INFINITY __int_as_float(0x7f800000)
 #define DEVICE __device__ __forceinline__
 #define GRID_CONSTANT __grid_constant__
-#define KERNEL extern "C" __global__ void
+// `team` programs are on one part of the chip, each alone on its multiprocessor.
+#define KERNEL(team, threads) extern "C" __global__ void __cluster_dims__(team, 1, 1) __launch_bounds__(threads, 1)
 
 DEVICE int thread_index() { return threadIdx.x; }
 DEVICE int program_index() { return blockIdx.x; }
@@ -51,6 +52,12 @@ DEVICE void barrier_wait(u64 *barrier, u32 parity) {
         "}\n" ::"r"(shared_address(barrier)), "r"(parity) : "memory");
 }
 
+// One arrival, and `bytes` to wait for.
+DEVICE void barrier_expect(u64 *barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+
 // Weights go past the second-level cache's better places: nobody reads them twice.
 DEVICE u64 read_once() {
     u64 policy;
@@ -60,8 +67,7 @@ DEVICE u64 read_once() {
 
 // Bytes from memory into shared memory; `barrier` has one arrival and these bytes to wait for.
 DEVICE void copy_bytes(void *to, const void *from, u32 bytes, u64 *barrier, u64 policy) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-                 : "memory");
+    barrier_expect(barrier, bytes);
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
         ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy) : "memory");
@@ -79,11 +85,38 @@ DEVICE void copy_4(void *to, const void *from) {
 
 DEVICE void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-DEVICE void sync_program() { __syncthreads(); }
+DEVICE void sync_some(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
 DEVICE void sync_warp() { __syncwarp(); }
 
 DEVICE float from_lane(float value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
 DEVICE float from_lane_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+
+// Within a team, whose programs have the same things at the same places of their shared memory.
+
+DEVICE void join_team() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+DEVICE void meet_team() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+DEVICE u32 address_of(const void *at, int program) {
+    u32 found;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(found) : "r"(shared_address(at)), "r"(program));
+    return found;
+}
+
+// Numbers to where another program of the team has `to`; its `barrier` counts their bytes.
+DEVICE void send(float *to, const float (&values)[2], u64 *barrier, int program) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];"
+                 ::"r"(address_of(to, program)), "f"(values[0]), "f"(values[1]), "r"(address_of(barrier, program))
+                 : "memory");
+}
+DEVICE void send(float *to, const float (&values)[4], u64 *barrier, int program) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+                 ::"r"(address_of(to, program)), "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]),
+                 "r"(address_of(barrier, program)) : "memory");
+}
+
+// Registers a thread, of four warps at once.
+template <int count> DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count)); }
+template <int count> DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count)); }
 
 // Between programs: what was written before an add is seen by who has seen the sum.
 
@@ -121,6 +154,34 @@ DEVICE void fresh_floats(float (&to)[2], const float *at) {
     to[0] = two.x, to[1] = two.y;
 }
 DEVICE u16 fresh_half(const u16 *at) { return __ldcg(at); }
+
+DEVICE void fresh_halves(u16 (&to)[4], const u16 *at) {
+    const ushort4 four = __ldcg((const ushort4 *)at);
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+}
+DEVICE void fresh_halves(u16 (&to)[2], const u16 *at) {
+    const ushort2 two = __ldcg((const ushort2 *)at);
+    to[0] = two.x, to[1] = two.y;
+}
+
+// Two or four numbers at once.
+
+DEVICE void store_halves(u16 *at, const u16 (&from)[4]) {
+    *(ushort4 *)at = make_ushort4(from[0], from[1], from[2], from[3]);
+}
+DEVICE void store_halves(u16 *at, const u16 (&from)[2]) { *(ushort2 *)at = make_ushort2(from[0], from[1]); }
+DEVICE void store_floats(float *at, const float (&from)[4]) {
+    *(float4 *)at = make_float4(from[0], from[1], from[2], from[3]);
+}
+DEVICE void store_floats(float *at, const float (&from)[2]) { *(float2 *)at = make_float2(from[0], from[1]); }
+DEVICE void shared_floats(float (&to)[4], const float *at) {
+    const float4 four = *(const float4 *)at;
+    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+}
+DEVICE void shared_floats(float (&to)[2], const float *at) {
+    const float2 two = *(const float2 *)at;
+    to[0] = two.x, to[1] = two.y;
+}
 
 DEVICE uint4 shared_16(const u8 *at) { return *(const uint4 *)at; }
 
@@ -162,6 +223,7 @@ DEVICE u32 widen(u16 pair) {
 }
 
 DEVICE float exponential(float x) { return __expf(x); }
+DEVICE float divide(float a, float b) { return __fdividef(a, b); }  // to two units of the last place
 DEVICE float power_of_two(float x) { return exp2f(x); }
 DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
 DEVICE float inverse_root(float x) { return rsqrtf(x); }
