@@ -86,11 +86,12 @@ struct Weights {
 struct Between {
     Weights weights[NUM_LINEARS];
     const float *acc, *top, *total;  // the input, attention's splits: (SPLITS, ROWS, HEADS, HEAD_DIM), without the last
-    u16 *attended;        // (ROWS, Q_DIM): the splits merged
+    u16 *attended;        // (Q_DIM / 32, ROWS, 32) in the order of `input_at`: the splits merged
     u16 *stream;          // (ROWS, DIM), the residual stream, bf16
-    u16 *scaled;          // (ROWS, DIM): the stream times the next norm's gain
-    float *squares;       // (ROWS, DIM / 16): of the stream, by tile
-    u16 *ffn;             // (ROWS, FFN)
+    u16 *scaled;          // the stream times the next norm's gain, like `attended`; by rows before the first layer and
+                          // behind the last
+    float *squares;       // (ROWS, DIM / 16): of the stream, by part
+    u16 *ffn;             // like `attended`
     u16 *qkv;             // (ROWS, QKV_DIM), bf16: the output
     const u16 *ffn_gain, *next_gain, *bias, *q_gain, *k_gain;
     u16 *k_cache, *v_cache;
@@ -244,6 +245,11 @@ DEVICE u16 narrow(float value) {
     return to_fp16(value > 65504.0f ? 65504.0f : value < -65504.0f ? -65504.0f : value);
 }
 
+// Where a linear's input has number `at` of a row: in the order in which lanes read it, 16 bytes each.
+DEVICE int input_at(int row, int at) {
+    return (at / BLOCK * ROW_TILES + row / 8) * 256 + (row % 8 * 4 + at % BLOCK / 8) * 8 + at % 8;
+}
+
 // ---- attention's splits
 
 // One warp a head of a row, the splits in their order. Where a split saw nothing it weighs nothing.
@@ -269,7 +275,10 @@ DEVICE void merge_head(const Worker &me, int at) {
     }
     const float shrink = 1.0f / (sum > 0.0f ? sum : 1.0f);
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) me.args.attended[at * HEAD_DIM + me.lane * EACH + i] = narrow(y[i] * shrink);
+    for (int i = 0; i < EACH; ++i) {
+        const int place = input_at(at / HEADS, at % HEADS * HEAD_DIM + me.lane * EACH);
+        me.args.attended[place + i] = narrow(y[i] * shrink);
+    }
 }
 
 DEVICE void merge(const Worker &me) {
@@ -283,11 +292,21 @@ DEVICE void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 
     else multiply_bf16(c, a0, a1, a2, a3, b0, b1);
 }
 
-// Blocks of an input from `begin` on: a lane has eight numbers in a row of every block and of each of its rows. Which of
-// them meet in a product is the packing's business.
+// Blocks of an input from the `begin`-th on: a lane has eight numbers in a row of every block and of each of its rows.
+// Which of them meet in a product is the packing's business.
 template <int blocks>
-DEVICE void read_input(uint4 (&x)[blocks][ROW_TILES], const Worker &me, const u16 *input, int depth, int begin) {
-    const u16 *from = input + me.lane / 4 * depth + begin + me.lane % 4 * 8;
+DEVICE void read_input(uint4 (&x)[blocks][ROW_TILES], const Worker &me, const u16 *input, int begin) {
+    const u16 *from = input + begin * (ROWS * BLOCK) + me.lane * 8;
+#pragma unroll
+    for (int block = 0; block < blocks; ++block)
+#pragma unroll
+        for (int tile = 0; tile < ROW_TILES; ++tile) x[block][tile] = fresh_16(from + (block * ROW_TILES + tile) * 256);
+}
+
+// The same where rows lie behind each other.
+template <int blocks>
+DEVICE void read_rows(uint4 (&x)[blocks][ROW_TILES], const Worker &me, const u16 *input, int depth, int begin) {
+    const u16 *from = input + me.lane / 4 * depth + begin * BLOCK + me.lane % 4 * 8;
 #pragma unroll
     for (int block = 0; block < blocks; ++block)
 #pragma unroll
@@ -394,7 +413,9 @@ template <class L> DEVICE void multiply_ranges(Worker &me, const u16 *input) {
 #pragma unroll 1
     for (int range = first_range<L>(); range < first_range<L>() + L::RANGES_EACH; ++range) {
         uint4 x[L::BLOCKS][ROW_TILES];
-        read_input(x, me, input, L::DEPTH, range * L::RANGE + me.warp * (L::BLOCKS * BLOCK));
+        const int begin = (range * MULTIPLIERS + me.warp) * L::BLOCKS;
+        if (L::KIND == QKV && !me.args.has_layer) read_rows(x, me, input, L::DEPTH, begin);
+        else read_input(x, me, input, begin);
 #pragma unroll 1
         for (int tile = -RANK_TILES; tile < num_tiles<L>(); ++tile) multiply_tile<L>(me, x, tile);
     }
@@ -488,7 +509,7 @@ DEVICE void finish_gate(const Finisher &own, const float (&sum)[EACH], int part)
         const float up = from_lane_xor(mine, MATES / 2);
         bits[i] = narrow(divide(mine, 1.0f + exponential(-mine)) * up);
     }
-    if (own.output < 8) store_halves(own.me.args.ffn + own.row * FFN + part * 8 + own.output, bits);
+    if (own.output < 8) store_halves(own.me.args.ffn + input_at(own.row, part * 8 + own.output), bits);
 }
 
 // Raw numbers of qkv as a linear layer would leave them.
@@ -591,6 +612,12 @@ DEVICE void read_divisor(Finisher &own, float eps) {
     own.divisor = inverse_root(add_mates(sum) / DIM + eps);
 }
 
+// Where the next linear will read, or the head.
+template <class L> DEVICE u16 *scaled_at(const Worker &me, int row, int at) {
+    const bool is_last = L::KIND == DOWN && !me.args.has_qkv;
+    return me.args.scaled + (is_last ? row * DIM + at : input_at(row, at));
+}
+
 // A number onto the residual stream, rounded before it is added and again after, as the plain network does.
 template <class L> DEVICE u16 add_onto(const Worker &me, float sum, u16 before, int part, int output) {
     return to_bf16(of_bf16(to_bf16(sum * factor_of<L>(me, part, output))) + of_bf16(before));
@@ -611,7 +638,7 @@ DEVICE void finish_add(const Finisher &own, const float (&sum)[EACH], const u16 
         square += value * value;
     }
     store_halves(args.stream + at, bits);
-    store_halves(args.scaled + at, scaled);
+    store_halves(scaled_at<L>(own.me, own.row, part * 16 + own.output), scaled);
     square = add_mates(square);
     if (own.output == 0) args.squares[own.row * (DIM / 16) + part] = square;
 }
@@ -747,7 +774,7 @@ template <class L> DEVICE void finish_sum(const Worker &me, int part, int row) {
     const u16 bits = add_onto<L>(me, sum, before, part, output);
     const float value = of_bf16(bits);
     me.args.stream[at] = bits;
-    me.args.scaled[at] = narrow(value * term_of<L>(me, part, output));
+    *scaled_at<L>(me, row, part * 16 + output) = narrow(value * term_of<L>(me, part, output));
     float square = value * value;
 #pragma unroll
     for (int mask = 8; mask > 0; mask /= 2) square += from_lane_xor(square, mask);
