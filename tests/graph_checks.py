@@ -35,11 +35,13 @@ from tests.kernel_checks import FEW_ROWS, KINDS, expect_close, here, random_plan
 SMALL = ModelConfig("qwen2", 3, 128, 256, 6, 2, 32, 500, 1024, qkv_bias=True, tied_head=True)
 SMALL_NORMED = replace(SMALL, family="qwen3", qkv_bias=False, qk_norm=True, tied_head=False)
 SMALL_TRUE = ModelConfig("llama", 3, 576, 1536, 9, 3, 64, 500, 1024, tied_head=True)
-"""Widths of the 135M model: the whole network in one launch."""
+"""Widths of the 135M model: a layer in two launches, beyond 32 rows the whole network in one."""
 WIDE_PARTS = ModelConfig("qwen3", 2, 1152, 640, 4, 2, 128, 500, 1024, qk_norm=True, tied_head=True)
 """Wide enough for the columns that make a row's numbers the same among 16, 32 and 64."""
 FEW_LAUNCHES = ModelConfig("qwen3", 2, 1280, 2304, 10, 2, 128, 500, 1024, qk_norm=True, tied_head=True)
-"""From one attention to the next in one launch."""
+"""From one attention to the next in one launch, every program for itself."""
+TEAMED = ModelConfig("qwen3", 2, 1024, 5120, 8, 2, 128, 500, 1024, qk_norm=True, tied_head=True)
+"""The same by two programs together, and down by sets of four."""
 TINIEST = ModelConfig("qwen3", 1, 32, 64, 2, 1, 32, 70, 64, qk_norm=True, tied_head=True)
 """For Triton's interpreter, where every program costs milliseconds."""
 TINIEST_WHOLE = replace(TINIEST, family="llama", qk_norm=False)
@@ -286,6 +288,16 @@ def check_chosen_set(seed: int, canvas_len: int) -> None:
     assert torch.equal(state.draft[-1], old[-1]), "a gap was touched"
 
 
+ROUND_KINDS = (
+    ("whole", SMALL), ("parts", WIDE_PARTS), ("true", SMALL_TRUE), ("between", FEW_LAUNCHES), ("teams", TEAMED),
+)  # fmt: skip
+
+
+def are_alike(config: ModelConfig, shape: RoundShape) -> bool:
+    """Whether a round in one forward has so few rows that AR has the same kernels."""
+    return not shape.num_sets or shape.num_proposals <= 32 or config in (SMALL, WIDE_PARTS)
+
+
 def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     """All checks at sizes for a GPU, by name."""
     for seed in range(3):
@@ -299,6 +311,8 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
         for rows, has_canvas in ((16, False), (16, True), (32, False), (32, True)):
             name = f"network between {seed} rows={rows} canvas={has_canvas}"
             yield name, lambda s=seed, h=has_canvas, n=rows: check_network(FEW_LAUNCHES, s, h, FEW_ROWS, n)
+            name = f"network teams {seed} rows={rows} canvas={has_canvas}"
+            yield name, lambda s=seed, h=has_canvas, n=rows: check_network(TEAMED, s, h, FEW_ROWS, n)
     for config in (SMALL_TRUE, WIDE_PARTS):
         name = f"fixed products ignore company {config.family}"
         yield name, lambda c=config: check_fixed_products_ignore_company(c, (3, 6, 12, 13, 25))
@@ -306,7 +320,7 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     # (16 and 64), where equality rests on rows that ignore their number.
     two = [RoundShape(1, 16), RoundShape(2, 16)]
     trees = [RoundShape(1, 16, tree_rows=32), RoundShape(2, 16, tree_rows=16)]
-    for kind, config in (("whole", SMALL), ("parts", WIDE_PARTS), ("true", SMALL_TRUE), ("between", FEW_LAUNCHES)):
+    for kind, config in ROUND_KINDS:
         for lens, shapes in (
             ([40], two),
             ([20, 13], two),
@@ -314,8 +328,8 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
             ([40], [one_forward(1, 8)]),
             ([20, 13], [one_forward(2, 4)]),
         ):
-            if config is FEW_LAUNCHES and shapes[0].num_sets and shapes[0].num_proposals > 32:
-                continue  # AR has other kernels than so many rows
+            if not are_alike(config, shapes[0]):
+                continue
             for temperature in (0.0, 0.8):
                 name = f"rounds {kind} {shapes[-1]} of {lens} at temperature {temperature} equal AR bit for bit"
                 yield (

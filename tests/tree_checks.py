@@ -30,8 +30,7 @@ from quicksilver.model.kernels.attention import RowTables
 from quicksilver.model.kernels.head import NUM_NEXT
 from quicksilver.model.kernels.network import Product
 from tests.graph_checks import (
-    FEW_LAUNCHES,
-    SMALL,
+    ROUND_KINDS,
     SMALL_TRUE,
     WIDE_PARTS,
     engine_of,
@@ -339,7 +338,7 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"transition trees rows {tree_rows}", lambda n=tree_rows: check_tree_rows(n)
         for seed in range(4):
             yield f"transition trees {tree_rows} {seed}", lambda s=seed, n=tree_rows: check_tree(s, 16, n)
-        for kind, config in (("whole", SMALL), ("parts", WIDE_PARTS), ("true", SMALL_TRUE), ("between", FEW_LAUNCHES)):
+        for kind, config in ROUND_KINDS:
             for temperature in (0.0, 0.8):
                 for is_fixed in (False, True) if config in (WIDE_PARTS, SMALL_TRUE) else (False,):
                     shape = RoundShape(1, 16, tree_rows=tree_rows)

@@ -189,6 +189,7 @@ inline void multiply_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0,
 inline void multiply_fp16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     multiply_as(of_fp16, c, a0, a1, a2, a3, b0, b1);
 }
+inline float rounded_square(float x) { return x * x; }
 inline float exponential(float x) { return std::exp(x); }
 inline float divide(float a, float b) { return a / b; }
 inline float power_of_two(float x) { return std::exp2(x); }

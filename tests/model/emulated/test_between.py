@@ -264,10 +264,24 @@ def test_first_and_last_launch_do_their_halves(build: Callable[[Case], ctypes.CD
     assert torch.equal(bench.buffers.qkv, before)
 
 
+ALIKE = [
+    (Case(), Case(rows=32, programs=9)),
+    (Case(has_norms=True, head_dim=128), Case(has_norms=True, head_dim=128, rows=32)),
+    (Case(dims=(576, 1536), q_dim=576), Case(dims=(576, 1536), q_dim=576, rows=32)),
+    (Case(), Case(rank=32)),
+    (Case(dims=(576, 1536), q_dim=576), Case(dims=(576, 1536), q_dim=576, rank=48)),
+]
+"""Rows and rows beside others, on other programs; without an adapter and beside rows that wear one."""
+
+
 @needs_compiler
 @is_emulated
-def test_rows_ignore_each_other_and_the_number_of_programs(build: Callable[[Case], ctypes.CDLL]) -> None:
-    few, many = Bench(Case(rows=16)), Bench(Case(rows=32, programs=9))
+@pytest.mark.parametrize(("alone", "beside"), ALIKE, ids=str)
+def test_a_row_has_the_same_bits_in_any_company(
+    alone: Case, beside: Case, build: Callable[[Case], ctypes.CDLL]
+) -> None:
+    few, many = Bench(alone), Bench(beside)
+    many.buffers.stream.mul_(torch.exp2(torch.randint(-9, 10, many.buffers.stream.shape)))  # so that sums are rounded
     few.buffers.stream.copy_(many.buffers.stream[:16])
     for mine, theirs in zip(few.buffers.splits, many.buffers.splits, strict=True):
         mine.copy_(theirs[:, :16])
@@ -276,8 +290,11 @@ def test_rows_ignore_each_other_and_the_number_of_programs(build: Callable[[Case
     few.packed, few.layers = BetweenWeights(few.config, many.packed.weights, few.cache, many.angles), many.layers
     build(few.case).emulate(ctypes.byref(few.arguments(0)))
     build(many.case).emulate(ctypes.byref(many.arguments(0)))
-    assert torch.equal(few.buffers.stream, many.buffers.stream[:16])
-    assert torch.equal(few.buffers.qkv, many.buffers.qkv[:16])
+    plain = many.buffers.gate[:16] == 0 if beside.rank else torch.ones(16, dtype=torch.bool)
+    assert torch.equal(few.buffers.stream[plain], many.buffers.stream[:16][plain])
+    assert torch.equal(few.space.squares[plain], many.space.squares[:16][plain])
+    assert torch.equal(by_rows(few.buffers.ffn)[plain], by_rows(many.buffers.ffn)[:16][plain])
+    assert torch.equal(few.buffers.qkv[plain], many.buffers.qkv[:16][plain])
 
 
 @pytest.mark.parametrize(

@@ -458,11 +458,23 @@ DEVICE void add_warps(float (&total)[EACH], const Finisher &own, int part) {
     }
 }
 
-// Over the threads that share a row.
+// Over the threads that share a row, neighbours first.
 DEVICE float add_mates(float value) {
 #pragma unroll
-    for (int mask = MATES / 2; mask > 0; mask /= 2) value += from_lane_xor(value, mask);
+    for (int mask = 1; mask < MATES; mask *= 2) value += from_lane_xor(value, mask);
     return value;
+}
+
+// Squares of a row of a part, two and two: in one order, however many of them a thread has.
+DEVICE float add_squares(const float (&values)[EACH]) {
+    float squares[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) squares[i] = rounded_square(values[i]);
+#pragma unroll
+    for (int apart = 1; apart < EACH; apart *= 2)
+#pragma unroll
+        for (int i = 0; i < EACH; i += 2 * apart) squares[i] += squares[i + apart];
+    return add_mates(squares[0]);
 }
 
 DEVICE void see_sums(Worker &me) { barrier_wait(&me.shared.summed, me.turn++ % 2); }
@@ -558,10 +570,7 @@ DEVICE float *squares_of(const Finisher &own, int head) {
 }
 
 DEVICE void leave_square(const Finisher &own, const float (&raw)[EACH], int part) {
-    float square = 0.0f;
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) square += raw[i] * raw[i];
-    square = add_mates(square);
+    const float square = add_squares(raw);
     if (own.output == 0) squares_of(own, part / HEAD_PARTS)[part % HEAD_PARTS] = square;
 }
 
@@ -595,21 +604,30 @@ DEVICE void finish_heads(const Finisher &own) {
     }
 }
 
-// The norm's divisor from the squares that the linear before left, by part. The mates add up a row's.
+// The norm's divisor from the squares that the linear before left, by part: eight sums of every eighth four, whether a
+// row has eight threads or four.
 DEVICE void read_divisor(Finisher &own, float eps) {
-    constexpr int FOURS = DIM / 64, FOURS_EACH = (FOURS + MATES - 1) / MATES;
+    constexpr int FOURS = DIM / 64, STEPS = (FOURS + 7) / 8, SUMS_EACH = 8 / MATES;
     const float *from = own.me.args.squares + own.row * (DIM / 16);
-    float sum = 0.0f, fours[FOURS_EACH][4];
+    float sums[SUMS_EACH], fours[SUMS_EACH][STEPS][4];
 #pragma unroll
-    for (int at = 0; at < FOURS_EACH; ++at) {
-        const int four = at * MATES + own.me.thread % MATES;
-        fresh_floats(fours[at], from + (four < FOURS ? four : 0) * 4);
+    for (int sum = 0; sum < SUMS_EACH; ++sum)
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) {
+            const int four = step * 8 + sum * MATES + own.me.thread % MATES;
+            fresh_floats(fours[sum][step], from + (four < FOURS ? four : 0) * 4);
+        }
+#pragma unroll
+    for (int sum = 0; sum < SUMS_EACH; ++sum) {
+        sums[sum] = 0.0f;
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step)
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                sums[sum] += step * 8 + sum * MATES + own.me.thread % MATES < FOURS ? fours[sum][step][j] : 0.0f;
+        sums[sum] = add_mates(sums[sum]);
     }
-#pragma unroll
-    for (int at = 0; at < FOURS_EACH; ++at)
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sum += at * MATES + own.me.thread % MATES < FOURS ? fours[at][j] : 0.0f;
-    own.divisor = inverse_root(add_mates(sum) / DIM + eps);
+    own.divisor = inverse_root((SUMS_EACH == 1 ? sums[0] : sums[0] + sums[SUMS_EACH - 1]) / DIM + eps);
 }
 
 // Where the next linear will read, or the head.
@@ -629,17 +647,16 @@ DEVICE void finish_add(const Finisher &own, const float (&sum)[EACH], const u16 
     const Between &args = own.me.args;
     const int at = own.row * DIM + part * 16 + own.output;
     u16 bits[EACH], scaled[EACH];
-    float square = 0.0f;
+    float values[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
         bits[i] = add_onto<L>(own.me, sum[i], before[i], part, own.output + i);
-        const float value = of_bf16(bits[i]);
-        scaled[i] = narrow(value * term_of<L>(own.me, part, own.output + i));
-        square += value * value;
+        values[i] = of_bf16(bits[i]);
+        scaled[i] = narrow(values[i] * term_of<L>(own.me, part, own.output + i));
     }
     store_halves(args.stream + at, bits);
     store_halves(scaled_at<L>(own.me, own.row, part * 16 + own.output), scaled);
-    square = add_mates(square);
+    const float square = add_squares(values);
     if (own.output == 0) args.squares[own.row * (DIM / 16) + part] = square;
 }
 
@@ -775,9 +792,9 @@ template <class L> DEVICE void finish_sum(const Worker &me, int part, int row) {
     const float value = of_bf16(bits);
     me.args.stream[at] = bits;
     *scaled_at<L>(me, row, part * 16 + output) = narrow(value * term_of<L>(me, part, output));
-    float square = value * value;
+    float square = rounded_square(value);
 #pragma unroll
-    for (int mask = 8; mask > 0; mask /= 2) square += from_lane_xor(square, mask);
+    for (int mask = 1; mask < 16; mask *= 2) square += from_lane_xor(square, mask);
     if (output == 0) me.args.squares[row * (DIM / 16) + part] = square;
 }
 

@@ -222,6 +222,7 @@ DEVICE u32 widen(u16 pair) {
     return wide;
 }
 
+DEVICE float rounded_square(float x) { return __fmul_rn(x, x); }  // in no sum is it left unrounded
 DEVICE float exponential(float x) { return __expf(x); }
 DEVICE float divide(float a, float b) { return __fdividef(a, b); }  // to two units of the last place
 DEVICE float power_of_two(float x) { return exp2f(x); }
