@@ -258,7 +258,7 @@ def _attend_kernel(
     if split == SPLITS - 1:
         top, total, acc = _fold_span(
             q_tile, head, from_row, to_row, k, v, row_stride, top, total, acc, scale, D, BLOCK_N
-        )  # fmt: skip
+        )
     at_head = row.to(tl.int64) * HEADS + head * GROUP + m % GROUP
     if SPLITS == 1:
         y = acc / tl.where(total > 0, total, 1.0)[:, None]
@@ -266,8 +266,8 @@ def _attend_kernel(
     else:
         at_part = split.to(tl.int64) * num_rows * HEADS + at_head
         # A split without a block weighs nothing: the sums of another forward may stay there.
-        if (split < tl.cdiv(longest, BLOCK_N)) | (split == SPLITS - 1):
-            tl.store(part_acc + at_part[:, None] * D + d[None, :], acc, mask=is_row[:, None])
+        is_kept = is_row & ((split < tl.cdiv(longest, BLOCK_N)) | (split == SPLITS - 1))
+        tl.store(part_acc + at_part[:, None] * D + d[None, :], acc, mask=is_kept[:, None])
         tl.store(part_top + at_part, top, mask=is_row)
         tl.store(part_total + at_part, total, mask=is_row)
 
