@@ -265,8 +265,7 @@ def _attend_kernel(
         tl.store(out + at_head[:, None] * D + d[None, :], y.to(out.dtype.element_ty), mask=is_row[:, None])
     else:
         at_part = split.to(tl.int64) * num_rows * HEADS + at_head
-        # A split without a block weighs nothing: the sums of another forward may stay there.
-        is_kept = is_row & ((split < tl.cdiv(longest, BLOCK_N)) | (split == SPLITS - 1))
+        is_kept = is_row & ((split < tl.cdiv(longest, BLOCK_N)) | (split == SPLITS - 1))  # others weigh nothing
         tl.store(part_acc + at_part[:, None] * D + d[None, :], acc, mask=is_kept[:, None])
         tl.store(part_top + at_part, top, mask=is_row)
         tl.store(part_total + at_part, total, mask=is_row)
