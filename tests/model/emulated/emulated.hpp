@@ -1,5 +1,6 @@
 // machine.cuh for a processor without a GPU: every thread is a fiber, and one that waits lets the others run.
 #pragma once
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -35,20 +36,31 @@ struct Program {
 };
 
 struct Fiber {
-    ucontext_t context;
-    std::vector<u8> stack;
+    ucontext_t context;  // where it begins
+    jmp_buf place;       // where it waits
+    std::unique_ptr<u8[]> stack;
     Program *program;
     int thread, index;
-    bool is_over = false;
+    bool has_begun = false, is_over = false;
 };
 
 static Fiber *now;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static int grid;
 static std::vector<Program> programs;
 static std::vector<int> teams;  // threads of each that have joined
 
-inline void pass() { swapcontext(&now->context, &scheduler); }
+// Jumps, because a change of contexts asks the kernel each time.
+inline void pass() {
+    if (_setjmp(now->place) == 0) _longjmp(scheduler, 1);
+}
+inline void resume(Fiber &fiber) {
+    now = &fiber;
+    if (_setjmp(scheduler)) return;
+    if (fiber.has_begun) _longjmp(fiber.place, 1);
+    fiber.has_begun = true;
+    setcontext(&fiber.context);
+}
 
 inline void Meeting::attend(int of) {
     const int seen = times;
@@ -200,8 +212,10 @@ static void (*body)();
 static void enter() {
     body();
     now->is_over = true;
-    pass();
+    _longjmp(scheduler, 1);
 }
+
+constexpr int STACK = 32768;
 
 // Run `kernel` in every thread of every program, in turns.
 inline void run_grid(void (*kernel)(), int count, int team, int threads, int shared_bytes) {
@@ -214,9 +228,10 @@ inline void run_grid(void (*kernel)(), int count, int team, int threads, int sha
         for (int thread = 0; thread < threads; ++thread) {
             fibers.emplace_back(new Fiber);
             Fiber &fiber = *fibers.back();
-            fiber.stack.resize(32768), fiber.program = &programs[index], fiber.thread = thread, fiber.index = index;
+            fiber.stack.reset(new u8[STACK]), fiber.program = &programs[index];
+            fiber.thread = thread, fiber.index = index;
             getcontext(&fiber.context);
-            fiber.context.uc_stack.ss_sp = fiber.stack.data(), fiber.context.uc_stack.ss_size = fiber.stack.size();
+            fiber.context.uc_stack.ss_sp = fiber.stack.get(), fiber.context.uc_stack.ss_size = STACK;
             makecontext(&fiber.context, enter, 0);
         }
     }
@@ -224,8 +239,8 @@ inline void run_grid(void (*kernel)(), int count, int team, int threads, int sha
         is_busy = false;
         for (auto &fiber : fibers) {
             if (fiber->is_over) continue;
-            is_busy = true, now = fiber.get();
-            swapcontext(&scheduler, &now->context);
+            is_busy = true;
+            resume(*fiber);
         }
     }
 }
