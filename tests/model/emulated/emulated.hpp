@@ -71,7 +71,6 @@ inline void Meeting::attend(int of) {
 
 inline int thread_index() { return now->thread; }
 inline int program_index() { return now->index; }
-inline int num_programs() { return grid; }
 inline u8 *shared_memory() { return now->program->shared(); }
 inline Warp &my_warp() { return now->program->warps[now->thread / 32]; }
 

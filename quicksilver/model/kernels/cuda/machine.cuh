@@ -19,7 +19,6 @@ typedef unsigned long long u64;
 
 DEVICE int thread_index() { return threadIdx.x; }
 DEVICE int program_index() { return blockIdx.x; }
-DEVICE int num_programs() { return gridDim.x; }
 
 DEVICE u8 *shared_memory() {
     extern __shared__ __align__(128) u8 memory[];
