@@ -186,8 +186,8 @@ def _fold_span(
 
 @triton.jit
 def _forked_part(tiles, forks, num_shared, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr):
-    """-> as `_own_part`, and whether there is anything to do: the splits in which rows fork belong to the rows' own
-    tiles, two programs each, and all others to the shared tiles."""
+    """-> this program's tile, KV head and split, and whether there is anything to do: the splits in which rows fork
+    belong to the rows' own tiles, two programs each, and all others to the shared tiles."""
     program, head = tl.program_id(0), tl.program_id(1)
     mine = program - num_shared * SPLITS
     is_own = mine >= 0
@@ -200,26 +200,14 @@ def _forked_part(tiles, forks, num_shared, BLOCK_N: tl.constexpr, SPLITS: tl.con
 
 
 @triton.jit
-def _own_part(SPLITS: tl.constexpr):
-    """-> this program's tile, KV head and split. Where there are splits, tiles come last in the order of programs: most
-    are empty. Else they come first, so that neighbours share keys, and from the end, where rows see most."""
-    if SPLITS == 1:
-        return tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    return tl.program_id(2), tl.program_id(1), tl.program_id(0)
-
-
-@triton.jit
-def _attend_kernel(
+def _attend_tile(
+    tile, head, split, is_mine,
     q, k, v, k_cache, v_cache, out, part_acc, part_top, part_total,
     prefix_end, span_start, span_end, tiles, pages, forks,
-    scale, row_stride, max_pages, num_rows, num_shared,
+    scale, row_stride, max_pages, num_rows,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, FORKS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    if FORKS:
-        tile, head, split, is_mine = _forked_part(tiles, forks, num_shared, BLOCK_N, SPLITS)
-    else:
-        tile, head, split = _own_part(SPLITS)
     segment, first, end = tl.load(tiles + 3 * tile), tl.load(tiles + 3 * tile + 1), tl.load(tiles + 3 * tile + 2)
     if FORKS:
         end = tl.where(is_mine, end, first)
@@ -233,58 +221,97 @@ def _attend_kernel(
     longest = tl.max(sees_to, 0)
     own = forks + first * (1 + _FORK_LEN)
     fork = tl.load(own) if FORKS else 0
-    # Tables are older than the launch before this one.
-    wait_turn(OVERLAPS)
-    if first >= end:
-        return
-    q_at = row.to(tl.int64)[:, None] * row_stride + ((head * GROUP + m % GROUP) * D)[:, None] + d[None, :]
-    q_tile = tl.load(q + q_at, mask=is_row[:, None], other=0.0)
-    top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_M,), tl.float32)
-    acc = tl.zeros((BLOCK_M, D), tl.float32)
-    begin = split
-    # Only in large tiles: elsewhere all blocks are folded alike, so that a row's last bits do not go by its tile.
-    if BLOCK_M > 64 and not FORKS:
-        whole = tl.min(tl.where(is_row, sees_to, 2147483647), 0) // BLOCK_N
-        top, total, acc = _fold_whole(
-            q_tile, segment, head, split, whole, k_cache, v_cache, pages, max_pages, top, total, acc, scale,
-            KV_HEADS, D, PAGE, BLOCK_N, SPLITS,
+    is_last = split == SPLITS - 1
+    has_keys = (split < tl.cdiv(longest, BLOCK_N)) | (is_last & (tl.max(to_row - from_row, 0) > 0))
+    has_work = (first < end) & (has_keys | (SPLITS == 1))
+    # Who has no keys leaves: the next launch needs the room. Of the first tile somebody always waits, or the launch
+    # behind this one would not. Tables are older than the launch before.
+    if has_work | ((tile == 0) & is_last):
+        wait_turn(OVERLAPS)
+    if has_work:
+        q_at = row.to(tl.int64)[:, None] * row_stride + ((head * GROUP + m % GROUP) * D)[:, None] + d[None, :]
+        q_tile = tl.load(q + q_at, mask=is_row[:, None], other=0.0)
+        top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+        total = tl.zeros((BLOCK_M,), tl.float32)
+        acc = tl.zeros((BLOCK_M, D), tl.float32)
+        begin = split
+        # Only in large tiles: elsewhere all blocks are folded alike, so that a row's last bits do not go by its tile.
+        if BLOCK_M > 64 and not FORKS:
+            whole = tl.min(tl.where(is_row, sees_to, 2147483647), 0) // BLOCK_N
+            top, total, acc = _fold_whole(
+                q_tile, segment, head, split, whole, k_cache, v_cache, pages, max_pages, top, total, acc, scale,
+                KV_HEADS, D, PAGE, BLOCK_N, SPLITS,
+            )  # fmt: skip
+            begin = split + tl.cdiv(tl.maximum(whole - split, 0), SPLITS) * SPLITS
+        top, total, acc = _fold_prefix(
+            q_tile, segment, head, begin, sees_to, longest, fork, own + 1, k_cache, v_cache, pages, max_pages,
+            top, total, acc, scale, KV_HEADS, D, PAGE, BLOCK_N, SPLITS, FORKS,
         )  # fmt: skip
-        begin = split + tl.cdiv(tl.maximum(whole - split, 0), SPLITS) * SPLITS
-    top, total, acc = _fold_prefix(
-        q_tile, segment, head, begin, sees_to, longest, fork, own + 1, k_cache, v_cache, pages, max_pages,
-        top, total, acc, scale, KV_HEADS, D, PAGE, BLOCK_N, SPLITS, FORKS,
-    )  # fmt: skip
-    if split == SPLITS - 1:
-        top, total, acc = _fold_span(
-            q_tile, head, from_row, to_row, k, v, row_stride, top, total, acc, scale, D, BLOCK_N
-        )
-    at_head = row.to(tl.int64) * HEADS + head * GROUP + m % GROUP
-    if SPLITS == 1:
-        y = acc / tl.where(total > 0, total, 1.0)[:, None]
-        tl.store(out + at_head[:, None] * D + d[None, :], y.to(out.dtype.element_ty), mask=is_row[:, None])
+        if is_last:
+            top, total, acc = _fold_span(
+                q_tile, head, from_row, to_row, k, v, row_stride, top, total, acc, scale, D, BLOCK_N
+            )
+        at_head = row.to(tl.int64) * HEADS + head * GROUP + m % GROUP
+        if SPLITS == 1:
+            y = acc / tl.where(total > 0, total, 1.0)[:, None]
+            tl.store(out + at_head[:, None] * D + d[None, :], y.to(out.dtype.element_ty), mask=is_row[:, None])
+        else:
+            at_part = tl.cast(split, tl.int64) * num_rows * HEADS + at_head
+            tl.store(part_acc + at_part[:, None] * D + d[None, :], acc, mask=is_row[:, None])
+            tl.store(part_top + at_part, top, mask=is_row)
+            tl.store(part_total + at_part, total, mask=is_row)
+
+
+@triton.jit
+def _attend_kernel(
+    q, k, v, k_cache, v_cache, out, part_acc, part_top, part_total,
+    prefix_end, span_start, span_end, tiles, pages, forks,
+    scale, row_stride, max_pages, num_rows, num_tiles, num_shared,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, MOST_TILES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, FORKS: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """A program has a tile; neighbours have the same keys, and the last tiles come first, whose rows see most. Where
+    there are splits it has every so many-th tile, because there is room for many and mostly one or two are used."""
+    tile, head, split, is_mine = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1), tl.program_id(2), True
+    if FORKS:
+        tile, head, split, is_mine = _forked_part(tiles, forks, num_shared, BLOCK_N, SPLITS)
+    if FORKS or SPLITS == 1:
+        _attend_tile(
+            tile, head, split, is_mine, q, k, v, k_cache, v_cache, out, part_acc, part_top, part_total,
+            prefix_end, span_start, span_end, tiles, pages, forks, scale, row_stride, max_pages, num_rows,
+            HEADS, KV_HEADS, D, PAGE, BLOCK_M, BLOCK_N, SPLITS, FORKS, OVERLAPS,
+        )  # fmt: skip
     else:
-        at_part = split.to(tl.int64) * num_rows * HEADS + at_head
-        is_kept = is_row & ((split < tl.cdiv(longest, BLOCK_N)) | (split == SPLITS - 1))  # others weigh nothing
-        tl.store(part_acc + at_part[:, None] * D + d[None, :], acc, mask=is_kept[:, None])
-        tl.store(part_top + at_part, top, mask=is_row)
-        tl.store(part_total + at_part, total, mask=is_row)
+        at = tl.arange(0, MOST_TILES)
+        first = tl.load(tiles + 3 * at + 1, mask=at < num_tiles, other=0)
+        is_used = tl.load(tiles + 3 * at + 2, mask=at < num_tiles, other=0) > first
+        for tile in range(tl.program_id(2), tl.maximum(tl.sum(is_used.to(tl.int32), 0), 1), tl.num_programs(2)):
+            _attend_tile(
+                tile, head, tl.program_id(0), True,
+                q, k, v, k_cache, v_cache, out, part_acc, part_top, part_total,
+                prefix_end, span_start, span_end, tiles, pages, forks, scale, row_stride, max_pages, num_rows,
+                HEADS, KV_HEADS, D, PAGE, BLOCK_M, BLOCK_N, SPLITS, FORKS, OVERLAPS,
+            )  # fmt: skip
 
 
 @triton.jit
 def _merge_kernel(
-    out, steps, part_acc, part_top, part_total, num_vectors,
-    HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, SHRINK: tl.constexpr, FP8: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    out, steps, part_acc, part_top, part_total, prefix_end, span_start, span_end, num_vectors,
+    HEADS: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr,
+    SHRINK: tl.constexpr, FP8: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """One program a (row, head): the splits' sums become its output, in the order of the splits. Where a split saw
-    nothing it weighs nothing, and is zero."""
+    """One program a (row, head): the splits' sums become its output, in the order of the splits, as far as they had
+    keys. The last has the rows of this forward."""
     wait_turn(OVERLAPS)
     at = tl.program_id(0).to(tl.int64)
     split, d = tl.arange(0, SPLITS), tl.arange(0, D)
     here = split * num_vectors + at
-    top, totals = tl.load(part_top + here), tl.load(part_total + here)
-    acc = tl.load(part_acc + here[:, None] * D + d[None, :])
+    row = at // HEADS
+    has_span = tl.load(span_end + row) > tl.load(span_start + row)
+    is_kept = (split * BLOCK_N < tl.load(prefix_end + row)) | (has_span & (split == SPLITS - 1))
+    top = tl.load(part_top + here, mask=is_kept, other=float("-inf"))
+    totals = tl.load(part_total + here, mask=is_kept, other=0.0)
+    acc = tl.load(part_acc + here[:, None] * D + d[None, :], mask=is_kept[:, None], other=0.0)
     best = tl.max(top, 0)
     weight = tl.exp2(top - tl.where(best == float("-inf"), 0.0, best))
     total = tl.sum(weight * totals, 0)
@@ -309,24 +336,27 @@ def attend_paged(
     behind merges the splits in `space`; then there are few rows, of which a split mostly sees one block of keys."""
     num_rows, heads, kv_heads = qkv.shape[0], shape.num_heads, shape.num_kv_heads
     parts, num_tiles = (space.acc, space.top, space.total), rows.tiles.shape[0]
-    grid = (num_tiles, kv_heads, 1) if shape.splits == 1 else (shape.splits, kv_heads, num_tiles)
+    at_once = min(-(-num_rows // shape.tile_rows), num_tiles)
+    grid = (num_tiles, kv_heads, 1) if shape.splits == 1 else (shape.splits, kv_heads, at_once)
     if rows.forks is not None:
         grid = (shape.splits * rows.num_shared + 2 * (num_tiles - rows.num_shared), kv_heads, 1)
     _attend_kernel[grid](
         qkv, qkv[:, heads:], qkv[:, heads + kv_heads :], *caches, space.out, *parts,
         rows.prefix_end, rows.span_start, rows.span_end, rows.tiles, rows.pages,
         rows.tiles if rows.forks is None else rows.forks,
-        shape.head_dim**-0.5 * _LOG2_E, qkv.stride(0), rows.pages.stride(0), num_rows, rows.num_shared,
+        shape.head_dim**-0.5 * _LOG2_E, qkv.stride(0), rows.pages.stride(0), num_rows, num_tiles, rows.num_shared,
         HEADS=heads, KV_HEADS=kv_heads, D=shape.head_dim, PAGE=rows.page_size,
+        MOST_TILES=1 if shape.splits == 1 or rows.forks is not None else triton.next_power_of_2(num_tiles),
         BLOCK_M=shape.block_m, BLOCK_N=key_block(shape), SPLITS=shape.splits,
         FORKS=rows.forks is not None, num_warps=4 if shape.block_m <= 64 else 8, num_stages=2 if merges else 1,
         **overlap(),
     )  # fmt: skip
     if shape.splits > 1 and merges:
         _merge_kernel[(num_rows * heads,)](
-            space.out, space.out if space.steps is None else space.steps, *parts, num_rows * heads,
-            HEADS=heads, D=shape.head_dim, SPLITS=shape.splits, SHRINK=space.shrink, FP8=space.steps is not None,
-            num_warps=1, **overlap(),
+            space.out, space.out if space.steps is None else space.steps, *parts,
+            rows.prefix_end, rows.span_start, rows.span_end, num_rows * heads,
+            HEADS=heads, D=shape.head_dim, SPLITS=shape.splits, BLOCK_N=key_block(shape), SHRINK=space.shrink,
+            FP8=space.steps is not None, num_warps=1, **overlap(),
         )  # fmt: skip
     return space.out.view(num_rows, -1)
 

@@ -20,7 +20,6 @@ from quicksilver.model.kernels.between_shape import (
     BETWEEN_ROWS,
     BLOCK,
     KINDS,
-    MOST_PROGRAMS,
     THREADS,
     Chip,
     Cut,
@@ -35,6 +34,7 @@ from quicksilver.model.kernels.between_shape import (
 from quicksilver.model.kernels.cuda.compile import Kernel, compile_kernel, find_compiler
 
 if TYPE_CHECKING:  # Triton is not where this is tested
+    from quicksilver.model.kernels.attention import RowTables
     from quicksilver.model.kernels.rotate import RowSlots
     from quicksilver.model.kernels.weights import LayerWeights, NetworkWeights
 
@@ -43,9 +43,12 @@ class _Weights(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("w", "scale", "a", "b"))
 
 
+HANDED = ("attended", "middle", "ffn", "scaled", "middle_squares", "squares", "head_squares")
+"""What programs of a launch hand to each other."""
+_TABLES = ("prefix_end", "span_start", "span_end", "tiles", "pages")
 _POINTERS = (
-    "acc", "top", "total", "attended", "stream", "scaled", "squares", "ffn", "qkv", "ffn_gain", "next_gain", "bias",
-    "q_gain", "k_gain", "k_cache", "v_cache", "angles", "positions", "slots", "gate", "sums", "counters",
+    "acc", "top", "total", *HANDED, "sums", "stale", "stream", "qkv", "ffn_gain", "next_gain", "bias", "q_gain",
+    "k_gain", "k_cache", "v_cache", "angles", "positions", "slots", "gate", *_TABLES, "counters",
 )  # fmt: skip
 
 
@@ -56,7 +59,10 @@ class Arguments(ctypes.Structure):
         ("weights", _Weights * 4),
         *((name, ctypes.c_void_p) for name in _POINTERS),
         *((name, ctypes.c_float) for name in ("ffn_eps", "next_eps", "head_eps")),
-        *((name, ctypes.c_int) for name in ("has_layer", "has_qkv")),
+        *(
+            (name, ctypes.c_int)
+            for name in ("has_layer", "has_qkv", "stale_bytes", "num_tiles", "max_pages", "page_size")
+        ),
     )
 
 
@@ -147,27 +153,47 @@ def pack_layer(config: ModelConfig, layer: LayerWeights) -> PackedLayer:
     return PackedLayer(found)
 
 
+_NUM_COUNTERS = 5
+_UNSET = 255
+"""What every byte is that a program waits for."""
+
+
 @dataclass(frozen=True, slots=True)
 class BetweenSpace:
     """What launches of one row count write besides the network's own buffers."""
 
-    squares: Tensor
+    squares: Tensor  # (rows, dim / 16): of the embedding
     sums: Tensor
+    handed: Tensor
+    """(3, bytes): a launch's own, unset by the one before it. Launches take the first two in turn; the first of a
+    forward has the third, which the last unsets for it, so that it does not matter how many there are."""
+    sizes: dict[str, int]
     counters: Tensor  # (launches, ...), zero before a forward
 
     @classmethod
     def allocate(cls, config: ModelConfig, num_rows: int, device: torch.device | str) -> BetweenSpace:
         heads = config.num_heads + 2 * config.num_kv_heads
         ranges = max(known_cut(config).ranges[linear] for linear in ("o", "dn"))
+        inputs = [2 * width for width in (config.q_dim, config.dim, config.ffn_dim, config.dim)]
+        squares_of = [4 * (width // 16) for width in (config.dim, config.dim, heads * config.head_dim)]
+        sizes = {name: width * num_rows for name, width in zip(HANDED, (*inputs, *squares_of), strict=True)}
+        unset = torch.full((3, sum(sizes.values())), _UNSET, device=device, dtype=torch.uint8)
+        sums = torch.full((ranges * config.dim * num_rows * 4,), _UNSET, device=device, dtype=torch.uint8)
+        squares = torch.zeros(num_rows, config.dim // 16, device=device)
+        counters = torch.zeros(config.num_layers + 1, _NUM_COUNTERS, device=device, dtype=torch.int32)
+        return cls(squares, sums, unset, sizes, counters)
 
-        def zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(size, device=device, dtype=dtype)
+    def handed_to(self, launch: int) -> dict[str, Tensor]:
+        """By name, as bytes."""
+        parts = self._of(launch).split(list(self.sizes.values()))
+        return dict(zip(self.sizes, parts, strict=True))
 
-        return cls(
-            zeros(num_rows, config.dim // 16),
-            zeros(max(heads * config.head_dim // 16, ranges * config.dim), num_rows),
-            zeros(config.num_layers + 1, 5 + heads + 2 * MOST_PROGRAMS, dtype=torch.int32),
-        )
+    def stale_at(self, launch: int) -> Tensor:
+        """What that launch is to unset: all that the next one will be handed."""
+        return self._of(launch + 1 if launch + 1 < len(self.counters) else 0)
+
+    def _of(self, launch: int) -> Tensor:
+        return self.handed[launch % 2 if launch else 2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +202,13 @@ class Buffers:
 
     splits: tuple[Tensor, Tensor, Tensor]
     """Attention's sums, (splits, rows, heads, head_dim), and their tops and totals."""
-    attended: Tensor
     stream: Tensor
     scaled: Tensor
-    ffn: Tensor
+    """The embedding times the first norm's gain."""
     qkv: Tensor
     where: RowSlots
     gate: Tensor
+    tables: RowTables
 
 
 class BetweenWeights:
@@ -211,12 +237,18 @@ class BetweenWeights:
         if has_qkv:
             self._add_qkv(found, index + 1)
         found.acc, found.top, found.total = (tensor.data_ptr() for tensor in buffers.splits)
-        for name in ("attended", "stream", "scaled", "ffn", "qkv", "gate"):
-            setattr(found, name, getattr(buffers, name).data_ptr())
         found.positions, found.slots = buffers.where.positions.data_ptr(), buffers.where.slots.data_ptr()
-        for name in ("squares", "sums"):
-            setattr(found, name, getattr(space, name).data_ptr())
-        found.counters = space.counters[index + 1].data_ptr()
+        stale = space.stale_at(index + 1)
+        tensors = {name: getattr(buffers, name) for name in ("stream", "qkv", "gate")}
+        tensors |= {name: getattr(buffers.tables, name) for name in _TABLES}
+        tensors |= space.handed_to(index + 1) | {"stale": stale, "sums": space.sums}
+        tensors["counters"] = space.counters[index + 1]
+        if not has_layer:
+            tensors |= {"scaled": buffers.scaled, "squares": space.squares}
+        for name, tensor in tensors.items():
+            setattr(found, name, tensor.data_ptr())
+        found.stale_bytes, found.num_tiles = len(stale), buffers.tables.num_shared
+        found.max_pages, found.page_size = buffers.tables.pages.stride(0), self.cache.page_size
         return found
 
     def _add_qkv(self, found: Arguments, index: int) -> None:

@@ -250,7 +250,7 @@ class Network:
         scale_rows(space.x, self.weights.layers[0].attn_norm.gain, space.scaled.y, room.squares.t(), space.shrink)
         attend = space.attend
         splits = (attend.acc, attend.top, attend.total)
-        buffers = Buffers(splits, attend.out, space.x, space.scaled.y, space.ffn, space.qkv, rows.where, rows.gate)
+        buffers = Buffers(splits, space.x, space.scaled.y, space.qkv, rows.where, rows.gate, rows.tables)
         has_term = is_gated and between.rank > 0
         between.launch(-1, buffers, room, has_term, overlaps=True)
         for index in range(self.config.num_layers):

@@ -17,6 +17,12 @@ struct uint4 {
     u32 x, y, z, w;
 };
 
+template <class T> inline T read_as(const void *at) {
+    T value;
+    memcpy(&value, at, sizeof value);
+    return value;
+}
+
 struct Meeting {
     int came = 0, times = 0;
     void attend(int of);
@@ -131,13 +137,39 @@ template <int count> inline void send(float *to, const float (&values)[count], u
 template <int count> inline void give_registers() {}
 template <int count> inline void take_registers() {}
 
-inline int add_and_see(int *counter, int value) {
-    const int before = *counter;
-    *counter += value;
-    pass();
-    return before;
+// What is handed over arrives later than counts, in any order, unless it is settled before.
+constexpr u32 UNSET = 0xffffffff;
+struct Handed {
+    u8 *to, bytes[16];
+    int size, due;
+    Program *by;
+};
+static std::vector<Handed> on_their_way;
+static int turn;
+static u32 dice = 1;
+
+template <class Is> inline void land(Is is_there) {
+    size_t kept = 0;
+    for (auto &one : on_their_way)
+        if (is_there(one)) memcpy(one.to, one.bytes, one.size);
+        else on_their_way[kept++] = one;
+    on_their_way.resize(kept);
 }
-inline void add_and_tell(int *counter, int value) { add_and_see(counter, value); }
+inline void settle() {
+    land([](const Handed &one) { return one.by == now->program; });
+}
+inline void count(int *counter) {
+    ++*counter;
+    pass();
+}
+template <class T> inline void hand_bytes(T *to, const void *from, int size) {
+    dice = dice * 1664525 + 1013904223;
+    Handed one{(u8 *)to, {}, size, turn + (int)(dice >> 16) % 9, now->program};
+    memcpy(one.bytes, from, size);
+    on_their_way.push_back(one);
+}
+template <class T, int count> inline void hand(T *to, const T (&from)[count]) { hand_bytes(to, from, sizeof from); }
+inline void hand(float *to, float from) { hand_bytes(to, &from, sizeof from); }
 inline int see(const int *counter) {
     pass();
     return *(volatile const int *)counter;
@@ -145,18 +177,36 @@ inline int see(const int *counter) {
 inline void wait_turn() {}
 inline void let_next() {}
 
-template <class T> inline T read_as(const void *at) {
-    T value;
-    memcpy(&value, at, sizeof value);
-    return value;
+inline u32 word_of(float value) { return read_as<u32>(&value); }
+inline u32 larger_word(u32 a, u32 b) { return a > b ? a : b; }
+inline bool is_any(bool is_mine) {
+    Warp &warp = my_warp();
+    warp.values[now->thread % 32] = is_mine;
+    sync_warp();
+    bool found = false;
+    for (float value : warp.values) found = found || value;
+    sync_warp();
+    return found;
 }
+inline uint4 handed_16(const void *at) {
+    const uint4 found = read_as<uint4>(at);
+    if (larger_word(larger_word(found.x, found.y), larger_word(found.z, found.w)) == UNSET) pass();
+    return found;
+}
+template <int count> inline void handed(float (&to)[count], const float *at) {
+    memcpy(to, at, sizeof to);
+    for (float value : to)
+        if (word_of(value) == UNSET) return pass();
+}
+inline void ask_line(const void *at) { (void)*(volatile const u8 *)at; }
 inline uint4 fresh_16(const void *at) { return read_as<uint4>(at); }
 inline float fresh_float(const float *at) { return *at; }
 template <int count> inline void fresh_floats(float (&to)[count], const float *at) { memcpy(to, at, sizeof to); }
 inline u16 fresh_half(const u16 *at) { return *at; }
 template <int count> inline void fresh_halves(u16 (&to)[count], const u16 *at) { memcpy(to, at, sizeof to); }
 template <int count> inline void store_halves(u16 *at, const u16 (&from)[count]) { memcpy(at, from, sizeof from); }
-template <int count> inline void store_floats(float *at, const float (&from)[count]) { memcpy(at, from, sizeof from); }
+inline void store_8(void *at, u32 word) { memset(at, (u8)word, 8); }
+inline void store_16(void *at, u32 word) { memset(at, (u8)word, 16); }
 template <int count> inline void shared_floats(float (&to)[count], const float *at) { memcpy(to, at, sizeof to); }
 inline uint4 shared_16(const u8 *at) { return read_as<uint4>(at); }
 
@@ -234,7 +284,8 @@ inline void run_grid(void (*kernel)(), int count, int team, int threads, int sha
             makecontext(&fiber.context, enter, 0);
         }
     }
-    for (bool is_busy = true; is_busy;) {
+    for (bool is_busy = true; is_busy; ++turn) {
+        land([](const Handed &one) { return one.due <= turn; });
         is_busy = false;
         for (auto &fiber : fibers) {
             if (fiber->is_over) continue;
@@ -242,4 +293,5 @@ inline void run_grid(void (*kernel)(), int count, int team, int threads, int sha
             resume(*fiber);
         }
     }
+    land([](const Handed &) { return true; });
 }

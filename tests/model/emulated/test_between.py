@@ -36,6 +36,7 @@ HERE = Path(__file__).parent
 SOURCES = Path(between.__file__).parent / "cuda"
 
 SPLITS = 4
+KEY_BLOCK = 64
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 is_emulated = pytest.mark.usefixtures("short_ranges")
@@ -161,16 +162,38 @@ class Bench:
         splits[0][1, 2], splits[1][1, 2], splits[2][1, 2] = 0, -torch.inf, 0  # saw nothing
         splits[1][:, 5], splits[2][:, 5] = -torch.inf, 0  # a row that nobody attends for
         splits[0][:, 5] = 0
+        prefix_end, span = torch.full((rows,), SPLITS * KEY_BLOCK - 1).int(), torch.zeros(2, rows).int()
+        prefix_end[7], span[1, 7] = KEY_BLOCK + 1, 3  # sees two blocks, and rows of its forward
+        prefix_end[8] = KEY_BLOCK * 3  # three blocks, and no rows
+        left_out = ((2, 7), (3, 8))
+        for at in left_out:
+            splits[0][at] = splits[1][at] = splits[2][at] = torch.nan
+        tiles, pages = torch.tensor([[0, 0, 4], [0, 4, 9], [1, 9, rows], [0, 0, 0]]), torch.zeros(2, 16)
+        tables = SimpleNamespace(
+            prefix_end=prefix_end,
+            span_start=span[0],
+            span_end=span[1],
+            tiles=tiles.int(),
+            pages=pages.int(),
+            num_shared=4,
+        )
         self.buffers = Buffers(
-            splits, torch.zeros(rows, config.q_dim, dtype=dtype), torch.randn(rows, config.dim).bfloat16(),
-            torch.zeros(rows, config.dim, dtype=dtype), torch.zeros(rows, config.ffn_dim, dtype=dtype),
+            splits, torch.randn(rows, config.dim).bfloat16(), torch.zeros(rows, config.dim, dtype=dtype),
             torch.zeros(rows, config.q_dim + 2 * config.kv_dim, dtype=torch.bfloat16), where,  # type: ignore[arg-type]
-            (torch.arange(rows) % 3 == 1).int(),
+            (torch.arange(rows) % 3 == 1).int(), tables,  # type: ignore[arg-type]
         )  # fmt: skip
+        self.dtype = dtype
         self.space = BetweenSpace.allocate(config, rows, "cpu")
 
     def arguments(self, index: int) -> Arguments:
         return self.packed.arguments(index, self.buffers, self.space)
+
+    def handed(self, index: int, name: str) -> Tensor:
+        """What programs of a launch handed each other."""
+        found = self.space.handed_to(index + 1)[name]
+        if name.endswith("squares"):
+            return found.view(torch.float32).view(self.case.rows, -1)
+        return by_rows(found.view(self.dtype).view(self.case.rows, -1)).float() / self.shrink
 
     def linear(self, x: Tensor, kind: str, layer: SimpleNamespace) -> Tensor:
         weight = {"qkv": layer.qkv, "o": layer.o, "gu": layer.gate_up, "dn": layer.down}[kind]
@@ -192,6 +215,7 @@ class Bench:
 
     def attended(self) -> Tensor:
         acc, top, total = self.buffers.splits
+        acc, top, total = acc.nan_to_num(), top.nan_to_num(-torch.inf, neginf=-torch.inf), total.nan_to_num()
         weight = torch.exp2(top - top.amax(0).clamp_min(-1e30))
         merged = (acc * weight[..., None]).sum(0) / (total * weight).sum(0).clamp_min(1e-9)[..., None]
         return merged.flatten(1)
@@ -235,10 +259,13 @@ def test_a_launch_does_what_torch_does(case: Case, build: Callable[[Case], ctype
     assert library.num_counters() <= bench.space.counters.shape[1]
     stream, ffn, _ = bench.layer(0)
     wanted = bench.qkv(stream, 1)
+    bench.space.stale_at(1).zero_()
     library.emulate(ctypes.byref(bench.arguments(0)))
-    expect_close(by_rows(bench.buffers.ffn).float() / bench.shrink, ffn)
+    expect_close(bench.handed(0, "ffn"), ffn)
     expect_close(bench.buffers.stream, stream)
-    expect_close(bench.space.squares.sum(1), stream.square().sum(-1))
+    expect_close(bench.handed(0, "squares").sum(1), stream.square().sum(-1))
+    assert (bench.space.sums == 255).all(), "sums are unset for the next launch"
+    assert (bench.space.stale_at(1) == 255).all(), "what the next launch is handed is unset"
     found = bench.buffers.qkv.view(wanted.shape)
     expect_close(found, wanted)
     config, slots = bench.config, bench.buffers.where.slots.long()
@@ -262,7 +289,7 @@ def test_first_and_last_launch_do_their_halves(build: Callable[[Case], ctypes.CD
     before = bench.buffers.qkv.clone()
     library.emulate(ctypes.byref(bench.arguments(1)))
     expect_close(bench.buffers.stream, behind)
-    expect_close(bench.buffers.scaled, behind * bench.packed.weights.norm.gain.float())
+    expect_close(bench.handed(1, "scaled"), behind * bench.packed.weights.norm.gain.float())
     assert torch.equal(bench.buffers.qkv, before)
 
 
@@ -294,8 +321,8 @@ def test_a_row_has_the_same_bits_in_any_company(
     build(many.case).emulate(ctypes.byref(many.arguments(0)))
     plain = many.buffers.gate[:16] == 0 if beside.rank else torch.ones(16, dtype=torch.bool)
     assert torch.equal(few.buffers.stream[plain], many.buffers.stream[:16][plain])
-    assert torch.equal(few.space.squares[plain], many.space.squares[:16][plain])
-    assert torch.equal(by_rows(few.buffers.ffn)[plain], by_rows(many.buffers.ffn)[:16][plain])
+    for name in ("squares", "middle", "ffn"):
+        assert torch.equal(few.handed(0, name)[plain], many.handed(0, name)[:16][plain])
     assert torch.equal(few.buffers.qkv[plain], many.buffers.qkv[:16][plain])
 
 

@@ -10,6 +10,10 @@
 // two half of the depth, and each finishes half of every tile with the sums that the other sends. A depth in more ranges
 // goes the same way over sets of programs, which leave their sums in memory.
 //
+// What programs make for each other they look at themselves: it replaces numbers that cannot be, and who still finds one
+// reads again. So nobody waits until a store has been answered before he says that it is done; counters only say when it
+// is worth looking.
+//
 // Warps have three kinds of work, and wait for each other at counted barriers only. One brings weights, in pieces through
 // a ring of slots in shared memory, through all four linears: while programs wait for an input that the whole chip makes,
 // the weights that will meet it are on their way. They lie in memory as lanes read them (between.py). Six or eight
@@ -23,13 +27,15 @@
 // (blocks of a warp in a slot), TEAM (programs of one, 1 or 2), and each linear's ranges (O_RANGES ...).
 #include "machine.cuh"
 
-// Warps by their work, in groups of four, which share the registers out; the last group's other three have none.
+// Warps by their work, in groups of four, which share the registers out; the last group's other three have little.
 constexpr int FINISHERS = 4, FIRST_FINISHER = 8, BRINGER = FIRST_FINISHER + FINISHERS, THREADS = 32 * (BRINGER + 4);
 constexpr int MULTIPLYING = 200, FINISHING = 88, BRINGING = 24;  // registers a thread
 static_assert(8 * MULTIPLYING + 4 * FINISHING + 4 * BRINGING <= 65536 / 32, "registers");
 constexpr int MERGING = BRINGER;                       // warps, before all that
+constexpr int MOST_ASKED = 4096;                       // keys
 
 constexpr int BLOCK = 32;                              // of the depth, that a warp reads at once
+constexpr int KEY_BLOCK = 64;                          // of attention, whose splits take blocks in turn
 constexpr int TEAMS = PROGRAMS / TEAM, TILE = 16 * TEAM;  // outputs of a tile, 16 for each program of a team to finish
 constexpr int PART_BYTES = FP8 ? 512 : 1024;           // 16 outputs over a block
 constexpr int BLOCK_BYTES = TEAM * PART_BYTES;
@@ -86,26 +92,31 @@ struct Weights {
 struct Between {
     Weights weights[NUM_LINEARS];
     const float *acc, *top, *total;  // the input, attention's splits: (SPLITS, ROWS, HEADS, HEAD_DIM), without the last
-    u16 *attended;        // (Q_DIM / 32, ROWS, 32) in the order of `input_at`: the splits merged
+    // Handed from program to program, unset before. Inputs of linears lie in the order of `input_at`.
+    u16 *attended;        // (Q_DIM / 32, ROWS, 32): the splits merged
+    u16 *middle;          // the stream behind attention times the gain of ffn's norm
+    u16 *ffn;
+    u16 *scaled;          // the stream behind ffn times the next norm's gain; by rows before the first layer
+    float *middle_squares, *squares;  // (ROWS, DIM / 16): of the stream there, by part
+    float *head_squares;  // (QKV_HEADS, ROWS, HEAD_PARTS)
+    float *sums;          // (parts, ranges, ROWS, 16), where programs of a set wait for each other; unset again once read
+    u8 *stale;            // what the launch before was handed, for this one to unset
     u16 *stream;          // (ROWS, DIM), the residual stream, bf16
-    u16 *scaled;          // the stream times the next norm's gain, like `attended`; by rows before the first layer and
-                          // behind the last
-    float *squares;       // (ROWS, DIM / 16): of the stream, by part
-    u16 *ffn;             // like `attended`
     u16 *qkv;             // (ROWS, QKV_DIM), bf16: the output
     const u16 *ffn_gain, *next_gain, *bias, *q_gain, *k_gain;
     u16 *k_cache, *v_cache;
     const float *angles;  // (positions, 2, HEAD_DIM / 2)
     const int *positions, *slots, *gate;
-    float *sums;          // of tiles, (ROWS, 16), where programs of a set wait for each other; squares of heads' parts
+    const int *prefix_end, *span_start, *span_end;  // what rows see: cached keys, rows of this forward
+    const int *tiles, *pages;  // of attention: (num_tiles, 3) segment, first row, end row; (segments, max_pages)
     int *counters;        // zero before the launch
     float ffn_eps, next_eps, head_eps;
     int has_layer, has_qkv;  // what this launch is to do: three linears behind attention, the next qkv
+    int stale_bytes, num_tiles, max_pages, page_size;
 };
 
-// Counters: programs that have finished a linear, and that have merged; parts of a head; programs of a set.
-constexpr int DONE = 0, MERGED = NUM_LINEARS;
-constexpr int HEAD_CAME = MERGED + 1, SET_CAME = HEAD_CAME + QKV_HEADS, NUM_COUNTERS = SET_CAME + 2 * PROGRAMS;
+// Counters: programs that have finished a linear, and that have merged.
+constexpr int DONE = 0, MERGED = NUM_LINEARS, NUM_COUNTERS = MERGED + 1;
 
 struct Shared {
     u8 ring[SLOTS][PIECE * ROUND_BYTES];
@@ -184,6 +195,34 @@ DEVICE void bring(Worker &me) {
     if (me.args.has_qkv) bring_linear<Qkv>(me, policy);
 }
 
+// Whether a layer's keys and values are so many that they are gone from the second-level cache when their turn comes.
+constexpr int KEY_DIM = KV_HEADS * HEAD_DIM;
+constexpr bool IS_FAR = KEY_DIM >= 512;
+
+// Have keys and values that the attention behind this launch will read brought back: of every segment, as many as do not
+// crowd out anything. By the warps that have no other work.
+DEVICE void ask_keys(const Between &args, int thread) {
+    constexpr int ASKERS = PROGRAMS * (THREADS - 32 * (BRINGER + 1)), LINES = KEY_DIM / 64;
+    const int first = program_index() * (ASKERS / PROGRAMS) + thread;
+    int room = MOST_ASKED * LINES, before = -1;
+#pragma unroll 1
+    for (int tile = 0; tile < args.num_tiles; ++tile) {
+        const int segment = args.tiles[3 * tile], end = args.tiles[3 * tile + 2];
+        if (args.tiles[3 * tile + 1] >= end) break;
+        if (segment == before) continue;
+        before = segment;
+        const int count = args.prefix_end[end - 1] * LINES, asked = count < room ? count : room;
+        room -= asked;
+#pragma unroll 1
+        for (int at = first; at < asked; at += ASKERS) {
+            const int key = at / LINES, page = args.pages[segment * args.max_pages + key / args.page_size];
+            const long long place = (long long)(page * args.page_size + key % args.page_size) * KEY_DIM + at % LINES * 64;
+            ask_line(args.k_cache + place);
+            ask_line(args.v_cache + place);
+        }
+    }
+}
+
 // The output that a number of a part belongs to, 16 outputs of a tile. Of gate and up a part has eight each; of qkv eight
 // columns of a head, and their partners in the other half.
 template <class L> DEVICE int output_of(int part, int at) {
@@ -252,15 +291,32 @@ DEVICE int input_at(int row, int at) {
 
 // ---- attention's splits
 
+// What a row sees: cached keys, and whether rows of this forward, which the last split has. Others leave nothing.
+struct Seen {
+    int num_keys;
+    bool has_span;
+};
+
+DEVICE Seen seen_by(const Between &args, int row) {
+    return Seen{args.prefix_end[row], args.span_end[row] > args.span_start[row]};
+}
+DEVICE bool is_kept(int split, const Seen &seen) {
+    return split * KEY_BLOCK < seen.num_keys || (split == SPLITS - 1 && seen.has_span);
+}
+
 // One warp a head of a row, the splits in their order. Where a split saw nothing it weighs nothing.
-DEVICE void merge_head(const Worker &me, int at) {
+DEVICE void merge_head(const Worker &me, int at, const Seen &seen) {
     constexpr int EACH = HEAD_DIM / 32, STRIDE = ROWS * HEADS;
-    const float top = fresh_float(me.args.top + me.lane % SPLITS * STRIDE + at);
-    const float total = fresh_float(me.args.total + me.lane % SPLITS * STRIDE + at);
-    float parts[SPLITS][EACH];
+    const int mine = me.lane % SPLITS;
+    float top = -INFINITY, total = 0.0f, parts[SPLITS][EACH] = {};
+    if (is_kept(mine, seen)) {
+        top = fresh_float(me.args.top + mine * STRIDE + at);
+        total = fresh_float(me.args.total + mine * STRIDE + at);
+    }
 #pragma unroll
     for (int split = 0; split < SPLITS; ++split)
-        fresh_floats(parts[split], me.args.acc + ((long long)split * STRIDE + at) * HEAD_DIM + me.lane * EACH);
+        if (is_kept(split, seen))
+            fresh_floats(parts[split], me.args.acc + ((long long)split * STRIDE + at) * HEAD_DIM + me.lane * EACH);
     float best = top;
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) best = maximum(best, from_lane_xor(best, mask));
@@ -274,15 +330,21 @@ DEVICE void merge_head(const Worker &me, int at) {
         for (int i = 0; i < EACH; ++i) y[i] += mine * parts[split][i];
     }
     const float shrink = 1.0f / (sum > 0.0f ? sum : 1.0f);
+    u16 bits[EACH];
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        const int place = input_at(at / HEADS, at % HEADS * HEAD_DIM + me.lane * EACH);
-        me.args.attended[place + i] = narrow(y[i] * shrink);
-    }
+    for (int i = 0; i < EACH; ++i) bits[i] = narrow(y[i] * shrink);
+    hand(me.args.attended + input_at(at / HEADS, at % HEADS * HEAD_DIM + me.lane * EACH), bits);
 }
 
+// The row tables are older than the launch before this one.
 DEVICE void merge(const Worker &me) {
-    for (int at = program_index() + me.warp * PROGRAMS; at < ROWS * HEADS; at += PROGRAMS * MERGING) merge_head(me, at);
+    int at = program_index() + me.warp * PROGRAMS;
+    Seen seen = seen_by(me.args, at / HEADS % ROWS);
+    wait_turn();
+    for (; at < ROWS * HEADS; at += PROGRAMS * MERGING) {
+        merge_head(me, at, seen);
+        seen = seen_by(me.args, (at + PROGRAMS * MERGING) / HEADS % ROWS);
+    }
 }
 
 // ---- products
@@ -293,14 +355,21 @@ DEVICE void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 
 }
 
 // Blocks of an input from the `begin`-th on: a lane has eight numbers in a row of every block and of each of its rows.
-// Which of them meet in a product is the packing's business.
+// Which of them meet in a product is the packing's business. Nearly always all of it is there when the counters say so.
 template <int blocks>
 DEVICE void read_input(uint4 (&x)[blocks][ROW_TILES], const Worker &me, const u16 *input, int begin) {
     const u16 *from = input + begin * (ROWS * BLOCK) + me.lane * 8;
+    u32 most;
+    do {
+        most = 0;
 #pragma unroll
-    for (int block = 0; block < blocks; ++block)
+        for (int at = 0; at < blocks * ROW_TILES; ++at) x[at / ROW_TILES][at % ROW_TILES] = handed_16(from + at * 256);
 #pragma unroll
-        for (int tile = 0; tile < ROW_TILES; ++tile) x[block][tile] = fresh_16(from + (block * ROW_TILES + tile) * 256);
+        for (int at = 0; at < blocks * ROW_TILES; ++at) {
+            const uint4 &four = x[at / ROW_TILES][at % ROW_TILES];
+            most = larger_word(most, larger_word(larger_word(four.x, four.y), larger_word(four.z, four.w)));
+        }
+    } while (is_any(most == UNSET));
 }
 
 // The same where rows lie behind each other.
@@ -504,10 +573,10 @@ DEVICE void finish_low(Finisher &own) {
     if (RANK > 0 && own.me.lane == 0) barrier_arrive(&shared.lowered);
 }
 
-// After the last store of all finishers: raise a counter for other programs.
+// After the last store of all finishers: raise a counter for other programs, who look at what they are handed.
 DEVICE void tell(const Worker &me, int *counter) {
     sync_finishers();
-    if (me.thread == 0) add_and_tell(counter, 1);
+    if (me.thread == 0) count(counter);
 }
 
 // ---- what follows a linear
@@ -521,7 +590,7 @@ DEVICE void finish_gate(const Finisher &own, const float (&sum)[EACH], int part)
         const float up = from_lane_xor(mine, MATES / 2);
         bits[i] = narrow(divide(mine, 1.0f + exponential(-mine)) * up);
     }
-    if (own.output < 8) store_halves(own.me.args.ffn + input_at(own.row, part * 8 + own.output), bits);
+    if (own.output < 8) hand(own.me.args.ffn + input_at(own.row, part * 8 + own.output), bits);
 }
 
 // Raw numbers of qkv as a linear layer would leave them.
@@ -562,78 +631,112 @@ DEVICE void finish_qkv(const Finisher &own, const float (&raw)[EACH], const Angl
     store_halves(cache + ((long long)own.slot * KV_HEADS + (head - HEADS) % KV_HEADS) * HEAD_DIM + at % HEAD_DIM, bits);
 }
 
-// A part leaves its squares for the head's norm and waits.
+// A part leaves its squares for the head's norm.
 constexpr int HEAD_PARTS = HEAD_DIM / 16;
 
 DEVICE float *squares_of(const Finisher &own, int head) {
-    return own.me.args.sums + (head * ROWS + own.row) * HEAD_PARTS;
+    return own.me.args.head_squares + (head * ROWS + own.row) * HEAD_PARTS;
 }
 
 DEVICE void leave_square(const Finisher &own, const float (&raw)[EACH], int part) {
     const float square = add_squares(raw);
-    if (own.output == 0) squares_of(own, part / HEAD_PARTS)[part % HEAD_PARTS] = square;
+    if (own.output == 0) hand(squares_of(own, part / HEAD_PARTS) + part % HEAD_PARTS, square);
+}
+
+// What a part of a head is finished with.
+struct Waiting {
+    Angles angles;
+    u16 gain[EACH];
+    float fours[HEAD_PARTS / 4][4];  // squares of the whole head, by part
+};
+
+constexpr int MOST_WAITING = Qkv::MOST_TILES;  // parts of this program
+
+// The squares of the heads that this program has parts of, as soon as all programs have left theirs.
+DEVICE void read_squares(Waiting (&parts)[MOST_WAITING], const Finisher &own, int first, int count) {
+    u32 most;
+    do {
+        most = 0;
+#pragma unroll
+        for (int at = 0; at < MOST_WAITING * (HEAD_PARTS / 4); ++at) {
+            const int part = at / (HEAD_PARTS / 4), four = at % (HEAD_PARTS / 4);
+            if (part < count) handed(parts[part].fours[four], squares_of(own, (first + part * TEAM) / HEAD_PARTS) + four * 4);
+        }
+#pragma unroll
+        for (int at = 0; at < MOST_WAITING * HEAD_PARTS; ++at) {
+            const int part = at / HEAD_PARTS;
+            if (part < count) most = larger_word(most, word_of(parts[part].fours[at % HEAD_PARTS / 4][at % 4]));
+        }
+    } while (is_any(most == UNSET));
 }
 
 // This program's parts, when the squares of their whole heads are there.
 DEVICE void finish_heads(const Finisher &own) {
     const Worker &me = own.me;
-    const int first = first_part<Qkv>() + member(), end = end_part<Qkv>();
-    sync_finishers();
-    if (first + me.thread * TEAM < end) {
-        int *came = me.args.counters + HEAD_CAME + (first + me.thread * TEAM) / HEAD_PARTS;
-        add_and_tell(came, 1);
-        while (see(came) < HEAD_PARTS) {}
+    const int first = first_part<Qkv>() + member(), count = num_tiles<Qkv>();
+    Waiting parts[MOST_WAITING];
+#pragma unroll
+    for (int at = 0; at < MOST_WAITING && at < count; ++at) {
+        const int part = first + at * TEAM, output = output_of<Qkv>(part, own.output);
+        const u16 *gains = part / HEAD_PARTS < HEADS ? me.args.q_gain : me.args.k_gain;
+        read_angles(parts[at].angles, own, output);
+        fresh_halves(parts[at].gain, gains + output % HEAD_DIM);
     }
-    sync_finishers();
-#pragma unroll 2
-    for (int part = first; part < end; part += TEAM) {
-        const int head = part / HEAD_PARTS, at = output_of<Qkv>(part, own.output);
-        const u16 *gains = (head < HEADS ? me.args.q_gain : me.args.k_gain) + at % HEAD_DIM;
-        float squares[HEAD_PARTS / 4][4], square = 0.0f, raw[EACH];
-        Angles angles;
-        read_angles(angles, own, at);
-        shared_floats(raw, me.shared.kept[(part - first) / TEAM][0] + me.thread * EACH);
+    read_squares(parts, own, first, count);
 #pragma unroll
-        for (int four = 0; four < HEAD_PARTS / 4; ++four) fresh_floats(squares[four], squares_of(own, head) + four * 4);
+    for (int at = 0; at < MOST_WAITING && at < count; ++at) {
+        const int part = first + at * TEAM;
+        float raw[EACH], square = 0.0f;
+        shared_floats(raw, me.shared.kept[at][0] + me.thread * EACH);
 #pragma unroll
-        for (int of = 0; of < HEAD_PARTS; ++of) square += squares[of / 4][of % 4];
+        for (int of = 0; of < HEAD_PARTS; ++of) square += parts[at].fours[of / 4][of % 4];
         const float divisor = inverse_root(square / HEAD_DIM + me.args.head_eps);
 #pragma unroll
-        for (int i = 0; i < EACH && head < HEADS + KV_HEADS; ++i) raw[i] = raw[i] * divisor * of_bf16(gains[i]);
-        finish_qkv(own, raw, angles, at);
+        for (int i = 0; i < EACH && part / HEAD_PARTS < HEADS + KV_HEADS; ++i)
+            raw[i] = raw[i] * divisor * of_bf16(parts[at].gain[i]);
+        finish_qkv(own, raw, parts[at].angles, output_of<Qkv>(part, own.output));
     }
 }
 
-// The norm's divisor from the squares that the linear before left, by part: eight sums of every eighth four, whether a
-// row has eight threads or four.
-DEVICE void read_divisor(Finisher &own, float eps) {
-    constexpr int FOURS = DIM / 64, STEPS = (FOURS + 7) / 8, SUMS_EACH = 8 / MATES;
-    const float *from = own.me.args.squares + own.row * (DIM / 16);
-    float sums[SUMS_EACH], fours[SUMS_EACH][STEPS][4];
-#pragma unroll
-    for (int sum = 0; sum < SUMS_EACH; ++sum)
+// Every eighth four of a row's squares from the `first` on, as soon as all are there.
+DEVICE float add_fours(const float *from, int first) {
+    constexpr int FOURS = DIM / 64, STEPS = (FOURS + 7) / 8;
+    float sum;
+    u32 most;
+    do {
+        most = 0, sum = 0.0f;
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
-            const int four = step * 8 + sum * MATES + own.me.thread % MATES;
-            fresh_floats(fours[sum][step], from + (four < FOURS ? four : 0) * 4);
+            const int place = step * 8 + first;
+            float four[4];
+            handed(four, from + (place < FOURS ? place : 0) * 4);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                most = larger_word(most, word_of(four[j]));
+                sum += place < FOURS ? four[j] : 0.0f;
+            }
         }
+    } while (is_any(most == UNSET));
+    return sum;
+}
+
+// The norm's divisor from the squares that the linear before left, by part: eight sums, whether a row has eight threads
+// or four.
+DEVICE void read_divisor(Finisher &own, const float *squares, float eps) {
+    constexpr int SUMS_EACH = 8 / MATES;
+    float sums[SUMS_EACH];
 #pragma unroll
-    for (int sum = 0; sum < SUMS_EACH; ++sum) {
-        sums[sum] = 0.0f;
-#pragma unroll
-        for (int step = 0; step < STEPS; ++step)
-#pragma unroll
-            for (int j = 0; j < 4; ++j)
-                sums[sum] += step * 8 + sum * MATES + own.me.thread % MATES < FOURS ? fours[sum][step][j] : 0.0f;
-        sums[sum] = add_mates(sums[sum]);
-    }
+    for (int sum = 0; sum < SUMS_EACH; ++sum)
+        sums[sum] = add_mates(add_fours(squares + own.row * (DIM / 16), sum * MATES + own.me.thread % MATES));
     own.divisor = inverse_root((SUMS_EACH == 1 ? sums[0] : sums[0] + sums[SUMS_EACH - 1]) / DIM + eps);
 }
 
-// Where the next linear will read, or the head.
-template <class L> DEVICE u16 *scaled_at(const Worker &me, int row, int at) {
-    const bool is_last = L::KIND == DOWN && !me.args.has_qkv;
-    return me.args.scaled + (is_last ? row * DIM + at : input_at(row, at));
+// What the next linear will read of the stream behind this one.
+template <class L> DEVICE u16 *next_input(const Worker &me, int row, int at) {
+    return (L::KIND == O ? me.args.middle : me.args.scaled) + input_at(row, at);
+}
+template <class L> DEVICE float *next_square(const Worker &me, int row, int part) {
+    return (L::KIND == O ? me.args.middle_squares : me.args.squares) + row * (DIM / 16) + part;
 }
 
 // A number onto the residual stream, rounded before it is added and again after, as the plain network does.
@@ -655,9 +758,9 @@ DEVICE void finish_add(const Finisher &own, const float (&sum)[EACH], const u16 
         scaled[i] = narrow(values[i] * term_of<L>(own.me, part, own.output + i));
     }
     store_halves(args.stream + at, bits);
-    store_halves(scaled_at<L>(own.me, own.row, part * 16 + own.output), scaled);
+    hand(next_input<L>(own.me, own.row, part * 16 + own.output), scaled);
     const float square = add_squares(values);
-    if (own.output == 0) args.squares[own.row * (DIM / 16) + part] = square;
+    if (own.output == 0) hand(next_square<L>(own.me, own.row, part), square);
 }
 
 // ---- a linear of teams
@@ -732,9 +835,9 @@ template <class L> DEVICE void finish_part(const Finisher &own, Numbers &numbers
 }
 
 // A part is finished when the next tile's sums are gathered: so the two of a team can be a tile apart.
-template <class L> DEVICE void finish_team(Finisher &own, float eps) {
+template <class L> DEVICE void finish_team(Finisher &own, const float *squares, float eps) {
     const int count = num_tiles<L>();
-    if (L::IS_WIDE) read_divisor(own, eps);
+    if (L::IS_WIDE) read_divisor(own, squares, eps);
 #pragma unroll 1
     for (int range = 0; range < L::RANGES_EACH && count > 0; ++range) {
         const bool is_last = range == L::RANGES_EACH - 1;
@@ -750,13 +853,10 @@ template <class L> DEVICE void finish_team(Finisher &own, float eps) {
     }
     if constexpr (L::KIND == QKV && HEAD_NORM) finish_heads(own);
     if (L::KIND != QKV) tell(own.me, own.me.args.counters + DONE + L::KIND);
+    if (L::KIND == O && own.me.thread == 0) settle();  // the stream, for down, who will have waited for a later counter
 }
 
 // ---- a linear of sets
-
-template <class L> DEVICE int *set_counter(const Worker &me) {
-    return me.args.counters + SET_CAME + (L::KIND == O ? 0 : PROGRAMS) + share_of<L>() % L::SETS;
-}
 
 // The sums of this program's range, left for the set.
 template <class L> DEVICE void leave_set(Finisher &own) {
@@ -771,31 +871,48 @@ template <class L> DEVICE void leave_set(Finisher &own) {
             const long long place = ((long long)(tile * TEAM + part) * L::RANGES + range) * ROWS + own.row;
             float sum[EACH];
             add_warps(sum, own, part);
-            store_floats(own.me.args.sums + place * 16 + own.output, sum);
+            hand(own.me.args.sums + place * 16 + own.output, sum);
         }
         leave_sums(own.me);
     }
-    tell(own.me, set_counter<L>(own.me));
 }
 
-// One number of a set's part, the sums of all ranges added up.
-template <class L> DEVICE void finish_sum(const Worker &me, int part, int row) {
-    const int output = me.thread % 16, at = row * DIM + part * 16 + output;
-    const float *from = me.args.sums + ((long long)part * L::RANGES * ROWS + row) * 16 + output;
-    const u16 before = fresh_half(me.args.stream + at);
-    float each[L::RANGES], sum = 0.0f;
+// The sums of two outputs of a set's part over every range, as soon as they are there; unset behind it.
+template <class L> DEVICE void read_sums(float (&each)[L::RANGES][2], float *from) {
+    u32 most;
+    do {
+        most = 0;
 #pragma unroll
-    for (int other = 0; other < L::RANGES; ++other) each[other] = fresh_float(from + other * (16 * ROWS));
+        for (int range = 0; range < L::RANGES; ++range) handed(each[range], from + range * (16 * ROWS));
 #pragma unroll
-    for (int other = 0; other < L::RANGES; ++other) sum += each[other];
-    const u16 bits = add_onto<L>(me, sum, before, part, output);
-    const float value = of_bf16(bits);
-    me.args.stream[at] = bits;
-    *scaled_at<L>(me, row, part * 16 + output) = narrow(value * term_of<L>(me, part, output));
-    float square = rounded_square(value);
+        for (int at = 0; at < L::RANGES * 2; ++at) most = larger_word(most, word_of(each[at / 2][at % 2]));
+    } while (most == UNSET);
 #pragma unroll
-    for (int mask = 1; mask < 16; mask *= 2) square += from_lane_xor(square, mask);
-    if (output == 0) me.args.squares[row * (DIM / 16) + part] = square;
+    for (int range = 0; range < L::RANGES; ++range) store_8(from + range * (16 * ROWS), UNSET);
+}
+
+// Two numbers of a set's part.
+template <class L> DEVICE void finish_sums(const Worker &me, int part, int row) {
+    const int output = me.thread % 8 * 2, at = row * DIM + part * 16 + output;
+    float each[L::RANGES][2], sum[2] = {}, values[2];
+    u16 before[2], bits[2], scaled[2];
+    fresh_halves(before, me.args.stream + at);
+    read_sums<L>(each, me.args.sums + ((long long)part * L::RANGES * ROWS + row) * 16 + output);
+    sync_warp();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int range = 0; range < L::RANGES; ++range) sum[i] += each[range][i];
+        bits[i] = add_onto<L>(me, sum[i], before[i], part, output + i);
+        values[i] = of_bf16(bits[i]);
+        scaled[i] = narrow(values[i] * term_of<L>(me, part, output + i));
+    }
+    store_halves(me.args.stream + at, bits);
+    hand(next_input<L>(me, row, part * 16 + output), scaled);
+    float square = rounded_square(values[0]) + rounded_square(values[1]);
+#pragma unroll
+    for (int mask = 1; mask < 8; mask *= 2) square += from_lane_xor(square, mask);
+    if (output == 0) hand(next_square<L>(me, row, part), square);
 }
 
 // A program's share of a set's parts, when the sums of all ranges are there. The multipliers do it: they are many, and
@@ -803,27 +920,27 @@ template <class L> DEVICE void finish_sum(const Worker &me, int part, int row) {
 template <class L> DEVICE void finish_set(Worker &me) {
     const int range = first_range<L>();
     if (range >= L::RANGES) return;
-    wait_for(me, set_counter<L>(me), L::RANGES);
 #pragma unroll 2
     for (int part = first_part<L>() + range; part < end_part<L>(); part += L::RANGES)
 #pragma unroll
-        for (int row = me.thread / 16; row < ROWS; row += MULTIPLIERS * 2) finish_sum<L>(me, part, row);
+        for (int row = me.thread / 8; row < ROWS; row += MULTIPLIERS * 4) finish_sums<L>(me, part, row);
     sync_multipliers();
-    if (me.thread == 0) add_and_tell(me.args.counters + DONE + L::KIND, 1);
+    if (L::KIND == O && me.thread == 0) settle();  // as above
+    if (me.thread == 0) count(me.args.counters + DONE + L::KIND);
 }
 
 // ---- all of it
 
-// Squares are those of all programs.
-DEVICE void wait_squares(const Worker &me, int kind, int goal) {
+// Until all programs have finished a linear.
+template <class L> DEVICE void wait_done(const Worker &me) {
     if (me.thread == 0)
-        while (see(me.args.counters + DONE + kind) < goal) {}
+        while (see(me.args.counters + DONE + L::KIND) < L::WORKERS) {}
     sync_finishers();
 }
 
-template <class L> DEVICE void finish_linear(Finisher &own, float eps) {
+template <class L> DEVICE void finish_linear(Finisher &own, const float *squares = nullptr, float eps = 0.0f) {
     if constexpr (L::IN_SETS) leave_set<L>(own);
-    else finish_team<L>(own, eps);
+    else finish_team<L>(own, squares, eps);
 }
 
 template <class L> DEVICE void multiply_linear(Worker &me, const u16 *input) {
@@ -837,7 +954,7 @@ DEVICE void multiply_all(Worker &me) {
         wait_for(me, counters + MERGED, PROGRAMS);
         multiply_linear<Output>(me, me.args.attended);
         wait_for(me, counters + DONE + O, Output::WORKERS);
-        multiply_linear<GateUp>(me, me.args.scaled);
+        multiply_linear<GateUp>(me, me.args.middle);
         wait_for(me, counters + DONE + GATE_UP, GateUp::WORKERS);
         multiply_linear<Down>(me, me.args.ffn);
         if (me.args.has_qkv) wait_for(me, counters + DONE + DOWN, Down::WORKERS);
@@ -845,20 +962,29 @@ DEVICE void multiply_all(Worker &me) {
     if (me.args.has_qkv) multiply_linear<Qkv>(me, me.args.scaled);
 }
 
+// For the launch behind the next.
+DEVICE void unset_stale(const Worker &me) {
+    for (int at = (program_index() * FINISHERS * 32 + me.thread) * 16; at < me.args.stale_bytes;
+         at += PROGRAMS * FINISHERS * 32 * 16)
+        store_16(me.args.stale + at, UNSET);
+}
+
 DEVICE void finish_all(Finisher &own) {
     const Between &args = own.me.args;
+    unset_stale(own.me);
     if (args.has_layer) {
-        finish_linear<Output>(own, 0.0f);
-        wait_squares(own.me, O, Output::WORKERS);
-        finish_linear<GateUp>(own, args.ffn_eps);
-        finish_linear<Down>(own, 0.0f);
-        if (args.has_qkv) wait_squares(own.me, DOWN, Down::WORKERS);
+        finish_linear<Output>(own);
+        wait_done<Output>(own.me);
+        finish_linear<GateUp>(own, args.middle_squares, args.ffn_eps);
+        if (!Down::IN_SETS) wait_done<GateUp>(own.me);  // behind it the stream of output is settled
+        finish_linear<Down>(own);
+        if (args.has_qkv) wait_done<Down>(own.me);
     }
     let_next();
     if (!args.has_qkv) return;
     own.position = args.positions[own.row];
     own.slot = args.slots[own.row];
-    finish_linear<Qkv>(own, args.next_eps);
+    finish_linear<Qkv>(own, args.squares, args.next_eps);
 }
 
 DEVICE void make_barriers(const Worker &me) {
@@ -884,11 +1010,11 @@ DEVICE void make_barriers(const Worker &me) {
 DEVICE void prepare(const Worker &me) {
     ask_constants(me);
     meet_team();
-    wait_turn();
     if (me.args.has_layer) merge(me);
+    else wait_turn();
     copies_done();
     sync_mergers();
-    if (me.args.has_layer && me.thread == 0) add_and_tell(me.args.counters + MERGED, 1);
+    if (me.args.has_layer && me.thread == 0) count(me.args.counters + MERGED);
 }
 
 KERNEL(TEAM, THREADS) between(const GRID_CONSTANT Between args) {
@@ -901,6 +1027,7 @@ KERNEL(TEAM, THREADS) between(const GRID_CONSTANT Between args) {
     if (warp >= BRINGER) {
         give_registers<BRINGING>();
         if (warp == BRINGER && me.lane == 0) bring(me);
+        if (IS_FAR && warp > BRINGER && args.has_qkv) ask_keys(args, thread - 32 * (BRINGER + 1));
         return;
     }
     prepare(me);

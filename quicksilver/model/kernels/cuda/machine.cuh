@@ -117,16 +117,16 @@ DEVICE void send(float *to, const float (&values)[4], u64 *barrier, int program)
 template <int count> DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count)); }
 template <int count> DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count)); }
 
-// Between programs: what was written before an add is seen by who has seen the sum.
+// Between programs. What was written before `settle` is seen by who has seen a count behind it. To settle takes as long
+// as a store and its answer, so numbers that others wait for are handed over without: what they will replace is UNSET,
+// and who reads looks whether it still is.
 
-DEVICE int add_and_see(int *counter, int value) {
-    int before;
-    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(value) : "memory");
-    return before;
-}
+constexpr u32 UNSET = 0xffffffff;  // no number, and none that a conversion gives
 
-DEVICE void add_and_tell(int *counter, int value) {
-    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
+DEVICE void settle() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+DEVICE void count(int *counter) {
+    asm volatile("red.relaxed.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
 }
 
 DEVICE int see(const int *counter) {
@@ -135,10 +135,50 @@ DEVICE int see(const int *counter) {
     return value;
 }
 
+// In whole words: of a smaller number half a word could be there.
+DEVICE void hand(u16 *at, const u16 (&from)[4]) {
+    asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1, %2};"
+                 ::"l"(at), "r"(from[0] | (u32)from[1] << 16), "r"(from[2] | (u32)from[3] << 16) : "memory");
+}
+DEVICE void hand(u16 *at, const u16 (&from)[2]) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(from[0] | (u32)from[1] << 16) : "memory");
+}
+DEVICE void hand(float *at, const float (&from)[4]) {
+    asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};"
+                 ::"l"(at), "f"(from[0]), "f"(from[1]), "f"(from[2]), "f"(from[3]) : "memory");
+}
+DEVICE void hand(float *at, const float (&from)[2]) {
+    asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(at), "f"(from[0]), "f"(from[1]) : "memory");
+}
+DEVICE void hand(float *at, float from) {
+    asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" ::"l"(at), "f"(from) : "memory");
+}
+
+DEVICE uint4 handed_16(const void *at) {
+    uint4 found;
+    asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w) : "l"(at) : "memory");
+    return found;
+}
+DEVICE void handed(float (&to)[4], const float *at) {
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3]) : "l"(at) : "memory");
+}
+DEVICE void handed(float (&to)[2], const float *at) {
+    asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(to[0]), "=f"(to[1]) : "l"(at) : "memory");
+}
+
+DEVICE u32 word_of(float value) { return __float_as_uint(value); }
+DEVICE u32 larger_word(u32 a, u32 b) { return a > b ? a : b; }
+DEVICE bool is_any(bool is_mine) { return __any_sync(0xffffffffu, is_mine); }  // of a warp
+
 // Between launches: this one may begin before the one before it ends, and then waits for what that one wrote.
 
 DEVICE void wait_turn() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void let_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Have a line brought into the second-level cache.
+DEVICE void ask_line(const void *at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
 // Loads past the first-level cache, which does not know what other programs write.
 
@@ -165,14 +205,12 @@ DEVICE void fresh_halves(u16 (&to)[2], const u16 *at) {
 
 // Two or four numbers at once.
 
+DEVICE void store_8(void *at, u32 word) { *(uint2 *)at = make_uint2(word, word); }
+DEVICE void store_16(void *at, u32 word) { *(uint4 *)at = make_uint4(word, word, word, word); }
 DEVICE void store_halves(u16 *at, const u16 (&from)[4]) {
     *(ushort4 *)at = make_ushort4(from[0], from[1], from[2], from[3]);
 }
 DEVICE void store_halves(u16 *at, const u16 (&from)[2]) { *(ushort2 *)at = make_ushort2(from[0], from[1]); }
-DEVICE void store_floats(float *at, const float (&from)[4]) {
-    *(float4 *)at = make_float4(from[0], from[1], from[2], from[3]);
-}
-DEVICE void store_floats(float *at, const float (&from)[2]) { *(float2 *)at = make_float2(from[0], from[1]); }
 DEVICE void shared_floats(float (&to)[4], const float *at) {
     const float4 four = *(const float4 *)at;
     to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
