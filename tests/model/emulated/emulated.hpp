@@ -50,6 +50,9 @@ struct Fiber {
     bool has_begun = false, is_over = false;
 };
 
+static u32 dice = 1;
+inline u32 roll() { return (dice = dice * 1664525 + 1013904223) >> 16; }
+
 static Fiber *now;
 static jmp_buf scheduler;
 static int grid;
@@ -127,49 +130,51 @@ inline void join_team() { ++teams[now->index / team_size()]; }
 inline void meet_team() {
     while (teams[now->index / team_size()] < team_size() * (int)now->program->warps.size() * 32) pass();
 }
-template <int count> inline void send(float *to, const float (&values)[count], u64 *barrier, int program) {
-    Program &other = programs[now->index / team_size() * team_size() + program];
-    const long long apart = other.shared() - shared_memory();
-    memcpy((u8 *)to + apart, values, sizeof values);
-    barrier_count((u64 *)((u8 *)barrier + apart), sizeof values);
-}
-
 template <int count> inline void give_registers() {}
 template <int count> inline void take_registers() {}
 
-// What is handed over arrives later than counts, in any order, unless it is settled before.
+// What goes to other programs arrives later than counts, in any order, unless it is settled before.
 constexpr u32 UNSET = 0xffffffff;
-struct Handed {
+struct Parcel {
     u8 *to, bytes[16];
     int size, due;
     Program *by;
+    u64 *barrier;  // that counts its bytes, or none
 };
-static std::vector<Handed> on_their_way;
+static std::vector<Parcel> on_their_way;
 static int turn;
-static u32 dice = 1;
 
 template <class Is> inline void land(Is is_there) {
     size_t kept = 0;
-    for (auto &one : on_their_way)
-        if (is_there(one)) memcpy(one.to, one.bytes, one.size);
-        else on_their_way[kept++] = one;
+    for (auto &one : on_their_way) {
+        if (!is_there(one)) {
+            on_their_way[kept++] = one;
+            continue;
+        }
+        memcpy(one.to, one.bytes, one.size);
+        if (one.barrier) barrier_count(one.barrier, one.size);
+    }
     on_their_way.resize(kept);
 }
+inline void post(void *to, const void *from, int size, u64 *barrier = nullptr) {
+    Parcel one{(u8 *)to, {}, size, turn + (int)(roll() % 9), now->program, barrier};
+    memcpy(one.bytes, from, size);
+    on_their_way.push_back(one);
+}
 inline void settle() {
-    land([](const Handed &one) { return one.by == now->program; });
+    land([](const Parcel &one) { return one.by == now->program; });
 }
 inline void count(int *counter) {
     ++*counter;
     pass();
 }
-template <class T> inline void hand_bytes(T *to, const void *from, int size) {
-    dice = dice * 1664525 + 1013904223;
-    Handed one{(u8 *)to, {}, size, turn + (int)(dice >> 16) % 9, now->program};
-    memcpy(one.bytes, from, size);
-    on_their_way.push_back(one);
+template <int count> inline void send(float *to, const float (&values)[count], u64 *barrier, int program) {
+    Program &other = programs[now->index / team_size() * team_size() + program];
+    const long long apart = other.shared() - shared_memory();
+    post((u8 *)to + apart, values, sizeof values, (u64 *)((u8 *)barrier + apart));
 }
-template <class T, int count> inline void hand(T *to, const T (&from)[count]) { hand_bytes(to, from, sizeof from); }
-inline void hand(float *to, float from) { hand_bytes(to, &from, sizeof from); }
+template <class T, int count> inline void hand(T *to, const T (&from)[count]) { post(to, from, sizeof from); }
+inline void hand(float *to, float from) { post(to, &from, sizeof from); }
 inline int see(const int *counter) {
     pass();
     return *(volatile const int *)counter;
@@ -264,9 +269,9 @@ static void enter() {
     _longjmp(scheduler, 1);
 }
 
-constexpr int STACK = 32768;
+constexpr int STACK = 32768, STRIDE = 1009;  // a prime, so that every fiber has its turn
 
-// Run `kernel` in every thread of every program, in turns.
+// Run `kernel` in every thread of every program, in turns, each from another thread on and warps and programs mixed.
 inline void run_grid(void (*kernel)(), int count, int team, int threads, int shared_bytes) {
     body = kernel, grid = count;
     programs = std::vector<Program>(count), teams = std::vector<int>(count / team);
@@ -285,13 +290,14 @@ inline void run_grid(void (*kernel)(), int count, int team, int threads, int sha
         }
     }
     for (bool is_busy = true; is_busy; ++turn) {
-        land([](const Handed &one) { return one.due <= turn; });
+        land([](const Parcel &one) { return one.due <= turn; });
         is_busy = false;
-        for (auto &fiber : fibers) {
-            if (fiber->is_over) continue;
+        for (int at = 0, to = (int)(roll() % fibers.size()); at < (int)fibers.size(); ++at, to += STRIDE) {
+            Fiber &fiber = *fibers[to % fibers.size()];
+            if (fiber.is_over) continue;
             is_busy = true;
-            resume(*fiber);
+            resume(fiber);
         }
     }
-    land([](const Handed &) { return true; });
+    land([](const Parcel &) { return true; });
 }
