@@ -109,7 +109,6 @@ inline void copy_bytes(void *to, const void *from, u32 bytes, u64 *barrier, u64)
 }
 
 inline void copy_16(void *to, const void *from) { memcpy(to, from, 16); }
-inline void copy_4(void *to, const void *from) { memcpy(to, from, 4); }
 inline void copies_done() {}
 
 inline void sync_some(int name, int threads) { now->program->meetings[name].attend(threads); }
@@ -207,7 +206,6 @@ inline void ask_line(const void *at) { (void)*(volatile const u8 *)at; }
 inline uint4 fresh_16(const void *at) { return read_as<uint4>(at); }
 inline float fresh_float(const float *at) { return *at; }
 template <int count> inline void fresh_floats(float (&to)[count], const float *at) { memcpy(to, at, sizeof to); }
-inline u16 fresh_half(const u16 *at) { return *at; }
 template <int count> inline void fresh_halves(u16 (&to)[count], const u16 *at) { memcpy(to, at, sizeof to); }
 template <int count> inline void store_halves(u16 *at, const u16 (&from)[count]) { memcpy(at, from, sizeof from); }
 inline void store_8(void *at, u32 word) { memset(at, (u8)word, 8); }

@@ -52,6 +52,7 @@ class Case:
     programs: int = 4
     dims: tuple[int, int] = (512, 1536)
     q_dim: int = 512
+    kv_heads: int | None = None
 
     @property
     def kind(self) -> Kind:
@@ -69,13 +70,16 @@ CASES = [
     Case(rows=32, rank=16, q_dim=1536),
     Case(has_norms=True, dims=(2048, 1024)),
     Case(dims=(768, 512), q_dim=768),
+    Case(head_dim=128, kv_heads=4),
 ]
-"""Behind them: programs in teams and alone, a range for each and several, output in teams and in sets, down too."""
+"""Behind them: programs in teams and alone, a range for each and several, output in teams and in sets, down too; keys
+so many that they are asked for ahead."""
 
 
 def shape(case: Case) -> ModelConfig:
     dim, ffn_dim = case.dims
     heads, kv_heads = case.q_dim // case.head_dim, 128 // case.head_dim if case.q_dim == 512 else 3
+    kv_heads = case.kv_heads or kv_heads
     return ModelConfig(
         family="qwen3" if case.has_norms else "qwen2", num_layers=2, dim=dim, ffn_dim=ffn_dim, num_heads=heads,
         num_kv_heads=kv_heads, head_dim=case.head_dim, vocab_size=64, context_len=64, qkv_bias=not case.has_norms,
@@ -168,7 +172,10 @@ class Bench:
         left_out = ((2, 7), (3, 8))
         for at in left_out:
             splits[0][at] = splits[1][at] = splits[2][at] = torch.nan
-        tiles, pages = torch.tensor([[0, 0, 4], [0, 4, 9], [1, 9, rows], [0, 0, 0]]), torch.zeros(2, 16)
+        tiles, pages = (
+            torch.tensor([[0, 0, 4], [0, 4, 9], [1, 9, rows], [0, 0, 0]]),
+            torch.arange(32).view(2, 16) % 5 - 1,
+        )
         tables = SimpleNamespace(
             prefix_end=prefix_end,
             span_start=span[0],

@@ -100,7 +100,7 @@ struct Between {
     float *middle_squares, *squares;  // (ROWS, DIM / 16): of the stream there, by part
     float *head_squares;  // (QKV_HEADS, ROWS, HEAD_PARTS)
     float *sums;          // (parts, ranges, ROWS, 16), where programs of a set wait for each other; unset again once read
-    u8 *stale;            // what the launch before was handed, for this one to unset
+    u8 *stale;            // what the next launch will be handed, for this one to unset
     u16 *stream;          // (ROWS, DIM), the residual stream, bf16
     u16 *qkv;             // (ROWS, QKV_DIM), bf16: the output
     const u16 *ffn_gain, *next_gain, *bias, *q_gain, *k_gain;
@@ -216,7 +216,8 @@ DEVICE void ask_keys(const Between &args, int thread) {
 #pragma unroll 1
         for (int at = first; at < asked; at += ASKERS) {
             const int key = at / LINES, page = args.pages[segment * args.max_pages + key / args.page_size];
-            const long long place = (long long)(page * args.page_size + key % args.page_size) * KEY_DIM + at % LINES * 64;
+            if (page < 0) continue;  // of rows that fork
+            const long long place = ((long long)page * args.page_size + key % args.page_size) * KEY_DIM + at % LINES * 64;
             ask_line(args.k_cache + place);
             ask_line(args.v_cache + place);
         }
@@ -962,7 +963,7 @@ DEVICE void multiply_all(Worker &me) {
     if (me.args.has_qkv) multiply_linear<Qkv>(me, me.args.scaled);
 }
 
-// For the launch behind the next.
+// For the next launch.
 DEVICE void unset_stale(const Worker &me) {
     for (int at = (program_index() * FINISHERS * 32 + me.thread) * 16; at < me.args.stale_bytes;
          at += PROGRAMS * FINISHERS * 32 * 16)

@@ -78,10 +78,6 @@ DEVICE void copy_16(void *to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
 
-DEVICE void copy_4(void *to, const void *from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
-}
-
 DEVICE void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 DEVICE void sync_some(int name, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory"); }
@@ -192,7 +188,6 @@ DEVICE void fresh_floats(float (&to)[2], const float *at) {
     const float2 two = __ldcg((const float2 *)at);
     to[0] = two.x, to[1] = two.y;
 }
-DEVICE u16 fresh_half(const u16 *at) { return __ldcg(at); }
 
 DEVICE void fresh_halves(u16 (&to)[4], const u16 *at) {
     const ushort4 four = __ldcg((const ushort4 *)at);
