@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.gpu_setup import SHAPES, made_up_batch, make_runner, pages_for, random_model, time_ms, write_report
 from benchmarks.stamps import NUM_STAMPS, PARTS, WIDTH, stamped
-from quicksilver.engine.graphs import GraphLimits, bucket_of
+from quicksilver.engine.graphs import GraphLimits
 from quicksilver.model.kernels import between
 from quicksilver.model.kernels.between_shape import MOST_PROGRAMS
 from quicksilver.model.kernels.cuda import compile as compile_module
@@ -42,7 +42,7 @@ def forward_ms(model: Transformer, scheme: str, count: int, past: int, stamps: T
         runner = make_runner(model, pages_for(1, past + 512), limits)
         batch = made_up_batch(1, count, past)
         runner._launch(batch)
-        return time_ms(runner._replays[(bucket_of(count), batch.has_canvas, False)])
+        return time_ms(runner._replays[runner.key_of(batch)])
     finally:
         compile_module.source = _plain_source
         between._kernel.cache_clear()

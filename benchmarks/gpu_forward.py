@@ -52,7 +52,7 @@ def graph_ms(runner: GraphRunner, batch: Batch, *, greedy_head: bool = True) -> 
     """One replay of the forward and, where asked, one of the head."""
     count = bucket_of(len(batch.token_ids))
     runner._launch(batch)
-    forward = runner._replays[(count, batch.has_canvas, False)]
+    forward = runner._replays[runner.key_of(batch)]
     head = runner._head(count)
     head.ints[0].copy_(torch.arange(count))
     propose = runner._graph(("head", count, HeadKind()), lambda: runner._propose(head, HeadKind()))
@@ -67,7 +67,7 @@ def graph_ms(runner: GraphRunner, batch: Batch, *, greedy_head: bool = True) -> 
 
 def print_profile(runner: GraphRunner, batch: Batch) -> None:
     """Where the time of a forward goes, by kernel, as the profiler sees a replay."""
-    replay = runner._replays[(bucket_of(len(batch.token_ids)), batch.has_canvas, False)]
+    replay = runner._replays[runner.key_of(batch)]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(5):
             replay()

@@ -36,7 +36,7 @@ def body_ms(runner: RoundRunner, rows: int, num_canvas: int) -> float:
     buffers, space = runner._buffers(rows)
     batch = made_up_batch(1, rows, PAST, num_canvas)
     buffers.fill(batch, runner.network.shape(rows).tile_rows)
-    replay = capture(lambda: runner._run(buffers, space, num_canvas > 0), runner.device, runner.pool)
+    replay = capture(lambda: runner.network.run(buffers.inputs, space, num_canvas > 0), runner.device, runner.pool)
     return time_ms(replay)
 
 

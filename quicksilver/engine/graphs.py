@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress, product
 from typing import Any
@@ -97,6 +97,11 @@ class RowBuffers:
         where = RowSlots(column["positions"], column["slots"])
         self.inputs = RowInputs(column["token_ids"], column["mask_index"], where, column["gate"], tables)
 
+    def first_tiles(self, count: int) -> RowInputs:
+        """The same rows for who knows that no other tiles are used: attention then launches no programs for them."""
+        tables = self.inputs.tables
+        return replace(self.inputs, tables=replace(tables, tiles=tables.tiles[:count]))
+
     def fill(self, batch: Batch, tile_rows: int) -> None:
         """Queue the copies of one forward's rows; what is behind them in the bucket writes nothing. The copies of the
         forward before must be over, since all buckets share one page table."""
@@ -182,6 +187,15 @@ class HeadBuffers:
         return Proposal(*read_results(self.host_results[:, :count].clone()))
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Which of a bucket's graphs: up to 32 rows a prompt among them means other kernels, and the rows of one sequence,
+    or as few tiles, fewer programs in attention. Elsewhere there is one."""
+
+    has_prompt: bool = False
+    is_lone: bool = False
+
+
 class GraphRunner(Runner):
     """A Runner whose forwards are graph replays. Graphs are made at first use, or all at once by `prepare`."""
 
@@ -216,9 +230,9 @@ class GraphRunner(Runner):
         """Capture the graphs of these row counts and numbers of proposals before the first request needs them."""
         kinds = (False, True) if self.model.canvas is not None else (False,)
         for count in sorted({bucket_of(count) for count in row_counts}):
-            for has_prompt, is_gated in product((False, True) if self.network.is_between(count) else (False,), kinds):
-                buffers, space = self._buffers(count, has_prompt)
-                self._graph((count, is_gated, has_prompt), partial(self._run, buffers, space, is_gated))
+            ways = (Way(), Way(is_lone=True), Way(has_prompt=True)) if self.network.is_between(count) else (Way(),)
+            for way, is_gated in product(ways, kinds):
+                self._graph((count, is_gated, way), partial(self._run, count, is_gated, way))
         for count in sorted({bucket_of(count) for count in canvas_lens}):
             head = self._head(count)
             for kind in HEAD_KINDS + MASKED_KINDS:
@@ -229,7 +243,7 @@ class GraphRunner(Runner):
         proposals is part of each. To be asked while no request holds pages: replays write into the cache."""
         plain = HeadKind()
         heads = {key[1]: time_replay(run) for key, run in self._replays.items() if key[0] == "head" and key[2] == plain}
-        bodies = {key[:2]: time_replay(run) for key, run in self._replays.items() if key[0] != "head" and not key[2]}
+        bodies = {key[:2]: time_replay(run) for key, run in self._replays.items() if key[2] == Way()}
         return {(int(str(n)), bool(g)): ms + heads[n] for (n, g), ms in bodies.items() if n in heads}
 
     def _divide(self, batch: Batch, works: Seq[Work], is_rare: Seq[bool], x: Tensor) -> list[Outcome | None]:
@@ -264,17 +278,33 @@ class GraphRunner(Runner):
 
     def _launch(self, batch: Batch) -> Tensor:
         """The residual stream of the batch's rows, queued on the device."""
-        count = bucket_of(len(batch.token_ids))
-        has_prompt = batch.has_prompt and self.network.is_between(count)
-        buffers, space = self._buffers(count, has_prompt)
+        key = self.key_of(batch)
+        count, _, way = key
+        buffers, space = self._buffers(count, way.has_prompt)
         self._sent.wait()
-        buffers.fill(batch, self.network.shape(count, has_prompt).tile_rows)
+        buffers.fill(batch, self.network.shape(count, way.has_prompt).tile_rows)
         self._sent.mark()
-        self._replay((count, batch.has_canvas, has_prompt), lambda: self._run(buffers, space, batch.has_canvas))
+        self._replay(key, lambda: self._run(*key))
         return space.x
 
-    def _run(self, buffers: RowBuffers, space: Space, is_gated: bool) -> None:
-        self.network.run(buffers.inputs, space, is_gated)
+    def key_of(self, batch: Batch) -> tuple[int, bool, Way]:
+        """The graph that a batch is run by: its bucket, whether canvas rows wear the adapter, and the way."""
+        count = bucket_of(len(batch.token_ids))
+        if not self.network.is_between(count):
+            return count, batch.has_canvas, Way()
+        tile_rows, segments = self.network.shape(count).tile_rows, batch.plan.segments
+        num_tiles = sum(-(-(segment.row_end - segment.row_start) // tile_rows) for segment in segments)
+        is_lone = not batch.has_prompt and num_tiles <= self._lone_tiles(count)
+        return count, batch.has_canvas, Way(batch.has_prompt, is_lone)
+
+    def _run(self, count: int, is_gated: bool, way: Way) -> None:
+        buffers, space = self._buffers(count, way.has_prompt)
+        inputs = buffers.first_tiles(self._lone_tiles(count)) if way.is_lone else buffers.inputs
+        self.network.run(inputs, space, is_gated)
+
+    def _lone_tiles(self, count: int) -> int:
+        """Of a bucket's rows where they are of one sequence."""
+        return -(-count // self.network.shape(count).tile_rows)
 
     def _propose(self, head: HeadBuffers, kind: HeadKind) -> None:
         weights = self.network.weights

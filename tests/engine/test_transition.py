@@ -12,7 +12,13 @@ if (reason := refusal()) is not None:
 
 from quicksilver.engine.rounds import RoundShape
 from quicksilver.model.config import ModelConfig
-from tests.graph_checks import TINIEST, TINIEST_WHOLE, check_chosen_set, check_transition
+from tests.graph_checks import (
+    TINIEST,
+    TINIEST_WHOLE,
+    check_chosen_set,
+    check_lone_rows_need_few_tiles,
+    check_transition,
+)
 from tests.tree_checks import check_rounds_with_trees, check_tree, check_tree_rows
 
 pytestmark = [
@@ -24,6 +30,11 @@ pytestmark = [
 @pytest.mark.parametrize("canvas_len", [2, 4, 16])
 def test_device_rounds_accept_what_the_decoder_accepts(canvas_len: int) -> None:
     check_transition(canvas_len, canvas_len)
+
+
+@torch.inference_mode()
+def test_rows_of_one_sequence_have_a_graph_with_few_tiles() -> None:
+    check_lone_rows_need_few_tiles(TINIEST)
 
 
 @pytest.mark.parametrize("canvas_len", [2, 4])

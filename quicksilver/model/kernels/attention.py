@@ -186,8 +186,8 @@ def _fold_span(
 
 @triton.jit
 def _forked_part(tiles, forks, num_shared, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr):
-    """-> this program's tile, KV head and split, and whether there is anything to do: the splits in which rows fork
-    belong to the rows' own tiles, two programs each, and all others to the shared tiles."""
+    """-> as `_own_part`, and whether there is anything to do: the splits in which rows fork belong to the rows' own
+    tiles, two programs each, and all others to the shared tiles."""
     program, head = tl.program_id(0), tl.program_id(1)
     mine = program - num_shared * SPLITS
     is_own = mine >= 0
@@ -197,6 +197,15 @@ def _forked_part(tiles, forks, num_shared, BLOCK_N: tl.constexpr, SPLITS: tl.con
     split = tl.where(is_own, tl.where(mine % 2 == 0, first, second), program % SPLITS)
     is_mine = tl.where(is_own, (mine % 2 == 0) | (first != second), (split != first) & (split != second))
     return tile, head, split, is_mine
+
+
+@triton.jit
+def _own_part(SPLITS: tl.constexpr):
+    """-> this program's tile, KV head and split. Where there are splits, tiles come last in the order of programs: most
+    are empty. Else they come first, so that neighbours share keys, and from the end, where rows see most."""
+    if SPLITS == 1:
+        return tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    return tl.program_id(2), tl.program_id(1), tl.program_id(0)
 
 
 @triton.jit
@@ -266,32 +275,20 @@ def _attend_tile(
 def _attend_kernel(
     q, k, v, k_cache, v_cache, out, part_acc, part_top, part_total,
     prefix_end, span_start, span_end, tiles, pages, forks,
-    scale, row_stride, max_pages, num_rows, num_tiles, num_shared,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, MOST_TILES: tl.constexpr,
+    scale, row_stride, max_pages, num_rows, num_shared,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, FORKS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    """A program has a tile; neighbours have the same keys, and the last tiles come first, whose rows see most. Where
-    there are splits it has every so many-th tile, because there is room for many and mostly one or two are used."""
-    tile, head, split, is_mine = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1), tl.program_id(2), True
     if FORKS:
         tile, head, split, is_mine = _forked_part(tiles, forks, num_shared, BLOCK_N, SPLITS)
-    if FORKS or SPLITS == 1:
-        _attend_tile(
-            tile, head, split, is_mine, q, k, v, k_cache, v_cache, out, part_acc, part_top, part_total,
-            prefix_end, span_start, span_end, tiles, pages, forks, scale, row_stride, max_pages, num_rows,
-            HEADS, KV_HEADS, D, PAGE, BLOCK_M, BLOCK_N, SPLITS, FORKS, OVERLAPS,
-        )  # fmt: skip
     else:
-        at = tl.arange(0, MOST_TILES)
-        first = tl.load(tiles + 3 * at + 1, mask=at < num_tiles, other=0)
-        is_used = tl.load(tiles + 3 * at + 2, mask=at < num_tiles, other=0) > first
-        for tile in range(tl.program_id(2), tl.maximum(tl.sum(is_used.to(tl.int32), 0), 1), tl.num_programs(2)):
-            _attend_tile(
-                tile, head, tl.program_id(0), True,
-                q, k, v, k_cache, v_cache, out, part_acc, part_top, part_total,
-                prefix_end, span_start, span_end, tiles, pages, forks, scale, row_stride, max_pages, num_rows,
-                HEADS, KV_HEADS, D, PAGE, BLOCK_M, BLOCK_N, SPLITS, FORKS, OVERLAPS,
-            )  # fmt: skip
+        tile, head, split = _own_part(SPLITS)
+        is_mine = True
+    _attend_tile(
+        tile, head, split, is_mine, q, k, v, k_cache, v_cache, out, part_acc, part_top, part_total,
+        prefix_end, span_start, span_end, tiles, pages, forks, scale, row_stride, max_pages, num_rows,
+        HEADS, KV_HEADS, D, PAGE, BLOCK_M, BLOCK_N, SPLITS, FORKS, OVERLAPS,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -336,17 +333,15 @@ def attend_paged(
     behind merges the splits in `space`; then there are few rows, of which a split mostly sees one block of keys."""
     num_rows, heads, kv_heads = qkv.shape[0], shape.num_heads, shape.num_kv_heads
     parts, num_tiles = (space.acc, space.top, space.total), rows.tiles.shape[0]
-    at_once = min(-(-num_rows // shape.tile_rows), num_tiles)
-    grid = (num_tiles, kv_heads, 1) if shape.splits == 1 else (shape.splits, kv_heads, at_once)
+    grid = (num_tiles, kv_heads, 1) if shape.splits == 1 else (shape.splits, kv_heads, num_tiles)
     if rows.forks is not None:
         grid = (shape.splits * rows.num_shared + 2 * (num_tiles - rows.num_shared), kv_heads, 1)
     _attend_kernel[grid](
         qkv, qkv[:, heads:], qkv[:, heads + kv_heads :], *caches, space.out, *parts,
         rows.prefix_end, rows.span_start, rows.span_end, rows.tiles, rows.pages,
         rows.tiles if rows.forks is None else rows.forks,
-        shape.head_dim**-0.5 * _LOG2_E, qkv.stride(0), rows.pages.stride(0), num_rows, num_tiles, rows.num_shared,
+        shape.head_dim**-0.5 * _LOG2_E, qkv.stride(0), rows.pages.stride(0), num_rows, rows.num_shared,
         HEADS=heads, KV_HEADS=kv_heads, D=shape.head_dim, PAGE=rows.page_size,
-        MOST_TILES=1 if shape.splits == 1 or rows.forks is not None else triton.next_power_of_2(num_tiles),
         BLOCK_M=shape.block_m, BLOCK_N=key_block(shape), SPLITS=shape.splits,
         FORKS=rows.forks is not None, num_warps=4 if shape.block_m <= 64 else 8, num_stages=2 if merges else 1,
         **overlap(),
