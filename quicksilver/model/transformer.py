@@ -49,6 +49,10 @@ def missing_rows(x: Tensor, tile: int) -> int:
     return max(-len(x) % tile, fewest_rows() - len(x))
 
 
+_TRIED = ((512, 192), (192, 576), (64, 1536))
+"""Outputs and depths of the products by which a processor is judged."""
+
+
 @cache
 def fewest_rows() -> int:
     """From how many rows on this processor's products add a row in the same order, tried once: four on most."""
@@ -60,9 +64,6 @@ def fewest_rows() -> int:
         return all(torch.equal(x[:rows] @ w.t(), (x @ w.t())[:rows]) for x, w in pairs for rows in tiles)
 
     return next((count for count in (ROW_TILE, 8, 16, 32) if is_enough(count)), ROW_TILE)
-
-
-_TRIED = ((512, 192), (192, 576), (64, 1536))
 
 
 class RMSNorm(nn.Module):
