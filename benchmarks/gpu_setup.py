@@ -10,6 +10,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.assemble import empty_transformer, finish, place
 from quicksilver.model.attention import PagedCache, RowPlan, Segment
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.kernels import between_shape, network, resident, stream
+from quicksilver.model.kernels import between, between_shape, network, resident, stream
 from quicksilver.model.lowrank import new_canvas
 from quicksilver.model.transformer import Transformer
 
@@ -33,8 +34,9 @@ SHIPPED = {
     "used": int(resident.COUNTS_USED), "splits": resident.WHOLE_SPLITS,
     "overlap": network.OVERLAP_BYTES, "depth": stream.ROUNDED_DEPTH,
     "between": int(network.BETWEEN), "ring": between_shape.MOST_RING >> 10, "piece": between_shape.PIECE_BYTES,
+    "programs": 0,
 }  # fmt: skip
-_programs_for = resident.programs_for
+_programs_for, _chip = resident.programs_for, between._chip
 PAGE_SIZE = 16
 SHAPES = {
     "135M": ModelConfig("llama", 30, 576, 1536, 9, 3, 64, 49152, 8192, rope_theta=1e5, tied_head=True),
@@ -52,7 +54,8 @@ def switch_whole(text: str) -> dict[str, int]:
     Small networks in one launch: `shared`, `warps`, `stages` as in `resident.py`; `share` programs a multiprocessor;
     `used=1`: only tiles with rows are shared out in attention; `splits` programs share a head's keys.
     Larger ones: `overlap` bytes of the largest model whose launches overlap; `depth` of fp8 by fp8 that is read at
-    once; `between=0`: six launches a layer; KB of its `ring` at most, bytes of a warp's `piece`."""
+    once; `between=0`: six launches a layer; KB of its `ring` at most, bytes of a warp's `piece`, as many `programs` as
+    that instead of one a multiprocessor, so that a sanitizer comes to its end."""
     chosen = dict(SHIPPED) | {k: int(v) for k, v in (word.split("=") for word in text.split(",") if word)}
     resident.SHARED_ROWS, resident.WARPS = chosen["shared"], chosen["warps"]
     resident.STAGES, network.OVERLAP_BYTES = chosen["stages"], chosen["overlap"]
@@ -60,12 +63,17 @@ def switch_whole(text: str) -> dict[str, int]:
     resident.WHOLE_SPLITS = chosen["splits"]
     network.BETWEEN, between_shape.MOST_RING = bool(chosen["between"]), chosen["ring"] << 10
     between_shape.PIECE_BYTES = chosen["piece"]
+    between._chip = _chip_with(chosen["programs"]) if chosen["programs"] else _chip
     if chosen["share"]:
         count = torch.cuda.get_device_properties(0).multi_processor_count
         resident.programs_for = lambda *_: count * chosen["share"]  # type: ignore[assignment]
     else:
         resident.programs_for = _programs_for
     return chosen
+
+
+def _chip_with(num_programs: int) -> Callable[[torch.device], between_shape.Chip]:
+    return lambda device: replace(_chip(device), num_programs=num_programs)
 
 
 def random_model(config: ModelConfig, rank: int = 0, dtype: torch.dtype = torch.bfloat16) -> Transformer:

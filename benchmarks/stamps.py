@@ -5,18 +5,21 @@ Needs no GPU; `gpu_clocks.py` compiles and runs what comes out.
 
 from __future__ import annotations
 
+_INPUT = "        else read_input(x, me, input, begin);\n"
+"""Behind it a warp has its part of an input, of whichever linear."""
 PARTS = (
     ("merge", "    sync_mergers();\n"),
-    ("merge, wait", "        wait_for(me, counters + MERGED, PROGRAMS);\n"),
+    ("output, input", _INPUT),
     ("output", "        multiply_linear<Output>(me, me.args.attended);\n"),
-    ("output, wait", "        wait_for(me, counters + DONE + O, Output::WORKERS);\n"),
+    ("gate and up, input", _INPUT),
     ("gate and up", "        multiply_linear<GateUp>(me, me.args.middle);\n"),
-    ("gate and up, wait", "        wait_for(me, counters + DONE + GATE_UP, GateUp::WORKERS);\n"),
+    ("down, input", _INPUT),
     ("down", "        multiply_linear<Down>(me, me.args.ffn);\n"),
-    ("down, wait", "        if (me.args.has_qkv) wait_for(me, counters + DONE + DOWN, Down::WORKERS);\n"),
+    ("qkv, input", _INPUT),
     ("qkv", "    if (me.args.has_qkv) multiply_linear<Qkv>(me, me.args.scaled);\n"),
 )
-"""What the first multiplying thread of a program does, and the line that ends it."""
+"""What the first multiplying thread of a program does, and the line that ends it. The time of an input is that of the
+reading, and before it of the programs that still make it."""
 NUM_STAMPS = 1 + len(PARTS)
 WIDTH = NUM_STAMPS + 2
 """Numbers of a program: its stamps, and the nanoseconds at the first and at the last."""
@@ -41,8 +44,9 @@ def stamped(source: str, address: int) -> str:
     marked = _replace(source, _WORKER, _WORKER + writer)
     marked = _replace(marked, "".join(_BEGIN), "    stamp(me, 0);\n".join(_BEGIN))
     for index, (_, line) in enumerate(PARTS, 1):
-        marked = _replace(marked, line, f"{line}    stamp(me, {index});\n")
-    return marked
+        if line != _INPUT:
+            marked = _replace(marked, line, f"{line}    stamp(me, {index});\n")
+    return _replace(marked, _INPUT, f"{_INPUT}        if (range == first_range<L>()) stamp(me, 2 + 2 * L::KIND);\n")
 
 
 def _replace(source: str, old: str, new: str) -> str:

@@ -153,7 +153,7 @@ def pack_layer(config: ModelConfig, layer: LayerWeights) -> PackedLayer:
     return PackedLayer(found)
 
 
-_NUM_COUNTERS = 5
+_NUM_COUNTERS = 4
 _UNSET = 255
 """What every byte is that a program waits for."""
 

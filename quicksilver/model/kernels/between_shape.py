@@ -152,7 +152,7 @@ def shared_bytes(kind: Kind) -> int:
     rank_depth = -(-kind.rank // BLOCK) * BLOCK
     floats = cut.multipliers * cut.team * rows * 20 + part * (cut.team * kept + sent)
     floats += rows * max(rank_depth, 8) // 2 + (6 if kind.is_fp8 else 3) * wide
-    barriers = 2 * kind.slots + 3 + len(KINDS) * sent
+    barriers = 2 * kind.slots + 5 + len(KINDS) * sent
     second = 32 * rank_depth * cut.team * sum(tiles.values())
     return kind.slots * kind.slot_bytes + 8 * barriers + 4 * floats + second + 256
 

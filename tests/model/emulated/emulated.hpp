@@ -197,6 +197,11 @@ inline uint4 handed_16(const void *at) {
     if (larger_word(larger_word(found.x, found.y), larger_word(found.z, found.w)) == UNSET) pass();
     return found;
 }
+inline u32 handed_4(const void *at) {
+    const u32 found = read_as<u32>(at);
+    if (found == UNSET) pass();
+    return found;
+}
 template <int count> inline void handed(float (&to)[count], const float *at) {
     memcpy(to, at, sizeof to);
     for (float value : to)

@@ -11,8 +11,8 @@
 // goes the same way over sets of programs, which leave their sums in memory.
 //
 // What programs make for each other they look at themselves: it replaces numbers that cannot be, and who still finds one
-// reads again. So nobody waits until a store has been answered before he says that it is done; counters only say when it
-// is worth looking.
+// reads again. So nobody waits until a store has been answered, nor for programs whose numbers are not for him. Counters
+// remain for what is used a second time: the residual stream, and room in shared memory.
 //
 // Warps have three kinds of work, and wait for each other at counted barriers only. One brings weights, in pieces through
 // a ring of slots in shared memory, through all four linears: while programs wait for an input that the whole chip makes,
@@ -27,11 +27,13 @@
 // (blocks of a warp in a slot), TEAM (programs of one, 1 or 2), and each linear's ranges (O_RANGES ...).
 #include "machine.cuh"
 
-// Warps by their work, in groups of four, which share the registers out; the last group's other three have little.
+// Warps by their work, in groups of four, which share the registers out. The last group's other three ask for what will be
+// wanted from memory.
 constexpr int FINISHERS = 4, FIRST_FINISHER = 8, BRINGER = FIRST_FINISHER + FINISHERS, THREADS = 32 * (BRINGER + 4);
 constexpr int MULTIPLYING = 200, FINISHING = 88, BRINGING = 24;  // registers a thread
 static_assert(8 * MULTIPLYING + 4 * FINISHING + 4 * BRINGING <= 65536 / 32, "registers");
 constexpr int MERGING = BRINGER;                       // warps, before all that
+constexpr int FIRST_ASKER = BRINGER + 1, ASKERS = 3;
 constexpr int MOST_ASKED = 4096;                       // keys
 
 constexpr int BLOCK = 32;                              // of the depth, that a warp reads at once
@@ -115,8 +117,7 @@ struct Between {
     int stale_bytes, num_tiles, max_pages, page_size;
 };
 
-// Counters: programs that have finished a linear, and that have merged.
-constexpr int DONE = 0, MERGED = NUM_LINEARS, NUM_COUNTERS = MERGED + 1;
+constexpr int NUM_COUNTERS = NUM_LINEARS;  // of programs that have finished a linear
 
 struct Shared {
     u8 ring[SLOTS][PIECE * ROUND_BYTES];
@@ -130,6 +131,7 @@ struct Shared {
     u64 full[SLOTS], used[SLOTS];        // a piece has come, all warps have multiplied it
     u64 summed, left;                    // all warps have put their sums, the finishers have read them
     u64 lowered;                         // `low` is there
+    u64 known, settled;                  // what outputs are finished with is there, and the stream behind output
     u64 came[NUM_LINEARS][SENT_TILES];   // what the other program sends
 };
 
@@ -166,6 +168,7 @@ DEVICE void sync_mergers() { sync_some(3, MERGING * 32); }
 // A slice's pieces, each into the next slot when all warps have used what was in it.
 template <class L> DEVICE void bring_slice(Worker &me, const u8 *weights, int slice, u64 policy) {
     const u8 *from = weights + (long long)slice * (L::BLOCKS * ROUND_BYTES);
+#pragma unroll 1
     for (int begin = 0; begin < L::BLOCKS; begin += PIECE, ++me.used) {
         const int slot = me.used % SLOTS, bytes = (L::BLOCKS - begin < PIECE ? L::BLOCKS - begin : PIECE) * ROUND_BYTES;
         if (me.used >= SLOTS) barrier_wait(&me.shared.used[slot], (me.used / SLOTS - 1) % 2);
@@ -177,9 +180,12 @@ template <class L> DEVICE void bring_slice(Worker &me, const u8 *weights, int sl
 template <class L> DEVICE void bring_linear(Worker &me, u64 policy) {
     const Weights &weights = me.args.weights[L::KIND];
     if (first_range<L>() >= L::RANGES || num_tiles<L>() == 0) return;
+#pragma unroll 1
     for (int range = first_range<L>(); range < first_range<L>() + L::RANGES_EACH; ++range) {
+#pragma unroll 1
         for (int tile = 0; tile < RANK_TILES; ++tile)
             bring_slice<L>(me, weights.a, range * RANK_TILES + tile, policy);
+#pragma unroll 1
         for (int tile = first_tile<L>(); tile < end_tile<L>(); ++tile)
             bring_slice<L>(me, weights.w, range * L::TILES + tile, policy);
     }
@@ -200,10 +206,9 @@ constexpr int KEY_DIM = KV_HEADS * HEAD_DIM;
 constexpr bool IS_FAR = KEY_DIM >= 512;
 
 // Have keys and values that the attention behind this launch will read brought back: of every segment, as many as do not
-// crowd out anything. By the warps that have no other work.
+// crowd out anything.
 DEVICE void ask_keys(const Between &args, int thread) {
-    constexpr int ASKERS = PROGRAMS * (THREADS - 32 * (BRINGER + 1)), LINES = KEY_DIM / 64;
-    const int first = program_index() * (ASKERS / PROGRAMS) + thread;
+    constexpr int LINES = KEY_DIM / 64;
     int room = MOST_ASKED * LINES, before = -1;
 #pragma unroll 1
     for (int tile = 0; tile < args.num_tiles; ++tile) {
@@ -214,7 +219,7 @@ DEVICE void ask_keys(const Between &args, int thread) {
         const int count = args.prefix_end[end - 1] * LINES, asked = count < room ? count : room;
         room -= asked;
 #pragma unroll 1
-        for (int at = first; at < asked; at += ASKERS) {
+        for (int at = program_index() * ASKERS * 32 + thread; at < asked; at += PROGRAMS * ASKERS * 32) {
             const int key = at / LINES, page = args.pages[segment * args.max_pages + key / args.page_size];
             if (page < 0) continue;  // of rows that fork
             const long long place = ((long long)page * args.page_size + key % args.page_size) * KEY_DIM + at % LINES * 64;
@@ -245,7 +250,8 @@ template <class L> DEVICE constexpr int b_begin() {
 template <class L> DEVICE void ask_own(const Worker &me, const u16 *terms) {
     const Weights &weights = me.args.weights[L::KIND];
     const int first = first_part<L>(), end = end_part<L>();
-    for (int at = me.thread; at < (end - first) * 2; at += MERGING * 32) {
+#pragma unroll 1
+    for (int at = me.thread; at < (end - first) * 2; at += ASKERS * 32) {
         const int output = output_of<L>(first + at / 2, at % 2 * 8);
         if (terms) copy_16(me.shared.term[L::KIND] + at * 8, terms + output);
         if (FP8) {
@@ -254,20 +260,25 @@ template <class L> DEVICE void ask_own(const Worker &me, const u16 *terms) {
         }
     }
     if (RANK > 0)
-        for (int at = me.thread * 16; at < (end - first) * (RANK_BLOCKS * 1024); at += MERGING * 32 * 16)
+#pragma unroll 4
+        for (int at = me.thread * 16; at < (end - first) * (RANK_BLOCKS * 1024); at += ASKERS * 32 * 16)
             copy_16(me.shared.b + b_begin<L>() + at, weights.b + first * (RANK_BLOCKS * 1024) + at);
 }
 
+// While others merge; who finishes waits for `known`.
 DEVICE void ask_constants(const Worker &me) {
-    // Behind the ranks B is zero, but zero times what is no number is none.
-    for (int at = me.thread; at < ROWS * (RANK_DEPTH - RANK); at += MERGING * 32)
-        me.shared.low[at % ROWS][RANK + at / ROWS] = 0;
     if (me.args.has_layer) {
         ask_own<Output>(me, me.args.ffn_gain);
         ask_own<GateUp>(me, nullptr);
         ask_own<Down>(me, me.args.next_gain);
     }
     if (me.args.has_qkv) ask_own<Qkv>(me, BIAS ? me.args.bias : nullptr);
+    // Behind the ranks B is zero, but zero times what is no number is none.
+    for (int at = me.thread; at < ROWS * (RANK_DEPTH - RANK); at += ASKERS * 32)
+        me.shared.low[at % ROWS][RANK + at / ROWS] = 0;
+    copies_done();
+    sync_warp();
+    if (me.lane == 0) barrier_arrive(&me.shared.known);
 }
 
 // What a sum is multiplied by, and an output's gain or bias.
@@ -355,12 +366,30 @@ DEVICE void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 
     else multiply_bf16(c, a0, a1, a2, a3, b0, b1);
 }
 
+// Until blocks of an input are there, as far as a few of their numbers say: of every eight columns, in rows 16 apart, which
+// is something from nearly everybody who makes them. A lane that has seen its own asks no more.
+template <int blocks> DEVICE void await_input(const Worker &me, const u16 *input, int begin) {
+    const u16 *from = input + input_at(me.lane % 16, begin * BLOCK + me.lane % (blocks * 4) * 8);
+    u32 seen[ROWS / 16], most;
+#pragma unroll
+    for (int i = 0; i < ROWS / 16; ++i) seen[i] = UNSET;
+    do {
+        most = 0;
+#pragma unroll
+        for (int i = 0; i < ROWS / 16; ++i) {
+            if (seen[i] == UNSET) seen[i] = handed_4(from + i * 512);
+            most = larger_word(most, seen[i]);
+        }
+    } while (is_any(most == UNSET));
+}
+
 // Blocks of an input from the `begin`-th on: a lane has eight numbers in a row of every block and of each of its rows.
-// Which of them meet in a product is the packing's business. Nearly always all of it is there when the counters say so.
+// Which of them meet in a product is the packing's business. Nearly always all of it is there by then.
 template <int blocks>
 DEVICE void read_input(uint4 (&x)[blocks][ROW_TILES], const Worker &me, const u16 *input, int begin) {
     const u16 *from = input + begin * (ROWS * BLOCK) + me.lane * 8;
     u32 most;
+    await_input<blocks>(me, input, begin);
     do {
         most = 0;
 #pragma unroll
@@ -491,13 +520,6 @@ template <class L> DEVICE void multiply_ranges(Worker &me, const u16 *input) {
     }
 }
 
-// Wait until other programs have done what this one will read.
-DEVICE void wait_for(const Worker &me, const int *counter, int goal) {
-    if (me.thread == 0)
-        while (see(counter) < goal) {}
-    sync_multipliers();
-}
-
 // ---- sums
 
 // A finisher has EACH outputs of a part side by side, `output` first, of one row. Rows that are read at once are four
@@ -615,87 +637,82 @@ DEVICE void read_angles(Angles &angles, const Finisher &own, int column) {
     fresh_floats(angles.sine, from + HEAD_DIM / 2);
 }
 
-// Turned, and into the output from `at` on; of a key or value also into the cache.
-DEVICE void finish_qkv(const Finisher &own, const float (&raw)[EACH], const Angles &angles, int at) {
+// Whether what `at` belongs to is turned, and has a norm: a query or a key.
+DEVICE bool is_turned(int at) { return at / HEAD_DIM < HEADS + KV_HEADS; }
+
+DEVICE void rotate(float (&values)[EACH], const Finisher &own, const Angles &angles, int at) {
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const float other = from_lane_xor(values[i], MATES / 2);
+        const float turned = values[i] * angles.cosine[i] + (own.output < 8 ? -other : other) * angles.sine[i];
+        values[i] = is_turned(at) ? turned : values[i];
+    }
+}
+
+// Into the output from `at` on; of a key or value also into the cache.
+DEVICE void store_qkv(const Finisher &own, const float (&values)[EACH], int at) {
     const Between &args = own.me.args;
     const int head = at / HEAD_DIM;
     u16 bits[EACH];
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        const float other = from_lane_xor(raw[i], MATES / 2);
-        const float turned = raw[i] * angles.cosine[i] + (own.output < 8 ? -other : other) * angles.sine[i];
-        bits[i] = to_bf16(head < HEADS + KV_HEADS ? turned : raw[i]);
-    }
+    for (int i = 0; i < EACH; ++i) bits[i] = to_bf16(values[i]);
     store_halves(args.qkv + own.row * QKV_DIM + at, bits);
     if (head < HEADS || own.slot < 0) return;
-    u16 *cache = head >= HEADS + KV_HEADS ? args.v_cache : args.k_cache;
+    u16 *cache = is_turned(at) ? args.k_cache : args.v_cache;
     store_halves(cache + ((long long)own.slot * KV_HEADS + (head - HEADS) % KV_HEADS) * HEAD_DIM + at % HEAD_DIM, bits);
 }
 
-// A part leaves its squares for the head's norm.
+// ---- the norm of a head, of which several programs have parts
+
 constexpr int HEAD_PARTS = HEAD_DIM / 16;
-
-DEVICE float *squares_of(const Finisher &own, int head) {
-    return own.me.args.head_squares + (head * ROWS + own.row) * HEAD_PARTS;
-}
-
-DEVICE void leave_square(const Finisher &own, const float (&raw)[EACH], int part) {
-    const float square = add_squares(raw);
-    if (own.output == 0) hand(squares_of(own, part / HEAD_PARTS) + part % HEAD_PARTS, square);
-}
-
-// What a part of a head is finished with.
-struct Waiting {
-    Angles angles;
-    u16 gain[EACH];
-    float fours[HEAD_PARTS / 4][4];  // squares of the whole head, by part
-};
-
 constexpr int MOST_WAITING = Qkv::MOST_TILES;  // parts of this program
 
-// The squares of the heads that this program has parts of, as soon as all programs have left theirs.
-DEVICE void read_squares(Waiting (&parts)[MOST_WAITING], const Finisher &own, int first, int count) {
+DEVICE float *squares_of(const Finisher &own, int part) {
+    return own.me.args.head_squares + (part / HEAD_PARTS * ROWS + own.row) * HEAD_PARTS;
+}
+
+// A part leaves its squares.
+DEVICE void leave_square(const Finisher &own, const float (&raw)[EACH], int part) {
+    const float square = add_squares(raw);
+    if (own.output == 0) hand(squares_of(own, part) + part % HEAD_PARTS, square);
+}
+
+// Squares of the heads that this program has parts of, as soon as all programs have left theirs. A value's are as good
+// as any: nobody looks at what comes of them.
+DEVICE void read_squares(float (&squares)[MOST_WAITING][HEAD_PARTS / 4][4], const Finisher &own, int first, int count) {
     u32 most;
     do {
         most = 0;
 #pragma unroll
         for (int at = 0; at < MOST_WAITING * (HEAD_PARTS / 4); ++at) {
             const int part = at / (HEAD_PARTS / 4), four = at % (HEAD_PARTS / 4);
-            if (part < count) handed(parts[part].fours[four], squares_of(own, (first + part * TEAM) / HEAD_PARTS) + four * 4);
+            if (part < count) handed(squares[part][four], squares_of(own, first + part * TEAM) + four * 4);
         }
 #pragma unroll
         for (int at = 0; at < MOST_WAITING * HEAD_PARTS; ++at) {
             const int part = at / HEAD_PARTS;
-            if (part < count) most = larger_word(most, word_of(parts[part].fours[at % HEAD_PARTS / 4][at % 4]));
+            if (part < count) most = larger_word(most, word_of(squares[part][at % HEAD_PARTS / 4][at % 4]));
         }
     } while (is_any(most == UNSET));
 }
 
-// This program's parts, when the squares of their whole heads are there.
+// This program's parts, when the squares of their whole heads are there. They are turned already: a head has one divisor.
 DEVICE void finish_heads(const Finisher &own) {
     const Worker &me = own.me;
     const int first = first_part<Qkv>() + member(), count = num_tiles<Qkv>();
-    Waiting parts[MOST_WAITING];
+    float squares[MOST_WAITING][HEAD_PARTS / 4][4];
+    read_squares(squares, own, first, count);
 #pragma unroll
     for (int at = 0; at < MOST_WAITING && at < count; ++at) {
-        const int part = first + at * TEAM, output = output_of<Qkv>(part, own.output);
-        const u16 *gains = part / HEAD_PARTS < HEADS ? me.args.q_gain : me.args.k_gain;
-        read_angles(parts[at].angles, own, output);
-        fresh_halves(parts[at].gain, gains + output % HEAD_DIM);
-    }
-    read_squares(parts, own, first, count);
+        const int output = output_of<Qkv>(first + at * TEAM, own.output);
+        float values[EACH], square = 0.0f;
+        shared_floats(values, me.shared.kept[at][0] + me.thread * EACH);
 #pragma unroll
-    for (int at = 0; at < MOST_WAITING && at < count; ++at) {
-        const int part = first + at * TEAM;
-        float raw[EACH], square = 0.0f;
-        shared_floats(raw, me.shared.kept[at][0] + me.thread * EACH);
-#pragma unroll
-        for (int of = 0; of < HEAD_PARTS; ++of) square += parts[at].fours[of / 4][of % 4];
+        for (int of = 0; of < HEAD_PARTS; ++of) square += squares[at][of / 4][of % 4];
         const float divisor = inverse_root(square / HEAD_DIM + me.args.head_eps);
 #pragma unroll
-        for (int i = 0; i < EACH && part / HEAD_PARTS < HEADS + KV_HEADS; ++i)
-            raw[i] = raw[i] * divisor * of_bf16(parts[at].gain[i]);
-        finish_qkv(own, raw, parts[at].angles, output_of<Qkv>(part, own.output));
+        for (int i = 0; i < EACH; ++i) values[i] *= is_turned(output) ? divisor : 1.0f;
+        store_qkv(own, values, output);
     }
 }
 
@@ -770,14 +787,16 @@ DEVICE void finish_add(const Finisher &own, const float (&sum)[EACH], const u16 
 struct Numbers {
     float sum[EACH];
     Angles angles;
-    u16 before[EACH];
+    u16 gain[EACH], before[EACH];
 };
 
 // On its way while they are multiplied.
 template <class L> DEVICE void ask_rest(Numbers &numbers, const Finisher &own, int part) {
     const int output = output_of<L>(part, own.output);
     if (!L::IS_WIDE) fresh_halves(numbers.before, own.me.args.stream + own.row * DIM + output);
-    if (L::KIND == QKV && !HEAD_NORM) read_angles(numbers.angles, own, output);
+    if (L::KIND == QKV) read_angles(numbers.angles, own, output);
+    if (L::KIND == QKV && HEAD_NORM)
+        fresh_halves(numbers.gain, (output < Q_DIM ? own.me.args.q_gain : own.me.args.k_gain) + output % HEAD_DIM);
 }
 
 // Sums of a part over this program's ranges, so far.
@@ -823,15 +842,16 @@ template <class L> DEVICE void finish_part(const Finisher &own, Numbers &numbers
     } else if constexpr (L::KIND == GATE_UP) {
         finish_gate(own, numbers.sum, part);
     } else {
-        float raw[EACH];
-        raw_qkv(raw, own, numbers.sum, part);
-        if constexpr (HEAD_NORM) {
+        const int output = output_of<L>(part, own.output);
+        float values[EACH];
+        raw_qkv(values, own, numbers.sum, part);
+        if (HEAD_NORM) leave_square(own, values, part);
 #pragma unroll
-            for (int i = 0; i < EACH; ++i) shared.kept[at][0][place + i] = raw[i];
-            leave_square(own, raw, part);
-        } else {
-            finish_qkv(own, raw, numbers.angles, output_of<L>(part, own.output));
-        }
+        for (int i = 0; i < EACH && HEAD_NORM; ++i) values[i] *= is_turned(output) ? of_bf16(numbers.gain[i]) : 1.0f;
+        rotate(values, own, numbers.angles, output);
+#pragma unroll
+        for (int i = 0; i < EACH && HEAD_NORM; ++i) shared.kept[at][0][place + i] = values[i];
+        if (!HEAD_NORM) store_qkv(own, values, output);
     }
 }
 
@@ -853,8 +873,8 @@ template <class L> DEVICE void finish_team(Finisher &own, const float *squares, 
         }
     }
     if constexpr (L::KIND == QKV && HEAD_NORM) finish_heads(own);
-    if (L::KIND != QKV) tell(own.me, own.me.args.counters + DONE + L::KIND);
-    if (L::KIND == O && own.me.thread == 0) settle();  // the stream, for down, who will have waited for a later counter
+    if (L::KIND != QKV) tell(own.me, own.me.args.counters + L::KIND);
+    if (L::KIND == O && own.me.thread == 0) settle();  // the stream, before this program counts gate and up
 }
 
 // ---- a linear of sets
@@ -925,9 +945,9 @@ template <class L> DEVICE void finish_set(Worker &me) {
     for (int part = first_part<L>() + range; part < end_part<L>(); part += L::RANGES)
 #pragma unroll
         for (int row = me.thread / 8; row < ROWS; row += MULTIPLIERS * 4) finish_sums<L>(me, part, row);
-    sync_multipliers();
+    sync_multipliers();  // who asks for the next input slows down who still makes it
     if (L::KIND == O && me.thread == 0) settle();  // as above
-    if (me.thread == 0) count(me.args.counters + DONE + L::KIND);
+    if (me.thread == 0) count(me.args.counters + L::KIND);
 }
 
 // ---- all of it
@@ -935,7 +955,7 @@ template <class L> DEVICE void finish_set(Worker &me) {
 // Until all programs have finished a linear.
 template <class L> DEVICE void wait_done(const Worker &me) {
     if (me.thread == 0)
-        while (see(me.args.counters + DONE + L::KIND) < L::WORKERS) {}
+        while (see(me.args.counters + L::KIND) < L::WORKERS) {}
     sync_finishers();
 }
 
@@ -946,38 +966,40 @@ template <class L> DEVICE void finish_linear(Finisher &own, const float *squares
 
 template <class L> DEVICE void multiply_linear(Worker &me, const u16 *input) {
     multiply_ranges<L>(me, input);
-    if constexpr (L::IN_SETS) finish_set<L>(me);
+    if constexpr (L::IN_SETS) {
+        barrier_wait(L::KIND == DOWN ? &me.shared.settled : &me.shared.known, 0);
+        finish_set<L>(me);
+    }
 }
 
 DEVICE void multiply_all(Worker &me) {
-    int *counters = me.args.counters;
     if (me.args.has_layer) {
-        wait_for(me, counters + MERGED, PROGRAMS);
         multiply_linear<Output>(me, me.args.attended);
-        wait_for(me, counters + DONE + O, Output::WORKERS);
         multiply_linear<GateUp>(me, me.args.middle);
-        wait_for(me, counters + DONE + GATE_UP, GateUp::WORKERS);
         multiply_linear<Down>(me, me.args.ffn);
-        if (me.args.has_qkv) wait_for(me, counters + DONE + DOWN, Down::WORKERS);
     }
     if (me.args.has_qkv) multiply_linear<Qkv>(me, me.args.scaled);
 }
 
 // For the next launch.
 DEVICE void unset_stale(const Worker &me) {
+#pragma unroll 1
     for (int at = (program_index() * FINISHERS * 32 + me.thread) * 16; at < me.args.stale_bytes;
          at += PROGRAMS * FINISHERS * 32 * 16)
         store_16(me.args.stale + at, UNSET);
 }
 
+// To wait for a linear also leaves to the other program of the team the room for what it sends next.
 DEVICE void finish_all(Finisher &own) {
     const Between &args = own.me.args;
     unset_stale(own.me);
+    barrier_wait(&own.me.shared.known, 0);
     if (args.has_layer) {
         finish_linear<Output>(own);
         wait_done<Output>(own.me);
         finish_linear<GateUp>(own, args.middle_squares, args.ffn_eps);
-        if (!Down::IN_SETS) wait_done<GateUp>(own.me);  // behind it the stream of output is settled
+        wait_done<GateUp>(own.me);
+        if (own.me.thread == 0) barrier_arrive(&own.me.shared.settled);
         finish_linear<Down>(own);
         if (args.has_qkv) wait_done<Down>(own.me);
     }
@@ -988,47 +1010,70 @@ DEVICE void finish_all(Finisher &own) {
     finish_linear<Qkv>(own, args.squares, args.next_eps);
 }
 
-DEVICE void make_barriers(const Worker &me) {
-    if (me.warp == BRINGER && me.lane == 0)
-        for (int slot = 0; slot < SLOTS; ++slot) {
-            barrier_make(&me.shared.full[slot], 1);
-            barrier_make(&me.shared.used[slot], MULTIPLIERS);
-        }
-    if (me.thread == 0) {
-        barrier_make(&me.shared.summed, MULTIPLIERS);
-        barrier_make(&me.shared.left, FINISHERS);
-        barrier_make(&me.shared.lowered, FINISHERS);
-    }
-    for (int at = me.thread; at < NUM_LINEARS * SENT_TILES && TEAM > 1; at += THREADS) {
-        u64 *came = &me.shared.came[at / SENT_TILES][at % SENT_TILES];
-        barrier_make(came, 1);
-        barrier_expect(came, 16 * ROWS * sizeof(float));
+// The ring's barriers by the warp that will use them first, all others by one that is in no hurry.
+DEVICE void make_ring(const Worker &me) {
+    if (me.lane > 0) return;
+#pragma unroll 1
+    for (int slot = 0; slot < SLOTS; ++slot) {
+        barrier_make(&me.shared.full[slot], 1);
+        barrier_make(&me.shared.used[slot], MULTIPLIERS);
     }
     barriers_made();
 }
 
-// What all warps but the bringer do before their own work.
-DEVICE void prepare(const Worker &me) {
-    ask_constants(me);
+DEVICE void make_barriers(const Worker &me) {
+    if (me.lane == 0) {
+        barrier_make(&me.shared.summed, MULTIPLIERS);
+        barrier_make(&me.shared.left, FINISHERS);
+        barrier_make(&me.shared.lowered, FINISHERS);
+        barrier_make(&me.shared.known, ASKERS);
+        barrier_make(&me.shared.settled, 1);
+    }
+    if (me.lane == 0 && TEAM > 1)
+#pragma unroll 1
+        for (int at = 0; at < NUM_LINEARS * SENT_TILES; ++at) {
+            u64 *came = &me.shared.came[at / SENT_TILES][at % SENT_TILES];
+            barrier_make(came, 1);
+            barrier_expect(came, 16 * ROWS * sizeof(float));
+        }
+    barriers_made();
+}
+
+// What the askers do.
+DEVICE void ask(const Worker &me) {
+    give_registers<BRINGING>();
+    if (me.warp == FIRST_ASKER) make_barriers(me);
+    sync_warp();
+    join_team();
     meet_team();
+    ask_constants(Worker{me.args, me.shared, me.thread - 32 * FIRST_ASKER, me.warp, me.lane, 0, 0, 0});
+    if (IS_FAR && me.args.has_qkv) ask_keys(me.args, me.thread - 32 * FIRST_ASKER);
+}
+
+// What those who multiply and finish do first. Little stands before the merge: a program begins when attention has left
+// its multiprocessor, and then all wait for it.
+DEVICE void prepare(const Worker &me) {
+    join_team();
     if (me.args.has_layer) merge(me);
     else wait_turn();
-    copies_done();
     sync_mergers();
-    if (me.args.has_layer && me.thread == 0) count(me.args.counters + MERGED);
+    meet_team();
 }
 
 KERNEL(TEAM, THREADS) between(const GRID_CONSTANT Between args) {
     Shared &shared = *(Shared *)shared_memory();
     const int thread = thread_index(), warp = thread / 32;
     Worker me{args, shared, thread, warp, thread % 32, 0, 0, 0};
-    make_barriers(me);
-    sync_warp();
-    join_team();
-    if (warp >= BRINGER) {
+    if (warp > BRINGER) {
+        ask(me);
+        return;
+    }
+    if (warp == BRINGER) {
+        make_ring(me);
+        sync_warp();
+        join_team();
         give_registers<BRINGING>();
-        if (warp == BRINGER && me.lane == 0) bring(me);
-        if (IS_FAR && warp > BRINGER && args.has_qkv) ask_keys(args, thread - 32 * (BRINGER + 1));
+        if (me.lane == 0) bring(me);
         return;
     }
     prepare(me);

@@ -88,7 +88,7 @@ DEVICE float from_lane_xor(float value, int mask) { return __shfl_xor_sync(0xfff
 
 // Within a team, whose programs have the same things at the same places of their shared memory.
 
-DEVICE void join_team() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+DEVICE void join_team() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 DEVICE void meet_team() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
 DEVICE u32 address_of(const void *at, int program) {
@@ -154,6 +154,11 @@ DEVICE uint4 handed_16(const void *at) {
     uint4 found;
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w) : "l"(at) : "memory");
+    return found;
+}
+DEVICE u32 handed_4(const void *at) {
+    u32 found;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(at) : "memory");
     return found;
 }
 DEVICE void handed(float (&to)[4], const float *at) {
