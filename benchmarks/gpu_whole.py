@@ -24,7 +24,8 @@ from benchmarks.gpu_setup import (
     time_ms,
     write_report,
 )
-from quicksilver.engine.graphs import GraphLimits, capture
+from quicksilver.engine.capture import capture
+from quicksilver.engine.graphs import GraphLimits
 from quicksilver.engine.rounds import RoundGraph, RoundRunner, one_forward
 from quicksilver.engine.wishes import HeadKind
 

@@ -7,13 +7,11 @@ and get their logits from the plain path behind it; those beside them keep the f
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress, product
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +20,7 @@ from quicksilver.core import DecodeParams
 from quicksilver.diffusion.decoders import noise_step
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.batch import Batch, build_batch
+from quicksilver.engine.capture import capture, time_replay
 from quicksilver.engine.masks import MaskTable
 from quicksilver.engine.runner import Outcome, Runner, recalled
 from quicksilver.engine.sequence import Work
@@ -333,42 +332,6 @@ class GraphRunner(Runner):
         if key not in self._replays:
             self._replays[key] = capture(work, self.device, self.pool)
         return self._replays[key]
-
-
-def capture(work: Callable[[], None], device: torch.device, pool: Any) -> Callable[[], None]:
-    """`work` as a graph: run twice to compile and settle, then recorded. Without CUDA it stays a plain call.
-
-    The two runs really happen, so `work` must be safe to repeat on whatever its buffers hold. Graphs of one pool share
-    scratch memory, so they must not run at the same time.
-    """
-    if device.type != "cuda":
-        return work
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(2):
-            work()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        work()
-    return graph.replay
-
-
-def time_replay(replay: Callable[[], None], repeats: int = 5) -> float:
-    """Milliseconds on the device, or on the clock where there is none."""
-    replay()
-    if not torch.cuda.is_available():
-        start = time.perf_counter()
-        replay()
-        return 1e3 * (time.perf_counter() - start)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    for _ in range(repeats):
-        replay()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / repeats
 
 
 def _noise_step(work: Work) -> int:

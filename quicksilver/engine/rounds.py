@@ -20,8 +20,9 @@ from torch import Tensor
 
 from quicksilver.diffusion.recall import WINDOW
 from quicksilver.diffusion.sample import Proposal
+from quicksilver.engine.capture import capture, time_replay
 from quicksilver.engine.flight import Flight, RoundShape, one_forward
-from quicksilver.engine.graphs import GraphLimits, GraphRunner, Mark, capture, time_replay
+from quicksilver.engine.graphs import GraphLimits, GraphRunner, Mark
 from quicksilver.engine.pace import Pace, TimedRound
 from quicksilver.engine.round_forward import RoundForward
 from quicksilver.engine.runner import Outcome

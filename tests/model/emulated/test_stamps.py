@@ -9,7 +9,6 @@ import pytest
 from benchmarks.stamps import NUM_STAMPS, PARTS, stamped
 from quicksilver.model.kernels.cuda.compile import source
 
-
 _STAMP = re.compile(r"^    .*stamp\(me, (.+)\);\n", re.MULTILINE)
 
 
