@@ -9,5 +9,6 @@ extern "C" void emulate(const Between *args) {
     run_grid([] { between(*given); }, PROGRAMS, TEAM, THREADS, sizeof(Shared));
 }
 
+extern "C" void make_lazy(int warp) { lazy_warp = warp; }
 extern "C" int shared_size() { return sizeof(Shared); }
 extern "C" int num_counters() { return NUM_COUNTERS; }

@@ -132,7 +132,8 @@ inline void meet_team() {
 template <int count> inline void give_registers() {}
 template <int count> inline void take_registers() {}
 
-// What goes to other programs arrives later than counts, in any order, unless it is settled before.
+// What is handed to other programs arrives later than counts, in any order, unless it is settled before; what is only
+// stored in memory arrives when it is settled, or at the end.
 constexpr u32 UNSET = 0xffffffff;
 struct Parcel {
     u8 *to, bytes[16];
@@ -155,8 +156,9 @@ template <class Is> inline void land(Is is_there) {
     }
     on_their_way.resize(kept);
 }
-inline void post(void *to, const void *from, int size, u64 *barrier = nullptr) {
-    Parcel one{(u8 *)to, {}, size, turn + (int)(roll() % 9), now->program, barrier};
+constexpr int AT_THE_END = 0x7fffffff;
+inline void post(void *to, const void *from, int size, u64 *barrier = nullptr, int due = turn + (int)(roll() % 9)) {
+    Parcel one{(u8 *)to, {}, size, due, now->program, barrier};
     memcpy(one.bytes, from, size);
     on_their_way.push_back(one);
 }
@@ -212,7 +214,9 @@ inline uint4 fresh_16(const void *at) { return read_as<uint4>(at); }
 inline float fresh_float(const float *at) { return *at; }
 template <int count> inline void fresh_floats(float (&to)[count], const float *at) { memcpy(to, at, sizeof to); }
 template <int count> inline void fresh_halves(u16 (&to)[count], const u16 *at) { memcpy(to, at, sizeof to); }
-template <int count> inline void store_halves(u16 *at, const u16 (&from)[count]) { memcpy(at, from, sizeof from); }
+template <int count> inline void store_halves(u16 *at, const u16 (&from)[count]) {
+    post(at, from, sizeof from, nullptr, AT_THE_END);
+}
 inline void store_8(void *at, u32 word) { memset(at, (u8)word, 8); }
 inline void store_16(void *at, u32 word) { memset(at, (u8)word, 16); }
 template <int count> inline void shared_floats(float (&to)[count], const float *at) { memcpy(to, at, sizeof to); }
@@ -273,6 +277,12 @@ static void enter() {
 }
 
 constexpr int STACK = 32768, STRIDE = 1009;  // a prime, so that every fiber has its turn
+constexpr int LAZY_TURNS = 50;
+static int lazy_warp = -1;  // of the first program, which comes only every so many turns
+
+inline bool is_resting(const Fiber &fiber) {
+    return fiber.index == 0 && fiber.thread / 32 == lazy_warp && turn % LAZY_TURNS > 0;
+}
 
 // Run `kernel` in every thread of every program, in turns, each from another thread on and warps and programs mixed.
 inline void run_grid(void (*kernel)(), int count, int team, int threads, int shared_bytes) {
@@ -299,7 +309,7 @@ inline void run_grid(void (*kernel)(), int count, int team, int threads, int sha
             Fiber &fiber = *fibers[to % fibers.size()];
             if (fiber.is_over) continue;
             is_busy = true;
-            resume(fiber);
+            if (!is_resting(fiber)) resume(fiber);
         }
     }
     land([](const Parcel &) { return true; });

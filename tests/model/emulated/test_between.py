@@ -284,6 +284,21 @@ def test_a_launch_does_what_torch_does(case: Case, build: Callable[[Case], ctype
 
 @needs_compiler
 @is_emulated
+@pytest.mark.parametrize("case", [Case(), Case(dims=(768, 512), q_dim=768)], ids=str)
+@pytest.mark.parametrize("warp", [8, 12, 13], ids=["finishes", "brings", "asks"])
+def test_everybody_waits_for_a_warp_that_is_late(case: Case, warp: int, build: Callable[[Case], ctypes.CDLL]) -> None:
+    bench, library = Bench(case), build(case)
+    wanted = bench.qkv(bench.layer(0)[0], 1)
+    library.make_lazy(warp)
+    try:
+        library.emulate(ctypes.byref(bench.arguments(0)))
+    finally:
+        library.make_lazy(-1)
+    expect_close(bench.buffers.qkv.view(wanted.shape), wanted)
+
+
+@needs_compiler
+@is_emulated
 def test_first_and_last_launch_do_their_halves(build: Callable[[Case], ctypes.CDLL]) -> None:
     bench, library = Bench(CASES[0]), build(CASES[0])
     stream = bench.buffers.stream.float()
