@@ -48,7 +48,9 @@ TINIEST_WHOLE = replace(TINIEST, family="llama", qk_norm=False)
 """The same in one launch."""
 
 
-def model_of(config: ModelConfig, seed: int = 0, dtype: torch.dtype | None = None) -> Transformer:
+def model_of(
+    config: ModelConfig, seed: int = 0, dtype: torch.dtype | None = None, has_adapter: bool = True
+) -> Transformer:
     """Random weights, spread enough that greedy text does not loop at once, with a random gated canvas adapter."""
     torch.manual_seed(seed)
     place = here()
@@ -57,6 +59,8 @@ def model_of(config: ModelConfig, seed: int = 0, dtype: torch.dtype | None = Non
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=1.6 / config.dim**0.5)
     model = model.to(place.device, dtype or place.dtype)
+    if not has_adapter:
+        return model.eval().requires_grad_(False)
     adapter = new_canvas(config, 8, 32, seed)
     for name, parameter in adapter.named_parameters():
         # Smaller than the weights it is added to, as trained ones are: merged copies are rounded as a whole.

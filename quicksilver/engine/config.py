@@ -23,8 +23,9 @@ class EngineConfig:
     cuda_graphs: bool = True
     """Whether a GPU runs captured graphs and our own kernels; plain torch otherwise."""
     gpu_weights: str = "bfloat16"
-    """What the kernels read: bfloat16 (the checkpoint's own 16 bits) or fp8 (rounded at load, half the bytes; where
-    rows are few and the shape allows it, activations are rounded as well)."""
+    """What the kernels read: bfloat16 (the checkpoint's own 16 bits), fp8 (rounded at load, half the bytes; where rows
+    are few and the shape allows it, activations are rounded as well) or int4 (weights alone, rounded at load in groups
+    of 32, the head as fp8)."""
     gpu_products: str = "fastest"
     """fastest, or fixed: products of at most 64 rows with one order of additions, so that a request's numbers do not
     depend on what runs beside it."""

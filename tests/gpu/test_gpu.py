@@ -16,10 +16,9 @@ HAS_GPU = torch.cuda.is_available() and find_spec("triton") is not None
 def _checks() -> list[tuple[str, Callable[[], None]]]:
     if not HAS_GPU:
         return []
-    from tests import bias_checks, fp8_checks, graph_checks, kernel_checks, mask_checks, project_checks, tree_checks
+    from benchmarks.gpu_check import ROOMS
 
-    rooms = (kernel_checks, project_checks, graph_checks, tree_checks, bias_checks, mask_checks, fp8_checks)
-    return [pair for checks in rooms for pair in checks.gpu_checks()]
+    return [pair for checks in ROOMS for pair in checks.gpu_checks()]
 
 
 @pytest.mark.parametrize(("name", "check"), _checks(), ids=str)

@@ -32,9 +32,11 @@ from quicksilver.model.kernels.between_shape import (
     with_slots,
 )
 from quicksilver.model.kernels.cuda.compile import Kernel, compile_kernel, find_compiler
+from quicksilver.model.packing import unpack_nibbles
 
 if TYPE_CHECKING:  # Triton is not where this is tested
     from quicksilver.model.kernels.attention import RowTables
+    from quicksilver.model.kernels.project import Weight
     from quicksilver.model.kernels.rotate import RowSlots
     from quicksilver.model.kernels.weights import LayerWeights, NetworkWeights
 
@@ -69,12 +71,12 @@ class Arguments(ctypes.Structure):
 def can_run(config: ModelConfig, weights: NetworkWeights, splits: int) -> bool:
     """Whether shape, dtype and chip suit, and there is room for the second copy. `splits` are attention's."""
     tokens, first = weights.tokens, weights.layers[0]
-    is_fp8 = weights.head.scale is not None
+    bits = first.qkv.bits
     if not tokens.is_cuda or tokens.dtype != torch.bfloat16 or find_compiler() is None or not is_suited(config):
         return False
     rank = _rank(first)
-    kind = Kind(config, BETWEEN_ROWS, rank, is_fp8, first.qkv.bias is not None, splits, _chip(tokens.device))
-    if (is_fp8 and rank) or not fits(kind):
+    kind = Kind(config, BETWEEN_ROWS, rank, bits, first.qkv.bias is not None, splits, _chip(tokens.device))
+    if (bits < 16 and rank) or not fits(kind):
         return False
     return weights.num_bytes < torch.cuda.mem_get_info(tokens.device)[0] * 0.8
 
@@ -112,6 +114,27 @@ def pack(w: Tensor, ranges: int, cut: Cut) -> Tensor:
     return names.view(shape).permute(4, 0, 6, 5, 1, *inner).contiguous().flatten()
 
 
+def pack_fours(values: Tensor, groups: Tensor, ranges: int, cut: Cut) -> Tensor:
+    """Weights of four bits, as n in 0..15 (outputs, depth) and their groups (outputs, depth / 32, 2), as the warps read
+    them: of each block the weights of a part, and behind them the scales and zeros of its outputs.
+
+    A lane's eight weights are a word, of each pair the first in the lower half and the other in the upper."""
+    blocks = values.shape[1] // ranges // (cut.multipliers * BLOCK)
+    shape = (-1, cut.team, 2, 8, ranges, cut.multipliers, blocks)
+    lanes = values.view(*shape, 4, 8).permute(4, 0, 6, 5, 1, 3, 7, 2, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]]
+    eights = (lanes[..., ::2] | (lanes[..., 1::2] << 4)).to(torch.uint8).flatten(5)
+    steps = groups.half().view(*shape, 2).permute(4, 0, 6, 5, 1, 2, 3, 7).contiguous()
+    return torch.cat((eights, steps.flatten(5).view(torch.uint8)), -1).flatten()
+
+
+def pack_weight(weight: Weight, order: Tensor, ranges: int, cut: Cut) -> Tensor:
+    """A linear's weights with outputs in the order of tiles, as bytes or 16-bit numbers."""
+    if weight.groups is not None:
+        return pack_fours(unpack_nibbles(weight.w[order]), weight.groups[order], ranges, cut)
+    names = weight.w.view(torch.uint8) if weight.bits == 8 else weight.w
+    return pack(names[order], ranges, cut)
+
+
 def pack_second(b: Tensor) -> Tensor:
     """An adapter's second half, (outputs, rank) with outputs in the order of tiles, as more of a linear's depth."""
     rank = -(-b.shape[1] // BLOCK) * BLOCK
@@ -145,11 +168,10 @@ def pack_layer(config: ModelConfig, layer: LayerWeights) -> PackedLayer:
     for kind, weight in matrices.items():
         ranges = cut.ranges[kind]
         order = output_order(config, kind).to(weight.w.device)
-        names = weight.w.view(torch.uint8) if weight.scale is not None else weight.w
         pair = layer.canvas.get(kind)
         a = None if pair is None else pack(_whole_tiles(pair.a, cut), ranges, cut)
         b = None if pair is None else pack_second(pair.b[order])
-        found[kind] = PackedLinear(pack(names[order], ranges, cut), weight.scale, a, b)
+        found[kind] = PackedLinear(pack_weight(weight, order, ranges, cut), weight.scale, a, b)
     return PackedLayer(found)
 
 
@@ -264,7 +286,7 @@ class BetweenWeights:
 
     def launch(self, index: int, buffers: Buffers, space: BetweenSpace, is_gated: bool, overlaps: bool) -> None:
         first, chip = self.weights.layers[0].qkv, _chip(buffers.stream.device)
-        facts = (self.rank if is_gated else 0, first.scale is not None, first.bias is not None, len(buffers.splits[0]))
+        facts = (self.rank if is_gated else 0, first.bits, first.bias is not None, len(buffers.splits[0]))
         kind = with_slots(Kind(self.config, len(buffers.stream), *facts, chip))
         assert kind is not None, "can_run"
         _kernel(kind).launch(kind.num_programs, self.arguments(index, buffers, space), overlaps)

@@ -31,6 +31,8 @@ MOST_RING = 144 << 10
 PIECE_BYTES = 2048
 """Of a warp's weights that are asked for at once."""
 MOST_PROGRAMS = 256
+_PART_BYTES = {16: 1024, 8: 512, 4: 320}
+"""Of 16 outputs over a block, by the bits of a weight; of four bits with a scale and a zero for each output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,8 @@ class Kind:
     config: ModelConfig
     num_rows: int
     rank: int
-    is_fp8: bool
+    bits: int
+    """Of a weight: 16, 8 (fp8) or 4."""
     has_bias: bool
     splits: int
     """Of attention."""
@@ -119,7 +122,7 @@ class Kind:
     @property
     def block_bytes(self) -> int:
         """Of one warp."""
-        return (512 if self.is_fp8 else 1024) * self.cut.team
+        return _PART_BYTES[self.bits] * self.cut.team
 
     @property
     def slot_bytes(self) -> int:
@@ -134,7 +137,7 @@ def macros(kind: Kind) -> dict[str, int]:
         "PROGRAMS": kind.num_programs, "MULTIPLIERS": cut.multipliers, "TEAM": cut.team, "ROWS": kind.num_rows,
         "DIM": config.dim, "FFN": config.ffn_dim, "HEADS": config.num_heads, "KV_HEADS": config.num_kv_heads,
         "HEAD_DIM": config.head_dim, "RANK": kind.rank, "SPLITS": kind.splits, "HEAD_NORM": int(config.qk_norm),
-        "BIAS": int(kind.has_bias), "FP8": int(kind.is_fp8), "SLOTS": kind.slots,
+        "BIAS": int(kind.has_bias), "BITS": kind.bits, "SLOTS": kind.slots,
         "PIECE": kind.piece,
     }  # fmt: skip
     for linear, name in _NAMES.items():
@@ -151,7 +154,7 @@ def shared_bytes(kind: Kind) -> int:
     kept = max(tiles["qkv"] if kind.config.qk_norm else 1, *(tiles[at] for at in waits), 1)
     rank_depth = -(-kind.rank // BLOCK) * BLOCK
     floats = cut.multipliers * cut.team * rows * 20 + part * (cut.team * kept + sent)
-    floats += rows * max(rank_depth, 8) // 2 + (6 if kind.is_fp8 else 3) * wide
+    floats += rows * max(rank_depth, 8) // 2 + (6 if kind.bits == 8 else 3) * wide
     barriers = 2 * kind.slots + 5 + len(KINDS) * sent
     second = 32 * rank_depth * cut.team * sum(tiles.values())
     return kind.slots * kind.slot_bytes + 8 * barriers + 4 * floats + second + 256

@@ -20,6 +20,7 @@ from quicksilver.model.kernels import resident
 from quicksilver.model.kernels.attention import AttendShape, AttendSpace, RowTables, attend_paged
 from quicksilver.model.kernels.between import BetweenSpace, BetweenWeights, Buffers, can_run
 from quicksilver.model.kernels.between_shape import BETWEEN_ROWS
+from quicksilver.model.kernels.four import expand
 from quicksilver.model.kernels.fp8 import Inputs, can_round
 from quicksilver.model.kernels.launch import overlapping
 from quicksilver.model.kernels.project import (
@@ -182,7 +183,7 @@ class Network:
         self.overlaps = weights.num_bytes <= OVERLAP_BYTES
         self.inputs: Inputs | None = None
         if weights.head.scale is not None:
-            is_round = product is Product.FASTEST and can_round(config)
+            is_round = product is Product.FASTEST and can_round(config) and weights.layers[0].qkv.bits == 8
             self.inputs = Inputs.ROUNDED if is_round else Inputs.HALF
 
     @property
@@ -350,6 +351,8 @@ def _input_dtype(inputs: Inputs | None, dtype: torch.dtype) -> torch.dtype:
 def _linear(x: Tensor, weight: Weight) -> Tensor:
     if weight.scale is None:
         return torch.nn.functional.linear(x, weight.w, weight.bias)
+    if weight.groups is not None:
+        return torch.nn.functional.linear(x, expand(weight, x.dtype), weight.bias)
     rounded, scale = quantise_rows(x)
     y = torch._scaled_mm(
         rounded, weight.w.t(), scale_a=scale, scale_b=weight.scale[None, :], out_dtype=x.dtype, use_fast_accum=True

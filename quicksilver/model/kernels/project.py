@@ -38,11 +38,27 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A linear's weights: (out, in), in the model's dtype or fp8 with one fp32 scale an output; and its bias."""
+    """A linear's weights: (out, in), in the model's dtype or fp8 with one fp32 scale an output; and its bias. Or in
+    four bits (`four.py`): w is (out, in / 2) bytes, scales are ones, `groups` has a scale and a zero for every 32."""
 
     w: Tensor
     bias: Tensor | None = None
     scale: Tensor | None = None
+    groups: Tensor | None = None
+
+    @property
+    def bits(self) -> int:
+        """Of a weight."""
+        return 4 if self.groups is not None else 8 * self.w.element_size()
+
+    @property
+    def depth(self) -> int:
+        return self.w.shape[1] * (1 if self.groups is None else 2)
+
+    @property
+    def num_bytes(self) -> int:
+        tensors = (self.w,) if self.groups is None else (self.w, self.groups)
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +113,14 @@ class Rotation:
 
 def project_qkv(x: Scaled, norm: Norm, weight: Weight, out: Tensor, turn: Rotation, beside: Beside) -> Tensor:
     """out (rows, heads + 2 kv_heads, head_dim), rotated, its keys and values written to the cache's slots."""
-    (rows, num_all, head_dim), k = out.shape, weight.w.shape[1]
+    (rows, num_all, head_dim), k = out.shape, weight.depth
     kv_heads = turn.caches[0].shape[1]
     parts, term = beside.parts, beside.term
     cut = _cut(head_dim // 2, num_all, weight, x.steps, rows)
     programs = num_all * cut.splits(k)
     gains = (turn.norms.q, turn.norms.k) if turn.norms else (x.y, x.y)
     qkv_kernel[(_low_programs(term) + programs,)](
-        x.y, _or(x.steps, x.y), weight.w, out, parts.sums, parts.arrived, x.squares,
+        x.y, _steps(x.steps, weight, x.y), weight.w, out, parts.sums, parts.arrived, x.squares,
         _or(weight.bias, x.y), _or(weight.scale, x.y),
         *_low_args(term, x.y), num_all, *turn.caches, turn.angles, turn.where.positions,
         turn.where.slots, *gains, norm.eps, turn.norms.eps if turn.norms else 0.0, k, cut.depth,
@@ -117,12 +133,12 @@ def project_qkv(x: Scaled, norm: Norm, weight: Weight, out: Tensor, turn: Rotati
 
 def project_swiglu(x: Scaled, norm: Norm, weight: Weight, out: Tensor, beside: Beside) -> Tensor:
     """out (rows, ffn) = silu(gate) * up of the normed input, with `weight` holding gate above up."""
-    (rows, n), k = out.shape, weight.w.shape[1]
+    (rows, n), k = out.shape, weight.depth
     block_n = pick_gate_columns(n) if x.steps is None else pick_columns(n)
     cut = _cut(block_n, n // block_n, weight, x.steps, rows)
     parts, term, programs = beside.parts, beside.term, n // block_n * cut.splits(k)
     swiglu_kernel[(_low_programs(term) + programs,)](
-        x.y, _or(x.steps, x.y), weight.w, out, _or(beside.steps, x.y), parts.sums, parts.arrived, x.squares,
+        x.y, _steps(x.steps, weight, x.y), weight.w, out, _or(beside.steps, x.y), parts.sums, parts.arrived, x.squares,
         _or(weight.scale, x.y), *_low_args(term, x.y), n // block_n, norm.eps, k, n, cut.depth,
         TILES=x.squares.shape[0],
         **_shape(cut, rows, n // block_n, weight), **_terms(weight, beside), **overlap(),
@@ -132,13 +148,13 @@ def project_swiglu(x: Scaled, norm: Norm, weight: Weight, out: Tensor, beside: B
 
 def project_add(x: Tensor, weight: Weight, stream: Tensor, after: tuple[Norm, Scaled], beside: Beside) -> Tensor:
     """stream += W x, in place; `after` names the norm that follows and where its input goes."""
-    (n, k), rows = weight.w.shape, x.shape[0]
+    n, k, rows = weight.w.shape[0], weight.depth, x.shape[0]
     norm, scaled = after
     block_n = pick_columns(n // 2)
     cut = _cut(block_n, n // (2 * block_n), weight, beside.steps, rows)
     parts, term, programs = beside.parts, beside.term, n // (2 * block_n) * cut.splits(k)
     add_kernel[(_low_programs(term) + programs,)](
-        x, _or(beside.steps, x), weight.w, stream, scaled.y, _or(scaled.steps, x), parts.sums, parts.arrived,
+        x, _steps(beside.steps, weight, x), weight.w, stream, scaled.y, _or(scaled.steps, x), parts.sums, parts.arrived,
         scaled.squares, norm.gain, _or(weight.scale, x),
         *_low_args(term, x), n // (2 * block_n), k, n, cut.depth,
         **_shape(cut, rows, n // (2 * block_n), weight), **_terms(weight, beside), **overlap(),
@@ -147,7 +163,7 @@ def project_add(x: Tensor, weight: Weight, stream: Tensor, after: tuple[Norm, Sc
 
 
 def _cut(block_n: int, num_tiles: int, weight: Weight, steps: Tensor | None, rows: int) -> Cut:
-    k = weight.w.shape[1]
+    k = weight.depth
     if steps is not None:
         return pick_rounded_cut(block_n, num_tiles, k, rows, k // len(steps))
     return pick_cut(block_n, num_tiles, k, rows, weight.w.element_size())
@@ -172,6 +188,11 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
     return other if tensor is None else tensor
 
 
+def _steps(steps: Tensor | None, weight: Weight, other: Tensor) -> Tensor:
+    """What a product is told besides its numbers: the steps of fp8 inputs, or the groups of four-bit weights."""
+    return _or(steps if weight.groups is None else weight.groups, other)
+
+
 def slice_rows(splits: int) -> int:
     """Rows that are finished at once: the more splits must be added, the fewer, and the more programs do it."""
     return 4 if splits >= 6 else 16
@@ -192,7 +213,7 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def _shape(cut: Cut, rows: int, tiles: int, weight: Weight) -> dict[str, int | bool]:
-    k = weight.w.shape[1]
+    k = weight.depth
     lines = min(4, 1 << ((cut.depth // 64).bit_length() - 1))
     return {
         "ROWS": rows, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "SPLITS": cut.splits(k),

@@ -186,8 +186,9 @@ def _fetch_own(
     RANK: tl.constexpr, LINES: tl.constexpr, FETCHES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Ask for what this program reads first, and for its rows of the adapter, which it reads last."""
-    fetch_ahead(w, first, K, begin, LINES, OVERLAPS)
-    fetch_ahead(w, second, K, begin, LINES, OVERLAPS)
+    EACH: tl.constexpr = 2 if w.dtype.element_ty == tl.uint8 else 1  # weights
+    fetch_ahead(w, first, K // EACH, begin // EACH, LINES, OVERLAPS)
+    fetch_ahead(w, second, K // EACH, begin // EACH, LINES, OVERLAPS)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one
         if split == 0:
             fetch_ahead(b, first, RANK, 0, RANK // 64 if RANK > 64 else 1, FETCHES)

@@ -141,7 +141,10 @@ def multiply(
     GROUP: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Two (columns, rows) products over [begin, end) of the depth; `first` and `second` are rows of w, int64. With FP8
-    x is rounded, with one of `steps`, (K / GROUP, rows), for each GROUP columns."""
+    x is rounded, with one of `steps`, (K / GROUP, rows), for each GROUP columns. Where w is bytes they are two weights
+    each, and `steps` their groups."""
+    if w.dtype.element_ty == tl.uint8:
+        return _multiply_fours(x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K)
     if FP8:
         return _multiply_rounded(
             x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, GROUP, GROUPS
@@ -162,6 +165,40 @@ def multiply(
             w_second = tl.load(w + second[:, None] * K + at[None, :], mask=is_in, other=0.0)
         a = tl.dot(w_first.to(x_tile.dtype), tl.trans(x_tile), a, input_precision="ieee")
         b = tl.dot(w_second.to(x_tile.dtype), tl.trans(x_tile), b, input_precision="ieee")
+    return a, b
+
+
+@triton.jit
+def widen_fours(w, groups, rows, at, is_in, K, dtype: tl.constexpr):
+    """Bytes `at` of these rows -> their low and their high weights, (rows, bytes) twice."""
+    byte = tl.load(w + rows[:, None] * (K // 2) + at[None, :], mask=is_in, other=0).to(tl.int32)
+    group = groups + rows[:, None] * (K // 16) + (at // 16 * 2)[None, :]
+    scale = tl.load(group, mask=is_in, other=0.0).to(tl.float32)
+    zero = tl.load(group + 1, mask=is_in, other=0.0).to(tl.float32)
+    low = ((byte & 15) - 8).to(tl.float32) * scale + zero
+    high = ((byte >> 4) - 8).to(tl.float32) * scale + zero
+    return low.to(dtype), high.to(dtype)
+
+
+@triton.jit
+def _multiply_fours(
+    x, groups, w, first, second, K, begin, end, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):  # fmt: skip
+    """Even columns of the input meet low halves of bytes, odd ones high halves."""
+    m, k = tl.arange(0, ROWS), tl.arange(0, BLOCK_K // 2)
+    a = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    b = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    for start in range(begin, end, BLOCK_K):
+        at = start // 2 + k
+        is_in = (at < end // 2)[None, :]
+        even = tl.load(x + m[:, None] * K + 2 * at[None, :], mask=is_in, other=0.0)
+        odd = tl.load(x + m[:, None] * K + 2 * at[None, :] + 1, mask=is_in, other=0.0)
+        low, high = widen_fours(w, groups, first, at, is_in, K, x.dtype.element_ty)
+        a = tl.dot(low, tl.trans(even), a, input_precision="ieee")
+        a = tl.dot(high, tl.trans(odd), a, input_precision="ieee")
+        low, high = widen_fours(w, groups, second, at, is_in, K, x.dtype.element_ty)
+        b = tl.dot(low, tl.trans(even), b, input_precision="ieee")
+        b = tl.dot(high, tl.trans(odd), b, input_precision="ieee")
     return a, b
 
 
@@ -221,8 +258,10 @@ def leave_part(
 def own_rows(split, ROWS: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr, FINISHERS: tl.constexpr):
     """The rows that a program would finish: all where nothing is split, else the slice of this finisher."""
     if SPLITS == 1:
-        return tl.arange(0, ROWS)
-    return tl.maximum(split - (SPLITS - FINISHERS), 0) * SLICE + tl.arange(0, SLICE)
+        rows = tl.arange(0, ROWS)
+    else:  # not behind a return: the compiler wants one shape of all returns, taken or not
+        rows = tl.maximum(split - (SPLITS - FINISHERS), 0) * SLICE + tl.arange(0, SLICE)
+    return rows
 
 
 @triton.jit

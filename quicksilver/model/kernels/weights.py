@@ -1,4 +1,4 @@
-"""The network's weights as the kernels want them: views of the model's own tensors, or fp8 copies of its matrices.
+"""The network's weights as the kernels want them: views of the model's own tensors, or copies in fp8 or four bits.
 
 Nothing is copied in bf16. `refusal` says in words why a model cannot run on these kernels, so that a caller can fall
 back to the plain path and tell.
@@ -11,12 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from quicksilver.errors import InvalidRequest
+from quicksilver.model.kernels.four import to_fours
 from quicksilver.model.kernels.project import Norm, Weight
 from quicksilver.model.kernels.rotate import HeadNorms
 from quicksilver.model.lowrank import LowRank
 from quicksilver.model.transformer import Layer, Transformer
 
 FP8_MAX = 448.0
+SCHEMES = ("bfloat16", "fp8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class NetworkWeights:
         matrices = [self.head]
         for layer in self.layers:
             matrices += [layer.qkv, layer.o, layer.gate_up, layer.down]
-        return sum(matrix.w.numel() * matrix.w.element_size() for matrix in matrices)
+        return sum(matrix.num_bytes for matrix in matrices)
 
 
 def refusal(model: Transformer) -> str | None:
@@ -85,12 +88,15 @@ def _canvas_refusal(model: Transformer) -> str | None:
 
 
 def collect(model: Transformer, scheme: str = "bfloat16") -> NetworkWeights:
-    """`scheme` fp8 rounds every matrix to e4m3 with a scale for each output; any other keeps the model's tensors."""
+    """`bfloat16` keeps the model's tensors; `fp8` rounds every matrix to e4m3 with a scale for each output; `int4`
+    rounds the layers' to four bits with a scale and a zero for every 32 weights, and the head as `fp8` does."""
+    if scheme not in SCHEMES:
+        raise InvalidRequest(f"{scheme!r} is not one of {', '.join(SCHEMES)}", param="gpu_weights")
     canvas = model.canvas
     stack: list[Layer] = list(model.layers)  # type: ignore[arg-type]
     layers = tuple(_layer(layer, index, model, scheme) for index, layer in enumerate(stack))
     masks = None if canvas is None else canvas.mask_embedding.detach()
-    head = _weight(model.head, scheme)
+    head = _weight(model.head, "fp8" if scheme == "int4" else scheme)
     return NetworkWeights(model.tokens.weight.detach(), masks, layers, _norm(model.norm), head)
 
 
@@ -118,8 +124,11 @@ def _norm(norm: nn.Module) -> Norm:
 def _weight(linear: nn.Module, scheme: str) -> Weight:
     w, bias = linear.weight.detach(), linear.bias  # type: ignore[operator]
     bias = None if bias is None else bias.detach()  # type: ignore[operator]
-    if scheme != "fp8":
+    if scheme == "bfloat16":
         return Weight(w, bias)  # type: ignore[arg-type]
+    if scheme == "int4":
+        q, groups = to_fours(w)  # type: ignore[arg-type]
+        return Weight(q, bias, torch.ones(len(q), device=q.device), groups)  # type: ignore[arg-type]
     scale = w.abs().amax(-1).float().clamp_min(1e-12) / FP8_MAX  # type: ignore[operator]
     rounded = (w.float() / scale[:, None]).to(torch.float8_e4m3fn)  # type: ignore[operator]
     return Weight(rounded, bias, scale)  # type: ignore[arg-type]

@@ -239,6 +239,16 @@ inline float of_e4m3(u8 bits) {
 }
 inline u32 widen(u16 pair) { return to_fp16(of_e4m3((u8)pair)) | (u32)to_fp16(of_e4m3((u8)(pair >> 8))) << 16; }
 
+inline u32 less_eight(u32 pair) {
+    return to_fp16((float)(pair & 15) - 8) | (u32)to_fp16((float)(pair >> 16 & 15) - 8) << 16;
+}
+inline u32 multiply_add(u32 a, u32 b, u32 c) {
+    u32 found = 0;
+    for (int i = 0; i < 32; i += 16)  // fp32 holds the product exactly
+        found |= (u32)to_fp16(of_fp16((u16)(a >> i)) * of_fp16((u16)(b >> i)) + of_fp16((u16)(c >> i))) << i;
+    return found;
+}
+
 template <class Number>
 inline void multiply_as(Number number, float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     Warp &warp = my_warp();

@@ -31,6 +31,7 @@ from quicksilver.model.kernels.between_shape import (
 )
 from quicksilver.model.kernels.cuda import compile as compile_module
 from quicksilver.model.kernels.cuda.compile import CudaError, compile_binary
+from quicksilver.model.packing import dequantise_int4, quantise_int4
 
 HERE = Path(__file__).parent
 SOURCES = Path(between.__file__).parent / "cuda"
@@ -46,7 +47,7 @@ is_emulated = pytest.mark.usefixtures("short_ranges")
 class Case:
     rows: int = 16
     rank: int = 0
-    is_fp8: bool = False
+    bits: int = 16
     has_norms: bool = False
     head_dim: int = 64
     programs: int = 4
@@ -57,7 +58,7 @@ class Case:
     @property
     def kind(self) -> Kind:
         chip = Chip(self.programs, 1 << 20, (9, 0))
-        return Kind(shape(self), self.rows, self.rank, self.is_fp8, not self.has_norms, SPLITS, chip)
+        return Kind(shape(self), self.rows, self.rank, self.bits, not self.has_norms, SPLITS, chip)
 
 
 CASES = [
@@ -65,8 +66,10 @@ CASES = [
     Case(rows=32),
     Case(rank=32),
     Case(rank=16, dims=(576, 1536), q_dim=576),
-    Case(is_fp8=True, has_norms=True, head_dim=128),
-    Case(rows=32, is_fp8=True, dims=(256, 1536)),
+    Case(bits=8, has_norms=True, head_dim=128),
+    Case(rows=32, bits=8, dims=(256, 1536)),
+    Case(bits=4, has_norms=True, head_dim=128),
+    Case(rows=32, bits=4),
     Case(rows=32, rank=16, q_dim=1536),
     Case(has_norms=True, dims=(2048, 1024)),
     Case(dims=(768, 512), q_dim=768),
@@ -108,10 +111,21 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], ctypes.C
 
 def random_weight(outputs: int, depth: int, case: Case) -> SimpleNamespace:
     w = torch.randn(outputs, depth) / depth**0.5
-    if not case.is_fp8:
-        return SimpleNamespace(w=w.bfloat16(), scale=None, bias=None)
+    rest = {"bias": None, "groups": None, "bits": case.bits}
+    if case.bits == 16:
+        return SimpleNamespace(w=w.bfloat16(), scale=None, **rest)
+    if case.bits == 4:
+        q, scale, zero = quantise_int4(w, 32)
+        return SimpleNamespace(w=q, scale=None, **rest | {"groups": torch.stack((scale, zero), -1).half()})
     scale = w.abs().amax(-1) / 448
-    return SimpleNamespace(w=(w / scale[:, None]).to(torch.float8_e4m3fn), scale=scale, bias=None)
+    return SimpleNamespace(w=(w / scale[:, None]).to(torch.float8_e4m3fn), scale=scale, **rest)
+
+
+def widened(weight: SimpleNamespace) -> Tensor:
+    """What the linear multiplies with, in float32."""
+    if weight.groups is not None:
+        return dequantise_int4(weight.w, *weight.groups.unbind(-1))
+    return weight.w.float() if weight.scale is None else weight.w.float() * weight.scale[:, None]
 
 
 def random_layer(config: ModelConfig, case: Case) -> SimpleNamespace:
@@ -156,8 +170,8 @@ class Bench:
         self.cache = PagedCache.allocate(config, 4, 16, "cpu", torch.bfloat16)
         angles = torch.randn(64, 2, config.head_dim // 2)
         self.packed = BetweenWeights(config, weights, self.cache, angles)  # type: ignore[arg-type]
-        self.angles, self.shrink = angles, 1 / 64 if case.is_fp8 else 1.0
-        dtype = torch.float16 if case.is_fp8 else torch.bfloat16
+        self.angles, self.shrink = angles, 1 / 64 if case.bits < 16 else 1.0
+        dtype = torch.float16 if case.bits < 16 else torch.bfloat16
         slots = torch.randperm(64)[:rows].int()
         slots[3] = -1
         where = SimpleNamespace(positions=torch.randint(0, 64, (rows,)).int(), slots=slots)
@@ -204,9 +218,7 @@ class Bench:
 
     def linear(self, x: Tensor, kind: str, layer: SimpleNamespace) -> Tensor:
         weight = {"qkv": layer.qkv, "o": layer.o, "gu": layer.gate_up, "dn": layer.down}[kind]
-        y = x @ weight.w.float().t()
-        if weight.scale is not None:
-            y = y * weight.scale
+        y = x @ widened(weight).t()
         if layer.canvas:
             pair = layer.canvas[kind]
             y = y + (x @ pair.a.float().t() * self.buffers.gate[:, None]) @ pair.b.float().t()
@@ -365,7 +377,7 @@ def test_how_known_models_are_cut(dims: tuple[int, int], cut: Cut | None) -> Non
 
 def coder_kind(rows: int, shared: int, capability: tuple[int, int] = (9, 0)) -> Kind:
     config = ModelConfig("qwen2", 28, 1536, 8960, 12, 2, 128, 151936, 32768, qkv_bias=True, tied_head=True)
-    return Kind(config, rows, 32, False, True, 16, Chip(132, shared, capability))
+    return Kind(config, rows, 32, 16, True, 16, Chip(132, shared, capability))
 
 
 def test_the_ring_is_as_long_as_shared_memory_allows() -> None:

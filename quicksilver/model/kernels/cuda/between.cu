@@ -23,7 +23,7 @@
 // of x, as tiles before its own; B is a little more depth for one of the warps.
 //
 // The shape comes from the compiler's command line: PROGRAMS, MULTIPLIERS (warps that multiply), ROWS, DIM, FFN, HEADS,
-// KV_HEADS, HEAD_DIM, RANK (of the canvas adapter, or 0), SPLITS (of attention), HEAD_NORM, BIAS, FP8, SLOTS, PIECE
+// KV_HEADS, HEAD_DIM, RANK (of the canvas adapter, or 0), SPLITS (of attention), HEAD_NORM, BIAS, BITS (of a weight), SLOTS, PIECE
 // (blocks of a warp in a slot), TEAM (programs of one, 1 or 2), and each linear's ranges (O_RANGES ...).
 #include "machine.cuh"
 
@@ -39,7 +39,7 @@ constexpr int MOST_ASKED = 4096;                       // keys
 constexpr int BLOCK = 32;                              // of the depth, that a warp reads at once
 constexpr int KEY_BLOCK = 64;                          // of attention, whose splits take blocks in turn
 constexpr int TEAMS = PROGRAMS / TEAM, TILE = 16 * TEAM;  // outputs of a tile, 16 for each program of a team to finish
-constexpr int PART_BYTES = FP8 ? 512 : 1024;           // 16 outputs over a block
+constexpr int PART_BYTES = BITS == 4 ? 320 : 64 * BITS;  // 16 outputs over a block
 constexpr int BLOCK_BYTES = TEAM * PART_BYTES;
 constexpr int ROUND_BYTES = MULTIPLIERS * BLOCK_BYTES; // a block of every warp
 constexpr int ROW_TILES = ROWS / 8;
@@ -49,7 +49,8 @@ constexpr int PART_SUMS = ROWS * SUM_STRIDE, WARP_SUMS = TEAM * PART_SUMS;
 constexpr int QKV_HEADS = HEADS + 2 * KV_HEADS, Q_DIM = HEADS * HEAD_DIM, QKV_DIM = QKV_HEADS * HEAD_DIM;
 constexpr int RANK_TILES = (RANK + TILE - 1) / TILE, RANK_BLOCKS = (RANK + BLOCK - 1) / BLOCK;
 constexpr int RANK_DEPTH = RANK_BLOCKS * BLOCK;
-constexpr float SHRINK = FP8 ? 1.0f / 64 : 1.0f;       // of inputs beside fp8 weights, which are fp16
+constexpr bool IS_SHRUNK = BITS < 16;                  // inputs beside weights in few bits are fp16
+constexpr float SHRINK = IS_SHRUNK ? 1.0f / 64 : 1.0f;
 
 enum { O, GATE_UP, DOWN, QKV, NUM_LINEARS };
 
@@ -66,7 +67,7 @@ template <int kind, int depth, int outputs, int ranges> struct Linear {
     static_assert(IN_SETS || ranges % TEAM == 0, "a team shares the ranges");
 };
 
-static_assert(RANK == 0 || !FP8, "an adapter is 16-bit, as the weights beside it");
+static_assert(RANK == 0 || BITS == 16, "an adapter is 16-bit, as the weights beside it");
 
 typedef Linear<O, Q_DIM, DIM, O_RANGES> Output;
 typedef Linear<GATE_UP, DIM, 2 * FFN, GATE_UP_RANGES> GateUp;
@@ -124,7 +125,7 @@ struct Shared {
     float sums[MULTIPLIERS][WARP_SUMS];
     float kept[KEPT_TILES][TEAM][16 * ROWS];  // by thread
     float sent[SENT_TILES][16 * ROWS];        // by the other program
-    alignas(16) float scale[FP8 ? NUM_LINEARS : 1][MOST_OUTPUTS];  // of own outputs
+    alignas(16) float scale[BITS == 8 ? NUM_LINEARS : 1][MOST_OUTPUTS];  // of own outputs
     alignas(16) u16 term[NUM_LINEARS][MOST_OUTPUTS];               // their gains or biases, bf16
     alignas(16) u16 low[ROWS][larger(RANK_DEPTH, 8)];              // A x of canvas rows, bf16
     alignas(16) u8 b[larger(OWN_TILES * TEAM * RANK_BLOCKS * 1024, 16)];  // B of own tiles, linear by linear
@@ -254,7 +255,7 @@ template <class L> DEVICE void ask_own(const Worker &me, const u16 *terms) {
     for (int at = me.thread; at < (end - first) * 2; at += ASKERS * 32) {
         const int output = output_of<L>(first + at / 2, at % 2 * 8);
         if (terms) copy_16(me.shared.term[L::KIND] + at * 8, terms + output);
-        if (FP8) {
+        if (BITS == 8) {
             copy_16(me.shared.scale[L::KIND] + at * 8, weights.scale + output);
             copy_16(me.shared.scale[L::KIND] + at * 8 + 4, weights.scale + output + 4);
         }
@@ -283,7 +284,7 @@ DEVICE void ask_constants(const Worker &me) {
 
 // What a sum is multiplied by, and an output's gain or bias.
 template <class L> DEVICE float factor_of(const Worker &me, int part, int output) {
-    return FP8 ? me.shared.scale[L::KIND][(part - first_part<L>()) * 16 + output] / SHRINK : 1.0f;
+    return BITS == 8 ? me.shared.scale[L::KIND][(part - first_part<L>()) * 16 + output] / SHRINK : 1.0f / SHRINK;
 }
 template <class L> DEVICE float term_of(const Worker &me, int part, int output) {
     return of_bf16(me.shared.term[L::KIND][(part - first_part<L>()) * 16 + output]);
@@ -291,7 +292,7 @@ template <class L> DEVICE float term_of(const Worker &me, int part, int output) 
 
 // As the next linear wants it.
 DEVICE u16 narrow(float value) {
-    if (!FP8) return to_bf16(value);
+    if (!IS_SHRUNK) return to_bf16(value);
     value = value * SHRINK;
     return to_fp16(value > 65504.0f ? 65504.0f : value < -65504.0f ? -65504.0f : value);
 }
@@ -362,7 +363,7 @@ DEVICE void merge(const Worker &me) {
 // ---- products
 
 DEVICE void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    if (FP8) multiply_fp16(c, a0, a1, a2, a3, b0, b1);
+    if (IS_SHRUNK) multiply_fp16(c, a0, a1, a2, a3, b0, b1);
     else multiply_bf16(c, a0, a1, a2, a3, b0, b1);
 }
 
@@ -427,6 +428,30 @@ DEVICE uint4 widen_8(u32 four, u32 other) {
     return wide;
 }
 
+// Eight weights of four bits, each other one in the upper half; `group` has their scale and zero.
+DEVICE uint4 widen_fours(u32 eight, u32 group) {
+    const u32 scale = group % 65536 * 65537, zero = group / 65536 * 65537;  // each twice
+    uint4 wide;
+    wide.x = multiply_add(less_eight(eight), scale, zero), wide.y = multiply_add(less_eight(eight >> 4), scale, zero);
+    wide.z = multiply_add(less_eight(eight >> 8), scale, zero), wide.w = multiply_add(less_eight(eight >> 12), scale, zero);
+    return wide;
+}
+
+// A lane's weights of a part, from `at` on: of its output among the first eight, and of the one eight further on. Behind
+// weights of four bits stand the scales and zeros of the 16 outputs over this block.
+constexpr int LANE_BYTES = BITS == 4 ? 8 : 16;
+
+DEVICE void read_part(uint4 &low, uint4 &high, const u8 *at, int lane) {
+    if constexpr (BITS == 4) {
+        const u32 *eights = (const u32 *)at, *groups = (const u32 *)(at - lane * LANE_BYTES + 32 * LANE_BYTES) + lane / 4;
+        low = widen_fours(eights[0], groups[0]), high = widen_fours(eights[1], groups[8]);
+    } else {
+        const uint4 first = shared_16(at);
+        low = BITS == 8 ? widen_8(first.x, first.y) : first;
+        high = BITS == 8 ? widen_8(first.z, first.w) : shared_16(at + PART_BYTES / 2);
+    }
+}
+
 // A warp's sums: of the parts of a tile, or of one part twice, block by block in turn, because a product waits for the
 // one before it.
 typedef float Sums[2][ROW_TILES][4];
@@ -437,14 +462,13 @@ DEVICE void multiply_piece(Sums &acc, Worker &me, const uint4 (&x)[L::BLOCKS][RO
     constexpr int count = L::BLOCKS - begin < PIECE ? L::BLOCKS - begin : PIECE;
     const int slot = me.used % SLOTS;
     barrier_wait(&me.shared.full[slot], me.used / SLOTS % 2);
-    const u8 *from = me.shared.ring[slot] + me.warp * BLOCK_BYTES + me.lane * 16;
+    const u8 *from = me.shared.ring[slot] + me.warp * BLOCK_BYTES + me.lane * LANE_BYTES;
 #pragma unroll
     for (int block = 0; block < count; ++block, from += ROUND_BYTES)
 #pragma unroll
         for (int part = 0; part < TEAM; ++part) {
-            const uint4 first = shared_16(from + part * PART_BYTES);
-            const uint4 low = FP8 ? widen_8(first.x, first.y) : first;
-            const uint4 high = FP8 ? widen_8(first.z, first.w) : shared_16(from + part * PART_BYTES + PART_BYTES / 2);
+            uint4 low, high;
+            read_part(low, high, from + part * PART_BYTES, me.lane);
             multiply_block(acc[TEAM == 1 ? block % 2 : part], low, high, x[begin + block]);
         }
     sync_warp();

@@ -259,6 +259,20 @@ DEVICE u32 widen(u16 pair) {
     return wide;
 }
 
+// Two numbers of four bits, at bit 0 and at bit 16, less eight: as fp16, exactly.
+DEVICE u32 less_eight(u32 pair) {
+    u32 less;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(less) : "r"(pair & 0x000f000f | 0x64006400), "r"(0x64086408));  // 1024, 1032
+    return less;
+}
+
+// a * b + c, of two numbers of fp16 each.
+DEVICE u32 multiply_add(u32 a, u32 b, u32 c) {
+    u32 sum;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(a), "r"(b), "r"(c));
+    return sum;
+}
+
 DEVICE float rounded_square(float x) { return __fmul_rn(x, x); }  // in no sum is it left unrounded
 DEVICE float exponential(float x) { return __expf(x); }
 DEVICE float divide(float a, float b) { return __fdividef(a, b); }  // to two units of the last place
