@@ -54,11 +54,12 @@ class Case:
     dims: tuple[int, int] = (512, 1536)
     q_dim: int = 512
     kv_heads: int | None = None
+    piece: int = 1
 
     @property
     def kind(self) -> Kind:
         chip = Chip(self.programs, 1 << 20, (9, 0))
-        return Kind(shape(self), self.rows, self.rank, self.bits, not self.has_norms, SPLITS, chip)
+        return Kind(shape(self), self.rows, self.rank, self.bits, not self.has_norms, SPLITS, chip, self.piece)
 
 
 CASES = [
@@ -292,6 +293,19 @@ def test_a_launch_does_what_torch_does(case: Case, build: Callable[[Case], ctype
     for kv, first in ((bench.cache.k, config.num_heads), (bench.cache.v, config.num_heads + config.num_kv_heads)):
         assert torch.equal(kv[1][slots[kept]], found[kept, first : first + config.num_kv_heads])
         assert kv[1].any(-1).any(-1).sum() == kept.sum()
+
+
+@needs_compiler
+def test_a_last_piece_may_be_shorter(build: Callable[[Case], ctypes.CDLL], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four blocks of a warp in pieces of three."""
+    monkeypatch.setattr(between_shape, "_LONGEST", 1024)
+    case = Case(bits=4, dims=(1024, 2048), kv_heads=1, piece=3)
+    assert with_slots(case.kind).piece == 3, "as on a chip"  # type: ignore[union-attr]
+    bench = Bench(case)
+    stream, ffn, _ = bench.layer(0)
+    build(case).emulate(ctypes.byref(bench.arguments(0)))
+    expect_close(bench.handed(0, "ffn"), ffn)
+    expect_close(bench.buffers.stream, stream)
 
 
 @needs_compiler
