@@ -9,14 +9,22 @@ forward a little slower; the report has a layer's time with and without.
 
 from __future__ import annotations
 
-import argparse
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_setup import SHAPES, made_up_batch, make_runner, pages_for, random_model, time_ms, write_report
+from benchmarks.gpu_setup import (
+    SHAPES,
+    forward_options,
+    made_up_batch,
+    make_runner,
+    pages_for,
+    random_model,
+    time_ms,
+    write_report,
+)
 from benchmarks.stamps import NUM_STAMPS, PARTS, WIDTH, stamped
 from quicksilver.engine.graphs import GraphLimits
 from quicksilver.model.kernels import between
@@ -72,13 +80,7 @@ def measure(name: str, model: Transformer, scheme: str, count: int, past: int) -
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--models", default="1.5B,8B")
-    parser.add_argument("--rows", default="16,32")
-    parser.add_argument("--schemes", default="bfloat16", help="bfloat16, fp8, or both with a comma")
-    parser.add_argument("--past", type=int, default=512, help="cached tokens before the rows")
-    options = parser.parse_args()
+    options = forward_options(__doc__, "1.5B,8B", "16,32").parse_args()
     found: list[dict[str, Any]] = []
     for name in options.models.split(","):
         model = random_model(SHAPES[name])

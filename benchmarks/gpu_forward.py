@@ -19,6 +19,7 @@ import torch
 from benchmarks.gpu_setup import (
     SHAPES,
     copy_bandwidth,
+    forward_options,
     made_up_batch,
     make_runner,
     pages_for,
@@ -126,12 +127,7 @@ def measure_rows(
 
 @torch.inference_mode()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--models", default="135M,1.5B,8B")
-    parser.add_argument("--rows", default="1,16,64,256")
-    parser.add_argument("--schemes", default="bfloat16", help="bfloat16, fp8, or both with a comma")
-    parser.add_argument("--past", type=int, default=512, help="cached tokens before the rows")
+    parser = forward_options(__doc__, "135M,1.5B,8B", "1,16,64,256")
     parser.add_argument("--plain", action="store_true", help="also time plain torch")
     parser.add_argument("--profile", action="store_true", help="print the time of each kernel")
     parser.add_argument("--product", default="fastest", help="fastest, or fixed: rows that ignore their company")

@@ -6,6 +6,7 @@ which of the two it is.
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import time
@@ -128,6 +129,17 @@ def made_up_batch(num_segments: int, rows_each: int, past: int, num_canvas: int 
 
 def pages_for(num_segments: int, tokens_each: int) -> int:
     return num_segments * -(-tokens_each // PAGE_SIZE) + 16
+
+
+def forward_options(about: str | None, models: str, rows: str) -> argparse.ArgumentParser:
+    """What benchmarks of single forwards are asked for."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--models", default=models)
+    parser.add_argument("--rows", default=rows)
+    parser.add_argument("--schemes", default="bfloat16", help="bfloat16, fp8, int4, or several with commas")
+    parser.add_argument("--past", type=int, default=512, help="cached tokens before the rows")
+    return parser
 
 
 def time_ms(work: Callable[[], Any], repeats: int = 20, warm_up: int = 3) -> float:

@@ -16,7 +16,7 @@ from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels.four import expand, to_fours
 from quicksilver.model.kernels.project import Weight
-from quicksilver.model.packing import dequantise_int4, quantise_int4
+from quicksilver.model.packing import GROUP_LEN, dequantise_int4, quantise_int4
 from quicksilver.model.transformer import Transformer
 from tests.fp8_checks import on_fp8_weights
 from tests.graph_checks import FEW_LAUNCHES, SMALL, TEAMED, WIDE_PARTS, causal_batch, model_of, plain_forward
@@ -25,7 +25,7 @@ from tests.kernel_checks import expect_close, here
 
 def rounded(w: Tensor) -> Tensor:
     """What four bits stand for."""
-    return dequantise_int4(*quantise_int4(w, 32))
+    return dequantise_int4(*quantise_int4(w, GROUP_LEN))
 
 
 def check_expand(outputs: int, depth: int) -> None:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+GROUP_LEN = 32
+"""Of int4."""
 _CHUNK = 1 << 22
 """Numbers rounded at a time, so that the float copies on the way stay small beside the weight."""
 

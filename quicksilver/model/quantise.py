@@ -15,15 +15,13 @@ from torch import Tensor, nn
 from quicksilver.errors import InvalidRequest
 from quicksilver.model.assemble import replace_module
 from quicksilver.model.native.support import refusal as native_refusal
-from quicksilver.model.packing import quantise_int4, quantise_int8, quantise_int8_grouped
+from quicksilver.model.packing import GROUP_LEN, quantise_int4, quantise_int8, quantise_int8_grouped
 from quicksilver.model.quantised import DynamicInt8Linear, Int4Linear, Int8Embedding, Int8Linear, has_dynamic_kernel
 from quicksilver.model.transformer import Transformer
 
 Scheme = Literal["int8", "int8-grouped", "int8-dynamic", "int4"]
 EXACT = ("int8-grouped", "int8-dynamic")
 """Schemes whose products give a row the same bits in any company."""
-GROUP_LEN = 32
-"""Of int4."""
 NATIVE_GROUP_LEN = 64
 """Of int8-grouped, weights and activations alike."""
 

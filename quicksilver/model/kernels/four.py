@@ -14,9 +14,8 @@ from torch import Tensor
 from quicksilver.model.kernels.launch import overlap, wait_turn
 from quicksilver.model.kernels.project import Weight
 from quicksilver.model.kernels.stream import widen_fours
-from quicksilver.model.packing import quantise_int4
+from quicksilver.model.packing import GROUP_LEN, quantise_int4
 
-GROUP_LEN = 32
 _BYTES = 512
 """That a program makes wide."""
 

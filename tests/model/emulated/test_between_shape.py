@@ -1,0 +1,51 @@
+"""How the launch between two attentions is cut, and which chips can run it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from quicksilver.model.config import ModelConfig
+from quicksilver.model.kernels.between_shape import Chip, Cut, Kind, cut_for, fits, shared_bytes, with_slots
+from quicksilver.model.kernels.cuda import compile as compile_module
+from quicksilver.model.kernels.cuda.compile import CudaError, compile_binary
+
+
+@pytest.mark.parametrize(
+    ("dims", "cut"),
+    [
+        ((1536, 8960), Cut(2, 8, {"o": 2, "gu": 2, "dn": 5, "qkv": 2})),
+        ((4096, 12288), Cut(2, 8, {"o": 2, "gu": 2, "dn": 6, "qkv": 2})),
+        ((5120, 17408), None),
+        ((576, 1536), Cut(1, 6, {"o": 1, "gu": 1, "dn": 1, "qkv": 1})),
+        ((2560, 9728), None),
+        ((100, 256), None),
+    ],
+)
+def test_how_known_models_are_cut(dims: tuple[int, int], cut: Cut | None) -> None:
+    assert cut_for(SimpleNamespace(dim=dims[0], q_dim=dims[0], ffn_dim=dims[1])) == cut  # type: ignore[arg-type]
+
+
+def coder_kind(rows: int, shared: int, capability: tuple[int, int] = (9, 0)) -> Kind:
+    config = ModelConfig("qwen2", 28, 1536, 8960, 12, 2, 128, 151936, 32768, qkv_bias=True, tied_head=True)
+    return Kind(config, rows, 32, 16, True, 16, Chip(132, shared, capability))
+
+
+def test_the_ring_is_as_long_as_shared_memory_allows() -> None:
+    found = with_slots(coder_kind(16, 232_448))
+    assert found is not None
+    assert found.slots == 8
+    assert shared_bytes(found) <= 232_448
+
+
+def test_chips_that_cannot_are_left_to_other_kernels() -> None:
+    assert fits(coder_kind(32, 232_448))
+    assert not fits(coder_kind(32, 101_376)), "half the shared memory"
+    assert not fits(coder_kind(32, 232_448, (8, 9))), "no bulk copies"
+
+
+def test_without_a_compiler_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_module, "find_compiler", lambda: None)
+    with pytest.raises(CudaError, match="libnvrtc is missing"):
+        compile_binary("between", {}, (9, 0))
