@@ -18,9 +18,8 @@ from quicksilver.errors import CheckpointRefused
 from quicksilver.model.assemble import empty_transformer, finish, place, replace_module
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.headers import read_safetensors_header
-from quicksilver.model.packing import quantise_int8
+from quicksilver.model.packing import GROUP_LEN, quantise_int8
 from quicksilver.model.quantise import (
-    GROUP_LEN,
     NATIVE_GROUP_LEN,
     Stored,
     check_scheme,
