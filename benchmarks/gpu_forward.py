@@ -116,7 +116,7 @@ def measure_rows(
     row: dict[str, Any] = {"model": name, "weights": scheme, "rows": count, "ms": ms, "floor_ms": floor}
     row |= {"roofline_pct": 100 * floor / ms, "forwards_per_s": 1e3 / ms}
     row |= {"body_ms": graph_ms(runner, batch, greedy_head=False)}
-    if runner.model.canvas is not None and scheme == "bfloat16" and count > 1:
+    if runner.model.canvas is not None and count > 1:
         row |= {"draft_ms": graph_ms(runner, made_up_batch(1, count, options.past, count - 1))}
     if scheme == "bfloat16" and options.plain:
         row |= {"plain_ms": plain_ms(runner.model, runner, batch)}

@@ -34,9 +34,9 @@ SHIPPED = {
     "shared": resident.SHARED_ROWS, "warps": resident.WARPS, "stages": resident.STAGES, "share": 0,
     "used": int(resident.COUNTS_USED), "splits": resident.WHOLE_SPLITS,
     "overlap": network.OVERLAP_BYTES, "depth": stream.ROUNDED_DEPTH,
-    "between": int(network.BETWEEN), "ring": between_shape.MOST_RING >> 10, "piece": between_shape.PIECE_BYTES,
-    "programs": 0,
+    "between": int(network.BETWEEN), "ring": 0, "piece": 0, "programs": 0,
 }  # fmt: skip
+_RINGS, _PIECES = between_shape.MOST_RING, between_shape.PIECE_BYTES
 _programs_for, _chip = resident.programs_for, between._chip
 PAGE_SIZE = 16
 SHAPES = {
@@ -62,8 +62,9 @@ def switch_whole(text: str) -> dict[str, int]:
     resident.STAGES, network.OVERLAP_BYTES = chosen["stages"], chosen["overlap"]
     resident.COUNTS_USED, stream.ROUNDED_DEPTH = bool(chosen["used"]), chosen["depth"]
     resident.WHOLE_SPLITS = chosen["splits"]
-    network.BETWEEN, between_shape.MOST_RING = bool(chosen["between"]), chosen["ring"] << 10
-    between_shape.PIECE_BYTES = chosen["piece"]
+    network.BETWEEN = bool(chosen["between"])
+    between_shape.MOST_RING = dict.fromkeys(_RINGS, chosen["ring"] << 10) if chosen["ring"] else _RINGS
+    between_shape.PIECE_BYTES = dict.fromkeys(_PIECES, chosen["piece"]) if chosen["piece"] else _PIECES
     between._chip = _chip_with(chosen["programs"]) if chosen["programs"] else _chip
     if chosen["share"]:
         count = torch.cuda.get_device_properties(0).multi_processor_count

@@ -14,8 +14,9 @@ from quicksilver.engine.batch import Batch
 from quicksilver.engine.graphs import GraphLimits, GraphRunner
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.kernels.four import expand, to_fours
+from quicksilver.model.kernels.four import expand
 from quicksilver.model.kernels.project import Weight
+from quicksilver.model.kernels.words import to_words
 from quicksilver.model.packing import GROUP_LEN, dequantise_int4, quantise_int4
 from quicksilver.model.transformer import Transformer
 from tests.fp8_checks import on_fp8_weights
@@ -33,8 +34,8 @@ def check_expand(outputs: int, depth: int) -> None:
     torch.manual_seed(0)
     place = here()
     w = torch.randn(outputs, depth, device=place.device) / depth**0.5
-    q, groups = to_fours(w)
-    weight = Weight(q, None, torch.ones(outputs, device=place.device), groups)
+    words, groups, scale = to_words(w)
+    weight = Weight(words, None, scale, groups)
     assert (weight.depth, weight.bits, weight.num_bytes) == (depth, 4, outputs * depth * 5 // 8)
     expect_close(expand(weight, place.dtype), rounded(w), 5e-3 if place.dtype is torch.bfloat16 else 1e-3)
 
@@ -59,8 +60,8 @@ def masked(batch: Batch) -> Batch:
 
 
 def check_few_bits(scheme: str, config: ModelConfig, num_segments: int, has_canvas: bool | None) -> None:
-    """Rows on weights of few bits equal the plain network with the weights that those stand for. Without an adapter,
-    where `has_canvas` is None, up to 32 rows have two launches a layer on chips that can."""
+    """Rows on weights of few bits equal the plain network with the weights that those stand for. There is no adapter
+    where `has_canvas` is None."""
     model, place = model_of(config, has_adapter=has_canvas is not None), here()
     batch = causal_batch(num_segments, 5, 20, 16)
     batch = masked(batch) if has_canvas else batch
@@ -70,7 +71,7 @@ def check_few_bits(scheme: str, config: ModelConfig, num_segments: int, has_canv
     before = PagedCache(cache.k.clone().float(), cache.v.clone().float(), 16)
     limits = GraphLimits(max_rows=256, max_segments=64, context_len=256, scheme=scheme)
     runner = GraphRunner(model, cache, 64, limits)
-    is_between = has_canvas is None and place.device == "cuda" and config in (FEW_LAUNCHES, TEAMED)
+    is_between = place.device == "cuda" and config in (FEW_LAUNCHES, TEAMED)
     assert runner.network.is_between(16) == is_between
     found = model.norm(runner._launch(batch)[: len(batch.token_ids)])
     expect_close(found, plain_forward(ORACLES[scheme](model), batch, before), 4e-2 if is_coarse(found) else 5e-3)
@@ -90,6 +91,6 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     for scheme, kind, config in (
         (scheme, kind, config) for scheme in ORACLES for kind, config in (("between", FEW_LAUNCHES), ("teams", TEAMED))
     ):
-        for count in (3, 6):
-            name = f"network {scheme} {kind} rows={5 * count}"
-            yield name, lambda s=scheme, c=config, n=count: check_few_bits(s, c, n, None)
+        for count, has_canvas in ((3, None), (6, None), (3, True), (6, True)):
+            name = f"network {scheme} {kind} rows={5 * count} canvas={has_canvas}"
+            yield name, lambda s=scheme, c=config, n=count, h=has_canvas: check_few_bits(s, c, n, h)

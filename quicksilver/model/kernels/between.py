@@ -32,13 +32,13 @@ from quicksilver.model.kernels.between_shape import (
     with_slots,
 )
 from quicksilver.model.kernels.cuda.compile import Kernel, compile_kernel, find_compiler
-from quicksilver.model.packing import unpack_nibbles
+from quicksilver.model.kernels.words import unpack_words
 
 if TYPE_CHECKING:  # Triton is not where this is tested
     from quicksilver.model.kernels.attention import RowTables
     from quicksilver.model.kernels.project import Weight
     from quicksilver.model.kernels.rotate import RowSlots
-    from quicksilver.model.kernels.weights import LayerWeights, NetworkWeights
+    from quicksilver.model.kernels.weights import LayerWeights, NetworkWeights, Pair
 
 
 class _Weights(ctypes.Structure):
@@ -76,7 +76,7 @@ def can_run(config: ModelConfig, weights: NetworkWeights, splits: int) -> bool:
         return False
     rank = _rank(first)
     kind = Kind(config, BETWEEN_ROWS, rank, bits, first.qkv.bias is not None, splits, _chip(tokens.device))
-    if (bits < 16 and rank) or not fits(kind):
+    if not fits(kind) or not all(has_room(layer) for layer in weights.layers):
         return False
     return weights.num_bytes < torch.cuda.mem_get_info(tokens.device)[0] * 0.8
 
@@ -114,23 +114,23 @@ def pack(w: Tensor, ranges: int, cut: Cut) -> Tensor:
     return names.view(shape).permute(4, 0, 6, 5, 1, *inner).contiguous().flatten()
 
 
-def pack_fours(values: Tensor, groups: Tensor, ranges: int, cut: Cut) -> Tensor:
-    """Weights of four bits, as n in 0..15 (outputs, depth) and their groups (outputs, depth / 32, 2), as the warps read
-    them: of each block the weights of a part, and behind them the scales and zeros of its outputs.
+def pack_fours(words: Tensor, groups: Tensor, ranges: int, cut: Cut) -> Tensor:
+    """Weights of four bits, words (outputs, depth / 4) and groups (outputs, depth / 32) of `words.py`, as warps read
+    them: of each block the weights of a part, and behind them the groups of its outputs.
 
-    A lane's eight weights are a word, of each pair the first in the lower half and the other in the upper."""
-    blocks = values.shape[1] // ranges // (cut.multipliers * BLOCK)
+    A lane's eight weights are 32 bits, of each pair the first in the lower half and the other in the upper."""
+    blocks = groups.shape[1] // ranges // cut.multipliers
     shape = (-1, cut.team, 2, 8, ranges, cut.multipliers, blocks)
-    lanes = values.view(*shape, 4, 8).permute(4, 0, 6, 5, 1, 3, 7, 2, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]]
+    lanes = unpack_words(words).view(*shape, 4, 8).permute(4, 0, 6, 5, 1, 3, 7, 2, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]]
     eights = (lanes[..., ::2] | (lanes[..., 1::2] << 4)).to(torch.uint8).flatten(5)
-    steps = groups.half().view(*shape, 2).permute(4, 0, 6, 5, 1, 2, 3, 7).contiguous()
-    return torch.cat((eights, steps.flatten(5).view(torch.uint8)), -1).flatten()
+    behind = groups.view(*shape).permute(4, 0, 6, 5, 1, 3, 2).contiguous()
+    return torch.cat((eights, behind.flatten(5).view(torch.uint8)), -1).flatten()
 
 
 def pack_weight(weight: Weight, order: Tensor, ranges: int, cut: Cut) -> Tensor:
     """A linear's weights with outputs in the order of tiles, as bytes or 16-bit numbers."""
     if weight.groups is not None:
-        return pack_fours(unpack_nibbles(weight.w[order]), weight.groups[order], ranges, cut)
+        return pack_fours(weight.w[order], weight.groups[order], ranges, cut)
     names = weight.w.view(torch.uint8) if weight.bits == 8 else weight.w
     return pack(names[order], ranges, cut)
 
@@ -162,15 +162,31 @@ class PackedLayer:
     linears: dict[str, PackedLinear]
 
 
+def matrices(layer: LayerWeights) -> dict[str, Weight]:
+    return {"o": layer.o, "gu": layer.gate_up, "dn": layer.down, "qkv": layer.qkv}
+
+
+def second_half(pair: Pair, weight: Weight) -> Tensor:
+    """An adapter's B as it is added to sums that an output's scale still comes behind; fp16 beside few bits."""
+    return pair.b if weight.scale is None else (pair.b.float() / weight.scale[:, None]).half()
+
+
+def has_room(layer: LayerWeights) -> bool:
+    """Whether fp16 holds the adapter's second halves: beside outputs of fp8 that are nearly all zero it might not."""
+    found = matrices(layer)
+    return all(bool(second_half(pair, found[kind]).isfinite().all()) for kind, pair in layer.canvas.items())
+
+
 def pack_layer(config: ModelConfig, layer: LayerWeights) -> PackedLayer:
     found, cut = {}, known_cut(config)
-    matrices = {"o": layer.o, "gu": layer.gate_up, "dn": layer.down, "qkv": layer.qkv}
-    for kind, weight in matrices.items():
+    for kind, weight in matrices(layer).items():
         ranges = cut.ranges[kind]
         order = output_order(config, kind).to(weight.w.device)
         pair = layer.canvas.get(kind)
-        a = None if pair is None else pack(_whole_tiles(pair.a, cut), ranges, cut)
-        b = None if pair is None else pack_second(pair.b[order])
+        a = b = None
+        if pair is not None:
+            a = pack(_whole_tiles(pair.a if weight.scale is None else pair.a.half(), cut), ranges, cut)
+            b = pack_second(second_half(pair, weight)[order])
         found[kind] = PackedLinear(pack_weight(weight, order, ranges, cut), weight.scale, a, b)
     return PackedLayer(found)
 

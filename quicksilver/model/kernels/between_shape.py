@@ -26,13 +26,13 @@ _LONGEST = 2048
 """Of a range: 32 rows of so much input are in the registers of the warps."""
 _MOST_RANGES = 8
 """Of a depth: each leaves sums that others add up. A depth with large prime factors would have many short ones."""
-MOST_RING = 144 << 10
-"""Bytes of the ring, where as many fit."""
-PIECE_BYTES = 2048
-"""Of a warp's weights that are asked for at once."""
+MOST_RING = {16: 144 << 10, 8: 144 << 10, 4: 100 << 10}
+"""Bytes of the ring, where as many fit, by the bits of a weight."""
+PIECE_BYTES = {16: 2048, 8: 2048, 4: 2560}
+"""Of a warp's weights that are asked for at once: room for a block in 16 bits, as adapters are."""
 MOST_PROGRAMS = 256
 _PART_BYTES = {16: 1024, 8: 512, 4: 320}
-"""Of 16 outputs over a block, by the bits of a weight; of four bits with a scale and a zero for each output."""
+"""Of 16 outputs over a block, by the bits of a weight; of four bits with a step and a least value for each output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def shared_bytes(kind: Kind) -> int:
     kept = max(tiles["qkv"] if kind.config.qk_norm else 1, *(tiles[at] for at in waits), 1)
     rank_depth = -(-kind.rank // BLOCK) * BLOCK
     floats = cut.multipliers * cut.team * rows * 20 + part * (cut.team * kept + sent)
-    floats += rows * max(rank_depth, 8) // 2 + (6 if kind.bits == 8 else 3) * wide
+    floats += rows * max(rank_depth, 8) // 2 + (6 if kind.bits < 16 else 3) * wide
     barriers = 2 * kind.slots + 5 + len(KINDS) * sent
     second = 32 * rank_depth * cut.team * sum(tiles.values())
     return kind.slots * kind.slot_bytes + 8 * barriers + 4 * floats + second + 256
@@ -175,9 +175,9 @@ def _most_tiles(kind: Kind) -> dict[str, int]:
 
 def with_slots(kind: Kind) -> Kind | None:
     """With as many slots as shared memory holds; None where there would be but one."""
-    kind = replace(kind, piece=max(1, PIECE_BYTES // kind.block_bytes))
+    kind = replace(kind, piece=max(1, PIECE_BYTES[kind.bits] // kind.block_bytes))
     room = kind.chip.shared_bytes - shared_bytes(replace(kind, slots=0))
-    slots = min(MOST_RING, room) // (kind.slot_bytes + 16)
+    slots = min(MOST_RING[kind.bits], room) // (kind.slot_bytes + 16)
     return replace(kind, slots=slots) if slots >= 2 else None
 
 

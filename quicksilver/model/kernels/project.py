@@ -7,7 +7,7 @@ norm's gain and its sums of squares; the linear behind the norm divides at its e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -27,6 +27,9 @@ from quicksilver.model.kernels.stream import (
     room_splits,
 )
 
+_FOURS_WARPS = 8
+"""Four bits are made wide while others multiply."""
+
 
 @dataclass(frozen=True, slots=True)
 class Norm:
@@ -39,7 +42,7 @@ class Norm:
 @dataclass(frozen=True, slots=True)
 class Weight:
     """A linear's weights: (out, in), in the model's dtype or fp8 with one fp32 scale an output; and its bias. Or in
-    four bits (`four.py`): w is (out, in / 2) bytes, scales are ones, `groups` has a scale and a zero for every 32."""
+    four bits (`words.py`): w is (out, in / 4) words of 16 bits, `groups` (out, in / 32)."""
 
     w: Tensor
     bias: Tensor | None = None
@@ -53,7 +56,7 @@ class Weight:
 
     @property
     def depth(self) -> int:
-        return self.w.shape[1] * (1 if self.groups is None else 2)
+        return self.w.shape[1] * (1 if self.groups is None else 4)
 
     @property
     def num_bytes(self) -> int:
@@ -134,7 +137,7 @@ def project_qkv(x: Scaled, norm: Norm, weight: Weight, out: Tensor, turn: Rotati
 def project_swiglu(x: Scaled, norm: Norm, weight: Weight, out: Tensor, beside: Beside) -> Tensor:
     """out (rows, ffn) = silu(gate) * up of the normed input, with `weight` holding gate above up."""
     (rows, n), k = out.shape, weight.depth
-    block_n = pick_gate_columns(n) if x.steps is None else pick_columns(n)
+    block_n = pick_gate_columns(n) if x.steps is None and weight.bits > 4 else pick_columns(n)
     cut = _cut(block_n, n // block_n, weight, x.steps, rows)
     parts, term, programs = beside.parts, beside.term, n // block_n * cut.splits(k)
     swiglu_kernel[(_low_programs(term) + programs,)](
@@ -166,7 +169,8 @@ def _cut(block_n: int, num_tiles: int, weight: Weight, steps: Tensor | None, row
     k = weight.depth
     if steps is not None:
         return pick_rounded_cut(block_n, num_tiles, k, rows, k // len(steps))
-    return pick_cut(block_n, num_tiles, k, rows, weight.w.element_size())
+    cut = pick_cut(block_n, num_tiles, k, rows, weight.num_bytes / (weight.w.shape[0] * k))
+    return replace(cut, num_warps=_FOURS_WARPS) if weight.bits == 4 and 2 * block_n >= 128 else cut
 
 
 def low_parts(depth: int) -> int:

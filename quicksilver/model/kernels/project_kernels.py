@@ -186,7 +186,7 @@ def _fetch_own(
     RANK: tl.constexpr, LINES: tl.constexpr, FETCHES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     """Ask for what this program reads first, and for its rows of the adapter, which it reads last."""
-    EACH: tl.constexpr = 2 if w.dtype.element_ty == tl.uint8 else 1  # weights
+    EACH: tl.constexpr = 4 if w.dtype.element_ty == tl.int16 else 1  # weights
     fetch_ahead(w, first, K // EACH, begin // EACH, LINES, OVERLAPS)
     fetch_ahead(w, second, K // EACH, begin // EACH, LINES, OVERLAPS)
     if RANK > 0:  # noqa: SIM102 - known when the kernel is compiled, unlike the inner one

@@ -28,6 +28,9 @@ _OTHER_BYTES = 7_448
 """What they take besides the weights and inputs that are under way."""
 ROUNDED_DEPTH = 128
 """How much of an fp8 input is read at once, where it goes."""
+GROUP_WORDS = 8
+"""Of the 32 four-bit weights that have a step and a least value in common (`words.py`)."""
+_GROUP_WORDS = tl.constexpr(GROUP_WORDS)
 _LONGEST = 16
 """Products of fp8 by fp8, each of which is waited for, that a program does one after the other where depths are cut."""
 
@@ -77,7 +80,7 @@ def pick_gate_columns(ffn: int) -> int:
     return 32 if ffn // 64 >= NARROW_GATES and ffn % 32 == 0 else pick_columns(ffn)
 
 
-def pick_cut(block_n: int, num_tiles: int, k: int, num_rows: int, width: int = 2) -> Cut:
+def pick_cut(block_n: int, num_tiles: int, k: int, num_rows: int, width: float = 2) -> Cut:
     """Splits while each has a multiprocessor of its own; `width` bytes a weight. Rows change how much of the depth is
     under way at once, not how it is cut or in which order anything is added."""
     splits = most_splits(num_tiles, 1)
@@ -112,7 +115,7 @@ def _even_depth(k: int, splits: int, step: int) -> int:
     return -(-k // splits // step) * step
 
 
-def _filled(cut: Cut, sizes: tuple[int, ...], num_tiles: int, k: int, num_rows: int, width: int) -> Cut:
+def _filled(cut: Cut, sizes: tuple[int, ...], num_tiles: int, k: int, num_rows: int, width: float) -> Cut:
     """The cut with the first of `sizes` as block of the depth of which three fit, or the last, and as many as fit."""
     found = cut
     for block_k in sizes:
@@ -123,14 +126,14 @@ def _filled(cut: Cut, sizes: tuple[int, ...], num_tiles: int, k: int, num_rows: 
     return found
 
 
-def _stages(cut: Cut, num_tiles: int, k: int, num_rows: int, width: int) -> int:
+def _stages(cut: Cut, num_tiles: int, k: int, num_rows: int, width: float) -> int:
     """So many that all programs can be on the chip at once. One whose weights would all fit into shared memory has the
     whole of it, which measures better where launches overlap; of longer stretches half holds enough."""
     share = min(-(-num_tiles * cut.splits(k) // MULTIPROCESSORS), 3)
     if 2 * cut.block_n * cut.depth * width > SHARED_BYTES:
         share = max(share, 2)
     input_width = 1 if cut.group else max(width, 2)
-    stage = (2 * cut.block_n * width + num_rows * input_width) * cut.block_k
+    stage = int((2 * cut.block_n * width + num_rows * input_width) * cut.block_k)
     return max(2, min((SHARED_BYTES - _OTHER_BYTES) // share // stage, cut.depth // cut.block_k + 1, 12))
 
 
@@ -141,10 +144,10 @@ def multiply(
     GROUP: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Two (columns, rows) products over [begin, end) of the depth; `first` and `second` are rows of w, int64. With FP8
-    x is rounded, with one of `steps`, (K / GROUP, rows), for each GROUP columns. Where w is bytes they are two weights
+    x is rounded, with one of `steps`, (K / GROUP, rows), for each GROUP columns. Where w is words they are four weights
     each, and `steps` their groups."""
-    if w.dtype.element_ty == tl.uint8:
-        return _multiply_fours(x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K)
+    if w.dtype.element_ty == tl.int16:
+        return _multiply_fours(x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, EVEN)
     if FP8:
         return _multiply_rounded(
             x, steps, w, first, second, K, begin, end, ROWS, BLOCK_N, BLOCK_K, GROUP, GROUPS
@@ -169,37 +172,68 @@ def multiply(
 
 
 @triton.jit
-def widen_fours(w, groups, rows, at, is_in, K, dtype: tl.constexpr):
-    """Bytes `at` of these rows -> their low and their high weights, (rows, bytes) twice."""
-    byte = tl.load(w + rows[:, None] * (K // 2) + at[None, :], mask=is_in, other=0).to(tl.int32)
-    group = groups + rows[:, None] * (K // 16) + (at // 16 * 2)[None, :]
-    scale = tl.load(group, mask=is_in, other=0.0).to(tl.float32)
-    zero = tl.load(group + 1, mask=is_in, other=0.0).to(tl.float32)
-    low = ((byte & 15) - 8).to(tl.float32) * scale + zero
-    high = ((byte >> 4) - 8).to(tl.float32) * scale + zero
-    return low.to(dtype), high.to(dtype)
+def _both(first, second, BLOCK_N: tl.constexpr):
+    """Two groups of columns as one that is twice as tall."""
+    return tl.reshape(tl.permute(tl.join(first, second), (1, 0)), (2 * BLOCK_N,))
+
+
+@triton.jit
+def _apart(acc, BLOCK_N: tl.constexpr, ROWS: tl.constexpr):
+    """Their sums, each for itself."""
+    return tl.split(tl.permute(tl.reshape(acc, (2, BLOCK_N, ROWS)), (1, 2, 0)))
+
+
+@triton.jit
+def group_halves(group):
+    """Groups of four-bit weights -> their steps and least values, fp16."""
+    step = (group & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True)
+    return step, (group >> 16).to(tl.int16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _each_word(of_group, COLUMNS: tl.constexpr, GROUPS: tl.constexpr):
+    """(columns, groups) -> (columns, words)."""
+    wide = tl.broadcast_to(of_group[:, :, None], (COLUMNS, GROUPS, _GROUP_WORDS))
+    return tl.reshape(wide, (COLUMNS, GROUPS * _GROUP_WORDS))
+
+
+@triton.jit
+def _read(at, is_in, EVEN: tl.constexpr):
+    return tl.load(at) if EVEN else tl.load(at, mask=is_in, other=0)
+
+
+@triton.jit
+def _multiply_bits(acc, bits, step, least, x_tile):
+    """Onto `acc`: bits are numbers as `words.py` says."""
+    weight = bits.to(tl.float16, bitcast=True) * step + least
+    return tl.dot(weight.to(x_tile.dtype), tl.trans(x_tile), acc, input_precision="ieee")
 
 
 @triton.jit
 def _multiply_fours(
-    x, groups, w, first, second, K, begin, end, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+    x, groups, w, first, second, K, begin, end,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """Even columns of the input meet low halves of bytes, odd ones high halves."""
-    m, k = tl.arange(0, ROWS), tl.arange(0, BLOCK_K // 2)
-    a = tl.zeros((BLOCK_N, ROWS), tl.float32)
-    b = tl.zeros((BLOCK_N, ROWS), tl.float32)
+    """Four products a step, one for each of the four weights of a word: the first eight columns of every group of the
+    input, the next eight, and so on."""
+    GROUPS: tl.constexpr = BLOCK_K // 32
+    m, g, k = tl.arange(0, ROWS), tl.arange(0, GROUPS), tl.arange(0, BLOCK_K // 4)
+    rows = _both(first, second, BLOCK_N)
+    acc = tl.zeros((2 * BLOCK_N, ROWS), tl.float32)
+    from_x = x + m[:, None] * K + (k // _GROUP_WORDS * 32 + k % _GROUP_WORDS)[None, :]
+    from_w = w + rows[:, None] * (K // 4) + k[None, :]
+    from_groups = groups + rows[:, None] * (K // 32) + g[None, :]
     for start in range(begin, end, BLOCK_K):
-        at = start // 2 + k
-        is_in = (at < end // 2)[None, :]
-        even = tl.load(x + m[:, None] * K + 2 * at[None, :], mask=is_in, other=0.0)
-        odd = tl.load(x + m[:, None] * K + 2 * at[None, :] + 1, mask=is_in, other=0.0)
-        low, high = widen_fours(w, groups, first, at, is_in, K, x.dtype.element_ty)
-        a = tl.dot(low, tl.trans(even), a, input_precision="ieee")
-        a = tl.dot(high, tl.trans(odd), a, input_precision="ieee")
-        low, high = widen_fours(w, groups, second, at, is_in, K, x.dtype.element_ty)
-        b = tl.dot(low, tl.trans(even), b, input_precision="ieee")
-        b = tl.dot(high, tl.trans(odd), b, input_precision="ieee")
-    return a, b
+        is_in, is_group = (start + k * 4 < end)[None, :], (start + g * 32 < end)[None, :]
+        word = _read(from_w + start // 4, is_in, EVEN)
+        step, least = group_halves(_read(from_groups + start // 32, is_group, EVEN))
+        step, least = _each_word(step, 2 * BLOCK_N, GROUPS), _each_word(least, 2 * BLOCK_N, GROUPS)
+        further, later = step * 0.0625, word >> 8
+        acc = _multiply_bits(acc, word & 0x0F, step, least, _read(from_x + start, is_in, EVEN))
+        acc = _multiply_bits(acc, word & 0xF0, further, least, _read(from_x + start + 8, is_in, EVEN))
+        acc = _multiply_bits(acc, later & 0x0F, step, least, _read(from_x + start + 16, is_in, EVEN))
+        acc = _multiply_bits(acc, later & 0xF0, further, least, _read(from_x + start + 24, is_in, EVEN))
+    return _apart(acc, BLOCK_N, ROWS)
 
 
 @triton.jit
@@ -211,7 +245,7 @@ def _multiply_rounded(
     wait at a time. All of its `GROUPS` steps or fewer are read before the loop, which then finds them in the
     first-level cache; there, they would be waited for as long as memory is busy with weights."""
     m, k = tl.arange(0, ROWS), tl.arange(0, GROUP)
-    rows = tl.reshape(tl.permute(tl.join(first, second), (1, 0)), (2 * BLOCK_N,))
+    rows = _both(first, second, BLOCK_N)
     group = tl.minimum(begin // GROUP + tl.arange(0, GROUPS), end // GROUP - 1)
     lowest = tl.min(tl.min(tl.load(steps + group[:, None] * ROWS + m[None, :]), 1), 0)
     # Steps are positive, which the compiler does not know, or it would not read them here.
@@ -223,7 +257,7 @@ def _multiply_rounded(
             w_tile = tl.load(w + rows[:, None] * K + at[None, :])
             step = tl.load(steps + (start // GROUP + part) * ROWS + m)
             acc += tl.dot(w_tile, tl.trans(x_tile)) * step[None, :]
-    return tl.split(tl.permute(tl.reshape(acc, (2, BLOCK_N, ROWS)), (1, 2, 0)))
+    return _apart(acc, BLOCK_N, ROWS)
 
 
 @triton.jit

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from quicksilver.errors import InvalidRequest
-from quicksilver.model.kernels.four import to_fours
 from quicksilver.model.kernels.project import Norm, Weight
 from quicksilver.model.kernels.rotate import HeadNorms
+from quicksilver.model.kernels.words import to_words
 from quicksilver.model.lowrank import LowRank
 from quicksilver.model.transformer import Layer, Transformer
 
@@ -89,7 +89,7 @@ def _canvas_refusal(model: Transformer) -> str | None:
 
 def collect(model: Transformer, scheme: str = "bfloat16") -> NetworkWeights:
     """`bfloat16` keeps the model's tensors; `fp8` rounds every matrix to e4m3 with a scale for each output; `int4`
-    rounds the layers' to four bits with a scale and a zero for every 32 weights, and the head as `fp8` does."""
+    rounds the layers' to four bits with a step and a least value for every 32 weights, and the head as `fp8` does."""
     if scheme not in SCHEMES:
         raise InvalidRequest(f"{scheme!r} is not one of {', '.join(SCHEMES)}", param="gpu_weights")
     canvas = model.canvas
@@ -127,8 +127,8 @@ def _weight(linear: nn.Module, scheme: str) -> Weight:
     if scheme == "bfloat16":
         return Weight(w, bias)  # type: ignore[arg-type]
     if scheme == "int4":
-        q, groups = to_fours(w)  # type: ignore[arg-type]
-        return Weight(q, bias, torch.ones(len(q), device=q.device), groups)  # type: ignore[arg-type]
+        words, groups, scale = to_words(w)  # type: ignore[arg-type]
+        return Weight(words, bias, scale, groups)  # type: ignore[arg-type]
     scale = w.abs().amax(-1).float().clamp_min(1e-12) / FP8_MAX  # type: ignore[operator]
     rounded = (w.float() / scale[:, None]).to(torch.float8_e4m3fn)  # type: ignore[operator]
     return Weight(rounded, bias, scale)  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels.between import Arguments, BetweenSpace, BetweenWeights, Buffers
 from quicksilver.model.kernels.between_shape import Chip, Kind
-from quicksilver.model.packing import dequantise_int4, quantise_int4
+from quicksilver.model.kernels.words import from_words, to_words
 
 SPLITS = 4
 KEY_BLOCK = 64
@@ -55,8 +55,8 @@ def random_weight(outputs: int, depth: int, case: Case) -> SimpleNamespace:
     if case.bits == 16:
         return SimpleNamespace(w=w.bfloat16(), scale=None, **rest)
     if case.bits == 4:
-        q, scale, zero = quantise_int4(w, 32)
-        return SimpleNamespace(w=q, scale=None, **rest | {"groups": torch.stack((scale, zero), -1).half()})
+        words, groups, scale = to_words(w)
+        return SimpleNamespace(w=words, scale=scale, **rest | {"groups": groups})
     scale = w.abs().amax(-1) / 448
     return SimpleNamespace(w=(w / scale[:, None]).to(torch.float8_e4m3fn), scale=scale, **rest)
 
@@ -64,7 +64,7 @@ def random_weight(outputs: int, depth: int, case: Case) -> SimpleNamespace:
 def widened(weight: SimpleNamespace) -> Tensor:
     """What the linear multiplies with, in float32."""
     if weight.groups is not None:
-        return dequantise_int4(weight.w, *weight.groups.unbind(-1))
+        return from_words(weight.w, weight.groups, weight.scale)
     return weight.w.float() if weight.scale is None else weight.w.float() * weight.scale[:, None]
 
 

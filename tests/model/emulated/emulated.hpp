@@ -13,6 +13,9 @@
 #define GRID_CONSTANT
 #define KERNEL(team, threads) void
 
+struct uint2 {
+    u32 x, y;
+};
 struct uint4 {
     u32 x, y, z, w;
 };
@@ -221,6 +224,7 @@ inline void store_8(void *at, u32 word) { memset(at, (u8)word, 8); }
 inline void store_16(void *at, u32 word) { memset(at, (u8)word, 16); }
 template <int count> inline void shared_floats(float (&to)[count], const float *at) { memcpy(to, at, sizeof to); }
 inline uint4 shared_16(const u8 *at) { return read_as<uint4>(at); }
+inline uint2 shared_8(const u8 *at) { return read_as<uint2>(at); }
 
 inline float float_of(u32 bits) { return read_as<float>(&bits); }
 inline u32 bits_of(float value) { return read_as<u32>(&value); }
@@ -239,9 +243,8 @@ inline float of_e4m3(u8 bits) {
 }
 inline u32 widen(u16 pair) { return to_fp16(of_e4m3((u8)pair)) | (u32)to_fp16(of_e4m3((u8)(pair >> 8))) << 16; }
 
-inline u32 less_eight(u32 pair) {
-    return to_fp16((float)(pair & 15) - 8) | (u32)to_fp16((float)(pair >> 16 & 15) - 8) << 16;
-}
+inline u32 lower_twice(u32 word) { return word % 65536 * 65537; }
+inline u32 upper_twice(u32 word) { return word / 65536 * 65537; }
 inline u32 multiply_add(u32 a, u32 b, u32 c) {
     u32 found = 0;
     for (int i = 0; i < 32; i += 16)  // fp32 holds the product exactly

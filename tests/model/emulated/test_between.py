@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quicksilver.model.kernels import between, between_shape
 from quicksilver.model.kernels.between import BetweenWeights
-from quicksilver.model.kernels.between_shape import macros, shared_bytes, with_slots
+from quicksilver.model.kernels.between_shape import macros, shared_bytes
 from tests.model.emulated.bench import Bench, Case
 
 HERE = Path(__file__).parent
@@ -34,6 +34,9 @@ CASES = [
     Case(rows=32, bits=8, dims=(256, 1536)),
     Case(bits=4, has_norms=True, head_dim=128),
     Case(rows=32, bits=4),
+    Case(rank=32, bits=8, piece=2),
+    Case(rows=32, rank=16, bits=4, piece=4, has_norms=True, head_dim=128),
+    Case(rank=48, bits=4, piece=4, dims=(576, 1536), q_dim=576),
     Case(rows=32, rank=16, q_dim=1536),
     Case(has_norms=True, dims=(2048, 1024)),
     Case(dims=(768, 512), q_dim=768),
@@ -97,7 +100,6 @@ def test_a_last_piece_may_be_shorter(build: Callable[[Case], ctypes.CDLL], monke
     """Four blocks of a warp in pieces of three."""
     monkeypatch.setattr(between_shape, "_LONGEST", 1024)
     case = Case(bits=4, dims=(1024, 2048), kv_heads=1, piece=3)
-    assert with_slots(case.kind).piece == 3, "as on a chip"  # type: ignore[union-attr]
     bench = Bench(case)
     stream, ffn, _ = bench.layer(0)
     build(case).emulate(ctypes.byref(bench.arguments(0)))

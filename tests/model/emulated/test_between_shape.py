@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -36,6 +37,15 @@ def test_the_ring_is_as_long_as_shared_memory_allows() -> None:
     found = with_slots(coder_kind(16, 232_448))
     assert found is not None
     assert found.slots == 8
+    assert shared_bytes(found) <= 232_448
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("rows", [16, 32])
+def test_a_slot_holds_a_block_of_an_adapter_beside_any_weights(rows: int, bits: int) -> None:
+    found = with_slots(replace(coder_kind(rows, 232_448), bits=bits))
+    assert found is not None
+    assert found.piece * found.block_bytes >= 1024 * found.cut.team
     assert shared_bytes(found) <= 232_448
 
 

@@ -26,6 +26,8 @@ def type_of(name: str, weight: str) -> str:
     """Of a kernel's argument beside weights of type `weight`."""
     if name == "w":
         return weight
+    if name in ("groups", "steps") and weight == "*i16":
+        return "*i32"
     if name in _INTS or name in _FLOATS:
         return "i32" if name in _INTS else "fp32"
     numbers = {"*fp32": _WIDE, "*i32": _WHOLE, "*bf16": _STREAM}
@@ -50,13 +52,13 @@ def linear(rows: int, splits: int) -> dict[str, int | bool]:
 
 
 def main() -> None:
-    for weight in ("*fp8e4nv", "*u8"):
+    for weight in ("*fp8e4nv", "*i16"):
         for rows, splits in ((32, 1), (64, 2)):
             for kernel in (qkv_kernel, swiglu_kernel, add_kernel):
                 names = set(kernel.arg_names)
                 constants = {name: value for name, value in linear(rows, splits).items() if name in names}
                 compile_kernel(kernel, weight, constants)
-    compile_kernel(_expand_kernel, "*u8", {"BYTES": 512, "OVERLAPS": 1})
+    compile_kernel(_expand_kernel, "*i16", {"WORDS": 512, "OVERLAPS": 1})
 
 
 if __name__ == "__main__":

@@ -26,11 +26,11 @@ def test_four_bits_equal_what_they_stand_for(num_segments: int, has_canvas: bool
     checks.check_few_bits("int4", graphs.TINIEST, num_segments, has_canvas)
 
 
-def test_bytes_of_a_network_count_scales_and_zeros() -> None:
+def test_bytes_of_a_network_count_groups() -> None:
     model = graphs.model_of(graphs.TINIEST)
     weights = collect(model, "int4")
     matrices = [linear for layer in weights.layers for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-    numbers = sum(linear.w.numel() * 2 for linear in matrices)
+    numbers = sum(linear.w.numel() * 4 for linear in matrices)
     assert weights.num_bytes == numbers * 5 // 8 + weights.head.w.numel()
 
 

@@ -39,9 +39,17 @@ constexpr int MOST_ASKED = 4096;                       // keys
 constexpr int BLOCK = 32;                              // of the depth, that a warp reads at once
 constexpr int KEY_BLOCK = 64;                          // of attention, whose splits take blocks in turn
 constexpr int TEAMS = PROGRAMS / TEAM, TILE = 16 * TEAM;  // outputs of a tile, 16 for each program of a team to finish
-constexpr int PART_BYTES = BITS == 4 ? 320 : 64 * BITS;  // 16 outputs over a block
-constexpr int BLOCK_BYTES = TEAM * PART_BYTES;
-constexpr int ROUND_BYTES = MULTIPLIERS * BLOCK_BYTES; // a block of every warp
+
+// How weights of so many bits lie: what a lane reads of 16 outputs over a block, what those take, a block of one warp and
+// of every warp, and how many blocks of every warp a slot of the ring holds.
+template <int bits> struct Lie {
+    static constexpr int LANE = bits == 4 ? 8 : 16, PART = bits == 4 ? 320 : 64 * bits;
+    static constexpr int BLOCK = TEAM * PART, ROUND = MULTIPLIERS * BLOCK;
+    static constexpr int PIECE_BLOCKS = PIECE * (BITS == 4 ? 320 : 64 * BITS) / PART;
+    static_assert(PIECE_BLOCKS > 0, "a slot holds a block");
+};
+constexpr int A_BITS = RANK > 0 ? 16 : BITS;  // of the adapter's first half
+
 constexpr int ROW_TILES = ROWS / 8;
 constexpr int EACH = 16 * ROWS / (32 * FINISHERS), MATES = 16 / EACH;  // a finisher's numbers, who share a row of a part
 constexpr int SUM_STRIDE = 20;                         // floats between rows of a part's sums: no bank twice
@@ -67,8 +75,6 @@ template <int kind, int depth, int outputs, int ranges> struct Linear {
     static_assert(IN_SETS || ranges % TEAM == 0, "a team shares the ranges");
 };
 
-static_assert(RANK == 0 || BITS == 16, "an adapter is 16-bit, as the weights beside it");
-
 typedef Linear<O, Q_DIM, DIM, O_RANGES> Output;
 typedef Linear<GATE_UP, DIM, 2 * FFN, GATE_UP_RANGES> GateUp;
 typedef Linear<DOWN, FFN, DIM, DOWN_RANGES> Down;
@@ -88,8 +94,8 @@ constexpr int MOST_OUTPUTS =
 
 struct Weights {
     const u8 *w;         // packed
-    const float *scale;  // of each output, with fp8
-    const u8 *a, *b;     // the canvas adapter, packed: A like the weights, B by tiles
+    const float *scale;  // of each output, with few bits
+    const u8 *a, *b;     // the canvas adapter in 16 bits, packed: A like the weights, B by tiles and over `scale`
 };
 
 struct Between {
@@ -121,13 +127,13 @@ struct Between {
 constexpr int NUM_COUNTERS = NUM_LINEARS;  // of programs that have finished a linear
 
 struct Shared {
-    u8 ring[SLOTS][PIECE * ROUND_BYTES];
+    u8 ring[SLOTS][PIECE * Lie<BITS>::ROUND];
     float sums[MULTIPLIERS][WARP_SUMS];
     float kept[KEPT_TILES][TEAM][16 * ROWS];  // by thread
     float sent[SENT_TILES][16 * ROWS];        // by the other program
-    alignas(16) float scale[BITS == 8 ? NUM_LINEARS : 1][MOST_OUTPUTS];  // of own outputs
+    alignas(16) float scale[IS_SHRUNK ? NUM_LINEARS : 1][MOST_OUTPUTS];  // of own outputs
     alignas(16) u16 term[NUM_LINEARS][MOST_OUTPUTS];               // their gains or biases, bf16
-    alignas(16) u16 low[ROWS][larger(RANK_DEPTH, 8)];              // A x of canvas rows, bf16
+    alignas(16) u16 low[ROWS][larger(RANK_DEPTH, 8)];              // A x of canvas rows
     alignas(16) u8 b[larger(OWN_TILES * TEAM * RANK_BLOCKS * 1024, 16)];  // B of own tiles, linear by linear
     u64 full[SLOTS], used[SLOTS];        // a piece has come, all warps have multiplied it
     u64 summed, left;                    // all warps have put their sums, the finishers have read them
@@ -167,13 +173,14 @@ DEVICE void sync_mergers() { sync_some(3, MERGING * 32); }
 // ---- weights on their way
 
 // A slice's pieces, each into the next slot when all warps have used what was in it.
-template <class L> DEVICE void bring_slice(Worker &me, const u8 *weights, int slice, u64 policy) {
-    const u8 *from = weights + (long long)slice * (L::BLOCKS * ROUND_BYTES);
+template <class L, int bits> DEVICE void bring_slice(Worker &me, const u8 *weights, int slice, u64 policy) {
+    constexpr int ROUND = Lie<bits>::ROUND, MOST = Lie<bits>::PIECE_BLOCKS;
+    const u8 *from = weights + (long long)slice * (L::BLOCKS * ROUND);
 #pragma unroll 1
-    for (int begin = 0; begin < L::BLOCKS; begin += PIECE, ++me.used) {
-        const int slot = me.used % SLOTS, bytes = (L::BLOCKS - begin < PIECE ? L::BLOCKS - begin : PIECE) * ROUND_BYTES;
+    for (int begin = 0; begin < L::BLOCKS; begin += MOST, ++me.used) {
+        const int slot = me.used % SLOTS, bytes = (L::BLOCKS - begin < MOST ? L::BLOCKS - begin : MOST) * ROUND;
         if (me.used >= SLOTS) barrier_wait(&me.shared.used[slot], (me.used / SLOTS - 1) % 2);
-        copy_bytes(me.shared.ring[slot], from + begin * ROUND_BYTES, bytes, &me.shared.full[slot], policy);
+        copy_bytes(me.shared.ring[slot], from + begin * ROUND, bytes, &me.shared.full[slot], policy);
     }
 }
 
@@ -185,10 +192,10 @@ template <class L> DEVICE void bring_linear(Worker &me, u64 policy) {
     for (int range = first_range<L>(); range < first_range<L>() + L::RANGES_EACH; ++range) {
 #pragma unroll 1
         for (int tile = 0; tile < RANK_TILES; ++tile)
-            bring_slice<L>(me, weights.a, range * RANK_TILES + tile, policy);
+            bring_slice<L, A_BITS>(me, weights.a, range * RANK_TILES + tile, policy);
 #pragma unroll 1
         for (int tile = first_tile<L>(); tile < end_tile<L>(); ++tile)
-            bring_slice<L>(me, weights.w, range * L::TILES + tile, policy);
+            bring_slice<L, BITS>(me, weights.w, range * L::TILES + tile, policy);
     }
 }
 
@@ -255,7 +262,7 @@ template <class L> DEVICE void ask_own(const Worker &me, const u16 *terms) {
     for (int at = me.thread; at < (end - first) * 2; at += ASKERS * 32) {
         const int output = output_of<L>(first + at / 2, at % 2 * 8);
         if (terms) copy_16(me.shared.term[L::KIND] + at * 8, terms + output);
-        if (BITS == 8) {
+        if (IS_SHRUNK) {
             copy_16(me.shared.scale[L::KIND] + at * 8, weights.scale + output);
             copy_16(me.shared.scale[L::KIND] + at * 8 + 4, weights.scale + output + 4);
         }
@@ -284,18 +291,18 @@ DEVICE void ask_constants(const Worker &me) {
 
 // What a sum is multiplied by, and an output's gain or bias.
 template <class L> DEVICE float factor_of(const Worker &me, int part, int output) {
-    return BITS == 8 ? me.shared.scale[L::KIND][(part - first_part<L>()) * 16 + output] / SHRINK : 1.0f / SHRINK;
+    return IS_SHRUNK ? me.shared.scale[L::KIND][(part - first_part<L>()) * 16 + output] / SHRINK : 1.0f;
 }
 template <class L> DEVICE float term_of(const Worker &me, int part, int output) {
     return of_bf16(me.shared.term[L::KIND][(part - first_part<L>()) * 16 + output]);
 }
 
-// As the next linear wants it.
-DEVICE u16 narrow(float value) {
+// A number that is small enough already, and one as the next linear wants it.
+DEVICE u16 round_16(float value) {
     if (!IS_SHRUNK) return to_bf16(value);
-    value = value * SHRINK;
     return to_fp16(value > 65504.0f ? 65504.0f : value < -65504.0f ? -65504.0f : value);
 }
+DEVICE u16 narrow(float value) { return round_16(value * SHRINK); }
 
 // Where a linear's input has number `at` of a row: in the order in which lanes read it, 16 bytes each.
 DEVICE int input_at(int row, int at) {
@@ -428,27 +435,27 @@ DEVICE uint4 widen_8(u32 four, u32 other) {
     return wide;
 }
 
-// Eight weights of four bits, each other one in the upper half; `group` has their scale and zero.
+// Eight weights of four bits, each other one in the upper half; `group` has their step and their least value. Four bits
+// low in a half are a number of fp16 as they stand, n times a power of two, and steps are kept times its inverse.
 DEVICE uint4 widen_fours(u32 eight, u32 group) {
-    const u32 scale = group % 65536 * 65537, zero = group / 65536 * 65537;  // each twice
+    const u32 step = lower_twice(group), least = upper_twice(group), later = eight >> 8;
+    const u32 further = multiply_add(step, 0x2c002c00, 0);  // for those four bits further up: a sixteenth
     uint4 wide;
-    wide.x = multiply_add(less_eight(eight), scale, zero), wide.y = multiply_add(less_eight(eight >> 4), scale, zero);
-    wide.z = multiply_add(less_eight(eight >> 8), scale, zero), wide.w = multiply_add(less_eight(eight >> 12), scale, zero);
+    wide.x = multiply_add(eight & 0x000f000f, step, least), wide.y = multiply_add(eight & 0x00f000f0, further, least);
+    wide.z = multiply_add(later & 0x000f000f, step, least), wide.w = multiply_add(later & 0x00f000f0, further, least);
     return wide;
 }
 
 // A lane's weights of a part, from `at` on: of its output among the first eight, and of the one eight further on. Behind
-// weights of four bits stand the scales and zeros of the 16 outputs over this block.
-constexpr int LANE_BYTES = BITS == 4 ? 8 : 16;
-
-DEVICE void read_part(uint4 &low, uint4 &high, const u8 *at, int lane) {
-    if constexpr (BITS == 4) {
-        const u32 *eights = (const u32 *)at, *groups = (const u32 *)(at - lane * LANE_BYTES + 32 * LANE_BYTES) + lane / 4;
-        low = widen_fours(eights[0], groups[0]), high = widen_fours(eights[1], groups[8]);
+// weights of four bits stand the steps and least values of the 16 outputs over this block.
+template <int bits> DEVICE void read_part(uint4 &low, uint4 &high, const u8 *at, int lane) {
+    if constexpr (bits == 4) {
+        const uint2 eights = shared_8(at), groups = shared_8(at + (32 - lane + lane / 4) * Lie<4>::LANE);
+        low = widen_fours(eights.x, groups.x), high = widen_fours(eights.y, groups.y);
     } else {
         const uint4 first = shared_16(at);
-        low = BITS == 8 ? widen_8(first.x, first.y) : first;
-        high = BITS == 8 ? widen_8(first.z, first.w) : shared_16(at + PART_BYTES / 2);
+        low = bits == 8 ? widen_8(first.x, first.y) : first;
+        high = bits == 8 ? widen_8(first.z, first.w) : shared_16(at + Lie<bits>::PART / 2);
     }
 }
 
@@ -457,29 +464,30 @@ DEVICE void read_part(uint4 &low, uint4 &high, const u8 *at, int lane) {
 typedef float Sums[2][ROW_TILES][4];
 
 // A piece from the ring times the input from block `begin` on.
-template <class L, int begin>
+template <class L, int bits, int begin>
 DEVICE void multiply_piece(Sums &acc, Worker &me, const uint4 (&x)[L::BLOCKS][ROW_TILES]) {
-    constexpr int count = L::BLOCKS - begin < PIECE ? L::BLOCKS - begin : PIECE;
+    constexpr int MOST = Lie<bits>::PIECE_BLOCKS, count = L::BLOCKS - begin < MOST ? L::BLOCKS - begin : MOST;
     const int slot = me.used % SLOTS;
     barrier_wait(&me.shared.full[slot], me.used / SLOTS % 2);
-    const u8 *from = me.shared.ring[slot] + me.warp * BLOCK_BYTES + me.lane * LANE_BYTES;
+    const u8 *from = me.shared.ring[slot] + me.warp * Lie<bits>::BLOCK + me.lane * Lie<bits>::LANE;
 #pragma unroll
-    for (int block = 0; block < count; ++block, from += ROUND_BYTES)
+    for (int block = 0; block < count; ++block, from += Lie<bits>::ROUND)
 #pragma unroll
         for (int part = 0; part < TEAM; ++part) {
             uint4 low, high;
-            read_part(low, high, from + part * PART_BYTES, me.lane);
+            read_part<bits>(low, high, from + part * Lie<bits>::PART, me.lane);
             multiply_block(acc[TEAM == 1 ? block % 2 : part], low, high, x[begin + block]);
         }
     sync_warp();
     if (me.lane == 0) barrier_arrive(&me.shared.used[slot]);
     ++me.used;
-    if constexpr (begin + PIECE < L::BLOCKS) multiply_piece<L, begin + PIECE>(acc, me, x);
+    if constexpr (begin + MOST < L::BLOCKS) multiply_piece<L, bits, begin + MOST>(acc, me, x);
 }
 
 // A slice times the input.
-template <class L> DEVICE void multiply_slice(Sums &acc, Worker &me, const uint4 (&x)[L::BLOCKS][ROW_TILES]) {
-    multiply_piece<L, 0>(acc, me, x);
+template <class L, int bits>
+DEVICE void multiply_slice(Sums &acc, Worker &me, const uint4 (&x)[L::BLOCKS][ROW_TILES]) {
+    multiply_piece<L, bits, 0>(acc, me, x);
 #pragma unroll
     for (int tile = 0; tile < ROW_TILES && TEAM == 1; ++tile)
 #pragma unroll
@@ -522,7 +530,8 @@ template <class L> DEVICE void add_term(Sums &acc, const Worker &me, int at) {
 
 template <class L> DEVICE void multiply_tile(Worker &me, const uint4 (&x)[L::BLOCKS][ROW_TILES], int tile) {
     Sums acc = {};
-    multiply_slice<L>(acc, me, x);
+    if (A_BITS != BITS && tile < 0) multiply_slice<L, A_BITS>(acc, me, x);
+    else multiply_slice<L, BITS>(acc, me, x);
     if (RANK > 0 && tile >= 0 && me.warp == MULTIPLIERS - 1) {
         if (tile == 0) barrier_wait(&me.shared.lowered, me.lows++ % 2);
         add_term<L>(acc, me, tile);
@@ -613,7 +622,7 @@ DEVICE void finish_low(Finisher &own) {
             add_warps(sum, own, part);
 #pragma unroll
             for (int i = 0; i < EACH; ++i)
-                shared.low[own.row][(tile * TEAM + part) * 16 + own.output + i] = to_bf16(is_canvas ? sum[i] : 0.0f);
+                shared.low[own.row][(tile * TEAM + part) * 16 + own.output + i] = round_16(is_canvas ? sum[i] : 0.0f);
         }
         leave_sums(own.me);
     }

@@ -221,6 +221,7 @@ DEVICE void shared_floats(float (&to)[2], const float *at) {
 }
 
 DEVICE uint4 shared_16(const u8 *at) { return *(const uint4 *)at; }
+DEVICE uint2 shared_8(const u8 *at) { return *(const uint2 *)at; }
 
 // c (16, 8) += a (16, 16) b (16, 8), with the parts that this lane has.
 
@@ -259,11 +260,16 @@ DEVICE u32 widen(u16 pair) {
     return wide;
 }
 
-// Two numbers of four bits, at bit 0 and at bit 16, less eight: as fp16, exactly.
-DEVICE u32 less_eight(u32 pair) {
-    u32 less;
-    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(less) : "r"(pair & 0x000f000f | 0x64006400), "r"(0x64086408));  // 1024, 1032
-    return less;
+// One half of a word in both.
+DEVICE u32 lower_twice(u32 word) {
+    u32 twice;
+    asm("{ .reg .b16 lower, upper; mov.b32 {lower, upper}, %1; mov.b32 %0, {lower, lower}; }" : "=r"(twice) : "r"(word));
+    return twice;
+}
+DEVICE u32 upper_twice(u32 word) {
+    u32 twice;
+    asm("{ .reg .b16 lower, upper; mov.b32 {lower, upper}, %1; mov.b32 %0, {upper, upper}; }" : "=r"(twice) : "r"(word));
+    return twice;
 }
 
 // a * b + c, of two numbers of fp16 each.
