@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("--prompts", default="1024,4096,32768")
     parser.add_argument("--chunk", type=int, default=4096)
     parser.add_argument("--far", type=int, default=0, help="also the last chunk of a prompt this long")
+    parser.add_argument("--weights", default="bfloat16", help="bfloat16, fp8 or int4")
     parser.add_argument("--whole", default="", help="ways to run: gpu_setup.switch_whole")
     options = parser.parse_args()
     switch_whole(options.whole)
@@ -90,7 +91,7 @@ def main() -> None:
     prompts = [int(length) for length in options.prompts.split(",")]
     longest = max(*prompts, options.far)
     model, peak = random_model(config), matmul_rate()
-    limits = GraphLimits(max_rows=bucket_of(options.chunk), max_segments=4, context_len=longest + 64)
+    limits = GraphLimits(bucket_of(options.chunk), 4, longest + 64, options.weights)
     runner = make_runner(model, pages_for(1, longest + 64), limits)
     rows: list[dict[str, Any]] = []
     for length in prompts:
@@ -102,7 +103,8 @@ def main() -> None:
         print(rows[-1], flush=True)
     if options.far:
         rows += measure_far(runner, options.far, options.chunk)
-    settings = {"model": options.model, "whole": options.whole, "chunk": options.chunk, "matmul_rate": peak}
+    settings = {"model": options.model, "weights": options.weights, "whole": options.whole}
+    settings |= {"chunk": options.chunk, "matmul_rate": peak}
     write_report(options.out, "gpu_prefill", settings, rows)
 
 

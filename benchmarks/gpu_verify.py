@@ -34,7 +34,7 @@ TOKENS_PER_ROUND = {
 """Measured on real weights elsewhere (docs/performance.md); used to turn round times into tokens a second."""
 
 
-def make_engine(model: Transformer, shapes: list[RoundShape], context_len: int) -> Engine:
+def make_engine(model: Transformer, shapes: list[RoundShape], context_len: int, scheme: str = "bfloat16") -> Engine:
     config = EngineConfig(
         num_pages=pages_for(4, context_len),
         page_size=PAGE_SIZE,
@@ -43,7 +43,7 @@ def make_engine(model: Transformer, shapes: list[RoundShape], context_len: int) 
         cuda_graphs=False,
     )
     engine = build_engine(model, "random", config)
-    limits = GraphLimits(max_rows=512, max_segments=8, context_len=context_len)
+    limits = GraphLimits(512, 8, context_len, scheme)
     runner = make_runner(model, config.num_pages, limits)
     runner.prepare([16, 512])
     runner.prepare_rounds([RoundShape(1, 1), *shapes])
@@ -93,9 +93,9 @@ def device_ms(engine: Engine, shape: RoundShape) -> float:
     return start.elapsed_time(end) / 30
 
 
-def measure(name: str, shapes: list[RoundShape], num_rounds: int) -> list[dict[str, Any]]:
+def measure(name: str, shapes: list[RoundShape], num_rounds: int, scheme: str) -> list[dict[str, Any]]:
     model = random_model(SHAPES[name], rank=64)
-    engine, plain = make_engine(model, shapes, 2048), RoundShape(1, 1)
+    engine, plain = make_engine(model, shapes, 2048, scheme), RoundShape(1, 1)
     seconds, _ = seconds_per_round(engine, plain, num_rounds)
     ar = 1 / seconds
     rows: list[dict[str, Any]] = [
@@ -126,6 +126,7 @@ def main() -> None:
     parser.add_argument("--one-forward", default="8")
     parser.add_argument("--trees", default="16,32", help="rows, for canvases of 16; none are timed where this is empty")
     parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--weights", default="bfloat16", help="bfloat16, fp8 or int4")
     parser.add_argument("--whole", default="", help="how small networks run in one launch: gpu_setup.switch_whole")
     options = parser.parse_args()
     switch_whole(options.whole)
@@ -134,9 +135,9 @@ def main() -> None:
     shapes += [one_forward(1, int(canvas_len)) for canvas_len in options.one_forward.split(",") if canvas_len]
     found: list[dict[str, Any]] = []
     for name in options.models.split(","):
-        found += measure(name, shapes, options.rounds)
+        found += measure(name, shapes, options.rounds, options.weights)
         torch.cuda.empty_cache()
-    settings = {"whole": options.whole, "prompt": 256, "rounds": options.rounds, "rank": 64}
+    settings = {"weights": options.weights, "whole": options.whole, "prompt": 256, "rounds": options.rounds, "rank": 64}
     write_report(options.out, "gpu_verify", settings, found)
 
 

@@ -91,6 +91,7 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     for scheme, kind, config in (
         (scheme, kind, config) for scheme in ORACLES for kind, config in (("between", FEW_LAUNCHES), ("teams", TEAMED))
     ):
-        for count, has_canvas in ((3, None), (6, None), (3, True), (6, True)):
+        counts = ((3, None), (6, None), (3, True), (6, True)) + (((10, None), (11, True)) if scheme == "int4" else ())
+        for count, has_canvas in counts:
             name = f"network {scheme} {kind} rows={5 * count} canvas={has_canvas}"
             yield name, lambda s=scheme, c=config, n=count, h=has_canvas: check_few_bits(s, c, n, h)

@@ -44,7 +44,7 @@ class GraphLimits:
     max_segments: int = 64
     context_len: int = 4096
     scheme: str = "bfloat16"
-    """bfloat16 keeps the model's weights; fp8 rounds its matrices."""
+    """bfloat16 keeps the model's weights; fp8 and int4 round its matrices."""
     product: Product = Product.FASTEST
 
 

@@ -7,7 +7,7 @@ order in which warps read them.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -248,6 +248,25 @@ class Buffers:
     gate: Tensor
     tables: RowTables
 
+    @property
+    def attended(self) -> int:
+        """Rows of attention, of which these may be a part."""
+        acc = self.splits[0]
+        return acc.stride(0) // acc.stride(1)
+
+    def part(self, start: int, end: int) -> Buffers:
+        """Some of the rows. Keys of the attention behind them all are asked for with the last."""
+        if (start, end) == (0, len(self.stream)):
+            return self
+        at, tables = slice(start, end), self.tables
+        seen = {name: getattr(tables, name)[at] for name in ("prefix_end", "span_start", "span_end")}
+        if end < len(self.stream):
+            tables = replace(tables, tiles=tables.tiles[:0], forks=None)
+        acc, top, total = (split[:, at] for split in self.splits)
+        where = replace(self.where, positions=self.where.positions[at], slots=self.where.slots[at])
+        rows = {name: getattr(self, name)[at] for name in ("stream", "scaled", "qkv", "gate")}
+        return Buffers((acc, top, total), where=where, tables=replace(tables, **seen), **rows)
+
 
 class BetweenWeights:
     """The packed weights of all layers, and the calls on them."""
@@ -303,7 +322,7 @@ class BetweenWeights:
     def launch(self, index: int, buffers: Buffers, space: BetweenSpace, is_gated: bool, overlaps: bool) -> None:
         first, chip = self.weights.layers[0].qkv, _chip(buffers.stream.device)
         facts = (self.rank if is_gated else 0, first.bits, first.bias is not None, len(buffers.splits[0]))
-        kind = with_slots(Kind(self.config, len(buffers.stream), *facts, chip))
+        kind = with_slots(Kind(self.config, len(buffers.stream), *facts, chip, buffers.attended))
         assert kind is not None, "can_run"
         _kernel(kind).launch(kind.num_programs, self.arguments(index, buffers, space), overlaps)
 

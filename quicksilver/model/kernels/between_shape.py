@@ -14,6 +14,9 @@ from quicksilver.model.kernels.cuda.compile import most_shared
 
 BETWEEN_ROWS = 32
 """The most rows of one launch; fewer go in 16."""
+MOST_LAUNCHES = {16: 1, 8: 1, 4: 2}
+"""For the rows of a forward, by the bits of a weight: other kernels make four bits wide so slowly that two launches are
+faster, although they read all weights twice."""
 BLOCK = 32
 """Of the depth, that a warp reads at once."""
 THREADS = 512
@@ -105,6 +108,8 @@ class Kind:
     splits: int
     """Of attention."""
     chip: Chip
+    attended: int = 0
+    """Rows of attention, where they are more."""
     piece: int = 1
     """Blocks of a warp that are asked for at once."""
     slots: int = 2
@@ -136,7 +141,8 @@ def macros(kind: Kind) -> dict[str, int]:
     found = {
         "PROGRAMS": kind.num_programs, "MULTIPLIERS": cut.multipliers, "TEAM": cut.team, "ROWS": kind.num_rows,
         "DIM": config.dim, "FFN": config.ffn_dim, "HEADS": config.num_heads, "KV_HEADS": config.num_kv_heads,
-        "HEAD_DIM": config.head_dim, "RANK": kind.rank, "SPLITS": kind.splits, "HEAD_NORM": int(config.qk_norm),
+        "HEAD_DIM": config.head_dim, "RANK": kind.rank, "SPLITS": kind.splits,
+        "ATTENDED": kind.attended or kind.num_rows, "HEAD_NORM": int(config.qk_norm),
         "BIAS": int(kind.has_bias), "BITS": kind.bits, "SLOTS": kind.slots,
         "PIECE": kind.piece,
     }  # fmt: skip

@@ -19,7 +19,7 @@ from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels import resident
 from quicksilver.model.kernels.attention import AttendShape, AttendSpace, RowTables, attend_paged
 from quicksilver.model.kernels.between import BetweenSpace, BetweenWeights, Buffers, can_run
-from quicksilver.model.kernels.between_shape import BETWEEN_ROWS
+from quicksilver.model.kernels.between_shape import BETWEEN_ROWS, MOST_LAUNCHES
 from quicksilver.model.kernels.four import expand
 from quicksilver.model.kernels.fp8 import Inputs, can_round
 from quicksilver.model.kernels.launch import overlapping
@@ -103,7 +103,8 @@ class Space:
     ready: Tensor  # (layers, 4, ...): counters of each adapter's first half
     scaled: Scaled
     parts: Parts
-    between: BetweenSpace | None = None
+    between: tuple[BetweenSpace, ...] = ()
+    """For each 32 rows, where these have launches of their own."""
     pieces: tuple[Space, ...] = ()
     """Where products take 64 rows at most: a space for each 64, their rows being views of this one's."""
 
@@ -198,7 +199,8 @@ class Network:
     def is_between(self, num_rows: int, has_prompt: bool = False) -> bool:
         """With a prompt among the rows few of them have the kernels of many: its numbers must not depend on whether a
         canvas comes along, which makes them more than 32."""
-        return self.between is not None and num_rows <= BETWEEN_ROWS and not has_prompt
+        most = BETWEEN_ROWS * MOST_LAUNCHES[self.weights.layers[0].qkv.bits]
+        return self.between is not None and num_rows <= most and not has_prompt
 
     def is_whole(self, num_rows: int, has_prompt: bool = False) -> bool:
         return self.is_small and num_rows <= RESIDENT_ROWS and not self.is_between(num_rows, has_prompt)
@@ -218,7 +220,8 @@ class Network:
         if self.between is not None and self.is_between(num_rows, has_prompt):
             inputs = None if inputs is None else Inputs.HALF
             space = Space.allocate(self.config, self.weights, num_rows, self.shape(num_rows), inputs)
-            return replace(space, between=self.between.space(num_rows))
+            starts = range(0, num_rows, BETWEEN_ROWS)
+            return replace(space, between=tuple(self.between.space(min(num_rows, BETWEEN_ROWS)) for _ in starts))
         space = Space.allocate(self.config, self.weights, num_rows, self.shape(num_rows, has_prompt), inputs)
         if is_fixed:
             parts = Parts.allocate(_part_floats(self.config, SKINNY_ROWS), space.x.device)
@@ -232,31 +235,34 @@ class Network:
     def run(self, rows: RowInputs, space: Space, is_gated: bool) -> Tensor:
         """-> `space.x`, the residual stream before the final norm. `is_gated`: canvas rows wear the adapter; without
         it every row is plain, whatever its gate says."""
-        if self.between is not None and space.between is not None:
+        if self.between is not None and space.between:
             with overlapping(True, is_early=True):
-                return self._run_between(self.between, space.between, rows, space, is_gated)
+                return self._run_between(self.between, rows, space, is_gated)
         if self.stack is not None and len(rows.token_ids) <= RESIDENT_ROWS:
             place = (self.cache, self.angles)
             return run_whole(self.config, (self.weights, self.stack), place, rows, space, is_gated)
         with overlapping(self.overlaps):
             return self._run(rows, space, is_gated)
 
-    def _run_between(
-        self, between: BetweenWeights, room: BetweenSpace, rows: RowInputs, space: Space, is_gated: bool
-    ) -> Tensor:
-        """Attention, and one launch to the next attention."""
+    def _run_between(self, between: BetweenWeights, rows: RowInputs, space: Space, is_gated: bool) -> Tensor:
+        """Attention, and one launch to the next attention, or one for each 32 rows."""
         masks = self.weights.masks if is_gated else None
-        room.counters.zero_()
+        for room in space.between:
+            room.counters.zero_()
         embed(self.weights.tokens, masks, rows.token_ids, rows.mask_index, space.x)
-        scale_rows(space.x, self.weights.layers[0].attn_norm.gain, space.scaled.y, room.squares.t(), space.shrink)
-        attend = space.attend
+        attend, gain = space.attend, self.weights.layers[0].attn_norm.gain
         splits = (attend.acc, attend.top, attend.total)
         buffers = Buffers(splits, space.x, space.scaled.y, space.qkv, rows.where, rows.gate, rows.tables)
+        starts = range(0, len(space.x), BETWEEN_ROWS)
+        parts = [buffers.part(start, min(start + BETWEEN_ROWS, len(space.x))) for start in starts]
+        for part, room in zip(parts, space.between, strict=True):
+            scale_rows(part.stream, gain, part.scaled, room.squares.t(), space.shrink)
         has_term = is_gated and between.rank > 0
-        between.launch(-1, buffers, room, has_term, overlaps=True)
-        for index in range(self.config.num_layers):
-            self._skinny_attend(index, rows, space, merges=False)
-            between.launch(index, buffers, room, has_term, overlaps=True)
+        for index in range(-1, self.config.num_layers):
+            if index >= 0:
+                self._skinny_attend(index, rows, space, merges=False)
+            for part, room in zip(parts, space.between, strict=True):
+                between.launch(index, part, room, has_term, overlaps=True)
         return space.x
 
     def _run(self, rows: RowInputs, space: Space, is_gated: bool) -> Tensor:

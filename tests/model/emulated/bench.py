@@ -31,11 +31,14 @@ class Case:
     q_dim: int = 512
     kv_heads: int | None = None
     piece: int = 1
+    others: int = 0
+    """Rows of attention before these."""
 
     @property
     def kind(self) -> Kind:
-        chip = Chip(self.programs, 1 << 20, (9, 0))
-        return Kind(shape(self), self.rows, self.rank, self.bits, not self.has_norms, SPLITS, chip, self.piece)
+        chip, attended = Chip(self.programs, 1 << 20, (9, 0)), self.others + self.rows
+        facts = (self.rows, self.rank, self.bits, not self.has_norms, SPLITS)
+        return Kind(shape(self), *facts, chip, attended, self.piece)
 
 
 def shape(case: Case) -> ModelConfig:
@@ -115,8 +118,9 @@ class Bench:
         slots = torch.randperm(64)[:rows].int()
         slots[3] = -1
         where = SimpleNamespace(positions=torch.randint(0, 64, (rows,)).int(), slots=slots)
-        heads = (SPLITS, rows, config.num_heads)
+        heads = (SPLITS, case.others + rows, config.num_heads)
         splits = (torch.randn(*heads, config.head_dim), torch.randn(heads), torch.rand(heads) + 0.5)
+        splits = (splits[0][:, case.others :], splits[1][:, case.others :], splits[2][:, case.others :])
         splits[0][1, 2], splits[1][1, 2], splits[2][1, 2] = 0, -torch.inf, 0  # saw nothing
         splits[1][:, 5], splits[2][:, 5] = -torch.inf, 0  # a row that nobody attends for
         splits[0][:, 5] = 0

@@ -33,7 +33,7 @@ CASES = [
     Case(bits=8, has_norms=True, head_dim=128),
     Case(rows=32, bits=8, dims=(256, 1536)),
     Case(bits=4, has_norms=True, head_dim=128),
-    Case(rows=32, bits=4),
+    Case(rows=32, bits=4, others=16),
     Case(rank=32, bits=8, piece=2),
     Case(rows=32, rank=16, bits=4, piece=4, has_norms=True, head_dim=128),
     Case(rank=48, bits=4, piece=4, dims=(576, 1536), q_dim=576),

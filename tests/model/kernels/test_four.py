@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from quicksilver.errors import InvalidRequest
+from quicksilver.model.kernels.attention import RowTables
+from quicksilver.model.kernels.between import Buffers
+from quicksilver.model.kernels.rotate import RowSlots
 from quicksilver.model.kernels.weights import collect
 from tests import four_checks as checks
 from tests import graph_checks as graphs
@@ -32,6 +36,28 @@ def test_bytes_of_a_network_count_groups() -> None:
     matrices = [linear for layer in weights.layers for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)]
     numbers = sum(linear.w.numel() * 4 for linear in matrices)
     assert weights.num_bytes == numbers * 5 // 8 + weights.head.w.numel()
+
+
+def test_a_part_of_the_rows_keeps_its_place_in_attention() -> None:
+    """The last part alone asks for the next attention's keys."""
+    whole = buffers(64)
+    first, last = whole.part(0, 32), whole.part(32, 64)
+    assert whole.part(0, 64) is whole
+    assert (whole.attended, first.attended, last.attended) == (64, 64, 64)
+    assert (first.tables.num_shared, last.tables.num_shared) == (0, 3)
+    for name in ("stream", "scaled", "qkv", "gate"):
+        assert torch.equal(getattr(last, name), getattr(whole, name)[32:])
+    assert torch.equal(last.where.slots, whole.where.slots[32:])
+    assert torch.equal(last.tables.prefix_end, whole.tables.prefix_end[32:])
+    assert last.splits[0].data_ptr() == whole.splits[0][0, 32].data_ptr()
+
+
+def buffers(rows: int) -> Buffers:
+    splits = (torch.zeros(4, rows, 2, 16), torch.zeros(4, rows, 2), torch.zeros(4, rows, 2))
+    counts = torch.arange(rows).int()
+    tables = RowTables(counts, counts, counts, torch.zeros(3 + rows, 3), torch.zeros(1, 1), 16, torch.zeros(rows, 2))
+    wide = torch.randn(rows, 32)
+    return Buffers(splits, wide, wide + 1, wide + 2, RowSlots(counts, counts + 1), counts % 2, tables)
 
 
 def test_a_scheme_that_does_not_exist_is_refused_by_name() -> None:

@@ -23,8 +23,9 @@
 // of x, as tiles before its own; B is a little more depth for one of the warps.
 //
 // The shape comes from the compiler's command line: PROGRAMS, MULTIPLIERS (warps that multiply), ROWS, DIM, FFN, HEADS,
-// KV_HEADS, HEAD_DIM, RANK (of the canvas adapter, or 0), SPLITS (of attention), HEAD_NORM, BIAS, BITS (of a weight), SLOTS, PIECE
-// (blocks of a warp in a slot), TEAM (programs of one, 1 or 2), and each linear's ranges (O_RANGES ...).
+// KV_HEADS, HEAD_DIM, RANK (of the canvas adapter, or 0), SPLITS and ATTENDED (of attention: its splits, and its rows, of
+// which these are some), HEAD_NORM, BIAS, BITS (of a weight), SLOTS, PIECE (blocks of a warp in a slot), TEAM (programs of
+// one, 1 or 2), and each linear's ranges (O_RANGES ...).
 #include "machine.cuh"
 
 // Warps by their work, in groups of four, which share the registers out. The last group's other three ask for what will be
@@ -100,7 +101,7 @@ struct Weights {
 
 struct Between {
     Weights weights[NUM_LINEARS];
-    const float *acc, *top, *total;  // the input, attention's splits: (SPLITS, ROWS, HEADS, HEAD_DIM), without the last
+    const float *acc, *top, *total;  // attention's splits: (SPLITS, ATTENDED, HEADS, HEAD_DIM), without the last
     // Handed from program to program, unset before. Inputs of linears lie in the order of `input_at`.
     u16 *attended;        // (Q_DIM / 32, ROWS, 32): the splits merged
     u16 *middle;          // the stream behind attention times the gain of ffn's norm
@@ -326,7 +327,7 @@ DEVICE bool is_kept(int split, const Seen &seen) {
 
 // One warp a head of a row, the splits in their order. Where a split saw nothing it weighs nothing.
 DEVICE void merge_head(const Worker &me, int at, const Seen &seen) {
-    constexpr int EACH = HEAD_DIM / 32, STRIDE = ROWS * HEADS;
+    constexpr int EACH = HEAD_DIM / 32, STRIDE = ATTENDED * HEADS;
     const int mine = me.lane % SPLITS;
     float top = -INFINITY, total = 0.0f, parts[SPLITS][EACH] = {};
     if (is_kept(mine, seen)) {
