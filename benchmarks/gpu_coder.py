@@ -47,7 +47,7 @@ LIMITS = {"device": 5.0, "speed": 50.0, "streams": 45.0, "fim": 12.0, "rounds": 
 """Seconds of each part, in the order in which they run: the most wanted first, the longest last."""
 PARTS: dict[str, Callable[[Bench, float], None]] = {name: getattr(coder_parts, name) for name in LIMITS}
 NUM_PAGES = 16384
-SETTINGS = ("parts", "seconds", "limit", "scale", "domains", "tasks", "products")
+SETTINGS = ("parts", "seconds", "limit", "scale", "domains", "tasks", "products", "weights")
 
 
 def main() -> None:
@@ -75,6 +75,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--products", choices=("fastest", "fixed"), default="fastest")
+    parser.add_argument("--weights", choices=("bfloat16", "fp8", "int4"), default="bfloat16")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--device", default="auto")
     return parser.parse_args()
@@ -112,7 +113,7 @@ def rounded(model: Transformer) -> Transformer:
 def run_parts(exact: Transformer, writer: Writer, book: Book, options: argparse.Namespace) -> None:
     """The parts asked for, in their order. One that fails is told and leaves the others alone."""
     limits = LIMITS | {name: float(value) for name, value in (word.split("=") for word in options.limit)}
-    served = _Served(exact, book, options.products) if set(options.parts) != {"equality"} else None
+    served = _Served(exact, book, options) if set(options.parts) != {"equality"} else None
     for name, part in PARTS.items():
         left = options.seconds - (time.perf_counter() - STARTED)
         if name not in options.parts or left < 3:
@@ -130,12 +131,13 @@ def run_parts(exact: Transformer, writer: Writer, book: Book, options: argparse.
 
 
 class _Served:
-    """The bf16 engine of users; where graphs cannot be made, one without them, so that answers still come."""
+    """The engine of users; where graphs cannot be made, one without them, so that answers still come."""
 
-    def __init__(self, exact: Transformer, book: Book, products: str) -> None:
+    def __init__(self, exact: Transformer, book: Book, options: argparse.Namespace) -> None:
         model = rounded(exact)
+        ways = {"gpu_products": options.products, "gpu_weights": options.weights}
         try:
-            self.engine = build_engine(model, "coder", EngineConfig(num_pages=NUM_PAGES, gpu_products=products))
+            self.engine = build_engine(model, "coder", EngineConfig(num_pages=NUM_PAGES, **ways))
             prepare_lone_rounds(self.engine)
         except Exception:
             book.say(f"no graphs here\n{traceback.format_exc()}")

@@ -20,6 +20,7 @@ from quicksilver.model.kernels.between_shape import (
     BETWEEN_ROWS,
     BLOCK,
     KINDS,
+    MOST_LAUNCHES,
     THREADS,
     Chip,
     Cut,
@@ -275,6 +276,7 @@ class BetweenWeights:
         self.config, self.weights, self.cache, self.angles = config, weights, cache, angles
         self.layers = tuple(pack_layer(config, layer) for layer in weights.layers)
         self.rank = _rank(weights.layers[0])
+        self.most_rows = BETWEEN_ROWS * MOST_LAUNCHES[weights.layers[0].qkv.bits]
 
     def space(self, num_rows: int) -> BetweenSpace:
         return BetweenSpace.allocate(self.config, num_rows, self.weights.tokens.device)

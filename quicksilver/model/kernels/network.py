@@ -19,7 +19,7 @@ from quicksilver.model.config import ModelConfig
 from quicksilver.model.kernels import resident
 from quicksilver.model.kernels.attention import AttendShape, AttendSpace, RowTables, attend_paged
 from quicksilver.model.kernels.between import BetweenSpace, BetweenWeights, Buffers, can_run
-from quicksilver.model.kernels.between_shape import BETWEEN_ROWS, MOST_LAUNCHES
+from quicksilver.model.kernels.between_shape import BETWEEN_ROWS
 from quicksilver.model.kernels.four import expand
 from quicksilver.model.kernels.fp8 import Inputs, can_round
 from quicksilver.model.kernels.launch import overlapping
@@ -199,8 +199,7 @@ class Network:
     def is_between(self, num_rows: int, has_prompt: bool = False) -> bool:
         """With a prompt among the rows few of them have the kernels of many: its numbers must not depend on whether a
         canvas comes along, which makes them more than 32."""
-        most = BETWEEN_ROWS * MOST_LAUNCHES[self.weights.layers[0].qkv.bits]
-        return self.between is not None and num_rows <= most and not has_prompt
+        return self.between is not None and num_rows <= self.between.most_rows and not has_prompt
 
     def is_whole(self, num_rows: int, has_prompt: bool = False) -> bool:
         return self.is_small and num_rows <= RESIDENT_ROWS and not self.is_between(num_rows, has_prompt)
