@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -24,6 +24,14 @@ Weights = Annotated[
     typer.Option(
         envvar="QUICKSILVER_WEIGHTS", help="auto, float32, bfloat16, int8, int8-grouped, int8-dynamic or int4."
     ),
+]
+GpuWeights = Annotated[
+    Literal["bfloat16", "fp8", "int4"],
+    typer.Option(envvar="QUICKSILVER_GPU_WEIGHTS", help="What a GPU's kernels read, rounded at load."),
+]
+GpuProducts = Annotated[
+    Literal["fastest", "fixed"],
+    typer.Option(envvar="QUICKSILVER_GPU_PRODUCTS", help="fixed: a request's numbers ignore what runs beside it."),
 ]
 Threads = Annotated[int, typer.Option(envvar="QUICKSILVER_THREADS", help="CPU threads; 0 for all.")]
 Yarn = Annotated[

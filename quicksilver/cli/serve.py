@@ -91,6 +91,8 @@ def serve(
     ] = "info",
     device: options.Device = "auto",
     weights: options.Weights = "auto",
+    gpu_weights: options.GpuWeights = "bfloat16",
+    gpu_products: options.GpuProducts = "fastest",
     threads: options.Threads = 0,
     yarn: options.Yarn = 1.0,
     config: Annotated[
@@ -105,7 +107,8 @@ def serve(
     server = replace(server, home=default_home(), card=_card(checkpoint))
     check_address(server, has_accounts=accounts)
     check_ports(server)
-    worker = WorkerConfig(model, load={"device": device, "weights": weights, "threads": threads, "yarn": yarn})
+    load = {"device": device, "weights": weights, "threads": threads, "yarn": yarn}
+    worker = WorkerConfig(model, load, {"gpu_weights": gpu_weights, "gpu_products": gpu_products})
     books = options.books(database_url, pepper, signup_credits) if accounts else None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(Plan(checkpoint, server, worker, books)))

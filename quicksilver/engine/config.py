@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quicksilver.errors import InvalidRequest
 
+GPU_WEIGHTS = ("bfloat16", "fp8", "int4")
 MAX_TREE_ROWS = 32
 """The way to a row of a tree is kept in as many bits."""
 
@@ -56,6 +57,8 @@ class EngineConfig:
                 raise InvalidRequest(f"engine setting {name} must be at least 1", param=name)
         if self.tree_rows not in (-1, 0, 16, MAX_TREE_ROWS):
             raise InvalidRequest(f"engine setting tree_rows is 0, 16, {MAX_TREE_ROWS} or -1", param="tree_rows")
+        if self.gpu_weights not in GPU_WEIGHTS:
+            raise InvalidRequest(f"engine setting gpu_weights is one of {', '.join(GPU_WEIGHTS)}", param="gpu_weights")
         if self.gpu_products not in ("fastest", "fixed"):
             raise InvalidRequest("engine setting gpu_products is fastest or fixed", param="gpu_products")
 

@@ -6,12 +6,15 @@ Nothing is loaded: a model that does not exist is refused by the name that won.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from quicksilver.cli import serve
 from quicksilver.cli.app import app
+from quicksilver.engine.config import EngineConfig
 from quicksilver.errors import InvalidRequest, ModelNotFound
 
 
@@ -55,6 +58,27 @@ def test_unknown_settings_in_the_file_are_refused_by_name(tmp_path: Path, name: 
     error = refusal("--config", str(path))
     assert isinstance(error, InvalidRequest)
     assert name in error.message
+
+
+def test_gpu_settings_reach_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = []
+
+    async def keep(plan: serve.Plan) -> None:
+        plans.append(plan)
+
+    monkeypatch.setattr(serve, "_run", keep)
+    monkeypatch.setattr(serve, "check_ports", lambda _: None)
+    monkeypatch.setattr(serve, "resolve", lambda name: SimpleNamespace(name=name))
+    result = CliRunner().invoke(app, ["serve", "--gpu-weights", "int4"], env={"QUICKSILVER_GPU_PRODUCTS": "fixed"})
+    assert result.exit_code == 0, result.output
+    config = EngineConfig(**plans[0].worker.engine)
+    assert (config.gpu_weights, config.gpu_products) == ("int4", "fixed")
+
+
+def test_a_gpu_setting_that_does_not_exist_is_refused() -> None:
+    result = CliRunner().invoke(app, ["serve", "--gpu-weights", "int5"])
+    assert result.exit_code == 2
+    assert "int4" in result.output
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()

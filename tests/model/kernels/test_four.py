@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from quicksilver.engine.config import GPU_WEIGHTS
 from quicksilver.errors import InvalidRequest
 from quicksilver.model.kernels.attention import RowTables
 from quicksilver.model.kernels.between import Buffers
 from quicksilver.model.kernels.rotate import RowSlots
-from quicksilver.model.kernels.weights import collect
+from quicksilver.model.kernels.weights import SCHEMES, collect
 from tests import four_checks as checks
 from tests import graph_checks as graphs
 
@@ -58,6 +59,10 @@ def buffers(rows: int) -> Buffers:
     tables = RowTables(counts, counts, counts, torch.zeros(3 + rows, 3), torch.zeros(1, 1), 16, torch.zeros(rows, 2))
     wide = torch.randn(rows, 32)
     return Buffers(splits, wide, wide + 1, wide + 2, RowSlots(counts, counts + 1), counts % 2, tables)
+
+
+def test_the_engine_knows_the_same_schemes() -> None:
+    assert GPU_WEIGHTS == SCHEMES
 
 
 def test_a_scheme_that_does_not_exist_is_refused_by_name() -> None:
