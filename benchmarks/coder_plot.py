@@ -19,11 +19,13 @@ Row = dict[str, Any]
 
 
 def newest_sections(results: Path) -> tuple[dict[str, list[Row]], str]:
-    """Rows by section, and the hardware."""
+    """Rows by section, of bf16, and the hardware."""
     found: dict[str, list[Row]] = {}
     hardware = ""
     for path in sorted(results.glob("gpu_coder-*.json")):
         report = json.loads(path.read_text())
+        if report["settings"].get("weights", "bfloat16") != "bfloat16":
+            continue
         found |= report["sections"]
         hardware = report["hardware"]
     return found, hardware

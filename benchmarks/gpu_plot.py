@@ -34,7 +34,7 @@ def newest(results: Path, benchmark: str, key: Callable[[Row], Hashable]) -> lis
         for row in report["rows"]:
             is_shipped = row.get("try", "") in NOW_SHIPPED and settings.get("product", "fastest") == "fastest"
             if "failed" not in row and is_shipped:
-                row = {**settings, "hardware": report["hardware"], **row}
+                row = {"weights": "bfloat16", **settings, "hardware": report["hardware"], **row}
                 found[key(row)] = row
     return list(found.values())
 
@@ -50,18 +50,15 @@ def draw_roofline(axes: Axes, rows: list[Row]) -> None:
     for (model, weights), points in sorted(series(rows, "model", "weights").items()):
         points.sort(key=lambda row: row["rows"])
         colour, counts = COLOURS[model], [row["rows"] for row in points]
-        style = "o-" if weights == "bfloat16" else "s--"
+        style = {"bfloat16": "o-", "fp8": "s--", "int4": "^:"}[weights]
         speeds = [row["forwards_per_s"] for row in points]
-        axes.plot(counts, speeds, style, color=colour, label=f"{model} {weights}")
+        shares = f"{points[0]['roofline_pct']:.0f} to {points[-1]['roofline_pct']:.0f} %"
+        axes.plot(counts, speeds, style, color=colour, label=f"{model} {weights}, {shares}")
         axes.axhline(1e3 / points[0]["floor_ms"], color=colour, linewidth=0.8, linestyle=":")
-        axes.annotate(
-            f"{points[-1]['roofline_pct']:.0f} %", (counts[-1], speeds[-1]), (4, 4), textcoords="offset points"
-        )
-        axes.annotate(f"{points[0]['roofline_pct']:.0f} %", (counts[0], speeds[0]), (-4, 6), textcoords="offset points")
     axes.set(xscale="log", yscale="log", xlabel="rows", ylabel="forwards a second")
-    axes.set_xticks([1, 16, 64, 256], ["1", "16", "64", "256"])
-    axes.set_title("One forward; dotted: weights read once at copy bandwidth")
-    axes.legend()
+    axes.set_xticks([1, 16, 32, 64, 256], ["1", "16", "32", "64", "256"])
+    axes.set_title("One forward; dotted: weights read once at copy bandwidth, and the share of that")
+    axes.legend(fontsize=8, loc="upper right")
 
 
 def draw_rounds(axes: Axes, rows: list[Row]) -> None:
@@ -85,17 +82,19 @@ def draw_streams(axes: Axes, rows: list[Row]) -> None:
 
 
 def draw_prompts(axes: Axes, rows: list[Row]) -> None:
-    points = sorted((row["prompt"], row["ms"]) for row in rows if not row["past"])
-    axes.plot([length for length, _ in points], [ms for _, ms in points], "o-")
+    for (weights,), kept in sorted(series(rows, "weights").items()):
+        points = sorted((row["prompt"], row["ms"]) for row in kept if not row["past"])
+        axes.plot([length for length, _ in points], [ms for _, ms in points], "o-", label=weights)
+    axes.legend()
     axes.set(xscale="log", yscale="log", xlabel="prompt tokens", ylabel="ms to the first token")
     axes.set_title(f"{rows[0]['model']}: time to the first token")
 
 
 PANELS: tuple[tuple[str, Callable[[Axes, list[Row]], None], Callable[[Row], Hashable]], ...] = (
     ("gpu_forward", draw_roofline, lambda row: (row["model"], row["weights"], row["rows"])),
-    ("gpu_verify", draw_rounds, lambda row: (row["model"], row["decoder"])),
+    ("gpu_verify", draw_rounds, lambda row: (row["model"], row["weights"], row["decoder"])),
     ("gpu_batch", draw_streams, lambda row: (row["model"], row["streams"])),
-    ("gpu_prefill", draw_prompts, lambda row: (row["model"], row["prompt"], row["past"])),
+    ("gpu_prefill", draw_prompts, lambda row: (row["model"], row["weights"], row["prompt"], row["past"])),
 )
 
 

@@ -1,7 +1,7 @@
-"""What fp8 costs in accuracy on real weights: the same text through the plain network, with fp8 weights, and with
-activations rounded to fp8 as well, as the GPU's kernels round them where rows are few.
+"""What the GPU's weights of few bits cost in accuracy: the same text through the plain network, with its weights
+rounded, and, in fp8, with activations rounded as well, as kernels do where rows are few and layers six launches.
 
-    python benchmarks/fp8_accuracy.py [--model coder-1.5b] [--tokens 384] TEXT ...
+    python benchmarks/rounding.py [--weights fp8] [--model coder-1.5b] [--tokens 384] TEXT ...
 
 Plain torch in fp32, no GPU: the rounding is in the numbers, not in the kernels. Reports, over all positions, how far
 the next token's distribution moves (KL from the plain network), how often the likeliest token stays, and perplexity.
@@ -10,6 +10,7 @@ the next token's distribution moves (KL from the plain network), how often the l
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from quicksilver.hub.resolve import resolve
 from quicksilver.model.attention import DenseAttend
+from quicksilver.model.kernels.words import from_words, to_words
 from quicksilver.model.transformer import Transformer
 from quicksilver.model.weights import load_model
 from quicksilver.text.tokenizer import Tokenizer
@@ -41,14 +43,22 @@ class RoundedInputs(nn.Module):
         return self.linear(rounded(x, self.group))
 
 
-def round_weights(model: Transformer) -> None:
-    """Every matrix in place, with a scale for each output. A tied head is its own copy then, as on the GPU."""
+def to_fp8(w: Tensor) -> Tensor:
+    return rounded(w, w.shape[1])
+
+
+def to_int4(w: Tensor) -> Tensor:
+    return from_words(*to_words(w))
+
+
+def round_weights(model: Transformer, change: Callable[[Tensor], Tensor]) -> None:
+    """Every matrix in place; the head in fp8. Where it is tied it is its own copy then, as on the GPU."""
     for layer in model.layers:
         for name in GROUPS:
             weight = getattr(layer, name).weight
-            weight.data = rounded(weight.data, weight.shape[1])
+            weight.data = change(weight.data)
     head = nn.Linear(model.head.weight.shape[1], len(model.head.weight), bias=False)
-    head.weight.data = rounded(model.head.weight.data, model.head.weight.shape[1])
+    head.weight.data = to_fp8(model.head.weight.data)
     model.head = head
 
 
@@ -71,10 +81,18 @@ def compare(found: Tensor, plain: Tensor, token_ids: Tensor) -> dict[str, float]
     return {"kl": float(kl.mean()), "same_top_pct": 100 * float(same), "perplexity": float(loss.exp())}
 
 
+CHANGES: dict[str, dict[str, Callable[[Transformer], None]]] = {
+    "fp8": {"fp8 weights": lambda model: round_weights(model, to_fp8), "and activations": round_inputs},
+    "int4": {"int4 weights": lambda model: round_weights(model, to_int4)},
+}
+"""One after the other, by the weights asked for."""
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("texts", nargs="+", type=Path)
+    parser.add_argument("--weights", choices=list(CHANGES), default="fp8")
     parser.add_argument("--model", default="coder-1.5b")
     parser.add_argument("--tokens", type=int, default=384, help="of each text")
     options = parser.parse_args()
@@ -82,13 +100,16 @@ def main() -> None:
     model, tokenizer = load_model(path, dtype=torch.float32, device="cpu"), Tokenizer.load(path)
     texts = [torch.tensor(tokenizer.encode(path.read_text())[: options.tokens]) for path in options.texts]
     plain = [log_probs(model, ids) for ids in texts]
-    for name, change in (("plain", lambda _: None), ("fp8 weights", round_weights), ("and activations", round_inputs)):
+    tell("plain", model, plain, texts, options.texts)
+    for name, change in CHANGES[options.weights].items():
         change(model)
-        for text, before, ids in zip(options.texts, plain, texts, strict=True):
-            row = compare(log_probs(model, ids), before, ids)
-            print(
-                f"{name:16} {text.name:24}", "  ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True
-            )
+        tell(name, model, plain, texts, options.texts)
+
+
+def tell(name: str, model: Transformer, plain: list[Tensor], texts: list[Tensor], paths: list[Path]) -> None:
+    for path, before, ids in zip(paths, plain, texts, strict=True):
+        row = compare(log_probs(model, ids), before, ids)
+        print(f"{name:16} {path.name:24}", "  ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True)
 
 
 if __name__ == "__main__":
