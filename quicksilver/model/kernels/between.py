@@ -164,6 +164,7 @@ class PackedLayer:
 
 
 def matrices(layer: LayerWeights) -> dict[str, Weight]:
+    """By kind."""
     return {"o": layer.o, "gu": layer.gate_up, "dn": layer.down, "qkv": layer.qkv}
 
 

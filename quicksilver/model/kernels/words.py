@@ -33,16 +33,19 @@ def to_words(w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def pack_words(values: Tensor) -> Tensor:
     """(out, in) of 0..15 -> words."""
-    fours = values.view(len(values), -1, 4, GROUP_LEN // 4).to(torch.int32) << torch.arange(
-        0, 16, 4, device=values.device
-    ).view(4, 1)
+    fours = values.view(len(values), -1, 4, GROUP_LEN // 4).to(torch.int32) << _shifts(values.device)
     return fours.sum(2).flatten(1).to(torch.int16)
 
 
 def unpack_words(words: Tensor) -> Tensor:
     """Words -> (out, in) int32 of 0..15."""
     wide = words.view(len(words), -1, 1, GROUP_LEN // 4).to(torch.int32)
-    return (wide >> torch.arange(0, 16, 4, device=words.device).view(4, 1) & 15).flatten(1)
+    return (wide >> _shifts(words.device) & 15).flatten(1)
+
+
+def _shifts(device: torch.device) -> Tensor:
+    """Where the four weights of a word lie."""
+    return torch.arange(0, 16, 4, device=device).view(4, 1)
 
 
 def from_words(words: Tensor, groups: Tensor, scale: Tensor) -> Tensor:

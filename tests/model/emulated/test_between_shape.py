@@ -6,8 +6,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from quicksilver.model.config import ModelConfig
+from quicksilver.model.kernels.between import has_room
 from quicksilver.model.kernels.between_shape import Chip, Cut, Kind, cut_for, fits, shared_bytes, with_slots
 from quicksilver.model.kernels.cuda import compile as compile_module
 from quicksilver.model.kernels.cuda.compile import CudaError, compile_binary
@@ -47,6 +49,15 @@ def test_a_slot_holds_a_block_of_an_adapter_beside_any_weights(rows: int, bits: 
     assert found is not None
     assert found.piece * found.block_bytes >= 1024 * found.cut.team
     assert shared_bytes(found) <= 232_448
+
+
+@pytest.mark.parametrize(("smallest", "is_room"), [(1e-3, True), (1e-9, False)])
+def test_an_adapter_that_fp16_does_not_hold_is_left_to_other_kernels(smallest: float, is_room: bool) -> None:
+    """B is divided by the scale of its output, and beside an output of fp8 that is all zero that is tiny."""
+    weight = SimpleNamespace(scale=torch.tensor([1.0, smallest]))
+    pair = SimpleNamespace(b=torch.full((2, 16), 0.25))
+    layer = SimpleNamespace(o=weight, gate_up=weight, down=weight, qkv=weight, canvas={"o": pair})
+    assert has_room(layer) == is_room  # type: ignore[arg-type]
 
 
 def test_chips_that_cannot_are_left_to_other_kernels() -> None:
