@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Every GPU check and figure on one machine:
 #   benchmarks/gpu_all.sh "PART ..." OUT [compile|figures]
-# small: all kernels against their oracles, 135M and 1.5B. large: 8B, fp8, many streams, long prompts, the generate of
-# transformers, compute-sanitizer. tries: what has changed since the last run, and ways of running that wait for it.
+# small: all kernels against their oracles, 135M and 1.5B. large: 8B, few bits, many streams, long prompts, the generate
+# of transformers, compute-sanitizer. tries: what has changed since the last run, and ways of running that wait for it.
 # On an H200 small and large take about three minutes each, tries two. Kernels are compiled first, by processes side by
 # side that fill Triton's cache, in groups of at most 60 GB on the GPU; checks and compute-sanitizer
 # run among them. Timings then run one at a time, the most wanted first. The third word does one of the two alone: they
@@ -33,15 +33,18 @@ check() { # the words of switch_whole, then names of checks; side by side
 
 small_compile() {
   check "" "attention h" "attention i" rotate qkv ffn layer "head r" transition "network qwen2" "network qwen3" \
-    "network llama" "rounds whole" "rounds parts" "rounds true" embed "row kernels"
+    "network llama" "rounds whole" "rounds parts" "rounds true" embed "row kernels" "network between" teams "network fp8" \
+    int4 "rounds between" "rounds trees" "few tiles"
   compile verify_135M gpu_verify --models 135M --rounds 5 --one-forward 8,11
   compile verify_1.5B gpu_verify --models 1.5B --rounds 5
-  compile forward gpu_forward --models 135M,1.5B --rows 1,16,64,256
+  compile forward gpu_forward --models 135M,1.5B --rows 1,16,32,64,256
+  compile few_bits gpu_forward --models 1.5B --rows 16,32,64 --schemes fp8,int4
 }
 small_figures() {
   figure 40 5 gpu_verify --models 135M --rounds 100 --one-forward 8,11
   figure 40 4 gpu_verify --models 1.5B --rounds 60
-  figure 40 9 gpu_forward --models 135M,1.5B --rows 1,16,64,256 --profile
+  figure 40 11 gpu_forward --models 135M,1.5B --rows 1,16,32,64,256 --profile
+  figure 60 6 gpu_forward --models 1.5B --rows 16,32,64 --schemes fp8,int4
 }
 
 fp8_tries="depth=64 overlap=0"
@@ -85,7 +88,7 @@ sanitized() { # summaries, and every report with the lines that say where, equal
     "$warm"/sanitizer_*.log | cut -c 1-220 | sort | uniq -c | sort -rn | head -40
 }
 large_compile() {
-  compile forward_8B gpu_forward --models 8B --rows 1,16,32,64 --schemes bfloat16,fp8
+  compile forward_8B gpu_forward --models 8B --rows 1,16,32,64 --schemes bfloat16,fp8,int4
   compile verify_8B gpu_verify --models 8B --rounds 5 --canvas "" --one-forward ""
   compile batch gpu_batch
   compile prefill gpu_prefill --prompts 1024
@@ -98,11 +101,15 @@ large_compile() {
     sanitize $tool "attention heads=(9, 3, 64) splits=1 block"
   done
   sanitize racecheck "fp8 qkv 1.5B rows=16"
+  sanitize memcheck "network int4 teams rows=55 canvas=True"
+  sanitize racecheck "network teams 0 rows=16 canvas=True" --whole programs=16
 }
 large_figures() {
-  figure 60 8 gpu_forward --models 8B --rows 1,16,32,64 --schemes bfloat16,fp8
+  figure 90 12 gpu_forward --models 8B --rows 1,16,32,64 --schemes bfloat16,fp8,int4
   figure 45 10 gpu_batch
   figure 75 7 gpu_prefill --far 131072
+  figure 30 2 gpu_prefill --prompts 1024,4096 --weights fp8
+  figure 30 2 gpu_prefill --prompts 1024,4096 --weights int4
   figure 50 3 gpu_peers
   figure 40 1 gpu_canvas_peer
   figure 30 2 gpu_verify --models 8B --rounds 60 --canvas "" --one-forward ""
