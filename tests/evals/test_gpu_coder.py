@@ -79,7 +79,7 @@ def bench(model: Transformer, data: Path, out: Path) -> Bench:
 def test_every_part_leaves_rows_and_answers_that_can_be_scored(model: Transformer, data: Path, tmp_path: Path) -> None:
     parts = list(gpu_coder.PARTS)
     endless = [f"{part}=1e6" for part in parts]
-    wishes = {"limit": endless, "tasks": list(coder_parts.TASKS), "products": "fastest"}
+    wishes = {"limit": endless, "tasks": list(coder_parts.TASKS), "products": "fastest", "weights": "bfloat16"}
     options = argparse.Namespace(domains=list(DOMAINS), parts=parts, seconds=1e6, scale=0.02, data=data, **wishes)
     book = Book(tmp_path, {})
     gpu_coder.run_parts(model, writer(), book, options)
@@ -127,13 +127,16 @@ def test_time_that_runs_out_leaves_the_engine_empty(model: Transformer, data: Pa
 
 def test_figures_become_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from benchmarks.coder_plot import draw_all
+    from benchmarks.coder_plot import draw_all, newest_sections
 
-    book = Book(tmp_path, {"hardware": "made up"})
+    book = Book(tmp_path, {"hardware": "made up", "settings": {"weights": "bfloat16"}})
     book.add("speed", {"domain": "chat", "way": "ar", "decode_tok_per_s": 600.0})
     book.add("rounds", {"domain": "chat", "canvas_len": 16, "tokens_per_round": 4.0})
     for streams in (1, 8):
         book.add("streams", {"streams": streams, "way": "ar", "tok_per_s": 600.0 * streams})
+    later = {"hardware": "made up", "settings": {"weights": "int4"}, "sections": {"speed": []}}
+    (tmp_path / "gpu_coder-later.json").write_text(json.dumps(later))
+    assert newest_sections(tmp_path)[0]["speed"], "pictures are of bf16"
     pictures = draw_all(tmp_path, tmp_path / "images")
     assert [path.name for path in pictures] == ["coder-speed.png", "coder-streams.png", "coder-rounds.png"]
     assert all(path.stat().st_size > 1000 for path in pictures)
