@@ -73,6 +73,7 @@ def check_few_bits(scheme: str, config: ModelConfig, num_segments: int, has_canv
     runner = GraphRunner(model, cache, 64, limits)
     is_between = place.device == "cuda" and config in (FEW_LAUNCHES, TEAMED)
     assert runner.network.is_between(16) == is_between
+    assert runner.network.is_between(64) == (is_between and scheme == "int4"), "twice 32"
     found = model.norm(runner._launch(batch)[: len(batch.token_ids)])
     expect_close(found, plain_forward(ORACLES[scheme](model), batch, before), 4e-2 if is_coarse(found) else 5e-3)
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from quicksilver.cli import serve
+from quicksilver.cli import options, serve
 from quicksilver.cli.app import app
-from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.config import GPU_WEIGHTS, EngineConfig
 from quicksilver.errors import InvalidRequest, ModelNotFound
 
 
@@ -73,6 +74,11 @@ def test_gpu_settings_reach_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 0, result.output
     config = EngineConfig(**plans[0].worker.engine)
     assert (config.gpu_weights, config.gpu_products) == ("int4", "fixed")
+
+
+def test_the_flag_offers_what_the_engine_knows() -> None:
+    choices, _ = get_args(options.GpuWeights)
+    assert get_args(choices) == GPU_WEIGHTS
 
 
 def test_a_gpu_setting_that_does_not_exist_is_refused() -> None:

@@ -243,8 +243,7 @@ inline float of_e4m3(u8 bits) {
 }
 inline u32 widen(u16 pair) { return to_fp16(of_e4m3((u8)pair)) | (u32)to_fp16(of_e4m3((u8)(pair >> 8))) << 16; }
 
-inline u32 lower_twice(u32 word) { return word % 65536 * 65537; }
-inline u32 upper_twice(u32 word) { return word / 65536 * 65537; }
+inline void spread(u32 word, u32 &lower, u32 &upper) { lower = word % 65536 * 65537, upper = word / 65536 * 65537; }
 inline u32 multiply_add(u32 a, u32 b, u32 c) {
     u32 found = 0;
     for (int i = 0; i < 32; i += 16)  // fp32 holds the product exactly

@@ -43,10 +43,11 @@ constexpr int TEAMS = PROGRAMS / TEAM, TILE = 16 * TEAM;  // outputs of a tile, 
 
 // How weights of so many bits lie: what a lane reads of 16 outputs over a block, what those take, a block of one warp and
 // of every warp, and how many blocks of every warp a slot of the ring holds.
+DEVICE constexpr int part_bytes(int bits) { return bits == 4 ? 320 : 64 * bits; }
 template <int bits> struct Lie {
-    static constexpr int LANE = bits == 4 ? 8 : 16, PART = bits == 4 ? 320 : 64 * bits;
+    static constexpr int LANE = bits == 4 ? 8 : 16, PART = part_bytes(bits);
     static constexpr int BLOCK = TEAM * PART, ROUND = MULTIPLIERS * BLOCK;
-    static constexpr int PIECE_BLOCKS = PIECE * (BITS == 4 ? 320 : 64 * BITS) / PART;
+    static constexpr int PIECE_BLOCKS = PIECE * part_bytes(BITS) / PART;
     static_assert(PIECE_BLOCKS > 0, "a slot holds a block");
 };
 constexpr int A_BITS = RANK > 0 ? 16 : BITS;  // of the adapter's first half
@@ -439,8 +440,10 @@ DEVICE uint4 widen_8(u32 four, u32 other) {
 // Eight weights of four bits, each other one in the upper half; `group` has their step and their least value. Four bits
 // low in a half are a number of fp16 as they stand, n times a power of two, and steps are kept times its inverse.
 DEVICE uint4 widen_fours(u32 eight, u32 group) {
-    const u32 step = lower_twice(group), least = upper_twice(group), later = eight >> 8;
-    const u32 further = multiply_add(step, 0x2c002c00, 0);  // for those four bits further up: a sixteenth
+    u32 step, least;
+    spread(group, step, least);
+    const u32 later = eight >> 8;
+    const u32 further = multiply_add(step, 0x2c002c00, 0);  // a sixteenth, for bits four further up
     uint4 wide;
     wide.x = multiply_add(eight & 0x000f000f, step, least), wide.y = multiply_add(eight & 0x00f000f0, further, least);
     wide.z = multiply_add(later & 0x000f000f, step, least), wide.w = multiply_add(later & 0x00f000f0, further, least);

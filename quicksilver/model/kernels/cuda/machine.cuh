@@ -260,16 +260,10 @@ DEVICE u32 widen(u16 pair) {
     return wide;
 }
 
-// One half of a word in both.
-DEVICE u32 lower_twice(u32 word) {
-    u32 twice;
-    asm("{ .reg .b16 lower, upper; mov.b32 {lower, upper}, %1; mov.b32 %0, {lower, lower}; }" : "=r"(twice) : "r"(word));
-    return twice;
-}
-DEVICE u32 upper_twice(u32 word) {
-    u32 twice;
-    asm("{ .reg .b16 lower, upper; mov.b32 {lower, upper}, %1; mov.b32 %0, {upper, upper}; }" : "=r"(twice) : "r"(word));
-    return twice;
+// Each half of a word twice. Said so, it is a way to read an operand; as a permutation of bytes it is an instruction.
+DEVICE void spread(u32 word, u32 &lower, u32 &upper) {
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; mov.b32 %0, {low, low}; mov.b32 %1, {high, high}; }"
+        : "=r"(lower), "=r"(upper) : "r"(word));
 }
 
 // a * b + c, of two numbers of fp16 each.
