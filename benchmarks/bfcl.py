@@ -27,9 +27,9 @@ from typing import Any
 
 from benchmarks.generation_cases import Case
 from benchmarks.json_generations import ROOT, open_engine, read_journal, read_reply, served
-from quicksilver.constrain.check import validate_output
+from quicksilver.constrain.compile.tools import compile_tools
 from quicksilver.constrain.source import Tool, ToolChoice, ToolPlan, ToolTags
-from quicksilver.constrain.tools import compile_tools
+from quicksilver.constrain.validate import validate_output
 from quicksilver.errors import InvalidGrammar
 
 HOME = ROOT.parent / ".build" / "bfcl"

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from quicksilver.backends.round_cost import Pace, TimedRound
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, FinishReason, Request, Usage
 from quicksilver.engine.engine import Engine
-from quicksilver.engine.pace import Pace, TimedRound
 from quicksilver.evals.collect import join_channels
 from quicksilver.evals.task import Answer, Generate
 from quicksilver.text.channels import Channels

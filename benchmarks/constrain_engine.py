@@ -27,8 +27,8 @@ import torch
 
 from benchmarks.generation_cases import CLOSED
 from benchmarks.json_generations import ROOT, usable_schemas
-from quicksilver.constrain.matcher import Grammars
-from quicksilver.constrain.schema import compile_response_format
+from quicksilver.constrain.compile.response_format import compile_response_format
+from quicksilver.constrain.runtime.matcher import Grammars
 from quicksilver.constrain.source import FormatKind, Layout, ResponseFormat
 from quicksilver.core import (
     ConstraintSpec,
@@ -42,8 +42,8 @@ from quicksilver.core import (
 )
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
+from quicksilver.engine.grammar_budget import Metered
 from quicksilver.engine.load import LoadConfig, load_engine
-from quicksilver.engine.meter import Metered
 from quicksilver.hub.resolve import resolve
 from quicksilver.text.chat import ChatTemplate, Message
 from quicksilver.text.tokenizer import Tokenizer

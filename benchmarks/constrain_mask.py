@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.json_schemas import read
-from quicksilver.constrain.matcher import Constraint, Grammars
-from quicksilver.constrain.schema import compile_response_format
+from quicksilver.constrain.compile.response_format import compile_response_format
+from quicksilver.constrain.runtime.matcher import Constraint, Grammars
+from quicksilver.constrain.runtime.tokens import Tokens
 from quicksilver.constrain.source import FormatKind, Layout, ResponseFormat
-from quicksilver.constrain.tokens import Tokens
 from quicksilver.errors import InvalidGrammar
 
 EOS_ID = 0

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from quicksilver.model.quantise import make_linear, quantise_weight
-from quicksilver.model.quantised import pack_int8
+from quicksilver.model.formats.quantise import make_linear, quantise_weight
+from quicksilver.model.formats.quantised import pack_int8
 
 ROWS = (1, 4, 8, 16, 64)
 LAYER = ((576, 960), (576, 576), (576, 3072), (1536, 576))

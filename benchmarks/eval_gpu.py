@@ -24,16 +24,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from quicksilver.constrain.lead import Leads
+from quicksilver.backends.batch import build_batch
+from quicksilver.backends.sequence import Work
+from quicksilver.backends.torch.backend import Runner
+from quicksilver.constrain.runtime.forced_prefix import Leads
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, FinishReason, Request
-from quicksilver.engine.batch import build_batch
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.load import LoadConfig, load_transformer
-from quicksilver.engine.loop import AsyncEngine
-from quicksilver.engine.runner import Runner
-from quicksilver.engine.sequence import Work
 from quicksilver.evals.catalogue import GROUPS, pick_tasks
 from quicksilver.evals.data import copy_held_out
 from quicksilver.evals.report import Cell, Report, read_reports, write_reports
@@ -43,6 +42,7 @@ from quicksilver.hub.resolve import Checkpoint
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
+from quicksilver.worker.async_engine import AsyncEngine
 
 RUNNERS = ("graphs", "paged", "plain")
 
@@ -51,7 +51,7 @@ class PagedRunner(Runner):
     """The plain runner with the paged kernel for all sequences at once, instead of SDPA for each."""
 
     def _forward(self, works: Seq[Work]) -> Tensor:
-        from quicksilver.model.kernels.attend import TritonAttend
+        from quicksilver.backends.cuda.kernels.triton_attend import TritonAttend
 
         batch = build_batch(works, self.cache.page_size).to(self.device)
         x = self.model.embed(batch.token_ids, batch.mask_index if batch.has_canvas else None)

@@ -20,8 +20,8 @@ import httpx
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR, Scope
-from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.service import open_desk
+from quicksilver.accounts.views import KeyDraft
 from tests.server.paid_server import PaidServer
 
 OWN = ("/v1/account", "/v1/organization")

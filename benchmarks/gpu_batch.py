@@ -16,8 +16,8 @@ import torch
 
 from benchmarks.gpu_forward import graph_ms
 from benchmarks.gpu_setup import SHAPES, made_up_batch, make_runner, pages_for, random_model, write_report
-from quicksilver.engine.graphs import GraphLimits, GraphRunner
-from quicksilver.model.kernels.network import Product
+from quicksilver.backends.cuda.graphs import GraphLimits, GraphRunner
+from quicksilver.backends.cuda.kernels.network import Product
 
 STREAMS = (1, 2, 4, 8, 16, 32, 64, 128)
 

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_setup import DEVICE, PAGE_SIZE, make_runner, pages_for, random_model, write_report
+from quicksilver.backends.cuda.graphs import GraphLimits
 from quicksilver.core import CommitRule, DecodeParams, DecoderName, DecoderParams, Delta, Request, Usage
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
-from quicksilver.engine.graphs import GraphLimits
 from quicksilver.model.config import ModelConfig
 
 PROMPT, CANVAS, EXPERTS = list(range(5, 261)), 256, 8

@@ -17,16 +17,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu_setup import switch_whole
-from tests import (
-    bias_checks,
-    four_checks,
-    fp8_checks,
-    graph_checks,
-    kernel_checks,
-    mask_checks,
-    project_checks,
-    tree_checks,
-)
+from tests.support import bias_checks, fp8_checks, graph_checks, kernel_checks, mask_checks, tree_checks
+from tests.support import int4_checks as four_checks
+from tests.support import linear_checks as project_checks
 
 ROOMS = (kernel_checks, project_checks, graph_checks, tree_checks, bias_checks, mask_checks, fp8_checks, four_checks)
 

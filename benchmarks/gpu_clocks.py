@@ -26,11 +26,11 @@ from benchmarks.gpu_setup import (
     write_report,
 )
 from benchmarks.stamps import NUM_STAMPS, PARTS, WIDTH, stamped
-from quicksilver.engine.graphs import GraphLimits
-from quicksilver.model.kernels import between
-from quicksilver.model.kernels.between_shape import MOST_PROGRAMS
-from quicksilver.model.kernels.cuda import compile as compile_module
-from quicksilver.model.kernels.network import Product
+from quicksilver.backends.cuda import compile as compile_module
+from quicksilver.backends.cuda.graphs import GraphLimits
+from quicksilver.backends.cuda.kernels import layer_fused
+from quicksilver.backends.cuda.kernels.layer_fused_shape import MOST_PROGRAMS
+from quicksilver.backends.cuda.kernels.network import Product
 from quicksilver.model.transformer import Transformer
 
 _plain_source = compile_module.source
@@ -41,10 +41,10 @@ def forward_ms(model: Transformer, scheme: str, count: int, past: int, stamps: T
 
     def source(name: str) -> str:
         text = _plain_source(name)
-        return text if stamps is None or name != "between.cu" else stamped(text, stamps.data_ptr())
+        return text if stamps is None or name != "layer_fused.cu" else stamped(text, stamps.data_ptr())
 
     compile_module.source = source
-    between._kernel.cache_clear()
+    layer_fused._kernel.cache_clear()
     try:
         limits = GraphLimits(max(count, 16), 8, past + 1536, scheme, Product.FASTEST)
         runner = make_runner(model, pages_for(1, past + 512), limits)
@@ -53,7 +53,7 @@ def forward_ms(model: Transformer, scheme: str, count: int, past: int, stamps: T
         return time_ms(runner._replays[runner.key_of(batch)])
     finally:
         compile_module.source = _plain_source
-        between._kernel.cache_clear()
+        layer_fused._kernel.cache_clear()
 
 
 def spans_us(stamps: Tensor) -> Tensor:

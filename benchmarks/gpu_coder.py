@@ -28,17 +28,17 @@ from benchmarks.coder_parts import TASKS, Bench
 from benchmarks.coder_prompts import DOMAINS, MORE_DOMAINS
 from benchmarks.coder_report import Book
 from benchmarks.eval_gpu import PagedRunner
-from quicksilver.constrain.lead import Leads
+from quicksilver.backends.sequence import Work
+from quicksilver.backends.torch.backend import Outcome
+from quicksilver.constrain.runtime.forced_prefix import Leads
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import MAX_TREE_ROWS, EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.load import pick_device
-from quicksilver.engine.runner import Outcome
-from quicksilver.engine.sequence import Work
 from quicksilver.evals.writer import Writer
 from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter, merge_skill
+from quicksilver.model.files.checkpoint import load_model
 from quicksilver.model.transformer import Transformer
-from quicksilver.model.weights import load_model
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
 
@@ -173,7 +173,7 @@ def prepare_lone_rounds(engine: Engine) -> None:
     """Rounds of two forwards for one request, without a tree and with each, beside those that the engine has made."""
     if not torch.cuda.is_available():
         return
-    from quicksilver.engine.rounds import RoundRunner, RoundShape
+    from quicksilver.backends.cuda.rounds import RoundRunner, RoundShape
 
     if isinstance(engine.runner, RoundRunner):
         wanted = [RoundShape(1, 8), *(RoundShape(1, 16, tree_rows=rows) for rows in (0, 16, MAX_TREE_ROWS))]

@@ -28,11 +28,11 @@ from benchmarks.gpu_setup import (
     time_ms,
     write_report,
 )
-from quicksilver.engine.batch import Batch
-from quicksilver.engine.graphs import GraphLimits, GraphRunner, bucket_of
-from quicksilver.engine.wishes import HeadKind
+from quicksilver.backends.batch import Batch
+from quicksilver.backends.cuda.graphs import GraphLimits, GraphRunner, bucket_of
+from quicksilver.backends.cuda.kernels.network import Product
+from quicksilver.backends.cuda.logit_bias import HeadKind
 from quicksilver.model.attention import SdpaAttend
-from quicksilver.model.kernels.network import Product
 from quicksilver.model.transformer import Transformer
 
 

@@ -19,7 +19,7 @@ from benchmarks.gpu_setup import SHAPES, write_report
 from benchmarks.gpu_verify import make_engine
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, Request
 from quicksilver.engine.engine import Engine
-from quicksilver.model.weights import load_model
+from quicksilver.model.files.checkpoint import load_model
 
 PROMPT = list(range(5, 261))
 

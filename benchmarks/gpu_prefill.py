@@ -22,9 +22,9 @@ from benchmarks.gpu_setup import (
     switch_whole,
     write_report,
 )
-from quicksilver.engine.batch import Batch
-from quicksilver.engine.graphs import GraphLimits, GraphRunner, bucket_of
-from quicksilver.engine.wishes import HeadKind
+from quicksilver.backends.batch import Batch
+from quicksilver.backends.cuda.graphs import GraphLimits, GraphRunner, bucket_of
+from quicksilver.backends.cuda.logit_bias import HeadKind
 from quicksilver.model.config import ModelConfig
 
 

@@ -17,27 +17,34 @@ from typing import Any
 
 import torch
 
-from quicksilver.engine.batch import Batch
+from quicksilver.backends.batch import Batch
+from quicksilver.backends.cuda.graphs import GraphLimits
+from quicksilver.backends.cuda.kernels import (
+    layer_fused,
+    layer_fused_shape,
+    network,
+    persistent_weights,
+    weight_streaming,
+)
+from quicksilver.backends.cuda.rounds import RoundRunner
 from quicksilver.engine.config import MAX_TREE_ROWS, EngineConfig
-from quicksilver.engine.graphs import GraphLimits
-from quicksilver.engine.rounds import RoundRunner
 from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.assemble import empty_transformer, finish, place
 from quicksilver.model.attention import PagedCache, RowPlan, Segment
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.kernels import between, between_shape, network, resident, stream
 from quicksilver.model.lowrank import new_canvas
 from quicksilver.model.transformer import Transformer
 
 DEVICE = "cuda"
 SHIPPED = {
-    "shared": resident.SHARED_ROWS, "warps": resident.WARPS, "stages": resident.STAGES, "share": 0,
-    "used": int(resident.COUNTS_USED), "splits": resident.WHOLE_SPLITS,
-    "overlap": network.OVERLAP_BYTES, "depth": stream.ROUNDED_DEPTH,
+    "shared": persistent_weights.SHARED_ROWS, "warps": persistent_weights.WARPS,
+    "stages": persistent_weights.STAGES, "share": 0,
+    "used": int(persistent_weights.COUNTS_USED), "splits": persistent_weights.WHOLE_SPLITS,
+    "overlap": network.OVERLAP_BYTES, "depth": weight_streaming.ROUNDED_DEPTH,
     "between": int(network.BETWEEN), "ring": 0, "piece": 0, "programs": 0,
 }  # fmt: skip
-_RINGS, _PIECES = between_shape.MOST_RING, between_shape.PIECE_BYTES
-_programs_for, _chip = resident.programs_for, between._chip
+_RINGS, _PIECES = layer_fused_shape.MOST_RING, layer_fused_shape.PIECE_BYTES
+_programs_for, _chip = persistent_weights.programs_for, layer_fused._chip
 PAGE_SIZE = 16
 SHAPES = {
     "135M": ModelConfig("llama", 30, 576, 1536, 9, 3, 64, 49152, 8192, rope_theta=1e5, tied_head=True),
@@ -52,29 +59,29 @@ SHAPES = {
 def switch_whole(text: str) -> dict[str, int]:
     """Sets ways to run, from words like `shared=16,stages=6`; whatever is not named is as shipped.
 
-    Small networks in one launch: `shared`, `warps`, `stages` as in `resident.py`; `share` programs a multiprocessor;
+    Small networks in one launch: `shared`, `warps`, `stages` as in `persistent_weights.py`; `share` programs an SM;
     `used=1`: only tiles with rows are shared out in attention; `splits` programs share a head's keys.
     Larger ones: `overlap` bytes of the largest model whose launches overlap; `depth` of fp8 by fp8 that is read at
     once; `between=0`: six launches a layer; KB of its `ring` at most, bytes of a warp's `piece`, as many `programs` as
     that instead of one a multiprocessor, so that a sanitizer comes to its end."""
     chosen = dict(SHIPPED) | {k: int(v) for k, v in (word.split("=") for word in text.split(",") if word)}
-    resident.SHARED_ROWS, resident.WARPS = chosen["shared"], chosen["warps"]
-    resident.STAGES, network.OVERLAP_BYTES = chosen["stages"], chosen["overlap"]
-    resident.COUNTS_USED, stream.ROUNDED_DEPTH = bool(chosen["used"]), chosen["depth"]
-    resident.WHOLE_SPLITS = chosen["splits"]
+    persistent_weights.SHARED_ROWS, persistent_weights.WARPS = chosen["shared"], chosen["warps"]
+    persistent_weights.STAGES, network.OVERLAP_BYTES = chosen["stages"], chosen["overlap"]
+    persistent_weights.COUNTS_USED, weight_streaming.ROUNDED_DEPTH = bool(chosen["used"]), chosen["depth"]
+    persistent_weights.WHOLE_SPLITS = chosen["splits"]
     network.BETWEEN = bool(chosen["between"])
-    between_shape.MOST_RING = dict.fromkeys(_RINGS, chosen["ring"] << 10) if chosen["ring"] else _RINGS
-    between_shape.PIECE_BYTES = dict.fromkeys(_PIECES, chosen["piece"]) if chosen["piece"] else _PIECES
-    between._chip = _chip_with(chosen["programs"]) if chosen["programs"] else _chip
+    layer_fused_shape.MOST_RING = dict.fromkeys(_RINGS, chosen["ring"] << 10) if chosen["ring"] else _RINGS
+    layer_fused_shape.PIECE_BYTES = dict.fromkeys(_PIECES, chosen["piece"]) if chosen["piece"] else _PIECES
+    layer_fused._chip = _chip_with(chosen["programs"]) if chosen["programs"] else _chip
     if chosen["share"]:
         count = torch.cuda.get_device_properties(0).multi_processor_count
-        resident.programs_for = lambda *_: count * chosen["share"]  # type: ignore[assignment]
+        persistent_weights.programs_for = lambda *_: count * chosen["share"]  # type: ignore[assignment]
     else:
-        resident.programs_for = _programs_for
+        persistent_weights.programs_for = _programs_for
     return chosen
 
 
-def _chip_with(num_programs: int) -> Callable[[torch.device], between_shape.Chip]:
+def _chip_with(num_programs: int) -> Callable[[torch.device], layer_fused_shape.Chip]:
     return lambda device: replace(_chip(device), num_programs=num_programs)
 
 

@@ -4,7 +4,7 @@
 
 All cuts are compiled first, by processes side by side that fill Triton's cache and come to an end; then each is timed
 alone, in a graph, on copies that together exceed the second-level cache. Whatever is not compiled or timed in its
-seconds is left out. The best line of a shape belongs in `quicksilver/model/kernels/stream.py`.
+seconds is left out. The best line of a shape belongs in `quicksilver/backends/cuda/kernels/weight_streaming.py`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,18 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_setup import DEVICE, SHAPES, copy_bandwidth, time_ms, write_report
-from quicksilver.model.kernels import project as kernels
-from quicksilver.model.kernels.launch import overlapping
-from quicksilver.model.kernels.project import Beside, Norm, Rotation, Scaled, Weight
-from quicksilver.model.kernels.rotate import HeadNorms, RowSlots
-from quicksilver.model.kernels.stream import Cut, Parts, pick_columns, pick_cut, pick_gate_columns, pick_rounded_cut
+from quicksilver.backends.cuda.kernels import linears as kernels
+from quicksilver.backends.cuda.kernels.launch import overlapping
+from quicksilver.backends.cuda.kernels.linears import Beside, Norm, Rotation, Scaled, Weight
+from quicksilver.backends.cuda.kernels.rope_kernel import HeadNorms, RowSlots
+from quicksilver.backends.cuda.kernels.weight_streaming import (
+    Cut,
+    Parts,
+    pick_columns,
+    pick_cut,
+    pick_gate_columns,
+    pick_rounded_cut,
+)
 
 LINEARS = ("qkv", "o", "gate_up", "down")
 DEFAULT = ("fp8/8B/16", "fp8/8B/32", "bfloat16/1.5B/16", "bfloat16/8B/32", "bfloat16/1.5B/64", "fp8/1.5B/16")

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_setup import PAGE_SIZE, SHAPES, make_runner, pages_for, random_model, switch_whole, write_report
+from quicksilver.backends.cuda.graphs import GraphLimits
+from quicksilver.backends.cuda.logit_bias import HeadKind
+from quicksilver.backends.cuda.rounds import RoundShape, one_forward
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Request
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
-from quicksilver.engine.graphs import GraphLimits
-from quicksilver.engine.rounds import RoundShape, one_forward
-from quicksilver.engine.wishes import HeadKind
 from quicksilver.model.transformer import Transformer
 
 TOKENS_PER_ROUND = {

@@ -24,10 +24,10 @@ from benchmarks.gpu_setup import (
     time_ms,
     write_report,
 )
-from quicksilver.engine.capture import capture
-from quicksilver.engine.graphs import GraphLimits
-from quicksilver.engine.rounds import RoundGraph, RoundRunner, one_forward
-from quicksilver.engine.wishes import HeadKind
+from quicksilver.backends.cuda.capture import capture
+from quicksilver.backends.cuda.graphs import GraphLimits
+from quicksilver.backends.cuda.logit_bias import HeadKind
+from quicksilver.backends.cuda.rounds import RoundGraph, RoundRunner, one_forward
 
 PAST = 512
 TRIES = ("", "used=1", "shared=16", "share=1")

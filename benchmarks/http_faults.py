@@ -33,10 +33,10 @@ from sqlalchemy import select
 from benchmarks.paid_clients import CANARY, Progress, Seen, send_all
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR
-from quicksilver.accounts.listing import KeyDraft
+from quicksilver.accounts.maintenance import check
 from quicksilver.accounts.schema import ledger
 from quicksilver.accounts.service import open_desk
-from quicksilver.accounts.upkeep import check
+from quicksilver.accounts.views import KeyDraft
 from tests.server.paid_server import free_port, serve
 
 NUM_SERVERS = 2

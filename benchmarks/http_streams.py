@@ -33,11 +33,11 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from quicksilver.core import Request
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.life import make_listener, quiet_collector
+from quicksilver.server.run import make_listener, quiet_collector
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
-from tests.fake_engine import FakeEngine, Step, spoken
-from tests.small_tokenizer import small_tokenizer
+from tests.support.fake_engine import FakeEngine, Step, spoken
+from tests.support.small_tokenizer import small_tokenizer
 
 MARKER_LEN = 4
 """Tokens a chunk: the small tokenizer has one a byte."""

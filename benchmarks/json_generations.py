@@ -32,16 +32,15 @@ import torch
 
 from benchmarks.generation_cases import Case, is_small, make_case
 from benchmarks.json_schemas import read
-from quicksilver.constrain.check import validate_output
-from quicksilver.constrain.matcher import Grammars
-from quicksilver.constrain.pool import CompilePool
-from quicksilver.constrain.schema import compile_response_format
+from quicksilver.constrain.compile.pool import CompilePool
+from quicksilver.constrain.compile.response_format import compile_response_format
+from quicksilver.constrain.runtime.matcher import Grammars
 from quicksilver.constrain.source import FormatKind, Layout, ResponseFormat
+from quicksilver.constrain.validate import validate_output
 from quicksilver.core import EngineClient
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.load import LoadConfig, load_transformer
-from quicksilver.engine.loop import AsyncEngine
 from quicksilver.errors import InvalidGrammar
 from quicksilver.hub.resolve import resolve
 from quicksilver.model.adapters import attach_canvas, new_canvas
@@ -52,6 +51,7 @@ from quicksilver.server.config import ServerConfig
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
+from quicksilver.worker.async_engine import AsyncEngine
 
 ROOT = Path(__file__).parent
 FINISHED = ("stop", "tool_calls")

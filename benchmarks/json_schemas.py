@@ -26,11 +26,11 @@ from typing import Any
 from llguidance import LLMatcher
 
 from quicksilver.constrain.alphabet import plain_alphabet
-from quicksilver.constrain.check import validate_output
-from quicksilver.constrain.digits import digits_left
-from quicksilver.constrain.proof import LIMITS
-from quicksilver.constrain.schema import compile_response_format
+from quicksilver.constrain.compile.response_format import compile_response_format
+from quicksilver.constrain.compile.trial_compile import LIMITS
+from quicksilver.constrain.runtime.digits import digits_left
 from quicksilver.constrain.source import FormatKind, Policy, ResponseFormat
+from quicksilver.constrain.validate import validate_output
 from quicksilver.errors import InvalidGrammar
 
 ALPHABET = plain_alphabet([])

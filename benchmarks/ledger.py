@@ -22,9 +22,9 @@ from pathlib import Path
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR, Identity
-from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.records import Limits, Order
 from quicksilver.accounts.service import Accounts, Desk
+from quicksilver.accounts.views import KeyDraft
 from quicksilver.core import Usage
 
 USAGE = Usage(100, 40, 60)

@@ -33,11 +33,11 @@ from sqlalchemy import select
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR
-from quicksilver.accounts.listing import KeyDraft
+from quicksilver.accounts.maintenance import check
 from quicksilver.accounts.records import Limits, Price
 from quicksilver.accounts.schema import ledger
 from quicksilver.accounts.service import Accounts, open_desk
-from quicksilver.accounts.upkeep import check
+from quicksilver.accounts.views import KeyDraft
 from quicksilver.core import Usage
 
 PRICE = Price(10, 1, 100)

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.cpu_decode import ROOT, commit
+from quicksilver.backends.cpu.linear import GroupedLinear
+from quicksilver.backends.cpu.load_grouped import PutGrouped
 from quicksilver.hub.resolve import Checkpoint, resolve
 from quicksilver.model.attention import DenseAttend
-from quicksilver.model.grouping import PutGrouped
-from quicksilver.model.native.linear import GroupedLinear
-from quicksilver.model.quantise import quantise_model
+from quicksilver.model.files.checkpoint import build, load_model, open_source, save_model
+from quicksilver.model.formats.quantise import quantise_model
 from quicksilver.model.transformer import Transformer
-from quicksilver.model.weights import build, load_model, open_source, save_model
 from quicksilver.text.tokenizer import Tokenizer
 
 PROMPTS = (

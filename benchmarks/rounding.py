@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from quicksilver.backends.cuda.kernels.int4_packing import from_words, to_words
 from quicksilver.hub.resolve import resolve
 from quicksilver.model.attention import DenseAttend
-from quicksilver.model.kernels.words import from_words, to_words
+from quicksilver.model.files.checkpoint import load_model
 from quicksilver.model.transformer import Transformer
-from quicksilver.model.weights import load_model
 from quicksilver.text.tokenizer import Tokenizer
 
 GROUPS = {"qkv": 128, "o": 128, "gate_up": 128, "down": 64}

@@ -1,4 +1,4 @@
-"""Clock stamps for `between.cu`: its source with a line between any two parts of a layer that writes down the time.
+"""Clock stamps for `layer_fused.cu`: its source with a line between any two parts of a layer that writes down the time.
 
 Needs no GPU; `gpu_clocks.py` compiles and runs what comes out.
 """
@@ -51,5 +51,5 @@ def stamped(source: str, address: int) -> str:
 
 def _replace(source: str, old: str, new: str) -> str:
     if source.count(old) != 1:
-        raise ValueError(f"between.cu has {source.count(old)} times, not once: {old!r}")
+        raise ValueError(f"layer_fused.cu has {source.count(old)} times, not once: {old!r}")
     return source.replace(old, new)

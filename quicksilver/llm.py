@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from quicksilver.core import DecodeParams, Delta, Event, FinishReason, Frame, Request, ScoreRequest, Scores, Usage
+from quicksilver.diffusion.score import Scorer, score_continuations, score_masked
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine, Scored
 from quicksilver.engine.load import LoadConfig, load_engine
-from quicksilver.engine.score import Scorer, score_continuations, score_masked
 from quicksilver.errors import QuicksilverError
 from quicksilver.hub.resolve import resolve
 from quicksilver.text.chat import ChatTemplate, Message

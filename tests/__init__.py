@@ -1,3 +1,3 @@
-from tests.processor import spare_illegal_instructions
+from tests.support.processor import spare_illegal_instructions
 
 spare_illegal_instructions()

@@ -6,8 +6,8 @@ import pytest
 
 from quicksilver.engine.load import LoadConfig
 from quicksilver.llm import LLM
-from tests.tiny import decode_params
-from tests.weights import nano
+from tests.support.tiny import decode_params
+from tests.support.weights import nano
 
 pytestmark = [pytest.mark.parity, pytest.mark.timeout(600)]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR
-from quicksilver.accounts.listing import KeyDraft, KeyRecord, NewKey, PurseRecord, UsageQuery
+from quicksilver.accounts.maintenance import backup, check
 from quicksilver.accounts.migrations import upgrade
 from quicksilver.accounts.records import MICRO, Price, in_credits
 from quicksilver.accounts.service import Desk, open_desk
 from quicksilver.accounts.store import Store
-from quicksilver.accounts.upkeep import backup, check
+from quicksilver.accounts.views import KeyDraft, KeyRecord, NewKey, PurseRecord, UsageQuery
 
 Row = dict[str, str | int | None]
 DAY_S = 86_400

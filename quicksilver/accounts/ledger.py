@@ -13,11 +13,11 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
+from quicksilver.accounts.budgets import Ask, Purse, load_purses, refusal_of, save_purses
 from quicksilver.accounts.entries import CHANGING, Checkpoint, Close, Entry, How, LedgerRow, Reserve
+from quicksilver.accounts.idempotency import answer, drop_claims, find_claims, save_claims, save_replies
 from quicksilver.accounts.limits import tightest
-from quicksilver.accounts.purses import Ask, Purse, load_purses, refusal_of, save_purses
 from quicksilver.accounts.records import Charge, Idempotency, Price, Reservation, SavedReply, State
-from quicksilver.accounts.replies import answer, drop_claims, find_claims, save_claims, save_replies
 from quicksilver.accounts.schema import ledger, prices
 from quicksilver.accounts.usage import Rollup
 from quicksilver.core import Usage

@@ -16,23 +16,23 @@ from typing import Any, TypeVar
 
 from sqlalchemy import select
 
+from quicksilver.accounts.budgets import limits_of
 from quicksilver.accounts.config import AccountsConfig
-from quicksilver.accounts.directory import Directory
 from quicksilver.accounts.entries import Checkpoint, Close, How, Reserve
+from quicksilver.accounts.idempotency import answer, find_claims, make_idempotency
 from quicksilver.accounts.identity import Identity
+from quicksilver.accounts.key_minting import Mint
 from quicksilver.accounts.keyring import Keyring
 from quicksilver.accounts.keys import Pepper, load_pepper, make_id
 from quicksilver.accounts.ledger import Ledger
 from quicksilver.accounts.limits import load_windows, tightest
-from quicksilver.accounts.listing import NewKey, UsageBucket, UsageQuery
 from quicksilver.accounts.migrations import require_current, upgrade
-from quicksilver.accounts.minting import Mint
-from quicksilver.accounts.purses import limits_of
+from quicksilver.accounts.organizations import Directory
 from quicksilver.accounts.records import Charge, Idempotency, LimitState, Order, Price, Reservation, SavedReply
-from quicksilver.accounts.replies import answer, find_claims, make_idempotency
 from quicksilver.accounts.schema import purses, settings
 from quicksilver.accounts.store import Store, upsert
 from quicksilver.accounts.usage import read_usage
+from quicksilver.accounts.views import NewKey, UsageBucket, UsageQuery
 from quicksilver.accounts.writer import Writer
 from quicksilver.core import Usage
 from quicksilver.errors import QuicksilverError

@@ -12,10 +12,10 @@ from typing import Any
 from sqlalchemy import Connection, or_, select
 
 from quicksilver.accounts.identity import Identity, Scope
-from quicksilver.accounts.listing import GROUPS, HOUR_S, UsageBucket, UsageLine, UsageQuery
 from quicksilver.accounts.records import Charge
 from quicksilver.accounts.schema import api_keys, purses, usage
 from quicksilver.accounts.store import Store, adding
+from quicksilver.accounts.views import GROUPS, HOUR_S, UsageBucket, UsageLine, UsageQuery
 
 _COUNTS = ("requests", "input_tokens", "cached_tokens", "output_tokens", "cost")
 

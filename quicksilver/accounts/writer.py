@@ -18,11 +18,11 @@ from typing import Any
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.entries import Checkpoint, Close, Entry, How, Reserve
+from quicksilver.accounts.idempotency import forget_old_replies
 from quicksilver.accounts.ledger import Ledger, Outcome
 from quicksilver.accounts.limits import forget_old_windows
-from quicksilver.accounts.replies import forget_old_replies
+from quicksilver.accounts.recovery import Lookout, beat, close_orphans, read_beats
 from quicksilver.accounts.store import Store
-from quicksilver.accounts.sweep import Lookout, beat, close_orphans, read_beats
 from quicksilver.errors import LedgerUnavailable, QuicksilverError
 
 _log = logging.getLogger(__name__)

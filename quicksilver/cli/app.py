@@ -8,7 +8,8 @@ import sys
 import typer
 
 from quicksilver import __version__
-from quicksilver.cli import bench, books, chat, doctor, evals, generate, inspect, pull, serve, train
+from quicksilver.cli import accounts as books
+from quicksilver.cli import bench, chat, doctor, evals, generate, inspect, pull, serve, train
 from quicksilver.cli.console import errors
 from quicksilver.errors import QuicksilverError
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from quicksilver.cli import options
 from quicksilver.cli.console import out
-from quicksilver.cli.resolve import CanvasView, show_resolving
+from quicksilver.cli.live_canvas import CanvasView, show_resolving
 from quicksilver.core import DecodeParams, DecoderName
 from quicksilver.text.chat import Message
 

@@ -14,7 +14,7 @@ from quicksilver.hub.resolve import resolve
 
 def inspect(model: Annotated[str, typer.Argument(help="Catalogue name or path.")]) -> None:
     """Describe a checkpoint: family, sizes, number formats, memory plan."""
-    from quicksilver.model.inspect import describe
+    from quicksilver.model.files.inspect import describe
 
     checkpoint = resolve(model)
     summary = describe(checkpoint.weights)

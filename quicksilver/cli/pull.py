@@ -58,7 +58,7 @@ def _check(name: str) -> None:
     """Headers only: whether this is a checkpoint we know, of the size that the adapters were made for."""
     from quicksilver.hub.resolve import resolve
     from quicksilver.model.adapters import check_fits, load_adapter
-    from quicksilver.model.inspect import describe
+    from quicksilver.model.files.inspect import describe
 
     checkpoint = resolve(name)
     config = describe(checkpoint.weights).config

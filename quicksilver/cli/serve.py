@@ -21,20 +21,20 @@ from rich.panel import Panel
 
 from quicksilver.cli import options
 from quicksilver.cli.console import errors
-from quicksilver.constrain.pool import CompilePool
+from quicksilver.constrain.compile.pool import CompilePool
 from quicksilver.core import EngineInfo
-from quicksilver.engine.remote import RemoteEngine
 from quicksilver.errors import InvalidRequest, QuicksilverError
 from quicksilver.hub.resolve import Checkpoint, default_home, resolve
-from quicksilver.server.admin import build_admin_app
+from quicksilver.server.admin_app import build_admin_app
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ModelCard, ServerConfig
-from quicksilver.server.life import check_address, check_ports, serve_until_stopped
-from quicksilver.server.logs import log_to_stderr
+from quicksilver.server.http.logs import log_to_stderr
+from quicksilver.server.run import check_address, check_ports, serve_until_stopped
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
-from quicksilver.worker import WorkerConfig
+from quicksilver.worker.client import RemoteEngine
+from quicksilver.worker.program import WorkerConfig
 
 if TYPE_CHECKING:
     from quicksilver.accounts.config import AccountsConfig

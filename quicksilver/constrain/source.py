@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from quicksilver.constrain.rewrite.vocabulary import Json
+from quicksilver.constrain.compile.rewrite.vocabulary import Json
 
 Tag = int | str
 """A special token's id, or text."""

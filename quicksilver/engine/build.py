@@ -6,8 +6,8 @@ import hashlib
 
 import torch
 
+from quicksilver.backends.choose import make_runner, scratch_slots, with_gpu_defaults
 from quicksilver.core import EngineInfo
-from quicksilver.engine.accelerate import make_runner, scratch_slots, with_gpu_defaults
 from quicksilver.engine.config import EngineConfig, plan_pages
 from quicksilver.engine.engine import ConstraintFactory, Engine
 from quicksilver.model.attention import PagedCache

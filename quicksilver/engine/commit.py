@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from quicksilver.backends.sequence import Sequence, Work
+from quicksilver.backends.torch.backend import Outcome
 from quicksilver.core import Delta, Event, FinishReason, Frame, TokenLogprob
 from quicksilver.diffusion.decoder import Canvas, Decision
 from quicksilver.diffusion.finish import end_early, take
 from quicksilver.diffusion.sample import Proposal
-from quicksilver.engine.runner import Outcome
-from quicksilver.engine.sequence import Sequence, Work
 from quicksilver.errors import RowFailed
 
 MAX_STEPS_PER_POSITION = 5

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from quicksilver.backends.sequence import Sequence, Work
+from quicksilver.backends.torch.backend import Outcome, Runner
 from quicksilver.core import (
     ConstraintSpec,
     Delta,
@@ -26,16 +28,14 @@ from quicksilver.core import (
     TokenConstraint,
 )
 from quicksilver.diffusion.decoders import make_decoder
+from quicksilver.diffusion.score import Scorer, score_continuations
 from quicksilver.diffusion.verify import agreement
-from quicksilver.engine.admit import check_request, check_score
+from quicksilver.engine.admission import check_request, check_score
 from quicksilver.engine.commit import begin, commit
 from quicksilver.engine.config import EngineConfig
-from quicksilver.engine.meter import Meter, Metered, excess_of
+from quicksilver.engine.grammar_budget import Meter, Metered, excess_of
 from quicksilver.engine.pages import PagePool
-from quicksilver.engine.runner import Outcome, Runner
 from quicksilver.engine.scheduler import Scheduler
-from quicksilver.engine.score import Scorer, score_continuations
-from quicksilver.engine.sequence import Sequence, Work
 from quicksilver.errors import EngineUnavailable, InvalidGrammar, QuicksilverError, RowFailed
 
 ConstraintFactory = Callable[[ConstraintSpec], TokenConstraint]

@@ -13,9 +13,9 @@ from quicksilver.engine.engine import ConstraintFactory, Engine
 from quicksilver.hub.resolve import Checkpoint, default_home
 from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter, merge_skill
 from quicksilver.model.assemble import stretch_context
-from quicksilver.model.quantise import best_cpu_scheme, check_scheme, mark, quantise_model
+from quicksilver.model.files.checkpoint import build, load_model, open_source
+from quicksilver.model.formats.quantise import best_cpu_scheme, check_scheme, mark, quantise_model
 from quicksilver.model.transformer import Transformer
-from quicksilver.model.weights import build, load_model, open_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ def load_transformer(checkpoint: Checkpoint, load: LoadConfig) -> Transformer:
 def load_grouped(checkpoint: Checkpoint, canvas_form: str) -> Transformer:
     """As `load_transformer` for int8-grouped, tensor by tensor, and kept ready for the next start."""
     # Imported here: they bring the compiler of the loops along.
-    from quicksilver.model.grouping import PutGrouped
-    from quicksilver.model.prepared import prepared
+    from quicksilver.backends.cpu.load_grouped import PutGrouped
+    from quicksilver.backends.cpu.packed_cache import prepared
 
     def make() -> Transformer:
         check_scheme("int8-grouped", torch.device("cpu"))

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Collection
 
+from quicksilver.backends.round_cost import Memory, Pace
+from quicksilver.backends.sequence import Sequence, Work
 from quicksilver.core import DecoderName
 from quicksilver.engine.config import EngineConfig
-from quicksilver.engine.pace import Memory, Pace
 from quicksilver.engine.pages import PagePool
-from quicksilver.engine.sequence import Sequence, Work
 
 SHORTEST_CANVAS = 4
 """What load leaves of a `verify` canvas."""

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from quicksilver.text.chat import ChatTemplate
-from quicksilver.text.conversation import Message, Tool
-from quicksilver.text.edits import (
+from quicksilver.editing.prompts import (
     EDIT_PREFILL,
     EDIT_STOP,
     EditRequest,
@@ -22,6 +20,8 @@ from quicksilver.text.edits import (
     fim_lead,
     fim_prompt,
 )
+from quicksilver.text.chat import ChatTemplate
+from quicksilver.text.conversation import Message, Tool
 from quicksilver.text.tokenizer import Tokenizer
 
 

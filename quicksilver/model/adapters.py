@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from quicksilver.errors import CheckpointRefused, InvalidRequest
-from quicksilver.model.adapter_file import load_adapter, save_adapter
 from quicksilver.model.config import ModelConfig
+from quicksilver.model.files.adapter_file import load_adapter, save_adapter
+from quicksilver.model.formats.quantise import make_linear, quantise_weight
 from quicksilver.model.lowrank import (
     LINEARS,
     Adapter,
@@ -24,7 +25,6 @@ from quicksilver.model.lowrank import (
     linear_shapes,
     new_canvas,
 )
-from quicksilver.model.quantise import make_linear, quantise_weight
 from quicksilver.model.transformer import Transformer
 
 __all__ = [

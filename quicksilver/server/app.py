@@ -10,32 +10,30 @@ from fastapi import Depends, FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from quicksilver import __version__
-from quicksilver.server import playground
-from quicksilver.server.auth import require_account, require_inference, require_key
-from quicksilver.server.envelope import add_refusals
-from quicksilver.server.guard import Guard
-from quicksilver.server.routes import (
-    account,
-    apply,
-    chat,
-    completions,
-    edit,
-    feedback,
-    health,
-    models,
-    responses,
-    tokens,
-    usage,
-)
-from quicksilver.server.schema import describe
+from quicksilver.server.accounts import account_route as account
+from quicksilver.server.accounts import usage_route as usage
+from quicksilver.server.accounts import wire as account_bodies
+from quicksilver.server.endpoints.chat import route as chat
+from quicksilver.server.endpoints.chat.wire import ChatBody
+from quicksilver.server.endpoints.completions import route as completions
+from quicksilver.server.endpoints.completions.wire import CompletionBody, FimBody
+from quicksilver.server.endpoints.edits import apply_route as apply
+from quicksilver.server.endpoints.edits import edit_route as edit
+from quicksilver.server.endpoints.edits.wire import ApplyBody, EditBody
+from quicksilver.server.endpoints.feedback import route as feedback
+from quicksilver.server.endpoints.feedback.wire import FeedbackBody
+from quicksilver.server.endpoints.health import route as health
+from quicksilver.server.endpoints.models import route as models
+from quicksilver.server.endpoints.playground import route as playground
+from quicksilver.server.endpoints.responses import route as responses
+from quicksilver.server.endpoints.responses.wire import ResponsesBody
+from quicksilver.server.endpoints.tokens import route as tokens
+from quicksilver.server.endpoints.tokens.wire import DetokenizeBody, TokenizeBody
+from quicksilver.server.http.auth import require_account, require_inference, require_key
+from quicksilver.server.http.errors import add_refusals
+from quicksilver.server.http.guard import Guard
+from quicksilver.server.http.openapi import describe
 from quicksilver.server.services import Services
-from quicksilver.server.wire import accounts as account_bodies
-from quicksilver.server.wire.chat import ChatBody
-from quicksilver.server.wire.completion import CompletionBody, FimBody
-from quicksilver.server.wire.edit import ApplyBody, EditBody
-from quicksilver.server.wire.feedback import FeedbackBody
-from quicksilver.server.wire.responses import ResponsesBody
-from quicksilver.server.wire.tokens import DetokenizeBody, TokenizeBody
 
 BODIES = (
     ChatBody,

@@ -14,12 +14,12 @@ from fastapi import Request
 from quicksilver.constrain.source import ToolTags
 from quicksilver.core import EngineClient
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.constraint import GrammarPool
-from quicksilver.server.directory import Directory
-from quicksilver.server.feedback import FeedbackLog
-from quicksilver.server.life import Life
-from quicksilver.server.metrics import Metrics
-from quicksilver.server.tool_tags import read_tool_tags
+from quicksilver.server.endpoints.feedback.store import FeedbackLog
+from quicksilver.server.endpoints.models.names import Directory
+from quicksilver.server.generation.constraint import GrammarPool
+from quicksilver.server.generation.tool_tags import read_tool_tags
+from quicksilver.server.http.metrics import Metrics
+from quicksilver.server.run import Life
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
 

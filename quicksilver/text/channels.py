@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from quicksilver.text.calls import CallParser
+from quicksilver.text.default_template import THINK_CLOSE, THINK_OPEN, TOOL_CLOSE, TOOL_OPEN
 from quicksilver.text.detokenize import Scanner
-from quicksilver.text.own_template import THINK_CLOSE, THINK_OPEN, TOOL_CLOSE, TOOL_OPEN
 from quicksilver.text.tokenizer import Tokenizer
+from quicksilver.text.tool_calls import CallParser
 
 
 class Channel(StrEnum):

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quicksilver.text.conversation import Message, PromptRequest, Role, Tool, ToolCall
-from quicksilver.text.own_template import OwnTemplate
-from quicksilver.text.specials import find_roles
+from quicksilver.text.default_template import OwnTemplate
+from quicksilver.text.special_tokens import find_roles
 from quicksilver.text.template import CheckpointTemplate
 from quicksilver.text.tokenizer import Tokenizer
 

@@ -21,9 +21,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from quicksilver.errors import CheckpointRefused, InvalidRequest
 from quicksilver.text.conversation import Message, PromptRequest, Tool, ToolCall
-from quicksilver.text.effort import asks_to_think
-from quicksilver.text.own_template import parse_arguments
-from quicksilver.text.quoting import Quoting, unquote
+from quicksilver.text.default_template import parse_arguments
+from quicksilver.text.escaping import Quoting, unquote
+from quicksilver.text.reasoning_effort import asks_to_think
 from quicksilver.text.tokenizer import Tokenizer
 
 MAX_SECONDS = 2.0

@@ -15,7 +15,7 @@ from pathlib import Path
 import tokenizers
 
 from quicksilver.errors import CheckpointRefused, InvalidRequest
-from quicksilver.text.specials import Specials, find_roles, reserve_roles, reserved_for
+from quicksilver.text.special_tokens import Specials, find_roles, reserve_roles, reserved_for
 from quicksilver.text.vocabulary import Vocabulary, read_directory, read_gguf
 
 

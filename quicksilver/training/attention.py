@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from quicksilver.diffusion.corrupt import Canvases
+from quicksilver.training.corrupt import Canvases
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(batch, head, query, key) indices -> visible, written with tensor operations only."""

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quicksilver.diffusion.corrupt import Canvases, place_canvases, reveal, weigh
-from quicksilver.diffusion.loss import draft_loss, rows_with_loss
 from quicksilver.training.attention import CanvasAttention, CleanAttention
 from quicksilver.training.batches import Batch, RowStore
+from quicksilver.training.corrupt import Canvases, place_canvases, reveal, weigh
 from quicksilver.training.loop import StepReport
 from quicksilver.training.lora import copy_start, new_lora
+from quicksilver.training.loss import draft_loss, rows_with_loss
 from quicksilver.training.network import Network
 from quicksilver.training.recipe import Canvas
 

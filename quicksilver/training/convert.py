@@ -23,7 +23,7 @@ from quicksilver.text.chat import ChatTemplate, Message
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.formats import Formatter
 from quicksilver.training.generate import PromptSet, prompt_set
-from quicksilver.training.prepared import EVAL_PROMPTS, PROMPTS, Facts
+from quicksilver.training.prepared_data import EVAL_PROMPTS, PROMPTS, Facts
 from quicksilver.training.recipe import load_recipe
 from quicksilver.training.run import join_ranks
 from quicksilver.training.stages import CANVAS, Run, run_stage

@@ -23,7 +23,7 @@ from quicksilver.training.generate import Generator, PromptSet, generated_rows, 
 from quicksilver.training.journal import Journal
 from quicksilver.training.network import Network
 from quicksilver.training.pack import Document, PackedRows, documents_of, pack
-from quicksilver.training.prepared import QUESTIONS, read_questions
+from quicksilver.training.prepared_data import QUESTIONS, read_questions
 from quicksilver.training.recipe import Recipe
 from quicksilver.training.rows import exchange
 from quicksilver.training.synthesis.questions import question_rows

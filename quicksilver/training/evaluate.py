@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from quicksilver.diffusion.loss import answer_loss, rows_with_loss
 from quicksilver.training.attention import DocumentAttention
 from quicksilver.training.batches import RowStore
 from quicksilver.training.decode import BatchDecoder, CanvasWeights, Decoded
 from quicksilver.training.generate import PromptSet
+from quicksilver.training.loss import answer_loss, rows_with_loss
 from quicksilver.training.network import Network, as_written
 from quicksilver.training.recipe import Evaluate
 from quicksilver.training.skill import next_token_targets

@@ -19,14 +19,14 @@ from torch import Tensor, nn
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.model.adapters import Adapter, CanvasAdapter, load_adapter, merge_skill, save_adapter
+from quicksilver.model.files.checkpoint import load_model
 from quicksilver.model.lowrank import LowRank
 from quicksilver.model.transformer import Transformer
-from quicksilver.model.weights import load_model
 from quicksilver.training.canvas import MASKS
-from quicksilver.training.prepared import Facts
+from quicksilver.training.prepared_data import Facts
 from quicksilver.training.recipe import Recipe
 from quicksilver.training.skill import RESERVED
-from quicksilver.training.verses import tiny_model
+from quicksilver.training.toy_task import tiny_model
 
 
 def load_base(base: Path | None, skill: Path | None) -> Transformer:

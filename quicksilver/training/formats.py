@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from quicksilver.editing.prompts import EDIT_PREFILL, EDIT_STOP, edit_messages, edit_prompt, fim_prompt, fim_space
 from quicksilver.errors import InvalidRequest
 from quicksilver.text.chat import ChatTemplate, Message
-from quicksilver.text.edits import EDIT_PREFILL, EDIT_STOP, edit_messages, edit_prompt, fim_prompt, fim_space
-from quicksilver.text.effort import asks_to_think
+from quicksilver.text.reasoning_effort import asks_to_think
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.pack import Document
 from quicksilver.training.rows import ChatRow, EditRow, FimRow, PlainRow, Row, TextRow

@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from quicksilver.diffusion.schedule import cosine_decay, linear_decay
 from quicksilver.errors import QuicksilverError
 from quicksilver.training.checkpoint import load_state, save_state
 from quicksilver.training.journal import Journal
 from quicksilver.training.recipe import Optim
+from quicksilver.training.schedule import cosine_decay, linear_decay
 
 CHECKPOINT = "checkpoint.safetensors"
 # Steps that compile and warm up before the clock of a time budget runs the schedule.

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quicksilver.diffusion.loss import compiled
 from quicksilver.model.adapters import LINEARS
 from quicksilver.model.rope import Rotation
 from quicksilver.model.transformer import Layer, Transformer
+from quicksilver.training.loss import compiled
 
 Lora = Mapping[str, Tensor]
 """`"{layer}.{linear}.A"` (rank, in) and `"{layer}.{linear}.B"` (out, rank), fp32."""

@@ -22,7 +22,7 @@ from quicksilver.training.formats import Formatter
 from quicksilver.training.generate import PromptSet, prompt_set
 from quicksilver.training.journal import Journal
 from quicksilver.training.pack import Document, PackedRows, pack
-from quicksilver.training.prepared import EVAL_PROMPTS, HELD, PROMPTS, QUESTIONS, TRAIN, Facts, write_questions
+from quicksilver.training.prepared_data import EVAL_PROMPTS, HELD, PROMPTS, QUESTIONS, TRAIN, Facts, write_questions
 from quicksilver.training.recipe import Data
 from quicksilver.training.rows import ChatRow, Row, row_text
 from quicksilver.training.sources import HELD_OUT, SOURCES, held_out_rows, training_rows

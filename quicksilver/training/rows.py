@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quicksilver.editing.prompts import EditRequest
 from quicksilver.text.chat import Message, Tool
-from quicksilver.text.edits import EditRequest
 
 
 @dataclass(frozen=True, slots=True)

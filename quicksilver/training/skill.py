@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from quicksilver.diffusion.loss import answer_loss, rows_with_loss
 from quicksilver.training.attention import DocumentAttention
 from quicksilver.training.batches import Batch, RowStore
 from quicksilver.training.loop import StepReport
 from quicksilver.training.lora import copy_start, new_lora
+from quicksilver.training.loss import answer_loss, rows_with_loss
 from quicksilver.training.network import Network
 from quicksilver.training.recipe import Skill
 

@@ -25,10 +25,10 @@ from quicksilver.training.journal import Journal
 from quicksilver.training.loop import CHECKPOINT, Loop
 from quicksilver.training.network import Network, as_written
 from quicksilver.training.pack import Document, PackedRows, documents_of, join_rows, pack, side_by_side
-from quicksilver.training.prepared import EVAL_PROMPTS, HELD, PROMPTS, TRAIN, Facts
+from quicksilver.training.prepared_data import EVAL_PROMPTS, HELD, PROMPTS, TRAIN, Facts
 from quicksilver.training.recipe import Recipe
 from quicksilver.training.skill import SkillTask
-from quicksilver.training.verses import write_verses
+from quicksilver.training.toy_task import write_verses
 
 GENERATED = "generated.safetensors"
 DISTILLED = "distilled.safetensors.xz"

@@ -14,11 +14,11 @@ from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.entries import Entry
 from quicksilver.accounts.identity import OPERATOR, Identity, Scope
 from quicksilver.accounts.ledger import Ledger, Outcome
-from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.migrations import upgrade
 from quicksilver.accounts.records import Limits, Price
 from quicksilver.accounts.service import Desk, open_desk
 from quicksilver.accounts.store import Store
+from quicksilver.accounts.views import KeyDraft
 from tests.accounts.postgres import find_binaries, running_postgres
 
 _numbers = itertools.count()

@@ -12,9 +12,9 @@ from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.entries import Close, How, Reserve
 from quicksilver.accounts.identity import ALL_SCOPES, Identity
 from quicksilver.accounts.ledger import Ledger
-from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.records import MICRO, Order, Price, from_credits
 from quicksilver.accounts.service import open_desk
+from quicksilver.accounts.views import KeyDraft
 from quicksilver.core import Usage
 from quicksilver.errors import InvalidRequest
 from tests.accounts.conftest import apply

@@ -11,9 +11,9 @@ import pytest
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR
-from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.records import Order, SavedReply
 from quicksilver.accounts.service import Accounts
+from quicksilver.accounts.views import KeyDraft
 from quicksilver.core import Usage
 from quicksilver.errors import QuicksilverError
 from tests.accounts.conftest import FakeClock, make_customer

@@ -7,8 +7,8 @@ import pytest
 from quicksilver.accounts.identity import OPERATOR, Scope
 from quicksilver.accounts.keyring import Keyring
 from quicksilver.accounts.keys import make_secret
-from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.service import Desk
+from quicksilver.accounts.views import KeyDraft
 from quicksilver.errors import AuthenticationFailed
 from tests.accounts.conftest import RIGHTS, START, Customer, FakeClock, make_customer
 

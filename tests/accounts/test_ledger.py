@@ -12,11 +12,11 @@ from sqlalchemy import select, text
 from quicksilver.accounts.entries import Checkpoint, Close, How, Reserve
 from quicksilver.accounts.identity import OPERATOR, Identity
 from quicksilver.accounts.ledger import Ledger
-from quicksilver.accounts.listing import KeyDraft
+from quicksilver.accounts.maintenance import check
 from quicksilver.accounts.records import Charge, Limits, Order, Price, Reservation, State
 from quicksilver.accounts.schema import ledger
 from quicksilver.accounts.service import Desk
-from quicksilver.accounts.upkeep import check
+from quicksilver.accounts.views import KeyDraft
 from quicksilver.core import Usage
 from quicksilver.errors import (
     AuthenticationFailed,

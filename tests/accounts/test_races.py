@@ -11,9 +11,9 @@ from typing import Any
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR, Identity
+from quicksilver.accounts.maintenance import check
 from quicksilver.accounts.records import Limits, Order
 from quicksilver.accounts.service import Accounts, Desk
-from quicksilver.accounts.upkeep import check
 from quicksilver.core import Usage
 from quicksilver.errors import InsufficientQuota, RateLimited
 from tests.accounts.conftest import START, make_customer

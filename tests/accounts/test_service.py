@@ -11,10 +11,10 @@ import pytest
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR
 from quicksilver.accounts.keys import make_secret
-from quicksilver.accounts.listing import KeyDraft, UsageQuery
+from quicksilver.accounts.maintenance import check
 from quicksilver.accounts.records import Gauge, Limits, Order, SavedReply, State
 from quicksilver.accounts.service import Accounts, open_desk
-from quicksilver.accounts.upkeep import check
+from quicksilver.accounts.views import KeyDraft, UsageQuery
 from quicksilver.core import Usage
 from quicksilver.errors import AuthenticationFailed, Conflict, LedgerUnavailable, NotFound, QuicksilverError
 from tests.accounts.conftest import START, Customer, FakeClock, make_customer

@@ -9,10 +9,10 @@ import pytest
 from quicksilver.accounts.entries import Close, How, Reserve
 from quicksilver.accounts.identity import OPERATOR, Identity, Scope
 from quicksilver.accounts.ledger import Ledger
-from quicksilver.accounts.listing import KeyDraft, UsageLine, UsageQuery
 from quicksilver.accounts.records import Order
 from quicksilver.accounts.service import Desk
 from quicksilver.accounts.usage import read_usage
+from quicksilver.accounts.views import KeyDraft, UsageLine, UsageQuery
 from quicksilver.core import Usage
 from quicksilver.errors import InvalidRequest, PermissionDenied
 from tests.accounts.conftest import START, Customer, FakeClock, apply, make_customer

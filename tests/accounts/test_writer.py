@@ -14,11 +14,11 @@ from sqlalchemy import Connection, event, select, text
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.entries import Checkpoint, Close, Entry, How, Reserve
 from quicksilver.accounts.ledger import Ledger, Outcome
+from quicksilver.accounts.maintenance import check
 from quicksilver.accounts.records import Charge, Order, Reservation, State
 from quicksilver.accounts.schema import ledger, owners
 from quicksilver.accounts.service import Desk
 from quicksilver.accounts.store import Store
-from quicksilver.accounts.upkeep import check
 from quicksilver.accounts.writer import Writer
 from quicksilver.core import Usage
 from quicksilver.errors import Conflict, LedgerUnavailable

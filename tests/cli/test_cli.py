@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from quicksilver import __version__
-from quicksilver.model.weights import save_model
-from tests.tiny import tiny_model
-from tests.weights import MODEL, nano
+from quicksilver.model.files.checkpoint import save_model
+from tests.support.tiny import tiny_model
+from tests.support.weights import MODEL, nano
 
 
 def quicksilver(*args: str, stdin: str = "", home: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_cli import quicksilver
-from tests.live import serving
-from tests.weights import MODEL, nano
+from tests.support.live import serving
+from tests.support.weights import MODEL, nano
 
 PAGE = (Path(__file__).parents[2] / "docs" / "evals.md").read_text()
 SECTION = PAGE[PAGE.index("## Against a running server") : PAGE.index("## Model-written programs")]

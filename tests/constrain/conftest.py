@@ -6,10 +6,10 @@ import lzma
 
 import pytest
 
-from quicksilver.constrain.matcher import Grammars
+from quicksilver.constrain.runtime.matcher import Grammars
 from quicksilver.text.tokenizer import Tokenizer
-from tests.shared_data import shared
-from tests.small_tokenizer import SPECIALS, VOCAB_SIZE, small_tokenizer
+from tests.support.shared_data import shared
+from tests.support.small_tokenizer import SPECIALS, VOCAB_SIZE, small_tokenizer
 
 SMOLLM2_ENDS = (2, 0)
 SMOLLM2_WIDTH = 49_280

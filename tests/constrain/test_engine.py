@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from quicksilver.constrain.check import validate_output
-from quicksilver.constrain.matcher import Grammars
+from quicksilver.constrain.compile.tools import compile_tools
+from quicksilver.constrain.runtime.matcher import Grammars
 from quicksilver.constrain.source import Tool, ToolChoice, ToolPlan, ToolTags
-from quicksilver.constrain.tools import compile_tools
+from quicksilver.constrain.validate import validate_output
 from quicksilver.core import ConstraintSpec, Delta, FinishReason, Request
 from quicksilver.engine.engine import Engine
 from quicksilver.model.transformer import Transformer
 from tests.constrain.conftest import special
 from tests.constrain.walks import schema_spec
-from tests.small_tokenizer import VOCAB_SIZE
-from tests.tiny import TINY, answers, decode_params, drafting_model, finish_all, tiny_engine
+from tests.support.small_tokenizer import VOCAB_SIZE
+from tests.support.tiny import TINY, answers, decode_params, drafting_model, finish_all, tiny_engine
 
 ENDS = (special("<|im_end|>"), special("<|endoftext|>"))
 OPEN, CLOSE = special("<tool_call>"), special("</tool_call>")

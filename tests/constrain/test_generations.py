@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.generation_cases import CLOSED, DECODERS, make_case
 from benchmarks.json_generations import RANDOM, open_engine, run_cases, served, summarise
-from tests.weights import nano
+from tests.support.weights import nano
 
 NUM_CASES = 48
 

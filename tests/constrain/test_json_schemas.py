@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from quicksilver.constrain.check import validate_output
 from quicksilver.constrain.source import Policy
+from quicksilver.constrain.validate import validate_output
 from quicksilver.errors import InvalidGrammar
 from tests.constrain.walks import automaton, chance_text, compact, finishes, schema_spec
-from tests.shared_data import shared
+from tests.support.shared_data import shared
 
 LEAST_COMPILED = 0.92
 KEYWORDS = ("not", "oneOf", "uniqueItems", "pattern", "$ref", "anyOf", "allOf", "required", "minProperties", "type")

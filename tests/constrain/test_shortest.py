@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from quicksilver.constrain import shortest as module
-from quicksilver.constrain.literals import runs_of, words_of
-from quicksilver.constrain.schema import compile_response_format
+from quicksilver.constrain.compile.response_format import compile_response_format
+from quicksilver.constrain.runtime.literals import runs_of, words_of
 from quicksilver.constrain.shortest import TooCostly, greedy, search, shortest
 from quicksilver.constrain.source import FormatKind, ResponseFormat
 from tests.constrain.walks import ALPHABET, automaton, schema_spec

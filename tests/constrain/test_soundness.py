@@ -9,7 +9,7 @@ import jsonschema_rs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quicksilver.constrain.check import validate_output
+from quicksilver.constrain.validate import validate_output
 from quicksilver.errors import InvalidGrammar
 from tests.constrain.schemas import instances, schemas
 from tests.constrain.walks import automaton, chance_text, compact, finishes, schema_spec

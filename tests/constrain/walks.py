@@ -10,9 +10,9 @@ from typing import Any
 from llguidance import LLMatcher
 
 from quicksilver.constrain.alphabet import Alphabet, plain_alphabet
-from quicksilver.constrain.digits import digits_left
-from quicksilver.constrain.proof import LIMITS
-from quicksilver.constrain.schema import compile_response_format
+from quicksilver.constrain.compile.response_format import compile_response_format
+from quicksilver.constrain.compile.trial_compile import LIMITS
+from quicksilver.constrain.runtime.digits import digits_left
 from quicksilver.constrain.source import FormatKind, Policy, ResponseFormat
 from quicksilver.core import ConstraintSpec
 

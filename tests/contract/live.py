@@ -10,18 +10,18 @@ import sys
 import threading
 from pathlib import Path
 
-from quicksilver.constrain.pool import CompilePool
+from quicksilver.constrain.compile.pool import CompilePool
 from quicksilver.core import Delta, Request
 from quicksilver.errors import EngineDied
-from quicksilver.server.admin import build_admin_app
+from quicksilver.server.admin_app import build_admin_app
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.life import Listener, make_listener
+from quicksilver.server.run import Listener, make_listener
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
 from tests.contract.improvise import improvise
-from tests.fake_engine import FakeEngine, Step, resolving, spoken
-from tests.small_tokenizer import small_tokenizer
+from tests.support.fake_engine import FakeEngine, Step, resolving, spoken
+from tests.support.small_tokenizer import small_tokenizer
 
 ANSWER = "Paris is the capital of France."
 POEM = "Line of a long poem that goes on and on.\n" * 40

@@ -13,8 +13,8 @@ import pytest
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR, Scope
-from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.service import open_desk
+from quicksilver.accounts.views import KeyDraft
 from tests.contract.test_api_docs import json_values
 from tests.server.paid_server import PaidServer
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from openai import AuthenticationError, OpenAI, RateLimitError
 
-from tests.live import free_port, serving
-from tests.weights import MODEL, nano
+from tests.support.live import free_port, serving
+from tests.support.weights import MODEL, nano
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(600)]
 

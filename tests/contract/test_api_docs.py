@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from quicksilver.server.wire.chat import ChatBody
-from quicksilver.server.wire.completion import CompletionBody
-from quicksilver.server.wire.responses import ResponsesBody
+from quicksilver.server.endpoints.chat.wire import ChatBody
+from quicksilver.server.endpoints.completions.wire import CompletionBody
+from quicksilver.server.endpoints.responses.wire import ResponsesBody
 from tests.contract.live import ANSWER, LiveServer, url_of
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "api.md").read_text()

@@ -14,8 +14,8 @@ from openai import OpenAI
 from pydantic import BaseModel
 
 from tests.contract.strict_examples import EXAMPLES
-from tests.live import serving
-from tests.weights import nano
+from tests.support.live import serving
+from tests.support.weights import nano
 
 pytestmark = [pytest.mark.contract, pytest.mark.timeout(600)]
 

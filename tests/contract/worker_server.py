@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quicksilver.core import EngineStats
-from quicksilver.engine.remote import RemoteEngine
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.life import make_listener
+from quicksilver.server.run import make_listener
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
-from tests.small_tokenizer import VOCAB_SIZE, small_tokenizer
+from quicksilver.worker.client import RemoteEngine
+from tests.support.small_tokenizer import VOCAB_SIZE, small_tokenizer
 
-COMMAND = [sys.executable, "-m", "tests.engine.worker_program", "--vocab-size", str(VOCAB_SIZE)]
+COMMAND = [sys.executable, "-m", "tests.worker.worker_program", "--vocab-size", str(VOCAB_SIZE)]
 
 
 @dataclass(frozen=True)

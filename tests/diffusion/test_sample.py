@@ -10,7 +10,7 @@ from quicksilver.diffusion.adjust import Adjustment, adjust, allowed
 from quicksilver.diffusion.noise import gumbel
 from quicksilver.diffusion.reference import sample_rows
 from quicksilver.diffusion.sample import _keep_top_p, propose
-from tests.tiny import decode_params
+from tests.support.tiny import decode_params
 
 LOGITS = torch.tensor([[3.0, 2.0, 1.0, 0.0, -1.0]])
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.live import serving
-from tests.weights import nano
+from tests.support.live import serving
+from tests.support.weights import nano
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

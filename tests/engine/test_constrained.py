@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from quicksilver.constrain.lead import Leads
+from quicksilver.constrain.runtime.forced_prefix import Leads
 from quicksilver.core import ConstraintSpec, Delta, FinishReason, Request
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
-from tests.staircase import STOP, Staircase
-from tests.tiny import answers, decode_params, finish_all, tiny_engine, tiny_model
+from tests.support.staircase import STOP, Staircase
+from tests.support.tiny import answers, decode_params, finish_all, tiny_engine, tiny_model
 
 PROMPT = tuple(range(5, 25))
 DECODERS = ["ar", "verify", "confidence", "edit"]

@@ -10,6 +10,8 @@ from itertools import accumulate
 import pytest
 import torch
 
+from quicksilver.backends.sequence import Work
+from quicksilver.backends.torch.backend import Runner
 from quicksilver.core import (
     ConstraintSpec,
     DecodeParams,
@@ -25,10 +27,8 @@ from quicksilver.diffusion.decoder import Canvas, Decision, Tail
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine, Scored
-from quicksilver.engine.runner import Runner
-from quicksilver.engine.sequence import Work
 from quicksilver.errors import ContextTooLong, EngineUnavailable, InvalidGrammar, InvalidRequest
-from tests.tiny import answers, decode_params, finish_all, generate, tiny_engine, tiny_model, uncached
+from tests.support.tiny import answers, decode_params, finish_all, generate, tiny_engine, tiny_model, uncached
 
 PROMPT = tuple(range(5, 40))
 DECODERS = ["ar", "verify", "confidence", "edit"]

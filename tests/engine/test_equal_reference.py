@@ -9,7 +9,7 @@ import pytest
 from quicksilver.core import DecodeParams, Delta, FinishReason, Request
 from quicksilver.diffusion import reference
 from quicksilver.engine.config import EngineConfig
-from tests.tiny import answers, decode_params, finish_all, generate, tiny_engine, tiny_model, uncached
+from tests.support.tiny import answers, decode_params, finish_all, generate, tiny_engine, tiny_model, uncached
 
 DECODERS = {
     "ar": decode_params("ar", max_new_tokens=40),

@@ -17,10 +17,10 @@ from quicksilver.engine.load import LoadConfig, load_engine
 from quicksilver.hub.resolve import Checkpoint
 from quicksilver.model.adapters import attach_canvas, new_canvas
 from quicksilver.model.attention import DenseAttend
+from quicksilver.model.files.checkpoint import save_model
 from quicksilver.model.transformer import Transformer
-from quicksilver.model.weights import save_model
 from tests.model.build import random_model, small_config
-from tests.tiny import decode_params, generate
+from tests.support.tiny import decode_params, generate
 
 CODER = {"num_heads": 6, "num_kv_heads": 1, "head_dim": 128, "rope_theta": 1e6}
 """coder-1.5b in small: six query heads to a KV head of 128, biases on q, k and v."""

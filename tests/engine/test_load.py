@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from quicksilver.backends.sequence import Work
+from quicksilver.backends.torch.backend import Outcome, Runner
 from quicksilver.core import Request, Usage
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.config import EngineConfig
-from quicksilver.engine.runner import Outcome, Runner
-from quicksilver.engine.sequence import Work
-from tests.tiny import decode_params, finish_all, tiny_engine
+from tests.support.tiny import decode_params, finish_all, tiny_engine
 
 PROMPTS = [(i, *range(5, 25)) for i in range(6)]
 

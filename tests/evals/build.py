@@ -12,8 +12,8 @@ from quicksilver.core import Request, ScoreRequest, Scores
 from quicksilver.evals.writer import Writer
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
-from tests.fake_engine import FakeEngine, Step, spoken
-from tests.fakes import ByteTokenizer, tiny_tokenizer
+from tests.support.fake_engine import FakeEngine, Step, spoken
+from tests.support.fakes import ByteTokenizer, tiny_tokenizer
 
 HELD_OUT, TRAINED = "rsa", "numpy"
 """A package that the hash keeps from training, and one that it does not."""

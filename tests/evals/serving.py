@@ -15,11 +15,11 @@ from quicksilver.core import EngineClient
 from quicksilver.evals.served import SAMPLE
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ModelCard, ServerConfig
-from quicksilver.server.life import make_listener
+from quicksilver.server.run import make_listener
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.conversation import Message
-from tests.fakes import tiny_tokenizer
+from tests.support.fakes import tiny_tokenizer
 
 MODEL = "tiny"
 

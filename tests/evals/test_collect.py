@@ -8,8 +8,8 @@ from quicksilver.evals.collect import collect
 from quicksilver.evals.task import Generate, Likelihood
 from quicksilver.text.conversation import ToolCall
 from tests.evals.build import likes_shortest, speaking
-from tests.fake_engine import FakeEngine, Step, spoken
-from tests.fakes import tiny_tokenizer
+from tests.support.fake_engine import FakeEngine, Step, spoken
+from tests.support.fakes import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 DECODER = DecoderParams()

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from quicksilver.constrain.lead import Leads
+from quicksilver.constrain.runtime.forced_prefix import Leads
 from quicksilver.core import DecoderName, DecoderParams
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
-from quicksilver.engine.loop import AsyncEngine
 from quicksilver.evals.report import Report
 from quicksilver.evals.run import EvalSettings, run_evals
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.chat import ChatTemplate
+from quicksilver.worker.async_engine import AsyncEngine
 from tests.evals.build import HELD_OUT, write_pack, write_rows
-from tests.fakes import tiny_tokenizer
-from tests.tiny import TINY, drafting_model
+from tests.support.fakes import tiny_tokenizer
+from tests.support.tiny import TINY, drafting_model
 
 CONFIG = replace(TINY, vocab_size=273, context_len=1536)
 FILE = "".join(f"    value_{i} = compute({i})\n" for i in range(30))

@@ -21,8 +21,8 @@ from quicksilver.evals.writer import Writer
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.chat import ChatTemplate
 from tests.evals.build import HELD_OUT, write_pack, write_rows
-from tests.fakes import tiny_tokenizer
-from tests.tiny import TINY, drafting_model
+from tests.support.fakes import tiny_tokenizer
+from tests.support.tiny import TINY, drafting_model
 
 CONFIG = replace(TINY, family="qwen2", qkv_bias=True, vocab_size=273, context_len=4096)
 CODE = "".join(f"    value_{i} = compute({i})\n" for i in range(30))

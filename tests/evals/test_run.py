@@ -16,8 +16,8 @@ from quicksilver.evals.run import EvalSettings, choose_items, decoder_label, res
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
 from quicksilver.evals.writer import Writer
 from tests.evals.build import speaking, write_pack
-from tests.fake_engine import FakeEngine, Step, spoken
-from tests.fakes import tiny_tokenizer
+from tests.support.fake_engine import FakeEngine, Step, spoken
+from tests.support.fakes import tiny_tokenizer
 
 VERIFY = DecoderParams(DecoderName.VERIFY, canvas_len=5)
 AR = DecoderParams(DecoderName.AR)

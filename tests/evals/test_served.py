@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from quicksilver.accounts.identity import OPERATOR
-from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.service import Accounts, Desk
+from quicksilver.accounts.views import KeyDraft
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, EngineClient, Request, ScoreRequest
 from quicksilver.errors import (
     AuthenticationFailed,
@@ -33,9 +33,9 @@ from quicksilver.text.conversation import ToolCall
 from tests.evals.build import HELD_OUT, speaking, write_rows
 from tests.evals.serving import MODEL, foreign_app, listening, serving
 from tests.evals.test_engine import FILE, tiny_engine
-from tests.fake_engine import FakeEngine, Step, spoken
-from tests.fakes import tiny_tokenizer
-from tests.small_tokenizer import small_tokenizer
+from tests.support.fake_engine import FakeEngine, Step, spoken
+from tests.support.fakes import tiny_tokenizer
+from tests.support.small_tokenizer import small_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 TEMPLATE = ChatTemplate.own(TOKENIZER)

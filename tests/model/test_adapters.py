@@ -13,7 +13,7 @@ from quicksilver.errors import CheckpointRefused, InvalidRequest
 from quicksilver.model.adapters import LINEARS, Adapter, CanvasAdapter, attach_canvas, merge_skill, new_canvas
 from quicksilver.model.attention import DenseAttend
 from quicksilver.model.config import Family
-from quicksilver.model.quantise import quantise_model
+from quicksilver.model.formats.quantise import quantise_model
 from quicksilver.model.transformer import CanvasRows, Transformer
 from tests.model.build import SMALL, random_model, run_dense, small_config, token_ids
 

@@ -7,8 +7,8 @@ import pytest
 from quicksilver.engine.load import LoadConfig
 from quicksilver.llm import LLM
 from quicksilver.text.chat import Message
-from tests.tiny import decode_params
-from tests.weights import coder
+from tests.support.tiny import decode_params
+from tests.support.weights import coder
 
 pytestmark = [pytest.mark.parity, pytest.mark.timeout(600)]
 

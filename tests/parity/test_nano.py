@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from quicksilver.engine import runner
+from quicksilver.backends.torch import backend as runner
 from quicksilver.engine.load import LoadConfig
 from quicksilver.evals.tasks.sanity import QUESTIONS
 from quicksilver.llm import LLM, Answer
 from quicksilver.text.chat import Message
-from tests.tiny import decode_params
-from tests.weights import nano
+from tests.support.tiny import decode_params
+from tests.support.weights import nano
 
 pytestmark = [pytest.mark.parity, pytest.mark.timeout(600)]
 

@@ -12,10 +12,10 @@ from quicksilver.core import Request
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
-from quicksilver.model.weights import load_model, save_model
+from quicksilver.model.files.checkpoint import load_model, save_model
 from quicksilver.text.tokenizer import Tokenizer
-from tests.tiny import answers, decode_params, finish_all
-from tests.weights import smollm2
+from tests.support.tiny import answers, decode_params, finish_all
+from tests.support.weights import smollm2
 
 pytestmark = [pytest.mark.parity, pytest.mark.timeout(600)]
 

@@ -20,9 +20,9 @@ from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
-from tests.direct_grammars import DirectGrammars
-from tests.fake_engine import FakeEngine, Script, Step, spoken
-from tests.small_tokenizer import small_tokenizer
+from tests.support.direct_grammars import DirectGrammars
+from tests.support.fake_engine import FakeEngine, Script, Step, spoken
+from tests.support.small_tokenizer import small_tokenizer
 
 HELLO = "Hello, wörld! 你好 👋"
 

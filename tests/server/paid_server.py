@@ -21,15 +21,15 @@ from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.service import Accounts
 from quicksilver.core import Request
 from quicksilver.errors import EngineDied
-from quicksilver.server.admin import build_admin_app
+from quicksilver.server.admin_app import build_admin_app
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.life import serve_until_stopped
-from quicksilver.server.logs import log_to_stderr
+from quicksilver.server.http.logs import log_to_stderr
+from quicksilver.server.run import serve_until_stopped
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
-from tests.fake_engine import FakeEngine, Step, spoken
-from tests.small_tokenizer import small_tokenizer
+from tests.support.fake_engine import FakeEngine, Step, spoken
+from tests.support.small_tokenizer import small_tokenizer
 
 ANSWER = "The quick brown fox jumps over the lazy dog. " * 20
 

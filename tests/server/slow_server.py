@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from quicksilver.core import Request
-from quicksilver.server import life
-from quicksilver.server.admin import build_admin_app
+from quicksilver.server import run as life
+from quicksilver.server.admin_app import build_admin_app
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig, Timeouts
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
-from tests.fake_engine import FakeEngine, Step, spoken
-from tests.small_tokenizer import small_tokenizer
+from tests.support.fake_engine import FakeEngine, Step, spoken
+from tests.support.small_tokenizer import small_tokenizer
 
 
 def main(home: Path, port: int, drain_s: float) -> int:

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from quicksilver.accounts.identity import OPERATOR, Scope
-from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.records import Limits
 from quicksilver.accounts.service import Accounts
+from quicksilver.accounts.views import KeyDraft
 from quicksilver.core import Delta
 from quicksilver.errors import EngineDied
-from quicksilver.server import job, tab
-from tests.fake_engine import spoken
+from quicksilver.server.generation import billing as tab
+from quicksilver.server.generation import job
 from tests.server.asgi import Call
 from tests.server.conftest import HELLO, Served, chat, content_of, events
+from tests.support.fake_engine import spoken
 
 CHAT = "/v1/chat/completions"
 PRICE = 1_000_000

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quicksilver.server.wire import types
+from quicksilver.server.http import fields as types
 from tests.server.conftest import Served, chat
 
 CHAT, FIM, EDIT = "/v1/chat/completions", "/v1/fim/completions", "/v1/edit/completions"

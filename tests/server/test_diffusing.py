@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from quicksilver.core import Delta, FinishReason, Frame, Request, TokenLogprob, Usage
-from tests.fake_engine import Script, Step, resolving
 from tests.server.conftest import HELLO, Served, chat, content_of, events, says
-from tests.small_tokenizer import small_tokenizer
+from tests.support.fake_engine import Script, Step, resolving
+from tests.support.small_tokenizer import small_tokenizer
 
 CHAT = "/v1/chat/completions"
 TEXT = "Plain words, ünïcode 你好 and more."

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from quicksilver.constrain.check import validate_output
-from quicksilver.text.edits import parse_edit
+from quicksilver.constrain.validate import validate_output
+from quicksilver.editing.prompts import parse_edit
 from tests.server.conftest import Served, chat, events, says
-from tests.shared_data import shared
+from tests.support.shared_data import shared
 
 CHAT, FIM, EDIT = "/v1/chat/completions", "/v1/fim/completions", "/v1/edit/completions"
 

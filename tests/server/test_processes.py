@@ -13,8 +13,8 @@ import pytest
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR
-from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.service import Desk, open_desk
+from quicksilver.accounts.views import KeyDraft
 from tests.server.conftest import chat
 from tests.server.paid_server import PaidServer
 

@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from quicksilver.errors import EngineDied
-from quicksilver.server.admin import build_admin_app
-from quicksilver.server.feedback import FeedbackLog
-from quicksilver.server.wire.feedback import FeedbackBody
+from quicksilver.server.admin_app import build_admin_app
+from quicksilver.server.endpoints.feedback.store import FeedbackLog
+from quicksilver.server.endpoints.feedback.wire import FeedbackBody
 from tests.server.conftest import HELLO, Served, chat
-from tests.small_tokenizer import small_tokenizer
+from tests.support.small_tokenizer import small_tokenizer
 
 
 async def test_health_is_about_this_process_and_ready_about_the_engine(served: Served) -> None:

@@ -6,10 +6,10 @@ import asyncio
 import json
 
 from quicksilver.core import Request
-from tests.fake_engine import Step, spoken
 from tests.server.asgi import Call
 from tests.server.conftest import Served, chat
-from tests.small_tokenizer import small_tokenizer
+from tests.support.fake_engine import Step, spoken
+from tests.support.small_tokenizer import small_tokenizer
 
 CHAT = "/v1/chat/completions"
 

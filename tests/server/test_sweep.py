@@ -14,9 +14,9 @@ from fastapi import FastAPI
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR, Scope
-from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.service import open_desk
-from quicksilver.server.admin import build_admin_app
+from quicksilver.accounts.views import KeyDraft
+from quicksilver.server.admin_app import build_admin_app
 from tests.server.conftest import shared_app
 from tests.server.paid_server import PaidServer
 

@@ -8,7 +8,7 @@ import pytest
 
 from quicksilver.constrain.source import ToolChoice, ToolPlan
 from tests.server.conftest import Served, chat, events, says
-from tests.small_tokenizer import small_tokenizer
+from tests.support.small_tokenizer import small_tokenizer
 
 CHAT = "/v1/chat/completions"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

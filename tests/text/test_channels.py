@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quicksilver.text.channels import Channel, ChannelDelta, Channels
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.text.vocabulary import Vocabulary
-from tests.fakes import ByteTokenizer, tiny_tokenizer, tokenizer_json
+from tests.support.fakes import ByteTokenizer, tiny_tokenizer, tokenizer_json
 
 _TINY = tiny_tokenizer()
 _BARE = ByteTokenizer()

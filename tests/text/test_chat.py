@@ -12,7 +12,7 @@ from quicksilver.text import template as template_module
 from quicksilver.text.chat import ChatTemplate, Message, Tool, ToolCall
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.text.vocabulary import Vocabulary
-from tests.fakes import SPECIAL_NAMES, ByteTokenizer, tokenizer_json
+from tests.support.fakes import SPECIAL_NAMES, ByteTokenizer, tokenizer_json
 
 _CHATML = """\
 {%- if tools %}<|im_start|>system

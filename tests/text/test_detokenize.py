@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from quicksilver.text.detokenize import Detokenizer, Scanner
 from quicksilver.text.tokenizer import Tokenizer
-from tests.fakes import tiny_tokenizer
+from tests.support.fakes import tiny_tokenizer
 
 _TINY = tiny_tokenizer()
 _STOPS = st.lists(st.text(alphabet="ab\né😀", min_size=1, max_size=4), max_size=3)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quicksilver.errors import InvalidRequest
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.text.vocabulary import Vocabulary
-from tests.fakes import SPECIAL_NAMES, ByteTokenizer, byte_characters, tiny_tokenizer, tokenizer_json
+from tests.support.fakes import SPECIAL_NAMES, ByteTokenizer, byte_characters, tiny_tokenizer, tokenizer_json
 
 _TINY = tiny_tokenizer()
 

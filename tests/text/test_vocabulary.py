@@ -13,7 +13,7 @@ import tokenizers
 from quicksilver.errors import CheckpointRefused
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.text.vocabulary import read_directory, read_gguf
-from tests.fakes import SPECIAL_NAMES, byte_characters, tokenizer_json
+from tests.support.fakes import SPECIAL_NAMES, byte_characters, tokenizer_json
 
 _CONTROL, _NORMAL = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
 

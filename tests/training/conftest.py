@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quicksilver.training.network import Network
-from quicksilver.training.verses import tiny_model
+from quicksilver.training.toy_task import tiny_model
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ from __future__ import annotations
 import torch
 from torch.nn.attention.flex_attention import create_mask
 
-from quicksilver.diffusion.corrupt import Canvases, place_canvases
 from quicksilver.training.attention import canvas_rule, dense_mask, document_rule
+from quicksilver.training.corrupt import Canvases, place_canvases
 
 CPU = torch.device("cpu")
 DOC_ID = torch.tensor([[1, 1, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3], [1] * 12])

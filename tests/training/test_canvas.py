@@ -21,7 +21,7 @@ from quicksilver.training.network import Network
 from quicksilver.training.pack import PackedRows, pack
 from quicksilver.training.recipe import Canvas, Generate, Optim, Skill
 from quicksilver.training.skill import RESERVED, SkillTask
-from quicksilver.training.verses import END, PAD, verses
+from quicksilver.training.toy_task import END, PAD, verses
 
 PROMPTS = [[1, 3 + which] for which in range(4)]
 

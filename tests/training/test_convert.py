@@ -11,11 +11,11 @@ import torch
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.model.adapters import CanvasAdapter, load_adapter
+from quicksilver.model.files.checkpoint import save_model
 from quicksilver.model.transformer import Transformer
-from quicksilver.model.weights import save_model
 from quicksilver.training.convert import _questions, main
-from tests.fakes import tokenizer_json
-from tests.tiny import TINY
+from tests.support.fakes import tokenizer_json
+from tests.support.tiny import TINY
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from quicksilver.training.distil import distilled, is_worth_learning
 from quicksilver.training.formats import Formatter
 from quicksilver.training.pack import Document, pack
-from tests.fakes import ByteTokenizer
+from tests.support.fakes import ByteTokenizer
 
 
 @pytest.mark.parametrize(

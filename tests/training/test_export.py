@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from quicksilver.training.export import provenance
-from quicksilver.training.prepared import Facts
+from quicksilver.training.prepared_data import Facts
 from quicksilver.training.recipe import load_recipe
 
 _RECIPE = Path(__file__).parents[2] / "recipes" / "coder-1.5b-canvas.toml"

@@ -6,8 +6,8 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from quicksilver.editing.prompts import EditRequest
 from quicksilver.text.chat import Message, Tool, ToolCall
-from quicksilver.text.edits import EditRequest
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.text.vocabulary import Vocabulary
 from quicksilver.training.formats import Formatter

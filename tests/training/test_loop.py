@@ -15,7 +15,7 @@ from quicksilver.training.network import Network
 from quicksilver.training.pack import pack
 from quicksilver.training.recipe import Optim, Skill
 from quicksilver.training.skill import SkillTask
-from quicksilver.training.verses import PAD, verses
+from quicksilver.training.toy_task import PAD, verses
 
 
 def journal(folder: Path) -> Journal:

@@ -6,7 +6,7 @@ from quicksilver.model.attention import DenseAttend
 from quicksilver.training.attention import DocumentAttention
 from quicksilver.training.lora import new_lora, num_lora_params
 from quicksilver.training.network import Network
-from quicksilver.training.verses import TINY
+from quicksilver.training.toy_task import TINY
 
 
 def test_pieces_equal_the_transformer(network: Network) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from math import log
 
 from quicksilver.core import DecoderName, Delta, FinishReason, Frame, Request, TokenLogprob, Usage
-from tests.fake_engine import Step
+from tests.support.fake_engine import Step
 
 
 @dataclass(frozen=True)

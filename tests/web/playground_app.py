@@ -16,15 +16,15 @@ import uvicorn
 from fastapi import FastAPI
 
 from quicksilver.accounts.identity import OPERATOR, Scope
-from quicksilver.accounts.listing import KeyDraft
 from quicksilver.accounts.service import Accounts
+from quicksilver.accounts.views import KeyDraft
 from quicksilver.core import EngineInfo
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ModelCard, Pricing, ServerConfig
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
-from tests.direct_grammars import DirectGrammars
-from tests.fake_engine import INFO, FakeEngine
+from tests.support.direct_grammars import DirectGrammars
+from tests.support.fake_engine import INFO, FakeEngine
 from tests.web.stage import perform, stage_tokenizer
 
 SCOPES = frozenset({Scope.INFERENCE, Scope.USAGE, Scope.KEYS})

@@ -12,7 +12,7 @@ from functools import cache
 
 from quicksilver.core import Frame, Request
 from quicksilver.text.tokenizer import Tokenizer
-from tests.fake_engine import Step
+from tests.support.fake_engine import Step
 from tests.web.denoising import Score, denoise
 from tests.web.word_tokenizer import word_tokenizer
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from quicksilver.server.playground import STATIC
+from quicksilver.server.endpoints.playground.route import STATIC
 
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / "web"

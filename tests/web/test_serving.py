@@ -8,7 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from quicksilver.server.playground import built_files
+from quicksilver.server.endpoints.playground.route import built_files
 from tests.web.playground_app import playground_app
 
 

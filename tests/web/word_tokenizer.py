@@ -14,7 +14,7 @@ from tokenizers.trainers import BpeTrainer
 
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.text.vocabulary import Vocabulary
-from tests.small_tokenizer import SPECIALS, VOCAB_SIZE
+from tests.support.small_tokenizer import SPECIALS, VOCAB_SIZE
 
 
 def word_tokenizer(texts: Sequence[str]) -> Tokenizer:

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from quicksilver.editing.prompts import EditRequest, edit_reply
 from quicksilver.evals.data import Row, held_out_rows
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
 from quicksilver.evals.tasks.fim import similarity
 from quicksilver.evals.writer import Writer
-from quicksilver.text.edits import EditRequest, edit_reply
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _LONGEST = 60

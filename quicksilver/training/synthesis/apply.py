@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from quicksilver.text.apply import Rewrite, rewrite_messages
+from quicksilver.editing.apply import Rewrite, rewrite_messages
 from quicksilver.text.chat import Message
 from quicksilver.training.rows import ChatRow
 from quicksilver.training.synthesis.edits import Hunk, hunks

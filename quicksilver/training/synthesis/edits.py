@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quicksilver.text.edits import EditRequest
+from quicksilver.editing.prompts import EditRequest
 from quicksilver.training.rows import EditRow
 
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

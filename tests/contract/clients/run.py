@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.live import free_port, serving
+from tests.support.live import free_port, serving
 
 HERE = Path(__file__).parent
 BUILD = HERE.parents[2] / ".build" / "clients"

@@ -1,0 +1,41 @@
+"""The Runner of a CPU whose weights are packed for the compiled loops: the same rows, one compiled call a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quicksilver.backends.batch import build_batch
+from quicksilver.backends.cpu.greedy import read_greedy
+from quicksilver.backends.cpu.network import NativeNetwork, fits
+from quicksilver.backends.sequence import Work
+from quicksilver.backends.torch.backend import Runner
+from quicksilver.diffusion.sample import Proposal, SampleRows, draw
+from quicksilver.model.attention import PagedCache
+from quicksilver.model.transformer import Transformer
+
+__all__ = ["NativeRunner", "fits"]
+
+
+class NativeRunner(Runner):
+    def __init__(self, model: Transformer, cache: PagedCache, logit_rows: int) -> None:
+        super().__init__(model, cache, logit_rows)
+        self.network = NativeNetwork(model)
+        # The team has the threads now. Torch's own would wait for more work in busy loops, beside the team's.
+        torch.set_num_threads(1)
+
+    def _forward(self, works: Seq[Work]) -> Tensor:
+        batch = build_batch(works, self.cache.page_size)
+        x = self.model.embed(batch.token_ids, batch.mask_index if batch.has_canvas else None)
+        return self.model.norm(self.network.hidden(x, batch.plan, self.cache)[batch.proposing])
+
+    def _choose(self, logits: Tensor, rows: SampleRows) -> Proposal:
+        if not logits.is_contiguous():
+            return super()._choose(logits, rows)
+        greedy = Proposal(*read_greedy(logits))
+        drawn = draw(logits, rows, greedy.token_ids)
+        gap = logits.gather(-1, drawn[:, None]) - logits.gather(-1, greedy.token_ids[:, None])
+        return replace(greedy, token_ids=drawn, confidence=greedy.confidence * gap[:, 0].exp())

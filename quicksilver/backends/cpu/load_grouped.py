@@ -1,0 +1,86 @@
+"""A checkpoint becomes packed weights and is never held dense: a tensor is read, merged, rounded and dropped.
+
+What the file holds in four bits stays on its own 16 steps, unless a skill is merged into it; the rest becomes int8.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from quicksilver.backends.cpu.linear import GroupedLinear
+from quicksilver.backends.cpu.matmul import pack_nibbles
+from quicksilver.model.adapters import Adapter, check_fits
+from quicksilver.model.assemble import place, replace_module
+from quicksilver.model.files.checkpoint import Source
+from quicksilver.model.files.gguf_blocks import Grid
+from quicksilver.model.formats.packing import quantise_int8
+from quicksilver.model.formats.quantise import make_linear, quantise_weight
+from quicksilver.model.formats.quantised import Int8Embedding
+from quicksilver.model.lowrank import LINEARS, LowRank
+from quicksilver.model.transformer import Transformer
+
+_ATTRIBUTES = {attribute: name for name, attribute in LINEARS.items()}
+_HALF_ERROR = 2.0**-10
+
+
+class PutGrouped:
+    """How `weights.build` places tensors of `source` when the model is to be int8-grouped. The skill is merged on the
+    way."""
+
+    def __init__(self, skill: Adapter | None, source: Source) -> None:
+        self._skill, self._source = skill, source
+        pairs = [] if skill is None else list(skill.low_rank())
+        self._pairs: dict[tuple[int, str], LowRank] = {(index, name): pair for index, name, pair in pairs}
+
+    def __call__(self, model: Transformer, target: str, tensor: Tensor) -> None:
+        owner, _, kind = target.rpartition(".")
+        module = model.get_submodule(owner)
+        if owner == "tokens":
+            self._put_tokens(model, tensor)
+        elif isinstance(module, GroupedLinear):
+            module.bias = tensor.float()
+        elif isinstance(module, nn.Linear) and kind == "weight":
+            replace_module(model, owner, self._linear(target, tensor))
+        else:
+            place(model, target, tensor)
+
+    def _put_tokens(self, model: Transformer, table: Tensor) -> None:
+        if self._skill is not None:
+            check_fits(model.config, self._skill)
+            if self._skill.embedding_ids is not None and self._skill.embedding_rows is not None:
+                table[self._skill.embedding_ids] = self._skill.embedding_rows.to(table)
+        q, scale = quantise_int8(table)
+        replace_module(model, "tokens", Int8Embedding(q, scale, table.dtype))
+        if model.config.tied_head:
+            replace_module(model, "head", _in_bytes(table))
+
+    def _linear(self, target: str, weight: Tensor) -> nn.Module:
+        parts = target.split(".")
+        pair = self._pairs.get((int(parts[1]), _ATTRIBUTES[parts[2]])) if parts[0] == "layers" else None
+        if pair is not None:
+            return _in_bytes(weight.float() + pair.product())
+        grid = self._grid(target)
+        return _in_bytes(weight) if grid is None else _on_grid(weight, grid)
+
+    def _grid(self, target: str) -> Grid | None:
+        """The steps of all parts of a fused weight; None where one part has more bits, or half precision cannot say
+        its steps."""
+        grids = [self._source.grid(part) for part in self._source.parts(target)]
+        found = [grid for grid in grids if grid is not None]
+        if len(found) < len(grids):
+            return None
+        scale, least = (torch.cat(columns) for columns in zip(*found, strict=True))
+        is_close = all(torch.allclose(x.half().float(), x, rtol=_HALF_ERROR, atol=1e-7) for x in (scale, least))
+        return (scale, least) if is_close else None
+
+
+def _on_grid(weight: Tensor, grid: Grid) -> GroupedLinear:
+    scale, least = (part[:, :, None] for part in grid)
+    steps = (weight.unflatten(1, (grid[0].shape[1], -1)) - least) / torch.where(scale == 0, 1, scale)
+    q = steps.round_().clamp_(0, 15).to(torch.uint8).flatten(1)
+    return GroupedLinear(*pack_nibbles(q, *grid), None, (weight.shape[0], weight.shape[1]))
+
+
+def _in_bytes(weight: Tensor) -> nn.Module:
+    return make_linear(quantise_weight(weight, None, "int8-grouped"), "int8-grouped")

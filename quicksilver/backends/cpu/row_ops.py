@@ -1,0 +1,101 @@
+"""What happens to one row between two products: norm, rotation, SwiGLU, and rounding to int8 in groups.
+
+Every function works on one row (or one head of it) alone, and not-a-number stays what it is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quicksilver.backends.cpu.intrinsics import address_of, exp32
+from quicksilver.backends.cpu.jit import inner
+from quicksilver.backends.cpu.matmul_tile import GROUP_LEN
+from quicksilver.backends.cpu.vector_ops import round_group
+
+Floats = NDArray[np.float32]
+
+
+class Rounded(NamedTuple):
+    """Rows as int8 with a scale a group; `offsets` cancels the 128 that a weight of eight bits carries, and a least
+    value of weights in four bits counts as often as `sums` say."""
+
+    values: NDArray[np.int8]  # (rows, width), a width of whole groups
+    scales: Floats  # (rows, groups)
+    offsets: NDArray[np.int32]  # (rows, groups)
+    sums: Floats  # (rows, 2 * groups)
+
+
+def empty_rounded(num_rows: int, width: int) -> Rounded:
+    num_groups = whole_groups(width) // GROUP_LEN
+    return Rounded(
+        np.zeros((num_rows, num_groups * GROUP_LEN), np.int8),
+        np.zeros((num_rows, num_groups), np.float32),
+        np.zeros((num_rows, num_groups), np.int32),
+        np.zeros((num_rows, 2 * num_groups), np.float32),
+    )
+
+
+def whole_groups(width: int) -> int:
+    return -(-width // GROUP_LEN) * GROUP_LEN
+
+
+@inner
+def round_row(x: Floats, out: Rounded, row: int) -> None:
+    """x, of whole groups, into row `row` of `out`."""
+    source, values = address_of(x), address_of(out.values[row])
+    scales, offsets, sums = address_of(out.scales[row]), address_of(out.offsets[row]), address_of(out.sums[row])
+    for group in range(len(x) // GROUP_LEN):
+        start = group * GROUP_LEN
+        round_group(source + 4 * start, values + start, scales + 4 * group, offsets + 4 * group, sums + 8 * group)
+
+
+@inner
+def norm_row(x: Floats, gain: Floats, eps: float, out: Floats) -> None:
+    """Root-mean-square norm; `out` may be `x`."""
+    total = np.float32(0)
+    for i in range(len(gain)):
+        total += x[i] * x[i]
+    factor = np.float32(1) / np.sqrt(total / np.float32(len(gain)) + np.float32(eps))
+    for i in range(len(gain)):
+        out[i] = x[i] * factor * gain[i]
+
+
+@inner
+def add_row(x: Floats, y: Floats) -> None:
+    """x += y, as far as x goes."""
+    for i in range(len(x)):
+        x[i] += y[i]
+
+
+@inner
+def swiglu_row(y: Floats, ffn_dim: int, out: Floats) -> None:
+    """silu(gate) * up."""
+    gate, up = y[:ffn_dim], y[ffn_dim : 2 * ffn_dim]
+    for i in range(len(gate)):
+        out[i] = gate[i] / (np.float32(1) + exp32(-gate[i])) * up[i]
+
+
+@inner
+def copy_row(x: Floats, out: Floats) -> None:
+    for i in range(len(out)):
+        out[i] = x[i]
+
+
+@inner
+def clear_row(x: Floats) -> None:
+    for i in range(len(x)):
+        x[i] = 0
+
+
+@inner
+def rotate_head(x: Floats, cos: Floats, sin: Floats) -> None:
+    """Rotate-half, in place."""
+    half = len(x) // 2
+    left, right = x[:half], x[half:]
+    for i in range(len(left)):
+        old = left[i]
+        left[i] = old * cos[i] - right[i] * sin[i]
+        right[i] = right[i] * cos[i] + old * sin[i]

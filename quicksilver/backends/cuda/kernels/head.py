@@ -1,0 +1,288 @@
+"""The head with the sampler in it: vocabulary tile -> running best, log-sum and entropy; no row of logits is stored.
+
+Rows may have a bias, a few tokens whose logits move before anything else is made of them; a program whose tile holds
+none of these tokens only looks at one number.
+
+Gumbel noise is the counter-based noise of `diffusion/noise.py`, computed where it is used, so greedy and sampled rows
+of many requests share one launch. Ties go to the lowest token id, as argmax does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quicksilver.backends.cuda.kernels.launch import fetch_ahead, let_next, overlap, wait_for_input, wait_turn
+from quicksilver.backends.cuda.kernels.linears import Norm, Weight
+from quicksilver.backends.cuda.kernels.row_kernels import norm_rows
+
+BLOCK_V = 64
+"""Tokens a program looks at."""
+NUM_NEXT = 6
+"""Runners-up of a row: its second to its seventh choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How rows are sampled, one entry a row. Temperature 0 is greedy; `positions` are those of the proposed tokens."""
+
+    temperature: Tensor  # fp32
+    seeds: Tensor  # int64
+    positions: Tensor  # int32
+    steps: Tensor  # int32
+
+
+@dataclass(frozen=True, slots=True)
+class Bias:
+    """What is added to which logits of each row; a value of minus infinity bans the token."""
+
+    ids: Tensor  # (entries, rows) int32, -1 for none; entries is a power of two, no token comes twice in a row
+    values: Tensor  # (entries, rows) fp32
+    tiles: Tensor  # (vocabulary tiles,) int32: before which entry the last is that has a token of the tile, in any row
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpace:
+    """Where the head writes: six numbers a (tile, row), three more where runners-up are asked for, then four a row
+    (token, confidence, entropy, finite)."""
+
+    tiles: Tensor  # (9, tiles, rows) fp32; the second and the eighth hold token ids, bit for bit
+    normed: Tensor  # (rows, dim), the proposing rows behind the final norm
+    results: Tensor  # (4, rows) int32; confidence and entropy are fp32, bit for bit
+    steps: Tensor | None = None  # (rows,) fp32, where the rows before the head are fp8
+    runners_up: Tensor | None = None
+    """(2 NUM_NEXT, rows) int32, where they are asked for: the next best tokens, or -1, and their probabilities. Of
+    tokens in one tile of the head only the best two are seen, so a few are missed."""
+
+    @classmethod
+    def allocate(cls, head: Tensor, num_rows: int, dtype: torch.dtype) -> HeadSpace:
+        """For a head of (vocab, dim) and rows of `dtype`: before an fp8 head fp16, which it turns into, or fp8
+        themselves, where dim is a multiple of 128."""
+        (vocab_size, dim), device = head.shape, head.device
+        steps = torch.zeros(num_rows, device=device) if dtype.itemsize == 1 else None
+        tiles = torch.zeros((9, triton.cdiv(vocab_size, BLOCK_V), num_rows), device=device)
+        normed = torch.zeros((num_rows, dim), dtype=dtype, device=device)
+        return cls(tiles, normed, torch.zeros((4, num_rows), dtype=torch.int32, device=device), steps)
+
+    def with_results(self, results: Tensor, runners_up: Tensor | None = None) -> HeadSpace:
+        """The same space, its results going to another (4, rows)."""
+        return replace(self, results=results, runners_up=runners_up)
+
+
+@triton.jit
+def _mix(x):
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def _gumbel(seeds, positions, steps, columns):
+    """(rows, columns) Gumbel noise, equal to `diffusion.noise.gumbel`. Everything is unsigned 64-bit, wrapping."""
+    key = _mix(seeds.to(tl.uint64) + 0x9E3779B97F4A7C15)
+    key = _mix(key + positions.to(tl.int64).to(tl.uint64) * 0x9E3779B97F4A7C15)
+    key = _mix(key + steps.to(tl.int64).to(tl.uint64) * 0x9E3779B97F4A7C15)
+    at = (columns + 1).to(tl.int64).to(tl.uint64) * 0x9E3779B97F4A7C15
+    bits = _mix(key[:, None] + at[None, :]) >> 41
+    u = (bits.to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07
+    return -tl.log(-tl.log(u))
+
+
+@triton.jit
+def _add_bias(logits, num_entries, ids, values, r, v, num_rows, ENTRIES: tl.constexpr):
+    """Added in fp32, as the sampler does; a ban hides whatever the logit was. Several entries are read at once: one
+    after the other they would take longer than the tile's product."""
+    AT_ONCE: tl.constexpr = 8 if ENTRIES > 8 else ENTRIES
+    for first in range(0, num_entries, AT_ONCE):
+        for j in tl.static_range(AT_ONCE):
+            at = (first + j) * num_rows + r
+            value = tl.load(values + at)[:, None]
+            moved = tl.where(value == float("-inf"), value, logits + value)
+            logits = tl.where(tl.load(ids + at)[:, None] == v[None, :], moved, logits)
+    return logits
+
+
+@triton.jit
+def _write_tile(tiles, logits, score, is_open, r, num_rows, BLOCK_V: tl.constexpr, NEXT: tl.constexpr):
+    """The numbers of a (tile, row)."""
+    best = tl.argmax(score, 1)
+    chosen = tl.arange(0, BLOCK_V)[None, :] == best[:, None]
+    top = tl.max(logits, 1)
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    p = tl.exp(logits - safe[:, None])
+    at = tl.program_id(1) * num_rows + r
+    plane = tl.num_programs(1) * num_rows
+    token = (tl.program_id(1) * BLOCK_V + best).to(tl.int32)
+    tl.store(tiles + at, tl.max(score, 1))
+    tl.store(tiles + plane + at, token.to(tl.float32, bitcast=True))
+    tl.store(tiles + 2 * plane + at, tl.sum(tl.where(chosen, tl.where(is_open, logits, 0.0), 0.0), 1))
+    tl.store(tiles + 3 * plane + at, top)
+    tl.store(tiles + 4 * plane + at, tl.sum(p, 1))
+    tl.store(tiles + 5 * plane + at, tl.sum(tl.where(is_open, p * (logits - safe[:, None]), 0.0), 1))
+    if NEXT:
+        score = tl.where(chosen, float("-inf"), score)
+        best = tl.argmax(score, 1)
+        chosen = tl.arange(0, BLOCK_V)[None, :] == best[:, None]
+        tl.store(tiles + 6 * plane + at, tl.max(score, 1))
+        token = (tl.program_id(1) * BLOCK_V + best).to(tl.int32)
+        tl.store(tiles + 7 * plane + at, token.to(tl.float32, bitcast=True))
+        tl.store(tiles + 8 * plane + at, tl.sum(tl.where(chosen, tl.where(is_open, logits, 0.0), 0.0), 1))
+
+
+@triton.jit
+def _head_kernel(
+    x, row_steps, w, scale, bias_ids, bias_values, bias_tiles, bitmask, temperature, seeds, positions, steps, tiles,
+    K, V, num_rows, words,
+    BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, LINES: tl.constexpr,
+    SAMPLE: tl.constexpr, BIAS: tl.constexpr, BITMASK: tl.constexpr, SCALE: tl.constexpr, FP8: tl.constexpr,
+    NEXT: tl.constexpr, OVERLAPS: tl.constexpr,
+):  # fmt: skip
+    """Row tiles run next to each other, so that a tile of the head is read from memory once for all of them."""
+    r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
+    k = tl.arange(0, BLOCK_K)
+    # Rows of the head past its end are read as its last and hidden below: no mask in the loop.
+    at_v = tl.minimum(v, V - 1).to(tl.int64)
+    fetch_ahead(w, at_v, K, 0, LINES, OVERLAPS)
+    if BIAS:
+        # Before the wait: no kernel writes the bias, and its copy is over before the first kernel starts.
+        num_entries = tl.load(bias_tiles + tl.program_id(1))
+    wait_for_input(OVERLAPS)
+    acc = tl.zeros((BLOCK_V, BLOCK_M), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        at_k = start + k
+        if EVEN:
+            x_tile = tl.load(x + r[:, None] * K + at_k[None, :])
+            w_tile = tl.load(w + at_v[:, None] * K + at_k[None, :])
+        else:
+            x_tile = tl.load(x + r[:, None] * K + at_k[None, :], mask=(at_k < K)[None, :], other=0.0)
+            w_tile = tl.load(w + at_v[:, None] * K + at_k[None, :], mask=(at_k < K)[None, :], other=0.0)
+        if FP8:
+            acc += tl.dot(w_tile, tl.trans(x_tile))  # outside the matrix unit, which adds fp8 products in few bits
+        else:
+            acc = tl.dot(w_tile.to(x_tile.dtype), tl.trans(x_tile), acc, input_precision="ieee")
+    let_next(OVERLAPS)
+    logits = tl.trans(acc)
+    if FP8:
+        logits = logits * tl.load(row_steps + r)[:, None]
+    if SCALE:
+        logits = logits * tl.load(scale + v, mask=v < V, other=0.0)[None, :]
+    is_open = (v < V)[None, :] & (r < num_rows)[:, None]
+    if BIAS:
+        logits = _add_bias(logits, num_entries, bias_ids, bias_values, r, v, num_rows, BIAS)
+    if BITMASK:
+        word = tl.load(bitmask + r.to(tl.int64)[:, None] * words + (v // 32)[None, :], mask=is_open, other=0)
+        is_open = is_open & (((word >> (v % 32)[None, :]) & 1) != 0)
+    logits = tl.where(is_open, logits, float("-inf"))
+    if BIAS:
+        is_open = logits != float("-inf")  # without what is banned
+    score = logits
+    if SAMPLE:
+        t = tl.load(temperature + r)
+        noise = _gumbel(tl.load(seeds + r), tl.load(positions + r), tl.load(steps + r), v)
+        score = tl.where((t > 0)[:, None], logits / tl.maximum(t, 1e-5)[:, None] + noise, logits)
+    _write_tile(tiles, logits, score, is_open, r, num_rows, BLOCK_V, NEXT)
+
+
+@triton.jit
+def _read_kernel(
+    tiles, results, runners_up, num_tiles, num_rows, BLOCK: tl.constexpr, NEXT: tl.constexpr, OVERLAPS: tl.constexpr
+):
+    """One program a row: the tiles' numbers become its token, probability, entropy, and whether all was finite; and
+    the next best of what the tiles have seen become its NEXT runners-up."""
+    wait_turn(OVERLAPS)
+    row = tl.program_id(0)
+    t = tl.arange(0, BLOCK)
+    is_tile = t < num_tiles
+    plane = num_tiles * num_rows
+    at = tiles + t * num_rows + row
+    score = tl.load(at, mask=is_tile, other=float("-inf"))
+    first = tl.argmax(score, 0)
+    token = tl.load(tiles + plane + first * num_rows + row).to(tl.int32, bitcast=True)
+    logit = tl.load(tiles + 2 * plane + first * num_rows + row)
+    top = tl.load(at + 3 * plane, mask=is_tile, other=float("-inf"))
+    peak = tl.max(top, 0)
+    weight = tl.where(top == float("-inf"), 0.0, tl.exp(top - peak))
+    total_of = tl.load(at + 4 * plane, mask=is_tile, other=0.0)
+    total = tl.sum(weight * total_of, 0)
+    drop = tl.where(top == float("-inf"), 0.0, top - peak)
+    spread = tl.sum(weight * (tl.load(at + 5 * plane, mask=is_tile, other=0.0) + total_of * drop), 0)
+    log_total = peak + tl.log(total)
+    # Not finite: NaN fails both comparisons, infinity one of them.
+    is_finite = (log_total > -3.0e38) & (log_total < 3.0e38)
+    tl.store(results + row, token)
+    tl.store(results + num_rows + row, tl.exp(logit - log_total).to(tl.int32, bitcast=True))
+    tl.store(results + 2 * num_rows + row, (tl.log(total) - spread / total).to(tl.int32, bitcast=True))
+    tl.store(results + 3 * num_rows + row, is_finite.to(tl.int32))
+    if NEXT:
+        # The best of every tile, then the second best of every tile: more than once the next best of all of them.
+        c = tl.arange(0, 2 * BLOCK)
+        tile, first_plane = c % BLOCK, tl.where(c < BLOCK, 0, 6)
+        score = tl.load(tiles + first_plane * plane + tile * num_rows + row, mask=tile < num_tiles, other=float("-inf"))
+    for i in tl.static_range(NEXT):
+        score = tl.where(c == first, float("-inf"), score)
+        best, first = tl.max(score, 0, return_indices=True)
+        is_there = best > float("-inf")
+        here = tiles + tl.where(first < BLOCK, 1, 7) * plane + first % BLOCK * num_rows + row
+        token = tl.load(here).to(tl.int32, bitcast=True)
+        chance = tl.exp(tl.load(here + plane) - log_total)
+        tl.store(runners_up + 2 * i * num_rows + row, tl.where(is_there, token, -1))
+        tl.store(runners_up + (2 * i + 1) * num_rows + row, tl.where(is_there, chance, 0.0).to(tl.int32, bitcast=True))
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Which hidden rows propose, and how: indices (rows,) int32, draws or greedy, allowed tokens or all, a bias or
+    none."""
+
+    index: Tensor
+    draws: Draws | None = None
+    bitmask: Tensor | None = None
+    """(rows, words) int32, one bit a token."""
+    bias: Bias | None = None
+
+
+def propose_rows(hidden: Tensor, norm: Norm, weight: Weight, rows: HeadRows, space: HeadSpace) -> Tensor:
+    """hidden (any, dim) before the final norm -> `space.results`. The number of rows is a power of two from 16."""
+    vocab_size, k = weight.w.shape
+    num_rows = len(rows.index)
+    block_m = min(num_rows, 64)
+    draws, mask, bias = rows.draws, rows.bitmask, rows.bias
+    drawn = (draws.temperature, draws.seeds, draws.positions, draws.steps) if draws else (rows.index,) * 4
+    num_tiles = space.tiles.shape[1]
+    norm_rows(hidden, norm.gain, norm.eps, space.normed, rows.index, space.steps)
+    is_fp8 = space.steps is not None
+    block_k = 128 if k % 128 == 0 and (block_m <= 32 or is_fp8) else 64
+    _head_kernel[(triton.cdiv(num_rows, block_m), num_tiles)](
+        space.normed, space.normed if space.steps is None else space.steps,
+        weight.w, weight.scale if weight.scale is not None else rows.index,
+        *((bias.ids, bias.values, bias.tiles) if bias else (rows.index,) * 3),
+        mask if mask is not None else rows.index, *drawn, space.tiles, k, vocab_size, num_rows,
+        mask.shape[1] if mask is not None else 0,
+        BLOCK_M=block_m, BLOCK_V=BLOCK_V, BLOCK_K=block_k, EVEN=k % block_k == 0, LINES=4,
+        SAMPLE=draws is not None, BIAS=len(bias.ids) if bias else 0, BITMASK=mask is not None,
+        SCALE=weight.scale is not None, FP8=is_fp8, NEXT=space.runners_up is not None,
+        num_warps=4, num_stages=6 // weight.w.element_size(), **overlap(),
+    )  # fmt: skip
+    _read_kernel[(num_rows,)](
+        space.tiles,
+        space.results,
+        space.results if space.runners_up is None else space.runners_up,
+        num_tiles,
+        num_rows,
+        BLOCK=triton.next_power_of_2(num_tiles),
+        NEXT=0 if space.runners_up is None else NUM_NEXT,
+        num_warps=4,
+        **overlap(),
+    )
+    return space.results
+
+
+def read_results(results: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(4, rows) int32 -> token ids int64, confidence and entropy fp32, is_finite bool."""
+    numbers = results.view(torch.float32)
+    return results[0].long(), numbers[1], numbers[2], results[3].bool()

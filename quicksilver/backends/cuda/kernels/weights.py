@@ -1,0 +1,145 @@
+"""The network's weights as the kernels want them: views of the model's own tensors, or copies in fp8 or four bits.
+
+Nothing is copied in bf16. `refusal` says in words why a model cannot run on these kernels, so that a caller can fall
+back to the plain path and tell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from quicksilver.backends.cuda.kernels.int4_packing import to_words
+from quicksilver.backends.cuda.kernels.linears import Norm, Weight
+from quicksilver.backends.cuda.kernels.rope_kernel import HeadNorms
+from quicksilver.errors import InvalidRequest
+from quicksilver.model.lowrank import LowRank
+from quicksilver.model.transformer import Layer, Transformer
+
+FP8_MAX = 448.0
+SCHEMES = ("bfloat16", "fp8", "int4")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The canvas adapter on one linear: a (rank, in), b (out, rank)."""
+
+    a: Tensor
+    b: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    attn_norm: Norm
+    qkv: Weight
+    head_norms: HeadNorms | None
+    o: Weight
+    ffn_norm: Norm
+    gate_up: Weight
+    down: Weight
+    canvas: dict[str, Pair]
+    """Keyed qkv, o, gu, dn; empty without an adapter."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkWeights:
+    tokens: Tensor
+    masks: Tensor | None
+    layers: tuple[LayerWeights, ...]
+    norm: Norm
+    head: Weight
+
+    @property
+    def num_bytes(self) -> int:
+        """What one forward of a few plain rows reads: every matrix once, the head included."""
+        matrices = [self.head]
+        for layer in self.layers:
+            matrices += [layer.qkv, layer.o, layer.gate_up, layer.down]
+        return sum(matrix.num_bytes for matrix in matrices)
+
+
+def refusal(model: Transformer) -> str | None:
+    """Why the kernels cannot run this model; None if they can."""
+    config = model.config
+    if model.tokens.weight.dtype not in (torch.bfloat16, torch.float16):
+        return f"weights are {model.tokens.weight.dtype}, not 16-bit"
+    if config.head_dim < 32 or config.head_dim & (config.head_dim - 1):
+        return f"head size {config.head_dim} is not a power of two from 32"
+    widths = (config.dim, config.ffn_dim, config.q_dim + 2 * config.kv_dim)
+    if any(width % 32 for width in widths):
+        return f"a width among {widths} is not a multiple of 32"
+    if config.num_heads // config.num_kv_heads > 16:
+        return "more than 16 query heads share a KV head"
+    linears = [linear for layer in model.layers for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    if not all(type(linear) is nn.Linear for linear in linears):
+        return "weights are quantised by another scheme"
+    return _canvas_refusal(model)
+
+
+def _canvas_refusal(model: Transformer) -> str | None:
+    if model.canvas is None:
+        return None
+    pairs = [pair for layer in model.canvas.layers for pair in layer.values()]  # type: ignore[operator]
+    if not all(isinstance(pair, LowRank) for pair in pairs):
+        return "the canvas adapter is merged, not gated"
+    return None
+
+
+def collect(model: Transformer, scheme: str = "bfloat16") -> NetworkWeights:
+    """`bfloat16` keeps the model's tensors; `fp8` rounds every matrix to e4m3 with a scale for each output; `int4`
+    rounds the layers' to four bits with a step and a least value for every 32 weights, and the head as `fp8` does."""
+    if scheme not in SCHEMES:
+        raise InvalidRequest(f"{scheme!r} is not one of {', '.join(SCHEMES)}", param="gpu_weights")
+    canvas = model.canvas
+    stack: list[Layer] = list(model.layers)  # type: ignore[arg-type]
+    layers = tuple(_layer(layer, index, model, scheme) for index, layer in enumerate(stack))
+    masks = None if canvas is None else canvas.mask_embedding.detach()
+    head = _weight(model.head, "fp8" if scheme == "int4" else scheme)
+    return NetworkWeights(model.tokens.weight.detach(), masks, layers, _norm(model.norm), head)
+
+
+def _layer(layer: Layer, index: int, model: Transformer, scheme: str) -> LayerWeights:
+    head_norms = None
+    if model.config.qk_norm:
+        head_norms = HeadNorms(layer.q_norm.weight.detach(), layer.k_norm.weight.detach(), layer.q_norm.eps)
+    pairs = {} if model.canvas is None else dict(model.canvas.layers[index].items())  # type: ignore[operator]
+    return LayerWeights(
+        _norm(layer.attn_norm),
+        _weight(layer.qkv, scheme),
+        head_norms,
+        _weight(layer.o, scheme),
+        _norm(layer.ffn_norm),
+        _weight(layer.gate_up, scheme),
+        _weight(layer.down, scheme),
+        {name: _pair(pair) for name, pair in pairs.items()},
+    )
+
+
+def _norm(norm: nn.Module) -> Norm:
+    return Norm(norm.weight.detach(), norm.eps)  # type: ignore[operator, arg-type]
+
+
+def _weight(linear: nn.Module, scheme: str) -> Weight:
+    w, bias = linear.weight.detach(), linear.bias  # type: ignore[operator]
+    bias = None if bias is None else bias.detach()  # type: ignore[operator]
+    if scheme == "bfloat16":
+        return Weight(w, bias)  # type: ignore[arg-type]
+    if scheme == "int4":
+        words, groups, scale = to_words(w)  # type: ignore[arg-type]
+        return Weight(words, bias, scale, groups)  # type: ignore[arg-type]
+    scale = w.abs().amax(-1).float().clamp_min(1e-12) / FP8_MAX  # type: ignore[operator]
+    rounded = (w.float() / scale[:, None]).to(torch.float8_e4m3fn)  # type: ignore[operator]
+    return Weight(rounded, bias, scale)  # type: ignore[arg-type]
+
+
+def _pair(pair: LowRank) -> Pair:
+    """Ranks are padded with zeros to a power of two from 16, which changes no number."""
+    a, b = pair.A.detach(), pair.B.detach()
+    rank = max(16, 1 << (a.shape[0] - 1).bit_length())
+    missing = rank - a.shape[0]
+    if missing:
+        a = torch.cat((a, a.new_zeros(missing, a.shape[1])))
+        b = torch.cat((b, b.new_zeros(b.shape[0], missing)), dim=1)
+    return Pair(a.contiguous(), b.contiguous())

@@ -1,0 +1,125 @@
+"""Answers of a given form -> grammar text: JSON Schema, any JSON object, a regular expression, Lark, a list of labels.
+
+`compile_response_format` is the way in. It raises InvalidGrammar with the keyword's name; what it returns has been
+accepted by the grammar compiler and can be completed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llguidance import regex_to_lark
+
+from quicksilver.constrain import validate as check
+from quicksilver.constrain.compile.lark_text import TEXT, check_grammar_text, quoted, thinking_rules
+from quicksilver.constrain.compile.rewrite.limits import (
+    MAX_CHOICES,
+    MAX_GRAMMAR_BYTES,
+    check_regex_size,
+    check_schema_size,
+)
+from quicksilver.constrain.compile.rewrite.node import Document
+from quicksilver.constrain.compile.rewrite.refusal import too_big
+from quicksilver.constrain.compile.rewrite.rewriter import Rewriter
+from quicksilver.constrain.compile.rewrite.vocabulary import Json
+from quicksilver.constrain.compile.trial_compile import prove
+from quicksilver.constrain.source import FormatKind, Layout, Policy, ResponseFormat, Thinking
+from quicksilver.core import ConstraintSpec
+from quicksilver.errors import InvalidGrammar
+
+ESCAPES = 'nrbtf\\"'
+"""No `\\u`: a name written with it would slip past the names that a schema lists."""
+SEPARATORS = {Layout.COMPACT: (",", ":"), Layout.SPACED: (", ", ": ")}
+NOTHING = {"type": "null", "enum": [0]}
+
+Grammar = dict[str, Any]
+"""One part of llguidance's grammar list."""
+
+
+def compile_response_format(wanted: ResponseFormat) -> ConstraintSpec:
+    """The constraint that makes an answer take this form."""
+    body, needs_check = write_body(wanted)
+    if wanted.thinking is None:
+        grammars = [body]
+    else:
+        lark = "\n".join(["start: think @answer", *thinking_rules(wanted.thinking), TEXT])
+        grammars = [{"lark_grammar": lark}, {"name": "answer", **body}]
+    return prove(grammars, special_ids=tags_of(wanted.thinking), needs_check=needs_check)
+
+
+def write_body(wanted: ResponseFormat) -> tuple[Grammar, bool]:
+    """A grammar for the answer alone, and whether the answer needs a final check."""
+    if wanted.kind is FormatKind.JSON_SCHEMA:
+        return write_schema(wanted.value, wanted.policy, wanted.layout)
+    return WRITERS[wanted.kind](wanted), False
+
+
+def write_schema(schema: Any, policy: Policy, layout: Layout) -> tuple[Grammar, bool]:
+    check_schema_size(schema)
+    rewriter = Rewriter(Document(schema, check.pick_draft(schema)), policy)
+    return json_grammar(rewriter.schema(), layout), rewriter.needs_check
+
+
+def json_grammar(schema: Json, layout: Layout) -> Grammar:
+    """A rewritten schema for the compiler, with our rules for white space and escapes."""
+    item, key = SEPARATORS[layout]
+    options = {
+        "whitespace_flexible": False,
+        "json_allowed_escapes": ESCAPES,
+        "item_separator": item,
+        "key_separator": key,
+    }
+    body = schema if isinstance(schema, dict) else ({} if schema else NOTHING)
+    return {"json_schema": {**body, "x-guidance": options}}
+
+
+def write_object(wanted: ResponseFormat) -> Grammar:
+    return json_grammar({"type": "object"}, wanted.layout)
+
+
+def write_regex(wanted: ResponseFormat) -> Grammar:
+    """The whole answer matches; Rust's syntax, without look-around."""
+    pattern = text_of(wanted)
+    check_regex_size(pattern)
+    return {"lark_grammar": f"start: /{regex_to_lark(pattern, '')}/"}
+
+
+def write_lark(wanted: ResponseFormat) -> Grammar:
+    grammar = text_of(wanted)
+    check_grammar_text(grammar)
+    return {"lark_grammar": grammar}
+
+
+def write_choice(wanted: ResponseFormat) -> Grammar:
+    labels = wanted.value
+    if not isinstance(labels, list | tuple) or not labels or not all(isinstance(label, str) for label in labels):
+        raise InvalidGrammar("`choice` takes a list of one or more strings.")
+    if len(labels) > MAX_CHOICES:
+        raise too_big("labels in `choice`", MAX_CHOICES, len(labels))
+    if "" in labels:
+        raise InvalidGrammar("`choice` has an empty label.")
+    text = "start: " + " | ".join(quoted(label) for label in dict.fromkeys(labels))
+    if len(text.encode()) > MAX_GRAMMAR_BYTES:
+        raise too_big("bytes in `choice`", MAX_GRAMMAR_BYTES, len(text.encode()))
+    return {"lark_grammar": text}
+
+
+def text_of(wanted: ResponseFormat) -> str:
+    if not isinstance(wanted.value, str) or not wanted.value:
+        raise InvalidGrammar(f"`{wanted.kind}` takes a text that is not empty.")
+    return wanted.value
+
+
+WRITERS: dict[FormatKind, Callable[[ResponseFormat], Grammar]] = {
+    FormatKind.JSON_OBJECT: write_object,
+    FormatKind.REGEX: write_regex,
+    FormatKind.LARK: write_lark,
+    FormatKind.CHOICE: write_choice,
+}
+
+
+def tags_of(thinking: Thinking | None) -> list[int]:
+    """The special tokens that a thinking section uses."""
+    marks = [] if thinking is None else [thinking.open, thinking.close]
+    return [mark for mark in marks if isinstance(mark, int)]

@@ -1,0 +1,182 @@
+"""Keywords that count or compare members: property counts, `contains`, `uniqueItems`, `unevaluated*`.
+
+A grammar cannot count freely, so each is written out as a union of cases while there are few of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import combinations, permutations
+from math import comb, perm
+from typing import TYPE_CHECKING, Any
+
+from quicksilver.constrain.compile.rewrite.algebra import all_of, any_of
+from quicksilver.constrain.compile.rewrite.node import Contains, Document, Node, conjuncts, same_value
+from quicksilver.constrain.compile.rewrite.vocabulary import TYPES, Json
+
+if TYPE_CHECKING:
+    from quicksilver.constrain.compile.rewrite.rewriter import Rewriter
+
+MAX_CASES = 64
+MAX_POSITIONS = 4
+"""Places at which an item demanded by `contains` may stand."""
+BRANCHING = ("anyOf", "oneOf", "if", "dependentSchemas", "not")
+
+
+def min_properties(rewriter: Rewriter, node: Node, _least: int) -> Json:
+    """`minProperties` and `maxProperties` together, since the cases of one split those of the other."""
+    least, most = node.get("minProperties"), node.get("maxProperties")
+    required = set(node.get("required") or ())
+    named = node.get("properties") or {}
+    optional = [name for name, sub in named.items() if name not in required and not sub.never]
+    more = max(0, (least or 0) - len(required))
+    room = None if most is None else most - len(required)
+    if room is not None and room < 0:
+        return False
+    if not optional:
+        return native_count(rewriter, node, more)
+    cases = property_sets(optional, more, room)
+    if cases is None:
+        return rewriter.leave_to_check("minProperties", node.at, "there are too many ways to reach the count", True)
+    ways = [chosen(case, named, required, room) for case in cases]
+    if is_open(node) and more <= 1:
+        rest = {"properties": dict.fromkeys(optional, False)}
+        ways.append(all_of([rest, native_count(rewriter, node, more)]))
+    return any_of(ways)
+
+
+def max_properties(rewriter: Rewriter, node: Node, most: int) -> Json:
+    return True if node.get("minProperties") is not None else min_properties(rewriter, node, most)
+
+
+def native_count(rewriter: Rewriter, node: Node, more: int) -> Json:
+    """The counts as they are, for properties without names. Such names may repeat, so two need a check."""
+    counts = {word: node.get(word) for word in ("minProperties", "maxProperties") if node.get(word) is not None}
+    if more < 2:
+        return counts or True
+    return rewriter.leave_to_check("minProperties", node.at, "unlisted properties might repeat a name", counts)
+
+
+def property_sets(optional: list[str], more: int, room: int | None) -> list[tuple[str, ...]] | None:
+    """Sets of optional properties that meet the count, or None when there are too many to write."""
+    sizes = [more] if room is None else range(more, min(room, len(optional)) + 1)
+    if sum(comb(len(optional), size) for size in sizes) > MAX_CASES:
+        return None
+    return [case for size in sizes for case in combinations(optional, size)]
+
+
+def chosen(case: tuple[str, ...], named: dict[str, Node], required: set[str], room: int | None) -> Json:
+    """These optional properties are there; where there is an upper bound, no others."""
+    if room is None:
+        return {"required": list(case)} if case else True
+    keep = {*case, *required}
+    return {
+        "required": list(case),
+        "properties": {name: name in keep for name in [*named, *sorted(required - named.keys())]},
+        "additionalProperties": False,
+    }
+
+
+def is_open(node: Node) -> bool:
+    """Whether properties without a name of their own may appear."""
+    extra = node.get("additionalProperties")
+    return bool(node.get("patternProperties")) or extra is None or not extra.never
+
+
+def contains(rewriter: Rewriter, node: Node, wanted: Contains) -> Json:
+    """The demanded items stand at the front, or, when one is enough, at one of the first places."""
+    item = rewriter.enforce(wanted.item)
+    least, most = wanted.at_least, wanted.at_most
+    if most is not None:
+        if most < least:
+            return {"type": [t for t in TYPES if t != "array"]}
+        rest = rewriter.complement(wanted.item)
+        return {**beginning([item] * least), "items": rest, "minItems": least}
+    if least == 0:
+        return True
+    if least > 1:
+        return {"prefixItems": [item] * least, "minItems": least}
+    places = min(MAX_POSITIONS, node.get("maxItems") or MAX_POSITIONS)
+    return any_of([{"prefixItems": [*[True] * i, item], "minItems": i + 1} for i in range(places)])
+
+
+def unique_items(rewriter: Rewriter, node: Node, is_unique: bool) -> Json:
+    most = node.get("maxItems")
+    if not is_unique or (most is not None and most <= 1):
+        return True
+    prefix, items = node.get("prefixItems") or [], node.get("items")
+    if items is not None and items.never and are_pairwise_disjoint(rewriter, prefix):
+        return True
+    pool = None if items is None or prefix else finite_values(rewriter.document, items)
+    cases = None if pool is None else distinct_lists(pool, node.get("minItems") or 0, most)
+    if cases is None:
+        return rewriter.leave_to_check("uniqueItems", node.at, "its items are not a short list of values", True)
+    return any_of([exact_list(case) for case in cases])
+
+
+def are_pairwise_disjoint(rewriter: Rewriter, nodes: list[Node]) -> bool:
+    return all(rewriter.are_disjoint(a, b) for a, b in combinations(nodes, 2))
+
+
+def finite_values(document: Document, node: Node) -> list[Any] | None:
+    """All values of a schema, when it lists them."""
+    if node.get("$ref") is not None:
+        return finite_values(document, document.target(node.get("$ref")))
+    if node.get("enum") is not None:
+        return distinct(node.get("enum"))
+    types: dict[str, list[Any]] = {"boolean": [True, False], "null": [None]}
+    stated = node.get("type")
+    if stated is None or any(t not in types for t in stated):
+        return None
+    return [value for t in stated for value in types[t]]
+
+
+def distinct(values: Iterable[Any]) -> list[Any]:
+    kept: list[Any] = []
+    for value in values:
+        if not any(same_value(value, other) for other in kept):
+            kept.append(value)
+    return kept
+
+
+def distinct_lists(pool: list[Any], least: int, most: int | None) -> list[tuple[Any, ...]] | None:
+    """Lists without repetition: in every order while there are few, else in the order of the pool."""
+    sizes = range(least, min(len(pool), len(pool) if most is None else most) + 1)
+    if sum(perm(len(pool), size) for size in sizes) <= MAX_CASES:
+        return [case for size in sizes for case in permutations(pool, size)]
+    if sum(comb(len(pool), size) for size in sizes) <= MAX_CASES:
+        return [case for size in sizes for case in combinations(pool, size)]
+    return None
+
+
+def exact_list(values: tuple[Any, ...]) -> Json:
+    listed = beginning([{"enum": [value]} for value in values])
+    return {**listed, "minItems": len(values), "maxItems": len(values)}
+
+
+def beginning(items: list[Any]) -> dict[str, Any]:
+    """`prefixItems`, which may not be empty."""
+    return {"prefixItems": items} if items else {}
+
+
+def unevaluated_properties(rewriter: Rewriter, node: Node, rest: Node) -> Json:
+    """The same as `additionalProperties`, when what is evaluated does not depend on the instance."""
+    names: dict[str, Json] = {}
+    for member in conjuncts(rewriter.document, node):
+        if member.get("additionalProperties") is not None:
+            return True
+        if member.get("patternProperties") or any(member.get(word) is not None for word in BRANCHING):
+            return rewriter.leave_to_check("unevaluatedProperties", node.at, "what is evaluated varies", True)
+        names |= dict.fromkeys(member.get("properties") or (), True)
+    return {"properties": names, "additionalProperties": rewriter.enforce(rest)}
+
+
+def unevaluated_items(rewriter: Rewriter, node: Node, rest: Node) -> Json:
+    prefix_len = 0
+    for member in conjuncts(rewriter.document, node):
+        if member.get("items") is not None:
+            return True
+        if any(member.get(word) is not None for word in (*BRANCHING, "contains")):
+            return rewriter.leave_to_check("unevaluatedItems", node.at, "what is evaluated varies", True)
+        prefix_len = max(prefix_len, len(member.get("prefixItems") or ()))
+    return {**beginning([True] * prefix_len), "items": rewriter.enforce(rest)}

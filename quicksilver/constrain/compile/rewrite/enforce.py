@@ -1,0 +1,247 @@
+"""The positive half of the rewrite: keyword by keyword, into plain keywords and conjuncts.
+
+Plain keywords go through as they are. The others become a conjunct: a schema that, joined by `allOf`, says the same or
+less. Order is kept, because the grammar writes properties in the order in which it meets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from quicksilver.constrain.compile.rewrite import counting
+from quicksilver.constrain.compile.rewrite.algebra import all_of, any_of
+from quicksilver.constrain.compile.rewrite.ecma import name_pattern, value_pattern
+from quicksilver.constrain.compile.rewrite.node import Condition, Node, conjuncts
+from quicksilver.constrain.compile.rewrite.numbers import BOUNDS, check_values, exact_bounds
+from quicksilver.constrain.compile.rewrite.patterns import BASE64, format_pattern, length_pattern
+from quicksilver.constrain.compile.rewrite.prune import prune
+from quicksilver.constrain.compile.rewrite.refusal import Unenforceable
+from quicksilver.constrain.compile.rewrite.vocabulary import Json
+
+if TYPE_CHECKING:
+    from quicksilver.constrain.compile.rewrite.rewriter import Rewriter
+
+PLAIN = frozenset(("minLength", "maxLength", "minItems", "maxItems", "required", "multipleOf", *BOUNDS))
+
+
+def enforce(rewriter: Rewriter, node: Node) -> Json:
+    """A schema that admits instances of `node` only."""
+    if node.never:
+        return False
+    own = own_words(rewriter, node)
+    words = [*node.words.items(), *node.extra.items()]
+    parts = [CONJUNCTS[word](rewriter, node, value) for word, value in words if word in CONJUNCTS]
+    return all_of([*parts, own] if brings_properties_first(node) else [own, *parts])
+
+
+def brings_properties_first(node: Node) -> bool:
+    """Whether a subschema that may bring properties is written before the node's own."""
+    first = next(
+        (word for word in node.words if word in ("properties", "$ref", "allOf", "anyOf", "oneOf")), "properties"
+    )
+    return first != "properties"
+
+
+def own_words(rewriter: Rewriter, node: Node) -> Json:
+    """The keywords that need no rewriting beyond their subschemas."""
+    out: dict[str, Any] = {}
+    for word, value in {**node.extra, **node.words}.items():
+        if word in PLAIN:
+            out[word] = value
+        elif word in NESTED:
+            out[word] = NESTED[word](rewriter, value)
+    if "pattern" in node.words:
+        out["pattern"] = value_pattern(node.words["pattern"], node.at)
+    if "patternProperties" in node.words:
+        out["patternProperties"] = by_name(rewriter, node)
+    return exact_bounds(out, node.at) if out else True
+
+
+def nested_type(_rewriter: Rewriter, types: tuple[str, ...]) -> Any:
+    return types[0] if len(types) == 1 else list(types)
+
+
+def nested_map(rewriter: Rewriter, schemas: dict[str, Node]) -> dict[str, Json]:
+    return {name: rewriter.enforce(sub) for name, sub in schemas.items()}
+
+
+def by_name(rewriter: Rewriter, node: Node) -> dict[str, Json]:
+    """`patternProperties` in the compiler's syntax."""
+    patterns = {name_pattern(pattern, node.at): sub for pattern, sub in node.words["patternProperties"].items()}
+    if len(patterns) < len(node.words["patternProperties"]):
+        raise Unenforceable("patternProperties", node.at, "two of its patterns are the same")
+    return nested_map(rewriter, patterns)
+
+
+def nested_list(rewriter: Rewriter, schemas: list[Node]) -> list[Json]:
+    return [rewriter.enforce(sub) for sub in schemas]
+
+
+def nested_one(rewriter: Rewriter, schema: Node) -> Json:
+    return rewriter.enforce(schema)
+
+
+NESTED: dict[str, Callable[[Rewriter, Any], Any]] = {
+    "type": nested_type,
+    "properties": nested_map,
+    "additionalProperties": nested_one,
+    "prefixItems": nested_list,
+    "items": nested_one,
+}
+
+
+def reference(rewriter: Rewriter, _node: Node, key: str) -> Json:
+    return rewriter.reference(key)
+
+
+def values(_rewriter: Rewriter, node: Node, allowed: list[Any]) -> Json:
+    check_values(allowed, node.at)
+    return {"enum": allowed} if allowed else False
+
+
+def every(rewriter: Rewriter, node: Node, schemas: list[Node]) -> Json:
+    return all_of([rewriter.enforce_beside(sub, node) for sub in schemas])
+
+
+def some(rewriter: Rewriter, node: Node, schemas: list[Node]) -> Json:
+    return any_of([rewriter.enforce_beside(sub, node) for sub in schemas])
+
+
+def exactly_one(rewriter: Rewriter, node: Node, schemas: list[Node]) -> Json:
+    """A union of branches, each without the ones that it might overlap."""
+    union = any_of([exclusive(rewriter, node, schemas, i) for i in range(len(schemas))])
+    if union is False:
+        raise Unenforceable("oneOf", node.at, "no value matches exactly one of its branches")
+    return union
+
+
+def exclusive(rewriter: Rewriter, node: Node, schemas: list[Node], index: int) -> Json:
+    """Branch `index` and none of the others."""
+    branch = schemas[index]
+    around = rewriter.surroundings(node)
+    members = conjuncts(rewriter.document, branch) + around
+    parts = [rewriter.enforce_beside(branch, node)]
+    for i, other in enumerate(schemas):
+        if i != index and not rewriter.are_disjoint(branch, other, around):
+            parts.append(outside(rewriter, other, members, Spot("oneOf", node.at)))
+    return all_of(parts)
+
+
+class Spot(NamedTuple):
+    """A keyword at a place, for a refusal."""
+
+    keyword: str
+    at: str
+
+
+def outside(rewriter: Rewriter, excluded: Node, members: list[Node], spot: Spot) -> Json:
+    """What lies outside `excluded` and can hold with `members`; refuses to lose everything for want of words."""
+    num_lost = rewriter.num_lost
+    names = {name for member in members for word in ("properties", "required") for name in member.get(word) or ()}
+    rest = prune(rewriter.document, rewriter.complement(excluded, frozenset(names)), members)
+    if rest is False and rewriter.num_lost > num_lost:
+        return rewriter.leave_to_check(*spot, "what it leaves over cannot be written as a grammar", True)
+    return rest
+
+
+def negation(rewriter: Rewriter, node: Node, excluded: Node) -> Json:
+    return outside(rewriter, excluded, rewriter.surroundings(node), Spot("not", node.at))
+
+
+def conditional(rewriter: Rewriter, node: Node, condition: Condition) -> Json:
+    then, otherwise = (
+        True if branch is None else rewriter.enforce_beside(branch, node)
+        for branch in (condition.then, condition.otherwise)
+    )
+    failed = outside(rewriter, condition.test, rewriter.surroundings(node), Spot("if", node.at))
+    return any_of([all_of([rewriter.enforce_beside(condition.test, node), then]), all_of([failed, otherwise])])
+
+
+def dependent_names(_rewriter: Rewriter, _node: Node, needs: dict[str, list[str]]) -> Json:
+    return all_of(
+        [any_of([{"properties": {key: False}}, {"required": names}]) for key, names in needs.items() if names]
+    )
+
+
+def dependent_schemas(rewriter: Rewriter, node: Node, needs: dict[str, Node]) -> Json:
+    return all_of([dependent_schema(rewriter, node, key, sub) for key, sub in needs.items()])
+
+
+def dependent_schema(rewriter: Rewriter, node: Node, key: str, needed: Node) -> Json:
+    """The property is absent, or it is there and the schema holds."""
+    there = {"type": ("object",), "required": [key]}
+    holder = Node(node.at, {"allOf": [Node(node.at, there), node]})
+    met = rewriter.enforce_beside(needed, holder)
+    return any_of([{"properties": {key: False}}, all_of([{"type": "object", "required": [key]}, met])])
+
+
+def string_format(_rewriter: Rewriter, _node: Node, name: str) -> Json:
+    pattern = format_pattern(name)
+    return True if pattern is None else {"pattern": pattern}
+
+
+def encoding(_rewriter: Rewriter, _node: Node, name: str) -> Json:
+    return {"pattern": BASE64} if name == "base64" else True
+
+
+def media_type(rewriter: Rewriter, node: Node, name: str) -> Json:
+    if name != "application/json":
+        return True
+    return rewriter.leave_to_check("contentMediaType", node.at, "JSON inside a string is not supported", True)
+
+
+def names_of_properties(rewriter: Rewriter, node: Node, names: Node) -> Json:
+    """`propertyNames`: a list of names, or one pattern for all of them."""
+    if set(names.words) == {"$ref"}:
+        return names_of_properties(rewriter, node, rewriter.document.target(names.words["$ref"]))
+    if names.never or "string" not in names.words.get("type", ("string",)):
+        return {"maxProperties": 0}
+    words = {word: value for word, value in names.words.items() if word != "type"}
+    if not words:
+        return True
+    if set(words) == {"enum"}:
+        return {"properties": dict.fromkeys(filter(is_text, words["enum"]), True), "additionalProperties": False}
+    pattern = single_pattern(words, node.at)
+    if pattern is None or node.get("patternProperties"):
+        return rewriter.leave_to_check(
+            "propertyNames", node.at, "only a list, a pattern or a length is supported", True
+        )
+    return {"patternProperties": {pattern: True}, "additionalProperties": False}
+
+
+def single_pattern(words: dict[str, Any], at: str) -> str | None:
+    if set(words) == {"pattern"}:
+        return value_pattern(words["pattern"], at)
+    if set(words) == {"format"}:
+        return format_pattern(words["format"]) or length_pattern(0, None)
+    if set(words) <= {"minLength", "maxLength"}:
+        return length_pattern(words.get("minLength", 0), words.get("maxLength"))
+    return None
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+CONJUNCTS: dict[str, Callable[[Rewriter, Node, Any], Json]] = {
+    "$ref": reference,
+    "enum": values,
+    "allOf": every,
+    "anyOf": some,
+    "oneOf": exactly_one,
+    "not": negation,
+    "if": conditional,
+    "dependentRequired": dependent_names,
+    "dependentSchemas": dependent_schemas,
+    "format": string_format,
+    "contentEncoding": encoding,
+    "contentMediaType": media_type,
+    "propertyNames": names_of_properties,
+    "contains": counting.contains,
+    "uniqueItems": counting.unique_items,
+    "minProperties": counting.min_properties,
+    "maxProperties": counting.max_properties,
+    "unevaluatedProperties": counting.unevaluated_properties,
+    "unevaluatedItems": counting.unevaluated_items,
+}

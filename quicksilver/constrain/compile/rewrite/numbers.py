@@ -1,0 +1,51 @@
+"""Numbers and listed values that the grammar compiler would not carry over exactly.
+
+It holds bounds as doubles and ranges as 64-bit integers, so larger bounds are tightened, never widened, and values that
+would change on the way are refused.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from quicksilver.constrain.compile.rewrite.ecma import is_writable
+from quicksilver.constrain.compile.rewrite.refusal import Unenforceable
+
+LARGEST = 2**63 - 1024
+"""The largest bound: a double and a 64-bit integer at once."""
+EXACT = 2**53
+BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+
+
+def exact_bounds(schema: dict[str, Any], at: str) -> dict[str, Any]:
+    """`schema` with number bounds that the compiler represents exactly."""
+    return {word: tightened(word, value, at) if word in BOUNDS else value for word, value in schema.items()}
+
+
+def tightened(word: str, bound: float, at: str) -> float:
+    """The nearest exact bound on the safe side."""
+    is_lower = word in ("minimum", "exclusiveMinimum")
+    if bound >= LARGEST if is_lower else bound <= -LARGEST:
+        raise Unenforceable(word, at, f"bounds beyond {LARGEST} are not supported")
+    if abs(bound) >= LARGEST:
+        return -LARGEST if is_lower else LARGEST
+    if isinstance(bound, float) or abs(bound) <= EXACT:
+        return bound
+    nearest = float(bound)
+    if nearest < bound and is_lower:
+        nearest = math.nextafter(nearest, math.inf)
+    if nearest > bound and not is_lower:
+        nearest = math.nextafter(nearest, -math.inf)
+    return int(nearest)
+
+
+def check_values(values: list[Any], at: str) -> None:
+    """Numbers in `enum` and `const` must survive the compiler's doubles, and strings its escapes."""
+    for value in values:
+        if isinstance(value, list | dict):
+            check_values(list(value.values()) if isinstance(value, dict) else value, at)
+        elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) > EXACT:
+            raise Unenforceable("enum", at, f"numbers beyond {EXACT} lose digits in common JSON readers")
+        elif isinstance(value, str) and not is_writable(value):
+            raise Unenforceable("enum", at, "control characters cannot be written")

@@ -1,0 +1,109 @@
+"""A schema rewritten into the words that the grammar compiler enforces exactly.
+
+The rule that keeps the promise: `enforce(S)` admits only instances of S, and `complement(S)` only instances of not-S.
+Both may admit fewer; neither ever admits more, unless the policy is CHECKED, which then says so in `needs_check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from quicksilver.constrain.compile.rewrite import complement, enforce
+from quicksilver.constrain.compile.rewrite.disjoint import Disjoint
+from quicksilver.constrain.compile.rewrite.node import Document, Node, conjuncts
+from quicksilver.constrain.compile.rewrite.refusal import Unenforceable
+from quicksilver.constrain.compile.rewrite.vocabulary import Json
+from quicksilver.constrain.source import Policy
+
+MAX_WORK = 5_000
+"""Schemas written per rewrite, so that case splits cannot multiply without end."""
+
+
+class Rewriter:
+    """One rewrite of one document."""
+
+    def __init__(self, document: Document, policy: Policy) -> None:
+        self.document = document
+        self.needs_check = False
+        self.num_lost = 0
+        """Ways out that a complement left unwritten; unchanged means that the complement was exact."""
+        self._policy = policy
+        self._work = 0
+        self._names: dict[str, str] = {}
+        self._pending: list[str] = []
+        self._complementing: set[str] = set()
+        self._context: list[Node] = []
+
+    def schema(self) -> Json:
+        """The whole document, with its definitions, ready for the grammar compiler."""
+        root = self.enforce(self.document.root)
+        definitions: dict[str, Json] = {}
+        while self._pending:
+            key = self._pending.pop()
+            definitions[self._names[key]] = self.enforce(self.document.target(key))
+        if isinstance(root, bool) or not definitions:
+            return root
+        return {**root, "$defs": definitions}
+
+    def enforce(self, node: Node) -> Json:
+        """Instances of `node` only, at a place of its own."""
+        return self._enforce(node, [])
+
+    def enforce_beside(self, node: Node, holder: Node) -> Json:
+        """Instances of `node` only, at the place of `holder`, whose other keywords hold there too."""
+        return self._enforce(node, self.surroundings(holder))
+
+    def _enforce(self, node: Node, context: list[Node]) -> Json:
+        self._spend(node)
+        before, self._context = self._context, context
+        try:
+            return enforce.enforce(self, node)
+        finally:
+            self._context = before
+
+    def surroundings(self, holder: Node) -> list[Node]:
+        """All that is known to hold where `holder` applies its subschemas."""
+        plain = {word: value for word, value in holder.words.items() if word not in ("oneOf", "anyOf")}
+        branches = holder.get("anyOf") or ()
+        shared = set.intersection(*(set(branch.get("required") or ()) for branch in branches)) if branches else set()
+        implied = [Node(holder.at, {"required": sorted(shared)})] if shared else []
+        return conjuncts(self.document, Node(holder.at, plain)) + implied + self._context
+
+    def complement(self, node: Node, names: frozenset[str] = frozenset()) -> Json:
+        """Instances of not-`node`; `names` are properties worth trying as forbidden extras."""
+        self._spend(node)
+        key = node.get("$ref")
+        if key is None:
+            return complement.complement(self, node, names)
+        if key in self._complementing:
+            self.num_lost += 1
+            return False
+        self._complementing.add(key)
+        try:
+            return complement.complement(self, node, names)
+        finally:
+            self._complementing.discard(key)
+
+    def are_disjoint(self, a: Node, b: Node, context: Sequence[Node] = ()) -> bool:
+        """Whether nothing matches `a`, `b` and all of `context`."""
+        return Disjoint(self.document, context).holds(a, b)
+
+    def reference(self, key: str) -> dict[str, Any]:
+        """A `$ref` in the output to the rewritten target."""
+        if key not in self._names:
+            self._names[key] = f"d{len(self._names)}"
+            self._pending.append(key)
+        return {"$ref": f"#/$defs/{self._names[key]}"}
+
+    def leave_to_check(self, keyword: str, at: str, why: str, superset: Json) -> Json:
+        """Under CHECKED the wider schema, to be checked at the end; else a refusal."""
+        if self._policy is Policy.PROVED:
+            raise Unenforceable(keyword, at, why)
+        self.needs_check = True
+        return superset
+
+    def _spend(self, node: Node) -> None:
+        self._work += 1
+        if self._work > MAX_WORK:
+            raise Unenforceable("oneOf", node.at, "combining its cases takes too many rules; simplify the schema")

@@ -1,0 +1,111 @@
+"""Tools and a choice among them -> a grammar for `text? call*`.
+
+A call is `{"name": ..., "arguments": ...}` between tags; its arguments follow the tool's own schema, strict or not.
+A strict tool whose schema cannot be guaranteed is refused; for others the final check covers what the mask cannot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quicksilver.constrain.compile.lark_text import TEXT, quoted, tag, thinking_rules, until
+from quicksilver.constrain.compile.response_format import SEPARATORS, Grammar, tags_of, write_body, write_schema
+from quicksilver.constrain.compile.rewrite.vocabulary import Json
+from quicksilver.constrain.compile.trial_compile import prove
+from quicksilver.constrain.source import Policy, Tool, ToolChoice, ToolPlan
+from quicksilver.core import ConstraintSpec
+from quicksilver.errors import InvalidGrammar
+
+NO_ARGUMENTS: Json = {"type": "object", "additionalProperties": False}
+MAX_TOOLS = 128
+MAX_CALLS = 64
+
+
+def compile_tools(plan: ToolPlan) -> ConstraintSpec:
+    """The constraint under which every call names a tool of the plan and has arguments that fit it."""
+    check_plan(plan)
+    parts = _Parts()
+    rules = [start_rule(plan, parts), *call_rules(plan, parts), TEXT]
+    if plan.thinking is not None:
+        rules += thinking_rules(plan.thinking)
+    grammars: list[Grammar] = [{"lark_grammar": "\n".join(rules)}, *parts.grammars]
+    special_ids = [mark for mark in (plan.tags.open, plan.tags.close) if isinstance(mark, int)]
+    return prove(grammars, special_ids=[*special_ids, *tags_of(plan.thinking)], needs_check=parts.needs_check)
+
+
+@dataclass(slots=True)
+class _Parts:
+    """Grammars that the rules refer to by name, collected on the way."""
+
+    grammars: list[Grammar] = field(default_factory=list)
+    needs_check: bool = False
+
+    def add(self, name: str, body: Grammar, needs_check: bool) -> str:
+        self.grammars.append({"name": name, **body})
+        self.needs_check |= needs_check
+        return f"@{name}"
+
+
+def check_plan(plan: ToolPlan) -> None:
+    names = [tool.name for tool in plan.tools]
+    if len(names) > MAX_TOOLS:
+        raise InvalidGrammar(f"There are {len(names)} `tools` where {MAX_TOOLS} are allowed.")
+    if len(set(names)) < len(names):
+        raise InvalidGrammar("Two `tools` have the same name.")
+    if not names and plan.choice is not ToolChoice.NONE:
+        raise InvalidGrammar("There are no `tools` to choose from.")
+    if plan.choice is ToolChoice.NAMED and len(names) != 1:
+        raise InvalidGrammar("`tool_choice` names one tool, so the plan has exactly one.")
+    if not 1 <= plan.max_calls <= MAX_CALLS:
+        raise InvalidGrammar(f"Between 1 and {MAX_CALLS} calls are allowed, not {plan.max_calls}.")
+
+
+def start_rule(plan: ToolPlan, parts: _Parts) -> str:
+    """What the whole answer is, by choice."""
+    think = "" if plan.thinking is None else "think "
+    if plan.choice in (ToolChoice.REQUIRED, ToolChoice.NAMED):
+        return f"start: {think}{tag(plan.tags.open)} calls"
+    text = free_text(plan, parts)
+    if plan.choice is ToolChoice.NONE:
+        return f"start: {think}{text}"
+    if plan.answer is not None:
+        return f"start: {think}({text} | {tag(plan.tags.open)} calls)"
+    return f"start: {think}({text} | lead calls)\n{until(plan.tags.open, 'lead')}"
+
+
+def free_text(plan: ToolPlan, parts: _Parts) -> str:
+    """Text that is not a call: in the form of `answer`, or any that does not open a call."""
+    if plan.answer is not None:
+        return parts.add("answer", *write_body(plan.answer))
+    if plan.choice is ToolChoice.NONE and isinstance(plan.tags.open, str):
+        return "QUIET"
+    return "TEXT"
+
+
+def call_rules(plan: ToolPlan, parts: _Parts) -> list[str]:
+    """Rules for `calls`: the open tag of the first has been read already."""
+    if plan.choice is ToolChoice.NONE:
+        return quiet_rules(plan)
+    tags = plan.tags
+    more = 0 if plan.choice is ToolChoice.NAMED else plan.max_calls - 1
+    close = f"{quoted(tags.padding)} {tag(tags.close)}" if tags.padding else tag(tags.close)
+    again = f"{quoted(tags.between)} {tag(tags.open)}" if tags.between else tag(tags.open)
+    body = f"{quoted(tags.padding)} call" if tags.padding else "call"
+    rules = [f"calls: body {close}" + (f" ({again} body {close}){{0,{more}}}" if more else ""), f"body: {body}"]
+    return [*rules, "call: " + " | ".join(call(plan, tool, i, parts) for i, tool in enumerate(plan.tools))]
+
+
+def quiet_rules(plan: ToolPlan) -> list[str]:
+    if not isinstance(plan.tags.open, str):
+        return []
+    return [f"QUIET: TEXT & ~OPENED\nOPENED: TEXT {quoted(plan.tags.open)} TEXT"]
+
+
+def call(plan: ToolPlan, tool: Tool, index: int, parts: _Parts) -> str:
+    """The JSON object of one tool's call, its name spelled out."""
+    comma, colon = SEPARATORS[plan.tags.layout]
+    policy = Policy.PROVED if tool.is_strict else Policy.CHECKED
+    schema = NO_ARGUMENTS if tool.parameters is None else tool.parameters
+    arguments = parts.add(f"arguments{index}", *write_schema(schema, policy, plan.tags.layout))
+    head = f'{{"name"{colon}{quoted(tool.name)}{comma}"arguments"{colon}'
+    return f'{quoted(head)} {arguments} "}}"'

@@ -1,0 +1,184 @@
+"""llguidance behind `core.TokenConstraint`: the automaton of one request, and the factory that the engine is given.
+
+Validate before consume; look ahead and roll back; an automaton that fails fails its own request. Bitmask rows have the
+width of the model's logits, whatever the tokenizer's vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+from llguidance import LLMatcher
+
+from quicksilver.constrain.compile.trial_compile import LIMITS, refusal
+from quicksilver.constrain.runtime.budget import Budget
+from quicksilver.constrain.runtime.canvas_masks import sweep
+from quicksilver.constrain.runtime.forced_prefix import Lead, Leads
+from quicksilver.constrain.runtime.literals import words_of
+from quicksilver.constrain.runtime.lookahead import Walk
+from quicksilver.constrain.runtime.tokens import Tokens
+from quicksilver.constrain.runtime.trial import try_out
+from quicksilver.core import ConstraintSpec
+from quicksilver.errors import RowFailed
+
+MAX_CACHED = 64
+MAX_CACHED_BYTES = 16 * 1024 * 1024
+"""Of grammar text; the automata behind it take a small multiple of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """A grammar's automata over tokens and over bytes, to be copied, and the words of its patterns."""
+
+    matcher: LLMatcher
+    byte_matcher: LLMatcher
+    words: tuple[bytes, ...]
+
+
+class Grammars:
+    """Makes constraints for one tokenizer, and keeps the automata of recent grammars. Safe to share between threads."""
+
+    def __init__(self, tokenizer_json: str, eos_ids: Sequence[int], vocab_size: int) -> None:
+        self._tokens = Tokens(tokenizer_json, eos_ids, vocab_size)
+        self._leads = Leads(self._tokens.texts, vocab_size)
+        self._cache: OrderedDict[str, _Built] = OrderedDict()
+        self._cached_bytes = 0
+        self._lock = Lock()
+
+    def constraint(self, spec: ConstraintSpec) -> Constraint | Lead:
+        """A fresh automaton. A new grammar takes as long to build as its check took, without the interpreter's lock;
+        a grammar seen lately takes microseconds. InvalidGrammar where this vocabulary makes it too large."""
+        if spec.lead:
+            return self._leads.constraint(spec)
+        with self._lock:
+            built = self._cache.get(spec.grammar)
+        if built is None:
+            built = self._build(spec.grammar)
+        self._remember(spec.grammar, built)
+        budget = Budget(self._tokens, built.byte_matcher.deep_copy(), built.words)
+        return Constraint(self._tokens, built.matcher.deep_copy(), budget)
+
+    def _build(self, grammar: str) -> _Built:
+        matcher = LLMatcher(self._tokens.tokenizer, grammar, log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise refusal(matcher.get_error())
+        try_out(matcher.deep_copy(), self._tokens)
+        byte_matcher = LLMatcher(self._tokens.alphabet.tokenizer, grammar, log_level=0, limits=LIMITS)
+        return _Built(matcher, byte_matcher, words_of(grammar))
+
+    def _remember(self, grammar: str, built: _Built) -> None:
+        with self._lock:
+            if grammar not in self._cache:
+                self._cache[grammar] = built
+                self._cached_bytes += len(grammar)
+            self._cache.move_to_end(grammar)
+            while len(self._cache) > MAX_CACHED or (self._cached_bytes > MAX_CACHED_BYTES and len(self._cache) > 1):
+                dropped, _ = self._cache.popitem(last=False)
+                self._cached_bytes -= len(dropped)
+
+
+class Constraint:
+    """A `TokenConstraint`. Ends for good with a stop token."""
+
+    def __init__(self, tokens: Tokens, matcher: LLMatcher, budget: Budget) -> None:
+        self._tokens = tokens
+        self._matcher = matcher
+        self._budget = budget
+        self._tail = b""
+        self._due: list[int] | None = None
+        self._has_ended = False
+
+    def copy(self) -> Constraint:
+        twin = Constraint(self._tokens, self._matcher.deep_copy(), self._budget.copy())
+        twin._tail, twin._due, twin._has_ended = self._tail, self._due, self._has_ended
+        return twin
+
+    def forced(self, ahead: Sequence[int] = ()) -> list[int]:
+        if self._has_ended:
+            return []
+        with self._walk() as walk:
+            if not all(walk.follow(token_id) for token_id in ahead):
+                return []
+            forced = walk.run_on()
+        if not ahead:
+            self._due = forced
+        return list(forced)
+
+    def write_masks(self, ahead: Sequence[int], out: memoryview) -> int:
+        rows = np.asarray(out).reshape(-1, self._tokens.num_words)
+        if self._has_ended:
+            rows[0] = self._tokens.end_bits
+            return 1
+        num_rows = 0
+        with self._walk() as walk:
+            for row, token_id in zip(rows, [*ahead, None], strict=False):
+                walk.write(row)
+                num_rows += 1
+                if token_id is None or not walk.take(token_id):
+                    break
+        return num_rows
+
+    def sweep(self, canvas: Sequence[int | None]) -> list[int | None]:
+        return sweep(self, canvas)
+
+    def legal_prefix(self, tokens: Sequence[int]) -> int:
+        if self._has_ended:
+            return 0
+        with self._walk() as walk:
+            num_taken = next((i for i, token_id in enumerate(tokens) if not walk.follow(token_id)), len(tokens))
+            is_end = num_taken < len(tokens) and tokens[num_taken] in self._tokens.eos_ids
+            may_end = is_end and self._matcher.is_accepting()
+        affordable = self._budget.affordable(tokens[:num_taken])
+        return num_taken + 1 if may_end and affordable == num_taken else affordable
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        walk = Walk(self._tokens, self._matcher, self._tail, self._due)
+        for token_id in tokens:
+            if token_id in self._tokens.eos_ids and self.can_stop():
+                self._has_ended = True
+                continue
+            if not self._has_ended:
+                walk.certain()
+            if self._has_ended or not self._matcher.consume_token(token_id):
+                raise RowFailed(f"token {token_id} does not fit the grammar")
+            walk.pass_by(token_id)
+            self._budget.advance(token_id)
+        self._tail, self._due = walk.tail, walk.due
+
+    def can_stop(self) -> bool:
+        return self._has_ended or self._matcher.is_accepting()
+
+    def must_stop(self) -> bool:
+        self._check()
+        return self._has_ended or self._matcher.is_stopped()
+
+    def closing(self, room: int) -> list[int] | None:
+        """See `Budget`: this also tells how much room is left, which `legal_prefix` then respects. An empty list means
+        that the text is complete and nothing else fits."""
+        if self._has_ended:
+            return None
+        path = self._budget.closing(room)
+        return None if path is None or self._matcher.validate_tokens(path) < len(path) else path
+
+    def is_over(self) -> bool:
+        """A grammar has its say to the end."""
+        return False
+
+    @contextmanager
+    def _walk(self) -> Iterator[Walk]:
+        """A look ahead that leaves the automaton as it was; raises if the automaton broke on the way."""
+        walk = Walk(self._tokens, self._matcher, self._tail, self._due)
+        try:
+            yield walk
+        finally:
+            walk.go_back()
+        self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise RowFailed(f"the grammar's automaton failed: {self._matcher.get_error()[:300]}")

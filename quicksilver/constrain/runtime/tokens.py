@@ -1,0 +1,112 @@
+"""The vocabulary as constraints need it: bytes of each token, ends, widths, and the alphabet of single bytes.
+
+Built once per tokenizer from its JSON; about a second for fifty thousand tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+
+from quicksilver.constrain.alphabet import make_alphabet
+from quicksilver.constrain.runtime.digits import TAIL_LEN, Bits, DigitGuard
+
+
+class Tokens:
+    """Facts about one tokenizer next to a model with logits of `vocab_size`."""
+
+    def __init__(self, tokenizer_json: str, eos_ids: Sequence[int], vocab_size: int) -> None:
+        self.tokenizer = open_tokenizer(tokenizer_json, list(eos_ids), vocab_size)
+        self.eos_ids = frozenset(eos_ids)
+        self.vocab_size = vocab_size
+        self.num_words = -(-vocab_size // 32)
+        size = self.tokenizer.vocab_size
+        special_ids = [i for i in range(size) if self.tokenizer.is_special_token(i)]
+        self._bytes = [self.tokenizer.decode_bytes([i]) for i in range(size)]
+        for i in special_ids:
+            self._bytes[i] = b""
+        self._special = frozenset(special_ids)
+        byte_ids = {text[0]: i for i, text in reversed(list(enumerate(self._bytes))) if len(text) == 1}
+        self.alphabet = make_alphabet(byte_ids, special_ids, eos_ids[0], size)
+        self.guard = DigitGuard(self._bytes, self.num_words)
+        self.width_bits = bits_of(range(vocab_size), self.num_words)
+        self.end_bits = bits_of([i for i in eos_ids if i < vocab_size], self.num_words)
+        self._full_words = max(-(-size // 32), self.num_words)
+        self._joins: dict[tuple[int, int], bool] = {}
+
+    def extend(self, tail: bytes, token_id: int) -> bytes:
+        """The last bytes of the text after one more token."""
+        return (tail + self._bytes[token_id])[-TAIL_LEN:]
+
+    @property
+    def texts(self) -> Sequence[bytes]:
+        """The bytes of every token."""
+        return self._bytes
+
+    def text(self, token_id: int) -> bytes:
+        """The bytes of a token; none for a special one."""
+        return self._bytes[token_id]
+
+    def spell(self, token_id: int) -> list[int] | None:
+        """A token in the alphabet of bytes."""
+        return [token_id] if token_id in self._special else self.alphabet.spell(self._bytes[token_id])
+
+    def join(self, path: Sequence[int]) -> list[int]:
+        """A path in the alphabet as tokens of the vocabulary."""
+        tokens: list[int] = []
+        text = b""
+        for token_id in path:
+            if token_id in self._special:
+                tokens += [*self.encode(text), token_id]
+                text = b""
+            else:
+                text += self._bytes[token_id]
+        return tokens + self.encode(text)
+
+    def allows_letter(self, row: Bits) -> bool:
+        """Whether a bitmask row lets a letter follow, as strings and prose do and numbers do not."""
+        letter = self.alphabet.letter_id
+        return letter >= 0 and bool(row[letter >> 5] >> (letter & 31) & 1)
+
+    def encode(self, text: bytes) -> list[int]:
+        """The tokens of running text."""
+        return self.tokenizer.tokenize_bytes(text) if text else []
+
+    def joins(self, token_id: int, byte: int) -> bool:
+        """Whether running text would have another token here if `byte` followed."""
+        key = (token_id, byte)
+        if key not in self._joins:
+            self._joins[key] = self.encode(self._bytes[token_id] + bytes((byte,)))[:1] != [token_id]
+        return self._joins[key]
+
+    def lawful_bits(self, matcher: LLMatcher) -> Bits:
+        """What an automaton allows now, as wide as the logits."""
+        full: Bits = np.zeros(self._full_words, dtype=np.int32)
+        matcher.unsafe_compute_mask_ptr(full.ctypes.data, full.nbytes)
+        return full[: self.num_words] & self.width_bits
+
+    def lawful_bytes(self, bits: Bits) -> list[int]:
+        """Bytes that may follow as tokens of their own."""
+        ids = self.alphabet.byte_ids.items()
+        return [byte for byte, i in ids if i < self.vocab_size and bits[i >> 5] >> (i & 31) & 1]
+
+
+def open_tokenizer(tokenizer_json: str, eos_ids: list[int], vocab_size: int) -> LLTokenizer:
+    """llguidance's view of the tokenizer, at least as wide as the logits. Every added token counts as special.
+
+    Checkpoints mark some of them, such as tool tags, as plain text; then free text could open a call unseen.
+    """
+    content = json.loads(tokenizer_json)
+    for token in content["added_tokens"]:
+        token["special"] = True
+    ids = [*content["model"]["vocab"].values(), *(token["id"] for token in content["added_tokens"])]
+    return LLTokenizer(json.dumps(content), n_vocab=max(vocab_size, max(ids) + 1), eos_token=eos_ids)
+
+
+def bits_of(token_ids: Sequence[int], num_words: int) -> Bits:
+    flags = np.zeros(num_words * 32, dtype=np.bool_)
+    flags[list(token_ids)] = True
+    return np.packbits(flags, bitorder="little").view(np.int32)

@@ -1,0 +1,82 @@
+"""The independent check: jsonschema-rs, on the schema as it was sent and the text as it will be delivered.
+
+Shares no code with the grammar. Formats are annotations, patterns run on a linear-time engine, nothing is fetched.
+The draft is the one that `$schema` names, else the newest under which the schema is well formed.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jsonschema_rs
+
+from quicksilver.constrain.compile.rewrite.vocabulary import Draft, Json, declared_draft
+from quicksilver.errors import InvalidGrammar
+
+VALIDATORS = {
+    Draft.FOUR: jsonschema_rs.Draft4Validator,
+    Draft.SIX: jsonschema_rs.Draft6Validator,
+    Draft.SEVEN: jsonschema_rs.Draft7Validator,
+    Draft.Y2019: jsonschema_rs.Draft201909Validator,
+    Draft.Y2020: jsonschema_rs.Draft202012Validator,
+}
+FALLBACKS = (Draft.Y2020, Draft.SEVEN, Draft.FOUR)
+"""Tried in turn when `$schema` is silent."""
+
+
+def validate_output(schema: Json, text: str) -> str | None:
+    """Why `text` is not an instance of `schema`, or None when it is one."""
+    try:
+        instance = json.loads(text, parse_constant=refuse_constant)
+    except (ValueError, RecursionError) as error:
+        return f"not JSON: {error}"
+    fault = next(validator_of(json.dumps(schema)).iter_errors(instance), None)
+    if fault is None:
+        return None
+    return f"{fault.message} at '/{'/'.join(str(step) for step in fault.instance_path)}'"
+
+
+def pick_draft(schema: Json) -> Draft:
+    """The draft that governs `schema`; raises InvalidGrammar when it is well formed under none."""
+    complaints: list[InvalidGrammar] = []
+    for draft in (declared,) if (declared := declared_draft(schema)) else FALLBACKS:
+        try:
+            build(schema, draft)
+        except InvalidGrammar as error:
+            complaints.append(error)
+        else:
+            return draft
+    raise complaints[0]
+
+
+def build(schema: Json, draft: Draft) -> Any:
+    """A validator; raises InvalidGrammar that names the keyword at fault."""
+    try:
+        return VALIDATORS[draft](
+            schema, validate_formats=False, offline=True, pattern_options=jsonschema_rs.RegexOptions()
+        )
+    except jsonschema_rs.ValidationError as error:
+        raise malformed(error) from error
+    except ValueError as error:
+        raise InvalidGrammar(f"The schema cannot be read: {str(error)[:300]}.") from error
+
+
+def malformed(error: jsonschema_rs.ValidationError) -> InvalidGrammar:
+    """A refusal that names the keyword which breaks the rules of its draft."""
+    if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.Referencing):
+        return InvalidGrammar(f"`$ref` cannot be followed: {error.message[:300]}.")
+    words = [step for step in error.instance_path if isinstance(step, str)]
+    path = "/".join(str(step) for step in error.instance_path)
+    return InvalidGrammar(f"`{words[-1] if words else 'schema'}` is malformed at '/{path}': {error.message[:300]}.")
+
+
+@lru_cache(maxsize=256)
+def validator_of(schema_text: str) -> Any:
+    schema = json.loads(schema_text)
+    return build(schema, pick_draft(schema))
+
+
+def refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,133 @@
+"""Applies an update snippet to a file: lines the snippet does not touch are copied byte for byte.
+
+The snippet shows changed code with some lines around it, and stands `// ... existing code ...`, in any comment syntax,
+for what it leaves out. Where its place is certain the merge needs no model; where not, the model gets to rewrite only
+the span in doubt. Pure; knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quicksilver.editing.splice import Change, Segment, Source, balance, plan_change, split_update
+from quicksilver.text.conversation import Message
+
+_MARK = "<|!@#IS_APPLY!@#|>"
+_FENCED = re.compile(r"\s*```[^\n`]*\n(.*?)\n?```\s*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyRequest:
+    """A file, and the snippet that changes it."""
+
+    original: str
+    update: str
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Final text: bytes of the original, or new lines of the update."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """A span of the original that the model must rewrite so that `update` takes effect."""
+
+    original: str
+    update: str
+
+
+Piece = Copy | Rewrite
+
+
+def parse_apply(prompt: str) -> ApplyRequest | None:
+    """None where the prompt has no tags: it is a plain instruction then."""
+    prompt = prompt.replace(_MARK, "")
+    original, update = _section(prompt, "original_code"), _section(prompt, "update_snippet")
+    return None if original is None or update is None else ApplyRequest(original, update)
+
+
+def merge(original: str, update: str) -> list[Piece]:
+    """The merged file in pieces, in order. Where all are `Copy`, their texts joined are the whole of it."""
+    source = Source(original)
+    planned: list[tuple[Segment, Change]] = []
+    low = 0
+    for segment in split_update(update):
+        change = plan_change(source, segment, low)
+        planned.append((segment, change))
+        low = max(low, change.end or 0)
+    pieces = list(_join(_assemble(source, planned), original.endswith("\n")))
+    merged = "".join(piece.text for piece in pieces if isinstance(piece, Copy))
+    is_settled = all(isinstance(piece, Copy) for piece in pieces)
+    if is_settled and balance(original) == (0, 0, 0) != balance(merged):
+        return [Rewrite(original, update)]
+    return pieces
+
+
+def rewrite_messages(piece: Rewrite) -> list[Message]:
+    """What to ask the model for one piece."""
+    task = "Apply the update to the code. Answer with the whole resulting code in one fence and nothing else."
+    return [Message("user", f"Code:\n```\n{piece.original}\n```\n\nUpdate:\n```\n{piece.update}\n```\n\n{task}")]
+
+
+def rewrite_reply(piece: Rewrite, answer: str) -> str:
+    """The model's answer as it takes the piece's place: without a fence, ending as the original ended."""
+    if fenced := _FENCED.fullmatch(answer):
+        answer = fenced[1]
+    return answer.rstrip("\n") + "\n" if piece.original.endswith("\n") else answer.rstrip("\n")
+
+
+def _section(prompt: str, name: str) -> str | None:
+    start, end = prompt.find(f"<|{name}|>"), prompt.rfind(f"<|/{name}|>")
+    if start < 0 or end < start:
+        return None
+    return prompt[start + len(f"<|{name}|>") : end].removeprefix("\n").removesuffix("\n")
+
+
+def _assemble(source: Source, planned: list[tuple[Segment, Change]]) -> Iterator[str | Rewrite]:
+    """Lines of the merged file, and the spans left to the model; neighbouring spans of unknown end become one."""
+    at = 0
+    waiting: list[Segment] = []
+    for segment, change in planned:
+        if change.end is None:
+            waiting.append(segment)
+            continue
+        if waiting:
+            yield _rewrite(source, at, change.start, waiting)
+            at, waiting = change.start, []
+        yield from source.lines[at : change.start]
+        if change.lines is None:
+            yield _rewrite(source, change.start, change.end, [segment])
+        else:
+            yield from change.lines
+        at = change.end
+    if waiting:
+        yield _rewrite(source, at, len(source.lines), waiting)
+    else:
+        yield from source.lines[at:]
+
+
+def _rewrite(source: Source, start: int, end: int, segments: list[Segment]) -> Rewrite:
+    update = "\n...\n".join("\n".join(segment.lines) for segment in segments)
+    return Rewrite("".join(source.lines[start:end]), update)
+
+
+def _join(items: Iterator[str | Rewrite], ends_with_newline: bool) -> Iterator[Piece]:
+    """Lines into runs. The last line ends as the file did, and any other has a line end."""
+    run: list[str] = []
+    for item in items:
+        if run and not run[-1].endswith("\n"):
+            run[-1] += "\n"
+        if isinstance(item, str):
+            run.append(item)
+        else:
+            yield from [Copy("".join(run))] if run else []
+            yield item
+            run = []
+    if run and not ends_with_newline:
+        run[-1] = run[-1].rstrip("\r\n")
+    yield from [Copy("".join(run))] if run else []

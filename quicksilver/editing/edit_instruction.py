@@ -1,0 +1,63 @@
+"""The next edit as an instruction, for chat weights that never learned edit tokens.
+
+Wording and examples were chosen among eight on edits that no evaluation has: these take up a change and leave the rest
+alone most reliably (docs/log.md). The region stands apart from its file, because tags inside the file were copied into
+answers. Pure; knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quicksilver.editing.edit_request import EditRequest
+from quicksilver.text.conversation import Message
+
+EDIT_PREFILL, EDIT_STOP = "```\n", "\n```"
+"""An answer to `edit_messages` is begun with the one, written by us, and ends at the other."""
+
+_TASK = (
+    "A developer made the recent edits above and goes on with the same change. Rewrite the region so that it agrees"
+    " with them: use new names in place of old ones, change nothing else. If nothing is left to change, repeat the"
+    " region exactly. Answer with the region's code in one fence."
+)
+
+_TAKES_UP = EditRequest(
+    "shop.py",
+    "def total(items, tax_rate):\n    amount = 0\n",
+    "    for item in items:\n        amount += item.price\n    return amount * (1 + tax)",
+    "\n",
+    history=("--- shop.py\n+++ shop.py\n@@ -1,1 +1,1 @@\n-def total(items, tax):\n+def total(items, tax_rate):",),
+)
+_STAYS = EditRequest(
+    "shop.py",
+    "def total(items, tax_rate):\n",
+    "    amount = sum(item.price for item in items)\n    return amount * (1 + tax_rate)",
+    "\n",
+    history=(
+        "--- shop.py\n+++ shop.py\n@@ -3,1 +3,1 @@\n"
+        "-    return amount * (1 + tax)\n+    return amount * (1 + tax_rate)",
+    ),
+)
+_EXAMPLES = ((_TAKES_UP, _TAKES_UP.region.replace("tax)", "tax_rate)")), (_STAYS, _STAYS.region))
+
+
+def edit_messages(request: EditRequest) -> list[Message]:
+    """Two solved examples, then the request. Begin the answer with `EDIT_PREFILL`."""
+    turns: list[Message] = []
+    for example, answer in _EXAMPLES:
+        turns += [Message("user", _question(example)), Message("assistant", f"{EDIT_PREFILL}{answer}{EDIT_STOP}")]
+    return [*turns, Message("user", _question(request))]
+
+
+def _question(request: EditRequest) -> str:
+    return "\n\n".join(_parts(request))
+
+
+def _parts(request: EditRequest) -> Iterator[str]:
+    for snippet in request.snippets:
+        yield f"{snippet.path}:\n{snippet.code}"
+    for diff in request.history:
+        yield f"Recent edit:\n```diff\n{diff}\n```"
+    yield f"{request.path}:\n```\n{request.before}{request.region}{request.after}\n```"
+    yield f"Region to rewrite:\n```\n{request.region}\n```"
+    yield _TASK

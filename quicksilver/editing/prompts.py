@@ -1,0 +1,171 @@
+"""Prompts for filling in the middle and for the next edit, and the one form of reply that editors parse.
+
+Text of files goes in through `Tokenizer.encode`, so tags that it happens to contain stay text. Where a prompt does not
+fit, what lies farthest from the place of work is cut first.
+"""
+
+from __future__ import annotations
+
+import re
+
+from quicksilver.editing.edit_instruction import EDIT_PREFILL, EDIT_STOP, edit_messages
+from quicksilver.editing.edit_request import CURSOR, REGION, EditRequest, Snippet, parse_edit
+from quicksilver.text.tokenizer import Tokenizer
+
+__all__ = [
+    "EDIT_PREFILL",
+    "EDIT_STOP",
+    "NO_SUFFIX",
+    "EditRequest",
+    "Snippet",
+    "can_edit",
+    "edit_messages",
+    "edit_prompt",
+    "edit_reply",
+    "fim_bias",
+    "fim_lead",
+    "fim_prompt",
+    "fim_space",
+    "parse_edit",
+]
+
+NO_SUFFIX = "<|endoftext|>"
+"""What some clients send instead of an empty suffix."""
+
+_END_BIAS = 3.0
+_LAST_WORD = re.compile(r" ?(?:[^\W\d_]+|(?:[^\w\s]|_)+)\Z")
+"""What byte-pair vocabularies never join with what stands before it: letters, or signs, with one space."""
+_LONGEST_LEAD = 40
+_FIM_HEAD = re.compile(r"(?:<\|file_sep\|>(?P<path>[^\n]*)\n)?<\|fim_prefix\|>")
+_FENCED = re.compile(r"\s*```[^\n`]*\n(.*?)(?:\n?```\s*)?", re.DOTALL)
+
+
+def fim_prompt(tokenizer: Tokenizer, prefix: str, suffix: str, max_tokens: int | None = None) -> list[int]:
+    """What comes before the middle, of a prefix without what is left to the answer (`fim_lead`). Weights born with such
+    tokens read prefix, suffix, then a sign; weights we taught read the suffix first, so that the middle simply goes on
+    from the prefix; others continue the prefix alone.
+    """
+    roles = tokenizer.roles
+    head: list[int] = []
+    if match := _FIM_HEAD.match(prefix):
+        prefix = prefix[match.end() :]
+        head = _file_head(tokenizer, match["path"] or "")
+    before, after = tokenizer.encode(prefix), tokenizer.encode("" if suffix == NO_SUFFIX else suffix)
+    if roles.fim_prefix is None or roles.fim_suffix is None or roles.fim_middle is None:
+        return _tail(before, len(before) if max_tokens is None else max_tokens)
+    if max_tokens is not None:
+        before, after = _fit(before, after, max_tokens - len(head) - (2 if can_edit(tokenizer) else 3))
+    if can_edit(tokenizer):
+        return [*head, roles.fim_suffix, *after, roles.fim_prefix, *before]
+    return [*head, roles.fim_prefix, *before, roles.fim_suffix, *after, roles.fim_middle]
+
+
+def fim_lead(tokenizer: Tokenizer, prefix: str) -> str:
+    """The end of a prefix that is left to the answer, which must begin with it: a last word or run of signs, with the
+    space before it. A cursor stands within words, and tokens do not end there: weights that read "comp" expect
+    anything but "ute". Only for weights we taught, whose middle goes on from the prefix.
+    """
+    if not can_edit(tokenizer):
+        return ""
+    head = _FIM_HEAD.match(prefix)
+    start = max(head.end() if head else 0, len(prefix) - _LONGEST_LEAD - 1)
+    match = _LAST_WORD.search(prefix, start)
+    if match is None or len(match[0]) > _LONGEST_LEAD or not _can_spell(tokenizer, match[0]):
+        return fim_space(tokenizer, prefix)
+    return match[0]
+
+
+def fim_space(tokenizer: Tokenizer, prefix: str) -> str:
+    """The least that weights we taught find left to them, and say unasked: a last space, because a token holds a word
+    and the space before it.
+    """
+    return " " if can_edit(tokenizer) and prefix.endswith(" ") else ""
+
+
+def _can_spell(tokenizer: Tokenizer, text: str) -> bool:
+    return tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def fim_bias(tokenizer: Tokenizer) -> dict[int, float]:
+    """What to add to the logit of the end. Weights we taught mostly go on from a prefix, as any text does, and name the
+    end of a gap too faintly (docs/log.md has the curve); others are left alone.
+    """
+    end = tokenizer.roles.turn_close
+    return {} if end is None or not can_edit(tokenizer) else {end: _END_BIAS}
+
+
+def can_edit(tokenizer: Tokenizer) -> bool:
+    """Whether `edit_prompt` applies: the weights learned the tokens that mark a region and the answer to it."""
+    roles = tokenizer.roles
+    return None not in (roles.edit_open, roles.edit_close, roles.fim_middle)
+
+
+def edit_prompt(tokenizer: Tokenizer, request: EditRequest, max_tokens: int | None = None) -> list[int]:
+    """Context, then the file with its region marked; the answer is the region rewritten. Needs `can_edit`."""
+    roles = tokenizer.roles
+    if roles.edit_open is None or roles.edit_close is None or roles.fim_middle is None:
+        raise ValueError("the tokenizer has no edit tokens; use edit_messages")
+    region = [roles.edit_open, *_region_ids(tokenizer, request), roles.edit_close]
+    file = _file_head(tokenizer, request.path)
+    before, after = tokenizer.encode(request.before), tokenizer.encode(request.after)
+    context = _context_ids(tokenizer, request)
+    if max_tokens is not None:
+        room = max_tokens - len(region) - len(file) - 1
+        before, after = _fit(before, after, room)
+        context = _tail(context, room - len(before) - len(after))
+    return [*context, *file, *before, *region, *after, roles.fim_middle]
+
+
+def edit_reply(request: EditRequest, answer: str) -> str:
+    """The answer as a bare fence with the region and nothing else; an answer that says nothing echoes the region."""
+    region = _clean(request, answer)
+    if not region.strip() or region.strip() == "None":
+        region = request.region
+    return f"```\n{region}\n```"
+
+
+def _clean(request: EditRequest, answer: str) -> str:
+    if (fenced := _FENCED.fullmatch(answer)) and "```" not in request.region:
+        answer = fenced[1]
+    answer = answer.removeprefix(f"<|{REGION}|>\n").removesuffix(f"\n<|/{REGION}|>")
+    if CURSOR not in request.region:
+        answer = answer.replace(CURSOR, "")
+    trailing = len(request.region) - len(request.region.rstrip("\n"))
+    answer = answer.rstrip("\n") + "\n" * trailing
+    if "\r\n" in request.region:
+        answer = re.sub(r"(?<!\r)\n", "\r\n", answer)
+    return answer
+
+
+def _region_ids(tokenizer: Tokenizer, request: EditRequest) -> list[int]:
+    cursor = tokenizer.roles.cursor
+    if cursor is None or request.cursor is None:
+        return tokenizer.encode(request.region)
+    left, right = request.region[: request.cursor], request.region[request.cursor :]
+    return [*tokenizer.encode(left), cursor, *tokenizer.encode(right)]
+
+
+def _context_ids(tokenizer: Tokenizer, request: EditRequest) -> list[int]:
+    """Snippets, then edits from oldest to newest: what matters most stands last and is cut last."""
+    ids: list[int] = []
+    for snippet in request.snippets:
+        ids += [*_file_head(tokenizer, snippet.path), *tokenizer.encode(snippet.code + "\n")]
+    for diff in request.history:
+        ids += [*_file_head(tokenizer, "edit"), *tokenizer.encode(diff + "\n")]
+    return ids
+
+
+def _file_head(tokenizer: Tokenizer, path: str) -> list[int]:
+    separator = tokenizer.roles.file_sep
+    return [*([] if separator is None else [separator]), *tokenizer.encode(path + "\n")] if path else []
+
+
+def _fit(before: list[int], after: list[int], room: int) -> tuple[list[int], list[int]]:
+    """Both sides of a gap within `room`: a quarter is for what follows, more where what precedes leaves it."""
+    room = max(room, 0)
+    num_after = min(len(after), max(room // 4, room - len(before)))
+    return _tail(before, room - num_after), after[:num_after]
+
+
+def _tail(ids: list[int], count: int) -> list[int]:
+    return ids[max(len(ids) - max(count, 0), 0) :]

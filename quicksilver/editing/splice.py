@@ -1,0 +1,211 @@
+"""One stretch of an update snippet -> the change it makes to the file, or the span that a model must rewrite.
+
+By the convention of such snippets, a marker stands for code that stays, and a stretch between markers is all there is
+between its first and last line. A marker forgotten at either end is taken as there, so no code is lost for it; a
+reading that leaves brackets unbalanced or drops much code is not believed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quicksilver.editing.align import Placement, place
+
+_DOTS = r"(?:\.{3,}|…)"
+_COMMENT = r"(?://+|\#+|--+|;+|%+|/\*+|<!--|\{/\*|\(\*|REM\b)"
+_OMITTED = r"\b(?:existing|rest|remaining|remains|unchanged|same|other|previous|omitted)\b"
+_MARKER = re.compile(
+    rf"""\s*(?:{_COMMENT}\s*{_DOTS}(?:\W*|.*{_OMITTED}.*|.*{_DOTS}\W*)
+         |{_COMMENT}.*\b(?:existing|rest\ of|remaining|unchanged|omitted)\b.*{_DOTS}\W*
+         |{_DOTS}\s+.*{_OMITTED}.*)""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_LONGEST_MARKER = 200
+_WORD = re.compile(r"\w+")
+_ALIKE = 0.6
+"""Share of common words from which a new line may be meant to replace an old one."""
+_NEAR = 3
+_FEW_LINES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Lines between markers, and whether a marker stands on either side."""
+
+    lines: tuple[str, ...]
+    is_open_above: bool
+    is_open_below: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`lines`, with their line ends, take the place of `start:end` of the file.
+
+    Without `lines` the model must write them; without `end` it is not known how far they reach.
+    """
+
+    start: int
+    end: int | None
+    lines: tuple[str, ...] | None = None
+
+
+class Source:
+    """A file as lines: `lines` byte for byte, `keys` without trailing space."""
+
+    def __init__(self, text: str) -> None:
+        self.lines = re.findall(r"[^\n]*\n|[^\n]+", text)
+        self.keys = [line.rstrip() for line in self.lines]
+        self._eol = "\r\n" if "\r\n" in text else "\n"
+
+    def new(self, lines: Sequence[str]) -> list[str]:
+        """Lines of the update with this file's line ends."""
+        return [line.rstrip("\r\n") + self._eol for line in lines]
+
+
+def split_update(update: str) -> list[Segment]:
+    stretches: list[list[str]] = [[]]
+    for line in update.rstrip("\r\n").split("\n"):
+        if len(line) <= _LONGEST_MARKER and _MARKER.fullmatch(line.rstrip("\r")):
+            stretches.append([])
+        else:
+            stretches[-1].append(line)
+    last = len(stretches) - 1
+    found = (Segment(tuple(lines), at > 0, at < last) for at, lines in enumerate(stretches))
+    return [segment for segment in found if any(line.strip() for line in segment.lines)]
+
+
+def plan_change(source: Source, segment: Segment, low: int) -> Change:
+    """What `segment` does to the lines from `low` on."""
+    placement = place([line.rstrip() for line in segment.lines], source.keys, low)
+    if placement is None:
+        return _plan_unplaced(source, segment, low)
+    if placement.is_ambiguous:
+        return Change(low, None)
+    return _plan_placed(source, segment, placement, low)
+
+
+def balance(text: str) -> tuple[int, int, int]:
+    """Brackets opened and not closed, of each kind."""
+    round_, square, curly = (text.count(a) - text.count(b) for a, b in ("()", "[]", "{}"))
+    return round_, square, curly
+
+
+def _plan_unplaced(source: Source, segment: Segment, low: int) -> Change:
+    """New code alone: its place is certain only at an end of the file that the snippet itself shows."""
+    lines = segment.lines
+    is_top = low == 0 and not segment.is_open_above and segment.is_open_below
+    is_bottom = segment.is_open_above and not segment.is_open_below
+    known = set(source.keys)
+    heading = [line for line in lines if line.strip() and line.rstrip() not in known][:1]
+    if is_top == is_bottom or not heading or _any_alike(heading, source.keys):
+        return Change(low, None)
+    at = 0 if is_top else len(source.lines)
+    return Change(at, at, tuple(source.new(lines)))
+
+
+def _plan_placed(source: Source, segment: Segment, placement: Placement, low: int) -> Change:
+    if _is_whole_file(source, segment, placement):
+        return Change(0, len(source.lines), tuple(_interleave(source, segment, placement)))
+    (i_first, j_first), (i_last, j_last) = placement.first, placement.last
+    head, tail = segment.lines[:i_first], segment.lines[i_last + 1 :]
+    above, below = source.keys[low:j_first][::-1], source.keys[j_last + 1 :]
+    num_above, num_below = _num_replaced(head[::-1], above), _num_replaced(tail, below)
+    start, end = j_first - num_above, j_last + 1 + num_below
+    is_certain = (
+        _fits_above(head[: len(head) - num_above], above[num_above:])
+        and _fits_below(tail[num_below:], below[num_below:], source.keys[j_first : j_last + 1])
+        and _has_firm_edges(source, segment, placement)
+        and j_last - j_first < len(segment.lines) + max(_FEW_LINES, len(segment.lines))
+    )
+    if not is_certain:
+        return Change(max(low, start - _NEAR), _block_end(source.keys, end, min(_indents(segment.lines))))
+    inner = Segment(segment.lines[i_first : i_last + 1], is_open_above=True, is_open_below=True)
+    shifted = Placement(tuple((i - i_first, j) for i, j in placement.pairs), is_ambiguous=False)
+    body = _interleave(source, inner, shifted)
+    return Change(start, end, (*source.new(_unless_blank(head)), *body, *source.new(_unless_blank(tail))))
+
+
+def _is_whole_file(source: Source, segment: Segment, placement: Placement) -> bool:
+    """No marker at all and most of the file repeated: the update is the new file."""
+    return not segment.is_open_above and not segment.is_open_below and 2 * len(placement.pairs) > len(source.lines)
+
+
+def _block_end(keys: Sequence[str], at: int, indent: int) -> int:
+    """The first line from `at` on that begins something new at `indent`: the model should see whole blocks."""
+    for j in range(at, len(keys)):
+        if keys[j].strip() and _indents([keys[j]])[0] <= indent and not re.fullmatch(r"\W*|end\b.*", keys[j].strip()):
+            return j
+    return len(keys)
+
+
+def _interleave(source: Source, segment: Segment, placement: Placement) -> list[str]:
+    """Lines of the file where the snippet repeats them, lines of the snippet where it does not."""
+    out: list[str] = []
+    done = 0
+    for i, j in placement.pairs:
+        out += source.new(segment.lines[done:i])
+        out.append(source.lines[j])
+        done = i + 1
+    return out + source.new(segment.lines[done:])
+
+
+def _num_replaced(new: Sequence[str], old: Sequence[str]) -> int:
+    """How many lines next to an anchor are old ones in a new form."""
+    pairs = zip(new, old, strict=False)
+    return next((n for n, pair in enumerate(pairs) if not _is_alike(*pair)), min(len(new), len(old)))
+
+
+def _fits_above(new: Sequence[str], old: Sequence[str]) -> bool:
+    """Whether lines above the first anchor can only be new: the old ones there end a deeper block, or are none."""
+    indents, old_indents = _indents(new), _indents(old)
+    return not indents or (_is_new(new, old) and (not old_indents or old_indents[0] > indents[0]))
+
+
+def _fits_below(new: Sequence[str], old: Sequence[str], anchored: Sequence[str]) -> bool:
+    """The same below the last anchor: they end its block, or come after the block that it ends."""
+    indents, old_indents = _indents(new), _indents(old)
+    if not indents:
+        return True
+    ends_block = not old_indents or old_indents[0] < indents[0] or indents[0] < _indents(anchored)[-1]
+    return ends_block and _is_new(new, old)
+
+
+def _is_new(new: Sequence[str], near: Sequence[str]) -> bool:
+    """Complete in itself, and its ends unlike what stands there."""
+    ends = {*new[:_NEAR], *new[-_NEAR:]}
+    return balance("\n".join(new)) == (0, 0, 0) and not _any_alike(sorted(ends), near[: 2 * _NEAR])
+
+
+def _indents(lines: Sequence[str]) -> list[int]:
+    return [len(line) - len(line.lstrip()) for line in lines if line.strip()]
+
+
+def _has_firm_edges(source: Source, segment: Segment, placement: Placement) -> bool:
+    """A blank line says little about where a stretch ends, unless what lies before it is new or has kept its length."""
+    pairs = placement.pairs
+    for (i, j), (edge_i, edge_j) in (pairs[:2][::-1], pairs[-2:]) if len(pairs) > 1 else ():
+        if segment.lines[edge_i].strip() or abs(edge_i - i) == abs(edge_j - j):
+            continue
+        new = segment.lines[min(i, edge_i) + 1 : max(i, edge_i)]
+        beyond = source.keys[edge_j + 1 :] if edge_j > j else source.keys[:edge_j][::-1]
+        if abs(edge_j - j) > 1 or _any_alike(new[-_NEAR:], beyond[: 2 * _NEAR]):
+            return False
+    return True
+
+
+def _any_alike(new: Sequence[str], old: Sequence[str]) -> bool:
+    return any(_is_alike(a, b) for a in new for b in old)
+
+
+def _is_alike(new: str, old: str) -> bool:
+    """Whether one may be the other, changed: by words, since short lines share most of their letters."""
+    a, b = Counter(_WORD.findall(new)), Counter(_WORD.findall(old))
+    total = a.total() + b.total()
+    return total > 0 and 2 * (a & b).total() >= _ALIKE * total
+
+
+def _unless_blank(lines: Sequence[str]) -> Sequence[str]:
+    return lines if any(line.strip() for line in lines) else ()

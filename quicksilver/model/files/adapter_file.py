@@ -1,0 +1,135 @@
+"""Adapter files: safetensors with int8, int4 or half-precision pairs. Written and read here only.
+
+int8: A as `.A.q` int8 with a scale per rank row, B as `.B.q` int8 with a scale per rank column. int4: `.q` uint8, two
+values a byte along the last dimension (low nibble first), symmetric, a scale per group of 32. Half: `.A`, `.B` F16.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from quicksilver.errors import CheckpointRefused, InvalidRequest
+from quicksilver.model.files.headers import read_safetensors_header
+from quicksilver.model.files.shards import open_tensors
+from quicksilver.model.formats.packing import pack_nibbles, unpack_nibbles
+from quicksilver.model.lowrank import LINEARS, Adapter, CanvasAdapter, LowRank
+
+GROUP_LEN = 32
+_MAX_RANK = 1024
+_PAIR = re.compile(r"layers\.(\d{1,4})\.(qkv|o|gu|dn)\.(A|B)(\.q)?")
+_OTHERS = ("mask_embedding", "embedding.ids", "embedding.rows")
+
+
+def save_adapter(path: Path | str, adapter: Adapter, metadata: Mapping[str, str], bits: int = 8) -> None:
+    """Write `adapter` with 8, 4 or 16 bits a value. Mask embeddings are half precision, replaced embeddings full."""
+    if bits not in (16, 8, 4):
+        raise InvalidRequest(f"adapters have 16, 8 or 4 bits, not {bits}", param="bits")
+    tensors: dict[str, Tensor] = {}
+    for index, name, pair in adapter.low_rank():
+        tensors |= _encode(f"layers.{index}.{name}.A", pair.A.detach().float().cpu(), bits)
+        # B's columns belong to ranks, as A's rows do, so a scale covers one rank either way.
+        tensors |= _encode(f"layers.{index}.{name}.B", pair.B.detach().float().cpu(), bits)
+    if isinstance(adapter, CanvasAdapter):
+        tensors["mask_embedding"] = adapter.mask_embedding.detach().half().cpu().contiguous()
+    if adapter.embedding_ids is not None and adapter.embedding_rows is not None:
+        tensors["embedding.ids"] = adapter.embedding_ids.long().cpu().contiguous()
+        tensors["embedding.rows"] = adapter.embedding_rows.float().cpu().contiguous()
+    save_file(tensors, path, metadata={**metadata, "bits": str(bits)})
+
+
+def _encode(name: str, values: Tensor, bits: int) -> dict[str, Tensor]:
+    if bits == 16:
+        return {name: values.half().contiguous()}
+    if bits == 8:
+        q, scale = _to_int8(values if name.endswith("A") else values.T)
+        return {f"{name}.q": (q if name.endswith("A") else q.T).contiguous(), f"{name}.scale": scale}
+    q, scale = _to_int4(values)
+    return {f"{name}.q": q, f"{name}.scale": scale}
+
+
+def _to_int8(values: Tensor) -> tuple[Tensor, Tensor]:
+    scale = values.abs().amax(1).clamp(min=1e-30) / 127
+    return (values / scale[:, None]).round().to(torch.int8), scale
+
+
+def _to_int4(values: Tensor) -> tuple[Tensor, Tensor]:
+    if values.shape[1] % GROUP_LEN:
+        raise InvalidRequest(f"4-bit adapters want a rank and inputs in groups of {GROUP_LEN}", param="bits")
+    groups = values.unflatten(1, (-1, GROUP_LEN))
+    scale = (groups.abs().amax(2).clamp(min=6e-7) / 7).half()
+    steps = (groups / scale.float()[..., None]).round().clamp(-8, 7) + 8
+    return pack_nibbles(steps.flatten(1).to(torch.uint8)), scale
+
+
+def load_adapter(path: Path | str) -> Adapter:
+    """A CanvasAdapter when the file has mask embeddings, else a skill Adapter; weights are fp32 on the CPU."""
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointRefused(f"{path.name}: no such adapter")
+    header = read_safetensors_header(path)
+    with open_tensors(path) as file:
+        tensors = {name: file.get_tensor(name) for name in header.entries}
+    adapter = _assemble(tensors, path.name)
+    adapter.metadata = dict(header.metadata)
+    return adapter.requires_grad_(False)
+
+
+def _assemble(tensors: dict[str, Tensor], file_name: str) -> Adapter:
+    pairs = {(layer, name, side): values for layer, name, side, values in _decode_all(tensors, file_name)}
+    num_layers = 1 + max((layer for layer, _, _ in pairs), default=-1)
+    layers: list[dict[str, nn.Module]] = []
+    for layer in range(num_layers):
+        found = {name: (pairs.get((layer, name, "A")), pairs.get((layer, name, "B"))) for name in LINEARS}
+        layers.append({name: _pair(a, b, f"{file_name}: layer {layer} {name}") for name, (a, b) in found.items()})
+    masks, ids, rows = (tensors.get(name) for name in _OTHERS)
+    if any(table is not None and table.dim() != 2 for table in (masks, rows)):
+        raise CheckpointRefused(f"{file_name}: embeddings are not a table")
+    adapter = Adapter(layers) if masks is None else CanvasAdapter(layers, masks.float())
+    if (ids is None) != (rows is None) or (ids is not None and rows is not None and ids.shape != rows.shape[:1]):
+        raise CheckpointRefused(f"{file_name}: embedding.ids and embedding.rows do not belong together")
+    if ids is not None and rows is not None:
+        adapter.replace_embeddings(ids, rows)
+    return adapter
+
+
+def _decode_all(tensors: dict[str, Tensor], file_name: str) -> Iterator[tuple[int, str, str, Tensor]]:
+    for key, values in tensors.items():
+        found = _PAIR.fullmatch(key)
+        if found is not None:
+            layer, name, side, is_quantised = found.groups()
+            scale = tensors.get(f"{key[:-2]}.scale") if is_quantised else None
+            yield int(layer), name, side, _decode(values, scale, side, f"{file_name}: {key}")
+        elif key not in _OTHERS and not _PAIR.fullmatch(key.removesuffix(".scale")):
+            raise CheckpointRefused(f"{file_name}: {key} is no part of an adapter")
+
+
+def _decode(values: Tensor, scale: Tensor | None, side: str, where: str) -> Tensor:
+    if values.dim() != 2:
+        raise CheckpointRefused(f"{where} is not a matrix")
+    rank_dim = 0 if side == "A" else 1
+    if scale is None and values.is_floating_point():
+        return values.float()
+    if scale is not None and values.dtype == torch.int8 and scale.shape == values.shape[rank_dim : rank_dim + 1]:
+        return values.float() * scale.float().unsqueeze(1 - rank_dim)
+    if scale is not None and values.dtype == torch.uint8 and scale.shape == _group_shape(values):
+        steps = unpack_nibbles(values).unflatten(1, (-1, GROUP_LEN)).float() - 8
+        return (steps * scale.float()[..., None]).flatten(1)
+    raise CheckpointRefused(f"{where} is {values.dtype} {tuple(values.shape)} without the scales that go with it")
+
+
+def _group_shape(values: Tensor) -> tuple[int, int]:
+    return values.shape[0], values.shape[1] * 2 // GROUP_LEN
+
+
+def _pair(a: Tensor | None, b: Tensor | None, where: str) -> LowRank:
+    if a is None or b is None:
+        raise CheckpointRefused(f"{where}: half of a pair is missing")
+    if a.shape[0] != b.shape[1] or not 0 < a.shape[0] <= _MAX_RANK:
+        raise CheckpointRefused(f"{where}: A {tuple(a.shape)} and B {tuple(b.shape)} do not multiply")
+    return LowRank(a, b)

@@ -1,0 +1,163 @@
+"""Checkpoints in and out: a safetensors directory or a GGUF file -> `Transformer`, and back to safetensors.
+
+Headers are checked before anything is mapped; tensors are then copied one by one into their place. A tensor that the
+network would not use, or one that is missing or misshapen, refuses the whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from quicksilver.errors import CheckpointRefused, ModelNotFound
+from quicksilver.model.assemble import empty_transformer, finish, place
+from quicksilver.model.config import ModelConfig
+from quicksilver.model.files.gguf import GgufSource
+from quicksilver.model.files.gguf_blocks import Grid
+from quicksilver.model.files.headers import read_safetensors_header, refuse_pickle
+from quicksilver.model.files.shards import open_tensors, read_json, shard_paths
+from quicksilver.model.files.tensor_names import HF_NAMES, part_names
+from quicksilver.model.formats.quantised_file import is_quantised, load_quantised
+from quicksilver.model.transformer import Transformer
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+class Source(Protocol):
+    """The tensors of a checkpoint, whatever file they are in."""
+
+    config: ModelConfig
+    unused: set[str]
+    """Tensors that may be there and are rightly ignored."""
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]: ...
+
+    def parts(self, target: str) -> list[str]:
+        """The tensors whose rows, stacked, are our parameter `target`."""
+
+    def read(self, name: str) -> Iterator[tuple[int, Tensor]]:
+        """(first row, rows) pieces of one tensor, in order."""
+
+    def grid(self, name: str) -> Grid | None:
+        """Of a matrix: the 16 steps its values lie on, where the file holds four bits of each."""
+
+
+def load_model(
+    path_or_dir: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> Transformer:
+    """A frozen Transformer in eval mode. Raises ModelNotFound or CheckpointRefused."""
+    path = Path(path_or_dir)
+    if is_quantised(path):
+        return load_quantised(path, dtype, device)
+    return build(open_source(path), dtype, device)
+
+
+def open_source(path: Path) -> Source:
+    """Find out what `path` is, and check it. No weights are read yet."""
+    if not path.exists():
+        raise ModelNotFound(f"{path}: no such checkpoint")
+    if path.is_dir():
+        ggufs = sorted(path.glob("*.gguf"))
+        return GgufSource(ggufs[0]) if len(ggufs) == 1 and not any(path.glob("*.safetensors")) else HfSource(path)
+    refuse_pickle(path)
+    if path.suffix == ".gguf":
+        return GgufSource(path)
+    raise CheckpointRefused(f"{path.name}: weights are a .gguf file or a directory of .safetensors")
+
+
+Put = Callable[[Transformer, str, Tensor], None]
+"""Takes a parameter's whole tensor into an empty model."""
+
+
+def build(source: Source, dtype: torch.dtype, device: torch.device | str, put: Put = place) -> Transformer:
+    model = empty_transformer(source.config)
+    shapes, used = source.shapes, set[str]()
+    for target, parameter in list(model.named_parameters()):
+        parts = source.parts(target)
+        _check_shapes(target, tuple(parameter.shape), [(part, shapes.get(part)) for part in parts])
+        stacked = torch.empty(parameter.shape, dtype=dtype, device=device)
+        _fill(stacked, source, parts)
+        put(model, target, stacked)
+        used.update(parts)
+    unknown = sorted(set(shapes) - used - source.unused)
+    if unknown:
+        raise CheckpointRefused(f"tensors this network does not use: {', '.join(unknown[:3])}")
+    return finish(model, device)
+
+
+def _check_shapes(target: str, wanted: tuple[int, ...], parts: list[tuple[str, tuple[int, ...] | None]]) -> None:
+    num_rows = 0
+    for name, shape in parts:
+        if shape is None:
+            raise CheckpointRefused(f"tensor {name} is missing")
+        if len(shape) != len(wanted) or shape[1:] != wanted[1:]:
+            raise CheckpointRefused(f"tensor {name} is {shape}, which does not fit {target} {wanted}")
+        num_rows += shape[0]
+    if num_rows != wanted[0]:
+        raise CheckpointRefused(f"{target} wants {wanted[0]} rows, the checkpoint has {num_rows}")
+
+
+def _fill(stacked: Tensor, source: Source, parts: list[str]) -> None:
+    base = 0
+    for part in parts:
+        end = base
+        for first, rows in source.read(part):
+            end = base + first + len(rows)
+            stacked[base + first : end] = rows.to(stacked.device)
+        base = end
+
+
+class HfSource:
+    """A Hugging Face directory: config.json, *.safetensors, and an index when there are several."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = ModelConfig.from_hf(read_json(folder / "config.json"))
+        self._files: dict[str, Path] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        for path in shard_paths(folder):
+            for entry in read_safetensors_header(path).entries.values():
+                if entry.name in self._files or entry.dtype not in _FLOATS:
+                    raise CheckpointRefused(f"{path.name}: {entry.name} appears twice or is {entry.dtype}, not a float")
+                self._files[entry.name], self.shapes[entry.name] = path, entry.shape
+        # Old exports store the rotary table, and a tied head once more.
+        self.unused = {name for name in self.shapes if name.endswith("rotary_emb.inv_freq")}
+        self.unused |= {"lm_head.weight"} if self.config.tied_head else set()
+
+    def parts(self, target: str) -> list[str]:
+        return part_names(HF_NAMES, target)
+
+    def read(self, name: str) -> Iterator[tuple[int, Tensor]]:
+        with open_tensors(self._files[name]) as file:
+            yield 0, file.get_tensor(name)
+
+    def grid(self, name: str) -> Grid | None:
+        return None
+
+
+def save_model(model: Transformer, folder: Path | str) -> None:
+    """Write config.json and model.safetensors under Hugging Face's names, which other tools read. Dense models only."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    for target, parameter in model.named_parameters():
+        if target.startswith("canvas."):
+            continue
+        parts = parameter.detach().split(_part_rows(model.config, target, parameter))
+        tensors |= {name: rows.contiguous() for name, rows in zip(part_names(HF_NAMES, target), parts, strict=True)}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(model.config.to_hf(), indent=2) + "\n")
+
+
+def _part_rows(config: ModelConfig, target: str, parameter: Tensor) -> list[int]:
+    if ".qkv." in target:
+        return [config.q_dim, config.kv_dim, config.kv_dim]
+    if ".gate_up." in target:
+        return [config.ffn_dim, config.ffn_dim]
+    return [len(parameter)]

@@ -1,0 +1,84 @@
+"""What a checkpoint is, from its headers alone: family, sizes, number formats, and what it will take to serve."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from quicksilver.model.config import ModelConfig
+from quicksilver.model.files.checkpoint import open_source
+from quicksilver.model.files.gguf import GgufSource
+from quicksilver.model.files.headers import TensorEntry, read_safetensors_header
+from quicksilver.model.files.shards import read_json, shard_paths
+from quicksilver.model.formats.quantised_file import is_quantised
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSummary:
+    """Facts of one checkpoint. Bytes are of weights in memory under each number format, and of KV per token."""
+
+    path: Path
+    format: str
+    """gguf, safetensors, or quantised safetensors."""
+    config: ModelConfig
+    num_params: int
+    file_bytes: int
+    dtypes: Mapping[str, int]
+    """Stored values by number format, the commonest first."""
+    weight_bytes: Mapping[str, int]
+    """Memory for weights: float32, bfloat16, int8, int4."""
+    kv_bytes_per_token: Mapping[str, int]
+    """Cache bytes a token: float32, bfloat16."""
+
+    def bytes_to_serve(self, weights: str, num_tokens: int) -> int:
+        """Weights held as `weights` plus the cache of `num_tokens`, in the dtype that goes with them."""
+        kv = "bfloat16" if weights == "bfloat16" else "float32"
+        return self.weight_bytes[weights] + num_tokens * self.kv_bytes_per_token[kv]
+
+
+def describe(path_or_dir: Path | str) -> CheckpointSummary:
+    """Read and check the headers; raises like `load_model`. A GGUF's first embedding rows are read too."""
+    path = Path(path_or_dir)
+    kind, config, entries = _read(path)
+    dtypes: Counter[str] = Counter()
+    for entry in entries:
+        dtypes[entry.dtype] += entry.num_items
+    return CheckpointSummary(
+        path=path,
+        format=kind,
+        config=config,
+        num_params=config.num_params,
+        file_bytes=sum(entry.end - entry.start for entry in entries),
+        dtypes=dict(dtypes.most_common()),
+        weight_bytes=weight_bytes(config),
+        kv_bytes_per_token={"float32": config.kv_bytes_per_token(4), "bfloat16": config.kv_bytes_per_token(2)},
+    )
+
+
+def _read(path: Path) -> tuple[str, ModelConfig, list[TensorEntry]]:
+    if is_quantised(path):
+        config = ModelConfig.from_hf(read_json(path / "config.json"))
+        return "quantised safetensors", config, _entries(path)
+    source = open_source(path)
+    if isinstance(source, GgufSource):
+        return "gguf", source.config, list(source.header.entries.values())
+    return "safetensors", source.config, _entries(path)
+
+
+def _entries(folder: Path) -> list[TensorEntry]:
+    return [entry for path in shard_paths(folder) for entry in read_safetensors_header(path).entries.values()]
+
+
+def weight_bytes(config: ModelConfig) -> dict[str, int]:
+    """Bytes of the weights in memory. Quantised models hold head and embedding table apart, both int8."""
+    tables = 2 * config.vocab_size * config.dim
+    layers = config.num_params - config.vocab_size * config.dim * (1 if config.tied_head else 2)
+    int4 = layers // 2 + layers // 32 * 4
+    return {
+        "float32": config.num_params * 4,
+        "bfloat16": config.num_params * 2,
+        "int8": layers + tables,
+        "int4": int4 + tables,
+    }

@@ -1,0 +1,59 @@
+"""Finding and opening the files of a safetensors directory. Every path stays inside the directory it was named in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from quicksilver.errors import CheckpointRefused
+from quicksilver.model.files.headers import check_name
+
+_MAX_JSON_BYTES = 16 << 20
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise CheckpointRefused(f"{path.name} is missing")
+    if path.stat().st_size > _MAX_JSON_BYTES:
+        raise CheckpointRefused(f"{path.name} is too large")
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CheckpointRefused(f"{path.name} is not valid JSON") from error
+    if not isinstance(found, dict):
+        raise CheckpointRefused(f"{path.name} is not a JSON object")
+    return found
+
+
+def shard_paths(folder: Path) -> list[Path]:
+    """The weight files of a directory: those its index names, else every .safetensors in it."""
+    index = folder / "model.safetensors.index.json"
+    paths = _indexed(folder, index) if index.is_file() else sorted(folder.glob("*.safetensors"))
+    for path in paths:
+        if path.parent != folder or path.suffix != ".safetensors" or not path.is_file():
+            raise CheckpointRefused(f"shard {path.name} is missing or not a safetensors file of this directory")
+    if not paths:
+        has_pickles = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
+        reason = "; its pickled weights are never loaded, convert them" if has_pickles else ""
+        raise CheckpointRefused(f"{folder.name} holds no .safetensors{reason}")
+    return paths
+
+
+def _indexed(folder: Path, index: Path) -> list[Path]:
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+        raise CheckpointRefused(f"{index.name}: weight_map is not a table of file names")
+    for name in set(names.values()):
+        check_name(name, index.name)
+    return [folder / name for name in sorted(set(names.values()))]
+
+
+def open_tensors(path: Path) -> Any:
+    """Map a safetensors file whose header has been checked already."""
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise CheckpointRefused(f"{path.name}: {error}") from error

@@ -1,0 +1,1 @@
+"""Number formats: how weights are rounded and packed."""

@@ -1,2 +1,0 @@
-"""Kernels in CUDA, compiled on the machine that runs them: `compile.py` compiles and launches, `machine.cuh` has the
-instructions, the other files are a kernel each."""

@@ -1,0 +1,1 @@
+"""Endpoints for keys, organisations, projects, limits, prices and usage."""

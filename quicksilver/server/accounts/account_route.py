@@ -1,0 +1,97 @@
+"""`/v1/account`: what a key may know of itself, and the keys it makes. Nothing of anybody else is found here."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quicksilver.accounts.identity import Identity, Scope
+from quicksilver.server.accounts.keys import draft_of, make_key, revoke_key, rotate_key
+from quicksilver.server.accounts.reply_wire import AccountReply, DeletedReply, KeyList, KeyReply, NewKeyReply
+from quicksilver.server.accounts.usage_wire import PageQuery
+from quicksilver.server.accounts.views import (
+    key_reply,
+    least_balance,
+    price_of,
+    purse_reply,
+    rate_limits_reply,
+)
+from quicksilver.server.accounts.wire import KeyBody, RotateBody
+from quicksilver.server.http.auth import accounts_of, identity_of
+from quicksilver.server.http.body import read_body, read_optional_body
+from quicksilver.server.http.json_reply import json_response
+from quicksilver.server.http.openapi import answers, answers_read, may_take, takes
+from quicksilver.server.http.query import asks, checked_id, list_page, read_query
+from quicksilver.server.services import services_of
+
+router = APIRouter(prefix="/v1/account", tags=["account"])
+
+
+@router.get("", responses=answers_read(AccountReply))
+async def account(request: Request) -> Response:
+    """The key that asks: its rights, what it may still spend, its limits. Purses above it need the scope `usage`."""
+    accounts, by, now = accounts_of(request), identity_of(request), time.time()
+    purses = await accounts.admin(lambda desk: desk.directory.list_path(by))
+    key = await accounts.admin(lambda desk: desk.mint.get_key(by, by.key_id))
+    prices = await accounts.admin(lambda desk: desk.directory.list_prices())
+    shown = purses if Scope.USAGE in by.scopes else [purse for purse in purses if by.sees(purse.path)]
+    model = services_of(request).config.card.id
+    reply: AccountReply = {
+        "object": "account",
+        "key": key_reply(key, now),
+        "organization": {"id": purses[0].id, "name": purses[0].name},
+        "project": {"id": purses[1].id, "name": purses[1].name},
+        "scopes": sorted(by.scopes),
+        "models": None if by.models is None else sorted(by.models),
+        "balance": least_balance(shown, now),
+        "purses": [purse_reply(purse, now) for purse in shown],
+        "rate_limits": rate_limits_reply(await accounts.limits(by)),
+        "prices": price_of(prices, model, accounts.default_price),
+    }
+    return json_response(reply)
+
+
+@router.get("/keys", responses=answers_read(KeyList), openapi_extra=asks(PageQuery))
+async def list_keys(request: Request) -> Response:
+    """The key that asks and those made below it, revoked ones too."""
+    by, query = _keeper(request), read_query(request, PageQuery)
+    keys = await accounts_of(request).admin(lambda desk: desk.mint.list_keys(by))
+    now = time.time()
+    return json_response(list_page([key_reply(key, now) for key in keys], [key.purse.id for key in keys], query))
+
+
+@router.post("/keys", responses=answers(NewKeyReply), openapi_extra=takes(KeyBody))
+async def create_key(request: Request) -> Response:
+    """A key below the one that asks; its `value` is shown here and never again."""
+    by = _keeper(request)
+    body = await read_body(request, KeyBody, services_of(request).config)
+    return json_response(await make_key(accounts_of(request), by, draft_of(body, "", time.time())))
+
+
+@router.get("/keys/{key_id}", responses=answers_read(KeyReply))
+async def get_key(request: Request, key_id: str) -> Response:
+    by, wanted = _keeper(request), checked_id(key_id)
+    key = await accounts_of(request).admin(lambda desk: desk.mint.get_key(by, wanted))
+    return json_response(key_reply(key, time.time()))
+
+
+@router.post("/keys/{key_id}/rotate", responses=answers(NewKeyReply), openapi_extra=may_take(RotateBody))
+async def rotate(request: Request, key_id: str) -> Response:
+    """A new secret for the same key; the body may be left out."""
+    by, wanted = _keeper(request), checked_id(key_id)
+    body = await read_optional_body(request, RotateBody, services_of(request).config)
+    return json_response(await rotate_key(accounts_of(request), by, wanted, body.overlap_seconds))
+
+
+@router.delete("/keys/{key_id}", responses=answers_read(DeletedReply))
+async def revoke(request: Request, key_id: str) -> Response:
+    """Turned off in every process within a second, and all keys below it."""
+    return json_response(await revoke_key(accounts_of(request), _keeper(request), checked_id(key_id)))
+
+
+def _keeper(request: Request) -> Identity:
+    identity = identity_of(request)
+    identity.require(Scope.KEYS)
+    return identity

@@ -1,0 +1,51 @@
+"""build_admin_app: the listener for operators, on a loopback port of its own: metrics, probes, and the accounts of all.
+
+With accounts every route but the probes asks for a key of its own kind: `admin` for the accounts, `metrics` for the
+figures, which are those of every tenant together and name none.
+"""
+
+from __future__ import annotations
+
+from fastapi import Depends, FastAPI, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from quicksilver import __version__
+from quicksilver.core import EngineStats
+from quicksilver.errors import QuicksilverError
+from quicksilver.server.accounts import organizations_route as organizations
+from quicksilver.server.accounts import projects_route as projects
+from quicksilver.server.accounts import settings_route as arrangements
+from quicksilver.server.accounts import usage_route as usage
+from quicksilver.server.accounts.wire import ADMIN_BODIES
+from quicksilver.server.endpoints.health import route as health
+from quicksilver.server.http.auth import require_admin, require_metrics
+from quicksilver.server.http.errors import add_refusals
+from quicksilver.server.http.guard import Guard
+from quicksilver.server.http.openapi import describe
+from quicksilver.server.services import Services, services_of
+
+ACCOUNTS = (organizations.router, projects.router, arrangements.router, usage.router)
+
+
+def build_admin_app(services: Services) -> FastAPI:
+    app = FastAPI(title="quicksilver admin", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.services = services
+    app.include_router(health.router)
+    app.add_api_route("/metrics", metrics, methods=["GET"], dependencies=[Depends(require_metrics)])
+    for router in ACCOUNTS:
+        app.include_router(router, dependencies=[Depends(require_admin)])
+    add_refusals(app)
+    app.openapi = lambda: describe(app, ADMIN_BODIES)  # type: ignore[method-assign]
+    app.add_middleware(Guard)
+    return app
+
+
+async def metrics(request: Request) -> Response:
+    services = services_of(request)
+    try:
+        stats = await services.engine.stats()
+    except QuicksilverError:
+        # A dead engine is a figure too: the HTTP counters must stay readable while it restarts.
+        stats = EngineStats()
+    return Response(services.metrics.render(services.engine.info, stats), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,1 @@
+"""One folder per endpoint: route, wire models, plan and reply format."""

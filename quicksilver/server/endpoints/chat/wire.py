@@ -1,0 +1,254 @@
+"""Bodies and replies of `/v1/chat/completions`, which edit and apply answer with too."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from quicksilver.server.generation.usage_body import UsageReply
+from quicksilver.server.http.fields import (
+    MAX_ANSWERS,
+    MAX_CHOICE_CHARS,
+    MAX_CHOICES,
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    MAX_TOP_LOGPROBS,
+    WHOLE,
+    Content,
+    DecoderBody,
+    Effort,
+    FreeObject,
+    FunctionName,
+    LogitBias,
+    Metadata,
+    Name,
+    NamedTool,
+    Off,
+    OutputTokens,
+    Penalty,
+    Probability,
+    RepetitionPenalty,
+    Seed,
+    Stop,
+    StreamOptions,
+    Temperature,
+    ToolSpec,
+    TopK,
+    Wire,
+)
+
+
+class CalledFunction(Wire):
+    name: FunctionName
+    arguments: str = ""
+
+
+class CalledTool(Wire):
+    id: Annotated[str, Field(max_length=256)] | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+
+
+class ChatMessage(Wire):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content | None = None
+    reasoning_content: str | None = None
+    """What an earlier reply put there, sent back in a tool loop."""
+    name: Annotated[str, Field(max_length=256)] | None = None
+    tool_calls: Annotated[list[CalledTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
+
+
+class AllowedTools(Wire):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(max_length=MAX_TOOLS)]
+
+
+class AllowedToolChoice(Wire):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["auto", "required", "none"] | NamedTool | AllowedToolChoice
+
+
+class SchemaFormat(Wire):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema_: Annotated[FreeObject | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class TextFormat(Wire):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Wire):
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(Wire):
+    type: Literal["json_schema"]
+    json_schema: SchemaFormat
+
+
+class RegexFormat(Wire):
+    """Extension: the whole answer matches a regular expression."""
+
+    type: Literal["regex"]
+    pattern: Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class GrammarFormat(Wire):
+    """Extension: the whole answer follows a Lark grammar."""
+
+    type: Literal["grammar"]
+    grammar: Annotated[str, Field(min_length=1, max_length=262_144)]
+
+
+ResponseFormat = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | GrammarFormat, Field(discriminator="type")
+]
+
+
+Label = Annotated[str, Field(min_length=1, max_length=MAX_CHOICE_CHARS)]
+
+
+class ChatBody(Wire):
+    model: Name
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_tokens: OutputTokens | None = None
+    max_completion_tokens: OutputTokens | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: TopK | None = None
+    min_p: Probability | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS), WHOLE] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None = None
+    logit_bias: LogitBias | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    diffusing: bool | None = None
+    diffusion_detail: Literal["summary", "tokens"] | None = None
+    realtime: bool | None = None
+    reasoning_effort: Effort | None = None
+    reasoning_summary: bool | None = None
+    reasoning_summary_wait: bool | None = None
+    tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    choice: Annotated[list[Label], Field(min_length=1, max_length=MAX_CHOICES)] | None = None
+    decoder: DecoderBody | None = None
+    user: Annotated[str, Field(max_length=512)] | None = None
+    metadata: Metadata | None = None
+    store: Off | None = None
+    modalities: list[Literal["text"]] | None = None
+
+
+class FunctionReply(TypedDict):
+    name: str
+    arguments: str
+
+
+class ToolCallReply(TypedDict):
+    index: int
+    id: str
+    type: Literal["function"]
+    function: FunctionReply
+
+
+class TopLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprobReply(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class LogprobsReply(TypedDict):
+    content: list[TokenLogprobReply]
+    refusal: None
+
+
+class MessageReply(TypedDict):
+    role: Literal["assistant"]
+    content: str | None
+    tool_calls: list[ToolCallReply]
+    tool_call_id: None
+    refusal: NotRequired[None]
+    reasoning_content: NotRequired[str]
+
+
+FinishReply = Literal["stop", "length", "tool_calls", "content_filter"]
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: MessageReply
+    finish_reason: FinishReply
+    logprobs: NotRequired[LogprobsReply | None]
+    probabilities: NotRequired[dict[str, float]]
+
+
+class ReasoningSummary(TypedDict):
+    content: str | None
+    status: Literal["complete", "unavailable", "skipped"]
+
+
+class ChatCompletion(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageReply
+    warning: str | None
+    reasoning_summary: ReasoningSummary | None
+    system_fingerprint: NotRequired[str]
+
+
+FrameToken = list[Any]
+"""[text, "forced" | "committed" | "decided" | "masked", confidence or null] and, with `top_logprobs`, [[text, p]]."""
+
+
+class FrameReply(TypedDict):
+    """What one `diffusing` snapshot rests on."""
+
+    step: int
+    committed: int
+    decided: int
+    masked: int
+    confidence: float
+    shown: NotRequired[int]
+    tokens: NotRequired[list[FrameToken]]
+
+
+class ChatChunkChoice(TypedDict):
+    index: int
+    delta: dict[str, Any]
+    finish_reason: FinishReply | None
+    logprobs: NotRequired[LogprobsReply | None]
+    probabilities: NotRequired[dict[str, float]]
+
+
+class ChatChunk(TypedDict):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    system_fingerprint: NotRequired[str]
+    reasoning_summary: NotRequired[ReasoningSummary | None]
+    usage: NotRequired[UsageReply | None]
+    quicksilver: NotRequired[FrameReply]

@@ -1,0 +1,1 @@
+"""`/v1/completions` and `/v1/fim/completions`."""

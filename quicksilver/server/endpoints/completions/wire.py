@@ -1,0 +1,143 @@
+"""Bodies and replies of `/v1/fim/completions` and `/v1/completions`, which share one shape of reply."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from quicksilver.server.generation.usage_body import UsageReply
+from quicksilver.server.http.fields import (
+    MAX_ANSWERS,
+    MAX_PROMPTS,
+    MAX_SAFE_INT,
+    MAX_STOP_IDS,
+    WHOLE,
+    CodeStop,
+    DecoderBody,
+    LogitBias,
+    Name,
+    OutputTokens,
+    Penalty,
+    Probability,
+    RepetitionPenalty,
+    Seed,
+    StreamOptions,
+    Temperature,
+    TopK,
+    Wire,
+)
+
+MAX_FIM_TOKENS = 8192
+FIM_STOP = ("\n\n", "\n \n")
+"""Unless told otherwise a completion ends at the first blank line."""
+FIM_TOKENS = 512
+
+
+class FimBody(Wire):
+    model: Name
+    prompt: str
+    suffix: str | None = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_FIM_TOKENS), WHOLE] | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: TopK | None = None
+    min_p: Probability | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    seed: Seed | None = None
+    stop: CodeStop | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    realtime: bool | None = None
+    decoder: DecoderBody | None = None
+
+
+TokenId = Annotated[int, Field(ge=0, le=MAX_SAFE_INT), WHOLE]
+TokenIds = Annotated[list[TokenId], Field(max_length=1_000_000)]
+StopIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)]
+
+
+class CompletionBody(Wire):
+    """With `suffix` this is fill-in-the-middle by another name."""
+
+    model: Name
+    prompt: str | TokenIds | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+    suffix: str | None = None
+    max_tokens: OutputTokens | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    top_k: TopK | None = None
+    min_p: Probability | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    seed: Seed | None = None
+    stop: CodeStop | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS), WHOLE] | None = None
+    best_of: Annotated[int, Field(ge=1, le=1), WHOLE] | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5), WHOLE] | None = None
+    logit_bias: LogitBias | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    realtime: bool | None = None
+    decoder: DecoderBody | None = None
+    user: Annotated[str, Field(max_length=512)] | None = None
+    allow_special_ids: bool | None = None
+    """Extension: ids in `prompt` may be special tokens, as in a prompt whose template the caller rendered."""
+    stop_ids: StopIds | None = None
+    """Extension: tokens that end the answer, in place of the model's own."""
+    lead: Annotated[str, Field(max_length=512)] | None = None
+    """Extension: what the answer must begin with, in tokens that the model chooses. Not beside `suffix`."""
+    return_token_ids: bool | None = None
+    """Extension: choices carry the answer's tokens, special ones too, as `token_ids`."""
+
+
+class TextLogprobs(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+FinishReply = Literal["stop", "length", "content_filter"]
+
+
+class TextChoice(TypedDict):
+    index: int
+    text: str
+    finish_reason: FinishReply
+    logprobs: TextLogprobs | None
+    token_ids: NotRequired[list[int]]
+
+
+class TextCompletion(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: UsageReply
+    warning: str | None
+    system_fingerprint: str
+
+
+class TextChunkChoice(TypedDict):
+    index: int
+    text: str
+    finish_reason: FinishReply | None
+    logprobs: TextLogprobs | None
+    token_ids: NotRequired[list[int]]
+
+
+class TextChunk(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChunkChoice]
+    system_fingerprint: str
+    usage: NotRequired[UsageReply | None]

@@ -1,0 +1,1 @@
+"""`/v1/edit/completions` and `/v1/apply/completions`."""

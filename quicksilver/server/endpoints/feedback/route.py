@@ -1,0 +1,23 @@
+"""`/feedback`: editors report what became of a suggestion."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quicksilver.server.endpoints.feedback.wire import FeedbackBody, FeedbackReply
+from quicksilver.server.http.body import read_body
+from quicksilver.server.http.json_reply import json_response
+from quicksilver.server.http.openapi import answers, takes
+from quicksilver.server.services import services_of
+
+router = APIRouter(tags=["feedback"])
+
+
+@router.post("/feedback", responses=answers(FeedbackReply), openapi_extra=takes(FeedbackBody))
+async def feedback(request: Request) -> Response:
+    services = services_of(request)
+    body = await read_body(request, FeedbackBody, services.config)
+    return json_response({"stored": await asyncio.to_thread(services.feedback.append, body)})

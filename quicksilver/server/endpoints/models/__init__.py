@@ -1,0 +1,1 @@
+"""`/v1/models` and the model names that this server answers to."""

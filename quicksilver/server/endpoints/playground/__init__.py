@@ -1,0 +1,1 @@
+"""The playground: static files and its start-up settings."""

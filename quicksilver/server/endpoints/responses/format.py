@@ -1,0 +1,219 @@
+"""Pieces of an answer -> the items of a response, and the events that build them one after another.
+
+One item is open at a time: a change of channel closes it and opens the next. Gathering the events away gives the
+whole response, so the plain reply and the last event of a stream are the same object.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from quicksilver.core import FinishReason, TokenLogprob
+from quicksilver.errors import QuicksilverError
+from quicksilver.server.endpoints.chat.format import TokenNames, summarise
+from quicksilver.server.endpoints.chat.wire import TokenLogprobReply
+from quicksilver.server.endpoints.responses.wire import ReasoningConfig, ResponseReply, ResponsesBody, ResponseUsage
+from quicksilver.server.generation.answer import Ended, Piece, Said
+from quicksilver.server.generation.collect import Whole
+from quicksilver.server.generation.plan import Plan
+from quicksilver.server.generation.usage import usage_reply
+from quicksilver.server.http.fields import Wire
+from quicksilver.text.channels import Channel, ChannelDelta
+
+Event = dict[str, Any]
+PREFIXES = {Channel.CONTENT: "msg", Channel.REASONING: "rs", Channel.TOOL_CALL: "fc"}
+PARTS = {Channel.CONTENT: "output_text", Channel.REASONING: "reasoning_text"}
+
+
+@dataclass(slots=True)
+class Item:
+    """One output item while it grows."""
+
+    channel: Channel
+    call_index: int = 0
+    name: str = ""
+    text: str = ""
+    logprobs: list[TokenLogprobReply] = field(default_factory=list)
+    has_summary: bool = False
+    """A closed reasoning item is summarised."""
+    id: str = ""
+    call_id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
+
+    def __post_init__(self) -> None:
+        self.id = f"{PREFIXES[self.channel]}_{uuid.uuid4().hex}"
+
+    def part(self) -> dict[str, Any]:
+        if self.channel is Channel.CONTENT:
+            return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
+        return {"type": "reasoning_text", "text": self.text}
+
+    def reply(self, status: str) -> dict[str, Any]:
+        head: dict[str, Any] = {"id": self.id, "status": status}
+        parts = [self.part()] if self.text else []
+        if self.channel is Channel.CONTENT:
+            return {**head, "type": "message", "role": "assistant", "content": parts}
+        if self.channel is Channel.REASONING:
+            summary = self._summary() if status != "in_progress" else []
+            return {**head, "type": "reasoning", "summary": summary, "content": parts}
+        call = {"call_id": self.call_id, "name": self.name, "arguments": self.text}
+        return {**head, "type": "function_call", **call}
+
+    def _summary(self) -> list[dict[str, Any]]:
+        text = summarise(self.text, may_think=True)["content"] if self.has_summary else None
+        return [{"type": "summary_text", "text": text}] if text else []
+
+
+class ResponseTeller:
+    """Builds one response; `tell` yields the events of a piece, without their sequence numbers."""
+
+    def __init__(self, plan: Plan, body: ResponsesBody, names: TokenNames) -> None:
+        self._plan = plan
+        self._body = body
+        self._names = names
+        self._items: list[Item] = []
+        self._unsent: list[TokenLogprob] = []
+        self._is_open = False
+        self._ended: Ended | None = None
+
+    def begin(self) -> Iterator[Event]:
+        yield {"type": "response.created", "response": self.response("in_progress")}
+        yield {"type": "response.in_progress", "response": self.response("in_progress")}
+
+    def tell(self, piece: Piece) -> Iterator[Event]:
+        if isinstance(piece, Said):
+            self._unsent += piece.logprobs
+            for delta in piece.deltas:
+                yield from self._tell_delta(delta)
+        elif isinstance(piece, Ended):
+            self._ended = piece
+            is_cut = piece.finish is FinishReason.LENGTH
+            if not self._items:
+                yield from self._open(Item(Channel.CONTENT))
+            if self._items[-1].channel is Channel.CONTENT:
+                self._items[-1].logprobs += self._take_logprobs()
+            yield from self._close("incomplete" if is_cut else "completed")
+            status = "incomplete" if is_cut else "completed"
+            yield {"type": f"response.{status}", "response": self.response(status)}
+
+    def fail(self, error: QuicksilverError) -> Iterator[Event]:
+        reply = self.response("failed")
+        reply["error"] = {"code": "server_error", "message": error.message}
+        yield {"type": "response.failed", "response": reply}
+
+    def whole(self, answer: Whole) -> ResponseReply:
+        """The response to an answer that is there already."""
+        reply: ResponseReply = [event for piece in answer.as_pieces() for event in self.tell(piece)][-1]["response"]
+        return reply
+
+    def _tell_delta(self, delta: ChannelDelta) -> Iterator[Event]:
+        item = self._items[-1] if self._is_open else None
+        if item is None or (item.channel, item.call_index) != (delta.channel, delta.index):
+            yield from self._close("completed")
+            has_summary = bool(self._body.reasoning and self._body.reasoning.summary)
+            yield from self._open(Item(delta.channel, delta.index, delta.name, has_summary=has_summary))
+        if delta.text:
+            yield self._grow(self._items[-1], delta.text)
+
+    def _grow(self, item: Item, text: str) -> Event:
+        item.text += text
+        event = self._about(item, DELTAS[item.channel], delta=text)
+        if item.channel is Channel.CONTENT:
+            event["logprobs"] = self._take_logprobs()
+            item.logprobs += event["logprobs"]
+        return event
+
+    def _take_logprobs(self) -> list[TokenLogprobReply]:
+        taken, self._unsent = self._unsent, []
+        return self._names.reply(taken)["content"]
+
+    def _open(self, item: Item) -> Iterator[Event]:
+        self._items.append(item)
+        self._is_open = True
+        added = {"output_index": len(self._items) - 1, "item": item.reply("in_progress")}
+        yield {"type": "response.output_item.added", **added}
+        if item.channel in PARTS:
+            yield self._about(item, "response.content_part.added", part=item.part())
+
+    def _close(self, status: str) -> Iterator[Event]:
+        if not self._is_open:
+            return
+        self._is_open = False
+        item = self._items[-1]
+        if item.channel is Channel.TOOL_CALL:
+            yield self._about(item, DONES[item.channel], arguments=item.text, name=item.name)
+        else:
+            scores = {"logprobs": item.logprobs} if item.channel is Channel.CONTENT else {}
+            yield self._about(item, DONES[item.channel], text=item.text, **scores)
+            yield self._about(item, "response.content_part.done", part=item.part())
+        yield {
+            "type": "response.output_item.done",
+            "output_index": len(self._items) - 1,
+            "item": item.reply(status),
+        }
+
+    def _about(self, item: Item, kind: str, **fields: Any) -> Event:
+        event = {"type": kind, "item_id": item.id, "output_index": len(self._items) - 1, **fields}
+        if item.channel in PARTS:
+            event["content_index"] = 0
+        return event
+
+    def response(self, status: str) -> ResponseReply:
+        plan, body = self._plan, self._body
+        params = plan.asks[0].request.params
+        is_cut = status == "incomplete"
+        item_status = "incomplete" if is_cut else "completed"
+        return {
+            "id": plan.id,
+            "object": "response",
+            "created_at": plan.created,
+            "status": status,  # type: ignore[typeddict-item]
+            "model": plan.model,
+            "output": [item.reply(item_status) for item in self._items] if self._ended else [],
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "instructions": body.instructions,
+            "metadata": dict(body.metadata or {}),
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": (body.reasoning or ReasoningConfig()).model_dump(),
+            "store": False,
+            "temperature": params.temperature,
+            "text": _plain(body.text) or {"format": {"type": "text"}},
+            "tool_choice": _plain(body.tool_choice) or "auto",
+            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "top_p": params.top_p,
+            "max_output_tokens": body.max_output_tokens,
+            "truncation": "disabled",
+            "usage": response_usage(self._ended) if self._ended else None,
+            "user": body.user,
+        }
+
+
+DELTAS = {
+    Channel.CONTENT: "response.output_text.delta",
+    Channel.REASONING: "response.reasoning_text.delta",
+    Channel.TOOL_CALL: "response.function_call_arguments.delta",
+}
+DONES = {
+    Channel.CONTENT: "response.output_text.done",
+    Channel.REASONING: "response.reasoning_text.done",
+    Channel.TOOL_CALL: "response.function_call_arguments.done",
+}
+
+
+def _plain(field: Any) -> Any:
+    return field.model_dump(by_alias=True, exclude_none=True) if isinstance(field, Wire) else field
+
+
+def response_usage(ended: Ended) -> ResponseUsage:
+    usage = usage_reply([ended])
+    return {
+        "input_tokens": usage["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": usage["cached_input_tokens"], "cache_write_tokens": 0},
+        "output_tokens": usage["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": usage["reasoning_tokens"]},
+        "total_tokens": usage["total_tokens"],
+    }

@@ -1,0 +1,1 @@
+"""`/v1/tokenize` and `/v1/detokenize`."""

@@ -1,0 +1,1 @@
+"""From a checked body to an answer: plan, reservation, engine stream, usage."""

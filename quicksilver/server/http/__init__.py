@@ -1,0 +1,1 @@
+"""Transport: connection limits, authentication, bodies, errors, server-sent events, metrics and logs."""

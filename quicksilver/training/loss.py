@@ -1,0 +1,137 @@
+"""Losses over a vocabulary that never hold all logits at once, with the gradient of the head written by hand.
+
+Both functions take hidden states after the final norm and the frozen head (vocab, dim), walk them in chunks with fp32
+softmax, and hand autograd the finished gradient. They equal the plain computation (tests/training/test_loss.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLoss:
+    """What one canvas batch gave. Per-row tensors are (rows,) and carry no gradient."""
+
+    loss: Tensor
+    """Weighted mean of KL(teacher || student); differentiable with respect to the student's hidden states."""
+    agrees: Tensor
+    """Whether student and teacher have the same likeliest token."""
+
+
+def hard_chunk(hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Summed weighted cross-entropy of one chunk, and d(sum)/d(logits) in the dtype of `hidden`."""
+    logits = F.linear(hidden, head).float()
+    log_total = logits.logsumexp(-1, keepdim=True)
+    loss = ((log_total[:, 0] - logits.gather(1, target[:, None])[:, 0]) * weight).sum()
+    # A comparison instead of a scatter: it fuses with its neighbours into one pass over the logits.
+    is_target = torch.arange(head.shape[0], device=head.device) == target[:, None]
+    grad = ((logits - log_total).exp() - is_target.float()) * weight[:, None]
+    return loss, grad.to(hidden.dtype)
+
+
+def soft_chunk(
+    hidden: Tensor, teacher: Tensor, head: Tensor, weight: Tensor, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Summed weighted KL to the teacher at `temperature`, agreement per row, and d(sum)/d(hidden)."""
+    logits = F.linear(hidden, head).float()
+    wanted = F.linear(teacher, head).float() / temperature
+    log_student = logits - logits.logsumexp(-1, keepdim=True)
+    log_teacher = wanted - wanted.logsumexp(-1, keepdim=True)
+    probs = log_teacher.exp()
+    loss = ((probs * (log_teacher - log_student)).sum(-1) * weight).sum()
+    grad = ((log_student.exp() - probs) * weight[:, None]).to(hidden.dtype)
+    return loss, logits.argmax(-1) == wanted.argmax(-1), grad @ head
+
+
+class _AnswerLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, rows: Tensor, batch: tuple[Tensor, Tensor, int, Any]) -> Tensor:
+        """rows: ids of the head's trained rows; their gradient is the only one the head gets."""
+        target, weight, chunk_len, chunk = batch
+        grad_hidden, grad_rows = torch.empty_like(hidden), torch.zeros(len(rows), hidden.shape[1], device=hidden.device)
+        total = torch.zeros((), device=hidden.device)
+        for start in range(0, hidden.shape[0], chunk_len):
+            span = slice(start, start + chunk_len)
+            loss, grad = chunk(hidden[span], head, target[span], weight[span])
+            total += loss
+            grad_hidden[span] = grad @ head
+            grad_rows += (grad[:, rows].T @ hidden[span]).float()
+        ctx.save_for_backward(grad_hidden, grad_rows, rows)
+        ctx.head_shape = head.shape
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        grad_hidden, grad_rows, rows = ctx.saved_tensors
+        scale = grads[0]
+        grad_head = None
+        if ctx.needs_input_grad[1]:
+            grad_head = grad_hidden.new_zeros(ctx.head_shape).index_copy(0, rows, (grad_rows * scale).to(grad_hidden))
+        return grad_hidden * scale, grad_head, None, None
+
+
+def answer_loss(
+    hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor, trained_rows: Tensor, chunk_len: int = 8192
+) -> Tensor:
+    """Weighted mean cross-entropy of `target` (rows,); of the head only `trained_rows` receive a gradient."""
+    total = _AnswerLoss.apply(hidden, head, trained_rows, (target, weight, chunk_len, compiled(hard_chunk, hidden)))
+    return total / weight.sum().clamp(min=1e-6)
+
+
+class _DraftLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, teacher: Tensor, head: Tensor, weight: Tensor, knobs: tuple[float, int, Any]
+    ) -> tuple[Tensor, Tensor]:
+        temperature, chunk_len, chunk = knobs
+        grad_hidden = torch.empty_like(hidden)
+        agrees = torch.zeros(hidden.shape[0], dtype=torch.bool, device=hidden.device)
+        total = torch.zeros((), device=hidden.device)
+        for start in range(0, hidden.shape[0], chunk_len):
+            span = slice(start, start + chunk_len)
+            loss, agrees[span], grad_hidden[span] = chunk(hidden[span], teacher[span], head, weight[span], temperature)
+            total += loss
+        ctx.save_for_backward(grad_hidden)
+        ctx.mark_non_differentiable(agrees)
+        return total, agrees
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return ctx.saved_tensors[0] * grads[0], None, None, None, None
+
+
+def draft_loss(
+    hidden: Tensor, teacher: Tensor, head: Tensor, weight: Tensor, temperature: float = 0.6, chunk_len: int = 4096
+) -> DraftLoss:
+    """Weighted mean KL from the AR teacher's distribution at `temperature` to the drafting rows' distribution.
+
+    hidden and teacher: (rows, dim), padded by the caller to whole chunks with rows of weight 0 for static shapes.
+    """
+    chunk = compiled(soft_chunk, hidden)
+    total, agrees = _DraftLoss.apply(hidden, teacher, head, weight, (temperature, chunk_len, chunk))
+    return DraftLoss(total / weight.sum().clamp(min=1e-6), agrees)
+
+
+_compiled: dict[Any, Any] = {}
+
+
+def compiled(function: Any, like: Tensor) -> Any:
+    """`function` through torch.compile on CUDA (once a process), itself elsewhere."""
+    if not like.is_cuda:
+        return function
+    if function not in _compiled:
+        _compiled[function] = torch.compile(function, dynamic=False)
+    return _compiled[function]
+
+
+def rows_with_loss(weight: Tensor, chunk_len: int) -> Tensor:
+    """Indices of the rows that count, filled up to whole chunks with rows that do not, so that shapes repeat."""
+    counts = weight > 0
+    num_rows = -(-int(counts.sum()) // chunk_len) * chunk_len
+    return counts.to(torch.int8).argsort(descending=True, stable=True)[: max(num_rows, chunk_len)]

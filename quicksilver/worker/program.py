@@ -1,0 +1,67 @@
+"""The engine worker's program: `python -m quicksilver.worker --socket PATH --config JSON`.
+
+Started and watched by `engine.remote.RemoteEngine`. Wires hub, text, constrain and engine; the API process does none of
+that and never loads torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quicksilver.engine.config import EngineConfig
+from quicksilver.hub.resolve import Checkpoint, resolve
+from quicksilver.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quicksilver.engine.engine import ConstraintFactory
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """Everything a worker needs, as it travels on its command line."""
+
+    model: str
+    load: dict[str, Any] = field(default_factory=dict)
+    """Fields of LoadConfig."""
+    engine: dict[str, Any] = field(default_factory=dict)
+    """Fields of EngineConfig."""
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "quicksilver.worker", "--config", json.dumps(asdict(self))]
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--socket", type=Path, required=True)
+    parser.add_argument("--config", type=json.loads, required=True)
+    args = parser.parse_args(argv)
+    # Ctrl-C in a terminal reaches every process of the group; the one that started us drains first and then ends us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asyncio.run(_serve(WorkerConfig(**args.config), args.socket))
+
+
+async def _serve(config: WorkerConfig, socket_path: Path) -> None:
+    from quicksilver.engine.load import LoadConfig, for_serving, load_engine
+    from quicksilver.worker.async_engine import AsyncEngine
+    from quicksilver.worker.server import serve
+
+    checkpoint = resolve(config.model)
+    load = LoadConfig(**config.load)
+    engine = load_engine(checkpoint, load, for_serving(EngineConfig(**config.engine), load))
+    engine.constraints = _constraints(checkpoint, engine.info.vocab_size)
+    await serve(AsyncEngine(engine), socket_path)
+
+
+def _constraints(checkpoint: Checkpoint, vocab_size: int) -> ConstraintFactory:
+    """Grammars over the checkpoint's own tokenizer."""
+    from quicksilver.constrain.runtime.matcher import Grammars
+
+    tokenizer = Tokenizer.for_model(checkpoint.weights, checkpoint.skill)
+    return Grammars(tokenizer.to_json(), tokenizer.eos_ids, vocab_size).constraint

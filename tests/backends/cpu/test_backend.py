@@ -1,0 +1,96 @@
+"""The engine over compiled loops: drafted text equals autoregressive text, in any batch, chunk or cache state."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+import torch
+
+from quicksilver.backends.cpu.support import refusal
+from quicksilver.core import Request
+from quicksilver.diffusion.reference import sample_rows
+from quicksilver.diffusion.sample import propose
+from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.engine import Engine
+from quicksilver.engine.load import CPU_CANVAS_ROWS, LoadConfig, for_serving
+from quicksilver.model.adapters import attach_canvas, new_canvas
+from quicksilver.model.formats.quantise import quantise_model
+from quicksilver.model.transformer import Transformer
+from tests.model.build import random_model, small_config
+from tests.support.tiny import answers, decode_params, finish_all, generate, tiny_engine
+
+if refusal() is not None:
+    pytest.skip(f"compiled loops: {refusal()}", allow_module_level=True)
+
+from quicksilver.backends.cpu.backend import NativeRunner
+
+PROMPTS = [[random.Random(i).randrange(128) for _ in range(3 + 11 * i)] for i in range(6)]
+SAMPLED = {"temperature": 0.8, "seed": 3}
+CUT = {**SAMPLED, "top_p": 0.9}
+
+
+@cache
+def native_model() -> Transformer:
+    model = quantise_model(random_model(small_config("qwen3")), "int8-grouped")
+    adapter = new_canvas(model.config, rank=4, max_canvas_len=16, seed=0)
+    for parameter in adapter.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    attach_canvas(model, adapter)
+    return model.eval().requires_grad_(False)
+
+
+def native_engine(config: EngineConfig | None = None) -> Engine:
+    engine = tiny_engine(config, native_model())
+    assert isinstance(engine.runner, NativeRunner)
+    return engine
+
+
+def test_the_loops_take_over_the_threads() -> None:
+    """Two sets of threads that wait in busy loops would take the processor from each other."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        runner = native_engine().runner
+        assert torch.get_num_threads() == 1
+        assert runner.network.team is native_engine().runner.network.team  # type: ignore[attr-defined]
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("changes", [{}, SAMPLED, CUT], ids=["greedy", "sampled", "cut"])
+@pytest.mark.parametrize("canvas_len", [4, 16])
+def test_verify_equals_ar(canvas_len: int, changes: dict[str, float]) -> None:
+    for prompt in PROMPTS:
+        ar = generate(native_engine(), prompt, decode_params("ar", max_new_tokens=40, **changes))
+        drafted = decode_params("verify", canvas_len=canvas_len, max_new_tokens=40, **changes)
+        assert generate(native_engine(), prompt, drafted) == ar
+
+
+@pytest.mark.parametrize("changes", [{}, SAMPLED, CUT], ids=["greedy", "sampled", "cut"])
+def test_proposals_are_the_samplers(changes: dict[str, float]) -> None:
+    torch.manual_seed(0)
+    logits, rows = 4 * torch.randn(9, 700), sample_rows(decode_params("ar", **changes), 3, 9, 0)
+    found, wanted = native_engine().runner._choose(logits, rows), propose(logits, rows)
+    assert torch.equal(found.token_ids, wanted.token_ids)
+    torch.testing.assert_close(found.confidence, wanted.confidence, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.entropy, wanted.entropy, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ar", "verify", "confidence", "edit"])
+def test_alone_equals_batched_and_chunked(name: str) -> None:
+    params = decode_params(name, canvas_len=8, max_new_tokens=30)
+    alone = [generate(native_engine(), prompt, params) for prompt in PROMPTS]
+    engine = native_engine(EngineConfig(num_pages=64, max_rows=24))
+    for i, prompt in enumerate(PROMPTS):
+        engine.add(Request(str(i), tuple(prompt), params))
+    together = answers(finish_all(engine))
+    assert [together[str(i)] for i in range(len(PROMPTS))] == alone
+
+
+def test_served_canvases_are_short_on_a_cpu_unless_the_operator_says_otherwise() -> None:
+    cpu = LoadConfig(device="cpu")
+    assert for_serving(EngineConfig(), cpu).canvas_rows == CPU_CANVAS_ROWS
+    assert for_serving(EngineConfig(canvas_rows=40), cpu).canvas_rows == 40
+    assert for_serving(EngineConfig(), LoadConfig(device="cuda")).canvas_rows == 0

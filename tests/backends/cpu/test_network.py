@@ -1,0 +1,133 @@
+"""The whole network in compiled loops: what torch computes, in bits that no company changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from quicksilver.backends.cpu.support import refusal
+from quicksilver.model.adapters import attach_canvas, new_canvas
+from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
+from quicksilver.model.config import FAMILIES, Family
+from quicksilver.model.formats.quantise import quantise_model
+from quicksilver.model.transformer import Transformer
+from tests.model.build import PAGE_SIZE, causal_plan, random_model, small_config, token_ids
+
+if refusal() is not None:
+    pytest.skip(f"compiled loops: {refusal()}", allow_module_level=True)
+
+from quicksilver.backends.cpu.network import NativeNetwork, fits
+
+SHAPES = {16: {}, 64: {"head_dim": 64, "num_heads": 6, "num_kv_heads": 2}, 128: {"head_dim": 128, "dim": 100}}
+
+
+def native_model(family: Family = "llama", head_dim: int = 16) -> Transformer:
+    model = quantise_model(random_model(small_config(family, **SHAPES[head_dim])), "int8-grouped")
+    adapter = new_canvas(model.config, rank=5, max_canvas_len=8, seed=0)
+    for parameter in adapter.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    attach_canvas(model, adapter)
+    return model.requires_grad_(False)
+
+
+def new_cache(model: Transformer, num_pages: int = 16) -> PagedCache:
+    return PagedCache.allocate(model.config, num_pages, PAGE_SIZE, "cpu", torch.float32)
+
+
+def canvas_plan(start: int, num_rows: int, pages: torch.Tensor) -> RowPlan:
+    """The last committed token at `start`, causal, and a canvas of masks behind it."""
+    plan = causal_plan([torch.arange(start, start + num_rows)], [pages])
+    plan.slots[1:] = -1
+    plan.prefix_end[1:] = start + 1
+    plan.span_start[1:], plan.span_end[1:] = 1, num_rows
+    plan.is_canvas[1:] = True
+    return plan
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_prompt_and_canvas_equal_torch_but_for_rounding(family: Family, head_dim: int) -> None:
+    model = native_model(family, head_dim)
+    assert fits(model)
+    network, ours, theirs = NativeNetwork(model), new_cache(model), new_cache(model)
+    pages = torch.tensor([7, 2, 9, 4, 5])
+    plan = causal_plan([torch.arange(13)], [pages])
+    x = model.embed(token_ids(13))
+    found = model.norm(network.hidden(x, plan, ours).clone())
+    wanted = model(x, plan.positions, SdpaAttend(plan, theirs))
+    assert (found - wanted).norm() < 0.03 * wanted.norm()
+    assert (ours.k - theirs.k).norm() < 0.03 * theirs.k.norm()
+    assert (ours.v - theirs.v).norm() < 0.03 * theirs.v.norm()
+    plan = canvas_plan(13, 6, pages)
+    x = model.embed(token_ids(6), torch.arange(-1, 5))
+    found = model.norm(network.hidden(x, plan, theirs).clone())
+    wanted = model(x, plan.positions, SdpaAttend(plan, theirs), plan.is_canvas)
+    assert (found - wanted).norm() < 0.03 * wanted.norm()
+
+
+@torch.inference_mode()
+def test_rows_keep_their_bits_alone_in_chunks_and_beside_others() -> None:
+    model = native_model()
+    network, ids = NativeNetwork(model), token_ids(21)
+    pages, others = torch.arange(6), torch.arange(8, 14)
+    cache = new_cache(model)
+    whole = network.hidden(model.embed(ids), causal_plan([torch.arange(21)], [pages]), cache).clone()
+    written = cache.k.clone()
+    for size in (1, 4, 7):
+        cache = new_cache(model)
+        for where in torch.arange(21).split(size):
+            part = network.hidden(model.embed(ids[where]), causal_plan([where], [pages]), cache)
+            assert torch.equal(part, whole[where])
+        assert torch.equal(cache.k, written)
+    mates = causal_plan([torch.arange(5), torch.arange(21)], [others, pages])
+    both = network.hidden(model.embed(torch.cat((ids[:5], ids))), mates, new_cache(model))
+    assert torch.equal(both[5:], whole)
+
+
+@torch.inference_mode()
+def test_canvas_rows_do_not_touch_the_cache_nor_the_causal_row() -> None:
+    model = native_model()
+    network, pages, cache = NativeNetwork(model), torch.arange(6), new_cache(model)
+    network.hidden(model.embed(token_ids(9)), causal_plan([torch.arange(9)], [pages]), cache)
+    x = model.embed(token_ids(6), torch.arange(-1, 5))
+    alone = network.hidden(x[:1], causal_plan([torch.tensor([9])], [pages]), cache).clone()
+    before = cache.k.clone()
+    drafted = network.hidden(x, canvas_plan(9, 6, pages), cache)
+    assert torch.equal(drafted[:1], alone)
+    assert torch.equal(cache.k, before)
+
+
+@torch.inference_mode()
+def test_a_spoiled_row_stays_alone() -> None:
+    model = native_model()
+    network, pages = NativeNetwork(model), [torch.arange(4), torch.arange(8, 12)]
+    x = model.embed(token_ids(10))
+    plan = causal_plan([torch.arange(5), torch.arange(5)], pages)
+    good = network.hidden(x, plan, new_cache(model)).clone()
+    x[3, 1] = float("nan")
+    found = network.hidden(x, plan, new_cache(model))
+    assert found[3].isnan().any()
+    assert torch.equal(found[:3], good[:3])
+    assert torch.equal(found[5:], good[5:])
+
+
+def test_models_the_loops_cannot_run_are_told() -> None:
+    assert not fits(quantise_model(random_model(small_config(head_dim=8)), "int8-grouped"))
+    assert not fits(random_model())
+    merged = random_model()
+    attach_canvas(merged, new_canvas(merged.config, rank=4, max_canvas_len=4, seed=0), form="merged")
+    assert not fits(quantise_model(merged, "int8-grouped"))
+
+
+@torch.inference_mode()
+def test_many_pages_and_few_segments() -> None:
+    model = native_model()
+    network, cache = NativeNetwork(model), new_cache(model, 200)
+    pages = torch.randperm(200)[:160]
+    plan = causal_plan([torch.arange(600)], [pages])
+    found = network.hidden(model.embed(token_ids(600)), plan, cache)
+    assert found.isfinite().all()
+    assert isinstance(plan.segments[0], Segment)
+    last = causal_plan([torch.tensor([599])], [pages])
+    assert torch.equal(network.hidden(model.embed(token_ids(600)[-1:]), last, cache), found[-1:].clone())

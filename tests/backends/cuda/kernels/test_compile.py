@@ -1,0 +1,18 @@
+"""What the interpreter cannot tell: whether the linears' kernels compile."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+def test_linears_compile_for_hopper_without_a_gpu() -> None:
+    """In a process of its own, since Triton either interprets or compiles."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.backends.cuda.kernels.compile_for_hopper"]
+    root = Path(__file__).parents[4]
+    made = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr[-2000:]
+    assert len(made.stdout.splitlines()) == 13

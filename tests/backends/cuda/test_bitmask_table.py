@@ -1,0 +1,93 @@
+"""The table of bitmasks: what it says of whose rows, what it sends, and what is left when a grammar fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from quicksilver.backends.cuda.bitmask_table import MaskTable
+from quicksilver.backends.sequence import Sequence as Engaged
+from quicksilver.backends.sequence import Work
+from quicksilver.core import Request
+from quicksilver.diffusion.adjust import allowed
+from quicksilver.diffusion.decoder import Tail
+from quicksilver.diffusion.decoders import make_decoder
+from tests.support.staircase import Staircase
+from tests.support.tiny import decode_params
+
+VOCAB = 97
+
+
+def work_of(constraint: Staircase | None, tail: Tail | None) -> Work:
+    params = decode_params("verify", canvas_len=8)
+    return Work(Engaged(Request("x", (1, 2), params), make_decoder(params.decoder), constraint), 0, 2, tail)
+
+
+def canvas(*tokens: int | None) -> Tail:
+    return Tail(tuple(token or 0 for token in tokens), tuple(token is None for token in tokens))
+
+
+def may_come(table: MaskTable) -> list[list[int]]:
+    """By row, on the device: the tokens that may come."""
+    return [row.nonzero()[:, 0].tolist() for row in allowed(table.bits, VOCAB)]
+
+
+def table_of(num_rows: int) -> MaskTable:
+    return MaskTable(num_rows, VOCAB, torch.device("cpu"))
+
+
+ANY = list(range(VOCAB))
+FIRST, SECOND, THIRD = (Staircase().may_come(place) for place in range(3))
+
+
+def test_rows_behind_known_tokens_have_masks_and_rows_behind_holes_are_free() -> None:
+    table = table_of(10)
+    table.write([work_of(None, canvas(None)), work_of(Staircase(), canvas(7, 8, None, 10))])
+    assert may_come(table) == [ANY] * 10, "sent before `send`"
+    table.send()
+    assert may_come(table) == [ANY, ANY, FIRST, SECOND, THIRD, ANY, ANY, ANY, ANY, ANY]
+
+
+def test_rows_behind_an_illegal_token_are_free() -> None:
+    table = table_of(4)
+    table.write([work_of(Staircase(), Tail((7, 9, 9), (False,) * 3, is_causal=True))])
+    table.send()
+    assert may_come(table) == [FIRST, SECOND, ANY, ANY]
+
+
+def test_rows_that_change_hands_keep_no_mask() -> None:
+    table = table_of(6)
+    drafted = Tail((7, 8), (False, False), is_causal=True)
+    table.write([work_of(Staircase(), drafted), work_of(Staircase(), drafted)])
+    table.send()
+    table.write([work_of(None, drafted), work_of(Staircase(), None), work_of(Staircase(), canvas(None))])
+    table.send()
+    # The last row is nobody's now.
+    assert may_come(table) == [ANY, ANY, ANY, FIRST, ANY, THIRD]
+
+
+def test_only_rows_that_changed_are_sent_again() -> None:
+    table = table_of(6)
+    works = [work_of(None, canvas(None, None)), work_of(Staircase(), canvas(None)), work_of(None, None)]
+    table.write(works)
+    table.send()
+    table.bits.zero_()
+    table.write(works)
+    table.send()
+    assert may_come(table) == [[], [], [], FIRST, [], []]
+
+
+def test_a_grammar_that_raises_leaves_a_table_that_can_be_written_again() -> None:
+    class Broken(Staircase):
+        def write_masks(self, ahead: Sequence[int], out: memoryview) -> int:
+            super().write_masks(ahead, out)
+            raise RuntimeError("broken")
+
+    table, drafted = table_of(6), Tail((7, 8), (False, False), is_causal=True)
+    with pytest.raises(RuntimeError, match="broken"):
+        table.write([work_of(Staircase(), drafted), work_of(Broken(), drafted)])
+    table.write([work_of(None, drafted), work_of(Staircase(), canvas(None, None))])
+    table.send()
+    assert may_come(table) == [ANY, ANY, ANY, FIRST, ANY, ANY]

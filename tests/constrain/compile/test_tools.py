@@ -1,0 +1,174 @@
+"""Tools: text and calls as the choice allows, arguments that always fit, tags as text or as special tokens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from quicksilver.constrain.alphabet import plain_alphabet
+from quicksilver.constrain.compile.rewrite.refusal import Unenforceable
+from quicksilver.constrain.compile.tools import MAX_CALLS, MAX_TOOLS, compile_tools
+from quicksilver.constrain.source import (
+    FormatKind,
+    Layout,
+    ResponseFormat,
+    Thinking,
+    Tool,
+    ToolChoice,
+    ToolPlan,
+    ToolTags,
+)
+from quicksilver.errors import InvalidGrammar
+from tests.constrain.walks import automaton
+
+OPEN, CLOSE, THINK_CLOSE = 300, 301, 302
+ALPHABET = plain_alphabet([OPEN, CLOSE, THINK_CLOSE])
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = (Tool("weather", CITY, is_strict=True), Tool("now"))
+SPECIAL = ToolTags(OPEN, CLOSE)
+TEXT = ToolTags("<tool_call>", "</tool_call>", padding="\n", between="\n")
+WEATHER = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+NOW = '{"name": "now", "arguments": {}}'
+
+
+def taken(plan: ToolPlan, *parts: str | int) -> bool:
+    """Whether the grammar takes this answer of text and special tokens, whole."""
+    matcher = automaton(compile_tools(plan), ALPHABET)
+    ids = [i for part in parts for i in ([part] if isinstance(part, int) else ALPHABET.spell(part.encode()) or [])]
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def call(body: str, tags: ToolTags) -> list[str | int]:
+    if isinstance(tags.open, int):
+        return [tags.open, body, tags.close]
+    return [f"{tags.open}{tags.padding}{body}{tags.padding}{tags.close}"]
+
+
+@pytest.mark.parametrize("tags", [SPECIAL, TEXT])
+def test_auto_is_text_or_calls_or_both(tags: ToolTags) -> None:
+    plan = ToolPlan(TOOLS, tags)
+    assert taken(plan, "just text")
+    assert taken(plan, "")
+    assert taken(plan, *call(WEATHER, tags))
+    assert taken(plan, "Let me look. ", *call(WEATHER, tags), tags.between, *call(NOW, tags))
+
+
+@pytest.mark.parametrize("tags", [SPECIAL, TEXT])
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"name": "weather", "arguments": {"city": 3}}',
+        '{"name": "weather", "arguments": {}}',
+        '{"name": "other", "arguments": {}}',
+        '{"name": "now", "arguments": {"city": "Oslo"}}',
+        '{"arguments": {}, "name": "now"}',
+        "no json",
+    ],
+)
+def test_a_call_that_does_not_fit_a_tool_is_never_written(tags: ToolTags, body: str) -> None:
+    assert not taken(ToolPlan(TOOLS, tags), *call(body, tags))
+    assert not taken(ToolPlan(TOOLS, tags), "text ", *call(body, tags))
+
+
+@pytest.mark.parametrize("tags", [SPECIAL, TEXT])
+def test_no_text_follows_a_call(tags: ToolTags) -> None:
+    assert not taken(ToolPlan(TOOLS, tags), *call(NOW, tags), "done")
+
+
+@pytest.mark.parametrize("tags", [SPECIAL, TEXT])
+def test_required_is_one_or_more_calls_and_nothing_else(tags: ToolTags) -> None:
+    plan = ToolPlan(TOOLS, tags, ToolChoice.REQUIRED)
+    assert taken(plan, *call(NOW, tags))
+    assert not taken(plan, "")
+    assert not taken(plan, "text")
+    assert not taken(plan, "text", *call(NOW, tags))
+
+
+@pytest.mark.parametrize("tags", [SPECIAL, TEXT])
+def test_named_is_exactly_one_call(tags: ToolTags) -> None:
+    plan = ToolPlan(TOOLS[:1], tags, ToolChoice.NAMED)
+    assert taken(plan, *call(WEATHER, tags))
+    assert not taken(plan, *call(WEATHER, tags), tags.between, *call(WEATHER, tags))
+    assert not taken(plan, *call(NOW, tags))
+
+
+@pytest.mark.parametrize("tags", [SPECIAL, TEXT])
+def test_none_is_text_that_opens_no_call(tags: ToolTags) -> None:
+    plan = ToolPlan(TOOLS, tags, ToolChoice.NONE)
+    assert taken(plan, "text with <tags> and {braces}")
+    assert not taken(plan, "text", *call(NOW, tags))
+    assert not taken(plan, *call(NOW, tags))
+
+
+@pytest.mark.parametrize("tags", [SPECIAL, TEXT])
+def test_the_number_of_calls_is_bounded(tags: ToolTags) -> None:
+    plan = ToolPlan(TOOLS, tags, max_calls=2)
+    two = [*call(NOW, tags), tags.between, *call(NOW, tags)]
+    assert taken(plan, *two)
+    assert not taken(plan, *two, tags.between, *call(NOW, tags))
+    assert not taken(replace(plan, max_calls=1), *two)
+
+
+def test_thinking_before_calls() -> None:
+    plan = ToolPlan(TOOLS, SPECIAL, ToolChoice.REQUIRED, thinking=Thinking(THINK_CLOSE))
+    assert taken(plan, "which tool?", THINK_CLOSE, *call(NOW, SPECIAL))
+    assert not taken(plan, *call(NOW, SPECIAL))
+
+
+def test_an_answer_may_have_a_form_of_its_own() -> None:
+    plan = ToolPlan(TOOLS, SPECIAL, answer=ResponseFormat(FormatKind.JSON_OBJECT))
+    assert taken(plan, '{"x":1}')
+    assert taken(plan, *call(NOW, SPECIAL))
+    assert not taken(plan, "text")
+
+
+def test_compact_calls() -> None:
+    tags = replace(SPECIAL, layout=Layout.COMPACT)
+    assert taken(ToolPlan(TOOLS, tags), *call('{"name":"weather","arguments":{"city":"Oslo"}}', tags))
+    assert not taken(ToolPlan(TOOLS, tags), *call(WEATHER, tags))
+
+
+def test_tools_whose_names_begin_alike() -> None:
+    plan = ToolPlan((Tool("get"), Tool("get_all"), Tool("get_all_now")), SPECIAL)
+    for name in ("get", "get_all", "get_all_now"):
+        assert taken(plan, *call(json.dumps({"name": name, "arguments": {}}), SPECIAL))
+    assert not taken(plan, *call(json.dumps({"name": "get_", "arguments": {}}), SPECIAL))
+
+
+LOOSE = {"type": "object", "properties": {"ids": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}}}
+
+
+def test_only_a_strict_tool_is_refused_for_what_cannot_be_guaranteed() -> None:
+    spec = compile_tools(ToolPlan((Tool("f", LOOSE),), SPECIAL))
+    assert spec.needs_check
+    with pytest.raises(Unenforceable, match="`uniqueItems`"):
+        compile_tools(ToolPlan((Tool("f", LOOSE, is_strict=True),), SPECIAL))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tools": (TOOLS[0], TOOLS[0])}, "same name"),
+        ({"tools": ()}, "no `tools`"),
+        ({"choice": ToolChoice.NAMED}, "names one tool"),
+        ({"max_calls": 0}, "calls are allowed"),
+        ({"max_calls": MAX_CALLS + 1}, "calls are allowed"),
+        ({"tools": tuple(Tool(f"t{i}") for i in range(MAX_TOOLS + 1))}, "`tools`"),
+    ],
+)
+def test_plans_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidGrammar, match=message):
+        compile_tools(replace(ToolPlan(TOOLS, SPECIAL), **change))
+
+
+def test_as_many_tools_as_are_allowed() -> None:
+    plan = ToolPlan(tuple(Tool(f"t{i}") for i in range(MAX_TOOLS)), SPECIAL, max_calls=MAX_CALLS)
+    assert taken(plan, *call('{"name": "t77", "arguments": {}}', SPECIAL))

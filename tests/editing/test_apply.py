@@ -1,0 +1,270 @@
+from __future__ import annotations
+
+import difflib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quicksilver.editing.apply import Copy, Piece, Rewrite, merge, parse_apply, rewrite_messages, rewrite_reply
+from quicksilver.editing.splice import split_update
+
+_PYTHON = """\
+import os
+
+def first(x):
+    return x + 1
+
+
+def second(y):
+    if y:
+        print(y)
+    return y
+
+
+def third():
+    return 3
+"""
+_SCRIPT = """\
+const a = 1;
+
+function first(x) {
+  if (x) {
+    return x;
+  }
+  return 0;
+}
+
+function second(y) {
+  return y;
+}
+"""
+
+
+def settled(pieces: list[Piece]) -> str:
+    assert all(isinstance(piece, Copy) for piece in pieces), pieces
+    return "".join(piece.text for piece in pieces if isinstance(piece, Copy))
+
+
+def test_changed_line_between_known_ones_is_replaced() -> None:
+    update = "# ... existing code ...\ndef second(y):\n    if y:\n        log(y)\n    return y\n# ... existing code ..."
+    assert settled(merge(_PYTHON, update)) == _PYTHON.replace("print(y)", "log(y)")
+
+
+def test_two_stretches_and_a_new_signature_are_applied() -> None:
+    update = (
+        "import os\nimport sys\n\n# ... existing code ...\n\ndef second(y, z):\n    if y:\n        print(y)\n"
+        "        print(z)\n    return y\n"
+    )
+    expected = _PYTHON.replace("import os\n", "import os\nimport sys\n").replace("second(y)", "second(y, z)")
+    assert settled(merge(_PYTHON, update)) == expected.replace("print(y)\n", "print(y)\n        print(z)\n")
+
+
+def test_new_code_at_an_end_of_the_file_goes_there() -> None:
+    below = "# ... existing code ...\n\n\ndef fourth():\n    return 4\n"
+    assert settled(merge(_PYTHON, below)) == _PYTHON + "\n\ndef fourth():\n    return 4\n"
+    above = "#!/usr/bin/env python\n# ... existing code ..."
+    assert settled(merge(_PYTHON, above)) == "#!/usr/bin/env python\n" + _PYTHON
+
+
+def test_lines_left_out_between_known_ones_are_deleted() -> None:
+    update = "// ... existing code ...\nfunction first(x) {\n  return 0;\n}\n// ... existing code ..."
+    expected = _SCRIPT.replace("  if (x) {\n    return x;\n  }\n", "")
+    assert settled(merge(_SCRIPT, update)) == expected
+
+
+def test_whole_new_file_replaces_the_old_one() -> None:
+    new = _SCRIPT.replace("return 0;", "return -1;").replace("const a = 1;", "const a = 2;\nconst b = 3;")
+    assert settled(merge(_SCRIPT, new)) == new
+
+
+def test_code_is_not_dropped_because_a_marker_was_forgotten() -> None:
+    update = "def second(y):\n    if y:\n        log(y)\n    return y\n\n\ndef third():\n# ... existing code ..."
+    assert settled(merge(_PYTHON, update)) == _PYTHON.replace("print(y)", "log(y)")
+    update = "# ... existing code ...\n    return x + 1\n\n\ndef second(z):\n    if y:\n        print(y)"
+    assert settled(merge(_PYTHON, update)) == _PYTHON.replace("second(y)", "second(z)")
+
+
+def test_snippet_without_markers_finds_its_place() -> None:
+    update = "function second(y) {\n  trace(y);\n  return y;\n}"
+    assert settled(merge(_SCRIPT, update)) == _SCRIPT.replace("  return y;", "  trace(y);\n  return y;")
+
+
+@pytest.mark.parametrize("update", ["", "\n\n", "// ... existing code ...", "# ...\n\n# ..."])
+def test_update_that_says_nothing_changes_nothing(update: str) -> None:
+    assert settled(merge(_SCRIPT, update)) == _SCRIPT
+
+
+def test_untouched_lines_keep_every_byte() -> None:
+    original = "a = 1  \r\n\tb = 2\r\n\r\nlonely = '\u2028\x0c'\r\ncafe = 3\r\nlast"
+    update = "# ...\nlonely = '\u2028\x0c'\nnew = 4\ncafe = 3\n# ..."
+    assert settled(merge(original, update)) == original.replace("cafe", "new = 4\r\ncafe")
+
+
+def test_file_without_a_last_line_break_stays_without() -> None:
+    assert settled(merge("one = 1\ntwo = 2", "# ...\ntwo = 2\nthree = 3")) == "one = 1\ntwo = 2\nthree = 3"
+
+
+@pytest.mark.parametrize(
+    ("original", "update"),
+    [
+        (_SCRIPT, "// ... existing code ...\nfunction fresh() {\n  return 9;\n}\n// ... existing code ..."),
+        (_SCRIPT * 2, "// ...\nfunction first(x) {\n  if (!x) {\n    return x;\n// ..."),
+        (_SCRIPT, "// ... existing code ...\nconst b = 2;\n// ... existing code ..."),
+        (_PYTHON, "# ... existing code ...\ndef second(y):\n    return [y]\n# ... existing code ..."),
+        (_SCRIPT, "nothing of the kind"),
+        ("", "x = 1"),
+    ],
+)
+def test_doubtful_place_is_left_to_the_model(original: str, update: str) -> None:
+    pieces = merge(original, update)
+    assert any(isinstance(piece, Rewrite) for piece in pieces)
+    parts = [piece.text if isinstance(piece, Copy) else piece.original for piece in pieces]
+    assert "".join(parts) == original
+
+
+def test_only_the_doubtful_span_is_left_to_the_model() -> None:
+    original = _SCRIPT + "\nfunction third(z) {\n  const q = z * 2;\n  return q;\n}\n"
+    update = "const a = 5;\n\nfunction first(x) {\n// ... existing code ...\nfunction third(z) {\n  return z * 4;\n}\n"
+    first, doubt = merge(original, update)
+    assert isinstance(first, Copy)
+    assert first.text.startswith("const a = 5;\n\nfunction first(x) {\n  if (x) {")
+    assert isinstance(doubt, Rewrite)
+    assert doubt.original.endswith("function third(z) {\n  const q = z * 2;\n  return q;\n}\n")
+    assert doubt.update == "function third(z) {\n  return z * 4;\n}"
+
+
+def test_new_code_before_a_known_stretch_is_left_to_the_model_with_the_code_between() -> None:
+    update = "# ...\ndef fresh():\n    pass\n# ...\ndef third():\n    check()\n    return 3\n"
+    doubt, rest = merge(_PYTHON, update)
+    assert doubt == Rewrite(_PYTHON[: _PYTHON.index("def third")], "def fresh():\n    pass")
+    assert rest == Copy("def third():\n    check()\n    return 3\n")
+
+
+def test_blank_line_alone_does_not_say_where_a_stretch_ends() -> None:
+    original = "def f(a):\n    first = a + 1\n\n    second = first + 2\n    return second\n\n\ndef g():\n    pass\n"
+    update = "# ...\ndef f(a):\n    first = a + 1\n    second = first + 3\n    return second * 2\n\n# ..."
+    assert any(isinstance(piece, Rewrite) for piece in merge(original, update))
+    two_lines = "# ...\ndef f(a):\n    return a\n    # done\n    # really\n\n# ..."
+    assert any(isinstance(piece, Rewrite) for piece in merge(original, two_lines))
+
+
+def test_common_line_above_new_code_does_not_make_it_doubtful() -> None:
+    original = "".join(f"@decorated\ndef number_{n}():\n    return {n}\n\n\n" for n in range(9))
+    update = "# ...\n@decorated\ndef brand_new(x):\n    yield x\n"
+    assert settled(merge(original, update)) == original + "@decorated\ndef brand_new(x):\n    yield x\n"
+    assert any(isinstance(piece, Rewrite) for piece in merge(original, "# ...\n@decorated\n"))
+
+
+def test_merge_that_would_break_brackets_is_not_believed() -> None:
+    update = "// ...\nfunction second(y) {\n  if (y) {\n  return y;\n}\n// ..."
+    assert any(isinstance(piece, Rewrite) for piece in merge(_SCRIPT, update))
+
+
+@pytest.mark.parametrize(
+    "marker",
+    [
+        "// ... existing code ...",
+        "# ... existing code ...",
+        "    # ...",
+        "/* ... */",
+        "<!-- ... existing code ... -->",
+        "{/* ... existing code ... */}",
+        "-- ... rest of the query ...",
+        "; ... unchanged",
+        "// … other methods …",
+        "# ... (previous code remains the same)",
+        "// rest of the code remains unchanged...",
+        "... existing code ...",
+        "(* ... *)",
+    ],
+)
+def test_markers_of_many_languages_are_known(marker: str) -> None:
+    segments = split_update(f"a\n{marker}\nb")
+    assert [segment.lines for segment in segments] == [("a",), ("b",)]
+    assert [(s.is_open_above, s.is_open_below) for s in segments] == [(False, True), (True, False)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["...", "    ...", "  ...rest,", "f(...)", "# and so on ...", "# a comment", "x = y  # ...", "// " + "." * 500],
+)
+def test_code_and_comments_are_no_markers(line: str) -> None:
+    assert [segment.lines for segment in split_update(f"a\n{line}\nb")] == [("a", line, "b")]
+
+
+def snippet_of(old: list[str], new: list[str], context: int) -> str:
+    """The update a careful author writes: changed lines with `context` lines around, markers for the rest."""
+    out: list[str] = []
+    end = 0
+    for group in difflib.SequenceMatcher(None, old, new, autojunk=False).get_grouped_opcodes(context):
+        if group[0][3] > 0:
+            out.append("# ... existing code ...")
+        end = group[-1][4]
+        out += new[group[0][3] : end]
+    return "\n".join([*out, *(["# ... existing code ..."] if end < len(new) else [])])
+
+
+_EDITS = st.lists(
+    st.tuples(st.integers(1, 28), st.sampled_from(["delete", "change", "insert"])),
+    min_size=1,
+    max_size=4,
+    unique_by=lambda edit: edit[0],
+)
+
+
+@settings(max_examples=60)
+@given(_EDITS, st.integers(2, 4))
+def test_careful_update_gives_the_new_file_or_a_doubt(edits: list[tuple[int, str]], context: int) -> None:
+    old = [f"{'  ' * (n % 3)}line_{n} = value_{n}()" for n in range(30)]
+    new = list(old)
+    for at, kind in sorted(edits, reverse=True):
+        fresh = [f"fresh_{at} = other_{at}"] if kind != "delete" else []
+        new[at : at + (kind != "insert")] = fresh
+    pieces = merge("\n".join(old) + "\n", snippet_of(old, new, context))
+    if all(isinstance(piece, Copy) for piece in pieces):
+        assert settled(pieces) == "\n".join(new) + "\n"
+    else:
+        assert "".join(p.original if isinstance(p, Rewrite) else "" for p in pieces) in "\n".join(old) + "\n"
+
+
+def test_careful_updates_are_mostly_certain() -> None:
+    old = [f"line_{n} = value_{n}()" for n in range(40)]
+    outcomes = []
+    for at in range(2, 38):
+        new = [*old[:at], f"changed_{at}()", *old[at + 1 :]]
+        pieces = merge("\n".join(old), snippet_of(old, new, 1))
+        outcomes.append(pieces == [Copy("\n".join(new))])
+    assert all(outcomes)
+
+
+def test_hostile_sizes_do_not_hang() -> None:
+    original = "}\n" * 20_000 + "same line here\n" * 8 + "x = 1\n" * 5_000
+    update = "same line here\n" * 2_000 + "}\n" * 5_000
+    parts = [p.text if isinstance(p, Copy) else p.original for p in merge(original, update)]
+    assert len("".join(parts)) > 0
+
+
+def test_tagged_prompt_is_read() -> None:
+    original = "<|original_code|>\na\nb\n<|/original_code|>"
+    update = "<|update_snippet|>\n// ...\nc\n<|/update_snippet|>"
+    request = parse_apply(f"{original}\n\n{update}\n<|!@#IS_APPLY!@#|>")
+    assert request is not None
+    assert (request.original, request.update) == ("a\nb", "// ...\nc")
+
+
+@pytest.mark.parametrize("prompt", ["apply this", "<|original_code|>\na", "<|original_code|>a<|/original_code|>", ""])
+def test_untagged_prompt_is_a_plain_instruction(prompt: str) -> None:
+    assert parse_apply(prompt) is None
+
+
+@pytest.mark.parametrize("answer", ["x = 2", "x = 2\n", "```\nx = 2\n```", "```py\nx = 2\n```\n"])
+def test_answer_of_the_model_takes_the_place_of_its_piece(answer: str) -> None:
+    assert rewrite_reply(Rewrite("x = 1\n", "x = 2"), answer) == "x = 2\n"
+    assert rewrite_reply(Rewrite("x = 1", "x = 2"), answer) == "x = 2"
+
+
+def test_model_is_shown_both_sides() -> None:
+    (message,) = rewrite_messages(Rewrite("old code", "new code"))
+    assert "old code" in message.content
+    assert "new code" in message.content

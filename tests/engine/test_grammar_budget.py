@@ -1,0 +1,187 @@
+"""Grammars that are slow to ask, by a scripted clock: they wait, their neighbours do not, and no text changes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from quicksilver.backends.sequence import Work
+from quicksilver.backends.torch.backend import Outcome
+from quicksilver.core import ConstraintSpec, Delta, Request, TokenConstraint
+from quicksilver.engine.engine import Engine
+from quicksilver.engine.grammar_budget import Meter
+from quicksilver.errors import InvalidGrammar
+from quicksilver.worker.async_engine import AsyncEngine
+from tests.engine.test_constrained import PROMPT, run
+from tests.support.staircase import STOP, Staircase
+from tests.support.tiny import answers, decode_params, finish_all, tiny_engine
+
+FORWARD_S = 0.05
+PARAMS = decode_params("verify", canvas_len=8, stop_ids=(STOP,), max_new_tokens=60)
+SLOWED = 1.25
+"""The most that a hostile grammar may cost its neighbours."""
+
+
+class ScriptedClock:
+    """Time that passes only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Slow(Staircase):
+    """Every bitmask takes a scripted while."""
+
+    def __init__(self, clock: ScriptedClock, mask_s: float) -> None:
+        super().__init__()
+        self._clock, self._mask_s = clock, mask_s
+
+    def write_masks(self, ahead: Sequence[int], out: memoryview) -> int:
+        self._clock.now += self._mask_s
+        return super().write_masks(ahead, out)
+
+
+def clocked_engine(clock: ScriptedClock, mask_s: float) -> Engine:
+    """Forwards and slow bitmasks are all that takes time."""
+    engine = tiny_engine()
+    engine.meter = Meter(clock)
+    forward = engine.runner.run
+
+    def timed_forward(works: Sequence[Work]) -> list[Outcome | None]:
+        clock.now += FORWARD_S
+        return forward(works)
+
+    def make(spec: ConstraintSpec) -> TokenConstraint:
+        return Slow(clock, mask_s) if spec.grammar == "slow" else Staircase()
+
+    engine.runner.run = timed_forward  # type: ignore[method-assign]
+    engine.constraints = make
+    return engine
+
+
+def seconds_until(names: Sequence[str], num_slow: int, mask_s: float) -> float:
+    """Scripted time until all of `names` have their answers, with slow neighbours beside them."""
+    clock = ScriptedClock()
+    engine = clocked_engine(clock, mask_s)
+    for i in range(num_slow):
+        engine.add(Request(f"slow {i}", PROMPT, PARAMS, constraint=ConstraintSpec("slow")))
+    for name in names:
+        engine.add(Request(name, PROMPT, PARAMS, constraint=ConstraintSpec("quick")))
+    waiting = set(names)
+    start = clock.now
+    while waiting:
+        events = [event for event in engine.step() if isinstance(event, Delta) and event.finish is not None]
+        waiting -= {event.request_id for event in events}
+    return clock.now - start
+
+
+@pytest.mark.parametrize("mask_s", [0.006, 0.05, 0.3])
+@pytest.mark.parametrize("num_slow", [1, 3])
+def test_slow_grammars_slow_their_neighbours_by_a_quarter_at_most(mask_s: float, num_slow: int) -> None:
+    names = ["a", "b", "c"]
+    assert seconds_until(names, num_slow, mask_s) <= SLOWED * seconds_until(names, 0, 0.0)
+
+
+def test_a_grammar_that_turns_slow_on_the_way_costs_its_neighbours_one_step_of_it() -> None:
+    class Turning(Slow):
+        def write_masks(self, ahead: Sequence[int], out: memoryview) -> int:
+            self._clock.now += 0.4 if len(self.taken) > 5 else 0.0
+            return Staircase.write_masks(self, ahead, out)
+
+    clock = ScriptedClock()
+    engine = clocked_engine(clock, 0.0)
+    engine.constraints = lambda spec: Turning(clock, 0.0) if spec.grammar == "slow" else Staircase()
+    for name in ("slow", "quick"):
+        engine.add(Request(name, PROMPT, PARAMS, constraint=ConstraintSpec(name)))
+    ended: dict[str, float] = {}
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, Delta) and event.finish is not None:
+                ended[event.request_id] = clock.now
+    assert ended["quick"] <= SLOWED * seconds_until(["quick"], 0, 0.0) + 0.4
+    assert ended["slow"] > ended["quick"]
+
+
+def test_every_slow_request_still_gets_its_text() -> None:
+    engine = clocked_engine(ScriptedClock(), 0.2)
+    for i in range(3):
+        engine.add(Request(f"slow {i}", PROMPT, PARAMS, constraint=ConstraintSpec("slow")))
+    engine.add(Request("quick", PROMPT, PARAMS, constraint=ConstraintSpec("quick")))
+    found = answers(finish_all(engine))
+    expected, _ = run("verify", max_new_tokens=60)
+    assert found == dict.fromkeys(("slow 0", "slow 1", "slow 2", "quick"), expected)
+
+
+def test_a_grammar_in_the_making_holds_up_no_step() -> None:
+    """The engine finishes another stream while a grammar is being built, and that build waits for just this."""
+
+    async def both() -> tuple[int, int]:
+        is_built = threading.Event()
+
+        def build(spec: ConstraintSpec) -> TokenConstraint:
+            assert is_built.wait(60)
+            return Staircase()
+
+        engine = tiny_engine()
+        engine.constraints = build
+        client = AsyncEngine(engine)
+        hostile = asyncio.ensure_future(count(client, Request("h", PROMPT, PARAMS, constraint=ConstraintSpec("h"))))
+        plain = await count(client, Request("p", PROMPT, PARAMS))
+        is_built.set()
+        slow = await hostile
+        await client.close()
+        return plain, slow
+
+    plain, slow = asyncio.run(both())
+    assert plain > 0
+    assert slow == 25
+
+
+def test_a_request_that_leaves_while_its_grammar_is_built_is_never_queued() -> None:
+    async def leave() -> int:
+        is_left = threading.Event()
+
+        def build(spec: ConstraintSpec) -> TokenConstraint:
+            assert is_left.wait(60)
+            return Staircase()
+
+        engine = tiny_engine()
+        engine.constraints = build
+        client = AsyncEngine(engine)
+        gone = asyncio.ensure_future(count(client, Request("g", PROMPT, PARAMS, constraint=ConstraintSpec("g"))))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        is_left.set()
+        assert await count(client, Request("p", PROMPT, PARAMS)) > 0
+        await client.close()
+        return engine.stats().requests
+
+    assert asyncio.run(leave()) == 1
+
+
+def test_a_grammar_that_is_refused_when_built_refuses_its_request() -> None:
+    def build(spec: ConstraintSpec) -> TokenConstraint:
+        raise InvalidGrammar("`grammar` cannot be enforced")
+
+    async def ask() -> None:
+        engine = tiny_engine()
+        engine.constraints = build
+        client = AsyncEngine(engine)
+        try:
+            await count(client, Request("x", PROMPT, PARAMS, constraint=ConstraintSpec("x")))
+        finally:
+            await client.close()
+
+    with pytest.raises(InvalidGrammar):
+        asyncio.run(ask())
+
+
+async def count(client: AsyncEngine, request: Request) -> int:
+    return sum([len(event.token_ids) async for event in client.stream(request) if isinstance(event, Delta)])

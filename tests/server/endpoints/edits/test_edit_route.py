@@ -1,0 +1,108 @@
+"""/v1/edit/completions: the reply that every editor parses."""
+
+from __future__ import annotations
+
+import pytest
+
+from quicksilver.core import FinishReason
+from tests.server.conftest import Served, events, says
+from tests.support.fake_engine import spoken
+from tests.support.small_tokenizer import small_tokenizer
+
+EDIT = "/v1/edit/completions"
+PROMPT = """<|recently_viewed_code_snippets|>
+<|/recently_viewed_code_snippets|>
+
+<|current_file_content|>
+current_file_path: greet.js
+<|code_to_edit|>
+function greet(name) {
+  return "hello"<|cursor|>;
+}
+<|/code_to_edit|>
+<|/current_file_content|>
+
+<|edit_diff_history|>
+<|/edit_diff_history|>
+"""
+REGION = 'function greet(name) {\n  return "hello";\n}'
+REWRITTEN = 'function greet(name) {\n  return "hello " + name;\n}'
+
+
+def edit(**fields: object) -> dict[str, object]:
+    return {"model": "mercury-edit", "messages": [{"role": "user", "content": PROMPT}], **fields}
+
+
+async def test_the_rewritten_region_comes_in_a_bare_fence_and_nothing_else(served: Served) -> None:
+    served.engine.script = says(REWRITTEN + "\n```\nThat adds the name.")
+    reply = (await served.post(EDIT, edit(stream=False))).json()
+    assert reply["choices"][0]["message"]["content"] == f"```\n{REWRITTEN}\n```"
+    assert reply["choices"][0]["message"]["tool_calls"] == []
+    assert (reply["object"], reply["model"], reply["warning"]) == ("chat.completion", "mercury-edit", None)
+
+
+async def test_the_cursor_tag_is_never_echoed(served: Served) -> None:
+    served.engine.script = says('function greet(name) {\n  return "hello"<|cursor|>;\n}\n```')
+    reply = (await served.post(EDIT, edit())).json()
+    assert reply["choices"][0]["message"]["content"] == f"```\n{REGION}\n```"
+
+
+@pytest.mark.parametrize("nothing", ["", "None", "\n"])
+async def test_nothing_to_change_echoes_the_region(served: Served, nothing: str) -> None:
+    served.engine.script = says(nothing)
+    reply = (await served.post(EDIT, edit())).json()
+    assert reply["choices"][0]["message"]["content"] == f"```\n{REGION}\n```"
+
+
+async def test_an_edit_that_was_cut_off_is_not_offered(served: Served) -> None:
+    served.engine.script = lambda r: spoken(r, small_tokenizer().encode(REWRITTEN[:20]), finish=FinishReason.LENGTH)
+    reply = (await served.post(EDIT, edit())).json()
+    assert reply["choices"][0]["finish_reason"] == "length"
+    assert reply["choices"][0]["message"]["content"] == f"```\n{REGION}\n```"
+
+
+async def test_a_streamed_edit_comes_whole(served: Served) -> None:
+    served.engine.script = says(REWRITTEN + "\n```", piece_len=2)
+    chunks = events(await served.post(EDIT, edit(stream=True, stream_options={"include_usage": True})))
+    contents = [c["choices"][0]["delta"].get("content") for c in chunks if c["choices"]]
+    assert contents == ["", f"```\n{REWRITTEN}\n```", None]
+    assert chunks[-1]["usage"]["completion_tokens"] > 0
+
+
+async def test_solved_examples_give_way_to_the_code_where_the_context_is_short(served: Served) -> None:
+    long = PROMPT.replace("function greet", "// " + "long " * 150 + "\nfunction greet")
+    for text in (PROMPT, long):
+        body = edit(messages=[{"role": "user", "content": text}])
+        assert (await served.post(EDIT, body)).status_code == 200
+    first, second = (small_tokenizer().decode(request.prompt_ids) for request in served.engine.seen)
+    assert "tax_rate" in first
+    assert "tax_rate" not in second
+    assert "long long" in second
+
+
+async def test_limits_and_defaults(served: Served) -> None:
+    await served.post(EDIT, edit())
+    await served.post(EDIT, edit(max_tokens=33, temperature=0.5, presence_penalty=1.0))
+    first, second = (request.params for request in served.engine.seen)
+    assert (first.max_new_tokens, first.temperature) == (1024, 0)
+    assert (second.max_new_tokens, second.temperature, second.presence_penalty) == (33, 0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "system", "content": PROMPT}],
+        [{"role": "user", "content": PROMPT}, {"role": "user", "content": PROMPT}],
+        [{"role": "user", "content": "no region here"}],
+        [],
+    ],
+)
+async def test_anything_but_one_user_message_with_a_region_is_refused(served: Served, messages: list[object]) -> None:
+    response = await served.post(EDIT, edit(messages=messages))
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith("messages")
+
+
+async def test_part_content_is_read_as_text(served: Served) -> None:
+    parts = [{"type": "text", "text": PROMPT[:50]}, {"type": "text", "text": PROMPT[50:]}]
+    assert (await served.post(EDIT, edit(messages=[{"role": "user", "content": parts}]))).status_code == 200

@@ -1,0 +1,148 @@
+"""/v1/responses: items, events, and the chat request that both dialects share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from quicksilver.core import Delta, FinishReason, TokenLogprob, Usage
+from quicksilver.errors import EngineDied
+from tests.server.conftest import HELLO, Served, says
+from tests.support.fake_engine import spoken
+from tests.support.small_tokenizer import small_tokenizer
+
+RESPONSES = "/v1/responses"
+
+
+def ask(given: object = "Hi", **fields: object) -> dict[str, object]:
+    return {"model": "nano", "input": given, **fields}
+
+
+def named_events(response: httpx.Response) -> list[dict[str, Any]]:
+    blocks = [block.split("\n") for block in response.text.split("\n\n") if block]
+    told = [(head.removeprefix("event: "), orjson.loads(data.removeprefix("data: "))) for head, data in blocks]
+    assert all(name == event["type"] for name, event in told)
+    return [event for _, event in told]
+
+
+def prompt_text(served: Served) -> str:
+    return "".join(map(small_tokenizer().token_text, served.engine.seen[-1].prompt_ids))
+
+
+async def test_plain_reply_has_one_message_item(served: Served) -> None:
+    reply = (await served.post(RESPONSES, ask(instructions="Be kind.", metadata={"a": "b"}))).json()
+    assert (reply["object"], reply["status"], reply["store"]) == ("response", "completed", False)
+    assert [item["type"] for item in reply["output"]] == ["message"]
+    assert reply["output"][0]["content"][0]["text"] == HELLO
+    assert reply["usage"]["output_tokens"] == len(HELLO.encode())
+    assert reply["metadata"] == {"a": "b"}
+    assert "Be kind." in prompt_text(served)
+
+
+async def test_events_build_the_same_response_as_the_plain_reply(served: Served) -> None:
+    served.engine.script = says("think</think>Answer")
+    body = ask(reasoning={"effort": "low"})
+    plain = (await served.post(RESPONSES, body)).json()
+    told = named_events(await served.post(RESPONSES, {**body, "stream": True}))
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    assert told[0]["type"] == "response.created"
+    assert told[-1]["type"] == "response.completed"
+    final = told[-1]["response"]
+    texts = [[item["type"], item["content"][0]["text"]] for item in final["output"]]
+    assert texts == [["reasoning", "think"], ["message", "Answer"]]
+    assert texts == [[item["type"], item["content"][0]["text"]] for item in plain["output"]]
+    assert final["usage"] == plain["usage"]
+
+
+async def test_every_item_is_opened_filled_and_closed_in_order(served: Served) -> None:
+    told = named_events(await served.post(RESPONSES, ask(stream=True)))
+    kinds = [event["type"].removeprefix("response.") for event in told]
+    opening = ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[:4] == opening
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    assert set(kinds[4:-4]) == {"output_text.delta"}
+    assert "".join(event["delta"] for event in told if event["type"].endswith("output_text.delta")) == HELLO
+
+
+async def test_history_items_become_turns(served: Served) -> None:
+    history = [
+        {"role": "user", "content": "Weather?"},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"at":"Oslo"}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "rain"},
+        {"type": "message", "role": "assistant", "id": "m", "content": [{"type": "output_text", "text": "Rain."}]},
+        {"role": "user", "content": [{"type": "input_text", "text": "Thanks"}]},
+    ]
+    assert (await served.post(RESPONSES, ask(history))).status_code == 200
+    text = prompt_text(served)
+    for part in ("Weather?", "look", "Oslo", "rain", "Rain.", "Thanks"):
+        assert part in text
+
+
+async def test_cut_replies_are_incomplete(served: Served) -> None:
+    reply = (await served.post(RESPONSES, ask(max_output_tokens=3))).json()
+    assert reply["status"] == "incomplete"
+    assert reply["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert reply["output"][0]["status"] == "incomplete"
+
+
+async def test_an_empty_answer_still_has_a_message(served: Served) -> None:
+    served.engine.script = says("")
+    reply = (await served.post(RESPONSES, ask())).json()
+    assert reply["output"][0]["type"] == "message"
+    assert reply["output"][0]["content"] == []
+
+
+async def test_an_error_inside_the_stream_fails_the_response(served: Served) -> None:
+    served.engine.script = lambda r: [*spoken(r, range(97, 110))[:2], EngineDied("the worker died")]
+    told = named_events(await served.post(RESPONSES, ask(stream=True)))
+    assert told[-1]["type"] == "response.failed"
+    assert told[-1]["response"]["error"]["message"] == "the worker died"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("previous_response_id", "resp_1"),
+        ("prompt", {"id": "pmpt_1"}),
+        ("conversation", "conv_1"),
+        ("store", True),
+        ("background", True),
+        ("truncation", "auto"),
+        ("tools", [{"type": "web_search"}]),
+        ("input", [{"type": "item_reference", "id": "x"}]),
+        ("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "http://example.com/a.png"}]}]),
+    ],
+)
+async def test_what_cannot_be_honoured_is_named(served: Served, field: str, value: object) -> None:
+    response = await served.post(RESPONSES, ask(**{field: value}) if field != "input" else ask(value))
+    assert response.status_code == 400
+    assert response.json()["error"]["param"].startswith(field)
+
+
+async def test_logprobs_come_with_their_text_whole_and_streamed(served: Served) -> None:
+    ids = small_tokenizer().encode("Hey")
+    scores = tuple(TokenLogprob(i, -0.5, ((ord("x"), -2.0),)) for i in ids)
+    last = Delta("", tuple(ids), scores, finish=FinishReason.STOP, usage=Usage(1, 0, len(ids)))
+    served.engine.script = lambda request: [replace(last, request_id=request.id)]
+    part = (await served.post(RESPONSES, ask(top_logprobs=1))).json()["output"][0]["content"][0]
+    assert [entry["token"] for entry in part["logprobs"]] == ["H", "e", "y"]
+    assert part["logprobs"][0]["top_logprobs"] == [{"token": "x", "logprob": -2.0, "bytes": [120]}]
+    told = named_events(await served.post(RESPONSES, ask(top_logprobs=1, stream=True)))
+    deltas = [event["logprobs"] for event in told if event["type"] == "response.output_text.delta"]
+    assert [entry for entries in deltas for entry in entries] == part["logprobs"]
+    assert told[-1]["response"]["output"][0]["content"][0] == part
+
+
+async def test_reasoning_is_summarised_when_asked(served: Served) -> None:
+    served.engine.script = says("First this. Then that.</think>Answer")
+    wanted = {"effort": "low", "summary": "auto"}
+    reply = (await served.post(RESPONSES, ask(reasoning=wanted))).json()
+    assert reply["output"][0]["summary"] == [{"type": "summary_text", "text": "First this. Then that."}]
+    assert reply["reasoning"] == wanted
+    silent = (await served.post(RESPONSES, ask(reasoning={"effort": "low"}))).json()
+    assert silent["output"][0]["summary"] == []

@@ -1,0 +1,148 @@
+"""Deadlines on real sockets: slow heads, huge heads, and readers that stop reading."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from quicksilver.core import Delta, Request
+from quicksilver.server.config import Timeouts
+from quicksilver.server.run import Listener, make_listener
+from tests.server.conftest import Served, chat
+from tests.support.fake_engine import Step
+
+GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@asynccontextmanager
+async def listening(served: Served) -> AsyncIterator[int]:
+    async with listener_of(served) as listener:
+        yield listener.servers[0].sockets[0].getsockname()[1]
+
+
+@asynccontextmanager
+async def listener_of(served: Served) -> AsyncIterator[Listener]:
+    listener = make_listener(served.app, "127.0.0.1", 0, served.services.config)
+    task = asyncio.create_task(listener.serve())
+    while not listener.started:
+        await asyncio.sleep(0.001)
+    try:
+        yield listener
+    finally:
+        listener.should_exit = True
+        await task
+
+
+async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", port)
+
+
+async def hung_up(reader: asyncio.StreamReader) -> bytes:
+    """Everything up to the end of the connection, however it ends."""
+    try:
+        return await asyncio.wait_for(reader.read(), 10)
+    except ConnectionResetError:
+        return b""
+
+
+def hasty(served: Served, **seconds: float) -> None:
+    served.configure(timeouts=replace(Timeouts(), **seconds))
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nhost: localhost\r\n"])
+async def test_a_head_that_does_not_come_is_not_waited_for(served: Served, sent: bytes) -> None:
+    hasty(served, header_read_s=0.05)
+    async with listening(served) as port:
+        reader, writer = await connect(port)
+        writer.write(sent)
+        assert await hung_up(reader) == b""
+        writer.close()
+
+
+async def test_only_a_head_that_has_begun_has_a_deadline(served: Served) -> None:
+    hasty(served, header_read_s=0.3)
+    async with listener_of(served) as listener:
+        reader, writer = await connect(listener.servers[0].sockets[0].getsockname()[1])
+        for _ in range(2):
+            writer.write(GET)
+            assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(len(b'{"status":"ok"}'))
+        assert [p.is_awaiting_head for p in listener.server_state.connections] == [False]
+        writer.write(b"GET /he")
+        assert await hung_up(reader) == b""
+        writer.close()
+
+
+async def test_a_head_without_end_is_refused_at_the_bound(served: Served) -> None:
+    async with listening(served) as port:
+        reader, writer = await connect(port)
+        writer.write(b"GET /health HTTP/1.1\r\nx-big: " + b"v" * 40_000)
+        assert (await hung_up(reader)).startswith(b"HTTP/1.1 431")
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GET /health HTTP/1.1\nhost: localhost\n\n",
+        b"GET /health\r\n\r\n",
+        b"\x00\x01\x02\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: a\x00b\r\n\r\n",
+        b"POST /v1/tokenize HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\n",
+        b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n",
+    ],
+)
+async def test_malformed_requests_are_refused_and_cut(served: Served, raw: bytes) -> None:
+    hasty(served, header_read_s=0.2, body_idle_s=0.2)
+    async with listening(served) as port:
+        reader, writer = await connect(port)
+        writer.write(raw)
+        reply = await hung_up(reader)
+        assert not reply.startswith((b"HTTP/1.1 2", b"HTTP/1.1 5"))
+        writer.close()
+
+
+async def test_a_reader_that_stops_reading_is_cut_off_and_its_slot_returns(served: Served) -> None:
+    hasty(served, write_stall_s=0.1)
+
+    def chatter(request: Request) -> list[Step]:
+        return [*(Delta(request.id, (97,) * 1000) for _ in range(150)), asyncio.Event().wait]
+
+    served.engine.script = chatter
+    # Whole snapshots fill the socket's buffers with few tokens.
+    body = b'{"model":"nano","stream":true,"diffusing":true,"messages":[{"role":"user","content":"x"}]}'
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    async with listening(served) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(head + body)
+        while not served.engine.num_aborted:
+            await asyncio.sleep(0.01)
+        assert served.engine.num_open == 0
+        writer.close()
+    assert served.services.life.num_open == 0
+
+
+async def test_others_are_answered_while_many_dawdle(served: Served) -> None:
+    hasty(served, header_read_s=5)
+    async with listening(served) as port:
+        dawdlers = [await connect(port) for _ in range(100)]
+        for _, writer in dawdlers:
+            writer.write(b"GET /health HTTP/1.1\r\nx: ")
+        reader, writer = await connect(port)
+        writer.write(GET)
+        assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        for _, dawdler in [*dawdlers, (reader, writer)]:
+            dawdler.close()
+
+
+async def test_a_stream_over_a_real_socket_is_byte_exact(served: Served) -> None:
+    async with listening(served) as port, httpx.AsyncClient() as client:
+        response = await client.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=chat(stream=True))
+        assert response.text.endswith("data: [DONE]\n\n")
+        assert response.headers["transfer-encoding"] == "chunked"

@@ -1,0 +1,17 @@
+"""A grammar pool without processes: compiles in place, for tests that need no protection from their own schemas."""
+
+from __future__ import annotations
+
+from quicksilver.constrain.compile.response_format import compile_response_format
+from quicksilver.constrain.compile.tools import compile_tools
+from quicksilver.constrain.source import SpecSource, ToolPlan
+from quicksilver.core import ConstraintSpec
+
+
+class DirectGrammars:
+    def __init__(self) -> None:
+        self.seen: list[tuple[SpecSource, str]] = []
+
+    async def check(self, source: SpecSource, tenant: str) -> ConstraintSpec:
+        self.seen.append((source, tenant))
+        return compile_tools(source) if isinstance(source, ToolPlan) else compile_response_format(source)

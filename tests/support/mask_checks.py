@@ -1,0 +1,252 @@
+"""Requests under a grammar in the fused head, alone and beside others, against the plain path. No pytest here: see
+`kernel_checks`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from quicksilver.backends.cuda.graphs import GraphLimits
+from quicksilver.backends.cuda.kernels.head import BLOCK_V, Bias, Draws, HeadRows, HeadSpace, propose_rows, read_results
+from quicksilver.backends.cuda.kernels.linears import Norm, Weight
+from quicksilver.backends.cuda.logit_bias import MASKED_KINDS, HeadKind
+from quicksilver.backends.cuda.rounds import RoundRunner, RoundShape
+from quicksilver.backends.torch.backend import Outcome, Runner
+from quicksilver.core import ConstraintSpec, DecodeParams, DecoderName, DecoderParams, Delta, Request
+from quicksilver.diffusion.adjust import Adjustment, adjust
+from quicksilver.diffusion.sample import Proposal
+from quicksilver.model.attention import PagedCache
+from quicksilver.model.config import ModelConfig
+from quicksilver.model.transformer import Transformer
+from tests.support.bias_checks import biased_params, drawn, table_of
+from tests.support.graph_checks import SMALL, SMALL_TRUE, WIDE_PARTS, engine_of, model_of
+from tests.support.kernel_checks import expect_proposals, here
+from tests.support.staircase import Staircase
+
+
+def check_masked_head(seed: int, shape: tuple[int, int], rows: int, temperature: float) -> None:
+    """Masks and bias together, at any temperature: token, confidence, entropy and finiteness are those that the sampler
+    reads from adjusted logits. By row: a free one, half of the vocabulary, a few tokens."""
+    torch.manual_seed(seed)
+    place, rng, (vocab, k) = here(), random.Random(seed), shape
+    hidden, w, gain = place.normal(rows, k), place.normal(vocab, k) * (3 / k**0.5), place.normal(k)
+    wide = hidden.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * gain.float()
+    logits = normed.to(place.dtype).float() @ w.float().T
+    bits = torch.randint(-(2**31), 2**31, (4, rows, -(-vocab // 32)), device=place.device).int()
+    bitmask, table = torch.full_like(bits[0], -1), table_of(rows, vocab)
+    bitmask[1::3] = bits[0, 1::3]
+    bitmask[2::3] = bits[0, 2::3] & bits[1, 2::3] & bits[2, 2::3] & bits[3, 2::3]
+    for row, best in enumerate(logits.topk(8).indices.tolist()):
+        params = biased_params(rng, row, best, vocab)
+        adjust(logits[row : row + 1], Adjustment(params, (), (), bitmask=bitmask[row : row + 1]))
+        table.write(slice(row, row + 1), params)
+    table.send()
+    wanted, draws = drawn(logits, temperature)
+    asked = HeadRows(
+        torch.arange(rows, device=place.device).int(), draws, bitmask, Bias(table.ids, table.values, table.tiles)
+    )
+    results = propose_rows(hidden, Norm(gain, 1e-6), Weight(w), asked, HeadSpace.allocate(w, rows, place.dtype))
+    token_ids = expect_proposals(results, wanted)
+    assert bool(wanted.is_finite.all())
+    assert not bool(logits.gather(1, token_ids[:, None]).isneginf().any()), "a token that may not come was proposed"
+
+
+def check_narrow_masks(rows: int, temperature: float) -> None:
+    """A mask that allows one token gets it, wherever it is, with certainty, whatever its bias; rows that are not finite
+    and rows to which nothing is left are told."""
+    place, vocab, k = here(), 2 * BLOCK_V + 9, 64
+    hidden, w = place.normal(rows, k), place.normal(vocab, k)
+    hidden[3, 5] = torch.nan
+    heat, seeds = torch.full((rows,), temperature, device=place.device), torch.arange(rows, device=place.device)
+    draws = Draws(heat, seeds, seeds.int(), seeds.int()) if temperature else None
+    table = table_of(rows, vocab)
+    only = [(0, 31, 32, BLOCK_V - 1, BLOCK_V, vocab - 1)[row % 6] for row in range(rows)]
+    bits = torch.zeros(rows, -(-vocab // 32), dtype=torch.int64)
+    for row, token in enumerate(only):
+        bits[row, token // 32] = 1 << (token % 32)
+        table.write(slice(row, row + 1), DecodeParams(logit_bias={token: -50.0, (token + 1) % vocab: 90.0}))
+    table.write(slice(5, 6), DecodeParams(banned_ids=(only[5],)))
+    table.send()
+    bitmask = torch.where(bits > 2**31 - 1, bits - 2**32, bits).int().to(place.device)
+    index = torch.arange(rows, device=place.device).int()
+    asked = HeadRows(index, draws, bitmask, Bias(table.ids, table.values, table.tiles))
+    space, norm = HeadSpace.allocate(w, rows, place.dtype), Norm(place.normal(k), 1e-6)
+    token_ids, confidence, entropy, is_finite = read_results(propose_rows(hidden, norm, Weight(w), asked, space))
+    fine = [row for row in range(rows) if row not in (3, 5)]
+    assert is_finite.tolist() == [row in fine for row in range(rows)]
+    assert [token_ids.tolist()[row] for row in fine] == [only[row] for row in fine]
+    assert torch.allclose(confidence[fine], torch.ones(len(fine), device=place.device))
+    assert torch.allclose(entropy[fine], torch.zeros(len(fine), device=place.device), atol=1e-5)
+
+
+class Watched(RoundRunner):
+    """Remembers what kinds of head ran outside rounds, and who was answered the plain way; where numbers repeat every
+    answer must be the plain runner's."""
+
+    kinds: set[HeadKind]
+    plain: set[str]
+
+    faults: list[str]
+    """Noted, not raised: the engine would run each request again, alone."""
+
+    def run(self, works):  # type: ignore[no-untyped-def]
+        found = super().run(works)
+        if here().dtype is torch.float32 and self._flight is None:
+            for one, wanted in zip(found, Runner(self.model, self.cache, 64).run(works), strict=True):
+                self.faults += differences(one, wanted)
+        return found
+
+    def _replay(self, key, work):  # type: ignore[no-untyped-def]
+        self.kinds |= {key[2]} if key[0] == "head" else set()
+        super()._replay(key, work)
+
+    def _answer(self, works, hidden):  # type: ignore[no-untyped-def]
+        self.plain |= {work.sequence.id for work in works}
+        return super()._answer(works, hidden)
+
+    def _land(self, flight, works):  # type: ignore[no-untyped-def]
+        if any(work.sequence.constraint is not None for work in works):
+            self.faults.append("a round with a grammar")
+        return super()._land(flight, works)
+
+
+def differences(found: Outcome | None, wanted: Outcome | None) -> list[str]:
+    """In which numbers two answers differ."""
+    if found is None or wanted is None:
+        return [] if found is wanted else ["presence"]
+    names = [name for name in Proposal.__slots__ if not _is_same(found.proposal, wanted.proposal, name)]
+    return names if len(found.logprobs) == len(wanted.logprobs) else [*names, "logprobs"]
+
+
+def _is_same(a: Proposal, b: Proposal, name: str) -> bool:
+    return torch.allclose(getattr(a, name).double(), getattr(b, name).double(), atol=1e-4)
+
+
+class Broken(Staircase):
+    """Fails when two tokens stand."""
+
+    def write_masks(self, ahead: Seq[int], out: memoryview) -> int:
+        num_rows = super().write_masks(ahead, out)
+        if len(self.taken) >= 2:
+            raise RuntimeError("broken")
+        return num_rows
+
+
+def grammar_of(length: int, stop: int) -> Staircase:
+    return Staircase(length, stop) if length > 0 else Broken(-length, stop)
+
+
+@dataclass
+class Case:
+    """A model and prompts that are asked at once; those with a length stand under a Staircase of so many tokens, which
+    breaks where the length is negative."""
+
+    model: Transformer
+    prompts: list[list[int]]
+    wishes: list[DecodeParams]
+    lengths: list[int]
+    runner: Watched | None = field(default=None, init=False)
+
+    def say(self, name: DecoderName, is_plain: bool = False, only: Seq[int] = ()) -> list[list[int]]:
+        """Answers by prompt, of `only` these where told; fails the check if a request failed."""
+        engine = engine_of(self.model, None if is_plain else self._watched)
+        stop = self.model.config.vocab_size - 1
+        engine.constraints = lambda spec: grammar_of(int(spec.grammar), stop)
+        answers: list[list[int]] = [[] for _ in self.prompts]
+        for i in only or range(len(self.prompts)):
+            params = replace(self.wishes[i], stop_ids=(stop,), decoder=DecoderParams(name, 4))
+            spec = ConstraintSpec(str(self.lengths[i])) if self.lengths[i] else None
+            engine.add(Request(str(i), tuple(self.prompts[i]), params, constraint=spec))
+        num_steps = 0
+        while engine.has_work:
+            num_steps += 1
+            assert num_steps < 1000, "proposals that no grammar takes"
+            for event in engine.step():
+                assert isinstance(event, Delta)
+                assert event.error is None or self.lengths[int(event.request_id)] < 0, event.error
+                answers[int(event.request_id)] += event.token_ids
+        faults = self.runner.faults if self.runner is not None else []
+        assert not faults, faults
+        return answers
+
+    def _watched(self, cache: PagedCache) -> Watched:
+        limits = GraphLimits(max_rows=128, max_segments=8, context_len=self.model.config.context_len)
+        self.runner = Watched(self.model, cache, 64, limits)
+        self.runner.prepare_rounds([RoundShape(len(self.prompts), 4)])
+        self.runner.kinds, self.runner.plain, self.runner.faults = set(), set(), []
+        self.runner.prepare([16], [16])
+        return self.runner
+
+
+def case_of(config: ModelConfig, prompt_lens: list[int], wishes: list[DecodeParams], lengths: list[int]) -> Case:
+    rng = random.Random(1)
+    prompts = [[rng.randrange(config.vocab_size) for _ in range(length)] for length in prompt_lens]
+    return Case(model_of(config), prompts, wishes, lengths)
+
+
+def check_constrained_texts(config: ModelConfig, names: Seq[DecoderName], length: int, temperature: float) -> None:
+    """A request under a grammar, with a ban, beside a free one: one head answers both, nobody goes the plain way, and
+    where numbers repeat all decoders say what the plain path says. What is verified is what `ar` says."""
+    plain = DecodeParams(length + 4, temperature, seed=3)
+    banned = replace(plain, banned_ids=(7, 15, 22), logit_bias={14: 2.0, 1: 5.0})
+    case = case_of(config, [6, 5], [banned, replace(plain, max_new_tokens=length)], [length, 0])
+    said = {}
+    for name in names:
+        said[name] = case.say(name)
+        assert case.runner is not None
+        masked = {kind for kind in case.runner.kinds if kind.is_masked}
+        assert masked == {MASKED_KINDS[temperature > 0]}, case.runner.kinds
+        assert not case.runner.plain, "the plain path was taken"
+        assert len(said[name][0]) == length
+        assert Staircase(length, config.vocab_size - 1).legal_prefix(said[name][0]) == length
+        assert not {7, 15, 22} - {place % 7 + 7 for place in range(5, length, 6)} & set(said[name][0])
+        if here().dtype is torch.float32:
+            assert said[name] == case.say(name, is_plain=True), name
+    if DecoderName.AR in said and DecoderName.VERIFY in said:
+        assert said[DecoderName.VERIFY] == said[DecoderName.AR]
+
+
+def check_rare_wishes_go_alone(config: ModelConfig, length: int) -> None:
+    """Beside a request that wants logprobs the others keep the fused head, and their text."""
+    plain = DecodeParams(length + 4, seed=3)  # room, or the grammar would write its shortest text without a forward
+    wishes = [plain, replace(plain, logprobs=2), replace(plain, max_new_tokens=length, temperature=0.9)]
+    case = case_of(config, [6, 5, 7], wishes, [length, length, 0])
+    said = case.say(DecoderName.VERIFY)
+    assert case.runner is not None
+    assert case.runner.plain == {"1"}, case.runner.plain
+    assert any(kind.is_masked for kind in case.runner.kinds)
+    if here().dtype is torch.float32:
+        assert said == case.say(DecoderName.VERIFY, is_plain=True)
+    else:
+        for i in (0, 2):
+            assert said[i] == case.say(DecoderName.VERIFY, only=[i])[i], "a neighbour changed the text"
+
+
+def check_a_broken_grammar_fails_alone(config: ModelConfig, length: int) -> None:
+    """In the middle of writing the table; who shares it says what it says alone."""
+    plain = DecodeParams(length + 4, seed=3)
+    case = case_of(config, [6, 5, 7], [plain, plain, replace(plain, max_new_tokens=length)], [length, -99, 0])
+    said = case.say(DecoderName.AR)
+    assert len(said[1]) == 2, "the broken one went on, or never began"
+    assert [said[0], [], said[2]] == case.say(DecoderName.AR, only=[0, 2])
+
+
+def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
+    """All checks at sizes for a GPU, by name."""
+    for rows, heat in ((16, 0.0), (16, 0.8), (32, 0.8), (64, 0.0), (64, 0.8), (256, 0.0)):
+        name = f"head with masks and bias rows={rows} temperature={heat}"
+        yield name, lambda r=rows, t=heat: check_masked_head(0, (49153, 576), r, t)
+    for heat in (0.0, 0.8):
+        yield f"head with masks of one token, temperature={heat}", lambda t=heat: check_narrow_masks(64, t)
+    names = (DecoderName.AR, DecoderName.VERIFY, DecoderName.CONFIDENCE)
+    for kind, config in (("whole", SMALL), ("parts", WIDE_PARTS), ("true", SMALL_TRUE)):
+        for heat in (0.0, 0.8):
+            name = f"constrained texts {kind} at temperature {heat}"
+            yield name, lambda c=config, t=heat: check_constrained_texts(c, names, 60, t)
+        yield f"broken grammar fails alone {kind}", lambda c=config: check_a_broken_grammar_fails_alone(c, 20)
+        yield f"rare wishes go alone {kind}", lambda c=config: check_rare_wishes_go_alone(c, 60)

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quicksilver.text.tool_calls import CallParser
+
+_NAMES = ("get", "set_x")
+_CLOSE = "</tool_call>"
+
+
+def parse(text: str, close_tag: str = "") -> tuple[str, str, str, str]:
+    """Name and arguments of a call, the text that is not part of it, and what followed its closing tag."""
+    parser = CallParser(_NAMES, close_tag)
+    after = parser.push(text)
+    name, arguments = parser.take()
+    rest = parser.close()
+    late_name, late_arguments = parser.take()
+    return name + late_name, arguments + late_arguments, rest, after
+
+
+def test_name_comes_before_the_arguments_are_complete() -> None:
+    parser = CallParser(_NAMES)
+    parser.push(' {"name": "get", "arguments": {"ci')
+    assert parser.take() == ("get", '{"ci')
+    parser.push('ty": "x"}')
+    assert parser.take() == ("", 'ty": "x"}')
+    parser.push("}\n")
+    assert (parser.close(), parser.name) == ("", "get")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"arguments": {"a": 1}, "name": "get"}',
+        '{"name": "get", "arguments": "{\\"a\\": 1}"}',
+        '{"name": "get", "id": 7, "arguments": {"a": 1}}',
+        '{"name": "get", "parameters": {"a": 1}}',
+        ' {\n"name" : "get" ,\n"arguments" :  {"a": 1}\n} \n',
+        '{"name": "\\u0067et", "arguments": {"a": 1}}',
+    ],
+)
+def test_other_spellings_of_a_call_are_read_too(text: str) -> None:
+    assert parse(text) == ("get", '{"a": 1}', "", "")
+
+
+def test_call_without_arguments_has_empty_ones() -> None:
+    assert parse('{"name": "get"}') == ("get", "{}", "", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hello",
+        "",
+        '{"name": "unknown", "arguments": {}}',
+        '{"name": "unknown"}',
+        '{"name": 3, "arguments": {}}',
+        '{"name": ["get"]}',
+        '["get"]',
+        '{"name": "get", "arguments": ',
+        '{"name": "g\\x", "arguments": {}}',
+        "{" * 5000,
+    ],
+)
+def test_text_that_is_no_call_comes_back_whole(text: str) -> None:
+    assert parse(text) == ("", "", text, "")
+
+
+def test_text_behind_the_arguments_comes_back() -> None:
+    assert parse('{"name": "get", "arguments": {}} and more') == ("get", "{}", "} and more", "")
+
+
+def test_arguments_cut_short_stay_arguments() -> None:
+    assert parse('{"name": "get", "arguments": {"a": [1, "}') == ("get", '{"a": [1, "}', "", "")
+
+
+def test_closing_tag_inside_a_string_does_not_close() -> None:
+    arguments = json.dumps({"text": f'{_CLOSE} "quoted" \\ {{'})
+    text = f'{{"name": "get", "arguments": {arguments}}}{_CLOSE}after'
+    assert parse(text, _CLOSE) == ("get", arguments, "", "after")
+
+
+def test_closing_tag_ends_what_is_no_call() -> None:
+    assert parse(f"nonsense{_CLOSE}after", _CLOSE) == ("", "", "nonsense", "after")
+
+
+def containers(inner: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
+    return st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+
+
+_JSON = st.recursive(st.none() | st.integers() | st.text(max_size=6), containers, max_leaves=5)
+
+
+@settings(max_examples=50)
+@given(st.dictionaries(st.text(max_size=4), _JSON, max_size=3), st.booleans())
+def test_any_arguments_come_through_as_written(arguments: dict[str, object], spaced: bool) -> None:
+    written = json.dumps(arguments, ensure_ascii=spaced, indent=2 if spaced else None)
+    text = f'{{"name": "set_x", "arguments": {written}}}{_CLOSE}'
+    assert parse(text, _CLOSE) == ("set_x", written, "", "")

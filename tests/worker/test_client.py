@@ -1,0 +1,150 @@
+"""Both EngineClients, a thread in this process and a worker behind a socket: the same answers, and clean ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import stat
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from quicksilver.core import Delta, EngineClient, FinishReason, Frame, Request, ScoreRequest
+from quicksilver.errors import ContextTooLong, EngineDied, EngineUnavailable, InvalidRequest
+from quicksilver.worker.async_engine import AsyncEngine
+from quicksilver.worker.client import RemoteEngine
+from tests.support.tiny import decode_params, generate, tiny_engine
+
+PROMPT = tuple(range(1, 30))
+PARAMS = decode_params("verify", canvas_len=8, max_new_tokens=24)
+COMMAND = [sys.executable, "-m", "tests.worker.worker_program"]
+
+
+@pytest.fixture(params=["thread", "worker"])
+async def client(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
+    engine = AsyncEngine(tiny_engine()) if request.param == "thread" else await RemoteEngine(COMMAND).start()
+    yield engine
+    await engine.close()
+
+
+async def collect(client: EngineClient, request: Request) -> tuple[list[int], list[Frame], Delta]:
+    tokens, frames, last = list[int](), list[Frame](), Delta("")
+    async for event in client.stream(request):
+        if isinstance(event, Frame):
+            frames.append(event)
+        else:
+            tokens += event.token_ids
+            last = event
+    return tokens, frames, last
+
+
+async def test_a_client_streams_what_the_engine_makes(client: EngineClient) -> None:
+    tokens, frames, last = await collect(client, Request("a", PROMPT, PARAMS, wants_frames=True))
+    assert tokens == generate(tiny_engine(), PROMPT, PARAMS)
+    assert frames
+    assert last.finish is FinishReason.LENGTH
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 24
+    assert client.info.model == "tiny"
+
+
+async def test_many_streams_at_once_do_not_mix(client: EngineClient) -> None:
+    requests = [Request(str(i), (i, *PROMPT), PARAMS) for i in range(8)]
+    results = await asyncio.gather(*(collect(client, request) for request in requests))
+    for request, (tokens, _, _) in zip(requests, results, strict=True):
+        assert tokens == generate(tiny_engine(), request.prompt_ids, PARAMS)
+
+
+async def test_refusals_arrive_as_the_error_that_was_raised(client: EngineClient) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        await collect(client, Request("bad", PROMPT, decode_params("verify", top_p=7.0)))
+    assert (refused.value.param, refused.value.status) == ("top_p", 400)
+    with pytest.raises(ContextTooLong):
+        await collect(client, Request("long", PROMPT, decode_params("verify", max_new_tokens=9999)))
+
+
+async def test_closing_a_stream_aborts_the_request(client: EngineClient) -> None:
+    stream = client.stream(Request("cut", PROMPT, decode_params("ar", max_new_tokens=400)))
+    await anext(stream)
+    await stream.aclose()
+    async with asyncio.timeout(10):
+        while (stats := await client.stats()).running:
+            await asyncio.sleep(0.01)
+    assert stats.aborts == 1
+    assert stats.free_pages == 64
+
+
+async def test_scores_cross_the_client(client: EngineClient) -> None:
+    scores = await client.score(ScoreRequest("s", PROMPT, ((5, 6), (7,))))
+    assert [len(part) for part in scores.logprobs] == [2, 1]
+    with pytest.raises(InvalidRequest):
+        await client.score(ScoreRequest("t", PROMPT, ()))
+
+
+async def test_a_closed_client_refuses() -> None:
+    engine = AsyncEngine(tiny_engine())
+    await engine.close()
+    assert not engine.is_ready
+    with pytest.raises(EngineUnavailable):
+        await collect(engine, Request("x", PROMPT, PARAMS))
+
+
+async def test_an_engine_that_raises_in_its_loop_fails_its_requests_with_a_reason() -> None:
+    engine = tiny_engine()
+    engine.scheduler.plan = lambda *_: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    client = AsyncEngine(engine)
+    with pytest.raises(EngineDied, match="division"):
+        await collect(client, Request("x", PROMPT, PARAMS))
+    assert not client.is_ready
+    await client.close()
+
+
+async def test_a_killed_worker_fails_its_streams_and_is_replaced() -> None:
+    client = await RemoteEngine(COMMAND).start()
+    try:
+        stream = client.stream(Request("open", PROMPT, decode_params("ar", max_new_tokens=400)))
+        await anext(stream)
+        assert client.worker_pid is not None
+        os.kill(client.worker_pid, signal.SIGKILL)
+        with pytest.raises(EngineDied):
+            async for _ in stream:
+                pass
+        with pytest.raises(EngineUnavailable):
+            await collect(client, Request("too early", PROMPT, PARAMS))
+        async with asyncio.timeout(60):
+            while not client.is_ready:
+                await asyncio.sleep(0.05)
+        tokens, _, _ = await collect(client, Request("after", PROMPT, PARAMS))
+        assert tokens == generate(tiny_engine(), PROMPT, PARAMS)
+        assert (await client.stats()).restarts == 1
+    finally:
+        await client.close()
+
+
+async def test_a_worker_that_cannot_start_says_so_at_once() -> None:
+    client = RemoteEngine([sys.executable, "-c", "raise SystemExit(3)"])
+    with pytest.raises(EngineUnavailable, match="did not start"):
+        await client.start()
+    await client.close()
+
+
+async def test_the_socket_is_private_and_garbage_on_it_harms_nobody() -> None:
+    client = await RemoteEngine(COMMAND).start()
+    try:
+        path = Path(client._home.name) / "engine-1.sock"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        for garbage in (b"\xff" * 64, b"\x05\x00\x00\x00hello", b"\x01\x00\x00\x00\xc1", b""):
+            reader, writer = await asyncio.open_unix_connection(str(path))
+            writer.write(garbage)
+            with contextlib.suppress(ConnectionError):
+                writer.write_eof()
+                await reader.read()
+            writer.close()
+        tokens, _, _ = await collect(client, Request("still here", PROMPT, PARAMS))
+        assert len(tokens) == 24
+    finally:
+        await client.close()
