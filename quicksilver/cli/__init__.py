@@ -1,4 +1,4 @@
-"""The `quicksilver` command: parses, wires, prints; nothing else. torch is imported inside the verbs that need it."""
+"""The `quicksilver` command line. Each command imports torch only if it needs it."""
 
 from quicksilver.cli.app import main
 

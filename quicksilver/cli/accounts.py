@@ -44,7 +44,7 @@ def orgs_list(database_url: options.DatabaseUrl = "", pepper: options.Pepper = N
     """Every organisation with its balance."""
     from quicksilver.accounts import commands
 
-    _show(commands.orgs_list(*options.books(database_url, pepper)))
+    _show(commands.orgs_list(*options.accounts_database(database_url, pepper)))
 
 
 @orgs.command("create")
@@ -52,7 +52,7 @@ def orgs_create(name: Name, database_url: options.DatabaseUrl = "", pepper: opti
     """A new organisation with its default project and sign-up credits."""
     from quicksilver.accounts import commands
 
-    _show([commands.orgs_create(*options.books(database_url, pepper), name)])
+    _show([commands.orgs_create(*options.accounts_database(database_url, pepper), name)])
 
 
 @orgs.command("credit")
@@ -66,7 +66,7 @@ def orgs_credit(
     """Add credits."""
     from quicksilver.accounts import commands
 
-    _show([commands.orgs_credit(*options.books(database_url, pepper), org_id, credits, reference)])
+    _show([commands.orgs_credit(*options.accounts_database(database_url, pepper), org_id, credits, reference)])
 
 
 @keys.command("list")
@@ -74,7 +74,7 @@ def keys_list(database_url: options.DatabaseUrl = "", pepper: options.Pepper = N
     """Every key by its prefix; secrets are never shown again."""
     from quicksilver.accounts import commands
 
-    _show(commands.keys_list(*options.books(database_url, pepper)))
+    _show(commands.keys_list(*options.accounts_database(database_url, pepper)))
 
 
 @keys.command("create")
@@ -104,7 +104,7 @@ def keys_create(
         expires_at=int(time.time()) + days * 86_400 if days else None,
         budget=from_credits(budget, "budget") if budget else None,
     )
-    typer.echo(commands.keys_create(*options.books(database_url, pepper), draft).secret)
+    typer.echo(commands.keys_create(*options.accounts_database(database_url, pepper), draft).secret)
 
 
 @keys.command("rotate")
@@ -117,7 +117,7 @@ def keys_rotate(
     """A new secret for a key."""
     from quicksilver.accounts import commands
 
-    typer.echo(commands.keys_rotate(*options.books(database_url, pepper), key_id, overlap_s).secret)
+    typer.echo(commands.keys_rotate(*options.accounts_database(database_url, pepper), key_id, overlap_s).secret)
 
 
 @keys.command("revoke")
@@ -127,7 +127,7 @@ def keys_revoke(
     """Turn a key off, in every process, within a second."""
     from quicksilver.accounts import commands
 
-    commands.keys_revoke(*options.books(database_url, pepper), key_id)
+    commands.keys_revoke(*options.accounts_database(database_url, pepper), key_id)
 
 
 def usage(
@@ -139,7 +139,7 @@ def usage(
     """Tokens and cost by day."""
     from quicksilver.accounts import commands
 
-    _show(commands.usage_table(*options.books(database_url, pepper), days, tuple(by)))
+    _show(commands.usage_table(*options.accounts_database(database_url, pepper), days, tuple(by)))
 
 
 @prices.command("list")
@@ -147,7 +147,7 @@ def prices_list(database_url: options.DatabaseUrl = "", pepper: options.Pepper =
     """Credits per token of models that have a price of their own."""
     from quicksilver.accounts import commands
 
-    _show(commands.prices_list(*options.books(database_url, pepper)))
+    _show(commands.prices_list(*options.accounts_database(database_url, pepper)))
 
 
 @prices.command("set")
@@ -163,7 +163,7 @@ def prices_set(
     from quicksilver.accounts import commands
     from quicksilver.accounts.records import Price
 
-    _show(commands.prices_set(*options.books(database_url, pepper), model, Price(input, cached, output)))
+    _show(commands.prices_set(*options.accounts_database(database_url, pepper), model, Price(input, cached, output)))
 
 
 @db.command("upgrade")
@@ -171,7 +171,7 @@ def db_upgrade(database_url: options.DatabaseUrl = "", pepper: options.Pepper = 
     """Bring the schema up to date."""
     from quicksilver.accounts import commands
 
-    typer.echo("\n".join(commands.db_upgrade(*options.books(database_url, pepper))) or "up to date")
+    typer.echo("\n".join(commands.db_upgrade(*options.accounts_database(database_url, pepper))) or "up to date")
 
 
 @db.command("check")
@@ -179,7 +179,7 @@ def db_check(database_url: options.DatabaseUrl = "", pepper: options.Pepper = No
     """Prove the books: every sum, every reference. Fails if anything is off."""
     from quicksilver.accounts import commands
 
-    faults = commands.db_check(*options.books(database_url, pepper))
+    faults = commands.db_check(*options.accounts_database(database_url, pepper))
     if faults:
         raise QuicksilverError("; ".join(faults))
     typer.echo("the books are right")
@@ -192,4 +192,4 @@ def db_backup(
     """Write a consistent copy while the server runs."""
     from quicksilver.accounts import commands
 
-    commands.db_backup(*options.books(database_url, pepper), target)
+    commands.db_backup(*options.accounts_database(database_url, pepper), target)

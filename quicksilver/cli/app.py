@@ -1,4 +1,4 @@
-"""The verbs, and how their errors reach a person: one line that says what to do, exit code 2, no traceback."""
+"""The list of commands. An expected error prints one line that says what to do and exits with code 2."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import sys
 import typer
 
 from quicksilver import __version__
-from quicksilver.cli import accounts as books
-from quicksilver.cli import bench, chat, doctor, evals, generate, inspect, pull, serve, train
+from quicksilver.cli import accounts, bench, chat, doctor, evals, generate, inspect, pull, serve, train
 from quicksilver.cli.console import errors
 from quicksilver.errors import QuicksilverError
 
@@ -28,15 +27,15 @@ app.command()(inspect.inspect)
 app.command()(bench.bench)
 app.command()(doctor.doctor)
 app.command("eval")(evals.evaluate)
-# The training room parses its own words, so that `python -m quicksilver.training.run` needs no typer.
-_own_words = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": list[str]()}
-app.command(context_settings=_own_words)(train.train)
-app.command(context_settings=_own_words)(train.convert)
-app.command()(books.usage)
-app.add_typer(books.orgs, name="orgs")
-app.add_typer(books.keys, name="keys")
-app.add_typer(books.prices, name="prices")
-app.add_typer(books.db, name="db")
+# These two parse their own arguments with argparse, so that `python -m quicksilver.training.run` needs no typer.
+_passed_through = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": list[str]()}
+app.command(context_settings=_passed_through)(train.train)
+app.command(context_settings=_passed_through)(train.convert)
+app.command()(accounts.usage)
+app.add_typer(accounts.orgs, name="orgs")
+app.add_typer(accounts.keys, name="keys")
+app.add_typer(accounts.prices, name="prices")
+app.add_typer(accounts.db, name="db")
 
 
 @app.command()
@@ -46,7 +45,7 @@ def version() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    # Threads that spin while they wait make a busy machine many times slower; read when torch is first imported.
+    # OpenMP threads that spin while idle slow down a busy machine. torch reads this at its first import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app(args=argv)

@@ -1,4 +1,4 @@
-"""`quicksilver bench`: tokens a second and tokens a forward of each decoder on this machine, as ratios to plain AR."""
+"""`quicksilver bench`: tokens per second and tokens per forward of each decoder, as ratios to plain AR decoding."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def bench(
     device: options.Device = "auto",
     weights: options.Weights = "auto",
     threads: options.Threads = 0,
-    threshold: Annotated[float, typer.Option(min=0, max=1, help="Of the confidence decoder.")] = 0.9,
+    threshold: Annotated[float, typer.Option(min=0, max=1, help="Commit threshold of the confidence decoder.")] = 0.9,
 ) -> None:
-    """Measure every decoder on a few prompts. One run, so compare the ratios."""
+    """Measure every decoder on a few prompts. Compare the ratios: absolute figures vary from run to run."""
     llm = options.open_llm(model, device, weights, threads)
-    table = Table("decoder", "tokens/s", "x AR", "tokens a forward", "forwards/s")
+    table = Table("decoder", "tokens/s", "x AR", "tokens/forward", "forwards/s")
     base = 0.0
     for name in (DecoderName.AR, DecoderName.VERIFY, DecoderName.CONFIDENCE, DecoderName.EDIT):
-        knobs = replace(DecoderParams(), name=name, canvas_len=canvas_len, threshold=threshold)
+        decoder_params = replace(DecoderParams(), name=name, canvas_len=canvas_len, threshold=threshold)
         with errors.status(f"running {name}"):
-            tokens, forwards, seconds = measure(llm, DecodeParams(max_new_tokens=max_tokens, decoder=knobs))
+            tokens, forwards, seconds = measure(llm, DecodeParams(max_new_tokens=max_tokens, decoder=decoder_params))
         rate = tokens / seconds
         base = base or rate
         cells = (rate, rate / base, tokens / forwards, forwards / seconds)
@@ -49,7 +49,7 @@ def bench(
 
 
 def measure(llm: LLM, params: DecodeParams) -> tuple[int, int, float]:
-    """Tokens, forwards and seconds over the prompts, after one answer to warm up."""
+    """Return tokens, forwards and seconds over all prompts, after one warm-up answer."""
     llm.chat(PROMPTS[0], replace(params, max_new_tokens=8))
     tokens, forwards, start = 0, 0, time.perf_counter()
     for prompt in PROMPTS:

@@ -1,6 +1,6 @@
-"""`quicksilver chat`: a conversation in the terminal, where each answer resolves out of its canvas in place.
+"""`quicksilver chat`: a conversation in the terminal. Each answer is drawn with its canvas while it is decoded.
 
-A terminal that cannot redraw, or a pipe, gets the committed text as it comes.
+If the output is a pipe or a terminal that cannot redraw, only committed text is printed, as it is committed.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from quicksilver.cli import options
 from quicksilver.cli.console import out
-from quicksilver.cli.live_canvas import CanvasView, show_resolving
+from quicksilver.cli.live_canvas import CanvasView, show_answer
 from quicksilver.core import DecodeParams, DecoderName
 from quicksilver.text.chat import Message
 
 if TYPE_CHECKING:
     from quicksilver.llm import LLM, Piece
 
-_HELP = "Ctrl-C stops an answer, /new starts over, Ctrl-D ends."
+_HELP = "Ctrl-C stops an answer, /new starts a new conversation, Ctrl-D quits."
 
 
 def chat(
@@ -31,7 +31,7 @@ def chat(
     weights: options.Weights = "auto",
     threads: options.Threads = 0,
 ) -> None:
-    """Talk to a model in the terminal. Ctrl-C stops an answer, /new starts over, Ctrl-D ends."""
+    """Chat with a model in the terminal. Ctrl-C stops an answer, /new starts a new conversation, Ctrl-D quits."""
     with out.status(f"loading {model}"):
         llm = options.open_llm(model, device, weights, threads)
     out.print(f"[bold]{model}[/] on {llm.engine.info.device}. {_HELP}")
@@ -57,10 +57,10 @@ def _lines() -> Iterator[str]:
 
 
 def answer(llm: LLM, turns: list[Message], params: DecodeParams) -> str:
-    """Show one answer resolving; returns its text."""
+    """Show one answer while it is decoded and return its text."""
     prompt = llm.chat_prompt(turns)
     if out.is_terminal and not out.is_dumb_terminal:
-        return show_resolving(out, llm.frames(prompt, params), CanvasView(llm.tokenizer, params.decoder.canvas_len))
+        return show_answer(out, llm.frames(prompt, params), CanvasView(llm.tokenizer, params.decoder.canvas_len))
     return _plain(llm.stream(prompt, params))
 
 

@@ -1,4 +1,4 @@
-"""The two rich consoles: answers go to standard output, everything else to standard error."""
+"""The two rich consoles: results go to standard output, everything else to standard error."""
 
 from __future__ import annotations
 

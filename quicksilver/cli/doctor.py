@@ -1,4 +1,4 @@
-"""`quicksilver doctor`: what this machine can run, and the one thing to do about whatever is wrong."""
+"""`quicksilver doctor`: checks this machine and suggests one fix for each problem."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from quicksilver.hub.resolve import default_home, resolve
 
 
 def doctor() -> None:
-    """Check Python, torch, device, memory, disk and models. Exit code 1 if something must be mended."""
-    table, is_well = Table("", "what", "found", "do"), True
+    """Check Python, torch, device, memory, disk and models. The exit code is 1 if something must be fixed."""
+    table, is_healthy = Table("", "check", "found", "fix"), True
     for name, is_good, found, advice in _checks():
         table.add_row("[green]ok[/]" if is_good else "[red]no[/]", name, found, "" if is_good else advice)
-        is_well = is_well and is_good
+        is_healthy = is_healthy and is_good
     out.print(table)
-    if not is_well:
+    if not is_healthy:
         raise typer.Exit(1)
 
 
@@ -33,9 +33,14 @@ def _checks() -> Iterator[tuple[str, bool, str, str]]:
     yield "Python", (3, 11) <= version[:2] <= (3, 13), sys.version.split()[0], "use Python 3.11, 3.12 or 3.13"
     yield from _torch_checks()
     free_gb = shutil.disk_usage(_existing(default_home())).free / 1e9
-    yield "disk", free_gb > 1, f"{free_gb:.0f} GB free at {default_home()}", "free some, or set QUICKSILVER_HOME"
+    yield (
+        "disk",
+        free_gb > 1,
+        f"{free_gb:.0f} GB free at {default_home()}",
+        "free disk space or set QUICKSILVER_HOME",
+    )
     available_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / 1e9
-    yield "memory", available_gb > 1, f"{available_gb:.1f} GB free", "close something: a small model needs 1 GB"
+    yield "memory", available_gb > 1, f"{available_gb:.1f} GB free", "a small model needs 1 GB"
     yield "models", _has_model(), ", ".join(_pulled()) or "none", "run: quicksilver pull nano"
 
 
@@ -73,5 +78,5 @@ def _pulled() -> list[str]:
 
 
 def _existing(path: Path) -> Path:
-    """The path itself, or its nearest parent that exists: what disk_usage can answer for."""
+    """Return the path, or its nearest existing parent, because disk_usage needs an existing path."""
     return path if path.exists() else _existing(path.parent)

@@ -1,6 +1,6 @@
-"""`quicksilver eval`: measure a model, beside another one if asked, and print one table.
+"""`quicksilver eval`: measure one model, or compare two, and print a table.
 
-The model runs in this process or, with `--url`, in a server that is already up.
+The model runs in this process or, with `--url`, in a running server.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def evaluate(
     device: options.Device = "auto",
     weights: options.Weights = "auto",
     url: Annotated[
-        str, typer.Option(help="Ask the server at this address, such as http://127.0.0.1:8480/v1, instead of loading.")
+        str,
+        typer.Option(help="Evaluate a running server, such as http://127.0.0.1:8480/v1."),
     ] = "",
     key: Annotated[str, typer.Option(envvar="QUICKSILVER_API_KEY", help="API key for --url.")] = "",
     out: Annotated[Path | None, typer.Option(help="JSON file; a plot is drawn beside it.")] = None,
@@ -48,7 +49,7 @@ def evaluate(
     decoders = tuple(replace(DecoderParams(), name=name, canvas_len=canvas_len) for name in decoder)
     settings = EvalSettings(data, tuple(tasks), limit, decoders)
     if url and against:
-        raise InvalidRequest("--against has no place beside --url: a server has one model", param="against")
+        raise InvalidRequest("--against cannot be combined with --url", param="against")
     names = [model, against] if against else [model]
     runs = [_served(model, url, key, settings)] if url else [_report(name, device, weights, settings) for name in names]
     reports = [asyncio.run(run) for run in runs]
@@ -76,8 +77,8 @@ async def _report(model: str, device: str, weights: str, settings: EvalSettings)
 
 
 async def _served(model: str, url: str, key: str, settings: EvalSettings) -> Report:
-    """Tokenizer and template are those of the checkpoint on this machine. A server that cannot be asked is no misuse of
-    this command, so the exit code is 1."""
+    """Evaluate a running server. Tokenizer and template are read from the local checkpoint. If the server cannot be
+    reached the exit code is 1, because the command line itself was correct."""
     from quicksilver.evals.catalogue import refuse_likelihoods
     from quicksilver.evals.link import Link
     from quicksilver.evals.progress import shown_progress

@@ -1,4 +1,4 @@
-"""`quicksilver generate PROMPT`: continue a text; what is piped gets plain text, what is read gets statistics too."""
+"""`quicksilver generate PROMPT`: continue a text. Statistics go to standard error if it is a terminal."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def generate(
         usage = answer.usage
         per_forward = usage.completion_tokens / max(usage.forwards, 1)
         errors.print(
-            f"[dim]{usage.completion_tokens} tokens, {usage.forwards} forwards ({per_forward:.2f} a forward), "
-            f"{usage.completion_tokens / seconds:.1f} tokens/s, ended by {answer.finish}[/]"
+            f"[dim]{usage.completion_tokens} tokens, {usage.forwards} forwards ({per_forward:.2f} per forward), "
+            f"{usage.completion_tokens / seconds:.1f} tokens/s, finish reason {answer.finish}[/]"
         )

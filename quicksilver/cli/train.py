@@ -1,4 +1,4 @@
-"""`quicksilver train RECIPE.toml` and `quicksilver convert WEIGHTS`. The words after them are the training room's."""
+"""`quicksilver train RECIPE.toml` and `quicksilver convert WEIGHTS`. The training package parses their arguments."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import typer
 
 
 def train(context: typer.Context) -> None:
-    """Make an adapter from a recipe (see recipes/ and docs/training.md); --help lists the words."""
+    """Make an adapter from a recipe (see recipes/ and docs/training.md); --help lists the options."""
     from quicksilver.training.run import main
 
     sys.exit(main(context.args))
 
 
 def convert(context: typer.Context) -> None:
-    """Turn a Llama or Qwen checkpoint into a diffusion model; --help lists the words."""
+    """Turn a Llama or Qwen checkpoint into a diffusion model; --help lists the options."""
     from quicksilver.training.convert import main
 
     sys.exit(main(context.args))

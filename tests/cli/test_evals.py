@@ -58,4 +58,4 @@ def test_what_a_server_cannot_do_is_refused_before_it_is_asked(tmp_path: Path) -
     likelihood = quicksilver(*start, "--task", "likelihood")
     assert (likelihood.returncode, "need the engine in this process" in likelihood.stderr) == (2, True)
     against = quicksilver(*start, "--against", "smollm2-135m")
-    assert (against.returncode, "a server has one model" in against.stderr) == (2, True)
+    assert (against.returncode, "cannot be combined with --url" in against.stderr) == (2, True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from quicksilver.cli.live_canvas import CanvasView, Meter, shade, show_resolving
+from quicksilver.cli.live_canvas import AnswerStats, CanvasView, shade, show_answer
 from quicksilver.core import Delta, FinishReason, Frame, Usage
 from quicksilver.llm import Piece
 from tests.support.small_tokenizer import small_tokenizer
@@ -62,7 +62,7 @@ def test_an_answer_longer_than_the_screen_is_printed_once() -> None:
     console = terminal()
     lines = [f"line {i}\n" for i in range(30)]
     pieces = [piece for line in lines for piece in (said(line), Piece(frame=frame("??")))]
-    text = show_resolving(console, [*pieces, said("end", FinishReason.STOP)], view())
+    text = show_answer(console, [*pieces, said("end", FinishReason.STOP)], view())
     assert text == "".join(lines) + "end"
     written = console.file.getvalue()  # type: ignore[attr-defined]
     assert all(written.count(f"line {i}\r\n") + written.count(f"line {i}\n") == 1 for i in range(30))
@@ -75,14 +75,14 @@ def test_stopping_keeps_what_was_committed() -> None:
         raise KeyboardInterrupt
 
     console = terminal()
-    assert show_resolving(console, stopped(), view()) == "kept"
+    assert show_answer(console, stopped(), view()) == "kept"
     assert "stopped" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_figures_are_those_of_the_engine() -> None:
-    meter = Meter()
-    meter.count(Piece(frame=frame("a", step=3)))
-    assert (meter.tokens, meter.forwards) == (0, 3)
-    meter.count(said("ab", FinishReason.STOP))
-    assert "7 tokens" in meter.line().plain
-    assert "2 forwards · 3.50 tokens/forward" in meter.line().plain
+    stats = AnswerStats()
+    stats.count(Piece(frame=frame("a", step=3)))
+    assert (stats.tokens, stats.forwards) == (0, 3)
+    stats.count(said("ab", FinishReason.STOP))
+    assert "7 tokens" in stats.line().plain
+    assert "2 forwards · 3.50 tokens/forward" in stats.line().plain

@@ -64,7 +64,7 @@ def test_unknown_settings_in_the_file_are_refused_by_name(tmp_path: Path, name: 
 def test_gpu_settings_reach_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = []
 
-    async def keep(plan: serve.Plan) -> None:
+    async def keep(plan: serve.ServeSettings) -> None:
         plans.append(plan)
 
     monkeypatch.setattr(serve, "_run", keep)
