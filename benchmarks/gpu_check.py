@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_check --out DIR
 
-Writes check.log into DIR and exits 1 if anything failed. The same checks run under pytest in tests/model/kernels and
+Writes check.log into DIR and exits 1 if anything failed. The same checks run under pytest in tests/backends/cuda/kernels and
 tests/gpu.
 """
 

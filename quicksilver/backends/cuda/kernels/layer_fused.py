@@ -335,6 +335,10 @@ def _pointers(linear: PackedLinear) -> _Weights:
     return _Weights(*(0 if tensor is None else tensor.data_ptr() for tensor in tensors))
 
 
+# The source file (KERNEL.cu) and the function in it.
+KERNEL = "layer_fused"
+
+
 @cache
 def _kernel(kind: Kind) -> Kernel:
-    return compile_kernel("between", macros(kind), THREADS, shared_bytes(kind), kind.chip.capability)
+    return compile_kernel(KERNEL, macros(kind), THREADS, shared_bytes(kind), kind.chip.capability)

@@ -1,4 +1,4 @@
-// What the kernels ask of the chip, a function for each instruction. tests/model/emulated/emulated.hpp has the same
+// What the kernels ask of the chip, a function for each instruction. tests/backends/cuda/emulated/emulated.hpp has the same
 // functions for a processor without a GPU, so that the kernels can be run, slowly, anywhere.
 #pragma once
 

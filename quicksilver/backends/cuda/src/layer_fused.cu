@@ -1097,7 +1097,7 @@ DEVICE void prepare(const Worker &me) {
     meet_team();
 }
 
-KERNEL(TEAM, THREADS) between(const GRID_CONSTANT Between args) {
+KERNEL(TEAM, THREADS) layer_fused(const GRID_CONSTANT Between args) {
     Shared &shared = *(Shared *)shared_memory();
     const int thread = thread_index(), warp = thread / 32;
     Worker me{args, shared, thread, warp, thread % 32, 0, 0, 0};

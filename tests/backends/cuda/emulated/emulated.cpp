@@ -6,7 +6,7 @@ static const Between *given;
 
 extern "C" void emulate(const Between *args) {
     given = args;
-    run_grid([] { between(*given); }, PROGRAMS, TEAM, THREADS, sizeof(Shared));
+    run_grid([] { layer_fused(*given); }, PROGRAMS, TEAM, THREADS, sizeof(Shared));
 }
 
 extern "C" void make_lazy(int warp) { lazy_warp = warp; }

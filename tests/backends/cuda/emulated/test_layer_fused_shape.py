@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from quicksilver.backends.cuda import compile as compile_module
-from quicksilver.backends.cuda.compile import CudaError, compile_binary
-from quicksilver.backends.cuda.kernels.layer_fused import has_room
+from quicksilver.backends.cuda.compile import CudaError, compile_binary, source
+from quicksilver.backends.cuda.kernels.layer_fused import KERNEL, has_room
 from quicksilver.backends.cuda.kernels.layer_fused_shape import Chip, Cut, Kind, cut_for, fits, shared_bytes, with_slots
 from quicksilver.model.config import ModelConfig
 
@@ -69,4 +69,8 @@ def test_chips_that_cannot_are_left_to_other_kernels() -> None:
 def test_without_a_compiler_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_module, "find_compiler", lambda: None)
     with pytest.raises(CudaError, match="libnvrtc is missing"):
-        compile_binary("between", {}, (9, 0))
+        compile_binary("layer_fused", {}, (9, 0))
+
+
+def test_the_compiled_kernel_is_defined_in_the_source_file_of_its_name() -> None:
+    assert f" {KERNEL}(const GRID_CONSTANT" in source(f"{KERNEL}.cu")
