@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from quicksilver.backends.round_cost import Pace, TimedRound
+from quicksilver.backends.round_cost import RoundCost, TimedRound
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, FinishReason, Request, Usage
 from quicksilver.engine.engine import Engine
 from quicksilver.evals.collect import join_channels
@@ -94,35 +94,35 @@ class Replies:
 def decoding(engine: Engine, way: Way) -> Iterator[None]:
     """The engine runs `way` inside: other settings in its scheduler, lengths as asked for instead of those that pay,
     and rounds of one forward out of reach where two are wanted, as are always those with other trees."""
-    scheduler, graphs = engine.scheduler, getattr(engine.runner, "_graphs", {})
-    settings, pace, shapes = scheduler.config, scheduler.pace, dict(graphs)
+    scheduler, graphs = engine.scheduler, getattr(engine.backend, "_graphs", {})
+    settings, pace, shapes = scheduler.config, scheduler.round_cost, dict(graphs)
     wanted = {"one_forward_len": way.one_forward_len, "canvas_rows": way.canvas_rows}
     scheduler.config = replace(settings, **{name: value for name, value in wanted.items() if value is not None})
     lone_rows = (0, tree_rows_of(engine, way))
     unwanted = [shape for shape in graphs if shape.num_sequences == 1 and shape.tree_rows not in lone_rows]
     if way.one_forward_len == 0:
-        scheduler.pace = _always(way.decoder.canvas_len)
+        scheduler.round_cost = _always(way.decoder.canvas_len)
         unwanted += [shape for shape in graphs if shape.num_sets]
     for shape in unwanted:
         del graphs[shape]
     try:
         yield
     finally:
-        scheduler.config, scheduler.pace = settings, pace
+        scheduler.config, scheduler.round_cost = settings, pace
         graphs.update(shapes)
 
 
 def tree_rows_of(engine: Engine, way: Way) -> int:
     """Of a lone request's rounds of 16, by the way or by the engine's own choice; a shorter canvas has none."""
-    if way.tree_rows is not None or engine.scheduler.pace is None:
+    if way.tree_rows is not None or engine.scheduler.round_cost is None:
         return way.tree_rows or 0
-    rounds = engine.scheduler.pace.rounds
+    rounds = engine.scheduler.round_cost.rounds
     return max((timed.tree_rows for timed in rounds if timed.num_requests == 1), default=0)
 
 
-def _always(canvas_len: int) -> Pace:
+def _always(canvas_len: int) -> RoundCost:
     """Drafts and verifications in step, as the engine has them, at one length whatever pays."""
-    return Pace({}, (TimedRound(1 << 20, canvas_len, False, 1.0),))
+    return RoundCost({}, (TimedRound(1 << 20, canvas_len, False, 1.0),))
 
 
 def answer_all(

@@ -146,7 +146,7 @@ def average_row(rows: Sequence[dict[str, Any]], way: Way) -> dict[str, Any]:
 
 def device(bench: Bench, seconds: float) -> None:
     """What the engine timed when it started, and how long it would make canvases: which bounds all that follows."""
-    pace = bench.engine.scheduler.pace
+    pace = bench.engine.scheduler.round_cost
     for graph in pace.rounds if pace else ():
         bench.book.add("device", {"round": graph.canvas_len, "requests": graph.num_requests, "ms": graph.ms,
                                   "one_forward": graph.is_one_forward, "tree_rows": graph.tree_rows})  # fmt: skip

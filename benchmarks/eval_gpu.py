@@ -24,9 +24,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+from quicksilver.backends.base import Work
 from quicksilver.backends.batch import build_batch
-from quicksilver.backends.sequence import Work
-from quicksilver.backends.torch.backend import Runner
+from quicksilver.backends.torch.backend import TorchBackend
 from quicksilver.constrain.runtime.forced_prefix import Leads
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, FinishReason, Request
 from quicksilver.engine.build import build_engine
@@ -47,7 +47,7 @@ from quicksilver.worker.async_engine import AsyncEngine
 RUNNERS = ("graphs", "paged", "plain")
 
 
-class PagedRunner(Runner):
+class PagedRunner(TorchBackend):
     """The plain runner with the paged kernel for all sequences at once, instead of SDPA for each."""
 
     def _forward(self, works: Seq[Work]) -> Tensor:
@@ -198,7 +198,7 @@ def cuda_engine(model: Transformer, name: str, runner: str, concurrency: int) ->
     )
     engine = build_engine(model, name, config)
     if runner == "paged":
-        engine.runner = PagedRunner(model, engine.runner.cache, config.logit_rows)
+        engine.backend = PagedRunner(model, engine.backend.cache, config.logit_rows)
     return engine
 
 

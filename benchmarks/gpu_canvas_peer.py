@@ -83,7 +83,7 @@ def make_engine(shape: ModelConfig, canvas_len: int) -> Engine:
     model = random_model(shape, rank=64)
     engine = build_engine(model, "random", config)
     limits = GraphLimits(max_rows=4 * canvas_len, max_segments=8, context_len=context_len)
-    engine.runner = make_runner(model, config.num_pages, limits)
+    engine.backend = make_runner(model, config.num_pages, limits)
     return engine
 
 

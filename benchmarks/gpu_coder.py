@@ -28,8 +28,7 @@ from benchmarks.coder_parts import TASKS, Bench
 from benchmarks.coder_prompts import DOMAINS, MORE_DOMAINS
 from benchmarks.coder_report import Book
 from benchmarks.eval_gpu import PagedRunner
-from quicksilver.backends.sequence import Work
-from quicksilver.backends.torch.backend import Outcome
+from quicksilver.backends.base import Outcome, Work
 from quicksilver.constrain.runtime.forced_prefix import Leads
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import MAX_TREE_ROWS, EngineConfig
@@ -144,17 +143,17 @@ class _Served:
             gc.collect()
             config = EngineConfig(num_pages=NUM_PAGES, cuda_graphs=False, max_rows=1024, logit_rows=1024)
             self.engine = build_engine(model, "coder", config)
-            self.engine.runner = PagedRunner(model, self.engine.runner.cache, config.logit_rows)
+            self.engine.backend = PagedRunner(model, self.engine.backend.cache, config.logit_rows)
         _tell_failures(self.engine, book)
         gc.collect()
         gc.freeze()
-        book.say(f"engine built: {type(self.engine.runner).__name__}, {self.engine.scheduler.config}")
+        book.say(f"engine built: {type(self.engine.backend).__name__}, {self.engine.scheduler.config}")
         book.facts["engine"] = str(self.engine.scheduler.config)
 
 
 def _tell_failures(engine: Engine, book: Book) -> None:
     """The engine fails a request by the error's type alone; here the first few are told in full."""
-    run, num_told = engine.runner.run, 0
+    run, num_told = engine.backend.run, 0
 
     def told(works: Sequence[Work]) -> list[Outcome | None]:
         nonlocal num_told
@@ -166,7 +165,7 @@ def _tell_failures(engine: Engine, book: Book) -> None:
                 book.say(f"a forward failed\n{traceback.format_exc()}")
             raise
 
-    engine.runner.run = told  # type: ignore[method-assign]
+    engine.backend.run = told  # type: ignore[method-assign]
 
 
 def prepare_lone_rounds(engine: Engine) -> None:
@@ -175,9 +174,9 @@ def prepare_lone_rounds(engine: Engine) -> None:
         return
     from quicksilver.backends.cuda.rounds import RoundRunner, RoundShape
 
-    if isinstance(engine.runner, RoundRunner):
+    if isinstance(engine.backend, RoundRunner):
         wanted = [RoundShape(1, 8), *(RoundShape(1, 16, tree_rows=rows) for rows in (0, 16, MAX_TREE_ROWS))]
-        engine.runner.prepare_rounds([shape for shape in wanted if shape not in engine.runner._graphs])
+        engine.backend.prepare_rounds([shape for shape in wanted if shape not in engine.backend._graphs])
 
 
 def exact_engine(exact: Transformer) -> Engine:

@@ -47,13 +47,13 @@ def make_engine(model: Transformer, shapes: list[RoundShape], context_len: int, 
     runner = make_runner(model, config.num_pages, limits)
     runner.prepare([16, 512])
     runner.prepare_rounds([RoundShape(1, 1), *shapes])
-    engine.runner = runner
+    engine.backend = runner
     return engine
 
 
 def seconds_per_round(engine: Engine, shape: RoundShape, num_rounds: int) -> tuple[float, float]:
     """Wall time of a round in the middle of an answer, and tokens it gave. No other round is in reach."""
-    runner, graphs = engine.runner, engine.runner._graphs  # type: ignore[attr-defined]
+    runner, graphs = engine.backend, engine.backend._graphs  # type: ignore[attr-defined]
     runner._graphs = {shape: graphs[shape]}  # type: ignore[attr-defined]
     name, canvas_len = DecoderName.VERIFY, shape.canvas_len
     if canvas_len == 1:
@@ -76,7 +76,7 @@ def seconds_per_round(engine: Engine, shape: RoundShape, num_rounds: int) -> tup
 
 def device_ms(engine: Engine, shape: RoundShape) -> float:
     """A round on the device alone: replays back to back without the engine."""
-    graph = engine.runner._graphs[shape]  # type: ignore[attr-defined]
+    graph = engine.backend._graphs[shape]  # type: ignore[attr-defined]
     graph.state.position.fill_(300)
     graph.state.last.fill_(7)
     graph.pages.copy_(torch.arange(graph.pages.shape[1])[None])
@@ -103,7 +103,7 @@ def measure(name: str, shapes: list[RoundShape], num_rounds: int, scheme: str) -
     ]
     for shape in shapes:
         seconds, tokens = seconds_per_round(engine, shape, num_rounds)
-        graph = engine.runner._graphs[shape]  # type: ignore[attr-defined]
+        graph = engine.backend._graphs[shape]  # type: ignore[attr-defined]
         kind = f"verify {shape.canvas_len}" + (" in one forward" if shape.num_sets else "")
         kind += f" with a tree of {shape.tree_rows}" if shape.tree_rows else ""
         row: dict[str, Any] = {"model": name, "decoder": kind, "rows": graph.num_rows, "ms": 1e3 * seconds}

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quicksilver.backends.sequence import Sequence, Work
+from quicksilver.backends.base import Work
+from quicksilver.backends.sequence import Sequence
 from quicksilver.diffusion.decoder import Tail
 from quicksilver.model.attention import RowPlan, Segment
 

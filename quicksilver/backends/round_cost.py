@@ -50,7 +50,7 @@ class TimedRound:
         return (own + (BLIND * drafted if self.is_one_forward else drafted)) / self.ms
 
 
-class Memory:
+class AcceptanceHistory:
     """What became of drafted tokens lately, by their place in the draft, whoever asked: the best guess for the next."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RoundCost:
     forward_ms: Mapping[tuple[int, bool], float]
     """(rows a forward has room for, whether canvas rows wear the adapter) -> its time, head included."""
     rounds: tuple[TimedRound, ...] = ()

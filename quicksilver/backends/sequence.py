@@ -12,7 +12,6 @@ from torch import Tensor
 
 from quicksilver.core import DecoderName, Request, TokenConstraint, TokenLogprob, Usage
 from quicksilver.diffusion.decoder import Canvas, Decoder, Tail
-from quicksilver.engine.pages import page_hash, salt_hash
 
 
 @dataclass(slots=True, eq=False)
@@ -86,14 +85,6 @@ class Sequence:
             return len(canvas.token_ids) + 1 < min(longest, self.request.params.decoder.canvas_len)
         return canvas.is_fresh and len(canvas.token_ids) > longest
 
-    def prefix_hashes(self, page_size: int, num_tokens: int) -> list[bytes]:
-        """Hashes of the full pages within the first `num_tokens` tokens; the chain is extended, never redone."""
-        while (len(self.hashes) + 1) * page_size <= num_tokens:
-            start = len(self.hashes) * page_size
-            previous = self.hashes[-1] if self.hashes else salt_hash(self.request.tenant)
-            self.hashes.append(page_hash(previous, self.tokens[start : start + page_size]))
-        return self.hashes[: num_tokens // page_size]
-
     def usage(self) -> Usage:
         return Usage(
             prompt_tokens=self.num_prompt,
@@ -105,21 +96,3 @@ class Sequence:
             accepted=self.accepted,
             rounds=self.rounds,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A sequence's share of one forward: context rows `[start, end)` of its tokens and, if it gets there, its tail."""
-
-    sequence: Sequence
-    start: int
-    end: int
-    tail: Tail | None
-
-    @property
-    def num_rows(self) -> int:
-        return self.end - self.start + (len(self.tail.token_ids) if self.tail else 0)
-
-    @property
-    def num_proposals(self) -> int:
-        return 1 + len(self.tail.token_ids) if self.tail is not None else 0

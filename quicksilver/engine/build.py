@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import torch
 
-from quicksilver.backends.choose import make_runner, scratch_slots, with_gpu_defaults
+from quicksilver.backends.choose import make_backend, memory_needs
 from quicksilver.core import EngineInfo
 from quicksilver.engine.config import EngineConfig, plan_pages
 from quicksilver.engine.engine import ConstraintFactory, Engine
@@ -18,7 +19,6 @@ def build_engine(
     model: Transformer, name: str, config: EngineConfig, constraints: ConstraintFactory | None = None
 ) -> Engine:
     """Allocates the KV cache beside the weights, on their device."""
-    config = with_gpu_defaults(config, model.device)
     device, dtype = model.device, model.dtype
     bytes_per_token = model.config.kv_bytes_per_token(dtype.itemsize)
     context_len = config.context_len or model.config.context_len
@@ -37,10 +37,12 @@ def build_engine(
         weight_bytes=model.weight_bytes,
         fingerprint=fingerprint(name, model),
     )
-    num_scratch = scratch_slots(config, device)
-    cache = PagedCache.allocate(model.config, num_pages, config.page_size, device, dtype, num_scratch)
-    runner = make_runner(model.eval(), cache, config, context_len)
-    return Engine(runner, info, config, constraints)
+    backend_config = config.for_backend(context_len)
+    needs = memory_needs(backend_config, device)
+    cache = PagedCache.allocate(model.config, num_pages, config.page_size, device, dtype, needs.scratch_slots)
+    backend = make_backend(model.eval(), cache, backend_config)
+    config = replace(config, spare_pages=config.spare_pages or needs.spare_pages)
+    return Engine(backend, info, config, constraints)
 
 
 def free_bytes(device: torch.device, full_context: int) -> int:

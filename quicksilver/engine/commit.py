@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from quicksilver.backends.sequence import Sequence, Work
-from quicksilver.backends.torch.backend import Outcome
+from quicksilver.backends.base import Outcome, Work
+from quicksilver.backends.sequence import Sequence
 from quicksilver.core import Delta, Event, FinishReason, Frame, TokenLogprob
 from quicksilver.diffusion.decoder import Canvas, Decision
 from quicksilver.diffusion.finish import end_early, take

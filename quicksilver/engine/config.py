@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quicksilver.backends.base import MAX_TREE_ROWS, BackendConfig
 from quicksilver.errors import InvalidRequest
 
 GPU_WEIGHTS = ("bfloat16", "fp8", "int4")
-MAX_TREE_ROWS = 32
-"""The way to a row of a tree is kept in as many bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +60,18 @@ class EngineConfig:
             raise InvalidRequest(f"engine setting gpu_weights is one of {', '.join(GPU_WEIGHTS)}", param="gpu_weights")
         if self.gpu_products not in ("fastest", "fixed"):
             raise InvalidRequest("engine setting gpu_products is fastest or fixed", param="gpu_products")
+
+    def for_backend(self, context_len: int) -> BackendConfig:
+        return BackendConfig(
+            max_rows=self.max_rows,
+            max_sequences=self.max_running,
+            context_len=context_len,
+            logit_rows=self.logit_rows,
+            weights=self.gpu_weights,
+            matmul="fastest" if self.gpu_products == "fastest" else "batch_invariant",
+            cuda_graphs=self.cuda_graphs,
+            tree_rows=self.tree_rows,
+        )
 
 
 def plan_pages(config: EngineConfig, bytes_per_token: int, free_bytes: int) -> int:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from quicksilver.backends.sequence import Sequence, Work
-from quicksilver.backends.torch.backend import Outcome, Runner
+from quicksilver.backends.base import Backend, Outcome, Work
+from quicksilver.backends.sequence import Sequence
 from quicksilver.core import (
     ConstraintSpec,
     Delta,
@@ -34,7 +34,7 @@ from quicksilver.engine.admission import check_request, check_score
 from quicksilver.engine.commit import begin, commit
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.grammar_budget import Meter, Metered, excess_of
-from quicksilver.engine.pages import PagePool
+from quicksilver.engine.pages import PagePool, prefix_hashes
 from quicksilver.engine.scheduler import Scheduler
 from quicksilver.errors import EngineUnavailable, InvalidGrammar, QuicksilverError, RowFailed
 
@@ -65,17 +65,17 @@ class Prepared:
 class Engine:
     def __init__(
         self,
-        runner: Runner,
+        backend: Backend,
         info: EngineInfo,
         config: EngineConfig,
         constraints: ConstraintFactory | None = None,
         meter: Meter | None = None,
     ) -> None:
-        self.runner, self.info, self.config = runner, info, config
+        self.backend, self.info, self.config = backend, info, config
         self.constraints = constraints
         self.meter = meter or Meter()
         self.pool = PagePool(info.num_pages)
-        self.scheduler = Scheduler(config, self.pool, runner.pace)
+        self.scheduler = Scheduler(config, self.pool, backend.round_cost)
         self._sequences: dict[str, Sequence] = {}
         self._events: list[StepEvent] = []
         self._counts: Counter[str] = Counter()
@@ -171,13 +171,13 @@ class Engine:
         if not works:
             return []
         try:
-            return list(zip(works, self.runner.run(works), strict=True))
+            return list(zip(works, self.backend.run(works), strict=True))
         except Exception:
             return [pair for work in works for pair in self._forward_alone(work)]
 
     def _forward_alone(self, work: Work) -> list[tuple[Work, Outcome | None]]:
         try:
-            return [(work, self.runner.run([work])[0])]
+            return [(work, self.backend.run([work])[0])]
         except Exception as error:
             self._fail(work.sequence, error)
             return []
@@ -223,7 +223,7 @@ class Engine:
         """Full pages of final text become shareable."""
         if sequence.id not in self._sequences:
             return
-        hashes = sequence.prefix_hashes(self.config.page_size, sequence.kv_len)
+        hashes = prefix_hashes(sequence, self.config.page_size, sequence.kv_len)
         for index in range(sequence.num_published, len(hashes)):
             self.pool.publish(sequence.pages[index], hashes[index])
         sequence.num_published = max(sequence.num_published, len(hashes))

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import TypeVar
 
-from quicksilver.backends.sequence import Sequence, Work
+from quicksilver.backends.base import Work
+from quicksilver.backends.sequence import Sequence
 from quicksilver.core import TokenConstraint
 
 ALLOWANCE_S = 0.005

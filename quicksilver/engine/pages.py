@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
+
+from quicksilver.backends.sequence import Sequence
 
 
 def salt_hash(tenant: str) -> bytes:
@@ -17,9 +19,19 @@ def salt_hash(tenant: str) -> bytes:
     return hashlib.sha256(b"quicksilver prefix\0" + tenant.encode()).digest()
 
 
-def page_hash(previous: bytes, token_ids: Sequence[int]) -> bytes:
+def page_hash(previous: bytes, token_ids: Seq[int]) -> bytes:
     """SHA-256 over the chain so far and this page's tokens, so a hash names a whole prefix."""
     return hashlib.sha256(previous + array("q", token_ids).tobytes()).digest()
+
+
+def prefix_hashes(sequence: Sequence, page_size: int, num_tokens: int) -> list[bytes]:
+    """Hashes of the full pages within the first `num_tokens` tokens. `sequence.hashes` keeps the chain, so each page
+    is hashed once."""
+    while (len(sequence.hashes) + 1) * page_size <= num_tokens:
+        start = len(sequence.hashes) * page_size
+        previous = sequence.hashes[-1] if sequence.hashes else salt_hash(sequence.request.tenant)
+        sequence.hashes.append(page_hash(previous, sequence.tokens[start : start + page_size]))
+    return sequence.hashes[: num_tokens // page_size]
 
 
 class PagePool:
@@ -48,7 +60,7 @@ class PagePool:
             return None
         return [self._take() for _ in range(count)]
 
-    def share(self, hashes: Sequence[bytes]) -> list[int]:
+    def share(self, hashes: Seq[bytes]) -> list[int]:
         """Pages of the longest cached prefix of `hashes`, each held once more."""
         found = []
         for key in hashes:
@@ -66,7 +78,7 @@ class PagePool:
             self._page_of[key] = page
             self._hash_of[page] = key
 
-    def release(self, pages: Sequence[int]) -> None:
+    def release(self, pages: Seq[int]) -> None:
         """Give up one hold on each page; cached ones become idle, the others free. Last pages first, so that the
         front of a prefix outlives its end."""
         for page in reversed(pages):

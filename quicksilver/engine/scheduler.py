@@ -10,26 +10,27 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Collection
 
-from quicksilver.backends.round_cost import Memory, Pace
-from quicksilver.backends.sequence import Sequence, Work
+from quicksilver.backends.base import Work
+from quicksilver.backends.round_cost import AcceptanceHistory, RoundCost
+from quicksilver.backends.sequence import Sequence
 from quicksilver.core import DecoderName
 from quicksilver.engine.config import EngineConfig
-from quicksilver.engine.pages import PagePool
+from quicksilver.engine.pages import PagePool, prefix_hashes
 
 SHORTEST_CANVAS = 4
 """What load leaves of a `verify` canvas."""
 
 
 class Scheduler:
-    def __init__(self, config: EngineConfig, pool: PagePool, pace: Pace | None = None) -> None:
+    def __init__(self, config: EngineConfig, pool: PagePool, round_cost: RoundCost | None = None) -> None:
         self.config = config
         self.pool = pool
-        self.pace = pace
+        self.round_cost = round_cost
         self.running: list[Sequence] = []  # in order of admission: the last is the youngest
         self._waiting: OrderedDict[str, deque[Sequence]] = OrderedDict()
         self._turn = 0
         self._rows_left = 0
-        self.memory = Memory()
+        self.memory = AcceptanceHistory()
         self._canvas_len = self._paced_for = 0
         self._is_verifying = False
         self.num_preemptions = 0
@@ -58,7 +59,7 @@ class Scheduler:
         """The work of one forward: decoding requests first, then prompts, then newcomers. Whoever rests gets none."""
         works: list[Work] = []
         self._rows_left = self.config.max_rows
-        if self.pace is not None:
+        if self.round_cost is not None:
             self.memory.fade()
             self._is_verifying = self._mostly_verify()
             self._canvas_len, self._paced_for = self._canvas_len if self.running else 0, -1
@@ -149,7 +150,7 @@ class Scheduler:
         """Share cached pages; False (and nothing held) if the rest of the text has no room now."""
         page_size, num_tokens = self.config.page_size, len(sequence.tokens)
         sequence.canvas_limit = self._canvas_limit()
-        pages = self.pool.share(sequence.prefix_hashes(page_size, num_tokens - 1))
+        pages = self.pool.share(prefix_hashes(sequence, page_size, num_tokens - 1))
         needed = self._pages_for(num_tokens + len(sequence.tail().token_ids)) - len(pages)
         if needed > self.pool.num_free:
             self.pool.release(pages)
@@ -165,17 +166,17 @@ class Scheduler:
         if len(self.running) <= 1 and self.config.one_forward_len > 0:
             return self.config.one_forward_len
         limits = [1] if self._is_verifying and len(self.running) > 1 else []
-        if self.pace is not None:
-            limits.append(self._paced_len(self.pace))
+        if self.round_cost is not None:
+            limits.append(self._paced_len(self.round_cost))
         if self.config.canvas_rows:
             limits.append(max(self.config.canvas_rows // max(len(self.running), 1), SHORTEST_CANVAS))
         return min(limits, default=0)
 
-    def _paced_len(self, pace: Pace) -> int:
+    def _paced_len(self, round_cost: RoundCost) -> int:
         """What pays for as many as run, asked once a plan for each number of them."""
         if self._paced_for != len(self.running):
             self._paced_for = len(self.running)
-            self._canvas_len = pace.canvas_len(len(self.running), self.memory.survival(), self._canvas_len)
+            self._canvas_len = round_cost.canvas_len(len(self.running), self.memory.survival(), self._canvas_len)
         return self._canvas_len
 
     def _mostly_verify(self) -> bool:

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from quicksilver.backends.round_cost import FADING, LONGEST_DRAFT, TREE_GAIN, Memory, Pace, TimedRound
-from quicksilver.backends.sequence import Work
+from quicksilver.backends.base import Work
+from quicksilver.backends.round_cost import FADING, LONGEST_DRAFT, TREE_GAIN, AcceptanceHistory, RoundCost, TimedRound
 from quicksilver.core import Request
 from quicksilver.diffusion.decoder import Canvas
 from quicksilver.engine.config import EngineConfig
 from tests.support.tiny import decode_params, finish_all, generate, tiny_engine
 
-FREE = Pace({(rows, gated): 1.0 for rows in (16, 64, 512) for gated in (False, True)})
+FREE = RoundCost({(rows, gated): 1.0 for rows in (16, 64, 512) for gated in (False, True)})
 """Rows cost nothing."""
-COSTLY = Pace({(rows, gated): 1.0 * rows for rows in (1, 2, 4, 8, 16, 64, 512) for gated in (False, True)})
+COSTLY = RoundCost({(rows, gated): 1.0 * rows for rows in (1, 2, 4, 8, 16, 64, 512) for gated in (False, True)})
 """Every row costs the same: drafting cannot pay."""
 PROMPTS = [(i, *range(5, 25)) for i in range(5)]
 
@@ -61,7 +61,7 @@ def test_trees_add_to_a_draft_whichever_rounds_were_seen() -> None:
 
 def test_the_choice_does_not_depend_on_whether_trees_are_in_use() -> None:
     ways = (TimedRound(1, 1, False, 0.652), TimedRound(1, 16, False, 1.5, 16), TimedRound(1, 8, True, 1.006))
-    pace = Pace({}, ways)
+    pace = RoundCost({}, ways)
     for plain in (NANO_CHAT, NANO_CODE, NANO_EDITS, NANO_TOOLS):
         seen = [TREE_GAIN[16] * chance for chance in plain]
         speeds = {way.canvas_len: way.speed(plain) for way in ways}
@@ -80,7 +80,7 @@ def test_what_was_not_timed_is_not_chosen() -> None:
 
 def test_many_requests_fall_back_to_autoregression() -> None:
     """Long canvases for few, none where rows cost more than they bring."""
-    pace = Pace(CODER_FORWARDS, CODER + CODER_CROWD)
+    pace = RoundCost(CODER_FORWARDS, CODER + CODER_CROWD)
     lengths = [pace.canvas_len(count, steady(0.75)) for count in (1, 2, 4, 8, 32, 64)]
     assert lengths == [16, 16, 16, 4, 4, 4]
     assert [pace.canvas_len(count, steady(0.4)) for count in (8, 32, 64)] == [2, 1, 1]
@@ -88,8 +88,8 @@ def test_many_requests_fall_back_to_autoregression() -> None:
 
 def test_a_graph_that_runs_ahead_beats_forwards_that_wait_for_the_host() -> None:
     forwards = {(16, False): 1.6, (16, True): 2.3, (32, False): 1.8, (32, True): 2.5}
-    assert Pace(forwards).canvas_len(2, steady(0.75)) == 8
-    assert Pace(forwards, (TimedRound(2, 16, False, 3.9),)).canvas_len(2, steady(0.75)) == 16
+    assert RoundCost(forwards).canvas_len(2, steady(0.75)) == 8
+    assert RoundCost(forwards, (TimedRound(2, 16, False, 3.9),)).canvas_len(2, steady(0.75)) == 16
 
 
 @pytest.mark.parametrize(
@@ -107,18 +107,18 @@ def test_a_graph_that_runs_ahead_beats_forwards_that_wait_for_the_host() -> None
 def test_a_lone_request_gets_the_round_that_its_acceptance_suits(
     rounds: tuple[TimedRound, ...], survival: list[float], wanted: int
 ) -> None:
-    assert Pace({}, rounds).canvas_len(1, survival) == wanted
+    assert RoundCost({}, rounds).canvas_len(1, survival) == wanted
 
 
 def test_a_length_in_use_stays_near_a_tie_and_goes_when_another_is_clearly_better() -> None:
-    pace = Pace({}, NANO)
+    pace = RoundCost({}, NANO)
     assert [pace.canvas_len(1, NANO_CODE, current) for current in (8, 16)] == [8, 16]
     assert pace.canvas_len(1, [0.97, 0.93, 0.88, 0.8, 0.7, 0.5, 0.3], 16) == 8
     assert pace.canvas_len(1, NANO_CHAT, 8) == 16
 
 
 def test_drafting_ends_where_autoregression_is_as_fast() -> None:
-    pace = Pace({}, NANO)
+    pace = RoundCost({}, NANO)
     lengths = [pace.canvas_len(1, steady(chance), 16) for chance in (0.3, 0.2, 0.1)]
     assert lengths == [16, 16, 1]
     assert pace.canvas_len(1, steady(0.2), 1) == 1  # and begins only where it is clearly faster
@@ -127,12 +127,12 @@ def test_drafting_ends_where_autoregression_is_as_fast() -> None:
 
 def test_a_new_engine_believes_in_long_drafts() -> None:
     for rounds in (CODER, NANO):
-        assert Pace({}, rounds).canvas_len(1, Memory().survival()) == 16
+        assert RoundCost({}, rounds).canvas_len(1, AcceptanceHistory().survival()) == 16
 
 
 def test_places_are_remembered_apart() -> None:
     """Two good tokens and then none, as often as it takes to be believed."""
-    memory = Memory()
+    memory = AcceptanceHistory()
     for _ in range(200):
         memory.add(2, 15)
     survival = memory.survival()
@@ -142,7 +142,7 @@ def test_places_are_remembered_apart() -> None:
 
 
 def test_what_was_never_tried_is_like_the_place_before() -> None:
-    memory = Memory()
+    memory = AcceptanceHistory()
     for _ in range(200):
         memory.add(7, 7)
     survival = memory.survival()
@@ -152,7 +152,7 @@ def test_what_was_never_tried_is_like_the_place_before() -> None:
 
 
 def test_memory_fades_to_what_is_usual() -> None:
-    memory, usual = Memory(), Memory().survival()
+    memory, usual = AcceptanceHistory(), AcceptanceHistory().survival()
     for _ in range(30):
         memory.add(0, 15)
     assert memory.survival()[0] < 0.1
@@ -174,7 +174,7 @@ def test_an_engine_remembers_what_became_of_drafts_beyond_a_request() -> None:
 
 def test_an_engine_whose_drafts_fail_stops_drafting_and_tries_again_later() -> None:
     engine = tiny_engine(EngineConfig(num_pages=64, max_rows=96))
-    engine.scheduler.pace = Pace({}, NANO)
+    engine.scheduler.round_cost = RoundCost({}, NANO)
     engine.add(Request("0", PROMPTS[0], decode_params("verify", canvas_len=16, max_new_tokens=400)))
     lengths: list[int] = []
     while engine.has_work:
@@ -189,16 +189,16 @@ def test_an_engine_whose_drafts_fail_stops_drafting_and_tries_again_later() -> N
 def test_drafts_and_verifications_do_not_share_forwards_for_long() -> None:
     """Whoever comes in between takes a plain step and drafts with the others."""
     engine = tiny_engine(EngineConfig(num_pages=128, max_rows=256))
-    engine.scheduler.pace = FREE
+    engine.scheduler.round_cost = FREE
     mixed: list[bool] = []
-    run = engine.runner.run
+    run = engine.backend.run
 
     def watched(works: list[Work]) -> object:
         tails = [work.tail for work in works if work.tail is not None and work.tail.token_ids]
         mixed.append(len({tail.is_causal for tail in tails}) > 1)
         return run(works)
 
-    engine.runner.run = watched  # type: ignore[method-assign, assignment]
+    engine.backend.run = watched  # type: ignore[method-assign, assignment]
     for i, prompt in enumerate(PROMPTS):
         engine.add(Request(str(i), prompt, decode_params("verify", canvas_len=8, max_new_tokens=40)))
         engine.step()
@@ -210,12 +210,12 @@ def test_drafts_and_verifications_do_not_share_forwards_for_long() -> None:
 
 
 @pytest.mark.parametrize("pace", [FREE, COSTLY])
-def test_no_pace_changes_a_token(pace: Pace) -> None:
+def test_no_pace_changes_a_token(pace: RoundCost) -> None:
     alone = [
         generate(tiny_engine(), prompt, decode_params("ar", canvas_len=1, max_new_tokens=30)) for prompt in PROMPTS
     ]
     engine = tiny_engine(EngineConfig(num_pages=128, max_rows=256))
-    engine.scheduler.pace = pace
+    engine.scheduler.round_cost = pace
     for i, prompt in enumerate(PROMPTS):
         engine.add(Request(str(i), prompt, decode_params("verify", canvas_len=12, max_new_tokens=30)))
     finished = finish_all(engine)

@@ -10,8 +10,8 @@ from itertools import accumulate
 import pytest
 import torch
 
-from quicksilver.backends.sequence import Work
-from quicksilver.backends.torch.backend import Runner
+from quicksilver.backends.base import Work
+from quicksilver.backends.torch.backend import TorchBackend
 from quicksilver.core import (
     ConstraintSpec,
     DecodeParams,
@@ -65,7 +65,7 @@ def test_kv_for_a_quarter_of_the_demand_queues_and_finishes_all() -> None:
     assert engine.pool.num_free == demand // 4
 
 
-class TroubledRunner(Runner):
+class TroubledRunner(TorchBackend):
     """Raises, or returns NaN, whenever a certain request has rows in the forward."""
 
     victim, mode = "victim", "raise"
@@ -86,8 +86,8 @@ def test_a_request_whose_row_fails_does_so_alone(mode: str) -> None:
     params = decode_params("verify", canvas_len=8, max_new_tokens=30)
     alone = {name: generate(tiny_engine(), (ord(name) % 97, *PROMPT), params) for name in "ab"}
     engine = tiny_engine()
-    engine.runner = TroubledRunner(engine.runner.model, engine.runner.cache, 64)
-    engine.runner.mode = mode
+    engine.backend = TroubledRunner(engine.backend.model, engine.backend.cache, 64)
+    engine.backend.mode = mode
     for name in ("a", "victim", "b"):
         engine.add(Request(name, (ord(name[0]) % 97, *PROMPT), params))
     deltas = finish_all(engine)

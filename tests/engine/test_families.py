@@ -72,7 +72,7 @@ def test_a_stretched_context_is_served_to_its_end(tmp_path: Path) -> None:
     load = LoadConfig(device="cpu", weights="float32", yarn=4)
     engine = load_engine(Checkpoint("long", tmp_path), load, EngineConfig(page_size=4))
     assert engine.info.context_len == 128
-    wanted = greedy(engine.runner.model, PROMPTS[2], 128 - len(PROMPTS[2]))
+    wanted = greedy(engine.backend.model, PROMPTS[2], 128 - len(PROMPTS[2]))
     for decoder in ("ar", "verify"):
         params = decode_params(decoder, canvas_len=8, max_new_tokens=len(wanted))
         assert generate(engine, PROMPTS[2], params) == wanted

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from quicksilver.backends.sequence import Work
-from quicksilver.backends.torch.backend import Outcome
+from quicksilver.backends.base import Outcome, Work
 from quicksilver.core import ConstraintSpec, Delta, Request, TokenConstraint
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.grammar_budget import Meter
@@ -51,7 +50,7 @@ def clocked_engine(clock: ScriptedClock, mask_s: float) -> Engine:
     """Forwards and slow bitmasks are all that takes time."""
     engine = tiny_engine()
     engine.meter = Meter(clock)
-    forward = engine.runner.run
+    forward = engine.backend.run
 
     def timed_forward(works: Sequence[Work]) -> list[Outcome | None]:
         clock.now += FORWARD_S
@@ -60,7 +59,7 @@ def clocked_engine(clock: ScriptedClock, mask_s: float) -> Engine:
     def make(spec: ConstraintSpec) -> TokenConstraint:
         return Slow(clock, mask_s) if spec.grammar == "slow" else Staircase()
 
-    engine.runner.run = timed_forward  # type: ignore[method-assign]
+    engine.backend.run = timed_forward  # type: ignore[method-assign]
     engine.constraints = make
     return engine
 

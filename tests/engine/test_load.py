@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from quicksilver.backends.sequence import Work
-from quicksilver.backends.torch.backend import Outcome, Runner
+from quicksilver.backends.base import Outcome, Work
+from quicksilver.backends.torch.backend import TorchBackend
 from quicksilver.core import Request, Usage
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.config import EngineConfig
@@ -59,7 +59,7 @@ def test_a_lone_request_gets_the_canvas_of_a_round_in_one_forward() -> None:
     assert len(engine.scheduler.plan()[0].tail.token_ids) == 7  # type: ignore[union-attr]
 
 
-class DraftsAlong(Runner):
+class DraftsAlong(TorchBackend):
     """Verifies, and hands over a draft that is right for two tokens and then wrong."""
 
     text: tuple[int, ...] = ()
@@ -85,9 +85,9 @@ class DraftsAlong(Runner):
 def test_a_draft_that_comes_along_is_verified_next_and_the_text_stays() -> None:
     wanted, _ = _texts(EngineConfig(num_pages=128, max_rows=128), "ar")
     engine = tiny_engine(EngineConfig(num_pages=64))
-    runner = DraftsAlong(engine.runner.model, engine.runner.cache, 64)
+    runner = DraftsAlong(engine.backend.model, engine.backend.cache, 64)
     runner.text = (*PROMPTS[0], *wanted[0])
-    engine.runner = runner
+    engine.backend = runner
     engine.add(Request("0", PROMPTS[0], decode_params("verify", canvas_len=6, max_new_tokens=30)))
     parts = finish_all(engine)["0"]
     assert [token for part in parts for token in part.token_ids] == wanted[0]

@@ -57,7 +57,7 @@ def theirs(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     from transformers import AutoModelForCausalLM
 
     folder: Path = tmp_path_factory.mktemp("smollm2")
-    save_model(engine.runner.model, folder)
+    save_model(engine.backend.model, folder)
     yield AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for file in folder.iterdir():
         file.unlink()

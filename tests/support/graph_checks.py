@@ -172,7 +172,7 @@ def engine_of(model: Transformer, make: Callable[[PagedCache], GraphRunner] | No
     )
     engine = build_engine(model, "checked", config)
     if make is not None:
-        engine.runner = make(engine.runner.cache)
+        engine.backend = make(engine.backend.cache)
     return engine
 
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from quicksilver.backends.base import Outcome
 from quicksilver.backends.cuda.graphs import GraphLimits
 from quicksilver.backends.cuda.kernels.head import BLOCK_V, Bias, Draws, HeadRows, HeadSpace, propose_rows, read_results
 from quicksilver.backends.cuda.kernels.linears import Norm, Weight
 from quicksilver.backends.cuda.logit_bias import MASKED_KINDS, HeadKind
 from quicksilver.backends.cuda.rounds import RoundRunner, RoundShape
-from quicksilver.backends.torch.backend import Outcome, Runner
+from quicksilver.backends.torch.backend import TorchBackend
 from quicksilver.core import ConstraintSpec, DecodeParams, DecoderName, DecoderParams, Delta, Request
 from quicksilver.diffusion.adjust import Adjustment, adjust
 from quicksilver.diffusion.sample import Proposal
@@ -97,7 +98,7 @@ class Watched(RoundRunner):
     def run(self, works):  # type: ignore[no-untyped-def]
         found = super().run(works)
         if here().dtype is torch.float32 and self._flight is None:
-            for one, wanted in zip(found, Runner(self.model, self.cache, 64).run(works), strict=True):
+            for one, wanted in zip(found, TorchBackend(self.model, self.cache, 64).run(works), strict=True):
                 self.faults += differences(one, wanted)
         return found
 

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from quicksilver.backends.base import Work
 from quicksilver.backends.cuda import rounds as rounds_module
 from quicksilver.backends.cuda.graphs import GraphLimits, GraphRunner
 from quicksilver.backends.cuda.inflight import Flight
@@ -20,7 +21,6 @@ from quicksilver.backends.cuda.kernels.network import Product
 from quicksilver.backends.cuda.round_kernels import RoundState, take_draft
 from quicksilver.backends.cuda.rounds import RoundRunner, RoundShape
 from quicksilver.backends.cuda.trees import fork_table, keep_way, plant, take_proved, write_tree
-from quicksilver.backends.sequence import Work
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Usage
 from quicksilver.diffusion.decoder import Canvas
 from quicksilver.diffusion.prompt_lookup import recall, recalled_run
@@ -327,7 +327,7 @@ def check_rounds_with_trees(
 
 def keys_of(engine: Engine, pages: list[int], count: int) -> Tensor:
     """Keys and values of a text's first tokens."""
-    cache, at = engine.runner.cache, torch.arange(count)
+    cache, at = engine.backend.cache, torch.arange(count)
     slots = (torch.tensor(pages)[at // cache.page_size] * cache.page_size + at % cache.page_size).to(cache.k.device)
     return torch.stack((cache.k[:, slots], cache.v[:, slots]))
 

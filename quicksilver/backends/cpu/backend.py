@@ -1,4 +1,4 @@
-"""The Runner of a CPU whose weights are packed for the compiled loops: the same rows, one compiled call a forward."""
+"""The backend of a CPU whose weights are packed for compiled loops: one compiled call per forward."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from quicksilver.backends.base import Work
 from quicksilver.backends.batch import build_batch
 from quicksilver.backends.cpu.greedy import read_greedy
 from quicksilver.backends.cpu.network import NativeNetwork, fits
-from quicksilver.backends.sequence import Work
-from quicksilver.backends.torch.backend import Runner
+from quicksilver.backends.torch.backend import TorchBackend
 from quicksilver.diffusion.sample import Proposal, SampleRows, draw
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.transformer import Transformer
@@ -20,7 +20,7 @@ from quicksilver.model.transformer import Transformer
 __all__ = ["NativeRunner", "fits"]
 
 
-class NativeRunner(Runner):
+class NativeRunner(TorchBackend):
     def __init__(self, model: Transformer, cache: PagedCache, logit_rows: int) -> None:
         super().__init__(model, cache, logit_rows)
         self.network = NativeNetwork(model)

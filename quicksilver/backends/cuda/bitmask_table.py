@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from quicksilver.backends.sequence import Work
+from quicksilver.backends.base import Work
 
 ALL = -1
 """A word of which every token may come."""

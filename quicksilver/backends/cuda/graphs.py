@@ -16,6 +16,7 @@ from itertools import compress, product
 import torch
 from torch import Tensor
 
+from quicksilver.backends.base import Outcome, Work
 from quicksilver.backends.batch import Batch, build_batch
 from quicksilver.backends.cuda.bitmask_table import MaskTable
 from quicksilver.backends.cuda.capture import capture, time_replay
@@ -25,8 +26,7 @@ from quicksilver.backends.cuda.kernels.network import Network, Product, RowInput
 from quicksilver.backends.cuda.kernels.rope_kernel import RowSlots, angle_table
 from quicksilver.backends.cuda.kernels.weights import collect
 from quicksilver.backends.cuda.logit_bias import HEAD_KINDS, MASKED_KINDS, BiasTable, HeadKind, is_fused, kind_of
-from quicksilver.backends.sequence import Work
-from quicksilver.backends.torch.backend import Outcome, Runner, recalled
+from quicksilver.backends.torch.backend import TorchBackend, with_prompt_lookup
 from quicksilver.core import DecodeParams
 from quicksilver.diffusion.decoders import noise_step
 from quicksilver.diffusion.sample import Proposal
@@ -195,8 +195,8 @@ class Way:
     is_lone: bool = False
 
 
-class GraphRunner(Runner):
-    """A Runner whose forwards are graph replays. Graphs are made at first use, or all at once by `prepare`."""
+class GraphRunner(TorchBackend):
+    """A TorchBackend whose forwards are graph replays. Graphs are made at first use, or all at once by `prepare`."""
 
     def __init__(self, model: Transformer, cache: PagedCache, logit_rows: int, limits: GraphLimits) -> None:
         super().__init__(model, cache, logit_rows)
@@ -222,8 +222,8 @@ class GraphRunner(Runner):
             return super().run(works)
         x, is_rare = self._launch(batch), [not is_fused(work) for work in works]
         if any(is_rare):
-            return recalled(works, self._divide(batch, works, is_rare, x))
-        return recalled(works, self._fuse(batch, batch.proposing, works))
+            return with_prompt_lookup(works, self._divide(batch, works, is_rare, x))
+        return with_prompt_lookup(works, self._fuse(batch, batch.proposing, works))
 
     def prepare(self, row_counts: Seq[int], canvas_lens: Seq[int] = (1, 16)) -> None:
         """Capture the graphs of these row counts and numbers of proposals before the first request needs them."""

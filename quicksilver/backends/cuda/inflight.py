@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from quicksilver.backends.base import Outcome, Work
 from quicksilver.backends.cuda.logit_bias import HeadKind, kind_of
-from quicksilver.backends.sequence import Sequence, Work
-from quicksilver.backends.torch.backend import Outcome
+from quicksilver.backends.sequence import Sequence
 from quicksilver.core import DecoderName
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.diffusion.verify import agreement

@@ -4,7 +4,7 @@ A round is two forwards, or one: then every verify row is followed by the masks 
 acceptance picks the set that becomes the next draft. One forward gives a token less a round for half the time. Where it
 is two, the verify forward may hold a tree of drafts (`trees.py`): more than one token can then be right at a place.
 
-`RoundRunner` answers the same `run(works)` as any Runner. While requests do nothing but verify, the device is already a
+`RoundRunner` answers the same `run(works)` as any backend. While requests only verify, the device is already a
 few rounds on; each `run` looks whether the engine asks for exactly what the device assumed, and hands over the result.
 If the engine asks for anything else (a stop, a newcomer, an abort) what ran ahead is dropped: it wrote only KV behind
 the committed text, which the next forward overwrites.
@@ -18,6 +18,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from quicksilver.backends.base import Outcome, Work
 from quicksilver.backends.cuda.capture import capture, time_replay
 from quicksilver.backends.cuda.graphs import GraphLimits, GraphRunner, Mark
 from quicksilver.backends.cuda.inflight import Flight, RoundShape, one_forward
@@ -33,9 +34,7 @@ from quicksilver.backends.cuda.round_kernels import (
     write_sets,
 )
 from quicksilver.backends.cuda.trees import keep_way, plant, take_proved, write_tree
-from quicksilver.backends.round_cost import Pace, TimedRound
-from quicksilver.backends.sequence import Work
-from quicksilver.backends.torch.backend import Outcome
+from quicksilver.backends.round_cost import RoundCost, TimedRound
 from quicksilver.diffusion.prompt_lookup import WINDOW
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.model.attention import PagedCache
@@ -173,7 +172,7 @@ class RoundRunner(GraphRunner):
             TimedRound(shape.num_sequences, shape.canvas_len, shape.num_sets > 0, graph.time(), shape.tree_rows)
             for shape, graph in self._graphs.items()
         )
-        self.pace = Pace(self.forward_ms(), rounds)
+        self.round_cost = RoundCost(self.forward_ms(), rounds)
 
     def run(self, works: Seq[Work]) -> list[Outcome | None]:
         if self._flight is not None and not (self._flight.expects(works) and self._launch_ahead()):

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from quicksilver.backends.base import Outcome, Work
 from quicksilver.backends.batch import build_batch
-from quicksilver.backends.round_cost import Pace
-from quicksilver.backends.sequence import Sequence, Work
+from quicksilver.backends.round_cost import RoundCost
+from quicksilver.backends.sequence import Sequence
 from quicksilver.core import DecoderName, TokenLogprob
 from quicksilver.diffusion.adjust import Adjustment, adjust
 from quicksilver.diffusion.decoders import noise_step
@@ -29,22 +30,8 @@ from quicksilver.model.attention import PagedCache, SdpaAttend
 from quicksilver.model.transformer import Transformer
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a forward says to one sequence."""
-
-    proposal: Proposal
-    logprobs: list[TokenLogprob]
-    """One per proposing row where the request asks for them, else empty."""
-    target_logprobs: Tensor | None = None
-    """Only for scoring."""
-    draft: Proposal | None = None
-    """The tokens behind what this outcome commits, where a forward drafted them while it verified."""
-
-
-class Runner:
-    pace: Pace | None = None
-    """Known where forwards were timed."""
+class TorchBackend:
+    round_cost: RoundCost | None = None  # set by subclasses that measure their forwards
 
     def __init__(self, model: Transformer, cache: PagedCache, logit_rows: int) -> None:
         self.model = model
@@ -54,7 +41,7 @@ class Runner:
 
     def run(self, works: Seq[Work]) -> list[Outcome | None]:
         """One forward. The result is None for work that proposes nothing yet (a prompt's earlier chunks)."""
-        return recalled(works, self._answer(works, self._forward(works)))
+        return with_prompt_lookup(works, self._answer(works, self._forward(works)))
 
     def _answer(self, works: Seq[Work], hidden: Tensor) -> list[Outcome | None]:
         """What the hidden states of their proposing rows say to `works`."""
@@ -124,12 +111,12 @@ class Runner:
         return Outcome(proposal, [], found)
 
 
-def recalled(works: Seq[Work], outcomes: list[Outcome | None]) -> list[Outcome | None]:
+def with_prompt_lookup(works: Seq[Work], outcomes: list[Outcome | None]) -> list[Outcome | None]:
     """Drafts of `verify` with what the text itself recalls in them; everything else as it was."""
-    return [_recalled(work, outcome) for work, outcome in zip(works, outcomes, strict=True)]
+    return [_looked_up(work, outcome) for work, outcome in zip(works, outcomes, strict=True)]
 
 
-def _recalled(work: Work, outcome: Outcome | None) -> Outcome | None:
+def _looked_up(work: Work, outcome: Outcome | None) -> Outcome | None:
     tail, sequence = work.tail, work.sequence
     if outcome is None or tail is None or tail.is_causal or not all(tail.is_masked) or not tail.is_masked:
         return outcome

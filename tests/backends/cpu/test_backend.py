@@ -43,7 +43,7 @@ def native_model() -> Transformer:
 
 def native_engine(config: EngineConfig | None = None) -> Engine:
     engine = tiny_engine(config, native_model())
-    assert isinstance(engine.runner, NativeRunner)
+    assert isinstance(engine.backend, NativeRunner)
     return engine
 
 
@@ -52,9 +52,9 @@ def test_the_loops_take_over_the_threads() -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        runner = native_engine().runner
+        runner = native_engine().backend
         assert torch.get_num_threads() == 1
-        assert runner.network.team is native_engine().runner.network.team  # type: ignore[attr-defined]
+        assert runner.network.team is native_engine().backend.network.team  # type: ignore[attr-defined]
     finally:
         torch.set_num_threads(before)
 
@@ -72,7 +72,7 @@ def test_verify_equals_ar(canvas_len: int, changes: dict[str, float]) -> None:
 def test_proposals_are_the_samplers(changes: dict[str, float]) -> None:
     torch.manual_seed(0)
     logits, rows = 4 * torch.randn(9, 700), sample_rows(decode_params("ar", **changes), 3, 9, 0)
-    found, wanted = native_engine().runner._choose(logits, rows), propose(logits, rows)
+    found, wanted = native_engine().backend._choose(logits, rows), propose(logits, rows)
     assert torch.equal(found.token_ids, wanted.token_ids)
     torch.testing.assert_close(found.confidence, wanted.confidence, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found.entropy, wanted.entropy, rtol=1e-4, atol=1e-5)

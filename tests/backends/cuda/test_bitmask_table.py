@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from quicksilver.backends.base import Work
 from quicksilver.backends.cuda.bitmask_table import MaskTable
 from quicksilver.backends.sequence import Sequence as Engaged
-from quicksilver.backends.sequence import Work
 from quicksilver.core import Request
 from quicksilver.diffusion.adjust import allowed
 from quicksilver.diffusion.decoder import Tail

@@ -7,9 +7,8 @@ import random
 import pytest
 import torch
 
+from quicksilver.backends.base import Outcome, Work
 from quicksilver.backends.cuda.inflight import Flight, RoundShape, fits, is_draft, is_verification, one_forward
-from quicksilver.backends.sequence import Work
-from quicksilver.backends.torch.backend import Outcome
 from quicksilver.core import Delta, Request, Usage
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.config import EngineConfig
@@ -25,7 +24,7 @@ class Played:
     """Runs the first forward for real, then rounds of one shape: the device's state is its own, not the host's."""
 
     def __init__(self, engine: Engine, shape: RoundShape, text: list[int]) -> None:
-        self.plain, self.shape, self.text = engine.runner.run, shape, text
+        self.plain, self.shape, self.text = engine.backend.run, shape, text
         self.flight: Flight | None = None
         self.num_flights = self.num_plain = 0
         self._end, self._draft = 0, list[int]()
@@ -80,7 +79,7 @@ def _engine(shape: RoundShape) -> Engine:
 def _fly(shape: RoundShape, count: int, text: list[int]) -> tuple[Played, list[int], Usage]:
     engine = _engine(shape)
     played = Played(engine, shape, text)
-    engine.runner.run = played.run  # type: ignore[method-assign, assignment]
+    engine.backend.run = played.run  # type: ignore[method-assign, assignment]
     name = "ar" if shape.canvas_len == 1 else "verify"
     engine.add(Request("0", PROMPT, decode_params(name, canvas_len=shape.canvas_len, max_new_tokens=count)))
     said: list[int] = []

@@ -1,0 +1,87 @@
+"""The interface between the engine and a device: `Work` in, `Outcome` out.
+
+The engine decides which sequences run in a step and builds one `Work` for each. A `Backend` runs them in one forward
+and returns one `Outcome` for each. `choose.make_backend` builds the backend of a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from quicksilver.backends.round_cost import RoundCost
+from quicksilver.backends.sequence import Sequence
+from quicksilver.core import TokenLogprob
+from quicksilver.diffusion.decoder import Tail
+from quicksilver.diffusion.sample import Proposal
+
+# Ancestors of a row of a draft tree are a 32-bit mask.
+MAX_TREE_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class BackendConfig:
+    """Limits and number formats of a backend. `EngineConfig` and `LoadConfig` determine it."""
+
+    max_rows: int = 512  # rows of one forward
+    max_sequences: int = 64  # sequences in one forward
+    context_len: int = 4096  # tokens of one sequence
+    logit_rows: int = 64  # rows of logits that exist at the same time
+    weights: str = "bfloat16"  # number format of the weight matrices
+    matmul: str = "fastest"  # fastest, or batch_invariant
+    cuda_graphs: bool = True  # False runs plain torch on a GPU
+    tree_rows: int = -1  # rows of a draft tree: 0, 16 or 32; -1 picks by the size of the network
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """KV memory that a backend needs beyond the pages of its requests."""
+
+    scratch_slots: int = 0  # KV slots outside every page, for rows that are never committed in place
+    spare_pages: int = 0  # pages that each sequence should hold beyond its next forward
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The rows of one sequence in one forward: tokens `[start, end)` and, if they reach the last token, the tail."""
+
+    sequence: Sequence
+    start: int
+    end: int
+    tail: Tail | None
+
+    @property
+    def num_rows(self) -> int:
+        return self.end - self.start + (len(self.tail.token_ids) if self.tail else 0)
+
+    @property
+    def num_proposals(self) -> int:
+        """Rows whose logits are needed: the last context row and the tail; none while a prompt is being prefilled."""
+        return 1 + len(self.tail.token_ids) if self.tail is not None else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one forward for one sequence."""
+
+    proposal: Proposal
+    logprobs: list[TokenLogprob]  # one per proposing row if the request asks for them, else empty
+    target_logprobs: Tensor | None = None  # of the tokens that a Scorer names
+    draft: Proposal | None = None  # the next draft, if the forward that verified also drafted
+
+
+class Backend(Protocol):
+    """A network, its weights and its KV cache on one device."""
+
+    @property
+    def round_cost(self) -> RoundCost | None:
+        """Measured times of forwards and rounds; None if the backend measures none."""
+
+    def run(self, works: Seq[Work]) -> list[Outcome | None]:
+        """One forward over all rows of `works`. An outcome is None for work without a tail (a chunk of a prompt).
+
+        If it raises, no sequence has changed and the caller may run the works one by one.
+        """
