@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.generation_cases import Case
 from benchmarks.json_generations import ROOT, open_engine, read_journal, read_reply, served
 from quicksilver.constrain.compile.tools import compile_tools
-from quicksilver.constrain.source import Tool, ToolChoice, ToolPlan, ToolTags
+from quicksilver.constrain.source import Tool, ToolCallFormat, ToolChoice, ToolTags
 from quicksilver.constrain.validate import validate_output
 from quicksilver.errors import InvalidGrammar
 
@@ -97,11 +97,11 @@ def compile_all(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         tools = [tool["function"] for tool in to_tools(entry["function"])]
         plan = tuple(Tool(tool["name"], tool["parameters"]) for tool in tools)
         try:
-            spec = compile_tools(ToolPlan(plan, ToolTags("<tool_call>", "</tool_call>"), ToolChoice.REQUIRED))
+            spec = compile_tools(ToolCallFormat(plan, ToolTags("<tool_call>", "</tool_call>"), ToolChoice.REQUIRED))
         except InvalidGrammar as refusal:
             refused.append({"id": entry["id"], "reason": refusal.message[:200]})
         else:
-            num_proved += not spec.needs_check
+            num_proved += not spec.needs_validation
     return {"entries": len(entries), "compiled": len(entries) - len(refused), "proved": num_proved, "refused": refused}
 
 

@@ -74,7 +74,7 @@ def judge(tally: Tally, entry: dict[str, Any], policy: Policy, rng: random.Rando
     finally:
         tally.compile_ms.append(1e3 * (time.perf_counter() - start))
     tally.compiled += 1
-    tally.needing_check += spec.needs_check
+    tally.needing_check += spec.needs_validation
     matcher = LLMatcher(ALPHABET.tokenizer, spec.grammar, log_level=0, limits=LIMITS)
     for test in entry["tests"]:
         is_taken = takes(matcher.deep_copy(), test["data"])
@@ -83,13 +83,13 @@ def judge(tally: Tally, entry: dict[str, Any], policy: Policy, rng: random.Rando
         tally.valid_refused += test["valid"] and not is_taken
         is_wrong = is_taken and not test["valid"]
         tally.invalid_taken += is_wrong
-        tally.invalid_taken_without_need_of_check += is_wrong and not spec.needs_check
+        tally.invalid_taken_without_need_of_check += is_wrong and not spec.needs_validation
     for _ in range(num_walks):
         text = write(matcher.deep_copy(), rng)
         is_wrong = text is not None and validate_output(entry["schema"], text) is not None
         tally.written += text is not None
         tally.written_invalid += is_wrong
-        tally.written_invalid_without_need_of_check += is_wrong and not spec.needs_check
+        tally.written_invalid_without_need_of_check += is_wrong and not spec.needs_validation
 
 
 def keyword_of(message: str) -> str:

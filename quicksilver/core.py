@@ -100,7 +100,7 @@ class ConstraintSpec:
 
     grammar: str = ""
     """llguidance's serialised grammar."""
-    needs_check: bool = False
+    needs_validation: bool = False
     """Whether the grammar admits more than was asked for, so that only the final check makes the answer valid."""
     lead: str = ""
     """Instead of a grammar: what the answer must begin with, and anything may follow."""

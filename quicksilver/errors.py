@@ -139,6 +139,12 @@ class EngineDied(Unavailable):
     code = "engine_died"
 
 
+class CompilerUnavailable(Unavailable):
+    """No process can compile the grammar now; the grammar itself has not been judged."""
+
+    code = "compiler_unavailable"
+
+
 class LedgerUnavailable(Unavailable):
     """The books cannot be written, so nothing paid is served."""
 

@@ -93,7 +93,7 @@ class ToolTags:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolPlan:
+class ToolCallFormat:
     """Text, or calls, or text and then calls, as `choice` allows. `answer` gives the text a form of its own."""
 
     tools: tuple[Tool, ...]
@@ -105,7 +105,7 @@ class ToolPlan:
     thinking: Thinking | None = None
 
 
-SpecSource = ResponseFormat | ToolPlan
+GrammarSource = ResponseFormat | ToolCallFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +113,16 @@ class Envelope:
     """A source on its way to another process."""
 
     format: ResponseFormat | None = None
-    tools: ToolPlan | None = None
+    tools: ToolCallFormat | None = None
 
 
-def encode(source: SpecSource) -> bytes:
+def encode(source: GrammarSource) -> bytes:
     """`source` as JSON; equal sources give equal bytes."""
-    envelope = Envelope(tools=source) if isinstance(source, ToolPlan) else Envelope(format=source)
+    envelope = Envelope(tools=source) if isinstance(source, ToolCallFormat) else Envelope(format=source)
     return msgspec.json.encode(envelope)
 
 
-def decode(data: bytes) -> SpecSource:
+def decode(data: bytes) -> GrammarSource:
     envelope = msgspec.json.decode(data, type=Envelope)
     source = envelope.format or envelope.tools
     assert source is not None

@@ -6,23 +6,23 @@ import pytest
 
 from quicksilver.constrain.source import (
     FormatKind,
+    GrammarSource,
     Layout,
     Policy,
     ResponseFormat,
-    SpecSource,
     Thinking,
     Tool,
+    ToolCallFormat,
     ToolChoice,
-    ToolPlan,
     ToolTags,
     decode,
     encode,
 )
 
-SOURCES: list[SpecSource] = [
+SOURCES: list[GrammarSource] = [
     ResponseFormat(FormatKind.JSON_OBJECT),
     ResponseFormat(FormatKind.JSON_SCHEMA, {"a": [1, None, "x"]}, Policy.CHECKED, Layout.SPACED, Thinking(3, "<t>")),
-    ToolPlan(
+    ToolCallFormat(
         (Tool("f", {"type": "object"}, is_strict=True), Tool("g")),
         ToolTags("<a>", 5, "\n", " ", Layout.COMPACT),
         ToolChoice.REQUIRED,
@@ -34,7 +34,7 @@ SOURCES: list[SpecSource] = [
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_there_and_back(source: SpecSource) -> None:
+def test_there_and_back(source: GrammarSource) -> None:
     assert decode(encode(source)) == source
 
 

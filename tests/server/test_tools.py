@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quicksilver.constrain.source import ToolChoice, ToolPlan
+from quicksilver.constrain.source import ToolCallFormat, ToolChoice
 from tests.server.conftest import Served, chat, events, says
 from tests.support.small_tokenizer import small_tokenizer
 
@@ -20,9 +20,9 @@ CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call
 SECOND = '<tool_call>{"name": "time", "arguments": {"city": "Rome"}}</tool_call>'
 
 
-def plan_of(served: Served) -> ToolPlan:
+def plan_of(served: Served) -> ToolCallFormat:
     source = served.grammars.seen[-1][0]
-    assert isinstance(source, ToolPlan)
+    assert isinstance(source, ToolCallFormat)
     return source
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from quicksilver.constrain.compile.response_format import compile_response_format
 from quicksilver.constrain.compile.tools import compile_tools
-from quicksilver.constrain.source import SpecSource, ToolPlan
+from quicksilver.constrain.source import GrammarSource, ToolCallFormat
 from quicksilver.core import ConstraintSpec
 
 
 class DirectGrammars:
     def __init__(self) -> None:
-        self.seen: list[tuple[SpecSource, str]] = []
+        self.seen: list[tuple[GrammarSource, str]] = []
 
-    async def check(self, source: SpecSource, tenant: str) -> ConstraintSpec:
+    async def compile(self, source: GrammarSource, tenant: str) -> ConstraintSpec:
         self.seen.append((source, tenant))
-        return compile_tools(source) if isinstance(source, ToolPlan) else compile_response_format(source)
+        return compile_tools(source) if isinstance(source, ToolCallFormat) else compile_response_format(source)

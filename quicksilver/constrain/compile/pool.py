@@ -1,169 +1,181 @@
-"""Compilation in processes that can be killed: a clock for each source, a bound on memory, a cache for each tenant.
+"""Compiles grammars in separate processes, with limits on processor time and memory and a cache for each tenant.
 
-A thread cannot be stopped, so grammars are built elsewhere. A process that is late or dies costs one refusal and is
-replaced; the API process never builds a grammar itself.
+A thread cannot be stopped, so the API process never compiles a grammar itself. Only an outcome that the source itself
+caused is cached. A process that was killed or stopped is replaced, and its source is compiled once more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
-import sys
-from asyncio.subprocess import PIPE, Process
 from collections import Counter
+from collections.abc import Coroutine
 from dataclasses import dataclass
-
-import msgspec
+from typing import Any
 
 from quicksilver.constrain.compile.cache import OutcomeCache
-from quicksilver.constrain.compile.fair_queue import Turns
-from quicksilver.constrain.compile.worker import HEADER, Outcome
-from quicksilver.constrain.source import SpecSource, encode
+from quicksilver.constrain.compile.fair_queue import FairQueue
+from quicksilver.constrain.compile.process import CompileProcess, ProcessLost
+from quicksilver.constrain.compile.worker import Outcome
+from quicksilver.constrain.source import GrammarSource, encode
 from quicksilver.core import ConstraintSpec
-from quicksilver.errors import InvalidGrammar, Unavailable
+from quicksilver.errors import CompilerUnavailable, InvalidGrammar
 
-START_LIMIT_S = 30.0
-"""How long a process may take to import what it needs."""
+# Failed starts before `CompilePool.start` gives up. Later restarts are unlimited.
+START_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
     """Limits of the pool."""
 
+    # Sources that are compiled at the same time.
     num_processes: int = 2
-    """Sources that are compiled at the same time."""
+    # Processor time for one source.
     limit_s: float = 2.0
-    """Wall time for one source."""
+    # Wall time for one call of `compile`, including the wait for a process and one retry.
+    deadline_s: float = 15.0
+    # A process that owes a reply and uses no processor time for this long counts as stopped.
+    stall_s: float = 1.5
+    # Time between two heartbeats to idle processes.
+    heartbeat_s: float = 1.0
+    # Address space that a process may add to what it has after its imports.
     memory_bytes: int = 512 * 1024 * 1024
-    """Address space that a process may add to what it started with."""
+    # Outcomes kept for one tenant, and for all tenants together.
     tenant_cache_bytes: int = 8 * 1024 * 1024
-    """Outcomes kept for one tenant."""
     cache_bytes: int = 128 * 1024 * 1024
-    """Outcomes kept for all tenants together."""
+    # Sources that may wait for a process or be compiled: of all tenants, and of one.
     max_waiting: int = 256
-    """Sources that may wait for a process; tenants take turns."""
     max_waiting_tenant: int = 64
-    """Sources of one tenant that may wait or be in work."""
 
 
 class CompilePool:
-    """`check` is the only question; `start` and `stop` bracket it."""
+    """A fixed number of compile processes, shared fairly between tenants."""
 
     def __init__(self, config: PoolConfig | None = None) -> None:
         self.config = config or PoolConfig()
-        self.num_killed = 0
-        """Processes that were late or died; each has been replaced."""
+        # Processes that were killed because they exceeded a limit, stalled or died.
+        self.num_replaced = 0
         self._cache = OutcomeCache(self.config.tenant_cache_bytes, self.config.cache_bytes)
-        self._idle: Turns[Process] = Turns()
-        self._processes: set[Process] = set()
-        self._respawning: set[asyncio.Task[None]] = set()
+        self._idle: FairQueue[CompileProcess] = FairQueue()
+        self._processes: list[CompileProcess] = []
+        self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: Counter[str] = Counter()
         self._is_open = False
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether at least one process answered its last request or heartbeat."""
+        return self._is_open and self.num_ready > 0
+
+    @property
+    def num_ready(self) -> int:
+        return sum(process.is_ready for process in self._processes)
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes if process.pid is not None]
+
     async def start(self) -> None:
-        """Starts the processes; they are ready when this returns."""
+        """Returns when all processes are ready; raises CompilerUnavailable if they cannot be started."""
+        config = self.config
+        self._processes = [
+            CompileProcess(config.limit_s, config.memory_bytes, config.stall_s) for _ in range(config.num_processes)
+        ]
+        try:
+            await asyncio.gather(*(process.restart(START_ATTEMPTS) for process in self._processes))
+        except (ProcessLost, OSError) as error:
+            await self.stop()
+            raise CompilerUnavailable(f"grammars cannot be compiled: {error}") from error
         self._is_open = True
-        await asyncio.gather(*(self._spawn() for _ in range(self.config.num_processes)))
+        for process in self._processes:
+            self._idle.give(process)
+        self._run(self._watch())
 
     async def stop(self) -> None:
-        """Kills whatever runs. Afterwards `check` raises Unavailable."""
+        """Kills all processes. Afterwards `compile` raises CompilerUnavailable."""
         self._is_open = False
-        for task in self._respawning:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._respawning, return_exceptions=True)
-        await asyncio.gather(*(self._kill(process) for process in list(self._processes)))
-        self._idle = Turns()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(process.kill() for process in self._processes))
+        self._idle = FairQueue()
 
-    async def check(self, source: SpecSource, tenant: str = "") -> ConstraintSpec:
-        """The constraint for `source`; InvalidGrammar if there is none, Unavailable if the pool has no room."""
+    async def compile(self, source: GrammarSource, tenant: str = "") -> ConstraintSpec:
+        """The constraint for `source`. Raises InvalidGrammar if the source is refused, CompilerUnavailable if the queue
+        is full or no process answered before the deadline."""
         data = encode(source)
         digest = hashlib.sha256(data).digest()
-        outcome = self._cache.get(tenant, digest) or await self._in_turn(data, digest, tenant)
+        outcome = self._cache.get(tenant, digest) or await self._enqueue(data, digest, tenant)
         if outcome.error:
             raise InvalidGrammar(outcome.error)
-        return ConstraintSpec(outcome.grammar, outcome.needs_check)
+        return ConstraintSpec(outcome.grammar, outcome.needs_validation)
 
-    async def _in_turn(self, data: bytes, digest: bytes, tenant: str) -> Outcome:
+    async def _enqueue(self, data: bytes, digest: bytes, tenant: str) -> Outcome:
         if not self._is_open:
-            raise Unavailable("grammars cannot be compiled: the pool is not running")
+            raise CompilerUnavailable("grammars cannot be compiled: the pool is not running")
         if self._waiting[tenant] >= self.config.max_waiting_tenant or self._waiting.total() >= self.config.max_waiting:
-            raise Unavailable("too many grammars wait to be compiled; try again", retry_after_s=self.config.limit_s)
+            raise CompilerUnavailable("too many grammars wait to be compiled; try again", retry_after_s=2.0)
         self._waiting[tenant] += 1
         try:
-            process = await self._idle.take(tenant)
-            outcome = self._cache.get(tenant, digest)
-            if outcome is not None:  # of several that came with the same source, one compiles it
-                self._idle.give(process)
-                return outcome
-            outcome = await self._compile(process, data)
-            self._cache.put(tenant, digest, outcome)
-            return outcome
+            async with asyncio.timeout(self.config.deadline_s):
+                return await self._lookup_or_compile(data, digest, tenant)
+        except (TimeoutError, ProcessLost) as error:
+            raise CompilerUnavailable(
+                "no process compiled the grammar in time; try again", retry_after_s=2.0
+            ) from error
         finally:
             self._waiting[tenant] -= 1
             if not self._waiting[tenant]:
                 del self._waiting[tenant]
 
-    async def _compile(self, process: Process, data: bytes) -> Outcome:
-        """Asks one process; whatever goes wrong, the process is given back or replaced."""
-        is_sound = False
+    async def _lookup_or_compile(self, data: bytes, digest: bytes, tenant: str) -> Outcome:
+        process = await self._idle.take(tenant)
         try:
-            outcome = await asyncio.wait_for(ask(process, data), self.config.limit_s)
-            is_sound = True
-        except TimeoutError:
-            outcome = Outcome(error=f"The schema takes more than {self.config.limit_s:g} s to compile; simplify it.")
-        except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
-            outcome = Outcome(error="The schema needs too much memory to compile; simplify it.")
+            # Another request may have compiled the same source while this one waited.
+            outcome = self._cache.get(tenant, digest)
+            if outcome is None:
+                outcome = await self._compile(process, data)
+                self._cache.put(tenant, digest, outcome)
+            return outcome
         finally:
-            if is_sound:
-                self._idle.give(process)
-            else:
-                self._replace(process)
-        return outcome
+            self._give_back(process)
 
-    def _replace(self, process: Process) -> None:
-        self.num_killed += 1
-        task = asyncio.create_task(self._respawn(process))
-        self._respawning.add(task)
-        task.add_done_callback(self._respawning.discard)
+    async def _compile(self, process: CompileProcess, data: bytes) -> Outcome:
+        """Compiles in `process`; once more in a fresh one if the first was killed or stopped."""
+        try:
+            return await process.compile(data)
+        except ProcessLost:
+            self.num_replaced += 1
+            await process.restart()
+            return await process.compile(data)
 
-    async def _respawn(self, process: Process) -> None:
-        await self._kill(process)
-        if self._is_open:
-            await self._spawn()
+    def _give_back(self, process: CompileProcess) -> None:
+        """Makes an idle process available; restarts one that owes a reply or is dead."""
+        if process.is_idle:
+            self._idle.give(process)
+        elif self._is_open:
+            self.num_replaced += 1
+            self._run(self._restart(process))
 
-    async def _spawn(self) -> None:
-        arguments = ("-m", "quicksilver.constrain.compile.worker", str(self.config.memory_bytes))
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *arguments, stdin=PIPE, stdout=PIPE, env=bare_environment()
-        )
-        self._processes.add(process)
-        await asyncio.wait_for(read_frame(process), START_LIMIT_S)
+    async def _restart(self, process: CompileProcess) -> None:
+        await process.restart()
         self._idle.give(process)
 
-    async def _kill(self, process: Process) -> None:
-        self._processes.discard(process)
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-        # The transport closes its pipes only when told; otherwise the loop warns at its own end.
-        process._transport.close()  # type: ignore[attr-defined]
+    async def _watch(self) -> None:
+        """Sends heartbeats to idle processes and replaces those that do not answer."""
+        while True:
+            await asyncio.sleep(self.config.heartbeat_s)
+            await asyncio.gather(*(self._heartbeat(process) for process in self._idle.take_free()))
 
+    async def _heartbeat(self, process: CompileProcess) -> None:
+        try:
+            await process.answers()
+        finally:
+            self._give_back(process)
 
-def bare_environment() -> dict[str, str]:
-    """Enough to import this package, and no secrets."""
-    kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
-    return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "RAYON_NUM_THREADS": "1"}
-
-
-async def ask(process: Process, data: bytes) -> Outcome:
-    assert process.stdin is not None
-    process.stdin.write(HEADER.pack(len(data)) + data)
-    await process.stdin.drain()
-    return msgspec.json.decode(await read_frame(process), type=Outcome)
-
-
-async def read_frame(process: Process) -> bytes:
-    assert process.stdout is not None
-    (length,) = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
-    return await process.stdout.readexactly(length)
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -39,13 +39,13 @@ Grammar = dict[str, Any]
 
 def compile_response_format(wanted: ResponseFormat) -> ConstraintSpec:
     """The constraint that makes an answer take this form."""
-    body, needs_check = write_body(wanted)
+    body, needs_validation = write_body(wanted)
     if wanted.thinking is None:
         grammars = [body]
     else:
         lark = "\n".join(["start: think @answer", *thinking_rules(wanted.thinking), TEXT])
         grammars = [{"lark_grammar": lark}, {"name": "answer", **body}]
-    return prove(grammars, special_ids=tags_of(wanted.thinking), needs_check=needs_check)
+    return prove(grammars, special_ids=tags_of(wanted.thinking), needs_validation=needs_validation)
 
 
 def write_body(wanted: ResponseFormat) -> tuple[Grammar, bool]:
@@ -58,7 +58,7 @@ def write_body(wanted: ResponseFormat) -> tuple[Grammar, bool]:
 def write_schema(schema: Any, policy: Policy, layout: Layout) -> tuple[Grammar, bool]:
     check_schema_size(schema)
     rewriter = Rewriter(Document(schema, check.pick_draft(schema)), policy)
-    return json_grammar(rewriter.schema(), layout), rewriter.needs_check
+    return json_grammar(rewriter.schema(), layout), rewriter.needs_validation
 
 
 def json_grammar(schema: Json, layout: Layout) -> Grammar:

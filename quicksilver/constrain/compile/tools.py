@@ -12,7 +12,7 @@ from quicksilver.constrain.compile.lark_text import TEXT, quoted, tag, thinking_
 from quicksilver.constrain.compile.response_format import SEPARATORS, Grammar, tags_of, write_body, write_schema
 from quicksilver.constrain.compile.rewrite.vocabulary import Json
 from quicksilver.constrain.compile.trial_compile import prove
-from quicksilver.constrain.source import Policy, Tool, ToolChoice, ToolPlan
+from quicksilver.constrain.source import Policy, Tool, ToolCallFormat, ToolChoice
 from quicksilver.core import ConstraintSpec
 from quicksilver.errors import InvalidGrammar
 
@@ -21,7 +21,7 @@ MAX_TOOLS = 128
 MAX_CALLS = 64
 
 
-def compile_tools(plan: ToolPlan) -> ConstraintSpec:
+def compile_tools(plan: ToolCallFormat) -> ConstraintSpec:
     """The constraint under which every call names a tool of the plan and has arguments that fit it."""
     check_plan(plan)
     parts = _Parts()
@@ -30,7 +30,7 @@ def compile_tools(plan: ToolPlan) -> ConstraintSpec:
         rules += thinking_rules(plan.thinking)
     grammars: list[Grammar] = [{"lark_grammar": "\n".join(rules)}, *parts.grammars]
     special_ids = [mark for mark in (plan.tags.open, plan.tags.close) if isinstance(mark, int)]
-    return prove(grammars, special_ids=[*special_ids, *tags_of(plan.thinking)], needs_check=parts.needs_check)
+    return prove(grammars, special_ids=[*special_ids, *tags_of(plan.thinking)], needs_validation=parts.needs_validation)
 
 
 @dataclass(slots=True)
@@ -38,15 +38,15 @@ class _Parts:
     """Grammars that the rules refer to by name, collected on the way."""
 
     grammars: list[Grammar] = field(default_factory=list)
-    needs_check: bool = False
+    needs_validation: bool = False
 
-    def add(self, name: str, body: Grammar, needs_check: bool) -> str:
+    def add(self, name: str, body: Grammar, needs_validation: bool) -> str:
         self.grammars.append({"name": name, **body})
-        self.needs_check |= needs_check
+        self.needs_validation |= needs_validation
         return f"@{name}"
 
 
-def check_plan(plan: ToolPlan) -> None:
+def check_plan(plan: ToolCallFormat) -> None:
     names = [tool.name for tool in plan.tools]
     if len(names) > MAX_TOOLS:
         raise InvalidGrammar(f"There are {len(names)} `tools` where {MAX_TOOLS} are allowed.")
@@ -60,7 +60,7 @@ def check_plan(plan: ToolPlan) -> None:
         raise InvalidGrammar(f"Between 1 and {MAX_CALLS} calls are allowed, not {plan.max_calls}.")
 
 
-def start_rule(plan: ToolPlan, parts: _Parts) -> str:
+def start_rule(plan: ToolCallFormat, parts: _Parts) -> str:
     """What the whole answer is, by choice."""
     think = "" if plan.thinking is None else "think "
     if plan.choice in (ToolChoice.REQUIRED, ToolChoice.NAMED):
@@ -73,7 +73,7 @@ def start_rule(plan: ToolPlan, parts: _Parts) -> str:
     return f"start: {think}({text} | lead calls)\n{until(plan.tags.open, 'lead')}"
 
 
-def free_text(plan: ToolPlan, parts: _Parts) -> str:
+def free_text(plan: ToolCallFormat, parts: _Parts) -> str:
     """Text that is not a call: in the form of `answer`, or any that does not open a call."""
     if plan.answer is not None:
         return parts.add("answer", *write_body(plan.answer))
@@ -82,7 +82,7 @@ def free_text(plan: ToolPlan, parts: _Parts) -> str:
     return "TEXT"
 
 
-def call_rules(plan: ToolPlan, parts: _Parts) -> list[str]:
+def call_rules(plan: ToolCallFormat, parts: _Parts) -> list[str]:
     """Rules for `calls`: the open tag of the first has been read already."""
     if plan.choice is ToolChoice.NONE:
         return quiet_rules(plan)
@@ -95,13 +95,13 @@ def call_rules(plan: ToolPlan, parts: _Parts) -> list[str]:
     return [*rules, "call: " + " | ".join(call(plan, tool, i, parts) for i, tool in enumerate(plan.tools))]
 
 
-def quiet_rules(plan: ToolPlan) -> list[str]:
+def quiet_rules(plan: ToolCallFormat) -> list[str]:
     if not isinstance(plan.tags.open, str):
         return []
     return [f"QUIET: TEXT & ~OPENED\nOPENED: TEXT {quoted(plan.tags.open)} TEXT"]
 
 
-def call(plan: ToolPlan, tool: Tool, index: int, parts: _Parts) -> str:
+def call(plan: ToolCallFormat, tool: Tool, index: int, parts: _Parts) -> str:
     """The JSON object of one tool's call, its name spelled out."""
     comma, colon = SEPARATORS[plan.tags.layout]
     policy = Policy.PROVED if tool.is_strict else Policy.CHECKED

@@ -48,7 +48,7 @@ BLAME = (
 
 
 def prove(
-    grammars: list[dict[str, Any]], *, special_ids: Iterable[int] = (), needs_check: bool = False
+    grammars: list[dict[str, Any]], *, special_ids: Iterable[int] = (), needs_validation: bool = False
 ) -> ConstraintSpec:
     """The constraint, or InvalidGrammar."""
     text = json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
@@ -60,7 +60,7 @@ def prove(
         raise refusal(matcher.get_error())
     if not can_finish(matcher, alphabet):
         raise InvalidGrammar("The grammar has no text that satisfies it.")
-    return ConstraintSpec(text, needs_check=needs_check)
+    return ConstraintSpec(text, needs_validation=needs_validation)
 
 
 def can_finish(matcher: LLMatcher, alphabet: Alphabet) -> bool:

@@ -1,7 +1,9 @@
-"""One compile process: reads sources from stdin, writes outcomes to stdout, and may be killed at any moment.
+"""The program of a compile process: reads sources from stdin and writes outcomes to stdout.
 
-Run by `pool` as `python -m quicksilver.constrain.compile.worker MEMORY_BYTES`. Frames are a length and JSON. After its
-imports the process gives up the right to grow by more than MEMORY_BYTES; what goes beyond ends it.
+Started by `process` as `python -m quicksilver.constrain.compile.worker MEMORY_BYTES LIMIT_S`. A frame is a 4-byte
+length and JSON, since a schema may hold integers that msgpack cannot. An empty frame is a heartbeat and is answered by
+an empty frame. The kernel enforces both limits: it kills the process with SIGPROF after LIMIT_S of processor time for
+one source, and refuses allocations that add more than MEMORY_BYTES to the address space.
 """
 
 from __future__ import annotations
@@ -17,27 +19,27 @@ import msgspec
 
 from quicksilver.constrain.compile.response_format import compile_response_format
 from quicksilver.constrain.compile.tools import compile_tools
-from quicksilver.constrain.source import SpecSource, ToolPlan, decode
+from quicksilver.constrain.source import GrammarSource, ToolCallFormat, decode
 from quicksilver.core import ConstraintSpec
 from quicksilver.errors import InvalidGrammar
 
-HEADER = struct.Struct("!I")
+HEADER = struct.Struct("<I")
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """A constraint, or why there is none."""
+    """A constraint, or the reason why the source is refused."""
 
     grammar: str = ""
-    needs_check: bool = False
+    needs_validation: bool = False
     error: str = ""
 
 
-def compile_source(source: SpecSource) -> ConstraintSpec:
-    return compile_tools(source) if isinstance(source, ToolPlan) else compile_response_format(source)
+def compile_source(source: GrammarSource) -> ConstraintSpec:
+    return compile_tools(source) if isinstance(source, ToolCallFormat) else compile_response_format(source)
 
 
-def answer(data: bytes) -> Outcome:
-    """The outcome for one source. A fault of the compiler is a fault of the source."""
+def outcome_of(data: bytes) -> Outcome:
+    """The outcome for one encoded source. An exception in the compiler is a refusal of the source."""
     try:
         spec = compile_source(decode(data))
     except InvalidGrammar as error:
@@ -46,7 +48,7 @@ def answer(data: bytes) -> Outcome:
         return Outcome(error="The schema needs too much memory to compile.")
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         return Outcome(error=f"The schema cannot be read: {type(error).__name__}: {str(error)[:200]}.")
-    return Outcome(spec.grammar, spec.needs_check)
+    return Outcome(spec.grammar, spec.needs_validation)
 
 
 def limit_memory(growth_bytes: int) -> None:
@@ -57,11 +59,15 @@ def limit_memory(growth_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def serve(requests: BinaryIO, outcomes: BinaryIO) -> None:
-    """Until stdin closes; the first frame out says that the process is ready."""
-    write_frame(outcomes, b"{}")
+def serve(requests: BinaryIO, outcomes: BinaryIO, limit_s: float = 0.0) -> None:
+    """Runs until stdin closes. The first frame is empty: the process is ready. A `limit_s` of 0 means no limit."""
+    write_frame(outcomes, b"")
     while header := requests.read(HEADER.size):
-        write_frame(outcomes, msgspec.json.encode(answer(requests.read(*HEADER.unpack(header)))))
+        data = requests.read(*HEADER.unpack(header))
+        signal.setitimer(signal.ITIMER_PROF, limit_s)
+        reply = msgspec.json.encode(outcome_of(data)) if data else b""
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        write_frame(outcomes, reply)
 
 
 def write_frame(stream: BinaryIO, data: bytes) -> None:
@@ -71,7 +77,8 @@ def write_frame(stream: BinaryIO, data: bytes) -> None:
 
 if __name__ == "__main__":
     os.nice(5)
-    # Ctrl-C reaches the whole group; the pool ends this process by closing its input.
+    # Ctrl-C reaches the whole process group; the pool ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     limit_memory(int(sys.argv[1]))
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    serve(sys.stdin.buffer, sys.stdout.buffer, float(sys.argv[2]))

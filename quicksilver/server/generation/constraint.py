@@ -12,14 +12,14 @@ from typing import Any, Protocol
 
 from quicksilver.constrain.source import (
     FormatKind,
+    GrammarSource,
     Layout,
     Policy,
     ResponseFormat,
-    SpecSource,
     Thinking,
     Tool,
+    ToolCallFormat,
     ToolChoice,
-    ToolPlan,
     ToolTags,
 )
 from quicksilver.constrain.validate import validate_output
@@ -41,7 +41,7 @@ MAX_CALLS = 16
 class GrammarPool(Protocol):
     """Where grammars are compiled: apart from this process, with a bound on time and memory."""
 
-    async def check(self, source: SpecSource, tenant: str) -> ConstraintSpec:
+    async def compile(self, source: GrammarSource, tenant: str) -> ConstraintSpec:
         """The constraint, or InvalidGrammar that names the keyword."""
 
 
@@ -69,7 +69,7 @@ class OutputCheck:
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    source: SpecSource
+    source: GrammarSource
     check: OutputCheck | None
     param: str
     """The request field to name when the grammar is refused."""
@@ -86,7 +86,7 @@ def find_constraint(
             return None
         check = OutputCheck(schema) if schema is not None else None
         return Constraint(_with_thinking(wanted, thinking), check, "response_format")
-    plan = ToolPlan(
+    plan = ToolCallFormat(
         tools=tuple(Tool(spec.name, spec.parameters, bool(spec.strict)) for spec in tools.specs),
         tags=tags,
         choice=_choice(tools),
@@ -102,7 +102,7 @@ async def compile_constraint(constraint: Constraint, pool: GrammarPool | None, t
     if pool is None:
         raise InvalidRequest(f"{constraint.param}: this server compiles no grammars", param=constraint.param)
     try:
-        return await pool.check(constraint.source, tenant)
+        return await pool.compile(constraint.source, tenant)
     except InvalidGrammar as refusal:
         refusal.param = refusal.param or constraint.param
         raise

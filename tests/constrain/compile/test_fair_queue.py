@@ -1,41 +1,49 @@
-"""Who gets the next free thing: tenants in turn, first come first served within one, nobody who left."""
+"""Order of the fair queue: round robin over tenants, first come first served within one."""
 
 from __future__ import annotations
 
 import asyncio
 
-from quicksilver.constrain.compile.fair_queue import Turns
+from quicksilver.constrain.compile.fair_queue import FairQueue
 
 
-async def take(turns: Turns[str], tenant: str, served: list[str]) -> None:
-    thing = await turns.take(tenant)
+async def take(queue: FairQueue[str], tenant: str, served: list[str]) -> None:
+    item = await queue.take(tenant)
     served.append(tenant)
     await asyncio.sleep(0)
-    turns.give(thing)
+    queue.give(item)
 
 
-async def test_a_crowd_delays_only_itself() -> None:
-    turns: Turns[str] = Turns()
+async def test_tenants_are_served_in_round_robin_order() -> None:
+    queue: FairQueue[str] = FairQueue()
     served: list[str] = []
-    takers = [asyncio.create_task(take(turns, "crowd", served)) for _ in range(5)]
+    tasks = [asyncio.create_task(take(queue, "busy", served)) for _ in range(5)]
     await asyncio.sleep(0)
-    takers.append(asyncio.create_task(take(turns, "guest", served)))
+    tasks.append(asyncio.create_task(take(queue, "other", served)))
     await asyncio.sleep(0)
-    turns.give("thing")
-    await asyncio.gather(*takers)
-    assert served[:2] == ["crowd", "guest"]
-    assert served.count("crowd") == 5
-    assert turns.num_free == 1
+    queue.give("item")
+    await asyncio.gather(*tasks)
+    assert served[:2] == ["busy", "other"]
+    assert served.count("busy") == 5
+    assert queue.num_free == 1
 
 
-async def test_whoever_leaves_the_queue_loses_nothing_for_the_others() -> None:
-    turns: Turns[str] = Turns()
+async def test_whoever_leaves_the_queue_loses_noitem_for_the_others() -> None:
+    queue: FairQueue[str] = FairQueue()
     served: list[str] = []
-    gone = asyncio.create_task(take(turns, "a", served))
-    stays = asyncio.create_task(take(turns, "b", served))
+    gone = asyncio.create_task(take(queue, "a", served))
+    stays = asyncio.create_task(take(queue, "b", served))
     await asyncio.sleep(0)
-    turns.give("thing")
+    queue.give("item")
     gone.cancel()
     await asyncio.gather(gone, stays, return_exceptions=True)
     assert served == ["b"]
-    assert turns.num_free == 1
+    assert queue.num_free == 1
+
+
+async def test_free_items_are_taken_without_waiting() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.give("a")
+    queue.give("b")
+    assert queue.take_free() == ["a", "b"]
+    assert queue.take_free() == []

@@ -85,7 +85,7 @@ def test_openai_strict_schemas_compile() -> None:
         "additionalProperties": False,
     }
     strict = spec(FormatKind.JSON_SCHEMA, schema)
-    assert not strict.needs_check
+    assert not strict.needs_validation
     assert accepts(strict, '{"steps":[{"explanation":"","output":"x"}],"parent":null,"unit":"c"}')
 
 
@@ -147,6 +147,6 @@ def test_bounds_of_the_plain_forms() -> None:
 
 def test_the_policy_reaches_the_schema() -> None:
     loose = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
-    assert spec(FormatKind.JSON_SCHEMA, loose, policy=Policy.CHECKED).needs_check
+    assert spec(FormatKind.JSON_SCHEMA, loose, policy=Policy.CHECKED).needs_validation
     with pytest.raises(InvalidGrammar, match="`uniqueItems`"):
         spec(FormatKind.JSON_SCHEMA, loose)

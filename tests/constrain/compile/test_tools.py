@@ -17,8 +17,8 @@ from quicksilver.constrain.source import (
     ResponseFormat,
     Thinking,
     Tool,
+    ToolCallFormat,
     ToolChoice,
-    ToolPlan,
     ToolTags,
 )
 from quicksilver.errors import InvalidGrammar
@@ -39,7 +39,7 @@ WEATHER = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 NOW = '{"name": "now", "arguments": {}}'
 
 
-def taken(plan: ToolPlan, *parts: str | int) -> bool:
+def taken(plan: ToolCallFormat, *parts: str | int) -> bool:
     """Whether the grammar takes this answer of text and special tokens, whole."""
     matcher = automaton(compile_tools(plan), ALPHABET)
     ids = [i for part in parts for i in ([part] if isinstance(part, int) else ALPHABET.spell(part.encode()) or [])]
@@ -54,7 +54,7 @@ def call(body: str, tags: ToolTags) -> list[str | int]:
 
 @pytest.mark.parametrize("tags", [SPECIAL, TEXT])
 def test_auto_is_text_or_calls_or_both(tags: ToolTags) -> None:
-    plan = ToolPlan(TOOLS, tags)
+    plan = ToolCallFormat(TOOLS, tags)
     assert taken(plan, "just text")
     assert taken(plan, "")
     assert taken(plan, *call(WEATHER, tags))
@@ -74,18 +74,18 @@ def test_auto_is_text_or_calls_or_both(tags: ToolTags) -> None:
     ],
 )
 def test_a_call_that_does_not_fit_a_tool_is_never_written(tags: ToolTags, body: str) -> None:
-    assert not taken(ToolPlan(TOOLS, tags), *call(body, tags))
-    assert not taken(ToolPlan(TOOLS, tags), "text ", *call(body, tags))
+    assert not taken(ToolCallFormat(TOOLS, tags), *call(body, tags))
+    assert not taken(ToolCallFormat(TOOLS, tags), "text ", *call(body, tags))
 
 
 @pytest.mark.parametrize("tags", [SPECIAL, TEXT])
 def test_no_text_follows_a_call(tags: ToolTags) -> None:
-    assert not taken(ToolPlan(TOOLS, tags), *call(NOW, tags), "done")
+    assert not taken(ToolCallFormat(TOOLS, tags), *call(NOW, tags), "done")
 
 
 @pytest.mark.parametrize("tags", [SPECIAL, TEXT])
 def test_required_is_one_or_more_calls_and_nothing_else(tags: ToolTags) -> None:
-    plan = ToolPlan(TOOLS, tags, ToolChoice.REQUIRED)
+    plan = ToolCallFormat(TOOLS, tags, ToolChoice.REQUIRED)
     assert taken(plan, *call(NOW, tags))
     assert not taken(plan, "")
     assert not taken(plan, "text")
@@ -94,7 +94,7 @@ def test_required_is_one_or_more_calls_and_nothing_else(tags: ToolTags) -> None:
 
 @pytest.mark.parametrize("tags", [SPECIAL, TEXT])
 def test_named_is_exactly_one_call(tags: ToolTags) -> None:
-    plan = ToolPlan(TOOLS[:1], tags, ToolChoice.NAMED)
+    plan = ToolCallFormat(TOOLS[:1], tags, ToolChoice.NAMED)
     assert taken(plan, *call(WEATHER, tags))
     assert not taken(plan, *call(WEATHER, tags), tags.between, *call(WEATHER, tags))
     assert not taken(plan, *call(NOW, tags))
@@ -102,7 +102,7 @@ def test_named_is_exactly_one_call(tags: ToolTags) -> None:
 
 @pytest.mark.parametrize("tags", [SPECIAL, TEXT])
 def test_none_is_text_that_opens_no_call(tags: ToolTags) -> None:
-    plan = ToolPlan(TOOLS, tags, ToolChoice.NONE)
+    plan = ToolCallFormat(TOOLS, tags, ToolChoice.NONE)
     assert taken(plan, "text with <tags> and {braces}")
     assert not taken(plan, "text", *call(NOW, tags))
     assert not taken(plan, *call(NOW, tags))
@@ -110,7 +110,7 @@ def test_none_is_text_that_opens_no_call(tags: ToolTags) -> None:
 
 @pytest.mark.parametrize("tags", [SPECIAL, TEXT])
 def test_the_number_of_calls_is_bounded(tags: ToolTags) -> None:
-    plan = ToolPlan(TOOLS, tags, max_calls=2)
+    plan = ToolCallFormat(TOOLS, tags, max_calls=2)
     two = [*call(NOW, tags), tags.between, *call(NOW, tags)]
     assert taken(plan, *two)
     assert not taken(plan, *two, tags.between, *call(NOW, tags))
@@ -118,13 +118,13 @@ def test_the_number_of_calls_is_bounded(tags: ToolTags) -> None:
 
 
 def test_thinking_before_calls() -> None:
-    plan = ToolPlan(TOOLS, SPECIAL, ToolChoice.REQUIRED, thinking=Thinking(THINK_CLOSE))
+    plan = ToolCallFormat(TOOLS, SPECIAL, ToolChoice.REQUIRED, thinking=Thinking(THINK_CLOSE))
     assert taken(plan, "which tool?", THINK_CLOSE, *call(NOW, SPECIAL))
     assert not taken(plan, *call(NOW, SPECIAL))
 
 
 def test_an_answer_may_have_a_form_of_its_own() -> None:
-    plan = ToolPlan(TOOLS, SPECIAL, answer=ResponseFormat(FormatKind.JSON_OBJECT))
+    plan = ToolCallFormat(TOOLS, SPECIAL, answer=ResponseFormat(FormatKind.JSON_OBJECT))
     assert taken(plan, '{"x":1}')
     assert taken(plan, *call(NOW, SPECIAL))
     assert not taken(plan, "text")
@@ -132,12 +132,12 @@ def test_an_answer_may_have_a_form_of_its_own() -> None:
 
 def test_compact_calls() -> None:
     tags = replace(SPECIAL, layout=Layout.COMPACT)
-    assert taken(ToolPlan(TOOLS, tags), *call('{"name":"weather","arguments":{"city":"Oslo"}}', tags))
-    assert not taken(ToolPlan(TOOLS, tags), *call(WEATHER, tags))
+    assert taken(ToolCallFormat(TOOLS, tags), *call('{"name":"weather","arguments":{"city":"Oslo"}}', tags))
+    assert not taken(ToolCallFormat(TOOLS, tags), *call(WEATHER, tags))
 
 
 def test_tools_whose_names_begin_alike() -> None:
-    plan = ToolPlan((Tool("get"), Tool("get_all"), Tool("get_all_now")), SPECIAL)
+    plan = ToolCallFormat((Tool("get"), Tool("get_all"), Tool("get_all_now")), SPECIAL)
     for name in ("get", "get_all", "get_all_now"):
         assert taken(plan, *call(json.dumps({"name": name, "arguments": {}}), SPECIAL))
     assert not taken(plan, *call(json.dumps({"name": "get_", "arguments": {}}), SPECIAL))
@@ -147,10 +147,10 @@ LOOSE = {"type": "object", "properties": {"ids": {"type": "array", "items": {"ty
 
 
 def test_only_a_strict_tool_is_refused_for_what_cannot_be_guaranteed() -> None:
-    spec = compile_tools(ToolPlan((Tool("f", LOOSE),), SPECIAL))
-    assert spec.needs_check
+    spec = compile_tools(ToolCallFormat((Tool("f", LOOSE),), SPECIAL))
+    assert spec.needs_validation
     with pytest.raises(Unenforceable, match="`uniqueItems`"):
-        compile_tools(ToolPlan((Tool("f", LOOSE, is_strict=True),), SPECIAL))
+        compile_tools(ToolCallFormat((Tool("f", LOOSE, is_strict=True),), SPECIAL))
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,9 @@ def test_only_a_strict_tool_is_refused_for_what_cannot_be_guaranteed() -> None:
 )
 def test_plans_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidGrammar, match=message):
-        compile_tools(replace(ToolPlan(TOOLS, SPECIAL), **change))
+        compile_tools(replace(ToolCallFormat(TOOLS, SPECIAL), **change))
 
 
 def test_as_many_tools_as_are_allowed() -> None:
-    plan = ToolPlan(tuple(Tool(f"t{i}") for i in range(MAX_TOOLS)), SPECIAL, max_calls=MAX_CALLS)
+    plan = ToolCallFormat(tuple(Tool(f"t{i}") for i in range(MAX_TOOLS)), SPECIAL, max_calls=MAX_CALLS)
     assert taken(plan, *call('{"name": "t77", "arguments": {}}', SPECIAL))

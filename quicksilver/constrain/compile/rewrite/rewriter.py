@@ -1,7 +1,7 @@
 """A schema rewritten into the words that the grammar compiler enforces exactly.
 
 The rule that keeps the promise: `enforce(S)` admits only instances of S, and `complement(S)` only instances of not-S.
-Both may admit fewer; neither ever admits more, unless the policy is CHECKED, which then says so in `needs_check`.
+Both may admit fewer; neither ever admits more, unless the policy is CHECKED, which then says so in `needs_validation`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Rewriter:
 
     def __init__(self, document: Document, policy: Policy) -> None:
         self.document = document
-        self.needs_check = False
+        self.needs_validation = False
         self.num_lost = 0
         """Ways out that a complement left unwritten; unchanged means that the complement was exact."""
         self._policy = policy
@@ -100,7 +100,7 @@ class Rewriter:
         """Under CHECKED the wider schema, to be checked at the end; else a refusal."""
         if self._policy is Policy.PROVED:
             raise Unenforceable(keyword, at, why)
-        self.needs_check = True
+        self.needs_validation = True
         return superset
 
     def _spend(self, node: Node) -> None:
