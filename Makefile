@@ -8,25 +8,30 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 MODEL ?= nano
-# CPU wheels of torch where that index can be reached; a machine with a GPU sets TORCH_INDEX= (empty) to get CUDA wheels.
+# The CPU build of torch where its index can be reached; `make serve TORCH_INDEX=` takes the CUDA build from PyPI.
 TORCH_INDEX ?= --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
+TORCH := torch==2.13.0
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test unit parity contract clients kernels gpu lint fix types rooms size web test-web newcomer browser bench bfcl docs \
-	weights clean
+.PHONY: help serve test check unit parity contract clients kernels gpu lint fix types layers size generate generated docs \
+	docs-serve lock web test-web newcomer browser bench bfcl weights clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
+# Every file is checked against the hashes in the lock. torch is the exception: its CPU and CUDA builds are different
+# files under one version, so it has a step of its own, after its pure-Python dependencies. The package itself is built
+# by the pinned hatchling of the lock, without an isolated build environment.
 $(VENV)/.base: requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) $(TORCH_INDEX) --constraint requirements.lock "torch==2.13.0"
-	$(PIP) --constraint requirements.lock --editable .
+	$(PIP) --require-hashes --requirement requirements.lock
+	$(PIP) $(TORCH_INDEX) "$(TORCH)"
+	$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.base pyproject.toml requirements.lock
-	$(PIP) --constraint requirements.lock --editable '.[dev]'
+$(VENV)/.dev: $(VENV)/.base requirements-dev.lock
+	$(PIP) --require-hashes --requirement requirements-dev.lock
 	@touch $@
 
 weights: $(VENV)/.base ## download the small model that the tests and the first run use
@@ -68,22 +73,43 @@ kernels: ## the kernels' tests in Triton's interpreter, where there is no GPU
 gpu: $(VENV)/.dev ## tests that need a CUDA device
 	$(PYTEST) -m gpu
 
-lint: $(VENV)/.dev ## ruff, without changing anything
+check: lint types layers size ## every check that is not a test
+
+lint: $(VENV)/.dev ## ruff: rules and format, without changing anything
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-fix: $(VENV)/.dev ## ruff, mending what it can
+fix: $(VENV)/.dev ## ruff: mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 types: $(VENV)/.dev ## mypy
 	$(BIN)/mypy
 
-rooms: $(VENV)/.dev ## imports only go down
+layers: $(VENV)/.dev ## the import contracts: imports only go down
 	$(BIN)/lint-imports
 
-size: $(VENV)/.dev ## lines per room, lengths of functions
-	$(BIN)/python tools/size.py
+size: $(VENV)/.dev ## lines per package against their budgets, lengths of files and functions
+	$(BIN)/python tools/size.py --check
+
+generate: $(VENV)/.dev ## rewrite the generated pages: figures, reference, package map
+	$(BIN)/python tools/figures.py
+	$(BIN)/python tools/reference.py
+	$(BIN)/python tools/architecture_map.py
+
+generated: $(VENV)/.dev ## fail where a generated page is stale
+	$(BIN)/python tools/figures.py --check
+	$(BIN)/python tools/reference.py --check
+	$(BIN)/python tools/architecture_map.py --check
+
+docs: $(VENV)/.dev ## build the documentation into .build/site; a broken link or an orphan page is an error
+	$(BIN)/mkdocs build --strict --quiet
+
+docs-serve: $(VENV)/.dev ## the documentation on http://127.0.0.1:8000, rebuilt as it changes
+	$(BIN)/mkdocs serve
+
+lock: ## write the lock files anew from pyproject.toml
+	$(PYTHON) tools/lock.py $(UPGRADE)
 
 web: ## build the playground (needs Node)
 	cd web && npm ci && npm run build
@@ -100,9 +126,6 @@ bench: $(VENV)/.dev weights ## CPU benchmarks, as ratios from one run
 bfcl: $(VENV)/.dev weights ## the function-calling leaderboard's AST categories; its data and checker come from PyPI
 	$(PIP) --no-deps --upgrade --target .build/bfcl bfcl-eval==2026.3.23
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m benchmarks.bfcl
-
-docs: $(VENV)/.dev ## check that documented commands and links hold
-	$(PYTEST) tests/docs
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
