@@ -6,10 +6,10 @@ import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { chromium } from "playwright-core";
+import { findChromium } from "./chromium.mjs";
 
 const ROOT = new URL("../..", import.meta.url).pathname;
 const PYTHON = process.env.PYTHON ?? join(ROOT, ".venv/bin/python");
-const CHROMIUM = process.env.CHROMIUM ?? "/usr/bin/chromium";
 const FLAGS = [
   "--headless",
   "--no-sandbox",
@@ -42,7 +42,7 @@ export async function openStage(...modes) {
 /** A fresh profile under `home`. */
 export async function openBrowser(home) {
   const context = await chromium.launchPersistentContext(join(home, "profile"), {
-    executablePath: CHROMIUM,
+    ...(await findChromium()),
     args: FLAGS,
     viewport: { width: 1280, height: 800 },
   });
