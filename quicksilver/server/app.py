@@ -29,7 +29,7 @@ from quicksilver.server.endpoints.responses import route as responses
 from quicksilver.server.endpoints.responses.wire import ResponsesBody
 from quicksilver.server.endpoints.tokens import route as tokens
 from quicksilver.server.endpoints.tokens.wire import DetokenizeBody, TokenizeBody
-from quicksilver.server.http.auth import require_account, require_inference, require_key
+from quicksilver.server.http.auth import require_account, require_inference, require_key, require_public_slot
 from quicksilver.server.http.errors import add_refusals
 from quicksilver.server.http.guard import Guard
 from quicksilver.server.http.openapi import describe
@@ -47,8 +47,10 @@ BODIES = (
     FeedbackBody,
     *account_bodies.BODIES,
 )
-PUBLIC = (health.router, feedback.router, playground.router)
-"""Answered without a key: probes, the editors' reports, which carry none, and the page with its files."""
+# Answered without a key and at any time.
+PROBES = (health.router,)
+# Answered without a key, a few at a time: reports from editors, which carry none, and the playground's files.
+PUBLIC = (feedback.router, playground.router)
 KEYED = (models.router, tokens.router)
 OWN = (account.router, usage.router)
 """What a key may see and do about itself; there is nothing here without accounts."""
@@ -58,8 +60,10 @@ PAID = (chat.router, completions.router, edit.router, apply.router, responses.ro
 def build_app(services: Services) -> FastAPI:
     app = FastAPI(title="quicksilver", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.services = services
-    for router in PUBLIC:
+    for router in PROBES:
         app.include_router(router)
+    for router in PUBLIC:
+        app.include_router(router, dependencies=[Depends(require_public_slot)])
     for router in KEYED:
         app.include_router(router, dependencies=[Depends(require_key)])
     for router in OWN:

@@ -57,8 +57,15 @@ class Timeouts:
 
     header_read_s: float = 10.0
     """From the connection, or the end of the last reply, to a whole request head once its first byte came."""
+    # Longest pause between two pieces of a request body.
     body_idle_s: float = 15.0
-    """Between two pieces of a request body."""
+    # A body must arrive at `body_bytes_per_s`, counted from this many seconds after its start.
+    body_grace_s: float = 10.0
+    body_bytes_per_s: float = 4096.0
+    # Longest time for a whole body.
+    body_read_s: float = 120.0
+    # A peer that has not read the last reply of a connection may read it for this long, while its input is discarded.
+    linger_s: float = 5.0
     write_stall_s: float = 60.0
     """A reader that takes nothing for this long is cut off and its request aborted."""
     keep_alive_s: float = 75.0
@@ -83,10 +90,17 @@ class ServerConfig:
     allow_anonymous: bool = False
     """Serve beyond loopback without keys, on the operator's word."""
     body_bytes: int = 8 * 2**20
+    # Largest body of a route that needs no key.
+    public_body_bytes: int = 4 * 2**10
+    # Largest request head, largest trailers, and most input that is kept while a request is answered.
     header_bytes: int = 32 * 2**10
+    # Most input that is discarded so that the last reply of a connection is delivered.
+    linger_bytes: int = 32 * 2**20
     num_headers: int = 100
     max_open: int = 4096
     """Requests in flight, all kinds together; one more is a 503."""
+    # Of them, requests to routes that need no key.
+    max_open_public: int = 128
     keep_alive_comment_s: float = 15.0
     """A stream without events for this long sends an SSE comment."""
     frames_per_s: float = 30.0

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.http.protocol import bounded
+from quicksilver.server.http.protocol import protocol_for
 
 log = logging.getLogger("quicksilver.server")
 
@@ -37,6 +37,8 @@ class Life:
 
     def __init__(self) -> None:
         self.num_open = 0
+        # Of them, requests to routes that need no key.
+        self.num_open_public = 0
         self.is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -52,6 +54,15 @@ class Life:
             self.num_open -= 1
             if self.num_open == 0:
                 self._idle.set()
+
+    @contextmanager
+    def entered_public(self) -> Iterator[None]:
+        """One request in flight on a route that needs no key, from its routing to the end of its reply."""
+        self.num_open_public += 1
+        try:
+            yield
+        finally:
+            self.num_open_public -= 1
 
     async def drain(self, seconds: float) -> bool:
         """Turns new requests away and waits for the open ones; whether all finished in time."""
@@ -138,7 +149,7 @@ def make_listener(app: FastAPI, host: str, port: int, config: ServerConfig) -> L
             app,
             host=host,
             port=port,
-            http=bounded(config),
+            http=protocol_for(config),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -6,13 +6,14 @@ routers that `app.PUBLIC` lists.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastapi import Request
 
 from quicksilver.accounts.identity import Identity, Scope
-from quicksilver.errors import NotFound
+from quicksilver.errors import NotFound, Unavailable
 from quicksilver.server.services import services_of
 
 if TYPE_CHECKING:
@@ -37,6 +38,15 @@ async def require_key(request: Request) -> None:
     identity = await accounts.authenticate(bearer_of(request)) if accounts else None
     # An admin key has no power over other tenants here: that is what the admin listener is for.
     request.state.caller = Caller(identity.as_tenant if identity else None)
+
+
+async def require_public_slot(request: Request) -> AsyncIterator[None]:
+    """The dependency of routes without a key: few may be open, so that they cannot use up `max_open`."""
+    services = services_of(request)
+    with services.life.entered_public():
+        if services.life.num_open_public > services.config.max_open_public:
+            raise Unavailable("Too many requests without a key are open here.", code="server_overloaded")
+        yield
 
 
 async def require_account(request: Request) -> None:

@@ -7,6 +7,7 @@ comes twice the last wins. Large bodies are parsed off the event loop.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, TypeVar
 
 import orjson
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from quicksilver.errors import BodyTooLarge, InvalidRequest
-from quicksilver.server.config import ServerConfig
+from quicksilver.server.config import ServerConfig, Timeouts
 from quicksilver.server.http.errors import RequestTimeout, invalid_body
 from quicksilver.server.http.fields import Wire
 
@@ -23,9 +24,11 @@ BodyType = TypeVar("BodyType", bound=Wire)
 OFF_LOOP_BYTES = 64 * 2**10
 
 
-async def read_body(request: Request, model: type[BodyType], config: ServerConfig) -> BodyType:
+async def read_body(
+    request: Request, model: type[BodyType], config: ServerConfig, max_bytes: int | None = None
+) -> BodyType:
     """The checked body; its bytes stay in `request.state.raw_body` for whoever must tell two requests apart."""
-    raw = request.state.raw_body = await read_bytes(request, config)
+    raw = request.state.raw_body = await read_bytes(request, config, max_bytes)
     if len(raw) < OFF_LOOP_BYTES:
         return parse_body(raw, model)
     return await asyncio.to_thread(parse_body, raw, model)
@@ -37,39 +40,53 @@ async def read_optional_body(request: Request, model: type[BodyType], config: Se
     return parse_body(raw or b"{}", model)
 
 
-async def read_bytes(request: Request, config: ServerConfig) -> bytes:
-    """The whole body, never holding more than the cap."""
-    check_announced(request, config)
+async def read_bytes(request: Request, config: ServerConfig, max_bytes: int | None = None) -> bytes:
+    """The whole body, at most `max_bytes` of it (default: `config.body_bytes`), at no less than the least rate."""
+    cap = config.body_bytes if max_bytes is None else max_bytes
+    check_announced(request, cap)
+    clock = BodyClock(config.timeouts)
     raw, more = bytearray(), True
     while more:
-        message = await _receive(request, config)
+        message = await clock.receive(request, len(raw))
         raw += message.get("body", b"")
         more = message.get("more_body", False)
-        if len(raw) > config.body_bytes:
-            raise _too_large(config)
+        if len(raw) > cap:
+            raise _too_large(cap)
     return bytes(raw)
 
 
-def check_announced(request: Request, config: ServerConfig) -> None:
+def check_announced(request: Request, cap: int) -> None:
     if request.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
         raise InvalidRequest("Compressed request bodies are not read here; send plain JSON.", param=None)
     announced = request.headers.get("content-length", "0")
-    if announced.isascii() and announced.isdigit() and int(announced) > config.body_bytes:
-        raise _too_large(config)
+    if announced.isascii() and announced.isdigit() and int(announced) > cap:
+        raise _too_large(cap)
 
 
-async def _receive(request: Request, config: ServerConfig) -> dict[str, Any]:
-    try:
-        message = await asyncio.wait_for(request.receive(), config.timeouts.body_idle_s)
-    except TimeoutError:
-        raise RequestTimeout(f"No part of the body came for {config.timeouts.body_idle_s:g} s.") from None
-    if message["type"] == "http.disconnect":
-        raise ClientDisconnect
-    return dict(message)
+class BodyClock:
+    """The deadlines of one body: pauses, the least rate, and the whole."""
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self._timeouts = timeouts
+        self._started = time.monotonic()
+
+    async def receive(self, request: Request, num_received: int) -> dict[str, Any]:
+        try:
+            message = await asyncio.wait_for(request.receive(), self._time_left(num_received))
+        except TimeoutError:
+            raise RequestTimeout("The body arrived too slowly.") from None
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        return dict(message)
+
+    def _time_left(self, num_received: int) -> float:
+        allowed_s = self._timeouts.body_grace_s + num_received / self._timeouts.body_bytes_per_s
+        left_s = min(allowed_s, self._timeouts.body_read_s) - (time.monotonic() - self._started)
+        return max(0.0, min(left_s, self._timeouts.body_idle_s))
 
 
-def _too_large(config: ServerConfig) -> BodyTooLarge:
-    return BodyTooLarge(f"The request body is over {config.body_bytes} bytes.")
+def _too_large(cap: int) -> BodyTooLarge:
+    return BodyTooLarge(f"The request body is over {cap} bytes.")
 
 
 def parse_body(raw: bytes, model: type[BodyType]) -> BodyType:

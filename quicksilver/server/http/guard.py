@@ -26,6 +26,11 @@ log = logging.getLogger("quicksilver.server")
 ALWAYS_ANSWERED = ("/health", "/ready", "/metrics")
 """Probes and figures are answered while draining and beyond the cap on open requests."""
 
+# Headers that decide how a request is treated. With two of one name, a proxy may have checked the other one.
+SINGLE_HEADERS = (b"host", b"authorization", b"origin", b"content-length")
+# Of 2**63 - 1.
+MAX_LENGTH_DIGITS = 19
+
 
 class Guard:
     def __init__(self, app: ASGIApp) -> None:
@@ -116,9 +121,11 @@ def check_size(scope: Scope, config: ServerConfig) -> None:
     size = sum(len(name) + len(value) + 4 for name, value in headers)
     if len(headers) > config.num_headers or size > config.header_bytes:
         raise HeadersTooLarge(f"At most {config.num_headers} headers and {config.header_bytes} bytes of them.")
-    names = [name for name, _ in headers if name in (b"host", b"authorization", b"content-length")]
+    names = [name for name, _ in headers if name in SINGLE_HEADERS]
     if len(names) != len(set(names)):
-        raise InvalidRequest("Host, Authorization and Content-Length may come once.")
+        raise InvalidRequest("Host, Authorization, Origin and Content-Length may come once.")
+    if any(name == b"content-length" and len(value) > MAX_LENGTH_DIGITS for name, value in headers):
+        raise InvalidRequest(f"Content-Length has more than {MAX_LENGTH_DIGITS} digits.")
 
 
 def check_host(headers: Headers, config: ServerConfig) -> str:

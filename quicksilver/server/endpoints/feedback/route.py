@@ -19,5 +19,5 @@ router = APIRouter(tags=["feedback"])
 @router.post("/feedback", responses=answers(FeedbackReply), openapi_extra=takes(FeedbackBody))
 async def feedback(request: Request) -> Response:
     services = services_of(request)
-    body = await read_body(request, FeedbackBody, services.config)
+    body = await read_body(request, FeedbackBody, services.config, services.config.public_body_bytes)
     return json_response({"stored": await asyncio.to_thread(services.feedback.append, body)})
