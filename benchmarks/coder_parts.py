@@ -30,11 +30,11 @@ from quicksilver.core import FinishReason
 from quicksilver.engine.config import MAX_TREE_ROWS
 from quicksilver.engine.engine import Engine
 from quicksilver.evals.catalogue import pick_tasks
+from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.report import Cell, Record, Report, machine_facts, write_reports
 from quicksilver.evals.run import decoder_label
 from quicksilver.evals.speed import speed_of, total
 from quicksilver.evals.task import Generate
-from quicksilver.evals.writer import Writer
 
 LONE_WAYS = (
     AR, *(two_forwards(16, tree_rows=rows) for rows in (MAX_TREE_ROWS, 16, 0)), two_forwards(8),
@@ -54,7 +54,7 @@ NO_CAP = 1024
 @dataclass(frozen=True, slots=True)
 class Bench:
     engine: Engine
-    writer: Writer
+    writer: PromptBuilder
     data: Path
     book: Book
     scale: float = 1.0

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from quicksilver.evals.catalogue import pick_tasks
+from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.task import Generate
-from quicksilver.evals.writer import Writer
 
 DOMAINS = {
     "humaneval": "humaneval", "mbpp": "mbpp", "gsm8k": "gsm8k", "chat": "", "tools": "sgd_dev", "json": "json_schema",
@@ -51,7 +51,7 @@ CHAT = (
 LONGEST_PROMPT = 1200
 
 
-def domain_asks(domain: str, data: Path, writer: Writer, count: int, max_new_tokens: int) -> list[Generate]:
+def domain_asks(domain: str, data: Path, writer: PromptBuilder, count: int, max_new_tokens: int) -> list[Generate]:
     """Up to `count` questions whose answers may have `max_new_tokens` tokens."""
     asks = (
         _chat_asks(writer) if domain == "chat" else task_asks((DOMAINS | MORE_DOMAINS)[domain], data, writer, 4 * count)
@@ -61,7 +61,7 @@ def domain_asks(domain: str, data: Path, writer: Writer, count: int, max_new_tok
 
 
 def mixed_asks(
-    data: Path, writer: Writer, count: int, max_new_tokens: int, domains: Iterable[str] = tuple(DOMAINS)
+    data: Path, writer: PromptBuilder, count: int, max_new_tokens: int, domains: Iterable[str] = tuple(DOMAINS)
 ) -> list[Generate]:
     """The domains in turn."""
     names = tuple(domains)
@@ -71,11 +71,11 @@ def mixed_asks(
     return mixed[:count]
 
 
-def task_asks(name: str, data: Path, writer: Writer, count: int) -> list[Generate]:
+def task_asks(name: str, data: Path, writer: PromptBuilder, count: int) -> list[Generate]:
     return [ask for _, _, ask in task_items(name, data, writer, count)]
 
 
-def task_items(name: str, data: Path, writer: Writer, count: int) -> list[tuple[int, Any, Generate]]:
+def task_items(name: str, data: Path, writer: PromptBuilder, count: int) -> list[tuple[int, Any, Generate]]:
     """Place, item and question of up to `count` items of a task, shuffled the same way every time."""
     (task,) = pick_tasks((name,))
     items = list(enumerate(task.load(data)))
@@ -88,6 +88,6 @@ def task_items(name: str, data: Path, writer: Writer, count: int) -> list[tuple[
     return found
 
 
-def _chat_asks(writer: Writer) -> list[Generate]:
+def _chat_asks(writer: PromptBuilder) -> list[Generate]:
     prompts = [writer.chat(question) for question in CHAT]
     return [Generate(prompt.ids, 192, prompt.stop, prompt.stop_ids) for prompt in prompts]

@@ -34,7 +34,7 @@ from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import MAX_TREE_ROWS, EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.load import pick_device
-from quicksilver.evals.writer import Writer
+from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter, merge_skill
 from quicksilver.model.files.checkpoint import load_model
 from quicksilver.model.transformer import Transformer
@@ -55,7 +55,7 @@ def main() -> None:
     exact = load(options, torch.float32)
     book.say("weights loaded")
     tokenizer = Tokenizer.for_model(options.base, options.skill)
-    writer = Writer(tokenizer, ChatTemplate.for_tokenizer(tokenizer), 4096)
+    writer = PromptBuilder(tokenizer, ChatTemplate.for_tokenizer(tokenizer), 4096)
     run_parts(exact, writer, book, options)
     book.say("done")
 
@@ -109,7 +109,7 @@ def rounded(model: Transformer) -> Transformer:
     return other
 
 
-def run_parts(exact: Transformer, writer: Writer, book: Book, options: argparse.Namespace) -> None:
+def run_parts(exact: Transformer, writer: PromptBuilder, book: Book, options: argparse.Namespace) -> None:
     """The parts asked for, in their order. One that fails is told and leaves the others alone."""
     limits = LIMITS | {name: float(value) for name, value in (word.split("=") for word in options.limit)}
     served = _Served(exact, book, options) if set(options.parts) != {"equality"} else None

@@ -80,7 +80,7 @@ async def _served(model: str, url: str, key: str, settings: EvalSettings) -> Rep
     """Evaluate a running server. Tokenizer and template are read from the local checkpoint. If the server cannot be
     reached the exit code is 1, because the command line itself was correct."""
     from quicksilver.evals.catalogue import refuse_likelihoods
-    from quicksilver.evals.link import Link
+    from quicksilver.evals.http_link import Link
     from quicksilver.evals.progress import shown_progress
     from quicksilver.evals.run import run_evals
     from quicksilver.evals.served import connect

@@ -1,1 +1,2 @@
-"""Evaluations: tasks that ask an EngineClient and score what it says. No torch, no engine: the client is given."""
+"""Evaluations: tasks that prompt an `EngineClient` and score its answers. This package imports neither torch nor the
+engine; the client is passed in."""

@@ -1,4 +1,4 @@
-"""The list of tasks, and groups of them by name. A new task is a file in `tasks/` and a line here."""
+"""The list of tasks and task groups. A new task is a file in `tasks/` and an entry here."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MODULES = (
 )
 ALL: dict[str, Task[Any]] = {task.name: task for module in _MODULES for task in module.TASKS}
 
+# Tasks scored by likelihood. All other tasks generate text.
 _SCORED = (*(task.name for task in multiple_choice.TASKS), "wikitext2", "python_text")
-"""Tasks that read likelihoods; every other one has something written."""
+# Variants of other tasks. They run only if they are named explicitly.
 _BY_CONTEXT = tuple(task.name for task in fim.BY_CONTEXT)
-"""Repeat other tasks: only for who names them."""
 _EACH_ONCE = tuple(name for name in ALL if name not in _BY_CONTEXT)
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -46,7 +46,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def pick_tasks(names: Iterable[str]) -> list[Task[Any]]:
-    """Tasks by their own names or their groups', each once, in the order asked for."""
+    """Resolve task and group names to tasks. Each task appears once, in the requested order."""
     wanted: dict[str, Task[Any]] = {}
     for name in names:
         if name not in GROUPS and name not in ALL:
@@ -57,7 +57,7 @@ def pick_tasks(names: Iterable[str]) -> list[Task[Any]]:
 
 
 def refuse_likelihoods(names: Iterable[str]) -> None:
-    """For clients that cannot score: a server only writes."""
+    """Refuse likelihood tasks for clients that cannot score, such as an HTTP server."""
     scored = [task.name for task in pick_tasks(names) if task.name in _SCORED]
     if scored:
         raise InvalidRequest(

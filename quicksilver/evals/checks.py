@@ -1,6 +1,6 @@
-"""Checks of form that a program can make: counts, casing, beginnings and ends, JSON, language. Pure functions of text.
+"""Checks of an answer's form: counts, casing, prefixes and suffixes, JSON, language. Pure functions of text.
 
-Each maker returns a predicate on an answer. Answers are stripped of surrounding space first; content is not judged.
+Each factory returns a predicate on an answer. Surrounding white space is stripped first. Content is not judged.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def numbered_count(count: int) -> Check:
 
 
 def comma_count(count: int) -> Check:
-    """One line of so many things with commas between them."""
+    """The answer is one line with `count` comma-separated items."""
 
     def check(text: str) -> bool:
         parts = [part.strip() for part in text.strip().rstrip(".").split(",")]
@@ -67,7 +67,7 @@ def all_lower(text: str) -> bool:
 
 
 def only_word(*words: str) -> Check:
-    """Nothing but one of the words, in any casing, with or without a full stop."""
+    """The answer is exactly one of the words, in any casing, with or without a full stop."""
     allowed = {word.lower() for word in words}
     return lambda text: text.strip().strip(".!\"'").lower() in allowed
 
@@ -97,7 +97,7 @@ def contains(*words: str) -> Check:
 
 
 def lacks(*pieces: str) -> Check:
-    """At least three words, none of the pieces in them."""
+    """The answer has at least three words and contains none of the pieces."""
     return lambda text: num_words(text) >= 3 and not any(piece.lower() in text.lower() for piece in pieces)
 
 
@@ -114,7 +114,7 @@ def titled(text: str) -> bool:
 
 
 def json_keys(*keys: str) -> Check:
-    """The whole answer is a JSON object with exactly these keys; a code fence around it is not JSON."""
+    """The whole answer is a JSON object with exactly these keys. JSON inside a code fence does not count."""
     return lambda text: isinstance(value := parse(text), dict) and set(value) == set(keys)
 
 
@@ -123,7 +123,7 @@ def json_list(count: int) -> Check:
 
 
 def parse(text: str) -> Any:
-    """The JSON value of the whole text, or None."""
+    """Return the JSON value of the whole text, or None."""
     try:
         return json.loads(text)
     except ValueError:
@@ -131,7 +131,7 @@ def parse(text: str) -> Any:
 
 
 def in_language(language: str) -> Check:
-    """Its common words are more frequent than those of the other languages known here."""
+    """Common words of this language are more frequent than those of the other known languages."""
 
     def check(text: str) -> bool:
         words = [word.lower() for word in _WORD.findall(text)]

@@ -1,6 +1,7 @@
-"""One Ask through an EngineClient to one Answer.
+"""Sends one prompt to an `EngineClient` and collects one `Answer`.
 
-Text is split into channels as serving does, so that thoughts are not scored and calls are parsed by the same code.
+Text is split into channels by the same code as in the server, so reasoning is not scored and tool calls are parsed
+identically.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ async def collect(
 
 
 def join_channels(pieces: Iterable[ChannelDelta]) -> tuple[str, tuple[ToolCall, ...]]:
-    """The content as one text, and every call with its arguments as JSON text."""
+    """Join the content into one text, and each tool call's arguments into one JSON text."""
     text, names, arguments = "", dict[int, str](), dict[int, str]()
     for piece in pieces:
         if piece.channel is Channel.CONTENT:

@@ -1,7 +1,7 @@
-"""Reading the data folder: `eval/eval_pack.jsonl.xz` and the held-out side of `train/*.jsonl.xz`.
+"""Reads the data folder: `eval/eval_pack.jsonl.xz` and the held-out part of `train/*.jsonl.xz`.
 
-Standard library only. Training holds packages out by a hash of their name; the same rule stands here, and a test keeps
-the two equal, because neither room may import the other.
+Standard library only. Training holds out packages by a hash of their name. The same rule is repeated here, because
+`evals` and `training` may not import each other; a test checks that both agree.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ WHOLE = ("tools_sgd_dev", "tools_sgd_test")
 
 
 def is_held_out(name: str) -> bool:
-    """Whether a package of this name was kept from training."""
+    """Whether a package of this name is held out from training."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 100 < HELD_OUT_PERCENT
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a `.jsonl.xz` file, in order."""
+    """Yield the JSON objects of a `.jsonl.xz` file in order."""
     try:
         with lzma.open(path, "rt", encoding="utf-8") as lines:
             for line in lines:
@@ -42,7 +42,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def pack_rows(data: Path, task: str) -> Sequence[Row]:
-    """The rows of one set of the pack."""
+    """Return the rows of one set of the pack."""
     rows = _read_pack(data / PACK).get(task)
     if rows is None:
         raise InvalidRequest(f"evaluation data: {PACK} has no set {task}", param="data")
@@ -51,7 +51,7 @@ def pack_rows(data: Path, task: str) -> Sequence[Row]:
 
 @lru_cache(maxsize=1)
 def _read_pack(path: Path) -> Mapping[str, Sequence[Row]]:
-    """The whole pack by set; kept, because most runs ask for many of its sets."""
+    """Read the whole pack, grouped by set. Cached, because most runs use many sets."""
     sets: dict[str, list[Row]] = defaultdict(list)
     for row in read_rows(path):
         sets[row["task"]].append(row)
@@ -63,12 +63,12 @@ def train_file(data: Path, name: str) -> Path:
 
 
 def held_out_rows(data: Path, name: str) -> Iterator[Row]:
-    """The rows of a training file whose package was kept from training."""
+    """Yield the rows of a training file whose package is held out."""
     return (row for row in read_rows(train_file(data, name)) if is_held_out(row["p"]))
 
 
 def copy_held_out(data: Path, target: Path) -> list[Path]:
-    """A small data folder with all that evaluations read and nothing else, for a machine that has no data."""
+    """Write a small data folder that contains only what evaluations read, for machines without the full data."""
     written = [target / PACK, *(train_file(target, name) for name in (*BY_PACKAGE, *WHOLE))]
     for path in written:
         path.parent.mkdir(parents=True, exist_ok=True)

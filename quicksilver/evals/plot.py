@@ -1,6 +1,6 @@
-"""One picture of several reports: headlines beside each other, and tokens per forward by domain and decoder.
+"""Draws several reports in one figure: main metrics side by side, and tokens per forward by domain and decoder.
 
-Needs matplotlib, which is imported here and nowhere else in this room.
+matplotlib is imported only in this module.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from quicksilver.evals.report import Report
 
 
 def draw(reports: Sequence[Report], path: Path) -> None:
-    """Writes a PNG or SVG, by the name's ending."""
+    """Write a PNG or SVG file, chosen by the file extension."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -52,7 +52,7 @@ def _draw_speeds(axes: Any, reports: Sequence[Report]) -> None:
 
 
 def _draw_bars(axes: Any, bars: dict[str, dict[str, float]]) -> None:
-    """A group for every label, a bar in it for every name."""
+    """Draw one group of bars per label, with one bar per name in each group."""
     labels = list(dict.fromkeys(label for values in bars.values() for label in values))
     width = 0.8 / max(len(bars), 1)
     for i, (name, values) in enumerate(bars.items()):

@@ -1,4 +1,4 @@
-"""A bar per task where `rich` is installed, and nothing where it is not."""
+"""A progress bar per task if `rich` is installed, and no output otherwise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quicksilver.evals.run import Watch
 
 @contextmanager
 def shown_progress() -> Iterator[Watch]:
-    """A Watch that draws while the block lasts."""
+    """Provide a progress callback that draws while the context is open."""
     try:
         from rich.progress import Progress, TaskID
     except ImportError:

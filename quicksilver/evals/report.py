@@ -1,6 +1,6 @@
-"""Report: the numbers of one model, with what is needed to believe and to repeat them; in and out as JSON.
+"""The results of one model, with the settings needed to reproduce them. Reports are read and written as JSON.
 
-A Cell is one task under one decoder. Answers are kept, so that scoring can be looked into, and redone, without a model.
+A `Cell` is one task under one decoder. Answers are stored, so that they can be inspected and rescored without a model.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 from quicksilver.errors import InvalidRequest
 from quicksilver.evals.speed import Speed, total
 
+# The domain whose main metrics are averaged.
 AVERAGED = "multiple_choice"
-"""The domain whose headlines make the average."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One item: its place in the task's items, what was said, and its numbers."""
+    """One item: its index in the task, the answer and its metrics."""
 
     index: int
     text: str = ""
@@ -34,7 +34,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One task under one decoder, `likelihood` where nothing is decoded."""
+    """One task under one decoder. The decoder is `likelihood` if nothing is generated."""
 
     task: str
     domain: str
@@ -45,8 +45,8 @@ class Cell:
     num_failed: int
     seconds: float
     speed: Speed = field(default_factory=Speed)
+    # Whether the time limit was reached before all requested items were answered.
     is_cut: bool = False
-    """Whether the time limit came first: `num_items` of the items asked for were answered."""
     is_lower_better: bool = False
     records: tuple[Record, ...] = ()
 
@@ -64,12 +64,12 @@ class Report:
     machine: Mapping[str, str] = field(default_factory=dict)
 
     def average(self) -> float | None:
-        """The mean headline of the multiple-choice tasks."""
+        """Mean of the main metrics of the multiple-choice tasks."""
         values = [cell.value for cell in self.cells if cell.domain == AVERAGED and cell.value is not None]
         return sum(values) / len(values) if values else None
 
     def speeds(self) -> dict[str, dict[str, Speed]]:
-        """Decoder -> domain -> what its answers cost together; `all` beside the domains."""
+        """Cost of the answers by decoder and domain, plus the total under `all`."""
         table: dict[str, dict[str, Speed]] = {}
         for decoder in dict.fromkeys(cell.decoder for cell in self.cells if cell.speed.answers):
             cells = [cell for cell in self.cells if cell.decoder == decoder and cell.speed.answers]
@@ -79,8 +79,8 @@ class Report:
         return table
 
     def agreement(self, decoder: str) -> tuple[int, int]:
-        """Of the items answered under `decoder` and under `ar`: how many got the same text and calls, and how many
-        there are."""
+        """Compare `decoder` with `ar`. Returns the number of items with the same text and calls, and the number
+        compared."""
         ar = {
             (cell.task, record.index): record for cell in self.cells if cell.decoder == "ar" for record in cell.records
         }
@@ -95,7 +95,7 @@ class Report:
 
 
 def machine_facts() -> dict[str, str]:
-    """Where and when this ran. The commit is that of the tree the package lies in, if it is one."""
+    """Date, commit and machine. The commit is `unknown` if the package is not in a git checkout."""
     root = Path(__file__).parent
     command = ["git", "-C", str(root), "rev-parse", "HEAD"]
     try:
@@ -123,7 +123,7 @@ def read_reports(path: Path) -> list[Report]:
 
 
 def _plain(report: Report) -> dict[str, Any]:
-    """With the figures that readers want and code derives."""
+    """Convert to plain JSON values, including derived figures."""
     plain = asdict(report)
     plain["average"] = report.average()
     plain["same_as_ar"] = {decoder: report.agreement(decoder) for decoder in report.speeds()}

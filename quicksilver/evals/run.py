@@ -1,7 +1,7 @@
-"""Runs tasks through an EngineClient, many items at a time, each task under every decoder asked for.
+"""Runs tasks through an `EngineClient`, many items concurrently, each task under every requested decoder.
 
-An item that fails is counted and left out of the means; a task that runs out of time keeps what it has. Which items a
-limit takes depends on the seed and the task alone, so that two models are asked the same.
+A failed item is counted and excluded from the means. A task that reaches its time limit keeps the items it has. The
+sample of items depends only on the seed and the task, so two models are asked the same items.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from quicksilver.core import DecoderName, DecoderParams, EngineClient
 from quicksilver.errors import InvalidRequest, QuicksilverError
 from quicksilver.evals.catalogue import pick_tasks
 from quicksilver.evals.collect import collect
+from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.report import Cell, Record, Report, machine_facts
 from quicksilver.evals.sandbox import isolation
 from quicksilver.evals.speed import Speed, speed_of, total
 from quicksilver.evals.task import Answer, Generate, Task
-from quicksilver.evals.writer import Writer
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.conversation import ToolCall
 from quicksilver.text.tokenizer import Tokenizer
 
+# Progress callback: called after every item with the task and decoder, the items done and the total.
 Watch = Callable[[str, int, int], None]
-"""Told, after every item: the task and decoder, items done, items in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalSettings:
-    """What to run, on which items, and how."""
+    """Which tasks and items to run, and how."""
 
+    # Folder with `eval/` and `train/`.
     data: Path
-    """Folder with `eval/` and `train/`."""
+    # Names of tasks or groups.
     tasks: tuple[str, ...] = ("all",)
-    """Names of tasks or of groups of tasks."""
+    # Items per task; 0 uses the default of each task.
     limit: int = 0
-    """Items a task; 0 takes each task's own number."""
     decoders: tuple[DecoderParams, ...] = (DecoderParams(),)
+    # Maximum number of items in flight.
     concurrency: int = 32
-    """Items in flight at the same time."""
+    # Time limit in seconds of one task under one decoder; 0 means no limit.
     seconds: float = 0.0
-    """Time limit of a task under one decoder; 0 sets none."""
     seed: int = 0
+    # Model name in the report; empty uses the engine's name.
     model: str = ""
-    """The name in the report; empty takes the engine's."""
 
 
 def decoder_label(decoder: DecoderParams) -> str:
@@ -68,7 +68,7 @@ async def run_evals(
     settings: EvalSettings,
     watch: Watch = lambda label, done, count: None,
 ) -> Report:
-    run = _Run(client, Writer(tokenizer, template, client.info.context_len), settings, watch)
+    run = _Run(client, PromptBuilder(tokenizer, template, client.info.context_len), settings, watch)
     cells: list[Cell] = []
     for task in pick_tasks(settings.tasks):
         cells += await run.task(task)
@@ -80,12 +80,12 @@ async def run_evals(
 @dataclass(frozen=True, slots=True)
 class _Run:
     client: EngineClient
-    writer: Writer
+    writer: PromptBuilder
     settings: EvalSettings
     watch: Watch
 
     async def task(self, task: Task[Any]) -> list[Cell]:
-        """A cell per decoder; one cell where nothing is decoded."""
+        """Run one task. Returns one cell per decoder, or one cell if nothing is generated."""
         items = await asyncio.to_thread(choose_items, task, self.settings)
         if not items:
             raise InvalidRequest(f"the data has no items for {task.name}", param="data")
@@ -139,7 +139,7 @@ class _Run:
 
 
 async def _finish(workers: Sequence[asyncio.Task[None]], seconds: float | None) -> bool:
-    """Waits for all, or for so long; whether some had to be stopped. An error that is not an item's own is raised."""
+    """Wait for all workers or the time limit. Returns whether some were cancelled. Other errors are raised."""
     finished, late = await asyncio.wait(workers, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
     failed = [task for task in finished if task.exception() is not None]
     for task in late:
@@ -151,7 +151,7 @@ async def _finish(workers: Sequence[asyncio.Task[None]], seconds: float | None) 
 
 
 def choose_items(task: Task[Any], settings: EvalSettings) -> list[tuple[int, Any]]:
-    """The items to ask, each with its place among all: the first ones, or a sample that the seed decides."""
+    """Choose the items with their indices: the first ones, or a sample determined by the seed."""
     limit = settings.limit or task.limit
     if task.takes_first:
         return list(enumerate(islice(task.load(settings.data), limit)))
@@ -162,7 +162,7 @@ def choose_items(task: Task[Any], settings: EvalSettings) -> list[tuple[int, Any
 
 
 def rescore(report: Report, data: Path) -> Report:
-    """The same answers scored again: for answers made where a validator was missing, or after a change of scoring."""
+    """Score stored answers again, for example after a change of the scoring code."""
     cells = []
     for cell in report.cells:
         (task,) = pick_tasks((cell.task,))

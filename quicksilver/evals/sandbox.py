@@ -1,7 +1,7 @@
-"""Runs programs that a model wrote: a process of its own, no network, bounded time, memory, files and processes.
+"""Runs programs written by a model in a process without network and with limits on time, memory, files and processes.
 
-The bounds are set inside the child (`sandbox_child`) before the program starts and cannot be raised again. They keep
-a blunder from doing harm; they are no wall against a program made to escape.
+The child process (`sandbox_child`) sets the limits before the program starts; they cannot be raised afterwards. The
+sandbox contains accidents. It is not a security boundary against programs built to escape.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ SECONDS = 8.0
 
 
 def passes(program: str, seconds: float = SECONDS) -> bool:
-    """Whether the program runs to its end, raising nothing, within `seconds`."""
+    """Whether the program ends without an exception within `seconds`."""
     return _run([], program, seconds)
 
 
 @cache
 def isolation() -> str:
-    """How the network is kept away on this machine, for reports."""
+    """How the network is blocked on this machine, for reports."""
     can_unshare = _run(["--probe"], "", SECONDS)
     return "network namespace" if can_unshare else "sockets disabled in Python only"
 
@@ -51,7 +51,7 @@ def _run(options: list[str], program: str, seconds: float) -> bool:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """The program and whatever it started."""
+    """Kill the program and all processes it started."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

@@ -1,7 +1,8 @@
-"""The inside of the sandbox: `python -I sandbox_child.py SECONDS [--probe] < program`. Imports nothing of ours.
+"""The child process of the sandbox: `python -I sandbox_child.py SECONDS [--probe] < program`.
 
-Takes its own rights away first, then runs the program from standard input as `__main__`. Exit status 0 means that the
-program ended by itself and raised nothing; `--probe` only tells, the same way, whether the network can be taken away.
+It drops its own privileges, then runs the program from standard input as `__main__`. Exit status 0 means that the
+program ended without an exception. With `--probe` the exit status tells whether a network namespace can be created.
+This file imports nothing from the package.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ FILE_BYTES = 1 << 20
 
 
 def bound(seconds: int) -> None:
-    """Time, memory, file size, open files and processes, for good."""
+    """Limit time, memory, file size, open files and processes. Hard limits are lowered too."""
     limits = {
         resource.RLIMIT_CPU: seconds,
         resource.RLIMIT_AS: MEMORY_BYTES,
@@ -34,7 +35,7 @@ def bound(seconds: int) -> None:
 
 
 def leave_network() -> bool:
-    """An empty network namespace where the kernel allows one; as a user of our own if that is what it takes."""
+    """Enter an empty network namespace, with a new user namespace if that is required. Returns whether it worked."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         return bool(libc.unshare(_NEW_NET) == 0 or libc.unshare(_NEW_USER | _NEW_NET) == 0)
@@ -43,7 +44,7 @@ def leave_network() -> bool:
 
 
 def refuse_sockets() -> None:
-    """What is left without namespaces: Python's own door shut."""
+    """Fallback without namespaces: disable sockets in Python."""
 
     def refused(*_args: object, **_named: object) -> None:
         raise OSError("no network here")
@@ -69,7 +70,7 @@ if __name__ == "__main__":
         main(sys.argv[1:])
         status = 0
     except SystemExit as end:
-        # A program that leaves early, before its checks, has not passed them.
+        # A program that exits before its checks has not passed them.
         status = int(end.code or 0) if "--probe" in sys.argv else 1
     finally:
         os._exit(status)

@@ -1,7 +1,7 @@
-"""ServedEngine: a running quicksilver server as an EngineClient, so that what is scored is what is served.
+"""A running quicksilver server as an `EngineClient`, so that evaluations measure the served model.
 
-Token ids go both ways over `/v1/completions`, so special tokens survive and answers are read by the same code as in
-process. The server is looked at once, before anything is asked of it.
+Token ids are sent and received over `/v1/completions`, so special tokens survive and answers are parsed by the same
+code as in process. `connect` checks the server once before the first request.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from quicksilver.core import (
     Usage,
 )
 from quicksilver.errors import ContextTooLong, InvalidRequest
-from quicksilver.evals.link import Link
+from quicksilver.evals.http_link import Link
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.conversation import Message
 from quicksilver.text.tokenizer import Tokenizer
 
+# Tokenized locally and by the server. Different ids mean a different tokenizer or template.
 SAMPLE = "Is naïve  code\n\tlike `x = 10` the same there?"
-"""Rendered here and there: ids that differ are those of another tokenizer or template."""
 _EVENT = "data: "
 _END = "[DONE]"
 
 
 class ServedEngine:
-    """Made by `connect`. Carries what evaluations ask for: ids, limits, sampling and decoder, what an answer
-    must begin with, but no grammars, thinking budgets or frames. Of `Usage` everything comes back but `rows`."""
+    """Created by `connect`. It supports token ids, limits, sampling parameters, decoders and forced prefixes, but no
+    grammars, reasoning budgets or frames. All of `Usage` is returned except `rows`."""
 
     def __init__(self, link: Link, info: EngineInfo) -> None:
         self._link = link
@@ -51,7 +51,7 @@ class ServedEngine:
     async def stream(self, request: Request) -> AsyncGenerator[Event, None]:
         num_prompt, num_new = len(request.prompt_ids), request.params.max_new_tokens
         if num_prompt + num_new > self.info.context_len:
-            # A server shortens the answer and goes on; an engine in process refuses, so that such items fail openly.
+            # A server would shorten the answer. The in-process engine refuses, so the item fails visibly here too.
             raise ContextTooLong(f"{num_prompt} prompt tokens and {num_new} new ones exceed the context")
         body = {**completion_body(self.info.model, request), "stream": True, "stream_options": {"include_usage": True}}
         reader = _Reader(request.id)
@@ -74,7 +74,7 @@ class ServedEngine:
 
 
 class _Reader:
-    """Events of one stream -> Deltas. The last one waits for the usage, which comes behind it."""
+    """Converts stream events into deltas. The last delta is held back until the usage event after it arrives."""
 
     def __init__(self, request_id: str) -> None:
         self._last = Delta(request_id)
@@ -96,8 +96,8 @@ class _Reader:
 
 
 async def connect(link: Link, model: str, tokenizer: Tokenizer, template: ChatTemplate) -> ServedEngine:
-    """Raises where nobody answers, the key or the model is refused, the server is not one of ours, or what it serves
-    under this name does not write prompts as `template` does."""
+    """Check the server and return a client. Raises if the server cannot be reached, refuses the key or the model, is
+    not a quicksilver server, or renders prompts differently from `template`."""
     entry = await link.ask("GET", f"models/{quote(model)}")
     sample = {"model": model, "messages": [{"role": "user", "content": SAMPLE}]}
     tokenized = await link.ask("POST", "tokenize", sample)
@@ -117,7 +117,7 @@ async def connect(link: Link, model: str, tokenizer: Tokenizer, template: ChatTe
 
 
 def _known(model: str, vocab_size: int, context_len: int, url: str, fingerprint: str) -> EngineInfo:
-    """The address stands for the device; what a server does not tell is empty."""
+    """Engine facts of a server. The URL stands for the device; unknown fields are empty."""
     return EngineInfo(
         model=model,
         family="",

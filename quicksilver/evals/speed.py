@@ -1,8 +1,7 @@
-"""What answers cost, added up from `Usage`: tokens per forward, tokens per round, acceptance.
+"""Cost of answers, summed from `Usage`: tokens per forward, tokens per round, acceptance rate.
 
-The token that ends an answer counts, since a forward had to find it; so plain autoregression has one token a forward.
-A round is a draft and the verification behind it, in two forwards or in one. Answers cut by a stop string have no usage
-and are left out.
+The end-of-sequence token counts, because a forward produced it. Plain autoregressive decoding therefore has one token
+per forward. Answers cut by a stop string have no usage and are excluded.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ class Speed:
     prompt_tokens: int = 0
     tokens: int = 0
     forwards: int = 0
+    # Rounds of `verify`; 0 for other decoders.
     rounds: int = 0
-    """Of `verify`; 0 under other decoders."""
     drafted: int = 0
     accepted: int = 0
 

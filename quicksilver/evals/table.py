@@ -1,4 +1,4 @@
-"""Reports side by side as one table of text. Standard library only, so that it prints anywhere."""
+"""Prints reports side by side as a text table. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from quicksilver.evals.report import Cell, Report
 
+# Task and decoder.
 Key = tuple[str, str]
-"""Task and decoder."""
 
 _DIGITS = {1: 2, 100: 1}
 
 
 def compare(reports: Sequence[Report]) -> str:
-    """Headlines per task and model, differences to the last model, then what the answers cost."""
+    """Main metrics per task and model, differences to the last model, and the cost of the answers."""
     return "\n\n".join(part for part in (_scores(reports), _costs(reports), _notes(reports)) if part)
 
 
@@ -33,8 +33,8 @@ def _scores(reports: Sequence[Report]) -> str:
 
 
 def _paired(reports: Sequence[Report]) -> dict[Key, list[Cell | None]]:
-    """Cells of one task beside each other, under the decoders of the first report that has the task. A model that ran
-    the task under another decoder only (the parent, which cannot draft) stands beside all of them."""
+    """Pair the cells of each task, under the decoders of the first report that has the task. A model that ran the task
+    under only one other decoder, such as the parent, is compared with all of them."""
     by_task = [_by_task(report) for report in reports]
     pairs: dict[Key, list[Cell | None]] = {}
     seen: set[str] = set()
@@ -59,7 +59,7 @@ def _match(cells: Sequence[Cell], decoder: str) -> Cell | None:
 
 
 def _numbers(values: Sequence[float | None], scale: int) -> list[str]:
-    """Every model's number and, of several models, the first minus the last. Shares are shown in percent."""
+    """Format the values of all models and the difference of the first and last. Shares are shown in percent."""
     shown = ["-" if value is None else f"{scale * value:.{_DIGITS[scale]}f}" for value in values]
     if len(values) < 2:
         return shown
@@ -80,7 +80,7 @@ def _costs(reports: Sequence[Report]) -> str:
 
 
 def _notes(reports: Sequence[Report]) -> str:
-    """How far decoders agree, and what a reader must know about cells that are not whole."""
+    """Agreement between decoders, and remarks on incomplete cells."""
     lines = []
     for report in reports:
         for decoder in report.speeds():

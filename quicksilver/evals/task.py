@@ -1,7 +1,7 @@
-"""What a task is: a name, items from a data folder, how to ask about one, and how to score the answer.
+"""Definition of a task: a name, items from a data folder, how to build a prompt, and how to score an answer.
 
-Tasks are plain records of functions. They know tokens only through the Writer and the model only through Answers, so
-each can be tested with made-up items and no model.
+Tasks are plain records of functions. They use tokens only through `PromptBuilder` and the model only through `Answer`,
+so each can be tested with made-up items and without a model.
 """
 
 from __future__ import annotations
@@ -13,43 +13,43 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from quicksilver.core import ConstraintSpec, FinishReason, Usage
-from quicksilver.evals.writer import Writer
+from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.text.conversation import ToolCall
 
 Item = TypeVar("Item")
 
+# Named metrics of one answer. Items of different kinds may have different metrics.
 Metrics = Mapping[str, float]
-"""Named numbers of one answer. A task may give different names to items of different kinds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """A text to be written."""
+    """A request to generate text."""
 
     prompt_ids: tuple[int, ...]
     max_new_tokens: int = 256
+    # Strings that end the answer. An answer cut by one has no usage.
     stop: tuple[str, ...] = ()
-    """Strings that end the answer; an answer cut by one has no usage."""
     stop_ids: tuple[int, ...] = ()
     tool_names: frozenset[str] = frozenset()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    # Text that the answer must begin with. It is not part of the `Answer`.
     lead: str = ""
-    """What the answer begins with; it is no part of the Answer."""
 
     @property
     def constraint(self) -> ConstraintSpec | None:
-        """As serving has it: a mere space is said unasked, or left out rightly."""
+        """The forced prefix as the server applies it. A prefix that is only white space is not forced."""
         return ConstraintSpec(lead=self.lead) if self.lead.strip() else None
 
 
 @dataclass(frozen=True, slots=True)
 class Likelihood:
-    """Continuations whose log-likelihoods are wanted."""
+    """A request for the log-likelihoods of continuations."""
 
     prompt_ids: tuple[int, ...]
     continuations: tuple[tuple[int, ...], ...]
+    # Number of leading tokens of each continuation that are given and not scored; empty scores all tokens.
     num_given: tuple[int, ...] = ()
-    """How many tokens at the start of each continuation are given, not scored; empty scores all."""
 
 
 Ask = Generate | Likelihood
@@ -57,7 +57,7 @@ Ask = Generate | Likelihood
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back: text and calls of a Generate, log-probabilities of a Likelihood."""
+    """Text and calls of a `Generate`, or log-probabilities of a `Likelihood`."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
@@ -68,7 +68,7 @@ class Answer:
 
 
 def means(scores: Sequence[Metrics]) -> dict[str, float]:
-    """The mean of every named number over the items that have it."""
+    """Mean of each metric over the items that have it."""
     columns: dict[str, list[float]] = defaultdict(list)
     for metrics in scores:
         for name, value in metrics.items():
@@ -80,16 +80,16 @@ def means(scores: Sequence[Metrics]) -> dict[str, float]:
 class Task(Generic[Item]):
     name: str
     domain: str
+    # Metrics shown in the table. The first one is the main metric.
     headlines: tuple[str, ...]
-    """The numbers that stand in the table, the first of them for the task."""
+    # Items of the data folder in a fixed order. Raises InvalidRequest if a file is missing.
     load: Callable[[Path], Iterable[Item]]
-    """Items from the data folder, in an order that never changes. Raises InvalidRequest where a file is missing."""
-    ask: Callable[[Item, Writer], Ask]
+    ask: Callable[[Item, PromptBuilder], Ask]
+    # May take seconds, because it runs on a thread. Must not keep state.
     score: Callable[[Item, Answer], Metrics]
-    """May run for seconds (it is called on a thread); must not keep state."""
+    # Default number of items.
     limit: int = 100
-    """Items taken when nobody says otherwise."""
     summarise: Callable[[Sequence[Metrics]], dict[str, float]] = means
     is_lower_better: bool = False
+    # Take the first items instead of a sample, because the items are windows of one text.
     takes_first: bool = False
-    """Items are windows of one text: a limit takes the first of them instead of a sample."""

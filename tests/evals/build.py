@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from quicksilver.core import Request, ScoreRequest, Scores
-from quicksilver.evals.writer import Writer
+from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
 from tests.support.fake_engine import FakeEngine, Step, spoken
@@ -30,16 +30,16 @@ def write_pack(data: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
     return data
 
 
-def skilled_writer() -> Writer:
+def skilled_writer() -> PromptBuilder:
     return _writer(tiny_tokenizer())
 
 
-def bare_writer() -> Writer:
+def bare_writer() -> PromptBuilder:
     return _writer(ByteTokenizer())
 
 
-def _writer(tokenizer: Tokenizer) -> Writer:
-    return Writer(tokenizer, ChatTemplate.own(tokenizer), 4096)
+def _writer(tokenizer: Tokenizer) -> PromptBuilder:
+    return PromptBuilder(tokenizer, ChatTemplate.own(tokenizer), 4096)
 
 
 def speaking(answer: Callable[[str], str]) -> FakeEngine:

@@ -15,9 +15,9 @@ from benchmarks.coder_answers import AR, SERVED, answer_all, two_forwards
 from benchmarks.coder_parts import Bench
 from benchmarks.coder_prompts import DOMAINS, mixed_asks
 from benchmarks.coder_report import Book
+from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.report import read_reports
 from quicksilver.evals.run import rescore
-from quicksilver.evals.writer import Writer
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.chat import ChatTemplate
 from tests.evals.build import HELD_OUT, write_pack, write_rows
@@ -67,9 +67,9 @@ def few_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coder_parts, "STREAMS", (1, 3))
 
 
-def writer() -> Writer:
+def writer() -> PromptBuilder:
     tokenizer = tiny_tokenizer()
-    return Writer(tokenizer, ChatTemplate.own(tokenizer), 4096)
+    return PromptBuilder(tokenizer, ChatTemplate.own(tokenizer), 4096)
 
 
 def bench(model: Transformer, data: Path, out: Path) -> Bench:

@@ -11,10 +11,10 @@ import pytest
 from quicksilver.core import CommitRule, DecoderName, DecoderParams, Delta, FinishReason, Request
 from quicksilver.errors import InvalidRequest
 from quicksilver.evals import catalogue
+from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.report import Report
 from quicksilver.evals.run import EvalSettings, choose_items, decoder_label, rescore, run_evals
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
-from quicksilver.evals.writer import Writer
 from tests.evals.build import speaking, write_pack
 from tests.support.fake_engine import FakeEngine, Step, spoken
 from tests.support.fakes import tiny_tokenizer
@@ -27,7 +27,7 @@ def _load(data: Path) -> Iterable[str]:
     return [f"item {i}" for i in range(20)]
 
 
-def _ask(item: str, writer: Writer) -> Generate:
+def _ask(item: str, writer: PromptBuilder) -> Generate:
     return Generate(writer.text(item), max_new_tokens=40)
 
 

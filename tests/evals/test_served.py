@@ -22,7 +22,7 @@ from quicksilver.errors import (
     RowFailed,
 )
 from quicksilver.evals.collect import collect
-from quicksilver.evals.link import Link
+from quicksilver.evals.http_link import Link
 from quicksilver.evals.report import Report
 from quicksilver.evals.run import EvalSettings, run_evals
 from quicksilver.evals.served import ServedEngine, connect

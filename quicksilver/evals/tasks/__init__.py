@@ -1,1 +1,1 @@
-"""One file a task, or a family of tasks that differ in their data only. `catalogue` lists them."""
+"""One file per task, or per family of tasks that differ only in their data. `catalogue` lists them."""

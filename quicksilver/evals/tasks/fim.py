@@ -1,9 +1,8 @@
-"""Fill in the middle on files of packages kept from training: Python and JavaScript, one line or a few.
+"""Fill in the middle on files of held-out packages: Python and JavaScript, one line or a few.
 
-`exact` asks for the very characters that stood there (trailing space aside), `similarity` for how near it came. A
-single line is asked for as editors ask, with a line break as the stop; `exact_unstopped` is the same without it, where
-the weights must end by themselves. A middle begins where a cursor would stand: half of the single lines at the end of
-their indentation (`exact_line`), half somewhere within (`exact_rest`).
+`exact` compares all characters except trailing white space; `similarity` measures closeness. A single line is requested
+with a line break as stop string, as editors do. `exact_unstopped` is measured without it, so the model must end by
+itself. Half of the single-line gaps start after the indentation (`exact_line`), half within the line (`exact_rest`).
 """
 
 from __future__ import annotations
@@ -15,27 +14,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quicksilver.evals.data import held_out_rows
+from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
-from quicksilver.evals.writer import Writer
 
 _PER_FILE = 2
 _SHORTEST = 6
+# Larger than the number of held-out gaps, so every gap is used: differences of a few percent matter here.
 _ALL_GAPS = 1000
-"""More than the held-out files have: a few percent are wanted to the point, so every gap is asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """How much of the file an editor sends with a gap, in characters."""
+    """Characters of the file before and after the gap that are sent."""
 
     before: int
     after: int
 
 
+# Each context size has its own tasks, named after the number of characters before the gap.
 CONTEXTS = (Around(1000, 400), Around(1800, 800), Around(4000, 1600), Around(6000, 2400))
-"""Each has tasks of its own, which are named after the characters before the gap."""
+# Between editors that send a thousand tokens and editors that send hundreds of lines.
 USUAL = Around(4000, 1600)
-"""Between editors that send a thousand tokens and those that send hundreds of lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ def similarity(found: str, wanted: str) -> float:
 
 
 def cut_gaps(text: str, name: str, num_lines: int, around: Around = USUAL) -> Iterator[Gap]:
-    """Up to two gaps of `num_lines` lines; which ones depends on the file's name alone."""
+    """Return up to two gaps of `num_lines` lines. The choice depends only on the file name."""
     rng = random.Random(f"{name}/{num_lines}")
     text = text.replace("\r\n", "\n")
     lines = text.split("\n")
@@ -68,7 +67,7 @@ def cut_gaps(text: str, name: str, num_lines: int, around: Around = USUAL) -> It
         yield Gap(prefix, text[start:end], suffix, "rest" if is_within else "line")
 
 
-def ask(gap: Gap, writer: Writer) -> Generate:
+def ask(gap: Gap, writer: PromptBuilder) -> Generate:
     room = 48 + len(writer.encode(gap.middle))
     prompt = writer.fim(gap.prefix, gap.suffix, room)
     return Generate(prompt.ids, room, prompt.stop, prompt.stop_ids, logit_bias=prompt.logit_bias, lead=prompt.lead)
@@ -76,7 +75,7 @@ def ask(gap: Gap, writer: Writer) -> Generate:
 
 def score(gap: Gap, answer: Answer) -> Metrics:
     is_single = "\n" not in gap.middle
-    # A stop string only cuts what was written, so one answer tells both what comes with it and what without.
+    # A stop string only truncates the answer, so one answer gives both metrics.
     found, wanted = (answer.text.partition("\n")[0] if is_single else answer.text).rstrip(), gap.middle.rstrip()
     exact = float(found == wanted)
     metrics = {"exact": exact, "similarity": similarity(found, wanted)}
@@ -94,12 +93,12 @@ def _task(name: str, file: str, num_lines: int, around: Around = USUAL) -> Task[
     return Task(name, "fim", headlines, load, ask, score, _ALL_GAPS if num_lines == 1 else 100)
 
 
+# The same gaps with more or less context.
 BY_CONTEXT = tuple(
     _task(f"{name}_{around.before}", file, 1, around)
     for around in CONTEXTS
     for name, file in (("fim_python", "code_python"), ("fim_js", "code_js_ts"))
 )
-"""The same gaps with more or less of the file around them."""
 TASKS = (
     _task("fim_python", "code_python", 1),
     _task("fim_js", "code_js_ts", 1),

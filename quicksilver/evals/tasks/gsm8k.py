@@ -1,4 +1,4 @@
-"""GSM8K: word problems; the last number of the answer counts."""
+"""GSM8K word problems. The last number of the answer is scored."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quicksilver.evals.data import pack_rows
+from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
-from quicksilver.evals.writer import Writer
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
@@ -30,7 +30,7 @@ def _last_number(text: str) -> float | None:
     return float(found[-1].replace(",", "")) if found else None
 
 
-def ask(problem: WordProblem, writer: Writer) -> Generate:
+def ask(problem: WordProblem, writer: PromptBuilder) -> Generate:
     prompt = writer.chat(f"{problem.question}\n\nThink step by step and end with the answer as a number.")
     return Generate(prompt.ids, 320, prompt.stop, prompt.stop_ids)
 

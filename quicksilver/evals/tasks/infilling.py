@@ -1,6 +1,6 @@
-"""HumanEval infilling: a line, or a random span, is cut out of a solution and written anew; its tests decide.
+"""HumanEval infilling: a line or a random span of a solution is removed and generated again; unit tests decide.
 
-`pass` runs the tests, `exact` compares with what was cut out, `longer` and `shorter` tell by how much lengths go wrong.
+`pass` runs the tests, `exact` compares with the removed text, `longer` and `shorter` give the share of length errors.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quicksilver.evals.data import pack_rows
+from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.sandbox import passes
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
 from quicksilver.evals.tasks.fim import similarity
-from quicksilver.evals.writer import Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class Hole:
     prefix: str
     suffix: str
     middle: str
+    # Test program, appended to the solution. It raises if the solution is wrong.
     checks: str
-    """A program that, behind the solution, raises where it is wrong."""
 
 
-def ask(hole: Hole, writer: Writer) -> Generate:
+def ask(hole: Hole, writer: PromptBuilder) -> Generate:
     room = 48 + len(writer.encode(hole.middle))
     prompt = writer.fim(hole.prefix, hole.suffix, room)
     return Generate(prompt.ids, room, prompt.stop, prompt.stop_ids, logit_bias=prompt.logit_bias, lead=prompt.lead)
@@ -44,7 +44,7 @@ def score(hole: Hole, answer: Answer) -> Metrics:
 
 
 def _closed(text: str, hole: Hole) -> str:
-    """A whole line that was cut out took its line break with it."""
+    """Append the line break that was removed together with a whole line."""
     return text.rstrip("\n") + "\n" if hole.middle.endswith("\n") else text
 
 

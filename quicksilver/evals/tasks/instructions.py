@@ -1,6 +1,6 @@
-"""A hundred requests whose form a program can check: four of each of twenty-five kinds. Content is not judged.
+"""One hundred requests whose form can be checked by a program: four each of 25 kinds. Content is not judged.
 
-Wordings and topics are this file's own; training's rows of the same kinds are written elsewhere, with others.
+The wordings and topics are not used in training; training rows of the same kinds have different ones.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from quicksilver.evals import checks
 from quicksilver.evals.checks import Check
+from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
-from quicksilver.evals.writer import Writer
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def load(data: Path) -> Iterable[Instruction]:
     return [*_counts(), *_lists(), *_casing(), *_short(), *_phrases()]
 
 
-def ask(instruction: Instruction, writer: Writer) -> Generate:
+def ask(instruction: Instruction, writer: PromptBuilder) -> Generate:
     prompt = writer.chat(instruction.text)
     return Generate(prompt.ids, 192, prompt.stop, prompt.stop_ids)
 

@@ -1,7 +1,7 @@
-"""JSON without a grammar: the model is shown a schema and asked for one document. 500 schemas kept from training.
+"""JSON without a grammar: the prompt shows a schema and asks for one document. 500 held-out schemas.
 
-`parses` needs the whole answer to be JSON. `valid` also needs it to follow the schema, and is only there where the
-validator is installed: answers from a bare machine are scored again elsewhere (`run.rescore`).
+`parses` requires the whole answer to be JSON. `valid` also requires it to satisfy the schema, and is present only if
+the validator is installed. Answers from a machine without it can be scored later (`run.rescore`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from quicksilver.evals.data import pack_rows
+from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
-from quicksilver.evals.writer import Writer
 
 _LONGEST_SCHEMA = 4000
 
@@ -25,12 +25,12 @@ class Wish:
 
 
 def load(data: Path) -> Iterable[Wish]:
-    """Schemas that leave room for an answer in a small context."""
+    """Schemas short enough to leave room for an answer in a small context."""
     rows = pack_rows(data, "json_schema_holdout")
     return [Wish(row["schema"]) for row in rows if len(json.dumps(row["schema"])) <= _LONGEST_SCHEMA]
 
 
-def ask(wish: Wish, writer: Writer) -> Generate:
+def ask(wish: Wish, writer: PromptBuilder) -> Generate:
     schema = json.dumps(wish.schema)
     prompt = writer.chat(
         f"Here is a JSON schema:\n{schema}\n\nWrite one JSON document that it accepts. Output JSON only."
@@ -48,7 +48,7 @@ def score(wish: Wish, answer: Answer) -> Metrics:
 
 
 def follows(schema: Any, instance: Any) -> bool | None:
-    """Whether the instance follows the schema; None where nothing here can tell. Remote references are not fetched."""
+    """Whether the instance satisfies the schema, or None without a validator. Remote references are not fetched."""
     try:
         import jsonschema_rs
     except ImportError:

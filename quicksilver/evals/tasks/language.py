@@ -1,6 +1,7 @@
-"""Language modelling: perplexity of running text in windows, and the last word of LAMBADA's passages.
+"""Language modelling: perplexity of running text in windows, and the last word of LAMBADA passages.
 
-Perplexity is the autoregressive rows' own, one forward a window of 1,024 tokens; the first token of a window is given.
+Perplexity is that of the causal rows, with one forward per window of 1,024 tokens. The first token of a window is
+given.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from itertools import islice
 from pathlib import Path
 
 from quicksilver.evals.data import held_out_rows, pack_rows
+from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.task import Answer, Generate, Likelihood, Metrics, Task
-from quicksilver.evals.writer import Writer
 
 WINDOW = 1024
 _CODE_FILES = 40
@@ -21,12 +22,12 @@ _CODE_FILES = 40
 
 @dataclass(slots=True)
 class RunningText:
-    """A text, encoded once for all of its windows: once for every window would take longer than all forwards."""
+    """A text that is encoded once for all of its windows."""
 
     text: str
     _ids: tuple[int, ...] = ()
 
-    def ids(self, writer: Writer) -> tuple[int, ...]:
+    def ids(self, writer: PromptBuilder) -> tuple[int, ...]:
         self._ids = self._ids or writer.encode(self.text)
         return self._ids
 
@@ -45,19 +46,19 @@ def load_wikitext(data: Path) -> Iterable[Window]:
 
 
 def load_code(data: Path) -> Iterable[Window]:
-    """Files of packages kept from training, as one text."""
+    """Files of held-out packages, joined into one text."""
     files = islice(held_out_rows(data, "code_python"), _CODE_FILES)
     text = "\n\n".join(str(row["t"]) for row in files)
     return _windows(text)
 
 
 def _windows(text: str) -> Iterable[Window]:
-    """As many as the text could have if every character were a token; a limit takes the first few."""
+    """An upper bound of the windows: one per `WINDOW` characters. A limit takes the first ones."""
     shared = RunningText(text)
     return (Window(shared, index) for index in range(-(-len(text) // WINDOW)))
 
 
-def ask_window(window: Window, writer: Writer) -> Likelihood:
+def ask_window(window: Window, writer: PromptBuilder) -> Likelihood:
     start, end = window.index * WINDOW, (window.index + 1) * WINDOW
     ids = window.text.ids(writer)[start:end]
     return Likelihood(ids[:1], (ids[1:],))
@@ -82,8 +83,8 @@ def load_lambada(data: Path) -> Iterable[Passage]:
     return [Passage(str(row["ctx"]), str(row["cont"])) for row in pack_rows(data, "lambada")]
 
 
-def ask_word(passage: Passage, writer: Writer) -> Generate:
-    """Exactly as many tokens as the word has: the model says it or it does not."""
+def ask_word(passage: Passage, writer: PromptBuilder) -> Generate:
+    """Generate exactly as many tokens as the word has."""
     return Generate(writer.text(passage.context), max_new_tokens=len(writer.encode(passage.word)))
 
 

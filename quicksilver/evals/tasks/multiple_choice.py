@@ -1,7 +1,7 @@
-"""Multiple choice by likelihood: the answer is the choice the model finds likeliest after the question.
+"""Multiple choice by likelihood: the answer is the choice with the highest likelihood after the question.
 
-`acc` takes the sum of log-probabilities, `acc_norm` divides it by the length in bytes, so that long choices are not
-punished for being long. WinoGrande fills the blank and scores only what follows it.
+`acc` uses the sum of log-probabilities. `acc_norm` divides it by the length in bytes, so that long choices are not
+penalised. WinoGrande fills the blank and scores only the text after it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quicksilver.evals.data import Row, pack_rows
+from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.task import Answer, Likelihood, Metrics, Task
-from quicksilver.evals.writer import Writer
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """`prompt`, then one of `choices`, then `ending`; `gold` is the place of the right choice."""
+    """`prompt`, then one of `choices`, then `ending`. `gold` is the index of the correct choice."""
 
     prompt: str
     choices: tuple[str, ...]
@@ -33,14 +33,14 @@ def read_question(row: Row) -> Question:
 
 
 def read_blank(row: Row) -> Question:
-    """A sentence with a blank: what stands behind the blank tells which name belongs there."""
+    """A sentence with a blank. The text after the blank determines which name is correct."""
     doc = row["doc"]
     before, _, after = str(doc["sentence"]).partition("_")
     choices = (str(doc["option1"]), str(doc["option2"]))
     return Question(before.rstrip(), choices, int(doc["answer"]) - 1, after)
 
 
-def ask(question: Question, writer: Writer) -> Likelihood:
+def ask(question: Question, writer: PromptBuilder) -> Likelihood:
     space = " " if question.prompt else ""
     choices = [writer.encode(space + choice) for choice in question.choices]
     if not question.ending:

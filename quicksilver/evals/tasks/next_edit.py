@@ -1,8 +1,8 @@
-"""Next edit on functions of packages kept from training: some edits are history, the region is to be rewritten.
+"""Next edit on functions of held-out packages: earlier edits are given as history, the region must be rewritten.
 
-Four kinds. `rename`: a name was changed where it first stands, by rule; the region still has the old one. `signature`
-and `repeated`: real edits whose later hunks replace words that the first hunk, in the `def` lines or elsewhere,
-replaced already. `echo`: everything is done, and the region must come back as it is. `exact` is over the first three.
+Four kinds. `rename`: a name was changed at its first occurrence, and the region still has the old name. `signature` and
+`repeated`: real edits whose later hunks repeat a word replacement of the first hunk, which is in the `def` lines or
+elsewhere. `echo`: all edits are done and the region must be returned unchanged. `exact` covers the first three.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 
 from quicksilver.editing.prompts import EditRequest, edit_reply
 from quicksilver.evals.data import Row, held_out_rows
+from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
 from quicksilver.evals.tasks.fim import similarity
-from quicksilver.evals.writer import Writer
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _LONGEST = 60
@@ -44,7 +44,7 @@ class Hunk:
     new: tuple[str, ...]
 
     def words(self) -> tuple[set[str], set[str]]:
-        """Words that went and words that came."""
+        """Words that were removed and words that were added."""
         old, new = (set(_WORD.findall("\n".join(lines))) for lines in (self.old, self.new))
         return old - new, new - old
 
@@ -60,7 +60,7 @@ def hunks(old: Sequence[str], new: Sequence[str]) -> list[Hunk]:
 
 
 def cases(row: Row) -> Iterator[Case]:
-    """Cases of one before-and-after pair; draws depend on its name alone."""
+    """Cases of one before-and-after pair. Random choices depend only on its name."""
     rng = random.Random(f"{row['p']}/{row['f']}/{row['q']}/{row['to']}")
     path, old, new = str(row["f"]), str(row["a"]).splitlines(), str(row["b"]).splitlines()
     if not (4 <= len(old) <= _LONGEST and 4 <= len(new) <= _LONGEST):
@@ -75,8 +75,8 @@ def cases(row: Row) -> Iterator[Case]:
 
 
 def is_implied(old: Sequence[str], done: Hunk, due: Hunk) -> bool:
-    """Whether the later hunk changes lines by a word that the earlier one brought, in place of one that went there
-    too, and brings no word that stands nowhere yet: then the edit can be known, not only guessed."""
+    """Whether the later hunk repeats a word replacement of the earlier hunk and adds no unseen word. Such an edit can
+    be inferred from the history."""
     (gone, come), (gone_now, come_now) = done.words(), due.words()
     if len(due.old) != len(due.new):
         return False
@@ -85,7 +85,7 @@ def is_implied(old: Sequence[str], done: Hunk, due: Hunk) -> bool:
 
 
 def _follow_up(path: str, old: list[str], found: list[Hunk]) -> Case:
-    """The first hunk is done. The region holds the second and ends before any other."""
+    """A case in which the first hunk is applied, and the region contains the second hunk and no other."""
     done, due = found[0], found[1]
     shift = len(done.new) - len(done.old)
     lines = [*old[: done.start], *done.new, *old[done.end :]]
@@ -98,12 +98,12 @@ def _follow_up(path: str, old: list[str], found: list[Hunk]) -> Case:
 
 
 def _head_end(lines: Sequence[str]) -> int:
-    """The last line of the function's signature."""
+    """Index of the last line of the function's signature."""
     return next((i for i, line in enumerate(lines) if line.rstrip().endswith(":")), 0)
 
 
 def _places(lines: Sequence[str]) -> dict[str, list[int]]:
-    """The lines on which every word stands."""
+    """Line indices of every word."""
     places: dict[str, list[int]] = {}
     for i, line in enumerate(lines):
         for word in dict.fromkeys(_WORD.findall(line)):
@@ -112,8 +112,8 @@ def _places(lines: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _is_local(name: str, lines: Sequence[str], places: Sequence[int]) -> bool:
-    """Whether every mention is the same variable: bound where it first stands, never an attribute, a keyword of a call
-    or a word in a string or comment."""
+    """Whether every occurrence is the same local variable: bound at its first occurrence, and never an attribute, a
+    keyword argument or part of a string or comment."""
     first = lines[places[0]]
     is_bound = re.search(rf"\b{name}\b\s*[:=](?!=)|\b(?:for|as)\s+{name}\b|\bdef\b.*[(,]\s*{name}\b", first)
     text = "\n".join(lines[i] for i in places)
@@ -158,7 +158,7 @@ def _case(
 
 
 def load(data: Path) -> Iterable[Case]:
-    """As many of each kind as the rarest of the common ones allows, so that no kind drowns the others."""
+    """Limit each kind to twice the size of the smaller of two common kinds, so that no kind dominates."""
     by_kind: dict[str, list[Case]] = {"rename": [], "signature": [], "repeated": [], "echo": []}
     for row in held_out_rows(data, "edits_python"):
         for case in cases(row):
@@ -167,7 +167,7 @@ def load(data: Path) -> Iterable[Case]:
     return [case for found in by_kind.values() for case in found[: 2 * most]]
 
 
-def ask(case: Case, writer: Writer) -> Generate:
+def ask(case: Case, writer: PromptBuilder) -> Generate:
     room = 48 + len(writer.encode(case.answer))
     prompt = writer.edit(case.request, room)
     return Generate(prompt.ids, room, prompt.stop, prompt.stop_ids)

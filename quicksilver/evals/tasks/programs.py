@@ -1,7 +1,7 @@
-"""HumanEval and MBPP: the model writes a function, its tests run in the sandbox.
+"""HumanEval and MBPP: the model writes a function and its unit tests run in the sandbox.
 
-Asked as a user would ask a chat model. The first fenced block of the answer is the program, or the whole answer where
-there is no fence; an answer that holds only the body is set behind the prompt.
+The request is a chat message. The first fenced block of the answer is the program, or the whole answer if there is no
+fence. If the answer is only a function body, it is appended to the prompt.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quicksilver.evals.data import pack_rows
+from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.sandbox import passes
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
-from quicksilver.evals.writer import Writer
 
 _FENCED = re.compile(r"```[^\n]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
 
@@ -22,8 +22,8 @@ _FENCED = re.compile(r"```[^\n]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
 @dataclass(frozen=True, slots=True)
 class Problem:
     request: str
+    # Code that the program may use: the imports and signature of the prompt, or a set-up.
     head: str
-    """What the program may lean on: the prompt's imports and signature, or a set-up."""
     entry_point: str
     checks: str
 
@@ -53,7 +53,7 @@ def load_mbpp(data: Path) -> Iterable[Problem]:
 
 
 def program_of(problem: Problem, text: str) -> str:
-    """The answer as a program that defines the entry point, as far as it does."""
+    """Extract a program that defines the entry point from the answer."""
     fenced = _FENCED.search(text)
     code = fenced[1] if fenced else text
     if re.search(rf"^\s*def\s+{re.escape(problem.entry_point)}\b", code, re.MULTILINE) or not problem.head:
@@ -62,7 +62,7 @@ def program_of(problem: Problem, text: str) -> str:
     return problem.head + code
 
 
-def ask(problem: Problem, writer: Writer) -> Generate:
+def ask(problem: Problem, writer: PromptBuilder) -> Generate:
     prompt = writer.chat(problem.request)
     return Generate(prompt.ids, 400, prompt.stop, prompt.stop_ids)
 

@@ -1,4 +1,4 @@
-"""Ten questions that a working chat model answers. Few and easy on purpose: they find broken weights, not good ones."""
+"""Ten easy questions that a working chat model answers. They detect broken weights."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
-from quicksilver.evals.writer import Writer
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Right when `pattern` is found in the answer, in any casing, and `wrong`, if any, is not."""
+    """Correct if `pattern` matches the answer, in any casing, and `wrong` does not."""
 
     text: str
     pattern: str
@@ -47,7 +47,7 @@ def load(data: Path) -> Iterable[Question]:
     return QUESTIONS
 
 
-def ask(question: Question, writer: Writer) -> Generate:
+def ask(question: Question, writer: PromptBuilder) -> Generate:
     prompt = writer.chat(question.text)
     return Generate(prompt.ids, 96, prompt.stop, prompt.stop_ids)
 

@@ -1,8 +1,9 @@
-"""Tool calls: dialogues of Schema-Guided Dialogue (dev and test services, some never seen) and BFCL's single turns.
+"""Tool calls: dialogues of Schema-Guided Dialogue (dev and test services, some unseen) and single turns of BFCL.
 
-`call` needs the right tool and every argument as given, `name` the right tool only; where no call is due, `no_call`
-needs none. Values are compared as text in any casing, since the data writes all of them as strings. `call_stated` is
-`call` over the turns whose values all stand in the conversation: others (a date for "tomorrow") cannot be known.
+`call` requires the correct tool and all arguments, `name` only the correct tool. `no_call` requires that no tool is
+called where none is needed. Values are compared as case-insensitive text, because the data stores all values as
+strings. `call_stated` is `call` restricted to turns whose values all occur in the conversation; other values, such as a
+date for "tomorrow", cannot be inferred.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from quicksilver.evals.data import Row, pack_rows, read_rows, train_file
+from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
-from quicksilver.evals.writer import Writer
 from quicksilver.text.conversation import Message, Tool, ToolCall
 
+# Allowed values of each argument. An empty value allows the argument to be absent.
 Allowed = Mapping[str, tuple[str, ...]]
-"""For every argument that may come, the values it may have; an empty one lets it be absent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A conversation before an assistant's turn; `name` is empty where no call is due."""
+    """A conversation before an assistant turn. `name` is empty if no call is expected."""
 
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...]
@@ -34,7 +35,7 @@ class Turn:
 
 
 def dialogue_turns(row: Row, number: int) -> Iterator[Turn]:
-    """One turn with a call of each dialogue and, of every third, one without; which ones its number decides."""
+    """One turn with a call per dialogue and, for every third dialogue, one without. The index determines which."""
     rng = random.Random(number)
     tools = tuple(Tool(t["name"], t["description"], t["parameters"]) for t in row["tools"])
     turns = [_message(message) for message in row["messages"]]
@@ -57,11 +58,11 @@ def _message(row: Row) -> Message:
 
 
 def _plain(value: Any) -> str:
-    """A value as it is compared."""
+    """Normalise a value for comparison."""
     return (value if isinstance(value, str) else json.dumps(value, sort_keys=True)).strip().lower()
 
 
-def ask(turn: Turn, writer: Writer) -> Generate:
+def ask(turn: Turn, writer: PromptBuilder) -> Generate:
     prompt = writer.chat(turn.messages, turn.tools)
     names = frozenset(tool.name for tool in turn.tools)
     return Generate(prompt.ids, 160, prompt.stop, prompt.stop_ids, names)
@@ -109,7 +110,7 @@ def bfcl_turn(row: Row, truth: Row | None) -> Turn:
 
 
 def _as_schema(value: Any) -> Any:
-    """The set's own names of types as JSON schema spells them."""
+    """Convert type names of the data set to those of JSON Schema."""
     if isinstance(value, list):
         return [_as_schema(item) for item in value]
     if not isinstance(value, dict):

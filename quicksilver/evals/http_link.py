@@ -1,7 +1,6 @@
-"""Link: HTTP to one server, whose refusals and faults become errors of one sentence.
+"""HTTP connection to one server. Refusals and network errors become one-sentence errors.
 
-Knows status codes and headers, and nothing of what is asked. A server that is busy is waited for as long as it says, a
-bounded number of times.
+A busy server (429 or 503) is retried after the delay it announces, a bounded number of times.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from quicksilver.errors import (
     QuicksilverError,
 )
 
+# Maximum number of retries of one request to a busy server.
 MAX_PAUSES = 10
-"""How often a busy server is waited for, on behalf of one request."""
 MAX_PAUSE_S = 60.0
+# Seconds without a received byte. Open streams send heartbeats far more often.
 TIMEOUT_S = 120.0
-"""Without a byte; open streams send comments far more often."""
 
 _KINDS: dict[int, type[QuicksilverError]] = {
     400: InvalidRequest,
@@ -44,13 +43,13 @@ class Link:
         self._http = httpx.AsyncClient(timeout=TIMEOUT_S, limits=httpx.Limits(max_connections=None))
 
     async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """A whole reply, as JSON."""
+        """Send a request and return the whole reply as JSON."""
         async with self._opened(method, path, body) as response:
             with self.reading():
                 return json.loads(await response.aread())
 
     async def lines(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[str, None]:
-        """The lines of a reply as they come. Closing the generator hangs up."""
+        """Yield the lines of a streamed reply. Closing the generator closes the connection."""
         async with self._opened("POST", path, body) as response, aclosing(_lines(response)) as lines:
             while True:
                 with self.reading():
@@ -64,7 +63,7 @@ class Link:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Says in one sentence that nobody answers, or that the answer is not one of ours."""
+        """Turn connection errors and malformed replies into one-sentence errors."""
         try:
             yield
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -76,7 +75,7 @@ class Link:
     async def _opened(
         self, method: str, path: str, body: Mapping[str, Any] | None
     ) -> AsyncGenerator[httpx.Response, None]:
-        """A reply that was begun, after as many pauses as it takes. Refusals are raised."""
+        """Open a reply, retrying while the server is busy. Refusals are raised."""
         with self.reading():
             request = self._http.build_request(method, f"{self.url}/{path}", json=body, headers=self._headers)
         for num_left in reversed(range(MAX_PAUSES + 1)):
@@ -115,7 +114,7 @@ async def _lines(response: httpx.Response) -> AsyncGenerator[str, None]:
 
 
 def _pause_of(response: httpx.Response) -> float | None:
-    """Seconds after which trying again makes sense; None where it does not."""
+    """Return the seconds to wait before a retry, or None if a retry is pointless."""
     if response.status_code not in (429, 503) or response.headers.get("x-should-retry") == "false":
         return None
     try:

@@ -1,7 +1,6 @@
-"""Writer: the prompts of every task, made by the functions that serving uses.
+"""Builds the prompts of all tasks with the functions that the server uses.
 
-Holds a tokenizer, a template and the context length, and nothing of any task. Code prompts are cut to fit; chat
-prompts are not, so that an item too long for a model fails openly.
+Code prompts are truncated to fit the context. Chat prompts are not, so that an item that is too long fails visibly.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from quicksilver.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Ids, and what ends the answer to them."""
+    """Prompt ids, and what ends the answer."""
 
     ids: tuple[int, ...]
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    # The end of the given text that the answer must start with.
     lead: str = ""
-    """The end of what was given, left to the answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class PromptBuilder:
     tokenizer: Tokenizer
     template: ChatTemplate
     context_len: int
@@ -47,7 +46,7 @@ class Writer:
         return tuple(self.tokenizer.encode(text))
 
     def text(self, text: str) -> tuple[int, ...]:
-        """Plain text to be continued; an empty one still needs a token, and the one that ends texts stands there."""
+        """A plain-text prompt. An empty text becomes the end-of-text token: a prompt needs one token."""
         return self.encode(text) or self.tokenizer.eos_ids[-1:]
 
     def chat(self, messages: Sequence[Message] | str, tools: Sequence[Tool] = ()) -> Prompt:
@@ -61,7 +60,8 @@ class Writer:
         return Prompt(tuple(ids), stop_ids=self._code_stops(), logit_bias=fim_bias(self.tokenizer), lead=lead)
 
     def edit(self, request: EditRequest, room: int) -> Prompt:
-        """In the weights' own edit tokens where they learned them, else as an instruction with a begun answer."""
+        """An edit prompt in the edit tokens of the model if it has them, else as an instruction with a forced reply
+        prefix."""
         if can_edit(self.tokenizer):
             ids = edit_prompt(self.tokenizer, request, self.context_len - room)
             return Prompt(tuple(ids), stop_ids=self._code_stops())
@@ -69,7 +69,7 @@ class Writer:
         return Prompt(tuple(ids), stop=(EDIT_STOP,), stop_ids=self.tokenizer.eos_ids)
 
     def _code_stops(self) -> tuple[int, ...]:
-        """Weights that begin another file, turn, gap or region have finished this one."""
+        """Stop token ids: the start of another file, turn, gap or region ends the answer."""
         roles = self.tokenizer.roles
         others = (
             *(roles.fim_prefix, roles.fim_suffix, roles.fim_middle, roles.file_sep, roles.repo_name),

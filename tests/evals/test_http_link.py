@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from quicksilver.errors import EngineUnavailable, InvalidRequest, NotFound, QuicksilverError
-from quicksilver.evals.link import MAX_PAUSES, Link
+from quicksilver.evals.http_link import MAX_PAUSES, Link
 from quicksilver.server.config import ServerConfig
 from tests.evals.serving import listening
 
