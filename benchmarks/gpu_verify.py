@@ -31,7 +31,7 @@ TOKENS_PER_ROUND = {
     "coder trial, HumanEval": {8: 6.44, 16: 7.26},
     "coder trial, chat": {8: 3.47, 16: 3.52},
 }
-"""Measured on real weights elsewhere (docs/performance.md); used to turn round times into tokens a second."""
+"""Measured on real weights elsewhere (docs/reference/performance.md); used to turn round times into tokens a second."""
 
 
 def make_engine(model: Transformer, shapes: list[RoundShape], context_len: int, scheme: str = "bfloat16") -> Engine:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    data: Annotated[Path, typer.Option(help="Folder with the evaluation data; see docs/evals.md.")],
+    data: Annotated[Path, typer.Option(help="Folder with the evaluation data; see docs/guides/evaluation.md.")],
     model: options.Model = options.DEFAULT_MODEL,
     against: Annotated[str, typer.Option(help="Another model for the second column, such as the parent.")] = "",
     tasks: Annotated[list[str], typer.Option("--task", help="Task or group; may be repeated.")] = ["sanity"],  # noqa: B006

@@ -8,7 +8,7 @@ import typer
 
 
 def train(context: typer.Context) -> None:
-    """Make an adapter from a recipe (see recipes/ and docs/training.md); --help lists the options."""
+    """Make an adapter from a recipe (see recipes/ and docs/guides/training.md); --help lists the options."""
     from quicksilver.training.run import main
 
     sys.exit(main(context.args))

@@ -1,7 +1,7 @@
 """The next edit as an instruction, for chat weights that never learned edit tokens.
 
 Wording and examples were chosen among eight on edits that no evaluation has: these take up a change and leave the rest
-alone most reliably (docs/log.md). The region stands apart from its file, because tags inside the file were copied into
+alone most reliably (dev/log.md). The region stands apart from its file, because tags inside the file were copied into
 answers. Pure; knows nothing of tokens.
 """
 

@@ -88,7 +88,7 @@ def _can_spell(tokenizer: Tokenizer, text: str) -> bool:
 
 def fim_bias(tokenizer: Tokenizer) -> dict[int, float]:
     """What to add to the logit of the end. Weights we taught mostly go on from a prefix, as any text does, and name the
-    end of a gap too faintly (docs/log.md has the curve); others are left alone.
+    end of a gap too faintly (dev/log.md has the curve); others are left alone.
     """
     end = tokenizer.roles.turn_close
     return {} if end is None or not can_edit(tokenizer) else {end: _END_BIAS}

@@ -35,7 +35,7 @@ class LoadConfig:
 
 
 CPU_CANVAS_ROWS = 8
-"""On a CPU every row costs: longer canvases draft more and still answer later (docs/performance.md)."""
+"""On a CPU every row costs: longer canvases draft more and still answer later (docs/reference/performance.md)."""
 
 
 def for_serving(config: EngineConfig, load: LoadConfig) -> EngineConfig:

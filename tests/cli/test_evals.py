@@ -1,4 +1,4 @@
-"""`quicksilver eval --url` as docs/evals.md shows it, and how it says no."""
+"""`quicksilver eval --url` as docs/guides/evaluation.md shows it, and how it says no."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example in docs/accounts.md runs as it stands against a live server with accounts."""
+"""Every example in docs/guides/accounts.md runs as it stands against a live server with accounts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quicksilver.accounts.views import KeyDraft
 from tests.contract.test_api_docs import json_values
 from tests.server.paid_server import PaidServer
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "accounts.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "guides" / "accounts.md").read_text()
 SHELL = re.findall(r"```bash\n(.*?)```", DOCUMENT, re.DOTALL)
 
 pytestmark = pytest.mark.contract

@@ -1,4 +1,4 @@
-"""Every example in docs/api.md runs as it stands against a live server."""
+"""Every example in docs/reference/http-api.md runs as it stands against a live server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quicksilver.server.endpoints.completions.wire import CompletionBody
 from quicksilver.server.endpoints.responses.wire import ResponsesBody
 from tests.contract.live import ANSWER, LiveServer, url_of
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "reference" / "http-api.md").read_text()
 SHELL = re.findall(r"```bash\n(.*?)```", DOCUMENT, re.DOTALL)
 PYTHON = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
 ACCOUNTS = ("/v1/account", "/v1/organization")

@@ -20,7 +20,7 @@ from quicksilver.server.admin_app import build_admin_app
 from tests.server.conftest import shared_app
 from tests.server.paid_server import PaidServer
 
-LIST = Path(__file__).parents[2] / "docs" / "public-routes.txt"
+LIST = Path(__file__).parents[2] / "docs" / "reference" / "public-routes.txt"
 BAD_KEYS = (
     "Bearer",
     "Bearer qs-wrong",

@@ -2,7 +2,7 @@
 
 A kernel is chosen by asking the device what it has; where there is none the weight is expanded for the call, which is
 right everywhere and slow. Build them on the device that serves: packed weights do not move. The stored format is
-described in docs/quantisation.md.
+described in docs/reference/quantisation.md.
 """
 
 from __future__ import annotations
