@@ -13,7 +13,7 @@ from tests.cli.test_cli import quicksilver
 from tests.support.live import serving
 from tests.support.weights import MODEL, nano
 
-PAGE = (Path(__file__).parents[2] / "docs" / "evals.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "evaluation.md").read_text()
 SECTION = PAGE[PAGE.index("## Against a running server") : PAGE.index("## Model-written programs")]
 ADDRESS = "http://127.0.0.1:8480/v1"
 

@@ -87,7 +87,7 @@ def test_a_gpu_setting_that_does_not_exist_is_refused() -> None:
     assert "int4" in result.output
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "operations.md").read_text()
 
 
 def test_every_setting_is_on_its_page_with_flag_and_environment_variable() -> None:

@@ -36,7 +36,7 @@ Stored = dict[str, Tensor]
 
 
 def best_cpu_scheme() -> str:
-    """The fastest way to hold weights on this CPU, by what it can do; measurements are in docs/reference/quantisation.md."""
+    """The fastest weight format this CPU supports (docs/reference/quantisation.md)."""
     if native_refusal() is None:
         return "int8-grouped"
     return "int8-dynamic" if has_dynamic_kernel() else "float32"

@@ -1,7 +1,7 @@
 """Quantised checkpoints: a directory whose config.json names the scheme and whose tensors are the stored bits.
 
-The format is ours and is described in docs/reference/quantisation.md: parameter names of `Transformer` with a suffix for each
-stored part (`layers.0.qkv.q`, `.scale`, `.zero`, `.bias`); norms stay as they are.
+The format is described in docs/reference/quantisation.md: parameter names of `Transformer` with a suffix for each stored
+part (`layers.0.qkv.q`, `.scale`, `.zero`, `.bias`); norms stay as they are.
 """
 
 from __future__ import annotations
