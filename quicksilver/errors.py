@@ -157,6 +157,14 @@ class RowFailed(QuicksilverError):
     code = "row_failed"
 
 
+class OutputInvalid(QuicksilverError):
+    """The finished output does not satisfy the request's own schema; the same request would fail again."""
+
+    status = 422
+    type = "invalid_request_error"
+    code = "output_invalid"
+
+
 class CheckpointRefused(QuicksilverError):
     """A weight file that is damaged, hostile, or of a kind that is never loaded; the message says which and why."""
 

@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from quicksilver.accounts.budgets import Ask, Purse, load_purses, refusal_of, save_purses
+from quicksilver.accounts.charging import RequestOutcome, charge_for
 from quicksilver.accounts.entries import CHANGING, Checkpoint, Close, Entry, How, LedgerRow, Reserve
 from quicksilver.accounts.idempotency import answer, drop_claims, find_claims, save_claims, save_replies
 from quicksilver.accounts.limits import tightest
@@ -187,13 +188,9 @@ class Page:
     def _finish(self, row: LedgerRow, entry: Close) -> None:
         if entry.mark is not None:
             row.advance(entry.mark)
-        usage = row.bounded(entry.usage) if entry.how is How.SETTLE else row.wire_usage()
-        if entry.how is How.RELEASE or (entry.how is How.ORPHAN and row.wire_tokens is None):
-            usage = Usage()
-            row.close(State.RELEASED, _closer(entry), self._now)
-        else:
-            row.close(State.SETTLED, _closer(entry), self._now)
-        self._charge(row, usage)
+        usage = _charged_usage(row, entry)
+        row.close(State.RELEASED if usage is None else State.SETTLED, _closer(entry), self._now)
+        self._charge(row, usage or Usage())
         if row.has_claim and entry.how is How.SETTLE and entry.reply is not None:
             self._saved[row.request_id] = entry.reply
         elif row.has_claim:
@@ -210,6 +207,16 @@ class Page:
                 purse.window.give_back(row.created_at, unused)
         if row.state == State.SETTLED:
             self._rollup.add(row.key_id, row.model, self._now, row.charge())
+
+
+def _charged_usage(row: LedgerRow, entry: Close) -> Usage | None:
+    """None where the row is released."""
+    if entry.how is How.SETTLE:
+        return row.bounded(entry.usage)
+    if entry.how is How.RELEASE:
+        return None
+    usage = charge_for(RequestOutcome.ORPHANED, row.wire_usage(), row.wire_tokens)
+    return None if usage is None else row.bounded(usage)
 
 
 def _closer(entry: Close) -> str:

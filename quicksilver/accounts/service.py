@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from sqlalchemy import select
 
 from quicksilver.accounts.budgets import limits_of
+from quicksilver.accounts.charging import RequestOutcome, charge_for
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.entries import Checkpoint, Close, How, Reserve
 from quicksilver.accounts.idempotency import answer, find_claims, make_idempotency
@@ -163,6 +164,13 @@ class Accounts:
         """Close a reservation without a charge, for requests that came to nothing. Returns how the row was closed."""
         charge: Charge = await self._write(Close(request_id, How.RELEASE))
         return charge
+
+    async def close_request(
+        self, request_id: str, outcome: RequestOutcome, usage: Usage, delivered: int | None = None
+    ) -> Charge:
+        """Settle or release, as `charging.charge_for` decides. Returns how the row was closed."""
+        charged = charge_for(outcome, usage, delivered)
+        return await (self.release(request_id) if charged is None else self.settle(request_id, charged))
 
     async def limits(self, identity: Identity) -> LimitState:
         """What is left of the limits now; `reserve` returns the same after each reservation."""

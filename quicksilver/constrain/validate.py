@@ -22,6 +22,8 @@ VALIDATORS = {
     Draft.Y2019: jsonschema_rs.Draft201909Validator,
     Draft.Y2020: jsonschema_rs.Draft202012Validator,
 }
+# Stands for the value in error messages: a refused answer is not charged, so its text must not be quoted.
+MASK = "the value"
 FALLBACKS = (Draft.Y2020, Draft.SEVEN, Draft.FOUR)
 """Tried in turn when `$schema` is silent."""
 
@@ -55,7 +57,7 @@ def build(schema: Json, draft: Draft) -> Any:
     """A validator; raises InvalidGrammar that names the keyword at fault."""
     try:
         return VALIDATORS[draft](
-            schema, validate_formats=False, offline=True, pattern_options=jsonschema_rs.RegexOptions()
+            schema, validate_formats=False, offline=True, pattern_options=jsonschema_rs.RegexOptions(), mask=MASK
         )
     except jsonschema_rs.ValidationError as error:
         raise malformed(error) from error

@@ -1,7 +1,7 @@
-"""A server around a scripted engine, as in `tests/server`."""
+"""A server around a scripted engine, with and without accounts, as in `tests/server`."""
 
 from __future__ import annotations
 
-from tests.server.conftest import served
+from tests.server.conftest import bank, served
 
-__all__ = ["served"]
+__all__ = ["bank", "served"]

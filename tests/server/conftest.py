@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,7 @@ from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
+from tests.support.bank import Bank
 from tests.support.direct_grammars import DirectGrammars
 from tests.support.fake_engine import FakeEngine, Script, Step, spoken
 from tests.support.small_tokenizer import small_tokenizer
@@ -81,6 +82,13 @@ def served(tmp_path: Path) -> Iterator[Served]:
     served = Served(tmp_path)
     yield served
     assert served.engine.num_open == 0, "a slot was not given back"
+
+
+@pytest.fixture
+async def bank(served: Served, tmp_path: Path) -> AsyncIterator[Bank]:
+    accounts = await Accounts.open(f"sqlite:///{tmp_path}/books.db")
+    yield Bank(accounts, served)
+    await accounts.close()
 
 
 def chat(text: str = "Hi", **fields: object) -> dict[str, object]:

@@ -4,59 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quicksilver.accounts.identity import OPERATOR, Scope
 from quicksilver.accounts.records import Limits
-from quicksilver.accounts.service import Accounts
-from quicksilver.accounts.views import KeyDraft
 from quicksilver.core import Delta
 from quicksilver.errors import EngineDied
 from quicksilver.server.generation import billing as tab
 from quicksilver.server.generation import job
 from tests.server.asgi import Call
-from tests.server.conftest import HELLO, Served, chat, content_of, events
+from tests.server.conftest import HELLO, chat, content_of, events
+from tests.support.bank import Bank
 from tests.support.fake_engine import spoken
 
 CHAT = "/v1/chat/completions"
-PRICE = 1_000_000
-"""Micro-credits a token, by default."""
-
-
-class Bank:
-    """The books behind a served app, and keys to it."""
-
-    def __init__(self, accounts: Accounts, served: Served) -> None:
-        self.accounts = accounts
-        self.served = served
-        served.rebuild(served.services.config, accounts)
-
-    async def key(self, **fields: Any) -> dict[str, str]:
-        credits = fields.pop("credits", 1_000_000)
-
-        def make(desk: Any) -> str:
-            org = desk.directory.create_org(OPERATOR, "org", credits)
-            self.org_id = org.id
-            project = desk.directory.create_project(OPERATOR, org.id, "project")
-            return str(desk.mint.create_key(OPERATOR, KeyDraft("key", project.id, **fields)).secret)
-
-        return {"authorization": f"Bearer {await self.accounts.admin(make)}"}
-
-    async def spent(self) -> int:
-        purse = await self.accounts.admin(lambda desk: desk.directory.get_purse(OPERATOR, self.org_id))
-        assert purse.reserved == 0, "a reservation is still open"
-        return int(purse.spent) // PRICE
-
-
-@pytest.fixture
-async def bank(served: Served, tmp_path: Path) -> AsyncIterator[Bank]:
-    accounts = await Accounts.open(f"sqlite:///{tmp_path}/books.db")
-    yield Bank(accounts, served)
-    await accounts.close()
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ import pytest
 
 from quicksilver.accounts.identity import Scope
 from tests.server.conftest import Served, chat
-from tests.server.test_accounts import CHAT, Bank, bank
-
-__all__ = ["bank"]
+from tests.server.test_accounts import CHAT
+from tests.support.bank import Bank
 
 EVERYTHING = frozenset(Scope) - {Scope.ADMIN}
 MISSING = f"key_{'0' * 24}"

@@ -11,12 +11,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 from quicksilver.core import Delta, EngineClient, Event, FinishReason, Frame, Request, TokenLogprob, Usage
-from quicksilver.errors import EngineUnavailable, RowFailed
+from quicksilver.errors import EngineUnavailable, OutputInvalid, RowFailed
 from quicksilver.server.generation.canvas_text import Canvas, Settled
 from quicksilver.server.generation.constraint import OutputCheck
 from quicksilver.server.generation.plain_text import PlainText, TextSource
 from quicksilver.text.channels import Channel, ChannelDelta, Channels
 from quicksilver.text.tokenizer import Tokenizer
+
+# Of the reason why an output is invalid: it may name keys that the model wrote.
+MAX_FAULT_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +175,7 @@ class AnswerReader:
     def _check_output(self) -> None:
         fault = self._ask.check.fault(self._content, self._calls) if self._ask.check else None
         if fault is not None:
-            raise RowFailed(f"The answer does not satisfy the schema: {fault}", code="output_invalid")
+            raise OutputInvalid(f"The answer does not satisfy the schema: {fault[:MAX_FAULT_CHARS]}")
 
 
 def _row_failed(event: Delta) -> RowFailed:

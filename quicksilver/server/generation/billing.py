@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from quicksilver.accounts.charging import RequestOutcome
 from quicksilver.accounts.identity import Identity
 from quicksilver.accounts.records import Gauge, Idempotency, LimitState, Order, SavedReply
 from quicksilver.core import Usage
-from quicksilver.errors import AuthenticationFailed, RateLimited
+from quicksilver.errors import AuthenticationFailed, LedgerUnavailable, RateLimited
 
 if TYPE_CHECKING:
     from quicksilver.accounts.service import Accounts
@@ -78,16 +80,16 @@ class Tab:
             await self._accounts.settle(self._order.request_id, usage, reply)
             self._is_open = False
 
-    async def release(self) -> None:
-        if self._is_open:
-            await self._accounts.release(self._order.request_id)
-            self._is_open = False
-
-    async def close(self) -> None:
-        """Stops the background note. What is still open then is left to the books' own sweep."""
+    async def close(self, outcome: RequestOutcome, usage: Usage, delivered: int | None) -> None:
+        """Closes what was not settled; the charging rule decides what it costs."""
         if self._beat is not None:
             self._beat.cancel()
             await asyncio.gather(self._beat, return_exceptions=True)
+        if self._is_open:
+            # A ledger that cannot be written now keeps the entry, and closes the request when it can.
+            with suppress(LedgerUnavailable):
+                await self._accounts.close_request(self._order.request_id, outcome, usage, delivered)
+                self._is_open = False
 
 
 def limit_headers(limits: LimitState) -> dict[str, str]:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import suppress
 from dataclasses import replace
 
+from quicksilver.accounts.charging import outcome_of
 from quicksilver.accounts.records import SavedReply
 from quicksilver.core import Usage
-from quicksilver.errors import LedgerUnavailable
 from quicksilver.server.generation.answer import Ask, Ended, Piece, Said, answer
 from quicksilver.server.generation.billing import Tab, limit_headers
 from quicksilver.server.generation.collect import Whole, merge
@@ -60,7 +59,7 @@ class Job:
         self._num_delivered: int | None = None
         """Tokens a reader got piece by piece; None where nobody reads piece by piece."""
         self._has_spoken = False
-        self._has_failed = False
+        self._error: BaseException | None = None
         self.recording: Recording | None = None
         """Set before the first piece where the stream is kept for replay; whoever set it settles."""
         self.ended = [Ended() for _ in plan.asks]
@@ -81,8 +80,8 @@ class Job:
             await self.reserve()
             if self.plan.asks:
                 await self._open_streams()
-        except BaseException:
-            self._has_failed = True
+        except BaseException as error:
+            self._error = error
             await self.aclose()
             raise
 
@@ -102,8 +101,8 @@ class Job:
             yield self._observe(await self._first)
             async for numbered in self._pieces:
                 yield self._observe(numbered)
-        except Exception:
-            self._has_failed = True
+        except Exception as error:
+            self._error = error
             raise
 
     async def delivered_pieces(self) -> AsyncIterator[Numbered]:
@@ -134,8 +133,8 @@ class Job:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the engine let the answer down; then nothing is charged."""
-        return self._has_failed
+        """Whether an error ended the answers."""
+        return self._error is not None
 
     async def _end_delivery(self) -> None:
         if self.recording is None:
@@ -163,17 +162,7 @@ class Job:
         if self._pieces is not None:
             await self._pieces.aclose()
         if self.tab is not None:
-            await self._close_tab(self.tab)
-
-    async def _close_tab(self, tab: Tab) -> None:
-        """What was cut off by its reader is charged as far as it got; what we failed to finish is not charged."""
-        await tab.close()
-        # Books that cannot be written now remember what they were asked, and close the request when they can.
-        with suppress(LedgerUnavailable):
-            if self._has_failed or not self._has_spoken or self._num_delivered == 0:
-                await tab.release()
-            else:
-                await tab.settle(self._delivered_usage())
+            await self.tab.close(outcome_of(self._error), self.usage(), self._num_delivered)
 
     async def _mark(self) -> None:
         if self.tab is not None:

@@ -39,6 +39,8 @@ class Plan:
     num_answers: int = 1
     """Answers to each prompt; `asks` holds them prompt by prompt."""
     warning: str | None = None
+    num_scored: int | None = None
+    """Tokens of all labels of a `choice`: they are reserved in place of an answer."""
 
     @property
     def num_prompt(self) -> int:
@@ -46,6 +48,8 @@ class Plan:
 
     @property
     def max_output(self) -> int:
+        if self.num_scored is not None:
+            return self.num_scored
         return sum(ask.request.params.max_new_tokens for ask in self.asks)
 
 

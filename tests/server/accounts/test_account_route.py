@@ -10,9 +10,8 @@ import pytest
 from quicksilver.accounts.identity import OPERATOR, Scope
 from quicksilver.accounts.records import Limits
 from tests.server.conftest import Served, chat
-from tests.server.test_accounts import CHAT, Bank, bank
-
-__all__ = ["bank"]
+from tests.server.test_accounts import CHAT
+from tests.support.bank import Bank
 
 KEEPER = frozenset({Scope.INFERENCE, Scope.USAGE, Scope.KEYS})
 DAY_S = 86_400

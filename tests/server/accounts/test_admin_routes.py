@@ -15,9 +15,8 @@ from openai import AsyncOpenAI, ConflictError, NotFoundError
 from quicksilver.accounts.identity import Scope
 from quicksilver.server.admin_app import build_admin_app
 from tests.server.conftest import Served, chat, shared_app
-from tests.server.test_accounts import CHAT, Bank, bank
-
-__all__ = ["bank"]
+from tests.server.test_accounts import CHAT
+from tests.support.bank import Bank
 
 MISSING = "0" * 24
 DAY_S = 86_400

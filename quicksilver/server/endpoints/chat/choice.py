@@ -6,7 +6,7 @@ The likeliest wins, whatever the temperature; the probabilities are returned bes
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quicksilver.constrain import choice
 from quicksilver.core import FinishReason, ScoreRequest, Usage
@@ -54,7 +54,7 @@ async def plan_choice(body: ChatBody, services: Services, tenant: str) -> Ballot
     plan = await plan_chat(body, services, tenant)
     if plan.warning is not None:
         raise InvalidRequest("choice: the longest label does not fit behind the prompt", param="choice")
-    return Ballot(plan, labels, ids)
+    return Ballot(replace(plan, num_scored=sum(map(len, ids))), labels, ids)
 
 
 async def decide(ballot: Ballot, job: Job, services: Services) -> Verdict:
@@ -63,8 +63,8 @@ async def decide(ballot: Ballot, job: Job, services: Services) -> Verdict:
     ask = ballot.plan.asks[0]
     request = ScoreRequest(ask.request.id, ask.request.prompt_ids, ballot.continuations, ask.request.tenant)
     verdict = choice.decide(ballot.labels, await services.engine.score(request))
-    # The end that was scored behind the label is no part of the answer.
-    ended = _ended(ask, len(ballot.continuations[ballot.labels.index(verdict.label)]) - 1)
+    # Every label's rows were computed, so every label's tokens are used, not those of the winner alone.
+    ended = _ended(ask, sum(map(len, ballot.continuations)))
     job.note(0, ended)
     probabilities = {label: round(share, 6) for label, share in verdict.probabilities.items()}
     return Verdict(Whole(content=verdict.label, ended=ended), probabilities)

@@ -100,7 +100,8 @@ class ResponseTeller:
 
     def fail(self, error: QuicksilverError) -> Iterator[Event]:
         reply = self.response("failed")
-        reply["error"] = {"code": "server_error", "message": error.message}
+        code = error.code if error.status < 500 else "server_error"
+        reply["error"] = {"code": code, "message": error.message}
         yield {"type": "response.failed", "response": reply}
 
     def whole(self, answer: Whole) -> ResponseReply:
