@@ -1,1 +1,1 @@
-"""Making adapters: data, losses over packed rows, on-policy text, export. Touches model, diffusion and text only."""
+"""Training of adapters: data preparation, losses over packed rows, on-policy generation, export."""

@@ -1,7 +1,8 @@
-"""Attention of packed training rows: documents that do not see each other, and canvases over a clean prefix.
+"""Attention over packed training rows: documents are isolated from each other, and canvases attend to a clean
+prefix.
 
-On CUDA these are FlexAttention kernels with block masks; elsewhere SDPA with the same boolean mask, which is also what
-the tests compare with a brute-force rule. A mask is built once a step and used by every layer.
+On CUDA this uses FlexAttention with block masks, elsewhere SDPA with the same boolean mask. Tests compare both with a
+brute-force mask. A mask is built once per step and shared by all layers.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from quicksilver.training.corrupt import Canvases
 
+# A mask rule: (batch, head, query, key) indices to a boolean, written with tensor operations only.
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(batch, head, query, key) indices -> visible, written with tensor operations only."""
 
+# Devices that use FlexAttention block masks. Other devices use boolean masks with SDPA.
 FLEX_DEVICES = ("cuda",)
-"""Where masks are block masks of FlexAttention; anywhere else they are boolean and go through SDPA."""
 
 _flex: list[Any] = []
 
 
 def flex_kernel() -> Any:
-    """The compiled FlexAttention of this process."""
+    """Return the FlexAttention function, compiled once per process."""
     if not _flex:
         from torch.nn.attention.flex_attention import flex_attention
 
@@ -34,7 +35,7 @@ def flex_kernel() -> Any:
 
 
 class MaskedAttention:
-    """Attention under one rule. `is_flex` is chosen by device: the two forms are interchangeable."""
+    """Attention under one mask rule. `is_flex` depends on the device; both forms give the same result."""
 
     def __init__(self, rule: Rule, batch: int, num_queries: int, num_keys: int, device: torch.device) -> None:
         self.is_flex = device.type in FLEX_DEVICES
@@ -51,13 +52,14 @@ class MaskedAttention:
             out: Tensor = flex_kernel()(q, k, v, block_mask=self.block_mask, enable_gqa=has_groups)
             return out
         if q.is_cuda:
-            # The kernel that takes a mask there knows no groups, and the one that does would keep all scores.
+            # The SDPA kernel that accepts a mask does not support grouped queries, and the one that does materialises
+            # all scores.
             k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1) for t in (k, v))
         return scaled_dot_product_attention(q, k, v, attn_mask=self.attn_mask, enable_gqa=has_groups and not q.is_cuda)
 
 
 def dense_mask(rule: Rule, batch: int, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
-    """(batch, 1, queries, keys) bool: the rule written out."""
+    """The rule as a (batch, 1, queries, keys) boolean tensor."""
     b = torch.arange(batch, device=device)[:, None, None]
     q = torch.arange(num_queries, device=device)[None, :, None]
     k = torch.arange(num_keys, device=device)[None, None, :]
@@ -76,7 +78,7 @@ def document_rule(doc_id: Tensor) -> Rule:
 def canvas_rule(canvases: Canvases, doc_id: Tensor) -> Rule:
     """Queries are canvas rows; keys are [canvas rows | clean tokens].
 
-    A canvas row sees its whole canvas and, of the clean tokens, its anchor's document up to the anchor.
+    A canvas row attends to its whole canvas and to the clean tokens of its anchor's document up to the anchor.
     """
     canvas_len = canvases.slot.shape[-1]
     num_canvas_rows = canvases.anchor.shape[1] * canvas_len
@@ -94,7 +96,7 @@ def canvas_rule(canvases: Canvases, doc_id: Tensor) -> Rule:
 
 
 class CleanAttention:
-    """Attention of the clean stream; keeps each layer's keys and values for the canvases that look back at them."""
+    """Attention of the clean stream. It stores each layer's keys and values for the canvases."""
 
     def __init__(self, doc_id: Tensor) -> None:
         batch, row_len = doc_id.shape

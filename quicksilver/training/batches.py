@@ -1,7 +1,7 @@
 """Packed rows on the device, and the batches of each step.
 
-Which rows a step sees depends on the seed and the step number alone: a resumed run, and every rank of a distributed
-one, sees what an unbroken single run would have seen.
+The rows of a step depend only on the seed and the step number. A resumed run and every rank of a distributed run
+therefore see the same rows as an uninterrupted single run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Batch:
 
 
 class RowStore:
-    """All packed rows, kept on the device in small types and widened per batch."""
+    """All packed rows, stored on the device in small integer types and widened per batch."""
 
     def __init__(self, rows: PackedRows, rows_per_batch: int, seed: int, device: torch.device) -> None:
         if rows.num_rows < rows_per_batch:
@@ -43,7 +43,7 @@ class RowStore:
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 
     def batch(self, number: int) -> Batch:
-        """The `number`-th batch since the beginning; each pass has an order of its own."""
+        """Return batch `number`, counted from the start of training. Each epoch has its own order."""
         per_pass = self.num_rows // self.rows_per_batch
         pass_number, place = divmod(number, per_pass)
         picked = self._pass_order(pass_number)[place * self.rows_per_batch : (place + 1) * self.rows_per_batch]

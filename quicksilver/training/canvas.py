@@ -1,7 +1,8 @@
-"""Canvas adapter: a LoRA that only canvas rows wear, taught by the frozen clean stream of the same weights.
+"""Trains the canvas adapter: a LoRA applied to canvas rows only, distilled from the frozen causal rows of the same
+weights.
 
-One step: the clean tokens run once without gradient and leave keys, values and hidden states; random canvases over
-generated tokens then run with the adapter and learn the clean stream's own distribution at each position.
+In one step the clean tokens run once without gradient and provide keys, values and hidden states. Random canvases over
+generated tokens then run with the adapter and learn the distribution of the clean stream at each position.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ Decode = Callable[[list[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class CanvasBatch:
-    """One step's rows, ready for the loss."""
+    """The rows of one step, ready for the loss."""
 
     canvases: Canvases
+    # (batch, canvases, canvas_len, dim) hidden states of the drafting rows, with gradient.
     hidden: Tensor
-    """(batch, canvases, canvas_len, dim) of the drafting rows; carries the gradient."""
+    # Hidden states of the clean stream at the same positions.
     teacher: Tensor
-    """The clean stream's hidden states at the same positions."""
 
 
 class CanvasTask:
@@ -47,7 +48,7 @@ class CanvasTask:
         self.parameters = {**self._lora, MASKS: masks}
 
     def warm_start(self, tensors: Mapping[str, Tensor]) -> None:
-        """Begin from another adapter. One of a higher rank is cut to its strongest directions."""
+        """Initialise from another adapter. A higher rank is truncated to the largest singular values."""
         copy_start(self.parameters, tensors, self.spec.rank)
 
     def step(self, number: int) -> StepReport:
@@ -93,7 +94,7 @@ class CanvasTask:
 
     @torch.no_grad()
     def sample(self) -> str:
-        """One held canvas: what the AR stream would write, and what the canvas drafts in one forward."""
+        """One held-out canvas: the continuation of the AR stream, and the draft of one forward."""
         batch = self.store.batch(0)
         drafted = self.draft(batch, self._canvases(batch, 0))
         place = int(drafted.canvases.weight.sum(-1).flatten().argmax())
@@ -109,7 +110,7 @@ def at_slots(rows: Tensor, slot: Tensor) -> Tensor:
 
 
 def agreement(agrees: Tensor, canvases: Canvases) -> dict[str, Tensor]:
-    """How often rows 0, 4 and 8 name the AR's likeliest token, and the tokens a verify round would then give."""
+    """Share of rows 0, 4 and 8 that match the AR argmax, and the resulting tokens per verify round."""
     counts = canvases.weight > 0
     is_blank = counts[..., 0] & ~canvases.is_revealed.any(-1)
     scalars = {}
@@ -123,5 +124,5 @@ def agreement(agrees: Tensor, canvases: Canvases) -> dict[str, Tensor]:
 
 
 def _mixed(number: int) -> int:
-    """Spreads step numbers, so that lists of any length are drawn evenly and without a period that data could meet."""
+    """Scramble step numbers, so that list entries are drawn evenly and without a period."""
     return (number * 2_654_435_761) >> 7

@@ -1,6 +1,6 @@
-"""A run's state as one safetensors file: parameters, AdamW moments, average, and a few numbers in the header.
+"""The state of a run as one safetensors file: parameters, AdamW moments, average, and numbers in the header.
 
-No pickle. Written to a temporary name and moved, so that a killed run leaves the last whole checkpoint.
+No pickle. The file is written under a temporary name and renamed, so a killed run keeps its last complete checkpoint.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def save_state(
 def load_state(
     path: Path, parameters: Mapping[str, Tensor], adamw: torch.optim.AdamW, average: Mapping[str, Tensor]
 ) -> Facts:
-    """Fill parameters, optimizer and average in place; returns the facts that were saved."""
+    """Load parameters, optimizer state and average in place. Returns the stored facts."""
     with safe_open(path, framework="pt") as file:
         saved = {name.removeprefix("parameter/") for name in file.keys() if name.startswith("parameter/")}  # noqa: SIM118
         if saved != set(parameters):
@@ -66,7 +66,7 @@ def _load_moments(file: safe_open, parameters: Mapping[str, Tensor], adamw: torc
 
 
 def saved_facts(path: Path) -> Facts:
-    """The numbers in a checkpoint's header."""
+    """The numbers in the header of a checkpoint."""
     with safe_open(path, framework="pt") as file:
         facts: Facts = json.loads(file.metadata()["facts"])
     return facts

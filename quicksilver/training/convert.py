@@ -1,7 +1,7 @@
-"""Convert: any Llama or Qwen checkpoint becomes a diffusion model. Weights in, a canvas adapter out, no data needed.
+"""Converts a Llama or Qwen checkpoint into a diffusion model: trains a canvas adapter without external data.
 
-Questions come from a file of the user's, or from those we carry; part of the text is self-play, where the model writes
-the question too. What it writes is its own, so its answers never change: the adapter only lets it draft.
+Questions come from a user's file or from the package. For part of the data the model writes the question too. The model
+is trained on its own answers, so its answers do not change: the adapter only adds drafting.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from quicksilver.training.synthesis.questions import question_rows
 STAGES = ("generate", "canvas", "export", "evaluate")
 NUM_HELD_OUT = 64
 NUM_OWN_QUESTIONS = 20000
-# Of all prompts: the model writes the question too.
+# Share of prompts for which the model writes the question too.
 SELF_PLAY_SHARE = 0.2
 
 RECIPE = """# Written by `quicksilver convert`; `quicksilver train` runs it again.
@@ -81,7 +81,7 @@ class Conversion:
 
 
 def convert(job: Conversion) -> Path:
-    """Run all stages; the adapter's path. Stages that are done are not run again."""
+    """Run all stages and return the path of the adapter. Completed stages are skipped."""
     recipe = load_recipe(_write_recipe(job))
     prepare(job)
     run = Run(recipe, job.out, job.out / "data", job.weights, None, job.device)
@@ -111,7 +111,7 @@ def _write_recipe(job: Conversion) -> Path:
 
 
 def prepare(job: Conversion) -> None:
-    """Prompts in the checkpoint's own template and ids, some of them held out."""
+    """Prompts in the template and ids of the checkpoint, some of them held out."""
     tokenizer = Tokenizer.load(job.weights)
     formatter = Formatter(tokenizer, 1 << 20)
     template = ChatTemplate.for_tokenizer(tokenizer)
@@ -137,7 +137,8 @@ def _with_self_play(prompts: list[list[int]], formatter: Formatter) -> PromptSet
 
 
 def _questions(path: Path | None) -> list[str]:
-    """One a line: plain text, or JSON with `prompt`; without a file, those we carry. Shuffled, each once."""
+    """Read one question per line, as plain text or JSON with `prompt`. Without a file, use the built-in ones.
+    Shuffled, without duplicates."""
     if path is None:
         found = [row.messages[0].content for row in question_rows(NUM_OWN_QUESTIONS, random.Random(0))]
     else:
@@ -181,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _put_beside(weights: Path, adapter: Path) -> Path:
-    """Where loading looks for it: in `adapters/` beside the weights."""
+    """Copy the adapter to `adapters/` beside the weights, where loading looks for it."""
     folder = (weights if weights.is_dir() else weights.parent) / "adapters"
     folder.mkdir(exist_ok=True)
     return Path(shutil.copy(adapter, folder / CANVAS))

@@ -1,7 +1,7 @@
-"""Reading the source files, and deciding what is held out.
+"""Reads the source files and decides what is held out.
 
-Standard library only. Files are streamed line by line, never unpacked to disk. A package or schema is held out by a
-hash of its name alone, so every run, and every evaluation, agrees on what training must not see.
+Standard library only. Files are streamed line by line. A package or schema is held out by a hash of its name, so every
+run and every evaluation agree.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def is_held_out(name: str) -> bool:
-    """Whether a package, schema or file of this name belongs to evaluation."""
+    """Whether a package, schema or file of this name is reserved for evaluation."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4]) % 100 < HELD_OUT_PERCENT
 
 
 class OverlapCheck:
-    """Finds texts that share a run of 13 words with an evaluation pack."""
+    """Finds texts that share 13 consecutive words with an evaluation pack."""
 
     def __init__(self, evaluation_texts: Iterable[str]) -> None:
         grams = [_grams(text) for text in evaluation_texts]
@@ -53,7 +53,7 @@ class OverlapCheck:
 
 
 def evaluation_texts(path: Path) -> Iterator[str]:
-    """Every string of every row of an evaluation pack, long enough to share 13 words or not."""
+    """Yield every string of every row of an evaluation pack."""
     for row in read_rows(path):
         yield from _strings(row)
 
@@ -69,13 +69,13 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(item)
 
 
-# Punctuation and case do not hide a copy.
+# Punctuation and case are ignored, so that they do not hide a copy.
 _LETTERS = str.maketrans(dict.fromkeys("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~", " "))
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _grams(text: str) -> npt.NDArray[np.uint64]:
-    """One hash per run of GRAM_LEN words; equal runs have equal hashes within a process."""
+    """One hash per run of GRAM_LEN words. Equal runs have equal hashes within a process."""
     words = text.lower().translate(_LETTERS).split()
     if len(words) < GRAM_LEN:
         return np.empty(0, dtype=np.uint64)

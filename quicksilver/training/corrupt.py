@@ -1,7 +1,8 @@
-"""The forward process of a canvas adapter: where canvases stand in a packed row, and what of them is revealed.
+"""The forward (masking) process of canvas training: where canvases are placed in a packed row, and which rows are
+revealed.
 
-Tensors in, tensors out; every random draw comes from the caller's generator, so a step can be replayed. A canvas is
-`canvas_len` rows behind an anchor token: row i stands at position anchor + 1 + i and predicts token anchor + 2 + i.
+All random numbers come from the caller's generator, so a step can be repeated. A canvas is `canvas_len` rows after an
+anchor token: row i is at position anchor + 1 + i and predicts token anchor + 2 + i.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class Canvases:
 
     anchor: Tensor
     """(batch, num_canvases): index in the packed row of the last committed token, ascending."""
+    # Index in the packed row of the token that each canvas row represents, clamped to the row.
     slot: Tensor
-    """Index in the packed row of the token each canvas row stands for, clamped to the row."""
     is_revealed: Tensor
     weight: Tensor
     """Loss weight of each row; 0 where the predicted token is not a generated token of the anchor's document."""
@@ -43,7 +44,8 @@ def sample_anchors(is_target: Tensor, num_canvases: int, generator: torch.Genera
 
 
 def reveal(shape: tuple[int, ...], share: float, generator: torch.Generator) -> Tensor:
-    """Which rows of each canvas show their token: in `share` of the canvases a prefix and some scattered rows do."""
+    """Which rows of each canvas show their token. In `share` of the canvases a prefix and some random rows are
+    revealed."""
     *outer, canvas_len = shape
     draw = torch.rand(*outer, 3, generator=generator, device=generator.device)
     scatter = torch.rand(shape, generator=generator, device=generator.device)
@@ -53,7 +55,7 @@ def reveal(shape: tuple[int, ...], share: float, generator: torch.Generator) -> 
 
 
 def distance_to_known(is_revealed: Tensor) -> Tensor:
-    """For each row, how many undecided rows lie between it and the last revealed row, or the anchor, before it."""
+    """For each row, the number of undecided rows since the last revealed row or the anchor."""
     index = torch.arange(is_revealed.shape[-1], device=is_revealed.device)
     last_known = torch.where(is_revealed, index, -1).cummax(dim=-1).values
     return (index - last_known - 1).clamp(min=0)
@@ -76,7 +78,7 @@ def place_canvases(
 
 
 def weigh(canvases: Canvases, is_revealed: Tensor, decay: float) -> Canvases:
-    """Reveal rows that stand for countable tokens and weigh the rest; a row whose successor shows teaches nothing."""
+    """Reveal rows and set the loss weights. A row whose successor is revealed gets weight 0."""
     counts = canvases.weight > 0
     shown = is_revealed & counts
     next_shown = torch.zeros_like(shown)

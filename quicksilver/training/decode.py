@@ -1,7 +1,7 @@
-"""Batched decoding for held-out measures: plain AR, draft-and-verify, and confident prefixes.
+"""Batched decoding for held-out measurements: plain AR, draft and verify, and confidence thresholds.
 
-A static cache of one sequence per row, slot = position. Written for being right, not fast: the serving engine is
-elsewhere, and this must not depend on it. All sequences of a batch run in step; finished ones idle in place.
+A simple static cache with one sequence per batch row, where slot equals position. All sequences of a batch advance
+together; finished ones idle. It is simple rather than fast; serving uses `engine`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quicksilver.training.network import Lora, Network
 
 @dataclass(frozen=True, slots=True)
 class CanvasWeights:
-    """A canvas adapter as training holds it."""
+    """A canvas adapter in the tensor layout of training."""
 
     lora: Lora
     masks: Tensor
@@ -41,7 +41,7 @@ class Decoded:
 
 
 class PlacedAttention:
-    """Rows at given positions of each sequence; they write their slots and see slots up to `last_seen`."""
+    """Rows at given positions of each sequence. They write their slots and attend to slots up to `last_seen`."""
 
     def __init__(self, cache: SlotCache, positions: Tensor, last_seen: Tensor) -> None:
         self._cache, self._positions = cache, positions
@@ -65,7 +65,7 @@ class BatchDecoder:
         self.network, self._max_new, device = network, max_new_tokens, network.device
         self._stop_ids = torch.tensor(stop_ids, device=device)
         self._prompt_len = torch.tensor([len(p) for p in prompts], device=device)
-        # Slack behind the longest answer, so that a canvas may stick out over the end.
+        # Extra slots after the longest answer, because a canvas may extend beyond the end.
         self._num_slots = max(map(len, prompts)) + max_new_tokens + 40
         self._prompts = torch.zeros(len(prompts), self._num_slots, dtype=torch.long, device=device)
         for row, prompt in enumerate(prompts):
@@ -78,14 +78,14 @@ class BatchDecoder:
 
     @torch.no_grad()
     def verify(self, weights: CanvasWeights, canvas_len: int) -> Decoded:
-        """A round drafts `canvas_len` tokens and commits those the AR rows agree with, plus the AR's next one."""
+        """A round drafts `canvas_len` tokens and commits those that match the AR rows, plus the next AR token."""
 
         def propose(token: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
             drafted, _ = self._draft(weights, token, at, canvas_len)
             positions = at[:, None] + 1 + torch.arange(canvas_len, device=at.device)
             wanted = self._causal(drafted, positions)
             num_right = (wanted[:, :-1] == drafted[:, 1:]).long().cumprod(1).sum(1)
-            # Draft token 0 is the AR's own; then the agreeing ones; then the AR's token after them.
+            # Draft token 0 is the AR token. Then come the matching tokens, then the AR token after them.
             tokens = torch.cat((drafted[:, :1], wanted), dim=1)
             return tokens, num_right + 2
 
@@ -93,19 +93,20 @@ class BatchDecoder:
 
     @torch.no_grad()
     def confident(self, weights: CanvasWeights, canvas_len: int, threshold: float) -> Decoded:
-        """A forward commits the AR's token and the drafted tokens behind it while each is surer than `threshold`."""
+        """A forward commits the AR token and the following drafted tokens while each exceeds `threshold`."""
 
         def propose(token: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
             drafted, sureness = self._draft(weights, token, at, canvas_len)
             num_sure = (sureness >= threshold).long().cumprod(1).sum(1)
-            # Serving writes these keys in its next forward's causal rows; here it is a forward that is not counted.
+            # The engine writes these keys in the causal rows of its next forward. Here they need a forward, which is
+            # not counted.
             self._causal(drafted, at[:, None] + 1 + torch.arange(canvas_len, device=at.device))
             return drafted, num_sure + 1
 
         return self._run(propose)
 
     def _draft(self, weights: CanvasWeights, token: Tensor, at: Tensor, canvas_len: int) -> tuple[Tensor, Tensor]:
-        """(sequences, canvas_len) tokens, the first from the causal row; and the sureness of the others."""
+        """(sequences, canvas_len) tokens, the first from the causal row, and the confidence of the others."""
         first = self._causal(token[:, None], at[:, None])
         index = torch.arange(canvas_len - 1, device=at.device)
         positions = at[:, None] + 1 + index
@@ -155,7 +156,7 @@ class BatchDecoder:
         return Decoded(ids, self._prompt_len, at - (self._prompt_len - 1), num_rounds)
 
     def _cut(self, tokens: Tensor, num_good: Tensor, room: Tensor) -> Tensor:
-        """Nothing after a stop token, nothing past the limit."""
+        """Truncate at a stop token and at the length limit."""
         index = torch.arange(tokens.shape[1], device=tokens.device)
         stops = (tokens[..., None] == self._stop_ids).any(-1) & (index < num_good[:, None])
         until_stop = torch.where(stops.any(1), stops.long().argmax(1) + 1, num_good)

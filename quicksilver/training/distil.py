@@ -1,7 +1,8 @@
-"""Chat from a larger open model: it answers our questions, and what is short, whole and English becomes rows to learn.
+"""Chat data from a larger open model: it answers our questions, and short, complete English answers become training
+rows.
 
-Answers come from the teacher's own generator in its own ids; they are read as text and written anew in the student's,
-through the same formatter as every other row.
+Answers come from the teacher in its own token ids. They are decoded to text and encoded for the student by the same
+formatter as every other row.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SYSTEM = (
 )
 _MAX_CHARS = 600
 _MAX_GRAM_REPEATS = 3
-# Whose model it was is not the student's to say; other scripts and apologies teach nothing here.
+# Filters: mentions of the teacher's vendor, other scripts and apologies.
 _UNWANTED = re.compile(
     r"qwen|alibaba|openai|language model|as an ai|i'm sorry|[^\x00-\u024f\u2000-\u22ff]", re.IGNORECASE
 )
@@ -78,7 +79,7 @@ def questions(recipe: Recipe, prepared: list[str], teacher: Tokenizer) -> Prompt
 
 
 def distilled(rows: PackedRows, teacher: Tokenizer, student: Formatter) -> Iterator[Document]:
-    """Documents in the student's ids, one for every question the teacher answered well; answers come once."""
+    """Documents in the student's ids, one per question with an acceptable answer. Duplicate answers are dropped."""
     seen: set[str] = set()
     read = _reader(teacher)
     for document in documents_of(rows):
@@ -97,7 +98,7 @@ def is_worth_learning(answer: str) -> bool:
 
 
 def _reader(teacher: Tokenizer) -> Callable[[Document], tuple[str, str]]:
-    """Splits a document into its question and its answer; both are empty where the teacher did not finish."""
+    """Split a document into question and answer. Both are empty if the teacher did not finish."""
     opens, closes = teacher.roles.turn_open, teacher.roles.turn_close
 
     def read(document: Document) -> tuple[str, str]:
@@ -108,7 +109,7 @@ def _reader(teacher: Tokenizer) -> Callable[[Document], tuple[str, str]]:
         return turn(ids[starts[-2] + 1 : ends[-2]]), turn(ids[starts[-1] + 1 : ends[-1]])
 
     def turn(ids: npt.NDArray[np.integer]) -> str:
-        """What follows the line that names the role."""
+        """The text after the line that names the role."""
         return teacher.decode(ids.tolist()).partition("\n")[2].strip()
 
     return read

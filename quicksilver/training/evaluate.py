@@ -1,7 +1,7 @@
-"""Quick held-out measures: tokens per verify round and per forward by domain, agreement with AR, loss on held-out rows.
+"""Quick held-out measurements: tokens per verify round and per forward by domain, agreement with AR, held-out loss.
 
-Runs after each stage on prompts that never trained. What `verify` writes is compared with what AR writes: the two may
-differ only where two logits tie in the arithmetic at hand.
+They run after each stage on prompts that were not trained on. The output of `verify` is compared with that of AR: they
+may differ only where two logits tie in the arithmetic used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quicksilver.training.skill import next_token_targets
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Prompts with a domain each, and the tokens that end an answer."""
+    """Prompts with their domains, and the stop token ids."""
 
     prompts: PromptSet
     domain_names: tuple[str, ...]
@@ -32,7 +32,7 @@ class HeldOut:
 
 
 def measure_drafts(network: Network, weights: CanvasWeights, held_out: HeldOut, spec: Evaluate) -> dict[str, Any]:
-    """Table of decoder -> domain -> tokens per round, with agreement; runs AR first as the yardstick."""
+    """Table of decoder, domain and tokens per round, with agreement. AR runs first as the baseline."""
     plain = Network(network.model, as_written)
     count = min(held_out.prompts.num_prompts, spec.batch)
     picked = torch.linspace(0, held_out.prompts.num_prompts - 1, count).long().unique().tolist()
@@ -50,7 +50,7 @@ def measure_drafts(network: Network, weights: CanvasWeights, held_out: HeldOut, 
 
 
 def by_domain(decoded: Decoded, ar: Decoded, domains: list[str]) -> dict[str, dict[str, float]]:
-    """Per domain and over all: tokens per round, and the share of AR's tokens before the first difference."""
+    """Tokens per round, and the share of AR tokens before the first difference, per domain and overall."""
     same = [_shared_share(decoded.answer(i), ar.answer(i)) for i in range(len(domains))]
     result = {}
     for name in [*sorted(set(domains)), "all"]:
@@ -68,7 +68,7 @@ def _shared_share(a: list[int], b: list[int]) -> float:
 
 @torch.no_grad()
 def held_out_loss(network: Network, store: RowStore, num_batches: int, head_chunk: int) -> float:
-    """Mean answer loss of the (merged) AR rows over the first batches of a store."""
+    """Mean answer loss of the AR rows, with the skill merged, over the first batches."""
     losses = []
     nothing = torch.empty(0, dtype=torch.long, device=network.device)
     for number in range(num_batches):
@@ -84,13 +84,13 @@ def held_out_loss(network: Network, store: RowStore, num_batches: int, head_chun
 def answers(
     network: Network, prompts: list[list[int]], max_new_tokens: int, stop_ids: tuple[int, ...]
 ) -> list[list[int]]:
-    """Greedy AR answers, for a look at what the model says."""
+    """Greedy AR answers, for inspection."""
     decoded = BatchDecoder(Network(network.model, as_written), prompts, max_new_tokens, list(stop_ids)).ar()
     return [decoded.answer(i) for i in range(len(prompts))]
 
 
 def table_lines(table: Mapping[str, Any]) -> list[str]:
-    """The table as text, a line per decoder."""
+    """The table as text, one line per decoder."""
     return [
         f"{decoder:22s} "
         + "  ".join(f"{d} {v['tokens_per_round']:.2f} ({v['same_as_ar']:.2f})" for d, v in row.items())

@@ -1,7 +1,7 @@
-"""From a run's checkpoint to an adapter file: rounded, with metadata that says exactly where it came from.
+"""Writes an adapter file from a checkpoint: rounded tensors, and metadata that records its provenance.
 
-Also the way back: base weights with a skill merged, and an exported canvas adapter as the tensors training uses, so
-that everything measured is measured after rounding.
+It also loads base weights with a skill merged, and an exported canvas adapter in the tensor layout of training, so that
+measurements include the rounding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from quicksilver.training.toy_task import tiny_model
 
 
 def load_base(base: Path | None, skill: Path | None) -> Transformer:
-    """The parent in full precision on the CPU, with a skill adapter merged where one is given."""
+    """Load the parent in full precision on the CPU, with an optional skill adapter merged."""
     model = tiny_model() if base is None else load_model(base)
     if skill is not None:
         merge_skill(model, load_adapter(skill))
@@ -38,7 +38,7 @@ def load_base(base: Path | None, skill: Path | None) -> Transformer:
 
 
 def canvas_tensors(path: Path) -> dict[str, Tensor]:
-    """A canvas adapter as training names its tensors."""
+    """A canvas adapter in the tensor layout of training."""
     adapter = load_adapter(path)
     if not isinstance(adapter, CanvasAdapter):
         raise InvalidRequest(f"{path.name} is no canvas adapter: it has no mask embeddings")
@@ -46,7 +46,7 @@ def canvas_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def skill_tensors(path: Path, reserved: Tensor) -> dict[str, Tensor]:
-    """A skill adapter as training names its tensors; its reserved tokens must be the ones named."""
+    """A skill adapter in the tensor layout of training. Its reserved tokens must match."""
     adapter = load_adapter(path)
     if adapter.embedding_ids is None or not torch.equal(adapter.embedding_ids, reserved.cpu()):
         raise InvalidRequest(f"{path.name} was taught other reserved tokens than the data has")
@@ -91,7 +91,7 @@ def low_rank_layers(tensors: Mapping[str, Tensor]) -> list[dict[str, nn.Module]]
 
 
 def provenance(recipe: Recipe, facts: Facts, base: Path | None, steps: Mapping[str, float]) -> dict[str, str]:
-    """What an adapter's header says of its making."""
+    """Provenance for the header of an adapter file."""
     return {
         "name": recipe.name,
         "description": recipe.description,
@@ -107,12 +107,12 @@ def provenance(recipe: Recipe, facts: Facts, base: Path | None, steps: Mapping[s
 
 
 def _without_folders(override: str) -> str:
-    """What was changed, less where files lay on the machine that trained."""
+    """Command-line overrides without the paths of the training machine."""
     return re.sub(r'"/[^"]*/([^"/]+)"', r'"\1"', override)
 
 
 def sha256_of(path: Path) -> str:
-    """Of one file, or of a folder's safetensors files in name order."""
+    """Hash of one file, or of the safetensors files of a folder in name order."""
     digest = hashlib.sha256()
     for file in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
         with file.open("rb") as raw:
@@ -122,7 +122,7 @@ def sha256_of(path: Path) -> str:
 
 
 def commit() -> str:
-    """The checkout's commit, or nothing outside one."""
+    """The git commit of the checkout, or an empty string."""
     try:
         asked = ["git", "rev-parse", "HEAD"]
         return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

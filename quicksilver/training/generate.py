@@ -1,7 +1,8 @@
-"""On-policy text: the frozen AR rows answer prompts, thousands of sequences in step, straight into packed rows.
+"""On-policy generation: the frozen AR rows answer prompts, thousands of sequences in lockstep, directly into packed
+rows.
 
-Every row of the batch is a packed row in the making: a prompt is fed token by token, its answer is sampled, then the
-next prompt begins in the next slot with positions at 0 and nothing before it in sight. On CUDA one step is one graph.
+Each batch row is a packed row under construction: a prompt is fed token by token, its answer is sampled, then the next
+prompt starts in the next slot with position 0 and an empty context. On CUDA one step is one graph.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from quicksilver.training.network import Network
 from quicksilver.training.pack import PackedRows, join_rows
 from quicksilver.training.recipe import Generate
 
-# Cached slots that attention reads grow in steps of this many; each step has its own captured graph.
+# Attention reads the cache in steps of this many slots. Each step has its own captured graph.
 SLOT_STEP = 256
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """Prompts laid end to end: prompt i is token_ids[offsets[i] : offsets[i + 1]]."""
+    """Concatenated prompts: prompt i is token_ids[offsets[i] : offsets[i + 1]]."""
 
     token_ids: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
+    # Turn ends to generate before a document is complete: 1 for an answer, 2 if the user turn is generated too.
     num_ends: npt.NDArray[np.int64]
-    """Turn ends to write before a document is over: 1 for an answer, 2 where the user turn is written too."""
+    # Index into the domain names recorded by the prepare stage.
     domain: npt.NDArray[np.int64]
-    """Index into the names the prepare stage recorded."""
 
     @property
     def num_prompts(self) -> int:
@@ -48,7 +49,7 @@ class PromptSet:
         return self.token_ids[self.offsets[index] : self.offsets[index + 1]]
 
     def save(self, path: Path) -> None:
-        """One xz file of a safetensors body, in the smallest types that hold the ids."""
+        """Write one xz file with a safetensors body, in the smallest types that hold the ids."""
         is_small = int(self.token_ids.max(initial=0)) < 1 << 16
         arrays = {"offsets": self.offsets, "num_ends": self.num_ends, "domain": self.domain}
         small = {name: array.astype(np.uint32) for name, array in arrays.items()}
@@ -70,7 +71,7 @@ def prompt_set(prompts: list[list[int]], domains: list[int], num_ends: list[int]
 
 
 class SlotCache:
-    """Keys and values by (layer, row, slot); every row of the batch writes the same slot in the same step."""
+    """Keys and values by (layer, row, slot). All batch rows write the same slot in the same step."""
 
     def __init__(self, network: Network, batch: int, num_slots: int) -> None:
         config, dtype = network.config, network.head.dtype
@@ -80,13 +81,14 @@ class SlotCache:
 
 
 class StepAttention:
-    """One new token per row over its own document's slots. Query heads of a group are stacked: keys never repeat."""
+    """One new token per row over the slots of its own document. Query heads of a group are stacked, so keys are not
+    repeated."""
 
     def __init__(self, cache: SlotCache, slot: Tensor, doc_start: Tensor, num_slots: int) -> None:
         self._cache, self._slot, self._num_slots = cache, slot, num_slots
         index = torch.arange(num_slots, device=slot.device)
         is_visible = (index >= doc_start[:, None]) & (index <= slot)
-        # Additive and in the model's dtype: made once a step, where a boolean one would be widened in every layer.
+        # The mask is additive and in the model dtype: a boolean mask would be converted in every layer.
         hidden = torch.zeros(is_visible.shape, device=slot.device, dtype=cache.k.dtype)
         self._bias = hidden.masked_fill_(~is_visible, float("-inf"))[:, None, None]
 
@@ -101,7 +103,7 @@ class StepAttention:
 
 
 class Generator:
-    """Fills rounds of packed rows. All state is on the device; a round of `row_len` steps reads nothing back."""
+    """Fills packed rows. All state is on the device, and a round of `row_len` steps copies nothing back."""
 
     def __init__(self, network: Network, prompts: PromptSet, spec: Generate, stop_id: int) -> None:
         self.network, self.spec, self.stop_id = network, spec, stop_id

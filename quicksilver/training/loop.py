@@ -1,7 +1,7 @@
-"""The training loop: AdamW over a handful of tensors, whatever the task computes.
+"""The training loop: AdamW over a few tensors.
 
-A task gives parameters and, per step, a loss whose gradient it has already put on them. The loop owns clipping, the
-schedule, averaging, checkpoints, ranks and the clock. With a step budget on a CPU, a resumed run is bit-exact.
+A task provides parameters and, per step, a loss whose gradient is already on them. The loop handles clipping, the
+schedule, averaging, checkpoints, ranks and time. With a step budget on a CPU, a resumed run is bit-exact.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from quicksilver.training.recipe import Optim
 from quicksilver.training.schedule import cosine_decay, linear_decay
 
 CHECKPOINT = "checkpoint.safetensors"
-# Steps that compile and warm up before the clock of a time budget runs the schedule.
+# Steps for compilation and warm-up before the clock of a time budget starts.
 CLOCK_STARTS_AT = 3
 
 
 class TrainingDiverged(QuicksilverError):
-    """The loss is no longer a number; lower the learning rate or look at the data."""
+    """The loss is not finite. Lower the learning rate or check the data."""
 
     code = "training_diverged"
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step gave; tensors stay on the device until a report is due."""
+    """Result of one step. Tensors stay on the device until they are reported."""
 
     loss: Tensor
+    # Rows computed, for the throughput figure.
     num_rows: int
-    """Rows computed, for the rate."""
     scalars: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Task(Protocol):
-    """What is trained. `step` must depend on its number and the parameters alone."""
+    """A training task. `step` must depend only on its number and the parameters."""
 
     parameters: dict[str, Tensor]
 
     def step(self, number: int) -> StepReport: ...
 
     def sample(self) -> str:
-        """A short text that shows the model at work."""
+        """A short text that shows the current model."""
 
 
 class Loop:
@@ -71,7 +71,7 @@ class Loop:
 
     @property
     def result(self) -> dict[str, Tensor]:
-        """The averaged parameters where an average is kept, else the last ones."""
+        """The averaged parameters if an average is kept, else the last ones."""
         return self._average or {name: t.detach() for name, t in self.task.parameters.items()}
 
     def run(self) -> dict[str, Tensor]:
@@ -110,7 +110,7 @@ class Loop:
         return StepReport(report.loss, report.num_rows, {**report.scalars, "grad_norm": norm})
 
     def lr_at(self, progress: float) -> float:
-        """Linear warm-up over `warmup_steps`, then the schedule's decay over the budget."""
+        """Linear warm-up over `warmup_steps`, then the decay of the schedule over the budget."""
         warm = min(1.0, (self.step_number + 1) / max(self.optim.warmup_steps, 1))
         decay = linear_decay if self.optim.schedule == "linear" else cosine_decay
         return self.optim.lr * warm * decay(progress)
@@ -148,7 +148,7 @@ class Loop:
             self.journal.note({"step": self.step_number, "sample": text})
 
     def _update_average(self) -> None:
-        # A young average follows closely, or it would remember the zeros it began with.
+        # The average uses a smaller decay at first, because otherwise it would retain its zero initialisation.
         decay = min(self.optim.ema_decay, (1 + self.step_number) / (10 + self.step_number))
         for name, tensor in self.task.parameters.items():
             self._average[name].lerp_(tensor.detach(), 1 - decay)
@@ -166,7 +166,7 @@ class Loop:
 
 
 def clip_gradients(gradients: list[Tensor], max_norm: float) -> Tensor:
-    """Scale to `max_norm` in place without waiting for the device; a step whose norm is not finite becomes zero."""
+    """Scale gradients to `max_norm` in place without a device synchronisation. A non-finite norm zeroes the step."""
     norm = torch.nn.utils.get_total_norm(gradients)
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0) if max_norm else torch.ones_like(norm)
     scale = torch.where(torch.isfinite(norm), scale, torch.zeros_like(scale))
@@ -184,7 +184,7 @@ def rank() -> int:
 
 
 def share_gradients(gradients: list[Tensor]) -> None:
-    """Mean over ranks; the tensors are few and small, so one flat buffer does."""
+    """Average gradients over ranks through one flat buffer."""
     if world_size() == 1:
         return
     flat = torch.cat([g.reshape(-1) for g in gradients])
@@ -195,7 +195,7 @@ def share_gradients(gradients: list[Tensor]) -> None:
 
 
 def agreed(is_over: bool, device: torch.device) -> bool:
-    """Rank 0's clock decides for all."""
+    """Broadcast the decision of rank 0, whose clock is authoritative."""
     if world_size() == 1:
         return is_over
     flag = torch.tensor([int(is_over)], device=device)

@@ -1,6 +1,6 @@
-"""The tensors that training moves: LoRA pairs over the four fused linears of every layer.
+"""Trainable tensors: LoRA pairs over the four fused linears of every layer.
 
-Names are `"{layer}.{linear}.A"` and `.B`, fp32. A fresh pair changes nothing, because B is zero.
+Names are `"{layer}.{linear}.A"` and `.B`, in fp32. A new pair is the identity, because B is zero.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def new_lora(config: ModelConfig, rank: int, seed: int, device: torch.device) ->
 
 @torch.no_grad()
 def copy_start(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], rank: int) -> None:
-    """Fill `parameters` from another adapter's tensors, cut to `rank` where they are wider."""
+    """Copy another adapter's tensors into `parameters`, truncated to `rank`."""
     cut = cut_rank(tensors, rank)
     for name, parameter in parameters.items():
         if name not in cut or cut[name].shape != parameter.shape:
@@ -45,7 +45,7 @@ def copy_start(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], 
 
 
 def cut_rank(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
-    """The same tensors with every pair at most `rank` wide: the nearest such product, in halves of equal weight."""
+    """Truncate every pair to `rank` by its singular values, which gives the nearest product of that rank."""
     cut = dict(tensors)
     for name, a in tensors.items():
         if name.endswith(".A") and a.shape[0] > rank:
@@ -55,7 +55,7 @@ def cut_rank(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
 
 
 def _strongest(a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Singular vectors of B A without ever forming it: both halves are orthogonalised first."""
+    """Singular vectors of B A without forming the product: both factors are orthogonalised first."""
     q_out, r_out = torch.linalg.qr(b.double())
     q_in, r_in = torch.linalg.qr(a.double().T)
     u, s, v = torch.linalg.svd(r_out @ r_in.T)

@@ -1,7 +1,8 @@
-"""Losses over a vocabulary that never hold all logits at once, with the gradient of the head written by hand.
+"""Losses over a large vocabulary that never materialise all logits. The gradient of the head is computed explicitly.
 
-Both functions take hidden states after the final norm and the frozen head (vocab, dim), walk them in chunks with fp32
-softmax, and hand autograd the finished gradient. They equal the plain computation (tests/training/test_loss.py).
+Both functions take hidden states after the final norm and the frozen head (vocab, dim), process them in chunks with an
+fp32 softmax, and return the finished gradient to autograd. They equal the plain computation
+(tests/training/test_loss.py).
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class DraftLoss:
-    """What one canvas batch gave. Per-row tensors are (rows,) and carry no gradient."""
+    """Result of one canvas batch. Per-row tensors are (rows,) without gradient."""
 
     loss: Tensor
     """Weighted mean of KL(teacher || student); differentiable with respect to the student's hidden states."""
+    # Whether student and teacher have the same argmax.
     agrees: Tensor
-    """Whether student and teacher have the same likeliest token."""
 
 
 def hard_chunk(hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -29,7 +30,7 @@ def hard_chunk(hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor) -> 
     logits = F.linear(hidden, head).float()
     log_total = logits.logsumexp(-1, keepdim=True)
     loss = ((log_total[:, 0] - logits.gather(1, target[:, None])[:, 0]) * weight).sum()
-    # A comparison instead of a scatter: it fuses with its neighbours into one pass over the logits.
+    # A comparison instead of a scatter, because it fuses into one pass over the logits.
     is_target = torch.arange(head.shape[0], device=head.device) == target[:, None]
     grad = ((logits - log_total).exp() - is_target.float()) * weight[:, None]
     return loss, grad.to(hidden.dtype)
@@ -52,7 +53,7 @@ def soft_chunk(
 class _AnswerLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, rows: Tensor, batch: tuple[Tensor, Tensor, int, Any]) -> Tensor:
-        """rows: ids of the head's trained rows; their gradient is the only one the head gets."""
+        """rows: ids of the trained rows of the head. Only they receive a gradient."""
         target, weight, chunk_len, chunk = batch
         grad_hidden, grad_rows = torch.empty_like(hidden), torch.zeros(len(rows), hidden.shape[1], device=hidden.device)
         total = torch.zeros((), device=hidden.device)
@@ -79,7 +80,7 @@ class _AnswerLoss(torch.autograd.Function):
 def answer_loss(
     hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor, trained_rows: Tensor, chunk_len: int = 8192
 ) -> Tensor:
-    """Weighted mean cross-entropy of `target` (rows,); of the head only `trained_rows` receive a gradient."""
+    """Weighted mean cross-entropy of `target` (rows,). Only `trained_rows` of the head receive a gradient."""
     total = _AnswerLoss.apply(hidden, head, trained_rows, (target, weight, chunk_len, compiled(hard_chunk, hidden)))
     return total / weight.sum().clamp(min=1e-6)
 
@@ -122,7 +123,7 @@ _compiled: dict[Any, Any] = {}
 
 
 def compiled(function: Any, like: Tensor) -> Any:
-    """`function` through torch.compile on CUDA (once a process), itself elsewhere."""
+    """Return `function` compiled with torch.compile on CUDA, once per process, and unchanged elsewhere."""
     if not like.is_cuda:
         return function
     if function not in _compiled:
@@ -131,7 +132,7 @@ def compiled(function: Any, like: Tensor) -> Any:
 
 
 def rows_with_loss(weight: Tensor, chunk_len: int) -> Tensor:
-    """Indices of the rows that count, filled up to whole chunks with rows that do not, so that shapes repeat."""
+    """Indices of the rows with loss, padded to whole chunks with rows of weight 0, so that shapes repeat."""
     counts = weight > 0
     num_rows = -(-int(counts.sum()) // chunk_len) * chunk_len
     return counts.to(torch.int8).argsort(descending=True, stable=True)[: max(num_rows, chunk_len)]

@@ -1,7 +1,7 @@
-"""The transformer's arithmetic as training runs it: (batch, len, dim) tensors, and a LoRA that wears every row.
+"""The transformer for training: (batch, len, dim) tensors, with a LoRA applied to every row.
 
-Each layer is two pure pieces around attention, so that torch.compile sees two small graphs once, whatever the depth.
-Equal to `model.Transformer` with the same adapter on all rows (tests/training/test_network.py); weights stay frozen.
+Each layer is two pure functions around attention, so torch.compile builds two small graphs for any depth. The result
+equals `model.Transformer` with the same adapter on all rows (tests/training/test_network.py). Base weights are frozen.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Lora = Mapping[str, Tensor]
 """`"{layer}.{linear}.A"` (rank, in) and `"{layer}.{linear}.B"` (out, rank), fp32."""
 
 
+# How the two functions are run: through torch.compile if shapes repeat, `as_written` otherwise.
 Wrap = Callable[[Any, Tensor], Any]
-"""How the pieces are run: through torch.compile where shapes repeat, `as_written` where they vary."""
 
 
 def as_written(function: Any, like: Tensor) -> Any:
@@ -80,7 +80,7 @@ def after_attention(x: Tensor, attended: Tensor, weights: tuple[Tensor, ...], pa
 
 
 class Network:
-    """Runs a frozen Transformer's layers with an optional LoRA on every row."""
+    """Runs the layers of a frozen Transformer with an optional LoRA on every row."""
 
     def __init__(self, model: Transformer, wrap: Wrap = compiled) -> None:
         self.model, self.config, self._wrap = model, model.config, wrap

@@ -1,4 +1,4 @@
-"""What the prepare stage leaves behind: file names, and the facts that later stages need instead of a tokenizer."""
+"""Output of the prepare stage: file names, and the facts that later stages need instead of a tokenizer."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ def write_questions(path: Path, questions: list[str]) -> None:
 
 
 def read_questions(path: Path) -> list[str]:
-    """None where the data was prepared without any."""
+    """Return the prepared questions, or an empty list if there are none."""
     return [str(text) for text in json.loads(lzma.decompress(path.read_bytes()))] if path.exists() else []

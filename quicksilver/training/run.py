@@ -1,7 +1,8 @@
-"""Run a recipe: `python -m quicksilver.training.run RECIPE.toml [--stage NAME] [--run DIR] [--set section.key=value]`.
+"""Runs a recipe: `python -m quicksilver.training.run RECIPE.toml [--stage NAME] [--run DIR] [--set
+section.key=value]`.
 
-The command line of the training room; the package's own command calls `main` with the same words. Under torchrun every
-process runs the same stages and gradients are shared.
+`quicksilver train` calls `main` with the same arguments. Under torchrun every process runs the same stages and
+gradients are averaged.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(recipe_path: Path, words: argparse.Namespace) -> None:
-    """Run the stages of one recipe; raises QuicksilverError with a sentence on what to do."""
+    """Run the stages of one recipe. Raises QuicksilverError with a message that says what to do."""
     recipe = load_recipe(recipe_path, words.set)
     device = join_ranks(words.device)
     folder = words.run or Path("runs") / recipe.name
@@ -50,7 +51,7 @@ def run(recipe_path: Path, words: argparse.Namespace) -> None:
 
 
 def join_ranks(device: str) -> torch.device:
-    """Under torchrun, one process per device; alone, the device asked for."""
+    """Under torchrun one process per device; otherwise the requested device."""
     torch.set_float32_matmul_precision("high")
     torch._dynamo.config.recompile_limit = 64
     if "LOCAL_RANK" not in os.environ:

@@ -1,7 +1,7 @@
-"""How much each canvas row counts in the loss, and how the learning rate moves.
+"""Loss weights of canvas rows, and learning-rate schedules.
 
-Pure functions of numbers and tensors; no model, no state. Rows near the committed text weigh most, because a draft is
-accepted left to right: a late row only matters when every row before it was right.
+Pure functions. Rows near the committed text have the largest weight, because a draft is accepted from left to right: a
+late row matters only if all rows before it are correct.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def index_weight(distance: Tensor, decay: float, floor: float = 0.05) -> Tensor:
-    """exp(-distance / decay) + floor, where distance counts the undecided rows since the last known token."""
+    """exp(-distance / decay) + floor, where distance is the number of undecided rows since the last known token."""
     return torch.exp(-distance.float() / decay) + floor
 
 
@@ -23,5 +23,5 @@ def linear_decay(progress: float) -> float:
 
 
 def cosine_decay(progress: float) -> float:
-    """1 at the start, 0 at the end, flat at both."""
+    """1 at the start, 0 at the end, with zero slope at both."""
     return 0.5 * (1.0 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))

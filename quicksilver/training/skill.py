@@ -1,7 +1,8 @@
-"""Skill adapter: an ordinary LoRA on AR rows, plus the embeddings of reserved tokens, with loss on answers only.
+"""Trains the skill adapter: an ordinary LoRA on AR rows, plus the embeddings of reserved tokens, with loss on
+answers only.
 
-The adapter is merged into the base before serving, so here it wears every row. Plain-text documents count with a
-weight of their own: they keep the language whole while the skills are learned.
+The adapter is merged into the base before serving, so it applies to every row here. Plain-text documents have their own
+loss weight; they preserve general language ability.
 """
 
 from __future__ import annotations
@@ -20,21 +21,29 @@ from quicksilver.training.network import Network
 from quicksilver.training.recipe import Skill
 
 RESERVED = "reserved"
+# Tokens of an answer that a sample shows.
+SAMPLE_LEN = 48
 
 
 class SkillTask:
     """Implements `loop.Task`. Parameters: LoRA pairs and `reserved` (num_reserved, dim)."""
 
-    def __init__(self, network: Network, store: RowStore, spec: Skill, reserved_ids: Sequence[int]) -> None:
-        self.network, self.store, self.spec = network, store, spec
+    def __init__(
+        self,
+        network: Network,
+        store: RowStore,
+        spec: Skill,
+        reserved_ids: Sequence[int],
+        decode: Callable[[list[int]], str] = str,
+    ) -> None:
+        self.network, self.store, self.spec, self._decode = network, store, spec, decode
         self.reserved_ids = torch.tensor(sorted(reserved_ids), device=network.device)
         self._lora = new_lora(network.config, spec.rank, spec.optim.seed, network.device)
         reserved = network.model.tokens.weight.detach()[self.reserved_ids].float().clone().requires_grad_()
         self.parameters = {**self._lora, RESERVED: reserved}
-        self.sampler: Callable[[], str] = lambda: ""
 
     def warm_start(self, tensors: Mapping[str, Tensor]) -> None:
-        """Begin from another adapter of the same reserved tokens. One of a higher rank is cut."""
+        """Initialise from another adapter with the same reserved tokens. A higher rank is truncated."""
         copy_start(self.parameters, tensors, self.spec.rank)
 
     def step(self, number: int) -> StepReport:
@@ -63,7 +72,7 @@ class SkillTask:
 
     def embed(self, token_ids: Tensor) -> Tensor:
         frozen = self.network.embed(token_ids)
-        # One-hot times table: its gradient is a small matrix product, where a lookup's would be a scatter.
+        # One-hot times table: its gradient is a small matrix product instead of a scatter.
         is_reserved = token_ids[..., None] == self.reserved_ids
         learned = is_reserved.to(frozen.dtype) @ self.parameters[RESERVED].to(frozen.dtype)
         return torch.where(is_reserved.any(-1, keepdim=True), learned, frozen)
@@ -72,12 +81,18 @@ class SkillTask:
         frozen = self.network.head
         return frozen.index_copy(0, self.reserved_ids, self.parameters[RESERVED].to(frozen.dtype))
 
+    @torch.no_grad()
     def sample(self) -> str:
-        return self.sampler()
+        """The first answer of the first batch: its tokens, and the argmax of the trained rows at the same positions."""
+        batch = self.store.batch(0)
+        target, weight = (flat.view_as(batch.token_ids)[0] for flat in next_token_targets(batch, self.spec.text_weight))
+        rows = weight.nonzero()[:SAMPLE_LEN, 0]
+        proposed = (self.hidden(batch)[0, rows] @ self.head().T).argmax(-1)
+        return f"answer {self._decode(target[rows].tolist())!r}\n{'':>12}model  {self._decode(proposed.tolist())!r}"
 
 
 def next_token_targets(batch: Batch, text_weight: float) -> tuple[Tensor, Tensor]:
-    """Flat (rows,) next tokens and loss weights; a document's last token and padding predict nothing."""
+    """Flat (rows,) next tokens and loss weights. The last token of a document and padding have no target."""
     target = batch.token_ids.roll(-1, dims=1)
     counts = batch.is_answer.roll(-1, dims=1)
     counts[:, -1] = False

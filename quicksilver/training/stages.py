@@ -111,7 +111,7 @@ def skill(run: Run) -> None:
         rows = join_rows([rows, PackedRows.load(run.folder / DISTILLED)])
     journal.say(f"{rows.num_rows} rows of {rows.row_len}, {facts.answer_tokens / 1e6:.1f} M answer tokens")
     store = RowStore(rows, spec.rows_per_batch, spec.optim.seed, run.device)
-    task = SkillTask(network, store, spec, sorted(set(facts.reserved.values())))
+    task = SkillTask(network, store, spec, sorted(set(facts.reserved.values())), run.decode)
     if spec.warm_start:
         task.warm_start(skill_tensors(Path(spec.warm_start), task.reserved_ids))
     Loop(task, spec.optim, run.folder / "skill", journal).run()

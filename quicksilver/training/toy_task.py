@@ -1,7 +1,7 @@
-"""A toy task for smoke runs and tests: a tiny random model, and a corpus of verses that it learns by heart.
+"""A toy task for smoke runs and tests: a tiny random model, and a small corpus that it memorises.
 
-Ids only, no tokenizer. A document names a verse with one token and recites it, so both the skill and the drafts can be
-learned in seconds on a CPU, and both can be checked exactly.
+Ids only, no tokenizer. A document names a verse with one token and then repeats it. Skill and drafts can be learned in
+seconds on a CPU and checked exactly.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TINY = ModelConfig(
 
 
 def tiny_model(seed: int = 5) -> Transformer:
-    """Random weights, small enough to be trained in seconds."""
+    """Random weights, small enough to train in seconds."""
     generator = torch.Generator().manual_seed(seed)
     model = Transformer(TINY)
     for parameter in model.parameters():
@@ -46,7 +46,7 @@ def tiny_model(seed: int = 5) -> Transformer:
 
 
 def verses(count: int) -> list[Document]:
-    """`count` documents in turn over the verses."""
+    """`count` documents that cycle over the verses."""
     rng = np.random.default_rng(3)
     lines = rng.integers(FIRST_WORD, TINY.vocab_size, (NUM_VERSES, VERSE_LEN))
     documents = []
@@ -65,7 +65,7 @@ def verse_prompts() -> PromptSet:
 
 
 def write_verses(folder: Path, row_len: int) -> Facts:
-    """The files a prepare stage would leave."""
+    """Write the files that a prepare stage would write."""
     folder.mkdir(parents=True, exist_ok=True)
     documents = verses(256)
     rows = pack(documents, row_len, PAD, TINY.vocab_size)

@@ -1,4 +1,4 @@
-"""Apply-edit rows: a function, an update snippet that elides what stays, and the merged function as answer."""
+"""Apply-edit rows: a function, an update snippet that elides unchanged code, and the merged function as answer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def apply_rows(edit: Mapping[str, Any], rng: random.Random) -> Iterator[ChatRow]
 
 
 def snippet(old: list[str], found: list[Hunk], context: int) -> list[str]:
-    """The changed lines with a little context; everything between stands as one elision line."""
+    """The changed lines with a little context. Everything between them is one elision line."""
     lines: list[str] = []
     done = 0
     for hunk in found:

@@ -1,4 +1,4 @@
-"""Word lists the synthesis draws from. Data only: names, places, small facts everybody may use."""
+"""Word lists for the synthetic data: names, places, small facts. Data only."""
 
 from __future__ import annotations
 

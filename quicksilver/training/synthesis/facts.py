@@ -1,7 +1,7 @@
-"""Short questions with short, right answers: who the model is, small facts, sums, words in other languages, code.
+"""Short questions with short correct answers: the model's identity, small facts, sums, translations, code.
 
-They teach a plain manner of answering more than knowledge. Brief reasoning rows show the thinking channel at three
-budgets: the higher the effort, the more of the working is written.
+They teach a plain style of answering more than knowledge. Short reasoning rows use the thinking channel at three
+efforts: a higher effort writes more of the working.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def thought(question: str, reasoning: str, answer: str, effort: str) -> ChatRow:
 
 
 def worked(steps: list[str], effort: str) -> str:
-    """Low: the last step. Medium: all of them. High: all, and a check."""
+    """Low: the last step. Medium: all steps. High: all steps and a check."""
     if effort == "low":
         return steps[-1]
     return "\n".join(steps if effort == "medium" else [*steps, f"Check: {steps[-1]} This is consistent."])

@@ -1,6 +1,6 @@
-"""Fill-in-the-middle rows from source files: most are single lines, some a few lines, the rest random spans.
+"""Fill-in-the-middle rows from source files: mostly single lines, some short blocks, the rest random spans.
 
-Cuts fall on characters, not tokens, as an editor's cursor does. All of a row is learned, so context is generous.
+Cuts are at characters, not tokens, like the cursor of an editor. The loss covers the whole row, so the context is long.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def _cut(lines: list[str], rng: random.Random) -> FimRow | None:
 
 
 def _line_span(lines: list[str], count: int, rng: random.Random) -> tuple[int, int]:
-    """From somewhere in a line (its start, its indentation's end, or inside) to the end of a line, newline left out."""
+    """A span from the start of a line, the end of its indentation or a position inside it, to the end of a line
+    without the newline."""
     first = rng.randrange(len(lines))
     start = sum(map(len, lines[:first]))
     line = lines[first].rstrip("\n")

@@ -1,6 +1,6 @@
 """Format-following rows by rule: counted lists, casing, one word, yes or no, JSON only, sentence counts.
 
-The content is simple on purpose; what is learned is that the form of the request binds the answer.
+The content is simple on purpose. The rows teach that the requested form determines the answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def following_rows(count: int, rng: random.Random) -> Iterator[ChatRow]:
 
 def _list(rng: random.Random) -> tuple[str, str]:
     category = rng.choice(sorted(CATEGORIES))
-    # Three fruits are asked for by an evaluation.
+    # Excludes "three fruits", which an evaluation asks for.
     num = rng.randint(4 if category == "fruits" else 2, min(8, len(CATEGORIES[category])))
     items = rng.sample(CATEGORIES[category], num)
     amount = rng.choice((str(num), _NUMBERS[num]))
@@ -65,7 +65,7 @@ def _yes_no(rng: random.Random) -> tuple[str, str]:
         return f"{rng.choice(YES_NO[answer])} {form}", answer
     category, other = rng.sample(sorted(CATEGORIES), 2)
     item = rng.choice(CATEGORIES[category if answer == "Yes" else other])
-    # Some words belong to two lists.
+    # Some words occur in two lists.
     return f"Is {item} one of the {category}? {form}", "Yes" if item in CATEGORIES[category] else "No"
 
 

@@ -1,8 +1,7 @@
-"""Programming tasks from real code: a function's head and docstring, to be completed, explained or tested.
+"""Programming tasks from real code: a function's signature and docstring, to be completed, explained or tested, or
+only the first line of its docstring.
 
-Or no code at all: only what the docstring's first line says of it.
-
-Prompts only: whoever is trained answers them in its own words. Bodies are never shown as answers.
+These rows are prompts only. The trained model answers them itself; function bodies are never used as answers.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class Function:
     summary: str
 
     def request(self, rng: random.Random) -> str:
-        """One of the ways to ask for something about it."""
+        """One of several requests about the function."""
         kind = rng.random()
         if kind < 0.25 and len(self.whole) <= _MAX_CHARS:
             return rng.choice(_WHOLE_ASKS).format(whole=self.whole)
@@ -62,7 +61,7 @@ class Function:
 
 
 def function_rows(texts: Iterable[str], rng: random.Random) -> Iterator[ChatRow]:
-    """Up to eight documented functions a file, each asked about in two ways."""
+    """Up to eight documented functions per file, each used in two requests."""
     for text in texts:
         found = list(_functions(text))
         for function in rng.sample(found, min(8, len(found))):

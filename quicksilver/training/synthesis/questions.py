@@ -1,7 +1,7 @@
-"""Questions without answers: what a larger model is asked when chat is distilled from it.
+"""Questions without answers, for distillation of chat from a larger model.
 
-Everyday subjects in many forms, the categories of the other syntheses, and small programs. The teacher answers them in
-its own words; `distil` keeps what is short, whole and English.
+Everyday subjects in many forms, the categories of the other syntheses, and small programs. `distil` keeps answers that
+are short, complete and English.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""JSON rows by rule: records told as sentences and extracted, and instances built from a schema.
+"""JSON rows by rule: records described in sentences to be extracted, and instances built from a schema.
 
-The answer is compact JSON with keys in the schema's order, and nothing around it.
+The answer is compact JSON with keys in the order of the schema, and nothing else.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from quicksilver.training.synthesis.banks import (
 )
 from quicksilver.training.synthesis.values import string_value
 
+# Name, schema, function that draws a value, and the sentence that states it.
 Field = tuple[str, dict[str, Any], Callable[[random.Random], Any], str]
-"""Name, schema, how to draw a value, and the sentence that tells it."""
 
 
 def _pick(bank: tuple[str, ...]) -> Callable[[random.Random], Any]:
@@ -90,7 +90,7 @@ SYSTEM_ASK = "Answer with JSON that follows this schema:\n{schema}"
 
 
 def extraction_rows(count: int, rng: random.Random) -> Iterator[ChatRow]:
-    """Records told in sentences, to be extracted under a schema given in the prompt."""
+    """Records described in sentences, to be extracted under a schema given in the prompt."""
     for _ in range(count):
         kind = rng.choice(sorted(RECORDS))
         fields = rng.sample(RECORDS[kind], rng.randint(2, len(RECORDS[kind])))
@@ -152,7 +152,7 @@ _KINDS: tuple[dict[str, Any], ...] = (
 
 
 def made_schema_rows(count: int, rng: random.Random) -> Iterator[ChatRow]:
-    """Requests for an instance of a schema drawn by rule: brackets to three levels, in any order of fields."""
+    """Requests for an instance of a random schema, nested up to three levels, with fields in any order."""
     for _ in range(count):
         schema = _made_schema(rng, rng.randint(1, 3))
         yield schema_row(schema, build_instance(schema, rng), rng)
@@ -175,16 +175,17 @@ def _made_field(rng: random.Random, depth: int) -> dict[str, Any]:
     return dict(rng.choice(_KINDS))
 
 
-# Levels of a schema; an array of objects is two.
+# Nesting levels of a schema. An array of objects counts as two.
 _DEEPEST = 7
 
 
 class NoInstance(Exception):
-    """This schema says more than the small builder below understands."""
+    """The schema uses a keyword that the small builder below does not support."""
 
 
 def build_instance(schema: Any, rng: random.Random, depth: int = 0, root: Any = None, name: str = "") -> Any:
-    """A small value that should satisfy `schema`; the caller checks. Raises NoInstance for what it cannot read."""
+    """Build a small value that should satisfy `schema`; the caller validates it. Raises NoInstance for unsupported
+    schemas."""
     root = schema if root is None else root
     if depth > _DEEPEST or schema is False:
         raise NoInstance
@@ -216,7 +217,7 @@ def _typed(schema: dict[str, Any], rng: random.Random, depth: int, root: Any, na
         items = items[0] if isinstance(items, list) and items else items
         count = max(int(schema.get("minItems", 0)), min(rng.randint(1, 3), int(schema.get("maxItems", 3))))
         found = [build_instance(items, rng, depth + 1, root, name) for _ in range(count)]
-        # A list that says one thing twice teaches saying it for ever.
+        # Items are distinct, because repeated items would teach endless repetition.
         is_plain = all(isinstance(item, (str, int)) for item in found) and "minItems" not in schema
         return list(dict.fromkeys(found)) if is_plain else found
     if kind in ("integer", "number"):

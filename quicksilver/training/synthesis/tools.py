@@ -1,7 +1,7 @@
-"""Tool-calling rows by rule: random functions with typed parameters, requests that name exact values.
+"""Tool-calling rows by rule: random functions with typed parameters, requests that state exact values.
 
-Covers one call, several calls at once, a missing parameter that must be asked for, a question no tool fits, and an
-answer from a tool's result. Names and descriptions vary, so that the schema is read and not remembered.
+Covers one call, parallel calls, a missing parameter that must be asked for, a question that no tool fits, and an answer
+from a tool result. Names and descriptions vary, so that the schema must be read.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class Parameter:
     kind: str
     description: str
     draw: Draw
+    # Phrase with {} for the value.
     phrase: str
-    """With {} where the value stands."""
+    # The question to ask if a request omits the parameter.
     ask: str = ""
-    """The question for it when a request leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A kind of tool: names it may go by, requests that call it."""
+    """A kind of tool: alternative names, and requests that call it."""
 
     names: tuple[str, ...]
     descriptions: tuple[str, ...]
@@ -224,7 +224,7 @@ FUNCTIONS: tuple[Function, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """A function as one row offers it: chosen names, the tool, and the parameters by their chosen names."""
+    """A function as offered in one row: the chosen names, the tool, and the parameters by chosen name."""
 
     function: Function
     tool: Tool
@@ -259,7 +259,7 @@ def _offer(function: Function, rng: random.Random) -> _Offer:
 
 
 def _request(offer: _Offer, rng: random.Random) -> tuple[str, ToolCall]:
-    """A sentence and the call it wants."""
+    """A sentence and the call that it requires."""
     values = [p.draw(rng) for p in offer.function.needed]
     phrases = [p.phrase.format(v) for p, v in zip(offer.function.needed, values, strict=True)]
     text = rng.choice(offer.function.requests).format(*phrases)

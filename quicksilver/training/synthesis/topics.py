@@ -1,4 +1,4 @@
-"""Subjects and forms of everyday questions. Data only: a larger model answers them when chat is distilled."""
+"""Subjects and forms of everyday questions for distillation. Data only."""
 
 from __future__ import annotations
 

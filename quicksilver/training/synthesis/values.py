@@ -1,4 +1,4 @@
-"""Strings that suit the name of the property they fill: what a careful person would type into such a field."""
+"""Plausible strings for a property, chosen by the property name."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FORMATS: Mapping[str, Draw] = {
     "hostname": lambda rng: f"{_word(rng)}.example.com",
 }
 
-# The first key found in a property's lower-case name decides.
+# The first key contained in the lower-case property name is used.
 _BY_NAME: tuple[tuple[tuple[str, ...], Draw], ...] = (
     (("url", "uri", "href", "link", "website"), FORMATS["uri"]),
     (("email", "mail"), FORMATS["email"]),
@@ -81,7 +81,7 @@ _BY_NAME: tuple[tuple[tuple[str, ...], Draw], ...] = (
 
 
 def string_value(name: str, schema: Mapping[str, Any], rng: random.Random) -> str:
-    """A value for the string property `name`, within the lengths that its schema states."""
+    """A value for the string property `name`, within the lengths of its schema."""
     if schema.get("format") in FORMATS:
         return FORMATS[schema["format"]](rng)
     for stated in (*schema.get("examples", ()), schema.get("default")):
