@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quicksilver.constrain.source import SpecSource
+from quicksilver.constrain.source import GrammarSource
 from quicksilver.core import ConstraintSpec, Delta, FinishReason
 from tests.server.conftest import chat, says
 from tests.support.bank import Bank
@@ -41,8 +41,8 @@ def impossible(**fields: Any) -> dict[str, Any]:
 class UnprovenGrammars:
     """A compiler that cannot prove the contradiction, so only the final check finds it."""
 
-    async def check(self, source: SpecSource, tenant: str) -> ConstraintSpec:
-        return ConstraintSpec(needs_check=True)
+    async def compile(self, source: GrammarSource, tenant: str) -> ConstraintSpec:
+        return ConstraintSpec()
 
 
 @pytest.fixture
