@@ -11,8 +11,15 @@ from collections.abc import Iterator
 
 from quicksilver.text.chat import Message
 from quicksilver.training.rows import ChatRow
-from quicksilver.training.synthesis.banks import CAPITALS, CATEGORIES, OPPOSITES, PLAIN_QA
-from quicksilver.training.synthesis.topics import CODE_TASKS, FORMS, TOPICS
+from quicksilver.training.synthesis.banks import (
+    CAPITALS,
+    CATEGORIES,
+    CODE_TASKS,
+    OPPOSITES,
+    PLAIN_QA,
+    QUESTION_FORMS,
+    QUESTION_TOPICS,
+)
 
 _LANGUAGES = ("Python", "Python", "Python", "JavaScript")
 _ABOUT_COUNTRIES = ("Where is {}?", "Tell me about {} in two sentences.", "What language do people speak in {}?")
@@ -29,7 +36,7 @@ def question_rows(count: int, rng: random.Random) -> Iterator[ChatRow]:
 
 
 def _topic(rng: random.Random) -> str:
-    return rng.choice(FORMS).format(t=rng.choice(TOPICS))
+    return rng.choice(QUESTION_FORMS).format(t=rng.choice(QUESTION_TOPICS))
 
 
 def _code(rng: random.Random) -> str:

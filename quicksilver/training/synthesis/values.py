@@ -6,8 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quicksilver.training.synthesis.banks import CATEGORIES, CITIES, COMPANIES, PEOPLE, PRODUCTS
-from quicksilver.training.synthesis.topics import TOPICS
+from quicksilver.training.synthesis.banks import CATEGORIES, CITIES, COMPANIES, PEOPLE, PRODUCTS, QUESTION_TOPICS
 
 Draw = Callable[[random.Random], str]
 
@@ -38,7 +37,7 @@ def _uuid(rng: random.Random) -> str:
 
 def _sentence(rng: random.Random) -> str:
     shapes = ("A short note about {}.", "All about {}.", "Notes on {} and {}.", "Everything we know of {}.")
-    return rng.choice(shapes).format(rng.choice(TOPICS), rng.choice(TOPICS))
+    return rng.choice(shapes).format(rng.choice(QUESTION_TOPICS), rng.choice(QUESTION_TOPICS))
 
 
 FORMATS: Mapping[str, Draw] = {
@@ -65,7 +64,7 @@ _BY_NAME: tuple[tuple[tuple[str, ...], Draw], ...] = (
     (("phone",), lambda rng: f"555-{rng.randint(1000, 9999)}"),
     (("path", "file", "folder", "directory"), lambda rng: f"{_word(rng)}/{_word(rng)}.txt"),
     (("description", "summary", "comment", "message", "text", "note", "abstract"), _sentence),
-    (("title", "label", "subject"), lambda rng: rng.choice(TOPICS).capitalize()),
+    (("title", "label", "subject"), lambda rng: rng.choice(QUESTION_TOPICS).capitalize()),
     (("city", "place", "location", "town"), _pick(CITIES)),
     (("country",), _pick(CATEGORIES["countries"])),
     (("colour", "color"), _pick(CATEGORIES["colors"])),
