@@ -37,8 +37,8 @@ CATEGORIES = (
     "simple_python", "multiple", "parallel", "parallel_multiple",
     "live_simple", "live_multiple", "live_parallel", "live_parallel_multiple",
 )  # fmt: skip
+# Type names of the leaderboard that differ from JSON Schema.
 TYPES = {"dict": "object", "float": "number", "tuple": "array", "list": "array", "bool": "boolean", "any": None}
-"""The leaderboard's names of types, in JSON Schema's; the others are the same."""
 WORDS = {"properties", "items", "enum", "required", "description", "type", "default", "minItems", "maxItems"}
 MAX_TOKENS = 160
 
@@ -48,7 +48,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_category(name: str) -> list[dict[str, Any]]:
-    """Entries with the answers that count as right."""
+    """Entries with their accepted answers."""
     data = HOME / "bfcl_eval" / "data"
     entries = read_lines(data / f"BFCL_v4_{name}.json")
     truths = {
@@ -76,7 +76,7 @@ def to_schema(described: Any) -> Any:
 
 
 def to_tools(functions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """OpenAI's tools; names have no dots there, and the leaderboard's checker knows that."""
+    """Convert to OpenAI tools. Dots in names are replaced; the leaderboard's checker accepts that."""
     return [
         {
             "type": "function",
@@ -91,7 +91,8 @@ def to_tools(functions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def compile_all(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Whether the tools of every entry have a grammar, and whether it alone guarantees the arguments."""
+    """Compile the tools of every entry. Counts how many have a grammar, and how many grammars alone guarantee valid
+    arguments."""
     refused, num_proved = [], 0
     for entry in entries:
         tools = [tool["function"] for tool in to_tools(entry["function"])]
@@ -106,7 +107,7 @@ def compile_all(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def load_checker() -> Any:
-    """The leaderboard's checker, without the model zoo that its module would import."""
+    """Import the leaderboard's checker without the model packages that its module imports."""
     sys.path.insert(0, str(HOME))
     zoo = ModuleType("bfcl_eval.constants.model_config")
     zoo.MODEL_CONFIG_MAPPING = {"quicksilver": SimpleNamespace(underscore_to_dot=True)}  # type: ignore[attr-defined]
@@ -190,7 +191,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def pick(entries: Sequence[dict[str, Any]], each: int) -> list[dict[str, Any]]:
-    """`each` entries, evenly spread; all of them where there are no more."""
+    """`each` evenly spaced entries, or all if there are no more."""
     stride = max(len(entries) / max(each, 1), 1)
     return [entries[int(i * stride)] for i in range(min(each, len(entries)))]
 

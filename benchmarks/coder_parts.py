@@ -1,6 +1,6 @@
-"""The measurements of `gpu_coder`, one function each: a Bench in, rows out through its book.
+"""The measurements of `gpu_coder`, one function each. They write rows to a `Book`.
 
-Every row is on disk before the next is measured. Tokens that end an answer count, as in `evals/speed.py`.
+Every row is on disk before the next measurement starts. End-of-sequence tokens count, as in `evals/speed.py`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Bench:
     writer: PromptBuilder
     data: Path
     book: Book
+    # A value below 1 uses fewer and shorter questions, for trying the code.
     scale: float = 1.0
-    """Below 1 takes fewer and shorter questions: for trying the code."""
     domains: tuple[str, ...] = tuple(DOMAINS)
     tasks: tuple[str, ...] = TASKS
 
@@ -78,7 +78,7 @@ class Bench:
 
 
 def speed(bench: Bench, seconds: float) -> None:
-    """Batch 1: tokens a second of every domain and way, and whether the text is AR's."""
+    """Batch 1: tokens per second by domain and decoder, and whether the text equals that of AR."""
     deadline = time.perf_counter() + seconds
     warm_asks = mixed_asks(bench.data, bench.writer, 1, bench.length(64), bench.domains)
     for way in bench.lone_ways:
@@ -111,7 +111,7 @@ def _domain_speed(bench: Bench, domain: str, deadline: float) -> None:
 
 
 def lone_row(found: Replies) -> dict[str, Any]:
-    """`decode_*` is behind the first token, `tok_per_s` counts the prompt's time too."""
+    """`decode_*` is measured from the first token; `tok_per_s` includes the prompt."""
     whole = found.whole
     tokens, rounds = _num_tokens(whole), sum(reply.usage.rounds for reply in whole if reply.usage)
     decode_s = sum(reply.seconds - reply.first_s for reply in whole)
@@ -128,8 +128,7 @@ def lone_row(found: Replies) -> dict[str, Any]:
 
 
 def average_row(rows: Sequence[dict[str, Any]], way: Way) -> dict[str, Any]:
-    """Means over the domains, each counted once; `over_ar` is the ratio of the means. A domain that this way or AR had
-    no time for is left out."""
+    """Means over the domains. `over_ar` is the ratio of the means. Domains without both measurements are excluded."""
     mine, ar = ([row for row in rows if row["way"] == name and row["answers"]] for name in (way.name, AR.name))
     both = {row["domain"] for row in mine} & {row["domain"] for row in ar}
     mine, ar = ([row for row in some if row["domain"] in both] for some in (mine, ar))
@@ -145,7 +144,7 @@ def average_row(rows: Sequence[dict[str, Any]], way: Way) -> dict[str, Any]:
 
 
 def device(bench: Bench, seconds: float) -> None:
-    """What the engine timed when it started, and how long it would make canvases: which bounds all that follows."""
+    """Forward times that the engine measured at start-up, and the canvas lengths that follow from them."""
     pace = bench.engine.scheduler.round_cost
     for graph in pace.rounds if pace else ():
         bench.book.add("device", {"round": graph.canvas_len, "requests": graph.num_requests, "ms": graph.ms,
@@ -163,7 +162,8 @@ def _num_tokens(replies: Sequence[Reply]) -> int:
 
 
 def rounds(bench: Bench, seconds: float) -> None:
-    """Tokens a round by domain on more text than `speed` has: of lone requests, which alone get trees, and of many."""
+    """Tokens per round by domain on more text than `speed` uses: single requests, which use draft trees, and
+    batches."""
     deadline = time.perf_counter() + seconds
     for domain in bench.domains:
         asks = domain_asks(domain, bench.data, bench.writer, bench.count(48), bench.length(192))
@@ -179,7 +179,7 @@ def _yield_of(replies: Sequence[Reply | None]) -> dict[str, Any]:
 
 
 def streams(bench: Bench, seconds: float) -> None:
-    """Tokens a second over all streams: AR, and verify as the engine schedules it."""
+    """Total tokens per second of many streams: AR, and `verify` as scheduled by the engine."""
     deadline = time.perf_counter() + seconds
     for count in STREAMS:
         if time.perf_counter() > deadline:
@@ -216,7 +216,7 @@ def crowd_row(found: Replies) -> dict[str, Any]:
 
 
 def fim(bench: Bench, seconds: float) -> None:
-    """Latency of an infill at batch 1, prompt included: of 32 tokens, and of one line as editors ask for it."""
+    """Latency of an infill at batch 1, prompt included: 32 tokens, and one line with a line break as stop string."""
     deadline = time.perf_counter() + seconds
     kinds = (("32 tokens", "fim_python_lines"), ("one line", "humaneval_infill_single"))
     for kind, task in kinds:
@@ -231,7 +231,7 @@ def fim(bench: Bench, seconds: float) -> None:
 
 
 def _alone(bench: Bench, ask: Generate, way: Way, deadline: float) -> list[Reply]:
-    """One question to an engine at rest."""
+    """Run one question on an idle engine."""
     time.sleep(0.02)
     return answer_all(bench.engine, [ask], way, 1, deadline - time.perf_counter()).whole
 
@@ -249,7 +249,7 @@ def latency_row(replies: Sequence[Reply]) -> dict[str, Any]:
 
 
 def equality(bench: Bench, seconds: float) -> None:
-    """Whether verify says what AR says, token for token; for an engine in fp32."""
+    """Whether `verify` equals AR token for token, for an engine in fp32."""
     deadline = time.perf_counter() + seconds
     asks = mixed_asks(bench.data, bench.writer, bench.count(50), bench.length(64), bench.domains)
     said = answer_all(bench.engine, asks, AR, len(asks), seconds)
@@ -266,7 +266,7 @@ def equality(bench: Bench, seconds: float) -> None:
 
 
 def _part_at(a: Reply, b: Reply) -> int:
-    """The first token in which two answers differ."""
+    """Index of the first token in which two answers differ."""
     pairs = list(zip(a.token_ids, b.token_ids, strict=False))
     return next((i for i, (x, y) in enumerate(pairs) if x != y), len(pairs))
 

@@ -31,8 +31,8 @@ def newest_sections(results: Path) -> tuple[dict[str, list[Row]], str]:
     return found, hardware
 
 
+# Variants in the tables that are left out of the plot.
 LEFT_OUT = ("verify 8", "verify 16 with a tree of 16")
-"""Ways that the tables have, and that would crowd the picture."""
 
 
 def draw_speed(axes: Axes, rows: list[Row]) -> None:
@@ -64,7 +64,7 @@ def draw_streams(axes: Axes, rows: list[Row]) -> None:
 
 
 def _draw_groups(axes: Axes, points: list[tuple[str, str, float]]) -> None:
-    """A group for every domain, a bar in it for every way."""
+    """Draw one group per domain, with one bar per decoder."""
     groups, names = (list(dict.fromkeys(point[i] for point in points)) for i in (0, 1))
     width = 0.8 / max(len(names), 1)
     for i, name in enumerate(names):

@@ -1,7 +1,6 @@
-"""The questions of the coder's measurements, by domain, made by the evaluations' own tasks; and chat, which they lack.
+"""The prompts of the coder measurements by domain. They come from the evaluation tasks, plus chat.
 
-Which items are taken depends on the task's name alone. Long prompts are left out, so that a domain's times are of its
-answers.
+The selection depends only on the task name. Long prompts are excluded, so that the times measure the answers.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ LONGEST_PROMPT = 1200
 
 
 def domain_asks(domain: str, data: Path, writer: PromptBuilder, count: int, max_new_tokens: int) -> list[Generate]:
-    """Up to `count` questions whose answers may have `max_new_tokens` tokens."""
+    """Up to `count` prompts with at most `max_new_tokens` answer tokens."""
     asks = (
         _chat_asks(writer) if domain == "chat" else task_asks((DOMAINS | MORE_DOMAINS)[domain], data, writer, 4 * count)
     )
@@ -63,7 +62,7 @@ def domain_asks(domain: str, data: Path, writer: PromptBuilder, count: int, max_
 def mixed_asks(
     data: Path, writer: PromptBuilder, count: int, max_new_tokens: int, domains: Iterable[str] = tuple(DOMAINS)
 ) -> list[Generate]:
-    """The domains in turn."""
+    """Prompts of all domains, interleaved."""
     names = tuple(domains)
     each = -(-count // len(names))
     lists = [domain_asks(domain, data, writer, each, max_new_tokens) for domain in names]

@@ -1,4 +1,4 @@
-"""Book: the rows of one run as JSON, written anew after every row, so that a run cut short keeps what it has."""
+"""The rows of one run as JSON. The file is rewritten after every row, so an interrupted run keeps its rows."""
 
 from __future__ import annotations
 

@@ -49,21 +49,21 @@ from quicksilver.text.chat import ChatTemplate, Message
 from quicksilver.text.tokenizer import Tokenizer
 
 BATCH = 8
+# Repetitions of the comparison with expensive grammars. The minimum counts, because other load only adds time.
 REPEATS = 4
-"""Of the comparison with hostile neighbours; the least counts, since a busy machine only adds."""
 MAX_TOKENS = 96
 PROMPT = "Write a short example as JSON."
 DECODERS = {
     "ar": DecoderParams(name=DecoderName.AR, canvas_len=1),
     "verify 4": DecoderParams(name=DecoderName.VERIFY, canvas_len=4),
 }
+# Valid regular expressions whose automata need tens of milliseconds per bitmask.
 HOSTILE = (".*a.{20}b", "(.*a.{12}b|.*c.{14}d)(x|y)*")
-"""Their automata are lawful, and take tens of milliseconds for a bitmask."""
 
 
 @dataclass
 class Tally:
-    """What a stretch of decoding came to."""
+    """Totals of one decoding run."""
 
     seconds: float = 0.0
     grammar_s: float = 0.0
@@ -132,7 +132,8 @@ class Bench:
         return tally
 
     def neighbours(self, others: list[ConstraintSpec | None]) -> float:
-        """Processor time of the engine until four plain streams are through, with others beside them."""
+        """Processor time of the engine until four unconstrained streams are finished, with other requests in the
+        batch."""
         plain = {self._add(None, 48) for _ in range(4)}
         hostile = {self._add(spec, 400) for spec in others}
         start = time.thread_time()
@@ -152,7 +153,7 @@ class Bench:
 
 
 def slowed_by(bench: Bench, count: int) -> float:
-    """Four streams beside hostile ones, against the same streams beside as many plain ones."""
+    """Four streams beside expensive grammars, compared with the same streams beside unconstrained requests."""
     specs = [compile_response_format(ResponseFormat(FormatKind.REGEX, pattern)) for pattern in HOSTILE]
     hostile = [specs[i % len(specs)] for i in range(count)]
     pairs = [(bench.neighbours([None] * count), bench.neighbours(list(hostile))) for _ in range(REPEATS)]

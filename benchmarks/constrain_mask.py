@@ -34,15 +34,15 @@ from quicksilver.errors import InvalidGrammar
 
 EOS_ID = 0
 VOCAB_SIZE = 49_152
+# `max_tokens` of the requests, large enough that the completion budget does not matter.
 ROOM = 4_096
-"""`max_tokens` of the requests: far from the end, as most steps are."""
 DRAFT_LEN = 16
 LAYOUTS = {Layout.SPACED: (", ", ": "), Layout.COMPACT: (",", ":")}
 
 
 @dataclass
 class Costs:
-    """Microseconds of each question, and how the tokens of the instances came about."""
+    """Microseconds per operation, and how the tokens of the instances were produced."""
 
     bitmask: list[float] = field(default_factory=list)
     draft: list[float] = field(default_factory=list)
@@ -51,15 +51,15 @@ class Costs:
     closing: list[float] = field(default_factory=list)
     build: list[float] = field(default_factory=list)
     num_instances: int = 0
+    # Tokens of the instances in the tokenizer's own segmentation.
     num_tokens: int = 0
-    """Of the instances, as the tokenizer cuts them."""
+    # Tokens that a model would have to choose.
     num_forwards: int = 0
-    """Tokens that a model would have to choose."""
     ratios: list[float] = field(default_factory=list)
 
 
 def timed(times: list[float], ask: Callable[..., Any], *arguments: Any) -> Any:
-    """Asks, and notes the processor time that it took: wall time says more about the neighbours of a busy machine."""
+    """Run an operation and record its processor time, which other load affects less than wall time."""
     start = time.thread_time_ns()
     result = ask(*arguments)
     times.append(1e-3 * (time.thread_time_ns() - start))
@@ -67,7 +67,8 @@ def timed(times: list[float], ask: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def follow(constraint: Constraint, text: bytes, tokens: Tokens, costs: Costs) -> int | None:
-    """Writes `text`, asking at each token what the engine would ask. The number of tokens chosen; None if refused."""
+    """Write `text` token by token with the queries of the engine. Returns the number of chosen tokens, or None if
+    refused."""
     row = np.zeros((1, tokens.num_words), dtype=np.int32)
     at = num_chosen = 0
     while at < len(text):

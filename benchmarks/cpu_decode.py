@@ -49,7 +49,7 @@ FIRST_TOKEN_PROMPT = 200
 
 @dataclass(frozen=True)
 class Speed:
-    """One decoder under one number format, over all prompts."""
+    """One decoder under one weight format, over all prompts."""
 
     scheme: str
     decoder: str
@@ -79,7 +79,7 @@ def measure(llm: LLM, scheme: str, params: DecodeParams) -> Speed:
 
 
 def first_token(llm: LLM, params: DecodeParams) -> float:
-    """Seconds from an uncached prompt to its first token, the best of three."""
+    """Seconds from an uncached prompt to its first token, best of three."""
     ids = (llm.tokenizer.encode("The quick brown fox jumps over the lazy dog. ") * FIRST_TOKEN_PROMPT)[
         :FIRST_TOKEN_PROMPT
     ]
@@ -110,7 +110,7 @@ def speeds(args: argparse.Namespace) -> Iterator[Speed]:
 
 
 def load_cost(model: str) -> dict[str, float]:
-    """Seconds until a fresh process has the model, and its largest memory. The files are in the system's cache."""
+    """Load time and peak memory of a new process. The files are in the page cache."""
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", LOAD, model], check=True)
     seconds = time.perf_counter() - start
@@ -128,7 +128,7 @@ def best_of(repeats: int, work: torch.nn.Module | object) -> float:
 
 
 def ceilings() -> dict[str, float]:
-    """What this machine can do at best: copying, and float32 matrix products."""
+    """Peak rates of this machine: memory copy and float32 matrix products."""
     source = torch.randn(64 << 20)
     target = torch.empty_like(source)
     a = torch.randn(1024, 1024)
@@ -145,7 +145,7 @@ def commit() -> str:
 
 
 def llama_cpp(model: str, num_tokens: int, threads: int) -> float | None:
-    """Tokens a second of llama.cpp on the same base file and prompts; None where it is not installed."""
+    """Tokens per second of llama.cpp on the same base file and prompts, or None if it is not installed."""
     home = ROOT.parent / ".build" / "llama"
     if shutil.which("node") is None or not (home / "node_modules" / "node-llama-cpp").exists():
         print("llama.cpp left out: npm install --prefix .build/llama node-llama-cpp")

@@ -50,7 +50,7 @@ def bfloat16(weight: Tensor) -> Linear:
 
 
 def one_scale(weight: Tensor) -> Linear:
-    """torch's own dynamic int8: one activation scale for all rows, so rows are not independent."""
+    """torch's dynamic int8: one activation scale for all rows, so rows are not independent."""
     stored = quantise_weight(weight, None, "int8")
     packed = pack_int8(stored["q"], stored["scale"])
     return lambda x: torch.ops.quantized.linear_dynamic(x, packed, False)
@@ -71,7 +71,7 @@ KINDS: dict[str, Callable[[Tensor], Linear]] = {
 
 
 def best_ms(body: Callable[[], object], seconds: float) -> float:
-    """The least of many runs, since other load only ever adds; of one thread its CPU time, which others touch less."""
+    """Minimum of many runs, because other load only adds time. Single-threaded runs use processor time."""
     clock = time.perf_counter if torch.get_num_threads() > 1 else time.thread_time
     body()
     times, until = [], time.perf_counter() + seconds

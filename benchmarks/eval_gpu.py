@@ -48,7 +48,7 @@ RUNNERS = ("graphs", "paged", "plain")
 
 
 class PagedRunner(TorchBackend):
-    """The plain runner with the paged kernel for all sequences at once, instead of SDPA for each."""
+    """The torch backend with the paged attention kernel for all sequences at once, instead of SDPA per sequence."""
 
     def _forward(self, works: Seq[Work]) -> Tensor:
         from quicksilver.backends.cuda.kernels.triton_attend import TritonAttend
@@ -104,7 +104,7 @@ def read_decoder(text: str) -> DecoderParams:
 
 
 async def evaluate(options: argparse.Namespace) -> list[Report]:
-    """The models asked for, one after the other; what is done is on disk before the next task starts."""
+    """Evaluate the requested models one after the other. Results are written after each task."""
     reports: list[Report] = []
     for name in options.models:
         is_base = name == "base"
@@ -154,7 +154,7 @@ async def evaluate_one(
 
 
 def start_engine(checkpoint: Checkpoint, tokenizer: Tokenizer, options: argparse.Namespace) -> AsyncEngine:
-    """The engine with the runner asked for, or the next one that answers."""
+    """Start the engine with the requested backend, or the next one that works."""
     model = load_transformer(checkpoint, LoadConfig(device=options.device))
     engine = build_any(model, checkpoint.name, options)
     engine.constraints = Leads.of(tokenizer, engine.info.vocab_size).constraint
@@ -168,7 +168,7 @@ def build_any(model: Transformer, name: str, options: argparse.Namespace) -> Eng
     for runner in RUNNERS[RUNNERS.index(pick_runner(options)) :]:
         try:
             engine = cuda_engine(model, name, runner, options.concurrency)
-        except Exception as error:  # whatever a compiler on a strange machine may raise
+        except Exception as error:  # Any exception of a compiler on an unknown machine.
             print(f"{runner} forwards cannot be built here: {error}", flush=True)
             continue
         if answers(engine):
@@ -186,7 +186,7 @@ def pick_runner(options: argparse.Namespace) -> str:
 
 
 def cuda_engine(model: Transformer, name: str, runner: str, concurrency: int) -> Engine:
-    """Few rows a forward for graphs, which are made for them; many for plain torch, whose launches cost most."""
+    """Few rows per forward for CUDA graphs; many for eager torch, whose launch overhead dominates."""
     is_graphs = runner == "graphs"
     config = EngineConfig(
         num_pages=32768,
@@ -203,7 +203,7 @@ def cuda_engine(model: Transformer, name: str, runner: str, concurrency: int) ->
 
 
 def answers(engine: Engine) -> bool:
-    """Whether a first short request comes through."""
+    """Whether a first short request succeeds."""
     engine.add(Request("probe", (5, 6, 7), DecodeParams(max_new_tokens=2, decoder=read_decoder("ar"))))
     finish = None
     while engine.has_work:

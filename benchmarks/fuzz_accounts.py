@@ -24,8 +24,8 @@ from quicksilver.accounts.service import open_desk
 from quicksilver.accounts.views import KeyDraft
 from tests.server.paid_server import PaidServer
 
+# Only these routes of the main listener. The others have their own fuzzer.
 OWN = ("/v1/account", "/v1/organization")
-"""Of the main listener only these: the rest has a fuzzer of its own."""
 
 
 def main() -> int:
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def make_keys(server: PaidServer) -> tuple[str, str]:
-    """The admin key, and one that may do everything below itself."""
+    """The admin key, and a key with all rights below it."""
     desk = open_desk(server.database, AccountsConfig(pepper_path=server.home / "pepper"))
     first = desk.mint.bootstrap()
     assert first is not None

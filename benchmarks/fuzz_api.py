@@ -83,7 +83,7 @@ def openai_document(path: Path) -> dict[str, Any]:
 
 
 def pin_model(schema: dict[str, Any]) -> None:
-    """Model names that exist, so that cases get past the lookup."""
+    """Insert existing model names, so that cases pass the lookup."""
     if "properties" not in schema and "allOf" not in schema:
         schema.clear()
         schema["enum"] = MODELS
@@ -123,7 +123,7 @@ def run(spec: Path, url: str, checks: str, options: argparse.Namespace) -> int:
 
 
 def save(figures: dict[str, Any]) -> None:
-    """Adds a run to the runs of the day; exit 0 means that nothing was found."""
+    """Append a run to the results of the day. Exit code 0 means no findings."""
     path = ROOT / "benchmarks" / "results" / f"fuzz_api-{date.today()}.json"
     machine = {"date": str(date.today()), "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     report = json.loads(path.read_text()) if path.exists() else {**machine, "cases": 0, "runs": []}

@@ -1,6 +1,6 @@
-"""Requests for constrained generations: schemas of others, small closed schemas, tools, and how each is decoded.
+"""Requests for constrained generation: schemas of the data set, small closed schemas, tools, and decoders.
 
-Case i is a function of i alone, so a run can stop anywhere and go on later, and a failure can be repeated.
+Case i depends only on i, so a run can be interrupted and resumed, and a failure can be reproduced.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+# Relative frequency of each decoder. A canvas costs many rows on a CPU, AR decoding one.
 DECODERS = {"ar": 8, "verify": 4, "confidence": 2, "edit": 2}
-"""How often each is drawn: a canvas costs a CPU many rows, autoregression one."""
 TEMPERATURES = (0.0, 0.3, 0.7, 1.0, 1.5)
 LONGEST_SCHEMA = 2_000
 
@@ -70,7 +70,7 @@ TOOLSETS: dict[str, list[dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One request. `schema` is for the content, `arguments` for the calls; `needs_call` where one must come."""
+    """One request. `schema` applies to the content, `arguments` to the calls. `needs_call` requires a call."""
 
     index: int
     kind: str

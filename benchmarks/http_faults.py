@@ -40,20 +40,20 @@ from quicksilver.accounts.views import KeyDraft
 from tests.server.paid_server import free_port, serve
 
 NUM_SERVERS = 2
+# Longer than the surviving processes need to close the reservations of a killed one.
 PATIENCE_S = 12
-"""Longer than it takes the living to close what the dead left open."""
 
 
 @dataclass
 class Scene:
-    """Where everything is."""
+    """Paths and addresses of the run."""
 
     home: Path
     url: str
     ports: list[int] = field(default_factory=lambda: [free_port() for _ in range(NUM_SERVERS)])
     secrets: list[str] = field(default_factory=list)
+    # Number of finished requests, shared between the processes.
     progress: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 8))
-    """How many requests have ended, shared between the processes."""
 
     @property
     def config(self) -> AccountsConfig:
@@ -68,7 +68,8 @@ class Scene:
         desk.store.close()
 
     def fork_server(self, port: int) -> int:
-        """Forked, not started anew: a hundred starts would spend most of the run on imports."""
+        """Fork instead of starting a new interpreter, because a hundred starts would spend most of the time on
+        imports."""
         pid = os.fork()
         if pid == 0:
             status = 1
@@ -90,7 +91,7 @@ class Scene:
 
 
 class Weather:
-    """Faults at random places among the requests."""
+    """Injects faults at random points between requests."""
 
     def __init__(self, scene: Scene, num_requests: int, num_kills: int, seed: int) -> None:
         self._scene = scene
@@ -137,7 +138,7 @@ class Weather:
             connection.close()
 
     def calm(self) -> float:
-        """Wait until the living have closed what the dead left open, then end in good order; seconds it took."""
+        """Wait until the surviving processes have closed all open reservations, then shut down. Returns the seconds."""
         desk = open_desk(self._scene.url, self._scene.config)
         started = time.monotonic()
         while time.monotonic() - started < PATIENCE_S:
@@ -155,7 +156,7 @@ class Weather:
 
 
 def _await_listener(port: int) -> None:
-    """A server that is still starting has no ears for an orderly end."""
+    """Wait until a starting server listens, because it cannot handle SIGTERM before."""
     while True:
         try:
             with socket.create_connection(("127.0.0.1", port), timeout=1):
@@ -184,7 +185,7 @@ def audit(scene: Scene, seen: list[Seen]) -> dict[str, Any]:
 
 
 def faults_of(one: Seen, row: Any) -> list[str]:
-    """What the books have wrong about one request, by what its client saw."""
+    """Differences between the ledger and what the client received for one request."""
     if one.is_whole:
         if row is None or row.state != "settled":
             return ["lost"]
@@ -198,7 +199,7 @@ def faults_of(one: Seen, row: Any) -> list[str]:
 
 
 def replayed_twice(seen: list[Seen]) -> int:
-    """Idempotency keys under which two different answers were delivered whole."""
+    """Idempotency keys that returned two different complete answers."""
     answers: dict[str, set[str]] = {}
     for one in seen:
         if one.is_whole and one.idempotency_key:
@@ -207,7 +208,7 @@ def replayed_twice(seen: list[Seen]) -> int:
 
 
 def leaks(scene: Scene) -> int:
-    """Log lines that hold a prompt or a key."""
+    """Log lines that contain a prompt or a key."""
     lines = (scene.home / "log").read_text().splitlines()
     return sum(CANARY in line or any(secret in line for secret in scene.secrets) for line in lines)
 

@@ -39,12 +39,12 @@ from quicksilver.text.chat import ChatTemplate
 from tests.support.fake_engine import FakeEngine, Step, spoken
 from tests.support.small_tokenizer import small_tokenizer
 
+# Tokens per chunk. The small tokenizer has one token per byte.
 MARKER_LEN = 4
-"""Tokens a chunk: the small tokenizer has one a byte."""
 
 
 class Metronome:
-    """A script: the marker found in the prompt, said once a gap on a clock that does not drift."""
+    """A scripted engine that emits the marker from the prompt once per interval, without drift."""
 
     def __init__(self, num_chunks: int, gap_s: float) -> None:
         self._num_chunks = num_chunks
@@ -82,7 +82,7 @@ def post(body: dict[str, Any]) -> bytes:
 
 
 async def read_stream(port: int, index: int, arrivals: list[list[float]]) -> str:
-    """One stream over a bare socket; the content it was given."""
+    """Read one stream over a raw socket. Returns its content."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     messages = [{"role": "user", "content": marker_of(index)}]
     writer.write(post({"model": "nano", "stream": True, "messages": messages}))
@@ -119,7 +119,7 @@ async def measure(port: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def overhead(port: int, num: int = 500) -> dict[str, float]:
-    """A short answer at concurrency 1, through HTTP and straight from the engine, alternating."""
+    """Latency of a short answer at concurrency 1, over HTTP and directly from the engine, alternating."""
     engine = FakeEngine(Metronome(1, 0))
     request = Request("x", tuple(small_tokenizer().encode(marker_of(1))))
     http, direct = [], []

@@ -60,7 +60,7 @@ RANDOM = "random"
 
 @dataclass
 class Answer:
-    """A reply put together, streamed or not."""
+    """A complete reply, streamed or not."""
 
     content: str = ""
     calls: list[list[str]] = field(default_factory=list)
@@ -103,7 +103,7 @@ def read_event(answer: Answer, event: dict[str, Any]) -> None:
 
 
 def fault_of(case: Case, answer: Answer) -> str | None:
-    """Why an answer is not what was asked for; None when it is."""
+    """Why an answer is invalid, or None."""
     if case.needs_call and not answer.calls:
         return "no call came"
     if case.schema is not None:
@@ -160,7 +160,7 @@ async def run_case(client: httpx.AsyncClient, case: Case) -> dict[str, Any]:
 async def run_cases(
     client: httpx.AsyncClient, cases: Iterable[Case], batch: int, deadline: float = math.inf
 ) -> AsyncIterator[dict[str, Any]]:
-    """Outcomes as they come, `batch` in flight; nothing new is started after the deadline."""
+    """Yield outcomes as they finish, with `batch` in flight. No request starts after the deadline."""
     waiting = iter(cases)
     running: set[asyncio.Task[dict[str, Any]]] = set()
     while True:
@@ -177,7 +177,7 @@ async def run_cases(
 
 
 def usable_schemas(path: Path) -> list[Any]:
-    """Small schemas of the set that compile with a guarantee; the others are refused and cannot be generated from."""
+    """Small schemas that compile with a guarantee. Other schemas are refused and cannot be generated from."""
     kept = []
     for entry in read(path):
         if is_small(entry["schema"]):
@@ -217,7 +217,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def open_engine(model: str, weights: str, threads: int) -> tuple[AsyncEngine, Tokenizer]:
-    """A model of the catalogue on the CPU, with grammars, on a thread of its own."""
+    """A catalogue model on the CPU with grammars, on its own thread."""
     checkpoint = resolve("nano" if model == RANDOM else model)
     tokenizer = Tokenizer.for_model(checkpoint.weights, checkpoint.skill)
     load = LoadConfig(device="cpu", weights=weights, threads=threads)

@@ -39,7 +39,7 @@ MAX_BYTES = 300
 
 @dataclass
 class Tally:
-    """What became of all schemas under one policy."""
+    """Outcomes of all schemas under one policy."""
 
     schemas: int = 0
     compiled: int = 0
@@ -105,7 +105,7 @@ def takes(matcher: LLMatcher, instance: Any) -> bool:
 
 
 def write(matcher: LLMatcher, rng: random.Random) -> str | None:
-    """Random lawful bytes, leaning towards the end; None when they run on."""
+    """Write random allowed bytes, biased towards completion. None if the text does not end."""
     written = bytearray()
     while len(written) < MAX_BYTES:
         if matcher.is_stopped() or (matcher.is_accepting() and rng.random() < 0.3):

@@ -32,7 +32,7 @@ NUM_ORGS = 8
 
 
 def make_customers(desk: Desk) -> list[str]:
-    """Keys of several organisations, with the rate limits a careful operator would set."""
+    """Keys of several organisations with typical rate limits."""
     secrets = []
     for number in range(NUM_ORGS):
         org = desk.directory.create_org(OPERATOR, f"org {number}", 10**12)
@@ -43,7 +43,7 @@ def make_customers(desk: Desk) -> list[str]:
 
 
 async def one_at_a_time(accounts: Accounts, who: Identity, count: int) -> dict[str, float]:
-    """Latency that the ledger adds to a request when nothing else goes on."""
+    """Latency that the ledger adds to a request without other load."""
     took = []
     cpu = time.process_time()
     for number in range(count):
@@ -57,7 +57,7 @@ async def one_at_a_time(accounts: Accounts, who: Identity, count: int) -> dict[s
 
 
 async def settle_many(accounts: Accounts, who: list[Identity], count: int) -> float:
-    """Settlements a second over open reservations, all asked for at once."""
+    """Settlements per second over open reservations, all requested at once."""
     ids = [f"many-{number}" for number in range(count)]
     orders = [(who[number % len(who)], Order(request_id, "nano", 100, 100)) for number, request_id in enumerate(ids)]
     await asyncio.gather(*(accounts.reserve(*order) for order in orders))
@@ -67,7 +67,7 @@ async def settle_many(accounts: Accounts, who: list[Identity], count: int) -> fl
 
 
 async def serve_many(accounts: Accounts, who: list[Identity], count: int, in_flight: int) -> float:
-    """Whole requests (reserve, two checkpoints, settle) a second."""
+    """Complete requests per second: reserve, two checkpoints, settle."""
     numbers = iter(range(count))
 
     async def client() -> None:

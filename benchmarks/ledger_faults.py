@@ -45,7 +45,7 @@ PRICE = Price(10, 1, 100)
 
 @dataclass
 class Seen:
-    """What clients saw of one request."""
+    """What the client received of one request."""
 
     key: str = ""
     is_reserved: bool = False
@@ -57,13 +57,13 @@ class Seen:
 
 @dataclass
 class Journal:
-    """All that came out of the pipe."""
+    """Everything read from the pipe."""
 
     requests: dict[str, Seen] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
     replays: dict[str, set[str]] = field(default_factory=dict)
+    # Requests that were admitted or answered from a stored reply.
     num_paid: int = 0
-    """Requests that were admitted or answered from a saved reply."""
     rest: bytes = b""
 
     def read(self, data: bytes) -> None:
@@ -98,7 +98,7 @@ def _note_request(seen: Seen, what: str, more: tuple[str, ...]) -> None:
 
 
 class Fleet:
-    """Server processes that share the books, and the pipe in which they tell what clients saw."""
+    """Server processes that share a database, and the pipe to which they report what clients received."""
 
     def __init__(self, url: str, config: AccountsConfig, secrets: tuple[str, ...], seed: int, num_keys: int) -> None:
         self._url, self._config, self._secrets, self._num_keys = url, config, secrets, num_keys
@@ -133,7 +133,7 @@ class Fleet:
         self.start()
 
     def restart_fallen(self) -> int:
-        """As a supervisor would: a server that finds the database locked at its start gives up."""
+        """Restart exited processes, as a supervisor would. A server that finds the database locked at start exits."""
         fallen = [pid for pid in self.pids if os.waitpid(pid, os.WNOHANG)[0]]
         for pid in fallen:
             self.pids.remove(pid)
@@ -141,7 +141,7 @@ class Fleet:
         return len(fallen)
 
     def drain(self, read: Callable[[], None]) -> list[int]:
-        """Tell all to finish; returns their exit codes."""
+        """Tell all processes to finish and return their exit codes."""
         codes = []
         for pid in self.pids:
             os.kill(pid, signal.SIGTERM)
@@ -156,7 +156,7 @@ class Fleet:
 
 
 class Storm:
-    """Drives the fleet through its requests and faults."""
+    """Sends the requests and injects the faults."""
 
     def __init__(self, url: str, fleet: Fleet, seed: int) -> None:
         self._url, self._fleet, self._random = url, fleet, random.Random(seed + 1)
@@ -205,14 +205,14 @@ class Storm:
         other.close()
 
     def _starve(self, seconds: float) -> None:
-        """No file of one process may grow or be written, as on a full disk."""
+        """Prevent one process from writing or growing files, as on a full disk."""
         pid = self._random.choice(self._fleet.pids)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
         self._hold(seconds)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     def _freeze(self, seconds: float) -> None:
-        """Stop one process long enough to be taken for dead; what it then goes on with must not be charged twice."""
+        """Stop one process until the others consider it dead. Its remaining work must not be charged twice."""
         pid = self._random.choice(self._fleet.pids)
         os.kill(pid, signal.SIGSTOP)
         self._hold(2.5 + seconds)
@@ -233,7 +233,7 @@ class Storm:
 
 
 def prepare(url: str, config: AccountsConfig) -> tuple[str, ...]:
-    """An organisation that can pay for everything, and one that will run out."""
+    """Create one organisation with enough credit and one that will run out."""
     desk = open_desk(url, config)
     secrets = []
     for name, credits in (("rich", 10**9), ("poor", 1)):
@@ -245,7 +245,7 @@ def prepare(url: str, config: AccountsConfig) -> tuple[str, ...]:
 
 
 async def sweep(url: str, config: AccountsConfig) -> float:
-    """Start one more process and wait until it has closed what the dead left; returns the seconds it took."""
+    """Start one more process and wait until it has closed all orphaned reservations. Returns the seconds."""
     begun = time.monotonic()
     accounts = await Accounts.open(url, config)
     query = select(ledger.c.seq).where(ledger.c.state == "open").limit(1)
@@ -265,7 +265,7 @@ async def sweep(url: str, config: AccountsConfig) -> float:
 
 
 def audit(url: str, config: AccountsConfig, journal: Journal) -> dict[str, object]:
-    """Hold every ledger row against what clients saw."""
+    """Compare every ledger row with what clients received."""
     desk = open_desk(url, config)
     with desk.store.read() as connection:
         rows = {row.request_id: row for row in connection.execute(select(ledger))}
@@ -301,13 +301,13 @@ def _judge(seen: Seen, row: object) -> list[str]:
 
 
 def _most(seen: Seen) -> int:
-    """The most a client can be asked for: the finished answer, or the prompt and what was on the wire."""
+    """Upper bound of a charge: the finished answer, or the prompt and the tokens sent."""
     streamed = PRICE.cost(Usage(paid_traffic.PROMPT_LEN, 0, seen.on_wire)) if seen.on_wire else 0
     return max(streamed, PRICE.cost(seen.finished) if seen.finished else 0)
 
 
 def _charges_by_key(journal: Journal, rows: dict[str, object]) -> Counter[str]:
-    """How often each idempotency key was charged."""
+    """Number of charges per idempotency key."""
     keyed = [(seen.key, rows[request_id]) for request_id, seen in journal.requests.items() if request_id in rows]
     return Counter(key for key, row in keyed if key and row.state == "settled")
 

@@ -16,19 +16,19 @@ from dataclasses import dataclass
 CANARY = "CANARY-the-launch-code-is-0000"
 NUM_CLIENTS = 50
 MAX_OUTPUT = 44
-NOT_TAKEN = ("nobody there", "503 draining")
+NOT_TAKEN = ("not connected", "503 draining")
 PATH = b"/v1/chat/completions"
 
 
 @dataclass
 class Seen:
-    """What a client saw of one request."""
+    """What a client received of one request."""
 
     outcome: str = "no reply"
     reply_id: str = ""
     idempotency_key: str = ""
+    # Whether the answer arrived completely.
     is_whole: bool = False
-    """The answer arrived to its last byte."""
     is_replay: bool = False
     input_tokens: int = 0
     output_tokens: int = 0
@@ -36,7 +36,7 @@ class Seen:
 
 
 class Progress:
-    """How many requests have ended, in memory that the maker of faults reads."""
+    """Number of finished requests, in memory shared with the fault injector."""
 
     def __init__(self, wanted: int, shared: mmap.mmap) -> None:
         self._wanted = wanted
@@ -57,7 +57,7 @@ class Progress:
 
 
 async def send_all(ports: Sequence[int], secrets: Sequence[str], progress: Progress, seed: int) -> list[Seen]:
-    """What was seen of every request that found a server to take it."""
+    """Send all requests. Returns what was received for every request that a server accepted."""
     chooser = random.Random(seed)
     seen: list[Seen] = []
 
@@ -87,7 +87,7 @@ async def _request(one: Seen, port: int, secret: str, chooser: random.Random) ->
     except TimeoutError:
         one.outcome = "left"
     except ConnectionRefusedError:
-        one.outcome = "nobody there"
+        one.outcome = "not connected"
     except OSError:
         one.outcome = "connection lost"
 

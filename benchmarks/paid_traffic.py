@@ -30,12 +30,12 @@ IN_FLIGHT = 24
 
 @dataclass(frozen=True)
 class Plan:
-    """What one process is to do."""
+    """The workload of one process."""
 
     url: str
     config: AccountsConfig
+    # API keys. The first is used most.
     secrets: tuple[str, ...]
-    """API keys; the first is used most."""
     name: str
     seed: int
     pipe: int
@@ -63,7 +63,7 @@ class Traffic:
         while not self._is_draining:
             self._count += 1
             request = asyncio.create_task(self._request(f"{self._plan.name}-{self._count}"))
-            if self._random.random() < 0.1:  # the client goes away at an arbitrary point
+            if self._random.random() < 0.1:  # The client disconnects at a random point.
                 await asyncio.sleep(self._random.random() * 0.02)
                 request.cancel()
             await asyncio.gather(request, return_exceptions=True)
@@ -131,7 +131,7 @@ class Traffic:
 
 
 def run(plan: Plan) -> None:
-    """Called with SIGTERM blocked, so that no drain is missed before there are ears for it."""
+    """Must be called with SIGTERM blocked, so that a drain request before the handler is installed is not lost."""
     traffic = Traffic(plan)
     signal.signal(signal.SIGTERM, traffic.drain)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

@@ -23,12 +23,12 @@ from quicksilver.model.files.checkpoint import load_model
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.tokenizer import Tokenizer
 
+# Columns that share a scale.
 GROUPS = {"qkv": 128, "o": 128, "gate_up": 128, "down": 64}
-"""Columns that share a step."""
 
 
 def rounded(x: Tensor, group: int) -> Tensor:
-    """x as fp8 with a step for each `group` columns stands for it."""
+    """Round x to fp8 with one scale per `group` columns."""
     wide = x.unflatten(-1, (-1, group))
     steps = wide.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 448
     return ((wide / steps).to(torch.float8_e4m3fn).float() * steps).flatten(-2)
@@ -52,7 +52,7 @@ def to_int4(w: Tensor) -> Tensor:
 
 
 def round_weights(model: Transformer, change: Callable[[Tensor], Tensor]) -> None:
-    """Every matrix in place; the head in fp8. Where it is tied it is its own copy then, as on the GPU."""
+    """Round every matrix in place, the head in fp8. A tied head becomes a separate copy, as on the GPU."""
     for layer in model.layers:
         for name in GROUPS:
             weight = getattr(layer, name).weight
@@ -81,11 +81,11 @@ def compare(found: Tensor, plain: Tensor, token_ids: Tensor) -> dict[str, float]
     return {"kl": float(kl.mean()), "same_top_pct": 100 * float(same), "perplexity": float(loss.exp())}
 
 
+# The rounding steps of each weight format, applied in order.
 CHANGES: dict[str, dict[str, Callable[[Transformer], None]]] = {
     "fp8": {"fp8 weights": lambda model: round_weights(model, to_fp8), "and activations": round_inputs},
     "int4": {"int4 weights": lambda model: round_weights(model, to_int4)},
 }
-"""One after the other, by the weights asked for."""
 
 
 @torch.inference_mode()

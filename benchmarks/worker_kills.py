@@ -34,7 +34,7 @@ ENDED_WELL, ENDED_WITH_ERROR = "done", "error"
 
 
 async def read_stream(client: httpx.AsyncClient, seed: int, has_begun: asyncio.Event) -> str:
-    """How a stream ended."""
+    """Read a stream and return how it ended."""
     async with client.stream("POST", "/v1/chat/completions", json={**BODY, "seed": seed}) as stream:
         last = ""
         async for line in stream.aiter_lines():

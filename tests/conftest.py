@@ -1,4 +1,4 @@
-"""Settings for every test: the same examples on every run, so that a red run can be repeated, and no clock."""
+"""Settings for all tests: the same hypothesis examples on every run, without deadlines."""
 
 from __future__ import annotations
 

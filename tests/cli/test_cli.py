@@ -1,4 +1,4 @@
-"""The command line: what it prints, where, and how it fails."""
+"""The command line: output, output streams and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`quicksilver eval --url` as docs/guides/evaluation.md shows it, and how it says no."""
+"""`quicksilver eval --url` as documented in docs/guides/evaluation.md, and its errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADDRESS = "http://127.0.0.1:8480/v1"
 
 
 def documented(url: str, data: Path, out: Path) -> list[str]:
-    """The words of the page's command; the task is one that needs no data, and short."""
+    """The arguments of the documented command, with a short task that needs no data."""
     (command,) = re.findall(r"^    quicksilver (.*)$", SECTION, re.MULTILINE)
     swaps = {ADDRESS: url, "DATA": str(data), "generating": "sanity", "100": "2", "served.json": str(out)}
     words = shlex.split(command)

@@ -1,4 +1,4 @@
-"""The terminal's diffusion view: cells as the playground has them, and committed lines that are printed once."""
+"""The terminal view: canvas cells, and committed lines that are printed once."""
 
 from __future__ import annotations
 

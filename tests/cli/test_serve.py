@@ -1,6 +1,6 @@
-"""How `serve` is configured: a flag before the environment, the environment before the file, the file before defaults.
+"""Settings of `serve`: flags override the environment, which overrides the file, which overrides the defaults.
 
-Nothing is loaded: a model that does not exist is refused by the name that won.
+Nothing is loaded: a model that does not exist is refused with its name, which shows which setting was used.
 """
 
 from __future__ import annotations

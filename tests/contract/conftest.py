@@ -1,4 +1,4 @@
-"""One live server a session, for every client under test."""
+"""One live server per session for all client tests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a model might answer under a grammar: the smallest instance of its schema, with values taken from the prompt.
+"""Generates an answer that a grammar admits: the smallest instance of its schema, with values from the prompt.
 
-Reads the grammar as the engine gets it, so a client's schema has gone the whole way before anything is made of it.
+It reads the grammar as the engine receives it, so the schema of the client has passed the whole pipeline.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from quicksilver.core import ConstraintSpec
 
 WORDS = {"name": "Ada", "city": "Paris", "location": "Paris", "username": "@ada", "email": "ada@example.com"}
 AGE = 36
+# References followed before a recursive schema is terminated.
 DEEPEST = 3
-"""References followed before a recursive schema is brought to its end."""
 
 
 def improvise(constraint: ConstraintSpec, prompt: str) -> str | None:
-    """Text that the grammar admits; None where it asks for nothing in particular and the prompt for no tool."""
+    """Return text that the grammar admits, or None if the request needs neither a schema nor a tool."""
     grammars = json.loads(constraint.grammar)["grammars"]
     lark = grammars[0].get("lark_grammar", "")
     calls = re.findall(r'\{\\"name\\": \\"([\w-]+)\\", \\"arguments\\": " @(\w+)', lark)
@@ -52,7 +52,7 @@ def instance(schema: Any, root: Any, question: str, name: str = "", depth: int =
         return schema.get("enum", [schema.get("const")])[0]
     for word in ("anyOf", "allOf", "oneOf"):
         if word in schema:
-            # Of a recursive schema the last branch is the way out.
+            # The last branch of a recursive schema terminates it.
             return instance(schema[word][-1 if depth > DEEPEST else 0], root, question, name, depth)
     kind = schema.get("type", "object")
     return of_kind(kind if isinstance(kind, str) else kind[0], schema, (root, depth), question, name)
@@ -69,7 +69,7 @@ def of_kind(kind: str, schema: dict[str, Any], place: tuple[Any, int], question:
     root, depth = place
     quoted = re.findall(r"'([^']+)'", question)
     if kind == "object":
-        # A bare object has the keys that the question quotes.
+        # A bare object gets the keys quoted in the question.
         properties = schema.get("properties") or {key: {"type": "string"} for key in quoted}
         wanted = schema.get("required", properties)
         return {key: instance(properties[key], root, question, key, depth) for key in properties if key in wanted}

@@ -28,7 +28,7 @@ POEM = "Line of a long poem that goes on and on.\n" * 40
 
 
 class LiveServer:
-    """Runs on a thread of its own, since the clients under test block."""
+    """A server on its own thread, because the clients under test block."""
 
     def __init__(self, home: Path) -> None:
         tokenizer = small_tokenizer()
@@ -65,7 +65,7 @@ def url_of(listener: Listener) -> str:
 
 
 def answer_by_prompt(request: Request) -> list[Step]:
-    """What the engine says depends on words in the prompt, so that one server answers every test."""
+    """The scripted answer depends on words in the prompt, so one server serves all tests."""
     tokenizer = small_tokenizer()
     prompt = tokenizer.decode(request.prompt_ids)
     if "fail half way" in prompt:

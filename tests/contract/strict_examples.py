@@ -1,4 +1,4 @@
-"""Structured outputs of the kinds that OpenAI's guide shows, in our own words: what people try first."""
+"""Structured outputs of the kinds shown in OpenAI's guide, with our own schemas."""
 
 from __future__ import annotations
 

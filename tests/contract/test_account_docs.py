@@ -1,4 +1,4 @@
-"""Every example in docs/guides/accounts.md runs as it stands against a live server with accounts."""
+"""Runs every example in docs/guides/accounts.md against a live server with accounts."""
 
 from __future__ import annotations
 

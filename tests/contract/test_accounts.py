@@ -1,4 +1,4 @@
-"""`quicksilver serve --accounts` as an operator meets it: real weights, the printed key, its own command line."""
+"""`quicksilver serve --accounts` with real weights, the printed admin key and the command line."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def bearer(secret: str) -> dict[str, str]:
 
 
 def let_in(admin_url: str, admin: str) -> str:
-    """An organisation and a key for it, through the admin listener."""
+    """Create an organisation and a key through the admin listener."""
     with httpx.Client(base_url=admin_url, headers=bearer(admin)) as client:
         org = client.post("/v1/organizations", json={"name": "acme"}).json()
         (project,) = client.get("/v1/organization/projects", params={"organization_id": org["id"]}).json()["data"]
@@ -53,7 +53,7 @@ def let_in(admin_url: str, admin: str) -> str:
 
 
 def talk(url: str, secret: str) -> None:
-    """What clients are told: 401, an answer that is charged, 429 when it would cost too much, and the same again."""
+    """Expected replies: 401, a charged answer, 429 over budget, and a replayed answer."""
     with pytest.raises(AuthenticationError):
         OpenAI(base_url=f"{url}/v1", api_key="qs-wrong", max_retries=0).models.list()
     client = OpenAI(base_url=f"{url}/v1", api_key=secret, max_retries=0)
@@ -73,7 +73,7 @@ def talk(url: str, secret: str) -> None:
 
 
 def cut_a_stream(url: str, secret: str) -> None:
-    """A reader that leaves: what it had been sent is charged, and no more."""
+    """A client disconnects: the tokens sent before are charged, and no more."""
     before = float(own_purse(url, secret)["spent"])
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Count to one thousand."}], "max_tokens": 400}
     said, path = 0, f"{url}/v1/chat/completions"

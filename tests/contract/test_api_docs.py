@@ -1,4 +1,4 @@
-"""Every example in docs/reference/http-api.md runs as it stands against a live server."""
+"""Runs every example in docs/reference/http-api.md against a live server."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_python_examples(live: LiveServer, number: int) -> None:
 
 
 def test_every_path_that_is_served_has_an_example(live: LiveServer) -> None:
-    """The playground's page aside, and accounts, which have a page of their own."""
+    """All served paths except the playground and the accounts, which have their own page."""
     shown = set(re.findall(r"\$(?:ADMIN_)?URL(/[\w/.-]+)", "".join(SHELL)))
     app = live.listener.config.app
     served = set(app.openapi()["paths"]) | {"/metrics", "/openapi.json"}

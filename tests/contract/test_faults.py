@@ -1,4 +1,4 @@
-"""Readers that leave and a worker that is killed, over real sockets and with a real worker process."""
+"""Client disconnects and a killed worker, over real sockets and with a real worker process."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.contract.worker_server import WorkerServer, worker_server
 pytestmark = pytest.mark.contract
 
 PATHS = ("/v1/chat/completions", "/v1/responses", "/v1/fim/completions", "/v1/completions")
+# SO_LINGER of zero seconds: closing the socket sends a reset.
 RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER of zero seconds: closing sends a reset instead of an end."""
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def request_of(i: int) -> bytes:
 
 
 async def visit(port: int, i: int, chance: random.Random) -> None:
-    """Sends a request, or a part of it, reads for a while, and leaves, politely or not."""
+    """Send a request or a part of it, read for a while, and disconnect with or without a reset."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     request = request_of(i)
     writer.write(request if i % 10 else request[: chance.randrange(len(request))])

@@ -1,4 +1,4 @@
-"""Our own document against the live server: a short run of the fuzzer that `benchmarks/fuzz_api.py` runs for long."""
+"""A short run of the fuzzer in `benchmarks/fuzz_api.py` against the live server."""
 
 from __future__ import annotations
 

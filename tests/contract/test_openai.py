@@ -1,4 +1,4 @@
-"""The stock `openai` client against a live server: what it sends is taken, what it reads is there."""
+"""The `openai` client against a live server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole stack with real weights: `quicksilver serve`, nano in its worker, the stock openai client."""
+"""The whole stack with real weights: `quicksilver serve`, nano in its worker, and the `openai` client."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_required_call_comes_at_every_temperature_and_seed(client: OpenAI) -> 
 
 
 def test_strict_schemas_are_parsed(client: OpenAI) -> None:
-    """Where the limit is met first, the text was closed in time and is an instance all the same."""
+    """If the token limit is reached first, the text was completed in time and is still valid."""
 
     def parse(wanted: type[BaseModel]) -> BaseModel | None:
         messages = [{"role": "user", "content": EXAMPLES[wanted]}]
@@ -197,7 +197,7 @@ def test_log_lines_are_json_and_hold_nothing_of_what_was_asked(client: OpenAI, l
         client.chat.completions.create(model="nano", messages=ask, extra_body={"tools": "canary-tools"})
     with pytest.raises(openai.NotFoundError):
         client.chat.completions.create(model="canary-model", messages=ask, extra_headers={"x-secret": "canary-header"})
-    client.models.list()  # a line is written behind its reply
+    client.models.list()  # A log line is written after its reply.
     lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
     told = [line for line in lines if line["event"] == "request" and line["route"] == "/v1/chat/completions"]
     assert [line["status"] for line in told[-3:]] == [200, 400, 404]

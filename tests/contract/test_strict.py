@@ -1,4 +1,4 @@
-"""Strict schemas through the `openai` client's `parse` helpers: the answer comes back as the caller's own type."""
+"""Strict schemas through the `parse` helpers of the `openai` client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole server around a real worker process with tiny random weights, on a loopback socket of this process."""
+"""The whole server in this process with a real worker process and tiny random weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class WorkerServer:
         return f"http://127.0.0.1:{self.port}"
 
     async def rest(self) -> EngineStats:
-        """Figures of the engine once it has nothing left to do."""
+        """Engine statistics once the engine is idle."""
         async with asyncio.timeout(30):
             while (stats := await self.engine.stats()).running or stats.waiting or self.services.life.num_open:
                 await asyncio.sleep(0.01)

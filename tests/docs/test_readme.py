@@ -1,4 +1,4 @@
-"""The README keeps its word: its commands exist and run, its Python runs, its links point somewhere."""
+"""The commands and the Python code of the README run, and its links resolve."""
 
 from __future__ import annotations
 

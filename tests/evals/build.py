@@ -1,4 +1,4 @@
-"""Made-up data folders, and a client that says what a test decides."""
+"""Made-up data folders, and a client whose answers a test defines."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from quicksilver.text.tokenizer import Tokenizer
 from tests.support.fake_engine import FakeEngine, Step, spoken
 from tests.support.fakes import ByteTokenizer, tiny_tokenizer
 
+# A package that the hash holds out from training, and one that it does not.
 HELD_OUT, TRAINED = "rsa", "numpy"
-"""A package that the hash keeps from training, and one that it does not."""
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -43,7 +43,7 @@ def _writer(tokenizer: Tokenizer) -> PromptBuilder:
 
 
 def speaking(answer: Callable[[str], str]) -> FakeEngine:
-    """A client that answers the prompt's text with a text, a byte a token."""
+    """A client that answers each prompt with a given text, one byte per token."""
     tokenizer = tiny_tokenizer()
 
     def script(request: Request) -> list[Step]:
@@ -53,5 +53,5 @@ def speaking(answer: Callable[[str], str]) -> FakeEngine:
 
 
 def likes_shortest(request: ScoreRequest) -> Scores:
-    """Every token is as likely, so that the shortest continuation is the likeliest."""
+    """All tokens are equally likely, so the shortest continuation has the highest likelihood."""
     return Scores(tuple((-1.0,) * len(ids) for ids in request.continuations))

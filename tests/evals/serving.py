@@ -1,4 +1,4 @@
-"""Servers on a loopback socket of this process: ours around any engine, and ones that are not ours."""
+"""Servers on a loopback socket of this process: quicksilver with any engine, and foreign servers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def listening(app: FastAPI, config: ServerConfig) -> AsyncIterator[str]:
 
 
 def foreign_app() -> FastAPI:
-    """Speaks OpenAI's dialect, knows every model, and has never heard of token ids."""
+    """A server with OpenAI's dialect that accepts every model and ignores token ids."""
     app, template = FastAPI(), ChatTemplate.own(tiny_tokenizer())
 
     @app.get("/v1/models/{name}")

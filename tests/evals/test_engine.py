@@ -1,4 +1,4 @@
-"""The whole room over a real engine with tiny random weights: answers under `verify` are those of AR."""
+"""The evaluations over a real engine with tiny random weights: answers of `verify` equal those of AR."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`benchmarks/gpu_coder.py` on a CPU with tiny random weights: every part runs, and its rows hold together."""
+"""`benchmarks/gpu_coder.py` on a CPU with tiny random weights: every part runs and its rows are consistent."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_every_part_leaves_rows_and_answers_that_can_be_scored(model: Transforme
         "rounds",
         "equality",
         "tasks",
-    ]  # a CPU times nothing
+    ]  # A CPU engine measures no forward times.
     ways = [*(way.name for way in coder_parts.LONE_WAYS), SERVED.name]
     assert [(row["domain"], row["way"]) for row in sections["speed"]] == [(d, way) for d in DOMAINS for way in ways]
     assert all(row["tokens"] > 0 and row["decode_tok_per_s"] > 0 for row in sections["speed"])

@@ -1,4 +1,4 @@
-"""A busy server is waited for, one that says no is not, and every fault is one sentence."""
+"""A busy server is retried, a refusal is not, and every error is one sentence."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPENT = {"error": {"message": "no credit is left", "code": "insufficient_quota"}
 
 @asynccontextmanager
 async def answering(home: Path, replies: Sequence[Response]) -> AsyncIterator[tuple[Link, list[Response]]]:
-    """A link to a server with these replies, one after the other; what is left of them comes along."""
+    """A link to a server with scripted replies. The remaining replies are returned too."""
     app, left = FastAPI(), list(replies)
 
     @app.get("/v1/thing")

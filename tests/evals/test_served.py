@@ -1,4 +1,4 @@
-"""Evaluations over HTTP: a real server says and costs what its engine says and costs in process."""
+"""Evaluations over HTTP give the same answers and costs as in process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def _report(client: EngineClient, data: Path) -> Report:
 
 async def test_answers_and_costs_are_those_of_the_engine_in_process(tmp_path: Path) -> None:
     write_rows(tmp_path / "train" / "code_python.jsonl.xz", [{"p": HELD_OUT, "f": "a.py", "t": FILE}])
-    # One engine each: the pages that the first run leaves in the cache would save the second one forwards.
+    # One engine each, because cached pages of the first run would save forwards in the second.
     near, far = tiny_engine(), tiny_engine()
     inside = await _report(near, tmp_path)
     async with served(far, tmp_path) as client:

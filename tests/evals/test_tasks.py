@@ -1,4 +1,4 @@
-"""Every task on made-up items: what is asked, and what counts as right."""
+"""Every task on made-up items: prompts and scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Pulling: right bytes arrive, wrong ones are refused, interrupted pulls resume. No network: wheels are made here."""
+"""Pulling: correct files are accepted, wrong ones refused, interrupted downloads resumed. Wheels are built by the
+test."""
 
 from __future__ import annotations
 

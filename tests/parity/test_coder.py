@@ -1,4 +1,4 @@
-"""coder-1.5b as shipped: in float32 its drafts change nothing but the number of forwards. Needs 7 GB of memory."""
+"""coder-1.5b as shipped: in float32, drafting changes only the number of forwards. Needs 7 GB of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nano as shipped: it answers the sanity questions, and its drafts change nothing but the number of forwards."""
+"""nano as shipped: it answers the sanity questions, and drafting changes only the number of forwards."""
 
 from __future__ import annotations
 

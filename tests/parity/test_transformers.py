@@ -39,7 +39,7 @@ CASES: list[tuple[Family, dict[str, object]]] = [
 
 
 def gentle(config: ModelConfig) -> Transformer:
-    """Random weights at the scale of trained ones, so that 1e-5 measures arithmetic and not chaos."""
+    """Random weights at the scale of trained ones, so that a tolerance of 1e-5 measures rounding only."""
     model = random_model(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""A grammar pool without processes: compiles in place, for tests that need no protection from their own schemas."""
+"""A compile pool without processes, for tests with trusted schemas."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""FakeEngine: an EngineClient whose answers a script decides, event by event, with no model behind it.
+"""`FakeEngine`: an `EngineClient` whose events are scripted.
 
-It keeps the engine's promises (deltas in order and never lost, only the newest frame kept for a slow reader, a closed
-iterator aborts) and counts what is open, so that tests can see every slot come back.
+It keeps the guarantees of the engine: deltas arrive in order and are never lost, a slow reader gets only the newest
+frame, and closing the iterator aborts the request. It counts open requests, so tests can check that all are released.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from quicksilver.core import (
 )
 from quicksilver.errors import EngineUnavailable
 
+# An event to send, an error to raise, or an awaitable to wait for.
 Step = Event | BaseException | Callable[[], Awaitable[object]]
-"""An event to send, an error to raise, or something to await before going on."""
 Script = Callable[[Request], Iterable[Step]]
 Scorer = Callable[[ScoreRequest], Scores]
 
@@ -93,7 +93,7 @@ class FakeEngine:
 
 
 class Mailbox:
-    """Between the script and the reader: keeps every delta, and of frames only the newest."""
+    """Between script and reader: keeps every delta and only the newest frame."""
 
     def __init__(self) -> None:
         self._items: deque[Event | BaseException] = deque()
@@ -127,7 +127,7 @@ async def play(script: Iterable[Step], mailbox: Mailbox) -> None:
 def spoken(
     request: Request, ids: Sequence[int], piece_len: int = 4, finish: FinishReason = FinishReason.STOP
 ) -> list[Step]:
-    """The ids in deltas of `piece_len` tokens, cut at the request's own limit, with true usage at the end."""
+    """Emit the ids in deltas of `piece_len` tokens, truncated at the request's limit, with correct usage at the end."""
     room = request.params.max_new_tokens
     said = tuple(ids)[:room]
     pieces = [said[i : i + piece_len] for i in range(0, len(said), piece_len)] or [()]
@@ -140,7 +140,7 @@ def spoken(
 
 
 def resolving(request: Request, ids: Sequence[int], canvas_len: int = 8) -> list[Step]:
-    """As `spoken`, but each canvas is shown half decided and then decided before it commits."""
+    """Like `spoken`, but each canvas is shown half decided and then decided before it is committed."""
     steps: list[Step] = []
     for delta in spoken(request, ids, canvas_len):
         assert isinstance(delta, Delta)

@@ -1,4 +1,4 @@
-"""Small stand-ins that tests of every room share. They are real code paths over tiny data, never mocks."""
+"""Small stand-ins shared by tests of all packages. They run real code on tiny data."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def tokenizer_json(names: tuple[str, ...] = SPECIAL_NAMES) -> dict[str, Any]:
 
 
 class ByteTokenizer(Tokenizer):
-    """Nano's special tokens and one token a byte: 273 ids, no files. Roles are those of a bare checkpoint."""
+    """The special tokens of nano and one token per byte: 273 ids, without files. Roles are those of a bare
+    checkpoint."""
 
     def __init__(self) -> None:
         text = json.dumps(tokenizer_json())
@@ -50,5 +51,5 @@ class ByteTokenizer(Tokenizer):
 
 
 def tiny_tokenizer() -> Tokenizer:
-    """A `ByteTokenizer` whose weights are taken to have learned the reserved tokens: FIM, edits, tools, thinking."""
+    """A `ByteTokenizer` for weights that were trained on the reserved tokens: FIM, edits, tools, thinking."""
     return ByteTokenizer().with_reserved()

@@ -23,7 +23,7 @@ def free_port() -> int:
 
 @contextmanager
 def serving(log: Path, *flags: str) -> Iterator[str]:
-    """The base URL of a running server; SIGTERM at the end must drain it to a clean exit."""
+    """Yield the base URL of a running server. SIGTERM at the end must drain it and exit cleanly."""
     port = free_port()
     command = [sys.executable, "-c", "from quicksilver.cli import main; main()", "serve", "--model", MODEL]
     command += ["--port", str(port), "--admin-port", str(free_port()), *flags]

@@ -1,5 +1,5 @@
-"""Virtual machines can promise matrix instructions (AMX) that turn out to be illegal. Torch believes the promise and
-dies at its first 16-bit product; told not to use them, it works."""
+"""Some virtual machines report AMX instructions that are illegal. torch then crashes at its first 16-bit product
+unless it is told not to use them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PROBE = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.f
 
 
 def spare_illegal_instructions() -> None:
-    """Before torch multiplies: choose for this process and all that it starts, once, where nobody has chosen."""
+    """Disable AMX for this process and its children if it is illegal. Must be called before torch multiplies."""
     facts = Path("/proc/cpuinfo")
     if _CHOICE in os.environ or not facts.exists() or "amx_bf16" not in facts.read_text():
         return

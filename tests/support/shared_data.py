@@ -1,4 +1,4 @@
-"""Outside data beside the checkout, for tests that are better with it and skip clearly without it."""
+"""External data beside the checkout. Tests that need it are skipped with a message if it is absent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(os.environ.get("QUICKSILVER_SHARED") or Path(__file__).resolve().par
 
 
 def shared(*parts: str) -> Path:
-    """The path of a file in the shared data; skips the test where it is absent."""
+    """Return the path of a file in the external data, or skip the test."""
     path = ROOT.joinpath("data", *parts)
     if not path.exists():
         pytest.skip(f"needs {'/'.join(('data', *parts))}: set QUICKSILVER_SHARED to the folder that has it")

@@ -1,4 +1,4 @@
-"""A complete tokenizer in a few lines: one token a byte, and the usual special tokens behind them."""
+"""A complete tokenizer in a few lines: one token per byte, followed by the usual special tokens."""
 
 from __future__ import annotations
 

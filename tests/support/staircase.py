@@ -8,12 +8,12 @@ import numpy as np
 
 from quicksilver.constrain.runtime.canvas_masks import sweep
 
+# The stop token of the tiny models.
 STOP = 96
-"""Of the tiny models."""
 
 
 class Staircase:
-    """Token i must be congruent to i modulo 7; every sixth is forced; `length` tokens make a text, and then comes
+    """Token i must be congruent to i modulo 7, and every sixth is forced. A text has `length` tokens, followed by
     `stop`, the last token of the vocabulary."""
 
     def __init__(self, length: int = 25, stop: int = STOP) -> None:

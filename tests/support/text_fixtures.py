@@ -23,7 +23,7 @@ def tiny() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def born() -> Tokenizer:
-    """Weights born with gap tokens, and without ours for edits."""
+    """A tokenizer of a checkpoint that has FIM tokens but no edit tokens."""
     return ByteTokenizer().with_roles({"fim_prefix": 11, "fim_suffix": 12, "fim_middle": 13})
 
 
@@ -36,7 +36,7 @@ def smollm2() -> Tokenizer:
 
 @pytest.fixture(scope="session", params=["tiny", "smollm2"])
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
-    """Every tokenizer that there is, with the reserved tokens in their roles."""
+    """Every available tokenizer, with the reserved tokens in their roles."""
     found: Tokenizer = request.getfixturevalue(request.param)
     return found.with_reserved()
 

@@ -38,14 +38,14 @@ def tiny_model(seed: int = 0, vocab_size: int = TINY.vocab_size) -> Transformer:
 
 
 def drafting_model(config: ModelConfig, seed: int = 0) -> Transformer:
-    """Random weights of any shape with a canvas adapter that changes nothing yet."""
+    """Random weights of any shape with a canvas adapter of zeros."""
     model = random_weights(config, seed)
     attach_canvas(model, new_canvas(config, rank=4, max_canvas_len=32, seed=0), form="gated")
     return model.eval().requires_grad_(False)
 
 
 def random_weights(config: ModelConfig, seed: int) -> Transformer:
-    """Spread enough that greedy text does not loop at once."""
+    """Random weights with enough variance that greedy text does not loop at once."""
     torch.manual_seed(seed)
     model = Transformer(config)
     for parameter in model.parameters():
@@ -59,7 +59,7 @@ def tiny_engine(config: EngineConfig | None = None, model: Transformer | None = 
 
 
 def uncached(model: Transformer) -> Predict:
-    """`predict` of the oracle: the whole text in one dense forward, with the visibility written out as a matrix."""
+    """`predict` of the reference: the whole text in one dense forward, with an explicit visibility matrix."""
 
     @torch.inference_mode()
     def predict(context: Sequence[int], tail: Tail) -> Tensor:
@@ -82,14 +82,14 @@ def uncached(model: Transformer) -> Predict:
 
 
 def decode_params(name: str, **changes: object) -> DecodeParams:
-    """DecodeParams from one flat set of names; decoder knobs are told apart by their field names."""
+    """Build DecodeParams from flat names. Names of DecoderParams fields go to the decoder."""
     knobs = {key: value for key, value in changes.items() if key in DecoderParams.__slots__}
     rest = {key: value for key, value in changes.items() if key not in knobs}
     return DecodeParams(decoder=DecoderParams(name=DecoderName(name), **knobs), **rest)  # type: ignore[arg-type]
 
 
 def finish_all(engine: Engine) -> dict[str, list[Delta]]:
-    """Step until nothing is left; deltas by request."""
+    """Step until nothing is left. Returns the deltas by request."""
     deltas: dict[str, list[Delta]] = {}
     while engine.has_work:
         for event in engine.step():
@@ -103,7 +103,7 @@ def answers(deltas: dict[str, list[Delta]]) -> dict[str, list[int]]:
 
 
 def generate(engine: Engine, prompt: Sequence[int], params: DecodeParams, **fields: object) -> list[int]:
-    """One request, alone, to its end; fails the test if the engine failed it."""
+    """Run one request alone to its end. Fails the test if the request failed."""
     engine.add(Request("only", tuple(prompt), params, **fields))  # type: ignore[arg-type]
     deltas = finish_all(engine)["only"]
     assert deltas[-1].finish in (FinishReason.STOP, FinishReason.LENGTH), deltas[-1]

@@ -1,4 +1,4 @@
-"""Where tests find real weights; they skip, with the command to run, where those were not pulled."""
+"""Paths of real weights. Tests are skipped, with the command to run, if the weights were not pulled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny random network for the training room."""
+"""A tiny random network for the training tests."""
 
 from __future__ import annotations
 

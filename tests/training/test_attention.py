@@ -16,7 +16,7 @@ def canvases() -> Canvases:
 
 
 def brute_force(placed: Canvases) -> torch.Tensor:
-    """The rule in words: own canvas, and the anchor's document up to the anchor."""
+    """The rule written out: the own canvas, and the anchor's document up to the anchor."""
     visible = torch.zeros(2, 12, 24, dtype=torch.bool)
     for b in range(2):
         for row in range(12):

@@ -27,7 +27,7 @@ PROMPTS = [[1, 3 + which] for which in range(4)]
 
 
 def recited(network: Network, folder: Path) -> Network:
-    """The tiny network after learning its verses by heart, merged into its weights."""
+    """The tiny network after memorising its verses, with the adapter merged."""
     optim = Optim(lr=2e-2, max_steps=90, warmup_steps=5, log_every=1000)
     spec = Skill(rank=16, rows_per_batch=8, head_chunk=256, optim=optim)
     store = RowStore(pack(verses(256), 64, PAD, 96), 8, 0, torch.device("cpu"))

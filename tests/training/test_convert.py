@@ -1,4 +1,4 @@
-"""`quicksilver convert`: a checkpoint without any data of ours learns to draft, and writes what it wrote before."""
+"""`quicksilver convert`: a checkpoint learns to draft without external data, and its answers do not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which answers of a teacher are kept, and that they come out as the student's own documents."""
+"""Which teacher answers are kept, and their conversion into documents of the student."""
 
 from __future__ import annotations
 

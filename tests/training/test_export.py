@@ -1,4 +1,4 @@
-"""What an adapter's header tells of its making."""
+"""The provenance in the header of an adapter file."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_edit_rows_rewrite_the_region_they_show() -> None:
         request = row.request
         assert request.cursor is None or 0 <= request.cursor <= len(request.region)
         assert request.history
-        # History has been applied: what it added stands in the file.
+        # The history is applied: the lines it added are in the file.
         added = [line[1:] for line in request.history[-1].splitlines() if line.startswith("+") and line[1:2] != "+"]
         assert all(line in request.before + request.region + request.after for line in added)
 

@@ -1,4 +1,4 @@
-"""A scripted answer as each decoder would bring it: the deltas and frames of one forward after another."""
+"""Scripted answers of each decoder: the deltas and frames of successive forwards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.fake_engine import Step
 
 @dataclass(frozen=True)
 class Score:
-    """What is to be played: the answer, two tokens that might have stood anywhere, what was forced, and how fast."""
+    """The scripted answer, two alternative tokens, the forced positions and the delays."""
 
     ids: Sequence[int]
     others: Sequence[int]
@@ -23,7 +23,7 @@ class Score:
 
 
 class Denoising:
-    """One request being answered, forward by forward."""
+    """One scripted request, forward by forward."""
 
     def __init__(self, request: Request, score: Score) -> None:
         self.request = request
@@ -52,7 +52,7 @@ class Denoising:
             self.steps.append(frame)
 
     def commit(self, num: int) -> None:
-        """A delta ends with what was forced, so every run of forced tokens ends one."""
+        """Each run of forced tokens ends a delta."""
         end = min(self.at + num, len(self.ids))
         while self.at < end:
             first_forced = next((i for i in range(self.at, end) if i in self.score.forced), end)
@@ -91,7 +91,7 @@ def one_by_one(run: Denoising, canvas: Sequence[int]) -> None:
 
 
 def draft_and_verify(run: Denoising, canvas: Sequence[int]) -> None:
-    """The first token is the causal model's; the last drafted one proves wrong and is replaced."""
+    """The first token comes from the causal row; the last drafted token is rejected and replaced."""
     run.commit(1)
     drafts = [*canvas[1:-1], run.score.others[0]][: len(canvas) - 1]
     run.show(drafts, [False] * len(drafts), [0.95 - 0.05 * (i % 12) for i in range(len(drafts))])
@@ -100,7 +100,7 @@ def draft_and_verify(run: Denoising, canvas: Sequence[int]) -> None:
 
 
 def by_confidence(run: Denoising, canvas: Sequence[int]) -> None:
-    """Every third position is decided in each forward, whatever its place."""
+    """Every third position is decided in each forward."""
     for share in range(3):
         decided = [i % 3 <= share for i in range(len(canvas))]
         run.show(canvas, decided, [0.9 if is_decided else 0.2 for is_decided in decided])

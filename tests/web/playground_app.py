@@ -40,7 +40,7 @@ def playground_app(home: Path, accounts: Accounts | None = None) -> FastAPI:
 
 
 def roomy() -> EngineInfo:
-    """Context for a long answer."""
+    """A context length that fits a long answer."""
     return EngineInfo(**{name: getattr(INFO, name) for name in INFO.__slots__} | {"context_len": 16384})
 
 

@@ -1,7 +1,7 @@
-"""What the scripted engine says in the playground's tests: the last thing the user wrote decides.
+"""Answers of the scripted engine in the playground tests, chosen by the last user message.
 
-`echo: X` answers X; a few key words ask for a long answer, an unfinished one, a tool call or JSON. Code prompts get the
-completion that the page's own examples ask for.
+`echo: X` answers X. A few key words request a long answer, an unfinished one, a tool call or JSON. Code prompts get the
+completion that the page's examples expect.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LONG = "".join(f"- item {i}: some *words* and `code` for the list\n" for i in ra
 
 @cache
 def stage_tokenizer() -> Tokenizer:
-    # Twice the answer: a pair of bytes has to occur twice before it becomes a token.
+    # The text is doubled, because a pair of bytes must occur twice before it becomes a token.
     return word_tokenizer([ANSWER, ANSWER, PERSON, WEATHER, NEXT_EDIT, LONG[:1000]])
 
 
@@ -63,7 +63,7 @@ def perform(request: Request) -> Iterable[Step]:
 
 
 def opening(steps: list[Step]) -> list[Step]:
-    """Half of a performance, up to a canvas that is still open."""
+    """The first half of an answer, up to an open canvas."""
     half = steps[: len(steps) // 2]
     last = max(i for i, step in enumerate(half) if isinstance(step, Frame) and step.token_ids)
     return half[: last + 1]
@@ -96,7 +96,7 @@ def last_turn(prompt: str) -> str:
 
 
 def forced_in(text: str, ids: Sequence[int]) -> set[int]:
-    """Positions that a grammar would have determined: all that lie outside the values."""
+    """Positions that a grammar would force: everything outside the values."""
     if text != PERSON:
         return set()
     free = {i for value in FREE for i in range(text.index(value), text.index(value) + len(value))}

@@ -1,4 +1,4 @@
-"""The committed build: made from the committed source, whole, and small."""
+"""The committed playground build matches its source, is complete and is small."""
 
 from __future__ import annotations
 

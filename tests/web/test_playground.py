@@ -27,7 +27,7 @@ def missing() -> str | None:
 
 
 def complaint_of(*arguments: str, **environment: str) -> str:
-    """What a Node command says when it fails; nothing when it succeeds."""
+    """The output of a failed Node command, or an empty string."""
     finished = subprocess.run(
         ["node", *arguments], cwd=WEB, env={**os.environ, **environment}, capture_output=True, text=True
     )

@@ -1,4 +1,4 @@
-"""The playground's routes: headers, caching, and nothing but the built files."""
+"""The routes of the playground: headers, caching, and no other files."""
 
 from __future__ import annotations
 

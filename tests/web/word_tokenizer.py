@@ -1,6 +1,6 @@
-"""A tokenizer whose tokens are words and parts of words, so that cells on the page look as they do with a real model.
+"""A tokenizer with word-like tokens, so that the page looks as it does with a real model.
 
-Byte-level BPE, trained in a moment on the very texts that the scripted engine says; anything else falls back to bytes.
+Byte-level BPE, trained on the texts of the scripted engine. Other text falls back to bytes.
 """
 
 from __future__ import annotations

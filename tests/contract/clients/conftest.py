@@ -1,6 +1,7 @@
-"""A live server with real weights, as clients see it. Nothing here imports the package: clients stand alone.
+"""A live server with real weights. Nothing here imports the package, because the clients run in their own
+environment.
 
-Only `run.py` beside this file starts the server and sets its addresses.
+`run.py` beside this file starts the server and sets its addresses.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Server:
 
     @contextmanager
     def expecting_an_abort(self) -> Iterator[None]:
-        """What happens inside must end one request in the engine before it is finished, and free its slot."""
+        """The block must end one request in the engine before it is finished, and free its slot."""
         before = self.figure("aborts_total")
         yield
         deadline = time.monotonic() + 10

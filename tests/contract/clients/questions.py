@@ -1,4 +1,5 @@
-"""What every client asks. Limits are low, since a small CPU answers about fifteen tokens a second."""
+"""The questions of every client test. Token limits are low, because a small CPU generates about fifteen tokens per
+second."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ import pydantic
 QUESTION = "What is the capital of France?"
 CITY = "Paris"
 STORY = "Write a very long story about a dragon, with many chapters."
+# Longer than any test waits: these streams are closed by their readers. Greedy decoding uses all tokens; a sampled
+# story could end before its reader leaves.
 STORY_TOKENS = 4000
-"""More than anybody waits for: these streams are cut off by their readers. Greedily the story takes them all; a
-drawn one can be over before its reader leaves."""
 LIMIT = 80
 
 SCHEMA: dict[str, Any] = {

@@ -1,7 +1,7 @@
-"""Other people's clients against a live server with real weights: `make clients`.
+"""Third-party clients against a live server with real weights: `make clients`.
 
-They are installed under `.build/clients`, Python and Node apart from the package's own environment, at the versions of
-the two locks beside this file. One server answers them all, one client after the other. Arguments go to pytest.
+They are installed under `.build/clients`, separately for Python and Node, at the versions of the two lock files beside
+this file. One server handles all clients, one after the other. Arguments are passed to pytest.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
 
 
 def node_version() -> int:
-    """Its major version; 0 where it, or npm, is not installed."""
+    """The major version of Node, or 0 if Node or npm is not installed."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         return 0
     told = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
@@ -66,7 +66,7 @@ def install_node() -> None:
 
 
 def is_fresh(folder: Path, lock: Path) -> bool:
-    """Whether the folder was made of this very lock."""
+    """Whether the folder was installed from the current lock file."""
     made_of = folder / lock.name
     return made_of.exists() and made_of.read_bytes() == lock.read_bytes()
 

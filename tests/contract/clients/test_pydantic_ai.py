@@ -45,7 +45,7 @@ async def test_tools(model: OpenAIChatModel) -> None:
         seen.append(city)
         return "sunny, 21 degrees"
 
-    # Whether so small a model ever stops calling is its own affair.
+    # A model of this size may never stop calling tools.
     with suppress(UsageLimitExceeded):
         assert (await agent.run(ASK_WEATHER, usage_limits=UsageLimits(request_limit=3))).output
     assert all(isinstance(city, str) for city in seen)
