@@ -199,7 +199,7 @@ def pick(entries: Sequence[dict[str, Any]], each: int) -> list[dict[str, Any]]:
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--model", default="nano")
-    words.add_argument("--weights", default="int8-dynamic")
+    words.add_argument("--weights", default="int8")
     words.add_argument("--threads", type=int, default=1)
     words.add_argument("--each", type=int, default=10)
     words.add_argument("--batch", type=int, default=8)

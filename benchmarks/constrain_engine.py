@@ -1,6 +1,6 @@
 """Constrained decoding in the real engine: what masks cost, what certain text saves, what a hostile grammar does.
 
-    python -m benchmarks.constrain_engine SCHEMAS.jsonl[.xz] [--model nano] [--weights int8-dynamic] [--tokens 320]
+    python -m benchmarks.constrain_engine SCHEMAS.jsonl[.xz] [--model nano] [--weights int8] [--tokens 320]
 
 Batches of eight. Times are processor seconds of the engine's thread, so that a busy machine does not blur them; ratios
 are from one run. The unconstrained side writes as many tokens from the same prompt with stop tokens banned.
@@ -190,7 +190,7 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("schemas", type=Path)
     words.add_argument("--model", default="nano")
-    words.add_argument("--weights", default="int8-dynamic")
+    words.add_argument("--weights", default="int8")
     words.add_argument("--tokens", type=int, default=320)
     words.add_argument("--threads", type=int, default=1)
     words.add_argument("--out", type=Path, default=ROOT / "results")

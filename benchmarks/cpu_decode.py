@@ -1,6 +1,6 @@
 """Decoding on a CPU: every decoder and number format against the machine's ceilings and against llama.cpp, in one run.
 
-    python benchmarks/cpu_decode.py [--model nano] [--schemes int8-grouped,int4] [--canvases 4,8,16] [--tokens 96]
+    python benchmarks/cpu_decode.py [--model nano] [--schemes int8] [--canvases 4,8,16] [--tokens 96]
 
 Answers end where the model ends them. llama.cpp runs before and after, and the better of its two figures counts; it is
 taken from npm's node-llama-cpp where that is installed (`npm install --prefix .build/llama node-llama-cpp`) and left
@@ -184,7 +184,7 @@ def report(results: list[Speed], theirs: float | None) -> list[dict[str, object]
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__)
     words.add_argument("--model", default="nano")
-    words.add_argument("--schemes", default="int8-grouped,int4")
+    words.add_argument("--schemes", default="int8")
     words.add_argument("--canvases", default="4,8,16")
     words.add_argument("--tokens", type=int, default=96)
     words.add_argument("--threads", type=int, default=os.cpu_count() or 1)

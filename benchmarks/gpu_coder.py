@@ -134,9 +134,9 @@ class _Served:
 
     def __init__(self, exact: Transformer, book: Book, options: argparse.Namespace) -> None:
         model = rounded(exact)
-        ways = {"gpu_products": options.products, "gpu_weights": options.weights}
+        model.weight_format = options.weights
         try:
-            self.engine = build_engine(model, "coder", EngineConfig(num_pages=NUM_PAGES, **ways))
+            self.engine = build_engine(model, "coder", EngineConfig(num_pages=NUM_PAGES, gpu_products=options.products))
             prepare_lone_rounds(self.engine)
         except Exception:
             book.say(f"no graphs here\n{traceback.format_exc()}")

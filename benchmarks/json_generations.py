@@ -236,7 +236,7 @@ def random_network() -> Transformer:
     for parameter in network.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.4)
-    attach_canvas(network, new_canvas(config, rank=4, max_canvas_len=32, seed=0), form="gated")
+    attach_canvas(network, new_canvas(config, rank=4, max_canvas_len=32, seed=0))
     return network.eval().requires_grad_(False)
 
 
@@ -255,7 +255,7 @@ def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("schemas", type=Path)
     words.add_argument("--model", default="nano")
-    words.add_argument("--weights", default="int8-dynamic")
+    words.add_argument("--weights", default="int8")
     words.add_argument("--threads", type=int, default=1)
     words.add_argument("--count", type=int, default=5_200)
     words.add_argument("--batch", type=int, default=24)

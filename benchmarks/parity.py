@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.cpu_decode import ROOT, commit
-from quicksilver.backends.cpu.linear import GroupedLinear
-from quicksilver.backends.cpu.load_grouped import PutGrouped
+from quicksilver.backends.cpu.linear import PackedLinear
+from quicksilver.backends.cpu.load_packed import PackTensors
+from quicksilver.backends.cpu.quantise import quantise_model
 from quicksilver.hub.resolve import Checkpoint, resolve
-from quicksilver.model.attention import DenseAttend
 from quicksilver.model.files.checkpoint import build, load_model, open_source, save_model
-from quicksilver.model.formats.quantise import quantise_model
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.tokenizer import Tokenizer
+from tests.support.dense_attend import DenseAttend
 
 PROMPTS = (
     "def fibonacci(n: int) -> list[int]:\n    ", "import numpy as np\n\ndef normalise(x):\n",
@@ -86,13 +86,13 @@ def dense_and_theirs(checkpoint: Checkpoint, prompts: list[Tensor]) -> tuple[lis
 
 def formats(checkpoint: Checkpoint, prompts: list[Tensor], wanted: list[Tensor]) -> dict[str, dict[str, float]]:
     source = open_source(checkpoint.weights)
-    packed = build(source, torch.float32, "cpu", PutGrouped(None, source))
-    linears = [module for module in packed.modules() if isinstance(module, GroupedLinear)]
+    packed = build(source, torch.float32, "cpu", PackTensors(None, source))
+    linears = [module for module in packed.modules() if isinstance(module, PackedLinear)]
     share = sum(m.out_dim * m.in_dim for m in linears if m.bits == 4) / sum(m.out_dim * m.in_dim for m in linears)
     kept = divergence(logits_of(ours(packed), prompts), wanted) | {"share_of_weights_in_four_bits": round(share, 3)}
     del packed, linears
     gc.collect()
-    rounded = quantise_model(load_model(checkpoint.weights), "int8-grouped")
+    rounded = quantise_model(load_model(checkpoint.weights))
     return {"as loaded": kept, "all int8": divergence(logits_of(ours(rounded), prompts), wanted)}
 
 

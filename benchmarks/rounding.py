@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from quicksilver.backends.cuda.kernels.int4_packing import from_words, to_words
 from quicksilver.hub.resolve import resolve
-from quicksilver.model.attention import DenseAttend
 from quicksilver.model.files.checkpoint import load_model
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.tokenizer import Tokenizer
+from tests.support.dense_attend import DenseAttend
 
 # Columns that share a scale.
 GROUPS = {"qkv": 128, "o": 128, "gate_up": 128, "down": 64}

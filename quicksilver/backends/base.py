@@ -30,7 +30,7 @@ class BackendConfig:
     max_sequences: int = 64  # sequences in one forward
     context_len: int = 4096  # tokens of one sequence
     logit_rows: int = 64  # rows of logits that exist at the same time
-    weights: str = "bfloat16"  # number format of the weight matrices
+    weights: str = "bfloat16"  # as loaded, or what the CUDA backend rounds to: fp8 or int4
     matmul: str = "fastest"  # fastest, or batch_invariant
     cuda_graphs: bool = True  # False runs plain torch on a GPU
     tree_rows: int = -1  # rows of a draft tree: 0, 16 or 32; -1 picks by the size of the network

@@ -28,11 +28,12 @@ def make_backend(model: Transformer, cache: PagedCache, config: BackendConfig) -
         return build_backend(model, cache, config)
     if cache.k.is_cuda:
         log.warning("running without CUDA graphs: %s", reason)
-    if model.is_native:
-        from quicksilver.backends.cpu.backend import NativeRunner, fits
+    if model.weight_format == "int8":
+        from quicksilver.backends.cpu.backend import CpuBackend
+        from quicksilver.backends.cpu.network import is_supported
 
-        if fits(model):
-            return NativeRunner(model, cache, config.logit_rows)
+        if is_supported(model):
+            return CpuBackend(model, cache, config.logit_rows)
     return TorchBackend(model, cache, config.logit_rows)
 
 

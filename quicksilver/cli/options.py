@@ -20,14 +20,8 @@ DEFAULT_MODEL = "nano"
 Model = Annotated[str, typer.Option("--model", "-m", envvar="QUICKSILVER_MODEL", help="Catalogue name or path.")]
 Device = Annotated[str, typer.Option(envvar="QUICKSILVER_DEVICE", help="cpu, cuda or auto.")]
 Weights = Annotated[
-    str,
-    typer.Option(
-        envvar="QUICKSILVER_WEIGHTS", help="auto, float32, bfloat16, int8, int8-grouped, int8-dynamic or int4."
-    ),
-]
-GpuWeights = Annotated[
-    Literal["bfloat16", "fp8", "int4"],
-    typer.Option(envvar="QUICKSILVER_GPU_WEIGHTS", help="What a GPU's kernels read, rounded at load."),
+    Literal["auto", "float32", "bfloat16", "int8", "fp8", "int4"],
+    typer.Option(envvar="QUICKSILVER_WEIGHTS", help="Number format: int8 on a CPU, fp8 or int4 on a GPU."),
 ]
 GpuProducts = Annotated[
     Literal["fastest", "fixed"],

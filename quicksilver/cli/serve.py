@@ -97,7 +97,6 @@ def serve(
     ] = "info",
     device: options.Device = "auto",
     weights: options.Weights = "auto",
-    gpu_weights: options.GpuWeights = "bfloat16",
     gpu_products: options.GpuProducts = "fastest",
     threads: options.Threads = 0,
     yarn: options.Yarn = 1.0,
@@ -114,7 +113,7 @@ def serve(
     check_address(server, has_accounts=accounts)
     check_ports(server)
     load = {"device": device, "weights": weights, "threads": threads, "yarn": yarn}
-    worker = WorkerConfig(model, load, {"gpu_weights": gpu_weights, "gpu_products": gpu_products})
+    worker = WorkerConfig(model, load, {"gpu_products": gpu_products})
     database = options.accounts_database(database_url, pepper, signup_credits) if accounts else None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(ServeSettings(checkpoint, server, worker, database)))

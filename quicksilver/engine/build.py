@@ -37,7 +37,7 @@ def build_engine(
         weight_bytes=model.weight_bytes,
         fingerprint=fingerprint(name, model),
     )
-    backend_config = config.for_backend(context_len)
+    backend_config = config.for_backend(context_len, model.weight_format or "bfloat16")
     needs = memory_needs(backend_config, device)
     cache = PagedCache.allocate(model.config, num_pages, config.page_size, device, dtype, needs.scratch_slots)
     backend = make_backend(model.eval(), cache, backend_config)

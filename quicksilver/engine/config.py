@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from quicksilver.backends.base import MAX_TREE_ROWS, BackendConfig
 from quicksilver.errors import InvalidRequest
 
-GPU_WEIGHTS = ("bfloat16", "fp8", "int4")
-
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -22,10 +20,6 @@ class EngineConfig:
     """KV pages held beyond a request's next forward, so that a GPU can run verify rounds ahead of the host."""
     cuda_graphs: bool = True
     """Whether a GPU runs captured graphs and our own kernels; plain torch otherwise."""
-    gpu_weights: str = "bfloat16"
-    """What the kernels read: bfloat16 (the checkpoint's own 16 bits), fp8 (rounded at load, half the bytes; where rows
-    are few and the shape allows it, activations are rounded as well) or int4 (weights alone, rounded at load in groups
-    of 32, the head as fp8)."""
     gpu_products: str = "fastest"
     """fastest, or fixed: products of at most 64 rows with one order of additions, so that a request's numbers do not
     depend on what runs beside it."""
@@ -56,18 +50,16 @@ class EngineConfig:
                 raise InvalidRequest(f"engine setting {name} must be at least 1", param=name)
         if self.tree_rows not in (-1, 0, 16, MAX_TREE_ROWS):
             raise InvalidRequest(f"engine setting tree_rows is 0, 16, {MAX_TREE_ROWS} or -1", param="tree_rows")
-        if self.gpu_weights not in GPU_WEIGHTS:
-            raise InvalidRequest(f"engine setting gpu_weights is one of {', '.join(GPU_WEIGHTS)}", param="gpu_weights")
         if self.gpu_products not in ("fastest", "fixed"):
             raise InvalidRequest("engine setting gpu_products is fastest or fixed", param="gpu_products")
 
-    def for_backend(self, context_len: int) -> BackendConfig:
+    def for_backend(self, context_len: int, weights: str) -> BackendConfig:
         return BackendConfig(
             max_rows=self.max_rows,
             max_sequences=self.max_running,
             context_len=context_len,
             logit_rows=self.logit_rows,
-            weights=self.gpu_weights,
+            weights=weights,
             matmul="fastest" if self.gpu_products == "fastest" else "batch_invariant",
             cuda_graphs=self.cuda_graphs,
             tree_rows=self.tree_rows,

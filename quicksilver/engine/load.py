@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from quicksilver.backends.cpu.support import refusal as cpu_refusal
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import ConstraintFactory, Engine
@@ -14,22 +15,20 @@ from quicksilver.hub.resolve import Checkpoint, default_home
 from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter, merge_skill
 from quicksilver.model.assemble import stretch_context
 from quicksilver.model.files.checkpoint import build, load_model, open_source
-from quicksilver.model.formats.quantise import best_cpu_scheme, check_scheme, mark, quantise_model
+from quicksilver.model.formats.weight_formats import AUTO, check_format, formats_of, unsupported_format
 from quicksilver.model.transformer import Transformer
 
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """How weights are held. `auto` picks by device and by what the CPU can do."""
+    """How weights are held."""
 
     device: str = "auto"
     """cpu, cuda, or auto."""
-    weights: str = "auto"
-    """float32, bfloat16, int8, int8-grouped, int8-dynamic, int4, or auto."""
-    canvas_form: str = "gated"
-    """gated (LoRA on canvas rows) or merged (second weights)."""
+    weights: str = AUTO
+    """float32, bfloat16, int8 (CPU), fp8 or int4 (CUDA), or auto: see `model/formats/weight_formats.py`."""
     threads: int = 0
-    """CPU threads; 0 leaves torch's choice. Compiled loops take them over, and torch keeps one."""
+    """CPU threads; 0 leaves torch's choice. The compiled CPU backend takes them over, and torch keeps one."""
     yarn: float = 1.0
     """How many times the checkpoint's context is stretched, by YaRN; 1 leaves it."""
 
@@ -57,36 +56,37 @@ def load_engine(
 
 
 def load_transformer(checkpoint: Checkpoint, load: LoadConfig) -> Transformer:
-    """The base with its skill merged in and its canvas attached, in the number format asked for."""
+    """The base with its skill merged in and its canvas attached, in the number format of `load`."""
     device = pick_device(load.device)
-    scheme = load.weights if load.weights != "auto" else best_scheme(device)
-    if scheme == "int8-grouped":
-        return load_grouped(checkpoint, load.canvas_form)
-    dtype = torch.bfloat16 if scheme == "bfloat16" else torch.float32
+    weights = pick_weights(load.weights, device)
+    if weights == "int8":
+        return load_int8(checkpoint)
+    dtype = torch.float32 if weights == "float32" else torch.bfloat16
     model = load_model(checkpoint.weights, dtype=dtype, device=device)
+    # The CUDA backend rounds 16-bit weights to fp8 or int4 when it takes the model.
+    model.weight_format = weights if weights in ("fp8", "int4") else None
     if checkpoint.skill is not None:
         merge_skill(model, load_adapter(checkpoint.skill))
-    if scheme.startswith("int"):
-        quantise_model(model, scheme)
     if checkpoint.canvas is not None:
-        _attach(model, checkpoint.canvas, load.canvas_form)
+        _attach(model, checkpoint.canvas)
     return model.requires_grad_(False)
 
 
-def load_grouped(checkpoint: Checkpoint, canvas_form: str) -> Transformer:
-    """As `load_transformer` for int8-grouped, tensor by tensor, and kept ready for the next start."""
-    # Imported here: they bring the compiler of the loops along.
-    from quicksilver.backends.cpu.load_grouped import PutGrouped
+def load_int8(checkpoint: Checkpoint) -> Transformer:
+    """As `load_transformer` for int8 on a CPU: packed tensor by tensor, and cached for the next start."""
+    # Imported here: these modules import the compiler.
+    from quicksilver.backends.cpu.load_packed import PackTensors
     from quicksilver.backends.cpu.packed_cache import prepared
+    from quicksilver.backends.cpu.quantise import quantise_canvas
 
     def make() -> Transformer:
-        check_scheme("int8-grouped", torch.device("cpu"))
         skill = load_adapter(checkpoint.skill) if checkpoint.skill is not None else None
         source = open_source(checkpoint.weights)
-        model = build(source, torch.float32, "cpu", PutGrouped(skill, source))
-        mark(model, "int8-grouped")
+        model = build(source, torch.float32, "cpu", PackTensors(skill, source))
+        model.weight_format = "int8"
         if checkpoint.canvas is not None:
-            _attach(model, checkpoint.canvas, canvas_form)
+            _attach(model, checkpoint.canvas)
+            quantise_canvas(model)
         return model.requires_grad_(False)
 
     files = [path for path in (checkpoint.weights, checkpoint.skill, checkpoint.canvas) if path is not None]
@@ -95,15 +95,26 @@ def load_grouped(checkpoint: Checkpoint, canvas_form: str) -> Transformer:
     return prepared(default_home() / "prepared", checkpoint.name, files, make).requires_grad_(False)
 
 
-def _attach(model: Transformer, path: Path, form: str) -> None:
+def _attach(model: Transformer, path: Path) -> None:
     adapter = load_adapter(path)
     assert isinstance(adapter, CanvasAdapter)
-    attach_canvas(model, adapter, form=form)
+    attach_canvas(model, adapter)
 
 
-def best_scheme(device: str) -> str:
-    """bfloat16 on a GPU; on a CPU what it computes fastest without a row's numbers depending on its batch mates."""
-    return "bfloat16" if device == "cuda" else best_cpu_scheme()
+def pick_weights(setting: str, device: str) -> str:
+    """The format that `setting` means on `device` (cpu or cuda). Raises InvalidRequest where it cannot be used.
+
+    auto is bfloat16 on CUDA, int8 on a CPU that runs the compiled backend, and float32 on other CPUs.
+    """
+    if setting == AUTO:
+        cpu = "int8" if cpu_refusal() is None else "float32"
+        return "bfloat16" if device == "cuda" else cpu
+    check_format(setting, device)
+    reason = cpu_refusal()
+    if setting == "int8" and reason is not None:
+        others = [name for name in (AUTO, *formats_of(device)) if name != "int8"]
+        raise unsupported_format(setting, f"{reason}; use {', '.join(others)}")
+    return setting
 
 
 def pick_device(name: str) -> str:

@@ -1,6 +1,6 @@
-"""What an adapter is: low-rank pairs for the four fused linears of every layer, and the modules that apply them.
+"""LoRA adapters: low-rank pairs for the four fused linears of every layer, and the modules that apply them.
 
-Knows the network's shapes and rows; files are `adapter_file`'s business, putting one on a model `adapters`'.
+`files/adapter_file.py` reads and writes them; `adapters.py` attaches them to a Transformer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.transformer import CanvasRows, on_full_tiles
 
 LINEARS = {"qkv": "qkv", "o": "o", "gu": "gate_up", "dn": "down"}
 """Adapter name of a linear -> its attribute on `Layer`."""
@@ -37,38 +36,22 @@ class LowRank(nn.Module):
         self.A = nn.Parameter(a)
         self.B = nn.Parameter(b)
 
-    def forward(self, base: nn.Module, x: Tensor, rows: CanvasRows) -> Tensor:
-        return base(x) + linear(linear(x, self.A.to(x.dtype)) * rows.gate, self.B.to(x.dtype))
+    def forward(self, base: nn.Module, x: Tensor, gate: Tensor) -> Tensor:
+        return base(x) + linear(linear(x, self.A.to(x.dtype)) * gate, self.B.to(x.dtype))
 
     def product(self) -> Tensor:
         return self.B.detach().float() @ self.A.detach().float()
 
 
-class LowRankOf(nn.Module):
-    """A LowRank whose halves are modules of their own, for weights in few bits."""
+class LowRankModules(nn.Module):
+    """A LowRank whose two matrices are modules, for quantised weights."""
 
     def __init__(self, a: nn.Module, b: nn.Module) -> None:
         super().__init__()
         self.a, self.b = a, b
 
-    def forward(self, base: nn.Module, x: Tensor, rows: CanvasRows) -> Tensor:
-        return base(x) + self.b(self.a(x) * rows.gate)
-
-
-class SecondLinear(nn.Module):
-    """Merged weights W + B A for canvas rows; the other rows go through the base."""
-
-    def __init__(self, merged: nn.Linear) -> None:
-        super().__init__()
-        self.merged = merged
-
-    def forward(self, base: nn.Module, x: Tensor, rows: CanvasRows) -> Tensor:
-        canvas = rows.is_canvas.nonzero()[:, 0]
-        plain = (~rows.is_canvas).nonzero()[:, 0]
-        parts = [on_full_tiles(part, x[index]) for part, index in ((self.merged, canvas), (base, plain)) if len(index)]
-        y = x.new_empty(x.shape[0], parts[0].shape[1])
-        y[torch.cat((canvas, plain))] = torch.cat(parts).to(x.dtype)
-        return y
+    def forward(self, base: nn.Module, x: Tensor, gate: Tensor) -> Tensor:
+        return base(x) + self.b(self.a(x) * gate)
 
 
 class Adapter(nn.Module):

@@ -1,7 +1,8 @@
-"""The network, top to bottom: Llama, Qwen2 and Qwen3 bodies over ragged rows.
+"""The network: a Llama-style transformer over ragged rows. Families differ only in the options of `ModelConfig`.
 
-A forward takes (rows, dim) and knows neither sequences nor a cache: positions come as a tensor and attention as an
-`Attend`. Canvas rows may pass through an adapter; all other rows compute exactly what the parent computes.
+A forward takes (rows, dim). Positions are a tensor argument and attention is an `Attend` argument, so the network
+itself has no notion of sequences or of a KV cache. Canvas rows pass through the canvas adapter; all other rows compute
+exactly what the autoregressive parent computes.
 """
 
 from __future__ import annotations
@@ -23,45 +24,40 @@ if TYPE_CHECKING:
     from quicksilver.model.lowrank import CanvasAdapter
 
 
-@dataclass(frozen=True, slots=True)
-class CanvasRows:
-    """Which rows of this forward wear the canvas adapter, in the two forms that linears need."""
-
-    gate: Tensor
-    """(rows, 1) in the model's dtype: 1 on canvas rows, 0 elsewhere."""
-    is_canvas: Tensor
-
-    def padded(self, missing: int) -> CanvasRows:
-        return CanvasRows(pad(self.gate, (0, 0, 0, missing)), pad(self.is_canvas, (0, missing)))
-
-
 def on_full_tiles(linear: nn.Module, x: Tensor) -> Tensor:
-    """`linear(x)` with the rows padded to whole tiles on a CPU, so that a row's bits do not depend on their number."""
+    """`linear(x)`, on a CPU with the rows padded to full tiles: a row's bits then do not depend on the row count."""
     missing = missing_rows(x, ROW_TILE)
     return linear(pad(x, (0, 0, 0, missing)))[: len(x)] if missing else linear(x)
 
 
 def missing_rows(x: Tensor, tile: int) -> int:
-    """Rows short of whole tiles, and of as many as make products repeatable. A CPU multiplies an odd rest of rows by
-    other routines than the rest, and some a few rows too."""
+    """How many rows of padding make float matmuls on a CPU batch-invariant; 0 on other devices and in training.
+
+    CPU libraries use different routines, with another reduction order, for a remainder of rows and for few rows.
+    """
     if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_grad_enabled() or tile == 1:
         return 0
-    return max(-len(x) % tile, fewest_rows() - len(x))
+    return max(-len(x) % tile, min_invariant_rows() - len(x))
 
 
-_TRIED = ((512, 192), (192, 576), (64, 1536))
-"""Outputs and depths of the products by which a processor is judged."""
+# (outputs, inputs) of the matmuls that `min_invariant_rows` tries.
+_TRIED_SHAPES = ((512, 192), (192, 576), (64, 1536))
 
 
 @cache
-def fewest_rows() -> int:
-    """From how many rows on this processor's products add a row in the same order, tried once: four on most."""
+def min_invariant_rows() -> int:
+    """The smallest row count from which this CPU's matmuls keep one reduction order per row: 4 on most CPUs.
+
+    It is found by comparing bits once per process.
+    """
     generator = torch.Generator().manual_seed(0)
-    pairs = [(torch.randn(64, k, generator=generator), torch.randn(n, k, generator=generator)) for n, k in _TRIED]
+    pairs = [
+        (torch.randn(64, k, generator=generator), torch.randn(n, k, generator=generator)) for n, k in _TRIED_SHAPES
+    ]
 
     def is_enough(count: int) -> bool:
-        tiles = range(count, 33, ROW_TILE)
-        return all(torch.equal(x[:rows] @ w.t(), (x @ w.t())[:rows]) for x, w in pairs for rows in tiles)
+        row_counts = range(count, 33, ROW_TILE)
+        return all(torch.equal(x[:rows] @ w.t(), (x @ w.t())[:rows]) for x, w in pairs for rows in row_counts)
 
     return next((count for count in (ROW_TILE, 8, 16, 32) if is_enough(count)), ROW_TILE)
 
@@ -115,21 +111,21 @@ class Layer(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class LayerAdapter:
-    """The canvas adapter's modules of one layer, keyed qkv, o, gu, dn, and the rows that wear them."""
+    """The canvas adapter's modules for one layer, keyed qkv, o, gu and dn, and the gate that selects canvas rows."""
 
     linears: nn.ModuleDict
-    rows: CanvasRows
+    gate: Tensor  # (rows, 1) in the model's dtype: 1 on canvas rows, 0 on the others
 
 
 def _project(linear: nn.Module, name: str, x: Tensor, adapter: LayerAdapter | None) -> Tensor:
     if adapter is None:
         return linear(x)
-    return adapter.linears[name](linear, x, adapter.rows)
+    return adapter.linears[name](linear, x, adapter.gate)
 
 
 @dataclass(frozen=True, slots=True)
 class _PaddedAttend:
-    """Keeps rows of padding out of attention."""
+    """Calls `attend` without the rows of padding and pads its result."""
 
     attend: Attend
     num_rows: int
@@ -148,7 +144,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        # Made by hand: initialising an embedding on the meta device would import the whole compiler.
+        # nn.Embedding's own initialisation on the meta device would import torch's compiler.
         self.tokens = nn.Embedding(config.vocab_size, config.dim, _weight=torch.empty(config.vocab_size, config.dim))
         if not self.tokens.weight.is_meta:
             nn.init.normal_(self.tokens.weight, std=0.02)
@@ -159,13 +155,12 @@ class Transformer(nn.Module):
             self.head.weight = self.tokens.weight
         self.rope = Rope(config)
         self.canvas = None
-        self.is_exact = False
-        """Whether every linear gives a row the same bits in any company; set by `quantise_model`."""
-        self.is_native = False
-        """Whether every linear is packed for the compiled loops; set by `quantise_model`."""
+        # The format that a backend computes the linears in, where it is not `dtype`: int8 (set once the linears are
+        # packed), fp8 or int4 (a request to the CUDA backend, which rounds when it loads the model).
+        self.weight_format: str | None = None
 
     def embed(self, token_ids: Tensor, mask_index: Tensor | None = None) -> Tensor:
-        """(rows,) ids -> (rows, dim). Where mask_index >= 0 the row is the learned mask of that canvas index."""
+        """(rows,) ids -> (rows, dim). Where mask_index >= 0, the learned mask embedding of that canvas index."""
         x = self.tokens(token_ids)
         if mask_index is None or self.canvas is None:
             return x
@@ -174,25 +169,31 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, attend: Attend, is_canvas: Tensor | None = None) -> Tensor:
         """(rows, dim) -> (rows, dim) after the final norm. Rows where `is_canvas` pass through the canvas adapter."""
-        rows = self._canvas_rows(is_canvas, x.dtype)
-        num_rows, missing = len(x), missing_rows(x, self._row_tile(len(x), rows))
+        gate = self._canvas_gate(is_canvas, x.dtype)
+        num_rows, missing = len(x), missing_rows(x, self._row_tile(len(x), gate))
         if missing:
             x, positions = pad(x, (0, 0, 0, missing)), pad(positions, (0, missing))
-            rows, attend = rows and rows.padded(missing), _PaddedAttend(attend, num_rows, missing)
+            gate = gate if gate is None else pad(gate, (0, 0, 0, missing))
+            attend = _PaddedAttend(attend, num_rows, missing)
         rotation = self.rope(positions)
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotation, attend, self._layer_adapter(index, rows))
+            x = layer(x, rotation, attend, self._layer_adapter(index, gate))
         return self.norm(x)[:num_rows]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(rows, dim) -> (rows, vocab). Pass only the rows that are needed."""
-        return self.head(hidden) if self.is_exact else on_full_tiles(self.head, hidden)
+        return self.head(hidden) if self.has_invariant_linears else on_full_tiles(self.head, hidden)
+
+    @property
+    def has_invariant_linears(self) -> bool:
+        """Whether every linear is batch-invariant by itself: integer sums need no padding to full tiles."""
+        return self.weight_format == "int8"
 
     @property
     def weight_bytes(self) -> int:
-        """Memory that the weights take, packed ones included, a tied head once."""
+        """Memory of the weights; a tied head counts once."""
         tensors = {t.data_ptr(): t.nbytes for t in (*self.parameters(), *self.buffers())}
-        return sum(tensors.values()) + sum(getattr(module, "packed_bytes", 0) for module in self.modules())
+        return sum(tensors.values())
 
     @property
     def device(self) -> torch.device:
@@ -200,22 +201,22 @@ class Transformer(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations; weights may be held in fewer bits."""
+        """Of activations; weights may be quantised."""
         return self.norm.weight.dtype
 
-    def _row_tile(self, num_rows: int, rows: CanvasRows | None) -> int:
-        """Integer matmuls give the same bits for any few rows; only float ones need whole tiles then."""
-        return 1 if self.is_exact and rows is None and num_rows < 4 * ROW_TILE else ROW_TILE
+    def _row_tile(self, num_rows: int, gate: Tensor | None) -> int:
+        """Rows per tile that float operations need. Few rows of an int8 model without an adapter need no padding."""
+        return 1 if self.has_invariant_linears and gate is None and num_rows < 4 * ROW_TILE else ROW_TILE
 
-    def _layer_adapter(self, index: int, rows: CanvasRows | None) -> LayerAdapter | None:
-        if rows is None or self.canvas is None:
+    def _layer_adapter(self, index: int, gate: Tensor | None) -> LayerAdapter | None:
+        if gate is None or self.canvas is None:
             return None
-        return LayerAdapter(self.canvas.layers[index], rows)  # type: ignore[arg-type]
+        return LayerAdapter(self.canvas.layers[index], gate)  # type: ignore[arg-type]
 
-    def _canvas_rows(self, is_canvas: Tensor | None, dtype: torch.dtype) -> CanvasRows | None:
+    def _canvas_gate(self, is_canvas: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         if is_canvas is None or self.canvas is None:
             return None
-        # On an accelerator looking at the rows would wait for it; there the caller passes None instead.
+        # Only on a CPU: reading the tensor of an accelerator would synchronise. Callers there pass None instead.
         if is_canvas.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(is_canvas.any()):
             return None
-        return CanvasRows(is_canvas[:, None].to(dtype), is_canvas)
+        return is_canvas[:, None].to(dtype)

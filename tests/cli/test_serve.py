@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from quicksilver.cli import options, serve
+from quicksilver.cli import serve
 from quicksilver.cli.app import app
-from quicksilver.engine.config import GPU_WEIGHTS, EngineConfig
+from quicksilver.engine.config import EngineConfig
 from quicksilver.errors import InvalidRequest, ModelNotFound
 
 
@@ -70,19 +69,14 @@ def test_gpu_settings_reach_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "_run", keep)
     monkeypatch.setattr(serve, "check_ports", lambda _: None)
     monkeypatch.setattr(serve, "resolve", lambda name: SimpleNamespace(name=name))
-    result = CliRunner().invoke(app, ["serve", "--gpu-weights", "int4"], env={"QUICKSILVER_GPU_PRODUCTS": "fixed"})
+    result = CliRunner().invoke(app, ["serve", "--weights", "int4"], env={"QUICKSILVER_GPU_PRODUCTS": "fixed"})
     assert result.exit_code == 0, result.output
-    config = EngineConfig(**plans[0].worker.engine)
-    assert (config.gpu_weights, config.gpu_products) == ("int4", "fixed")
-
-
-def test_the_flag_offers_what_the_engine_knows() -> None:
-    choices, _ = get_args(options.GpuWeights)
-    assert get_args(choices) == GPU_WEIGHTS
+    assert EngineConfig(**plans[0].worker.engine).gpu_products == "fixed"
+    assert plans[0].worker.load["weights"] == "int4"
 
 
 def test_a_gpu_setting_that_does_not_exist_is_refused() -> None:
-    result = CliRunner().invoke(app, ["serve", "--gpu-weights", "int5"])
+    result = CliRunner().invoke(app, ["serve", "--weights", "int5"])
     assert result.exit_code == 2
     assert "int4" in result.output
 

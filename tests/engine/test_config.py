@@ -10,7 +10,7 @@ from quicksilver.errors import InvalidRequest
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("tree_rows", 7), ("tree_rows", 64), ("gpu_products", "slow"), ("gpu_weights", "int5"), ("page_size", 0)],
+    [("tree_rows", 7), ("tree_rows", 64), ("gpu_products", "slow"), ("page_size", 0)],
 )
 def test_a_setting_that_cannot_work_is_named(name: str, value: object) -> None:
     with pytest.raises(InvalidRequest, match=name) as refused:

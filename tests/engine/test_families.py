@@ -16,10 +16,10 @@ from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.load import LoadConfig, load_engine
 from quicksilver.hub.resolve import Checkpoint
 from quicksilver.model.adapters import attach_canvas, new_canvas
-from quicksilver.model.attention import DenseAttend
 from quicksilver.model.files.checkpoint import save_model
 from quicksilver.model.transformer import Transformer
 from tests.model.build import random_model, small_config
+from tests.support.dense_attend import DenseAttend
 from tests.support.tiny import decode_params, generate
 
 CODER = {"num_heads": 6, "num_kv_heads": 1, "head_dim": 128, "rope_theta": 1e6}

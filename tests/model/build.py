@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quicksilver.model.attention import DenseAttend, PagedCache, RowPlan, SdpaAttend, Segment
+from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
 from quicksilver.model.config import Family, ModelConfig
 from quicksilver.model.transformer import Transformer
+from tests.support.dense_attend import DenseAttend
 
 PAGE_SIZE = 4
 

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from quicksilver.errors import CheckpointRefused, InvalidRequest
+from quicksilver.errors import CheckpointRefused
 from quicksilver.model.adapters import LINEARS, Adapter, CanvasAdapter, attach_canvas, merge_skill, new_canvas
-from quicksilver.model.attention import DenseAttend
 from quicksilver.model.config import Family
-from quicksilver.model.formats.quantise import quantise_model
-from quicksilver.model.transformer import CanvasRows, Transformer
+from quicksilver.model.transformer import Transformer
 from tests.model.build import SMALL, random_model, run_dense, small_config, token_ids
+from tests.support.dense_attend import DenseAttend
 
 IS_CANVAS = torch.tensor([False] * 6 + [True] * 5)
 
@@ -50,9 +49,9 @@ def test_gated_rows_equal_two_dense_models_stitched_row_by_row(family: Family) -
             super().__init__()
             self.delta = delta
 
-        def forward(self, base: torch.nn.Linear, x: Tensor, rows: CanvasRows) -> Tensor:
+        def forward(self, base: torch.nn.Linear, x: Tensor, gate: Tensor) -> Tensor:
             changed = linear(x, base.weight + self.delta, base.bias)
-            return torch.where(rows.is_canvas[:, None], changed, linear(x, base.weight, base.bias))
+            return torch.where(gate > 0, changed, linear(x, base.weight, base.bias))
 
     assert stitched.canvas is not None
     for layer in stitched.canvas.layers:
@@ -62,28 +61,10 @@ def test_gated_rows_equal_two_dense_models_stitched_row_by_row(family: Family) -
     assert not torch.allclose(run(model, ids)[6:], run_dense(random_model(small_config(family)), ids)[6:], atol=1e-2)
 
 
-@pytest.mark.parametrize("form", ["gated", "merged"])
-def test_causal_rows_keep_the_parents_bits_beside_a_canvas(form: str) -> None:
+def test_causal_rows_keep_the_parents_bits_beside_a_canvas() -> None:
     ids, model = token_ids(11), random_model()
-    attach_canvas(model, random_adapter(), form)
+    attach_canvas(model, random_adapter())
     assert torch.equal(run(model, ids)[:6], run_dense(random_model(), ids)[:6])
-
-
-def test_merged_second_weights_equal_the_gate() -> None:
-    ids, models = token_ids(11), [random_model(small_config("qwen2")) for _ in range(2)]
-    for model, form in zip(models, ("gated", "merged"), strict=True):
-        attach_canvas(model, random_adapter(), form)
-    torch.testing.assert_close(run(models[0], ids), run(models[1], ids), rtol=0, atol=1e-5)
-
-
-def test_merged_weights_serve_a_forward_of_canvas_rows_alone() -> None:
-    models = [random_model() for _ in range(2)]
-    x, every = torch.randn(5, SMALL.dim), torch.ones(5, dtype=torch.bool)
-    for model, form in zip(models, ("gated", "merged"), strict=True):
-        attach_canvas(model, random_adapter(), form)
-    with torch.inference_mode():
-        gated, merged = (model(x, torch.arange(5), DenseAttend(1, is_causal=True), every) for model in models)
-    torch.testing.assert_close(gated, merged, rtol=0, atol=1e-5)
 
 
 def test_a_new_canvas_changes_nothing_but_the_masks() -> None:
@@ -134,15 +115,3 @@ def test_an_adapter_for_another_base_is_refused() -> None:
     adapter.replace_embeddings(torch.tensor([500]), torch.zeros(1, SMALL.dim))
     with pytest.raises(CheckpointRefused, match="vocabulary"):
         merge_skill(random_model(), adapter)
-
-
-def test_what_needs_dense_weights_says_so_on_quantised_ones() -> None:
-    model = quantise_model(random_model(), "int8")
-    for attempt in (
-        lambda: attach_canvas(model, random_adapter(), "merged"),
-        lambda: merge_skill(model, random_adapter()),
-    ):
-        with pytest.raises(InvalidRequest, match="before quantising"):
-            attempt()
-    with pytest.raises(InvalidRequest, match="neither"):
-        attach_canvas(model, random_adapter(), "folded")

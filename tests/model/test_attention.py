@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quicksilver.model.attention import DenseAttend, PagedCache, RowPlan, SdpaAttend, Segment
+from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
 from quicksilver.model.visibility import whole_tiles
 from tests.model.build import (
     PAGE_SIZE,
@@ -21,6 +21,7 @@ from tests.model.build import (
     small_config,
     token_ids,
 )
+from tests.support.dense_attend import DenseAttend
 
 
 def in_chunks(ids: Tensor, cuts: list[int], pages: Tensor) -> Tensor:

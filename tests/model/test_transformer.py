@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from quicksilver.model.adapters import attach_canvas, new_canvas
-from quicksilver.model.attention import DenseAttend
 from quicksilver.model.transformer import Transformer
 from tests.model.build import SMALL, random_model, run_dense, small_config, token_ids
+from tests.support.dense_attend import DenseAttend
 
 
 class OwnRow:

@@ -10,11 +10,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from quicksilver.model.assemble import stretch_context
-from quicksilver.model.attention import DenseAttend
 from quicksilver.model.config import Family, ModelConfig, RopeScaling
 from quicksilver.model.files.checkpoint import load_model, save_model
 from quicksilver.model.transformer import Transformer
 from tests.model.build import causal_plan, new_cache, random_model, run_plan, small_config, token_ids
+from tests.support.dense_attend import DenseAttend
 from tests.support.weights import smollm2
 
 pytestmark = pytest.mark.parity

@@ -17,7 +17,7 @@ from quicksilver.backends.cuda.kernels.int4_packing import to_words
 from quicksilver.backends.cuda.kernels.linears import Weight
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.formats.packing import GROUP_LEN, dequantise_int4, quantise_int4
+from quicksilver.model.formats.int4 import GROUP_LEN, dequantise_int4, quantise_int4
 from quicksilver.model.transformer import Transformer
 from tests.support.fp8_checks import on_fp8_weights
 from tests.support.graph_checks import FEW_LAUNCHES, SMALL, TEAMED, WIDE_PARTS, causal_batch, model_of, plain_forward

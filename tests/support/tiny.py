@@ -16,9 +16,9 @@ from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.model.adapters import attach_canvas, new_canvas
-from quicksilver.model.attention import DenseAttend
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.transformer import Transformer
+from tests.support.dense_attend import DenseAttend
 
 TINY = ModelConfig(
     family="llama", num_layers=2, dim=32, ffn_dim=64, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=97,
@@ -33,14 +33,14 @@ def tiny_model(seed: int = 0, vocab_size: int = TINY.vocab_size) -> Transformer:
     adapter = new_canvas(model.config, rank=4, max_canvas_len=32, seed=seed)
     for parameter in adapter.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
-    attach_canvas(model, adapter, form="gated")
+    attach_canvas(model, adapter)
     return model.eval().requires_grad_(False)
 
 
 def drafting_model(config: ModelConfig, seed: int = 0) -> Transformer:
     """Random weights of any shape with a canvas adapter of zeros."""
     model = random_weights(config, seed)
-    attach_canvas(model, new_canvas(config, rank=4, max_canvas_len=32, seed=0), form="gated")
+    attach_canvas(model, new_canvas(config, rank=4, max_canvas_len=32, seed=0))
     return model.eval().requires_grad_(False)
 
 

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import torch
 
-from quicksilver.model.attention import DenseAttend
 from quicksilver.training.attention import DocumentAttention
 from quicksilver.training.lora import new_lora, num_lora_params
 from quicksilver.training.network import Network
 from quicksilver.training.toy_task import TINY
+from tests.support.dense_attend import DenseAttend
 
 
 def test_pieces_equal_the_transformer(network: Network) -> None:

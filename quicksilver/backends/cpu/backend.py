@@ -11,19 +11,17 @@ from torch import Tensor
 from quicksilver.backends.base import Work
 from quicksilver.backends.batch import build_batch
 from quicksilver.backends.cpu.greedy import read_greedy
-from quicksilver.backends.cpu.network import NativeNetwork, fits
+from quicksilver.backends.cpu.network import CompiledNetwork
 from quicksilver.backends.torch.backend import TorchBackend
 from quicksilver.diffusion.sample import Proposal, SampleRows, draw
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.transformer import Transformer
 
-__all__ = ["NativeRunner", "fits"]
 
-
-class NativeRunner(TorchBackend):
+class CpuBackend(TorchBackend):
     def __init__(self, model: Transformer, cache: PagedCache, logit_rows: int) -> None:
         super().__init__(model, cache, logit_rows)
-        self.network = NativeNetwork(model)
+        self.network = CompiledNetwork(model)
         # The team has the threads now. Torch's own would wait for more work in busy loops, beside the team's.
         torch.set_num_threads(1)
 

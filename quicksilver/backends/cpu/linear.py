@@ -1,4 +1,4 @@
-"""A linear over packed weights as a torch module: what a quantised model is made of, and what the head runs."""
+"""torch modules over int8 weights: the packed linear of the compiled matmul, and the embedding table."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from quicksilver.backends.cpu.threads import Place, current_team
 from quicksilver.backends.cpu.work_queue import Turns, finish, new_turns, num_pieces, share, take, wait
 
 
-class GroupedLinear(nn.Module):
-    """int8 activations with a scale for every 64 inputs; weights likewise, or of four bits with scales and least values
-    for every 32, both in half precision (CPU)."""
+class PackedLinear(nn.Module):
+    """y = W x + bias with int8 activations and packed weights.
+
+    Activations have a scale for every 64 inputs. Weights are int8 with a scale for every 64 inputs, or 4-bit with an
+    fp16 scale and minimum for every 32 inputs.
+    """
 
     packed: Tensor
     scales: Tensor
@@ -47,6 +50,22 @@ class GroupedLinear(nn.Module):
             current_team().run(lambda place: _apply(source, matrix, rounded, rows, target, turns, place))
         y = y[:, : self.out_dim].to(x.dtype)
         return y if self.bias is None else y + self.bias.to(x.dtype)
+
+
+class Int8Embedding(nn.Module):
+    """A table of int8 rows with one scale per row; lookups return `dtype`."""
+
+    q: Tensor
+    scale: Tensor
+
+    def __init__(self, q: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("q", q)
+        self.register_buffer("scale", scale)
+        self.dtype = dtype
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        return self.q[token_ids].to(self.dtype) * self.scale[token_ids, None].to(self.dtype)
 
 
 @entry

@@ -12,18 +12,18 @@ from torch.nn.functional import pad
 
 from quicksilver.backends.cpu.attention import Plan
 from quicksilver.backends.cpu.forward import Batch, Network, Room, num_phases, run_layers
-from quicksilver.backends.cpu.linear import GroupedLinear
+from quicksilver.backends.cpu.linear import PackedLinear
 from quicksilver.backends.cpu.matmul import Matrix
 from quicksilver.backends.cpu.row_ops import Floats, Rounded, empty_rounded, whole_groups
 from quicksilver.backends.cpu.threads import current_team
 from quicksilver.backends.cpu.work_queue import new_turns
 from quicksilver.model.attention import PagedCache, RowPlan
-from quicksilver.model.lowrank import LINEARS, LowRankOf
+from quicksilver.model.lowrank import LINEARS, LowRankModules
 from quicksilver.model.transformer import Layer, Transformer
 
 
-class NativeNetwork:
-    """`hidden` is `Transformer.forward` over a paged cache, in one compiled call. Needs a model that `fits`."""
+class CompiledNetwork:
+    """`hidden` is `Transformer.forward` over a paged cache, in one compiled call. The model must be `is_supported`."""
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
@@ -72,15 +72,15 @@ class NativeNetwork:
         )
 
 
-def fits(model: Transformer) -> bool:
-    """Whether every matrix of the model is packed for the loops, and heads are whole vectors."""
+def is_supported(model: Transformer) -> bool:
+    """Whether every matrix of the model is packed, and heads fill whole vectors."""
     linears = [linear for layer in model.layers for linear in _linears(layer)]
     if model.canvas is not None:
         pairs = [pair for _, _, pair in model.canvas.low_rank()]
-        if not all(isinstance(pair, LowRankOf) for pair in pairs):
+        if not all(isinstance(pair, LowRankModules) for pair in pairs):
             return False
         linears += [half for pair in pairs for half in (pair.a, pair.b)]  # type: ignore[misc]
-    return model.config.head_dim % 16 == 0 and all(isinstance(linear, GroupedLinear) for linear in linears)
+    return model.config.head_dim % 16 == 0 and all(isinstance(linear, PackedLinear) for linear in linears)
 
 
 def _linears(layer: nn.Module) -> list[nn.Module]:

@@ -18,16 +18,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from quicksilver.backends.cpu.linear import GroupedLinear
+from quicksilver.backends.cpu.linear import Int8Embedding, PackedLinear
 from quicksilver.backends.cpu.matmul import aligned
 from quicksilver.errors import CheckpointRefused
 from quicksilver.model.adapters import LINEARS, CanvasAdapter, linear_shapes
 from quicksilver.model.assemble import empty_transformer, finish, place, replace_module
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.files.headers import TensorEntry, read_safetensors_header
-from quicksilver.model.formats.quantise import mark
-from quicksilver.model.formats.quantised import Int8Embedding
-from quicksilver.model.lowrank import LowRankOf
+from quicksilver.model.lowrank import LowRankModules
 from quicksilver.model.transformer import Transformer
 
 log = logging.getLogger(__name__)
@@ -76,7 +74,7 @@ def _keep(model: Transformer, path: Path) -> None:
 def save_prepared(model: Transformer, path: Path) -> None:
     tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     halves = [] if model.canvas is None else [pair.a for _, _, pair in model.canvas.low_rank()]
-    rank = halves[0].out_dim if halves and isinstance(halves[0], GroupedLinear) else 0
+    rank = halves[0].out_dim if halves and isinstance(halves[0], PackedLinear) else 0
     save_file(tensors, path, metadata={"config": json.dumps(model.config.to_hf()), "rank": str(rank)})
 
 
@@ -100,7 +98,7 @@ def load_prepared(path: Path) -> Transformer:
             place(model, name, reader.read(name))
         if rank:
             model.canvas = _read_canvas(reader, config, rank)
-    mark(model, "int8-grouped")
+    model.weight_format = "int8"
     return finish(model, "cpu")
 
 
@@ -112,7 +110,7 @@ def _read_canvas(reader: _Reader, config: ModelConfig, rank: int) -> CanvasAdapt
             out_dim, in_dim = shapes[name]
             at = f"canvas.layers.{index}.{name}"
             a, b = reader.linear(f"{at}.a", (rank, in_dim), False), reader.linear(f"{at}.b", (out_dim, rank), False)
-            layer[name] = LowRankOf(a, b)
+            layer[name] = LowRankModules(a, b)
     return CanvasAdapter(layers, reader.read("canvas.mask_embedding"))
 
 
@@ -143,6 +141,6 @@ class _Reader:
             room = room[count:]
         return tensor
 
-    def linear(self, name: str, shape: tuple[int, int], has_bias: bool) -> GroupedLinear:
+    def linear(self, name: str, shape: tuple[int, int], has_bias: bool) -> PackedLinear:
         packed, scales = self.read(f"{name}.packed"), self.read(f"{name}.scales")
-        return GroupedLinear(packed, scales, self.read(f"{name}.bias") if has_bias else None, shape)
+        return PackedLinear(packed, scales, self.read(f"{name}.bias") if has_bias else None, shape)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from quicksilver.errors import CheckpointRefused, InvalidRequest
 from quicksilver.model.files.headers import read_safetensors_header
 from quicksilver.model.files.shards import open_tensors
-from quicksilver.model.formats.packing import pack_nibbles, unpack_nibbles
+from quicksilver.model.formats.int4 import pack_nibbles, unpack_nibbles
 from quicksilver.model.lowrank import LINEARS, Adapter, CanvasAdapter, LowRank
 
 GROUP_LEN = 32

@@ -23,7 +23,6 @@ from quicksilver.model.files.gguf_blocks import Grid
 from quicksilver.model.files.headers import read_safetensors_header, refuse_pickle
 from quicksilver.model.files.shards import open_tensors, read_json, shard_paths
 from quicksilver.model.files.tensor_names import HF_NAMES, part_names
-from quicksilver.model.formats.quantised_file import is_quantised, load_quantised
 from quicksilver.model.transformer import Transformer
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -53,10 +52,7 @@ def load_model(
     path_or_dir: Path | str, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> Transformer:
     """A frozen Transformer in eval mode. Raises ModelNotFound or CheckpointRefused."""
-    path = Path(path_or_dir)
-    if is_quantised(path):
-        return load_quantised(path, dtype, device)
-    return build(open_source(path), dtype, device)
+    return build(open_source(Path(path_or_dir)), dtype, device)
 
 
 def open_source(path: Path) -> Source:

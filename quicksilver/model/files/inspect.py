@@ -11,8 +11,7 @@ from quicksilver.model.config import ModelConfig
 from quicksilver.model.files.checkpoint import open_source
 from quicksilver.model.files.gguf import GgufSource
 from quicksilver.model.files.headers import TensorEntry, read_safetensors_header
-from quicksilver.model.files.shards import read_json, shard_paths
-from quicksilver.model.formats.quantised_file import is_quantised
+from quicksilver.model.files.shards import shard_paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,7 @@ class CheckpointSummary:
 
     path: Path
     format: str
-    """gguf, safetensors, or quantised safetensors."""
+    """gguf or safetensors."""
     config: ModelConfig
     num_params: int
     file_bytes: int
@@ -31,11 +30,6 @@ class CheckpointSummary:
     """Memory for weights: float32, bfloat16, int8, int4."""
     kv_bytes_per_token: Mapping[str, int]
     """Cache bytes a token: float32, bfloat16."""
-
-    def bytes_to_serve(self, weights: str, num_tokens: int) -> int:
-        """Weights held as `weights` plus the cache of `num_tokens`, in the dtype that goes with them."""
-        kv = "bfloat16" if weights == "bfloat16" else "float32"
-        return self.weight_bytes[weights] + num_tokens * self.kv_bytes_per_token[kv]
 
 
 def describe(path_or_dir: Path | str) -> CheckpointSummary:
@@ -58,9 +52,6 @@ def describe(path_or_dir: Path | str) -> CheckpointSummary:
 
 
 def _read(path: Path) -> tuple[str, ModelConfig, list[TensorEntry]]:
-    if is_quantised(path):
-        config = ModelConfig.from_hf(read_json(path / "config.json"))
-        return "quantised safetensors", config, _entries(path)
     source = open_source(path)
     if isinstance(source, GgufSource):
         return "gguf", source.config, list(source.header.entries.values())

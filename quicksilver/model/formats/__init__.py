@@ -1,1 +1,1 @@
-"""Number formats: how weights are rounded and packed."""
+"""Number formats of weights: which device supports which, and the rounding arithmetic of each."""

@@ -16,7 +16,6 @@ from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.load import CPU_CANVAS_ROWS, LoadConfig, for_serving
 from quicksilver.model.adapters import attach_canvas, new_canvas
-from quicksilver.model.formats.quantise import quantise_model
 from quicksilver.model.transformer import Transformer
 from tests.model.build import random_model, small_config
 from tests.support.tiny import answers, decode_params, finish_all, generate, tiny_engine
@@ -24,7 +23,8 @@ from tests.support.tiny import answers, decode_params, finish_all, generate, tin
 if refusal() is not None:
     pytest.skip(f"compiled loops: {refusal()}", allow_module_level=True)
 
-from quicksilver.backends.cpu.backend import NativeRunner
+from quicksilver.backends.cpu.backend import CpuBackend
+from quicksilver.backends.cpu.quantise import quantise_model
 
 PROMPTS = [[random.Random(i).randrange(128) for _ in range(3 + 11 * i)] for i in range(6)]
 SAMPLED = {"temperature": 0.8, "seed": 3}
@@ -33,17 +33,17 @@ CUT = {**SAMPLED, "top_p": 0.9}
 
 @cache
 def native_model() -> Transformer:
-    model = quantise_model(random_model(small_config("qwen3")), "int8-grouped")
+    model = random_model(small_config("qwen3"))
     adapter = new_canvas(model.config, rank=4, max_canvas_len=16, seed=0)
     for parameter in adapter.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     attach_canvas(model, adapter)
-    return model.eval().requires_grad_(False)
+    return quantise_model(model).eval().requires_grad_(False)
 
 
 def native_engine(config: EngineConfig | None = None) -> Engine:
     engine = tiny_engine(config, native_model())
-    assert isinstance(engine.backend, NativeRunner)
+    assert isinstance(engine.backend, CpuBackend)
     return engine
 
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from quicksilver.backends.cpu.support import has_vnni, refusal
-from quicksilver.model.formats.packing import dequantise_int8_grouped, quantise_int8_grouped
-from quicksilver.model.formats.quantise import make_linear, quantise_weight
+from quicksilver.model.formats.int8 import quantise_int8_groups
 
 if refusal() is not None:
     pytest.skip(f"compiled loops: {refusal()}", allow_module_level=True)
@@ -17,30 +16,25 @@ if refusal() is not None:
 from quicksilver.backends.cpu.int8_dot import dot_avx2, dot_vnni
 from quicksilver.backends.cpu.intrinsics import address_of, exp32
 from quicksilver.backends.cpu.jit import inner
-from quicksilver.backends.cpu.linear import GroupedLinear
+from quicksilver.backends.cpu.linear import PackedLinear
 from quicksilver.backends.cpu.matmul import aligned, pack, pack_nibbles
 from quicksilver.backends.cpu.matmul_tile import make_tile
+from quicksilver.backends.cpu.quantise import quantise_linear
 from quicksilver.backends.cpu.row_ops import empty_rounded, round_row
-
-
-def linear(weight: Tensor) -> GroupedLinear:
-    made = make_linear(quantise_weight(weight, None, "int8-grouped"), "int8-grouped")
-    assert isinstance(made, GroupedLinear)
-    return made
 
 
 def rounded(x: Tensor) -> Tensor:
     """What activations are after rounding, in float64."""
-    q, scale = quantise_int8_grouped(x, 64)
-    return dequantise_int8_grouped(q, scale, 64).double()
+    q, scale = quantise_int8_groups(x, 64)
+    return (q.float() * scale.repeat_interleave(64, 1)[:, : q.shape[1]]).double()
 
 
-def four_bits(out_dim: int, in_dim: int) -> tuple[GroupedLinear, Tensor]:
+def four_bits(out_dim: int, in_dim: int) -> tuple[PackedLinear, Tensor]:
     """A linear of weights in four bits, and these weights."""
     q = torch.randint(0, 16, (out_dim, in_dim), dtype=torch.uint8)
     scale, least = (torch.randn(out_dim, in_dim // 32).half().float() for _ in range(2))
     weight = q * scale.repeat_interleave(32, 1) + least.repeat_interleave(32, 1)
-    return GroupedLinear(*pack_nibbles(q, scale, least), None, (out_dim, in_dim)), weight
+    return PackedLinear(*pack_nibbles(q, scale, least), None, (out_dim, in_dim)), weight
 
 
 @pytest.mark.parametrize(("out_dim", "in_dim"), [(64, 64), (100, 130), (17, 5), (192, 576), (64, 3200)])
@@ -48,7 +42,7 @@ def test_product_equals_that_of_the_rounded_numbers(out_dim: int, in_dim: int) -
     torch.manual_seed(0)
     weight, x = torch.randn(out_dim, in_dim), torch.randn(7, in_dim) * 3
     wanted = rounded(x) @ rounded(weight).T
-    torch.testing.assert_close(linear(weight)(x).double(), wanted, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(quantise_linear(weight)(x).double(), wanted, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(("out_dim", "in_dim"), [(64, 64), (100, 160), (17, 32), (192, 576), (64, 3200)])
@@ -65,7 +59,7 @@ def test_product_of_weights_in_four_bits_equals_that_of_the_rounded_rows(out_dim
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_row_has_the_same_bits_in_any_number_of_rows(bits: int) -> None:
     torch.manual_seed(1)
-    product = linear(torch.randn(128, 1728)) if bits == 8 else four_bits(128, 1728)[0]
+    product = quantise_linear(torch.randn(128, 1728)) if bits == 8 else four_bits(128, 1728)[0]
     x = torch.randn(23, 1728)
     whole = product(x)
     for num_rows in range(1, 23):
@@ -74,14 +68,14 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(bits: int) -> None:
 
 
 def test_zero_rows_and_rows_of_zeros() -> None:
-    product = linear(torch.randn(64, 64))
+    product = quantise_linear(torch.randn(64, 64))
     assert product(torch.zeros(0, 64)).shape == (0, 64)
     assert torch.equal(product(torch.zeros(3, 64)), torch.zeros(3, 64))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_finite_spoils_its_own_row_only(bad: float) -> None:
-    product, x = linear(torch.randn(64, 128)), torch.randn(5, 128)
+    product, x = quantise_linear(torch.randn(64, 128)), torch.randn(5, 128)
     good = product(x)
     x[2, 70] = bad
     found = product(x)
@@ -91,8 +85,8 @@ def test_what_is_not_finite_spoils_its_own_row_only(bad: float) -> None:
 
 def test_bias_is_added() -> None:
     weight, bias, x = torch.randn(64, 64), torch.randn(64), torch.randn(2, 64)
-    plain = linear(weight)
-    assert torch.equal(GroupedLinear(plain.packed, plain.scales, bias, (64, 64))(x), plain(x) + bias)
+    plain = quantise_linear(weight)
+    assert torch.equal(PackedLinear(plain.packed, plain.scales, bias, (64, 64))(x), plain(x) + bias)
 
 
 def test_large_matrices_lie_at_a_multiple_of_a_cache_line_as_small_ones_do() -> None:
@@ -112,7 +106,7 @@ def test_cpus_without_the_byte_instruction_get_the_same_bits(bits: int) -> None:
         narrow(address_of(rows), source, (address_of(y), 4 * y.shape[1]), weights, (0, 3, 3), 0, ahead)
         wide(address_of(rows), source, (address_of(y) + 64, 4 * y.shape[1]), weights, (0, 3, 3), 0, ahead)
 
-    bytes_of = pack(*quantise_int8_grouped(torch.randn(16, 192), 64))
+    bytes_of = pack(*quantise_int8_groups(torch.randn(16, 192), 64))
     nibbles = four_bits(16, 192)[0]
     packed, scales = bytes_of if bits == 8 else (nibbles.packed, nibbles.scales)
     x = empty_rounded(2, 192)

@@ -9,25 +9,25 @@ from quicksilver.backends.cpu.support import refusal
 from quicksilver.model.adapters import attach_canvas, new_canvas
 from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
 from quicksilver.model.config import FAMILIES, Family
-from quicksilver.model.formats.quantise import quantise_model
 from quicksilver.model.transformer import Transformer
 from tests.model.build import PAGE_SIZE, causal_plan, random_model, small_config, token_ids
 
 if refusal() is not None:
     pytest.skip(f"compiled loops: {refusal()}", allow_module_level=True)
 
-from quicksilver.backends.cpu.network import NativeNetwork, fits
+from quicksilver.backends.cpu.network import CompiledNetwork, is_supported
+from quicksilver.backends.cpu.quantise import quantise_model
 
 SHAPES = {16: {}, 64: {"head_dim": 64, "num_heads": 6, "num_kv_heads": 2}, 128: {"head_dim": 128, "dim": 100}}
 
 
 def native_model(family: Family = "llama", head_dim: int = 16) -> Transformer:
-    model = quantise_model(random_model(small_config(family, **SHAPES[head_dim])), "int8-grouped")
+    model = random_model(small_config(family, **SHAPES[head_dim]))
     adapter = new_canvas(model.config, rank=5, max_canvas_len=8, seed=0)
     for parameter in adapter.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     attach_canvas(model, adapter)
-    return model.requires_grad_(False)
+    return quantise_model(model).requires_grad_(False)
 
 
 def new_cache(model: Transformer, num_pages: int = 16) -> PagedCache:
@@ -49,8 +49,8 @@ def canvas_plan(start: int, num_rows: int, pages: torch.Tensor) -> RowPlan:
 @torch.inference_mode()
 def test_prompt_and_canvas_equal_torch_but_for_rounding(family: Family, head_dim: int) -> None:
     model = native_model(family, head_dim)
-    assert fits(model)
-    network, ours, theirs = NativeNetwork(model), new_cache(model), new_cache(model)
+    assert is_supported(model)
+    network, ours, theirs = CompiledNetwork(model), new_cache(model), new_cache(model)
     pages = torch.tensor([7, 2, 9, 4, 5])
     plan = causal_plan([torch.arange(13)], [pages])
     x = model.embed(token_ids(13))
@@ -69,7 +69,7 @@ def test_prompt_and_canvas_equal_torch_but_for_rounding(family: Family, head_dim
 @torch.inference_mode()
 def test_rows_keep_their_bits_alone_in_chunks_and_beside_others() -> None:
     model = native_model()
-    network, ids = NativeNetwork(model), token_ids(21)
+    network, ids = CompiledNetwork(model), token_ids(21)
     pages, others = torch.arange(6), torch.arange(8, 14)
     cache = new_cache(model)
     whole = network.hidden(model.embed(ids), causal_plan([torch.arange(21)], [pages]), cache).clone()
@@ -88,7 +88,7 @@ def test_rows_keep_their_bits_alone_in_chunks_and_beside_others() -> None:
 @torch.inference_mode()
 def test_canvas_rows_do_not_touch_the_cache_nor_the_causal_row() -> None:
     model = native_model()
-    network, pages, cache = NativeNetwork(model), torch.arange(6), new_cache(model)
+    network, pages, cache = CompiledNetwork(model), torch.arange(6), new_cache(model)
     network.hidden(model.embed(token_ids(9)), causal_plan([torch.arange(9)], [pages]), cache)
     x = model.embed(token_ids(6), torch.arange(-1, 5))
     alone = network.hidden(x[:1], causal_plan([torch.tensor([9])], [pages]), cache).clone()
@@ -101,7 +101,7 @@ def test_canvas_rows_do_not_touch_the_cache_nor_the_causal_row() -> None:
 @torch.inference_mode()
 def test_a_spoiled_row_stays_alone() -> None:
     model = native_model()
-    network, pages = NativeNetwork(model), [torch.arange(4), torch.arange(8, 12)]
+    network, pages = CompiledNetwork(model), [torch.arange(4), torch.arange(8, 12)]
     x = model.embed(token_ids(10))
     plan = causal_plan([torch.arange(5), torch.arange(5)], pages)
     good = network.hidden(x, plan, new_cache(model)).clone()
@@ -113,17 +113,17 @@ def test_a_spoiled_row_stays_alone() -> None:
 
 
 def test_models_the_loops_cannot_run_are_told() -> None:
-    assert not fits(quantise_model(random_model(small_config(head_dim=8)), "int8-grouped"))
-    assert not fits(random_model())
-    merged = random_model()
-    attach_canvas(merged, new_canvas(merged.config, rank=4, max_canvas_len=4, seed=0), form="merged")
-    assert not fits(quantise_model(merged, "int8-grouped"))
+    assert not is_supported(quantise_model(random_model(small_config(head_dim=8))))
+    assert not is_supported(random_model())
+    model = quantise_model(random_model())
+    attach_canvas(model, new_canvas(model.config, rank=4, max_canvas_len=4, seed=0))
+    assert not is_supported(model), "the canvas adapter is not packed"
 
 
 @torch.inference_mode()
 def test_many_pages_and_few_segments() -> None:
     model = native_model()
-    network, cache = NativeNetwork(model), new_cache(model, 200)
+    network, cache = CompiledNetwork(model), new_cache(model, 200)
     pages = torch.randperm(200)[:160]
     plan = causal_plan([torch.arange(600)], [pages])
     found = network.hidden(model.embed(token_ids(600)), plan, cache)

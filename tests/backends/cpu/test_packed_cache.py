@@ -11,7 +11,6 @@ from quicksilver.backends.cpu.support import refusal
 from quicksilver.model.adapters import attach_canvas, merge_skill, new_canvas
 from quicksilver.model.config import Family
 from quicksilver.model.files.checkpoint import build, load_model, open_source, save_model
-from quicksilver.model.formats.quantise import mark, quantise_model
 from quicksilver.model.lowrank import Adapter, LowRank
 from quicksilver.model.transformer import Transformer
 from tests.model.build import random_model, run_dense, small_config, token_ids, write_gguf
@@ -19,21 +18,21 @@ from tests.model.build import random_model, run_dense, small_config, token_ids, 
 if refusal() is not None:
     pytest.skip(f"compiled loops: {refusal()}", allow_module_level=True)
 
-from quicksilver.backends.cpu.load_grouped import PutGrouped
+from quicksilver.backends.cpu.load_packed import PackTensors
 from quicksilver.backends.cpu.packed_cache import prepared
+from quicksilver.backends.cpu.quantise import quantise_model
 
 
 def make_model(seed: int = 0) -> Transformer:
-    model = quantise_model(random_model(small_config("qwen2"), seed), "int8-grouped")
+    model = random_model(small_config("qwen2"), seed)
     attach_canvas(model, new_canvas(model.config, rank=3, max_canvas_len=4, seed=1))
-    return model
+    return quantise_model(model)
 
 
 def same(first: Transformer, second: Transformer) -> bool:
     ids, is_canvas = token_ids(9), torch.arange(9) > 6
     assert (first.canvas is None) == (second.canvas is None)
-    assert first.is_native
-    assert second.is_native
+    assert first.weight_format == second.weight_format == "int8"
     tables = (first.state_dict(), second.state_dict())
     assert list(tables[0]) == list(tables[1])
     return all(torch.equal(tables[0][name], tables[1][name]) for name in tables[0]) and torch.equal(
@@ -89,7 +88,7 @@ def test_four_bits_of_a_file_are_not_rounded_again(tmp_path: Path, family: Famil
     config = small_config(family, num_layers=1, dim=256, ffn_dim=512, num_heads=4, num_kv_heads=2, head_dim=64)
     write_gguf(tmp_path / "m.gguf", config, kind)
     source = open_source(tmp_path / "m.gguf")
-    packed = build(source, torch.float32, "cpu", PutGrouped(None, source))
+    packed = build(source, torch.float32, "cpu", PackTensors(None, source))
     dense = load_model(tmp_path / "m.gguf")
     for name in ("qkv", "o", "gate_up", "down"):
         found, wanted = getattr(packed.layers[0], name), getattr(dense.layers[0], name).weight
@@ -103,7 +102,7 @@ def test_more_bits_in_one_part_of_a_fused_weight_make_it_all_bytes(tmp_path: Pat
     config = small_config("qwen2", num_layers=1, dim=256, ffn_dim=512, num_heads=4, num_kv_heads=2, head_dim=64)
     write_gguf(tmp_path / "m.gguf", config, "Q4_K", {"blk.0.attn_v.weight": "Q6_K", "blk.0.ffn_down.weight": "Q6_K"})
     source = open_source(tmp_path / "m.gguf")
-    layer = build(source, torch.float32, "cpu", PutGrouped(None, source)).layers[0]
+    layer = build(source, torch.float32, "cpu", PackTensors(None, source)).layers[0]
     assert [getattr(layer, name).bits for name in ("qkv", "o", "gate_up", "down")] == [8, 4, 4, 8]
 
 
@@ -118,8 +117,8 @@ def test_tensor_by_tensor_equals_merging_and_quantising_the_whole(tmp_path: Path
     skill.replace_embeddings(torch.tensor([3, 5]), torch.randn(2, parent.config.dim))
     whole = load_model(tmp_path)
     merge_skill(whole, skill)
-    quantise_model(whole, "int8-grouped")
+    quantise_model(whole)
     source = open_source(tmp_path)
-    streamed = build(source, torch.float32, "cpu", PutGrouped(skill, source))
-    mark(streamed, "int8-grouped")
+    streamed = build(source, torch.float32, "cpu", PackTensors(skill, source))
+    streamed.weight_format = "int8"
     assert same(streamed, whole)

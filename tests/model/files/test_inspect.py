@@ -9,7 +9,6 @@ import pytest
 from quicksilver.errors import ModelNotFound
 from quicksilver.model.files.checkpoint import save_model
 from quicksilver.model.files.inspect import describe
-from quicksilver.model.formats.quantised_file import save_quantised
 from tests.model.build import random_model, small_config, write_gguf
 
 
@@ -17,16 +16,15 @@ def test_each_format_is_described_by_its_headers(tmp_path: Path) -> None:
     config = small_config("qwen2", tied_head=True)
     write_gguf(tmp_path / "m.gguf", config, "Q8_0")
     save_model(random_model(config), tmp_path / "plain")
-    save_quantised(random_model(config), tmp_path / "few", "int4")
-    found = {kind: describe(tmp_path / kind) for kind in ("m.gguf", "plain", "few")}
-    assert [summary.format for summary in found.values()] == ["gguf", "safetensors", "quantised safetensors"]
+    found = {kind: describe(tmp_path / kind) for kind in ("m.gguf", "plain")}
+    assert [summary.format for summary in found.values()] == ["gguf", "safetensors"]
     for summary in found.values():
         assert summary.config.family == "qwen2"
         assert summary.num_params == config.num_params
     assert list(found["m.gguf"].dtypes) == ["Q8_0", "F32"]
     assert found["plain"].dtypes == {"F32": config.num_params}
     assert found["plain"].file_bytes == 4 * config.num_params
-    assert found["few"].file_bytes < found["m.gguf"].file_bytes
+    assert found["m.gguf"].file_bytes < found["plain"].file_bytes
 
 
 def test_the_memory_plan_counts_weights_and_cache(tmp_path: Path) -> None:
@@ -35,8 +33,7 @@ def test_the_memory_plan_counts_weights_and_cache(tmp_path: Path) -> None:
     summary = describe(tmp_path)
     assert summary.weight_bytes["float32"] == 4 * config.num_params
     assert summary.weight_bytes["int4"] < summary.weight_bytes["int8"] < summary.weight_bytes["bfloat16"]
-    assert summary.bytes_to_serve("bfloat16", 100) == 2 * config.num_params + 100 * config.kv_bytes_per_token(2)
-    assert summary.bytes_to_serve("int8", 0) == summary.weight_bytes["int8"]
+    assert summary.kv_bytes_per_token["bfloat16"] == config.kv_bytes_per_token(2)
 
 
 def test_a_missing_checkpoint_is_not_found(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quicksilver.model.formats.packing import GROUP_LEN, quantise_int4, unpack_nibbles
+from quicksilver.model.formats.int4 import GROUP_LEN, quantise_int4, unpack_nibbles
 
 STEP_SHIFT = 24
 _WIDEST_STEP = 2.0**-9

@@ -91,7 +91,7 @@ def collect(model: Transformer, scheme: str = "bfloat16") -> NetworkWeights:
     """`bfloat16` keeps the model's tensors; `fp8` rounds every matrix to e4m3 with a scale for each output; `int4`
     rounds the layers' to four bits with a step and a least value for every 32 weights, and the head as `fp8` does."""
     if scheme not in SCHEMES:
-        raise InvalidRequest(f"{scheme!r} is not one of {', '.join(SCHEMES)}", param="gpu_weights")
+        raise InvalidRequest(f"{scheme!r} is not one of {', '.join(SCHEMES)}", param="weights")
     canvas = model.canvas
     stack: list[Layer] = list(model.layers)  # type: ignore[arg-type]
     layers = tuple(_layer(layer, index, model, scheme) for index, layer in enumerate(stack))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quicksilver.backends.cuda.kernels.int4_packing import from_words, pack_words, to_words, unpack_words
-from quicksilver.model.formats.packing import GROUP_LEN, dequantise_int4, quantise_int4
+from quicksilver.model.formats.int4 import GROUP_LEN, dequantise_int4, quantise_int4
 
 
 def test_words_give_back_what_they_were_made_of() -> None:

@@ -1,6 +1,7 @@
-"""A checkpoint becomes packed weights and is never held dense: a tensor is read, merged, rounded and dropped.
+"""Packs a checkpoint for the CPU backend tensor by tensor: each is read, merged with the skill, rounded and freed.
 
-What the file holds in four bits stays on its own 16 steps, unless a skill is merged into it; the rest becomes int8.
+Weights that a GGUF file stores in 4 bits keep the file's 16 steps, unless a skill is merged into them. All others
+become int8. The float model never exists as a whole.
 """
 
 from __future__ import annotations
@@ -8,15 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from quicksilver.backends.cpu.linear import GroupedLinear
+from quicksilver.backends.cpu.linear import PackedLinear
 from quicksilver.backends.cpu.matmul import pack_nibbles
+from quicksilver.backends.cpu.quantise import quantise_embedding, quantise_linear
 from quicksilver.model.adapters import Adapter, check_fits
 from quicksilver.model.assemble import place, replace_module
 from quicksilver.model.files.checkpoint import Source
 from quicksilver.model.files.gguf_blocks import Grid
-from quicksilver.model.formats.packing import quantise_int8
-from quicksilver.model.formats.quantise import make_linear, quantise_weight
-from quicksilver.model.formats.quantised import Int8Embedding
 from quicksilver.model.lowrank import LINEARS, LowRank
 from quicksilver.model.transformer import Transformer
 
@@ -24,9 +23,8 @@ _ATTRIBUTES = {attribute: name for name, attribute in LINEARS.items()}
 _HALF_ERROR = 2.0**-10
 
 
-class PutGrouped:
-    """How `weights.build` places tensors of `source` when the model is to be int8-grouped. The skill is merged on the
-    way."""
+class PackTensors:
+    """The `put` argument of `checkpoint.build`: places the tensors of `source` packed, with the skill merged in."""
 
     def __init__(self, skill: Adapter | None, source: Source) -> None:
         self._skill, self._source = skill, source
@@ -38,7 +36,7 @@ class PutGrouped:
         module = model.get_submodule(owner)
         if owner == "tokens":
             self._put_tokens(model, tensor)
-        elif isinstance(module, GroupedLinear):
+        elif isinstance(module, PackedLinear):
             module.bias = tensor.float()
         elif isinstance(module, nn.Linear) and kind == "weight":
             replace_module(model, owner, self._linear(target, tensor))
@@ -50,18 +48,17 @@ class PutGrouped:
             check_fits(model.config, self._skill)
             if self._skill.embedding_ids is not None and self._skill.embedding_rows is not None:
                 table[self._skill.embedding_ids] = self._skill.embedding_rows.to(table)
-        q, scale = quantise_int8(table)
-        replace_module(model, "tokens", Int8Embedding(q, scale, table.dtype))
+        replace_module(model, "tokens", quantise_embedding(table))
         if model.config.tied_head:
-            replace_module(model, "head", _in_bytes(table))
+            replace_module(model, "head", quantise_linear(table))
 
     def _linear(self, target: str, weight: Tensor) -> nn.Module:
         parts = target.split(".")
         pair = self._pairs.get((int(parts[1]), _ATTRIBUTES[parts[2]])) if parts[0] == "layers" else None
         if pair is not None:
-            return _in_bytes(weight.float() + pair.product())
+            return quantise_linear(weight.float() + pair.product())
         grid = self._grid(target)
-        return _in_bytes(weight) if grid is None else _on_grid(weight, grid)
+        return quantise_linear(weight) if grid is None else _on_grid(weight, grid)
 
     def _grid(self, target: str) -> Grid | None:
         """The steps of all parts of a fused weight; None where one part has more bits, or half precision cannot say
@@ -75,12 +72,8 @@ class PutGrouped:
         return (scale, least) if is_close else None
 
 
-def _on_grid(weight: Tensor, grid: Grid) -> GroupedLinear:
+def _on_grid(weight: Tensor, grid: Grid) -> PackedLinear:
     scale, least = (part[:, :, None] for part in grid)
     steps = (weight.unflatten(1, (grid[0].shape[1], -1)) - least) / torch.where(scale == 0, 1, scale)
     q = steps.round_().clamp_(0, 15).to(torch.uint8).flatten(1)
-    return GroupedLinear(*pack_nibbles(q, *grid), None, (weight.shape[0], weight.shape[1]))
-
-
-def _in_bytes(weight: Tensor) -> nn.Module:
-    return make_linear(quantise_weight(weight, None, "int8-grouped"), "int8-grouped")
+    return PackedLinear(*pack_nibbles(q, *grid), None, (weight.shape[0], weight.shape[1]))

@@ -1,0 +1,51 @@
+"""Rounds a loaded Transformer to int8 in place: linears, token embeddings and the canvas adapter.
+
+`load_packed` gives the same weights tensor by tensor while a checkpoint is read; use this module for a model that is
+already in memory.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from quicksilver.backends.cpu.linear import Int8Embedding, PackedLinear
+from quicksilver.backends.cpu.matmul import pack
+from quicksilver.backends.cpu.matmul_tile import GROUP_LEN
+from quicksilver.model.adapters import CanvasAdapter
+from quicksilver.model.assemble import replace_module
+from quicksilver.model.formats.int8 import quantise_int8, quantise_int8_groups
+from quicksilver.model.lowrank import LowRankModules
+from quicksilver.model.transformer import Transformer
+
+
+def quantise_model(model: Transformer) -> Transformer:
+    """Replace every linear, the head and the embedding table; the float weights are freed one by one.
+
+    Merge a skill adapter before. A canvas adapter that is attached is rounded as well.
+    """
+    quantise_canvas(model)
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear):
+            replace_module(model, name, quantise_linear(module.weight, module.bias))
+    replace_module(model, "tokens", quantise_embedding(model.tokens.weight))
+    model.weight_format = "int8"
+    return model
+
+
+def quantise_linear(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+    shape = (weight.shape[0], weight.shape[1])
+    return PackedLinear(*pack(*quantise_int8_groups(weight, GROUP_LEN)), bias, shape)
+
+
+def quantise_embedding(table: Tensor) -> Int8Embedding:
+    return Int8Embedding(*quantise_int8(table), table.dtype)
+
+
+def quantise_canvas(model: Transformer) -> None:
+    """Round the attached canvas adapter, if there is one: in fp32 it would take as long to read as the int8 weights."""
+    if model.canvas is None:
+        return
+    layers: list[dict[str, nn.Module]] = [{} for _ in model.canvas.layers]
+    for index, name, pair in model.canvas.low_rank():
+        layers[index][name] = LowRankModules(quantise_linear(pair.A), quantise_linear(pair.B))
+    model.canvas = CanvasAdapter(layers, model.canvas.mask_embedding.detach())
