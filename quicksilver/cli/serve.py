@@ -29,6 +29,7 @@ from quicksilver.hub.resolve import Checkpoint, default_home, resolve
 from quicksilver.server.admin_app import build_admin_app
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ModelCard, ServerConfig
+from quicksilver.server.encoding.pool import EncoderPool
 from quicksilver.server.http.logs import log_to_stderr
 from quicksilver.server.run import check_address, check_ports, serve_until_stopped
 from quicksilver.server.services import Services
@@ -151,6 +152,16 @@ async def _engine(worker: WorkerConfig) -> AsyncIterator[RemoteEngine]:
 @asynccontextmanager
 async def _compile_pool() -> AsyncIterator[CompilePool]:
     pool = CompilePool()
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.stop()
+
+
+@asynccontextmanager
+async def _encoders(tokenizer: Tokenizer, template: ChatTemplate) -> AsyncIterator[EncoderPool]:
+    pool = EncoderPool(tokenizer, template)
     await pool.start()
     try:
         yield pool

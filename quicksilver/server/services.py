@@ -14,6 +14,8 @@ from fastapi import Request
 from quicksilver.constrain.source import ToolTags
 from quicksilver.core import EngineClient
 from quicksilver.server.config import ServerConfig
+from quicksilver.server.encoding.pool import EncoderPool
+from quicksilver.server.encoding.prompt_encoder import PromptEncoder
 from quicksilver.server.endpoints.feedback.store import FeedbackLog
 from quicksilver.server.endpoints.models.names import Directory
 from quicksilver.server.generation.constraint import GrammarPool
@@ -36,6 +38,8 @@ class Services:
     grammars: GrammarPool | None = None
     accounts: Accounts | None = None
     config: ServerConfig = field(default_factory=ServerConfig)
+    # Without it every prompt is encoded in this process.
+    encoders: EncoderPool | None = None
     life: Life = field(default_factory=Life)
 
     @cached_property
@@ -45,6 +49,10 @@ class Services:
     @cached_property
     def directory(self) -> Directory:
         return Directory(self.config, self.engine.info)
+
+    @cached_property
+    def prompts(self) -> PromptEncoder:
+        return PromptEncoder(self.tokenizer, self.template, self.engine.info.context_len, self.encoders)
 
     @cached_property
     def tool_tags(self) -> ToolTags:

@@ -37,9 +37,11 @@ class _Writer(Protocol):
 class ChatTemplate:
     """One model's way of writing conversations."""
 
-    def __init__(self, tokenizer: Tokenizer, writer: _Writer) -> None:
+    def __init__(self, tokenizer: Tokenizer, writer: _Writer, source: str | None = None) -> None:
         self._tokenizer = tokenizer
         self._writer = writer
+        # The checkpoint's Jinja template; None for the default template.
+        self.source = source
 
     @classmethod
     def own(cls, tokenizer: Tokenizer) -> ChatTemplate:
@@ -48,7 +50,7 @@ class ChatTemplate:
     @classmethod
     def from_source(cls, tokenizer: Tokenizer, source: str) -> ChatTemplate:
         """A Jinja template of the checkpoint; never one from a request."""
-        return cls(tokenizer, CheckpointTemplate(tokenizer, source))
+        return cls(tokenizer, CheckpointTemplate(tokenizer, source), source)
 
     @classmethod
     def for_tokenizer(cls, tokenizer: Tokenizer) -> ChatTemplate:
@@ -66,9 +68,11 @@ class ChatTemplate:
         effort: str | None = None,
         add_generation_prompt: bool = True,
     ) -> RenderedPrompt:
-        request = PromptRequest(tuple(messages), tuple(tools), effort, add_generation_prompt)
+        return self.write(PromptRequest(tuple(messages), tuple(tools), effort, add_generation_prompt))
+
+    def write(self, request: PromptRequest) -> RenderedPrompt:
         ids = tuple(self._writer.write(request))
-        return RenderedPrompt(ids, add_generation_prompt and self._ends_thinking(ids))
+        return RenderedPrompt(ids, request.add_generation_prompt and self._ends_thinking(ids))
 
     def _ends_thinking(self, ids: tuple[int, ...]) -> bool:
         roles = self._tokenizer.roles

@@ -58,16 +58,22 @@ class Tokenizer:
 
     def with_roles(self, ids: Mapping[str, int]) -> Tokenizer:
         """The same tokenizer with roles overridden, as an adapter's metadata states them."""
-        return self._with(self.roles.with_ids(ids))
+        return self.replace_roles(self.roles.with_ids(ids))
 
     def with_reserved(self) -> Tokenizer:
         """The same tokenizer with spare tokens in the roles it lacks: for training, and for weights trained so."""
-        return self._with(reserve_roles(self.roles, self.special_tokens))
+        return self.replace_roles(reserve_roles(self.roles, self.special_tokens))
 
-    def _with(self, roles: Specials) -> Tokenizer:
+    def replace_roles(self, roles: Specials) -> Tokenizer:
+        """The same tokenizer with exactly these roles."""
         other = copy.copy(self)
         other.roles = roles
         return other
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokenizer as data."""
+        return self._vocabulary
 
     @property
     def vocab_size(self) -> int:

@@ -16,6 +16,7 @@ from quicksilver.errors import EngineDied
 from quicksilver.server.admin_app import build_admin_app
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig
+from quicksilver.server.encoding.pool import EncoderPool
 from quicksilver.server.run import Listener, make_listener
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
@@ -36,15 +37,18 @@ class LiveServer:
         self.grammars = CompilePool()
         config = ServerConfig(home=home, port=0, frames_per_s=1e9)
         template = ChatTemplate.own(tokenizer)
-        services = Services(self.engine, tokenizer, template, grammars=self.grammars, config=config)
+        self.encoders = EncoderPool(tokenizer, template)
+        services = Services(
+            self.engine, tokenizer, template, grammars=self.grammars, config=config, encoders=self.encoders
+        )
         self.listener: Listener = make_listener(build_app(services), "127.0.0.1", 0, config)
         self.admin: Listener = make_listener(build_admin_app(services), "127.0.0.1", 0, config)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     async def _serve(self) -> None:
-        await self.grammars.start()
+        await asyncio.gather(self.grammars.start(), self.encoders.start())
         await asyncio.gather(self.listener.serve(), self.admin.serve())
-        await self.grammars.stop()
+        await asyncio.gather(self.grammars.stop(), self.encoders.stop())
 
     @property
     def url(self) -> str:

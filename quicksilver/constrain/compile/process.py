@@ -1,7 +1,7 @@
-"""One compile process as the pool sees it: start, request, heartbeat, cause of death, restart with backoff.
+"""A child process with limits, as a pool sees it: start, request, heartbeat, cause of death, restart with backoff.
 
-A death that the source caused (processor time, memory, a crash of the compiler) is an Outcome. Any other death or stall
-raises ProcessLost, after which the same source may be sent to a fresh process.
+A death that the request caused (processor time, memory, a crash) raises RequestKilledProcess; for a compile process it
+is an Outcome. Any other death or stall raises ProcessLost, after which the same request may be sent to a fresh process.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
 from itertools import count
 from logging import getLogger
 
 import msgspec
 
-from quicksilver.constrain.compile.worker import HEADER, Outcome
+from quicksilver.constrain.compile.frames import HEADER
+from quicksilver.constrain.compile.worker import Outcome
 
 logger = getLogger(__name__)
 
@@ -29,24 +31,37 @@ MAX_BACKOFF_S = 5.0
 # Signals that only another process or the kernel sends. Exit status 0 means that stdin was closed.
 OUTSIDE_DEATHS = frozenset({0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT})
 # What reading from or writing to a dead process raises.
-BROKEN_PIPE = (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError)
+BROKEN_PIPE = (asyncio.IncompleteReadError, ConnectionError)
 
 
 class ProcessLost(Exception):
     """The process died or stalled for a reason other than its source."""
 
 
-class CompileProcess:
-    """A process that is started, used by one request at a time, and restarted when it is lost."""
+class RequestKilledProcess(Exception):
+    """The request used more processor time or memory than allowed, or crashed the process."""
 
-    def __init__(self, limit_s: float, memory_bytes: int, stall_s: float) -> None:
+    def __init__(self, status: int) -> None:
+        super().__init__(f"exit status {status}")
+        self.is_late = status == -signal.SIGPROF
+
+
+class LimitedProcess:
+    """A process that is started, used by one request at a time, and restarted when it is lost.
+
+    `arguments` follow the interpreter. The program writes an empty frame when it is ready and answers each frame with
+    one frame, an empty one with an empty one.
+    """
+
+    def __init__(self, arguments: Sequence[str], stall_s: float, setup: bytes = b"") -> None:
         # Whether the process has started and did not miss its last reply.
         self.is_ready = False
         # Whether a request may be sent: ready, and every earlier request has been answered.
         self.is_idle = False
-        self._limit_s = limit_s
-        self._memory_bytes = memory_bytes
+        self._arguments = arguments
         self._stall_s = stall_s
+        # Sent to a new process before it reports that it is ready.
+        self._setup = setup
         self._process: Process | None = None
 
     @property
@@ -63,12 +78,13 @@ class CompileProcess:
     async def start(self) -> None:
         """Ends the old process and starts a new one; raises ProcessLost unless it becomes ready."""
         await self.kill()
-        arguments = ("-m", "quicksilver.constrain.compile.worker", str(self._memory_bytes), str(self._limit_s))
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, *arguments, stdin=PIPE, stdout=PIPE, env=minimal_environment()
+            sys.executable, *self._arguments, stdin=PIPE, stdout=PIPE, env=minimal_environment()
         )
         try:
             async with asyncio.timeout(START_LIMIT_S):
+                if self._setup:
+                    await self._write(self._setup)
                 await self._read(START_STALL_S)
         except (*BROKEN_PIPE, TimeoutError) as error:
             raise ProcessLost("the process did not start") from error
@@ -83,19 +99,19 @@ class CompileProcess:
             except (ProcessLost, OSError) as error:
                 if attempt == max_attempts:
                     raise
-                logger.warning("compile process: %s; next start in %.1f s", error, backoff_s)
+                logger.warning("%s: %s; next start in %.1f s", self._arguments[1], error, backoff_s)
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
-    async def compile(self, data: bytes) -> Outcome:
-        """The outcome for an encoded source; ProcessLost if the process was stopped or killed from outside."""
+    async def request(self, data: bytes) -> bytes:
+        """The reply to `data`; ProcessLost if the process was stopped or killed from outside."""
         try:
-            return msgspec.json.decode(await self._exchange(data), type=Outcome)
+            return await self._exchange(data)
         except BROKEN_PIPE as error:
-            outcome = await self._verdict()
-            if outcome is None:
+            status = await self.kill()
+            if status in OUTSIDE_DEATHS:
                 raise ProcessLost("the process was killed") from error
-            return outcome
+            raise RequestKilledProcess(status) from error
 
     async def answers(self) -> bool:
         """Heartbeat: whether an empty request is answered."""
@@ -117,24 +133,18 @@ class CompileProcess:
         process._transport.close()  # type: ignore[attr-defined]
         return status
 
-    async def _verdict(self) -> Outcome | None:
-        """Why the process died, if its source was the cause."""
-        status = await self.kill()
-        if status in OUTSIDE_DEATHS:
-            return None
-        if status == -signal.SIGPROF:
-            return Outcome(error=f"The schema takes more than {self._limit_s:g} s to compile; simplify it.")
-        return Outcome(error="The schema needs too much memory to compile; simplify it.")
-
     async def _exchange(self, data: bytes) -> bytes:
         self.is_idle = False
+        await self._write(data)
+        reply = await self._read(self._stall_s)
+        self.is_idle = True
+        return reply
+
+    async def _write(self, data: bytes) -> None:
         stdin = self._running.stdin
         assert stdin is not None
         stdin.write(HEADER.pack(len(data)) + data)
         await stdin.drain()
-        reply = await self._read(self._stall_s)
-        self.is_idle = True
-        return reply
 
     async def _read(self, stall_s: float) -> bytes:
         """The next frame. Raises ProcessLost if none came and the process used no processor time for `stall_s`."""
@@ -166,7 +176,28 @@ class CompileProcess:
         return int(fields[11]) + int(fields[12])
 
 
+class CompileProcess(LimitedProcess):
+    """A process that compiles grammars."""
+
+    def __init__(self, limit_s: float, memory_bytes: int, stall_s: float) -> None:
+        program = ("-m", "quicksilver.constrain.compile.worker", str(memory_bytes), str(limit_s))
+        super().__init__(program, stall_s)
+        self._limit_s = limit_s
+
+    async def compile(self, data: bytes) -> Outcome:
+        """The outcome for an encoded source."""
+        try:
+            return msgspec.json.decode(await self.request(data), type=Outcome)
+        except msgspec.DecodeError as error:
+            await self.kill()
+            raise ProcessLost("the process sent a malformed reply") from error
+        except RequestKilledProcess as error:
+            if error.is_late:
+                return Outcome(error=f"The schema takes more than {self._limit_s:g} s to compile; simplify it.")
+            return Outcome(error="The schema needs too much memory to compile; simplify it.")
+
+
 def minimal_environment() -> dict[str, str]:
-    """Variables that a compile process needs to import this package. No secrets."""
+    """Variables that a child process needs to import this package. No secrets."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name in os.environ}
     return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "RAYON_NUM_THREADS": "1"}

@@ -9,21 +9,18 @@ one source, and refuses allocations that add more than MEMORY_BYTES to the addre
 from __future__ import annotations
 
 import os
-import resource
 import signal
-import struct
 import sys
 from typing import BinaryIO
 
 import msgspec
 
+from quicksilver.constrain.compile.frames import HEADER, limit_memory, write_frame
 from quicksilver.constrain.compile.response_format import compile_response_format
 from quicksilver.constrain.compile.tools import compile_tools
 from quicksilver.constrain.source import GrammarSource, ToolCallFormat, decode
 from quicksilver.core import ConstraintSpec
 from quicksilver.errors import InvalidGrammar
-
-HEADER = struct.Struct("<I")
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -51,14 +48,6 @@ def outcome_of(data: bytes) -> Outcome:
     return Outcome(spec.grammar, spec.needs_validation)
 
 
-def limit_memory(growth_bytes: int) -> None:
-    with open("/proc/self/statm", "rb") as file:
-        pages = int(file.read().split()[0])
-    limit = pages * os.sysconf("SC_PAGE_SIZE") + growth_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 def serve(requests: BinaryIO, outcomes: BinaryIO, limit_s: float = 0.0) -> None:
     """Runs until stdin closes. The first frame is empty: the process is ready. A `limit_s` of 0 means no limit."""
     write_frame(outcomes, b"")
@@ -68,11 +57,6 @@ def serve(requests: BinaryIO, outcomes: BinaryIO, limit_s: float = 0.0) -> None:
         reply = msgspec.json.encode(outcome_of(data)) if data else b""
         signal.setitimer(signal.ITIMER_PROF, 0)
         write_frame(outcomes, reply)
-
-
-def write_frame(stream: BinaryIO, data: bytes) -> None:
-    stream.write(HEADER.pack(len(data)) + data)
-    stream.flush()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """A checked body -> a Plan: prompt ids, limits, seeds, constraint; all that is decided before the engine hears of it.
 
-Rendering and tokenising run off the event loop, since a prompt can be megabytes long.
+Prompts are encoded by `services.prompts`, off the event loop.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from quicksilver.server.generation.constraint import compile_constraint, find_co
 from quicksilver.server.generation.sampling import overlay, pick_bias, pick_decoder, pick_seed, pick_top_k
 from quicksilver.server.services import Services
 from quicksilver.text.chat import RenderedPrompt
+from quicksilver.text.conversation import PromptRequest
 from quicksilver.text.reasoning_effort import think_budget
 from quicksilver.text.tokenizer import Tokenizer
 
@@ -65,7 +65,7 @@ async def plan_chat(body: ChatBody, services: Services, tenant: str) -> Plan:
     services.directory.check(body.model)
     tools = plan_tools(body)
     effort = pick_effort(body, services)
-    prompt = await render(body, tools, effort, services)
+    prompt = await render(body, tools, effort, services, tenant)
     room = find_room(len(prompt.ids), body.max_completion_tokens or body.max_tokens, services, "messages")
     ask = Ask(
         request=Request(
@@ -85,9 +85,11 @@ async def plan_chat(body: ChatBody, services: Services, tenant: str) -> Plan:
     return make_plan("chatcmpl", body.model, [ask], body.n or 1, room.warning)
 
 
-async def render(body: ChatBody, tools: ToolPlan, effort: str | None, services: Services) -> RenderedPrompt:
-    messages = read_messages(body.messages)
-    return await asyncio.to_thread(services.template.render, messages, tools.tools, effort=effort)
+async def render(
+    body: ChatBody, tools: ToolPlan, effort: str | None, services: Services, tenant: str
+) -> RenderedPrompt:
+    request = PromptRequest(tuple(read_messages(body.messages)), tuple(tools.tools), effort)
+    return await services.prompts.render(request, tenant)
 
 
 def make_plan(prefix: str, model: str, asks: Sequence[Ask], num_answers: int = 1, warning: str | None = None) -> Plan:

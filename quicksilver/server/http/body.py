@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import orjson
@@ -22,6 +23,8 @@ from quicksilver.server.http.fields import Wire
 BodyType = TypeVar("BodyType", bound=Wire)
 
 OFF_LOOP_BYTES = 64 * 2**10
+# One at a time: a parser holds the interpreter lock, so two would make the event loop wait twice as long.
+_parser = ThreadPoolExecutor(1, thread_name_prefix="parse-body")
 
 
 async def read_body(
@@ -31,7 +34,7 @@ async def read_body(
     raw = request.state.raw_body = await read_bytes(request, config, max_bytes)
     if len(raw) < OFF_LOOP_BYTES:
         return parse_body(raw, model)
-    return await asyncio.to_thread(parse_body, raw, model)
+    return await asyncio.get_running_loop().run_in_executor(_parser, parse_body, raw, model)
 
 
 async def read_optional_body(request: Request, model: type[BodyType], config: ServerConfig) -> BodyType:

@@ -7,7 +7,8 @@ import io
 import msgspec
 import pytest
 
-from quicksilver.constrain.compile.worker import HEADER, Outcome, outcome_of, serve
+from quicksilver.constrain.compile.frames import HEADER
+from quicksilver.constrain.compile.worker import Outcome, outcome_of, serve
 from quicksilver.constrain.source import FormatKind, ResponseFormat, encode
 
 GOOD = encode(ResponseFormat(FormatKind.JSON_OBJECT))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from quicksilver.core import ConstraintSpec, DecodeParams, Request
-from quicksilver.editing.prompts import fim_bias, fim_lead, fim_prompt, fim_space
+from quicksilver.editing.prompts import fim_bias, fim_lead, fim_space
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.endpoints.completions.wire import (
     FIM_STOP,
@@ -53,9 +52,7 @@ async def plan_fim(body: FimBody | CompletionBody, services: Services, tenant: s
     find_lead = fim_space if _asks_for_tokens(body) else fim_lead
     lead = find_lead(services.tokenizer, body.prompt)
     prefix, suffix = body.prompt.removesuffix(lead), body.suffix or ""
-    ids = await asyncio.to_thread(
-        fim_prompt, services.tokenizer, prefix, suffix, services.engine.info.context_len - room
-    )
+    ids = await services.prompts.encode_fim(prefix, suffix, services.engine.info.context_len - room, tenant)
     stops = code_stops(services.tokenizer.roles, services.tokenizer.eos_ids)
     defaults = DecodeParams(stop_ids=stops, logit_bias=fim_bias(services.tokenizer))
     stop = FIM_STOP if body.stop is None else read_stop(body.stop)
@@ -68,7 +65,7 @@ async def plan_completion(body: CompletionBody, services: Services, tenant: str)
     services.directory.check(body.model)
     if body.echo and body.logprobs is not None:
         raise InvalidRequest("echo: cannot be combined with logprobs", param="echo")
-    prompts = await asyncio.to_thread(_encode_prompts, body, services)
+    prompts = await _encode_prompts(body, services, tenant)
     defaults = DecodeParams(temperature=services.config.temperature, stop_ids=services.tokenizer.eos_ids)
     rooms = [find_room(len(ids), body.max_tokens or COMPLETION_TOKENS, services, "prompt") for ids in prompts]
     stop = read_stop(body.stop)
@@ -139,18 +136,16 @@ def _num_answers(body: FimBody | CompletionBody) -> int:
     return (body.n or 1) if isinstance(body, CompletionBody) else 1
 
 
-def _encode_prompts(body: CompletionBody, services: Services) -> list[tuple[int, ...]]:
+async def _encode_prompts(body: CompletionBody, services: Services, tenant: str) -> list[tuple[int, ...]]:
     prompt = body.prompt
     if isinstance(prompt, str):
-        return [_encode(prompt, services)]
-    if not prompt or isinstance(prompt[0], int):
+        texts = [prompt]
+    elif not prompt or isinstance(prompt[0], int):
         special = set() if body.allow_special_ids else set(services.tokenizer.special_tokens.values())
         return [_check_ids(prompt, special, services)]
-    return [_encode(str(text), services) for text in prompt]
-
-
-def _encode(text: str, services: Services) -> tuple[int, ...]:
-    return never_empty(services.tokenizer.encode(text), services)
+    else:
+        texts = list(map(str, prompt))
+    return [never_empty(ids, services) for ids in await services.prompts.encode(texts, tenant, "prompt")]
 
 
 def never_empty(ids: Sequence[int], services: Services) -> tuple[int, ...]:

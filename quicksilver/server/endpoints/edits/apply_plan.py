@@ -21,7 +21,7 @@ from quicksilver.server.generation.collect import Whole
 from quicksilver.server.generation.plan import Plan, find_room, make_plan
 from quicksilver.server.generation.sampling import overlay, pick_decoder, pick_seed
 from quicksilver.server.services import Services
-from quicksilver.text.chat import Message
+from quicksilver.text.chat import PromptRequest, RenderedPrompt
 
 APPLY_TOKENS = 8192
 
@@ -44,9 +44,12 @@ class ApplyPlan:
 async def plan_apply(body: ApplyBody, services: Services, tenant: str) -> ApplyPlan:
     services.directory.check(body.model)
     messages = read_messages(body.messages)
-    parts = await asyncio.to_thread(find_parts, join_parts(body.messages[-1].content))
+    text = join_parts(body.messages[-1].content)
+    services.prompts.check_length(len(text), "messages")
+    parts = await asyncio.to_thread(find_parts, text)
     asked = [messages if isinstance(p, Instruction) else rewrite_messages(p) for p in parts if not isinstance(p, Copy)]
-    asks = [await asyncio.to_thread(_ask, question, body, services) for question in asked]
+    requests = [PromptRequest(tuple(question)) for question in asked]
+    asks = [_ask(await services.prompts.render(request, tenant), body, services) for request in requests]
     asks = [replace(ask, request=replace(ask.request, tenant=tenant)) for ask in asks]
     return ApplyPlan(make_plan("chatcmpl", body.model, asks), parts)
 
@@ -56,8 +59,7 @@ def find_parts(prompt: str) -> tuple[Part, ...]:
     return (Instruction(),) if request is None else tuple(merge(request.original, request.update))
 
 
-def _ask(messages: Sequence[Message], body: ApplyBody, services: Services) -> Ask:
-    prompt = services.template.render(messages)
+def _ask(prompt: RenderedPrompt, body: ApplyBody, services: Services) -> Ask:
     room = find_room(len(prompt.ids), body.max_tokens or APPLY_TOKENS, services, "messages")
     params = overlay(
         DecodeParams(stop_ids=services.tokenizer.eos_ids),

@@ -6,7 +6,6 @@ put whatever they get into the file.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, replace
 
 from quicksilver.core import DecodeParams, FinishReason, Request
@@ -16,7 +15,6 @@ from quicksilver.editing.prompts import (
     EditRequest,
     can_edit,
     edit_messages,
-    edit_prompt,
     edit_reply,
     parse_edit,
 )
@@ -28,6 +26,7 @@ from quicksilver.server.generation.collect import Whole
 from quicksilver.server.generation.plan import Plan, find_room, make_plan
 from quicksilver.server.generation.sampling import overlay, pick_decoder, pick_seed
 from quicksilver.server.services import Services
+from quicksilver.text.conversation import PromptRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +37,34 @@ class EditPlan:
 
 async def plan_edit(body: EditBody, services: Services, tenant: str) -> EditPlan:
     services.directory.check(body.model)
-    request = parse_edit(join_parts(body.messages[0].content))
+    text = join_parts(body.messages[0].content)
+    services.prompts.check_length(len(text), "messages")
+    request = parse_edit(text)
     room = code_room(body.max_tokens or EDIT_TOKENS, services)
-    ask = await asyncio.to_thread(_edit_ask, request, room, services)
+    ask = await _edit_ask(request, room, services, tenant)
     ask = replace(ask, request=replace(ask.request, tenant=tenant, params=edit_params(body, room, services)))
     return EditPlan(make_plan("chatcmpl", body.model, [ask]), request)
 
 
-def _edit_ask(request: EditRequest, room: int, services: Services) -> Ask:
+async def _edit_ask(request: EditRequest, room: int, services: Services, tenant: str) -> Ask:
     """Weights that learned the edit tokens are asked in them; others get an instruction, and a begun answer."""
     if can_edit(services.tokenizer):
-        ids = edit_prompt(services.tokenizer, request, services.engine.info.context_len - room)
-        return Ask(Request("", tuple(ids)), is_plain=True)
-    ids = _instruction(request, room, services)
+        ids = await services.prompts.encode_edit(request, services.engine.info.context_len - room, tenant)
+        return Ask(Request("", ids), is_plain=True)
+    ids = await _instruction(request, room, services, tenant)
     find_room(len(ids), room, services, "messages")
-    return Ask(Request("", tuple(ids)), stop=(EDIT_STOP,), is_plain=True)
+    return Ask(Request("", ids), stop=(EDIT_STOP,), is_plain=True)
 
 
-def _instruction(request: EditRequest, room: int, services: Services) -> list[int]:
+async def _instruction(request: EditRequest, room: int, services: Services, tenant: str) -> tuple[int, ...]:
     """Without its solved examples where the context has no room for them."""
     turns = edit_messages(request)
-    ids = [*services.template.render(turns).ids, *services.tokenizer.encode(EDIT_PREFILL)]
-    if len(ids) + room <= services.engine.info.context_len:
-        return ids
-    return [*services.template.render(turns[-1:]).ids, *services.tokenizer.encode(EDIT_PREFILL)]
+    prefill = services.tokenizer.encode(EDIT_PREFILL)
+    whole = await services.prompts.render(PromptRequest(tuple(turns)), tenant)
+    if len(whole.ids) + len(prefill) + room <= services.engine.info.context_len:
+        return (*whole.ids, *prefill)
+    short = await services.prompts.render(PromptRequest(tuple(turns[-1:])), tenant)
+    return (*short.ids, *prefill)
 
 
 def edit_params(body: EditBody, room: int, services: Services) -> DecodeParams:

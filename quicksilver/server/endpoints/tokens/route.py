@@ -10,10 +10,12 @@ from starlette.responses import Response
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.endpoints.chat.prompt import ToolPlan, read_messages
 from quicksilver.server.endpoints.tokens.wire import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
+from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.body import read_body
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.openapi import answers, takes
 from quicksilver.server.services import Services, services_of
+from quicksilver.text.conversation import PromptRequest
 
 router = APIRouter(prefix="/v1", tags=["tokens"])
 
@@ -25,22 +27,18 @@ async def tokenize(request: Request) -> Response:
     services.directory.check(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("Give either prompt or messages.", param="prompt")
-    ids = await asyncio.to_thread(encode, body, services)
+    ids = await encode(body, services, caller_of(request).tenant)
     reply = {"tokens": ids, "count": len(ids), "max_model_len": services.engine.info.context_len}
     return json_response(reply)
 
 
-def encode(body: TokenizeBody, services: Services) -> list[int]:
+async def encode(body: TokenizeBody, services: Services, tenant: str) -> tuple[int, ...]:
     if body.messages is None:
-        return services.tokenizer.encode(body.prompt or "")
+        return (await services.prompts.encode([body.prompt or ""], tenant, "prompt"))[0]
     tools = ToolPlan(tuple(tool.function for tool in body.tools or ())).tools
-    prompt = services.template.render(
-        read_messages(body.messages),
-        tools,
-        effort=body.reasoning_effort,
-        add_generation_prompt=body.add_generation_prompt is not False,
-    )
-    return list(prompt.ids)
+    adds_prompt = body.add_generation_prompt is not False
+    request = PromptRequest(tuple(read_messages(body.messages)), tuple(tools), body.reasoning_effort, adds_prompt)
+    return (await services.prompts.render(request, tenant)).ids
 
 
 @router.post("/detokenize", responses=answers(DetokenizeReply), openapi_extra=takes(DetokenizeBody))

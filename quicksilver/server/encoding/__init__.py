@@ -1,0 +1,1 @@
+"""Prompts -> token ids, bounded in size, and outside this process where it takes long."""

@@ -1,0 +1,143 @@
+"""EncoderPool: a few processes that encode long prompts, each with limits on processor time and memory.
+
+The tokenizer holds the interpreter lock while it works, so a long text encoded here would stop every stream of the
+server. Tenants take turns. A process that is lost is replaced, and its job is done once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import msgspec
+
+from quicksilver.constrain.compile.fair_queue import FairQueue
+from quicksilver.constrain.compile.process import LimitedProcess, ProcessLost, RequestKilledProcess
+from quicksilver.errors import InvalidRequest, Unavailable
+from quicksilver.server.encoding.jobs import Encoded, Job
+from quicksilver.server.encoding.worker import Reply, Setup
+from quicksilver.text.chat import ChatTemplate
+from quicksilver.text.tokenizer import Tokenizer
+
+START_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    num_processes: int = 2
+    # Processor time for one prompt.
+    limit_s: float = 5.0
+    # Address space that a process may add to what it started with.
+    memory_bytes: int = 2**30
+    # A process that owes a reply and uses no processor time for this long is replaced.
+    stall_s: float = 2.0
+    # Longest time for one prompt, waiting included.
+    deadline_s: float = 20.0
+    max_waiting: int = 256
+    # Prompts of one tenant that may wait or be in work.
+    max_waiting_tenant: int = 32
+
+
+class EncoderPool:
+    """`start`, then `encode`, then `stop`; all on one event loop."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, config: EncoderConfig | None = None) -> None:
+        self.config = config or EncoderConfig()
+        # Processes that were replaced.
+        self.num_replaced = 0
+        setup = msgspec.msgpack.encode(Setup.of(tokenizer, template))
+        program = ("-m", "quicksilver.server.encoding.worker", str(self.config.memory_bytes), str(self.config.limit_s))
+        self._processes = [
+            LimitedProcess(program, self.config.stall_s, setup) for _ in range(self.config.num_processes)
+        ]
+        self._idle: FairQueue[LimitedProcess] = FairQueue()
+        self._restarts: set[asyncio.Task[None]] = set()
+        self._waiting: Counter[str] = Counter()
+        self._is_open = False
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes if process.pid is not None]
+
+    async def start(self) -> None:
+        """Returns when all processes are ready."""
+        try:
+            await asyncio.gather(*(process.restart(START_ATTEMPTS) for process in self._processes))
+        except (ProcessLost, OSError) as error:
+            await self.stop()
+            raise Unavailable(f"encoder processes cannot be started: {error}", code="encoder_unavailable") from error
+        self._is_open = True
+        for process in self._processes:
+            self._idle.give(process)
+
+    async def stop(self) -> None:
+        """Kills all processes. Afterwards `encode` raises Unavailable."""
+        self._is_open = False
+        restarts = list(self._restarts)
+        for task in restarts:
+            task.cancel()
+        await asyncio.gather(*restarts, return_exceptions=True)
+        await asyncio.gather(*(process.kill() for process in self._processes))
+        self._idle = FairQueue()
+
+    async def encode(self, job: Job, tenant: str) -> Encoded:
+        """Raises InvalidRequest if the text is refused, Unavailable if no process answered before the deadline."""
+        data = msgspec.msgpack.encode(job)
+        async with self._turn(tenant) as process:
+            try:
+                reply = await self._request(process, data)
+            except RequestKilledProcess as error:
+                what = f"{self.config.limit_s:g} s" if error.is_late else "the memory allowed"
+                raise InvalidRequest(f"The prompt takes more than {what} to encode.") from error
+        if reply.refusal is not None:
+            raise InvalidRequest(reply.refusal.message, param=reply.refusal.param, code=reply.refusal.code)
+        if reply.encoded is None:
+            raise RuntimeError(f"encoder process: {reply.failure}")
+        return reply.encoded
+
+    @asynccontextmanager
+    async def _turn(self, tenant: str) -> AsyncIterator[LimitedProcess]:
+        """A process for one job, within the deadline."""
+        is_full = self._waiting.total() >= self.config.max_waiting
+        if not self._is_open or is_full or self._waiting[tenant] >= self.config.max_waiting_tenant:
+            raise Unavailable("Too many long prompts wait to be encoded.", code="encoder_unavailable")
+        self._waiting[tenant] += 1
+        try:
+            async with asyncio.timeout(self.config.deadline_s):
+                process = await self._idle.take(tenant)
+                try:
+                    yield process
+                finally:
+                    self._give_back(process)
+        except (TimeoutError, ProcessLost) as error:
+            raise Unavailable("The prompt was not encoded in time.", code="encoder_unavailable") from error
+        finally:
+            self._waiting[tenant] -= 1
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
+
+    async def _request(self, process: LimitedProcess, data: bytes) -> Reply:
+        try:
+            answer = await process.request(data)
+        except ProcessLost:
+            self.num_replaced += 1
+            await process.restart()
+            answer = await process.request(data)
+        return msgspec.msgpack.decode(answer, type=Reply)
+
+    def _give_back(self, process: LimitedProcess) -> None:
+        """Makes an idle process available; restarts one that owes a reply or is dead."""
+        if process.is_idle:
+            self._idle.give(process)
+        elif self._is_open:
+            self.num_replaced += 1
+            task = asyncio.create_task(self._restart(process))
+            self._restarts.add(task)
+            task.add_done_callback(self._restarts.discard)
+
+    async def _restart(self, process: LimitedProcess) -> None:
+        await process.restart()
+        self._idle.give(process)

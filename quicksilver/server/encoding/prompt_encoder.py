@@ -1,0 +1,78 @@
+"""PromptEncoder: the one way from text of a request to token ids.
+
+Text is refused by its length before it is encoded. Long texts, and all templates that came with a checkpoint, are
+encoded by the pool; short texts are encoded in this process, in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from quicksilver.editing.edit_request import EditRequest
+from quicksilver.errors import ContextTooLong
+from quicksilver.server.encoding.jobs import (
+    Encoded,
+    EncodeEdit,
+    EncodeFim,
+    EncodeTexts,
+    Job,
+    RenderChat,
+    num_chars,
+    perform,
+)
+from quicksilver.server.encoding.pool import EncoderPool
+from quicksilver.text.chat import ChatTemplate, RenderedPrompt
+from quicksilver.text.conversation import PromptRequest
+from quicksilver.text.tokenizer import Tokenizer
+
+# Text with more characters than this per token of context is refused unread. Ordinary text has about four.
+CHARS_PER_TOKEN = 32
+# Longer texts are encoded in another process. About 10 ms of work, during which no other thread runs.
+POOL_CHARS = 16 * 2**10
+
+
+class PromptEncoder:
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate, context_len: int, pool: EncoderPool | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        self._max_chars = CHARS_PER_TOKEN * context_len
+        self._pool = pool
+
+    async def encode(self, texts: Sequence[str], tenant: str, param: str) -> list[tuple[int, ...]]:
+        """The ids of each text; `param` names the field in a refusal."""
+        return list((await self._run(EncodeTexts(tuple(texts)), tenant, param)).ids)
+
+    async def render(self, request: PromptRequest, tenant: str, param: str = "messages") -> RenderedPrompt:
+        encoded = await self._run(RenderChat(request), tenant, param)
+        return RenderedPrompt(encoded.ids[0], encoded.opens_thinking)
+
+    async def encode_fim(self, prefix: str, suffix: str, max_tokens: int, tenant: str) -> tuple[int, ...]:
+        """A prompt cut to `max_tokens`. Text that could not fit in any case is cut off before it is encoded."""
+        half = self._max_chars // 2
+        job = EncodeFim(prefix[-half:], suffix[:half], max_tokens)
+        return (await self._run(job, tenant, "prompt")).ids[0]
+
+    async def encode_edit(self, request: EditRequest, max_tokens: int, tenant: str) -> tuple[int, ...]:
+        """As `encode_fim`, for the file around the region; the other parts must be within the bound."""
+        quarter = self._max_chars // 4
+        request = replace(request, before=request.before[-quarter:], after=request.after[:quarter])
+        return (await self._run(EncodeEdit(request, max_tokens), tenant, "messages")).ids[0]
+
+    def check_length(self, length: int, param: str) -> None:
+        if length > self._max_chars:
+            raise ContextTooLong(
+                f"The text has {length} characters; at most {self._max_chars} are read for this model's context.",
+                param=param,
+            )
+
+    async def _run(self, job: Job, tenant: str, param: str) -> Encoded:
+        length = num_chars(job)
+        self.check_length(length, param)
+        is_foreign = isinstance(job, RenderChat) and self._template.source is not None
+        if self._pool is not None and (is_foreign or length > POOL_CHARS):
+            return await self._pool.encode(job, tenant)
+        return await asyncio.to_thread(perform, job, self._tokenizer, self._template)

@@ -1,0 +1,90 @@
+"""The program of an encoder process: reads jobs from stdin and writes ids to stdout.
+
+Started by `pool` as `python -m quicksilver.server.encoding.worker MEMORY_BYTES LIMIT_S`. The first frame is a Setup;
+every later one is a Job and is answered by a Reply. Limits and frames are those of a compile process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import BinaryIO
+
+import msgspec
+
+from quicksilver.constrain.compile.frames import HEADER, limit_memory, write_frame
+from quicksilver.errors import InvalidRequest
+from quicksilver.server.encoding.jobs import Encoded, Job, perform
+from quicksilver.text.chat import ChatTemplate
+from quicksilver.text.special_tokens import Specials
+from quicksilver.text.tokenizer import Tokenizer
+from quicksilver.text.vocabulary import Vocabulary
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """A tokenizer and a template as data. Without a `template` source the default template is used."""
+
+    vocabulary: Vocabulary
+    roles: Specials
+    template: str | None
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, template: ChatTemplate) -> Setup:
+        return cls(tokenizer.vocabulary, tokenizer.roles, template.source)
+
+    def build(self) -> tuple[Tokenizer, ChatTemplate]:
+        tokenizer = Tokenizer(self.vocabulary).replace_roles(self.roles)
+        if self.template is None:
+            return tokenizer, ChatTemplate.own(tokenizer)
+        return tokenizer, ChatTemplate.from_source(tokenizer, self.template)
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    message: str
+    param: str | None
+    code: str
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """Ids, or the reason why the text is refused, or the type of an unexpected exception."""
+
+    encoded: Encoded | None = None
+    refusal: Refusal | None = None
+    failure: str = ""
+
+
+job_decoder = msgspec.msgpack.Decoder(Job)
+
+
+def reply_to(data: bytes, tokenizer: Tokenizer, template: ChatTemplate) -> Reply:
+    try:
+        return Reply(perform(job_decoder.decode(data), tokenizer, template))
+    except InvalidRequest as error:
+        return Reply(refusal=Refusal(error.message, error.param, error.code))
+    except (MemoryError, RecursionError):
+        return Reply(refusal=Refusal("The prompt needs too much memory to encode.", None, InvalidRequest.code))
+    except Exception as error:  # its message may quote the prompt
+        return Reply(failure=type(error).__name__)
+
+
+def serve(requests: BinaryIO, replies: BinaryIO, memory_bytes: int, limit_s: float) -> None:
+    """Runs until stdin closes. The first frame out is empty: the process is ready."""
+    (length,) = HEADER.unpack(requests.read(HEADER.size))
+    tokenizer, template = msgspec.msgpack.decode(requests.read(length), type=Setup).build()
+    limit_memory(memory_bytes)
+    write_frame(replies, b"")
+    while header := requests.read(HEADER.size):
+        data = requests.read(*HEADER.unpack(header))
+        signal.setitimer(signal.ITIMER_PROF, limit_s)
+        reply = msgspec.msgpack.encode(reply_to(data, tokenizer, template)) if data else b""
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        write_frame(replies, reply)
+
+
+if __name__ == "__main__":
+    os.nice(5)
+    # Ctrl-C reaches the whole process group; the pool ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    serve(sys.stdin.buffer, sys.stdout.buffer, int(sys.argv[1]), float(sys.argv[2]))

@@ -1,0 +1,118 @@
+"""Encoder processes: the same ids as in this process, limits, and replacement."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from quicksilver.editing.edit_request import EditRequest
+from quicksilver.errors import InvalidRequest, Unavailable
+from quicksilver.server.encoding.jobs import EncodeEdit, EncodeFim, EncodeTexts, Job, RenderChat, perform
+from quicksilver.server.encoding.pool import EncoderConfig, EncoderPool
+from quicksilver.text.chat import ChatTemplate, Message, PromptRequest, Tool, ToolCall
+from quicksilver.text.tokenizer import Tokenizer
+from tests.support.small_tokenizer import small_tokenizer
+
+CONVERSATION = PromptRequest(
+    (
+        Message("system", "Be brief."),
+        Message("user", "Hi <|im_end|> 你好", name="ann"),
+        Message("assistant", "", "thought", (ToolCall("f", '{"a": [1, "b"]}', "call_1"),)),
+        Message("tool", "done", tool_call_id="call_1"),
+    ),
+    (Tool("f", "does it", {"type": "object", "properties": {"a": {"type": "integer"}}}),),
+    effort="high",
+)
+JOBS: list[Job] = [
+    EncodeTexts(("", "one", "<|im_start|> is text", "wörld 👋")),
+    RenderChat(CONVERSATION),
+    RenderChat(replace(CONVERSATION, add_generation_prompt=False)),
+    EncodeFim("def f(", "\n    return 1\n", 100),
+    EncodeEdit(EditRequest("a.py", "before\n", "region\n", "after\n", 3), 100),
+]
+
+
+def with_edit_tokens() -> Tokenizer:
+    """Roles that the checkpoint itself does not state must reach the process too."""
+    tokenizer = small_tokenizer()
+    spare = sorted(tokenizer.special_tokens.values())
+    return tokenizer.with_roles({"edit_open": spare[0], "edit_close": spare[1], "fim_middle": spare[2]})
+
+
+@asynccontextmanager
+async def running(source: str | None = None, **limits: float) -> AsyncIterator[EncoderPool]:
+    tokenizer = with_edit_tokens()
+    template = ChatTemplate.own(tokenizer) if source is None else ChatTemplate.from_source(tokenizer, source)
+    pool = EncoderPool(tokenizer, template, EncoderConfig(num_processes=1, **limits))  # type: ignore[arg-type]
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.stop()
+
+
+async def test_ids_are_those_of_this_process() -> None:
+    async with running() as pool:
+        tokenizer = with_edit_tokens()
+        for job in JOBS:
+            assert await pool.encode(job, "") == perform(job, tokenizer, ChatTemplate.own(tokenizer))
+
+
+async def test_a_refusal_is_passed_on() -> None:
+    async with running("{{ raise_exception('no such role') }}") as pool:
+        with pytest.raises(InvalidRequest, match="no such role"):
+            await pool.encode(RenderChat(CONVERSATION), "")
+        assert pool.num_replaced == 0
+
+
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_lost_process_is_replaced_and_the_job_done(death: signal.Signals) -> None:
+    async with running(stall_s=0.3) as pool:
+        os.kill(pool.pids[0], death)
+        assert (await pool.encode(EncodeTexts(("one",)), "")).ids
+        assert pool.num_replaced == 1
+
+
+async def test_processor_time_is_bounded() -> None:
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    async with running(loop, limit_s=0.2) as pool:
+        with pytest.raises(InvalidRequest):
+            await pool.encode(RenderChat(CONVERSATION), "")
+        assert (await pool.encode(EncodeTexts(("one",)), "")).ids
+
+
+async def test_memory_is_bounded() -> None:
+    async with running(memory_bytes=64 * 2**20, limit_s=30) as pool:
+        with pytest.raises(InvalidRequest):
+            await pool.encode(EncodeTexts(("a b " * 4_000_000,)), "")
+        assert (await pool.encode(EncodeTexts(("one",)), "")).ids
+
+
+async def test_a_tenant_may_have_few_prompts_waiting() -> None:
+    async with running(max_waiting_tenant=1) as pool:
+        first = asyncio.create_task(pool.encode(EncodeTexts(("a b " * 100_000,)), "ann"))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable):
+            await pool.encode(EncodeTexts(("one",)), "ann")
+        assert (await pool.encode(EncodeTexts(("one",)), "bob")).ids
+        assert (await first).ids
+
+
+async def test_an_unexpected_exception_is_not_a_refusal() -> None:
+    async with running() as pool:
+        with pytest.raises(RuntimeError, match="ValidationError"):
+            await pool.encode(EncodeEdit(EditRequest("a.py", "", "x", "", cursor=1), "many"), "")  # type: ignore[arg-type]
+        assert pool.num_replaced == 0
+
+
+async def test_a_stopped_pool_refuses() -> None:
+    async with running() as pool:
+        pass
+    with pytest.raises(Unavailable):
+        await pool.encode(EncodeTexts(("one",)), "")
