@@ -22,11 +22,12 @@ from quicksilver.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """`one_forward_len`, `canvas_rows` and `tree_rows` as in EngineConfig; None leaves the engine's own."""
+    """`canvas_rows` and `tree_rows` as in EngineConfig; None leaves the engine's own."""
 
     name: str
     decoder: DecoderParams
-    one_forward_len: int | None = None
+    is_fixed: bool = False
+    """Whether every canvas has the decoder's own length."""
     canvas_rows: int | None = None
     tree_rows: int | None = None
     banned_ids: tuple[int, ...] = ()
@@ -49,12 +50,7 @@ def two_forwards(canvas_len: int, tree_rows: int | None = None) -> Way:
     decoder = DecoderParams(DecoderName.VERIFY, canvas_len)
     tree = f" with a tree of {tree_rows}" if tree_rows else " without a tree"
     name = f"verify {canvas_len}" + ("" if tree_rows is None else tree)
-    return Way(name, decoder, one_forward_len=0, canvas_rows=0, tree_rows=tree_rows)
-
-
-def one_forward(canvas_len: int) -> Way:
-    decoder = DecoderParams(DecoderName.VERIFY, canvas_len)
-    return Way(f"verify {canvas_len} in one forward", decoder, one_forward_len=canvas_len)
+    return Way(name, decoder, is_fixed=True, canvas_rows=0, tree_rows=tree_rows)
 
 
 @dataclass(slots=True)
@@ -93,30 +89,30 @@ class Replies:
 @contextmanager
 def decoding(engine: Engine, way: Way) -> Iterator[None]:
     """The engine runs `way` inside: other settings in its scheduler, lengths as asked for instead of those that pay,
-    and rounds of one forward out of reach where two are wanted, as are always those with other trees."""
+    and only the graphs with the trees asked for."""
     scheduler, graphs = engine.scheduler, getattr(engine.backend, "_graphs", {})
-    settings, pace, shapes = scheduler.config, scheduler.round_cost, dict(graphs)
-    wanted = {"one_forward_len": way.one_forward_len, "canvas_rows": way.canvas_rows}
-    scheduler.config = replace(settings, **{name: value for name, value in wanted.items() if value is not None})
+    lengths, shapes = scheduler.canvas_length, dict(graphs)
+    before = lengths.canvas_rows, lengths.round_cost
+    if way.canvas_rows is not None:
+        lengths.canvas_rows = way.canvas_rows
     lone_rows = (0, tree_rows_of(engine, way))
     unwanted = [shape for shape in graphs if shape.num_sequences == 1 and shape.tree_rows not in lone_rows]
-    if way.one_forward_len == 0:
-        scheduler.round_cost = _always(way.decoder.canvas_len)
-        unwanted += [shape for shape in graphs if shape.num_sets]
+    if way.is_fixed:
+        lengths.round_cost = _always(way.decoder.canvas_len)
     for shape in unwanted:
         del graphs[shape]
     try:
         yield
     finally:
-        scheduler.config, scheduler.round_cost = settings, pace
+        lengths.canvas_rows, lengths.round_cost = before
         graphs.update(shapes)
 
 
 def tree_rows_of(engine: Engine, way: Way) -> int:
     """Of a lone request's rounds of 16, by the way or by the engine's own choice; a shorter canvas has none."""
-    if way.tree_rows is not None or engine.scheduler.round_cost is None:
+    if way.tree_rows is not None or engine.scheduler.canvas_length.round_cost is None:
         return way.tree_rows or 0
-    rounds = engine.scheduler.round_cost.rounds
+    rounds = engine.scheduler.canvas_length.round_cost.rounds
     return max((timed.tree_rows for timed in rounds if timed.num_requests == 1), default=0)
 
 

@@ -19,7 +19,6 @@ from benchmarks.coder_answers import (
     Way,
     answer_all,
     as_served,
-    one_forward,
     read,
     tree_rows_of,
     two_forwards,
@@ -38,7 +37,6 @@ from quicksilver.evals.task import Generate
 
 LONE_WAYS = (
     AR, *(two_forwards(16, tree_rows=rows) for rows in (MAX_TREE_ROWS, 16, 0)), two_forwards(8),
-    one_forward(8),
 )  # fmt: skip
 ROUND_WAYS = (
     (two_forwards(16, tree_rows=MAX_TREE_ROWS), 1), (two_forwards(16, tree_rows=0), 24),
@@ -105,7 +103,7 @@ def _domain_speed(bench: Bench, domain: str, deadline: float) -> None:
         pairs = [(a, b) for a, b in zip(said, found.replies, strict=True) if a is not None and b is not None]
         row |= {"over_ar": row["decode_tok_per_s"] / ar_speed if ar_speed else None}
         row |= {"same_as_ar": sum(a.token_ids == b.token_ids for a, b in pairs)}
-        if way.one_forward_len == 0:
+        if way.is_fixed:
             row |= {"tree_rows": tree_rows_of(bench.engine, way) if way.decoder.canvas_len == 16 else 0}
         bench.book.add("speed", row)
 
@@ -145,7 +143,7 @@ def average_row(rows: Sequence[dict[str, Any]], way: Way) -> dict[str, Any]:
 
 def device(bench: Bench, seconds: float) -> None:
     """Forward times that the engine measured at start-up, and the canvas lengths that follow from them."""
-    pace = bench.engine.scheduler.round_cost
+    pace = bench.engine.scheduler.canvas_length.round_cost
     for graph in pace.rounds if pace else ():
         bench.book.add("device", {"round": graph.canvas_len, "requests": graph.num_requests, "ms": graph.ms,
                                   "one_forward": graph.is_one_forward, "tree_rows": graph.tree_rows})  # fmt: skip

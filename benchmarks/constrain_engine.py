@@ -42,7 +42,7 @@ from quicksilver.core import (
 )
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
-from quicksilver.engine.grammar_budget import Metered
+from quicksilver.engine.grammar_budget import TimedConstraint
 from quicksilver.engine.load import LoadConfig, load_engine
 from quicksilver.hub.resolve import resolve
 from quicksilver.text.chat import ChatTemplate, Message
@@ -98,7 +98,7 @@ class Bench:
         self.engine: Engine = load_engine(checkpoint, load, EngineConfig(kv_bytes=1 << 28))
         grammars = Grammars(self.tokenizer.to_json(), self.tokenizer.eos_ids, self.engine.info.vocab_size)
         self.engine.constraints = grammars.constraint
-        self.engine.meter.clock = time.thread_time
+        self.engine.scheduler.grammar_budget.clock = time.thread_time
         template = ChatTemplate.for_tokenizer(self.tokenizer)
         self.prompt = template.render([Message("user", PROMPT)]).ids
         self._ids = count()
@@ -113,7 +113,7 @@ class Bench:
     def decode(self, decoder: DecoderParams, specs: Iterator[ConstraintSpec | None], num_tokens: int) -> Tally:
         """Keeps eight requests in flight until enough tokens have come."""
         tally, running = Tally(), set[str]()
-        constraints: list[Metered] = []
+        constraints: list[TimedConstraint] = []
         while tally.tokens < num_tokens or running:
             while len(running) < BATCH and tally.tokens < num_tokens:
                 prepared = self.engine.prepare(self.request(decoder, next(specs)))

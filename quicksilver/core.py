@@ -122,19 +122,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """Likelihoods of several continuations of one prompt, all in one forward (labels, multiple choice)."""
+    """Likelihoods of several continuations of one prompt (labels, multiple choice)."""
 
     id: str
     prompt_ids: tuple[int, ...]
     continuations: tuple[tuple[int, ...], ...]
     tenant: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Natural-log probabilities, one tuple per continuation, one number per token of it."""
-
-    logprobs: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +152,15 @@ class Usage:
     accepted: int = 0
     rounds: int = 0
     """Drafts of `verify`, each with the verification behind it, however long their canvases were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Natural-log probabilities, one tuple per continuation, one number per token of it."""
+
+    logprobs: tuple[tuple[float, ...], ...]
+    usage: Usage = Usage()
+    """`completion_tokens` counts the tokens of all continuations; `rows` and `forwards` what they took."""
 
 
 @dataclass(frozen=True, slots=True)

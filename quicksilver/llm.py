@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from quicksilver.core import DecodeParams, Delta, Event, FinishReason, Frame, Request, ScoreRequest, Scores, Usage
-from quicksilver.diffusion.score import Scorer, score_continuations, score_masked
+from quicksilver.diffusion.score import score_masked
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine, Scored
 from quicksilver.engine.load import LoadConfig, load_engine
@@ -96,9 +96,11 @@ class LLM:
         return (_piece(delta, detokenizer) for delta in deltas)
 
     def score(self, prompt: str, continuations: Sequence[str]) -> list[float]:
-        """Natural-log likelihood of each continuation under the autoregressive parent, read from one forward."""
-        scorer = score_continuations([self.tokenizer.encode(text) for text in continuations])
-        return [sum(logprobs) for logprobs in self._score(self.tokenizer.encode(prompt), scorer).logprobs]
+        """Natural-log likelihood of each continuation under the autoregressive parent."""
+        encoded = tuple(tuple(self.tokenizer.encode(text)) for text in continuations)
+        request = ScoreRequest(self._next_id(), tuple(self.tokenizer.encode(prompt)), encoded)
+        self.engine.add_score(request)
+        return [sum(logprobs) for logprobs in self._scores(request.id).logprobs]
 
     def bound(self, prompt: str, text: str, canvas_len: int = 16, num_samples: int = 8, seed: int = 0) -> float:
         """The diffusion bound on the log-likelihood of `text`: a Monte-Carlo estimate over random masks, canvas by
@@ -116,17 +118,18 @@ class LLM:
         """A uniform number of masks at random places makes every mask ratio equally likely."""
         num_masked = rng.randint(1, len(block))
         places = set(rng.sample(range(len(block)), num_masked))
-        scores = self._score(context, score_masked(block, [i in places for i in range(len(block))]))
+        scorer = score_masked(block, [i in places for i in range(len(block))])
+        request = ScoreRequest(self._next_id(), tuple(context), ())
+        self.engine.add_scorer(request, scorer)
+        scores = self._scores(request.id)
         return sum(scores.logprobs[0]) * len(block) / num_masked
 
-    def _score(self, prompt_ids: Sequence[int], scorer: Scorer) -> Scores:
-        request = ScoreRequest(self._next_id(), tuple(prompt_ids), ())
-        self.engine.add_scorer(request, scorer)
+    def _scores(self, request_id: str) -> Scores:
         while True:
             for event in self.engine.step():
-                if isinstance(event, Scored) and event.request_id == request.id:
+                if isinstance(event, Scored) and event.request_id == request_id:
                     return event.scores
-                if isinstance(event, Delta) and event.request_id == request.id:
+                if isinstance(event, Delta) and event.request_id == request_id:
                     raise QuicksilverError(event.error or "scoring failed")
 
     def _request(self, prompt_ids: Sequence[int], params: DecodeParams | None) -> Request:

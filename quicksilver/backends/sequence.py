@@ -1,7 +1,7 @@
-"""One request in flight: what is committed, what is cached, what is on the canvas. No torch work, no policy.
+"""The working state of one request: committed tokens, cached KV, canvas and counters.
 
-Invariant: KV of `tokens[:kv_len]` is in `pages` and final; `tokens` only grows; the last token is never cached between
-forwards, because its row is the one that proposes the next.
+Invariants: the KV of `tokens[:kv_len]` is final and stored in `pages`. Between forwards the last token is never cached,
+because its row predicts the next token.
 """
 
 from __future__ import annotations
@@ -16,34 +16,40 @@ from quicksilver.diffusion.decoder import Canvas, Decoder, Tail
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Mutable on purpose: the engine's working state of one request."""
+    """Changed by the engine after every forward. A backend only reads it, except for the cached `page_ids`."""
 
     request: Request
     decoder: Decoder
     constraint: TokenConstraint | None = None
-    tokens: list[int] = field(default_factory=list)
+    canvas: Canvas | None = None
+    tokens: list[int] = field(default_factory=list)  # prompt and answer so far
+
+    # KV cache
     kv_len: int = 0
     pages: list[int] = field(default_factory=list)
-    page_ids: tuple[list[int], Tensor] | None = None
-    """`pages` as a tensor, and the list it was made of."""
-    canvas: Canvas | None = None
-    hashes: list[bytes] = field(default_factory=list)
-    num_published: int = 0
-    cached_tokens: int = 0
+    page_ids: tuple[list[int], Tensor] | None = None  # the list `pages`, and a tensor of it for the backend
+    hashes: list[bytes] = field(default_factory=list)  # prefix hashes of full pages
+    num_published: int = 0  # pages that other sequences can share
+
+    # Scheduling
     has_run: bool = False
+    num_overtaken: int = 0  # requests that were admitted although they came later
+    canvas_limit: int = 0  # longest canvas that the load allows where the length changes no token; 0 is no limit
+    is_draft_free: bool = False  # the draft on the canvas came with a verification: dropping it wastes no forward
+    overrun_s: float = 0.0  # seconds of the last step that the grammar used beyond its allowance
+
+    # Results
+    is_thinking: bool = False
+    logprob_at: dict[int, TokenLogprob] = field(default_factory=dict)  # by position
+    scored: list[float] = field(default_factory=list)  # log-probabilities of the scoring passes that are done
+
+    # Usage
+    cached_tokens: int = 0
     forwards: int = 0
     rows: int = 0
     drafted: int = 0
     accepted: int = 0
     rounds: int = 0
-    logprob_at: dict[int, TokenLogprob] = field(default_factory=dict)
-    is_thinking: bool = False
-    excess_s: float = 0.0
-    """Seconds that its grammar took of its last step beyond what it may have for nothing."""
-    canvas_limit: int = 0
-    """The longest canvas that the load allows where its length changes no token; 0 is any."""
-    is_draft_free: bool = False
-    """Whether the draft on the canvas came along with a verification, so that dropping it wastes no forward."""
 
     def __post_init__(self) -> None:
         self.tokens = self.tokens or list(self.request.prompt_ids)
@@ -63,24 +69,34 @@ class Sequence:
 
     @property
     def room(self) -> int:
-        """Answer tokens that may still come."""
+        """Answer tokens that are left."""
         return self.request.params.max_new_tokens - (len(self.tokens) - self.num_prompt)
 
-    def tail(self) -> Tail:
-        """The rows after the context; opens a canvas where none is under way, or one that no longer suits the load."""
-        is_bound = self.canvas_limit and self.request.params.decoder.name is DecoderName.VERIFY
-        longest = max(min(self.room, self.canvas_limit) if is_bound else self.room, 1)
-        if self.canvas is None or (is_bound and self._is_unsuited(self.canvas, longest)):
-            self.canvas = self.decoder.open(longest)
-        return self.decoder.tail(self.canvas)
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether more tokens are uncached than a decoding sequence has."""
+        return len(self.tokens) - self.kv_len > self.request.params.decoder.canvas_len + 1
 
     @property
     def is_verifying(self) -> bool:
-        """Whether a draft that cost a forward waits to be verified: it stays, whatever the load allows by now."""
+        """Whether the canvas is a draft that cost a forward: it is verified whatever the load allows by now."""
         return self.canvas is not None and self.canvas.is_draft and not self.is_draft_free
 
+    @property
+    def tail(self) -> Tail:
+        """The rows after the context in the next forward. A canvas must be open."""
+        assert self.canvas is not None
+        return self.decoder.tail(self.canvas)
+
+    def open_canvas(self) -> None:
+        """Opens a canvas if there is none, or if its length does not suit `canvas_limit` any more."""
+        is_limited = self.canvas_limit and self.request.params.decoder.name is DecoderName.VERIFY
+        longest = max(min(self.room, self.canvas_limit) if is_limited else self.room, 1)
+        if self.canvas is None or (is_limited and self._is_unsuited(self.canvas, longest)):
+            self.canvas = self.decoder.open(longest)
+
     def _is_unsuited(self, canvas: Canvas, longest: int) -> bool:
-        """Too long and not run yet; or a draft that cost nothing, where longer canvases pay now."""
+        """Too long and not run yet; or a draft that cost no forward, where a longer canvas pays."""
         if self.is_draft_free and canvas.is_draft:
             return len(canvas.token_ids) + 1 < min(longest, self.request.params.decoder.canvas_len)
         return canvas.is_fresh and len(canvas.token_ids) > longest
@@ -89,7 +105,7 @@ class Sequence:
         return Usage(
             prompt_tokens=self.num_prompt,
             cached_tokens=self.cached_tokens,
-            completion_tokens=len(self.tokens) - self.num_prompt,
+            completion_tokens=len(self.scored) or len(self.tokens) - self.num_prompt,
             forwards=self.forwards,
             rows=self.rows,
             drafted=self.drafted,

@@ -27,6 +27,8 @@ class Tail:
     is_causal: bool = False
     branches: tuple[int, ...] = ()
     """Lengths of independent causal branches that the rows form side by side (scoring); these write nothing."""
+    targets: tuple[tuple[int, int], ...] = ()
+    """Scoring: (row, token) pairs whose log-probabilities are asked for. Row 0 is the last context row."""
 
     @property
     def known(self) -> tuple[int, ...]:

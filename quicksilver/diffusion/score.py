@@ -1,63 +1,104 @@
-"""Scoring: log-probabilities of given tokens, read from one forward.
+"""Scoring: log-probabilities of given tokens, computed in one or several forwards.
 
-A Scorer stands where a decoder stands, so scoring rides through the same scheduler, pages and prefix cache. Its tail is
-either several continuations as causal branches side by side, or one half-masked canvas; its answer is read from
-log-probabilities instead of proposals.
+A `Scorer` is a decoder whose result is read from log-probabilities. It uses the scheduler, the pages and the prefix
+cache like any other decoder. The canvas holds only the number of passes that are done.
+
+Several short continuations form one pass: independent branches after the same prompt, which write no KV. A continuation
+with more rows than one pass may have is scored as causal rows that do write KV: each pass commits its tokens, and the
+last one returns the sequence to its prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-import torch
-from torch import Tensor
-
-from quicksilver.core import Scores
 from quicksilver.diffusion.decoder import Canvas, Decision, Tail
 from quicksilver.diffusion.sample import Proposal
 
 
 @dataclass(frozen=True, slots=True)
-class Scorer:
-    """Which rows follow the context, and which token's log-probability is wanted from which row."""
+class ScorePass:
+    """The rows of one forward. `tail.targets` names the tokens whose log-probabilities it yields."""
 
-    after: Tail
-    rows: tuple[int, ...]
-    """0 is the last context row, then the tail's."""
-    tokens: tuple[int, ...]
-    lengths: tuple[int, ...]
-    """How the answer is cut into parts."""
+    tail: Tail
+    commit: tuple[int, ...] = ()  # tokens that become context of the next pass
+    is_chunk: bool = False  # part of one long continuation; without `commit` it is the last part
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    passes: tuple[ScorePass, ...]
+    lengths: tuple[int, ...]  # targets per continuation
 
     def open(self, room: int) -> Canvas:
         return Canvas.blank(1)
 
     def tail(self, canvas: Canvas) -> Tail:
-        return self.after
+        return self.passes[canvas.step].tail
 
     def decide(self, canvas: Canvas, proposal: Proposal) -> Decision:
-        return Decision([0])
+        """The canvas of the next pass, or None after the last one."""
+        done = self.passes[canvas.step]
+        is_last = canvas.step + 1 == len(self.passes)
+        following = None if is_last else replace(canvas, step=canvas.step + 1)
+        return Decision(list(done.commit), following, num_accepted=len(done.tail.token_ids) if done.commit else 0)
 
-    def read(self, logprobs: Tensor) -> Scores:
-        """`logprobs`: one number per wanted token, in order."""
-        return Scores(tuple(tuple(part.tolist()) for part in torch.split(logprobs, list(self.lengths))))
+    def ends_chunks(self, canvas: Canvas) -> bool:
+        """Whether this pass is the last part of a long continuation, so that the sequence returns to its prompt."""
+        done = self.passes[canvas.step]
+        return done.is_chunk and not done.commit
+
+    def split(self, logprobs: Sequence[float]) -> tuple[tuple[float, ...], ...]:
+        """The log-probabilities of all passes, one tuple per continuation."""
+        parts, start = [], 0
+        for length in self.lengths:
+            parts.append(tuple(logprobs[start : start + length]))
+            start += length
+        return tuple(parts)
 
 
-def score_continuations(continuations: Sequence[Sequence[int]]) -> Scorer:
-    """The causal likelihood of each continuation: its first token from the context, the others from its own branch."""
-    rows, next_row = list[int](), 1
+def score_continuations(continuations: Sequence[Sequence[int]], max_rows: int) -> Scorer:
+    """The causal likelihood of each continuation, in passes of at most `max_rows` tail rows."""
+    passes, group, num_rows = list[ScorePass](), list[Sequence[int]](), 0
     for tokens in continuations:
-        rows += [0, *range(next_row, next_row + len(tokens) - 1)]
+        count = len(tokens) - 1  # the last token needs no row: it is only predicted
+        if group and num_rows + count > max_rows:
+            passes.append(_branches(group))
+            group, num_rows = [], 0
+        if count > max_rows:
+            passes += _chunks(tokens, max_rows)
+        else:
+            group.append(tokens)
+            num_rows += count
+    if group:
+        passes.append(_branches(group))
+    return Scorer(tuple(passes), tuple(map(len, continuations)))
+
+
+def _branches(continuations: Sequence[Sequence[int]]) -> ScorePass:
+    """The first token of each continuation is predicted by the last context row, the others by their own branch."""
+    targets, next_row = list[tuple[int, int]](), 1
+    for tokens in continuations:
+        rows = [0, *range(next_row, next_row + len(tokens) - 1)]
+        targets += zip(rows, tokens, strict=True)
         next_row += len(tokens) - 1
     inner = tuple(token for tokens in continuations for token in tokens[:-1])
     branches = tuple(len(tokens) - 1 for tokens in continuations)
-    wanted = tuple(token for tokens in continuations for token in tokens)
-    tail = Tail(inner, (False,) * len(inner), branches=branches)
-    return Scorer(tail, tuple(rows), wanted, tuple(len(tokens) for tokens in continuations))
+    return ScorePass(Tail(inner, (False,) * len(inner), branches=branches, targets=tuple(targets)))
+
+
+def _chunks(tokens: Sequence[int], max_rows: int) -> Iterator[ScorePass]:
+    """A pass with n tail rows predicts n + 1 tokens: its last context row predicts the first of them."""
+    for start in range(0, len(tokens), max_rows + 1):
+        predicted = tuple(tokens[start : start + max_rows + 1])
+        rows = predicted[:-1]
+        tail = Tail(rows, (False,) * len(rows), is_causal=True, targets=tuple(enumerate(predicted)))
+        is_last = start + len(predicted) == len(tokens)
+        yield ScorePass(tail, () if is_last else predicted, is_chunk=True)
 
 
 def score_masked(tokens: Sequence[int], is_masked: Sequence[bool]) -> Scorer:
     """The masked positions of one canvas given its visible ones: a sample of the diffusion bound."""
-    tail = Tail(tuple(tokens[:-1]), tuple(is_masked[:-1]))
-    hidden = [i for i, masked in enumerate(is_masked) if masked]
-    return Scorer(tail, tuple(hidden), tuple(tokens[i] for i in hidden), (len(hidden),))
+    targets = tuple((i, token) for i, (token, masked) in enumerate(zip(tokens, is_masked, strict=True)) if masked)
+    return Scorer((ScorePass(Tail(tuple(tokens[:-1]), tuple(is_masked[:-1]), targets=targets)),), (len(targets),))

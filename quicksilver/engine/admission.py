@@ -1,6 +1,6 @@
-"""What the engine refuses at the door: requests that could never finish, or whose numbers it cannot honour.
+"""Refuses requests that can never finish, or with numbers that the engine cannot honour.
 
-Each refusal names the field and says what to change. Everything past this point is expected to run.
+Each refusal names the field and says what to change. A request that passes fits an empty engine, whatever its kind.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from quicksilver.core import DecodeParams, EngineInfo, Request, ScoreRequest
+from quicksilver.diffusion.score import Scorer
 from quicksilver.engine.config import EngineConfig
 from quicksilver.errors import ContextTooLong, InvalidRequest
 
@@ -18,16 +19,36 @@ def check_request(request: Request, info: EngineInfo, config: EngineConfig) -> N
     _check_ids(tuple(params.logit_bias), info.vocab_size, "logit_bias")
     _check_numbers(params)
     _check_canvas(params.decoder.canvas_len, info)
-    _check_fits(len(request.prompt_ids), params.max_new_tokens, params.decoder.canvas_len, info, config)
+    _check_fits(len(request.prompt_ids), params.max_new_tokens, params.decoder.canvas_len, info)
 
 
 def check_score(request: ScoreRequest, info: EngineInfo, config: EngineConfig) -> None:
+    """The longest continuation must fit the context, and all together the KV memory and the row limit."""
     _check_ids(request.prompt_ids, info.vocab_size)
     if not request.continuations or not all(request.continuations):
         raise InvalidRequest("every continuation needs at least one token", param="continuations")
     for continuation in request.continuations:
         _check_ids(continuation, info.vocab_size, "continuations")
-    _check_fits(len(request.prompt_ids), max(map(len, request.continuations)), 0, info, config)
+    lengths = [len(continuation) for continuation in request.continuations]
+    _check_fits(len(request.prompt_ids), max(lengths), 0, info)
+    _check_score_rows(len(request.prompt_ids), sum(lengths), info, config)
+
+
+def check_scorer(request: ScoreRequest, scorer: Scorer, info: EngineInfo, config: EngineConfig) -> None:
+    _check_ids(request.prompt_ids, info.vocab_size)
+    num_rows = sum(len(one.tail.token_ids) + 1 for one in scorer.passes)
+    _check_fits(len(request.prompt_ids), max(len(one.tail.token_ids) for one in scorer.passes), 0, info)
+    _check_score_rows(len(request.prompt_ids), num_rows, info, config)
+
+
+def _check_score_rows(num_prompt: int, num_scored: int, info: EngineInfo, config: EngineConfig) -> None:
+    limit = min(config.max_score_rows, info.num_pages * info.page_size - num_prompt)
+    if num_scored > limit:
+        raise InvalidRequest(
+            f"the continuations have {num_scored} tokens together, and at most {limit} can be scored after a prompt of "
+            f"{num_prompt} tokens; send fewer or shorter ones",
+            param="continuations",
+        )
 
 
 def _check_ids(ids: tuple[int, ...], vocab_size: int, param: str = "prompt") -> None:
@@ -56,7 +77,7 @@ def _check_canvas(canvas_len: int, info: EngineInfo) -> None:
         raise InvalidRequest(f"canvas_len must be between 1 and {info.max_canvas_len}", param="canvas_len")
 
 
-def _check_fits(num_prompt: int, num_new: int, canvas_len: int, info: EngineInfo, config: EngineConfig) -> None:
+def _check_fits(num_prompt: int, num_new: int, canvas_len: int, info: EngineInfo) -> None:
     total = num_prompt + num_new
     if total > info.context_len:
         raise ContextTooLong(
@@ -64,9 +85,9 @@ def _check_fits(num_prompt: int, num_new: int, canvas_len: int, info: EngineInfo
             "shorten the prompt or lower max_tokens",
             param="messages",
         )
-    if total + canvas_len > info.num_pages * config.page_size:
+    if total + canvas_len > info.num_pages * info.page_size:
         raise ContextTooLong(
-            f"{total} tokens exceed the KV memory of {info.num_pages * config.page_size}; "
+            f"{total} tokens exceed the KV memory of {info.num_pages * info.page_size}; "
             "start the engine with more KV memory",
             param="messages",
         )

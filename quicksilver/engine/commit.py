@@ -1,6 +1,6 @@
-"""What happens to a sequence after a forward: decide, keep it lawful, commit, and say what to emit.
+"""Applies the outcome of a forward to its sequence: decide, check the grammar, commit tokens, build the events.
 
-Grammar, thinking budget and stop rules meet here, all through `core` Protocols. Nothing here touches pages or queues.
+Grammar, thinking budget and stop rules are applied here. Pages and queues are not touched.
 """
 
 from __future__ import annotations
@@ -15,15 +15,26 @@ from quicksilver.core import Delta, Event, FinishReason, Frame, TokenLogprob
 from quicksilver.diffusion.decoder import Canvas, Decision
 from quicksilver.diffusion.finish import end_early, take
 from quicksilver.diffusion.sample import Proposal
+from quicksilver.diffusion.score import Scorer
 from quicksilver.errors import RowFailed
 
+# A grammar may reject parts of a canvas again and again. After this many steps per position the legal beginning of the
+# canvas is committed as it is.
 MAX_STEPS_PER_POSITION = 5
-"""Where a grammar keeps throwing a canvas back, its lawful beginning commits after this many steps a position."""
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
-    """Newly fixed tokens: what the model decided, then what was forced behind it."""
+class CommitResult:
+    """The events of one sequence in one step, and how much of its draft was accepted if one was verified."""
+
+    events: list[Event]
+    num_verified: int = 0
+    num_accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """Newly committed tokens: those the model decided, then those that a grammar or budget forced after them."""
 
     decided: list[int]
     forced: list[int]
@@ -31,43 +42,64 @@ class Committed:
 
 
 def begin(sequence: Sequence) -> list[Event]:
-    """Before the first forward: write down what the grammar already determines."""
+    """Before the first forward: commits what the grammar already determines."""
     if sequence.constraint is None or sequence.is_thinking:
         return []
     forced, finish = _forced(sequence)
-    return _events(sequence, Committed([], forced, finish)) if forced or finish else []
+    return _events(sequence, NewTokens([], forced, finish)) if forced or finish else []
 
 
-def commit(work: Work, outcome: Outcome) -> list[Event]:
-    """Apply a forward's outcome to its sequence. Raises RowFailed if the outcome is unusable."""
+def commit(work: Work, outcome: Outcome) -> CommitResult:
+    """Raises RowFailed if the outcome is not finite."""
     sequence = work.sequence
-    if not all(outcome.proposal.is_finite.tolist()):
-        raise RowFailed("the model returned non-finite numbers for this request")
+    _check_finite(outcome)
     assert sequence.canvas is not None
+    assert work.tail is not None
     decision = sequence.decoder.decide(sequence.canvas, outcome.proposal)
-    decision = _keep_lawful(sequence, decision, outcome.proposal)
+    num_verified = len(work.tail.token_ids) if work.tail.is_causal else 0
+    num_accepted = decision.num_accepted
+    decision = _keep_legal(sequence, decision, outcome.proposal)
     decision = end_early(decision, sequence.request.params.stop_ids)
     decision = _with_draft(sequence, decision, outcome.draft)
-    _remember_logprobs(sequence, outcome, decision)
+    _keep_logprobs(sequence, outcome, decision)
     sequence.canvas, sequence.is_draft_free = decision.canvas, outcome.draft is not None
-    committed = _extend(sequence, decision.commit)
-    # Of what agreed, only what the answer took, and the token that ended it.
-    sequence.accepted += min(decision.num_accepted, len(committed.decided) + (committed.finish is FinishReason.STOP))
-    if outcome.draft is None or committed.finish is None:
+    new = _extend(sequence, decision.commit)
+    # Count only accepted tokens that the answer took, and the stop token.
+    sequence.accepted += min(decision.num_accepted, len(new.decided) + (new.finish is FinishReason.STOP))
+    if outcome.draft is None or new.finish is None:
         _count_draft(sequence, decision.num_drafted)
-    # The last token stays uncached even if nothing was committed: its row proposes the next token again.
+    # The last token stays uncached even if nothing was committed: its row predicts the next token again.
     sequence.kv_len = min(work.end + decision.num_accepted, len(sequence.tokens) - 1)
-    return _events(sequence, committed)
+    return CommitResult(_events(sequence, new), num_verified, num_accepted)
+
+
+def commit_scores(work: Work, outcome: Outcome, scorer: Scorer) -> tuple[tuple[float, ...], ...] | None:
+    """Adds the log-probabilities of one pass. Returns those of all continuations after the last pass, else None."""
+    sequence = work.sequence
+    _check_finite(outcome)
+    assert sequence.canvas is not None
+    assert outcome.target_logprobs is not None
+    sequence.scored += outcome.target_logprobs.tolist()
+    decision = scorer.decide(sequence.canvas, outcome.proposal)
+    sequence.tokens += decision.commit
+    sequence.kv_len = min(work.end + decision.num_accepted, len(sequence.tokens) - 1)
+    sequence.canvas = decision.canvas
+    return scorer.split(sequence.scored) if decision.canvas is None else None
+
+
+def _check_finite(outcome: Outcome) -> None:
+    if not all(outcome.proposal.is_finite.tolist()):
+        raise RowFailed("the model returned non-finite numbers for this request")
 
 
 def _count_draft(sequence: Sequence, num_drafted: int) -> None:
-    """A draft that rode along with the answer's last verification begins no round, and is not counted."""
+    """Not called for a draft that came with the last verification of an answer: it starts no round."""
     sequence.drafted += num_drafted
     sequence.rounds += num_drafted > 0
 
 
 def _with_draft(sequence: Sequence, decision: Decision, draft: Proposal | None) -> Decision:
-    """Where a draft came along with the verification, the next canvas is that draft, as far as the answer has room."""
+    """If the forward also drafted, the next canvas is that draft, cut to the tokens that the answer has left."""
     count = sequence.room - len(decision.commit) - 1
     if draft is None or decision.canvas is not None or count < 1:
         return decision
@@ -76,8 +108,8 @@ def _with_draft(sequence: Sequence, decision: Decision, draft: Proposal | None) 
     return replace(decision, canvas=canvas, num_drafted=len(token_ids))
 
 
-def _keep_lawful(sequence: Sequence, decision: Decision, proposal: Proposal) -> Decision:
-    """Cut a decision at the first token the grammar forbids; a canvas behind an illegal token is remasked."""
+def _keep_legal(sequence: Sequence, decision: Decision, proposal: Proposal) -> Decision:
+    """Cuts a decision before the first illegal token; the canvas after an illegal token is remasked."""
     if sequence.constraint is None:
         return decision
     legal = sequence.constraint.legal_prefix(decision.commit)
@@ -89,13 +121,13 @@ def _keep_lawful(sequence: Sequence, decision: Decision, proposal: Proposal) -> 
     assert before is not None
     canvas = _fill_first_hole(decision.canvas, before.num_decided, proposal)
     canvas = canvas.holding(sequence.constraint.sweep(canvas.tokens_or_holes))
-    if canvas.step >= MAX_STEPS_PER_POSITION * len(canvas.token_ids) or _is_out_of_room(before, canvas):
+    if canvas.step >= MAX_STEPS_PER_POSITION * len(canvas.token_ids) or _only_completion_fits(before, canvas):
         return replace(decision, commit=canvas.token_ids[: canvas.num_decided].tolist(), canvas=None)
     return replace(decision, canvas=canvas)
 
 
 def _fill_first_hole(canvas: Canvas, hole: int, proposal: Proposal) -> Canvas:
-    """The first hole's proposal was masked by the grammar, so it is lawful: taking it bounds the number of steps."""
+    """The grammar masked the proposal for the first hole, so it is legal. Taking it bounds the number of steps."""
     if hole >= len(canvas.token_ids):
         return canvas
     is_masked, token_ids = canvas.is_masked.clone(), canvas.token_ids.clone()
@@ -103,14 +135,15 @@ def _fill_first_hole(canvas: Canvas, hole: int, proposal: Proposal) -> Canvas:
     return replace(canvas, is_masked=is_masked, token_ids=token_ids)
 
 
-def _is_out_of_room(before: Canvas, after: Canvas) -> bool:
-    """Whether the first hole, lawful by its bitmask, was refused: nothing but the shortest way to the end fits."""
+def _only_completion_fits(before: Canvas, after: Canvas) -> bool:
+    """Whether the token of the first hole was rejected although its bitmask allowed it: only the shortest completion of
+    the grammar still fits."""
     run = before.num_decided
     return after.num_decided <= run < len(after.token_ids) and bool((before.token_ids == after.token_ids)[:run].all())
 
 
-def _extend(sequence: Sequence, tokens: list[int]) -> Committed:
-    """Append what belongs to the answer, then whatever grammar or budget force behind it."""
+def _extend(sequence: Sequence, tokens: list[int]) -> NewTokens:
+    """Appends the tokens that belong to the answer, then those that a grammar or budget forces after them."""
     params = sequence.request.params
     decided, finish = take(tokens, params.stop_ids, sequence.room)
     if sequence.is_thinking:
@@ -119,15 +152,15 @@ def _extend(sequence: Sequence, tokens: list[int]) -> Committed:
         closing = []
     _append(sequence, decided + closing)
     if finish is not None:
-        return Committed(decided, closing, finish)
+        return NewTokens(decided, closing, finish)
     forced, finish = _forced(sequence)
-    return Committed(decided, closing + forced, finish)
+    return NewTokens(decided, closing + forced, finish)
 
 
 def _bound_thinking(
     sequence: Sequence, decided: list[int], finish: FinishReason | None
 ) -> tuple[list[int], list[int], FinishReason | None]:
-    """Close the thinking channel when its budget is used up, or when the model would end inside it."""
+    """Closes the thinking channel if its budget is used up, or if the model would end the answer inside it."""
     think = sequence.request.think
     assert think is not None
     left = think.max_tokens - len(sequence.generated)
@@ -141,7 +174,7 @@ def _bound_thinking(
 
 
 def _forced(sequence: Sequence) -> tuple[list[int], FinishReason | None]:
-    """Tokens the grammar determines, without a forward; and the end, where nothing else may follow."""
+    """Commits tokens that the grammar determines without a forward, and the end if nothing else may follow."""
     constraint = sequence.constraint
     if constraint is None:
         return [], None
@@ -154,14 +187,14 @@ def _forced(sequence: Sequence) -> tuple[list[int], FinishReason | None]:
         return forced, FinishReason.LENGTH
     closing = constraint.closing(sequence.room)
     if closing is None:
-        sequence.canvas = _lawful_draft(sequence)
+        sequence.canvas = _legal_draft(sequence)
         return forced, None
     _append(sequence, closing[: sequence.room])
     return forced + closing, FinishReason.LENGTH
 
 
 def _after_forced(canvas: Canvas | None, forced: list[int]) -> Canvas | None:
-    """A draft survives forced text that it foresaw; any other canvas behind forced text starts afresh."""
+    """A draft stays if it begins with the forced tokens; any other canvas is dropped."""
     if canvas is None or not forced:
         return canvas
     if canvas.is_draft and canvas.token_ids[: len(forced)].tolist() == forced:
@@ -169,8 +202,8 @@ def _after_forced(canvas: Canvas | None, forced: list[int]) -> Canvas | None:
     return None
 
 
-def _lawful_draft(sequence: Sequence) -> Canvas | None:
-    """Drafted tokens from the first illegal one on need no verifying."""
+def _legal_draft(sequence: Sequence) -> Canvas | None:
+    """Cuts a draft before its first illegal token."""
     canvas, constraint = sequence.canvas, sequence.constraint
     if canvas is None or constraint is None or not canvas.is_draft:
         return canvas
@@ -194,7 +227,7 @@ def _append(sequence: Sequence, tokens: list[int]) -> None:
     if sequence.constraint is not None and tokens:
         sequence.constraint.advance(tokens)
         if sequence.constraint.is_over():
-            # Free requests are faster: on a GPU their rounds need no host.
+            # On a GPU, rounds without a grammar run without the host.
             sequence.constraint = None
 
 
@@ -202,29 +235,29 @@ def _contains(tokens: list[int], wanted: tuple[int, ...]) -> bool:
     return any(tuple(tokens[i : i + len(wanted)]) == wanted for i in range(len(tokens) - len(wanted) + 1))
 
 
-def _remember_logprobs(sequence: Sequence, outcome: Outcome, decision: Decision) -> None:
-    """Keep, per position, the log-probability from the row that decided the token standing there."""
+def _keep_logprobs(sequence: Sequence, outcome: Outcome, decision: Decision) -> None:
+    """Stores, by position, the log-probability from the row that proposed the token at this position."""
     if not outcome.logprobs:
         return
-    standing = list(decision.commit)
+    tokens = list(decision.commit)
     if decision.canvas is not None:
-        standing += decision.canvas.token_ids.tolist()
-    for position, (token, logprob) in enumerate(zip(standing, outcome.logprobs, strict=False), len(sequence.tokens)):
+        tokens += decision.canvas.token_ids.tolist()
+    for position, (token, logprob) in enumerate(zip(tokens, outcome.logprobs, strict=False), len(sequence.tokens)):
         if logprob.token_id == token:
             sequence.logprob_at[position] = logprob
 
 
-def _events(sequence: Sequence, committed: Committed) -> list[Event]:
-    tokens = committed.decided + committed.forced
+def _events(sequence: Sequence, new: NewTokens) -> list[Event]:
+    tokens = new.decided + new.forced
     events: list[Event] = []
-    if tokens or committed.finish:
+    if tokens or new.finish:
         events.append(
             Delta(
                 sequence.id,
                 tuple(tokens),
                 _logprobs_of(sequence, tokens),
-                num_forced=len(committed.forced),
-                finish=committed.finish,
+                num_forced=len(new.forced),
+                finish=new.finish,
                 usage=sequence.usage(),
             )
         )
@@ -238,7 +271,7 @@ def _logprobs_of(sequence: Sequence, tokens: list[int]) -> tuple[TokenLogprob, .
         return ()
     first = len(sequence.tokens) - len(tokens)
     found = (sequence.logprob_at.pop(first + i, None) for i in range(len(tokens)))
-    # A forced token was certain: nothing else could stand there.
+    # A forced token has probability 1.
     return tuple(lp or TokenLogprob(token, 0.0) for token, lp in zip(tokens, found, strict=True))
 
 
@@ -256,6 +289,6 @@ def _frame(sequence: Sequence) -> Frame:
 
 
 def _canvas_top(sequence: Sequence, token_ids: tuple[int, ...]) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """What else might stand at each canvas position; nothing where the log-probabilities belong to another token."""
+    """The likeliest tokens at each canvas position; empty if the stored log-probabilities belong to another token."""
     known = [sequence.logprob_at.get(len(sequence.tokens) + i) for i in range(len(token_ids))]
     return tuple(lp.top if lp and lp.token_id == token else () for token, lp in zip(token_ids, known, strict=True))

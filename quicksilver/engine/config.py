@@ -25,6 +25,8 @@ class EngineConfig:
     depend on what runs beside it."""
     max_rows: int = 512
     """Row budget of one forward: prompts are cut into chunks that fit beside the canvases."""
+    max_score_rows: int = 16384
+    """Tokens of all continuations of one scoring request."""
     max_running: int = 64
     """Requests that hold pages at the same time."""
     max_waiting: int = 1024
@@ -36,8 +38,6 @@ class EngineConfig:
     canvas_rows: int = 0
     """Rows that all `verify` canvases together should not exceed: they shrink as more requests run, down to four. What
     they commit is the same at any length. 0 sets no limit; a GPU, which times its forwards, has a large one."""
-    one_forward_len: int = -1
-    """Canvas of a lone `verify` request whose rounds are one forward; 0 keeps to two, -1 lets a GPU's times decide."""
     tree_rows: int = -1
     """Rows that a lone `verify` request's rounds of 16 verify on a GPU, as a tree of drafts: 16 or 32; 0 for a single
     draft, -1 for what is usual. It decides how many tokens a round gives, never which."""
@@ -45,13 +45,18 @@ class EngineConfig:
     """Rows of logits that exist at once in the sampler."""
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "max_rows", "max_running", "max_canvas_len", "logit_rows"):
+        for name in ("page_size", "max_rows", "max_running", "max_canvas_len", "logit_rows", "max_score_rows"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"engine setting {name} must be at least 1", param=name)
         if self.tree_rows not in (-1, 0, 16, MAX_TREE_ROWS):
             raise InvalidRequest(f"engine setting tree_rows is 0, 16, {MAX_TREE_ROWS} or -1", param="tree_rows")
         if self.gpu_products not in ("fastest", "fixed"):
             raise InvalidRequest("engine setting gpu_products is fastest or fixed", param="gpu_products")
+
+    @property
+    def score_pass_rows(self) -> int:
+        """Rows that a scoring request may have in one forward: half of the budget, so that others run beside it."""
+        return max(self.max_rows // 2, 1)
 
     def for_backend(self, context_len: int, weights: str) -> BackendConfig:
         return BackendConfig(

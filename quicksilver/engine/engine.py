@@ -1,7 +1,7 @@
-"""The engine: add requests, call `step` until nothing is left. One thread, no I/O, no clock but the grammars' meter.
+"""The engine: `add` requests, then call `step` until `has_work` is false. One thread, no I/O.
 
-`step` is the whole story: schedule, forward, commit, emit. A request that fails does so alone; what it shared a forward
-with is not touched. Only `prepare` may be called from other threads: a new grammar takes long to build.
+A step is: plan, forward, commit, emit. If one request fails, the others in the same forward are not affected. Only
+`prepare` may be called from other threads, because a new grammar takes long to build.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from quicksilver.backends.base import Backend, Outcome, Work
 from quicksilver.backends.sequence import Sequence
 from quicksilver.core import (
     ConstraintSpec,
+    DecodeParams,
+    DecoderName,
+    DecoderParams,
     Delta,
     EngineInfo,
     EngineStats,
@@ -29,21 +32,20 @@ from quicksilver.core import (
 )
 from quicksilver.diffusion.decoders import make_decoder
 from quicksilver.diffusion.score import Scorer, score_continuations
-from quicksilver.diffusion.verify import agreement
-from quicksilver.engine.admission import check_request, check_score
-from quicksilver.engine.commit import begin, commit
+from quicksilver.engine.admission import check_request, check_score, check_scorer
+from quicksilver.engine.commit import begin, commit, commit_scores
 from quicksilver.engine.config import EngineConfig
-from quicksilver.engine.grammar_budget import Meter, Metered, excess_of
+from quicksilver.engine.grammar_budget import TimedConstraint, take_overrun_s
 from quicksilver.engine.pages import PagePool, prefix_hashes
 from quicksilver.engine.scheduler import Scheduler
-from quicksilver.errors import EngineUnavailable, InvalidGrammar, QuicksilverError, RowFailed
+from quicksilver.errors import ContextTooLong, EngineUnavailable, InvalidGrammar, QuicksilverError, RowFailed
 
 ConstraintFactory = Callable[[ConstraintSpec], TokenConstraint]
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The answer to a ScoreRequest, among the events of a step."""
+    """The result of a ScoreRequest, among the events of a step."""
 
     request_id: str
     scores: Scores
@@ -54,26 +56,19 @@ StepEvent = Event | Scored
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that is ready to be queued, and what is known of its answer already."""
+    """A checked request with its grammar, ready to be queued, and the tokens that its grammar already determines."""
 
     sequence: Sequence
     events: tuple[Event, ...] = ()
-    error: Exception | None = None
-    """Why it will fail, alone."""
+    error: Exception | None = None  # the request is queued and fails with this error
 
 
 class Engine:
     def __init__(
-        self,
-        backend: Backend,
-        info: EngineInfo,
-        config: EngineConfig,
-        constraints: ConstraintFactory | None = None,
-        meter: Meter | None = None,
+        self, backend: Backend, info: EngineInfo, config: EngineConfig, constraints: ConstraintFactory | None = None
     ) -> None:
         self.backend, self.info, self.config = backend, info, config
         self.constraints = constraints
-        self.meter = meter or Meter()
         self.pool = PagePool(info.num_pages)
         self.scheduler = Scheduler(config, self.pool, backend.round_cost)
         self._sequences: dict[str, Sequence] = {}
@@ -84,30 +79,47 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work or bool(self._events)
 
+    @torch.inference_mode()
+    def step(self) -> list[StepEvent]:
+        """One forward over the rows of all planned sequences. Returns the events that it produced."""
+        works = self.scheduler.plan()
+        for work, outcome in self._forward(works):
+            self._commit(work, outcome)
+        self.scheduler.finish(works)
+        self._fail_impossible(works)
+        return self._drain()
+
     def add(self, request: Request) -> None:
-        """Queue a request; its events come out of later steps. Refuses what can never run."""
+        """Queues a request; later steps return its events. Raises if it can never run."""
         self.enqueue(self.prepare(request))
 
     def prepare(self, request: Request) -> Prepared:
-        """All that can be done before a request is queued: its grammar, and the text that this determines. Touches
-        nothing that changes, so any thread may do it while the engine steps."""
+        """Everything that can be done before a request is queued: checks, its grammar, the text that this determines.
+        Reads no changing state of the engine, so any thread may call it while the engine steps."""
         check_request(request, self.info, self.config)
         constraint = self._constraint(request)
         sequence = Sequence(request, make_decoder(request.params.decoder), constraint)
         try:
             events = tuple(begin(sequence))
-            self._try_mask(sequence)
+            self._measure_mask(sequence)
         except Exception as error:
             return Prepared(sequence, error=error)
         return Prepared(sequence, events)
 
-    def _try_mask(self, sequence: Sequence) -> None:
-        """The first bitmask, so that a grammar which takes long for it is known before it delays anybody."""
+    def _constraint(self, request: Request) -> TimedConstraint | None:
+        if request.constraint is None:
+            return None
+        if self.constraints is None:
+            raise InvalidGrammar("this engine was started without structured output", param="response_format")
+        return TimedConstraint(self.constraints(request.constraint), self.scheduler.grammar_budget.clock)
+
+    def _measure_mask(self, sequence: Sequence) -> None:
+        """Computes the first bitmask, so that a slow grammar is over budget before it delays any step."""
         if sequence.constraint is not None:
-            excess_of(sequence.constraint)
+            take_overrun_s(sequence.constraint)
             row = np.zeros((1, -(-self.info.vocab_size // 32)), dtype=np.int32)
             sequence.constraint.write_masks([], row.data)
-            sequence.excess_s = excess_of(sequence.constraint)
+            sequence.overrun_s = take_overrun_s(sequence.constraint)
 
     def enqueue(self, prepared: Prepared) -> None:
         self._enqueue(prepared.sequence)
@@ -117,30 +129,32 @@ class Engine:
             self._emit(event)
 
     def add_score(self, request: ScoreRequest) -> None:
+        """Queues the scoring of `request.continuations`; a later step returns `Scored`."""
         check_score(request, self.info, self.config)
-        self.add_scorer(request, score_continuations(request.continuations))
+        self._enqueue_scorer(request, score_continuations(request.continuations, self.config.score_pass_rows))
 
     def add_scorer(self, request: ScoreRequest, scorer: Scorer) -> None:
-        """Any other question about log-probabilities after `request.prompt_ids`."""
-        stand_in = Request(request.id, request.prompt_ids, tenant=request.tenant)
-        self._enqueue(Sequence(stand_in, scorer))
+        """Queues any other question about log-probabilities after `request.prompt_ids`."""
+        check_scorer(request, scorer, self.info, self.config)
+        self._enqueue_scorer(request, scorer)
+
+    def _enqueue_scorer(self, request: ScoreRequest, scorer: Scorer) -> None:
+        params = DecodeParams(decoder=DecoderParams(DecoderName.AR, canvas_len=1))
+        self._enqueue(Sequence(Request(request.id, request.prompt_ids, params, request.tenant), scorer))
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        if self.scheduler.num_waiting >= self.config.max_waiting:
+            raise EngineUnavailable("the queue is full; retry shortly")
+        self._sequences[sequence.id] = sequence
+        self.scheduler.add(sequence)
+        self._add_counts(requests=1, prompt_tokens=sequence.num_prompt)
 
     def abort(self, request_id: str) -> None:
-        """Forget a request, wherever it stands; its pages are free before the next step. Unknown ids are ignored."""
+        """Ends a request of any kind with an ABORT delta; its pages are free before the next step. Unknown ids are
+        ignored."""
         sequence = self._sequences.get(request_id)
         if sequence is not None:
             self._emit(Delta(request_id, finish=FinishReason.ABORT, usage=sequence.usage()))
-
-    @torch.inference_mode()
-    def step(self) -> list[StepEvent]:
-        """One forward for everybody who can run; returns what became known."""
-        self.meter.begin()
-        works = self.scheduler.plan(self.meter.resting(list(self._sequences.values()))) or self.scheduler.plan()
-        for work, outcome in self._forward(works):
-            self._commit(work, outcome)
-        self._count(works)
-        self.meter.end(works)
-        return self._drain()
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -152,24 +166,11 @@ class Engine:
             preemptions=self.scheduler.num_preemptions,
         )
 
-    def _enqueue(self, sequence: Sequence) -> None:
-        if self.scheduler.num_waiting >= self.config.max_waiting:
-            raise EngineUnavailable("the queue is full; retry shortly")
-        self._sequences[sequence.id] = sequence
-        self.scheduler.add(sequence)
-        self._bump(requests=1, prompt_tokens=sequence.num_prompt)
-
-    def _constraint(self, request: Request) -> Metered | None:
-        if request.constraint is None:
-            return None
-        if self.constraints is None:
-            raise InvalidGrammar("this engine was started without structured output", param="response_format")
-        return Metered(self.constraints(request.constraint), self.meter.clock)
-
     def _forward(self, works: list[Work]) -> list[tuple[Work, Outcome | None]]:
-        """Run the batch; if it raises, run each sequence alone, so that only the culprit fails."""
+        """Runs the batch. If it raises, each sequence runs alone, so that only the faulty one fails."""
         if not works:
             return []
+        self._add_counts(steps=1, rows=sum(work.num_rows for work in works))
         try:
             return list(zip(works, self.backend.run(works), strict=True))
         except Exception:
@@ -186,47 +187,48 @@ class Engine:
         sequence = work.sequence
         sequence.forwards += 1
         sequence.rows += work.num_rows
-        if outcome is None:
-            sequence.kv_len = work.end
-        elif isinstance(sequence.decoder, Scorer):
-            self._guarded(sequence, lambda: self._scored(sequence, outcome))
-        else:
-            self._remember(work, outcome)
-            self._guarded(sequence, lambda: commit(work, outcome))
-        self._publish(sequence)
-
-    def _remember(self, work: Work, outcome: Outcome) -> None:
-        """How much of a draft proved right, for the lengths of those to come."""
-        if work.tail is not None and work.tail.is_causal:
-            draft = work.tail.token_ids
-            self.scheduler.memory.add(agreement(outcome.proposal.token_ids.tolist(), draft), len(draft))
-
-    def _scored(self, sequence: Sequence, outcome: Outcome) -> list[StepEvent]:
-        assert isinstance(sequence.decoder, Scorer)
-        assert outcome.target_logprobs is not None
-        if not bool(outcome.proposal.is_finite.all()):
-            raise RowFailed("the model returned non-finite numbers for this request")
-        self._remove(sequence)
-        return [Scored(sequence.id, sequence.decoder.read(outcome.target_logprobs))]
-
-    def _guarded(self, sequence: Sequence, work: Callable[[], list[Event] | list[StepEvent]]) -> None:
-        """Emit what `work` returns; if it raises, the request fails alone."""
         try:
-            events = work()
+            if outcome is None:
+                sequence.kv_len = work.end
+            elif isinstance(sequence.decoder, Scorer):
+                self._commit_scores(work, outcome, sequence.decoder)
+            else:
+                self._commit_tokens(work, outcome)
         except Exception as error:
             self._fail(sequence, error)
-        else:
-            for event in events:
-                self._emit(event)
+        self._publish(sequence)
+
+    def _commit_tokens(self, work: Work, outcome: Outcome) -> None:
+        step = commit(work, outcome)
+        if step.num_verified:
+            self.scheduler.canvas_length.observe(step.num_accepted, step.num_verified)
+        for event in step.events:
+            self._emit(event)
+
+    def _commit_scores(self, work: Work, outcome: Outcome, scorer: Scorer) -> None:
+        sequence, canvas = work.sequence, work.sequence.canvas
+        assert canvas is not None
+        logprobs = commit_scores(work, outcome, scorer)
+        if logprobs is not None:
+            self._emit(Scored(sequence.id, Scores(logprobs, sequence.usage())))
+        elif scorer.ends_chunks(canvas):
+            self.scheduler.rewind(sequence, sequence.num_prompt)
 
     def _publish(self, sequence: Sequence) -> None:
-        """Full pages of final text become shareable."""
+        """Makes full pages of final text available to other sequences."""
         if sequence.id not in self._sequences:
             return
         hashes = prefix_hashes(sequence, self.config.page_size, sequence.kv_len)
         for index in range(sequence.num_published, len(hashes)):
             self.pool.publish(sequence.pages[index], hashes[index])
         sequence.num_published = max(sequence.num_published, len(hashes))
+
+    def _fail_impossible(self, works: list[Work]) -> None:
+        """Admission checks make sure that every request fits an empty engine. If one does not, it must not block the
+        queue for ever."""
+        sequence = None if works else self.scheduler.impossible()
+        if sequence is not None:
+            self._fail(sequence, ContextTooLong("the request needs more KV memory than the engine has"))
 
     def _fail(self, sequence: Sequence, error: Exception) -> None:
         code = error.code if isinstance(error, QuicksilverError) else RowFailed.code
@@ -236,31 +238,26 @@ class Engine:
     def _emit(self, event: StepEvent) -> None:
         self._events.append(event)
         if isinstance(event, Delta):
-            self._bump(generated_tokens=len(event.token_ids), forced_tokens=event.num_forced)
-            if event.finish is not None:
-                self._finish(event)
+            self._add_counts(generated_tokens=len(event.token_ids), forced_tokens=event.num_forced)
+        if isinstance(event, Scored):
+            self._finish(event.request_id, FinishReason.STOP)
+        elif isinstance(event, Delta) and event.finish is not None:
+            self._finish(event.request_id, event.finish)
 
-    def _finish(self, last: Delta) -> None:
-        sequence = self._sequences[last.request_id]
+    def _finish(self, request_id: str, reason: FinishReason) -> None:
+        sequence = self._sequences[request_id]
         self._publish(sequence)
-        self._remove(sequence)
-        self._bump(
+        del self._sequences[request_id]
+        self.scheduler.remove(sequence)
+        self._add_counts(
             cached_tokens=sequence.cached_tokens,
             drafted_tokens=sequence.drafted,
             accepted_tokens=sequence.accepted,
-            aborts=last.finish is FinishReason.ABORT,
-            failures=last.finish is FinishReason.ERROR,
+            aborts=reason is FinishReason.ABORT,
+            failures=reason is FinishReason.ERROR,
         )
 
-    def _remove(self, sequence: Sequence) -> None:
-        del self._sequences[sequence.id]
-        self.scheduler.remove(sequence)
-
-    def _count(self, works: list[Work]) -> None:
-        if works:
-            self._bump(steps=1, rows=sum(work.num_rows for work in works))
-
-    def _bump(self, **counts: int) -> None:
+    def _add_counts(self, **counts: int) -> None:
         for name, count in counts.items():
             self._counts[name] += count
 

@@ -1,9 +1,9 @@
-"""What grammars may cost the step loop: a small allowance each, and beyond it a share of everybody's time, saved up.
+"""Bounds the CPU time that slow grammars take from the step loop.
 
-A request whose grammar took more than its allowance is costly and sits out; the steps of the others save up a share of
-their time, and when that covers what it took last, it runs one step. So a hostile grammar waits and its neighbours do
-not. Where only costly requests run, nobody is kept waiting by them and they run on. Text does not depend on any of
-this: noise is a function of position, never of what ran before.
+Each request's grammar may use `ALLOWANCE_S` per step. A request that used more is over budget and is skipped. The steps
+of the other requests add a `SHARE` of their time to a common budget; when it covers the last overrun of a skipped
+request, that request runs one step. So a slow grammar delays itself and hardly its neighbours. If all requests are over
+budget, none is skipped. The text does not depend on any of this: sampling noise is a function of seed and position.
 """
 
 from __future__ import annotations
@@ -13,30 +13,28 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import TypeVar
 
-from quicksilver.backends.base import Work
 from quicksilver.backends.sequence import Sequence
 from quicksilver.core import TokenConstraint
 
+# Seconds per step that a grammar may use; ordinary grammars use a tenth of it.
 ALLOWANCE_S = 0.005
-"""What a request's grammar may take of a step for nothing; ordinary ones take a tenth of that."""
+# Share of the time of all other steps that requests over budget may use together.
 SHARE = 0.15
-"""Part of the time of all other steps that costly grammars may use up together."""
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
-class Metered:
-    """A TokenConstraint that counts the seconds it takes."""
+class TimedConstraint:
+    """A TokenConstraint that measures the time of its calls."""
 
     def __init__(self, inner: TokenConstraint, clock: Callable[[], float]) -> None:
         self._inner = inner
         self._clock = clock
         self._spent_s = 0.0
         self.total_s = 0.0
-        """Seconds since it was made."""
 
-    def take_spent(self) -> float:
-        """Seconds since this was asked last."""
+    def take_spent_s(self) -> float:
+        """Seconds since the last call of this method."""
         spent_s, self._spent_s = self._spent_s, 0.0
         return spent_s
 
@@ -67,18 +65,18 @@ class Metered:
     def is_over(self) -> bool:
         return self._timed(self._inner.is_over)
 
-    def _timed(self, ask: Callable[[], Answer]) -> Answer:
+    def _timed(self, call: Callable[[], Result]) -> Result:
         start = self._clock()
         try:
-            return ask()
+            return call()
         finally:
             seconds = self._clock() - start
             self._spent_s += seconds
             self.total_s += seconds
 
 
-class Meter:
-    """The common account of one engine. `begin` and `end` bracket every step."""
+class GrammarBudget:
+    """The common budget of one engine. `begin_step` and `end_step` enclose every step."""
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self.clock = clock
@@ -86,33 +84,31 @@ class Meter:
         self._saved_s = 0.0
         self._turn = 0
 
-    def begin(self) -> None:
+    def begin_step(self, sequences: Seq[Sequence]) -> frozenset[Sequence]:
+        """Starts the clock. Returns the running and waiting sequences that the step should skip."""
         self._started = self.clock()
-
-    def end(self, works: Seq[Work]) -> None:
-        """Notes what the grammars of this step took, and saves up for the next costly one."""
-        excess_s = unforeseen_s = 0.0
-        for work in works:
-            foreseen_s, work.sequence.excess_s = work.sequence.excess_s, excess_of(work.sequence.constraint)
-            excess_s += work.sequence.excess_s
-            unforeseen_s += work.sequence.excess_s - foreseen_s
-        step_s = self.clock() - self._started - excess_s
-        self._saved_s += SHARE * step_s - unforeseen_s
-
-    def resting(self, sequences: Seq[Sequence]) -> frozenset[Sequence]:
-        """Who of all that run or wait sits out the next step."""
-        costly = [sequence for sequence in sequences if sequence.excess_s > 0]
-        if len(costly) in (0, len(sequences)):
+        over = [sequence for sequence in sequences if sequence.overrun_s > 0]
+        if len(over) in (0, len(sequences)):
             self._saved_s = 0.0
             return frozenset()
         self._turn += 1
-        chosen = costly[self._turn % len(costly)]
-        if self._saved_s < chosen.excess_s:
-            return frozenset(costly)
-        self._saved_s -= chosen.excess_s
-        return frozenset(costly) - {chosen}
+        chosen = over[self._turn % len(over)]
+        if self._saved_s < chosen.overrun_s:
+            return frozenset(over)
+        self._saved_s -= chosen.overrun_s
+        return frozenset(over) - {chosen}
+
+    def end_step(self, sequences: Seq[Sequence]) -> None:
+        """Records the overrun of every sequence that ran, and adds a share of the step's own time to the budget."""
+        overrun_s = unpaid_s = 0.0
+        for sequence in sequences:
+            paid_s, sequence.overrun_s = sequence.overrun_s, take_overrun_s(sequence.constraint)
+            overrun_s += sequence.overrun_s
+            unpaid_s += sequence.overrun_s - paid_s
+        step_s = self.clock() - self._started - overrun_s
+        self._saved_s += SHARE * step_s - unpaid_s
 
 
-def excess_of(constraint: TokenConstraint | None) -> float:
-    """Seconds beyond the allowance since this was asked last."""
-    return max(0.0, constraint.take_spent() - ALLOWANCE_S) if isinstance(constraint, Metered) else 0.0
+def take_overrun_s(constraint: TokenConstraint | None) -> float:
+    """Seconds beyond the allowance since the last call."""
+    return max(0.0, constraint.take_spent_s() - ALLOWANCE_S) if isinstance(constraint, TimedConstraint) else 0.0

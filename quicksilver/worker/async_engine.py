@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from quicksilver.core import Delta, EngineInfo, EngineStats, Event, Request, ScoreRequest, Scores
 from quicksilver.engine.engine import Engine, Prepared, Scored, StepEvent
-from quicksilver.errors import EngineDied, EngineUnavailable
+from quicksilver.errors import EngineDied, EngineUnavailable, RowFailed
 from quicksilver.worker.mailbox import Mailbox
 
 NUM_BUILDERS = 2
@@ -73,7 +73,11 @@ class AsyncEngine:
             loop.call_soon_threadsafe(_resolve, future, event)
 
         self._post(lambda: self._add(request.id, answer, lambda: self._engine.add_score(request)))
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._post(lambda: self._engine.abort(request.id))
+            raise
 
     async def stats(self) -> EngineStats:
         return self._engine.stats()
@@ -154,4 +158,5 @@ def _resolve(future: asyncio.Future[Scores], event: StepEvent | Exception) -> No
     elif isinstance(event, Exception):
         future.set_exception(event)
     elif isinstance(event, Delta):
-        future.set_exception(EngineDied(event.error or "scoring failed"))
+        code, _, message = (event.error or "row_failed: scoring was aborted").partition(": ")
+        future.set_exception(RowFailed(message, code=code))

@@ -74,13 +74,21 @@ class RemoteEngine:
                 yield event
         finally:
             self._pending.pop(request.id, None)
-            if not mailbox.is_finished and self._writer is not None:
-                self._writer.write(wire.pack(wire.Abort(request.id)))
+            if not mailbox.is_finished:
+                self._abort(request.id)
 
     async def score(self, request: ScoreRequest) -> Scores:
-        scores = await self._ask_once(request.id, wire.Score(request))
+        try:
+            scores = await self._ask_once(request.id, wire.Score(request))
+        except asyncio.CancelledError:
+            self._abort(request.id)
+            raise
         assert isinstance(scores, Scores)
         return scores
+
+    def _abort(self, request_id: str) -> None:
+        if self._writer is not None:
+            self._writer.write(wire.pack(wire.Abort(request_id)))
 
     async def stats(self) -> EngineStats:
         if not self.is_ready:
@@ -102,7 +110,10 @@ class RemoteEngine:
     async def _ask_once(self, key: str, command: wire.Command) -> Scores | EngineStats:
         future: asyncio.Future[Scores | EngineStats] = asyncio.get_running_loop().create_future()
         self._ask(key, future, command)
-        return await future
+        try:
+            return await future
+        finally:
+            self._pending.pop(key, None)
 
     def _ask(self, key: str, pending: _Pending, command: wire.Command) -> None:
         if self._writer is None or not self.is_ready:

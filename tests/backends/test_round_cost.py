@@ -8,8 +8,9 @@ import pytest
 
 from quicksilver.backends.base import Work
 from quicksilver.backends.round_cost import FADING, LONGEST_DRAFT, TREE_GAIN, AcceptanceHistory, RoundCost, TimedRound
+from quicksilver.backends.sequence import Sequence
 from quicksilver.core import Request
-from quicksilver.diffusion.decoder import Canvas
+from quicksilver.diffusion.decoder import Canvas, Tail
 from quicksilver.engine.config import EngineConfig
 from tests.support.tiny import decode_params, finish_all, generate, tiny_engine
 
@@ -167,14 +168,14 @@ def test_memory_fades_to_what_is_usual() -> None:
 
 def test_an_engine_remembers_what_became_of_drafts_beyond_a_request() -> None:
     engine = tiny_engine(EngineConfig(num_pages=64, max_rows=96))
-    before = engine.scheduler.memory.survival()
+    before = engine.scheduler.canvas_length.history.survival()
     generate(engine, PROMPTS[0], decode_params("verify", canvas_len=8, max_new_tokens=40))
-    assert engine.scheduler.memory.survival()[0] < before[0]  # a random adapter
+    assert engine.scheduler.canvas_length.history.survival()[0] < before[0]  # a random adapter
 
 
 def test_an_engine_whose_drafts_fail_stops_drafting_and_tries_again_later() -> None:
     engine = tiny_engine(EngineConfig(num_pages=64, max_rows=96))
-    engine.scheduler.round_cost = RoundCost({}, NANO)
+    engine.scheduler.canvas_length.round_cost = RoundCost({}, NANO)
     engine.add(Request("0", PROMPTS[0], decode_params("verify", canvas_len=16, max_new_tokens=400)))
     lengths: list[int] = []
     while engine.has_work:
@@ -189,7 +190,7 @@ def test_an_engine_whose_drafts_fail_stops_drafting_and_tries_again_later() -> N
 def test_drafts_and_verifications_do_not_share_forwards_for_long() -> None:
     """Whoever comes in between takes a plain step and drafts with the others."""
     engine = tiny_engine(EngineConfig(num_pages=128, max_rows=256))
-    engine.scheduler.round_cost = FREE
+    engine.scheduler.canvas_length.round_cost = FREE
     mixed: list[bool] = []
     run = engine.backend.run
 
@@ -215,13 +216,18 @@ def test_no_pace_changes_a_token(pace: RoundCost) -> None:
         generate(tiny_engine(), prompt, decode_params("ar", canvas_len=1, max_new_tokens=30)) for prompt in PROMPTS
     ]
     engine = tiny_engine(EngineConfig(num_pages=128, max_rows=256))
-    engine.scheduler.round_cost = pace
+    engine.scheduler.canvas_length.round_cost = pace
     for i, prompt in enumerate(PROMPTS):
         engine.add(Request(str(i), prompt, decode_params("verify", canvas_len=12, max_new_tokens=30)))
     finished = finish_all(engine)
     assert [[t for part in finished[str(i)] for t in part.token_ids] for i in range(len(PROMPTS))] == alone
     drafted = engine.stats().drafted_tokens
     assert drafted == 0 if pace is COSTLY else drafted > 0
+
+
+def reopened(sequence: Sequence) -> Tail:
+    sequence.open_canvas()
+    return sequence.tail
 
 
 def test_a_draft_that_cost_nothing_gives_way_to_longer_canvases() -> None:
@@ -231,9 +237,9 @@ def test_a_draft_that_cost_nothing_gives_way_to_longer_canvases() -> None:
     (sequence,) = (engine.step(), engine.scheduler.running)[1]
     sequence.canvas = replace(Canvas.blank(7), is_draft=True, step=1)
     sequence.canvas_limit, sequence.is_draft_free = 8, True
-    assert sequence.tail().is_causal
+    assert reopened(sequence).is_causal
     sequence.canvas_limit, sequence.is_draft_free = 16, False
-    assert sequence.tail().is_causal  # a forward was paid for it
+    assert reopened(sequence).is_causal  # a forward was paid for it
     sequence.is_draft_free = True
-    tail = sequence.tail()
+    tail = reopened(sequence)
     assert (tail.is_causal, len(tail.token_ids)) == (False, 15)

@@ -11,7 +11,7 @@ import pytest
 from quicksilver.backends.base import Outcome, Work
 from quicksilver.core import ConstraintSpec, Delta, Request, TokenConstraint
 from quicksilver.engine.engine import Engine
-from quicksilver.engine.grammar_budget import Meter
+from quicksilver.engine.grammar_budget import GrammarBudget
 from quicksilver.errors import InvalidGrammar
 from quicksilver.worker.async_engine import AsyncEngine
 from tests.engine.test_constrained import PROMPT, run
@@ -49,7 +49,7 @@ class Slow(Staircase):
 def clocked_engine(clock: ScriptedClock, mask_s: float) -> Engine:
     """Forwards and slow bitmasks are all that takes time."""
     engine = tiny_engine()
-    engine.meter = Meter(clock)
+    engine.scheduler.grammar_budget = GrammarBudget(clock)
     forward = engine.backend.run
 
     def timed_forward(works: Sequence[Work]) -> list[Outcome | None]:

@@ -53,12 +53,6 @@ def test_canvases_shrink_under_load_and_the_text_stays() -> None:
     assert drafted_bound < drafted
 
 
-def test_a_lone_request_gets_the_canvas_of_a_round_in_one_forward() -> None:
-    engine = tiny_engine(EngineConfig(num_pages=64, one_forward_len=8))
-    engine.add(Request("0", PROMPTS[0], decode_params("verify", canvas_len=12, max_new_tokens=30)))
-    assert len(engine.scheduler.plan()[0].tail.token_ids) == 7  # type: ignore[union-attr]
-
-
 class DraftsAlong(TorchBackend):
     """Verifies, and hands over a draft that is right for two tokens and then wrong."""
 

@@ -85,6 +85,29 @@ async def test_scores_cross_the_client(client: EngineClient) -> None:
         await client.score(ScoreRequest("t", PROMPT, ()))
 
 
+async def test_a_cancelled_score_frees_everything(client: EngineClient) -> None:
+    request = ScoreRequest("s", PROMPT, tuple((i % 97,) * 20 for i in range(45)))
+    asking = asyncio.create_task(client.score(request))
+    async with asyncio.timeout(20):
+        while not (await client.stats()).running:
+            await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        while (stats := await client.stats()).running or stats.waiting:
+            await asyncio.sleep(0.01)
+    assert (stats.aborts, stats.free_pages) == (1, 64)
+    assert not getattr(client, "_pending", None)
+    assert not getattr(client, "_answers", None)
+
+
+async def test_a_score_that_can_never_fit_is_refused_and_blocks_no_other(client: EngineClient) -> None:
+    with pytest.raises(InvalidRequest, match="at most") as refused:
+        await client.score(ScoreRequest("s", PROMPT, tuple((i % 97,) * 60 for i in range(60))))
+    assert refused.value.status == 400
+    assert len((await collect(client, Request("chat", PROMPT, PARAMS)))[0]) == 24
+
+
 async def test_a_closed_client_refuses() -> None:
     engine = AsyncEngine(tiny_engine())
     await engine.close()

@@ -20,12 +20,12 @@ from quicksilver.backends.round_cost import RoundCost
 from quicksilver.backends.sequence import Sequence
 from quicksilver.core import DecoderName, TokenLogprob
 from quicksilver.diffusion.adjust import Adjustment, adjust
+from quicksilver.diffusion.decoder import Tail
 from quicksilver.diffusion.decoders import noise_step
 from quicksilver.diffusion.edit import left_neighbours
 from quicksilver.diffusion.prompt_lookup import WINDOW, recalled_run
 from quicksilver.diffusion.reference import sample_rows
 from quicksilver.diffusion.sample import Proposal, SampleRows, propose
-from quicksilver.diffusion.score import Scorer
 from quicksilver.model.attention import PagedCache, SdpaAttend
 from quicksilver.model.transformer import Transformer
 
@@ -63,9 +63,9 @@ class TorchBackend:
     def _read(self, tile: Seq[Work], hidden: Tensor) -> list[Outcome | None]:
         if not len(hidden):
             return [None] * len(tile)
-        decoder = tile[0].sequence.decoder
-        if isinstance(decoder, Scorer):
-            return [self._score(decoder, hidden)]
+        tail = tile[0].tail
+        if tail is not None and tail.targets:
+            return [self._score(tail, hidden)]
         logits = self.model.logits(hidden).float()
         parts = _cut(tile)
         raw = [_raw_logprobs(work, logits[rows]) for work, rows in parts]
@@ -97,8 +97,8 @@ class TorchBackend:
         num_rows = sequence.constraint.write_masks(known, words.data)
         return torch.from_numpy(words[:num_rows]).to(self.device)
 
-    def _score(self, scorer: Scorer, hidden: Tensor) -> Outcome:
-        rows, tokens = (torch.tensor(column, device=self.device) for column in (scorer.rows, scorer.tokens))
+    def _score(self, tail: Tail, hidden: Tensor) -> Outcome:
+        rows, tokens = torch.tensor(tail.targets, device=self.device).unbind(1)
         found = torch.empty(len(rows))
         finite = True
         for start in range(0, len(hidden), self.logit_rows):
@@ -120,7 +120,7 @@ def _looked_up(work: Work, outcome: Outcome | None) -> Outcome | None:
     tail, sequence = work.tail, work.sequence
     if outcome is None or tail is None or tail.is_causal or not all(tail.is_masked) or not tail.is_masked:
         return outcome
-    if isinstance(sequence.decoder, Scorer) or sequence.request.params.decoder.name is not DecoderName.VERIFY:
+    if tail.targets or sequence.request.params.decoder.name is not DecoderName.VERIFY:
         return outcome
     proposed = outcome.proposal.token_ids
     text = [*sequence.tokens[-WINDOW:], int(proposed[0])]
@@ -135,7 +135,7 @@ def _tiles(works: Seq[Work], logit_rows: int) -> Iterator[list[Work]]:
     """Runs of work whose proposals fit one tile; scoring, which may be long, gets tiles of its own."""
     tile, num_rows = list[Work](), 0
     for work in works:
-        is_alone = isinstance(work.sequence.decoder, Scorer)
+        is_alone = work.tail is not None and bool(work.tail.targets)
         if tile and (is_alone or num_rows + work.num_proposals > logit_rows):
             yield tile
             tile, num_rows = [], 0

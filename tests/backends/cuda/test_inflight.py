@@ -73,7 +73,7 @@ def _proposal(tokens: list[int]) -> Proposal:
 
 
 def _engine(shape: RoundShape) -> Engine:
-    return tiny_engine(EngineConfig(num_pages=64, max_rows=96, one_forward_len=shape.num_sets))
+    return tiny_engine(EngineConfig(num_pages=64, max_rows=96))
 
 
 def _fly(shape: RoundShape, count: int, text: list[int]) -> tuple[Played, list[int], Usage]:

@@ -1,0 +1,67 @@
+"""How long the `verify` canvases of a step may be. No torch.
+
+The length changes the number of tokens per round, never the tokens. It depends on the measured cost of forwards, on the
+acceptance rate of recent drafts and on the number of running requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from quicksilver.backends.round_cost import AcceptanceHistory, RoundCost
+from quicksilver.backends.sequence import Sequence
+from quicksilver.core import DecoderName
+
+# Smallest canvas that a limit on the rows of all canvases leaves.
+SHORTEST_CANVAS = 4
+
+
+class CanvasLength:
+    """`begin_step` once per step, then `limit` for each request. `observe` reports every verified draft."""
+
+    def __init__(self, canvas_rows: int, round_cost: RoundCost | None) -> None:
+        self.canvas_rows = canvas_rows
+        self.round_cost = round_cost
+        self.history = AcceptanceHistory()
+        self._is_verify_step = False
+        self._best_len = 0
+        self._best_for = -1  # number of running requests that `_best_len` was computed for
+
+    def begin_step(self, running: Seq[Sequence]) -> None:
+        if self.round_cost is None:
+            return
+        self.history.fade()
+        self._is_verify_step = _most_verify(running)
+        self._best_len, self._best_for = self._best_len if running else 0, -1
+
+    def observe(self, num_accepted: int, num_drafted: int) -> None:
+        self.history.add(num_accepted, num_drafted)
+
+    def limit(self, num_running: int) -> int:
+        """The longest canvas that a request may open now; 0 is no limit."""
+        # In a verify step a request without a draft takes a plain step, and drafts together with the others in the
+        # next one. So every second forward has no canvas rows, which makes it cheaper.
+        limits = [1] if self._is_verify_step and num_running > 1 else []
+        if self.round_cost is not None:
+            limits.append(self._best(self.round_cost, num_running))
+        if self.canvas_rows:
+            limits.append(max(self.canvas_rows // max(num_running, 1), SHORTEST_CANVAS))
+        return min(limits, default=0)
+
+    def _best(self, round_cost: RoundCost, num_running: int) -> int:
+        """Computed once per step for each number of running requests."""
+        if self._best_for != num_running:
+            self._best_for = num_running
+            self._best_len = round_cost.canvas_len(num_running, self.history.survival(), self._best_len)
+        return self._best_len
+
+
+def _most_verify(running: Seq[Sequence]) -> bool:
+    """Whether at least as many requests have a draft to verify as would draft now."""
+    drafting = verifying = 0
+    for sequence in running:
+        if sequence.request.params.decoder.name is DecoderName.VERIFY and not sequence.is_prefilling:
+            has_draft = sequence.canvas is not None and sequence.canvas.is_draft
+            verifying += has_draft
+            drafting += not has_draft
+    return verifying >= max(drafting, 1)

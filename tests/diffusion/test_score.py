@@ -1,0 +1,88 @@
+"""Scoring in one and in several passes: equal to the causal likelihood, cut to the row limit, counted in full."""
+
+from __future__ import annotations
+
+import pytest
+
+from quicksilver.core import Request, ScoreRequest, Scores
+from quicksilver.diffusion.decoder import Tail
+from quicksilver.diffusion.score import score_continuations
+from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.engine import Engine, Scored
+from tests.support.tiny import decode_params, tiny_engine, tiny_model, uncached
+
+PROMPT = tuple(range(5, 40))
+SHORT = ((1, 2, 3), (4,), (5, 6, 7, 8, 9), (10, 11))
+LONG = tuple((7 * i) % 97 for i in range(75))
+
+
+def scored(engine: Engine) -> Scores:
+    found = []
+    while engine.has_work:
+        found += [event for event in engine.step() if isinstance(event, Scored)]
+    (only,) = found
+    return only.scores
+
+
+def causal_logprobs(prompt: tuple[int, ...], tokens: tuple[int, ...]) -> list[float]:
+    predict, text, found = uncached(tiny_model()), list(prompt), []
+    for token in tokens:
+        found.append(float(predict(text, Tail())[0].log_softmax(-1)[token]))
+        text.append(token)
+    return found
+
+
+@pytest.mark.parametrize("max_rows", [8, 24, 96])
+@pytest.mark.parametrize(
+    "continuations", [SHORT, (LONG,), (*SHORT, LONG, (3,), LONG[::-1])], ids=["short", "long", "all"]
+)
+def test_scores_equal_the_causal_likelihood_at_any_row_budget(
+    continuations: tuple[tuple[int, ...], ...], max_rows: int
+) -> None:
+    engine = tiny_engine(EngineConfig(num_pages=64, max_rows=max_rows))
+    engine.add_score(ScoreRequest("s", PROMPT, continuations))
+    for tokens, logprobs in zip(continuations, scored(engine).logprobs, strict=True):
+        assert logprobs == pytest.approx(causal_logprobs(PROMPT, tokens), abs=1e-4)
+    assert engine.pool.num_free == 64
+
+
+def test_no_pass_has_more_rows_than_the_limit() -> None:
+    for max_rows in (1, 4, 16):
+        passes = score_continuations((*SHORT, LONG), max_rows).passes
+        assert max(len(one.tail.token_ids) for one in passes) <= max_rows
+        assert sum(len(one.tail.targets) for one in passes) == sum(map(len, (*SHORT, LONG)))
+
+
+def test_a_preempted_score_starts_its_pass_again() -> None:
+    """Too few pages for both: the younger one loses its pages in the middle of a long continuation."""
+    params = decode_params("ar", canvas_len=1, max_new_tokens=60)
+    engine = tiny_engine(EngineConfig(num_pages=9, max_rows=16))
+    engine.add(Request("old", PROMPT[::-1], params))
+    engine.add_score(ScoreRequest("s", PROMPT, (LONG, (3, 4))))
+    scores = scored(engine)
+    assert engine.scheduler.num_preemptions > 0
+    assert scores.logprobs[0] == pytest.approx(causal_logprobs(PROMPT, LONG), abs=1e-4)
+    assert scores.logprobs[1] == pytest.approx(causal_logprobs(PROMPT, (3, 4)), abs=1e-4)
+    assert engine.pool.num_free == 9
+
+
+def test_pages_of_a_scored_text_may_be_shared_and_stay_right() -> None:
+    engine = tiny_engine(EngineConfig(num_pages=64, max_rows=24))
+    for _ in range(2):
+        engine.add_score(ScoreRequest("s", PROMPT, (LONG, LONG[::-1])))
+        for tokens, logprobs in zip((LONG, LONG[::-1]), scored(engine).logprobs, strict=True):
+            assert logprobs == pytest.approx(causal_logprobs(PROMPT, tokens), abs=1e-4)
+    engine.add_score(ScoreRequest("t", (*PROMPT, *LONG), ((1, 2),)))
+    scores = scored(engine)
+    assert scores.usage.cached_tokens > 64
+    assert scores.logprobs[0] == pytest.approx(causal_logprobs((*PROMPT, *LONG), (1, 2)), abs=1e-4)
+
+
+def test_usage_counts_the_tokens_and_rows_of_every_continuation() -> None:
+    engine = tiny_engine(EngineConfig(num_pages=64, max_rows=24))
+    engine.add_score(ScoreRequest("s", PROMPT, (*SHORT, LONG)))
+    usage = scored(engine).usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(PROMPT), sum(map(len, SHORT)) + len(LONG))
+    assert usage.rows == engine.stats().rows
+    assert usage.rows >= len(PROMPT) + sum(len(tokens) - 1 for tokens in (*SHORT, LONG))
+    assert usage.forwards == engine.stats().steps > 4
