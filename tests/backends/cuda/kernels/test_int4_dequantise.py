@@ -9,8 +9,8 @@ from quicksilver.backends.cuda.kernels.attention import RowTables
 from quicksilver.backends.cuda.kernels.layer_fused import Buffers
 from quicksilver.backends.cuda.kernels.rope_kernel import RowSlots
 from quicksilver.backends.cuda.kernels.weights import SCHEMES, collect
-from quicksilver.engine.config import GPU_WEIGHTS
 from quicksilver.errors import InvalidRequest
+from quicksilver.model.formats.weight_formats import CUDA_FORMATS
 from tests.support import graph_checks as graphs
 from tests.support import int4_checks as checks
 
@@ -62,7 +62,7 @@ def buffers(rows: int) -> Buffers:
 
 
 def test_the_engine_knows_the_same_schemes() -> None:
-    assert GPU_WEIGHTS == SCHEMES
+    assert CUDA_FORMATS == SCHEMES
 
 
 def test_a_scheme_that_does_not_exist_is_refused_by_name() -> None:
