@@ -13,7 +13,7 @@ from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import ConstraintFactory, Engine
 from quicksilver.hub.resolve import Checkpoint, default_home
 from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter, merge_skill
-from quicksilver.model.assemble import stretch_context
+from quicksilver.model.assemble import extend_context
 from quicksilver.model.files.checkpoint import build, load_model, open_source
 from quicksilver.model.formats.weight_formats import AUTO, check_format, formats_of, unsupported_format
 from quicksilver.model.transformer import Transformer
@@ -51,7 +51,7 @@ def load_engine(
         torch.set_num_threads(load.threads)
     model = load_transformer(checkpoint, load)
     if load.yarn != 1:
-        stretch_context(model, load.yarn)
+        extend_context(model, load.yarn)
     return build_engine(model, checkpoint.name, config, constraints)
 
 

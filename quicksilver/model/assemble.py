@@ -1,4 +1,4 @@
-"""A Transformer built empty and filled tensor by tensor, so that memory peaks at the model plus one tensor."""
+"""Builds a Transformer without storage and fills it tensor by tensor: memory peaks at the model plus one tensor."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from quicksilver.model.transformer import Transformer
 
 
 def empty_transformer(config: ModelConfig) -> Transformer:
-    """Parameters of the right shape without storage."""
+    """Parameters of the right shape, on the meta device."""
     with torch.device("meta"):
         return Transformer(config)
 
 
-def place(model: Transformer, target: str, tensor: Tensor) -> None:
-    """Put a frozen parameter where the empty one `target` stands."""
+def set_parameter(model: Transformer, target: str, tensor: Tensor) -> None:
+    """Replace the parameter `target` by a frozen one that holds `tensor`."""
     owner, _, name = target.rpartition(".")
     setattr(model.get_submodule(owner), name, nn.Parameter(tensor, requires_grad=False))
 
@@ -27,14 +27,14 @@ def replace_module(model: Transformer, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(owner), attribute, module)
 
 
-def stretch_context(model: Transformer, factor: float) -> None:
-    """Positions by YaRN from now on, for texts `factor` times as long; weights stay as they are."""
-    model.config = model.config.stretched(factor)
+def extend_context(model: Transformer, factor: float) -> None:
+    """Compute positions by YaRN from now on, for a context `factor` times as long; weights do not change."""
+    model.config = model.config.with_yarn(factor)
     model.rope = Rope(model.config).to(model.device)
 
 
 def finish(model: Transformer, device: torch.device | str) -> Transformer:
-    """Once everything is placed: tie the head, move what is computed rather than loaded."""
+    """After the last tensor: tie the head and move the rotary frequencies, which are computed and not loaded."""
     if model.config.tied_head and isinstance(model.head, nn.Linear):
         model.head.weight = model.tokens.weight
     model.rope.to(device)

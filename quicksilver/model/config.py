@@ -1,7 +1,7 @@
-"""The shape of a checkpoint: one frozen record, read from a Hugging Face config or from GGUF metadata.
+"""`ModelConfig`: the shape and options of a network, read from a Hugging Face config.json or from GGUF metadata.
 
-Standard library only, so that a checkpoint can be described without loading torch. Values are checked here, once:
-what leaves this module can be built. Anything unknown that would change the numbers is refused, never ignored.
+Standard library only, so that a checkpoint can be described without importing torch. Values are checked here, once: a
+`ModelConfig` that exists can be built. An option that would change the numbers and is not supported is refused.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from quicksilver.errors import CheckpointRefused
+from quicksilver.model.families import FAMILIES, Family, family_of_gguf, family_of_hf
 
-Family = Literal["llama", "qwen2", "qwen3"]
-FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3")
-
-# Largest value believed of any dimension; a hostile config must not make us allocate first and ask later.
+# Upper bounds of plausible values: a damaged or hostile config must not cause a huge allocation.
 _MAX_DIM = 1 << 24
 _MAX_LAYERS = 1024
 _MAX_FACTOR = 1e6
@@ -25,16 +23,14 @@ _SIZES = ("num_layers", "dim", "ffn_dim", "num_heads", "num_kv_heads", "head_dim
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How rotary frequencies are stretched beyond the trained context."""
+    """How rotary frequencies are rescaled for contexts longer than the trained one."""
 
     kind: Literal["linear", "yarn", "llama3"]
     factor: float
-    original_context_len: int = 0
-    """Context length of pre-training (yarn, llama3)."""
+    original_context_len: int = 0  # context length of pre-training (yarn, llama3)
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    attention_factor: float | None = None
-    """Scale of cos and sin (yarn); None derives it from `factor`."""
+    attention_factor: float | None = None  # scale of cos and sin (yarn); None derives it from `factor`
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
 
@@ -49,9 +45,9 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Everything the network's shape depends on. Built by `from_hf` or `from_gguf`, never changed."""
+    """Shape and options of a network. Built by `from_hf` or `from_gguf`; immutable."""
 
-    family: Family
+    family: str  # name of the `Family`
     num_layers: int
     dim: int
     ffn_dim: int
@@ -93,7 +89,7 @@ class ModelConfig:
 
     @property
     def num_params(self) -> int:
-        """Weights of the network, a tied head counted once."""
+        """Number of weights; a tied head counts once."""
         attention = self.dim * (2 * self.q_dim + 2 * self.kv_dim)
         bias = (self.q_dim + 2 * self.kv_dim) if self.qkv_bias else 0
         norms = 2 * self.dim + (2 * self.head_dim if self.qk_norm else 0)
@@ -104,21 +100,21 @@ class ModelConfig:
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         return 2 * self.num_layers * self.kv_dim * dtype_bytes
 
-    def stretched(self, factor: float) -> ModelConfig:
-        """The same model for texts `factor` times as long, by YaRN over the context it was trained on."""
+    def with_yarn(self, factor: float) -> ModelConfig:
+        """The same network with a context `factor` times as long, by YaRN over the trained context."""
         if self.rope_scaling is not None or not factor > 1:
-            reason = "is stretched already" if self.rope_scaling else f"cannot be stretched {factor} times"
+            reason = "is extended already" if self.rope_scaling else f"cannot be extended {factor} times"
             raise CheckpointRefused(f"config: a context of {self.context_len} tokens {reason}")
         scaling = RopeScaling("yarn", factor, self.context_len)
         return replace(self, context_len=int(self.context_len * factor), rope_scaling=scaling)
 
     def to_hf(self) -> dict[str, Any]:
-        """The same facts under Hugging Face's names: what `save_model` writes as config.json."""
+        """The config under Hugging Face's names, as `save_model` writes it to config.json."""
         return _to_hf(self)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
-        """From a parsed config.json; raises CheckpointRefused for what this network cannot compute."""
+        """From a parsed config.json. Raises CheckpointRefused for an unknown family or an unsupported option."""
         try:
             return _from_hf(config)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError) as error:
@@ -128,8 +124,8 @@ class ModelConfig:
     def from_gguf(cls, fields: Mapping[str, Any]) -> ModelConfig:
         """From GGUF metadata (`general.architecture`, `<arch>.block_count`, …).
 
-        Two facts are not metadata there, so the reader adds them from the tensor list: `tensor.token_embd.rows`
-        (vocabulary) and `tensor.output` (present when the head is not tied).
+        Two fields are not in the metadata; the caller adds them from the tensor list: `tensor.token_embd.rows`
+        (vocabulary size) and `tensor.output` (whether there is a head of its own).
         """
         try:
             return _from_gguf(fields)
@@ -137,20 +133,14 @@ class ModelConfig:
             raise CheckpointRefused(f"GGUF metadata: {type(error).__name__}: {error}") from error
 
 
-def _family(name: object) -> Family:
-    for family in FAMILIES:
-        if name == family:
-            return family
-    raise CheckpointRefused(f"model type {name!r} is not one of {', '.join(FAMILIES)}")
-
-
 def _from_hf(config: Mapping[str, Any]) -> ModelConfig:
-    family = _family(config.get("model_type"))
-    _refuse_unsupported(config)
+    family = family_of_hf(config)
+    config = family.standard_config(config)
+    _refuse_unsupported(config, family)
     dim, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     return ModelConfig(
-        family=family,
+        family=family.name,
         num_layers=int(config["num_hidden_layers"]),
         dim=dim,
         ffn_dim=int(config["intermediate_size"]),
@@ -162,21 +152,21 @@ def _from_hf(config: Mapping[str, Any]) -> ModelConfig:
         rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
         rope_scaling=_rope_scaling(rope, int(config["max_position_embeddings"])),
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        qkv_bias=family == "qwen2" or bool(config.get("attention_bias")),
-        qk_norm=family == "qwen3",
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
         tied_head=bool(config.get("tie_word_embeddings", False)),
     )
 
 
-def _refuse_unsupported(config: Mapping[str, Any]) -> None:
+def _refuse_unsupported(config: Mapping[str, Any], family: Family) -> None:
     if config.get("hidden_act", "silu") != "silu":
         raise CheckpointRefused(f"config.json: activation {config['hidden_act']!r} is not silu")
     if config.get("use_sliding_window") or config.get("mlp_bias"):
         raise CheckpointRefused("config.json: sliding windows and MLP biases are not supported")
-    if config.get("attention_bias") and config.get("model_type") != "qwen2":
+    if config.get("attention_bias") and not family.qkv_bias:
         raise CheckpointRefused("config.json: attention_bias also puts a bias on the output projection, not supported")
     if config.get("quantization_config"):
-        raise CheckpointRefused("config.json: quantised safetensors of other tools are not read; use the plain weights")
+        raise CheckpointRefused("config.json: quantised safetensors are not supported; use the unquantised weights")
 
 
 def _rope_scaling(rope: Mapping[str, Any], context_len: int) -> RopeScaling | None:
@@ -197,13 +187,14 @@ def _rope_scaling(rope: Mapping[str, Any], context_len: int) -> RopeScaling | No
 
 
 def _from_gguf(fields: Mapping[str, Any]) -> ModelConfig:
-    arch = _family(fields.get("general.architecture"))
+    family = family_of_gguf(fields)
+    arch = family.gguf_architecture
     heads, dim = int(fields[f"{arch}.attention.head_count"]), int(fields[f"{arch}.embedding_length"])
     head_dim = int(fields.get(f"{arch}.attention.key_length") or dim // heads)
     if int(fields.get(f"{arch}.rope.dimension_count") or head_dim) != head_dim:
         raise CheckpointRefused("GGUF metadata: partial rotary embeddings are not supported")
     return ModelConfig(
-        family=arch,
+        family=family.name,
         num_layers=int(fields[f"{arch}.block_count"]),
         dim=dim,
         ffn_dim=int(fields[f"{arch}.feed_forward_length"]),
@@ -215,8 +206,8 @@ def _from_gguf(fields: Mapping[str, Any]) -> ModelConfig:
         rope_theta=float(fields.get(f"{arch}.rope.freq_base") or 10_000.0),
         rope_scaling=_gguf_rope_scaling(fields, arch),
         norm_eps=float(fields[f"{arch}.attention.layer_norm_rms_epsilon"]),
-        qkv_bias=arch == "qwen2",
-        qk_norm=arch == "qwen3",
+        qkv_bias=family.qkv_bias,
+        qk_norm=family.qk_norm,
         tied_head=not fields.get("tensor.output"),
     )
 
@@ -246,9 +237,8 @@ def _to_hf(config: ModelConfig) -> dict[str, Any]:
     if scaling is not None and scaling.kind == "yarn":
         rope |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
         rope |= {} if scaling.attention_factor is None else {"attention_factor": scaling.attention_factor}
-    classes = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
     return {
-        "architectures": [classes[config.family]],
+        "architectures": [FAMILIES[config.family].architecture],
         "model_type": config.family,
         "num_hidden_layers": config.num_layers,
         "hidden_size": config.dim,

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
-from quicksilver.model.config import Family, ModelConfig
+from quicksilver.model.config import ModelConfig
+from quicksilver.model.families import FAMILIES
 from quicksilver.model.transformer import Transformer
 from tests.support.dense_attend import DenseAttend
 
@@ -24,9 +25,9 @@ SMALL = ModelConfig(
 )  # fmt: skip
 
 
-def small_config(family: Family = "llama", **changes: object) -> ModelConfig:
-    quirks = {"qkv_bias": family == "qwen2", "qk_norm": family == "qwen3"}
-    return replace(SMALL, family=family, **(quirks | changes))  # type: ignore[arg-type]
+def small_config(family: str = "llama", **changes: object) -> ModelConfig:
+    options = {"qkv_bias": FAMILIES[family].qkv_bias, "qk_norm": FAMILIES[family].qk_norm}
+    return replace(SMALL, family=family, **(options | changes))  # type: ignore[arg-type]
 
 
 def random_model(config: ModelConfig = SMALL, seed: int = 0) -> Transformer:

@@ -13,7 +13,7 @@ from quicksilver.backends.cpu.linear import PackedLinear
 from quicksilver.backends.cpu.matmul import pack_nibbles
 from quicksilver.backends.cpu.quantise import quantise_embedding, quantise_linear
 from quicksilver.model.adapters import Adapter, check_fits
-from quicksilver.model.assemble import place, replace_module
+from quicksilver.model.assemble import replace_module, set_parameter
 from quicksilver.model.files.checkpoint import Source
 from quicksilver.model.files.gguf_blocks import Grid
 from quicksilver.model.lowrank import LINEARS, LowRank
@@ -41,7 +41,7 @@ class PackTensors:
         elif isinstance(module, nn.Linear) and kind == "weight":
             replace_module(model, owner, self._linear(target, tensor))
         else:
-            place(model, target, tensor)
+            set_parameter(model, target, tensor)
 
     def _put_tokens(self, model: Transformer, table: Tensor) -> None:
         if self._skill is not None:

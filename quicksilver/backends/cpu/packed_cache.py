@@ -22,7 +22,7 @@ from quicksilver.backends.cpu.linear import Int8Embedding, PackedLinear
 from quicksilver.backends.cpu.matmul import aligned
 from quicksilver.errors import CheckpointRefused
 from quicksilver.model.adapters import LINEARS, CanvasAdapter, linear_shapes
-from quicksilver.model.assemble import empty_transformer, finish, place, replace_module
+from quicksilver.model.assemble import empty_transformer, finish, replace_module, set_parameter
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.files.headers import TensorEntry, read_safetensors_header
 from quicksilver.model.lowrank import LowRankModules
@@ -95,7 +95,7 @@ def load_prepared(path: Path) -> Transformer:
             model, "tokens", Int8Embedding(reader.read("tokens.q"), reader.read("tokens.scale"), torch.float32)
         )
         for name in [name for name, _ in model.named_parameters()]:
-            place(model, name, reader.read(name))
+            set_parameter(model, name, reader.read(name))
         if rank:
             model.canvas = _read_canvas(reader, config, rank)
     model.weight_format = "int8"

@@ -16,13 +16,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from quicksilver.errors import CheckpointRefused, ModelNotFound
-from quicksilver.model.assemble import empty_transformer, finish, place
+from quicksilver.model.assemble import empty_transformer, finish, set_parameter
 from quicksilver.model.config import ModelConfig
+from quicksilver.model.families import FAMILIES
 from quicksilver.model.files.gguf import GgufSource
 from quicksilver.model.files.gguf_blocks import Grid
 from quicksilver.model.files.headers import read_safetensors_header, refuse_pickle
 from quicksilver.model.files.shards import open_tensors, read_json, shard_paths
-from quicksilver.model.files.tensor_names import HF_NAMES, part_names
+from quicksilver.model.files.tensor_names import part_names
 from quicksilver.model.transformer import Transformer
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -72,7 +73,7 @@ Put = Callable[[Transformer, str, Tensor], None]
 """Takes a parameter's whole tensor into an empty model."""
 
 
-def build(source: Source, dtype: torch.dtype, device: torch.device | str, put: Put = place) -> Transformer:
+def build(source: Source, dtype: torch.dtype, device: torch.device | str, put: Put = set_parameter) -> Transformer:
     model = empty_transformer(source.config)
     shapes, used = source.shapes, set[str]()
     for target, parameter in list(model.named_parameters()):
@@ -127,7 +128,7 @@ class HfSource:
         self.unused |= {"lm_head.weight"} if self.config.tied_head else set()
 
     def parts(self, target: str) -> list[str]:
-        return part_names(HF_NAMES, target)
+        return part_names(FAMILIES[self.config.family].hf_names, target)
 
     def read(self, name: str) -> Iterator[tuple[int, Tensor]]:
         with open_tensors(self._files[name]) as file:
@@ -142,11 +143,12 @@ def save_model(model: Transformer, folder: Path | str) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
+    names = FAMILIES[model.config.family].hf_names
     for target, parameter in model.named_parameters():
         if target.startswith("canvas."):
             continue
         parts = parameter.detach().split(_part_rows(model.config, target, parameter))
-        tensors |= {name: rows.contiguous() for name, rows in zip(part_names(HF_NAMES, target), parts, strict=True)}
+        tensors |= {name: rows.contiguous() for name, rows in zip(part_names(names, target), parts, strict=True)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(model.config.to_hf(), indent=2) + "\n")
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from quicksilver.errors import CheckpointRefused
 from quicksilver.model.config import ModelConfig
+from quicksilver.model.families import FAMILIES
 from quicksilver.model.files.gguf_blocks import Grid, read_grid
 from quicksilver.model.files.headers import (
     MAX_HEADER_BYTES,
@@ -29,7 +30,7 @@ from quicksilver.model.files.headers import (
     check_name,
     refuse_pickle,
 )
-from quicksilver.model.files.tensor_names import GGUF_NAMES, part_names
+from quicksilver.model.files.tensor_names import part_names
 
 SUPPORTED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 _STRING, _ARRAY = 8, 9
@@ -192,7 +193,7 @@ class GgufSource:
     def parts(self, target: str) -> list[str]:
         if self.config.tied_head and target == "tokens.weight" and "output.weight" in self.header.entries:
             return ["output.weight"]  # the same table twice: the head's copy keeps more bits
-        return part_names(GGUF_NAMES, target)
+        return part_names(FAMILIES[self.config.family].gguf_names, target)
 
     def read(self, name: str) -> Iterator[tuple[int, Tensor]]:
         """(first row, rows) pieces of a tensor, in order."""
@@ -223,8 +224,8 @@ class GgufSource:
             yield first, torch.from_numpy(np.array(rows, dtype=np.float32)).view(-1, *entry.shape[1:])
 
     def _permuted_heads(self, name: str) -> int:
-        """Llama files store q and k rows for interleaved rotation; Qwen files do not."""
-        if self.config.family != "llama":
+        """The number of heads whose rows are stored for interleaved rotation; 0 for tensors in rotate-half order."""
+        if not FAMILIES[self.config.family].gguf_interleaves_rope:
             return 0
         kinds = {".attn_q.weight": self.config.num_heads, ".attn_k.weight": self.config.num_kv_heads}
         return next((heads for suffix, heads in kinds.items() if name.endswith(suffix)), 0)

@@ -1,6 +1,7 @@
-"""Where every parameter of `Transformer` comes from in a checkpoint: our name -> the tensors stacked into it.
+"""Tensor names in checkpoints: the name of each `Transformer` parameter -> the tensors whose rows are stacked into it.
 
-A fused parameter lists its parts in row order. Adding a family with other names means adding a table here.
+A fused parameter lists its parts in row order. `{i}` is the layer index. These tables are the defaults of
+`families.Family`; a family with other names has its own table.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import torch
 from quicksilver.backends.cpu.support import refusal
 from quicksilver.model.adapters import attach_canvas, new_canvas
 from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
-from quicksilver.model.config import FAMILIES, Family
+from quicksilver.model.families import FAMILIES
 from quicksilver.model.transformer import Transformer
 from tests.model.build import PAGE_SIZE, causal_plan, random_model, small_config, token_ids
 
@@ -21,7 +21,7 @@ from quicksilver.backends.cpu.quantise import quantise_model
 SHAPES = {16: {}, 64: {"head_dim": 64, "num_heads": 6, "num_kv_heads": 2}, 128: {"head_dim": 128, "dim": 100}}
 
 
-def native_model(family: Family = "llama", head_dim: int = 16) -> Transformer:
+def native_model(family: str = "llama", head_dim: int = 16) -> Transformer:
     model = random_model(small_config(family, **SHAPES[head_dim]))
     adapter = new_canvas(model.config, rank=5, max_canvas_len=8, seed=0)
     for parameter in adapter.parameters():
@@ -47,7 +47,7 @@ def canvas_plan(start: int, num_rows: int, pages: torch.Tensor) -> RowPlan:
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
-def test_prompt_and_canvas_equal_torch_but_for_rounding(family: Family, head_dim: int) -> None:
+def test_prompt_and_canvas_equal_torch_but_for_rounding(family: str, head_dim: int) -> None:
     model = native_model(family, head_dim)
     assert is_supported(model)
     network, ours, theirs = CompiledNetwork(model), new_cache(model), new_cache(model)

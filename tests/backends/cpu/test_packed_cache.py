@@ -9,7 +9,6 @@ import torch
 
 from quicksilver.backends.cpu.support import refusal
 from quicksilver.model.adapters import attach_canvas, merge_skill, new_canvas
-from quicksilver.model.config import Family
 from quicksilver.model.files.checkpoint import build, load_model, open_source, save_model
 from quicksilver.model.lowrank import Adapter, LowRank
 from quicksilver.model.transformer import Transformer
@@ -84,7 +83,7 @@ def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_four_bits_of_a_file_are_not_rounded_again(tmp_path: Path, family: Family, kind: str) -> None:
+def test_four_bits_of_a_file_are_not_rounded_again(tmp_path: Path, family: str, kind: str) -> None:
     config = small_config(family, num_layers=1, dim=256, ffn_dim=512, num_heads=4, num_kv_heads=2, head_dim=64)
     write_gguf(tmp_path / "m.gguf", config, kind)
     source = open_source(tmp_path / "m.gguf")

@@ -8,7 +8,7 @@ import torch
 from quicksilver.backends.cpu.support import refusal
 from quicksilver.errors import InvalidRequest
 from quicksilver.model.adapters import attach_canvas, merge_skill, new_canvas
-from quicksilver.model.config import FAMILIES, Family
+from quicksilver.model.families import FAMILIES
 from quicksilver.model.lowrank import LowRank
 from tests.model.build import SMALL, random_model, run_dense, small_config, token_ids
 from tests.support.dense_attend import DenseAttend
@@ -32,7 +32,7 @@ def test_a_quantised_linear_stays_close_to_its_parent() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_quantised_model_stays_close_to_its_parent(family: Family) -> None:
+def test_a_quantised_model_stays_close_to_its_parent(family: str) -> None:
     config = small_config(family, dim=128, ffn_dim=256, head_dim=32, tied_head=family != "llama")
     ids = token_ids(12)
     parent = random_model(config)

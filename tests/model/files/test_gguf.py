@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from quicksilver.errors import CheckpointRefused
-from quicksilver.model.config import FAMILIES, Family
+from quicksilver.model.families import FAMILIES
 from quicksilver.model.files.checkpoint import load_model
 from quicksilver.model.files.gguf import SUPPORTED, read_gguf_header, unpermute
 from tests.model.build import small_config, write_gguf
@@ -59,7 +59,7 @@ def test_unpermute_undoes_the_converters_interleaving() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_tied_file_has_one_table(tmp_path: Path, family: Family) -> None:
+def test_a_tied_file_has_one_table(tmp_path: Path, family: str) -> None:
     values = write_gguf(tmp_path / "m.gguf", small_config(family, tied_head=True))
     model = load_model(tmp_path / "m.gguf")
     assert model.head.weight is model.tokens.weight

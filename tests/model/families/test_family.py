@@ -1,0 +1,71 @@
+"""The registry: unknown families are refused by name, and a new family needs nothing but its record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from quicksilver.errors import CheckpointRefused
+from quicksilver.model.config import ModelConfig
+from quicksilver.model.families import FAMILIES, Family
+from quicksilver.model.files.checkpoint import load_model, save_model
+from quicksilver.model.files.tensor_names import HF_NAMES
+from tests.model.build import random_model, run_dense, small_config, token_ids
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "Llama", "", None, 3, ["llama"]])
+def test_an_unknown_model_type_is_refused_with_the_known_ones(model_type: Any) -> None:
+    config = small_config().to_hf() | {"model_type": model_type}
+    with pytest.raises(CheckpointRefused, match="model_type") as refused:
+        ModelConfig.from_hf(config)
+    assert repr(model_type) in refused.value.message
+    assert all(name in refused.value.message for name in FAMILIES)
+
+
+def test_an_unknown_architecture_of_a_known_type_is_refused_with_the_known_ones() -> None:
+    config = small_config().to_hf() | {"architectures": ["LlamaForSequenceClassification"]}
+    with pytest.raises(CheckpointRefused, match="LlamaForSequenceClassification") as refused:
+        ModelConfig.from_hf(config)
+    assert all(family.architecture in refused.value.message for family in FAMILIES.values())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_architectures_are_optional(name: str) -> None:
+    config = small_config(name)
+    without = {key: value for key, value in config.to_hf().items() if key != "architectures"}
+    assert ModelConfig.from_hf(without) == config
+
+
+def test_an_unknown_gguf_architecture_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(CheckpointRefused, match="rwkv") as refused:
+        ModelConfig.from_gguf({"general.architecture": "rwkv"})
+    assert all(family.gguf_architecture in refused.value.message for family in FAMILIES.values())
+
+
+def test_a_new_family_is_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other names in config.json and in the files, and both layer options."""
+
+    def standard(config: Any) -> dict[str, Any]:
+        return {**config, "hidden_size": config["d_model"]}
+
+    names = {target: tuple(f"net.{part}" for part in parts) for target, parts in HF_NAMES.items()}
+    new = Family(
+        "newt", "NewtForCausalLM", "newt", qkv_bias=True, qk_norm=True, standard_config=standard, hf_names=names
+    )
+    monkeypatch.setitem(FAMILIES, "newt", new)
+    model = random_model(small_config("newt"))
+    save_model(model, tmp_path)
+    assert all(name.startswith("net.") for name in load_file(tmp_path / "model.safetensors"))
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["d_model"] = config.pop("hidden_size")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ids = token_ids(9)
+    assert torch.equal(run_dense(load_model(tmp_path), ids), run_dense(model, ids))
+    save_file({"other": torch.zeros(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointRefused, match=r"net\.model"):
+        load_model(tmp_path)
