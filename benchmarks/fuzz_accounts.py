@@ -20,8 +20,8 @@ import httpx
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR, Scope
-from quicksilver.accounts.service import open_desk
-from quicksilver.accounts.views import KeyDraft
+from quicksilver.accounts.records import KeyDraft
+from quicksilver.accounts.service import open_admin
 from tests.server.paid_server import PaidServer
 
 # Only these routes of the main listener. The others have their own fuzzer.
@@ -49,13 +49,13 @@ def main() -> int:
 
 def make_keys(server: PaidServer) -> tuple[str, str]:
     """The admin key, and a key with all rights below it."""
-    desk = open_desk(server.database, AccountsConfig(pepper_path=server.home / "pepper"))
-    first = desk.mint.bootstrap()
+    admin = open_admin(server.database, AccountsConfig(pepper_path=server.home / "pepper"))
+    first = admin.keys.bootstrap()
     assert first is not None
-    project = desk.directory.list_purses(OPERATOR, "project")[0]
+    project = admin.organizations.list_accounts(OPERATOR, "project")[0]
     scopes = frozenset(Scope) - {Scope.ADMIN}
-    tenant = desk.mint.create_key(OPERATOR, KeyDraft("tenant", project.id, scopes))
-    desk.store.close()
+    tenant = admin.keys.create_key(OPERATOR, KeyDraft("tenant", project.id, scopes))
+    admin.store.close()
     return first.secret, tenant.secret
 
 

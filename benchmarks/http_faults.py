@@ -33,10 +33,10 @@ from sqlalchemy import select
 from benchmarks.paid_clients import CANARY, Progress, Seen, send_all
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR
-from quicksilver.accounts.maintenance import check
+from quicksilver.accounts.maintenance import audit
+from quicksilver.accounts.records import KeyDraft
 from quicksilver.accounts.schema import ledger
-from quicksilver.accounts.service import open_desk
-from quicksilver.accounts.views import KeyDraft
+from quicksilver.accounts.service import open_admin
 from tests.server.paid_server import free_port, serve
 
 NUM_SERVERS = 2
@@ -60,12 +60,12 @@ class Scene:
         return AccountsConfig(pepper_path=self.home / "pepper")
 
     def set_up(self, num_tenants: int) -> None:
-        desk = open_desk(self.url, self.config)
+        admin = open_admin(self.url, self.config)
         for number in range(num_tenants):
-            org = desk.directory.create_org(OPERATOR, f"org {number}")
-            project = desk.directory.list_purses(OPERATOR, "project", org.id)[0]
-            self.secrets.append(desk.mint.create_key(OPERATOR, KeyDraft("key", project.id)).secret)
-        desk.store.close()
+            org = admin.organizations.create_org(OPERATOR, f"org {number}")
+            project = admin.organizations.list_accounts(OPERATOR, "project", org.id)[0]
+            self.secrets.append(admin.keys.create_key(OPERATOR, KeyDraft("key", project.id)).secret)
+        admin.store.close()
 
     def fork_server(self, port: int) -> int:
         """Fork instead of starting a new interpreter, because a hundred starts would spend most of the time on
@@ -139,15 +139,15 @@ class Weather:
 
     def calm(self) -> float:
         """Wait until the surviving processes have closed all open reservations, then shut down. Returns the seconds."""
-        desk = open_desk(self._scene.url, self._scene.config)
+        admin = open_admin(self._scene.url, self._scene.config)
         started = time.monotonic()
         while time.monotonic() - started < PATIENCE_S:
-            with desk.store.read() as connection:
+            with admin.store.read() as connection:
                 if connection.execute(select(ledger.c.request_id).where(ledger.c.state == "open")).first() is None:
                     break
             time.sleep(0.1)
         swept_s = time.monotonic() - started
-        desk.store.close()
+        admin.store.close()
         for port, pid in self.pids.items():
             _await_listener(port)
             os.kill(pid, signal.SIGTERM)
@@ -165,12 +165,12 @@ def _await_listener(port: int) -> None:
             time.sleep(0.02)
 
 
-def audit(scene: Scene, seen: list[Seen]) -> dict[str, Any]:
-    desk = open_desk(scene.url, scene.config)
-    with desk.store.read() as connection:
+def compare(scene: Scene, seen: list[Seen]) -> dict[str, Any]:
+    admin = open_admin(scene.url, scene.config)
+    with admin.store.read() as connection:
         rows = {row.request_id: row for row in connection.execute(select(ledger))}
-    findings = check(desk.store)
-    desk.store.close()
+    findings = audit(admin.store)
+    admin.store.close()
     wrong = Counter({"lost": 0, "over_charged": 0, "under_charged": 0, "double": 0, "left_open": 0})
     for one in seen:
         wrong.update(faults_of(one, rows.get(one.reply_id) if one.reply_id else None))
@@ -238,7 +238,7 @@ def storm(args: argparse.Namespace, home: Path) -> dict[str, Any]:
         "exit_codes": {str(code): num for code, num in weather.exit_codes.items()},
         "sweep_s": round(sweep_s, 2),
         "log_leaks": leaks(scene),
-        "audit": audit(scene, seen),
+        "audit": compare(scene, seen),
     }
 
 

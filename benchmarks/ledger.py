@@ -22,23 +22,22 @@ from pathlib import Path
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR, Identity
-from quicksilver.accounts.records import Limits, Order
-from quicksilver.accounts.service import Accounts, Desk
-from quicksilver.accounts.views import KeyDraft
+from quicksilver.accounts.records import KeyDraft, Limits, Order
+from quicksilver.accounts.service import Accounts, AdminService
 from quicksilver.core import Usage
 
 USAGE = Usage(100, 40, 60)
 NUM_ORGS = 8
 
 
-def make_customers(desk: Desk) -> list[str]:
+def make_customers(admin: AdminService) -> list[str]:
     """Keys of several organisations with typical rate limits."""
     secrets = []
     for number in range(NUM_ORGS):
-        org = desk.directory.create_org(OPERATOR, f"org {number}", 10**12)
-        project = desk.directory.list_purses(OPERATOR, "project", org.id)[0]
+        org = admin.organizations.create_org(OPERATOR, f"org {number}", 10**12)
+        project = admin.organizations.list_accounts(OPERATOR, "project", org.id)[0]
         draft = KeyDraft("key", project.id, limits=Limits(10**6, 10**9, 10**9, 10**6))
-        secrets.append(desk.mint.create_key(OPERATOR, draft).secret)
+        secrets.append(admin.keys.create_key(OPERATOR, draft).secret)
     return secrets
 
 

@@ -33,11 +33,10 @@ from sqlalchemy import select
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR
-from quicksilver.accounts.maintenance import check
-from quicksilver.accounts.records import Limits, Price
+from quicksilver.accounts.maintenance import audit
+from quicksilver.accounts.records import KeyDraft, Limits, Price
 from quicksilver.accounts.schema import ledger
-from quicksilver.accounts.service import Accounts, open_desk
-from quicksilver.accounts.views import KeyDraft
+from quicksilver.accounts.service import Accounts, open_admin
 from quicksilver.core import Usage
 
 PRICE = Price(10, 1, 100)
@@ -221,7 +220,7 @@ class Storm:
 
     def _lock_postgres(self, seconds: float) -> None:
         with psycopg.connect(self._url) as connection:
-            connection.execute("LOCK TABLE purses, ledger IN ACCESS EXCLUSIVE MODE")
+            connection.execute("LOCK TABLE accounts, ledger IN ACCESS EXCLUSIVE MODE")
             self._hold(seconds)
 
     def _cut_off(self, seconds: float) -> None:
@@ -234,13 +233,13 @@ class Storm:
 
 def prepare(url: str, config: AccountsConfig) -> tuple[str, ...]:
     """Create one organisation with enough credit and one that will run out."""
-    desk = open_desk(url, config)
+    admin = open_admin(url, config)
     secrets = []
     for name, credits in (("rich", 10**9), ("poor", 1)):
-        org = desk.directory.create_org(OPERATOR, name, credits)
-        project = desk.directory.list_purses(OPERATOR, "project", org.id)[0]
-        secrets.append(desk.mint.create_key(OPERATOR, KeyDraft(name, project.id)).secret)
-    desk.store.close()
+        org = admin.organizations.create_org(OPERATOR, name, credits)
+        project = admin.organizations.list_accounts(OPERATOR, "project", org.id)[0]
+        secrets.append(admin.keys.create_key(OPERATOR, KeyDraft(name, project.id)).secret)
+    admin.store.close()
     return (secrets[0],) * 11 + (secrets[1],)
 
 
@@ -251,10 +250,10 @@ async def sweep(url: str, config: AccountsConfig) -> float:
     query = select(ledger.c.seq).where(ledger.c.state == "open").limit(1)
 
     def has_open() -> bool:
-        desk = open_desk(url, config)
-        with desk.store.read() as connection:
+        admin = open_admin(url, config)
+        with admin.store.read() as connection:
             found = connection.execute(query).one_or_none()
-        desk.store.close()
+        admin.store.close()
         return found is not None
 
     while has_open():
@@ -264,19 +263,19 @@ async def sweep(url: str, config: AccountsConfig) -> float:
     return seconds
 
 
-def audit(url: str, config: AccountsConfig, journal: Journal) -> dict[str, object]:
+def compare(url: str, config: AccountsConfig, journal: Journal) -> dict[str, object]:
     """Compare every ledger row with what clients received."""
-    desk = open_desk(url, config)
-    with desk.store.read() as connection:
+    admin = open_admin(url, config)
+    with admin.store.read() as connection:
         rows = {row.request_id: row for row in connection.execute(select(ledger))}
     wrong: Counter[str] = Counter(dict.fromkeys(("lost", "double", "over_charged", "under_charged", "left_open"), 0))
     for request_id, seen in journal.requests.items():
         wrong.update(_judge(seen, rows.get(request_id)))
     wrong["double"] += sum(count > 1 for count in _charges_by_key(journal, rows).values())
     wrong["double"] += sum(len(bodies) > 1 for bodies in journal.replays.values())
-    findings = check(desk.store)
-    orgs = desk.directory.list_purses(OPERATOR, "org")
-    desk.store.close()
+    findings = audit(admin.store)
+    orgs = admin.organizations.list_accounts(OPERATOR, "org")
+    admin.store.close()
     return {
         "rows": len(rows),
         "states": Counter(f"{row.state} by {row.closed_by}" for row in rows.values()),
@@ -335,7 +334,7 @@ def storm(url: str, config: AccountsConfig, args: argparse.Namespace) -> dict[st
         "gave_up_at_start": weather.num_fallen,
         "drain_exit_codes": exit_codes,
         "sweep_s": round(swept_s, 2),
-        "audit": audit(url, config, weather.journal),
+        "audit": compare(url, config, weather.journal),
     }
 
 

@@ -94,18 +94,35 @@ def vllm_load() -> str:
         )
         for r in report["load"]
     ]
-    header = ("requests at a time", "quicksilver, tokens/s", f"{report['peer']}, tokens/s", "ratio", "TTFT ms", "TTFT ms, vLLM")
+    header = (
+        "requests at a time",
+        "quicksilver, tokens/s",
+        f"{report['peer']}, tokens/s",
+        "ratio",
+        "TTFT ms",
+        "TTFT ms, vLLM",
+    )
     return table(header, rows) + "\n\n" + source(report)
 
 
 def vllm_other() -> str:
     report = newest("peer_vllm")
     rows = [
-        (f"one request, {r['domain']}: tokens/s", f"{r['tok_per_s']:,}", f"{r['peer_tok_per_s']:,}", ratio(r, "tok_per_s"))
+        (
+            f"one request, {r['domain']}: tokens/s",
+            f"{r['tok_per_s']:,}",
+            f"{r['peer_tok_per_s']:,}",
+            ratio(r, "tok_per_s"),
+        )
         for r in report["domains"]
     ]
     rows += [
-        (f"prompt of {r['prompt_tokens']:,} tokens: ms to the first token", f"{r['ttft_ms']}", f"{r['peer_ttft_ms']}", ratio(r, "ttft_ms"))
+        (
+            f"prompt of {r['prompt_tokens']:,} tokens: ms to the first token",
+            f"{r['ttft_ms']}",
+            f"{r['peer_ttft_ms']}",
+            ratio(r, "ttft_ms"),
+        )
         for r in report["prompts"]
     ]
     rows += [
@@ -144,15 +161,26 @@ def streams() -> str:
     lines = []
     for count in sorted({count for count, _ in rows}):
         plain, served = rows[count, "ar"], rows[count, SERVED]
-        lines.append((str(count), f"{plain['tok_per_s']:,.0f}", f"{served['tok_per_s']:,.0f}", f"{served['over_ar']:.2f}"))
-    return table(("requests at a time", "`ar`, tokens/s", "as served, tokens/s", "ratio"), lines) + "\n\n" + source(report)
+        lines.append(
+            (str(count), f"{plain['tok_per_s']:,.0f}", f"{served['tok_per_s']:,.0f}", f"{served['over_ar']:.2f}")
+        )
+    return (
+        table(("requests at a time", "`ar`, tokens/s", "as served, tokens/s", "ratio"), lines) + "\n\n" + source(report)
+    )
 
 
 def forwards() -> str:
     report = newest("gpu_forward")
     rows = sorted(report["rows"], key=lambda r: (sizes(r["model"]), r["weights"], r["rows"]))
     lines = [
-        (r["model"], r["weights"], str(r["rows"]), f"{r['ms']:.2f}", f"{r['forwards_per_s']:,.0f}", f"{r['roofline_pct']:.0f} %")
+        (
+            r["model"],
+            r["weights"],
+            str(r["rows"]),
+            f"{r['ms']:.2f}",
+            f"{r['forwards_per_s']:,.0f}",
+            f"{r['roofline_pct']:.0f} %",
+        )
         for r in rows
     ]
     header = ("model", "weights", "rows", "ms per forward", "forwards/s", "of the roofline")
@@ -207,7 +235,10 @@ def domains_picture() -> str:
     domains = list(dict.fromkeys(domain for domain, _ in rows))
     groups = [(DOMAINS.get(d, d), (rows[d, SERVED], rows[d, "ar"])) for d in domains]
     chart = Chart(
-        "coder-1.5b on one H200, one request: tokens/s", ("verify", "ar"), groups, "the answers are the same, token for token"
+        "coder-1.5b on one H200, one request: tokens/s",
+        ("verify", "ar"),
+        groups,
+        "the answers are the same, token for token",
     )
     return document(760, 300, bar_chart(chart, 10, 0, 740, 300))
 

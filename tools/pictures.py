@@ -81,7 +81,9 @@ class Sheet:
         x, y = self.left + self.column * CHAR, self.top + self.line * LINE
         if box:
             width = len(run) * CHAR
-            self.parts.append(f'<rect class="{box}" x="{x:g}" y="{y - 16:g}" width="{width - 1:g}" height="21" rx="3"/>')
+            self.parts.append(
+                f'<rect class="{box}" x="{x:g}" y="{y - 16:g}" width="{width - 1:g}" height="21" rx="3"/>'
+            )
         name = f' class="{kind}"' if kind else ""
         fade = f' opacity="{opacity:.2f}"' if opacity < 1 else ""
         length = f' textLength="{len(run) * CHAR:g}" lengthAdjust="spacing"'
@@ -126,7 +128,10 @@ def animation(recording: dict[str, Any]) -> str:
     total = FRAME_S * (len(shown) - 1) + LAST_FRAME_S
     height = TOP + 8 * LINE
     body = [f'<rect class="page" x="1" y="1" width="{WIDTH - 2}" height="{height - 2}" rx="8"/>']
-    body += [text(LEFT, 30, recording["prompt"], "head"), text(WIDTH - LEFT, 30, "nano, decoder verify", "small", "end")]
+    body += [
+        text(LEFT, 30, recording["prompt"], "head"),
+        text(WIDTH - LEFT, 30, "nano, decoder verify", "small", "end"),
+    ]
     rules = [f".f {{ opacity: 0; animation: {total:g}s step-end infinite; }}"]
     for index, (caption, parts) in enumerate(shown):
         start = 100 * FRAME_S * index / total
@@ -141,7 +146,9 @@ def animation(recording: dict[str, Any]) -> str:
 
 
 def svg(height: float, body: str) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" height="{height:g}">'
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" height="{height:g}">'
+    )
     return f"{head}\n{STYLE}\n{body}\n</svg>\n"
 
 
@@ -156,11 +163,15 @@ def first_canvas(recording: dict[str, Any]) -> str:
     for token in step["committed"]:
         sheet.put(one_line(token), box="new")
     for token, confidence in shown_draft(step)[:11]:
-        notes.append(text(sheet.left + sheet.column * CHAR + 2, 108, f"{confidence:.2f}"[1:] if confidence < 1 else "1", "small"))
+        notes.append(
+            text(sheet.left + sheet.column * CHAR + 2, 108, f"{confidence:.2f}"[1:] if confidence < 1 else "1", "small")
+        )
         sheet.put(f"{one_line(token):<3}", box="draft", opacity=0.35 + 0.65 * confidence)
         sheet.column += 1
     head = text(LEFT, 30, "The first positions of the canvas after one forward", "head")
-    note = text(LEFT, 52, "green: final; blue: drafted together in the same forward, with the confidence of each", "small")
+    note = text(
+        LEFT, 52, "green: final; blue: drafted together in the same forward, with the confidence of each", "small"
+    )
     return svg(124, "\n".join([head, note, *sheet.parts, *notes]))
 
 
@@ -176,7 +187,12 @@ def rounds(recording: dict[str, Any]) -> str:
             drafting.put(one_line(token), box="new")
         for index, (token, confidence) in enumerate(shown_draft(draft)[: accepted + 4]):
             is_kept = index < accepted
-            drafting.put(one_line(token), "draft" if is_kept else "wrong", "" if is_kept else "rejected", 0.35 + 0.65 * confidence)
+            drafting.put(
+                one_line(token),
+                "draft" if is_kept else "wrong",
+                "" if is_kept else "rejected",
+                0.35 + 0.65 * confidence,
+            )
         for index, token in enumerate(verified["committed"]):
             kept.put(one_line(token), box="draft" if index < accepted else "new")
         parts += [*drafting.parts, *kept.parts]

@@ -44,7 +44,8 @@ PYTHON_RECORDS = {
 def main() -> int:
     pages = {
         PAGES / "cli.md": {"commands": commands()},
-        PAGES / "configuration.md": {"serve": serve_options()} | {name: record(name, RECORDS[name]) for name in RECORDS},
+        PAGES / "configuration.md": {"serve": serve_options()}
+        | {name: record(name, RECORDS[name]) for name in RECORDS},
         PAGES / "python.md": {"LLM": methods("LLM", "quicksilver.llm"), "errors": errors()}
         | {name: record(name, PYTHON_RECORDS[name]) for name in PYTHON_RECORDS},
         PAGES / "metrics.md": {"metrics": metrics()},
@@ -161,7 +162,11 @@ def methods(name: str, module: str) -> str:
     parts = [join_paragraphs(inspect.getdoc(cls) or ""), signature(name, cls.__init__)]
     for method, function in inspect.getmembers(cls, inspect.isfunction):
         if not method.startswith("_"):
-            parts += [f"### {name}.{method}", signature(method, function), join_paragraphs(inspect.getdoc(function) or "")]
+            parts += [
+                f"### {name}.{method}",
+                signature(method, function),
+                join_paragraphs(inspect.getdoc(function) or ""),
+            ]
     return "\n\n".join(part for part in parts if part)
 
 

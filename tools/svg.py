@@ -63,7 +63,9 @@ def bar_chart(chart: Chart, x: float, y: float, width: float, height: float) -> 
                 f'<rect class="s{i}" x="{left + i * bar + 1:.1f}" y="{base - tall:.1f}"'
                 f' width="{bar - 2:.1f}" height="{tall:.1f}" rx="2"/>'
             )
-            parts.append(text(round(left + (i + 0.5) * bar, 1), round(base - tall - 5, 1), f"{value:,.0f}", "small", "middle"))
+            parts.append(
+                text(round(left + (i + 0.5) * bar, 1), round(base - tall - 5, 1), f"{value:,.0f}", "small", "middle")
+            )
         parts.append(text(round(middle, 1), base + 16, label, "", "middle"))
     parts.append(f'<line class="axis" x1="{x:g}" y1="{base:g}" x2="{x + width:g}" y2="{base:g}"/>')
     parts.append(text(x, base + 36, chart.note, "small"))

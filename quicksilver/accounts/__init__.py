@@ -1,5 +1,5 @@
-"""Who may call, and what it cost: organisations, keys, limits, and a ledger that survives kill -9.
+"""API keys, organisations, limits, and a ledger that stays exact after kill -9.
 
-Touches the database and `errors`, `core` below; knows nothing of HTTP. `service.Accounts` is the front door for a
-server, `directory.Directory` for operators. Importing this package loads nothing.
+`service.Accounts` is the interface for servers, `service.AdminService` the one for operators. Nothing here depends on
+HTTP. Importing this package loads nothing.
 """

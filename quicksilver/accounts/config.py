@@ -1,4 +1,4 @@
-"""The room's settings: one frozen record, built once by the caller and never changed."""
+"""Settings of the accounts."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from quicksilver.accounts.records import Limits, Price
 
 @dataclass(frozen=True, slots=True)
 class AccountsConfig:
-    """How the books are kept. Every default is safe for a single machine with SQLite."""
+    """Settings of the accounts. The defaults suit a single machine with SQLite."""
 
+    # Secret file (mode 0600) that keys the hashes of API keys. None: next to the SQLite file. PostgreSQL needs one.
     pepper_path: Path | None = None
-    """Secret file (0600) that keys the hashes of API keys. None: beside the SQLite file; required for PostgreSQL."""
+    # Whole credits of a new organisation. At the default price one credit buys one token.
     signup_credits: int = 10_000_000
-    """Whole credits a new organisation starts with; at the default price one credit buys one token."""
+    # Price of a model without a price of its own.
     default_price: Price = field(default_factory=lambda: Price(input=1_000_000, cached=100_000, output=1_000_000))
-    """Price of a model that has none of its own."""
+    # Limits of a new key that is created without limits.
     key_limits: Limits = field(default_factory=lambda: Limits(concurrency=64))
-    """Limits of a new key for which none are named."""
+    # Cache time of a key lookup. Unpaid calls of a revoked key are refused after at most this long, paid ones at once.
     auth_cache_s: float = 0.4
-    """How long a key lookup is remembered; revocation of unpaid calls takes effect within it."""
+    # Wait for a locked database before paid calls are refused.
     lock_wait_s: float = 4.0
-    """How long a locked database is waited for before paid calls are refused."""
+    # Seconds between two heartbeats; the same in all processes that share a database.
     heartbeat_s: float = 1.0
-    """Seconds between signs of life of this process; the same in all processes that share a database."""
+    # Heartbeats that a process may miss before another one closes its open reservations.
     patience: int = 4
-    """Heartbeats another process may miss before its open reservations are closed for it."""
+    # How long the reply of an idempotent request is kept.
     reply_kept_s: int = 86_400
-    """How long the reply to an idempotent request can be had again."""
+    # Ledger entries that may share one transaction.
     batch_size: int = 256
-    """Ledger entries that may share one transaction."""
+    # Threads for lookups.
     num_readers: int = 2
-    """Threads for lookups that write nothing."""

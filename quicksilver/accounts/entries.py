@@ -1,6 +1,6 @@
-"""What can be written into the ledger, and one row of it as it is held in memory.
+"""Ledger entries (reserve, checkpoint, close) and one ledger row in memory. No database access.
 
-Pure. A row has exactly one way out of OPEN; whoever comes second finds it closed.
+A row leaves the state OPEN exactly once; a second close finds it closed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quicksilver.core import Usage
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Set the most that a request may cost aside."""
+    """Reserve the highest cost of a request."""
 
     identity: Identity
     order: Order
@@ -28,7 +28,7 @@ class Reserve:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """So many answer tokens have been put on the wire. `cached_tokens` None: not known yet."""
+    """Number of answer tokens that have been sent. `cached_tokens` is None until it is known."""
 
     request_id: str
     tokens_on_wire: int
@@ -36,7 +36,7 @@ class Checkpoint:
 
 
 class How(Enum):
-    """The ways to close a row. `ORPHAN`: nobody can say any more, so the last checkpoint decides."""
+    """How a row is closed. ORPHAN: its process is gone, so the last checkpoint decides the charge."""
 
     SETTLE = "settle"
     RELEASE = "release"
@@ -45,14 +45,14 @@ class How(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Give a row its final state. `usage` and `reply` are read when settling, `mark` when orphaned."""
+    """Give a row its final state. `usage` and `reply` apply to SETTLE, `checkpoint` to ORPHAN."""
 
     request_id: str
     how: How
     usage: Usage = field(default_factory=Usage)
     reply: SavedReply | None = None
-    mark: Checkpoint | None = None
-    """A checkpoint that could not be written."""
+    # A checkpoint that could not be written before.
+    checkpoint: Checkpoint | None = None
 
 
 Entry = Reserve | Checkpoint | Close
@@ -60,7 +60,7 @@ Entry = Reserve | Checkpoint | Close
 
 @dataclass(slots=True)
 class LedgerRow:
-    """One request in the books."""
+    """One request in the ledger."""
 
     request_id: str
     path: str
@@ -104,19 +104,19 @@ class LedgerRow:
     def as_changed(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in CHANGING}
 
-    def advance(self, mark: Checkpoint) -> None:
-        """Raise the mark of what was put on the wire; it never falls."""
-        self.wire_tokens = max(self.wire_tokens or 0, mark.tokens_on_wire)
-        if mark.cached_tokens is not None:
-            self.wire_cached = mark.cached_tokens
+    def advance(self, checkpoint: Checkpoint) -> None:
+        """Raises the number of sent tokens; it never falls."""
+        self.wire_tokens = max(self.wire_tokens or 0, checkpoint.tokens_on_wire)
+        if checkpoint.cached_tokens is not None:
+            self.wire_cached = checkpoint.cached_tokens
 
     def wire_usage(self) -> Usage:
-        """What the last checkpoint proves, never more: an unknown share of cached input counts as all of it."""
+        """Usage of the last checkpoint. While the cached share of the input is unknown, all of it counts as cached."""
         cached = self.max_input if self.wire_cached is None else self.wire_cached
         return self.bounded(Usage(self.max_input, cached, self.wire_tokens or 0))
 
     def bounded(self, usage: Usage) -> Usage:
-        """Usage that fits the reservation: nobody pays more than was set aside."""
+        """Usage limited to the reservation, so that a charge never exceeds it."""
         prompt = min(max(usage.prompt_tokens, 0), self.max_input)
         cached = min(max(usage.cached_tokens, 0), prompt)
         return Usage(prompt, cached, min(max(usage.completion_tokens, 0), self.max_output))

@@ -1,7 +1,7 @@
-"""Idempotency keys: a claim while the request runs, then its reply, for a day, per API key.
+"""Idempotency keys of each API key: a claim while the request runs, then its saved reply for a day.
 
-A claim is made in the transaction that reserves and resolved in the one that settles, so a reply that was paid for
-can be had again and a request that came to nothing leaves no trace.
+The claim is written in the transaction of the reservation and resolved in that of the settlement. A paid reply can be
+read again; a released request leaves no claim.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ def find_claims(
     return {(row.key_id, row.idempotency_key): row for row in connection.execute(query)}
 
 
-def answer(claim: Any, idempotency: Idempotency) -> SavedReply:
-    """The saved reply behind a claim; raises while it runs, or when it was another request."""
+def saved_reply(claim: Any, idempotency: Idempotency) -> SavedReply:
+    """The reply of a claim; raises Conflict while the request runs, IdempotencyMismatch for a different request."""
     if claim.body_digest != idempotency.body_digest:
-        raise IdempotencyMismatch("this Idempotency-Key came with another request before; use a new one")
+        raise IdempotencyMismatch("this Idempotency-Key was used for a different request; use a new one")
     if claim.status is None:
         raise Conflict("a request with this Idempotency-Key is still running; try again when it has ended")
     return SavedReply(claim.status, bytes(claim.body))
 
 
 def save_claims(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
-    """Claims that outlived their day are overwritten."""
+    """Writes claims; expired ones are overwritten."""
     if rows:
         fields = ("body_digest", "request_id", "created_at", "status", "body")
         change = replacing(connection.dialect.name, replies, ("key_id", "idempotency_key"), fields)
@@ -72,5 +72,5 @@ def drop_claims(connection: Connection, request_ids: Collection[str]) -> None:
 
 
 def forget_old_replies(connection: Connection, since: float) -> None:
-    """Running requests keep their claim however long they take."""
+    """Deletes replies that were claimed before `since`; claims of running requests stay."""
     connection.execute(delete(replies).where(replies.c.created_at <= since, replies.c.status.is_not(None)))

@@ -1,6 +1,6 @@
-"""What a key may do. Scopes form a lattice under inclusion: a key minted by a key never stands above it.
+"""Scopes and the identity of an API key. A key made with another key never has more scopes than that key.
 
-Pure: no database, no clock of its own.
+No database access.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ class Scope(StrEnum):
     """One permission. `ADMIN` contains all others."""
 
     INFERENCE = "inference"
-    FILES = "files"
-    TRAINING = "training"
     USAGE = "usage"
     KEYS = "keys"
     METRICS = "metrics"
@@ -28,12 +26,17 @@ ALL_SCOPES = frozenset(Scope)
 
 
 def parse_scopes(names: Iterable[str]) -> frozenset[Scope]:
-    """Scopes by name, `admin` spelt out into everything it contains."""
+    """Scopes by name; `admin` is expanded into all scopes."""
     try:
         scopes = frozenset(Scope(name) for name in names)
     except ValueError:
         raise InvalidRequest(f"scopes are {', '.join(Scope)}", param="scopes") from None
     return ALL_SCOPES if Scope.ADMIN in scopes else scopes
+
+
+def stored_scopes(text: str) -> frozenset[Scope]:
+    """Scopes as the database holds them. Names that an older or newer version has written are ignored."""
+    return parse_scopes(name for name in text.split() if name in ALL_SCOPES)
 
 
 def narrow(models: frozenset[str] | None, allowed: frozenset[str] | None) -> frozenset[str] | None:
@@ -45,32 +48,32 @@ def narrow(models: frozenset[str] | None, allowed: frozenset[str] | None) -> fro
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A proven key: who, within what, allowed what. Holds nothing secret, so it may be logged."""
+    """An authenticated key: its path, scopes and models. Contains no secret, so it may be logged."""
 
     key_id: str
+    # Ids from the organisation down to this key, joined by '/': the accounts that are charged.
     path: str
-    """Ids from the organisation down to this key, joined by '/': the purses that pay."""
     scopes: frozenset[Scope]
+    # Models that this key may use; None: all.
     models: frozenset[str] | None = None
-    """Models this key may name; None: all."""
     user_id: str | None = None
     expires_at: int | None = None
 
     @property
-    def purse_ids(self) -> tuple[str, ...]:
+    def account_ids(self) -> tuple[str, ...]:
         return tuple(self.path.split("/"))
 
     @property
     def org_id(self) -> str:
-        return self.purse_ids[0]
+        return self.account_ids[0]
 
     @property
     def project_id(self) -> str:
-        return self.purse_ids[1]
+        return self.account_ids[1]
 
     @property
     def tenant(self) -> str:
-        """Salt for caches: answers and pages are never shared across it."""
+        """Cache salt: KV pages and compiled grammars are not shared between tenants."""
         return self.project_id
 
     @property
@@ -79,7 +82,7 @@ class Identity:
 
     @property
     def as_tenant(self) -> Identity:
-        """The same key without the power over others: what it is on a listener that is not for operators."""
+        """The same key without the scope `admin`, for listeners that are not for operators."""
         return replace(self, scopes=self.scopes - {Scope.ADMIN})
 
     def require(self, scope: Scope) -> None:
@@ -91,9 +94,9 @@ class Identity:
             raise PermissionDenied("this key may not use that model; ask for it or use another key", param="model")
 
     def sees(self, path: str) -> bool:
-        """Whether an object is this key's own: itself or minted from it. Admins see all."""
+        """Whether the account at `path` is this key or was made with it. Admins see all."""
         return self.is_admin or path == self.path or path.startswith(self.path + "/")
 
 
+# The identity of the command line, which opens the database directly.
 OPERATOR = Identity(key_id="operator", path="operator/operator", scopes=ALL_SCOPES)
-"""Whoever can open the database on the machine itself."""

@@ -1,7 +1,7 @@
-"""API key secrets: made, shown once, and kept only as keyed hashes.
+"""API key secrets, which are stored only as keyed hashes, and the pepper file with the hash key.
 
-A secret is 256 random bits, so one HMAC-SHA-256 is enough and a slow password hash would only slow every request.
-The pepper file is a second factor: a stolen database alone cannot check a guess.
+A secret has 256 random bits, so one HMAC-SHA-256 is enough; a slow password hash would only delay every request. A
+guess cannot be tested with the database alone: the pepper file is needed too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def make_secret() -> str:
 
 
 def display_of(secret: str) -> str:
-    """Enough to recognise a key in a list, far too little to use it."""
+    """A prefix for lists; too short to use the key."""
     return secret[:9] + "…"
 
 
@@ -35,7 +35,7 @@ def make_id(kind: str) -> str:
 
 
 class Pepper:
-    """The server's own secret. One derived key per purpose, so that no hash can stand in for another."""
+    """The secret of the server. Each purpose has its own derived key, so hashes of different purposes never match."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -45,19 +45,19 @@ class Pepper:
         return hmac.new(key, message, hashlib.sha256).hexdigest()
 
     def key_digest(self, bearer: str | None) -> str | None:
-        """The hash under which a bearer token is stored; None when it cannot be one of our keys."""
+        """The hash under which a bearer token is stored; None if it does not have the form of a key."""
         if bearer is None or _SECRET.fullmatch(bearer) is None:
             return None
         return self.digest("api-key", bearer.encode())
 
 
 def load_pepper(path: Path) -> Pepper:
-    """Read the pepper, making it on first use. Processes that start together agree on one file."""
+    """Reads the pepper file; creates it on first use. Processes that start at the same time use the same file."""
     if not path.exists():
         _create_pepper(path)
     info = path.stat()
     if stat.S_IMODE(info.st_mode) & 0o077:
-        raise QuicksilverError("the pepper file can be read by others; chmod 600 it", code="pepper_exposed")
+        raise QuicksilverError("other users can read the pepper file; run chmod 600 on it", code="pepper_exposed")
     secret = path.read_bytes()
     if len(secret) != _PEPPER_BYTES:
         raise QuicksilverError("the pepper file is damaged; restore it from its backup", code="pepper_damaged")
@@ -65,7 +65,7 @@ def load_pepper(path: Path) -> Pepper:
 
 
 def _create_pepper(path: Path) -> None:
-    # Written whole under another name, then linked: a reader never sees half a file, and the first link wins.
+    # Written under another name, then linked: readers never see an incomplete file, and the first link wins.
     draft = path.with_name(f"{path.name}.{secrets.token_hex(6)}")
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

@@ -1,8 +1,8 @@
 """The ledger: reserve, checkpoint, settle, release, in batches that share one transaction.
 
-A `Page` holds every row its batch touches, locked in one order (ledger rows, then purses), decides each entry in
-memory as the rules of `purses` and `entries` say, and writes all of it back at once. Balance, budgets, limits, usage
-and saved replies change in the same transaction as the ledger row, so they cannot disagree with it.
+A `_Batch` loads and locks all rows that its entries need (ledger rows first, then accounts), applies each entry in
+memory, and writes the changes back. Balances, budgets, limits, usage and saved replies change in the same transaction
+as the ledger row, so they always agree with it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
-from quicksilver.accounts.budgets import Ask, Purse, load_purses, refusal_of, save_purses
+from quicksilver.accounts.budgets import Budget, Demand, load_budgets, refusal_of, save_budgets
 from quicksilver.accounts.charging import RequestOutcome, charge_for
 from quicksilver.accounts.entries import CHANGING, Checkpoint, Close, Entry, How, LedgerRow, Reserve
-from quicksilver.accounts.idempotency import answer, drop_claims, find_claims, save_claims, save_replies
+from quicksilver.accounts.idempotency import drop_claims, find_claims, save_claims, save_replies, saved_reply
 from quicksilver.accounts.limits import tightest
 from quicksilver.accounts.records import Charge, Idempotency, Price, Reservation, SavedReply, State
 from quicksilver.accounts.schema import ledger, prices
@@ -42,7 +42,7 @@ Outcome = Reservation | Charge | None | QuicksilverError
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The rules of one process's books. `owner` names the process, so that its orphans can be told apart."""
+    """Applies entries for one process. `owner` identifies the process in its open rows."""
 
     owner: str
     default_price: Price
@@ -50,24 +50,24 @@ class Ledger:
     clock: Callable[[], float]
 
     def apply(self, connection: Connection, entries: Sequence[Entry]) -> list[Outcome]:
-        """Write the entries, in order, in the caller's transaction. A refused entry changes nothing."""
-        page = Page(self, connection, entries)
-        outcomes = [page.write(entry) for entry in entries]
-        page.save(connection)
+        """Writes the entries, in order, in the caller's transaction. A refused entry changes nothing."""
+        batch = _Batch(self, connection, entries)
+        outcomes = [batch.write(entry) for entry in entries]
+        batch.save(connection)
         return outcomes
 
 
-class Page:
-    """The rows one batch has in hand."""
+class _Batch:
+    """The rows of one transaction, held in memory until `save`."""
 
-    def __init__(self, book: Ledger, connection: Connection, entries: Sequence[Entry]) -> None:
+    def __init__(self, ledger: Ledger, connection: Connection, entries: Sequence[Entry]) -> None:
         reserves = [entry for entry in entries if isinstance(entry, Reserve)]
-        self._book = book
-        self._now = book.clock()
+        self._ledger = ledger
+        self._now = ledger.clock()
         self._rows = _load_rows(connection, entries)
-        self._purses = load_purses(connection, self._purse_ids(entries), self._now)
+        self._budgets = load_budgets(connection, self._account_ids(entries), self._now)
         self._prices = _load_prices(connection, {entry.order.model for entry in reserves})
-        self._claims = find_claims(connection, _claims_of(reserves), self._now - book.reply_kept_s)
+        self._claims = find_claims(connection, _claims_of(reserves), self._now - ledger.reply_kept_s)
         self._rollup = Rollup()
         self._opened: list[LedgerRow] = []
         self._changed: dict[str, LedgerRow] = {}
@@ -91,50 +91,50 @@ class Page:
     def save(self, connection: Connection) -> None:
         _insert_rows(connection, self._opened)
         _update_rows(connection, list(self._changed.values()))
-        save_purses(connection, self._purses.values())
+        save_budgets(connection, self._budgets.values())
         self._rollup.save(connection)
         save_claims(connection, self._new_claims)
         save_replies(connection, self._saved)
         drop_claims(connection, self._dropped)
 
-    def _purse_ids(self, entries: Sequence[Entry]) -> set[str]:
+    def _account_ids(self, entries: Sequence[Entry]) -> set[str]:
         closing = {entry.request_id for entry in entries if isinstance(entry, Close)}
         paths = [entry.identity.path for entry in entries if isinstance(entry, Reserve)]
         paths += [row.path for row in self._rows.values() if row.is_open and row.request_id in closing]
-        return {purse_id for path in paths for purse_id in path.split("/")}
+        return {account_id for path in paths for account_id in path.split("/")}
 
-    def _path(self, path: str) -> list[Purse]:
-        """The purses of a path, the key first."""
-        return [self._purses[purse_id] for purse_id in reversed(path.split("/"))]
+    def _path(self, path: str) -> list[Budget]:
+        """The budgets of a path, the key first."""
+        return [self._budgets[account_id] for account_id in reversed(path.split("/"))]
 
     def _reserve(self, entry: Reserve) -> Reservation:
         order, identity = entry.order, entry.identity
         identity.require_model(order.model)
         self._require_valid(entry)
-        price = self._prices.get(order.model, self._book.default_price)
+        price = self._prices.get(order.model, self._ledger.default_price)
         amount = price.cost(Usage(order.max_input, 0, order.max_output))
-        path, ask = self._path(identity.path), Ask(amount, order.max_input, order.max_output)
-        if (refusal := refusal_of(path, ask)) is not None:
+        path, demand = self._path(identity.path), Demand(amount, order.max_input, order.max_output)
+        if (refusal := refusal_of(path, demand)) is not None:
             raise refusal
-        for purse in path:
-            purse.take(ask)
+        for budget in path:
+            budget.take(demand)
         self._open_row(entry, price, amount)
-        return Reservation(order.request_id, amount, tightest((purse.limits, purse.window) for purse in path))
+        return Reservation(order.request_id, amount, tightest((budget.limits, budget.window) for budget in path))
 
     def _require_valid(self, entry: Reserve) -> None:
         expires_at = entry.identity.expires_at
-        is_known = all(purse_id in self._purses for purse_id in entry.identity.purse_ids)
+        is_known = all(account_id in self._budgets for account_id in entry.identity.account_ids)
         if not is_known or (expires_at is not None and expires_at <= self._now):
             raise AuthenticationFailed("this API key is not valid here")
         if entry.request_id in self._rows:
-            raise Conflict("this request id is in the books already")
+            raise Conflict("this request id is in the ledger already")
         if (idempotency := entry.order.idempotency) is not None:
             self._require_unclaimed(entry.identity.key_id, idempotency)
 
     def _require_unclaimed(self, key_id: str, idempotency: Idempotency) -> None:
         claim = self._claims.get((key_id, idempotency.key))
         if claim is not None:
-            answer(claim, idempotency)
+            saved_reply(claim, idempotency)
             raise Conflict("a request with this Idempotency-Key has just ended; send it again for its reply")
         if any(new["key_id"] == key_id and new["idempotency_key"] == idempotency.key for new in self._new_claims):
             raise Conflict("a request with this Idempotency-Key is still running; try again when it has ended")
@@ -146,13 +146,13 @@ class Page:
             path=identity.path,
             key_id=identity.key_id,
             model=order.model,
-            owner=self._book.owner,
+            owner=self._ledger.owner,
             created_at=int(self._now),
             max_input=order.max_input,
             max_output=order.max_output,
             price=price,
             reserved=amount,
-            is_rated=int(any(purse.limits.is_rated for purse in self._path(identity.path))),
+            is_rated=int(any(budget.limits.is_rated for budget in self._path(identity.path))),
             has_claim=int(order.idempotency is not None),
         )
         self._rows[row.request_id] = row
@@ -168,11 +168,11 @@ class Page:
                 }
             )
 
-    def _checkpoint(self, mark: Checkpoint) -> None:
-        row = self._rows.get(mark.request_id)
+    def _checkpoint(self, checkpoint: Checkpoint) -> None:
+        row = self._rows.get(checkpoint.request_id)
         if row is None or not row.is_open:
-            raise LedgerUnavailable("the books have closed this request; send it again")
-        row.advance(mark)
+            raise LedgerUnavailable("the ledger has closed this request; send it again")
+        row.advance(checkpoint)
         self._changed[row.request_id] = row
 
     def _close(self, entry: Close) -> Charge:
@@ -182,12 +182,12 @@ class Page:
         if row.is_open:
             self._finish(row, entry)
         elif entry.how is How.SETTLE and (row.state != State.SETTLED or row.closed_by != "request"):
-            raise LedgerUnavailable("the books have closed this request; send it again")
+            raise LedgerUnavailable("the ledger has closed this request; send it again")
         return row.charge()
 
     def _finish(self, row: LedgerRow, entry: Close) -> None:
-        if entry.mark is not None:
-            row.advance(entry.mark)
+        if entry.checkpoint is not None:
+            row.advance(entry.checkpoint)
         usage = _charged_usage(row, entry)
         row.close(State.RELEASED if usage is None else State.SETTLED, _closer(entry), self._now)
         self._charge(row, usage or Usage())
@@ -201,10 +201,10 @@ class Page:
         row.output_tokens, row.cost = usage.completion_tokens, row.price.cost(usage)
         self._changed[row.request_id] = row
         unused = (0, row.max_input - usage.prompt_tokens, row.max_output - usage.completion_tokens)
-        for purse in self._path(row.path):
-            purse.close(row.reserved, row.cost)
+        for budget in self._path(row.path):
+            budget.close(row.reserved, row.cost)
             if row.is_rated:
-                purse.window.give_back(row.created_at, unused)
+                budget.window.give_back(row.created_at, unused)
         if row.state == State.SETTLED:
             self._rollup.add(row.key_id, row.model, self._now, row.charge())
 
@@ -224,7 +224,7 @@ def _closer(entry: Close) -> str:
 
 
 def _never_opened(entry: Close) -> Charge:
-    # Undoing a reservation that may not have been written is right either way; charging for one is not.
+    # A release of a reservation that was never written is harmless; a charge for one is not.
     if entry.how is How.SETTLE:
         raise NotFound("no reservation has this request id")
     return Charge(entry.request_id, State.RELEASED, 0, Usage())
@@ -235,7 +235,7 @@ def _claims_of(reserves: Sequence[Reserve]) -> set[tuple[str, str]]:
 
 
 def _load_rows(connection: Connection, entries: Sequence[Entry]) -> dict[str, LedgerRow]:
-    """Rows that entries speak of. New ones are not looked for: the unique index refuses a second of the same id."""
+    """Rows that the entries refer to. Reserve needs no lookup: the unique index refuses a repeated request id."""
     wanted = {entry.request_id for entry in entries if not isinstance(entry, Reserve)}
     found = connection.execute(_ROWS, {"ids": sorted(wanted)}) if wanted else ()
     return {row.request_id: LedgerRow.of(row) for row in found}

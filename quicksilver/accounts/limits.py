@@ -1,7 +1,7 @@
-"""Per-minute limits as sliding windows of whole seconds, kept in the database and nowhere else.
+"""Per-minute limits as sliding windows of one-second buckets, stored in the database only.
 
-Of any sixty consecutive seconds of the clock, never more than the limit is admitted. Whoever changes a window holds
-the lock on its purse, so two processes count as one.
+In any sixty consecutive seconds of the clock at most the limit is admitted. A window changes only while the row of its
+account is locked, so the limit also holds over several processes.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from quicksilver.accounts.schema import rate_buckets
 from quicksilver.accounts.store import replacing
 
 WINDOW_S = 60
+# Requests, input tokens, output tokens.
 Amounts = tuple[int, int, int]
-"""Requests, input tokens, output tokens."""
 NAMES = ("requests", "input_tokens", "output_tokens")
 
 
 _BUCKETS = select(rate_buckets).where(
-    rate_buckets.c.purse_id.in_(bindparam("purses", expanding=True)),
+    rate_buckets.c.account_id.in_(bindparam("ids", expanding=True)),
     rate_buckets.c.second.between(bindparam("first"), bindparam("last")),
 )
 
 
 class Window:
-    """The last minute of one purse, second by second, as this transaction sees and changes it."""
+    """The last minute of one account in one-second buckets, as one transaction reads and changes it."""
 
     def __init__(self, now: float) -> None:
         self._now = now
@@ -44,12 +44,12 @@ class Window:
         self._change(int(self._now), amounts)
 
     def give_back(self, second: int, amounts: Amounts) -> None:
-        """Return what was taken in `second` and not used; nothing happens once that second has left the window."""
+        """Returns unused amounts to the bucket of `second`; without effect once that second has left the window."""
         if second in self._buckets:
             self._change(second, (-amounts[0], -amounts[1], -amounts[2]))
 
     def wait_s(self, which: int, room: int) -> float:
-        """Seconds until no more than `room` is used, if nobody else comes."""
+        """Seconds until at most `room` is used, without further requests."""
         over, wait_s = self.used(which) - room, 0.0
         for second in sorted(self._buckets):
             if over > 0:
@@ -71,7 +71,7 @@ class Window:
         self.touched.add(second)
 
     def _expires_in(self, second: int) -> float:
-        # A bucket may lie ahead of us by the skew between two machines; nobody is told to wait over a minute for it.
+        # A bucket may lie in the future by the clock skew of two machines. The wait is never longer than the window.
         return min(float(WINDOW_S), second + WINDOW_S - self._now)
 
 
@@ -79,33 +79,34 @@ def caps_of(limits: Limits) -> tuple[int | None, int | None, int | None]:
     return limits.requests, limits.input_tokens, limits.output_tokens
 
 
-def load_windows(connection: Connection, purse_ids: Collection[str], now: float) -> dict[str, Window]:
-    """Windows of the purses. Buckets further ahead than a window are relics of a clock that jumped, and are ignored."""
-    windows = {purse_id: Window(now) for purse_id in purse_ids}
+def load_windows(connection: Connection, account_ids: Collection[str], now: float) -> dict[str, Window]:
+    """Windows of the accounts. Buckets more than a window ahead come from a clock that jumped and are ignored."""
+    windows = {account_id: Window(now) for account_id in account_ids}
     if windows:
         span = {"first": int(now) - WINDOW_S + 1, "last": int(now) + WINDOW_S}
-        for row in connection.execute(_BUCKETS, {"purses": list(windows), **span}):
-            windows[row.purse_id].put(row.second, (row.requests, row.input_tokens, row.output_tokens))
+        for row in connection.execute(_BUCKETS, {"ids": list(windows), **span}):
+            windows[row.account_id].put(row.second, (row.requests, row.input_tokens, row.output_tokens))
     return windows
 
 
 def save_windows(connection: Connection, windows: Iterable[tuple[str, Window]]) -> None:
     rows = [
-        dict(zip(("purse_id", "second", *NAMES), (purse_id, second, *window.bucket(second)), strict=True))
-        for purse_id, window in windows
+        dict(zip(("account_id", "second", *NAMES), (account_id, second, *window.bucket(second)), strict=True))
+        for account_id, window in windows
         for second in sorted(window.touched)
     ]
     if rows:
-        connection.execute(replacing(connection.dialect.name, rate_buckets, ("purse_id", "second"), NAMES), rows)
+        connection.execute(replacing(connection.dialect.name, rate_buckets, ("account_id", "second"), NAMES), rows)
 
 
 def forget_old_windows(connection: Connection, now: float) -> None:
+    """Deletes buckets outside the window, including those that a clock jump left in the future."""
     second = rate_buckets.c.second
     connection.execute(delete(rate_buckets).where(or_(second < int(now) - WINDOW_S, second > int(now) + WINDOW_S)))
 
 
 def tightest(views: Iterable[tuple[Limits, Window]]) -> LimitState:
-    """What is left of each limit at the purse where least is left."""
+    """For each limit the account with the least remaining."""
     gauges: list[Gauge] = [Gauge(), Gauge(), Gauge()]
     for limits, window in views:
         for which, cap in enumerate(caps_of(limits)):

@@ -1,7 +1,4 @@
-"""Keeping the books in order: an audit that recomputes every counter from the ledger, and backups.
-
-The audit trusts nothing but ledger rows and grants. An empty list of findings means that the books are right.
-"""
+"""An audit that recomputes every counter from ledger rows and grants, and backups."""
 
 from __future__ import annotations
 
@@ -17,24 +14,24 @@ from typing import Any
 from sqlalchemy import Connection, func, select, text
 
 from quicksilver.accounts.records import State
-from quicksilver.accounts.schema import grants, ledger, purses, usage
+from quicksilver.accounts.schema import accounts, grants, ledger, usage
 from quicksilver.accounts.store import Store
 from quicksilver.errors import InvalidRequest, QuicksilverError
 
 
-def check(store: Store) -> list[str]:
-    """Everything that is wrong with the books, in words. Looks at one moment while the server goes on."""
+def audit(store: Store) -> list[str]:
+    """Every inconsistency, as text; empty if there is none. Reads one snapshot and does not block a running server."""
     with store.snapshot() as connection:
         return [
             *_check_file(connection),
-            *_check_purses(connection),
+            *_check_accounts(connection),
             *_check_credits(connection),
             *_check_usage(connection),
         ]
 
 
 def backup(store: Store, target: Path) -> None:
-    """Copy the database while it is in use. The pepper is not in it: keep that elsewhere, or the copy opens no door."""
+    """Copies the database while it is in use. Back up the pepper file too: without it no API key works."""
     dump = _backup_sqlite if store.is_sqlite else _backup_postgres
     try:
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
@@ -57,7 +54,7 @@ def _backup_postgres(store: Store, target: Path) -> None:
     if program is None:
         raise QuicksilverError("pg_dump is not installed; install PostgreSQL's client programs", code="no_pg_dump")
     url = store.url
-    # Through the environment, for arguments are visible to everyone on the machine.
+    # Passed in the environment, since arguments are visible to other users.
     wanted = {"PGHOST": url.host or url.query.get("host"), "PGPORT": url.port, "PGUSER": url.username}
     wanted |= {"PGPASSWORD": url.password, "PGDATABASE": url.database}
     env = {**os.environ, **{name: str(value) for name, value in wanted.items() if value is not None}}
@@ -69,12 +66,14 @@ def _backup_postgres(store: Store, target: Path) -> None:
 def _check_file(connection: Connection) -> list[str]:
     if connection.dialect.name != "sqlite":
         return []
-    said = [str(row[0]) for row in connection.execute(text("PRAGMA integrity_check")) if row[0] != "ok"]
-    return said + [f"a row of {row[0]} points nowhere" for row in connection.execute(text("PRAGMA foreign_key_check"))]
+    findings = [str(row[0]) for row in connection.execute(text("PRAGMA integrity_check")) if row[0] != "ok"]
+    return findings + [
+        f"a row of {row[0]} has a broken reference" for row in connection.execute(text("PRAGMA foreign_key_check"))
+    ]
 
 
-def _check_purses(connection: Connection) -> list[str]:
-    """Each purse must show what the ledger rows below it add up to."""
+def _check_accounts(connection: Connection) -> list[str]:
+    """The counters of each account must equal the sums of its ledger rows."""
     sums = select(
         ledger.c.path, ledger.c.state, func.sum(ledger.c.cost), func.sum(ledger.c.reserved), func.count()
     ).group_by(ledger.c.path, ledger.c.state)
@@ -82,28 +81,28 @@ def _check_purses(connection: Connection) -> list[str]:
     reserved: Counter[str] = Counter()
     in_flight: Counter[str] = Counter()
     for path, state, cost, held, num_rows in connection.execute(sums):
-        for purse_id in path.split("/"):
-            spent[purse_id] += int(cost)
+        for account_id in path.split("/"):
+            spent[account_id] += int(cost)
             if state == State.OPEN:
-                reserved[purse_id] += int(held)
-                in_flight[purse_id] += num_rows
+                reserved[account_id] += int(held)
+                in_flight[account_id] += num_rows
     findings = []
-    for row in connection.execute(select(purses)):
-        truth = (spent[row.id], reserved[row.id], in_flight[row.id])
-        if truth != (row.spent, row.reserved, row.in_flight):
-            shown = (row.spent, row.reserved, row.in_flight)
-            findings.append(f"{row.id}: spent, reserved, in flight are {shown}; the ledger says {truth}")
+    for row in connection.execute(select(accounts)):
+        expected = (spent[row.id], reserved[row.id], in_flight[row.id])
+        if expected != (row.spent, row.reserved, row.in_flight):
+            found = (row.spent, row.reserved, row.in_flight)
+            findings.append(f"{row.id}: spent, reserved, in flight are {found}; the ledger sums to {expected}")
     return findings
 
 
 def _check_credits(connection: Connection) -> list[str]:
-    given = select(grants.c.org_id, func.sum(grants.c.amount)).group_by(grants.c.org_id)
-    granted = {org_id: int(amount) for org_id, amount in connection.execute(given)}
-    orgs = connection.execute(select(purses).where(purses.c.kind == "org", purses.c.allowance.is_not(None))).all()
+    query = select(grants.c.org_id, func.sum(grants.c.amount)).group_by(grants.c.org_id)
+    granted = {org_id: int(amount) for org_id, amount in connection.execute(query)}
+    orgs = connection.execute(select(accounts).where(accounts.c.kind == "org", accounts.c.allowance.is_not(None))).all()
     wrong = [row.id for row in orgs if row.allowance != granted.get(row.id, 0)]
     below = [row.id for row in orgs if row.spent + row.reserved > row.allowance]
-    return [f"{org_id}: credits differ from what was granted" for org_id in wrong] + [
-        f"{org_id}: more is spent than was granted" for org_id in below
+    return [f"{org_id}: the credits differ from the grants" for org_id in wrong] + [
+        f"{org_id}: the spending exceeds the grants" for org_id in below
     ]
 
 
@@ -111,11 +110,11 @@ def _check_usage(connection: Connection) -> list[str]:
     names = ("input_tokens", "cached_tokens", "output_tokens", "cost")
     settled = select(ledger.c.key_id, ledger.c.model, func.count(), *(func.sum(ledger.c[name]) for name in names))
     settled = settled.where(ledger.c.state == State.SETTLED).group_by(ledger.c.key_id, ledger.c.model)
-    shown = select(
+    rolled_up = select(
         usage.c.key_id, usage.c.model, func.sum(usage.c.requests), *(func.sum(usage.c[name]) for name in names)
     ).group_by(usage.c.key_id, usage.c.model)
-    truth, told = _by_key(connection, settled), _by_key(connection, shown)
-    wrong = sorted(place for place in truth.keys() | told.keys() if truth.get(place) != told.get(place))
+    expected, found = _by_key(connection, settled), _by_key(connection, rolled_up)
+    wrong = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
     return [f"{key_id}: usage of {model} differs from the ledger" for key_id, model in wrong]
 
 

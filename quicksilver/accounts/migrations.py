@@ -1,6 +1,6 @@
-"""The history of the schema: numbered functions, each run once, in order, in one transaction with its record.
+"""Numbered schema migrations. Each runs once, in order, in the transaction that records it.
 
-Never edit a migration that has shipped; add the next one. The SQL here runs on SQLite and PostgreSQL alike.
+Never edit a migration that has shipped; add the next one. The SQL runs on SQLite and on PostgreSQL.
 """
 
 from __future__ import annotations
@@ -125,17 +125,33 @@ _TYPES = {
 }
 
 
+# `accounts` was named `purses`, and `heartbeat` was named `beat`, until version 2. Foreign keys, indexes and checks
+# follow a renamed table on both databases.
+_V2 = """
+ALTER TABLE purses RENAME TO accounts;
+ALTER TABLE rate_buckets RENAME COLUMN purse_id TO account_id;
+ALTER TABLE owners RENAME COLUMN beat TO heartbeat
+"""
+
+
 def m0001_books(connection: Connection) -> None:
-    """Purses, keys, the ledger and everything they need."""
+    """Accounts, keys, the ledger and everything they need."""
     for statement in _V1.format(**_TYPES[connection.dialect.name]).split(";"):
         connection.execute(text(statement))
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (m0001_books,)
+def m0002_accounts(connection: Connection) -> None:
+    """Rename `purses` to `accounts`. A process of the old version that still runs fails closed: it serves nothing paid,
+    and its open reservations are closed by a process of the new version."""
+    for statement in _V2.split(";"):
+        connection.execute(text(statement))
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (m0001_books, m0002_accounts)
 
 
 def upgrade(store: Store) -> list[str]:
-    """Run what has not run yet and return its names. Safe when several processes start at once."""
+    """Runs the migrations that have not run and returns their names. Safe when several processes start at once."""
     with store.write() as connection:
         _lock(connection)
         connection.execute(text("CREATE TABLE IF NOT EXISTS schema_migrations (name TEXT PRIMARY KEY)"))
@@ -143,19 +159,23 @@ def upgrade(store: Store) -> list[str]:
 
 
 def require_current(store: Store) -> None:
-    """Refuse a database that is behind this code, or ahead of it."""
+    """Raises unless the database has exactly the migrations of this version."""
     with store.read() as connection:
         has_table = inspect(connection).has_table("schema_migrations")
         done = _done(connection) if has_table else set()
     known = {step.__name__ for step in MIGRATIONS}
     if done - known:
-        raise QuicksilverError("the database is newer than this program; upgrade the program", code="schema_ahead")
+        raise QuicksilverError(
+            "the database schema is newer than this program; upgrade the program", code="schema_ahead"
+        )
     if known - done:
-        raise QuicksilverError("the database is behind; run `quicksilver db upgrade`", code="schema_behind")
+        raise QuicksilverError(
+            "the database schema is older than this program; run `quicksilver db upgrade`", code="schema_behind"
+        )
 
 
 def _lock(connection: Connection) -> None:
-    # SQLite's write transaction already excludes others; PostgreSQL needs to be told.
+    # A write transaction of SQLite excludes all others; PostgreSQL needs an explicit lock.
     if connection.dialect.name == "postgresql":
         connection.execute(text("SET LOCAL statement_timeout = 0"))
         connection.execute(text("SELECT pg_advisory_xact_lock(7163051)"))

@@ -1,7 +1,7 @@
-"""Organisations, projects, users, credits, budgets, limits and prices: what an operator or admin key arranges.
+"""Organisations, projects, users, credits, budgets, limits and prices, as operators and admin keys manage them.
 
-Every method is one transaction and takes `by`, the identity that asks. Objects that `by` does not own are NotFound,
-exactly like objects that do not exist.
+Every method is one transaction and takes `by`, the identity of the caller. An object that `by` may not see raises
+NotFound, the same as an object that does not exist.
 """
 
 from __future__ import annotations
@@ -16,62 +16,63 @@ from quicksilver.accounts.budgets import limits_of
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import Identity, Scope
 from quicksilver.accounts.keys import make_id
-from quicksilver.accounts.records import MAX_AMOUNT, MICRO, Limits, Price, period_start
-from quicksilver.accounts.schema import api_keys, grants, prices, purses, users
+from quicksilver.accounts.records import MAX_AMOUNT, MICRO, AccountRecord, Limits, Price, UserRecord, period_start
+from quicksilver.accounts.schema import accounts, api_keys, grants, prices, users
 from quicksilver.accounts.store import Store, upsert
-from quicksilver.accounts.views import PurseRecord, UserRecord
 from quicksilver.errors import InvalidRequest, NotFound
 
 MAX_NAME_LEN = 128
 
 
-class Directory:
-    """The arrangements, over a store. Synchronous; a server calls it through `Accounts.admin`."""
+class Organizations:
+    """Synchronous; a server calls it through `Accounts.admin`."""
 
     def __init__(self, store: Store, config: AccountsConfig, clock: Callable[[], float]) -> None:
         self.store = store
         self.config = config
         self.clock = clock
 
-    def create_org(self, by: Identity, name: str, credits: int | None = None) -> PurseRecord:
-        """An organisation with a project named `default`. `credits` None: what sign-up gives."""
+    def create_org(self, by: Identity, name: str, credits: int | None = None) -> AccountRecord:
+        """Creates an organisation with a project named `default`. `credits` defaults to the sign-up credits."""
         by.require(Scope.ADMIN)
-        given = self.config.signup_credits if credits is None else credits
+        amount = self.config.signup_credits if credits is None else credits
         with self.store.write() as connection:
-            org_id = self.insert_purse(connection, "org", "", name, 0)
-            self.insert_purse(connection, "project", org_id, "default", None)
-            if given:
-                self._grant(connection, org_id, given * MICRO, f"sign-up {org_id}")
-            return find_purse(connection, by, org_id, "org")
+            org_id = self.insert_account(connection, "org", "", name, 0)
+            self.insert_account(connection, "project", org_id, "default", None)
+            if amount:
+                self._grant(connection, org_id, amount * MICRO, f"sign-up {org_id}")
+            return find_account(connection, by, org_id, "org")
 
-    def create_project(self, by: Identity, org_id: str, name: str) -> PurseRecord:
+    def create_project(self, by: Identity, org_id: str, name: str) -> AccountRecord:
         by.require(Scope.ADMIN)
         with self.store.write() as connection:
-            find_purse(connection, by, org_id, "org")
-            return find_purse(connection, by, self.insert_purse(connection, "project", org_id, name, None), "project")
+            find_account(connection, by, org_id, "org")
+            return find_account(
+                connection, by, self.insert_account(connection, "project", org_id, name, None), "project"
+            )
 
     def create_user(self, by: Identity, org_id: str, email: str) -> UserRecord:
         by.require(Scope.ADMIN)
         user = UserRecord(make_id("user"), org_id, clean_name(email, "email"), int(self.clock()), False)
         fields = {name: value for name, value in asdict(user).items() if name != "is_disabled"}
         with self.store.write() as connection:
-            find_purse(connection, by, org_id, "org")
+            find_account(connection, by, org_id, "org")
             connection.execute(insert(users).values(fields))
         return user
 
     def remove_user(self, by: Identity, user_id: str) -> None:
-        """Disable a user and every key of theirs, those minted from these included."""
+        """Disables a user and the keys of that user, together with all keys made with those."""
         by.require(Scope.ADMIN)
         now = int(self.clock())
         with self.store.write() as connection:
             change = update(users).where(users.c.id == user_id).values(disabled_at=now)
             if not connection.execute(change).rowcount:
                 raise NotFound("no such user")
-            theirs = select(api_keys.c.id).where(api_keys.c.user_id == user_id)
-            connection.execute(update(purses).where(purses.c.id.in_(theirs)).values(disabled_at=now))
+            owned = select(api_keys.c.id).where(api_keys.c.user_id == user_id)
+            connection.execute(update(accounts).where(accounts.c.id.in_(owned)).values(disabled_at=now))
 
     def list_users(self, by: Identity, org_id: str = "") -> list[UserRecord]:
-        """People of one organisation, or of all."""
+        """Users of one organisation, or of all."""
         by.require(Scope.ADMIN)
         query = select(users).order_by(users.c.org_id, users.c.email, users.c.id)
         with self.store.read() as connection:
@@ -86,76 +87,68 @@ class Directory:
             raise NotFound("no such user")
         return found
 
-    def list_purses(self, by: Identity, kind: str, within: str = "") -> list[PurseRecord]:
-        """Purses of a kind that `by` may see, below the purse whose id is `within` if one is named."""
-        query = select(purses).where(purses.c.kind == kind).order_by(purses.c.created_at, purses.c.id)
+    def list_accounts(self, by: Identity, kind: str, within: str = "") -> list[AccountRecord]:
+        """Accounts of a kind (`org`, `project` or `key`) that `by` may see, optionally only those below `within`."""
+        query = select(accounts).where(accounts.c.kind == kind).order_by(accounts.c.created_at, accounts.c.id)
         with self.store.read() as connection:
             if within:
-                above = find_purse(connection, by, within)
-                query = query.where(purses.c.path.startswith(above.path + "/", autoescape=True))
+                above = find_account(connection, by, within)
+                query = query.where(accounts.c.path.startswith(above.path + "/", autoescape=True))
             rows = connection.execute(query).all()
         return [record_of(row) for row in rows if by.sees(row.path)]
 
-    def get_purse(self, by: Identity, purse_id: str, kind: str | None = None) -> PurseRecord:
+    def get_account(self, by: Identity, account_id: str, kind: str | None = None) -> AccountRecord:
         with self.store.read() as connection:
-            return find_purse(connection, by, purse_id, kind)
+            return find_account(connection, by, account_id, kind)
 
-    def list_path(self, by: Identity) -> list[PurseRecord]:
-        """The purses that pay for what `by` does: its organisation, its project, and the keys down to itself."""
+    def list_path(self, by: Identity) -> list[AccountRecord]:
+        """The accounts that requests of `by` are charged to: organisation, project, and the keys down to itself."""
         with self.store.read() as connection:
-            rows = connection.execute(select(purses).where(purses.c.id.in_(by.purse_ids))).all()
-        return sorted((record_of(row) for row in rows), key=lambda purse: len(purse.path))
+            rows = connection.execute(select(accounts).where(accounts.c.id.in_(by.account_ids))).all()
+        return sorted((record_of(row) for row in rows), key=lambda account: len(account.path))
 
-    def rename(self, by: Identity, purse_id: str, name: str) -> None:
+    def rename(self, by: Identity, account_id: str, name: str) -> None:
         by.require(Scope.ADMIN)
-        self._set(by, purse_id, {"name": clean_name(name, "name")})
+        self._set(by, account_id, {"name": clean_name(name, "name")})
 
-    def disable(self, by: Identity, purse_id: str) -> None:
-        """Stop an organisation, project or key, and all below it, from its next request on. A key is revoked so."""
+    def disable(self, by: Identity, account_id: str) -> None:
+        """Disables an organisation, project or key and everything below it from the next request on. Revokes keys."""
         by.require(Scope.KEYS)
-        self._set(by, purse_id, {"disabled_at": int(self.clock())})
+        self._set(by, account_id, {"disabled_at": int(self.clock())})
 
-    def enable(self, by: Identity, purse_id: str) -> None:
+    def enable(self, by: Identity, account_id: str) -> None:
         by.require(Scope.ADMIN)
-        self._set(by, purse_id, {"disabled_at": None})
+        self._set(by, account_id, {"disabled_at": None})
 
-    def set_budget(self, by: Identity, purse_id: str, amount: int | None, period: str | None = None) -> PurseRecord:
-        """Micro-credits a project or key may spend, in all or per UTC `day` or `month`. Counting starts now."""
+    def set_budget(self, by: Identity, account_id: str, amount: int | None, period: str | None = None) -> AccountRecord:
+        """Sets the micro-credits that a project or key may spend, in total or per UTC `day` or `month`, from now on."""
         by.require(Scope.ADMIN)
         if period not in (None, "day", "month") or not 0 <= (amount or 0) <= MAX_AMOUNT:
-            raise InvalidRequest("a budget is an amount, in all or per day or month", param="budget")
+            raise InvalidRequest("a budget is an amount, in total or per day or month", param="budget")
         with self.store.write() as connection:
-            purse = find_purse(connection, by, purse_id)
-            if purse.kind == "org":
+            account = find_account(connection, by, account_id)
+            if account.kind == "org":
                 raise InvalidRequest("an organisation has credits, not a budget; add credits", param="budget")
-            since = {"period_at": period_start(period, self.clock()), "spent_before": purses.c.spent if period else 0}
-            change = update(purses).where(purses.c.id == purse_id)
+            since = {"period_at": period_start(period, self.clock()), "spent_before": accounts.c.spent if period else 0}
+            change = update(accounts).where(accounts.c.id == account_id)
             connection.execute(change.values(allowance=amount, period=period, **since))
-            return find_purse(connection, by, purse_id)
+            return find_account(connection, by, account_id)
 
-    def set_limits(self, by: Identity, purse_id: str, limits: Limits) -> None:
+    def set_limits(self, by: Identity, account_id: str, limits: Limits) -> None:
         by.require(Scope.ADMIN)
-        self._set(by, purse_id, limit_columns(limits))
+        self._set(by, account_id, limit_columns(limits))
 
-    def add_credits(self, by: Identity, org_id: str, amount: int, reference: str) -> PurseRecord:
-        """Add micro-credits. The same `reference` is a Conflict, so a payment told twice counts once."""
+    def add_credits(self, by: Identity, org_id: str, amount: int, reference: str) -> AccountRecord:
+        """Adds micro-credits. A repeated `reference` raises Conflict, so a payment is credited once."""
         by.require(Scope.ADMIN)
         with self.store.write() as connection:
-            if find_purse(connection, by, org_id, "org").allowance is None:
-                raise InvalidRequest("this organisation has no bound on its credits", param="org_id")
+            if find_account(connection, by, org_id, "org").allowance is None:
+                raise InvalidRequest("this organisation has unlimited credits", param="org_id")
             self._grant(connection, org_id, amount, clean_name(reference, "reference"))
-            return find_purse(connection, by, org_id, "org")
-
-    def lift_credit_bound(self, by: Identity, org_id: str) -> PurseRecord:
-        """Let an organisation spend without end; it is metered all the same."""
-        by.require(Scope.ADMIN)
-        with self.store.write() as connection:
-            find_purse(connection, by, org_id, "org")
-            connection.execute(update(purses).where(purses.c.id == org_id).values(allowance=None))
-            return find_purse(connection, by, org_id, "org")
+            return find_account(connection, by, org_id, "org")
 
     def set_price(self, by: Identity, model: str, price: Price) -> None:
-        """Price of a model from the next reservation on; open ones keep theirs."""
+        """Sets the price of a model from the next reservation on; open reservations keep theirs."""
         by.require(Scope.ADMIN)
         with self.store.write() as connection:
             change = upsert(connection, prices).values(model=clean_name(model, "model"), **asdict(price))
@@ -166,13 +159,13 @@ class Directory:
             rows = connection.execute(select(prices).order_by(prices.c.model)).all()
         return {row.model: Price(row.input, row.cached, row.output) for row in rows}
 
-    def insert_purse(self, connection: Connection, kind: str, above: str, name: str, allowance: int | None) -> str:
-        """A new purse below the path `above`; returns its id."""
-        purse_id = make_id({"org": "org", "project": "proj", "key": "key"}[kind])
-        path = f"{above}/{purse_id}" if above else purse_id
-        row = {"id": purse_id, "kind": kind, "path": path, "name": clean_name(name, "name"), "allowance": allowance}
-        connection.execute(insert(purses).values(created_at=int(self.clock()), **row))
-        return purse_id
+    def insert_account(self, connection: Connection, kind: str, above: str, name: str, allowance: int | None) -> str:
+        """Inserts an account below the path `above`; returns its id."""
+        account_id = make_id({"org": "org", "project": "proj", "key": "key"}[kind])
+        path = f"{above}/{account_id}" if above else account_id
+        row = {"id": account_id, "kind": kind, "path": path, "name": clean_name(name, "name"), "allowance": allowance}
+        connection.execute(insert(accounts).values(created_at=int(self.clock()), **row))
+        return account_id
 
     def _grant(self, connection: Connection, org_id: str, amount: int, reference: str) -> None:
         if not 0 < amount <= MAX_AMOUNT:
@@ -181,13 +174,13 @@ class Directory:
         connection.execute(insert(grants).values(row))
         total = connection.execute(select(func.sum(grants.c.amount)).where(grants.c.org_id == org_id)).scalar_one()
         if total > MAX_AMOUNT:
-            raise InvalidRequest("that is more than the books can hold", param="amount")
-        connection.execute(update(purses).where(purses.c.id == org_id).values(allowance=int(total)))
+            raise InvalidRequest("the total of all credits would be too large", param="amount")
+        connection.execute(update(accounts).where(accounts.c.id == org_id).values(allowance=int(total)))
 
-    def _set(self, by: Identity, purse_id: str, values: dict[str, Any]) -> None:
+    def _set(self, by: Identity, account_id: str, values: dict[str, Any]) -> None:
         with self.store.write() as connection:
-            find_purse(connection, by, purse_id)
-            connection.execute(update(purses).where(purses.c.id == purse_id).values(values))
+            find_account(connection, by, account_id)
+            connection.execute(update(accounts).where(accounts.c.id == account_id).values(values))
 
 
 def limit_columns(limits: Limits) -> dict[str, int | None]:
@@ -200,14 +193,14 @@ def limit_columns(limits: Limits) -> dict[str, int | None]:
 
 
 def clean_name(text: str, param: str) -> str:
-    """A name fit for lists and logs: printable, not blank, bounded."""
+    """Checks that a name is printable, not blank, and not too long."""
     if not (text.strip() and text.isprintable() and len(text) <= MAX_NAME_LEN):
         raise InvalidRequest(f"{param} needs 1 to {MAX_NAME_LEN} printable characters", param=param)
     return text
 
 
-def find_purse(connection: Connection, by: Identity, purse_id: str, kind: str | None = None) -> PurseRecord:
-    row = connection.execute(select(purses).where(purses.c.id == purse_id)).one_or_none()
+def find_account(connection: Connection, by: Identity, account_id: str, kind: str | None = None) -> AccountRecord:
+    row = connection.execute(select(accounts).where(accounts.c.id == account_id)).one_or_none()
     if row is None or not by.sees(row.path) or kind not in (None, row.kind):
         raise NotFound("no such organisation, project or key")
     return record_of(row)
@@ -222,8 +215,8 @@ def user_of(row: Any) -> UserRecord:
     return UserRecord(row.id, row.org_id, row.email, row.created_at, row.disabled_at is not None)
 
 
-def record_of(row: Any) -> PurseRecord:
-    return PurseRecord(
+def record_of(row: Any) -> AccountRecord:
+    return AccountRecord(
         id=row.id,
         kind=row.kind,
         path=row.path,

@@ -1,7 +1,8 @@
-"""Closing what a dead process left open.
+"""Finds dead processes by their heartbeats and closes their open reservations.
 
-Every process counts a beat in `owners`. No clock is compared: an owner is dead when its beat has not moved over
-several of our own successful looks, so a locked database, a skewed clock or a long pause of ours kills nobody.
+Every process increments a counter in `owners`. A process counts as dead when its counter stays the same over several
+successful reads by this process. No clocks are compared, so a locked database, clock skew or a long pause of this
+process has no effect.
 """
 
 from __future__ import annotations
@@ -14,51 +15,53 @@ from quicksilver.accounts.records import State
 from quicksilver.accounts.schema import ledger, owners
 from quicksilver.accounts.store import upsert
 
+# A literal, not a bound parameter: only then is the partial index of open rows used.
 _IS_OPEN = ledger.c.state == literal_column(f"'{State.OPEN}'")
-"""Spelt out, not bound: only then is the small index of open rows used."""
-_NO_BEAT = -1
-"""Of an owner that is named by open rows alone."""
-_ORPHANS_AT_ONCE = 500
+# Heartbeat value for owners without a heartbeat row.
+_NO_HEARTBEAT = -1
+_MAX_ORPHANS = 500
 
 
-class Lookout:
-    """Remembers how long each owner's beat has stood still, in looks."""
+class LivenessTracker:
+    """Missed heartbeats of each process."""
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
         self._seen: dict[str, tuple[int, int]] = {}
 
-    def dead(self, beats: dict[str, int]) -> list[str]:
-        """Note one look at all beats; return the owners given up."""
+    def dead(self, heartbeats: dict[str, int]) -> list[str]:
+        """Records one read of all heartbeats; returns the owners that count as dead."""
         seen = {}
-        for owner, beat in beats.items():
-            last, still = self._seen.get(owner, (None, 0))
-            seen[owner] = (beat, still + 1 if beat == last else 0)
+        for owner, heartbeat in heartbeats.items():
+            last, num_missed = self._seen.get(owner, (None, 0))
+            seen[owner] = (heartbeat, num_missed + 1 if heartbeat == last else 0)
         self._seen = seen
-        return [owner for owner, (_, still) in seen.items() if still >= self._patience]
+        return [owner for owner, (_, num_missed) in seen.items() if num_missed >= self._patience]
 
 
-def beat(connection: Connection, owner: str) -> None:
-    """Show that we live. Writes the row anew if others gave us up."""
+def write_heartbeat(connection: Connection, owner: str) -> None:
+    """Increments the heartbeat of this process; inserts the row if another process has deleted it."""
     insert = upsert(connection, owners)
-    moved = {"beat": owners.c.beat + 1}
-    connection.execute(insert.on_conflict_do_update(index_elements=["id"], set_=moved), {"id": owner, "beat": 0})
+    next_value = {"heartbeat": owners.c.heartbeat + 1}
+    connection.execute(
+        insert.on_conflict_do_update(index_elements=["id"], set_=next_value), {"id": owner, "heartbeat": 0}
+    )
 
 
-def read_beats(connection: Connection) -> dict[str, int]:
-    """Beats of all owners, those included that only open reservations speak of."""
+def read_heartbeats(connection: Connection) -> dict[str, int]:
+    """Heartbeats of all owners, including owners that only appear in open reservations."""
     open_rows = select(ledger.c.owner).where(_IS_OPEN).distinct()
-    beats = dict.fromkeys(connection.execute(open_rows).scalars(), _NO_BEAT)
-    beats.update({row.id: row.beat for row in connection.execute(select(owners))})
-    return beats
+    heartbeats = dict.fromkeys(connection.execute(open_rows).scalars(), _NO_HEARTBEAT)
+    heartbeats.update({row.id: row.heartbeat for row in connection.execute(select(owners))})
+    return heartbeats
 
 
-def close_orphans(connection: Connection, books: Ledger, owner: str) -> int:
-    """Close some of an owner's open rows from their last checkpoints; forget the owner once none is left."""
+def close_orphans(connection: Connection, rules: Ledger, owner: str) -> int:
+    """Closes up to 500 open rows of an owner from their last checkpoints; deletes the owner once none is left."""
     open_rows = select(ledger.c.request_id).where(ledger.c.owner == owner, _IS_OPEN)
-    orphans = list(connection.execute(open_rows.limit(_ORPHANS_AT_ONCE)).scalars())
+    orphans = list(connection.execute(open_rows.limit(_MAX_ORPHANS)).scalars())
     if orphans:
-        books.apply(connection, [Close(request_id, How.ORPHAN) for request_id in orphans])
+        rules.apply(connection, [Close(request_id, How.ORPHAN) for request_id in orphans])
     else:
         connection.execute(delete(owners).where(owners.c.id == owner))
     return len(orphans)

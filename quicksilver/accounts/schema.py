@@ -1,7 +1,7 @@
-"""The tables as queries name them today. How they came to be is in `migrations`; a test holds the two together.
+"""Tables for queries. `migrations` creates them; a test compares the two.
 
-A *purse* is anything that can pay or be limited: an organisation, a project or a key. Its `path` joins the ids from
-the organisation down to itself, and a request draws on every purse of its key's path at once.
+An *account* is an organisation, a project or a key: anything with a balance or limits. Its `path` joins the ids from
+the organisation down to itself. A request is charged to every account of its key's path.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def _ints(names: str) -> list[ColumnClause[Any]]:
     return [column(name, BigInteger()) for name in names.split()]
 
 
-purses: TableClause = table(
-    "purses",
+accounts: TableClause = table(
+    "accounts",
     *_texts("id kind path name period"),
     *_ints("created_at disabled_at allowance spent reserved in_flight period_at spent_before"),
     *_ints("max_requests max_input max_output max_in_flight"),
@@ -42,7 +42,7 @@ usage: TableClause = table(
     *_ints("hour requests input_tokens cached_tokens output_tokens cost"),
 )
 rate_buckets: TableClause = table(
-    "rate_buckets", *_texts("purse_id"), *_ints("second requests input_tokens output_tokens")
+    "rate_buckets", *_texts("account_id"), *_ints("second requests input_tokens output_tokens")
 )
 replies: TableClause = table(
     "replies",
@@ -50,8 +50,8 @@ replies: TableClause = table(
     *_ints("created_at status"),
     column("body", LargeBinary()),
 )
-owners: TableClause = table("owners", *_texts("id"), *_ints("beat"))
+owners: TableClause = table("owners", *_texts("id"), *_ints("heartbeat"))
 settings: TableClause = table("settings", *_texts("name value"))
 TABLES = (
-    purses, api_keys, secrets, users, grants, prices, ledger, usage, rate_buckets, replies, owners, settings,
+    accounts, api_keys, secrets, users, grants, prices, ledger, usage, rate_buckets, replies, owners, settings,
 )  # fmt: skip

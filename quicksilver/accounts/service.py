@@ -1,7 +1,7 @@
-"""`Accounts`: the front door of the room for a server. Asynchronous, knows no HTTP.
+"""`Accounts`, the asynchronous interface for servers, and `AdminService`, the synchronous one for operators.
 
-Lookups run on a few reader threads, ledger entries on the one writer thread. Every method either does what it says
-or raises one of `quicksilver.errors`; when the database is away it raises LedgerUnavailable, never less.
+Lookups run on a few reader threads, ledger entries on one writer thread. Methods raise only `quicksilver.errors`. If
+the database cannot be reached, they raise LedgerUnavailable. Nothing here depends on HTTP.
 """
 
 from __future__ import annotations
@@ -16,24 +16,34 @@ from typing import Any, TypeVar
 
 from sqlalchemy import select
 
+from quicksilver.accounts.api_keys import ApiKeys
 from quicksilver.accounts.budgets import limits_of
 from quicksilver.accounts.charging import RequestOutcome, charge_for
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.entries import Checkpoint, Close, How, Reserve
-from quicksilver.accounts.idempotency import answer, find_claims, make_idempotency
+from quicksilver.accounts.idempotency import find_claims, make_idempotency, saved_reply
 from quicksilver.accounts.identity import Identity
-from quicksilver.accounts.key_minting import Mint
-from quicksilver.accounts.keyring import Keyring
+from quicksilver.accounts.key_lookup import KeyLookup
 from quicksilver.accounts.keys import Pepper, load_pepper, make_id
 from quicksilver.accounts.ledger import Ledger
 from quicksilver.accounts.limits import load_windows, tightest
 from quicksilver.accounts.migrations import require_current, upgrade
-from quicksilver.accounts.organizations import Directory
-from quicksilver.accounts.records import Charge, Idempotency, LimitState, Order, Price, Reservation, SavedReply
-from quicksilver.accounts.schema import purses, settings
+from quicksilver.accounts.organizations import Organizations
+from quicksilver.accounts.records import (
+    Charge,
+    Idempotency,
+    LimitState,
+    NewKey,
+    Order,
+    Price,
+    Reservation,
+    SavedReply,
+    UsageBucket,
+    UsageQuery,
+)
+from quicksilver.accounts.schema import accounts, settings
 from quicksilver.accounts.store import Store, upsert
 from quicksilver.accounts.usage import read_usage
-from quicksilver.accounts.views import NewKey, UsageBucket, UsageQuery
 from quicksilver.accounts.writer import Writer
 from quicksilver.core import Usage
 from quicksilver.errors import QuicksilverError
@@ -43,20 +53,20 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
-    """The synchronous side, for operators and admin requests."""
+class AdminService:
+    """Organisations, keys and usage; shared by the admin HTTP API and the command line."""
 
     store: Store
     pepper: Pepper
-    directory: Directory
-    mint: Mint
+    organizations: Organizations
+    keys: ApiKeys
 
     def usage(self, by: Identity, query: UsageQuery) -> list[UsageBucket]:
         return read_usage(self.store, by, query)
 
 
-def open_desk(url: str, config: AccountsConfig, clock: Clock = time.time) -> Desk:
-    """Open and, where needed, create the books and the pepper that belongs to them."""
+def open_admin(url: str, config: AccountsConfig, clock: Clock = time.time) -> AdminService:
+    """Opens the database and its pepper file, and creates or upgrades them where needed."""
     store = Store(url, config.lock_wait_s)
     try:
         upgrade(store)
@@ -66,75 +76,83 @@ def open_desk(url: str, config: AccountsConfig, clock: Clock = time.time) -> Des
     except BaseException:
         store.close()
         raise
-    directory = Directory(store, config, clock)
-    return Desk(store, pepper, directory, Mint(directory, pepper))
+    organizations = Organizations(store, config, clock)
+    return AdminService(store, pepper, organizations, ApiKeys(organizations, pepper))
 
 
 class Accounts:
     """Keys, limits and the ledger for one server process."""
 
-    def __init__(self, desk: Desk, config: AccountsConfig, clock: Clock = time.time) -> None:
-        self._desk = desk
+    def __init__(self, admin: AdminService, config: AccountsConfig, clock: Clock = time.time) -> None:
+        self._admin = admin
         self._config = config
         self._clock = clock
-        self._keyring = Keyring(desk.store, desk.pepper, config.auth_cache_s, clock)
+        self._key_lookup = KeyLookup(admin.store, admin.pepper, config.auth_cache_s, clock)
         self._readers = ThreadPoolExecutor(config.num_readers, thread_name_prefix="accounts-reader")
-        books = Ledger(make_id("proc"), config.default_price, config.reply_kept_s, clock)
-        self._writer = Writer(desk.store, books, config)
+        ledger = Ledger(make_id("proc"), config.default_price, config.reply_kept_s, clock)
+        self._writer = Writer(admin.store, ledger, config)
 
     @classmethod
     async def open(cls, url: str, config: AccountsConfig | None = None, clock: Clock = time.time) -> Accounts:
-        """Open the books, upgrade their schema, and begin to sweep after processes that died."""
+        """Opens and upgrades the database, and starts the writer thread and its heartbeat."""
         config = config or AccountsConfig()
-        desk = await asyncio.to_thread(open_desk, url, config, clock)
-        accounts = cls(desk, config, clock)
+        admin = await asyncio.to_thread(open_admin, url, config, clock)
+        opened = cls(admin, config, clock)
         try:
-            await asyncio.to_thread(accounts._writer.start)
+            await asyncio.to_thread(opened._writer.start)
         except BaseException:
-            desk.store.close()
+            admin.store.close()
             raise
-        return accounts
+        return opened
 
     async def close(self) -> None:
-        """Close every reservation this process still holds, from its last checkpoint, and let go of the database."""
+        """Closes the reservations of this process, each from its last checkpoint, and the database."""
         await asyncio.to_thread(self._writer.close)
         self._readers.shutdown()
-        self._desk.store.close()
+        self._admin.store.close()
 
     @property
     def needs_restart(self) -> bool:
-        """True after a failed fsync: the process must be replaced before anything paid is served again."""
-        return self._desk.store.is_broken
+        """True after a failed fsync: only a restart allows paid requests again."""
+        return self._admin.store.is_broken
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the ledger can be written: false while the disk is full, the database is locked or unreachable.
+
+        For readiness probes. Returns the result of the last heartbeat or entry, so it never waits for the database.
+        """
+        return not self.needs_restart and self._writer.is_writable
 
     @property
     def default_price(self) -> Price:
-        """Of a model that has no price of its own."""
+        """Price of a model without a price of its own."""
         return self._config.default_price
 
     async def bootstrap(self) -> NewKey | None:
-        """The first admin key, once; None ever after."""
-        return await self._read(self._desk.mint.bootstrap)
+        """The first admin key; None if it was made before."""
+        return await self._read(self._admin.keys.bootstrap)
 
     async def authenticate(self, bearer: str | None) -> Identity:
-        """Who a bearer token is (without the word `Bearer`); raises AuthenticationFailed."""
-        digest = self._keyring.digest(bearer)
-        known = self._keyring.remembered(digest)
-        return known if known is not None else await self._read(lambda: self._keyring.look_up(digest))
+        """The identity of a bearer token (without the word `Bearer`); raises AuthenticationFailed."""
+        digest = self._key_lookup.digest(bearer)
+        known = self._key_lookup.cached(digest)
+        return known if known is not None else await self._read(lambda: self._key_lookup.look_up(digest))
 
     async def is_live(self, identity: Identity) -> bool:
-        """Whether the key of a running stream is still valid; to be asked every second or so."""
-        return await self._read(lambda: self._keyring.is_live(identity))
+        """Whether the key of a running stream is still valid. Streams ask about once a second."""
+        return await self._read(lambda: self._key_lookup.is_live(identity))
 
     def idempotency(self, key: str, request: bytes) -> Idempotency:
-        """A client's Idempotency-Key bound to its request (method, path and body)."""
-        return make_idempotency(self._desk.pepper, key, request)
+        """An Idempotency-Key together with a digest of its request (method, path and body)."""
+        return make_idempotency(self._admin.pepper, key, request)
 
     async def recall(self, identity: Identity, idempotency: Idempotency) -> SavedReply | None:
         """The saved reply, None for a new key. Raises Conflict while in flight, IdempotencyMismatch on another body."""
         return await self._read(lambda: self._recall(identity, idempotency))
 
     async def reserve(self, identity: Identity, order: Order) -> Reservation:
-        """Set the most the order may cost aside, or raise why not. If the caller is cancelled, nothing stays reserved.
+        """Reserves the highest cost of the order. If the caller is cancelled, nothing stays reserved.
 
         Raises AuthenticationFailed, PermissionDenied, InsufficientQuota, RateLimited, InvalidRequest (one request
         above a whole minute's limit), Conflict, IdempotencyMismatch, LedgerUnavailable.
@@ -148,20 +166,20 @@ class Accounts:
         return reservation
 
     async def checkpoint(self, request_id: str, tokens_on_wire: int, cached_tokens: int | None = None) -> None:
-        """Note how many answer tokens have been sent. Raises LedgerUnavailable: then end the stream with an error."""
+        """Records how many answer tokens have been sent. After LedgerUnavailable, end the stream with an error."""
         await self._write(Checkpoint(request_id, tokens_on_wire, cached_tokens))
 
     async def settle(self, request_id: str, usage: Usage, reply: SavedReply | None = None) -> Charge:
-        """Charge what was used, once, however often it is called; before the last byte of the answer is sent.
+        """Charges the usage. Call it before the last byte of the answer is sent; repeated calls charge once.
 
-        Raises LedgerUnavailable: then the answer must not be completed, calling again is of no use, and the last
-        checkpoint decides the charge.
+        After LedgerUnavailable the answer must not be completed. A second call does not help: the last checkpoint
+        decides the charge.
         """
         charge: Charge = await self._write(Close(request_id, How.SETTLE, usage, reply))
         return charge
 
     async def release(self, request_id: str) -> Charge:
-        """Close a reservation without a charge, for requests that came to nothing. Returns how the row was closed."""
+        """Closes a reservation without a charge. Returns the charge of the row, which may have been closed before."""
         charge: Charge = await self._write(Close(request_id, How.RELEASE))
         return charge
 
@@ -173,23 +191,23 @@ class Accounts:
         return await (self.release(request_id) if charged is None else self.settle(request_id, charged))
 
     async def limits(self, identity: Identity) -> LimitState:
-        """What is left of the limits now; `reserve` returns the same after each reservation."""
+        """Remaining limits now. `reserve` returns the same after each reservation."""
         return await self._read(lambda: self._limits(identity))
 
     async def usage(self, by: Identity, query: UsageQuery) -> list[UsageBucket]:
-        return await self._read(lambda: self._desk.usage(by, query))
+        return await self._read(lambda: self._admin.usage(by, query))
 
-    async def admin(self, work: Callable[[Desk], T]) -> T:
-        """Run synchronous work at the desk, as in `await accounts.admin(lambda desk: desk.mint.list_keys(by))`."""
-        return await self._read(lambda: work(self._desk))
+    async def admin(self, work: Callable[[AdminService], T]) -> T:
+        """Runs synchronous work, as in `await accounts.admin(lambda admin: admin.keys.list_keys(by))`."""
+        return await self._read(lambda: work(self._admin))
 
     async def _read(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
     async def _write(self, entry: Checkpoint | Close) -> Any:
-        # Shielded: a caller that is cancelled stops waiting, but what it asked to be written is written.
+        # Shielded: when the caller is cancelled, the entry is still written.
         outcome = asyncio.wrap_future(self._writer.submit(entry))
-        outcome.add_done_callback(_look_at)
+        outcome.add_done_callback(_retrieve_exception)
         return await asyncio.shield(outcome)
 
     def _undo(self, future: Future[Any]) -> None:
@@ -198,20 +216,20 @@ class Accounts:
 
     def _recall(self, identity: Identity, idempotency: Idempotency) -> SavedReply | None:
         place = (identity.key_id, idempotency.key)
-        with self._desk.store.read() as connection:
+        with self._admin.store.read() as connection:
             claim = find_claims(connection, [place], self._clock() - self._config.reply_kept_s).get(place)
-        return None if claim is None else answer(claim, idempotency)
+        return None if claim is None else saved_reply(claim, idempotency)
 
     def _limits(self, identity: Identity) -> LimitState:
         now = self._clock()
-        with self._desk.store.read() as connection:
-            rows = connection.execute(select(purses).where(purses.c.id.in_(identity.purse_ids))).all()
-            windows = load_windows(connection, identity.purse_ids, now)
+        with self._admin.store.read() as connection:
+            rows = connection.execute(select(accounts).where(accounts.c.id.in_(identity.account_ids))).all()
+            windows = load_windows(connection, identity.account_ids, now)
         return tightest((limits_of(row), windows[row.id]) for row in rows)
 
 
-def _look_at(outcome: asyncio.Future[Any]) -> None:
-    """The writer makes up for a failure that nobody waits for any more; asyncio need not complain of it."""
+def _retrieve_exception(outcome: asyncio.Future[Any]) -> None:
+    """Prevents asyncio's warning about a failure that no caller awaits; the writer retries it."""
     if not outcome.cancelled():
         outcome.exception()
 
@@ -221,11 +239,13 @@ def pepper_path(store: Store, config: AccountsConfig) -> Path:
         return config.pepper_path
     if store.is_sqlite:
         return Path(f"{store.url.database}.pepper")
-    raise QuicksilverError("with PostgreSQL, name a pepper file that all servers share", code="pepper_missing")
+    raise QuicksilverError(
+        "PostgreSQL needs a pepper file that all servers share; pass --pepper", code="pepper_missing"
+    )
 
 
 def _require_matching(store: Store, pepper: Pepper) -> None:
-    """Refuse another database's pepper: with it every key would look unknown."""
+    """Refuses the pepper of another database, under which every key would be unknown."""
     fingerprint = pepper.digest("fingerprint", b"")
     with store.write() as connection:
         row = {"name": "pepper", "value": fingerprint}

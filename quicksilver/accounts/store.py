@@ -1,7 +1,7 @@
-"""The database: one engine, write and read transactions, and errors that fail closed.
+"""Database access for SQLite and PostgreSQL: transactions, upserts, and translated errors.
 
-The only file that knows which database it is. Whatever goes wrong below is reported without SQL, parameters or row
-contents. Writers on SQLite take the write lock at once, so a transaction never fails half-way for another's sake.
+Errors are reported without SQL, parameters or row contents. On SQLite a write transaction takes the write lock when it
+begins, so it cannot fail later because of another writer.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _FSYNC_FAILED = {sqlite3.SQLITE_IOERR_FSYNC, sqlite3.SQLITE_IOERR_DIR_FSYNC}
 
 
 class Store:
-    """Where the books lie. `url` is `sqlite:///file` or `postgresql://…`."""
+    """A database. `url` is `sqlite:///file` or `postgresql://…`."""
 
     def __init__(self, url: str, lock_wait_s: float = 4.0) -> None:
         self.url = _parse(url)
+        # True once an fsync failed: the state of the disk is unknown, so nothing is written until a restart.
         self.is_broken = False
-        """True once an fsync failed: what the disk holds is unknown, so nothing is written until a restart."""
         if self.is_sqlite:
-            self._writing, self._reading = _open_sqlite(self.url, lock_wait_s), _open_sqlite(self.url, lock_wait_s)
-            self._looking = self._reading.execution_options()
-            event.listen(self._writing, "begin", _begin_immediate)
-            event.listen(self._looking, "begin", _begin)
+            self._writes, self._reads = _open_sqlite(self.url, lock_wait_s), _open_sqlite(self.url, lock_wait_s)
+            self._snapshots = self._reads.execution_options()
+            event.listen(self._writes, "begin", _begin_immediate)
+            event.listen(self._snapshots, "begin", _begin)
         else:
-            self._writing = _open_postgres(self.url, lock_wait_s)
-            self._reading = self._writing.execution_options(isolation_level="AUTOCOMMIT")
-            self._looking = self._writing.execution_options(isolation_level="REPEATABLE READ")
+            self._writes = _open_postgres(self.url, lock_wait_s)
+            self._reads = self._writes.execution_options(isolation_level="AUTOCOMMIT")
+            self._snapshots = self._writes.execution_options(isolation_level="REPEATABLE READ")
 
     @property
     def is_sqlite(self) -> bool:
@@ -48,29 +48,29 @@ class Store:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """One transaction: all of it is on disk when the block ends, or none of it."""
+        """One write transaction: all of it is on disk when the block ends, or none of it."""
         if self.is_broken:
-            raise LedgerUnavailable("the disk failed under the books; restart after checking it", retry_after_s=60.0)
-        with self._translated(), self._writing.begin() as connection:
+            raise LedgerUnavailable("an fsync of the ledger failed; check the disk and restart", retry_after_s=60.0)
+        with self._translated(), self._writes.begin() as connection:
             yield connection
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A look without a transaction: each statement sees what is committed."""
-        with self._translated(), self._reading.connect() as connection:
+        """A connection without a transaction: each statement reads what is committed."""
+        with self._translated(), self._reads.connect() as connection:
             yield connection
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """A long look at one moment, which holds nobody up."""
-        with self._translated(), self._looking.begin() as connection:
+        """A read transaction over one snapshot. It may take long and blocks no writer."""
+        with self._translated(), self._snapshots.begin() as connection:
             if not self.is_sqlite:
                 connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
             yield connection
 
     def close(self) -> None:
-        self._writing.dispose()
-        self._reading.dispose()
+        self._writes.dispose()
+        self._reads.dispose()
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -82,14 +82,14 @@ class Store:
     def _reported(self, error: SQLAlchemyError) -> QuicksilverError:
         cause = error.orig if isinstance(error, DBAPIError) else error
         code = getattr(cause, "sqlite_errorname", None) or getattr(cause, "sqlstate", None)
-        _log.warning("database refused a transaction: %s %s", type(cause).__name__, code or "")
+        _log.warning("database error: %s %s", type(cause).__name__, code or "")
         if getattr(cause, "sqlite_errorcode", None) in _FSYNC_FAILED:
             self.is_broken = True
         if isinstance(error, IntegrityError):
-            return Conflict("it exists already, or contradicts what is stored")
+            return Conflict("it exists already, or conflicts with stored data")
         if isinstance(error, DataError):
             return InvalidRequest("a value cannot be stored")
-        return LedgerUnavailable("the books cannot be written now, so nothing paid is served; try again")
+        return LedgerUnavailable("the ledger cannot be written now, so paid requests are refused; try again")
 
 
 def upsert(connection: Connection, table: TableClause) -> Any:
@@ -98,18 +98,18 @@ def upsert(connection: Connection, table: TableClause) -> Any:
 
 
 @cache
-def replacing(dialect: str, table: TableClause, place: tuple[str, ...], replaced: tuple[str, ...]) -> Any:
-    """Insert rows; where `place` is taken, take over the `replaced` columns. Built once: building is the slow part."""
+def replacing(dialect: str, table: TableClause, key: tuple[str, ...], replaced: tuple[str, ...]) -> Any:
+    """INSERT that replaces the columns `replaced` of rows with the same `key`. Cached, since it is slow to build."""
     insert = (sqlite if dialect == "sqlite" else postgresql).insert(table)
-    return insert.on_conflict_do_update(index_elements=place, set_={name: insert.excluded[name] for name in replaced})
+    return insert.on_conflict_do_update(index_elements=key, set_={name: insert.excluded[name] for name in replaced})
 
 
 @cache
-def adding(dialect: str, table: TableClause, place: tuple[str, ...], grown: tuple[str, ...]) -> Any:
-    """Insert rows; where `place` is taken, add the `grown` columns to what is there."""
+def adding(dialect: str, table: TableClause, key: tuple[str, ...], summed: tuple[str, ...]) -> Any:
+    """INSERT that adds to the columns `summed` of rows with the same `key`."""
     insert = (sqlite if dialect == "sqlite" else postgresql).insert(table)
-    sums = {name: table.c[name] + insert.excluded[name] for name in grown}
-    return insert.on_conflict_do_update(index_elements=place, set_=sums)
+    sums = {name: table.c[name] + insert.excluded[name] for name in summed}
+    return insert.on_conflict_do_update(index_elements=key, set_=sums)
 
 
 def _parse(text: str) -> URL:
@@ -128,7 +128,7 @@ def _parse(text: str) -> URL:
 def _open_sqlite(url: URL, lock_wait_s: float) -> Engine:
     path = Path(str(url.database))
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Born private: the WAL and shared-memory files take their mode from this one.
+    # Created with mode 0600: the WAL and shared-memory files copy the mode of this file.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     engine = create_engine(url, hide_parameters=True, connect_args={"timeout": lock_wait_s})
     event.listen(engine, "connect", _configure_sqlite)
@@ -151,8 +151,8 @@ def _begin_immediate(connection: Connection) -> None:
 
 def _open_postgres(url: URL, lock_wait_s: float) -> Engine:
     wait_ms = round(lock_wait_s * 1000)
-    asked = url.query.get("options", "")
-    options = f"{asked} -c lock_timeout={wait_ms} -c statement_timeout={wait_ms} -c synchronous_commit=on"
+    given = url.query.get("options", "")
+    options = f"{given} -c lock_timeout={wait_ms} -c statement_timeout={wait_ms} -c synchronous_commit=on"
     connect_args = {"connect_timeout": max(1, round(lock_wait_s)), "options": options.strip()}
     return create_engine(
         url, hide_parameters=True, pool_pre_ping=True, use_native_hstore=False, connect_args=connect_args

@@ -1,7 +1,4 @@
-"""Who used how much of which model, by the hour. Written with each settlement, so it always equals the ledger.
-
-Reads return plain records; how they look on the wire is the server's.
-"""
+"""Usage by key, model and hour. Updated in the transaction of each settlement, so it always equals the ledger."""
 
 from __future__ import annotations
 
@@ -12,10 +9,9 @@ from typing import Any
 from sqlalchemy import Connection, or_, select
 
 from quicksilver.accounts.identity import Identity, Scope
-from quicksilver.accounts.records import Charge
-from quicksilver.accounts.schema import api_keys, purses, usage
+from quicksilver.accounts.records import GROUPS, HOUR_S, Charge, UsageBucket, UsageLine, UsageQuery
+from quicksilver.accounts.schema import accounts, api_keys, usage
 from quicksilver.accounts.store import Store, adding
-from quicksilver.accounts.views import GROUPS, HOUR_S, UsageBucket, UsageLine, UsageQuery
 
 _COUNTS = ("requests", "input_tokens", "cached_tokens", "output_tokens", "cost")
 
@@ -43,7 +39,7 @@ class Rollup:
 
 
 def read_usage(store: Store, by: Identity, query: UsageQuery) -> list[UsageBucket]:
-    """Usage that `by` may see: all of it for an admin, else that of its own project."""
+    """Usage that `by` may see: everything for an admin, otherwise that of its project."""
     by.require(Scope.USAGE)
     with store.read() as connection:
         found = connection.execute(_select(by, query)).all()
@@ -56,17 +52,17 @@ def read_usage(store: Store, by: Identity, query: UsageQuery) -> list[UsageBucke
 
 
 def _select(by: Identity, query: UsageQuery) -> Any:
-    found = select(usage, purses.c.path, api_keys.c.user_id).join(purses, purses.c.id == usage.c.key_id)
+    found = select(usage, accounts.c.path, api_keys.c.user_id).join(accounts, accounts.c.id == usage.c.key_id)
     found = found.join(api_keys, api_keys.c.id == usage.c.key_id)
     found = found.where(usage.c.hour >= query.start // HOUR_S, usage.c.hour < -(-query.end // HOUR_S))
     if not by.is_admin:
-        found = found.where(purses.c.path.startswith(f"{by.org_id}/{by.project_id}/", autoescape=True))
+        found = found.where(accounts.c.path.startswith(f"{by.org_id}/{by.project_id}/", autoescape=True))
     for column, wanted in ((usage.c.model, query.models), (usage.c.key_id, query.key_ids)):
         found = found.where(column.in_(wanted)) if wanted else found
     if query.user_ids:
         found = found.where(api_keys.c.user_id.in_(query.user_ids))
     if query.project_ids:
-        within = (purses.c.path.contains(f"/{project}/", autoescape=True) for project in query.project_ids)
+        within = (accounts.c.path.contains(f"/{project}/", autoescape=True) for project in query.project_ids)
         found = found.where(or_(*within))
     return found.order_by(usage.c.hour, usage.c.key_id, usage.c.model)
 

@@ -1,15 +1,19 @@
-"""`quicksilver orgs|keys|usage|prices|db`: the books from the command line.
+"""`quicksilver orgs|keys|usage|prices|db`: manages the accounts database directly, with or without a running server.
 
-Parses and prints; `accounts.commands` does it.
+Uses the same `AdminService` as the admin HTTP API.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.measure import Measurement
 from rich.table import Table
 
 from quicksilver.cli import options
@@ -17,179 +21,284 @@ from quicksilver.cli.console import errors, out
 from quicksilver.errors import QuicksilverError
 
 if TYPE_CHECKING:
-    from quicksilver.accounts.commands import Row
+    from quicksilver.accounts.records import AccountRecord, KeyRecord, Price
+    from quicksilver.accounts.service import AdminService
+    from quicksilver.accounts.store import Store
 
-orgs = typer.Typer(help="Organisations and their credits.", no_args_is_help=True)
-keys = typer.Typer(help="API keys.", no_args_is_help=True)
-prices = typer.Typer(help="What a token costs.", no_args_is_help=True)
-db = typer.Typer(help="The accounts database.", no_args_is_help=True)
+orgs = typer.Typer(help="Manage organisations and their credits.", no_args_is_help=True)
+keys = typer.Typer(help="Manage API keys.", no_args_is_help=True)
+prices = typer.Typer(help="Manage the price of each model.", no_args_is_help=True)
+db = typer.Typer(help="Maintain the accounts database.", no_args_is_help=True)
 
+Row = Mapping[str, str | int | None]
+DAY_S = 86_400
 SCOPES = ["inference", "usage"]
 
-Name = Annotated[str, typer.Argument(help="A name for people.")]
-
-
-def _show(rows: list[Row]) -> None:
-    if not rows:
-        errors.print("nothing yet")
-        return
-    table = Table(*rows[0])
-    for row in rows:
-        table.add_row(*("" if value is None else str(value) for value in row.values()))
-    out.print(table)
+Name = Annotated[str, typer.Argument(help="Display name.")]
+KeyId = Annotated[str, typer.Argument(help="Key id, as `keys list` shows it.")]
 
 
 @orgs.command("list")
 def orgs_list(database_url: options.DatabaseUrl = "", pepper: options.Pepper = None) -> None:
-    """Every organisation with its balance."""
-    from quicksilver.accounts import commands
+    """List organisations with their balances."""
+    from quicksilver.accounts.identity import OPERATOR
 
-    _show(commands.orgs_list(*options.accounts_database(database_url, pepper)))
+    with _admin(database_url, pepper) as admin:
+        _show([_org_row(org) for org in admin.organizations.list_accounts(OPERATOR, "org")])
 
 
 @orgs.command("create")
 def orgs_create(name: Name, database_url: options.DatabaseUrl = "", pepper: options.Pepper = None) -> None:
-    """A new organisation with its default project and sign-up credits."""
-    from quicksilver.accounts import commands
+    """Create an organisation with a default project and the sign-up credits."""
+    from quicksilver.accounts.identity import OPERATOR
 
-    _show([commands.orgs_create(*options.accounts_database(database_url, pepper), name)])
+    with _admin(database_url, pepper) as admin:
+        org = admin.organizations.create_org(OPERATOR, name)
+        project = admin.organizations.list_accounts(OPERATOR, "project", org.id)[0]
+    _show([{**_org_row(org), "project_id": project.id}])
 
 
 @orgs.command("credit")
 def orgs_credit(
-    org_id: Annotated[str, typer.Argument()],
-    credits: Annotated[int, typer.Argument(min=1)],
-    reference: Annotated[str, typer.Option(help="Why; the same reference is booked once.")],
+    org_id: Annotated[str, typer.Argument(help="Organisation id, as `orgs list` shows it.")],
+    credits: Annotated[int, typer.Argument(min=1, help="Whole credits to add.")],
+    reference: Annotated[str, typer.Option(help="Reason. Each reference is accepted once.")],
     database_url: options.DatabaseUrl = "",
     pepper: options.Pepper = None,
 ) -> None:
-    """Add credits."""
-    from quicksilver.accounts import commands
+    """Add credits to an organisation."""
+    from quicksilver.accounts.identity import OPERATOR
+    from quicksilver.accounts.records import MICRO
 
-    _show([commands.orgs_credit(*options.accounts_database(database_url, pepper), org_id, credits, reference)])
+    with _admin(database_url, pepper) as admin:
+        _show([_org_row(admin.organizations.add_credits(OPERATOR, org_id, credits * MICRO, reference))])
 
 
 @keys.command("list")
 def keys_list(database_url: options.DatabaseUrl = "", pepper: options.Pepper = None) -> None:
-    """Every key by its prefix; secrets are never shown again."""
-    from quicksilver.accounts import commands
+    """List keys. Of each secret only a prefix is shown."""
+    from quicksilver.accounts.identity import OPERATOR
 
-    _show(commands.keys_list(*options.accounts_database(database_url, pepper)))
+    with _admin(database_url, pepper) as admin:
+        _show([_key_row(key) for key in admin.keys.list_keys(OPERATOR)])
 
 
 @keys.command("create")
 def keys_create(
     name: Name,
     project: Annotated[str, typer.Option(help="Project id, as `orgs create` shows it.")],
-    scope: Annotated[
-        list[str], typer.Option(help="inference, usage, keys, metrics, files, training or admin.")
-    ] = SCOPES,
-    model: Annotated[list[str], typer.Option(help="Models it may name; default: all.")] = [],  # noqa: B006
-    days: Annotated[int, typer.Option(min=0, help="Days until it expires; 0 for never.")] = 0,
-    budget: Annotated[str, typer.Option(help="Credits it may spend; default: no bound of its own.")] = "",
+    scope: Annotated[list[str], typer.Option(help="inference, usage, keys, metrics or admin.")] = SCOPES,
+    model: Annotated[list[str], typer.Option(help="Models that the key may use; default: all.")] = [],  # noqa: B006
+    days: Annotated[int, typer.Option(min=0, help="Days until the key expires; 0: never.")] = 0,
+    budget: Annotated[str, typer.Option(help="Credits that the key may spend; default: no limit of its own.")] = "",
     database_url: options.DatabaseUrl = "",
     pepper: options.Pepper = None,
 ) -> None:
-    """A new key. Its secret is printed once, to standard output."""
-    from quicksilver.accounts import commands
-    from quicksilver.accounts.identity import parse_scopes
-    from quicksilver.accounts.records import from_credits
-    from quicksilver.accounts.views import KeyDraft
+    """Create a key and print its secret, which cannot be shown again."""
+    from quicksilver.accounts.identity import OPERATOR, parse_scopes
+    from quicksilver.accounts.records import KeyDraft, from_credits
 
     draft = KeyDraft(
         name,
         project,
         scopes=parse_scopes(scope),
         models=frozenset(model) or None,
-        expires_at=int(time.time()) + days * 86_400 if days else None,
+        expires_at=int(time.time()) + days * DAY_S if days else None,
         budget=from_credits(budget, "budget") if budget else None,
     )
-    typer.echo(commands.keys_create(*options.accounts_database(database_url, pepper), draft).secret)
+    with _admin(database_url, pepper) as admin:
+        typer.echo(admin.keys.create_key(OPERATOR, draft).secret)
 
 
 @keys.command("rotate")
 def keys_rotate(
-    key_id: Annotated[str, typer.Argument()],
-    overlap_s: Annotated[int, typer.Option(min=0, help="Seconds for which the old secret still works.")] = 0,
+    key_id: KeyId,
+    overlap_s: Annotated[int, typer.Option(min=0, help="Seconds for which the old secret stays valid.")] = 0,
     database_url: options.DatabaseUrl = "",
     pepper: options.Pepper = None,
 ) -> None:
-    """A new secret for a key."""
-    from quicksilver.accounts import commands
+    """Create a new secret for a key and print it."""
+    from quicksilver.accounts.identity import OPERATOR
 
-    typer.echo(commands.keys_rotate(*options.accounts_database(database_url, pepper), key_id, overlap_s).secret)
+    with _admin(database_url, pepper) as admin:
+        typer.echo(admin.keys.rotate_key(OPERATOR, key_id, overlap_s).secret)
 
 
 @keys.command("revoke")
-def keys_revoke(
-    key_id: Annotated[str, typer.Argument()], database_url: options.DatabaseUrl = "", pepper: options.Pepper = None
-) -> None:
-    """Turn a key off, in every process, within a second."""
-    from quicksilver.accounts import commands
+def keys_revoke(key_id: KeyId, database_url: options.DatabaseUrl = "", pepper: options.Pepper = None) -> None:
+    """Revoke a key. Running servers refuse it within a second."""
+    from quicksilver.accounts.identity import OPERATOR
 
-    commands.keys_revoke(*options.accounts_database(database_url, pepper), key_id)
+    with _admin(database_url, pepper) as admin:
+        admin.organizations.disable(OPERATOR, admin.organizations.get_account(OPERATOR, key_id, "key").id)
 
 
 def usage(
-    days: Annotated[int, typer.Option(min=1, max=366)] = 7,
-    by: Annotated[list[str], typer.Option(help="model, key, project.")] = ["model"],  # noqa: B006
+    days: Annotated[int, typer.Option(min=1, max=366, help="Number of days, including today.")] = 7,
+    by: Annotated[list[str], typer.Option(help="Group by model, key, project or user.")] = ["model"],  # noqa: B006
     database_url: options.DatabaseUrl = "",
     pepper: options.Pepper = None,
 ) -> None:
-    """Tokens and cost by day."""
-    from quicksilver.accounts import commands
+    """Show tokens and cost of each day (UTC)."""
+    from quicksilver.accounts.identity import OPERATOR
+    from quicksilver.accounts.records import UsageQuery
 
-    _show(commands.usage_table(*options.accounts_database(database_url, pepper), days, tuple(by)))
+    end = (int(time.time()) // DAY_S + 1) * DAY_S
+    query = UsageQuery(end - days * DAY_S, end, "1d", tuple(by))
+    with _admin(database_url, pepper) as admin:
+        buckets = admin.usage(OPERATOR, query)
+    _show([_usage_row(bucket.start, asdict(line)) for bucket in buckets for line in bucket.lines])
 
 
 @prices.command("list")
 def prices_list(database_url: options.DatabaseUrl = "", pepper: options.Pepper = None) -> None:
-    """Credits per token of models that have a price of their own."""
-    from quicksilver.accounts import commands
-
-    _show(commands.prices_list(*options.accounts_database(database_url, pepper)))
+    """List the credits per token of each model; `*` is the price of all others."""
+    with _admin(database_url, pepper) as admin:
+        _show(_price_rows(admin))
 
 
 @prices.command("set")
 def prices_set(
-    model: Annotated[str, typer.Argument()],
+    model: Annotated[str, typer.Argument(help="Model name.")],
     input: Annotated[int, typer.Argument(help="Micro-credits per input token.")],
-    cached: Annotated[int, typer.Argument(help="Micro-credits per input token found in the cache.")],
+    cached: Annotated[int, typer.Argument(help="Micro-credits per input token found in the prefix cache.")],
     output: Annotated[int, typer.Argument(help="Micro-credits per output token.")],
     database_url: options.DatabaseUrl = "",
     pepper: options.Pepper = None,
 ) -> None:
-    """Price a model, from the next request on."""
-    from quicksilver.accounts import commands
+    """Set the price of a model from the next request on."""
+    from quicksilver.accounts.identity import OPERATOR
     from quicksilver.accounts.records import Price
 
-    _show(commands.prices_set(*options.accounts_database(database_url, pepper), model, Price(input, cached, output)))
+    with _admin(database_url, pepper) as admin:
+        admin.organizations.set_price(OPERATOR, model, Price(input, cached, output))
+        _show(_price_rows(admin))
 
 
 @db.command("upgrade")
 def db_upgrade(database_url: options.DatabaseUrl = "", pepper: options.Pepper = None) -> None:
-    """Bring the schema up to date."""
-    from quicksilver.accounts import commands
+    """Upgrade the schema."""
+    from quicksilver.accounts.migrations import upgrade
 
-    typer.echo("\n".join(commands.db_upgrade(*options.accounts_database(database_url, pepper))) or "up to date")
+    with _store(database_url, pepper) as store:
+        typer.echo("\n".join(upgrade(store)) or "up to date")
 
 
 @db.command("check")
 def db_check(database_url: options.DatabaseUrl = "", pepper: options.Pepper = None) -> None:
-    """Prove the books: every sum, every reference. Fails if anything is off."""
-    from quicksilver.accounts import commands
+    """Recompute all sums and check all references. Fails if anything is inconsistent."""
+    from quicksilver.accounts.maintenance import audit
 
-    faults = commands.db_check(*options.accounts_database(database_url, pepper))
-    if faults:
-        raise QuicksilverError("; ".join(faults))
-    typer.echo("the books are right")
+    with _store(database_url, pepper) as store:
+        findings = audit(store)
+    if findings:
+        raise QuicksilverError("; ".join(findings))
+    typer.echo("the ledger is consistent")
 
 
 @db.command("backup")
 def db_backup(
-    target: Annotated[Path, typer.Argument()], database_url: options.DatabaseUrl = "", pepper: options.Pepper = None
+    target: Annotated[Path, typer.Argument(help="New file.")],
+    database_url: options.DatabaseUrl = "",
+    pepper: options.Pepper = None,
 ) -> None:
-    """Write a consistent copy while the server runs."""
-    from quicksilver.accounts import commands
+    """Write a consistent copy of the database, also while a server runs."""
+    from quicksilver.accounts.maintenance import backup
 
-    commands.db_backup(*options.accounts_database(database_url, pepper), target)
+    with _store(database_url, pepper) as store:
+        backup(store, target)
+
+
+def _show(rows: list[Row]) -> None:
+    """Prints a table; if it is wider than the terminal, one block per row with a line for each column."""
+    if not rows:
+        errors.print("no entries")
+        return
+    table = Table(*rows[0])
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    if Measurement.get(out, out.options.update(width=10_000), table).maximum <= out.width:
+        out.print(table)
+        return
+    width = max(len(name) for name in rows[0])
+    blocks = ("\n".join(f"{name:<{width}}  {_cell(value)}".rstrip() for name, value in row.items()) for row in rows)
+    out.print("\n\n".join(blocks), markup=False, highlight=False, soft_wrap=True)
+
+
+def _cell(value: str | int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _org_row(org: AccountRecord) -> Row:
+    from quicksilver.accounts.records import in_credits
+
+    return {
+        "id": org.id,
+        "name": org.name,
+        "state": "disabled" if org.is_disabled else "active",
+        "spent": in_credits(org.spent),
+        "balance": "unlimited" if org.balance is None else in_credits(org.balance),
+    }
+
+
+def _key_row(key: KeyRecord) -> Row:
+    from quicksilver.accounts.records import in_credits
+
+    account = key.account
+    return {
+        "id": account.id,
+        "name": account.name,
+        "key": " ".join(key.displays),
+        "state": "revoked" if account.is_disabled else "active",
+        "scopes": " ".join(sorted(key.scopes)),
+        "models": "all" if key.models is None else " ".join(sorted(key.models)),
+        "expires": "never" if key.expires_at is None else _date(key.expires_at),
+        "spent": in_credits(account.spent),
+        "budget": "unlimited" if account.allowance is None else in_credits(account.allowance),
+    }
+
+
+def _price_rows(admin: AdminService) -> list[Row]:
+    listed = {**admin.organizations.list_prices(), "*": admin.organizations.config.default_price}
+    return [_price_row(model, price) for model, price in listed.items()]
+
+
+def _price_row(model: str, price: Price) -> Row:
+    from quicksilver.accounts.records import in_credits
+
+    return {"model": model, **{name: in_credits(amount) for name, amount in asdict(price).items()}}
+
+
+def _usage_row(start: int, line: dict[str, str | int | None]) -> Row:
+    """Without the columns that the query did not group by."""
+    from quicksilver.accounts.records import in_credits
+
+    shown = {name: value for name, value in line.items() if value is not None}
+    return {"day": _date(start), **shown, "cost": in_credits(int(line["cost"] or 0))}
+
+
+def _date(seconds: int) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(seconds))
+
+
+@contextmanager
+def _store(url: str, pepper: Path | None) -> Iterator[Store]:
+    from quicksilver.accounts.store import Store
+
+    database, config = options.accounts_database(url, pepper)
+    store = Store(database, config.lock_wait_s)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@contextmanager
+def _admin(url: str, pepper: Path | None) -> Iterator[AdminService]:
+    from quicksilver.accounts.service import open_admin
+
+    admin = open_admin(*options.accounts_database(url, pepper))
+    try:
+        yield admin
+    finally:
+        admin.store.close()

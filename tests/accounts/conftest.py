@@ -15,10 +15,9 @@ from quicksilver.accounts.entries import Entry
 from quicksilver.accounts.identity import OPERATOR, Identity, Scope
 from quicksilver.accounts.ledger import Ledger, Outcome
 from quicksilver.accounts.migrations import upgrade
-from quicksilver.accounts.records import Limits, Price
-from quicksilver.accounts.service import Desk, open_desk
+from quicksilver.accounts.records import KeyDraft, Limits, Price
+from quicksilver.accounts.service import AdminService, open_admin
 from quicksilver.accounts.store import Store
-from quicksilver.accounts.views import KeyDraft
 from tests.accounts.postgres import find_binaries, running_postgres
 
 _numbers = itertools.count()
@@ -88,7 +87,7 @@ def migrated_postgres(postgres_server: str) -> str:
 @pytest.fixture
 def postgres_url(migrated_postgres: str) -> str:
     """Tables without rows: emptying them is much faster than making them."""
-    names = ("ledger", "usage", "replies", "secrets", "api_keys", "users", "grants", "purses")
+    names = ("ledger", "usage", "replies", "secrets", "api_keys", "users", "grants", "accounts")
     others = ("prices", "rate_buckets", "owners", "settings")
     run_sql(migrated_postgres, *(f"DELETE FROM {name}" for name in (*names, *others)))
     return migrated_postgres
@@ -130,15 +129,15 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def desk(url: str, config: AccountsConfig, clock: FakeClock) -> Iterator[Desk]:
-    desk = open_desk(url, config, clock)
-    yield desk
-    desk.store.close()
+def admin(url: str, config: AccountsConfig, clock: FakeClock) -> Iterator[AdminService]:
+    admin = open_admin(url, config, clock)
+    yield admin
+    admin.store.close()
 
 
 @pytest.fixture
-def customer(desk: Desk) -> Customer:
-    return make_customer(desk)
+def customer(admin: AdminService) -> Customer:
+    return make_customer(admin)
 
 
 @pytest.fixture
@@ -146,16 +145,16 @@ def books(config: AccountsConfig, clock: FakeClock) -> Ledger:
     return Ledger("proc_a", config.default_price, config.reply_kept_s, clock)
 
 
-def make_customer(desk: Desk, credits: int = 1, draft: KeyDraft | None = None) -> Customer:
+def make_customer(admin: AdminService, credits: int = 1, draft: KeyDraft | None = None) -> Customer:
     """`credits` whole credits; at the test prices an input token costs 10, a cached one 1, an output token 100."""
-    org = desk.directory.create_org(OPERATOR, "acme", credits)
-    project = desk.directory.list_purses(OPERATOR, "project", org.id)[0]
+    org = admin.organizations.create_org(OPERATOR, "acme", credits)
+    project = admin.organizations.list_accounts(OPERATOR, "project", org.id)[0]
     draft = replace(draft or KeyDraft("key", scopes=RIGHTS), project_id=project.id)
-    key = desk.mint.create_key(OPERATOR, draft)
+    key = admin.keys.create_key(OPERATOR, draft)
     identity = Identity(key.id, f"{project.path}/{key.id}", draft.scopes, draft.models, draft.user_id, draft.expires_at)
     return Customer(org.id, project.id, key.id, key.secret, identity)
 
 
-def apply(desk: Desk, books: Ledger, *entries: Entry) -> list[Outcome]:
-    with desk.store.write() as connection:
+def apply(admin: AdminService, books: Ledger, *entries: Entry) -> list[Outcome]:
+    with admin.store.write() as connection:
         return books.apply(connection, entries)

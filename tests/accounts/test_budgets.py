@@ -1,4 +1,4 @@
-"""What a purse refuses, and for how long."""
+"""What a account refuses, and for how long."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ from datetime import UTC, datetime
 
 import pytest
 
-from quicksilver.accounts.budgets import Ask, Purse, period_start, refusal_of
+from quicksilver.accounts.budgets import Budget, Demand, period_start, refusal_of
 from quicksilver.accounts.limits import Window
 from quicksilver.accounts.records import Limits
 from quicksilver.errors import AuthenticationFailed, InsufficientQuota, InvalidRequest, RateLimited
 from tests.accounts.conftest import START
 
-ASK = Ask(amount=100, input_tokens=10, output_tokens=20)
+ASK = Demand(amount=100, input_tokens=10, output_tokens=20)
 
 
-def purse(allowance: int | None = None, limits: Limits | None = None, kind: str = "key") -> Purse:
-    return Purse("id", kind, False, allowance, 0, 0, 0, None, 0, 0, limits or Limits(), Window(START))
+def account(allowance: int | None = None, limits: Limits | None = None, kind: str = "key") -> Budget:
+    return Budget("id", kind, False, allowance, 0, 0, 0, None, 0, 0, limits or Limits(), Window(START))
 
 
-def test_unbounded_purse_bears_anything() -> None:
-    assert purse().refusal(Ask(10**18, 10**9, 10**9)) is None
+def test_unlimited_budget_admits_anything() -> None:
+    assert account().refusal(Demand(10**18, 10**9, 10**9)) is None
 
 
 def test_spent_money_is_final_and_held_money_is_not() -> None:
-    one = purse(allowance=150)
+    one = account(allowance=150)
     one.take(ASK)
     assert isinstance(one.refusal(ASK), RateLimited)
     one.close(reserved=100, cost=60)
     refusal = one.refusal(ASK)
     assert isinstance(refusal, InsufficientQuota)
     assert "budget" in refusal.message
-    assert one.refusal(Ask(90, 1, 1)) is None
+    assert one.refusal(Demand(90, 1, 1)) is None
 
 
 def test_organisation_speaks_of_credits() -> None:
-    refusal = purse(allowance=1, kind="org").refusal(ASK)
+    refusal = account(allowance=1, kind="org").refusal(ASK)
     assert refusal is not None
     assert "credits" in refusal.message
 
 
-def test_disabled_purse_refuses_first() -> None:
-    one = purse(allowance=0)
+def test_disabled_account_refuses_first() -> None:
+    one = account(allowance=0)
     one.is_disabled = True
     assert isinstance(one.refusal(ASK), AuthenticationFailed)
 
 
 def test_concurrency_is_counted_in_flight() -> None:
-    one = purse(limits=Limits(concurrency=1))
+    one = account(limits=Limits(concurrency=1))
     one.take(ASK)
     refusal = one.refusal(ASK)
     assert isinstance(refusal, RateLimited)
@@ -58,7 +58,7 @@ def test_concurrency_is_counted_in_flight() -> None:
 
 @pytest.mark.parametrize("limits", [Limits(requests=2), Limits(input_tokens=25), Limits(output_tokens=59)])
 def test_each_rate_is_kept(limits: Limits) -> None:
-    one = purse(limits=limits)
+    one = account(limits=limits)
     one.take(ASK)
     assert one.refusal(ASK) is None
     one.take(ASK)
@@ -68,24 +68,24 @@ def test_each_rate_is_kept(limits: Limits) -> None:
 
 
 def test_request_above_a_whole_minute_is_told_to_shrink() -> None:
-    refusal = purse(limits=Limits(output_tokens=19)).refusal(ASK)
+    refusal = account(limits=Limits(output_tokens=19)).refusal(ASK)
     assert isinstance(refusal, InvalidRequest)
     assert refusal.param == "max_tokens"
 
 
 def test_path_reports_the_refusal_that_stands_longest() -> None:
-    busy, empty = purse(limits=Limits(concurrency=0)), purse(allowance=5)
+    busy, empty = account(limits=Limits(concurrency=0)), account(allowance=5)
     assert isinstance(refusal_of([busy, empty], ASK), InsufficientQuota)
-    full = purse(limits=Limits(requests=1))
+    full = account(limits=Limits(requests=1))
     full.take(ASK)
     said = refusal_of([busy, full], ASK)
     assert isinstance(said, RateLimited)
     assert said.retry_after_s == 60.0
-    assert refusal_of([purse(), purse()], ASK) is None
+    assert refusal_of([account(), account()], ASK) is None
 
 
 def test_budget_period_begins_anew() -> None:
-    one = purse(allowance=100)
+    one = account(allowance=100)
     one.period, one.period_at, one.spent = "month", period_start("month", START), 100
     one.roll_period(START + 60)
     assert one.left == 0

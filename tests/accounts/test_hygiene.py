@@ -11,9 +11,8 @@ import pytest
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR
-from quicksilver.accounts.records import Order, SavedReply
+from quicksilver.accounts.records import KeyDraft, Order, SavedReply
 from quicksilver.accounts.service import Accounts
-from quicksilver.accounts.views import KeyDraft
 from quicksilver.core import Usage
 from quicksilver.errors import QuicksilverError
 from tests.accounts.conftest import FakeClock, make_customer
@@ -25,7 +24,7 @@ NAME = "CANARY-name"
 """Written once: a traceback shows the source lines it passes through."""
 INJECTIONS = (
     "' OR '1'='1' --",
-    "qs-'; DROP TABLE purses; --",
+    "qs-'; DROP TABLE accounts; --",
     'qs-" UNION SELECT digest FROM secrets --',
     "%s%s%s%n",
     "{0.__class__}",
@@ -76,8 +75,8 @@ async def test_canaries_surface_nowhere(
     await accounts.settle("r1", Usage(1, 0, 1), SavedReply(200, PROMPT))
     other = accounts.idempotency(NAME, PROMPT + b"!")
     said.append(await message_of(lambda: accounts.recall(who, other)))
-    said.append(await message_of(lambda: accounts.admin(lambda desk: desk.directory.get_purse(who, NAME))))
-    with locked(await accounts.admin(lambda desk: desk)):
+    said.append(await message_of(lambda: accounts.admin(lambda admin: admin.organizations.get_account(who, NAME))))
+    with locked(await accounts.admin(lambda admin: admin)):
         said.append(await message_of(lambda: accounts.reserve(who, Order(NAME, "nano", 1, 1, other))))
         said.append(await message_of(lambda: accounts.settle(NAME, Usage(1), SavedReply(200, PROMPT))))
     await accounts.close()
@@ -93,7 +92,7 @@ async def test_injections_change_nothing(url: str, config: AccountsConfig, clock
     await accounts.admin(make_customer)
     for bearer in INJECTIONS:
         await message_of(lambda bearer=bearer: accounts.authenticate(bearer))
-    assert len(await accounts.admin(lambda desk: desk.directory.list_purses(OPERATOR, "org"))) == 1
+    assert len(await accounts.admin(lambda admin: admin.organizations.list_accounts(OPERATOR, "org"))) == 1
     await accounts.close()
 
 
@@ -101,7 +100,7 @@ async def test_secrets_and_prompts_are_not_in_the_database(
     sqlite_url: str, config: AccountsConfig, tmp_path: Path
 ) -> None:
     accounts = await Accounts.open(sqlite_url, config)
-    customer = await accounts.admin(lambda desk: make_customer(desk, draft=KeyDraft("k")))
+    customer = await accounts.admin(lambda admin: make_customer(admin, draft=KeyDraft("k")))
     once = accounts.idempotency("key", PROMPT)
     await accounts.reserve(customer.identity, Order("r", "nano", 1, 1, once))
     await accounts.close()

@@ -6,12 +6,12 @@ import pytest
 from sqlalchemy import select
 
 from quicksilver.accounts.entries import Close, How, Reserve
-from quicksilver.accounts.idempotency import answer, find_claims, forget_old_replies, make_idempotency
+from quicksilver.accounts.idempotency import find_claims, forget_old_replies, make_idempotency, saved_reply
 from quicksilver.accounts.keys import Pepper
 from quicksilver.accounts.ledger import Ledger
 from quicksilver.accounts.records import Idempotency, Order, Reservation, SavedReply
 from quicksilver.accounts.schema import replies
-from quicksilver.accounts.service import Desk
+from quicksilver.accounts.service import AdminService
 from quicksilver.core import Usage
 from quicksilver.errors import Conflict, IdempotencyMismatch, InsufficientQuota, InvalidRequest
 from tests.accounts.conftest import Customer, FakeClock, apply, make_customer
@@ -25,11 +25,13 @@ def reserve(customer: Customer, request_id: str, idempotency: Idempotency = ASKE
     return Reserve(customer.identity, Order(request_id, "nano", 1, max_output, idempotency))
 
 
-def recall(desk: Desk, customer: Customer, idempotency: Idempotency = ASKED, since: float = 0.0) -> SavedReply | None:
+def recall(
+    admin: AdminService, customer: Customer, idempotency: Idempotency = ASKED, since: float = 0.0
+) -> SavedReply | None:
     place = (customer.key_id, idempotency.key)
-    with desk.store.read() as connection:
+    with admin.store.read() as connection:
         claim = find_claims(connection, [place], since).get(place)
-    return None if claim is None else answer(claim, idempotency)
+    return None if claim is None else saved_reply(claim, idempotency)
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "a\nb", "a\x00b", "naïve"])
@@ -39,67 +41,73 @@ def test_odd_keys_are_refused(key: str) -> None:
     assert make_idempotency(PEPPER, "x" * 255, b"").key == "x" * 255
 
 
-def test_second_request_waits_and_then_gets_the_same_reply(desk: Desk, books: Ledger, customer: Customer) -> None:
-    assert recall(desk, customer) is None
-    first, second = apply(desk, books, reserve(customer, "r1"), reserve(customer, "r2"))
+def test_second_request_waits_and_then_gets_the_same_reply(
+    admin: AdminService, books: Ledger, customer: Customer
+) -> None:
+    assert recall(admin, customer) is None
+    first, second = apply(admin, books, reserve(customer, "r1"), reserve(customer, "r2"))
     assert isinstance(first, Reservation)
     assert isinstance(second, Conflict)
     with pytest.raises(Conflict, match="still running"):
-        recall(desk, customer)
-    (third,) = apply(desk, books, reserve(customer, "r3"))
+        recall(admin, customer)
+    (third,) = apply(admin, books, reserve(customer, "r3"))
     assert isinstance(third, Conflict)
-    apply(desk, books, Close("r1", How.SETTLE, Usage(1, 0, 1), REPLY))
-    assert recall(desk, customer) == REPLY
-    (late,) = apply(desk, books, reserve(customer, "r4"))
+    apply(admin, books, Close("r1", How.SETTLE, Usage(1, 0, 1), REPLY))
+    assert recall(admin, customer) == REPLY
+    (late,) = apply(admin, books, reserve(customer, "r4"))
     assert isinstance(late, Conflict)
 
 
-def test_other_body_is_a_mismatch_whether_running_or_done(desk: Desk, books: Ledger, customer: Customer) -> None:
+def test_other_body_is_a_mismatch_whether_running_or_done(
+    admin: AdminService, books: Ledger, customer: Customer
+) -> None:
     other = make_idempotency(PEPPER, "abc", b"POST /v1/chat {1}")
-    apply(desk, books, reserve(customer, "r1"))
+    apply(admin, books, reserve(customer, "r1"))
     with pytest.raises(IdempotencyMismatch):
-        recall(desk, customer, other)
-    (refused,) = apply(desk, books, reserve(customer, "r2", other))
+        recall(admin, customer, other)
+    (refused,) = apply(admin, books, reserve(customer, "r2", other))
     assert isinstance(refused, IdempotencyMismatch)
-    apply(desk, books, Close("r1", How.SETTLE, Usage(1, 0, 1), REPLY))
+    apply(admin, books, Close("r1", How.SETTLE, Usage(1, 0, 1), REPLY))
     with pytest.raises(IdempotencyMismatch):
-        recall(desk, customer, other)
+        recall(admin, customer, other)
 
 
 @pytest.mark.parametrize(
     "ending", [Close("r1", How.RELEASE), Close("r1", How.ORPHAN), Close("r1", How.SETTLE, Usage(1, 0, 1))]
 )
 def test_request_without_reply_leaves_its_key_free(
-    desk: Desk, books: Ledger, customer: Customer, ending: Close
+    admin: AdminService, books: Ledger, customer: Customer, ending: Close
 ) -> None:
-    apply(desk, books, reserve(customer, "r1"))
-    apply(desk, books, ending)
-    assert recall(desk, customer) is None
-    assert isinstance(apply(desk, books, reserve(customer, "r2"))[0], Reservation)
+    apply(admin, books, reserve(customer, "r1"))
+    apply(admin, books, ending)
+    assert recall(admin, customer) is None
+    assert isinstance(apply(admin, books, reserve(customer, "r2"))[0], Reservation)
 
 
-def test_refused_request_claims_nothing(desk: Desk, books: Ledger, customer: Customer) -> None:
-    (refused,) = apply(desk, books, reserve(customer, "r1", max_output=10**9))
+def test_refused_request_claims_nothing(admin: AdminService, books: Ledger, customer: Customer) -> None:
+    (refused,) = apply(admin, books, reserve(customer, "r1", max_output=10**9))
     assert isinstance(refused, InsufficientQuota)
-    assert recall(desk, customer) is None
+    assert recall(admin, customer) is None
 
 
-def test_keys_belong_to_one_api_key(desk: Desk, books: Ledger, customer: Customer) -> None:
-    other = make_customer(desk)
-    apply(desk, books, reserve(customer, "r1"), Close("r1", How.SETTLE, Usage(1, 0, 1), REPLY))
-    assert recall(desk, other) is None
-    assert isinstance(apply(desk, books, reserve(other, "r2"))[0], Reservation)
+def test_keys_belong_to_one_api_key(admin: AdminService, books: Ledger, customer: Customer) -> None:
+    other = make_customer(admin)
+    apply(admin, books, reserve(customer, "r1"), Close("r1", How.SETTLE, Usage(1, 0, 1), REPLY))
+    assert recall(admin, other) is None
+    assert isinstance(apply(admin, books, reserve(other, "r2"))[0], Reservation)
 
 
-def test_reply_is_forgotten_after_its_day(desk: Desk, books: Ledger, customer: Customer, clock: FakeClock) -> None:
-    apply(desk, books, reserve(customer, "r1"), Close("r1", How.SETTLE, Usage(1, 0, 1), REPLY))
+def test_reply_is_forgotten_after_its_day(
+    admin: AdminService, books: Ledger, customer: Customer, clock: FakeClock
+) -> None:
+    apply(admin, books, reserve(customer, "r1"), Close("r1", How.SETTLE, Usage(1, 0, 1), REPLY))
     clock.now += books.reply_kept_s
-    assert recall(desk, customer, since=clock.now - books.reply_kept_s) is None
-    assert isinstance(apply(desk, books, reserve(customer, "r2"))[0], Reservation)
-    with desk.store.write() as connection:
+    assert recall(admin, customer, since=clock.now - books.reply_kept_s) is None
+    assert isinstance(apply(admin, books, reserve(customer, "r2"))[0], Reservation)
+    with admin.store.write() as connection:
         forget_old_replies(connection, clock.now)
         kept = connection.execute(select(replies.c.request_id)).scalars().all()
     assert kept == ["r2"]
-    with desk.store.write() as connection:
+    with admin.store.write() as connection:
         forget_old_replies(connection, clock.now + 10**6)
         assert connection.execute(select(replies.c.request_id)).scalars().all() == ["r2"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quicksilver.accounts.identity import ALL_SCOPES, OPERATOR, Identity, Scope, narrow, parse_scopes
+from quicksilver.accounts.identity import ALL_SCOPES, OPERATOR, Identity, Scope, narrow, parse_scopes, stored_scopes
 from quicksilver.errors import InvalidRequest, PermissionDenied
 
 scope_sets = st.frozensets(st.sampled_from(Scope))
@@ -58,3 +58,9 @@ def test_identity_sees_itself_and_below_only() -> None:
 
 def test_tenant_is_the_project() -> None:
     assert Identity("k", "o/p/k", ALL_SCOPES).tenant == "p"
+
+
+def test_unknown_scopes_in_the_database_are_ignored() -> None:
+    assert stored_scopes("files inference training") == {Scope.INFERENCE}
+    assert stored_scopes("admin files training") == ALL_SCOPES
+    assert stored_scopes("") == frozenset()

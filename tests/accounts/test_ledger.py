@@ -12,11 +12,10 @@ from sqlalchemy import select, text
 from quicksilver.accounts.entries import Checkpoint, Close, How, Reserve
 from quicksilver.accounts.identity import OPERATOR, Identity
 from quicksilver.accounts.ledger import Ledger
-from quicksilver.accounts.maintenance import check
-from quicksilver.accounts.records import Charge, Limits, Order, Price, Reservation, State
+from quicksilver.accounts.maintenance import audit
+from quicksilver.accounts.records import Charge, KeyDraft, Limits, Order, Price, Reservation, State
 from quicksilver.accounts.schema import ledger
-from quicksilver.accounts.service import Desk
-from quicksilver.accounts.views import KeyDraft
+from quicksilver.accounts.service import AdminService
 from quicksilver.core import Usage
 from quicksilver.errors import (
     AuthenticationFailed,
@@ -36,125 +35,127 @@ def reserve(customer: Customer, request_id: str, max_input: int = 10, max_output
     return Reserve(customer.identity, Order(request_id, "nano", max_input, max_output))
 
 
-def row(desk: Desk, request_id: str) -> Any:
-    with desk.store.read() as connection:
+def row(admin: AdminService, request_id: str) -> Any:
+    with admin.store.read() as connection:
         return connection.execute(select(ledger).where(ledger.c.request_id == request_id)).one()
 
 
-def money(desk: Desk, purse_id: str) -> tuple[int, int, int]:
-    purse = desk.directory.get_purse(OPERATOR, purse_id)
-    return purse.spent, purse.reserved, purse.in_flight
+def money(admin: AdminService, account_id: str) -> tuple[int, int, int]:
+    account = admin.organizations.get_account(OPERATOR, account_id)
+    return account.spent, account.reserved, account.in_flight
 
 
-def test_reserve_holds_the_most_and_settle_charges_what_was_used(desk: Desk, books: Ledger, customer: Customer) -> None:
-    (reserved,) = apply(desk, books, reserve(customer, "r1"))
+def test_reserve_holds_the_most_and_settle_charges_what_was_used(
+    admin: AdminService, books: Ledger, customer: Customer
+) -> None:
+    (reserved,) = apply(admin, books, reserve(customer, "r1"))
     assert isinstance(reserved, Reservation)
     assert reserved.amount == 10 * 10 + 20 * 100
-    for purse_id in customer.identity.purse_ids:
-        assert money(desk, purse_id) == (0, 2100, 1)
-    (charge,) = apply(desk, books, Close("r1", SETTLE, Usage(10, 4, 7)))
+    for account_id in customer.identity.account_ids:
+        assert money(admin, account_id) == (0, 2100, 1)
+    (charge,) = apply(admin, books, Close("r1", SETTLE, Usage(10, 4, 7)))
     assert charge == Charge("r1", State.SETTLED, 6 * 10 + 4 * 1 + 7 * 100, Usage(10, 4, 7))
-    for purse_id in customer.identity.purse_ids:
-        assert money(desk, purse_id) == (764, 0, 0)
-    assert check(desk.store) == []
+    for account_id in customer.identity.account_ids:
+        assert money(admin, account_id) == (764, 0, 0)
+    assert audit(admin.store) == []
 
 
-def test_settling_twice_charges_once(desk: Desk, books: Ledger, customer: Customer) -> None:
-    apply(desk, books, reserve(customer, "r1"))
-    first = apply(desk, books, Close("r1", SETTLE, Usage(10, 0, 7)))
-    again = apply(desk, books, Close("r1", SETTLE, Usage(10, 0, 9)), Close("r1", SETTLE, Usage(10, 0, 7)))
+def test_settling_twice_charges_once(admin: AdminService, books: Ledger, customer: Customer) -> None:
+    apply(admin, books, reserve(customer, "r1"))
+    first = apply(admin, books, Close("r1", SETTLE, Usage(10, 0, 7)))
+    again = apply(admin, books, Close("r1", SETTLE, Usage(10, 0, 9)), Close("r1", SETTLE, Usage(10, 0, 7)))
     assert again == first * 2
-    assert money(desk, customer.org_id) == (800, 0, 0)
+    assert money(admin, customer.org_id) == (800, 0, 0)
 
 
-def test_release_charges_nothing_and_is_final(desk: Desk, books: Ledger, customer: Customer) -> None:
-    apply(desk, books, reserve(customer, "r1"))
-    (charge,) = apply(desk, books, Close("r1", How.RELEASE))
+def test_release_charges_nothing_and_is_final(admin: AdminService, books: Ledger, customer: Customer) -> None:
+    apply(admin, books, reserve(customer, "r1"))
+    (charge,) = apply(admin, books, Close("r1", How.RELEASE))
     assert charge == Charge("r1", State.RELEASED, 0, Usage())
-    (late,) = apply(desk, books, Close("r1", SETTLE, Usage(10, 0, 5)))
+    (late,) = apply(admin, books, Close("r1", SETTLE, Usage(10, 0, 5)))
     assert isinstance(late, LedgerUnavailable)
-    assert money(desk, customer.key_id) == (0, 0, 0)
+    assert money(admin, customer.key_id) == (0, 0, 0)
 
 
-def test_release_after_settling_changes_nothing(desk: Desk, books: Ledger, customer: Customer) -> None:
+def test_release_after_settling_changes_nothing(admin: AdminService, books: Ledger, customer: Customer) -> None:
     apply(
-        desk,
+        admin,
         books,
         reserve(customer, "r1"),
     )
-    first, second = apply(desk, books, Close("r1", SETTLE, Usage(10, 0, 1)), Close("r1", How.RELEASE))
+    first, second = apply(admin, books, Close("r1", SETTLE, Usage(10, 0, 1)), Close("r1", How.RELEASE))
     assert first == second
-    assert money(desk, customer.org_id)[0] == 200
+    assert money(admin, customer.org_id)[0] == 200
 
 
-def test_same_request_id_is_taken_once(desk: Desk, books: Ledger, customer: Customer) -> None:
-    first, second = apply(desk, books, reserve(customer, "r1"), reserve(customer, "r1"))
+def test_same_request_id_is_taken_once(admin: AdminService, books: Ledger, customer: Customer) -> None:
+    first, second = apply(admin, books, reserve(customer, "r1"), reserve(customer, "r1"))
     assert isinstance(first, Reservation)
     assert isinstance(second, Conflict)
     with pytest.raises(Conflict):
-        apply(desk, books, reserve(customer, "r1"))
-    assert money(desk, customer.org_id) == (0, 2100, 1)
+        apply(admin, books, reserve(customer, "r1"))
+    assert money(admin, customer.org_id) == (0, 2100, 1)
 
 
-def test_settling_what_was_never_reserved_is_not_found(desk: Desk, books: Ledger) -> None:
+def test_settling_what_was_never_reserved_is_not_found(admin: AdminService, books: Ledger) -> None:
     settled, released, orphaned = apply(
-        desk, books, Close("none", SETTLE, Usage(1)), Close("none", How.RELEASE), Close("none", How.ORPHAN)
+        admin, books, Close("none", SETTLE, Usage(1)), Close("none", How.RELEASE), Close("none", How.ORPHAN)
     )
     assert isinstance(settled, NotFound)
     assert released == orphaned == Charge("none", State.RELEASED, 0, Usage())
 
 
-def test_nobody_pays_more_than_was_set_aside(desk: Desk, books: Ledger, customer: Customer) -> None:
-    apply(desk, books, reserve(customer, "r1", 10, 20))
-    (charge,) = apply(desk, books, Close("r1", SETTLE, Usage(11, -3, 21)))
+def test_nobody_pays_more_than_was_set_aside(admin: AdminService, books: Ledger, customer: Customer) -> None:
+    apply(admin, books, reserve(customer, "r1", 10, 20))
+    (charge,) = apply(admin, books, Close("r1", SETTLE, Usage(11, -3, 21)))
     assert charge == Charge("r1", State.SETTLED, 2100, Usage(10, 0, 20))
 
 
-def test_orphan_without_checkpoint_is_released(desk: Desk, books: Ledger, customer: Customer) -> None:
-    apply(desk, books, reserve(customer, "r1"))
-    (charge,) = apply(desk, books, Close("r1", How.ORPHAN))
+def test_orphan_without_checkpoint_is_released(admin: AdminService, books: Ledger, customer: Customer) -> None:
+    apply(admin, books, reserve(customer, "r1"))
+    (charge,) = apply(admin, books, Close("r1", How.ORPHAN))
     assert isinstance(charge, Charge)
     assert charge.state is State.RELEASED
-    assert row(desk, "r1").closed_by == "sweep"
+    assert row(admin, "r1").closed_by == "sweep"
 
 
 def test_orphan_is_charged_for_what_was_on_the_wire_and_never_more(
-    desk: Desk, books: Ledger, customer: Customer
+    admin: AdminService, books: Ledger, customer: Customer
 ) -> None:
-    apply(desk, books, reserve(customer, "r1"), reserve(customer, "r2"))
-    apply(desk, books, Checkpoint("r1", 8), Checkpoint("r2", 8, cached_tokens=3), Checkpoint("r1", 4))
-    unknown, known = apply(desk, books, Close("r1", How.ORPHAN), Close("r2", How.ORPHAN))
+    apply(admin, books, reserve(customer, "r1"), reserve(customer, "r2"))
+    apply(admin, books, Checkpoint("r1", 8), Checkpoint("r2", 8, cached_tokens=3), Checkpoint("r1", 4))
+    unknown, known = apply(admin, books, Close("r1", How.ORPHAN), Close("r2", How.ORPHAN))
     assert unknown == Charge("r1", State.SETTLED, 10 * 1 + 8 * 100, Usage(10, 10, 8))
     assert known == Charge("r2", State.SETTLED, 7 * 10 + 3 * 1 + 8 * 100, Usage(10, 3, 8))
 
 
-def test_orphan_takes_a_mark_that_could_not_be_written(desk: Desk, books: Ledger, customer: Customer) -> None:
-    apply(desk, books, reserve(customer, "r1"))
-    (charge,) = apply(desk, books, Close("r1", How.ORPHAN, mark=Checkpoint("r1", 5)))
+def test_orphan_takes_a_mark_that_could_not_be_written(admin: AdminService, books: Ledger, customer: Customer) -> None:
+    apply(admin, books, reserve(customer, "r1"))
+    (charge,) = apply(admin, books, Close("r1", How.ORPHAN, checkpoint=Checkpoint("r1", 5)))
     assert isinstance(charge, Charge)
     assert charge.usage.completion_tokens == 5
 
 
-def test_swept_request_can_neither_go_on_nor_be_settled(desk: Desk, books: Ledger, customer: Customer) -> None:
-    apply(desk, books, reserve(customer, "r1"), Checkpoint("r1", 5))
-    apply(desk, books, Close("r1", How.ORPHAN))
-    outcomes = apply(desk, books, Checkpoint("r1", 6), Close("r1", SETTLE, Usage(10, 0, 9)), Checkpoint("none", 1))
+def test_swept_request_can_neither_go_on_nor_be_settled(admin: AdminService, books: Ledger, customer: Customer) -> None:
+    apply(admin, books, reserve(customer, "r1"), Checkpoint("r1", 5))
+    apply(admin, books, Close("r1", How.ORPHAN))
+    outcomes = apply(admin, books, Checkpoint("r1", 6), Close("r1", SETTLE, Usage(10, 0, 9)), Checkpoint("none", 1))
     assert [type(outcome) for outcome in outcomes] == [LedgerUnavailable] * 3
-    assert row(desk, "r1").output_tokens == 5
+    assert row(admin, "r1").output_tokens == 5
 
 
-def test_budget_for_ten_admits_ten(desk: Desk, books: Ledger, customer: Customer) -> None:
-    desk.directory.set_budget(OPERATOR, customer.key_id, 21_000)
-    outcomes = apply(desk, books, *(reserve(customer, f"r{number}") for number in range(25)))
+def test_budget_for_ten_admits_ten(admin: AdminService, books: Ledger, customer: Customer) -> None:
+    admin.organizations.set_budget(OPERATOR, customer.key_id, 21_000)
+    outcomes = apply(admin, books, *(reserve(customer, f"r{number}") for number in range(25)))
     assert [type(outcome) for outcome in outcomes] == [Reservation] * 10 + [RateLimited] * 15
-    apply(desk, books, *(Close(f"r{number}", SETTLE, Usage(10, 0, 20)) for number in range(10)))
-    (refused,) = apply(desk, books, reserve(customer, "late"))
+    apply(admin, books, *(Close(f"r{number}", SETTLE, Usage(10, 0, 20)) for number in range(10)))
+    (refused,) = apply(admin, books, reserve(customer, "late"))
     assert isinstance(refused, InsufficientQuota)
 
 
-def test_key_minted_by_a_key_spends_its_makers_budget(desk: Desk, books: Ledger, customer: Customer) -> None:
-    desk.directory.set_budget(OPERATOR, customer.key_id, 2_100 * 3)
-    children = [desk.mint.create_key(customer.identity, KeyDraft(f"child {n}")) for n in range(5)]
+def test_key_minted_by_a_key_spends_its_makers_budget(admin: AdminService, books: Ledger, customer: Customer) -> None:
+    admin.organizations.set_budget(OPERATOR, customer.key_id, 2_100 * 3)
+    children = [admin.keys.create_key(customer.identity, KeyDraft(f"child {n}")) for n in range(5)]
     entries = [
         Reserve(
             Identity(child.id, f"{customer.identity.path}/{child.id}", customer.identity.scopes),
@@ -162,91 +163,93 @@ def test_key_minted_by_a_key_spends_its_makers_budget(desk: Desk, books: Ledger,
         )
         for child in children
     ]
-    outcomes = apply(desk, books, *entries)
+    outcomes = apply(admin, books, *entries)
     assert sum(isinstance(outcome, Reservation) for outcome in outcomes) == 3
-    assert check(desk.store) == []
+    assert audit(admin.store) == []
 
 
 def test_monthly_budget_is_whole_again_next_month(
-    desk: Desk, books: Ledger, customer: Customer, clock: FakeClock
+    admin: AdminService, books: Ledger, customer: Customer, clock: FakeClock
 ) -> None:
-    desk.directory.set_budget(OPERATOR, customer.project_id, 2_100, "month")
-    apply(desk, books, reserve(customer, "r1"))
-    apply(desk, books, Close("r1", SETTLE, Usage(10, 0, 20)))
-    assert isinstance(apply(desk, books, reserve(customer, "r2"))[0], InsufficientQuota)
+    admin.organizations.set_budget(OPERATOR, customer.project_id, 2_100, "month")
+    apply(admin, books, reserve(customer, "r1"))
+    apply(admin, books, Close("r1", SETTLE, Usage(10, 0, 20)))
+    assert isinstance(apply(admin, books, reserve(customer, "r2"))[0], InsufficientQuota)
     clock.now += 31 * 86_400
-    assert isinstance(apply(desk, books, reserve(customer, "r3"))[0], Reservation)
-    assert check(desk.store) == []
+    assert isinstance(apply(admin, books, reserve(customer, "r3"))[0], Reservation)
+    assert audit(admin.store) == []
 
 
 def test_revoked_expired_and_foreign_models_are_refused_inside_the_transaction(
-    desk: Desk, books: Ledger, clock: FakeClock
+    admin: AdminService, books: Ledger, clock: FakeClock
 ) -> None:
-    one = make_customer(desk, draft=KeyDraft("k", models=frozenset({"other"})))
-    two = make_customer(desk, draft=KeyDraft("k", expires_at=int(START) + 5))
-    three = make_customer(desk)
+    one = make_customer(admin, draft=KeyDraft("k", models=frozenset({"other"})))
+    two = make_customer(admin, draft=KeyDraft("k", expires_at=int(START) + 5))
+    three = make_customer(admin)
     clock.now += 5
-    desk.directory.disable(OPERATOR, three.project_id)
+    admin.organizations.disable(OPERATOR, three.project_id)
     unknown = Reserve(Identity("x", "a/b/x", frozenset()), Order("r4", "nano", 1, 1))
-    outcomes = apply(desk, books, reserve(one, "r1"), reserve(two, "r2"), reserve(three, "r3"), unknown)
+    outcomes = apply(admin, books, reserve(one, "r1"), reserve(two, "r2"), reserve(three, "r3"), unknown)
     wanted = [PermissionDenied, AuthenticationFailed, AuthenticationFailed, AuthenticationFailed]
     assert [type(outcome) for outcome in outcomes] == wanted
 
 
-def test_price_of_the_reservation_holds_until_it_is_settled(desk: Desk, books: Ledger, customer: Customer) -> None:
-    apply(desk, books, reserve(customer, "r1"))
-    desk.directory.set_price(OPERATOR, "nano", Price(1, 0, 1))
-    settled, reserved = apply(desk, books, Close("r1", SETTLE, Usage(10, 0, 20)), reserve(customer, "r2"))
+def test_price_of_the_reservation_holds_until_it_is_settled(
+    admin: AdminService, books: Ledger, customer: Customer
+) -> None:
+    apply(admin, books, reserve(customer, "r1"))
+    admin.organizations.set_price(OPERATOR, "nano", Price(1, 0, 1))
+    settled, reserved = apply(admin, books, Close("r1", SETTLE, Usage(10, 0, 20)), reserve(customer, "r2"))
     assert isinstance(settled, Charge)
     assert settled.cost == 2100
     assert isinstance(reserved, Reservation)
     assert reserved.amount == 30
-    assert desk.directory.list_prices() == {"nano": Price(1, 0, 1)}
+    assert admin.organizations.list_prices() == {"nano": Price(1, 0, 1)}
 
 
 def test_rates_count_what_may_be_used_and_then_what_was(
-    desk: Desk, books: Ledger, customer: Customer, clock: FakeClock
+    admin: AdminService, books: Ledger, customer: Customer, clock: FakeClock
 ) -> None:
-    desk.directory.set_limits(OPERATOR, customer.key_id, Limits(requests=3, output_tokens=50))
-    _, second, third = apply(desk, books, *(reserve(customer, f"r{number}") for number in range(3)))
+    admin.organizations.set_limits(OPERATOR, customer.key_id, Limits(requests=3, output_tokens=50))
+    _, second, third = apply(admin, books, *(reserve(customer, f"r{number}") for number in range(3)))
     assert isinstance(second, Reservation)
     assert second.limits.output_tokens.remaining == 10
     assert second.limits.requests.remaining == 1
     assert isinstance(third, RateLimited)
     clock.now += 10
-    _, again = apply(desk, books, Close("r0", SETTLE, Usage(10, 0, 5)), reserve(customer, "r3"))
+    _, again = apply(admin, books, Close("r0", SETTLE, Usage(10, 0, 5)), reserve(customer, "r3"))
     assert isinstance(again, Reservation)
     assert again.limits.output_tokens.remaining == 50 - 5 - 20 - 20
-    (fourth,) = apply(desk, books, reserve(customer, "r4", 1, 1))
+    (fourth,) = apply(admin, books, reserve(customer, "r4", 1, 1))
     assert isinstance(fourth, RateLimited)
     assert fourth.retry_after_s == 50.0
     clock.now += 50
-    assert isinstance(apply(desk, books, reserve(customer, "r5", 1, 1))[0], Reservation)
+    assert isinstance(apply(admin, books, reserve(customer, "r5", 1, 1))[0], Reservation)
 
 
-def test_concurrency_cap_frees_as_requests_end(desk: Desk, books: Ledger, customer: Customer) -> None:
-    desk.directory.set_limits(OPERATOR, customer.key_id, Limits(concurrency=2))
+def test_concurrency_cap_frees_as_requests_end(admin: AdminService, books: Ledger, customer: Customer) -> None:
+    admin.organizations.set_limits(OPERATOR, customer.key_id, Limits(concurrency=2))
     outcomes = apply(
-        desk, books, reserve(customer, "r1"), reserve(customer, "r2"), reserve(customer, "r3"),
+        admin, books, reserve(customer, "r1"), reserve(customer, "r2"), reserve(customer, "r3"),
         Close("r1", How.RELEASE), reserve(customer, "r4"),
     )  # fmt: skip
     assert [type(outcome) for outcome in outcomes] == [Reservation, Reservation, RateLimited, Charge, Reservation]
 
 
-def test_database_itself_refuses_a_negative_balance(desk: Desk, customer: Customer) -> None:
-    change = text("UPDATE purses SET spent = allowance + 1 WHERE id = :id")
-    with pytest.raises(Conflict), desk.store.write() as connection:
+def test_database_itself_refuses_a_negative_balance(admin: AdminService, customer: Customer) -> None:
+    change = text("UPDATE accounts SET spent = allowance + 1 WHERE id = :id")
+    with pytest.raises(Conflict), admin.store.write() as connection:
         connection.execute(change, {"id": customer.org_id})
 
 
 def test_ledger_order_is_the_sequence_and_not_the_clock(
-    desk: Desk, books: Ledger, customer: Customer, clock: FakeClock
+    admin: AdminService, books: Ledger, customer: Customer, clock: FakeClock
 ) -> None:
-    apply(desk, books, reserve(customer, "first"))
+    apply(admin, books, reserve(customer, "first"))
     clock.now -= 86_400
-    apply(desk, books, reserve(customer, "second"))
-    assert row(desk, "first").seq < row(desk, "second").seq
-    assert row(desk, "first").created_at > row(desk, "second").created_at
+    apply(admin, books, reserve(customer, "second"))
+    assert row(admin, "first").seq < row(admin, "second").seq
+    assert row(admin, "first").created_at > row(admin, "second").created_at
 
 
 steps = st.lists(
@@ -267,15 +270,15 @@ def _entry(customer: Customer, what: str, request_id: str, amount: int) -> Any:
 @given(script=steps, cuts=st.integers(1, 7))
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_books_are_right_after_any_script_in_any_batches(
-    desk: Desk, books: Ledger, script: list[tuple[str, int, int]], cuts: int
+    admin: AdminService, books: Ledger, script: list[tuple[str, int, int]], cuts: int
 ) -> None:
-    customer = make_customer(desk)
+    customer = make_customer(admin)
     entries, reserved = [], set()
     for what, number, amount in script:
         if what != "reserve" or number not in reserved:  # a server never uses an id twice
             entries.append(_entry(customer, what, f"{customer.key_id}-{number}", amount))
         reserved |= {number} if what == "reserve" else set()
     for start in range(0, len(entries), cuts):
-        apply(desk, books, *entries[start : start + cuts])
-    assert check(desk.store) == []
-    assert all(value >= 0 for value in money(desk, customer.org_id))
+        apply(admin, books, *entries[start : start + cuts])
+    assert audit(admin.store) == []
+    assert all(value >= 0 for value in money(admin, customer.org_id))

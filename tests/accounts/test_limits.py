@@ -7,27 +7,27 @@ from hypothesis import strategies as st
 
 from quicksilver.accounts.limits import Window, forget_old_windows, load_windows, save_windows, tightest
 from quicksilver.accounts.records import Gauge, Limits
-from quicksilver.accounts.service import Desk
+from quicksilver.accounts.service import AdminService
 from tests.accounts.conftest import START, FakeClock
 
 
-def admit(desk: Desk, now: float, limit: int) -> float:
+def admit(admin: AdminService, now: float, limit: int) -> float:
     """Take one request if it fits; returns the wait, 0 when admitted."""
-    with desk.store.write() as connection:
-        window = load_windows(connection, ["purse"], now)["purse"]
+    with admin.store.write() as connection:
+        window = load_windows(connection, ["account"], now)["account"]
         wait_s = window.wait_s(0, limit - 1)
         if not wait_s:
             window.take((1, 0, 0))
-            save_windows(connection, [("purse", window)])
+            save_windows(connection, [("account", window)])
         return wait_s
 
 
-def test_admits_the_limit_exactly_in_every_minute(desk: Desk) -> None:
+def test_admits_the_limit_exactly_in_every_minute(admin: AdminService) -> None:
     admitted: list[float] = []
     for step in range(400):
         now = START + step * 0.7
         before = [moment for moment in admitted if int(moment) > int(now) - 60]
-        wait_s = admit(desk, now, limit=7)
+        wait_s = admit(admin, now, limit=7)
         assert (wait_s == 0) == (len(before) < 7)
         if not wait_s:
             admitted.append(now)
@@ -54,13 +54,13 @@ def test_window_equals_a_list_of_moments(seconds: list[int], limit: int) -> None
         assert len(recent) <= limit
 
 
-def test_waiting_as_long_as_told_is_enough(desk: Desk) -> None:
-    assert admit(desk, START, 2) == 0
-    assert admit(desk, START + 5, 2) == 0
-    wait_s = admit(desk, START + 6.5, 2)
+def test_waiting_as_long_as_told_is_enough(admin: AdminService) -> None:
+    assert admit(admin, START, 2) == 0
+    assert admit(admin, START + 5, 2) == 0
+    wait_s = admit(admin, START + 6.5, 2)
     assert wait_s == 53.5
-    assert admit(desk, START + 6.5 + wait_s - 0.01, 2) > 0
-    assert admit(desk, START + 6.5 + wait_s, 2) == 0
+    assert admit(admin, START + 6.5 + wait_s - 0.01, 2) > 0
+    assert admit(admin, START + 6.5 + wait_s, 2) == 0
 
 
 def test_large_request_waits_for_as_many_seconds_as_it_needs() -> None:
@@ -81,26 +81,26 @@ def test_what_was_not_used_is_given_back() -> None:
     assert window.used(1) == 6
 
 
-def test_clock_that_jumps_back_is_not_held_against_anyone(desk: Desk) -> None:
+def test_clock_that_jumps_back_is_not_held_against_anyone(admin: AdminService) -> None:
     for _ in range(3):
-        admit(desk, START + 86_400, 3)
-    assert admit(desk, START + 86_400, 3) > 0
-    assert admit(desk, START, 3) == 0
+        admit(admin, START + 86_400, 3)
+    assert admit(admin, START + 86_400, 3) > 0
+    assert admit(admin, START, 3) == 0
 
 
-def test_buckets_ahead_by_a_small_skew_count(desk: Desk) -> None:
-    admit(desk, START + 30, 1)
-    assert 0 < admit(desk, START, 1) <= 60
+def test_buckets_ahead_by_a_small_skew_count(admin: AdminService) -> None:
+    admit(admin, START + 30, 1)
+    assert 0 < admit(admin, START, 1) <= 60
 
 
-def test_old_windows_are_forgotten(desk: Desk, clock: FakeClock) -> None:
-    admit(desk, START, 5)
-    with desk.store.write() as connection:
+def test_old_windows_are_forgotten(admin: AdminService, clock: FakeClock) -> None:
+    admit(admin, START, 5)
+    with admin.store.write() as connection:
         forget_old_windows(connection, START + 200)
-        assert load_windows(connection, ["purse"], START)["purse"].used(0) == 0
+        assert load_windows(connection, ["account"], START)["account"].used(0) == 0
 
 
-def test_tightest_shows_the_purse_with_least_left() -> None:
+def test_tightest_shows_the_account_with_least_left() -> None:
     wide, narrow = Window(START), Window(START)
     wide.take((1, 5, 5))
     narrow.take((1, 5, 5))

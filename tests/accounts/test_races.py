@@ -11,9 +11,9 @@ from typing import Any
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR, Identity
-from quicksilver.accounts.maintenance import check
+from quicksilver.accounts.maintenance import audit
 from quicksilver.accounts.records import Limits, Order
-from quicksilver.accounts.service import Accounts, Desk
+from quicksilver.accounts.service import Accounts, AdminService
 from quicksilver.core import Usage
 from quicksilver.errors import InsufficientQuota, RateLimited
 from tests.accounts.conftest import START, make_customer
@@ -67,13 +67,15 @@ def race_in_two_processes(works: list[tuple[str, AccountsConfig, Identity]]) -> 
     return admitted
 
 
-def test_two_processes_share_budgets_and_rate_limits_exactly(desk: Desk, url: str, config: AccountsConfig) -> None:
-    poor, slow = make_customer(desk), make_customer(desk)
-    desk.directory.set_budget(OPERATOR, poor.key_id, 10 * 2100)
-    desk.directory.set_limits(OPERATOR, slow.key_id, Limits(requests=37))
+def test_two_processes_share_budgets_and_rate_limits_exactly(
+    admin: AdminService, url: str, config: AccountsConfig
+) -> None:
+    poor, slow = make_customer(admin), make_customer(admin)
+    admin.organizations.set_budget(OPERATOR, poor.key_id, 10 * 2100)
+    admin.organizations.set_limits(OPERATOR, slow.key_id, Limits(requests=37))
     patient = replace(config, lock_wait_s=20.0, heartbeat_s=1.0, patience=60)
     admitted = race_in_two_processes([(url, patient, poor.identity), (url, patient, slow.identity)])
     assert 9 <= admitted[0] <= 10
     assert admitted[1] == 37
-    assert desk.directory.get_purse(OPERATOR, poor.key_id).spent == admitted[0] * 2100
-    assert check(desk.store) == []
+    assert admin.organizations.get_account(OPERATOR, poor.key_id).spent == admitted[0] * 2100
+    assert audit(admin.store) == []

@@ -7,64 +7,66 @@ from sqlalchemy import select
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.entries import Checkpoint, Reserve
 from quicksilver.accounts.ledger import Ledger
-from quicksilver.accounts.maintenance import check
+from quicksilver.accounts.maintenance import audit
 from quicksilver.accounts.records import Order, State
-from quicksilver.accounts.recovery import Lookout, beat, close_orphans, read_beats
+from quicksilver.accounts.recovery import LivenessTracker, close_orphans, read_heartbeats, write_heartbeat
 from quicksilver.accounts.schema import ledger
-from quicksilver.accounts.service import Desk, open_desk
+from quicksilver.accounts.service import AdminService, open_admin
 from tests.accounts.conftest import Customer, apply
 
 
-def states(desk: Desk) -> dict[str, str]:
-    with desk.store.read() as connection:
+def states(admin: AdminService) -> dict[str, str]:
+    with admin.store.read() as connection:
         return {row.request_id: row.state for row in connection.execute(select(ledger))}
 
 
 def test_owner_is_dead_after_standing_still_for_its_patience() -> None:
-    lookout = Lookout(patience=3)
-    beats = [{"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 3}, {"a": 1, "b": 4}]
-    assert [lookout.dead(look) for look in beats] == [[], [], [], ["a"]]
+    lookout = LivenessTracker(patience=3)
+    heartbeats = [{"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 3}, {"a": 1, "b": 4}]
+    assert [lookout.dead(look) for look in heartbeats] == [[], [], [], ["a"]]
     assert lookout.dead({"a": 2, "b": 5}) == []
 
 
 def test_owner_that_moves_between_looks_starts_afresh() -> None:
-    lookout = Lookout(patience=2)
+    lookout = LivenessTracker(patience=2)
     assert [lookout.dead({"a": number}) for number in (1, 1, 2, 2)] == [[], [], [], []]
     assert lookout.dead({"a": 2}) == ["a"]
 
 
-def test_beat_moves_and_comes_back_after_being_given_up(desk: Desk, books: Ledger) -> None:
-    with desk.store.write() as connection:
-        beat(connection, "me")
-        beat(connection, "me")
-        assert read_beats(connection) == {"me": 1}
+def test_beat_moves_and_comes_back_after_being_given_up(admin: AdminService, books: Ledger) -> None:
+    with admin.store.write() as connection:
+        write_heartbeat(connection, "me")
+        write_heartbeat(connection, "me")
+        assert read_heartbeats(connection) == {"me": 1}
         assert close_orphans(connection, books, "me") == 0
-        assert read_beats(connection) == {}
-        beat(connection, "me")
-        assert read_beats(connection) == {"me": 0}
+        assert read_heartbeats(connection) == {}
+        write_heartbeat(connection, "me")
+        assert read_heartbeats(connection) == {"me": 0}
 
 
 def test_looking_for_orphans_reads_open_rows_only(sqlite_url: str, config: AccountsConfig) -> None:
-    desk = open_desk(sqlite_url, config)
+    admin = open_admin(sqlite_url, config)
     said: list[str] = []
-    with desk.store.read() as connection:
+    with admin.store.read() as connection:
         plain = connection.connection.driver_connection
         assert plain is not None
         plain.set_trace_callback(said.append)
-        read_beats(connection)
+        read_heartbeats(connection)
         plain.set_trace_callback(None)
         plan = plain.execute(f"EXPLAIN QUERY PLAN {said[0]}").fetchall()
-    desk.store.close()
+    admin.store.close()
     assert "ledger_open" in str(plan)
 
 
-def test_orphans_of_one_owner_are_closed_and_others_left_alone(desk: Desk, books: Ledger, customer: Customer) -> None:
+def test_orphans_of_one_owner_are_closed_and_others_left_alone(
+    admin: AdminService, books: Ledger, customer: Customer
+) -> None:
     other = Ledger("proc_b", books.default_price, books.reply_kept_s, books.clock)
-    apply(desk, books, Reserve(customer.identity, Order("mine", "nano", 1, 9)))
-    apply(desk, other, *(Reserve(customer.identity, Order(name, "nano", 1, 9)) for name in ("quiet", "streaming")))
-    apply(desk, other, Checkpoint("streaming", 4))
-    with desk.store.write() as connection:
-        assert read_beats(connection) == {"proc_a": -1, "proc_b": -1}
+    apply(admin, books, Reserve(customer.identity, Order("mine", "nano", 1, 9)))
+    apply(admin, other, *(Reserve(customer.identity, Order(name, "nano", 1, 9)) for name in ("quiet", "streaming")))
+    apply(admin, other, Checkpoint("streaming", 4))
+    with admin.store.write() as connection:
+        assert read_heartbeats(connection) == {"proc_a": -1, "proc_b": -1}
         assert close_orphans(connection, books, "proc_b") == 2
-    assert states(desk) == {"mine": State.OPEN, "quiet": State.RELEASED, "streaming": State.SETTLED}
-    assert check(desk.store) == []
+    assert states(admin) == {"mine": State.OPEN, "quiet": State.RELEASED, "streaming": State.SETTLED}
+    assert audit(admin.store) == []

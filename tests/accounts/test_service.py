@@ -11,10 +11,9 @@ import pytest
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR
 from quicksilver.accounts.keys import make_secret
-from quicksilver.accounts.maintenance import check
-from quicksilver.accounts.records import Gauge, Limits, Order, SavedReply, State
-from quicksilver.accounts.service import Accounts, open_desk
-from quicksilver.accounts.views import KeyDraft, UsageQuery
+from quicksilver.accounts.maintenance import audit
+from quicksilver.accounts.records import Gauge, KeyDraft, Limits, Order, SavedReply, State, UsageQuery
+from quicksilver.accounts.service import Accounts, open_admin
 from quicksilver.core import Usage
 from quicksilver.errors import AuthenticationFailed, Conflict, LedgerUnavailable, NotFound, QuicksilverError
 from tests.accounts.conftest import START, Customer, FakeClock, make_customer
@@ -39,8 +38,8 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def in_flight(accounts: Accounts, customer: Customer) -> int:
-    purse = await accounts.admin(lambda desk: desk.directory.get_purse(OPERATOR, customer.org_id))
-    return purse.in_flight
+    account = await accounts.admin(lambda admin: admin.organizations.get_account(OPERATOR, customer.org_id))
+    return account.in_flight
 
 
 async def test_plain_request_from_key_to_charge(accounts: Accounts, someone: Customer) -> None:
@@ -53,7 +52,7 @@ async def test_plain_request_from_key_to_charge(accounts: Accounts, someone: Cus
     day = int(START) // 86_400 * 86_400
     (bucket,) = await accounts.usage(identity, UsageQuery(day, day + 86_400))
     assert bucket.lines[0].cost == 600
-    assert await accounts.admin(lambda desk: check(desk.store)) == []
+    assert await accounts.admin(lambda admin: audit(admin.store)) == []
 
 
 async def test_stream_that_breaks_is_charged_for_its_last_checkpoint(
@@ -63,9 +62,9 @@ async def test_stream_that_breaks_is_charged_for_its_last_checkpoint(
     await accounts.checkpoint("r", 4)
     await accounts.checkpoint("r", 8, cached_tokens=0)
     await accounts.close()
-    desk = open_desk(url, config)
-    assert desk.directory.get_purse(OPERATOR, someone.org_id).spent == 10 * 10 + 8 * 100
-    desk.store.close()
+    admin = open_admin(url, config)
+    assert admin.organizations.get_account(OPERATOR, someone.org_id).spent == 10 * 10 + 8 * 100
+    admin.store.close()
 
 
 async def test_released_request_costs_nothing(accounts: Accounts, someone: Customer) -> None:
@@ -96,7 +95,7 @@ async def test_revocation_reaches_every_process_within_the_cache_time(
     assert AccountsConfig().auth_cache_s <= 0.5
     caching = await Accounts.open(url, replace(config, auth_cache_s=600.0), clock)
     identity = await caching.authenticate(someone.secret)
-    await accounts.admin(lambda desk: desk.directory.disable(OPERATOR, someone.key_id))
+    await accounts.admin(lambda admin: admin.organizations.disable(OPERATOR, someone.key_id))
     assert await caching.authenticate(someone.secret) == identity
     with pytest.raises(AuthenticationFailed):
         await caching.reserve(identity, Order("r", "nano", 1, 1))
@@ -126,13 +125,13 @@ async def test_idempotent_request_runs_once_in_fifty(accounts: Accounts, someone
     assert len(ran) == 1
     assert set(bodies) <= {b"body", None}
     assert await accounts.recall(someone.identity, once) == SavedReply(200, b"body")
-    purse = await accounts.admin(lambda desk: desk.directory.get_purse(OPERATOR, someone.org_id))
-    assert purse.spent == 110
+    account = await accounts.admin(lambda admin: admin.organizations.get_account(OPERATOR, someone.org_id))
+    assert account.spent == 110
 
 
 async def test_cancelled_reserve_leaves_nothing_reserved(accounts: Accounts, someone: Customer) -> None:
-    desk = await accounts.admin(lambda desk: desk)
-    with locked(desk):
+    admin = await accounts.admin(lambda admin: admin)
+    with locked(admin):
         waiting = asyncio.create_task(accounts.reserve(someone.identity, Order("r", "nano", 1, 1)))
         await until(lambda: accounts._writer._queue.empty() and not waiting.done())
         waiting.cancel()
@@ -141,7 +140,7 @@ async def test_cancelled_reserve_leaves_nothing_reserved(accounts: Accounts, som
     await accounts.reserve(someone.identity, Order("after", "nano", 1, 1))
     await accounts.release("after")
     await accounts.close()
-    assert desk.directory.get_purse(OPERATOR, someone.org_id).in_flight == 0
+    assert admin.organizations.get_account(OPERATOR, someone.org_id).in_flight == 0
 
 
 async def test_cancelled_reserve_that_was_written_is_released(accounts: Accounts, someone: Customer) -> None:
@@ -176,8 +175,8 @@ async def test_cancelled_settle_still_settles(accounts: Accounts, someone: Custo
 
 
 async def test_locked_database_refuses_paid_calls_and_recovers(accounts: Accounts, someone: Customer) -> None:
-    desk = await accounts.admin(lambda desk: desk)
-    with locked(desk):
+    admin = await accounts.admin(lambda admin: admin)
+    with locked(admin):
         with pytest.raises(LedgerUnavailable) as caught:
             await accounts.reserve(someone.identity, Order("r1", "nano", 1, 1))
         assert caught.value.status == 503
@@ -188,13 +187,13 @@ async def test_locked_database_refuses_paid_calls_and_recovers(accounts: Account
 async def test_books_that_cannot_be_written_are_not_opened(
     accounts: Accounts, url: str, config: AccountsConfig
 ) -> None:
-    with locked(await accounts.admin(lambda desk: desk)), pytest.raises(LedgerUnavailable):
+    with locked(await accounts.admin(lambda admin: admin)), pytest.raises(LedgerUnavailable):
         await Accounts.open(url, config)
 
 
 async def test_limits_are_shown_before_and_after(accounts: Accounts) -> None:
     draft = KeyDraft("k", limits=Limits(requests=5, output_tokens=100))
-    customer = await accounts.admin(lambda desk: make_customer(desk, draft=draft))
+    customer = await accounts.admin(lambda admin: make_customer(admin, draft=draft))
     state = await accounts.limits(customer.identity)
     assert state.requests == Gauge(5, 5, 0.0)
     assert state.input_tokens == Gauge()
@@ -210,15 +209,15 @@ async def test_another_databases_pepper_is_refused(accounts: Accounts, url: str,
 
 
 async def test_postgres_needs_a_named_pepper(postgres_url: str) -> None:
-    with pytest.raises(QuicksilverError, match="name a pepper file"):
+    with pytest.raises(QuicksilverError, match="needs a pepper file"):
         await Accounts.open(postgres_url, AccountsConfig())
 
 
 async def test_sqlite_keeps_its_pepper_beside_it(sqlite_url: str) -> None:
     accounts = await Accounts.open(sqlite_url)
     await accounts.close()
-    desk = open_desk(sqlite_url, AccountsConfig())
-    assert desk.store.url.database is not None
-    desk.store.close()
+    admin = open_admin(sqlite_url, AccountsConfig())
+    assert admin.store.url.database is not None
+    admin.store.close()
     with open(f"{sqlite_url.removeprefix('sqlite:///')}.pepper", "rb") as file:
         assert len(file.read()) == 32

@@ -13,8 +13,8 @@ import pytest
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR, Scope
-from quicksilver.accounts.service import open_desk
-from quicksilver.accounts.views import KeyDraft
+from quicksilver.accounts.records import KeyDraft
+from quicksilver.accounts.service import open_admin
 from tests.contract.test_api_docs import json_values
 from tests.server.paid_server import PaidServer
 
@@ -34,14 +34,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PaidServer]:
 
 @pytest.fixture(scope="module")
 def environment(server: PaidServer) -> dict[str, str]:
-    desk = open_desk(server.database, AccountsConfig(pepper_path=server.home / "pepper"))
-    admin = desk.mint.bootstrap()
+    admin = open_admin(server.database, AccountsConfig(pepper_path=server.home / "pepper"))
+    admin = admin.keys.bootstrap()
     assert admin is not None
-    org = desk.directory.create_org(OPERATOR, "acme")
-    project = desk.directory.list_purses(OPERATOR, "project", org.id)[0]
+    org = admin.organizations.create_org(OPERATOR, "acme")
+    project = admin.organizations.list_accounts(OPERATOR, "project", org.id)[0]
     scopes = frozenset({Scope.INFERENCE, Scope.USAGE, Scope.KEYS})
-    key = desk.mint.create_key(OPERATOR, KeyDraft("laptop", project.id, scopes))
-    desk.store.close()
+    key = admin.keys.create_key(OPERATOR, KeyDraft("laptop", project.id, scopes))
+    admin.store.close()
     known = {"ADMIN_KEY": admin.secret, "ORG": org.id, "PROJECT": project.id, "KEY": key.secret}
     return {**os.environ, "URL": server.url, "ADMIN_URL": server.admin_url, **known}
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from quicksilver.accounts.identity import OPERATOR
-from quicksilver.accounts.service import Accounts, Desk
-from quicksilver.accounts.views import KeyDraft
+from quicksilver.accounts.records import KeyDraft
+from quicksilver.accounts.service import Accounts, AdminService
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, EngineClient, Request, ScoreRequest
 from quicksilver.errors import (
     AuthenticationFailed,
@@ -125,10 +125,10 @@ async def test_likelihoods_are_refused(tmp_path: Path) -> None:
             await client.score(ScoreRequest("one", (1,), ((2,),)))
 
 
-def _make_key(desk: Desk) -> str:
-    org = desk.directory.create_org(OPERATOR, "org")
-    project = desk.directory.create_project(OPERATOR, org.id, "project")
-    return desk.mint.create_key(OPERATOR, KeyDraft("key", project.id)).secret
+def _make_key(admin: AdminService) -> str:
+    org = admin.organizations.create_org(OPERATOR, "org")
+    project = admin.organizations.create_project(OPERATOR, org.id, "project")
+    return admin.keys.create_key(OPERATOR, KeyDraft("key", project.id)).secret
 
 
 async def test_keys_are_sent_and_a_wrong_one_is_said(tmp_path: Path) -> None:

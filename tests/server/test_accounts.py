@@ -253,7 +253,7 @@ async def test_a_revoked_key_ends_its_open_stream(bank: Bank, monkeypatch: pytes
     revoked = asyncio.Event()
 
     async def revoke() -> None:
-        await bank.accounts.admin(lambda desk: desk.directory.disable(OPERATOR, bank.org_id))
+        await bank.accounts.admin(lambda admin: admin.organizations.disable(OPERATOR, bank.org_id))
         revoked.set()
 
     async def pause() -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR
-from quicksilver.accounts.service import Desk, open_desk
-from quicksilver.accounts.views import KeyDraft
+from quicksilver.accounts.records import KeyDraft
+from quicksilver.accounts.service import AdminService, open_admin
 from tests.server.conftest import chat
 from tests.server.paid_server import PaidServer
 
@@ -43,24 +43,26 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PaidServer,
 
 
 @pytest.fixture
-def desk(pair: tuple[PaidServer, PaidServer]) -> Iterator[Desk]:
-    desk = open_desk(pair[0].database, AccountsConfig(pepper_path=pair[0].home / "pepper"))
-    yield desk
-    desk.store.close()
+def admin(pair: tuple[PaidServer, PaidServer]) -> Iterator[AdminService]:
+    admin = open_admin(pair[0].database, AccountsConfig(pepper_path=pair[0].home / "pepper"))
+    yield admin
+    admin.store.close()
 
 
-def make_key(desk: Desk) -> tuple[str, dict[str, str]]:
-    org = desk.directory.create_org(OPERATOR, "acme")
-    project = desk.directory.list_purses(OPERATOR, "project", org.id)[0]
-    key = desk.mint.create_key(OPERATOR, KeyDraft("key", project.id))
+def make_key(admin: AdminService) -> tuple[str, dict[str, str]]:
+    org = admin.organizations.create_org(OPERATOR, "acme")
+    project = admin.organizations.list_accounts(OPERATOR, "project", org.id)[0]
+    key = admin.keys.create_key(OPERATOR, KeyDraft("key", project.id))
     return key.id, {"authorization": f"Bearer {key.secret}"}
 
 
-def test_a_revoked_key_is_refused_everywhere_within_a_second(pair: tuple[PaidServer, PaidServer], desk: Desk) -> None:
-    key_id, bearer = make_key(desk)
+def test_a_revoked_key_is_refused_everywhere_within_a_second(
+    pair: tuple[PaidServer, PaidServer], admin: AdminService
+) -> None:
+    key_id, bearer = make_key(admin)
     for server in pair:
         assert httpx.get(f"{server.url}/v1/models", headers=bearer).status_code == 200
-    desk.directory.disable(OPERATOR, key_id)
+    admin.organizations.disable(OPERATOR, key_id)
     for server in pair:
         assert httpx.post(server.url + CHAT, json=chat(), headers=bearer).status_code == 401, "paid work stops at once"
     time.sleep(REVOKED_WITHIN_S)
@@ -72,21 +74,25 @@ def read_stream(server: PaidServer, bearer: dict[str, str]) -> str:
     return httpx.post(server.url + CHAT, json=chat("slowly", stream=True), headers=bearer, timeout=60).text
 
 
-def test_open_streams_of_a_revoked_key_are_cut_and_settled(pair: tuple[PaidServer, PaidServer], desk: Desk) -> None:
-    key_id, bearer = make_key(desk)
+def test_open_streams_of_a_revoked_key_are_cut_and_settled(
+    pair: tuple[PaidServer, PaidServer], admin: AdminService
+) -> None:
+    key_id, bearer = make_key(admin)
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
         reading = [pool.submit(read_stream, pair[number % 2], bearer) for number in range(NUM_STREAMS)]
-        while desk.directory.get_purse(OPERATOR, key_id).in_flight < NUM_STREAMS:
+        while admin.organizations.get_account(OPERATOR, key_id).in_flight < NUM_STREAMS:
             time.sleep(0.01)
-        desk.directory.disable(OPERATOR, key_id)
+        admin.organizations.disable(OPERATOR, key_id)
         texts = [one.result() for one in reading]
     assert all("[DONE]" not in text for text in texts)
     assert all("invalid_api_key" in text or text.count("data: ") == 0 for text in texts)
-    while desk.directory.get_purse(OPERATOR, key_id).in_flight:  # closed just after the last byte; else a timeout
+    while admin.organizations.get_account(
+        OPERATOR, key_id
+    ).in_flight:  # closed just after the last byte; else a timeout
         time.sleep(0.01)
-    purse = desk.directory.get_purse(OPERATOR, key_id)
-    assert purse.reserved == 0
-    assert purse.spent > 0
+    account = admin.organizations.get_account(OPERATOR, key_id)
+    assert account.reserved == 0
+    assert account.spent > 0
 
 
 def raw(server: PaidServer, *headers: str, body: str = "{}") -> None:
@@ -98,10 +104,10 @@ def raw(server: PaidServer, *headers: str, body: str = "{}") -> None:
 
 
 def test_no_log_line_and_no_metric_holds_a_key_a_prompt_or_what_a_header_said(
-    pair: tuple[PaidServer, PaidServer], desk: Desk
+    pair: tuple[PaidServer, PaidServer], admin: AdminService
 ) -> None:
     server = pair[0]
-    _, bearer = make_key(desk)
+    _, bearer = make_key(admin)
     secret = bearer["authorization"].split()[1]
     names = ("authorization", "idempotency-key", "user-agent", "origin", "cookie", "referer", "x-request-id")
     for name in (*names, "x-stainless-retry-count", "x-forwarded-for", "content-type", "traceparent", "accept"):
@@ -119,7 +125,7 @@ def test_no_log_line_and_no_metric_holds_a_key_a_prompt_or_what_a_header_said(
         client.get(f"/{CANARY}?{CANARY}={CANARY}")
         client.post("/feedback", json={"request_id": CANARY, "user_action": "accept"})
         client.get(f"/v1/account/keys/{CANARY}")
-    admin = desk.mint.bootstrap()
+    admin = admin.keys.bootstrap()
     assert admin is not None
     metrics = httpx.get(f"{server.admin_url}/metrics", headers={"authorization": f"Bearer {admin.secret}"}).text
     lines = server.log.read_text().splitlines()

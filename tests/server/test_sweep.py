@@ -14,8 +14,8 @@ from fastapi import FastAPI
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR, Scope
-from quicksilver.accounts.service import open_desk
-from quicksilver.accounts.views import KeyDraft
+from quicksilver.accounts.records import KeyDraft
+from quicksilver.accounts.service import open_admin
 from quicksilver.server.admin_app import build_admin_app
 from tests.server.conftest import shared_app
 from tests.server.paid_server import PaidServer
@@ -187,11 +187,11 @@ def test_no_header_opens_a_path(server: PaidServer, header: str) -> None:
 
 
 def test_a_key_in_the_url_is_no_key(server: PaidServer) -> None:
-    desk = open_desk(server.database, AccountsConfig(pepper_path=server.home / "pepper"))
-    org = desk.directory.create_org(OPERATOR, "acme")
-    project = desk.directory.list_purses(OPERATOR, "project", org.id)[0]
-    key = desk.mint.create_key(OPERATOR, KeyDraft("k", project.id, frozenset(Scope)))
-    desk.store.close()
+    admin = open_admin(server.database, AccountsConfig(pepper_path=server.home / "pepper"))
+    org = admin.organizations.create_org(OPERATOR, "acme")
+    project = admin.organizations.list_accounts(OPERATOR, "project", org.id)[0]
+    key = admin.keys.create_key(OPERATOR, KeyDraft("k", project.id, frozenset(Scope)))
+    admin.store.close()
     for name in ("key", "api_key", "token", "access_token", "authorization"):
         assert raw(server.port, f"/v1/models?{name}={key.secret}", "host: localhost")[0] == 401
     assert raw(server.port, "/v1/models", "host: localhost", f"authorization: Bearer {key.secret}")[0] == 200

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quicksilver.accounts.identity import OPERATOR
+from quicksilver.accounts.records import KeyDraft
 from quicksilver.accounts.service import Accounts
-from quicksilver.accounts.views import KeyDraft
 
 if TYPE_CHECKING:
     from tests.server.conftest import Served
@@ -26,15 +26,15 @@ class Bank:
     async def key(self, **fields: Any) -> dict[str, str]:
         credits = fields.pop("credits", 1_000_000)
 
-        def make(desk: Any) -> str:
-            org = desk.directory.create_org(OPERATOR, "org", credits)
+        def make(admin: Any) -> str:
+            org = admin.organizations.create_org(OPERATOR, "org", credits)
             self.org_id = org.id
-            project = desk.directory.create_project(OPERATOR, org.id, "project")
-            return str(desk.mint.create_key(OPERATOR, KeyDraft("key", project.id, **fields)).secret)
+            project = admin.organizations.create_project(OPERATOR, org.id, "project")
+            return str(admin.keys.create_key(OPERATOR, KeyDraft("key", project.id, **fields)).secret)
 
         return {"authorization": f"Bearer {await self.accounts.admin(make)}"}
 
     async def spent(self) -> int:
-        purse = await self.accounts.admin(lambda desk: desk.directory.get_purse(OPERATOR, self.org_id))
-        assert purse.reserved == 0, "a reservation is still open"
-        return int(purse.spent) // PRICE
+        account = await self.accounts.admin(lambda admin: admin.organizations.get_account(OPERATOR, self.org_id))
+        assert account.reserved == 0, "a reservation is still open"
+        return int(account.spent) // PRICE

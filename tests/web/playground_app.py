@@ -16,8 +16,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from quicksilver.accounts.identity import OPERATOR, Scope
+from quicksilver.accounts.records import KeyDraft
 from quicksilver.accounts.service import Accounts
-from quicksilver.accounts.views import KeyDraft
 from quicksilver.core import EngineInfo
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ModelCard, Pricing, ServerConfig
@@ -57,10 +57,10 @@ async def serve(home: Path, *, has_accounts: bool) -> None:
             await accounts.close()
 
 
-def first_key(desk: Any) -> str:
-    org = desk.directory.create_org(OPERATOR, "acme", 1_000_000)
-    project = desk.directory.create_project(OPERATOR, org.id, "demo")
-    return str(desk.mint.create_key(OPERATOR, KeyDraft("first", project.id, scopes=SCOPES)).secret)
+def first_key(admin: Any) -> str:
+    org = admin.organizations.create_org(OPERATOR, "acme", 1_000_000)
+    project = admin.organizations.create_project(OPERATOR, org.id, "demo")
+    return str(admin.keys.create_key(OPERATOR, KeyDraft("first", project.id, scopes=SCOPES)).secret)
 
 
 if __name__ == "__main__":

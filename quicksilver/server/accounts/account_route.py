@@ -33,20 +33,20 @@ router = APIRouter(prefix="/v1/account", tags=["account"])
 async def account(request: Request) -> Response:
     """The key that asks: its rights, what it may still spend, its limits. Purses above it need the scope `usage`."""
     accounts, by, now = accounts_of(request), identity_of(request), time.time()
-    purses = await accounts.admin(lambda desk: desk.directory.list_path(by))
-    key = await accounts.admin(lambda desk: desk.mint.get_key(by, by.key_id))
-    prices = await accounts.admin(lambda desk: desk.directory.list_prices())
-    shown = purses if Scope.USAGE in by.scopes else [purse for purse in purses if by.sees(purse.path)]
+    path = await accounts.admin(lambda admin: admin.organizations.list_path(by))
+    key = await accounts.admin(lambda admin: admin.keys.get_key(by, by.key_id))
+    prices = await accounts.admin(lambda admin: admin.organizations.list_prices())
+    shown = path if Scope.USAGE in by.scopes else [account for account in path if by.sees(account.path)]
     model = services_of(request).config.card.id
     reply: AccountReply = {
         "object": "account",
         "key": key_reply(key, now),
-        "organization": {"id": purses[0].id, "name": purses[0].name},
-        "project": {"id": purses[1].id, "name": purses[1].name},
+        "organization": {"id": path[0].id, "name": path[0].name},
+        "project": {"id": path[1].id, "name": path[1].name},
         "scopes": sorted(by.scopes),
         "models": None if by.models is None else sorted(by.models),
         "balance": least_balance(shown, now),
-        "purses": [purse_reply(purse, now) for purse in shown],
+        "purses": [purse_reply(account, now) for account in shown],
         "rate_limits": rate_limits_reply(await accounts.limits(by)),
         "prices": price_of(prices, model, accounts.default_price),
     }
@@ -57,9 +57,9 @@ async def account(request: Request) -> Response:
 async def list_keys(request: Request) -> Response:
     """The key that asks and those made below it, revoked ones too."""
     by, query = _keeper(request), read_query(request, PageQuery)
-    keys = await accounts_of(request).admin(lambda desk: desk.mint.list_keys(by))
+    keys = await accounts_of(request).admin(lambda admin: admin.keys.list_keys(by))
     now = time.time()
-    return json_response(list_page([key_reply(key, now) for key in keys], [key.purse.id for key in keys], query))
+    return json_response(list_page([key_reply(key, now) for key in keys], [key.account.id for key in keys], query))
 
 
 @router.post("/keys", responses=answers(NewKeyReply), openapi_extra=takes(KeyBody))
@@ -73,7 +73,7 @@ async def create_key(request: Request) -> Response:
 @router.get("/keys/{key_id}", responses=answers_read(KeyReply))
 async def get_key(request: Request, key_id: str) -> Response:
     by, wanted = _keeper(request), checked_id(key_id)
-    key = await accounts_of(request).admin(lambda desk: desk.mint.get_key(by, wanted))
+    key = await accounts_of(request).admin(lambda admin: admin.keys.get_key(by, wanted))
     return json_response(key_reply(key, time.time()))
 
 

@@ -6,14 +6,13 @@ import time
 from typing import TYPE_CHECKING
 
 from quicksilver.accounts.identity import Identity, Scope, parse_scopes
-from quicksilver.accounts.records import Limits, from_credits
-from quicksilver.accounts.views import KeyDraft, KeyRecord
+from quicksilver.accounts.records import KeyDraft, KeyRecord, Limits, from_credits
 from quicksilver.server.accounts.reply_wire import DeletedReply, NewKeyReply
 from quicksilver.server.accounts.views import key_reply
 from quicksilver.server.accounts.wire import KeyBody, LimitsBody, ProjectKeyBody, RightsBody
 
 if TYPE_CHECKING:
-    from quicksilver.accounts.service import Accounts, Desk
+    from quicksilver.accounts.service import Accounts, AdminService
 
 DEFAULT_SCOPES = (Scope.INFERENCE, Scope.USAGE)
 
@@ -45,12 +44,12 @@ def limits_of(body: LimitsBody) -> Limits:
 
 
 async def make_key(accounts: Accounts, by: Identity, draft: KeyDraft) -> NewKeyReply:
-    new = await accounts.admin(lambda desk: desk.mint.create_key(by, draft))
+    new = await accounts.admin(lambda admin: admin.keys.create_key(by, draft))
     return await _with_value(accounts, by, new.id, new.secret)
 
 
 async def rotate_key(accounts: Accounts, by: Identity, key_id: str, overlap_s: int) -> NewKeyReply:
-    new = await accounts.admin(lambda desk: desk.mint.rotate_key(by, key_id, overlap_s))
+    new = await accounts.admin(lambda admin: admin.keys.rotate_key(by, key_id, overlap_s))
     return await _with_value(accounts, by, new.id, new.secret)
 
 
@@ -58,11 +57,11 @@ async def change_key(accounts: Accounts, by: Identity, key: KeyRecord, body: Rig
     scopes = key.scopes if body.scopes is None else parse_scopes(body.scopes)
     models = key.models if body.models is None else frozenset(body.models)
 
-    def change(desk: Desk) -> None:
+    def change(admin: AdminService) -> None:
         if (scopes, models) != (key.scopes, key.models):
-            desk.mint.narrow_key(by, key.purse.id, scopes, models)
+            admin.keys.narrow_key(by, key.account.id, scopes, models)
         if body.name is not None:
-            desk.directory.rename(by, key.purse.id, body.name)
+            admin.organizations.rename(by, key.account.id, body.name)
 
     await accounts.admin(change)
 
@@ -70,13 +69,13 @@ async def change_key(accounts: Accounts, by: Identity, key: KeyRecord, body: Rig
 async def revoke_key(
     accounts: Accounts, by: Identity, key_id: str, said: str = "organization.project.api_key.deleted"
 ) -> DeletedReply:
-    def disable(desk: Desk) -> None:
-        desk.directory.disable(by, desk.directory.get_purse(by, key_id, "key").id)
+    def disable(admin: AdminService) -> None:
+        admin.organizations.disable(by, admin.organizations.get_account(by, key_id, "key").id)
 
     await accounts.admin(disable)
     return {"object": said, "id": key_id, "deleted": True}
 
 
 async def _with_value(accounts: Accounts, by: Identity, key_id: str, secret: str) -> NewKeyReply:
-    key = await accounts.admin(lambda desk: desk.mint.get_key(by, key_id))
+    key = await accounts.admin(lambda admin: admin.keys.get_key(by, key_id))
     return {**key_reply(key, time.time()), "value": secret}

@@ -31,7 +31,7 @@ router = APIRouter(prefix="/v1", tags=["organizations"])
 @router.get("/organizations", responses=answers_read(OrganizationList), openapi_extra=asks(PageQuery))
 async def list_organizations(request: Request) -> Response:
     by, query, now = identity_of(request), read_query(request, PageQuery), time.time()
-    orgs = await accounts_of(request).admin(lambda desk: desk.directory.list_purses(by, "org"))
+    orgs = await accounts_of(request).admin(lambda admin: admin.organizations.list_accounts(by, "org"))
     return json_response(list_page([organization_reply(org, now) for org in orgs], [org.id for org in orgs], query))
 
 
@@ -40,7 +40,7 @@ async def create_organization(request: Request) -> Response:
     """With a project named `default`, and the credits of a sign-up unless others are named."""
     by = identity_of(request)
     body = await read_body(request, OrganizationBody, services_of(request).config)
-    org = await accounts_of(request).admin(lambda desk: desk.directory.create_org(by, body.name, body.credits))
+    org = await accounts_of(request).admin(lambda admin: admin.organizations.create_org(by, body.name, body.credits))
     return json_response(organization_reply(org, time.time()))
 
 
@@ -60,11 +60,11 @@ async def change_organization(request: Request, org_id: str) -> Response:
     accounts = accounts_of(request)
     if body.name is not None:
         name = body.name
-        await accounts.admin(lambda desk: desk.directory.rename(by, wanted, name))
+        await accounts.admin(lambda admin: admin.organizations.rename(by, wanted, name))
     if body.status == "disabled":
-        await accounts.admin(lambda desk: desk.directory.disable(by, wanted))
+        await accounts.admin(lambda admin: admin.organizations.disable(by, wanted))
     elif body.status == "active":
-        await accounts.admin(lambda desk: desk.directory.enable(by, wanted))
+        await accounts.admin(lambda admin: admin.organizations.enable(by, wanted))
     return await _organization(request, wanted)
 
 
@@ -74,7 +74,7 @@ async def add_credits(request: Request, org_id: str) -> Response:
     by, wanted = identity_of(request), checked_id(org_id)
     body = await read_body(request, CreditsBody, services_of(request).config)
     org = await accounts_of(request).admin(
-        lambda desk: desk.directory.add_credits(by, wanted, body.credits * MICRO, body.reference)
+        lambda admin: admin.organizations.add_credits(by, wanted, body.credits * MICRO, body.reference)
     )
     return json_response(organization_reply(org, time.time()))
 
@@ -82,7 +82,7 @@ async def add_credits(request: Request, org_id: str) -> Response:
 @router.get("/organization/users", responses=answers_read(UserList), openapi_extra=asks(WithinQuery))
 async def list_users(request: Request) -> Response:
     by, query = identity_of(request), read_query(request, WithinQuery)
-    users = await accounts_of(request).admin(lambda desk: desk.directory.list_users(by, query.organization_id))
+    users = await accounts_of(request).admin(lambda admin: admin.organizations.list_users(by, query.organization_id))
     return json_response(list_page([user_reply(user) for user in users], [user.id for user in users], query))
 
 
@@ -91,25 +91,27 @@ async def create_user(request: Request) -> Response:
     by = identity_of(request)
     body = await read_body(request, UserBody, services_of(request).config)
     org_id = body.organization_id or by.org_id
-    user = await accounts_of(request).admin(lambda desk: desk.directory.create_user(by, org_id, body.email))
+    user = await accounts_of(request).admin(lambda admin: admin.organizations.create_user(by, org_id, body.email))
     return json_response(user_reply(user))
 
 
 @router.get("/organization/users/{user_id}", responses=answers_read(UserReply))
 async def get_user(request: Request, user_id: str) -> Response:
     by, wanted = identity_of(request), checked_id(user_id)
-    return json_response(user_reply(await accounts_of(request).admin(lambda desk: desk.directory.get_user(by, wanted))))
+    return json_response(
+        user_reply(await accounts_of(request).admin(lambda admin: admin.organizations.get_user(by, wanted)))
+    )
 
 
 @router.delete("/organization/users/{user_id}", responses=answers_read(DeletedReply))
 async def remove_user(request: Request, user_id: str) -> Response:
     """Ends their keys too, and all that these made."""
     by, wanted = identity_of(request), checked_id(user_id)
-    await accounts_of(request).admin(lambda desk: desk.directory.remove_user(by, wanted))
+    await accounts_of(request).admin(lambda admin: admin.organizations.remove_user(by, wanted))
     return json_response({"object": "organization.user.deleted", "id": wanted, "deleted": True})
 
 
 async def _organization(request: Request, org_id: str) -> Response:
     by = identity_of(request)
-    org = await accounts_of(request).admin(lambda desk: desk.directory.get_purse(by, org_id, "org"))
+    org = await accounts_of(request).admin(lambda admin: admin.organizations.get_account(by, org_id, "org"))
     return json_response(organization_reply(org, time.time()))

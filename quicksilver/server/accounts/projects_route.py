@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quicksilver.accounts.identity import Identity
-from quicksilver.accounts.views import KeyRecord
+from quicksilver.accounts.records import KeyRecord
 from quicksilver.errors import NotFound
 from quicksilver.server.accounts.keys import change_key, draft_of, make_key, revoke_key, rotate_key
 from quicksilver.server.accounts.reply_wire import (
@@ -31,7 +31,7 @@ from quicksilver.server.http.query import asks, checked_id, list_page, read_quer
 from quicksilver.server.services import services_of
 
 if TYPE_CHECKING:
-    from quicksilver.accounts.service import Desk
+    from quicksilver.accounts.service import AdminService
 
 router = APIRouter(prefix="/v1/organization/projects", tags=["projects"])
 
@@ -40,7 +40,7 @@ router = APIRouter(prefix="/v1/organization/projects", tags=["projects"])
 async def list_projects(request: Request) -> Response:
     by, query, now = identity_of(request), read_query(request, WithinQuery), time.time()
     within = query.organization_id
-    projects = await accounts_of(request).admin(lambda desk: desk.directory.list_purses(by, "project", within))
+    projects = await accounts_of(request).admin(lambda admin: admin.organizations.list_accounts(by, "project", within))
     return json_response(list_page([project_reply(p, now) for p in projects], [p.id for p in projects], query))
 
 
@@ -49,7 +49,7 @@ async def create_project(request: Request) -> Response:
     by = identity_of(request)
     body = await read_body(request, ProjectBody, services_of(request).config)
     org_id = body.organization_id or by.org_id
-    project = await accounts_of(request).admin(lambda desk: desk.directory.create_project(by, org_id, body.name))
+    project = await accounts_of(request).admin(lambda admin: admin.organizations.create_project(by, org_id, body.name))
     return json_response(project_reply(project, time.time()))
 
 
@@ -63,7 +63,7 @@ async def rename_project(request: Request, project_id: str) -> Response:
     by, wanted = identity_of(request), checked_id(project_id)
     body = await read_body(request, ProjectChangeBody, services_of(request).config)
     await _project(request, wanted)
-    await accounts_of(request).admin(lambda desk: desk.directory.rename(by, wanted, body.name))
+    await accounts_of(request).admin(lambda admin: admin.organizations.rename(by, wanted, body.name))
     return await _project(request, wanted)
 
 
@@ -72,7 +72,7 @@ async def archive_project(request: Request, project_id: str) -> Response:
     """Stops all its keys."""
     by, wanted = identity_of(request), checked_id(project_id)
     await _project(request, wanted)
-    await accounts_of(request).admin(lambda desk: desk.directory.disable(by, wanted))
+    await accounts_of(request).admin(lambda admin: admin.organizations.disable(by, wanted))
     return await _project(request, wanted)
 
 
@@ -80,16 +80,16 @@ async def archive_project(request: Request, project_id: str) -> Response:
 async def unarchive_project(request: Request, project_id: str) -> Response:
     by, wanted = identity_of(request), checked_id(project_id)
     await _project(request, wanted)
-    await accounts_of(request).admin(lambda desk: desk.directory.enable(by, wanted))
+    await accounts_of(request).admin(lambda admin: admin.organizations.enable(by, wanted))
     return await _project(request, wanted)
 
 
 @router.get("/{project_id}/api_keys", responses=answers_read(KeyList), openapi_extra=asks(PageQuery))
 async def list_keys(request: Request, project_id: str) -> Response:
     by, wanted, query = identity_of(request), checked_id(project_id), read_query(request, PageQuery)
-    keys = await accounts_of(request).admin(lambda desk: desk.mint.list_keys(by, wanted))
+    keys = await accounts_of(request).admin(lambda admin: admin.keys.list_keys(by, wanted))
     now = time.time()
-    return json_response(list_page([key_reply(key, now) for key in keys], [key.purse.id for key in keys], query))
+    return json_response(list_page([key_reply(key, now) for key in keys], [key.account.id for key in keys], query))
 
 
 @router.post("/{project_id}/api_keys", responses=answers(NewKeyReply), openapi_extra=takes(ProjectKeyBody))
@@ -121,32 +121,32 @@ async def rotate(request: Request, project_id: str, key_id: str) -> Response:
     body = await read_optional_body(request, RotateBody, services_of(request).config)
     key = await _key(request, project_id, key_id)
     return json_response(
-        await rotate_key(accounts_of(request), identity_of(request), key.purse.id, body.overlap_seconds)
+        await rotate_key(accounts_of(request), identity_of(request), key.account.id, body.overlap_seconds)
     )
 
 
 @router.delete("/{project_id}/api_keys/{key_id}", responses=answers_read(DeletedReply))
 async def revoke(request: Request, project_id: str, key_id: str) -> Response:
     key = await _key(request, project_id, key_id)
-    return json_response(await revoke_key(accounts_of(request), identity_of(request), key.purse.id))
+    return json_response(await revoke_key(accounts_of(request), identity_of(request), key.account.id))
 
 
 async def _project(request: Request, project_id: str) -> Response:
     by = identity_of(request)
-    project = await accounts_of(request).admin(lambda desk: desk.directory.get_purse(by, project_id, "project"))
+    project = await accounts_of(request).admin(lambda admin: admin.organizations.get_account(by, project_id, "project"))
     return json_response(project_reply(project, time.time()))
 
 
 async def _key(request: Request, project_id: str, key_id: str) -> KeyRecord:
     by = identity_of(request)
     return await accounts_of(request).admin(
-        lambda desk: _find_key(desk, by, checked_id(project_id), checked_id(key_id))
+        lambda admin: _find_key(admin, by, checked_id(project_id), checked_id(key_id))
     )
 
 
-def _find_key(desk: Desk, by: Identity, project_id: str, key_id: str) -> KeyRecord:
+def _find_key(admin: AdminService, by: Identity, project_id: str, key_id: str) -> KeyRecord:
     """The key, if it is one of that project."""
-    key = desk.mint.get_key(by, key_id)
-    if key.purse.path.split("/")[1] != project_id:
+    key = admin.keys.get_key(by, key_id)
+    if key.account.path.split("/")[1] != project_id:
         raise NotFound("no such organisation, project or key")
     return key

@@ -8,8 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quicksilver.accounts.identity import ALL_SCOPES
-from quicksilver.accounts.records import Price, from_credits
-from quicksilver.accounts.views import KeyDraft, KeyRecord, PurseRecord
+from quicksilver.accounts.records import AccountRecord, KeyDraft, KeyRecord, Price, from_credits
 from quicksilver.errors import NotFound
 from quicksilver.server.accounts.keys import expiry, limits_of, revoke_key
 from quicksilver.server.accounts.reply_wire import (
@@ -44,9 +43,9 @@ router = APIRouter(prefix="/v1/organization", tags=["arrangements"])
 @router.get("/admin_api_keys", responses=answers_read(AdminKeyList), openapi_extra=asks(PageQuery))
 async def list_admin_keys(request: Request) -> Response:
     by, query, now = identity_of(request), read_query(request, PageQuery), time.time()
-    found = await accounts_of(request).admin(lambda desk: desk.mint.list_keys(by))
+    found = await accounts_of(request).admin(lambda admin: admin.keys.list_keys(by))
     keys = [key for key in found if is_admin_key(key)]
-    return json_response(list_page([admin_key_reply(key, now) for key in keys], [k.purse.id for k in keys], query))
+    return json_response(list_page([admin_key_reply(key, now) for key in keys], [k.account.id for k in keys], query))
 
 
 @router.post("/admin_api_keys", responses=answers(NewAdminKeyReply), openapi_extra=takes(AdminKeyBody))
@@ -55,7 +54,7 @@ async def create_admin_key(request: Request) -> Response:
     by, now = identity_of(request), time.time()
     body = await read_body(request, AdminKeyBody, services_of(request).config)
     draft = KeyDraft(body.name, by.project_id, ALL_SCOPES, expires_at=expiry(body.expires_in_seconds, now))
-    new = await accounts_of(request).admin(lambda desk: desk.mint.create_key(by, draft))
+    new = await accounts_of(request).admin(lambda admin: admin.keys.create_key(by, draft))
     return json_response({**admin_key_reply(await _admin_key(request, new.id), now), "value": new.secret})
 
 
@@ -68,13 +67,13 @@ async def get_admin_key(request: Request, key_id: str) -> Response:
 async def revoke_admin_key(request: Request, key_id: str) -> Response:
     key = await _admin_key(request, key_id)
     said = "organization.admin_api_key.deleted"
-    return json_response(await revoke_key(accounts_of(request), identity_of(request), key.purse.id, said))
+    return json_response(await revoke_key(accounts_of(request), identity_of(request), key.account.id, said))
 
 
 @router.get("/limits/{purse_id}", responses=answers_read(LimitsReply))
 async def get_limits(request: Request, purse_id: str) -> Response:
     """Of an organisation, project or key."""
-    return json_response(limits_reply((await _purse(request, purse_id)).limits))
+    return json_response(limits_reply((await _account(request, purse_id)).limits))
 
 
 @router.post("/limits/{purse_id}", responses=answers(LimitsReply), openapi_extra=takes(LimitsBody))
@@ -82,13 +81,13 @@ async def set_limits(request: Request, purse_id: str) -> Response:
     """All of them at once: what is left out is not limited."""
     by, wanted = identity_of(request), checked_id(purse_id)
     body = await read_body(request, LimitsBody, services_of(request).config)
-    await accounts_of(request).admin(lambda desk: desk.directory.set_limits(by, wanted, limits_of(body)))
+    await accounts_of(request).admin(lambda admin: admin.organizations.set_limits(by, wanted, limits_of(body)))
     return json_response(limits_reply(limits_of(body)))
 
 
 @router.get("/budgets/{purse_id}", responses=answers_read(BudgetReply))
 async def get_budget(request: Request, purse_id: str) -> Response:
-    return json_response(budget_reply(await _purse(request, purse_id), time.time()))
+    return json_response(budget_reply(await _account(request, purse_id), time.time()))
 
 
 @router.post("/budgets/{purse_id}", responses=answers(BudgetReply), openapi_extra=takes(BudgetBody))
@@ -97,15 +96,17 @@ async def set_budget(request: Request, purse_id: str) -> Response:
     by, wanted = identity_of(request), checked_id(purse_id)
     body = await read_body(request, BudgetBody, services_of(request).config)
     amount = None if body.budget is None else from_credits(body.budget, "budget")
-    purse = await accounts_of(request).admin(lambda desk: desk.directory.set_budget(by, wanted, amount, body.period))
-    return json_response(budget_reply(purse, time.time()))
+    account = await accounts_of(request).admin(
+        lambda admin: admin.organizations.set_budget(by, wanted, amount, body.period)
+    )
+    return json_response(budget_reply(account, time.time()))
 
 
 @router.get("/prices", responses=answers_read(PricesReply))
 async def list_prices(request: Request) -> Response:
     """Credits per token, of models that have a price of their own, and of all others."""
     accounts = accounts_of(request)
-    prices = await accounts.admin(lambda desk: desk.directory.list_prices())
+    prices = await accounts.admin(lambda admin: admin.organizations.list_prices())
     data = [price_reply(model, price) for model, price in prices.items()]
     return json_response({"object": "list", "data": data, "default": price_reply("*", accounts.default_price)})
 
@@ -116,18 +117,18 @@ async def set_price(request: Request, model: str) -> Response:
     by = identity_of(request)
     body = await read_body(request, PriceBody, services_of(request).config)
     price = Price(body.input, body.cached_input, body.output)
-    await accounts_of(request).admin(lambda desk: desk.directory.set_price(by, model, price))
+    await accounts_of(request).admin(lambda admin: admin.organizations.set_price(by, model, price))
     return json_response(price_reply(model, price))
 
 
-async def _purse(request: Request, purse_id: str) -> PurseRecord:
+async def _account(request: Request, purse_id: str) -> AccountRecord:
     by, wanted = identity_of(request), checked_id(purse_id)
-    return await accounts_of(request).admin(lambda desk: desk.directory.get_purse(by, wanted))
+    return await accounts_of(request).admin(lambda admin: admin.organizations.get_account(by, wanted))
 
 
 async def _admin_key(request: Request, key_id: str) -> KeyRecord:
     by, wanted = identity_of(request), checked_id(key_id)
-    key = await accounts_of(request).admin(lambda desk: desk.mint.get_key(by, wanted))
+    key = await accounts_of(request).admin(lambda admin: admin.keys.get_key(by, wanted))
     if not is_admin_key(key):
         raise NotFound("no such organisation, project or key")
     return key

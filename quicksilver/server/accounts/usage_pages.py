@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quicksilver.accounts.records import MICRO
-from quicksilver.accounts.views import WIDTHS, UsageBucket, UsageLine, UsageQuery
+from quicksilver.accounts.records import MICRO, WIDTHS, UsageBucket, UsageLine, UsageQuery
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.accounts.usage_wire import CostResult, CostSpanQuery, SpanQuery, UsageResult, UsageSpanQuery
 

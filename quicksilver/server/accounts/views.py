@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from quicksilver.accounts.identity import Scope
-from quicksilver.accounts.records import Gauge, Limits, LimitState, Price, in_credits
-from quicksilver.accounts.views import KeyRecord, PurseRecord, UserRecord
+from quicksilver.accounts.records import (
+    AccountRecord,
+    Gauge,
+    KeyRecord,
+    Limits,
+    LimitState,
+    Price,
+    UserRecord,
+    in_credits,
+)
 from quicksilver.server.accounts.reply_wire import (
     AdminKeyReply,
     BudgetReply,
@@ -41,14 +49,14 @@ def limits_reply(limits: Limits) -> LimitsReply:
 
 
 def key_reply(key: KeyRecord, now: float) -> KeyReply:
-    purse = key.purse
-    org_id, project_id = purse.path.split("/")[:2]
+    account = key.account
+    org_id, project_id = account.path.split("/")[:2]
     return {
         "object": "organization.project.api_key",
-        "id": purse.id,
-        "name": purse.name,
+        "id": account.id,
+        "name": account.name,
         "redacted_value": " ".join(key.displays),
-        "created_at": purse.created_at,
+        "created_at": account.created_at,
         "expires_at": key.expires_at,
         "last_used_at": key.last_used_at,
         "status": key_status(key, now),
@@ -58,13 +66,13 @@ def key_reply(key: KeyRecord, now: float) -> KeyReply:
         "organization_id": org_id,
         "owner": _owner(key),
         "owner_project_access": "active" if key.user is None or not key.user.is_disabled else "inactive",
-        "limits": limits_reply(purse.limits),
-        **_money(purse, now),
+        "limits": limits_reply(account.limits),
+        **_money(account, now),
     }
 
 
 def key_status(key: KeyRecord, now: float) -> KeyStatus:
-    if key.purse.is_disabled:
+    if key.account.is_disabled:
         return "revoked"
     has_ended = key.expires_at is not None and key.expires_at <= now
     return "expired" if has_ended or not key.displays else "active"
@@ -72,40 +80,45 @@ def key_status(key: KeyRecord, now: float) -> KeyStatus:
 
 def _owner(key: KeyRecord) -> OwnerReply:
     if key.user is None:
-        account = {"id": key.purse.id, "name": key.purse.name, "role": "member", "created_at": key.purse.created_at}
+        account = {
+            "id": key.account.id,
+            "name": key.account.name,
+            "role": "member",
+            "created_at": key.account.created_at,
+        }
         return {"type": "service_account", "service_account": account}  # type: ignore[typeddict-item]
     user = key.user
     named = {"id": user.id, "email": user.email, "name": user.email, "role": "member", "created_at": user.created_at}
     return {"type": "user", "user": named}  # type: ignore[typeddict-item]
 
 
-def _money(purse: PurseRecord, now: float) -> MoneyReply:
+def _money(account: AccountRecord, now: float) -> MoneyReply:
     return {
-        "budget": amount(purse.allowance),
-        "period": purse.period,  # type: ignore[typeddict-item]
-        "spent": in_credits(purse.spent),
-        "balance": amount(purse.balance_at(now)),
+        "budget": amount(account.allowance),
+        "period": account.period,  # type: ignore[typeddict-item]
+        "spent": in_credits(account.spent),
+        "balance": amount(account.balance_at(now)),
     }
 
 
-def purse_reply(purse: PurseRecord, now: float) -> PurseReply:
+def purse_reply(account: AccountRecord, now: float) -> PurseReply:
     return {
-        "id": purse.id,
-        "kind": KINDS[purse.kind],  # type: ignore[typeddict-item]
-        "name": purse.name,
-        "granted": amount(purse.allowance),
-        "spent": in_credits(purse.spent),
-        "reserved": in_credits(purse.reserved),
-        "balance": amount(purse.balance_at(now)),
-        "period": purse.period,  # type: ignore[typeddict-item]
-        "in_flight": purse.in_flight,
-        "limits": limits_reply(purse.limits),
+        "id": account.id,
+        "kind": KINDS[account.kind],  # type: ignore[typeddict-item]
+        "name": account.name,
+        "granted": amount(account.allowance),
+        "spent": in_credits(account.spent),
+        "reserved": in_credits(account.reserved),
+        "balance": amount(account.balance_at(now)),
+        "period": account.period,  # type: ignore[typeddict-item]
+        "in_flight": account.in_flight,
+        "limits": limits_reply(account.limits),
     }
 
 
-def least_balance(purses: Sequence[PurseRecord], now: float) -> str | None:
-    """What a request may still cost: the least that any of the purses has left, open reservations taken off."""
-    found = [left - purse.reserved for purse in purses if (left := purse.balance_at(now)) is not None]
+def least_balance(accounts: Sequence[AccountRecord], now: float) -> str | None:
+    """What a request may still cost: the least that any of the accounts has left, open reservations taken off."""
+    found = [left - account.reserved for account in accounts if (left := account.balance_at(now)) is not None]
     return in_credits(max(0, min(found))) if found else None
 
 
@@ -136,7 +149,7 @@ def price_of(prices: Mapping[str, Price], model: str, default: Price) -> PriceRe
     return price_reply(model, prices.get(model, default))
 
 
-def organization_reply(org: PurseRecord, now: float) -> OrganizationReply:
+def organization_reply(org: AccountRecord, now: float) -> OrganizationReply:
     return {
         "object": "organization",
         "id": org.id,
@@ -151,7 +164,7 @@ def organization_reply(org: PurseRecord, now: float) -> OrganizationReply:
     }
 
 
-def project_reply(project: PurseRecord, now: float) -> ProjectReply:
+def project_reply(project: AccountRecord, now: float) -> ProjectReply:
     return {
         "object": "organization.project",
         "id": project.id,
@@ -182,10 +195,10 @@ def admin_key_reply(key: KeyRecord, now: float) -> AdminKeyReply:
     user = key.user
     return {
         "object": "organization.admin_api_key",
-        "id": key.purse.id,
-        "name": key.purse.name,
+        "id": key.account.id,
+        "name": key.account.name,
         "redacted_value": " ".join(key.displays),
-        "created_at": key.purse.created_at,
+        "created_at": key.account.created_at,
         "expires_at": key.expires_at,
         "last_used_at": key.last_used_at,
         "status": key_status(key, now),
@@ -195,13 +208,13 @@ def admin_key_reply(key: KeyRecord, now: float) -> AdminKeyReply:
             "id": user.id if user else None,
             "name": user.email if user else None,
             "role": "owner",
-            "created_at": user.created_at if user else key.purse.created_at,
+            "created_at": user.created_at if user else key.account.created_at,
         },
     }
 
 
-def budget_reply(purse: PurseRecord, now: float) -> BudgetReply:
-    return {"object": "organization.budget", "id": purse.id, **_money(purse, now)}
+def budget_reply(account: AccountRecord, now: float) -> BudgetReply:
+    return {"object": "organization.budget", "id": account.id, **_money(account, now)}
 
 
 def is_admin_key(key: KeyRecord) -> bool:

@@ -18,7 +18,7 @@ MAX_CREDITS = 10**12
 MAX_PER_MINUTE = 2**31
 MAX_MICRO_PER_TOKEN = 10**9
 
-ScopeName = Literal["inference", "files", "training", "usage", "keys", "metrics", "admin"]
+ScopeName = Literal["inference", "usage", "keys", "metrics", "admin"]
 Title = Annotated[str, Field(min_length=1, max_length=128)]
 Credits = Annotated[str, Field(pattern=r"^[0-9]{1,12}(\.[0-9]{1,6})?$")]
 Seconds = Annotated[int, Field(ge=1, le=MAX_SECONDS), WHOLE]

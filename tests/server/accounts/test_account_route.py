@@ -173,7 +173,7 @@ async def test_a_key_that_cannot_be_is_a_400(bank: Bank, body: dict[str, object]
 
 async def test_a_key_cannot_give_what_it_does_not_have(bank: Bank) -> None:
     key = await bank.key(scopes=KEEPER, models=frozenset({"nano"}))
-    for extra in ({"scopes": ["admin"]}, {"scopes": ["training"]}, {"models": ["other"]}, {}):
+    for extra in ({"scopes": ["admin"]}, {"scopes": ["metrics"]}, {"models": ["other"]}, {}):
         response = await call(bank.served, "POST", "/v1/account/keys", key, {"name": "a", **extra})
         assert (response.status_code, response.json()["error"]["code"]) == (403, "permission_denied")
 
@@ -188,7 +188,7 @@ async def test_an_admin_key_has_no_power_over_others_here(bank: Bank) -> None:
     today = int(time.time()) // DAY_S * DAY_S
     page = (await bank.served.get(f"/v1/organization/usage/completions?start_time={today}", admin)).json()
     assert page["data"][0]["results"] == []
-    other = await bank.accounts.admin(lambda desk: desk.directory.list_purses(OPERATOR, "key"))
+    other = await bank.accounts.admin(lambda admin: admin.organizations.list_accounts(OPERATOR, "key"))
     for purse in other:
         if purse.id != first.id:
             assert (await bank.served.get(f"/v1/account/keys/{purse.id}", admin)).status_code == 404

@@ -1,7 +1,7 @@
-"""From a bearer token to an Identity: hash, look up, compare, and remember for less than half a second.
+"""Finds the identity of a bearer token: hash, look up, compare, and cache for a fraction of a second.
 
-What a key may do is what every key above it may do too: narrowing or revoking a key reaches all that it minted.
-Unknown, malformed, expired and revoked keys look alike to the caller.
+The rights of a key are the intersection over all keys of its path, so narrowing or revoking a key also affects the keys
+made with it. Unknown, malformed, expired and revoked keys raise the same error.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from quicksilver.accounts.identity import ALL_SCOPES, Identity, Scope, narrow, parse_scopes
+from quicksilver.accounts.identity import ALL_SCOPES, Identity, Scope, narrow, stored_scopes
 from quicksilver.accounts.keys import Pepper
-from quicksilver.accounts.schema import api_keys, purses, secrets
+from quicksilver.accounts.schema import accounts, api_keys, secrets
 from quicksilver.accounts.store import Store
 from quicksilver.errors import AuthenticationFailed
 
-_REMEMBERED = 10_000
+_MAX_CACHED = 10_000
 
 
-class Keyring:
-    """Looks keys up. Safe to call from several threads."""
+class KeyLookup:
+    """Lookup of API keys. Safe to call from several threads."""
 
     def __init__(self, store: Store, pepper: Pepper, cache_s: float, clock: Callable[[], float]) -> None:
         self._store = store
@@ -33,8 +33,8 @@ class Keyring:
         self._clock = clock
         self._cache: OrderedDict[str, tuple[float, Identity]] = OrderedDict()
 
-    def remembered(self, digest: str) -> Identity | None:
-        """A lookup of the last moment. Monotonic time: a clock set back must not keep a revoked key alive."""
+    def cached(self, digest: str) -> Identity | None:
+        """A recent lookup. Its age is monotonic time: a clock that is set back must not keep a revoked key valid."""
         known = self._cache.get(digest)
         if known is None or time.monotonic() >= known[0]:
             return None
@@ -43,24 +43,24 @@ class Keyring:
     def digest(self, bearer: str | None) -> str:
         digest = self._pepper.key_digest(bearer)
         if digest is None:
-            raise AuthenticationFailed("no API key, or not one of ours; send 'Authorization: Bearer qs-…'")
+            raise AuthenticationFailed("no API key, or a malformed one; send 'Authorization: Bearer qs-…'")
         return digest
 
     def look_up(self, digest: str) -> Identity:
-        asked_at = time.monotonic()
+        started_at = time.monotonic()
         with self._store.read() as connection:
             query = select(secrets).where(secrets.c.digest == digest)
             secret = connection.execute(query).one_or_none()
             if secret is None or not hmac.compare_digest(secret.digest, digest):
                 raise AuthenticationFailed("this API key is not valid here")
             identity = self._identity(connection, secret.key_id, secret.expires_at)
-        self._cache[digest] = (asked_at + self._cache_s, identity)
-        while len(self._cache) > _REMEMBERED:
+        self._cache[digest] = (started_at + self._cache_s, identity)
+        while len(self._cache) > _MAX_CACHED:
             self._cache.popitem(last=False)
         return identity
 
     def is_live(self, identity: Identity) -> bool:
-        """Whether the key behind an open request may still be used."""
+        """Whether the key of an open request is still valid."""
         with self._store.read() as connection:
             try:
                 self._identity(connection, identity.key_id, identity.expires_at)
@@ -69,7 +69,7 @@ class Keyring:
         return True
 
     def _identity(self, connection: Connection, key_id: str, secret_expires_at: int | None) -> Identity:
-        path = connection.execute(select(purses.c.path).where(purses.c.id == key_id)).scalar_one()
+        path = connection.execute(select(accounts.c.path).where(accounts.c.id == key_id)).scalar_one()
         rows = _chain(connection, path)
         expiries = [at for at in (secret_expires_at, *(row.expires_at for row in rows)) if at is not None]
         expires_at = min(expiries, default=None)
@@ -81,21 +81,21 @@ class Keyring:
 
 
 def effective_rights(rows: Sequence[Any]) -> tuple[frozenset[Scope], frozenset[str] | None]:
-    """What is common to all keys of a path; organisations and projects take nothing away."""
+    """Rights that all keys of a path have; organisations and projects restrict nothing."""
     scopes = ALL_SCOPES
     models: frozenset[str] | None = None
     for row in rows:
         if row.scopes is not None:
-            scopes &= parse_scopes(row.scopes.split())
+            scopes &= stored_scopes(row.scopes)
             models = narrow(models, None if row.models is None else frozenset(row.models.split()))
     return scopes, models
 
 
 def _chain(connection: Connection, path: str) -> Sequence[Any]:
-    shown = (purses.c.id, purses.c.disabled_at, api_keys.c.scopes, api_keys.c.models)
-    query = select(*shown, api_keys.c.expires_at, api_keys.c.user_id)
-    joined = query.outerjoin_from(purses, api_keys, api_keys.c.id == purses.c.id)
-    return connection.execute(joined.where(purses.c.id.in_(path.split("/")))).all()
+    columns = (accounts.c.id, accounts.c.disabled_at, api_keys.c.scopes, api_keys.c.models)
+    query = select(*columns, api_keys.c.expires_at, api_keys.c.user_id)
+    joined = query.outerjoin_from(accounts, api_keys, api_keys.c.id == accounts.c.id)
+    return connection.execute(joined.where(accounts.c.id.in_(path.split("/")))).all()
 
 
 def _is_current(expires_at: int | None, now: float) -> bool:
