@@ -81,7 +81,9 @@ def test_a_gpu_setting_that_does_not_exist_is_refused() -> None:
     assert "int4" in result.output
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "operations.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+SETTINGS = (DOCS / "reference" / "configuration.md").read_text()
+PAGE = (DOCS / "guides" / "operations.md").read_text()
 
 
 def test_every_setting_is_on_its_page_with_flag_and_environment_variable() -> None:
@@ -89,7 +91,7 @@ def test_every_setting_is_on_its_page_with_flag_and_environment_variable() -> No
     names = [option.name for option in command.params if option.name != "config"]
     assert len(names) > 10
     for name in names:
-        assert f"| `--{name.replace('_', '-')}` | `QUICKSILVER_{name.upper()}` |" in PAGE
+        assert f"| `--{name.replace('_', '-')}` | `QUICKSILVER_{name.upper()}` |" in SETTINGS
         option = next(option for option in command.params if option.name == name)
         assert option.envvar == f"QUICKSILVER_{name.upper()}"
 
