@@ -237,6 +237,28 @@ class EngineStats:
     restarts: int = 0
 
 
+class EngineState(StrEnum):
+    """`UNRESPONSIVE`: the worker missed its heartbeats. It recovers, or is killed and replaced."""
+
+    STARTING = "starting"
+    READY = "ready"
+    UNRESPONSIVE = "unresponsive"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """What is known about the engine without asking it."""
+
+    state: EngineState
+    silent_s: float = 0.0
+    """Seconds since the last message of the worker."""
+    step_s: float = 0.0
+    """Duration of the step that was running at the last heartbeat; 0 if the engine was idle."""
+    stats: EngineStats = EngineStats()
+    """As of the last heartbeat."""
+
+
 @runtime_checkable
 class EngineClient(Protocol):
     """The engine as everyone above it sees it, in this process or behind a socket."""
@@ -257,7 +279,11 @@ class EngineClient(Protocol):
 
     async def score(self, request: ScoreRequest) -> Scores: ...
 
-    async def stats(self) -> EngineStats: ...
+    async def stats(self) -> EngineStats:
+        """Current figures. Answers within 3 s; raises EngineUnavailable if the engine does not."""
+
+    def health(self) -> EngineHealth:
+        """State and last known figures, without waiting."""
 
     async def close(self) -> None: ...
 

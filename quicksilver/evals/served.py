@@ -18,7 +18,9 @@ from quicksilver.core import (
     DecoderName,
     DecoderParams,
     Delta,
+    EngineHealth,
     EngineInfo,
+    EngineState,
     EngineStats,
     Event,
     FinishReason,
@@ -67,6 +69,9 @@ class ServedEngine:
 
     async def stats(self) -> EngineStats:
         return EngineStats()
+
+    def health(self) -> EngineHealth:
+        return EngineHealth(EngineState.READY if self.is_ready else EngineState.CLOSED)
 
     async def close(self) -> None:
         self.is_ready = False

@@ -1,7 +1,7 @@
 """AsyncEngine: the engine on a thread of its own, as an EngineClient of this process.
 
-Thread rule: the engine is touched by its thread only. Callers post commands and get events back on their event loop.
-Grammars are built on threads beside it, at a lower priority, so that no step waits for one.
+Only the engine's thread touches the engine. Callers post commands to it and get events back on their event loop.
+Grammars are built on other threads with a lower priority, so that no step waits for one.
 """
 
 from __future__ import annotations
@@ -10,21 +10,31 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from quicksilver.core import Delta, EngineInfo, EngineStats, Event, Request, ScoreRequest, Scores
+from quicksilver.core import (
+    Delta,
+    EngineHealth,
+    EngineInfo,
+    EngineState,
+    EngineStats,
+    Event,
+    Request,
+    ScoreRequest,
+    Scores,
+)
 from quicksilver.engine.engine import Engine, Prepared, Scored, StepEvent
 from quicksilver.errors import EngineDied, EngineUnavailable, RowFailed
 from quicksilver.worker.mailbox import Mailbox
 
+# Grammars that are built at the same time, and how much lower their priority is than the engine's.
 NUM_BUILDERS = 2
-"""Grammars that are built at the same time."""
 NICENESS = 10
-"""How far the builders' priority is below the engine's, where the system has priorities for threads."""
 
-_Answer = Callable[[StepEvent | Exception], None]
+_Receive = Callable[[StepEvent | Exception], None]
 
 
 class AsyncEngine:
@@ -32,10 +42,11 @@ class AsyncEngine:
         self._engine = engine
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
-        self._answers: dict[str, _Answer] = {}
+        self._receivers: dict[str, _Receive] = {}
         self._is_closed = False
         self._death: Exception | None = None
-        self._builders = ThreadPoolExecutor(NUM_BUILDERS, "quicksilver-grammar", initializer=_step_back)
+        self._step_start: float | None = None  # None while the engine's thread waits for work
+        self._builders = ThreadPoolExecutor(NUM_BUILDERS, "quicksilver-grammar", initializer=_lower_priority)
         self._thread = threading.Thread(target=self._run, name="quicksilver-engine", daemon=True)
         self._thread.start()
 
@@ -50,14 +61,14 @@ class AsyncEngine:
     async def stream(self, request: Request) -> AsyncGenerator[Event, None]:
         mailbox, loop = Mailbox(), asyncio.get_running_loop()
 
-        def answer(event: StepEvent | Exception) -> None:
+        def receive(event: StepEvent | Exception) -> None:
             if isinstance(event, Exception):
                 loop.call_soon_threadsafe(mailbox.fail, event)
             elif not isinstance(event, Scored):
                 loop.call_soon_threadsafe(mailbox.put, event)
 
         prepared = await self._prepare(request)
-        self._post(lambda: self._add(request.id, answer, lambda: self._engine.enqueue(prepared)))
+        self._post(lambda: self._add(request.id, receive, lambda: self._engine.enqueue(prepared)))
         try:
             async for event in mailbox.read():
                 yield event
@@ -69,10 +80,10 @@ class AsyncEngine:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Scores] = loop.create_future()
 
-        def answer(event: StepEvent | Exception) -> None:
+        def receive(event: StepEvent | Exception) -> None:
             loop.call_soon_threadsafe(_resolve, future, event)
 
-        self._post(lambda: self._add(request.id, answer, lambda: self._engine.add_score(request)))
+        self._post(lambda: self._add(request.id, receive, lambda: self._engine.add_score(request)))
         try:
             return await future
         except asyncio.CancelledError:
@@ -81,6 +92,12 @@ class AsyncEngine:
 
     async def stats(self) -> EngineStats:
         return self._engine.stats()
+
+    def health(self) -> EngineHealth:
+        started = self._step_start
+        step_s = time.monotonic() - started if started is not None else 0.0
+        state = EngineState.READY if self.is_ready else EngineState.CLOSED
+        return EngineHealth(state, step_s=step_s, stats=self._engine.stats())
 
     async def close(self) -> None:
         with self._wake:
@@ -107,10 +124,12 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._wait_for_work():
+                self._step_start = time.monotonic()
                 while self._commands:
                     self._commands.popleft()()
                 for event in self._engine.step():
                     self._deliver(event)
+                self._step_start = None
         except Exception as error:
             self._death = error
         finally:
@@ -122,30 +141,30 @@ class AsyncEngine:
                 self._wake.wait()
         return not self._is_closed
 
-    def _add(self, request_id: str, answer: _Answer, add: Callable[[], None]) -> None:
+    def _add(self, request_id: str, receive: _Receive, add: Callable[[], None]) -> None:
         try:
             add()
         except Exception as error:
-            answer(error)
+            receive(error)
         else:
-            self._answers[request_id] = answer
+            self._receivers[request_id] = receive
 
     def _deliver(self, event: StepEvent) -> None:
-        answer = self._answers.get(event.request_id)
+        receive = self._receivers.get(event.request_id)
         is_last = isinstance(event, Scored) or (isinstance(event, Delta) and event.finish is not None)
         if is_last:
-            self._answers.pop(event.request_id, None)
-        if answer is not None:
-            answer(event)
+            self._receivers.pop(event.request_id, None)
+        if receive is not None:
+            receive(event)
 
     def _fail_all(self) -> None:
         reason = EngineDied(f"the engine stopped: {self._death or 'closed'}")
-        for answer in self._answers.values():
-            answer(reason)
-        self._answers.clear()
+        for receive in self._receivers.values():
+            receive(reason)
+        self._receivers.clear()
 
 
-def _step_back() -> None:
+def _lower_priority() -> None:
     with contextlib.suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 

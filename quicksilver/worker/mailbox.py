@@ -1,7 +1,7 @@
-"""Where one request's events wait for its reader. No torch.
+"""The queue of events between the engine and the reader of one request.
 
-Deltas are never dropped; of frames only the newest is kept, so a slow reader of a `diffusing` stream costs one frame.
-Used from one event loop; the engine's thread reaches it through `call_soon_threadsafe`.
+Deltas are never dropped. Of frames only the newest is kept, so a slow reader of a `diffusing` stream holds one frame.
+All methods run in one event loop; the engine's thread calls them through `call_soon_threadsafe`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ class Mailbox:
         self._frame: Frame | None = None
         self._error: Exception | None = None
         self._arrived = asyncio.Event()
-        self.is_finished = False
-        """True once the last delta, or an error, was put in: nothing more will come."""
+        self.is_finished = False  # the last delta, or an error, was put in
 
     def put(self, event: Event) -> None:
         if isinstance(event, Frame):
@@ -37,7 +36,7 @@ class Mailbox:
         self._arrived.set()
 
     async def read(self) -> AsyncGenerator[Event, None]:
-        """Events until the finishing delta; raises what `fail` was given."""
+        """Events until the finishing delta; raises the error that `fail` was called with."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()

@@ -1,6 +1,7 @@
-"""What crosses the socket between an engine worker and its client: schema'd msgpack, length-prefixed. No pickle.
+"""Messages between an engine worker and its client: msgpack with a schema, prefixed by their length. No pickle.
 
-Every message is a tagged struct; anything that does not decode as one closes the connection.
+The client sends commands, the worker sends replies. Every message is a tagged struct; bytes that do not decode as one
+close the connection. The worker sends `Heartbeat` every `HEARTBEAT_S` seconds from `Ready` on.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from quicksilver import errors
 from quicksilver.core import Delta, EngineInfo, EngineStats, Frame, Request, ScoreRequest, Scores
 
 MAX_MESSAGE_BYTES = 64 << 20
+HEARTBEAT_S = 0.5
 
 
 class Submit(msgspec.Struct, tag=True):
@@ -24,6 +26,8 @@ class Score(msgspec.Struct, tag=True):
 
 
 class Abort(msgspec.Struct, tag=True):
+    """Ends a Submit or a Score. No reply follows."""
+
     request_id: str
 
 
@@ -33,6 +37,12 @@ class AskStats(msgspec.Struct, tag=True):
 
 class Ready(msgspec.Struct, tag=True):
     info: EngineInfo
+
+
+class Heartbeat(msgspec.Struct, tag=True):
+    stats: EngineStats
+    step_s: float
+    """Seconds since the running step began; 0 if the engine is idle."""
 
 
 class GotDelta(msgspec.Struct, tag=True):
@@ -54,7 +64,7 @@ class GotStats(msgspec.Struct, tag=True):
 
 
 class Refused(msgspec.Struct, tag=True):
-    """A typed error for one request: the class by name, and what it says."""
+    """The error of one command: the name of its class, and its fields."""
 
     request_id: str
     kind: str
@@ -64,7 +74,7 @@ class Refused(msgspec.Struct, tag=True):
 
 
 Command = Submit | Score | Abort | AskStats
-Reply = Ready | GotDelta | GotFrame | GotScores | GotStats | Refused
+Reply = Ready | Heartbeat | GotDelta | GotFrame | GotScores | GotStats | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 command_decoder = msgspec.msgpack.Decoder(Command)
@@ -77,7 +87,7 @@ def pack(message: Command | Reply) -> bytes:
 
 
 async def read_body(reader: asyncio.StreamReader) -> bytes | None:
-    """The next message's bytes; None when the other side is gone or breaks the framing."""
+    """The bytes of the next message; None if the connection ended or the length is over the limit."""
     try:
         length = int.from_bytes(await reader.readexactly(4), "little")
         return await reader.readexactly(length) if length <= MAX_MESSAGE_BYTES else None
@@ -92,7 +102,7 @@ def refuse(request_id: str, error: Exception) -> Refused:
 
 
 def to_error(refused: Refused) -> errors.QuicksilverError:
-    """The error that the worker raised, rebuilt here; an unknown kind becomes the root class."""
+    """The error that the worker raised; an unknown class becomes QuicksilverError."""
     kind = getattr(errors, refused.kind, errors.QuicksilverError)
     if not (isinstance(kind, type) and issubclass(kind, errors.QuicksilverError)):
         kind = errors.QuicksilverError

@@ -1,7 +1,7 @@
-"""The worker's side of the socket: an AsyncEngine behind a unix socket that only its owner may open.
+"""The worker's side of the socket: an AsyncEngine on a unix socket that only its owner may open.
 
-One connection, many requests. The worker ends when its parent does (standard input closes) or when its engine stops:
-it never outlives either, and it never tries to mend itself; the supervisor starts a fresh one.
+One connection carries many requests. The worker ends when its parent does (standard input closes) or when its engine
+stops. It does not restart its engine: the supervisor in `client.py` starts a new worker.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path
 import msgspec
 
 from quicksilver.core import Delta, Request, ScoreRequest
-from quicksilver.worker import protocol as wire
+from quicksilver.worker import protocol
 from quicksilver.worker.async_engine import AsyncEngine
 
 
 async def serve(engine: AsyncEngine, socket_path: Path) -> None:
-    """Serve until the parent goes or the engine dies."""
-    previous = os.umask(0o177)  # the socket is born with mode 0600
+    """Serves until the parent process ends or the engine stops."""
+    previous = os.umask(0o177)  # the socket is created with mode 0600
     try:
         server = await asyncio.start_unix_server(lambda r, w: _Connection(engine, w).run(r), path=str(socket_path))
     finally:
         os.umask(previous)
     async with server:
-        await _first_of(_parent_gone(), _engine_dead(engine))
+        await _first_of(_parent_ended(), _engine_stopped(engine))
     await engine.close()
 
 
@@ -39,42 +39,49 @@ async def _first_of(*waits: Coroutine[None, None, None]) -> None:
         task.cancel()
 
 
-async def _parent_gone() -> None:
+async def _parent_ended() -> None:
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     await reader.read()
 
 
-async def _engine_dead(engine: AsyncEngine) -> None:
+async def _engine_stopped(engine: AsyncEngine) -> None:
     while engine.is_ready:
         await asyncio.sleep(0.1)
 
 
 class _Connection:
-    """One client: reads commands, and writes replies as they come."""
+    """One client: reads commands and writes replies."""
 
     def __init__(self, engine: AsyncEngine, writer: asyncio.StreamWriter) -> None:
         self._engine, self._writer = engine, writer
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def run(self, reader: asyncio.StreamReader) -> None:
-        self._send(wire.Ready(self._engine.info))
+        self._send(protocol.Ready(self._engine.info))
+        heartbeat = asyncio.create_task(self._send_heartbeats())
         try:
-            while (body := await wire.read_body(reader)) is not None:
-                self._obey(wire.command_decoder.decode(body))
+            while (body := await protocol.read_body(reader)) is not None:
+                self._handle(protocol.command_decoder.decode(body))
         except msgspec.MsgspecError:
-            pass  # not one of ours: drop the connection, keep the worker
+            pass  # not a command: drop the connection, keep the worker
         finally:
-            for task in self._tasks.values():
+            for task in (heartbeat, *self._tasks.values()):
                 task.cancel()
             self._writer.close()
 
-    def _obey(self, command: wire.Command) -> None:
-        if isinstance(command, wire.Submit):
+    async def _send_heartbeats(self) -> None:
+        while True:
+            health = self._engine.health()
+            self._send(protocol.Heartbeat(health.stats, health.step_s))
+            await asyncio.sleep(protocol.HEARTBEAT_S)
+
+    def _handle(self, command: protocol.Command) -> None:
+        if isinstance(command, protocol.Submit):
             self._start(command.request.id, self._stream(command.request))
-        elif isinstance(command, wire.Score):
+        elif isinstance(command, protocol.Score):
             self._start(command.request.id, self._score(command.request))
-        elif isinstance(command, wire.AskStats):
+        elif isinstance(command, protocol.AskStats):
             self._start(command.ticket, self._stats(command.ticket))
         elif command.request_id in self._tasks:
             self._tasks[command.request_id].cancel()
@@ -88,20 +95,20 @@ class _Connection:
         try:
             await work
         except Exception as error:
-            self._send(wire.refuse(key, error))
+            self._send(protocol.refuse(key, error))
 
     async def _stream(self, request: Request) -> None:
         async with contextlib.aclosing(self._engine.stream(request)) as events:
             async for event in events:
-                self._send(wire.GotDelta(event) if isinstance(event, Delta) else wire.GotFrame(event))
+                self._send(protocol.GotDelta(event) if isinstance(event, Delta) else protocol.GotFrame(event))
                 await self._writer.drain()
 
     async def _score(self, request: ScoreRequest) -> None:
-        self._send(wire.GotScores(request.id, await self._engine.score(request)))
+        self._send(protocol.GotScores(request.id, await self._engine.score(request)))
 
     async def _stats(self, ticket: str) -> None:
-        self._send(wire.GotStats(ticket, await self._engine.stats()))
+        self._send(protocol.GotStats(ticket, await self._engine.stats()))
 
-    def _send(self, message: wire.Reply) -> None:
+    def _send(self, message: protocol.Reply) -> None:
         if not self._writer.is_closing():
-            self._writer.write(wire.pack(message))
+            self._writer.write(protocol.pack(message))

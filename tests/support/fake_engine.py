@@ -13,7 +13,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from quicksilver.core import (
     DecoderName,
     Delta,
+    EngineHealth,
     EngineInfo,
+    EngineState,
     EngineStats,
     Event,
     FinishReason,
@@ -87,6 +89,9 @@ class FakeEngine:
             requests=len(self.seen),
             aborts=self.num_aborted,
         )
+
+    def health(self) -> EngineHealth:
+        return EngineHealth(EngineState.READY if self.is_ready else EngineState.STARTING)
 
     async def close(self) -> None:
         self.is_ready = False

@@ -8,15 +8,16 @@ import os
 import signal
 import stat
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from quicksilver.core import Delta, EngineClient, FinishReason, Frame, Request, ScoreRequest
+from quicksilver.core import Delta, EngineClient, EngineState, FinishReason, Frame, Request, ScoreRequest
 from quicksilver.errors import ContextTooLong, EngineDied, EngineUnavailable, InvalidRequest
 from quicksilver.worker.async_engine import AsyncEngine
-from quicksilver.worker.client import RemoteEngine
+from quicksilver.worker.client import RemoteEngine, Timeouts
 from tests.support.tiny import decode_params, generate, tiny_engine
 
 PROMPT = tuple(range(1, 30))
@@ -98,7 +99,7 @@ async def test_a_cancelled_score_frees_everything(client: EngineClient) -> None:
             await asyncio.sleep(0.01)
     assert (stats.aborts, stats.free_pages) == (1, 64)
     assert not getattr(client, "_pending", None)
-    assert not getattr(client, "_answers", None)
+    assert not getattr(client, "_receivers", None)
 
 
 async def test_a_score_that_can_never_fit_is_refused_and_blocks_no_other(client: EngineClient) -> None:
@@ -148,6 +149,83 @@ async def test_a_killed_worker_fails_its_streams_and_is_replaced() -> None:
         await client.close()
 
 
+async def is_replaced(client: RemoteEngine) -> bool:
+    """Waits until another worker is ready, and checks that it answers."""
+    async with asyncio.timeout(90):
+        while not (client.is_ready and client.health().stats.restarts == 1):
+            await asyncio.sleep(0.05)
+    tokens, _, _ = await collect(client, Request("after", PROMPT, PARAMS))
+    return tokens == generate(tiny_engine(), PROMPT, PARAMS)
+
+
+async def test_a_stopped_worker_is_reported_killed_and_replaced() -> None:
+    client = await RemoteEngine(COMMAND, Timeouts(stats_s=0.5, unresponsive_s=0.6, silent_s=4.0)).start()
+    try:
+        stream = client.stream(Request("open", PROMPT, decode_params("ar", max_new_tokens=400)))
+        await anext(stream)
+        scoring = asyncio.create_task(client.score(ScoreRequest("s", PROMPT, ((5, 6),) * 100)))
+        await asyncio.sleep(0)
+        assert client.worker_pid is not None
+        os.kill(client.worker_pid, signal.SIGSTOP)
+        with pytest.raises(EngineUnavailable, match="does not answer") as refused:
+            await client.stats()
+        assert refused.value.retry_after_s > 0
+        async with asyncio.timeout(60):
+            while client.health().state is EngineState.READY:
+                await asyncio.sleep(0.02)
+        assert client.health().state is EngineState.UNRESPONSIVE
+        with pytest.raises(EngineDied):
+            async for _ in stream:
+                pass
+        with pytest.raises(EngineDied):
+            await scoring
+        assert client.health().state is EngineState.STARTING
+        assert await is_replaced(client)
+    finally:
+        await client.close()
+    assert client.health().state is EngineState.CLOSED
+
+
+async def test_a_worker_whose_step_does_not_end_is_killed_and_replaced() -> None:
+    client = await RemoteEngine([*COMMAND, "--hang-on", "hang"], Timeouts(step_s=1.0)).start()
+    try:
+        with pytest.raises(EngineDied):
+            await collect(client, Request("hang", PROMPT, PARAMS))
+        assert await is_replaced(client)
+    finally:
+        await client.close()
+
+
+async def test_a_worker_that_loads_for_long_is_not_taken_for_a_hung_one() -> None:
+    client = await RemoteEngine([*COMMAND, "--load-s", "3"], Timeouts(silent_s=1.5, unresponsive_s=1.0)).start()
+    try:
+        assert client.health().stats.restarts == 0
+    finally:
+        await client.close()
+
+
+async def test_a_busy_api_process_is_not_taken_for_a_hung_worker() -> None:
+    """While this process computes, heartbeats wait in the socket."""
+    client = await RemoteEngine(COMMAND, Timeouts(silent_s=1.0, unresponsive_s=0.9)).start()
+    try:
+        await collect(client, Request("before", PROMPT, PARAMS))
+        time.sleep(2.0)
+        await asyncio.sleep(0.2)
+        assert len((await collect(client, Request("after", PROMPT, PARAMS)))[0]) == 24
+        assert client.health().stats.restarts == 0
+    finally:
+        await client.close()
+
+
+async def test_heartbeats_carry_figures_that_need_no_waiting(client: EngineClient) -> None:
+    await collect(client, Request("a", PROMPT, PARAMS))
+    async with asyncio.timeout(20):
+        while (health := client.health()).stats.requests == 0:
+            await asyncio.sleep(0.05)
+    assert health.state is EngineState.READY
+    assert health.stats.generated_tokens == 24
+
+
 async def test_a_worker_that_cannot_start_says_so_at_once() -> None:
     client = RemoteEngine([sys.executable, "-c", "raise SystemExit(3)"])
     with pytest.raises(EngineUnavailable, match="did not start"):
@@ -158,7 +236,7 @@ async def test_a_worker_that_cannot_start_says_so_at_once() -> None:
 async def test_the_socket_is_private_and_garbage_on_it_harms_nobody() -> None:
     client = await RemoteEngine(COMMAND).start()
     try:
-        path = Path(client._home.name) / "engine-1.sock"
+        path = Path(client._folder.name) / "engine-1.sock"
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         for garbage in (b"\xff" * 64, b"\x05\x00\x00\x00hello", b"\x01\x00\x00\x00\xc1", b""):
             reader, writer = await asyncio.open_unix_connection(str(path))
