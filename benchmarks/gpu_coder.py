@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_coder --base base.gguf --canvas canvas.safetensors --data eval-data --out results
         [--parts device speed streams fim rounds equality tasks] [--seconds 330] [--limit speed=40] [--scale 1]
-        [--skill skill.safetensors] [--domains chat fim edit tools] [--tasks humaneval] [--products fixed]
+        [--skill skill.safetensors] [--domains chat fim edit tools] [--tasks humaneval] [--matmul batch_invariant]
 
 Needs torch, Triton, numpy, safetensors, tokenizers and gguf. Loads the weights once, in fp32; the bf16 engine, which is
 the one that users get, runs on a rounded copy, and `equality` on the fp32 weights in plain torch. `--seconds` is for
@@ -46,7 +46,7 @@ LIMITS = {"device": 5.0, "speed": 50.0, "streams": 45.0, "fim": 12.0, "rounds": 
 """Seconds of each part, in the order in which they run: the most wanted first, the longest last."""
 PARTS: dict[str, Callable[[Bench, float], None]] = {name: getattr(coder_parts, name) for name in LIMITS}
 NUM_PAGES = 16384
-SETTINGS = ("parts", "seconds", "limit", "scale", "domains", "tasks", "products", "weights")
+SETTINGS = ("parts", "seconds", "limit", "scale", "domains", "tasks", "matmul", "weights")
 
 
 def main() -> None:
@@ -73,7 +73,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--limit", nargs="+", default=[], metavar="PART=SECONDS")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--products", choices=("fastest", "fixed"), default="fastest")
+    parser.add_argument("--matmul", choices=("fastest", "batch_invariant"), default="fastest")
     parser.add_argument("--weights", choices=("bfloat16", "fp8", "int4"), default="bfloat16")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--device", default="auto")
@@ -136,7 +136,7 @@ class _Served:
         model = rounded(exact)
         model.weight_format = options.weights
         try:
-            self.engine = build_engine(model, "coder", EngineConfig(num_pages=NUM_PAGES, gpu_products=options.products))
+            self.engine = build_engine(model, "coder", EngineConfig(num_pages=NUM_PAGES, matmul=options.matmul))
             prepare_lone_rounds(self.engine)
         except Exception:
             book.say(f"no graphs here\n{traceback.format_exc()}")

@@ -7,9 +7,19 @@ defined here and nowhere else; wire names (OpenAI's, Mercury's) belong to `serve
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+
+
+def setting(default: object, help_text: str) -> Any:
+    """A dataclass field that an operator can set, with a one-line help text."""
+    return field(default=default, metadata={"help": help_text})
+
+
+def help_texts(config: type) -> dict[str, str]:
+    """Help texts by field name, for command lines and documentation."""
+    return {one.name: one.metadata["help"] for one in fields(config) if "help" in one.metadata}
 
 
 class FinishReason(StrEnum):

@@ -132,6 +132,10 @@ def fields_of(cls: type) -> Iterator[tuple[str, str, str, str]]:
         if not isinstance(node, ast.AnnAssign):
             continue
         default = ast.unparse(node.value) if node.value else ""
+        if isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") == "setting":
+            default, meaning = (ast.unparse(argument) for argument in node.value.args)
+            yield ast.unparse(node.target), ast.unparse(node.annotation), default, ast.literal_eval(meaning)
+            continue
         default = re.sub(r"^field\(default_factory=(?:lambda: )?(.*)\)$", r"\1", default)
         meaning = string_of(after) or comment_above(lines, node.lineno) or comment_beside(lines[node.lineno - 1])
         yield ast.unparse(node.target), ast.unparse(node.annotation), default, meaning

@@ -23,9 +23,9 @@ Weights = Annotated[
     Literal["auto", "float32", "bfloat16", "int8", "fp8", "int4"],
     typer.Option(envvar="QUICKSILVER_WEIGHTS", help="Number format: int8 on a CPU, fp8 or int4 on a GPU."),
 ]
-GpuProducts = Annotated[
-    Literal["fastest", "fixed"],
-    typer.Option(envvar="QUICKSILVER_GPU_PRODUCTS", help="fixed: a request's numbers ignore what runs beside it."),
+Matmul = Annotated[
+    Literal["fastest", "batch_invariant"],
+    typer.Option(envvar="QUICKSILVER_MATMUL", help="batch_invariant: a request's numbers do not depend on its batch."),
 ]
 Threads = Annotated[int, typer.Option(envvar="QUICKSILVER_THREADS", help="CPU threads; 0 for all.")]
 Yarn = Annotated[

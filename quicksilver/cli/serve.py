@@ -98,7 +98,7 @@ def serve(
     ] = "info",
     device: options.Device = "auto",
     weights: options.Weights = "auto",
-    gpu_products: options.GpuProducts = "fastest",
+    matmul: options.Matmul = "fastest",
     threads: options.Threads = 0,
     yarn: options.Yarn = 1.0,
     config: Annotated[
@@ -114,7 +114,7 @@ def serve(
     check_address(server, has_accounts=accounts)
     check_ports(server)
     load = {"device": device, "weights": weights, "threads": threads, "yarn": yarn}
-    worker = WorkerConfig(model, load, {"gpu_products": gpu_products})
+    worker = WorkerConfig(model, load, {"matmul": matmul})
     database = options.accounts_database(database_url, pepper, signup_credits) if accounts else None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(ServeSettings(checkpoint, server, worker, database)))

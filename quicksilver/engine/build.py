@@ -1,4 +1,4 @@
-"""From loaded weights to a running Engine: the memory plan, the cache, and the facts the engine tells about itself."""
+"""Builds an Engine from loaded weights: memory plan, KV cache, backend and EngineInfo."""
 
 from __future__ import annotations
 
@@ -18,12 +18,16 @@ from quicksilver.model.transformer import Transformer
 def build_engine(
     model: Transformer, name: str, config: EngineConfig, constraints: ConstraintFactory | None = None
 ) -> Engine:
-    """Allocates the KV cache beside the weights, on their device."""
+    """Allocates the KV cache on the device of the weights."""
     device, dtype = model.device, model.dtype
-    bytes_per_token = model.config.kv_bytes_per_token(dtype.itemsize)
     context_len = config.context_len or model.config.context_len
-    full_context = bytes_per_token * (context_len + config.max_canvas_len)
-    num_pages = plan_pages(config, bytes_per_token, free_bytes(device, full_context))
+    num_pages = _num_pages(model, config, context_len)
+    backend_config = config.for_backend(context_len, model.weight_format or "bfloat16")
+    needs = memory_needs(backend_config, device)
+    cache = PagedCache.allocate(model.config, num_pages, config.page_size, device, dtype, needs.scratch_slots)
+    backend = make_backend(model.eval(), cache, backend_config)
+    dtype_name = str(dtype).removeprefix("torch.")
+    numerics = f"{type(backend).__name__} {model.weight_format or dtype_name} {config.matmul}"
     info = EngineInfo(
         model=name,
         family=model.config.family,
@@ -31,23 +35,25 @@ def build_engine(
         context_len=context_len,
         max_canvas_len=_max_canvas_len(model, config),
         device=str(device),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype_name,
         num_pages=num_pages,
         page_size=config.page_size,
         weight_bytes=model.weight_bytes,
-        fingerprint=fingerprint(name, model),
+        fingerprint=fingerprint(name, model, numerics),
     )
-    backend_config = config.for_backend(context_len, model.weight_format or "bfloat16")
-    needs = memory_needs(backend_config, device)
-    cache = PagedCache.allocate(model.config, num_pages, config.page_size, device, dtype, needs.scratch_slots)
-    backend = make_backend(model.eval(), cache, backend_config)
     config = replace(config, spare_pages=config.spare_pages or needs.spare_pages)
     return Engine(backend, info, config, constraints)
 
 
+def _num_pages(model: Transformer, config: EngineConfig, context_len: int) -> int:
+    bytes_per_token = model.config.kv_bytes_per_token(model.dtype.itemsize)
+    full_context = bytes_per_token * (context_len + config.max_canvas_len)
+    return plan_pages(config, context_len, bytes_per_token, free_bytes(model.device, full_context))
+
+
 def free_bytes(device: torch.device, full_context: int) -> int:
-    """Memory that KV pages may use: free bytes of the GPU, or of what a CPU machine has available at most 2 GiB or, if
-    that is more, twice what one full context takes. The system hands out pages as they are written to."""
+    """Memory that is free for KV pages. On a CPU at most 2 GiB, or twice one full context if that is more: the system
+    allocates pages when they are first written."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     with open("/proc/meminfo") as meminfo:
@@ -55,9 +61,10 @@ def free_bytes(device: torch.device, full_context: int) -> int:
     return min(int(facts["MemAvailable"].split()[0]) * 1024, max(2 << 30, 2 * full_context))
 
 
-def fingerprint(name: str, model: Transformer) -> str:
-    """A short name of exactly these numbers: samples every tensor, so it is quick and still sees any swap."""
-    digest = hashlib.sha256(name.encode())
+def fingerprint(name: str, model: Transformer, numerics: str) -> str:
+    """Identifies the numbers that the engine computes: a hash of samples of every tensor, and of `numerics`: the
+    backend, the weight format and the matmul mode."""
+    digest = hashlib.sha256(f"{name}\0{numerics}".encode())
     for key, tensor in sorted(model.state_dict().items()):
         if isinstance(tensor, torch.Tensor):
             flat = tensor.detach().flatten()
@@ -67,7 +74,7 @@ def fingerprint(name: str, model: Transformer) -> str:
 
 
 def _max_canvas_len(model: Transformer, config: EngineConfig) -> int:
-    """A canvas of n tokens has n - 1 mask rows, each with a learned embedding where there is an adapter."""
+    """A canvas of n tokens has n - 1 mask rows; a canvas adapter has one learned embedding for each."""
     if model.canvas is None:
         return config.max_canvas_len
     return min(config.max_canvas_len, len(model.canvas.mask_embedding) + 1)

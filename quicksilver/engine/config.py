@@ -1,48 +1,44 @@
-"""EngineConfig: what an operator may set, checked once, never changed afterwards."""
+"""EngineConfig: the engine's limits, checked once and never changed afterwards.
+
+Every field has a one-line help text: `help_texts(EngineConfig)`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from quicksilver.backends.base import MAX_TREE_ROWS, BackendConfig
+from quicksilver.core import setting
 from quicksilver.errors import InvalidRequest
+
+MATMUL_MODES = ("fastest", "batch_invariant")
+# Share of free memory that KV pages may use: normally, and if one full context needs more.
+USUAL_SHARE, LARGEST_SHARE = 0.5, 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    page_size: int = 16
-    """Tokens per KV page."""
-    num_pages: int = 0
-    """KV pages; 0 plans them from free memory."""
-    kv_bytes: int = 0
-    """Memory for KV when `num_pages` is 0; 0 takes a share of what is free."""
-    spare_pages: int = 0
-    """KV pages held beyond a request's next forward, so that a GPU can run verify rounds ahead of the host."""
-    cuda_graphs: bool = True
-    """Whether a GPU runs captured graphs and our own kernels; plain torch otherwise."""
-    gpu_products: str = "fastest"
-    """fastest, or fixed: products of at most 64 rows with one order of additions, so that a request's numbers do not
-    depend on what runs beside it."""
-    max_rows: int = 512
-    """Row budget of one forward: prompts are cut into chunks that fit beside the canvases."""
-    max_score_rows: int = 16384
-    """Tokens of all continuations of one scoring request."""
-    max_running: int = 64
-    """Requests that hold pages at the same time."""
-    max_waiting: int = 1024
-    """Requests that may queue; one more is refused."""
-    context_len: int = 0
-    """Token limit of prompt and answer together; 0 takes the checkpoint's."""
-    max_canvas_len: int = 32
-    """Longest canvas a request may ask for."""
-    canvas_rows: int = 0
-    """Rows that all `verify` canvases together should not exceed: they shrink as more requests run, down to four. What
-    they commit is the same at any length. 0 sets no limit; a GPU, which times its forwards, has a large one."""
-    tree_rows: int = -1
-    """Rows that a lone `verify` request's rounds of 16 verify on a GPU, as a tree of drafts: 16 or 32; 0 for a single
-    draft, -1 for what is usual. It decides how many tokens a round gives, never which."""
-    logit_rows: int = 64
-    """Rows of logits that exist at once in the sampler."""
+    page_size: int = setting(16, "Tokens per KV page.")
+    num_pages: int = setting(0, "KV pages; 0 plans them from `kv_bytes` or from free memory.")
+    kv_bytes: int = setting(0, "Memory for KV pages; 0 takes half of the free memory, or what one full context needs.")
+    spare_pages: int = setting(0, "KV pages held beyond a request's next forward; 0 leaves it to the backend.")
+    cuda_graphs: bool = setting(True, "Run CUDA kernels in captured graphs on a GPU; otherwise plain torch.")
+    matmul: str = setting(
+        "fastest", "fastest, or batch_invariant: on a GPU the numbers of a request do not depend on its batch."
+    )
+    max_rows: int = setting(512, "Rows of one forward; longer prompts are prefilled in chunks.")
+    max_score_rows: int = setting(16384, "Tokens of all continuations of one scoring request.")
+    max_running: int = setting(64, "Requests that hold KV pages at the same time.")
+    max_waiting: int = setting(1024, "Requests in the queue; further ones are refused.")
+    context_len: int = setting(0, "Tokens of prompt and answer together; 0 takes the checkpoint's limit.")
+    max_canvas_len: int = setting(32, "Longest canvas that a request may ask for.")
+    canvas_rows: int = setting(
+        0, "Rows of all `verify` canvases together: under load each gets fewer, at least 4. 0 sets no limit."
+    )
+    tree_rows: int = setting(
+        -1, "Rows of a draft tree on a GPU: 0, 16 or 32; -1 picks by model size. Changes speed, never tokens."
+    )
+    logit_rows: int = setting(64, "Rows of logits that exist at the same time in the sampler.")
 
     def __post_init__(self) -> None:
         for name in ("page_size", "max_rows", "max_running", "max_canvas_len", "logit_rows", "max_score_rows"):
@@ -50,8 +46,8 @@ class EngineConfig:
                 raise InvalidRequest(f"engine setting {name} must be at least 1", param=name)
         if self.tree_rows not in (-1, 0, 16, MAX_TREE_ROWS):
             raise InvalidRequest(f"engine setting tree_rows is 0, 16, {MAX_TREE_ROWS} or -1", param="tree_rows")
-        if self.gpu_products not in ("fastest", "fixed"):
-            raise InvalidRequest("engine setting gpu_products is fastest or fixed", param="gpu_products")
+        if self.matmul not in MATMUL_MODES:
+            raise InvalidRequest(f"engine setting matmul is {' or '.join(MATMUL_MODES)}", param="matmul")
 
     @property
     def score_pass_rows(self) -> int:
@@ -65,15 +61,27 @@ class EngineConfig:
             context_len=context_len,
             logit_rows=self.logit_rows,
             weights=weights,
-            matmul="fastest" if self.gpu_products == "fastest" else "batch_invariant",
+            matmul=self.matmul,
             cuda_graphs=self.cuda_graphs,
             tree_rows=self.tree_rows,
         )
 
 
-def plan_pages(config: EngineConfig, bytes_per_token: int, free_bytes: int) -> int:
-    """How many KV pages to allocate: as asked, or half of what is free, at least enough for one full context."""
+def plan_pages(config: EngineConfig, context_len: int, bytes_per_token: int, free_bytes: int) -> int:
+    """The number of KV pages: `num_pages` if set, else at least enough for one full context. Raises InvalidRequest if
+    the memory for that is not there."""
     if config.num_pages:
         return config.num_pages
-    budget = config.kv_bytes or free_bytes // 2
-    return max(budget // (bytes_per_token * config.page_size), 1)
+    page_bytes = bytes_per_token * config.page_size
+    needed = -(-(context_len + config.max_canvas_len) // config.page_size)
+    usual = config.kv_bytes or int(free_bytes * USUAL_SHARE)
+    largest = config.kv_bytes or int(free_bytes * LARGEST_SHARE)
+    if needed * page_bytes > largest:
+        fitting = max(largest // bytes_per_token - config.max_canvas_len, 0)
+        raise InvalidRequest(
+            f"one context of {context_len} tokens needs {needed * page_bytes >> 20} MiB of KV memory and "
+            f"{largest >> 20} MiB are available; set context_len to {fitting} or less, "
+            + ("or raise kv_bytes" if config.kv_bytes else "free memory, or load the weights in fewer bits"),
+            param="kv_bytes" if config.kv_bytes else "context_len",
+        )
+    return max(usual // page_bytes, needed)

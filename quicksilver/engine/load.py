@@ -1,4 +1,4 @@
-"""Files -> a running Engine: weights, adapters, number format and threads, chosen for the machine at hand."""
+"""Loads a checkpoint and its adapters into an Engine: picks device and number format."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from quicksilver.backends.cpu.support import refusal as cpu_refusal
+from quicksilver.core import setting
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import ConstraintFactory, Engine
@@ -21,24 +22,20 @@ from quicksilver.model.transformer import Transformer
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """How weights are held."""
+    """Where the weights are, and in which number format."""
 
-    device: str = "auto"
-    """cpu, cuda, or auto."""
-    weights: str = AUTO
-    """float32, bfloat16, int8 (CPU), fp8 or int4 (CUDA), or auto: see `model/formats/weight_formats.py`."""
-    threads: int = 0
-    """CPU threads; 0 leaves torch's choice. The compiled CPU backend takes them over, and torch keeps one."""
-    yarn: float = 1.0
-    """How many times the checkpoint's context is stretched, by YaRN; 1 leaves it."""
+    device: str = setting("auto", "cpu, cuda or auto.")
+    weights: str = setting(AUTO, "float32, bfloat16, int8 (CPU), fp8 or int4 (CUDA), or auto.")
+    threads: int = setting(0, "CPU threads; 0 takes torch's default.")
+    yarn: float = setting(1.0, "Extend the checkpoint's context by this factor with YaRN.")
 
 
+# On a CPU the time of a forward grows with every row, so short canvases are faster.
 CPU_CANVAS_ROWS = 8
-"""On a CPU every row costs: longer canvases draft more and still answer later (docs/reference/performance.md)."""
 
 
 def for_serving(config: EngineConfig, load: LoadConfig) -> EngineConfig:
-    """What a server wants on a CPU where the operator said nothing: short canvases. Their text is the same."""
+    """On a CPU, shortens canvases unless `canvas_rows` is set. The text stays the same."""
     if config.canvas_rows or pick_device(load.device) != "cpu":
         return config
     return replace(config, canvas_rows=CPU_CANVAS_ROWS)

@@ -19,7 +19,17 @@ from pathlib import Path
 
 import msgspec
 
-from quicksilver.core import EngineHealth, EngineInfo, EngineState, EngineStats, Event, Request, ScoreRequest, Scores
+from quicksilver.core import (
+    EngineHealth,
+    EngineInfo,
+    EngineState,
+    EngineStats,
+    Event,
+    Request,
+    ScoreRequest,
+    Scores,
+    setting,
+)
 from quicksilver.errors import EngineDied, EngineUnavailable, QuicksilverError
 from quicksilver.worker import protocol
 from quicksilver.worker.mailbox import Mailbox
@@ -32,22 +42,22 @@ _Pending = Mailbox | asyncio.Future[Scores | EngineStats]
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
+class WorkerTimeouts:
     """Limits on a worker, in seconds."""
 
-    start_s: float = 600.0  # from process start to the first message; includes loading and compiling
-    stats_s: float = 3.0  # for an answer to `stats`
-    unresponsive_s: float = 2.0  # without a message: `health` reports it
-    silent_s: float = 5.0  # without a message: the worker is killed
-    step_s: float = 120.0  # for one step, which may prefill a large prompt chunk on a slow CPU
+    start_s: float = setting(600.0, "From process start to the first message, including loading and compiling.")
+    stats_s: float = setting(3.0, "For an answer to `stats`.")
+    unresponsive_s: float = setting(2.0, "Without a message: `health` reports the worker as unresponsive.")
+    silent_s: float = setting(5.0, "Without a message: the worker is killed and replaced.")
+    step_s: float = setting(120.0, "For one step: a worker that takes longer is killed and replaced.")
 
 
 class RemoteEngine:
     """`command` starts a worker; `--socket PATH` is appended to it."""
 
-    def __init__(self, command: Sequence[str], timeouts: Timeouts | None = None) -> None:
+    def __init__(self, command: Sequence[str], timeouts: WorkerTimeouts | None = None) -> None:
         self._command = list(command)
-        self._timeouts = timeouts or Timeouts()
+        self._timeouts = timeouts or WorkerTimeouts()
         self._folder = tempfile.TemporaryDirectory(prefix="quicksilver-")  # created with mode 0700
         self._info: EngineInfo | None = None
         self._writer: asyncio.StreamWriter | None = None

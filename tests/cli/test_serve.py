@@ -69,9 +69,9 @@ def test_gpu_settings_reach_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "_run", keep)
     monkeypatch.setattr(serve, "check_ports", lambda _: None)
     monkeypatch.setattr(serve, "resolve", lambda name: SimpleNamespace(name=name))
-    result = CliRunner().invoke(app, ["serve", "--weights", "int4"], env={"QUICKSILVER_GPU_PRODUCTS": "fixed"})
+    result = CliRunner().invoke(app, ["serve", "--weights", "int4"], env={"QUICKSILVER_MATMUL": "batch_invariant"})
     assert result.exit_code == 0, result.output
-    assert EngineConfig(**plans[0].worker.engine).gpu_products == "fixed"
+    assert EngineConfig(**plans[0].worker.engine).matmul == "batch_invariant"
     assert plans[0].worker.load["weights"] == "int4"
 
 

@@ -1,16 +1,23 @@
-"""Engine settings that cannot work are refused where they are made, by name."""
+"""Engine settings: refused by name where they cannot work, described by a help text, and the plan of KV pages."""
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
-from quicksilver.engine.config import EngineConfig
+from quicksilver.core import help_texts
+from quicksilver.engine.config import EngineConfig, plan_pages
+from quicksilver.engine.load import LoadConfig
 from quicksilver.errors import InvalidRequest
+from quicksilver.worker.client import WorkerTimeouts
+
+MIB = 1 << 20
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("tree_rows", 7), ("tree_rows", 64), ("gpu_products", "slow"), ("page_size", 0)],
+    [("tree_rows", 7), ("tree_rows", 64), ("matmul", "slow"), ("page_size", 0), ("max_score_rows", 0)],
 )
 def test_a_setting_that_cannot_work_is_named(name: str, value: object) -> None:
     with pytest.raises(InvalidRequest, match=name) as refused:
@@ -21,3 +28,41 @@ def test_a_setting_that_cannot_work_is_named(name: str, value: object) -> None:
 @pytest.mark.parametrize("rows", [-1, 0, 16, 32])
 def test_trees_come_in_the_sizes_that_graphs_have(rows: int) -> None:
     assert EngineConfig(tree_rows=rows).tree_rows == rows
+
+
+@pytest.mark.parametrize("config", [EngineConfig, LoadConfig, WorkerTimeouts])
+def test_every_setting_has_a_help_text_of_one_line(config: type) -> None:
+    texts = help_texts(config)
+    assert list(texts) == [one.name for one in fields(config)]
+    assert all(text.endswith(".") and "\n" not in text and len(text) < 120 for text in texts.values())
+
+
+def plan(free_mib: int, context_len: int = 1000, **settings: int) -> int:
+    """Pages of 16 tokens of 1 KiB each."""
+    return plan_pages(EngineConfig(**settings), context_len, 1024, free_mib * MIB)
+
+
+def test_pages_take_half_of_the_free_memory() -> None:
+    assert plan(free_mib=32) == 1024
+
+
+def test_one_full_context_may_take_more_than_half() -> None:
+    assert plan(free_mib=32, context_len=20_000) == -(-(20_000 + 32) // 16)
+
+
+def test_a_context_that_does_not_fit_is_refused_with_what_to_do() -> None:
+    with pytest.raises(InvalidRequest, match=r"context_len to 14713 or less.*fewer bits") as refused:
+        plan(free_mib=16, context_len=20_000)
+    assert refused.value.param == "context_len"
+    assert plan(free_mib=16, context_len=14_700)
+
+
+def test_kv_bytes_is_taken_as_given_and_refused_below_one_context() -> None:
+    assert plan(free_mib=1, kv_bytes=32 * MIB) == 2048
+    with pytest.raises(InvalidRequest, match="raise kv_bytes") as refused:
+        plan(free_mib=999, kv_bytes=MIB // 2)
+    assert refused.value.param == "kv_bytes"
+
+
+def test_num_pages_is_taken_as_given() -> None:
+    assert plan(free_mib=1, num_pages=3) == 3

@@ -280,11 +280,3 @@ def _second_token_distribution(prompt: tuple[int, ...], temperature: float) -> t
 
 def test_params_default_to_a_request_that_runs() -> None:
     assert len(generate(tiny_engine(), PROMPT, DecodeParams(max_new_tokens=3))) == 3
-
-
-def test_two_engines_with_the_same_weights_have_the_same_fingerprint() -> None:
-    def fingerprint(engine: Engine) -> str:
-        return engine.info.fingerprint
-
-    assert fingerprint(tiny_engine()) == fingerprint(tiny_engine())
-    assert fingerprint(tiny_engine()) != fingerprint(tiny_engine(model=tiny_model(1)))

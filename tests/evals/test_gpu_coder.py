@@ -79,7 +79,7 @@ def bench(model: Transformer, data: Path, out: Path) -> Bench:
 def test_every_part_leaves_rows_and_answers_that_can_be_scored(model: Transformer, data: Path, tmp_path: Path) -> None:
     parts = list(gpu_coder.PARTS)
     endless = [f"{part}=1e6" for part in parts]
-    wishes = {"limit": endless, "tasks": list(coder_parts.TASKS), "products": "fastest", "weights": "bfloat16"}
+    wishes = {"limit": endless, "tasks": list(coder_parts.TASKS), "matmul": "fastest", "weights": "bfloat16"}
     options = argparse.Namespace(domains=list(DOMAINS), parts=parts, seconds=1e6, scale=0.02, data=data, **wishes)
     book = Book(tmp_path, {})
     gpu_coder.run_parts(model, writer(), book, options)

@@ -17,7 +17,7 @@ import pytest
 from quicksilver.core import Delta, EngineClient, EngineState, FinishReason, Frame, Request, ScoreRequest
 from quicksilver.errors import ContextTooLong, EngineDied, EngineUnavailable, InvalidRequest
 from quicksilver.worker.async_engine import AsyncEngine
-from quicksilver.worker.client import RemoteEngine, Timeouts
+from quicksilver.worker.client import RemoteEngine, WorkerTimeouts
 from tests.support.tiny import decode_params, generate, tiny_engine
 
 PROMPT = tuple(range(1, 30))
@@ -159,7 +159,7 @@ async def is_replaced(client: RemoteEngine) -> bool:
 
 
 async def test_a_stopped_worker_is_reported_killed_and_replaced() -> None:
-    client = await RemoteEngine(COMMAND, Timeouts(stats_s=0.5, unresponsive_s=0.6, silent_s=4.0)).start()
+    client = await RemoteEngine(COMMAND, WorkerTimeouts(stats_s=0.5, unresponsive_s=0.6, silent_s=4.0)).start()
     try:
         stream = client.stream(Request("open", PROMPT, decode_params("ar", max_new_tokens=400)))
         await anext(stream)
@@ -187,7 +187,7 @@ async def test_a_stopped_worker_is_reported_killed_and_replaced() -> None:
 
 
 async def test_a_worker_whose_step_does_not_end_is_killed_and_replaced() -> None:
-    client = await RemoteEngine([*COMMAND, "--hang-on", "hang"], Timeouts(step_s=1.0)).start()
+    client = await RemoteEngine([*COMMAND, "--hang-on", "hang"], WorkerTimeouts(step_s=1.0)).start()
     try:
         with pytest.raises(EngineDied):
             await collect(client, Request("hang", PROMPT, PARAMS))
@@ -197,7 +197,7 @@ async def test_a_worker_whose_step_does_not_end_is_killed_and_replaced() -> None
 
 
 async def test_a_worker_that_loads_for_long_is_not_taken_for_a_hung_one() -> None:
-    client = await RemoteEngine([*COMMAND, "--load-s", "3"], Timeouts(silent_s=1.5, unresponsive_s=1.0)).start()
+    client = await RemoteEngine([*COMMAND, "--load-s", "3"], WorkerTimeouts(silent_s=1.5, unresponsive_s=1.0)).start()
     try:
         assert client.health().stats.restarts == 0
     finally:
@@ -206,7 +206,7 @@ async def test_a_worker_that_loads_for_long_is_not_taken_for_a_hung_one() -> Non
 
 async def test_a_busy_api_process_is_not_taken_for_a_hung_worker() -> None:
     """While this process computes, heartbeats wait in the socket."""
-    client = await RemoteEngine(COMMAND, Timeouts(silent_s=1.0, unresponsive_s=0.9)).start()
+    client = await RemoteEngine(COMMAND, WorkerTimeouts(silent_s=1.0, unresponsive_s=0.9)).start()
     try:
         await collect(client, Request("before", PROMPT, PARAMS))
         time.sleep(2.0)
