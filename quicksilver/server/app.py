@@ -17,8 +17,7 @@ from quicksilver.server.endpoints.chat import route as chat
 from quicksilver.server.endpoints.chat.wire import ChatBody
 from quicksilver.server.endpoints.completions import route as completions
 from quicksilver.server.endpoints.completions.wire import CompletionBody, FimBody
-from quicksilver.server.endpoints.edits import apply_route as apply
-from quicksilver.server.endpoints.edits import edit_route as edit
+from quicksilver.server.endpoints.edits import route as edits
 from quicksilver.server.endpoints.edits.wire import ApplyBody, EditBody
 from quicksilver.server.endpoints.feedback import route as feedback
 from quicksilver.server.endpoints.feedback.wire import FeedbackBody
@@ -54,7 +53,7 @@ PUBLIC = (feedback.router, playground.router)
 KEYED = (models.router, tokens.router)
 OWN = (account.router, usage.router)
 """What a key may see and do about itself; there is nothing here without accounts."""
-PAID = (chat.router, completions.router, edit.router, apply.router, responses.router)
+PAID = (chat.router, completions.router, edits.router, responses.router)
 
 
 def build_app(services: Services) -> FastAPI:

@@ -18,7 +18,7 @@ from quicksilver.server.encoding.pool import EncoderPool
 from quicksilver.server.encoding.prompt_encoder import PromptEncoder
 from quicksilver.server.endpoints.feedback.store import FeedbackLog
 from quicksilver.server.endpoints.models.names import Directory
-from quicksilver.server.generation.constraint import GrammarPool
+from quicksilver.server.generation.grammar import GrammarPool
 from quicksilver.server.generation.tool_tags import read_tool_tags
 from quicksilver.server.http.metrics import Metrics
 from quicksilver.server.run import Life

@@ -12,8 +12,7 @@ from quicksilver.accounts.identity import OPERATOR, Scope
 from quicksilver.accounts.records import Limits
 from quicksilver.core import Delta
 from quicksilver.errors import EngineDied
-from quicksilver.server.generation import billing as tab
-from quicksilver.server.generation import job
+from quicksilver.server.generation import job, respond
 from tests.server.asgi import Call
 from tests.server.conftest import HELLO, chat, content_of, events
 from tests.support.bank import Bank
@@ -142,7 +141,7 @@ async def test_a_server_that_dies_has_booked_what_it_streamed(bank: Bank, monkey
         noted.clear()
 
     monkeypatch.setattr(bank.accounts, "checkpoint", watched)
-    monkeypatch.setattr(tab, "CALM", 0)
+    monkeypatch.setattr(job, "CHECKPOINT_BACKOFF", 0)
     pieces = [step for _ in range(5) for step in (Delta, until_noted)]
     bank.served.engine.script = lambda r: (
         [Delta(r.id, (97,)) if step is Delta else step for step in pieces] + [asyncio.Event().wait]
@@ -239,7 +238,7 @@ async def test_a_stream_that_failed_or_was_cut_may_be_sent_again(bank: Bank) -> 
 
 
 async def test_a_stream_too_long_to_keep_is_answered_all_the_same(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "MAX_KEPT_BYTES", 100)
+    monkeypatch.setattr(respond, "MAX_RECORDED_BYTES", 100)
     key = {**await bank.key(), "idempotency-key": "abc"}
     for _ in range(2):
         reply = await bank.served.post(CHAT, chat(stream=True), key)
@@ -248,7 +247,7 @@ async def test_a_stream_too_long_to_keep_is_answered_all_the_same(bank: Bank, mo
 
 
 async def test_a_revoked_key_ends_its_open_stream(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tab, "BEAT_S", 0.0)
+    monkeypatch.setattr(job, "KEY_CHECK_S", 0.0)
     key = await bank.key()
     revoked = asyncio.Event()
 

@@ -1,153 +1,184 @@
-"""Job: one reply in the making, from the reservation and the first word to the engine until its slots are back.
+"""Job: one reply being generated, with its reservation, its engine streams and the tokens delivered so far.
 
-Owns the engine streams and the tab. `aclose` gives everything back whatever happened before, also when nothing did;
-it may be called twice. Errors before the first piece reach the caller as a status, later ones belong inside the stream.
+Errors before the first piece are raised by `start` and become an HTTP status; later ones belong inside the stream.
+`aclose` returns the engine's slots and closes the reservation at any time; a second call does nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from quicksilver.accounts.charging import outcome_of
-from quicksilver.accounts.records import SavedReply
+from quicksilver.accounts.identity import Identity
+from quicksilver.accounts.records import LimitState, Order, SavedReply
 from quicksilver.core import Usage
-from quicksilver.server.generation.answer import Ask, Ended, Piece, Said, answer
-from quicksilver.server.generation.billing import Tab, limit_headers
-from quicksilver.server.generation.collect import Whole, merge
-from quicksilver.server.generation.plan import Plan
+from quicksilver.errors import AuthenticationFailed, LedgerUnavailable, RateLimited
+from quicksilver.server.generation.plan import AnswerRequest, ReplyPlan
 from quicksilver.server.services import Services
+from quicksilver.text.answer import AnswerPiece, CollectedAnswer, Finished, TextDelta
 
-MAX_KEPT_BYTES = 4 * 2**20
-"""Of a stream kept for replay; a longer one is charged again when it is asked for again."""
-PATIENCE_S = 1.0
-"""A reply whose first piece takes longer than this starts without it, so that proxies see a living connection."""
+if TYPE_CHECKING:
+    from quicksilver.accounts.service import Accounts
 
-Numbered = tuple[int, Piece]
+# A reply whose first piece takes longer starts without it, so that proxies see a live connection.
+FIRST_PIECE_WAIT_S = 1.0
+# Between two checks that the key of a running stream is still valid; also the longest time between checkpoints.
+KEY_CHECK_S = 1.0
+# A stream waits this many times the duration of its last checkpoint before the next one, so that checkpoints take at
+# most a twentieth of the ledger's capacity.
+CHECKPOINT_BACKOFF = 20
+
+Numbered = tuple[int, AnswerPiece]
+Item = TypeVar("Item")
 
 
-class Recording:
-    """The bytes of a stream, kept so that an equal request with the same Idempotency-Key gets them again."""
+class Billing:
+    """The ledger's row of one request: reserved before the engine is called, closed once."""
 
-    def __init__(self) -> None:
-        self._chunks: list[bytes] = []
-        self._num_bytes = 0
-        self.is_ending = False
-        """From here on only the end follows: to be held back until all of it is in the books."""
+    def __init__(self, accounts: Accounts, identity: Identity, order: Order) -> None:
+        self._accounts = accounts
+        self._identity = identity
+        self._order = order
+        self._is_open = False
+        self._next_checkpoint = 0.0
+        self._next_key_check = 0.0
+        self._checkpoint: asyncio.Task[None] | None = None
+        self.limits = LimitState()
 
-    def add(self, chunk: bytes) -> None:
-        self._num_bytes += len(chunk)
-        if self._num_bytes <= MAX_KEPT_BYTES:
-            self._chunks.append(chunk)
+    @property
+    def is_idempotent(self) -> bool:
+        return self._order.idempotency is not None
 
-    def reply(self) -> SavedReply | None:
-        """None where the stream was too long to be kept."""
-        return SavedReply(200, b"".join(self._chunks)) if self._num_bytes <= MAX_KEPT_BYTES else None
+    async def find_saved_reply(self) -> SavedReply | None:
+        """The reply that an equal request with the same Idempotency-Key got before."""
+        idempotency = self._order.idempotency
+        return await self._accounts.recall(self._identity, idempotency) if idempotency else None
+
+    async def reserve(self) -> None:
+        try:
+            reservation = await self._accounts.reserve(self._identity, self._order)
+        except RateLimited:
+            self.limits = await self._accounts.limits(self._identity)
+            raise
+        self._is_open = True
+        self.limits = reservation.limits
+        self._next_key_check = time.monotonic() + KEY_CHECK_S
+
+    def checkpoint(self, delivered: Usage) -> None:
+        """To be called after every chunk; raises the error of an earlier checkpoint or key check."""
+        if self._checkpoint is not None and self._checkpoint.done():
+            done, self._checkpoint = self._checkpoint, None
+            done.result()
+        if self._checkpoint is None and time.monotonic() >= self._next_checkpoint:
+            self._checkpoint = asyncio.create_task(self._write_checkpoint(delivered))
+
+    async def _write_checkpoint(self, delivered: Usage) -> None:
+        started = time.monotonic()
+        await self._accounts.checkpoint(self._order.request_id, delivered.completion_tokens, delivered.cached_tokens)
+        now = time.monotonic()
+        self._next_checkpoint = now + min(KEY_CHECK_S, CHECKPOINT_BACKOFF * (now - started))
+        if now >= self._next_key_check:
+            self._next_key_check = now + KEY_CHECK_S
+            if not await self._accounts.is_live(self._identity):
+                raise AuthenticationFailed("this API key was revoked")
+
+    async def settle(self, usage: Usage, reply: SavedReply | None) -> None:
+        if self._is_open:
+            await self._accounts.settle(self._order.request_id, usage, reply)
+            self._is_open = False
+
+    async def close(self, error: BaseException | None, usage: Usage, delivered: int | None) -> None:
+        """Closes a row that was not settled, as the charging rule decides."""
+        if self._checkpoint is not None:
+            self._checkpoint.cancel()
+            await asyncio.gather(self._checkpoint, return_exceptions=True)
+        if self._is_open:
+            # A ledger that cannot be written now keeps the entry and closes the row later.
+            with suppress(LedgerUnavailable):
+                await self._accounts.close_request(self._order.request_id, outcome_of(error), usage, delivered)
+                self._is_open = False
 
 
 class Job:
-    def __init__(self, plan: Plan, services: Services, tab: Tab | None = None) -> None:
+    def __init__(
+        self, plan: ReplyPlan, services: Services, billing: Billing | None = None, *, is_streamed: bool = False
+    ) -> None:
         self.plan = plan
-        self.tab = tab
+        self.billing = billing
+        # How each answer ended; complete after the last piece.
+        self.finished = [Finished() for _ in plan.answers]
         self._services = services
         self._started = time.perf_counter()
-        self._pieces: AsyncGenerator[Numbered, None] | None = None
+        self._stream: AsyncGenerator[Numbered, None] | None = None
         self._first: asyncio.Task[Numbered] | None = None
-        self._usages = [_before(ask) for ask in plan.asks]
-        self._num_delivered: int | None = None
-        """Tokens a reader got piece by piece; None where nobody reads piece by piece."""
-        self._has_spoken = False
+        self._has_pieces = False
+        self._usages = [_initial_usage(answer) for answer in plan.answers]
+        self._has_text = False
+        # None for a reply that is sent as a whole.
+        self._num_delivered = 0 if is_streamed else None
         self._error: BaseException | None = None
-        self.recording: Recording | None = None
-        """Set before the first piece where the stream is kept for replay; whoever set it settles."""
-        self.ended = [Ended() for _ in plan.asks]
-        """How each answer ended; whole once `pieces` is."""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return limit_headers(self.tab.limits) if self.tab else {}
-
-    async def reserve(self) -> None:
-        """Raises what the books refuse."""
-        if self.tab is not None:
-            await self.tab.open()
 
     async def start(self) -> None:
-        """Raises what the books or the engine refuse at once: no credit, not ready, queue full."""
+        """Raises what the ledger or the engine refuse at once: no credit, not ready, queue full."""
         try:
-            await self.reserve()
-            if self.plan.asks:
-                await self._open_streams()
+            if self.billing is not None:
+                await self.billing.reserve()
+            if self.plan.answers:
+                await self._open_stream()
         except BaseException as error:
-            self._error = error
+            self.fail(error)
             await self.aclose()
             raise
 
-    async def _open_streams(self) -> None:
+    async def _open_stream(self) -> None:
         engine, tokenizer = self._services.engine, self._services.tokenizer
-        self._pieces = merge([answer(engine, tokenizer, ask) for ask in self.plan.asks])
-        self._first = asyncio.create_task(_next(self._pieces))
-        await asyncio.wait({self._first}, timeout=PATIENCE_S)
+        self._stream = merge_streams([answer.pieces(engine, tokenizer) for answer in self.plan.answers])
+        self._first = asyncio.create_task(_next(self._stream))
+        await asyncio.wait({self._first}, timeout=FIRST_PIECE_WAIT_S)
         if self._first.done():
             self._first.result()
 
-    async def pieces(self) -> AsyncIterator[Numbered]:
-        """Every piece, with the number of its answer. A plan without answers has none."""
-        if self._first is None or self._pieces is None:
-            return
+    async def next_piece(self) -> Numbered | None:
+        """The next piece with the number of its answer; None after the last one."""
+        if self._first is None or self._stream is None:
+            return None
         try:
-            yield self._observe(await self._first)
-            async for numbered in self._pieces:
-                yield self._observe(numbered)
-        except Exception as error:
-            self._error = error
-            raise
+            numbered = await anext(self._stream) if self._has_pieces else await self._first
+        except StopAsyncIteration:
+            return None
+        self._has_pieces = True
+        return self._observe(numbered)
 
-    async def delivered_pieces(self) -> AsyncIterator[Numbered]:
-        """Pieces for a reader who gets them one by one: booked as they go, settled before the last one goes out."""
-        num_left = len(self.plan.asks)
-        self._num_delivered = 0
-        async for index, piece in self.pieces():
-            num_left -= isinstance(piece, Ended)
-            if num_left == 0:
-                await self._end_delivery()
-            yield index, piece
-            if isinstance(piece, Said):
-                self._num_delivered += piece.num_tokens
-                await self._mark()
-        await self._end_delivery()
-
-    async def gather(self) -> list[Whole]:
-        """All answers as a whole; to be settled by the caller, with the reply that was made of them."""
-        answers = [Whole() for _ in self.plan.asks]
-        async for index, piece in self.pieces():
+    async def collect(self) -> list[CollectedAnswer]:
+        answers = [CollectedAnswer() for _ in self.plan.answers]
+        while (numbered := await self.next_piece()) is not None:
+            index, piece = numbered
             answers[index].add(piece)
         return answers
 
+    def add_delivered(self, num_tokens: int) -> None:
+        """Counts tokens that were sent. Raises when the ledger or the key no longer permit this stream."""
+        self._num_delivered = (self._num_delivered or 0) + num_tokens
+        if self.billing is not None:
+            self.billing.checkpoint(replace(self.usage(), completion_tokens=self._num_delivered))
+
     async def settle(self, reply: SavedReply | None = None) -> None:
-        """Once; further calls do nothing."""
-        if self.tab is not None:
-            await self.tab.settle(self.usage(), reply)
+        """Charges the whole reply; to be called once it is complete and before its last byte is sent."""
+        if self.billing is not None:
+            await self.billing.settle(self.usage(), reply)
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether an error ended the answers."""
-        return self._error is not None
-
-    async def _end_delivery(self) -> None:
-        if self.recording is None:
-            await self.settle()
-        else:
-            self.recording.is_ending = True
-
-    def note(self, index: int, ended: Ended) -> None:
-        """How an answer ended that was not made by a stream."""
-        self._observe((index, ended))
+    def fail(self, error: BaseException) -> None:
+        """Records the error that ended the reply; the charging rule depends on it."""
+        self._error = self._error or error
 
     def usage(self) -> Usage:
-        """Of all answers together, a prompt counted once."""
+        """Of all answers together; a prompt counts once."""
         prompts = self._usages[:: self.plan.num_answers]
         return Usage(
             prompt_tokens=sum(usage.prompt_tokens for usage in prompts),
@@ -159,44 +190,83 @@ class Job:
         if self._first is not None:
             self._first.cancel()
             await asyncio.gather(self._first, return_exceptions=True)
-        if self._pieces is not None:
-            await self._pieces.aclose()
-        if self.tab is not None:
-            await self.tab.close(outcome_of(self._error), self.usage(), self._num_delivered)
+        if self._stream is not None:
+            await self._stream.aclose()
+        if self.billing is not None:
+            await self.billing.close(self._error, self.usage(), self._num_delivered)
 
-    async def _mark(self) -> None:
-        if self.tab is not None:
-            await self.tab.mark(self._delivered_usage())
+    async def __aenter__(self) -> Self:
+        return self
 
-    def _delivered_usage(self) -> Usage:
-        usage = self.usage()
-        return usage if self._num_delivered is None else replace(usage, completion_tokens=self._num_delivered)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.fail(error)
+        await self.aclose()
 
     def _observe(self, numbered: Numbered) -> Numbered:
         index, piece = numbered
         seconds = time.perf_counter() - self._started
-        if isinstance(piece, Said):
-            self._usages[index] = _after(self._usages[index], piece)
-            if not self._has_spoken:
-                self._has_spoken = True
+        if isinstance(piece, TextDelta):
+            self._usages[index] = _usage_after(self._usages[index], piece)
+            if not self._has_text:
+                self._has_text = True
                 self._services.metrics.first_token(seconds)
-        elif isinstance(piece, Ended):
-            self.ended[index] = piece
+        elif isinstance(piece, Finished):
+            self.finished[index] = piece
             self._usages[index] = piece.usage
-            self._services.metrics.finished(piece.finish, piece.usage, seconds)
+            self._services.metrics.finished(piece.reason, piece.usage, seconds)
         return numbered
 
 
-def _before(ask: Ask) -> Usage:
-    """As long as the engine has not said how much of the prompt was cached, all of it counts so: nobody overpays."""
-    num_prompt = len(ask.request.prompt_ids)
+def _initial_usage(answer: AnswerRequest) -> Usage:
+    """Until the engine reports the cached share of the prompt, all of it counts as cached: nothing is overcharged."""
+    num_prompt = len(answer.request.prompt_ids)
     return Usage(prompt_tokens=num_prompt, cached_tokens=num_prompt)
 
 
-def _after(usage: Usage, said: Said) -> Usage:
-    cached = usage.cached_tokens if said.cached_tokens is None else said.cached_tokens
-    return replace(usage, cached_tokens=cached, completion_tokens=usage.completion_tokens + said.num_tokens)
+def _usage_after(usage: Usage, text: TextDelta) -> Usage:
+    cached = usage.cached_tokens if text.cached_tokens is None else text.cached_tokens
+    return replace(usage, cached_tokens=cached, completion_tokens=usage.completion_tokens + text.num_tokens)
 
 
 async def _next(pieces: AsyncGenerator[Numbered, None]) -> Numbered:
     return await anext(pieces)
+
+
+async def merge_streams(streams: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[tuple[int, Item], None]:
+    """Items in the order of arrival, each with the number of its stream. At most one item per stream is queued."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    queue: asyncio.Queue[tuple[int, Item] | Exception | None] = asyncio.Queue(maxsize=1)
+    tasks = [asyncio.create_task(_feed(i, stream, queue)) for i, stream in enumerate(streams)]
+    try:
+        num_left = len(streams)
+        while num_left:
+            entry = await queue.get()
+            if isinstance(entry, Exception):
+                raise entry
+            if entry is None:
+                num_left -= 1
+            else:
+                yield entry
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _feed(
+    index: int, stream: AsyncGenerator[Item, None], queue: asyncio.Queue[tuple[int, Item] | Exception | None]
+) -> None:
+    try:
+        async with aclosing(stream):
+            async for item in stream:
+                await queue.put((index, item))
+        await queue.put(None)
+    except Exception as error:
+        await queue.put(error)

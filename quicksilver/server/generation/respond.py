@@ -1,102 +1,219 @@
-"""What every paid route does around its own work: a tab for the caller, and the two ways to reply."""
+"""respond: the one way from a plan to an HTTP reply, whole or streamed, for every endpoint that generates.
+
+An endpoint supplies a ReplyFormat. Reservation, replay of an Idempotency-Key, disconnects, errors inside a stream and
+charging are handled here and in `job`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
-from typing import Any
+import logging
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import orjson
 from fastapi import Request
 from starlette.responses import Response
 
-from quicksilver.accounts.records import Order, SavedReply
+from quicksilver.accounts.records import Gauge, Order, SavedReply
 from quicksilver.errors import QuicksilverError
-from quicksilver.server.generation.billing import Tab
-from quicksilver.server.generation.collect import Whole
-from quicksilver.server.generation.job import Job, Recording
-from quicksilver.server.generation.plan import Plan
+from quicksilver.server.generation.job import Billing, Job
+from quicksilver.server.generation.plan import ReplyPlan
 from quicksilver.server.http.auth import caller_of
-from quicksilver.server.http.errors import JSON, envelope
+from quicksilver.server.http.errors import JSON, envelope, error_response, internal_error
+from quicksilver.server.http.fields import StreamOptions
+from quicksilver.server.http.guard import visit_of
 from quicksilver.server.http.json_reply import while_connected
-from quicksilver.server.http.sse import EventStream, data_event
+from quicksilver.server.http.sse import DONE, EventStream, data_event
 from quicksilver.server.services import services_of
+from quicksilver.text.answer import AnswerPiece, CollectedAnswer, Finished, TextDelta
 
-Build = Callable[[Sequence[Whole]], Mapping[str, Any]]
+log = logging.getLogger("quicksilver.server")
+
+# Of a stream that is kept for replay. A longer one is generated and charged again when it is requested again.
+MAX_RECORDED_BYTES = 4 * 2**20
+
+Chunk = Mapping[str, Any]
 
 
-def open_job(request: Request, plan: Plan) -> Job:
-    services = services_of(request)
-    request.state.reply_id = plan.id
-    identity = caller_of(request).identity
+class StreamableBody(Protocol):
+    """What `respond` reads from a request body."""
+
+    @property
+    def stream(self) -> bool | None: ...
+
+    @property
+    def stream_options(self) -> StreamOptions | None: ...
+
+    @property
+    def raw(self) -> bytes:
+        """The body as it was sent."""
+
+
+class ReplyFormat(ABC):
+    """How one dialect writes one reply. Streams are OpenAI's unless a subclass overrides `encode` and `last_bytes`."""
+
+    last_bytes = DONE
+
+    @abstractmethod
+    def whole(self, answers: Sequence[CollectedAnswer]) -> Mapping[str, Any]:
+        """The reply that is not streamed."""
+
+    def begin(self) -> Iterable[Chunk]:
+        """Chunks that precede every answer."""
+        return ()
+
+    @abstractmethod
+    def chunks(self, index: int, piece: AnswerPiece) -> Iterable[Chunk]:
+        """Chunks for one piece of the answer with this number."""
+
+    def end(self, finished: Sequence[Finished]) -> Iterable[Chunk]:
+        """Chunks that follow every answer."""
+        return ()
+
+    def failure(self, error: QuicksilverError) -> Iterable[Chunk]:
+        """Chunks for an error inside the stream; nothing follows them."""
+        return (envelope(error),)
+
+    def encode(self, chunk: Chunk) -> bytes:
+        return data_event(chunk)
+
+
+class Recording:
+    """The bytes of a stream, kept for an equal request with the same Idempotency-Key."""
+
+    def __init__(self) -> None:
+        self._chunks: list[bytes] = []
+        self._num_bytes = 0
+
+    def add(self, chunk: bytes) -> None:
+        self._num_bytes += len(chunk)
+        if self._num_bytes <= MAX_RECORDED_BYTES:
+            self._chunks.append(chunk)
+
+    def reply(self) -> SavedReply | None:
+        """None if the stream is too long to be kept."""
+        return SavedReply(200, b"".join(self._chunks)) if self._num_bytes <= MAX_RECORDED_BYTES else None
+
+
+async def respond(request: Request, body: StreamableBody, plan: ReplyPlan, form: ReplyFormat) -> Response:
+    """The reply to `body`. What is refused before the first piece has an HTTP status of its own."""
+    job = open_job(request, body, plan)
+    saved = await job.billing.find_saved_reply() if job.billing else None
+    if saved is not None:
+        return _replay(saved, is_streamed=bool(body.stream))
+    try:
+        if not body.stream:
+            reply = await while_connected(request, _whole_reply(job, form))
+            return Response(reply, 200, rate_limit_headers(job), media_type=JSON)
+        await while_connected(request, job.start())
+    except QuicksilverError as error:
+        return error_response(error, rate_limit_headers(job))
+    keep_alive_s = services_of(request).config.keep_alive_comment_s
+    return EventStream(stream_reply(job, form), job, keep_alive_s, rate_limit_headers(job))
+
+
+def wants_usage(body: StreamableBody) -> bool:
+    return bool(body.stream_options and body.stream_options.include_usage)
+
+
+def open_job(request: Request, body: StreamableBody, plan: ReplyPlan) -> Job:
+    services, identity = services_of(request), caller_of(request).identity
+    visit_of(request).reply_id = plan.id
     if services.accounts is None or identity is None:
-        return Job(plan, services)
+        return Job(plan, services, is_streamed=bool(body.stream))
     key = request.headers.get("idempotency-key")
-    idempotency = services.accounts.idempotency(key, _essence(request)) if key is not None else None
-    order = Order(plan.id, services.config.card.id, plan.num_prompt, plan.max_output, idempotency)
-    job = Job(plan, services, Tab(services.accounts, identity, order))
-    request.state.refusal_headers = lambda: job.headers
-    return job
+    # Two requests are equal if their method, path and body are.
+    essence = b"\n".join((request.method.encode(), request.scope["path"].encode(), body.raw))
+    idempotency = services.accounts.idempotency(key, essence) if key is not None else None
+    order = Order(plan.id, services.config.card.id, plan.num_prompt_tokens, plan.max_output_tokens, idempotency)
+    return Job(plan, services, Billing(services.accounts, identity, order), is_streamed=bool(body.stream))
 
 
-def _essence(request: Request) -> bytes:
-    """All that makes two requests the same one."""
-    raw: bytes = request.state.raw_body
-    return b"\n".join((request.method.encode(), request.scope["path"].encode(), raw))
-
-
-async def reply_whole(request: Request, job: Job, build: Build) -> Response:
-    """The answers as one JSON reply; an equal request with the same Idempotency-Key gets the same bytes."""
-    saved = await job.tab.recall() if job.tab else None
-    if saved is not None:
-        return replayed(saved)
-    body = await while_connected(request, _make_reply(job, build))
-    return Response(body, 200, job.headers, media_type=JSON)
-
-
-async def _make_reply(job: Job, build: Build) -> bytes:
-    async with aclosing(job):
+async def _whole_reply(job: Job, form: ReplyFormat) -> bytes:
+    async with job:
         await job.start()
-        body = orjson.dumps(build(await job.gather()))
-        await job.settle(SavedReply(200, body))
-        return body
+        reply = orjson.dumps(form.whole(await job.collect()))
+        await job.settle(SavedReply(200, reply))
+        return reply
 
 
-async def reply_stream(request: Request, job: Job, events: AsyncGenerator[bytes]) -> Response:
-    """The answers as events. Whatever refuses them at once does so with a status of its own."""
-    saved = await job.tab.recall() if job.tab else None
-    if saved is not None:
-        return replayed_stream(saved)
-    if job.tab is not None and job.tab.is_idempotent:
-        job.recording = Recording()
-        events = _recorded(job, job.recording, events)
-    await while_connected(request, job.start())
-    return EventStream(events, job, services_of(request).config.keep_alive_comment_s, job.headers)
-
-
-def replayed(saved: SavedReply) -> Response:
-    return Response(saved.body, saved.status, {"idempotent-replayed": "true"}, media_type=JSON)
-
-
-def replayed_stream(saved: SavedReply) -> Response:
-    headers = {"idempotent-replayed": "true", "cache-control": "no-cache"}
-    return Response(saved.body, saved.status, headers, media_type=EventStream.media_type)
-
-
-async def _recorded(job: Job, recording: Recording, events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """The events as they come, but for the last ones: they go out once the whole stream is in the books."""
-    held: list[bytes] = []
-    async with aclosing(events):
-        async for chunk in events:
-            recording.add(chunk)
-            if recording.is_ending:
-                held.append(chunk)
-            else:
+async def stream_reply(job: Job, form: ReplyFormat) -> AsyncGenerator[bytes, None]:
+    """The encoded chunks. The last ones are sent after the reply was settled, or replaced by an error."""
+    recording = Recording() if job.billing is not None and job.billing.is_idempotent else None
+    num_left, last = len(job.plan.answers), list[bytes]()
+    try:
+        for chunk in _encoded(form, form.begin(), recording):
+            yield chunk
+        while (numbered := await job.next_piece()) is not None:
+            index, piece = numbered
+            num_left -= isinstance(piece, Finished)
+            chunks = _encoded(form, form.chunks(index, piece), recording)
+            if num_left == 0:
+                last = chunks
+                continue
+            for chunk in chunks:
                 yield chunk
-    if not job.has_failed:
-        try:
-            await job.settle(recording.reply())
-        except QuicksilverError as error:
-            held = [data_event(envelope(error))]
-    for chunk in held:
+            if isinstance(piece, TextDelta):
+                job.add_delivered(piece.num_tokens)
+        last += _encoded(form, form.end(job.finished), recording)
+        if recording is not None:
+            recording.add(form.last_bytes)
+        await job.settle(recording.reply() if recording else None)
+        last.append(form.last_bytes)
+    except Exception as error:
+        job.fail(error)
+        last = _encoded(form, form.failure(_as_refusal(error)), None)
+    for chunk in last:
         yield chunk
+
+
+def _encoded(form: ReplyFormat, chunks: Iterable[Chunk], recording: Recording | None) -> list[bytes]:
+    encoded = [form.encode(chunk) for chunk in chunks]
+    if recording is not None:
+        for chunk in encoded:
+            recording.add(chunk)
+    return encoded
+
+
+def _as_refusal(error: Exception) -> QuicksilverError:
+    """The error as a caller may see it; an unexpected one is logged without its message, which may quote a prompt."""
+    if isinstance(error, QuicksilverError):
+        return error
+    place = "".join(traceback.format_tb(error.__traceback__))
+    log.error("unforeseen %s in a stream\n%s", type(error).__name__, place)
+    return internal_error()
+
+
+def _replay(saved: SavedReply, *, is_streamed: bool) -> Response:
+    headers = {"idempotent-replayed": "true"}
+    if not is_streamed:
+        return Response(saved.body, saved.status, headers, media_type=JSON)
+    return Response(
+        saved.body, saved.status, {**headers, "cache-control": "no-cache"}, media_type=EventStream.media_type
+    )
+
+
+def rate_limit_headers(job: Job) -> dict[str, str]:
+    """OpenAI's names, where `tokens` counts input; input and output also have names of their own."""
+    if job.billing is None:
+        return {}
+    limits = job.billing.limits
+    gauges = {
+        "requests": limits.requests,
+        "tokens": limits.input_tokens,
+        "input-tokens": limits.input_tokens,
+        "output-tokens": limits.output_tokens,
+    }
+    return {key: value for name, gauge in gauges.items() for key, value in _gauge_headers(name, gauge).items()}
+
+
+def _gauge_headers(name: str, gauge: Gauge) -> dict[str, str]:
+    if gauge.limit is None:
+        return {}
+    return {
+        f"x-ratelimit-limit-{name}": str(gauge.limit),
+        f"x-ratelimit-remaining-{name}": str(gauge.remaining),
+        f"x-ratelimit-reset-{name}": f"{gauge.reset_s:.3f}s",
+    }

@@ -1,20 +1,53 @@
-"""Counts of one request in both dialects. A prompt counts once, however many answers were made of it."""
+"""Token counts of a reply in both dialects at once: Mercury's five flat keys and OpenAI's detail objects."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quicksilver.server.generation.answer import Ended
-from quicksilver.server.generation.usage_body import UsageReply
+from typing_extensions import TypedDict
+
+from quicksilver.text.answer import Finished
 
 
-def usage_reply(ended: Sequence[Ended], num_answers: int = 1) -> UsageReply:
-    """`ended` holds `num_answers` entries a prompt, prompt by prompt."""
-    prompts = [end.usage for end in ended[::num_answers]]
+class PromptDetails(TypedDict):
+    cached_tokens: int
+
+
+class CompletionDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class EngineWork(TypedDict):
+    """Extension: the engine's work. A forward is one pass of the model in which this request had rows; a round is one
+    draft of `verify` with its verification."""
+
+    forwards: int
+    tokens_per_forward: float
+    rounds: int
+    drafted_tokens: int
+    accepted_tokens: int
+
+
+class UsageReply(TypedDict):
+    """`completion_tokens` includes the reasoning, so `total_tokens` is the sum of prompt and completion."""
+
+    prompt_tokens: int
+    reasoning_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    cached_input_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+    quicksilver: EngineWork
+
+
+def usage_reply(finished: Sequence[Finished], num_answers: int = 1) -> UsageReply:
+    """`finished` holds `num_answers` entries per prompt, prompt by prompt. A prompt counts once."""
+    prompts = [each.usage for each in finished[::num_answers]]
     prompt, cached = sum(u.prompt_tokens for u in prompts), sum(u.cached_tokens for u in prompts)
-    completion = sum(end.usage.completion_tokens for end in ended)
-    reasoning = sum(end.num_reasoning for end in ended)
-    forwards = sum(end.usage.forwards for end in ended)
+    completion = sum(each.usage.completion_tokens for each in finished)
+    reasoning = sum(each.num_reasoning for each in finished)
+    forwards = sum(each.usage.forwards for each in finished)
     return {
         "prompt_tokens": prompt,
         "reasoning_tokens": reasoning,
@@ -26,8 +59,8 @@ def usage_reply(ended: Sequence[Ended], num_answers: int = 1) -> UsageReply:
         "quicksilver": {
             "forwards": forwards,
             "tokens_per_forward": round(completion / forwards, 3) if forwards else 0.0,
-            "rounds": sum(end.usage.rounds for end in ended),
-            "drafted_tokens": sum(end.usage.drafted for end in ended),
-            "accepted_tokens": sum(end.usage.accepted for end in ended),
+            "rounds": sum(each.usage.rounds for each in finished),
+            "drafted_tokens": sum(each.usage.drafted for each in finished),
+            "accepted_tokens": sum(each.usage.accepted for each in finished),
         },
     }

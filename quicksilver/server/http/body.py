@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from quicksilver.errors import BodyTooLarge, InvalidRequest
 from quicksilver.server.config import ServerConfig, Timeouts
 from quicksilver.server.http.errors import RequestTimeout, invalid_body
-from quicksilver.server.http.fields import Wire
+from quicksilver.server.http.fields import GenerationBody, Wire
 
 BodyType = TypeVar("BodyType", bound=Wire)
 
@@ -30,8 +30,8 @@ _parser = ThreadPoolExecutor(1, thread_name_prefix="parse-body")
 async def read_body(
     request: Request, model: type[BodyType], config: ServerConfig, max_bytes: int | None = None
 ) -> BodyType:
-    """The checked body; its bytes stay in `request.state.raw_body` for whoever must tell two requests apart."""
-    raw = request.state.raw_body = await read_bytes(request, config, max_bytes)
+    """The checked body."""
+    raw = await read_bytes(request, config, max_bytes)
     if len(raw) < OFF_LOOP_BYTES:
         return parse_body(raw, model)
     return await asyncio.get_running_loop().run_in_executor(_parser, parse_body, raw, model)
@@ -95,9 +95,12 @@ def _too_large(cap: int) -> BodyTooLarge:
 def parse_body(raw: bytes, model: type[BodyType]) -> BodyType:
     fields = parse_object(raw)
     try:
-        return model.model_validate(fields)
+        body = model.model_validate(fields)
     except ValidationError as error:
         raise invalid_body(error, fields) from None
+    if isinstance(body, GenerationBody):
+        body.keep_raw(raw)
+    return body
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:

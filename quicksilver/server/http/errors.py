@@ -132,8 +132,7 @@ def add_refusals(app: FastAPI) -> None:
 
 async def _on_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, QuicksilverError)
-    headers = getattr(request.state, "refusal_headers", dict)
-    return error_response(error, headers())
+    return error_response(error)
 
 
 async def _on_framework_refusal(request: Request, error: Exception) -> Response:

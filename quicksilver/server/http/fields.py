@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema
 
 MAX_SAFE_INT = 2**53
 """Beyond it JSON readers disagree on the value, so no integer may pass it."""
@@ -39,6 +39,19 @@ class Wire(BaseModel):
     """A request body: strict types, unknown fields dropped."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
+
+
+class GenerationBody(Wire):
+    """The body of a request that generates; keeps the bytes that were sent, so that two requests can be compared."""
+
+    _raw: bytes = PrivateAttr(b"")
+
+    @property
+    def raw(self) -> bytes:
+        return self._raw
+
+    def keep_raw(self, raw: bytes) -> None:
+        self._raw = raw
 
 
 def whole(value: Any) -> Any:

@@ -13,7 +13,7 @@ import uuid
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quicksilver.errors import InvalidRequest, PermissionDenied, QuicksilverError, Unavailable
@@ -72,7 +72,9 @@ class Visit:
         self.status: int | None = None
         self.started = time.perf_counter()
         self._send = send
-        scope.setdefault("state", {})["request_id"] = self.id
+        # The id of the generated reply, for the log.
+        self.reply_id: str | None = None
+        scope.setdefault("state", {})["visit"] = self
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -85,6 +87,11 @@ class Visit:
                 (b"x-content-type-options", b"nosniff"),
             ]
         await self._send(message)
+
+
+def visit_of(request: Request) -> Visit:
+    visit: Visit = request.state.visit
+    return visit
 
 
 def admit(scope: Scope, services: Services) -> None:
@@ -107,7 +114,7 @@ def record(visit: Visit, scope: Scope, services: Services) -> None:
     seconds = time.perf_counter() - visit.started
     services.metrics.count_request(route, visit.status or 500, seconds)
     fields = {"request_id": visit.id, "route": route, "status": visit.status, "ms": round(seconds * 1000, 1)}
-    log.info("request", extra={**fields, "reply_id": scope["state"].get("reply_id"), "retry": retry_count(scope)})
+    log.info("request", extra={**fields, "reply_id": visit.reply_id, "retry": retry_count(scope)})
 
 
 def retry_count(scope: Scope) -> int:

@@ -1,35 +1,61 @@
-"""`choice`: one of the caller's labels, decided by their likelihoods in a single forward instead of by writing.
+"""`choice`: the likeliest of the caller's labels, decided by scoring all of them in one forward.
 
-The likeliest wins, whatever the temperature; the probabilities are returned beside it.
+The temperature has no effect. The tokens of all labels are reserved and charged, since each of them is computed.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
 from quicksilver.constrain import choice
-from quicksilver.core import FinishReason, ScoreRequest, Usage
+from quicksilver.core import EngineClient, FinishReason, ScoreRequest, Usage
 from quicksilver.errors import InvalidRequest
+from quicksilver.server.endpoints.chat.plan import plan_chat
 from quicksilver.server.endpoints.chat.wire import ChatBody
-from quicksilver.server.generation.answer import Ask, Ended
-from quicksilver.server.generation.collect import Whole
-from quicksilver.server.generation.job import Job
-from quicksilver.server.generation.plan import Plan, plan_chat
+from quicksilver.server.generation.plan import AnswerRequest, ReplyPlan
 from quicksilver.server.services import Services
+from quicksilver.text.answer import AnswerPiece, Finished, TextDelta
+from quicksilver.text.channels import Channel, ChannelDelta
+from quicksilver.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Ballot:
-    plan: Plan
-    labels: tuple[str, ...]
-    continuations: tuple[tuple[int, ...], ...]
+class ChoiceRequest(AnswerRequest):
+    """An answer that is one of `labels`; `max_new_tokens` of the request counts the tokens of all of them."""
+
+    labels: tuple[str, ...] = ()
+    # The token ids of each label, each followed by the end of the answer.
+    continuations: tuple[tuple[int, ...], ...] = ()
+
+    async def pieces(self, engine: EngineClient, tokenizer: Tokenizer) -> AsyncGenerator[AnswerPiece, None]:
+        request, num_tokens = self.request, sum(map(len, self.continuations))
+        scores = await engine.score(ScoreRequest(request.id, request.prompt_ids, self.continuations, request.tenant))
+        decided = choice.decide(self.labels, scores)
+        yield TextDelta((ChannelDelta(Channel.CONTENT, decided.label),), num_tokens=num_tokens, cached_tokens=0)
+        usage = Usage(len(request.prompt_ids), 0, num_tokens, forwards=1)
+        probabilities = {label: round(share, 6) for label, share in decided.probabilities.items()}
+        yield Finished(FinishReason.STOP, usage, probabilities=probabilities)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    answer: Whole
-    probabilities: dict[str, float]
+def without_writing_options(body: ChatBody) -> ChatBody:
+    """The body without the options that have no meaning for a label. Reasoning before a label would be unbounded."""
+    return body.model_copy(update={"reasoning_effort": "none", "reasoning_summary": None, "diffusing": None})
+
+
+async def plan_choice(body: ChatBody, services: Services, tenant: str) -> ReplyPlan:
+    labels = check_choice(body)
+    tokenizer = services.tokenizer
+    ids = await asyncio.to_thread(choice.continuations, labels, tokenizer.encode, tokenizer.eos_ids[0])
+    bounded = body.model_copy(update={"max_tokens": max(map(len, ids)), "max_completion_tokens": None})
+    plan = await plan_chat(bounded, services, tenant)
+    if plan.warning is not None:
+        raise InvalidRequest("choice: the longest label does not fit behind the prompt", param="choice")
+    (answer,) = plan.answers
+    params = replace(answer.request.params, max_new_tokens=sum(map(len, ids)))
+    scored = ChoiceRequest(replace(answer.request, params=params), answer.options, labels, ids)
+    return replace(plan, answers=(scored,))
 
 
 def check_choice(body: ChatBody) -> tuple[str, ...]:
@@ -42,33 +68,3 @@ def check_choice(body: ChatBody) -> tuple[str, ...]:
     if (body.n or 1) > 1:
         raise InvalidRequest("choice: there is one answer, so n is 1", param="n")
     return labels
-
-
-async def plan_choice(body: ChatBody, services: Services, tenant: str) -> Ballot:
-    labels = check_choice(body)
-    tokenizer = services.tokenizer
-    ids = await asyncio.to_thread(choice.continuations, labels, tokenizer.encode, tokenizer.eos_ids[0])
-    longest = max(map(len, ids))
-    # An unbounded thinking channel has no place before a label, so effort is none here.
-    body = body.model_copy(update={"reasoning_effort": "none", "max_tokens": longest, "max_completion_tokens": None})
-    plan = await plan_chat(body, services, tenant)
-    if plan.warning is not None:
-        raise InvalidRequest("choice: the longest label does not fit behind the prompt", param="choice")
-    return Ballot(replace(plan, num_scored=sum(map(len, ids))), labels, ids)
-
-
-async def decide(ballot: Ballot, job: Job, services: Services) -> Verdict:
-    """Reserves and scores; the caller settles, with the reply it makes of the verdict."""
-    await job.reserve()
-    ask = ballot.plan.asks[0]
-    request = ScoreRequest(ask.request.id, ask.request.prompt_ids, ballot.continuations, ask.request.tenant)
-    verdict = choice.decide(ballot.labels, await services.engine.score(request))
-    # Every label's rows were computed, so every label's tokens are used, not those of the winner alone.
-    ended = _ended(ask, sum(map(len, ballot.continuations)))
-    job.note(0, ended)
-    probabilities = {label: round(share, 6) for label, share in verdict.probabilities.items()}
-    return Verdict(Whole(content=verdict.label, ended=ended), probabilities)
-
-
-def _ended(ask: Ask, num_tokens: int) -> Ended:
-    return Ended(FinishReason.STOP, Usage(len(ask.request.prompt_ids), 0, num_tokens, forwards=1))

@@ -1,17 +1,21 @@
-"""Pieces of answers -> `chat.completion` and `chat.completion.chunk`.
+"""ChatFormat: the pieces of chat answers -> `chat.completion` and `chat.completion.chunk`.
 
-Plain streams append and never retract; under `diffusing` the content of a chunk replaces what was shown, and the last
-one equals the plain content byte for byte.
+Plain streams append and never retract. With `diffusing`, the content of a chunk replaces the content shown before, and
+the last one equals the plain content byte for byte.
 """
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from quicksilver.core import FinishReason, TokenLogprob
+from quicksilver.server.endpoints.chat.frames import FrameFormat
 from quicksilver.server.endpoints.chat.wire import (
+    ChatBody,
     ChatChoice,
     ChatChunk,
     ChatCompletion,
@@ -23,20 +27,21 @@ from quicksilver.server.endpoints.chat.wire import (
     ToolCallReply,
     TopLogprob,
 )
-from quicksilver.server.generation.answer import Ended, Said
-from quicksilver.server.generation.collect import Whole
-from quicksilver.server.generation.plan import Plan
+from quicksilver.server.generation.plan import ReplyPlan
+from quicksilver.server.generation.respond import ReplyFormat, StreamableBody, wants_usage
 from quicksilver.server.generation.usage import usage_reply
+from quicksilver.server.services import Services
+from quicksilver.text.answer import AnswerPiece, CollectedAnswer, Finished, FrameSnapshot, TextDelta
 from quicksilver.text.channels import Channel, ChannelDelta
 from quicksilver.text.tokenizer import Tokenizer
 
 MAX_SUMMARY_CHARS = 400
 
 
-def finish_word(ended: Ended) -> FinishReply:
-    if ended.finish is FinishReason.LENGTH:
+def finish_reason(finished: Finished) -> FinishReply:
+    if finished.reason is FinishReason.LENGTH:
         return "length"
-    return "tool_calls" if ended.num_calls else "stop"
+    return "tool_calls" if finished.num_calls else "stop"
 
 
 def new_call_id() -> str:
@@ -54,8 +59,8 @@ def summarise(reasoning: str, *, may_think: bool) -> ReasoningSummary:
     return {"content": text, "status": "complete"}
 
 
-class TokenNames:
-    """Log-probabilities in OpenAI's shape: each token as text and as bytes."""
+class LogprobFormat:
+    """Log-probabilities in OpenAI's form: each token as text and as bytes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -77,30 +82,67 @@ class TokenNames:
         }
 
 
-def completion(plan: Plan, answers: Sequence[Whole], names: TokenNames | None, fingerprint: str) -> ChatCompletion:
-    return {
-        "id": plan.id,
-        "object": "chat.completion",
-        "created": plan.created,
-        "model": plan.model,
-        "choices": [choice(i, answer, names) for i, answer in enumerate(answers)],
-        "usage": usage_reply([answer.ended for answer in answers], plan.num_answers),
-        "warning": plan.warning,
-        "reasoning_summary": None,
-        "system_fingerprint": fingerprint,
-    }
+class ChatReplyFormat(ReplyFormat):
+    """What all replies in the form of a chat completion share."""
+
+    def __init__(self, plan: ReplyPlan, body: StreamableBody, services: Services) -> None:
+        self.plan = plan
+        self.fingerprint = services.engine.info.fingerprint
+        self.has_usage = wants_usage(body)
+        self.chat_chunks = ChatChunks(plan, self.fingerprint, has_usage=self.has_usage)
+
+    def end(self, finished: Sequence[Finished]) -> Iterable[ChatChunk]:
+        return (self.chat_chunks.usage(finished),) if self.has_usage else ()
+
+    def completion(
+        self, answers: Sequence[CollectedAnswer], finished: Sequence[Finished], logprobs: LogprobFormat | None = None
+    ) -> ChatCompletion:
+        """`finished` is what the usage counts."""
+        return {
+            "id": self.plan.id,
+            "object": "chat.completion",
+            "created": self.plan.created,
+            "model": self.plan.model,
+            "choices": [choice(i, answer, logprobs) for i, answer in enumerate(answers)],
+            "usage": usage_reply(finished, self.plan.num_answers),
+            "warning": self.plan.warning,
+            "reasoning_summary": None,
+            "system_fingerprint": self.fingerprint,
+        }
 
 
-def choice(index: int, answer: Whole, names: TokenNames | None) -> ChatChoice:
-    return {
+class ChatFormat(ChatReplyFormat):
+    def __init__(self, plan: ReplyPlan, body: ChatBody, services: Services) -> None:
+        super().__init__(plan, body, services)
+        self._has_summary = bool(body.reasoning_summary)
+        self._may_think = plan.answers[0].options.opens_thinking
+        self._logprobs = LogprobFormat(services.tokenizer) if body.logprobs else None
+        style = read_style(body, plan, services)
+        self._streams = [ChatStream(i, self.chat_chunks, services.tokenizer, style) for i in range(len(plan.answers))]
+
+    def whole(self, answers: Sequence[CollectedAnswer]) -> ChatCompletion:
+        reply = self.completion(answers, [answer.finished for answer in answers], self._logprobs)
+        if self._has_summary:
+            reply["reasoning_summary"] = summarise(answers[0].reasoning, may_think=self._may_think)
+        return reply
+
+    def chunks(self, index: int, piece: AnswerPiece) -> Iterable[ChatChunk]:
+        return self._streams[index].chunks(piece)
+
+
+def choice(index: int, answer: CollectedAnswer, logprobs: LogprobFormat | None) -> ChatChoice:
+    reply: ChatChoice = {
         "index": index,
         "message": message(answer),
-        "finish_reason": finish_word(answer.ended),
-        "logprobs": names.reply(answer.logprobs) if names else None,
+        "finish_reason": finish_reason(answer.finished),
+        "logprobs": logprobs.reply(answer.logprobs) if logprobs else None,
     }
+    if answer.finished.probabilities is not None:
+        reply["probabilities"] = dict(answer.finished.probabilities)
+    return reply
 
 
-def message(answer: Whole) -> MessageReply:
+def message(answer: CollectedAnswer) -> MessageReply:
     calls: list[ToolCallReply] = [
         {
             "index": i,
@@ -122,10 +164,10 @@ def message(answer: Whole) -> MessageReply:
     return reply
 
 
-class Chunks:
-    """The chunks of one streamed reply; same id, time, model and fingerprint on all of them."""
+class ChatChunks:
+    """Makes the chunks of one streamed reply; all have the same id, time, model and fingerprint."""
 
-    def __init__(self, plan: Plan, fingerprint: str, *, has_usage: bool) -> None:
+    def __init__(self, plan: ReplyPlan, fingerprint: str, *, has_usage: bool) -> None:
         self._head: dict[str, Any] = {
             "id": plan.id,
             "object": "chat.completion.chunk",
@@ -141,13 +183,13 @@ class Chunks:
         return {**self._head, "choices": choices, **self._tail}  # type: ignore[typeddict-item]
 
     def opening(self, index: int) -> ChatChunk:
-        """What Mercury repeats on every chunk is said here only, since clients add up words that come twice."""
+        """Mercury repeats the role on every chunk; here it comes once, since clients append repeated strings."""
         chunk = self.chunk(index, {"role": "assistant", "content": ""})
         chunk["reasoning_summary"] = None
         return chunk
 
-    def usage(self, ended: Sequence[Ended]) -> ChatChunk:
-        return {**self._head, "choices": [], "usage": usage_reply(ended, self._num_answers)}  # type: ignore[typeddict-item]
+    def usage(self, finished: Sequence[Finished]) -> ChatChunk:
+        return {**self._head, "choices": [], "usage": usage_reply(finished, self._num_answers)}  # type: ignore[typeddict-item]
 
 
 class CallDeltas:
@@ -164,10 +206,10 @@ class CallDeltas:
         return {"index": piece.index, "id": new_call_id(), "type": "function", "function": function}
 
 
-def text_deltas(said: Said, calls: CallDeltas) -> list[dict[str, Any]]:
-    """One delta a run of the same channel, so that a step's tokens travel together."""
+def text_deltas(text: TextDelta, calls: CallDeltas) -> list[dict[str, Any]]:
+    """One delta per run of the same channel, so that the tokens of one step share a chunk."""
     deltas: list[dict[str, Any]] = []
-    for piece in said.deltas:
+    for piece in text.deltas:
         if piece.channel is Channel.TOOL_CALL:
             deltas.append({"tool_calls": [calls.delta(piece)]})
         else:
@@ -177,3 +219,109 @@ def text_deltas(said: Said, calls: CallDeltas) -> list[dict[str, Any]]:
             else:
                 deltas.append({key: piece.text})
     return deltas
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStyle:
+    """Options of a chat stream."""
+
+    has_logprobs: bool = False
+    # Snapshots that list tokens also list the alternatives at each position.
+    has_alternatives: bool = False
+    has_summary: bool = False
+    may_think: bool = False
+    is_diffusing: bool = False
+    # Snapshots list every canvas position, and none is skipped for coming too soon.
+    shows_tokens: bool = False
+    # Seconds between two snapshots.
+    min_gap_s: float = 0.0
+
+
+def read_style(body: ChatBody, plan: ReplyPlan, services: Services) -> StreamStyle:
+    return StreamStyle(
+        has_logprobs=bool(body.logprobs),
+        has_alternatives=bool(body.logprobs and body.top_logprobs),
+        has_summary=bool(body.reasoning_summary),
+        may_think=plan.answers[0].options.opens_thinking,
+        is_diffusing=bool(body.diffusing),
+        shows_tokens=body.diffusion_detail == "tokens",
+        min_gap_s=1 / services.config.frames_per_s,
+    )
+
+
+class ChatStream:
+    """The chunks of one answer: opening, deltas or snapshots, closing."""
+
+    def __init__(self, index: int, chunks: ChatChunks, tokenizer: Tokenizer, style: StreamStyle) -> None:
+        self._index = index
+        self._chunks = chunks
+        self._style = style
+        listing = tokenizer if style.shows_tokens else None
+        self._frames = FrameFormat(listing, has_alternatives=style.has_alternatives)
+        self._logprobs = LogprobFormat(tokenizer) if style.has_logprobs else None
+        self._calls = CallDeltas()
+        self._answer = CollectedAnswer()
+        self._unsent_logprobs: list[TokenLogprob] = []
+        self._is_open = False
+        self._last_snapshot = float("-inf")
+        self._shown_text = ""
+        self._has_frames = False
+
+    def chunks(self, piece: AnswerPiece) -> Iterator[ChatChunk]:
+        if not self._is_open:
+            self._is_open = True
+            yield self._chunks.opening(self._index)
+        self._answer.add(piece)
+        if isinstance(piece, TextDelta):
+            yield from self._text_chunks(piece)
+        elif isinstance(piece, FrameSnapshot):
+            yield from self._snapshot_chunks(piece)
+        else:
+            yield from self._closing_chunks(piece)
+
+    def _text_chunks(self, text: TextDelta) -> Iterator[ChatChunk]:
+        self._unsent_logprobs += text.logprobs
+        self._frames.add_committed(text.committed)
+        for delta in text_deltas(text, self._calls):
+            if "content" not in delta or not self._style.is_diffusing:
+                yield self._with_logprobs(self._chunks.chunk(self._index, delta), is_content="content" in delta)
+            elif not self._has_frames and self._answer.content != self._shown_text and self._is_due():
+                yield self._committed_snapshot(step=0)
+
+    def _snapshot_chunks(self, snapshot: FrameSnapshot) -> Iterator[ChatChunk]:
+        # A frame shows more than the text committed just before it, so committed text waits for the next frame.
+        self._has_frames = True
+        if self._style.is_diffusing and (self._style.shows_tokens or self._is_due()):
+            yield {**self._snapshot(snapshot.text), "quicksilver": self._frames.reply(snapshot)}
+
+    def _closing_chunks(self, finished: Finished) -> Iterator[ChatChunk]:
+        is_shown = self._answer.content == self._shown_text and not self._frames.has_unsent
+        if self._style.is_diffusing and not is_shown:
+            yield self._committed_snapshot(step=finished.usage.forwards)
+        closing = self._chunks.chunk(self._index, {}, finish_reason(finished))
+        if finished.probabilities is not None:
+            closing["choices"][0]["probabilities"] = dict(finished.probabilities)
+        if self._style.has_summary:
+            closing["reasoning_summary"] = summarise(self._answer.reasoning, may_think=self._style.may_think)
+        yield self._with_logprobs(closing, is_content=True)
+
+    def _committed_snapshot(self, step: int) -> ChatChunk:
+        content = self._answer.content
+        return {**self._snapshot(content), "quicksilver": self._frames.committed_reply(content, step)}
+
+    def _snapshot(self, text: str) -> ChatChunk:
+        self._shown_text = text
+        return self._chunks.chunk(self._index, {"content": text})
+
+    def _with_logprobs(self, chunk: ChatChunk, *, is_content: bool) -> ChatChunk:
+        if self._logprobs is not None and is_content and self._unsent_logprobs:
+            chunk["choices"][0]["logprobs"] = self._logprobs.reply(self._unsent_logprobs)
+            self._unsent_logprobs = []
+        return chunk
+
+    def _is_due(self) -> bool:
+        now = time.monotonic()
+        if now - self._last_snapshot < self._style.min_gap_s:
+            return False
+        self._last_snapshot = now
+        return True

@@ -1,7 +1,7 @@
-"""Chat bodies -> text.Message and text.Tool: the wire's dialects end here.
+"""Messages and tools of a chat body -> text.Message and text.Tool.
 
-`developer` speaks as system, `function` as tool, parts become one text. Nothing is fetched and nothing is guessed: a
-turn that cannot be rendered is refused with its place.
+The role `developer` becomes system, `function` becomes tool, and parts are joined to one text. Nothing is fetched. A
+message that cannot be rendered is refused with its position.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ROLES: dict[str, Role] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ToolPlan:
-    """The tools on offer, and whether calling one is free or demanded."""
+class ToolOptions:
+    """The tools that an answer may call, and whether it must call one."""
 
     specs: tuple[FunctionSpec, ...] = ()
     is_required: bool = False
     allows_parallel: bool = True
+    # The caller named the one tool to call.
     is_named: bool = False
-    """The caller named the one tool that is to be called."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -71,27 +71,27 @@ def join_parts(content: Content | None) -> str:
     return "".join(part.text or part.refusal or "" for part in content)
 
 
-def plan_tools(body: ChatBody) -> ToolPlan:
+def read_tools(body: ChatBody) -> ToolOptions:
     specs = tuple(tool.function for tool in body.tools or ())
     return choose_tools(specs, body.tool_choice, allows_parallel=body.parallel_tool_calls is not False)
 
 
-def choose_tools(specs: tuple[FunctionSpec, ...], choice: ToolChoice | None, *, allows_parallel: bool) -> ToolPlan:
-    """Both dialects: a word, or an object that names what may be called."""
-    _refuse_twins(specs)
+def choose_tools(specs: tuple[FunctionSpec, ...], choice: ToolChoice | None, *, allows_parallel: bool) -> ToolOptions:
+    """`choice` is a word, or an object that names the tools that may be called."""
+    _refuse_duplicates(specs)
     if choice == "none":
-        return ToolPlan()
+        return ToolOptions()
     if isinstance(choice, NamedTool):
-        return ToolPlan(_only(specs, {choice.function.name}), is_required=True, allows_parallel=False, is_named=True)
+        return ToolOptions(_only(specs, {choice.function.name}), is_required=True, allows_parallel=False, is_named=True)
     if isinstance(choice, AllowedToolChoice):
         allowed = {tool.function.name for tool in choice.allowed_tools.tools}
-        return ToolPlan(_only(specs, allowed), choice.allowed_tools.mode == "required", allows_parallel)
+        return ToolOptions(_only(specs, allowed), choice.allowed_tools.mode == "required", allows_parallel)
     if choice == "required" and not specs:
         raise InvalidRequest("tool_choice: a call is required but no tools are given", param="tool_choice")
-    return ToolPlan(specs, choice == "required", allows_parallel)
+    return ToolOptions(specs, choice == "required", allows_parallel)
 
 
-def _refuse_twins(specs: tuple[FunctionSpec, ...]) -> None:
+def _refuse_duplicates(specs: tuple[FunctionSpec, ...]) -> None:
     names = [spec.name for spec in specs]
     for i, name in enumerate(names):
         if name in names[:i]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from quicksilver.server.generation.usage_body import UsageReply
+from quicksilver.server.generation.usage import UsageReply
 from quicksilver.server.http.fields import (
     MAX_ANSWERS,
     MAX_CHOICE_CHARS,
@@ -21,6 +21,7 @@ from quicksilver.server.http.fields import (
     Effort,
     FreeObject,
     FunctionName,
+    GenerationBody,
     LogitBias,
     Metadata,
     Name,
@@ -116,7 +117,7 @@ ResponseFormat = Annotated[
 Label = Annotated[str, Field(min_length=1, max_length=MAX_CHOICE_CHARS)]
 
 
-class ChatBody(Wire):
+class ChatBody(GenerationBody):
     model: Name
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: OutputTokens | None = None

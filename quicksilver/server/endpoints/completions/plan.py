@@ -1,81 +1,89 @@
-"""Completion bodies -> a Plan: fill-in-the-middle, and plain continuation of text or token ids."""
+"""Completion bodies -> a ReplyPlan: fill-in-the-middle, and plain continuation of text or token ids."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from quicksilver.core import ConstraintSpec, DecodeParams, Request
 from quicksilver.editing.prompts import fim_bias, fim_lead, fim_space
 from quicksilver.errors import InvalidRequest
-from quicksilver.server.endpoints.completions.wire import (
-    FIM_STOP,
-    FIM_TOKENS,
-    CompletionBody,
-    FimBody,
-)
-from quicksilver.server.generation.answer import Ask
-from quicksilver.server.generation.plan import Plan, Room, find_room, make_plan, read_stop
-from quicksilver.server.generation.sampling import (
-    overlay,
-    pick_bias,
-    pick_decoder,
-    pick_seed,
-    pick_stop_ids,
-    pick_top_k,
+from quicksilver.server.endpoints.completions.wire import FIM_STOP, FIM_TOKENS, CompletionBody, FimBody
+from quicksilver.server.generation.plan import (
+    AnswerRequest,
+    ReplyPlan,
+    TokenLimit,
+    limit_tokens,
+    plan_reply,
+    read_decoder,
+    read_logit_bias,
+    read_seed,
+    read_stop,
+    read_stop_ids,
+    read_top_k,
+    with_given,
 )
 from quicksilver.server.services import Services
+from quicksilver.text.answer import ReadOptions
 from quicksilver.text.special_tokens import Specials
 
+# Of a plain continuation without `max_tokens`: it has no natural end.
 COMPLETION_TOKENS = 256
-"""Of a plain continuation that names no limit: it has no natural end."""
+# Tokens that a code prompt always gets, however long an answer is requested.
 MIN_CODE_PROMPT = 64
-"""Tokens a code prompt always gets, however long an answer is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """Ids to continue, and the strings at which the continuation ends."""
+class TextPrompt:
+    """Token ids to continue, and how the continuation begins and ends."""
 
     ids: tuple[int, ...]
     stop: tuple[str, ...] = ()
+    # The end of the prompt's text that the model repeats and that is not part of the answer.
     lead: str = ""
+    # What the answer must begin with.
+    forced: str = ""
 
 
-async def plan_fim(body: FimBody | CompletionBody, services: Services, tenant: str) -> Plan:
+async def plan_fim(body: FimBody | CompletionBody, services: Services, tenant: str) -> ReplyPlan:
     services.directory.check(body.model)
     if not isinstance(body.prompt, str):
         raise InvalidRequest("prompt: with a suffix it is one string", param="prompt")
     if isinstance(body, CompletionBody) and body.lead:
         raise InvalidRequest("lead: cannot be combined with suffix", param="lead")
-    room = code_room(body.max_tokens or FIM_TOKENS, services)
-    find_lead = fim_space if _asks_for_tokens(body) else fim_lead
-    lead = find_lead(services.tokenizer, body.prompt)
+    tokenizer, limit = services.tokenizer, code_limit(body.max_tokens or FIM_TOKENS, services)
+    find_lead = fim_space if _returns_tokens(body) else fim_lead
+    lead = find_lead(tokenizer, body.prompt)
     prefix, suffix = body.prompt.removesuffix(lead), body.suffix or ""
-    ids = await services.prompts.encode_fim(prefix, suffix, services.engine.info.context_len - room, tenant)
-    stops = code_stops(services.tokenizer.roles, services.tokenizer.eos_ids)
-    defaults = DecodeParams(stop_ids=stops, logit_bias=fim_bias(services.tokenizer))
+    max_prompt = services.engine.info.context_len - limit.max_new_tokens
+    ids = await services.prompts.encode_fim(prefix, suffix, max_prompt, tenant)
     stop = FIM_STOP if body.stop is None else read_stop(body.stop)
-    ask = text_ask(body, Prompt(never_empty(ids, services), stop, lead), Room(room), defaults, services)
-    ask = _must_begin(ask, lead) if lead.strip() else ask
-    return make_plan("cmpl", body.model, [for_tenant(ask, tenant)], _num_answers(body))
+    prompt = TextPrompt(never_empty(ids, services), stop, lead, lead if lead.strip() else "")
+    stop_ids = code_stop_ids(tokenizer.roles, tokenizer.eos_ids)
+    params = read_params(body, limit, DecodeParams(stop_ids=stop_ids, logit_bias=fim_bias(tokenizer)), services)
+    return plan_reply("cmpl", body.model, [make_answer(prompt, params, tenant)], _num_answers(body))
 
 
-async def plan_completion(body: CompletionBody, services: Services, tenant: str) -> Plan:
+async def plan_completion(body: CompletionBody, services: Services, tenant: str) -> ReplyPlan:
     services.directory.check(body.model)
     if body.echo and body.logprobs is not None:
         raise InvalidRequest("echo: cannot be combined with logprobs", param="echo")
-    prompts = await _encode_prompts(body, services, tenant)
-    defaults = DecodeParams(temperature=services.config.temperature, stop_ids=services.tokenizer.eos_ids)
-    rooms = [find_room(len(ids), body.max_tokens or COMPLETION_TOKENS, services, "prompt") for ids in prompts]
-    stop = read_stop(body.stop)
+    encoded = await _encode_prompts(body, services, tenant)
+    limits = [limit_tokens(len(ids), body.max_tokens or COMPLETION_TOKENS, services, "prompt") for ids in encoded]
     check_lead(body.lead or "", services)
-    asks = [
-        for_tenant(text_ask(body, Prompt(ids, stop), room, defaults, services), tenant)
-        for ids, room in zip(prompts, rooms, strict=True)
+    defaults = DecodeParams(temperature=services.config.temperature, stop_ids=services.tokenizer.eos_ids)
+    prompts = [TextPrompt(ids, read_stop(body.stop), forced=body.lead or "") for ids in encoded]
+    answers = [
+        make_answer(prompt, read_params(body, limit, defaults, services), tenant)
+        for prompt, limit in zip(prompts, limits, strict=True)
     ]
-    asks = [_must_begin(ask, body.lead) for ask in asks] if body.lead else asks
-    return make_plan("cmpl", body.model, asks, _num_answers(body), rooms[0].warning)
+    return plan_reply("cmpl", body.model, answers, _num_answers(body), limits[0].warning)
+
+
+def make_answer(prompt: TextPrompt, params: DecodeParams, tenant: str) -> AnswerRequest:
+    constraint = ConstraintSpec(lead=prompt.forced) if prompt.forced else None
+    request = Request("", prompt.ids, params, tenant, constraint)
+    return AnswerRequest(request, ReadOptions(stop=prompt.stop, is_plain=True, lead=prompt.lead))
 
 
 def check_lead(lead: str, services: Services) -> None:
@@ -83,52 +91,43 @@ def check_lead(lead: str, services: Services) -> None:
         raise InvalidRequest("lead: the model has no tokens for this text", param="lead")
 
 
-def code_room(asked: int, services: Services) -> int:
-    """Code prompts are cut to fit, so the answer's share is what is asked for, within the context."""
-    return max(1, min(asked, services.engine.info.context_len - MIN_CODE_PROMPT))
+def code_limit(requested: int, services: Services) -> TokenLimit:
+    """Code prompts are cut to fit, so the answer gets the tokens it requests, within the context."""
+    return TokenLimit(max(1, min(requested, services.engine.info.context_len - MIN_CODE_PROMPT)))
 
 
-def code_stops(roles: Specials, eos_ids: tuple[int, ...]) -> tuple[int, ...]:
+def code_stop_ids(roles: Specials, eos_ids: tuple[int, ...]) -> tuple[int, ...]:
     """A model that begins another file, turn or gap has finished this one."""
     others = (roles.fim_prefix, roles.fim_suffix, roles.fim_middle, roles.file_sep, roles.repo_name, roles.turn_open)
     return tuple(dict.fromkeys((*eos_ids, *(i for i in others if i is not None))))
 
 
-def text_ask(
-    body: FimBody | CompletionBody, prompt: Prompt, room: Room, defaults: DecodeParams, services: Services
-) -> Ask:
+def read_params(
+    body: FimBody | CompletionBody, limit: TokenLimit, defaults: DecodeParams, services: Services
+) -> DecodeParams:
     info = services.engine.info
-    params = overlay(
+    return with_given(
         defaults,
         {
-            "max_new_tokens": room.max_new_tokens,
+            "max_new_tokens": limit.max_new_tokens,
             "temperature": body.temperature,
             "top_p": body.top_p,
-            "top_k": pick_top_k(body.top_k),
+            "top_k": read_top_k(body.top_k),
             "min_p": body.min_p,
-            "seed": pick_seed(body.seed),
+            "seed": read_seed(body.seed),
             "presence_penalty": body.presence_penalty,
             "frequency_penalty": body.frequency_penalty,
             "repetition_penalty": body.repetition_penalty,
-            "decoder": pick_decoder(body.decoder, is_realtime=bool(body.realtime), info=info),
+            "decoder": read_decoder(body.decoder, is_realtime=bool(body.realtime), info=info),
             "logprobs": body.logprobs if isinstance(body, CompletionBody) else None,
-            "logit_bias": pick_bias(body.logit_bias, info) if isinstance(body, CompletionBody) else None,
-            "stop_ids": pick_stop_ids(body.stop_ids, info) if isinstance(body, CompletionBody) else None,
+            "logit_bias": read_logit_bias(body.logit_bias, info) if isinstance(body, CompletionBody) else None,
+            "stop_ids": read_stop_ids(body.stop_ids, info) if isinstance(body, CompletionBody) else None,
         },
     )
-    return Ask(Request("", prompt.ids, params), stop=prompt.stop, is_plain=True, lead=prompt.lead)
 
 
-def for_tenant(ask: Ask, tenant: str) -> Ask:
-    return replace(ask, request=replace(ask.request, tenant=tenant))
-
-
-def _must_begin(ask: Ask, lead: str) -> Ask:
-    return replace(ask, request=replace(ask.request, constraint=ConstraintSpec(lead=lead)))
-
-
-def _asks_for_tokens(body: FimBody | CompletionBody) -> bool:
-    """Whether prompt or tokens come back: then they are those of the text as it was sent."""
+def _returns_tokens(body: FimBody | CompletionBody) -> bool:
+    """Whether the prompt or its tokens are returned: then they are those of the text as it was sent."""
     return isinstance(body, CompletionBody) and bool(body.echo or body.return_token_ids or body.logprobs is not None)
 
 
@@ -149,12 +148,12 @@ async def _encode_prompts(body: CompletionBody, services: Services, tenant: str)
 
 
 def never_empty(ids: Sequence[int], services: Services) -> tuple[int, ...]:
-    """An empty text still needs a token to continue: the one that ends texts also stands before them."""
+    """An empty text still needs a token to continue: the end token also separates texts."""
     return tuple(ids) or services.tokenizer.eos_ids[-1:]
 
 
 def _check_ids(prompt: object, refused: Set[int], services: Services) -> tuple[int, ...]:
-    """Ids of our own vocabulary; `refused` are the special ones, unless the caller vouches for where they come from."""
+    """`refused` holds the special ids, which the caller must allow explicitly."""
     assert isinstance(prompt, list)
     width = min(services.engine.info.vocab_size, services.tokenizer.vocab_size)
     for i, token_id in enumerate(prompt):

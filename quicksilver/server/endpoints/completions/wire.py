@@ -7,7 +7,7 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from quicksilver.server.generation.usage_body import UsageReply
+from quicksilver.server.generation.usage import UsageReply
 from quicksilver.server.http.fields import (
     MAX_ANSWERS,
     MAX_PROMPTS,
@@ -16,6 +16,7 @@ from quicksilver.server.http.fields import (
     WHOLE,
     CodeStop,
     DecoderBody,
+    GenerationBody,
     LogitBias,
     Name,
     OutputTokens,
@@ -26,7 +27,6 @@ from quicksilver.server.http.fields import (
     StreamOptions,
     Temperature,
     TopK,
-    Wire,
 )
 
 MAX_FIM_TOKENS = 8192
@@ -35,7 +35,7 @@ FIM_STOP = ("\n\n", "\n \n")
 FIM_TOKENS = 512
 
 
-class FimBody(Wire):
+class FimBody(GenerationBody):
     model: Name
     prompt: str
     suffix: str | None = None
@@ -60,7 +60,7 @@ TokenIds = Annotated[list[TokenId], Field(max_length=1_000_000)]
 StopIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)]
 
 
-class CompletionBody(Wire):
+class CompletionBody(GenerationBody):
     """With `suffix` this is fill-in-the-middle by another name."""
 
     model: Name

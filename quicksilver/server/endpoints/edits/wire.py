@@ -11,6 +11,7 @@ from quicksilver.server.http.fields import (
     WHOLE,
     Content,
     DecoderBody,
+    GenerationBody,
     Name,
     Penalty,
     Probability,
@@ -30,7 +31,7 @@ class EditMessage(Wire):
     content: Content
 
 
-class EditBody(Wire):
+class EditBody(GenerationBody):
     model: Name
     messages: Annotated[list[EditMessage], Field(min_length=1, max_length=1)]
     max_tokens: Annotated[int, Field(ge=1, le=MAX_EDIT_TOKENS), WHOLE] | None = None
@@ -43,7 +44,7 @@ class EditBody(Wire):
     decoder: DecoderBody | None = None
 
 
-class ApplyBody(Wire):
+class ApplyBody(GenerationBody):
     model: Name
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=16)]
     max_tokens: Annotated[int, Field(ge=1, le=MAX_APPLY_TOKENS), WHOLE] | None = None

@@ -1,26 +1,28 @@
-"""Pieces of an answer -> the items of a response, and the events that build them one after another.
+"""ResponsesFormat: the pieces of an answer -> the items of a response, and the named events that build them.
 
-One item is open at a time: a change of channel closes it and opens the next. Gathering the events away gives the
-whole response, so the plain reply and the last event of a stream are the same object.
+One item is open at a time: a change of channel closes it and opens the next. The whole reply is the response of the
+last event, so both have the same content.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from quicksilver.core import FinishReason, TokenLogprob
 from quicksilver.errors import QuicksilverError
-from quicksilver.server.endpoints.chat.format import TokenNames, summarise
+from quicksilver.server.endpoints.chat.format import LogprobFormat, summarise
 from quicksilver.server.endpoints.chat.wire import TokenLogprobReply
 from quicksilver.server.endpoints.responses.wire import ReasoningConfig, ResponseReply, ResponsesBody, ResponseUsage
-from quicksilver.server.generation.answer import Ended, Piece, Said
-from quicksilver.server.generation.collect import Whole
-from quicksilver.server.generation.plan import Plan
+from quicksilver.server.generation.plan import ReplyPlan
+from quicksilver.server.generation.respond import Chunk, ReplyFormat
 from quicksilver.server.generation.usage import usage_reply
 from quicksilver.server.http.fields import Wire
+from quicksilver.server.http.sse import named_event
+from quicksilver.server.services import Services
+from quicksilver.text.answer import AnswerPiece, CollectedAnswer, Finished, TextDelta
 from quicksilver.text.channels import Channel, ChannelDelta
 
 Event = dict[str, Any]
@@ -30,15 +32,15 @@ PARTS = {Channel.CONTENT: "output_text", Channel.REASONING: "reasoning_text"}
 
 @dataclass(slots=True)
 class Item:
-    """One output item while it grows."""
+    """One output item under construction."""
 
     channel: Channel
     call_index: int = 0
     name: str = ""
     text: str = ""
     logprobs: list[TokenLogprobReply] = field(default_factory=list)
+    # Whether a closed reasoning item has a summary.
     has_summary: bool = False
-    """A closed reasoning item is summarised."""
     id: str = ""
     call_id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
 
@@ -66,50 +68,59 @@ class Item:
         return [{"type": "summary_text", "text": text}] if text else []
 
 
-class ResponseTeller:
-    """Builds one response; `tell` yields the events of a piece, without their sequence numbers."""
+class ResponsesFormat(ReplyFormat):
+    # The event `response.completed` ends a stream.
+    last_bytes = b""
 
-    def __init__(self, plan: Plan, body: ResponsesBody, names: TokenNames) -> None:
+    def __init__(self, plan: ReplyPlan, body: ResponsesBody, services: Services) -> None:
         self._plan = plan
         self._body = body
-        self._names = names
+        self._logprobs = LogprobFormat(services.tokenizer)
         self._items: list[Item] = []
-        self._unsent: list[TokenLogprob] = []
+        self._unsent_logprobs: list[TokenLogprob] = []
         self._is_open = False
-        self._ended: Ended | None = None
+        self._finished: Finished | None = None
+        self._num_events = 0
 
     def begin(self) -> Iterator[Event]:
         yield {"type": "response.created", "response": self.response("in_progress")}
         yield {"type": "response.in_progress", "response": self.response("in_progress")}
 
-    def tell(self, piece: Piece) -> Iterator[Event]:
-        if isinstance(piece, Said):
-            self._unsent += piece.logprobs
+    def chunks(self, index: int, piece: AnswerPiece) -> Iterator[Event]:
+        if isinstance(piece, TextDelta):
+            self._unsent_logprobs += piece.logprobs
             for delta in piece.deltas:
-                yield from self._tell_delta(delta)
-        elif isinstance(piece, Ended):
-            self._ended = piece
-            is_cut = piece.finish is FinishReason.LENGTH
-            if not self._items:
-                yield from self._open(Item(Channel.CONTENT))
-            if self._items[-1].channel is Channel.CONTENT:
-                self._items[-1].logprobs += self._take_logprobs()
-            yield from self._close("incomplete" if is_cut else "completed")
-            status = "incomplete" if is_cut else "completed"
-            yield {"type": f"response.{status}", "response": self.response(status)}
+                yield from self._delta_events(delta)
+        elif isinstance(piece, Finished):
+            yield from self._final_events(piece)
 
-    def fail(self, error: QuicksilverError) -> Iterator[Event]:
+    def _final_events(self, finished: Finished) -> Iterator[Event]:
+        self._finished = finished
+        status = "incomplete" if finished.reason is FinishReason.LENGTH else "completed"
+        if not self._items:
+            yield from self._open(Item(Channel.CONTENT))
+        if self._items[-1].channel is Channel.CONTENT:
+            self._items[-1].logprobs += self._take_logprobs()
+        yield from self._close(status)
+        yield {"type": f"response.{status}", "response": self.response(status)}
+
+    def failure(self, error: QuicksilverError) -> Iterable[Event]:
         reply = self.response("failed")
         code = error.code if error.status < 500 else "server_error"
         reply["error"] = {"code": code, "message": error.message}
         yield {"type": "response.failed", "response": reply}
 
-    def whole(self, answer: Whole) -> ResponseReply:
-        """The response to an answer that is there already."""
-        reply: ResponseReply = [event for piece in answer.as_pieces() for event in self.tell(piece)][-1]["response"]
+    def encode(self, chunk: Chunk) -> bytes:
+        encoded = named_event(chunk["type"], {**chunk, "sequence_number": self._num_events})
+        self._num_events += 1
+        return encoded
+
+    def whole(self, answers: Sequence[CollectedAnswer]) -> ResponseReply:
+        events = [event for piece in answers[0].as_pieces() for event in self.chunks(0, piece)]
+        reply: ResponseReply = events[-1]["response"]
         return reply
 
-    def _tell_delta(self, delta: ChannelDelta) -> Iterator[Event]:
+    def _delta_events(self, delta: ChannelDelta) -> Iterator[Event]:
         item = self._items[-1] if self._is_open else None
         if item is None or (item.channel, item.call_index) != (delta.channel, delta.index):
             yield from self._close("completed")
@@ -127,8 +138,8 @@ class ResponseTeller:
         return event
 
     def _take_logprobs(self) -> list[TokenLogprobReply]:
-        taken, self._unsent = self._unsent, []
-        return self._names.reply(taken)["content"]
+        taken, self._unsent_logprobs = self._unsent_logprobs, []
+        return self._logprobs.reply(taken)["content"]
 
     def _open(self, item: Item) -> Iterator[Event]:
         self._items.append(item)
@@ -163,7 +174,7 @@ class ResponseTeller:
 
     def response(self, status: str) -> ResponseReply:
         plan, body = self._plan, self._body
-        params = plan.asks[0].request.params
+        params = plan.answers[0].request.params
         is_cut = status == "incomplete"
         item_status = "incomplete" if is_cut else "completed"
         return {
@@ -172,7 +183,7 @@ class ResponseTeller:
             "created_at": plan.created,
             "status": status,  # type: ignore[typeddict-item]
             "model": plan.model,
-            "output": [item.reply(item_status) for item in self._items] if self._ended else [],
+            "output": [item.reply(item_status) for item in self._items] if self._finished else [],
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "instructions": body.instructions,
@@ -188,7 +199,7 @@ class ResponseTeller:
             "top_p": params.top_p,
             "max_output_tokens": body.max_output_tokens,
             "truncation": "disabled",
-            "usage": response_usage(self._ended) if self._ended else None,
+            "usage": response_usage(self._finished) if self._finished else None,
             "user": body.user,
         }
 
@@ -209,8 +220,8 @@ def _plain(field: Any) -> Any:
     return field.model_dump(by_alias=True, exclude_none=True) if isinstance(field, Wire) else field
 
 
-def response_usage(ended: Ended) -> ResponseUsage:
-    usage = usage_reply([ended])
+def response_usage(finished: Finished) -> ResponseUsage:
+    usage = usage_reply([finished])
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": usage["cached_input_tokens"], "cache_write_tokens": 0},

@@ -1,4 +1,4 @@
-"""A Responses body -> the chat body that asks for the same, so that both dialects share one way to the engine."""
+"""A Responses body -> the equivalent chat body, so that both dialects are planned by the same code."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _instructions(body: ResponsesBody) -> list[dict[str, Any]]:
 
 
 def read_input(given: str | list[InputItem]) -> list[dict[str, Any]]:
-    """Items as messages; calls that follow each other, or a text of the assistant's, are one turn."""
+    """Items as messages; consecutive calls, and calls after an assistant message, belong to one turn."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     messages: list[dict[str, Any]] = []

@@ -17,6 +17,7 @@ from quicksilver.server.http.fields import (
     Effort,
     FreeObject,
     FunctionName,
+    GenerationBody,
     Metadata,
     Name,
     Off,
@@ -106,7 +107,7 @@ class ReasoningConfig(Wire):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesBody(Wire):
+class ResponsesBody(GenerationBody):
     model: Name
     input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quicksilver.errors import InvalidRequest
-from quicksilver.server.endpoints.chat.prompt import ToolPlan, read_messages
+from quicksilver.server.endpoints.chat.prompt import ToolOptions, read_messages
 from quicksilver.server.endpoints.tokens.wire import DetokenizeBody, DetokenizeReply, TokenizeBody, TokenizeReply
 from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.body import read_body
@@ -35,7 +35,7 @@ async def tokenize(request: Request) -> Response:
 async def encode(body: TokenizeBody, services: Services, tenant: str) -> tuple[int, ...]:
     if body.messages is None:
         return (await services.prompts.encode([body.prompt or ""], tenant, "prompt"))[0]
-    tools = ToolPlan(tuple(tool.function for tool in body.tools or ())).tools
+    tools = ToolOptions(tuple(tool.function for tool in body.tools or ())).tools
     adds_prompt = body.add_generation_prompt is not False
     request = PromptRequest(tuple(read_messages(body.messages)), tuple(tools), body.reasoning_effort, adds_prompt)
     return (await services.prompts.render(request, tenant)).ids

@@ -1,4 +1,4 @@
-"""Several streams as one: nothing lost, nothing left open."""
+"""Merging several answer streams: no item is lost and every stream is closed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from quicksilver.server.generation.collect import merge
+from quicksilver.server.generation.job import merge_streams
 
 
 class Source:
-    """A stream of numbers that knows whether it was closed."""
+    """A stream of numbers that records whether it was closed."""
 
     def __init__(self, numbers: list[int], error: Exception | None = None) -> None:
         self._numbers = numbers
@@ -32,7 +32,7 @@ class Source:
 @pytest.mark.parametrize("num_sources", [1, 2, 5])
 async def test_every_item_comes_once_and_in_the_order_of_its_stream(num_sources: int) -> None:
     sources = [Source(list(range(i, i + 10))) for i in range(num_sources)]
-    told = [pair async for pair in merge([source.stream() for source in sources])]
+    told = [pair async for pair in merge_streams([source.stream() for source in sources])]
     for i in range(num_sources):
         assert [item for index, item in told if index == i] == list(range(i, i + 10))
     assert all(source.is_closed for source in sources)
@@ -41,14 +41,14 @@ async def test_every_item_comes_once_and_in_the_order_of_its_stream(num_sources:
 async def test_an_error_in_one_ends_all() -> None:
     sources = [Source([1, 2, 3]), Source([1], RuntimeError("broken")), Source(list(range(1000)))]
     with pytest.raises(RuntimeError, match="broken"):
-        async for _ in merge([source.stream() for source in sources]):
+        async for _ in merge_streams([source.stream() for source in sources]):
             pass
     assert all(source.is_closed for source in sources)
 
 
 async def test_closing_the_whole_closes_every_part() -> None:
     sources = [Source(list(range(1000))) for _ in range(3)]
-    merged = merge([source.stream() for source in sources])
+    merged = merge_streams([source.stream() for source in sources])
     await anext(merged)
     await merged.aclose()
     assert [source.is_closed for source in sources] == [True, True, True]
@@ -62,7 +62,7 @@ async def test_at_most_one_item_waits_for_a_slow_reader() -> None:
             seen.append(number)
             yield number
 
-    merged = merge([eager(), Source([]).stream()])
+    merged = merge_streams([eager(), Source([]).stream()])
     await anext(merged)
     for _ in range(50):
         await asyncio.sleep(0)

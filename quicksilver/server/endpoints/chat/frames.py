@@ -1,6 +1,6 @@
-"""A snapshot -> the `quicksilver` object beside it: what the text rests on and, when asked for, every token of it.
+"""FrameFormat: a canvas snapshot -> the `quicksilver` object of its chunk, with every token if requested.
 
-Committed tokens are told once, with the first snapshot that holds them; canvas positions are told anew each time.
+A committed token is listed once, with the first snapshot that contains it; canvas positions are listed every time.
 """
 
 from __future__ import annotations
@@ -9,46 +9,46 @@ from collections.abc import Iterable, Sequence
 from math import exp
 
 from quicksilver.server.endpoints.chat.wire import FrameReply, FrameToken
-from quicksilver.server.generation.answer import Shown
-from quicksilver.server.generation.canvas_text import Settled
+from quicksilver.text.answer import FrameSnapshot
+from quicksilver.text.canvas_text import CommittedToken
 from quicksilver.text.tokenizer import Tokenizer
 
 Top = Sequence[tuple[int, float]]
 
 
-class FrameTeller:
-    """The frames of one answer. With a tokenizer they list their tokens."""
+class FrameFormat:
+    """Formats the frames of one answer. With a tokenizer they list their tokens."""
 
     def __init__(self, tokenizer: Tokenizer | None, *, has_alternatives: bool) -> None:
         self._tokenizer = tokenizer
         self._has_alternatives = has_alternatives
-        self._untold: list[Settled] = []
+        self._unsent: list[CommittedToken] = []
 
     @property
-    def has_untold(self) -> bool:
-        return bool(self._untold)
+    def has_unsent(self) -> bool:
+        return bool(self._unsent)
 
-    def settle(self, tokens: Iterable[Settled]) -> None:
+    def add_committed(self, tokens: Iterable[CommittedToken]) -> None:
         if self._tokenizer is not None:
-            self._untold += tokens
+            self._unsent += tokens
 
-    def tell(self, shown: Shown) -> FrameReply:
-        frame = shown.frame
+    def reply(self, snapshot: FrameSnapshot) -> FrameReply:
+        frame = snapshot.frame
         num, decided = len(frame.token_ids), sum(frame.is_decided)
         reply: FrameReply = {
             "step": frame.step,
-            "committed": shown.num_committed,
+            "committed": snapshot.num_committed,
             "decided": decided,
             "masked": num - decided,
             "confidence": round(sum(frame.confidence) / num, 4) if num else 1.0,
         }
         if self._tokenizer is not None:
-            reply["shown"] = len(shown.spelled)
-            reply["tokens"] = [*self._take_settled(), *self._canvas(shown, self._tokenizer)]
+            reply["shown"] = len(snapshot.position_texts)
+            reply["tokens"] = [*self._take_committed(), *self._canvas(snapshot, self._tokenizer)]
         return reply
 
-    def tell_committed(self, content: str, step: int) -> FrameReply:
-        """A snapshot with no canvas behind it: before the first frame, and at the end."""
+    def committed_reply(self, content: str, step: int) -> FrameReply:
+        """A snapshot without a canvas: before the first frame, and at the end."""
         reply: FrameReply = {
             "step": step,
             "committed": len(content),
@@ -58,23 +58,23 @@ class FrameTeller:
         }
         if self._tokenizer is not None:
             reply["shown"] = 0
-            reply["tokens"] = self._take_settled()
+            reply["tokens"] = self._take_committed()
         return reply
 
-    def _take_settled(self) -> list[FrameToken]:
-        settled, self._untold = self._untold, []
-        return [self._settled(token) for token in settled]
+    def _take_committed(self) -> list[FrameToken]:
+        committed, self._unsent = self._unsent, []
+        return [self._committed(token) for token in committed]
 
-    def _settled(self, token: Settled) -> FrameToken:
+    def _committed(self, token: CommittedToken) -> FrameToken:
         state = "forced" if token.is_forced else "committed"
         if token.logprob is None:
             return [token.text, state, None]
         return self._with_top([token.text, state, round(exp(token.logprob.logprob), 4)], token.logprob.top)
 
-    def _canvas(self, shown: Shown, tokenizer: Tokenizer) -> list[FrameToken]:
-        frame = shown.frame
-        hidden = map(tokenizer.token_text, frame.token_ids[len(shown.spelled) :])
-        texts = (*shown.spelled, *hidden)
+    def _canvas(self, snapshot: FrameSnapshot, tokenizer: Tokenizer) -> list[FrameToken]:
+        frame = snapshot.frame
+        hidden = map(tokenizer.token_text, frame.token_ids[len(snapshot.position_texts) :])
+        texts = (*snapshot.position_texts, *hidden)
         top = frame.top or ((),) * len(texts)
         rows = zip(texts, frame.is_decided, frame.confidence, top, strict=True)
         return [

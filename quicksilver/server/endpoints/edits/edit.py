@@ -1,0 +1,112 @@
+"""Next edit: an edit body -> a ReplyPlan, and its answer -> the fenced region that editors parse.
+
+An answer that was cut off is not offered: the region comes back unchanged with the finish reason `length`, since
+editors insert whatever they get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from quicksilver.core import DecodeParams, FinishReason, Request
+from quicksilver.editing.prompts import (
+    EDIT_PREFILL,
+    EDIT_STOP,
+    EditRequest,
+    can_edit,
+    edit_messages,
+    edit_reply,
+    parse_edit,
+)
+from quicksilver.server.endpoints.chat.format import ChatReplyFormat, finish_reason
+from quicksilver.server.endpoints.chat.prompt import join_parts
+from quicksilver.server.endpoints.chat.wire import ChatChunk, ChatCompletion
+from quicksilver.server.endpoints.completions.plan import code_limit, code_stop_ids
+from quicksilver.server.endpoints.edits.wire import EDIT_TOKENS, EditBody
+from quicksilver.server.generation.plan import (
+    AnswerRequest,
+    ReplyPlan,
+    limit_tokens,
+    plan_reply,
+    read_decoder,
+    read_seed,
+    with_given,
+)
+from quicksilver.server.services import Services
+from quicksilver.text.answer import AnswerPiece, CollectedAnswer, Finished, ReadOptions
+from quicksilver.text.conversation import PromptRequest
+
+
+async def plan_edit(body: EditBody, services: Services, tenant: str) -> tuple[ReplyPlan, EditRequest]:
+    services.directory.check(body.model)
+    text = join_parts(body.messages[0].content)
+    services.prompts.check_length(len(text), "messages")
+    edit = parse_edit(text)
+    max_new_tokens = code_limit(body.max_tokens or EDIT_TOKENS, services).max_new_tokens
+    ids, options = await _edit_prompt(edit, max_new_tokens, services, tenant)
+    request = Request("", ids, edit_params(body, max_new_tokens, services), tenant)
+    return plan_reply("chatcmpl", body.model, [AnswerRequest(request, options)]), edit
+
+
+async def _edit_prompt(
+    edit: EditRequest, max_new_tokens: int, services: Services, tenant: str
+) -> tuple[tuple[int, ...], ReadOptions]:
+    """Weights trained on the edit tokens get them; others get an instruction and the beginning of the answer."""
+    if can_edit(services.tokenizer):
+        max_prompt = services.engine.info.context_len - max_new_tokens
+        return await services.prompts.encode_edit(edit, max_prompt, tenant), ReadOptions(is_plain=True)
+    ids = await _instruction(edit, max_new_tokens, services, tenant)
+    limit_tokens(len(ids), max_new_tokens, services, "messages")
+    return ids, ReadOptions(stop=(EDIT_STOP,), is_plain=True)
+
+
+async def _instruction(edit: EditRequest, max_new_tokens: int, services: Services, tenant: str) -> tuple[int, ...]:
+    """With its worked examples if they fit into the context."""
+    turns = edit_messages(edit)
+    prefill = services.tokenizer.encode(EDIT_PREFILL)
+    whole = await services.prompts.render(PromptRequest(tuple(turns)), tenant)
+    if len(whole.ids) + len(prefill) + max_new_tokens <= services.engine.info.context_len:
+        return (*whole.ids, *prefill)
+    short = await services.prompts.render(PromptRequest(tuple(turns[-1:])), tenant)
+    return (*short.ids, *prefill)
+
+
+def edit_params(body: EditBody, max_new_tokens: int, services: Services) -> DecodeParams:
+    roles = services.tokenizer.roles
+    stop_ids = code_stop_ids(roles, services.tokenizer.eos_ids)
+    tags = tuple(i for i in (roles.edit_open, roles.edit_close) if i is not None)
+    return with_given(
+        DecodeParams(stop_ids=(*stop_ids, *tags)),
+        {
+            "max_new_tokens": max_new_tokens,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "presence_penalty": body.presence_penalty,
+            "seed": read_seed(body.seed),
+            "decoder": read_decoder(body.decoder, is_realtime=False, info=services.engine.info),
+        },
+    )
+
+
+class EditFormat(ChatReplyFormat):
+    def __init__(self, plan: ReplyPlan, edit: EditRequest, body: EditBody, services: Services) -> None:
+        super().__init__(plan, body, services)
+        self._edit = edit
+        self._answer = CollectedAnswer()
+
+    def whole(self, answers: Sequence[CollectedAnswer]) -> ChatCompletion:
+        return self.completion([self._fenced(answers[0])], [answers[0].finished])
+
+    def chunks(self, index: int, piece: AnswerPiece) -> Iterable[ChatChunk]:
+        """Nothing until the answer has ended; then opening, one delta, closing."""
+        self._answer.add(piece)
+        if isinstance(piece, Finished):
+            yield self.chat_chunks.opening(0)
+            yield self.chat_chunks.chunk(0, {"content": self._fenced(self._answer).content})
+            yield self.chat_chunks.chunk(0, {}, finish_reason(piece))
+
+    def _fenced(self, answer: CollectedAnswer) -> CollectedAnswer:
+        """The rewritten region in a bare fence."""
+        is_cut = answer.finished.reason is FinishReason.LENGTH
+        return replace(answer, content=edit_reply(self._edit, self._edit.region if is_cut else answer.content))
