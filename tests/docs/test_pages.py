@@ -1,0 +1,102 @@
+"""The commands, examples and links of the documentation hold."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from quicksilver.cli.app import app
+from tests.docs.pages import PAGES, README, ROOT, blocks, command_lines, run_command, run_python
+from tests.support.weights import nano
+
+COMMANDS = sorted({line for page in PAGES for line in command_lines(page)})
+# Commands that end by themselves, need nano alone and take seconds; the README's own are run by test_readme.
+RUN = ("pull nano", "generate ")
+
+
+def named(commands: list[str], program: str) -> list[str]:
+    return [command for command in commands if command.split(" ")[0] == program]
+
+
+@pytest.mark.parametrize("command", named(COMMANDS, "quicksilver"))
+def test_quicksilver_commands_have_options_that_exist(command: str) -> None:
+    parse(shlex.split(command)[1:])
+
+
+def parse(words: list[str]) -> None:
+    if words[0] in ("train", "convert"):
+        from quicksilver.training import convert, run
+
+        {"train": run, "convert": convert}[words[0]].parser().parse_args(words[1:])
+        return
+    command: Any = get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words[0]]
+        words = words[1:]
+    command.make_context(command.name, words)
+
+
+@pytest.mark.parametrize("command", named(COMMANDS, "make"))
+def test_make_targets_exist(command: str) -> None:
+    done = subprocess.run(["make", "-n", "-C", str(ROOT), *shlex.split(command)[1:]], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.contract
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("command", [c for c in COMMANDS if any(part in c for part in RUN) and "coder" not in c])
+def test_short_commands_run(command: str) -> None:
+    nano()
+    run_command(command)
+
+
+@pytest.mark.contract
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", range(len(blocks("python", ROOT / "docs/guides/python.md"))))
+def test_python_guide_runs(number: int) -> None:
+    nano()
+    assert run_python(blocks("python", ROOT / "docs/guides/python.md")[number]).strip()
+
+
+def test_links_point_to_files() -> None:
+    missing = []
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!http|#)([^)#\s]+)", page.read_text()):
+            if not (page.parent / target).exists():
+                missing.append(f"{page.relative_to(ROOT)}: {target}")
+    assert missing == []
+
+
+def test_files_and_folders_named_in_pages_exist() -> None:
+    """Paths in backticks below the folders of the repository, in every page but the decisions, which may name the past."""
+    named_paths = re.compile(r"`((?:benchmarks|docs|recipes|tests|tools|quicksilver)/[\w./-]+)`")
+    missing = []
+    for page in PAGES:
+        if "decisions" not in page.parts:
+            for path in named_paths.findall(page.read_text()):
+                if not (ROOT / path).exists():
+                    missing.append(f"{page.relative_to(ROOT)}: {path}")
+    assert missing == []
+
+
+@pytest.mark.parametrize("tool", ["figures", "pictures", "reference", "architecture_map"])
+def test_generated_pages_are_current(tool: str) -> None:
+    command = [sys.executable, str(ROOT / "tools" / f"{tool}.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_decisions_are_all_in_their_index() -> None:
+    folder = ROOT / "docs/design/decisions"
+    index = (folder / "index.md").read_text()
+    assert [path.name for path in sorted(folder.glob("0*.md")) if f"]({path.name})" not in index] == []
+
+
+def test_readme_links_into_the_documentation() -> None:
+    assert len(re.findall(r"\]\(docs/[\w/.-]+\.md", README.read_text())) >= 10
