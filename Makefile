@@ -73,7 +73,7 @@ kernels: ## the kernels' tests in Triton's interpreter, where there is no GPU
 gpu: $(VENV)/.dev ## tests that need a CUDA device
 	$(PYTEST) -m gpu
 
-check: lint types layers size ## every check that is not a test
+check: lint types layers size generated docs ## every check that is not a test
 
 lint: $(VENV)/.dev ## ruff: rules and format, without changing anything
 	$(BIN)/ruff check .
@@ -94,19 +94,21 @@ size: $(VENV)/.dev ## lines per package against their budgets, lengths of files 
 
 generate: $(VENV)/.dev ## rewrite the generated pages: figures, reference, package map
 	$(BIN)/python tools/figures.py
+	$(BIN)/python tools/pictures.py
 	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/architecture_map.py
 
 generated: $(VENV)/.dev ## fail where a generated page is stale
 	$(BIN)/python tools/figures.py --check
+	$(BIN)/python tools/pictures.py --check
 	$(BIN)/python tools/reference.py --check
 	$(BIN)/python tools/architecture_map.py --check
 
 docs: $(VENV)/.dev ## build the documentation into .build/site; a broken link or an orphan page is an error
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 docs-serve: $(VENV)/.dev ## the documentation on http://127.0.0.1:8000, rebuilt as it changes
-	$(BIN)/mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 lock: ## write the lock files anew from pyproject.toml
 	$(PYTHON) tools/lock.py $(UPGRADE)

@@ -126,10 +126,14 @@ def vllm_other() -> str:
         for r in report["prompts"]
     ]
     rows += [
-        (f"JSON Schema, {r['requests']} at a time: answers/s (valid)", f"{r['requests_per_s']} ({r['valid']})",
-         f"{r['peer_requests_per_s']} ({r['peer_valid']})", ratio(r, "requests_per_s"))
+        (
+            f"JSON Schema, {r['requests']} at a time: answers/s (valid)",
+            f"{r['requests_per_s']} ({r['valid']})",
+            f"{r['peer_requests_per_s']} ({r['peer_valid']})",
+            ratio(r, "requests_per_s"),
+        )
         for r in report["schema"]
-    ]  # fmt: skip
+    ]
     return table(("what", "quicksilver", "vLLM", "ratio"), rows)
 
 
@@ -246,9 +250,16 @@ def domains_picture() -> str:
 def main() -> int:
     coder, nano = speed_reports()
     performance = {
-        "models": model_speeds(), "vllm-load": vllm_load(), "vllm-other": vllm_other(), "coder": domain_speeds(coder),
-        "nano": domain_speeds(nano), "streams": streams(), "forwards": forwards(), "prompts": prompts(), "cpu": cpu_decoders(),
-    }  # fmt: skip
+        "models": model_speeds(),
+        "vllm-load": vllm_load(),
+        "vllm-other": vllm_other(),
+        "coder": domain_speeds(coder),
+        "nano": domain_speeds(nano),
+        "streams": streams(),
+        "forwards": forwards(),
+        "prompts": prompts(),
+        "cpu": cpu_decoders(),
+    }
     pages = {
         ROOT / "README.md": {"speed": model_speeds()},
         ROOT / "docs/reference/performance.md": performance,

@@ -1,6 +1,6 @@
 """Write the generated parts of docs/reference: command line, Python API, configuration and metrics.
 
-`python tools/reference.py` writes, `--check` fails where a page is stale. Everything comes from the code itself: typer's
+`python tools/reference.py` writes, `--check` fails where a page is stale. Everything comes from the code: typer's
 commands, docstrings and signatures, the fields of the configuration records, the registered metrics.
 """
 
@@ -124,7 +124,7 @@ def code(text: str) -> str:
 
 
 def fields_of(cls: type) -> Iterator[tuple[str, str, str, str]]:
-    """Name, type, default and comment of each field: the comment lines above it or beside it, or the string below it."""
+    """Name, type, default and comment of each field; the comment is above it, beside it, or a string below it."""
     source = textwrap.dedent(inspect.getsource(cls))
     lines = source.splitlines()
     body = ast.parse(source).body[0].body  # type: ignore[attr-defined]
