@@ -112,14 +112,18 @@ class OwnTemplate:
 
 def write_call(call: ToolCall) -> str:
     """The text between the tags of a tool call."""
-    return f'{{"name": {_dump(call.name)}, "arguments": {_dump(parse_arguments(call.arguments))}}}'
+    try:
+        arguments = _dump(parse_arguments(call.arguments))
+    except RecursionError:
+        arguments = _dump(call.arguments)
+    return f'{{"name": {_dump(call.name)}, "arguments": {arguments}}}'
 
 
 def parse_arguments(arguments: str) -> object:
-    """The JSON value of a call's arguments; text that is not JSON stays a string."""
+    """The JSON value of a call's arguments; text that is not JSON, or is nested too deeply, stays a string."""
     try:
         return json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
 
 

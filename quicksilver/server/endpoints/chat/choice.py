@@ -33,8 +33,13 @@ class ChoiceRequest(AnswerRequest):
         request, num_tokens = self.request, sum(map(len, self.continuations))
         scores = await engine.score(ScoreRequest(request.id, request.prompt_ids, self.continuations, request.tenant))
         decided = choice.decide(self.labels, scores)
-        yield TextDelta((ChannelDelta(Channel.CONTENT, decided.label),), num_tokens=num_tokens, cached_tokens=0)
-        usage = Usage(len(request.prompt_ids), 0, num_tokens, forwards=1)
+        used = scores.usage
+        usage = Usage(
+            len(request.prompt_ids), used.cached_tokens, num_tokens, forwards=max(1, used.forwards), rows=used.rows
+        )
+        yield TextDelta(
+            (ChannelDelta(Channel.CONTENT, decided.label),), num_tokens=num_tokens, cached_tokens=usage.cached_tokens
+        )
         probabilities = {label: round(share, 6) for label, share in decided.probabilities.items()}
         yield Finished(FinishReason.STOP, usage, probabilities=probabilities)
 
@@ -51,7 +56,7 @@ async def plan_choice(body: ChatBody, services: Services, tenant: str) -> ReplyP
     bounded = body.model_copy(update={"max_tokens": max(map(len, ids)), "max_completion_tokens": None})
     plan = await plan_chat(bounded, services, tenant)
     if plan.warning is not None:
-        raise InvalidRequest("choice: the longest label does not fit behind the prompt", param="choice")
+        raise InvalidRequest("choice: the longest label does not fit after the prompt", param="choice")
     (answer,) = plan.answers
     params = replace(answer.request.params, max_new_tokens=sum(map(len, ids)))
     scored = ChoiceRequest(replace(answer.request, params=params), answer.options, labels, ids)
