@@ -41,7 +41,7 @@ class DecoderName(StrEnum):
 
 
 class CommitRule(StrEnum):
-    """How `confidence` picks positions: algorithms A, B, C, D of the decoding reference."""
+    """How `confidence` chooses the positions to commit; the rules are defined in `diffusion/unmask.py`."""
 
     THRESHOLD = "threshold"
     STATIC = "static"
@@ -51,26 +51,22 @@ class CommitRule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DecoderParams:
-    """A decoder and its knobs; fields that the named decoder does not read are ignored by it."""
+    """A decoder and its parameters. A decoder ignores the fields of the others."""
 
     name: DecoderName = DecoderName.VERIFY
-    canvas_len: int = 16
-    """Tokens drafted together."""
+    canvas_len: int = 16  # tokens predicted together
+
+    # `confidence`; `threshold` also for filling masks in `edit`
     rule: CommitRule = CommitRule.THRESHOLD
-    threshold: float = 0.9
-    """Probability from which a masked position commits (A) or is filled (H)."""
-    steps: int = 8
-    """Denoise steps per canvas under the static rule (B)."""
-    factor: float = 1.0
-    """The f of the factor rule (C)."""
-    entropy_bound: float = 0.1
-    """Nats of summed entropy that the entropy rule (D) accepts."""
-    edit_threshold: float = 0.9
-    """Probability from which an already filled position is overwritten (H)."""
-    edit_passes: int = 16
-    """Passes allowed after the last mask is gone (H)."""
-    stutter_penalty: float = 2.0
-    """Subtracted from the logit of the left neighbour's token (H), so that words are not doubled."""
+    threshold: float = 0.9  # confidence above which a masked position is decided
+    steps: int = 8  # static rule: forwards per canvas
+    factor: float = 1.0  # factor rule
+    entropy_bound: float = 0.1  # entropy rule: nats
+
+    # `edit`
+    edit_threshold: float = 0.9  # confidence above which a filled position is overwritten
+    edit_passes: int = 16  # forwards allowed after the last mask is filled
+    stutter_penalty: float = 2.0  # subtracted from the logit of the left neighbour's token, against doubled words
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""The mathematics of denoising: pure functions of tensors. Imports no model, no engine, no request."""
+"""Diffusion decoding: sampling, commit rules, the decoders, and the uncached reference loop."""

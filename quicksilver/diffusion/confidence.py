@@ -1,7 +1,8 @@
-"""`confidence` (algorithms A-D): each forward decides every position that is sure enough, on a sliding canvas.
+"""The `confidence` decoder: each forward unmasks the positions that a commit rule selects, on a sliding canvas.
 
-Position 0 is proposed by a causal row, the parent's own prediction, so it always commits. The leading decided run
-leaves the canvas at once (the next forward's causal rows write its KV) and as many masks enter on the right.
+Position 0 is proposed by a causal row, which is the parent's own prediction, so it always commits. The leading decided
+run leaves the canvas at once (causal rows of the next forward write its KV), and the same number of masks enters on
+the right.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from quicksilver.diffusion.sample import Proposal
 class Confidence:
     params: DecoderParams
 
-    def open(self, room: int) -> Canvas:
-        return Canvas.blank(min(self.params.canvas_len, room))
+    def open(self, max_tokens: int) -> Canvas:
+        return Canvas.blank(min(self.params.canvas_len, max_tokens))
 
     def tail(self, canvas: Canvas) -> Tail:
         return canvas_tail(canvas)
@@ -37,16 +38,16 @@ class Confidence:
         params, is_masked = self.params, canvas.is_masked
         if params.rule is CommitRule.STATIC:
             num = unmask.static_count(int(is_masked.sum()), params.steps - canvas.step % params.steps)
-            return unmask.by_count(proposal.confidence, is_masked, num)
+            return unmask.most_confident(proposal.confidence, is_masked, num)
         if params.rule is CommitRule.FACTOR:
-            return unmask.by_factor(proposal.confidence, is_masked, params.factor)
+            return unmask.confidence_factor(proposal.confidence, is_masked, params.factor)
         if params.rule is CommitRule.ENTROPY:
-            return unmask.by_entropy(proposal.entropy, is_masked, params.entropy_bound)
-        return unmask.by_threshold(proposal.confidence, is_masked, params.threshold)
+            return unmask.entropy_bound(proposal.entropy, is_masked, params.entropy_bound)
+        return unmask.confidence_threshold(proposal.confidence, is_masked, params.threshold)
 
 
 def fill(canvas: Canvas, proposal: Proposal, chosen: Tensor) -> Canvas:
-    """The canvas with `chosen` positions decided; masked ones keep the proposal as their visible guess."""
+    """The canvas with `chosen` positions decided. Masked positions keep the proposal as their current guess."""
     is_open = canvas.is_masked | chosen
     return Canvas(
         torch.where(is_open, proposal.token_ids, canvas.token_ids),
@@ -57,7 +58,7 @@ def fill(canvas: Canvas, proposal: Proposal, chosen: Tensor) -> Canvas:
 
 
 def slide(canvas: Canvas, num_committed: int) -> Decision:
-    """Commit the first `num_committed` positions and bring in as many masks on the right."""
+    """Commit the first `num_committed` positions and append the same number of masks."""
     fresh = Canvas.blank(num_committed)
     rest = Canvas(
         torch.cat([canvas.token_ids[num_committed:], fresh.token_ids]),

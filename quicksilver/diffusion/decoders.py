@@ -1,4 +1,4 @@
-"""The table of decoders: a name and its knobs -> a Decoder. Adding one is a file beside this and a line here."""
+"""The table of decoders: `DecoderParams` -> `Decoder`. A new decoder is one module and one line here."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def make_decoder(params: DecoderParams) -> Decoder:
 
 
 def noise_step(params: DecoderParams, canvas_step: int) -> int:
-    """The step that keys sampling noise. `verify` has none, so that draft, verify and plain AR share their noise."""
+    """The step that keys the sampling noise. It is 0 in `verify`, so draft, verify and plain AR share their noise."""
     return canvas_step if params.name in (DecoderName.CONFIDENCE, DecoderName.EDIT) else 0

@@ -1,8 +1,9 @@
-"""`edit` (algorithm H): draft, then correct. Filled positions may still change until nothing does; then all commit.
+"""The `edit` decoder: fill masks by confidence, revise filled positions, and commit the canvas when nothing changes.
 
-Positions surer than `threshold` are filled (at least one a step); filled positions are overwritten where another token
-is surer than `edit_threshold`. The stutter guard, a penalty on repeating the left neighbour, is applied to the logits
-by the caller (see `left_neighbours`). Steps are bounded: after 4 per position edits stop and only filling goes on.
+Masked positions with a confidence above `threshold` are filled (at least one per step). A filled position is
+overwritten by another token with a confidence above `edit_threshold`. The caller applies the stutter penalty, which
+makes repeating the left neighbour less likely, to the logits (see `left_neighbours`). Edits stop after four steps per
+position; after that masks are only filled, so the number of steps is bounded.
 """
 
 from __future__ import annotations
@@ -17,41 +18,44 @@ from quicksilver.diffusion import unmask
 from quicksilver.diffusion.decoder import Canvas, Decision, Tail, canvas_tail
 from quicksilver.diffusion.sample import Proposal
 
+# A safety bound: measured canvases settle in far fewer steps.
+MAX_EDIT_STEPS_PER_POSITION = 4
+
 
 @dataclass(frozen=True, slots=True)
 class Edit:
     params: DecoderParams
 
-    def open(self, room: int) -> Canvas:
-        return Canvas.blank(min(self.params.canvas_len, room))
+    def open(self, max_tokens: int) -> Canvas:
+        return Canvas.blank(min(self.params.canvas_len, max_tokens))
 
     def tail(self, canvas: Canvas) -> Tail:
         return canvas_tail(canvas)
 
     def decide(self, canvas: Canvas, proposal: Proposal) -> Decision:
-        filled = unmask.by_threshold(proposal.confidence, canvas.is_masked, self.params.threshold)
+        filled = unmask.confidence_threshold(proposal.confidence, canvas.is_masked, self.params.threshold)
         changed = filled | self._edits(canvas, proposal)
-        is_shown = changed | canvas.is_masked
+        is_updated = changed | canvas.is_masked
         is_masked = canvas.is_masked & ~filled
         after = Canvas(
-            torch.where(is_shown, proposal.token_ids, canvas.token_ids),
+            torch.where(is_updated, proposal.token_ids, canvas.token_ids),
             is_masked,
-            torch.where(is_shown, proposal.confidence, canvas.confidence),
+            torch.where(is_updated, proposal.confidence, canvas.confidence),
             canvas.step + 1,
             num_passes=0 if bool(canvas.is_masked.any()) else canvas.num_passes + 1,
         )
-        is_spent = not bool(is_masked.any()) and after.num_passes >= self.params.edit_passes
-        if is_spent or not bool(changed.any()):
+        is_out_of_passes = not bool(is_masked.any()) and after.num_passes >= self.params.edit_passes
+        if is_out_of_passes or not bool(changed.any()):
             return Decision(after.token_ids.tolist(), None)
         return Decision([], after)
 
     def _edits(self, canvas: Canvas, proposal: Proposal) -> Tensor:
         differs = proposal.token_ids != canvas.token_ids
-        may_edit = canvas.step < 4 * len(canvas.token_ids)
+        may_edit = canvas.step < MAX_EDIT_STEPS_PER_POSITION * len(canvas.token_ids)
         return ~canvas.is_masked & differs & (proposal.confidence > self.params.edit_threshold) & may_edit
 
 
 def left_neighbours(tail: Tail, last_committed: int) -> list[int]:
-    """For every proposal the token to its left, -1 where that is masked: what the stutter guard penalises."""
+    """For every proposal the token to its left, or -1 where that is masked: the token of the stutter penalty."""
     ids = [-1 if masked else token for token, masked in zip(tail.token_ids, tail.is_masked, strict=True)]
     return [last_committed, *ids]

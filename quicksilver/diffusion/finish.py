@@ -1,4 +1,4 @@
-"""When a request is over: at a stop token, or when its room is used up. The same rule for the engine and the oracle."""
+"""When a request ends: at a stop token, or at its token limit. The engine and the reference loop share these rules."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from quicksilver.core import FinishReason
 from quicksilver.diffusion.decoder import Decision
 
 
-def end_early(decision: Decision, stop_ids: Sequence[int]) -> Decision:
-    """A stop token with no mask before it ends the answer at this step, whatever the decoder still had in mind."""
+def stop_early(decision: Decision, stop_ids: Sequence[int]) -> Decision:
+    """Commit a canvas up to a decided stop token that has no mask before it, even if the decoder would go on."""
     if decision.commit or decision.canvas is None or decision.canvas.is_draft:
         return decision
     run = decision.canvas.token_ids[: decision.canvas.num_decided].tolist()
@@ -19,11 +19,11 @@ def end_early(decision: Decision, stop_ids: Sequence[int]) -> Decision:
     return replace(decision, commit=run, canvas=None)
 
 
-def take(tokens: Sequence[int], stop_ids: Sequence[int], room: int) -> tuple[list[int], FinishReason | None]:
-    """The part of `tokens` that belongs to the answer (no stop token), and why it ends there, if it does."""
-    for i, token in enumerate(tokens[: room + 1]):
+def truncate(tokens: Sequence[int], stop_ids: Sequence[int], max_tokens: int) -> tuple[list[int], FinishReason | None]:
+    """The part of `tokens` that belongs to the answer (without the stop token), and why it ends there, if it does."""
+    for i, token in enumerate(tokens[: max_tokens + 1]):
         if token in stop_ids:
             return list(tokens[:i]), FinishReason.STOP
-    if len(tokens) >= room:
-        return list(tokens[:room]), FinishReason.LENGTH
+    if len(tokens) >= max_tokens:
+        return list(tokens[:max_tokens]), FinishReason.LENGTH
     return list(tokens), None

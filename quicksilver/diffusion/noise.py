@@ -1,7 +1,7 @@
-"""Counter-based randomness: noise is a function of (seed, position, step, token), never of what ran before.
+"""Counter-based random numbers: noise is a function of (seed, position, step, token) and of nothing else.
 
-That is what makes a sampled answer the same alone and in any batch, cached and uncached, before and after preemption,
-and lets `verify` reproduce the sampled autoregressive text token for token.
+So a sampled answer is the same alone and in any batch, cached and uncached, before and after preemption; and `verify`
+reproduces sampled autoregressive text token for token.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_GOLDEN = -7046029254386353131  # 2^64 / golden ratio, as a signed 64-bit integer
-_MIX_1 = -4658895280553007687
-_MIX_2 = -7723592293110705685
-MOST_GUMBEL = 16.7
-"""No noise is larger: the largest of 2^23 even steps gives 16.64."""
+_GOLDEN = -7046029254386353131  # 2^64 / golden ratio, as a signed 64-bit integer: SplitMix64's increment
+_MIX_1 = -4658895280553007687  # SplitMix64's first multiplier, signed
+_MIX_2 = -7723592293110705685  # SplitMix64's second multiplier, signed
+# Upper bound of the noise: the largest of the 2^23 uniform values, 1 - 2^-24, gives 16.64.
+MAX_GUMBEL = 16.7
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical shift: torch's own is arithmetic on signed integers."""
+    """Logical shift; torch's own shift is arithmetic on signed integers."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def mix(x: Tensor) -> Tensor:
-    """SplitMix64's finaliser: every input bit reaches every output bit. Wraps around by design."""
+def splitmix64(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser: every input bit affects every output bit. Overflow wraps around."""
     x = (x ^ _shift_right(x, 30)) * _MIX_1
     x = (x ^ _shift_right(x, 27)) * _MIX_2
     return x ^ _shift_right(x, 31)
@@ -30,7 +30,7 @@ def mix(x: Tensor) -> Tensor:
 
 def row_keys(seeds: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
     """One 64-bit key per row."""
-    return mix(mix(mix(seeds + _GOLDEN) + positions * _GOLDEN) + steps * _GOLDEN)
+    return splitmix64(splitmix64(splitmix64(seeds + _GOLDEN) + positions * _GOLDEN) + steps * _GOLDEN)
 
 
 def uniform(keys: Tensor, num_columns: int) -> Tensor:
@@ -39,7 +39,7 @@ def uniform(keys: Tensor, num_columns: int) -> Tensor:
 
 
 def _uniform_at(keys: Tensor, columns: Tensor) -> Tensor:
-    bits = _shift_right(mix(keys + (columns + 1) * _GOLDEN), 41)  # 23 bits: u + 0.5 stays exact in float32
+    bits = _shift_right(splitmix64(keys + (columns + 1) * _GOLDEN), 41)  # 23 bits: u + 0.5 stays exact in float32
     return (bits.to(torch.float32) + 0.5) * 2.0**-23
 
 

@@ -1,8 +1,8 @@
-"""Drafts from the text itself: where its last tokens stood before, what followed them then may follow again.
+"""Prompt lookup: where the last tokens occurred before, what followed them then is a draft of what follows now.
 
-Code, JSON and edits repeat what their prompts say, often for longer than a canvas sees ahead. The canvas has the first
-word: what is recalled must begin as the canvas's own draft does, and ends where the canvas is sure of something else. A
-draft decides how many tokens a round gives, never which.
+Code, JSON and edits repeat their prompts, often for longer than a canvas predicts well. The canvas draft has priority:
+the looked-up tokens must begin with the same token as the canvas draft, and they end where the canvas is confident of
+a different token. A draft changes how many tokens a round commits, never which ones.
 """
 
 from __future__ import annotations
@@ -14,42 +14,41 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-NUM_SAME = 4
-"""Tokens that must have stood together before."""
+# Length of the n-gram that must have occurred before.
+NGRAM_LEN = 4
+# Tokens at the end of the text that are searched.
 WINDOW = 4096
-"""How far back is looked."""
-SURE = 0.9
-"""From this confidence on a canvas knows better than the text."""
+# A canvas token with at least this confidence is not replaced.
+MIN_CANVAS_CONFIDENCE = 0.9
 
 
-def recall(text: Sequence[int], draft: Tensor, confidence: Tensor) -> Tensor:
-    """`draft` (tokens,), or where the end of `text` and the draft's first token recur, what followed them last time and
-    behind that the rest of `draft`."""
-    follows = recalled_run(text, draft, confidence)
-    return torch.cat((follows, draft[len(follows) :]))
+def with_lookup(text: Sequence[int], draft: Tensor, confidence: Tensor) -> Tensor:
+    """`draft` (tokens,) with its first tokens replaced by those that prompt lookup finds in `text`."""
+    found = lookup(text, draft, confidence)
+    return torch.cat((found, draft[len(found) :]))
 
 
-def recalled_run(text: Sequence[int], draft: Tensor, confidence: Tensor) -> Tensor:
-    """What stands for the first tokens of `draft`; nothing where `text` recalls nothing."""
-    found = _following(np.array(text[-WINDOW:], dtype=np.int64), len(draft))
-    if not len(found) or int(found[0]) != int(draft[0]):
+def lookup(text: Sequence[int], draft: Tensor, confidence: Tensor) -> Tensor:
+    """The tokens that replace the first tokens of `draft`; empty if the end of `text` has not occurred before."""
+    followers = _followers(np.array(text[-WINDOW:], dtype=np.int64), len(draft))
+    if not len(followers) or int(followers[0]) != int(draft[0]):
         return draft[:0]
-    follows = torch.from_numpy(found)
-    differs = follows != draft[: len(follows)]
-    is_refuted = (differs & (confidence[: len(follows)] >= SURE)).nonzero()
-    return follows[: int(is_refuted[0]) if len(is_refuted) else len(follows)]
+    found = torch.from_numpy(followers)
+    differs = found != draft[: len(found)]
+    is_overruled = (differs & (confidence[: len(found)] >= MIN_CANVAS_CONFIDENCE)).nonzero()
+    return found[: int(is_overruled[0]) if len(is_overruled) else len(found)]
 
 
-def _following(text: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """Up to `count` tokens behind the latest earlier place of the last `NUM_SAME` tokens; none where there is none."""
-    num_places = len(text) - NUM_SAME
-    if num_places < 1:
+def _followers(text: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    """Up to `count` tokens after the latest earlier occurrence of the last `NGRAM_LEN` tokens; empty without one."""
+    num_starts = len(text) - NGRAM_LEN
+    if num_starts < 1:
         return text[:0]
-    is_same = np.ones(num_places, dtype=bool)
-    for i, token in enumerate(text[num_places:]):
-        is_same &= text[i : num_places + i] == token
-    places = np.flatnonzero(is_same)
-    if not len(places):
+    is_match = np.ones(num_starts, dtype=bool)
+    for i, token in enumerate(text[num_starts:]):
+        is_match &= text[i : num_starts + i] == token
+    starts = np.flatnonzero(is_match)
+    if not len(starts):
         return text[:0]
-    begin = int(places[-1]) + NUM_SAME
+    begin = int(starts[-1]) + NGRAM_LEN
     return text[begin : begin + count]

@@ -1,7 +1,18 @@
-"""The oracle: every decoder as an uncached loop. No KV, no batch, no pages: each forward recomputes the whole text.
+"""The reference implementation of decoding, as an uncached loop. Read this first.
 
-`predict(context, tail)` returns logits (1 + len(tail), vocab) of the last context row and the tail's rows. The engine
-must produce exactly what this produces, token for token; read this first to understand what the engine does.
+It has no KV cache, no batching and no pages: each forward recomputes the whole text. The engine must produce exactly
+the same tokens, and the tests compare the two.
+
+One turn of the loop:
+
+1. Without a canvas the decoder opens one: a few masked positions after the text so far.
+2. The decoder names the rows that follow the context, the *tail*: usually the canvas without its last position,
+   because the row at position p predicts token p + 1.
+3. One forward gives logits for the last context token and for each row of the tail.
+4. Logit processing applies bias, penalties and bans, and sampling turns each row of logits into a proposal: a token and
+   its confidence.
+5. The decoder decides: which tokens are committed for good, and what the canvas looks like in the next turn.
+6. Committed tokens join the context. A stop token or the token limit ends the loop.
 """
 
 from __future__ import annotations
@@ -12,37 +23,49 @@ import torch
 from torch import Tensor
 
 from quicksilver.core import DecodeParams, DecoderName
-from quicksilver.diffusion.adjust import Adjustment, adjust
-from quicksilver.diffusion.decoder import Tail
+from quicksilver.diffusion.decoder import Canvas, Tail
 from quicksilver.diffusion.decoders import make_decoder, noise_step
 from quicksilver.diffusion.edit import left_neighbours
-from quicksilver.diffusion.finish import end_early, take
+from quicksilver.diffusion.finish import stop_early, truncate
+from quicksilver.diffusion.logit_processing import LogitContext, process_logits
 from quicksilver.diffusion.sample import SampleRows, propose
 
+# predict(context, tail) -> logits (1 + len(tail), vocab) of the last context row and of the tail's rows.
 Predict = Callable[[Sequence[int], Tail], Tensor]
 
 
 def generate(predict: Predict, prompt: Sequence[int], params: DecodeParams) -> list[int]:
     """The answer's tokens, without the stop token."""
     decoder = make_decoder(params.decoder)
-    context, answer, canvas = list(prompt), list[int](), None
+    context, answer = list(prompt), list[int]()
+    canvas: Canvas | None = None
     while True:
+        # 1. and 2. A canvas, and the rows that the forward needs for it.
         canvas = canvas or decoder.open(params.max_new_tokens - len(answer))
         tail = decoder.tail(canvas)
+
+        # 3. One forward over the whole text.
         logits = predict(context, tail).float().clone()
-        avoid = left_neighbours(tail, context[-1]) if params.decoder.name is DecoderName.EDIT else []
-        adjust(logits, Adjustment(params, prompt, answer, tail.known, None, avoid))
+
+        # 4. One proposal per row. The noise of sampling is keyed by seed, position and step.
+        neighbours = left_neighbours(tail, context[-1]) if params.decoder.name is DecoderName.EDIT else []
+        process_logits(logits, LogitContext(params, prompt, answer, tail.known, None, neighbours))
         rows = sample_rows(params, len(context), len(logits), noise_step(params.decoder, canvas.step))
-        decision = end_early(decoder.decide(canvas, propose(logits, rows)), params.stop_ids)
+        proposal = propose(logits, rows)
+
+        # 5. What is committed, and what stays on the canvas.
+        decision = stop_early(decoder.decide(canvas, proposal), params.stop_ids)
         canvas = decision.canvas
-        tokens, finish = take(decision.commit, params.stop_ids, params.max_new_tokens - len(answer))
+
+        # 6. Committed tokens are final.
+        tokens, finish = truncate(decision.commit, params.stop_ids, params.max_new_tokens - len(answer))
         context, answer = context + tokens, answer + tokens
         if finish:
             return answer
 
 
 def sample_rows(params: DecodeParams, first_position: int, num_rows: int, step: int) -> SampleRows:
-    """The settings of one request, repeated for its rows; row i proposes the token at `first_position + i`."""
+    """The sampling settings of one request, repeated for its rows. Row i proposes token `first_position + i`."""
 
     def column(value: float, dtype: torch.dtype) -> Tensor:
         return torch.full((num_rows,), value, dtype=dtype)

@@ -1,7 +1,7 @@
-"""Logits -> proposals: for every row the token it proposes, and how sure it is.
+"""Sampling: logits -> for every row a proposed token, its confidence and the entropy.
 
-All settings are per row, so rows of many requests are sampled together; nothing here depends on batch mates. Callers
-pass only undecided rows, in tiles, so that the batch's logits never exist at once.
+All settings are per row, so rows of many requests are sampled together, and no row depends on another. Callers pass
+only the rows that they need, in tiles, so that the logits of a whole batch never exist at the same time.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quicksilver.diffusion.noise import MOST_GUMBEL, gumbel_at, row_keys
+from quicksilver.diffusion.noise import MAX_GUMBEL, gumbel_at, row_keys
 
-_SLACK = 1e-3
-"""More than rounding moves a floor by."""
-_NUCLEUS = 256
-"""Tokens among which top-p is looked for first."""
+# Added to the candidate bound of `_gumbel_argmax`: larger than its rounding error in float32.
+_ROUNDING_MARGIN = 1e-3
+# Top-p first looks at this many tokens; they nearly always reach top_p, and sorting all is slower than a small model.
+_NUCLEUS_LEN = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,17 @@ class SampleRows:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What each row proposes. `confidence` and `entropy` are of the adjusted distribution at temperature 1."""
+    """One proposal per row. `confidence` and `entropy` are those of the processed logits at temperature 1."""
 
     token_ids: Tensor  # (rows,) int64
     confidence: Tensor  # (rows,) float32, probability of the proposed token
     entropy: Tensor  # (rows,) float32, nats
-    is_finite: Tensor  # (rows,) bool; False where the logits were unusable
+    is_finite: Tensor  # (rows,) bool; False where the logits were not usable
 
     def __getitem__(self, rows: slice) -> Proposal:
         count = self.token_ids.numel()
         if rows.indices(count) == (0, count, 1):
-            return self  # often asked for, and four slices are a part of a step's time
+            return self  # the common case of one request; slicing four tensors is measurable in a CPU step
         return Proposal(self.token_ids[rows], self.confidence[rows], self.entropy[rows], self.is_finite[rows])
 
     def cpu(self) -> Proposal:
@@ -52,9 +52,9 @@ class Proposal:
 
 
 def propose(logits: Tensor, rows: SampleRows) -> Proposal:
-    """`logits` (rows, vocab) float32, already biased, penalised and masked with -inf."""
+    """`logits` (rows, vocab) float32, already processed and masked with -inf."""
     log_total = logits.logsumexp(-1)
-    token_ids = draw(logits, rows, logits.argmax(-1))
+    token_ids = sample_tokens(logits, rows, logits.argmax(-1))
     log_p = logits - log_total[:, None]
     p = log_p.exp()
     entropy = -(p * log_p.clamp_min(-1e4)).sum(-1)  # the clamp keeps 0 * -inf out of the sum
@@ -62,31 +62,34 @@ def propose(logits: Tensor, rows: SampleRows) -> Proposal:
     return Proposal(token_ids, confidence, entropy, log_total.isfinite())
 
 
-def draw(logits: Tensor, rows: SampleRows, likeliest: Tensor) -> Tensor:
-    """Tokens of the rows that are sampled; of the others the `likeliest`."""
+def sample_tokens(logits: Tensor, rows: SampleRows, greedy_ids: Tensor) -> Tensor:
+    """Sampled tokens of the rows with a temperature, `greedy_ids` (the argmax) of the others."""
     is_sampled = rows.temperature > 0
     if not bool(is_sampled.any()):
-        return likeliest
-    keys, heat = row_keys(rows.seeds, rows.positions, rows.steps), rows.temperature.clamp_min(1e-5)
+        return greedy_ids
+    keys, temperature = row_keys(rows.seeds, rows.positions, rows.steps), rows.temperature.clamp_min(1e-5)
     if bool(((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)).any()):
-        # The rows that ask for no cut come out of this with the numbers they have without it.
-        logits, heat = _cut(logits / heat[:, None], rows), torch.ones_like(heat)
-    return torch.where(is_sampled, _noisy_argmax(logits, heat, likeliest, keys), likeliest)
+        # Rows without a filter get the same numbers on this path as without it.
+        logits, temperature = _filter(logits / temperature[:, None], rows), torch.ones_like(temperature)
+    return torch.where(is_sampled, _gumbel_argmax(logits, temperature, greedy_ids, keys), greedy_ids)
 
 
-def _noisy_argmax(logits: Tensor, heat: Tensor, likeliest: Tensor, keys: Tensor) -> Tensor:
-    """argmax(logits / heat + noise), the first of equals. Noise is made only for tokens that it could carry past the
-    likeliest one, a few of many thousands: it costs more than all else that is done with a row."""
-    best = logits.gather(-1, likeliest[:, None])[:, 0] / heat
-    floor = best + gumbel_at(keys, likeliest) - MOST_GUMBEL
-    row, token = (logits > (floor * heat - _SLACK)[:, None]).nonzero(as_tuple=True)
-    score = logits[row, token] / heat[row] + gumbel_at(keys[row], token)
+def _gumbel_argmax(logits: Tensor, temperature: Tensor, greedy_ids: Tensor, keys: Tensor) -> Tensor:
+    """argmax(logits / temperature + Gumbel noise); the lowest id among equals.
+
+    Noise is computed only for candidates: tokens that the largest possible noise could lift above the greedy token.
+    These are few of many thousands, and noise is the most expensive part of sampling.
+    """
+    best = logits.gather(-1, greedy_ids[:, None])[:, 0] / temperature
+    bound = best + gumbel_at(keys, greedy_ids) - MAX_GUMBEL
+    row, token = (logits > (bound * temperature - _ROUNDING_MARGIN)[:, None]).nonzero(as_tuple=True)
+    score = logits[row, token] / temperature[row] + gumbel_at(keys[row], token)
     top = torch.full_like(best, -torch.inf).scatter_reduce(0, row, score, "amax")
     is_top = score == top[row]
-    return likeliest.scatter_reduce(0, row[is_top], token[is_top], "amin", include_self=False)
+    return greedy_ids.scatter_reduce(0, row[is_top], token[is_top], "amin", include_self=False)
 
 
-def _cut(scaled: Tensor, rows: SampleRows) -> Tensor:
+def _filter(scaled: Tensor, rows: SampleRows) -> Tensor:
     return _keep_min_p(_keep_top_p(_keep_top_k(scaled, rows.top_k), rows.top_p), rows.min_p)
 
 
@@ -100,20 +103,21 @@ def _keep_top_k(scaled: Tensor, top_k: Tensor) -> Tensor:
 
 
 def _keep_top_p(scaled: Tensor, top_p: Tensor) -> Tensor:
-    """Sorting a vocabulary takes longer than a small model's forward, so first the best few are tried, which nearly
-    always hold all that is to be kept."""
+    """The nucleus among the best `_NUCLEUS_LEN` tokens; rows whose nucleus is larger are sorted completely."""
     if not bool((top_p < 1).any()):
         return scaled
-    kept, is_whole = _nucleus(scaled, top_p, min(_NUCLEUS, scaled.shape[-1]))
-    is_open = ~is_whole & (top_p < 1)
+    kept, is_complete = _nucleus(scaled, top_p, min(_NUCLEUS_LEN, scaled.shape[-1]))
+    is_open = ~is_complete & (top_p < 1)
     if bool(is_open.any()):
         kept[is_open], _ = _nucleus(scaled[is_open], top_p[is_open], scaled.shape[-1])
     return torch.where((top_p < 1)[:, None], kept, scaled)
 
 
 def _nucleus(scaled: Tensor, top_p: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Of the `width` best tokens those before which top_p is not reached, and always the first; the rest -inf. And
-    whether top_p is reached among them."""
+    """Logits with all but the nucleus at -inf, and whether the best `width` tokens reach top_p.
+
+    The nucleus is the shortest run of the best tokens whose probabilities reach top_p; it has at least one token.
+    """
     ordered, index = scaled.topk(width, dim=-1)
     p = (ordered - scaled.logsumexp(-1, keepdim=True)).exp()
     reached = p.cumsum(-1)
@@ -126,5 +130,5 @@ def _nucleus(scaled: Tensor, top_p: Tensor, width: int) -> tuple[Tensor, Tensor]
 def _keep_min_p(scaled: Tensor, min_p: Tensor) -> Tensor:
     if not bool((min_p > 0).any()):
         return scaled
-    floor = scaled.amax(-1) + min_p.clamp_min(1e-30).log()
-    return scaled.masked_fill((scaled < floor[:, None]) & (min_p > 0)[:, None], -torch.inf)
+    bound = scaled.amax(-1) + min_p.clamp_min(1e-30).log()
+    return scaled.masked_fill((scaled < bound[:, None]) & (min_p > 0)[:, None], -torch.inf)

@@ -31,7 +31,7 @@ class Scorer:
     passes: tuple[ScorePass, ...]
     lengths: tuple[int, ...]  # targets per continuation
 
-    def open(self, room: int) -> Canvas:
+    def open(self, max_tokens: int) -> Canvas:
         return Canvas.blank(1)
 
     def tail(self, canvas: Canvas) -> Tail:

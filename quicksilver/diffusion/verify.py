@@ -1,8 +1,9 @@
-"""`verify` (algorithm N, two forwards a round): the canvas drafts, the causal rows of the same weights verify.
+"""The `verify` decoder: self-speculative decoding with two forwards per round.
 
-Every committed token is the autoregressive model's own: the draft forward's first proposal comes from a causal row, and
-a drafted token commits only where it equals the causal proposal for its position. With a canvas of one row this is
-plain autoregression.
+In the draft forward the canvas proposes several tokens. In the verify forward these tokens are causal rows of the same
+weights, and each is accepted if it equals the causal proposal for its position. So every committed token is the
+autoregressive model's own; the first proposal of the draft forward also comes from a causal row. With a canvas of one
+position this is plain autoregression.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from quicksilver.diffusion.sample import Proposal
 class Verify:
     params: DecoderParams
 
-    def open(self, room: int) -> Canvas:
-        return Canvas.blank(min(self.params.canvas_len, room))
+    def open(self, max_tokens: int) -> Canvas:
+        return Canvas.blank(min(self.params.canvas_len, max_tokens))
 
     def tail(self, canvas: Canvas) -> Tail:
         if not canvas.is_draft:
@@ -42,13 +43,13 @@ def _drafted(canvas: Canvas, proposal: Proposal) -> Decision:
 
 def _verified(canvas: Canvas, proposal: Proposal) -> Decision:
     proposed = proposal.token_ids.tolist()
-    num_accepted = agreement(proposed, canvas.token_ids.tolist())
-    # The proposal after the last accepted token is the causal model's own: a token for free.
+    num_accepted = count_accepted(proposed, canvas.token_ids.tolist())
+    # The proposal after the last accepted token has a verified left context too, so it is committed as well.
     return Decision(proposed[: num_accepted + 1], None, num_accepted)
 
 
-def agreement(proposed: Sequence[int], draft: Sequence[int]) -> int:
-    """How many tokens of a draft are what was proposed in their place, up to the first that is not."""
+def count_accepted(proposed: Sequence[int], draft: Sequence[int]) -> int:
+    """The length of the leading part of `draft` that equals `proposed`."""
     accepted = 0
     while accepted < len(draft) and proposed[accepted] == draft[accepted]:
         accepted += 1

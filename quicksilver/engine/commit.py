@@ -13,7 +13,7 @@ from quicksilver.backends.base import Outcome, Work
 from quicksilver.backends.sequence import Sequence
 from quicksilver.core import Delta, Event, FinishReason, Frame, TokenLogprob
 from quicksilver.diffusion.decoder import Canvas, Decision
-from quicksilver.diffusion.finish import end_early, take
+from quicksilver.diffusion.finish import stop_early, truncate
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.diffusion.score import Scorer
 from quicksilver.errors import RowFailed
@@ -59,7 +59,7 @@ def commit(work: Work, outcome: Outcome) -> CommitResult:
     num_verified = len(work.tail.token_ids) if work.tail.is_causal else 0
     num_accepted = decision.num_accepted
     decision = _keep_legal(sequence, decision, outcome.proposal)
-    decision = end_early(decision, sequence.request.params.stop_ids)
+    decision = stop_early(decision, sequence.request.params.stop_ids)
     decision = _with_draft(sequence, decision, outcome.draft)
     _keep_logprobs(sequence, outcome, decision)
     sequence.canvas, sequence.is_draft_free = decision.canvas, outcome.draft is not None
@@ -120,7 +120,7 @@ def _keep_legal(sequence: Sequence, decision: Decision, proposal: Proposal) -> D
     before = sequence.canvas
     assert before is not None
     canvas = _fill_first_hole(decision.canvas, before.num_decided, proposal)
-    canvas = canvas.holding(sequence.constraint.sweep(canvas.tokens_or_holes))
+    canvas = canvas.with_decided(sequence.constraint.sweep(canvas.decided_tokens))
     if canvas.step >= MAX_STEPS_PER_POSITION * len(canvas.token_ids) or _only_completion_fits(before, canvas):
         return replace(decision, commit=canvas.token_ids[: canvas.num_decided].tolist(), canvas=None)
     return replace(decision, canvas=canvas)
@@ -145,7 +145,7 @@ def _only_completion_fits(before: Canvas, after: Canvas) -> bool:
 def _extend(sequence: Sequence, tokens: list[int]) -> NewTokens:
     """Appends the tokens that belong to the answer, then those that a grammar or budget forces after them."""
     params = sequence.request.params
-    decided, finish = take(tokens, params.stop_ids, sequence.room)
+    decided, finish = truncate(tokens, params.stop_ids, sequence.room)
     if sequence.is_thinking:
         decided, closing, finish = _bound_thinking(sequence, decided, finish)
     else:
@@ -178,7 +178,7 @@ def _forced(sequence: Sequence) -> tuple[list[int], FinishReason | None]:
     constraint = sequence.constraint
     if constraint is None:
         return [], None
-    forced, _ = take(constraint.forced(), sequence.request.params.stop_ids, sequence.room)
+    forced, _ = truncate(constraint.forced(), sequence.request.params.stop_ids, sequence.room)
     _append(sequence, forced)
     sequence.canvas = _after_forced(sequence.canvas, forced)
     if constraint.must_stop():

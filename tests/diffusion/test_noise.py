@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quicksilver.diffusion.noise import gumbel, mix, row_keys, uniform
+from quicksilver.diffusion.noise import gumbel, row_keys, splitmix64, uniform
 
 
 def column(*values: int) -> torch.Tensor:
@@ -31,7 +31,7 @@ def test_mixing_equals_splitmix64_in_plain_integers() -> None:
         return x ^ (x >> 31)
 
     for value in (0, 1, -1, 12345, -(2**63), 2**63 - 1):
-        assert int(mix(column(value))[0]) % 2**64 == plain(value % 2**64)
+        assert int(splitmix64(column(value))[0]) % 2**64 == plain(value % 2**64)
 
 
 def test_uniform_noise_is_open_and_even() -> None:

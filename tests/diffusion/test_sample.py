@@ -1,4 +1,4 @@
-"""Proposals: greedy, sampled, filtered; and what a request may do to its own logits."""
+"""Proposals: greedy, sampled and filtered."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from quicksilver.core import DecodeParams
-from quicksilver.diffusion.adjust import Adjustment, adjust, allowed
 from quicksilver.diffusion.noise import gumbel
 from quicksilver.diffusion.reference import sample_rows
 from quicksilver.diffusion.sample import _keep_top_p, propose
-from tests.support.tiny import decode_params
 
 LOGITS = torch.tensor([[3.0, 2.0, 1.0, 0.0, -1.0]])
 
@@ -84,31 +82,3 @@ def test_unusable_logits_are_flagged_row_by_row() -> None:
     for params in (DecodeParams(), DecodeParams(temperature=0.8)):
         proposal = propose(logits, sample_rows(params, 0, 4, 0))
         assert proposal.is_finite.tolist() == [True, False, False, False]
-
-
-def test_bias_bans_and_penalties_change_only_what_they_name() -> None:
-    params = decode_params(
-        "verify", logit_bias={4: 9.0}, banned_ids=(0,), presence_penalty=1.0, frequency_penalty=0.5,
-    )  # fmt: skip
-    logits = LOGITS.repeat(2, 1).clone()
-    adjust(logits, Adjustment(params, prompt=[3], generated=[1, 1], known=[2]))
-    assert logits[0].tolist() == [-torch.inf, 2.0 - 2.0, 1.0, 0.0, 8.0]
-    assert logits[1].tolist() == [-torch.inf, 0.0, 1.0 - 1.5, 0.0, 8.0]
-
-
-def test_repetition_penalty_sees_the_prompt_and_shrinks_towards_zero_from_both_sides() -> None:
-    params = decode_params("verify", repetition_penalty=2.0)
-    logits = LOGITS.clone()
-    adjust(logits, Adjustment(params, prompt=[0, 4], generated=[]))
-    assert logits[0].tolist() == [1.5, 2.0, 1.0, 0.0, -2.0]
-
-
-def test_a_bitmask_allows_exactly_its_bits() -> None:
-    bitmask = torch.tensor([[0b10010, 0]], dtype=torch.int32)
-    assert allowed(bitmask, 40)[0].nonzero()[:, 0].tolist() == [1, 4]
-    high = torch.tensor([[-(2**31)]], dtype=torch.int32)
-    assert allowed(high, 32)[0].nonzero()[:, 0].tolist() == [31]
-    logits = LOGITS.repeat(2, 1).clone()
-    adjust(logits, Adjustment(DecodeParams(), [], [], bitmask=bitmask))
-    assert logits[0].isfinite().tolist() == [False, True, False, False, True]
-    assert bool(logits[1].isfinite().all())

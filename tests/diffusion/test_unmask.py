@@ -20,7 +20,7 @@ def canvases(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(values), torch.tensor(masked)
 
 
-def check_lawful(chosen: torch.Tensor, is_masked: torch.Tensor) -> None:
+def check_subset(chosen: torch.Tensor, is_masked: torch.Tensor) -> None:
     assert not bool((chosen & ~is_masked).any())
     assert bool(chosen.any()) == bool(is_masked.any())
 
@@ -28,17 +28,17 @@ def check_lawful(chosen: torch.Tensor, is_masked: torch.Tensor) -> None:
 @given(canvases(), st.integers(0, 1024).map(lambda n: n / 1024))
 def test_threshold_takes_all_that_pass_or_the_best(canvas: tuple[torch.Tensor, torch.Tensor], threshold: float) -> None:
     confidence, is_masked = canvas
-    chosen = unmask.by_threshold(confidence, is_masked, threshold)
-    check_lawful(chosen, is_masked)
+    chosen = unmask.confidence_threshold(confidence, is_masked, threshold)
+    check_subset(chosen, is_masked)
     passing = {i for i, c in enumerate(confidence.tolist()) if is_masked[i] and c > threshold}
     if passing:
         assert set(chosen.nonzero()[:, 0].tolist()) == passing
 
 
 @given(canvases(), st.integers(1, 14))
-def test_count_takes_the_surest(canvas: tuple[torch.Tensor, torch.Tensor], count: int) -> None:
+def test_count_takes_the_most_confident(canvas: tuple[torch.Tensor, torch.Tensor], count: int) -> None:
     confidence, is_masked = canvas
-    chosen = unmask.by_count(confidence, is_masked, count)
+    chosen = unmask.most_confident(confidence, is_masked, count)
     order = sorted((i for i in range(len(confidence)) if is_masked[i]), key=lambda i: -confidence[i].item())
     assert set(chosen.nonzero()[:, 0].tolist()) == set(order[:count])
 
@@ -46,18 +46,18 @@ def test_count_takes_the_surest(canvas: tuple[torch.Tensor, torch.Tensor], count
 @given(canvases(), st.floats(0.1, 4.0))
 def test_factor_takes_the_largest_count_that_passes(canvas: tuple[torch.Tensor, torch.Tensor], factor: float) -> None:
     confidence, is_masked = canvas
-    chosen = unmask.by_factor(confidence, is_masked, factor)
-    check_lawful(chosen, is_masked)
+    chosen = unmask.confidence_factor(confidence, is_masked, factor)
+    check_subset(chosen, is_masked)
     ordered = sorted((c for c, m in zip(confidence.tolist(), is_masked.tolist(), strict=True) if m), reverse=True)
     best = max((n for n, c in enumerate(ordered, 1) if c >= 1 - factor / (n + 1)), default=1)
     assert int(chosen.sum()) == min(best, len(ordered))
 
 
 @given(canvases(), st.floats(0.0, 3.0))
-def test_entropy_takes_the_calmest_within_the_bound(canvas: tuple[torch.Tensor, torch.Tensor], bound: float) -> None:
+def test_entropy_takes_the_lowest_within_the_bound(canvas: tuple[torch.Tensor, torch.Tensor], bound: float) -> None:
     entropy, is_masked = canvas
-    chosen = unmask.by_entropy(entropy, is_masked, bound)
-    check_lawful(chosen, is_masked)
+    chosen = unmask.entropy_bound(entropy, is_masked, bound)
+    check_subset(chosen, is_masked)
     taken, total = 0, 0.0
     for value in sorted(e for e, m in zip(entropy.tolist(), is_masked.tolist(), strict=True) if m):
         if total > bound + 1e-6:
@@ -70,10 +70,10 @@ def test_rules_work_on_batches_row_by_row() -> None:
     confidence = torch.rand(5, 8, generator=torch.Generator().manual_seed(0))
     is_masked = torch.rand(5, 8, generator=torch.Generator().manual_seed(1)) > 0.4
     for rule in (
-        lambda c, m: unmask.by_threshold(c, m, 0.6),
-        lambda c, m: unmask.by_count(c, m, 2),
-        lambda c, m: unmask.by_factor(c, m, 1.0),
-        lambda c, m: unmask.by_entropy(c, m, 0.5),
+        lambda c, m: unmask.confidence_threshold(c, m, 0.6),
+        lambda c, m: unmask.most_confident(c, m, 2),
+        lambda c, m: unmask.confidence_factor(c, m, 1.0),
+        lambda c, m: unmask.entropy_bound(c, m, 0.5),
     ):
         together = rule(confidence, is_masked)
         alone = torch.stack([rule(c, m) for c, m in zip(confidence, is_masked, strict=True)])

@@ -17,7 +17,7 @@ from quicksilver.backends.cuda.kernels.linears import Norm, Weight
 from quicksilver.backends.cuda.logit_bias import NUM_BIAS, BiasTable, HeadKind, bias_of
 from quicksilver.backends.cuda.rounds import RoundGraph, RoundRunner, RoundShape, one_forward
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, Request, Usage
-from quicksilver.diffusion.adjust import Adjustment, adjust
+from quicksilver.diffusion.logit_processing import LogitContext, process_logits
 from quicksilver.diffusion.sample import Proposal, SampleRows, propose
 from quicksilver.engine.engine import Engine
 from quicksilver.model.attention import PagedCache
@@ -70,7 +70,7 @@ def check_biased_head(seed: int, shape: tuple[int, int], rows: int, temperature:
     table = table_of(rows, vocab)
     for row, best in enumerate(logits.topk(8).indices.tolist()):
         params = biased_params(rng, row, best, vocab)
-        adjust(logits[row : row + 1], Adjustment(params, (), ()))
+        process_logits(logits[row : row + 1], LogitContext(params, (), ()))
         table.write(slice(row, row + 1), params)
     table.send()
     wanted, draws = drawn(logits, temperature)

@@ -19,7 +19,7 @@ from quicksilver.backends.cuda.round_kernels import RoundState, take_chosen, tak
 from quicksilver.backends.cuda.rounds import RoundRunner, RoundShape, one_forward
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, Request, Usage
 from quicksilver.diffusion.decoder import Canvas
-from quicksilver.diffusion.prompt_lookup import recall
+from quicksilver.diffusion.prompt_lookup import with_lookup
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.diffusion.verify import Verify
 from quicksilver.engine.build import build_engine
@@ -247,8 +247,10 @@ def check_rounds_equal_plain_autoregression(
 
 
 def check_transition(seed: int, canvas_len: int) -> None:
-    """Draft and acceptance on the device equal the decoder's, for every length of agreement, gaps untouched. Texts of
-    two tokens recall something nearly always."""
+    """Draft and acceptance on the device equal the decoder's, for every number of accepted tokens, gaps untouched.
+
+    In texts of two different tokens prompt lookup finds something nearly always.
+    """
     torch.manual_seed(seed)
     device, verify = here().device, Verify(DecoderParams(canvas_len=canvas_len))
     state = RoundState.allocate(RoundShape(6, canvas_len), 128, device)
@@ -263,7 +265,7 @@ def check_transition(seed: int, canvas_len: int) -> None:
     for b in range(6):
         if b != 2:
             said = [*text[b, : start[b] + 1].tolist(), int(drafts[b, 0])]
-            drafts[b, 1:] = recall(said, drafts[b, 1:], sure[b, 1:])
+            drafts[b, 1:] = with_lookup(said, drafts[b, 1:], sure[b, 1:])
     assert torch.equal(proposed[0].cpu().view(6, -1), drafts.int()), "another draft was recalled than the decoder's"
     checks[0, : canvas_len - 1] = drafts[0, 1:]
     take_verified(state, checks.view(1, -1).int().to(device))
@@ -306,7 +308,7 @@ def check_chosen_set(seed: int, canvas_len: int) -> None:
         assert int(state.position[accepted]) == accepted + start + accepted + 1
         assert int(state.last[accepted]) == int(verified[accepted, accepted])
         said = torch.cat((text[accepted, : start + accepted + 1], verified[accepted, : accepted + 1]))
-        wanted = recall(said.tolist(), sets[accepted, accepted], torch.zeros(num_masks))
+        wanted = with_lookup(said.tolist(), sets[accepted, accepted], torch.zeros(num_masks))
         assert torch.equal(wanted, sets[accepted, accepted]) == (accepted % 2 == 0 or num_masks == 1)
         assert state.draft[accepted, :num_masks].tolist() == wanted.tolist()
     assert torch.equal(state.draft[-1], old[-1]), "a gap was touched"

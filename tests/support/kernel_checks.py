@@ -24,7 +24,7 @@ from quicksilver.backends.cuda.kernels.linears import Norm, Weight
 from quicksilver.backends.cuda.kernels.rope_kernel import HeadNorms, RowSlots, angle_table, rotate_and_write
 from quicksilver.backends.cuda.kernels.row_kernels import embed, norm_rows, swiglu_rows
 from quicksilver.backends.cuda.kernels.triton_attend import TritonAttend
-from quicksilver.diffusion.adjust import allowed
+from quicksilver.diffusion.logit_processing import unpack_bitmask
 from quicksilver.diffusion.sample import Proposal, SampleRows, propose
 from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
 from quicksilver.model.config import ModelConfig
@@ -252,7 +252,7 @@ def check_head(seed: int, shape: tuple[int, int], rows: int, temperature: float,
     bitmask = None
     if has_bitmask:
         bitmask = torch.randint(-(2**31), 2**31, (rows, -(-vocab // 32)), device=place.device).int()
-        logits = logits.masked_fill(~allowed(bitmask, vocab), -torch.inf)
+        logits = logits.masked_fill(~unpack_bitmask(bitmask, vocab), -torch.inf)
     heat = torch.full((rows,), temperature, device=place.device)
     heat[::2] = 0
     seeds = torch.randint(-(2**62), 2**62, (rows,), device=place.device)

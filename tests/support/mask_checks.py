@@ -18,7 +18,7 @@ from quicksilver.backends.cuda.logit_bias import MASKED_KINDS, HeadKind
 from quicksilver.backends.cuda.rounds import RoundRunner, RoundShape
 from quicksilver.backends.torch.backend import TorchBackend
 from quicksilver.core import ConstraintSpec, DecodeParams, DecoderName, DecoderParams, Delta, Request
-from quicksilver.diffusion.adjust import Adjustment, adjust
+from quicksilver.diffusion.logit_processing import LogitContext, process_logits
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
@@ -44,7 +44,7 @@ def check_masked_head(seed: int, shape: tuple[int, int], rows: int, temperature:
     bitmask[2::3] = bits[0, 2::3] & bits[1, 2::3] & bits[2, 2::3] & bits[3, 2::3]
     for row, best in enumerate(logits.topk(8).indices.tolist()):
         params = biased_params(rng, row, best, vocab)
-        adjust(logits[row : row + 1], Adjustment(params, (), (), bitmask=bitmask[row : row + 1]))
+        process_logits(logits[row : row + 1], LogitContext(params, (), (), bitmask=bitmask[row : row + 1]))
         table.write(slice(row, row + 1), params)
     table.send()
     wanted, draws = drawn(logits, temperature)

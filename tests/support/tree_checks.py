@@ -23,7 +23,7 @@ from quicksilver.backends.cuda.rounds import RoundRunner, RoundShape
 from quicksilver.backends.cuda.trees import fork_table, keep_way, plant, take_proved, write_tree
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Usage
 from quicksilver.diffusion.decoder import Canvas
-from quicksilver.diffusion.prompt_lookup import recall, recalled_run
+from quicksilver.diffusion.prompt_lookup import lookup, with_lookup
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.diffusion.verify import Verify
 from quicksilver.engine.engine import Engine
@@ -88,13 +88,13 @@ class Case:
         take_draft(self.state, results, torch.stack([c.flatten() for c in columns]).to(here().device))
         return results[0]
 
-    def recalled(self, b: int, find: Callable[..., Tensor] = recall) -> list[int]:
+    def recalled(self, b: int, find: Callable[..., Tensor] = with_lookup) -> list[int]:
         said = [*self.text[b, : self.start[b] + 1].tolist(), int(self.drafts[b, 0])]
         return list(find(said, self.drafts[b, 1:], self.sure[b, 1:]).tolist())
 
     def choices(self, b: int) -> list[list[tuple[int, float]]]:
         """By place: tokens and how likely they are."""
-        found, num_recalled = [], len(self.recalled(b, recalled_run))
+        found, num_recalled = [], len(self.recalled(b, lookup))
         for place, token in enumerate(self.recalled(b), 1):
             own, sure = int(self.drafts[b, place]), float(self.sure[b, place])
             nexts = zip(self.nexts[b, place].tolist(), self.chances[b, place].tolist(), strict=True)
@@ -158,7 +158,7 @@ def check_tree(seed: int, canvas_len: int, tree_rows: int) -> None:
     columns = torch.zeros(8, case.shape.num_verify, dtype=torch.int32, device=device)
     tables = RowTables(*(columns[0],) * 4, pages, PAGE_SIZE, fork_table(case.shape).to(device))
     write_tree(state, columns, columns[0].clone(), tables, 1000, grows=True)
-    assert any(len(case.recalled(b, recalled_run)) > 1 for b in live), "nothing was recalled"
+    assert any(len(case.recalled(b, lookup)) > 1 for b in live), "nothing was recalled"
     for b in live:
         assert told.view(6, -1)[b, 1:].tolist() == case.recalled(b), "another draft was recalled than the decoder's"
         assert read_tree(state.tree[b].cpu()) == case.wanted_tree(b), b

@@ -13,7 +13,7 @@ from quicksilver.backends.batch import build_batch
 from quicksilver.backends.cpu.greedy import read_greedy
 from quicksilver.backends.cpu.network import CompiledNetwork
 from quicksilver.backends.torch.backend import TorchBackend
-from quicksilver.diffusion.sample import Proposal, SampleRows, draw
+from quicksilver.diffusion.sample import Proposal, SampleRows, sample_tokens
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.transformer import Transformer
 
@@ -34,6 +34,6 @@ class CpuBackend(TorchBackend):
         if not logits.is_contiguous():
             return super()._choose(logits, rows)
         greedy = Proposal(*read_greedy(logits))
-        drawn = draw(logits, rows, greedy.token_ids)
+        drawn = sample_tokens(logits, rows, greedy.token_ids)
         gap = logits.gather(-1, drawn[:, None]) - logits.gather(-1, greedy.token_ids[:, None])
         return replace(greedy, token_ids=drawn, confidence=greedy.confidence * gap[:, 0].exp())

@@ -20,7 +20,7 @@ from quicksilver.backends.cuda.logit_bias import HeadKind, kind_of
 from quicksilver.backends.sequence import Sequence
 from quicksilver.core import DecoderName
 from quicksilver.diffusion.sample import Proposal
-from quicksilver.diffusion.verify import agreement
+from quicksilver.diffusion.verify import count_accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class Flight:
         b, canvas_len = self.index[work.sequence], self.shape.canvas_len
         mine = proposal[b * canvas_len : (b + 1) * canvas_len]
         tokens = mine.token_ids.tolist()
-        self.ends[b] += 1 + agreement(tokens, self.drafts[b])
+        self.ends[b] += 1 + count_accepted(tokens, self.drafts[b])
         self.drafts[b] = () if self.drafts[b] else tuple(tokens[1:])
         return Outcome(mine[: work.num_proposals], [])
 
@@ -171,7 +171,7 @@ class Flight:
         is the next draft. A first round that had nothing to verify answers the request for a draft."""
         b, num_masks = self.index[work.sequence], self.shape.canvas_len - 1
         verified, sets = (proposal[rows] for rows in self.shape.proposals_of(b))
-        accepted, is_first = agreement(verified.token_ids.tolist(), self.drafts[b]), not self.drafts[b]
+        accepted, is_first = count_accepted(verified.token_ids.tolist(), self.drafts[b]), not self.drafts[b]
         chosen = sets[accepted * num_masks : (accepted + 1) * num_masks]
         self.drafts[b] = tuple(chosen.token_ids.tolist())
         self.ends[b] += accepted + 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quicksilver.diffusion.prompt_lookup import NUM_SAME, SURE, WINDOW
+from quicksilver.diffusion.prompt_lookup import MIN_CANVAS_CONFIDENCE, NGRAM_LEN, WINDOW
 
 _WINDOW = tl.constexpr(WINDOW)
-_SURE = tl.constexpr(SURE)
+_SURE = tl.constexpr(MIN_CANVAS_CONFIDENCE)
 _BLOCK = tl.constexpr(1024)
-assert NUM_SAME == 4, "the kernel compares four tokens"
+assert NGRAM_LEN == 4, "the kernel compares four tokens"
 
 
 @triton.jit

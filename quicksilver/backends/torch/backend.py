@@ -19,11 +19,11 @@ from quicksilver.backends.batch import build_batch
 from quicksilver.backends.round_cost import RoundCost
 from quicksilver.backends.sequence import Sequence
 from quicksilver.core import DecoderName, TokenLogprob
-from quicksilver.diffusion.adjust import Adjustment, adjust
 from quicksilver.diffusion.decoder import Tail
 from quicksilver.diffusion.decoders import noise_step
 from quicksilver.diffusion.edit import left_neighbours
-from quicksilver.diffusion.prompt_lookup import WINDOW, recalled_run
+from quicksilver.diffusion.logit_processing import LogitContext, process_logits
+from quicksilver.diffusion.prompt_lookup import WINDOW, lookup
 from quicksilver.diffusion.reference import sample_rows
 from quicksilver.diffusion.sample import Proposal, SampleRows, propose
 from quicksilver.model.attention import PagedCache, SdpaAttend
@@ -71,7 +71,7 @@ class TorchBackend:
         raw = [_raw_logprobs(work, logits[rows]) for work, rows in parts]
         for work, rows in parts:
             if work.num_proposals:
-                adjust(logits[rows], self._adjustment(work))
+                process_logits(logits[rows], self._adjustment(work))
         proposal = self._choose(logits, _settings(tile, self.device))
         return [
             Outcome(proposal[rows], _logprobs(log_p, proposal[rows], work)) if work.num_proposals else None
@@ -81,13 +81,13 @@ class TorchBackend:
     def _choose(self, logits: Tensor, rows: SampleRows) -> Proposal:
         return propose(logits, rows).cpu()
 
-    def _adjustment(self, work: Work) -> Adjustment:
+    def _adjustment(self, work: Work) -> LogitContext:
         sequence, tail = work.sequence, work.tail
         assert tail is not None
         params = sequence.request.params
         avoid = left_neighbours(tail, sequence.tokens[-1]) if params.decoder.name is DecoderName.EDIT else []
         bitmask = self._bitmask(sequence, tail.known)
-        return Adjustment(params, sequence.request.prompt_ids, sequence.generated, tail.known, bitmask, avoid)
+        return LogitContext(params, sequence.request.prompt_ids, sequence.generated, tail.known, bitmask, avoid)
 
     def _bitmask(self, sequence: Sequence, known: Seq[int]) -> Tensor | None:
         """Allowed tokens now and after each known token, (rows, words)."""
@@ -124,7 +124,7 @@ def _looked_up(work: Work, outcome: Outcome | None) -> Outcome | None:
         return outcome
     proposed = outcome.proposal.token_ids
     text = [*sequence.tokens[-WINDOW:], int(proposed[0])]
-    follows = recalled_run(text, proposed[1:], outcome.proposal.confidence[1:])
+    follows = lookup(text, proposed[1:], outcome.proposal.confidence[1:])
     if not len(follows):
         return outcome
     token_ids = torch.cat((proposed[:1], follows, proposed[1 + len(follows) :]))

@@ -11,9 +11,9 @@ from quicksilver.backends.base import Work
 from quicksilver.backends.cuda.bitmask_table import MaskTable
 from quicksilver.backends.sequence import Sequence as Engaged
 from quicksilver.core import Request
-from quicksilver.diffusion.adjust import allowed
 from quicksilver.diffusion.decoder import Tail
 from quicksilver.diffusion.decoders import make_decoder
+from quicksilver.diffusion.logit_processing import unpack_bitmask
 from tests.support.staircase import Staircase
 from tests.support.tiny import decode_params
 
@@ -31,7 +31,7 @@ def canvas(*tokens: int | None) -> Tail:
 
 def may_come(table: MaskTable) -> list[list[int]]:
     """By row, on the device: the tokens that may come."""
-    return [row.nonzero()[:, 0].tolist() for row in allowed(table.bits, VOCAB)]
+    return [row.nonzero()[:, 0].tolist() for row in unpack_bitmask(table.bits, VOCAB)]
 
 
 def table_of(num_rows: int) -> MaskTable:
