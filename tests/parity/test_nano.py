@@ -51,7 +51,7 @@ def test_what_the_prompt_says_is_drafted_from_it(llm: LLM, monkeypatch: pytest.M
     text = f"def load(config):\n{lines}\n\ndef load_again(config):\n    harbour = config"
     params = decode_params("verify", canvas_len=16, max_new_tokens=40)
     recalling = llm.generate(text, params)
-    monkeypatch.setattr(runner, "recalled_run", lambda text, draft, confidence: draft[:0])
+    monkeypatch.setattr(runner, "lookup", lambda text, draft, confidence: draft[:0])
     plain = llm.generate(text, params)
     assert recalling.token_ids == plain.token_ids
     assert recalling.usage.forwards < plain.usage.forwards
