@@ -1,11 +1,12 @@
-"""The vocabulary as constraints need it: bytes of each token, ends, widths, and the alphabet of single bytes.
+"""The vocabulary for constraints: bytes of each token, stop tokens, widths, and the alphabet of single bytes.
 
-Built once per tokenizer from its JSON; about a second for fifty thousand tokens.
+Built once per tokenizer from its JSON, in about a second for 50,000 tokens.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ from quicksilver.constrain.runtime.digits import TAIL_LEN, Bits, DigitGuard
 
 
 class Tokens:
-    """Facts about one tokenizer next to a model with logits of `vocab_size`."""
+    """Tables of one tokenizer for a model with `vocab_size` logits."""
 
     def __init__(self, tokenizer_json: str, eos_ids: Sequence[int], vocab_size: int) -> None:
         self.tokenizer = open_tokenizer(tokenizer_json, list(eos_ids), vocab_size)
@@ -51,7 +52,7 @@ class Tokens:
         return self._bytes[token_id]
 
     def spell(self, token_id: int) -> list[int] | None:
-        """A token in the alphabet of bytes."""
+        """The ids of a token in the alphabet of bytes."""
         return [token_id] if token_id in self._special else self.alphabet.spell(self._bytes[token_id])
 
     def join(self, path: Sequence[int]) -> list[int]:
@@ -67,7 +68,7 @@ class Tokens:
         return tokens + self.encode(text)
 
     def allows_letter(self, row: Bits) -> bool:
-        """Whether a bitmask row lets a letter follow, as strings and prose do and numbers do not."""
+        """Whether a bitmask row allows a letter: true in strings and prose, false in numbers."""
         letter = self.alphabet.letter_id
         return letter >= 0 and bool(row[letter >> 5] >> (letter & 31) & 1)
 
@@ -76,33 +77,38 @@ class Tokens:
         return self.tokenizer.tokenize_bytes(text) if text else []
 
     def joins(self, token_id: int, byte: int) -> bool:
-        """Whether running text would have another token here if `byte` followed."""
+        """Whether the tokenizer would encode `token_id` differently if `byte` followed it."""
         key = (token_id, byte)
         if key not in self._joins:
             self._joins[key] = self.encode(self._bytes[token_id] + bytes((byte,)))[:1] != [token_id]
         return self._joins[key]
 
     def lawful_bits(self, matcher: LLMatcher) -> Bits:
-        """What an automaton allows now, as wide as the logits."""
+        """The tokens that an automaton allows next, as wide as the logits."""
         full: Bits = np.zeros(self._full_words, dtype=np.int32)
         matcher.unsafe_compute_mask_ptr(full.ctypes.data, full.nbytes)
         return full[: self.num_words] & self.width_bits
 
     def lawful_bytes(self, bits: Bits) -> list[int]:
-        """Bytes that may follow as tokens of their own."""
+        """Bytes that are allowed next as single-byte tokens."""
         ids = self.alphabet.byte_ids.items()
         return [byte for byte, i in ids if i < self.vocab_size and bits[i >> 5] >> (i & 31) & 1]
 
 
 def open_tokenizer(tokenizer_json: str, eos_ids: list[int], vocab_size: int) -> LLTokenizer:
-    """llguidance's view of the tokenizer, at least as wide as the logits. Every added token counts as special.
+    """The tokenizer for llguidance, at least as wide as the logits. Every added token counts as special.
 
-    Checkpoints mark some of them, such as tool tags, as plain text; then free text could open a call unseen.
+    Checkpoints mark some of them, such as tool tags, as plain text; free text could then open a tool call unnoticed.
+    Added tokens get unguessable names, so that text of a grammar such as `<|im_end|>` is never encoded to one of them.
     """
     content = json.loads(tokenizer_json)
+    vocab, salt = content["model"]["vocab"], secrets.token_hex(16)
     for token in content["added_tokens"]:
-        token["special"] = True
-    ids = [*content["model"]["vocab"].values(), *(token["id"] for token in content["added_tokens"])]
+        name = f"<{salt}:{token['id']}>"
+        if token["content"] in vocab:
+            vocab[name] = vocab.pop(token["content"])
+        token.update(special=True, content=name)
+    ids = [*vocab.values(), *(token["id"] for token in content["added_tokens"])]
     return LLTokenizer(json.dumps(content), n_vocab=max(vocab_size, max(ids) + 1), eos_token=eos_ids)
 
 
