@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.json_schemas import read
 from quicksilver.constrain.compile.response_format import compile_response_format
-from quicksilver.constrain.runtime.matcher import Constraint, Grammars
+from quicksilver.constrain.runtime.matcher import GrammarConstraint, Grammars
 from quicksilver.constrain.runtime.tokens import Tokens
 from quicksilver.constrain.source import FormatKind, Layout, ResponseFormat
 from quicksilver.errors import InvalidGrammar
@@ -66,7 +66,7 @@ def timed(times: list[float], ask: Callable[..., Any], *arguments: Any) -> Any:
     return result
 
 
-def follow(constraint: Constraint, text: bytes, tokens: Tokens, costs: Costs) -> int | None:
+def follow(constraint: GrammarConstraint, text: bytes, tokens: Tokens, costs: Costs) -> int | None:
     """Write `text` token by token with the queries of the engine. Returns the number of chosen tokens, or None if
     refused."""
     row = np.zeros((1, tokens.num_words), dtype=np.int32)

@@ -27,7 +27,7 @@ from torch import Tensor
 from quicksilver.backends.base import Work
 from quicksilver.backends.batch import build_batch
 from quicksilver.backends.torch.backend import TorchBackend
-from quicksilver.constrain.runtime.forced_prefix import Leads
+from quicksilver.constrain.runtime.forced_prefix import ForcedPrefixes
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, FinishReason, Request
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
@@ -157,7 +157,7 @@ def start_engine(checkpoint: Checkpoint, tokenizer: Tokenizer, options: argparse
     """Start the engine with the requested backend, or the next one that works."""
     model = load_transformer(checkpoint, LoadConfig(device=options.device))
     engine = build_any(model, checkpoint.name, options)
-    engine.constraints = Leads.of(tokenizer, engine.info.vocab_size).constraint
+    engine.constraints = ForcedPrefixes.of(tokenizer, engine.info.vocab_size).constraint
     return AsyncEngine(engine)
 
 

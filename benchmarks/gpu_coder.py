@@ -29,7 +29,7 @@ from benchmarks.coder_prompts import DOMAINS, MORE_DOMAINS
 from benchmarks.coder_report import Book
 from benchmarks.eval_gpu import PagedRunner
 from quicksilver.backends.base import Outcome, Work
-from quicksilver.constrain.runtime.forced_prefix import Leads
+from quicksilver.constrain.runtime.forced_prefix import ForcedPrefixes
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import MAX_TREE_ROWS, EngineConfig
 from quicksilver.engine.engine import Engine
@@ -120,7 +120,7 @@ def run_parts(exact: Transformer, writer: PromptBuilder, book: Book, options: ar
         book.say(f"{name}, at most {min(left, limits[name]):.0f} s")
         try:
             engine = exact_engine(exact) if name == "equality" or served is None else served.engine
-            engine.constraints = Leads.of(writer.tokenizer, engine.info.vocab_size).constraint
+            engine.constraints = ForcedPrefixes.of(writer.tokenizer, engine.info.vocab_size).constraint
             part(
                 Bench(engine, writer, options.data, book, options.scale, tuple(options.domains), tuple(options.tasks)),
                 min(left, limits[name]),

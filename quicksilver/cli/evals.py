@@ -61,13 +61,13 @@ def evaluate(
 
 
 async def _report(model: str, device: str, weights: str, settings: EvalSettings) -> Report:
-    from quicksilver.constrain.runtime.forced_prefix import Leads
+    from quicksilver.constrain.runtime.forced_prefix import ForcedPrefixes
     from quicksilver.evals.progress import shown_progress
     from quicksilver.evals.run import run_evals
     from quicksilver.worker.async_engine import AsyncEngine
 
     llm = options.open_llm(model, device, weights, threads=0)
-    llm.engine.constraints = Leads.of(llm.tokenizer, llm.engine.info.vocab_size).constraint
+    llm.engine.constraints = ForcedPrefixes.of(llm.tokenizer, llm.engine.info.vocab_size).constraint
     client = AsyncEngine(llm.engine)
     try:
         with shown_progress() as watch:

@@ -1,6 +1,6 @@
-"""Fixed-slot choice: labels as continuations of one prompt, decided by their likelihoods in a single forward.
+"""Choice among labels by their likelihoods as continuations of one prompt.
 
-Each label is scored together with the end of the answer, so that no label gains by being the beginning of another.
+Each label is scored together with the stop token, so that a label that is a prefix of another has no advantage.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from quicksilver.core import Scores
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The likeliest label, and every label's share of the probability."""
+class ChoiceResult:
+    """The likeliest label, and the probability of each label."""
 
     label: str
     probabilities: dict[str, float]
@@ -23,15 +23,15 @@ class Verdict:
 def continuations(
     labels: Sequence[str], encode: Callable[[str], Sequence[int]], end_id: int
 ) -> tuple[tuple[int, ...], ...]:
-    """The token ids of each label, with the end behind it, in the order of `labels`."""
+    """The token ids of each label followed by the stop token, in the order of `labels`."""
     return tuple((*encode(label), end_id) for label in labels)
 
 
-def decide(labels: Sequence[str], scores: Scores) -> Verdict:
-    """Normalises the likelihoods over the labels; of equals the first wins."""
+def decide(labels: Sequence[str], scores: Scores) -> ChoiceResult:
+    """Normalises the likelihoods over the labels. Of equal labels the first is chosen."""
     shares = softmax([math.fsum(logprobs) for logprobs in scores.logprobs])
     best = max(range(len(labels)), key=shares.__getitem__)
-    return Verdict(labels[best], dict(zip(labels, shares, strict=True)))
+    return ChoiceResult(labels[best], dict(zip(labels, shares, strict=True)))
 
 
 def softmax(scores: Sequence[float]) -> list[float]:

@@ -55,7 +55,7 @@ def greedy(matcher: LLMatcher, alphabet: Alphabet, deadline: float) -> list[int]
             return None
         if matcher.is_accepting():
             return path
-        check_clock(deadline)
+        require_time(deadline)
         step = matcher.compute_ff_tokens() or allowed(matcher, alphabet, 1)
         if not step or not matcher.consume_tokens(step):
             return None
@@ -63,7 +63,7 @@ def greedy(matcher: LLMatcher, alphabet: Alphabet, deadline: float) -> list[int]
     return None
 
 
-def check_clock(deadline: float) -> None:
+def require_time(deadline: float) -> None:
     if thread_time() > deadline:
         raise TooCostly
 
@@ -104,7 +104,7 @@ def search(start: LLMatcher, alphabet: Alphabet, deadline: float, steps: Steps =
     for _ in range(MAX_STATES):
         if not heap:
             return None
-        check_clock(deadline)
+        require_time(deadline)
         spent, _, matcher, path = heappop(heap)
         if matcher.is_accepting():
             return list(path)

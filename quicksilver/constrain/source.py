@@ -1,7 +1,7 @@
-"""What a caller asks for, in plain values: an answer of some form, or tools to choose from.
+"""Sources of grammars: the format of an answer, or tools that the model may call.
 
-These records cross into the compile processes as JSON, so they hold nothing but JSON values. A tag is either literal
-text or the id of a special token.
+The records are sent to the compile processes as JSON, so they hold JSON values only. A tag is either literal text or
+the id of a special token.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import msgspec
 
 from quicksilver.constrain.compile.rewrite.vocabulary import Json
 
+# The id of a special token, or literal text.
 Tag = int | str
-"""A special token's id, or text."""
 
 
 class Policy(StrEnum):
-    """What becomes of a keyword that the mask cannot guarantee."""
+    """What happens to a keyword that the token mask cannot guarantee."""
 
-    PROVED = "proved"
-    """It is refused: every finished output is valid by construction."""
-    CHECKED = "checked"
-    """It is left to the final check, and the result says that it needs one."""
+    # It is refused: every finished output is valid by construction.
+    GUARANTEED = "guaranteed"
+    # It is left to the validation of the finished output; the result has `needs_validation` set.
+    VALIDATED = "validated"
 
 
 class FormatKind(StrEnum):
@@ -38,14 +38,14 @@ class FormatKind(StrEnum):
 
 
 class Layout(StrEnum):
-    """White space in JSON: none, or as Python's `json.dumps` writes it, which many models were trained on."""
+    """White space in JSON: none, or as `json.dumps` of Python writes it, which is common in training data."""
 
     COMPACT = "compact"
     SPACED = "spaced"
 
 
 class ToolChoice(StrEnum):
-    """`NAMED` is one call of the only tool in the plan."""
+    """NAMED means exactly one call of the only tool."""
 
     AUTO = "auto"
     REQUIRED = "required"
@@ -55,7 +55,7 @@ class ToolChoice(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """A leading thinking section. Without `open` the prompt has opened it already; with it the section is optional."""
+    """A leading thinking section. Without `open` the prompt has already opened it; with `open` it is optional."""
 
     close: Tag
     open: Tag | None = None
@@ -63,18 +63,18 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """The whole answer has one form."""
+    """The format of a whole answer."""
 
     kind: FormatKind
     value: Any = None
-    policy: Policy = Policy.PROVED
+    policy: Policy = Policy.GUARANTEED
     layout: Layout = Layout.COMPACT
     thinking: Thinking | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """`parameters` is the schema of the arguments; None takes none. Only strict tools are refused for it."""
+    """`parameters` is the schema of the arguments; None means no arguments. Only strict tools are refused for it."""
 
     name: str
     parameters: Json | None = None
@@ -83,7 +83,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolTags:
-    """How a call is marked: open, padding, the call, padding, close; `between` separates calls."""
+    """The text around a call: open, padding, the call, padding, close. `between` separates calls."""
 
     open: Tag
     close: Tag
@@ -94,13 +94,13 @@ class ToolTags:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFormat:
-    """Text, or calls, or text and then calls, as `choice` allows. `answer` gives the text a form of its own."""
+    """Text, calls, or text followed by calls, as `choice` allows. `answer` is the format of the text."""
 
     tools: tuple[Tool, ...]
     tags: ToolTags
     choice: ToolChoice = ToolChoice.AUTO
+    # 1 forbids parallel calls.
     max_calls: int = 16
-    """1 forbids parallel calls."""
     answer: ResponseFormat | None = None
     thinking: Thinking | None = None
 
@@ -110,14 +110,14 @@ GrammarSource = ResponseFormat | ToolCallFormat
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A source on its way to another process."""
+    """A source as it is sent to a compile process."""
 
     format: ResponseFormat | None = None
     tools: ToolCallFormat | None = None
 
 
 def encode(source: GrammarSource) -> bytes:
-    """`source` as JSON; equal sources give equal bytes."""
+    """`source` as JSON. Equal sources give equal bytes, so the bytes are a cache key."""
     envelope = Envelope(tools=source) if isinstance(source, ToolCallFormat) else Envelope(format=source)
     return msgspec.json.encode(envelope)
 

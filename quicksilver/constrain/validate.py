@@ -1,7 +1,7 @@
-"""The independent check: jsonschema-rs, on the schema as it was sent and the text as it will be delivered.
+"""Validates finished output against the schema as it was sent, with jsonschema-rs.
 
-Shares no code with the grammar. Formats are annotations, patterns run on a linear-time engine, nothing is fetched.
-The draft is the one that `$schema` names, else the newest under which the schema is well formed.
+Shares no code with the grammars. `format` is an annotation, patterns run in linear time, and no reference is fetched.
+The draft is the one that `$schema` names, otherwise the newest under which the schema is well formed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ VALIDATORS = {
 }
 # Stands for the value in error messages: a refused answer is not charged, so its text must not be quoted.
 MASK = "the value"
+# Drafts to try, in this order, without `$schema`.
 FALLBACKS = (Draft.Y2020, Draft.SEVEN, Draft.FOUR)
-"""Tried in turn when `$schema` is silent."""
 
 
 def validate_output(schema: Json, text: str) -> str | None:
@@ -41,7 +41,7 @@ def validate_output(schema: Json, text: str) -> str | None:
 
 
 def pick_draft(schema: Json) -> Draft:
-    """The draft that governs `schema`; raises InvalidGrammar when it is well formed under none."""
+    """The draft of `schema`; raises InvalidGrammar if the schema is not well formed under any."""
     complaints: list[InvalidGrammar] = []
     for draft in (declared,) if (declared := declared_draft(schema)) else FALLBACKS:
         try:

@@ -37,7 +37,7 @@ def judge(tally: Tally, entry: dict[str, Any], rng: random.Random) -> None:
     tally.num_schemas += 1
     schema, name = entry["schema"], entry["name"]
     try:
-        spec = schema_spec(schema, Policy.PROVED)
+        spec = schema_spec(schema, Policy.GUARANTEED)
     except InvalidGrammar as refusal:
         if not any(f"`{keyword}`" in refusal.message for keyword in KEYWORDS):
             tally.nameless.append(f"{name}: {refusal.message}")

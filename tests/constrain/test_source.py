@@ -21,7 +21,7 @@ from quicksilver.constrain.source import (
 
 SOURCES: list[GrammarSource] = [
     ResponseFormat(FormatKind.JSON_OBJECT),
-    ResponseFormat(FormatKind.JSON_SCHEMA, {"a": [1, None, "x"]}, Policy.CHECKED, Layout.SPACED, Thinking(3, "<t>")),
+    ResponseFormat(FormatKind.JSON_SCHEMA, {"a": [1, None, "x"]}, Policy.VALIDATED, Layout.SPACED, Thinking(3, "<t>")),
     ToolCallFormat(
         (Tool("f", {"type": "object"}, is_strict=True), Tool("g")),
         ToolTags("<a>", 5, "\n", " ", Layout.COMPACT),

@@ -20,7 +20,7 @@ ALPHABET = plain_alphabet([])
 CLOSERS = b'"}],:'
 
 
-def schema_spec(schema: Any, policy: Policy = Policy.PROVED) -> ConstraintSpec:
+def schema_spec(schema: Any, policy: Policy = Policy.GUARANTEED) -> ConstraintSpec:
     return _schema_spec(json.dumps(schema), policy)
 
 

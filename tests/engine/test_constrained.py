@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from quicksilver.constrain.runtime.forced_prefix import Leads
+from quicksilver.constrain.runtime.forced_prefix import ForcedPrefixes
 from quicksilver.core import ConstraintSpec, Delta, FinishReason, Request
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
@@ -88,7 +88,7 @@ def test_a_constraint_that_raises_fails_its_own_request_only() -> None:
     assert answers(deltas)["fine"] == run("verify", max_new_tokens=60)[0]
 
 
-class Letter(Leads):
+class Letter(ForcedPrefixes):
     """Tokens 0 to 95 are the letters a and b in turns, so that half of them may come while one is due."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from quicksilver.constrain.runtime.forced_prefix import Leads
+from quicksilver.constrain.runtime.forced_prefix import ForcedPrefixes
 from quicksilver.core import DecoderName, DecoderParams
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
@@ -28,7 +28,7 @@ def model() -> Transformer:
 
 def tiny_engine() -> AsyncEngine:
     engine = build_engine(model(), "tiny", EngineConfig(num_pages=400, max_rows=256))
-    engine.constraints = Leads.of(tiny_tokenizer(), engine.info.vocab_size).constraint
+    engine.constraints = ForcedPrefixes.of(tiny_tokenizer(), engine.info.vocab_size).constraint
     return AsyncEngine(engine)
 
 

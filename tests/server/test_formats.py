@@ -29,7 +29,9 @@ def source_of(served: Served) -> ResponseFormat:
     return source
 
 
-@pytest.mark.parametrize(("strict", "policy"), [(True, Policy.PROVED), (False, Policy.CHECKED), (None, Policy.CHECKED)])
+@pytest.mark.parametrize(
+    ("strict", "policy"), [(True, Policy.GUARANTEED), (False, Policy.VALIDATED), (None, Policy.VALIDATED)]
+)
 async def test_a_schema_constrains_and_the_answer_is_checked(served: Served, strict: object, policy: Policy) -> None:
     served.engine.script = says(VALID)
     reply = await served.post(CHAT, chat(response_format=schema_format(strict=strict)))

@@ -38,7 +38,7 @@ def thinking_rules(thinking: Thinking) -> list[str]:
     return [f"think: {use}", until(thinking.close, "think_end")]
 
 
-def check_grammar_text(grammar: str) -> None:
+def refuse_reserved_syntax(grammar: str) -> None:
     """Refuses what a caller's grammar must not say; syntax is left to the compiler."""
     size = len(grammar.encode("utf-8", "surrogatepass"))
     if size > MAX_GRAMMAR_BYTES:

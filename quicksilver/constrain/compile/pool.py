@@ -13,8 +13,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from quicksilver.constrain.compile.cache import OutcomeCache
 from quicksilver.constrain.compile.fair_queue import FairQueue
+from quicksilver.constrain.compile.outcome_cache import OutcomeCache
 from quicksilver.constrain.compile.process import CompileProcess, ProcessLost
 from quicksilver.constrain.compile.worker import Outcome
 from quicksilver.constrain.source import GrammarSource, encode

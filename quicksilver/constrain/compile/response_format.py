@@ -11,20 +11,20 @@ from typing import Any
 
 from llguidance import regex_to_lark
 
-from quicksilver.constrain import validate as check
-from quicksilver.constrain.compile.lark_text import TEXT, check_grammar_text, quoted, thinking_rules
+from quicksilver.constrain.compile.lark_text import TEXT, quoted, refuse_reserved_syntax, thinking_rules
 from quicksilver.constrain.compile.rewrite.limits import (
     MAX_CHOICES,
     MAX_GRAMMAR_BYTES,
-    check_regex_size,
-    check_schema_size,
+    limit_regex_size,
+    limit_schema_size,
 )
 from quicksilver.constrain.compile.rewrite.node import Document
 from quicksilver.constrain.compile.rewrite.refusal import too_big
 from quicksilver.constrain.compile.rewrite.rewriter import Rewriter
 from quicksilver.constrain.compile.rewrite.vocabulary import Json
-from quicksilver.constrain.compile.trial_compile import prove
+from quicksilver.constrain.compile.trial_compile import trial_compile
 from quicksilver.constrain.source import FormatKind, Layout, Policy, ResponseFormat, Thinking
+from quicksilver.constrain.validate import pick_draft
 from quicksilver.core import ConstraintSpec
 from quicksilver.errors import InvalidGrammar
 
@@ -45,7 +45,7 @@ def compile_response_format(wanted: ResponseFormat) -> ConstraintSpec:
     else:
         lark = "\n".join(["start: think @answer", *thinking_rules(wanted.thinking), TEXT])
         grammars = [{"lark_grammar": lark}, {"name": "answer", **body}]
-    return prove(grammars, special_ids=tags_of(wanted.thinking), needs_validation=needs_validation)
+    return trial_compile(grammars, special_ids=tags_of(wanted.thinking), needs_validation=needs_validation)
 
 
 def write_body(wanted: ResponseFormat) -> tuple[Grammar, bool]:
@@ -56,8 +56,8 @@ def write_body(wanted: ResponseFormat) -> tuple[Grammar, bool]:
 
 
 def write_schema(schema: Any, policy: Policy, layout: Layout) -> tuple[Grammar, bool]:
-    check_schema_size(schema)
-    rewriter = Rewriter(Document(schema, check.pick_draft(schema)), policy)
+    limit_schema_size(schema)
+    rewriter = Rewriter(Document(schema, pick_draft(schema)), policy)
     return json_grammar(rewriter.schema(), layout), rewriter.needs_validation
 
 
@@ -81,13 +81,13 @@ def write_object(wanted: ResponseFormat) -> Grammar:
 def write_regex(wanted: ResponseFormat) -> Grammar:
     """The whole answer matches; Rust's syntax, without look-around."""
     pattern = text_of(wanted)
-    check_regex_size(pattern)
+    limit_regex_size(pattern)
     return {"lark_grammar": f"start: /{regex_to_lark(pattern, '')}/"}
 
 
 def write_lark(wanted: ResponseFormat) -> Grammar:
     grammar = text_of(wanted)
-    check_grammar_text(grammar)
+    refuse_reserved_syntax(grammar)
     return {"lark_grammar": grammar}
 
 

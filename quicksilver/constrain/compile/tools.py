@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from quicksilver.constrain.compile.lark_text import TEXT, quoted, tag, thinking_rules, until
 from quicksilver.constrain.compile.response_format import SEPARATORS, Grammar, tags_of, write_body, write_schema
 from quicksilver.constrain.compile.rewrite.vocabulary import Json
-from quicksilver.constrain.compile.trial_compile import prove
+from quicksilver.constrain.compile.trial_compile import trial_compile
 from quicksilver.constrain.source import Policy, Tool, ToolCallFormat, ToolChoice
 from quicksilver.core import ConstraintSpec
 from quicksilver.errors import InvalidGrammar
@@ -23,14 +23,16 @@ MAX_CALLS = 64
 
 def compile_tools(plan: ToolCallFormat) -> ConstraintSpec:
     """The constraint under which every call names a tool of the plan and has arguments that fit it."""
-    check_plan(plan)
+    require_consistent_tools(plan)
     parts = _Parts()
     rules = [start_rule(plan, parts), *call_rules(plan, parts), TEXT]
     if plan.thinking is not None:
         rules += thinking_rules(plan.thinking)
     grammars: list[Grammar] = [{"lark_grammar": "\n".join(rules)}, *parts.grammars]
     special_ids = [mark for mark in (plan.tags.open, plan.tags.close) if isinstance(mark, int)]
-    return prove(grammars, special_ids=[*special_ids, *tags_of(plan.thinking)], needs_validation=parts.needs_validation)
+    return trial_compile(
+        grammars, special_ids=[*special_ids, *tags_of(plan.thinking)], needs_validation=parts.needs_validation
+    )
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ class _Parts:
         return f"@{name}"
 
 
-def check_plan(plan: ToolCallFormat) -> None:
+def require_consistent_tools(plan: ToolCallFormat) -> None:
     names = [tool.name for tool in plan.tools]
     if len(names) > MAX_TOOLS:
         raise InvalidGrammar(f"There are {len(names)} `tools` where {MAX_TOOLS} are allowed.")
@@ -104,7 +106,7 @@ def quiet_rules(plan: ToolCallFormat) -> list[str]:
 def call(plan: ToolCallFormat, tool: Tool, index: int, parts: _Parts) -> str:
     """The JSON object of one tool's call, its name spelled out."""
     comma, colon = SEPARATORS[plan.tags.layout]
-    policy = Policy.PROVED if tool.is_strict else Policy.CHECKED
+    policy = Policy.GUARANTEED if tool.is_strict else Policy.VALIDATED
     schema = NO_ARGUMENTS if tool.parameters is None else tool.parameters
     arguments = parts.add(f"arguments{index}", *write_schema(schema, policy, plan.tags.layout))
     head = f'{{"name"{colon}{quoted(tool.name)}{comma}"arguments"{colon}'

@@ -1,7 +1,7 @@
-"""The last step of every compilation: the grammar compiler accepts the text, and the grammar can be completed.
+"""Trial compile, the last step of every compilation: llguidance must accept the grammar, and it must have a completion.
 
-Errors of the compiler become refusals that name a keyword. The grammar is built and walked over plain bytes, which
-costs what it will cost the engine, and shows limits before a request meets them.
+Errors of llguidance become refusals that name a keyword. The grammar is compiled over single bytes, which costs about
+as much as in the engine, so a grammar that exceeds a limit is refused before the engine receives it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from quicksilver.constrain.shortest import TooCostly, shortest
 from quicksilver.core import ConstraintSpec
 from quicksilver.errors import InvalidGrammar
 
+# Bounds on one step of the automaton, here and in the engine. Real schemas stay below them. A slow step of one request
+# delays every request of the batch.
 LIMITS = LLParserLimits(max_items_in_row=5_000, step_max_items=3_000, verbose_errors=False)
-"""Bounds on a single step of the automaton, the same wherever a grammar is built: what real schemas need, and no more,
-since a step of one request is a step of all."""
 
-BLAME = (
+# Substrings of the compiler's errors, and the keyword that a refusal names for each.
+KEYWORDS = (
     ("patternProperty", "patternProperties"),
     ("Properties only supported", "minProperties"),
     ("circular references", "$ref"),
@@ -39,32 +40,32 @@ BLAME = (
     ("special token", "<...>"),
     ("Too many items", "grammar"),
     ("too many expressions", "pattern"),
-    ("NoExtension", "$ref"),
     ("too large", "anyOf"),
     ("too big", "pattern"),
     ("Parser Error", "anyOf"),
 )
-"""Words of the compiler's errors, and the keyword to name for each."""
+# Prefix of the compiler's errors about schemas without any instance.
+UNSATISFIABLE = "Unsatisfiable schema: "
 
 
-def prove(
+def trial_compile(
     grammars: list[dict[str, Any]], *, special_ids: Iterable[int] = (), needs_validation: bool = False
 ) -> ConstraintSpec:
-    """The constraint, or InvalidGrammar."""
+    """The constraint for the grammars; raises InvalidGrammar if llguidance refuses them."""
     text = json.dumps({"grammars": grammars}, ensure_ascii=False, separators=(",", ":"))
     alphabet = plain_alphabet(sorted(set(special_ids)))
     matcher = LLMatcher(alphabet.tokenizer, text, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
-        raise refusal(matcher.get_error())
+        raise refusal_of(matcher.get_error())
     if not can_finish(matcher, alphabet):
         raise InvalidGrammar("The grammar has no text that satisfies it.")
     return ConstraintSpec(text, needs_validation=needs_validation)
 
 
 def can_finish(matcher: LLMatcher, alphabet: Alphabet) -> bool:
-    """False only if nothing at all may come first; a way out that is not found may still exist."""
+    """False only if no token is allowed at the start: a completion that the search does not find may still exist."""
     try:
         is_found = shortest(matcher, alphabet) is not None
     except TooCostly:
@@ -72,8 +73,12 @@ def can_finish(matcher: LLMatcher, alphabet: Alphabet) -> bool:
     return is_found or any(matcher.compute_bitmask())
 
 
-def refusal(error: str) -> InvalidGrammar:
-    """The compiler's complaint with a keyword in front."""
+def refusal_of(error: str) -> InvalidGrammar:
+    """A refusal for an error of llguidance, with the keyword that caused it."""
     first_line = error.split("\n", 1)[0][:300]
-    keyword = next((name for words, name in BLAME if words in error), "schema")
+    if "NoExtension" in error:
+        return InvalidGrammar("A rule or a `$ref` only refers back to itself, so no finite text satisfies the grammar.")
+    keyword = next((name for words, name in KEYWORDS if words in error), "schema")
+    if first_line.startswith(UNSATISFIABLE):
+        return InvalidGrammar(f"`{keyword}`: no value satisfies the schema: {first_line.removeprefix(UNSATISFIABLE)}.")
     return InvalidGrammar(f"`{keyword}` cannot be enforced: {first_line}.")

@@ -1,4 +1,4 @@
-"""Lead: an answer that must begin with given text, and goes on as it likes.
+"""ForcedPrefix: an answer that must begin with given text, and goes on as it likes.
 
 For prompts that were cut back to where a token surely ends: the model chooses among the tokens that spell what was cut
 off, or a beginning of it. Knows bytes of tokens and no grammars. Special tokens spell nothing, so none comes before the
@@ -22,7 +22,7 @@ from quicksilver.text.tokenizer import Tokenizer
 Bits = NDArray[np.int32]
 
 
-class Leads:
+class ForcedPrefixes:
     """Makes constraints for one vocabulary, given as the bytes of each token. Safe to share between threads."""
 
     def __init__(self, texts: Sequence[bytes], vocab_size: int) -> None:
@@ -31,14 +31,14 @@ class Leads:
         self.num_words = -(-vocab_size // 32)
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, vocab_size: int) -> Leads:
+    def of(cls, tokenizer: Tokenizer, vocab_size: int) -> ForcedPrefixes:
         """For engines that have no grammars."""
         return cls([tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)], vocab_size)
 
-    def constraint(self, spec: ConstraintSpec) -> Lead:
+    def constraint(self, spec: ConstraintSpec) -> ForcedPrefix:
         if spec.grammar:
             raise InvalidGrammar("this engine was started without structured output", param="response_format")
-        return Lead(self, spec.lead.encode())
+        return ForcedPrefix(self, spec.lead.encode())
 
     def rest(self, due: bytes, token_id: int) -> bytes | None:
         """What is still due behind a token; None where the token may not come."""
@@ -66,11 +66,11 @@ class Leads:
         return [self._texts[i] for i in ids], np.array(ids, dtype=np.int64)
 
 
-class Lead:
+class ForcedPrefix:
     """A `TokenConstraint`."""
 
-    def __init__(self, leads: Leads, due: bytes) -> None:
-        self._leads = leads
+    def __init__(self, prefixes: ForcedPrefixes, due: bytes) -> None:
+        self._prefixes = prefixes
         self._due = due
 
     def forced(self, ahead: Sequence[int] = ()) -> list[int]:
@@ -78,21 +78,21 @@ class Lead:
         return []
 
     def write_masks(self, ahead: Sequence[int], out: memoryview) -> int:
-        rows = np.asarray(out).reshape(-1, self._leads.num_words)
+        rows = np.asarray(out).reshape(-1, self._prefixes.num_words)
         due: bytes | None = self._due
         num_rows = 0
         for row, token_id in zip(rows, [*ahead, None], strict=False):
             if due is None:
                 break
-            row[:] = self._leads.bits(due)
+            row[:] = self._prefixes.bits(due)
             num_rows += 1
-            due = None if token_id is None else self._leads.rest(due, token_id)
+            due = None if token_id is None else self._prefixes.rest(due, token_id)
         return num_rows
 
     def legal_prefix(self, tokens: Sequence[int]) -> int:
         due = self._due
         for i, token_id in enumerate(tokens):
-            rest = self._leads.rest(due, token_id)
+            rest = self._prefixes.rest(due, token_id)
             if rest is None:
                 return i
             due = rest
@@ -103,7 +103,7 @@ class Lead:
 
     def advance(self, tokens: Sequence[int]) -> None:
         for token_id in tokens:
-            rest = self._leads.rest(self._due, token_id)
+            rest = self._prefixes.rest(self._due, token_id)
             if rest is None:
                 raise RowFailed(f"token {token_id} does not spell what the answer must begin with")
             self._due = rest

@@ -14,7 +14,7 @@ from quicksilver.constrain.runtime.forced_text import determined
 from quicksilver.constrain.runtime.tokens import Tokens
 
 
-class Walk:
+class Lookahead:
     """`due` is the rest of a certain run at the start: empty where nothing is certain, None where nobody has asked."""
 
     def __init__(self, tokens: Tokens, matcher: LLMatcher, tail: bytes, due: list[int] | None) -> None:

@@ -15,14 +15,14 @@ from threading import Lock
 import numpy as np
 from llguidance import LLMatcher
 
-from quicksilver.constrain.compile.trial_compile import LIMITS, refusal
+from quicksilver.constrain.compile.trial_compile import LIMITS, refusal_of
 from quicksilver.constrain.runtime.budget import Budget
 from quicksilver.constrain.runtime.canvas_masks import sweep
-from quicksilver.constrain.runtime.forced_prefix import Lead, Leads
+from quicksilver.constrain.runtime.forced_prefix import ForcedPrefix, ForcedPrefixes
 from quicksilver.constrain.runtime.literals import words_of
-from quicksilver.constrain.runtime.lookahead import Walk
+from quicksilver.constrain.runtime.lookahead import Lookahead
 from quicksilver.constrain.runtime.tokens import Tokens
-from quicksilver.constrain.runtime.trial import try_out
+from quicksilver.constrain.runtime.trial_walk import trial_walk
 from quicksilver.core import ConstraintSpec
 from quicksilver.errors import RowFailed
 
@@ -45,29 +45,29 @@ class Grammars:
 
     def __init__(self, tokenizer_json: str, eos_ids: Sequence[int], vocab_size: int) -> None:
         self._tokens = Tokens(tokenizer_json, eos_ids, vocab_size)
-        self._leads = Leads(self._tokens.texts, vocab_size)
+        self._prefixes = ForcedPrefixes(self._tokens.texts, vocab_size)
         self._cache: OrderedDict[str, _Built] = OrderedDict()
         self._cached_bytes = 0
         self._lock = Lock()
 
-    def constraint(self, spec: ConstraintSpec) -> Constraint | Lead:
+    def constraint(self, spec: ConstraintSpec) -> GrammarConstraint | ForcedPrefix:
         """A fresh automaton. A new grammar takes as long to build as its check took, without the interpreter's lock;
         a grammar seen lately takes microseconds. InvalidGrammar where this vocabulary makes it too large."""
         if spec.lead:
-            return self._leads.constraint(spec)
+            return self._prefixes.constraint(spec)
         with self._lock:
             built = self._cache.get(spec.grammar)
         if built is None:
             built = self._build(spec.grammar)
         self._remember(spec.grammar, built)
         budget = Budget(self._tokens, built.byte_matcher.deep_copy(), built.words)
-        return Constraint(self._tokens, built.matcher.deep_copy(), budget)
+        return GrammarConstraint(self._tokens, built.matcher.deep_copy(), budget)
 
     def _build(self, grammar: str) -> _Built:
         matcher = LLMatcher(self._tokens.tokenizer, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
-            raise refusal(matcher.get_error())
-        try_out(matcher.deep_copy(), self._tokens)
+            raise refusal_of(matcher.get_error())
+        trial_walk(matcher.deep_copy(), self._tokens)
         byte_matcher = LLMatcher(self._tokens.alphabet.tokenizer, grammar, log_level=0, limits=LIMITS)
         return _Built(matcher, byte_matcher, words_of(grammar))
 
@@ -82,7 +82,7 @@ class Grammars:
                 self._cached_bytes -= len(dropped)
 
 
-class Constraint:
+class GrammarConstraint:
     """A `TokenConstraint`. Ends for good with a stop token."""
 
     def __init__(self, tokens: Tokens, matcher: LLMatcher, budget: Budget) -> None:
@@ -93,8 +93,8 @@ class Constraint:
         self._due: list[int] | None = None
         self._has_ended = False
 
-    def copy(self) -> Constraint:
-        twin = Constraint(self._tokens, self._matcher.deep_copy(), self._budget.copy())
+    def copy(self) -> GrammarConstraint:
+        twin = GrammarConstraint(self._tokens, self._matcher.deep_copy(), self._budget.copy())
         twin._tail, twin._due, twin._has_ended = self._tail, self._due, self._has_ended
         return twin
 
@@ -137,7 +137,7 @@ class Constraint:
         return num_taken + 1 if may_end and affordable == num_taken else affordable
 
     def advance(self, tokens: Sequence[int]) -> None:
-        walk = Walk(self._tokens, self._matcher, self._tail, self._due)
+        walk = Lookahead(self._tokens, self._matcher, self._tail, self._due)
         for token_id in tokens:
             if token_id in self._tokens.eos_ids and self.can_stop():
                 self._has_ended = True
@@ -170,9 +170,9 @@ class Constraint:
         return False
 
     @contextmanager
-    def _walk(self) -> Iterator[Walk]:
+    def _walk(self) -> Iterator[Lookahead]:
         """A look ahead that leaves the automaton as it was; raises if the automaton broke on the way."""
-        walk = Walk(self._tokens, self._matcher, self._tail, self._due)
+        walk = Lookahead(self._tokens, self._matcher, self._tail, self._due)
         try:
             yield walk
         finally:

@@ -11,20 +11,20 @@ import random
 import numpy as np
 from llguidance import LLMatcher
 
-from quicksilver.constrain.compile.trial_compile import refusal
+from quicksilver.constrain.compile.trial_compile import refusal_of
 from quicksilver.constrain.runtime.tokens import Tokens
 
 NUM_STEPS = 24
 """Tokens of the trial."""
 
 
-def try_out(matcher: LLMatcher, tokens: Tokens) -> None:
+def trial_walk(matcher: LLMatcher, tokens: Tokens) -> None:
     """Writes a few lawful tokens at random; raises InvalidGrammar if the automaton cannot follow."""
     rng = random.Random(0)
     for _ in range(NUM_STEPS):
         bits = tokens.lawful_bits(matcher)
         if matcher.is_error():
-            raise refusal(matcher.get_error())
+            raise refusal_of(matcher.get_error())
         lawful = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
         if matcher.is_stopped() or not len(lawful):
             return
@@ -32,4 +32,4 @@ def try_out(matcher: LLMatcher, tokens: Tokens) -> None:
         if token_id in tokens.eos_ids or not matcher.consume_token(token_id):
             break
     if matcher.is_error():
-        raise refusal(matcher.get_error())
+        raise refusal_of(matcher.get_error())

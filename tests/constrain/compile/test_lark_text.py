@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from quicksilver.constrain.compile.lark_text import (
-    check_grammar_text,
     outside_quotes,
     quoted,
+    refuse_reserved_syntax,
     tag,
     thinking_rules,
     until,
@@ -32,7 +32,7 @@ from quicksilver.errors import InvalidGrammar
 )
 def test_what_is_ours_alone_is_refused(grammar: str, named: str) -> None:
     with pytest.raises(InvalidGrammar, match=named):
-        check_grammar_text(grammar)
+        refuse_reserved_syntax(grammar)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_is_ours_alone_is_refused(grammar: str, named: str) -> None:
     ],
 )
 def test_the_same_signs_inside_quotes_and_comments_are_text(grammar: str) -> None:
-    check_grammar_text(grammar)
+    refuse_reserved_syntax(grammar)
     assert "<" not in "".join(outside_quotes(grammar))
 
 
@@ -55,9 +55,9 @@ def test_an_open_quote_reaches_to_the_end() -> None:
 
 
 def test_bytes_are_bounded() -> None:
-    check_grammar_text("a" * MAX_GRAMMAR_BYTES)
+    refuse_reserved_syntax("a" * MAX_GRAMMAR_BYTES)
     with pytest.raises(InvalidGrammar, match="bytes"):
-        check_grammar_text("a" * (MAX_GRAMMAR_BYTES + 1))
+        refuse_reserved_syntax("a" * (MAX_GRAMMAR_BYTES + 1))
 
 
 def test_tags_are_ids_or_text() -> None:

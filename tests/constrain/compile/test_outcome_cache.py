@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quicksilver.constrain.compile.cache import OVERHEAD_BYTES, OutcomeCache, size_of
+from quicksilver.constrain.compile.outcome_cache import OVERHEAD_BYTES, OutcomeCache, size_of
 from quicksilver.constrain.compile.worker import Outcome
 
 SMALL = Outcome(grammar="g" * 100)

@@ -147,6 +147,6 @@ def test_bounds_of_the_plain_forms() -> None:
 
 def test_the_policy_reaches_the_schema() -> None:
     loose = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
-    assert spec(FormatKind.JSON_SCHEMA, loose, policy=Policy.CHECKED).needs_validation
+    assert spec(FormatKind.JSON_SCHEMA, loose, policy=Policy.VALIDATED).needs_validation
     with pytest.raises(InvalidGrammar, match="`uniqueItems`"):
         spec(FormatKind.JSON_SCHEMA, loose)

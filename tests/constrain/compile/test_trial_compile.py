@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quicksilver.constrain.alphabet import plain_alphabet
-from quicksilver.constrain.compile.trial_compile import prove, refusal
+from quicksilver.constrain.compile.trial_compile import refusal_of, trial_compile
 from quicksilver.errors import InvalidGrammar
 
 
@@ -20,21 +20,22 @@ from quicksilver.errors import InvalidGrammar
         ("something new", "schema"),
     ],
 )
-def test_a_complaint_names_a_keyword(error: str, keyword: str) -> None:
-    assert refusal(error).message.startswith(f"`{keyword}`")
+def test_a_refusal_names_a_keyword(error: str, keyword: str) -> None:
+    assert refusal_of(error).message.startswith(f"`{keyword}`")
 
 
-def test_a_grammar_that_nothing_satisfies_is_refused() -> None:
-    with pytest.raises(InvalidGrammar):
-        prove([{"lark_grammar": "start: start"}])
+@pytest.mark.parametrize("grammar", ["start: start", "start: a\na: b\nb: a"])
+def test_a_rule_that_only_refers_to_itself_is_refused(grammar: str) -> None:
+    with pytest.raises(InvalidGrammar, match="only refers back to itself"):
+        trial_compile([{"lark_grammar": grammar}])
 
 
-def test_a_grammar_with_a_long_way_out_is_taken() -> None:
-    assert prove([{"lark_grammar": "start: /[a-z]{5000}/"}]).grammar
+def test_a_grammar_with_a_long_shortest_completion_is_accepted() -> None:
+    assert trial_compile([{"lark_grammar": "start: /[a-z]{5000}/"}]).grammar
 
 
 def test_special_tokens_are_known_by_id() -> None:
-    spec = prove([{"lark_grammar": 'start: <[3]> "a" <[7]>'}], special_ids=[3, 7])
+    spec = trial_compile([{"lark_grammar": 'start: <[3]> "a" <[7]>'}], special_ids=[3, 7])
     assert "<[7]>" in spec.grammar
     alphabet = plain_alphabet([3, 7])
     assert set(alphabet.byte_ids.values()).isdisjoint({3, 7})

@@ -10,7 +10,7 @@ import pytest
 
 from quicksilver.constrain.compile.response_format import compile_response_format
 from quicksilver.constrain.runtime.budget import NEAR, SLACK
-from quicksilver.constrain.runtime.matcher import Constraint, Grammars
+from quicksilver.constrain.runtime.matcher import GrammarConstraint, Grammars
 from quicksilver.constrain.runtime.tokens import Tokens
 from quicksilver.constrain.shortest import TooCostly, shortest
 from quicksilver.constrain.source import FormatKind, Layout, ResponseFormat, Thinking
@@ -30,7 +30,7 @@ ROWS = {
 EMPTY_ROW = '{"label":"","weight":10}'
 
 
-def write(constraint: Constraint, room: int, rng: random.Random) -> tuple[str, bool]:
+def write(constraint: GrammarConstraint, room: int, rng: random.Random) -> tuple[str, bool]:
     """A model that picks at random; the text, and whether it was closed by the budget."""
     written: list[int] = []
     while not constraint.must_stop() and len(written) < room:
@@ -94,7 +94,7 @@ def test_certain_text_that_is_cut_elsewhere_does_not_cost_the_end(smollm2: Gramm
         assert validate_output(schema, text) is None, (room, text)
 
 
-def write_eagerly(constraint: Constraint, tokens: Tokens, room: int) -> list[int]:
+def write_eagerly(constraint: GrammarConstraint, tokens: Tokens, room: int) -> list[int]:
     """As the engine writes for a model that opens whatever it can."""
     opening = [
         i for text in (" [{", ' {"', "[{", '{"', " {", "{", "}, {", "},", ",") for i in tokens.encode(text.encode())[:1]

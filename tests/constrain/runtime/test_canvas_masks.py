@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quicksilver.constrain.runtime.canvas_masks import decided_run, sweep
-from quicksilver.constrain.runtime.matcher import Constraint, Grammars
+from quicksilver.constrain.runtime.matcher import GrammarConstraint, Grammars
 from quicksilver.constrain.validate import validate_output
 from tests.constrain.conftest import SMOLLM2_ENDS, SMOLLM2_WIDTH, special
 from tests.constrain.runtime.test_matcher import PERSON, WORDS, constrain, ids, pattern
@@ -103,7 +103,7 @@ class Denoiser:
 
 
 def denoise(
-    constraint: Constraint, model: Denoiser, start: int, canvas_len: int, num_words: int
+    constraint: GrammarConstraint, model: Denoiser, start: int, canvas_len: int, num_words: int
 ) -> tuple[list[int], int]:
     """One canvas as the algorithm of `canvas.py` has it: its lawful tokens, and the steps it took."""
     canvas: list[int | None] = [None] * canvas_len
@@ -129,7 +129,7 @@ def best_lawful(scores: Any, row: Any) -> int:
     return int(np.where(flags, scores, -np.inf).argmax())
 
 
-def answer(constraint: Constraint, model: Denoiser, room: int, num_words: int) -> list[int]:
+def answer(constraint: GrammarConstraint, model: Denoiser, room: int, num_words: int) -> list[int]:
     written: list[int] = []
     while not constraint.must_stop() and len(written) < room:
         path = constraint.closing(room - len(written))

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quicksilver.constrain.runtime.forced_prefix import Lead, Leads
+from quicksilver.constrain.runtime.forced_prefix import ForcedPrefix, ForcedPrefixes
 from quicksilver.constrain.runtime.matcher import Grammars
 from quicksilver.core import ConstraintSpec, TokenConstraint
 from quicksilver.errors import InvalidGrammar, RowFailed
 from quicksilver.text.tokenizer import Tokenizer
 
 TEXTS = [b"", b"c", b"co", b"comp", b"compute", b"o", b"m", b"p", b"x", b" comp", b"cop", b"computer", b""]
-LEADS = Leads(TEXTS, vocab_size=40)
+LEADS = ForcedPrefixes(TEXTS, vocab_size=40)
 
 
 def allowed(lead: TokenConstraint, ahead: list[int], num_words: int) -> list[set[int]]:
@@ -53,7 +53,7 @@ def test_canvas_is_kept_up_to_the_first_wrong_token() -> None:
 
 
 def test_ids_beyond_the_vocabulary_spell_nothing() -> None:
-    narrow = Leads(TEXTS, vocab_size=4).constraint(ConstraintSpec(lead="comp"))
+    narrow = ForcedPrefixes(TEXTS, vocab_size=4).constraint(ConstraintSpec(lead="comp"))
     assert allowed(narrow, [], 1) == [{1, 2, 3}]
     assert narrow.legal_prefix([4]) == narrow.legal_prefix([39]) == 0
 
@@ -65,8 +65,8 @@ def test_engine_without_grammars_refuses_one() -> None:
 
 def test_grammars_know_leads_and_both_see_the_same_tokens(grammars: Grammars, tokenizer: Tokenizer) -> None:
     spec = ConstraintSpec(lead=" th")
-    first, second = grammars.constraint(spec), Leads.of(tokenizer, tokenizer.vocab_size).constraint(spec)
-    assert isinstance(first, Lead)
+    first, second = grammars.constraint(spec), ForcedPrefixes.of(tokenizer, tokenizer.vocab_size).constraint(spec)
+    assert isinstance(first, ForcedPrefix)
     num_words = -(-tokenizer.vocab_size // 32)
     (found,) = allowed(second, [], num_words)
     assert found == {
@@ -80,7 +80,7 @@ def test_grammars_know_leads_and_both_see_the_same_tokens(grammars: Grammars, to
 @given(st.text(alphabet="acé ", min_size=1, max_size=6), st.text(alphabet="acé ", max_size=4))
 def test_any_spelling_of_the_lead_is_legal_and_its_text_begins_with_it(lead: str, more: str) -> None:
     texts = [bytes([i]) for i in range(256)] + [b"a ", b" a", b"ca", "é".encode(), b"aca"]
-    constraint = Leads(texts, 261).constraint(ConstraintSpec(lead=lead))
+    constraint = ForcedPrefixes(texts, 261).constraint(ConstraintSpec(lead=lead))
     ids = list((lead + more).encode())
     assert constraint.legal_prefix(ids) == len(ids)
     due, taken = constraint, list[int]()

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quicksilver.constrain.compile.response_format import compile_response_format
-from quicksilver.constrain.runtime.matcher import MAX_CACHED, Constraint, Grammars
+from quicksilver.constrain.runtime.matcher import MAX_CACHED, GrammarConstraint, Grammars
 from quicksilver.constrain.source import FormatKind, Layout, ResponseFormat
 from quicksilver.constrain.validate import validate_output
 from quicksilver.core import ConstraintSpec, TokenConstraint
@@ -38,16 +38,16 @@ CLOSED = {
 }
 
 
-def constrain(grammars: Grammars, schema: Any) -> Constraint:
+def constrain(grammars: Grammars, schema: Any) -> GrammarConstraint:
     return grammars.constraint(schema_spec(schema))
 
 
-def spaced(grammars: Grammars, schema: Any) -> Constraint:
+def spaced(grammars: Grammars, schema: Any) -> GrammarConstraint:
     wanted = ResponseFormat(FormatKind.JSON_SCHEMA, schema, layout=Layout.SPACED)
     return grammars.constraint(compile_response_format(wanted))
 
 
-def pattern(grammars: Grammars, expression: str) -> Constraint:
+def pattern(grammars: Grammars, expression: str) -> GrammarConstraint:
     return grammars.constraint(compile_response_format(ResponseFormat(FormatKind.REGEX, expression)))
 
 

@@ -5,6 +5,7 @@ A grammar cannot count freely, so each is written out as a union of cases while 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import combinations, permutations
 from math import comb, perm
@@ -37,7 +38,9 @@ def min_properties(rewriter: Rewriter, node: Node, _least: int) -> Json:
         return native_count(rewriter, node, more)
     cases = property_sets(optional, more, room)
     if cases is None:
-        return rewriter.leave_to_check("minProperties", node.at, "there are too many ways to reach the count", True)
+        return rewriter.leave_to_validation(
+            "minProperties", node.at, "there are too many ways to reach the count", True
+        )
     ways = [chosen(case, named, required, room) for case in cases]
     if is_open(node) and more <= 1:
         rest = {"properties": dict.fromkeys(optional, False)}
@@ -54,7 +57,7 @@ def native_count(rewriter: Rewriter, node: Node, more: int) -> Json:
     counts = {word: node.get(word) for word in ("minProperties", "maxProperties") if node.get(word) is not None}
     if more < 2:
         return counts or True
-    return rewriter.leave_to_check("minProperties", node.at, "unlisted properties might repeat a name", counts)
+    return rewriter.leave_to_validation("minProperties", node.at, "unlisted properties might repeat a name", counts)
 
 
 def property_sets(optional: list[str], more: int, room: int | None) -> list[tuple[str, ...]] | None:
@@ -101,34 +104,80 @@ def contains(rewriter: Rewriter, node: Node, wanted: Contains) -> Json:
 
 
 def unique_items(rewriter: Rewriter, node: Node, is_unique: bool) -> Json:
-    most = node.get("maxItems")
+    least, most = node.get("minItems") or 0, node.get("maxItems")
     if not is_unique or (most is not None and most <= 1):
         return True
+    if has_too_few_values(rewriter.document, node, least):
+        return False
     prefix, items = node.get("prefixItems") or [], node.get("items")
     if items is not None and items.never and are_pairwise_disjoint(rewriter, prefix):
         return True
     pool = None if items is None or prefix else finite_values(rewriter.document, items)
-    cases = None if pool is None else distinct_lists(pool, node.get("minItems") or 0, most)
+    cases = None if pool is None else distinct_lists(pool, least, most)
     if cases is None:
-        return rewriter.leave_to_check("uniqueItems", node.at, "its items are not a short list of values", True)
+        return rewriter.leave_to_validation("uniqueItems", node.at, "its items are not a short list of values", True)
     return any_of([exact_list(case) for case in cases])
+
+
+def has_too_few_values(document: Document, node: Node, least: int) -> bool:
+    """Whether the first `least` items together have fewer than `least` distinct values."""
+    prefix, items = node.get("prefixItems") or [], node.get("items")
+    schemas = [*prefix[:least], *([items] if least > len(prefix) else [])]
+    values = union(None if schema is None else finite_values(document, schema) for schema in schemas)
+    return values is not None and len(values) < least
 
 
 def are_pairwise_disjoint(rewriter: Rewriter, nodes: list[Node]) -> bool:
     return all(rewriter.are_disjoint(a, b) for a, b in combinations(nodes, 2))
 
 
-def finite_values(document: Document, node: Node) -> list[Any] | None:
-    """All values of a schema, when it lists them."""
-    if node.get("$ref") is not None:
-        return finite_values(document, document.target(node.get("$ref")))
+def finite_values(document: Document, node: Node, depth: int = 3) -> list[Any] | None:
+    """Values that include every instance of `node`; None where there is no short list of them."""
+    if node.never:
+        return []
+    if depth == 0:
+        return None
+    lists = [own_values(document, member, depth) for member in conjuncts(document, node)]
+    return min((values for values in lists if values is not None), key=len, default=None)
+
+
+def own_values(document: Document, node: Node, depth: int) -> list[Any] | None:
+    """The same, from the keywords of `node` alone."""
     if node.get("enum") is not None:
         return distinct(node.get("enum"))
-    types: dict[str, list[Any]] = {"boolean": [True, False], "null": [None]}
-    stated = node.get("type")
-    if stated is None or any(t not in types for t in stated):
+    branches = node.get("anyOf") or node.get("oneOf")
+    if branches is not None:
+        return union(finite_values(document, branch, depth - 1) for branch in branches)
+    return union(values_of_type(node, name) for name in node.get("type") or TYPES)
+
+
+def union(pools: Iterable[list[Any] | None]) -> list[Any] | None:
+    """The distinct values of all lists; None if one of them is None."""
+    found: list[Any] = []
+    for pool in pools:
+        if pool is None:
+            return None
+        found += pool
+    return distinct(found)
+
+
+def values_of_type(node: Node, name: str) -> list[Any] | None:
+    """The instances of one type, if there are few."""
+    if name in ("null", "boolean"):
+        return [None] if name == "null" else [True, False]
+    if name == "integer":
+        return integers_between(node)
+    empty, most_word = {"string": ("", "maxLength"), "array": ([], "maxItems"), "object": ({}, "maxProperties")}.get(
+        name, (None, "")
+    )
+    return [empty] if node.get(most_word) == 0 else None
+
+
+def integers_between(node: Node) -> list[Any] | None:
+    low, high = node.get("minimum"), node.get("maximum")
+    if low is None or high is None or high - low >= MAX_CASES:
         return None
-    return [value for t in stated for value in types[t]]
+    return list(range(math.ceil(low), math.floor(high) + 1))
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:
@@ -166,7 +215,7 @@ def unevaluated_properties(rewriter: Rewriter, node: Node, rest: Node) -> Json:
         if member.get("additionalProperties") is not None:
             return True
         if member.get("patternProperties") or any(member.get(word) is not None for word in BRANCHING):
-            return rewriter.leave_to_check("unevaluatedProperties", node.at, "what is evaluated varies", True)
+            return rewriter.leave_to_validation("unevaluatedProperties", node.at, "what is evaluated varies", True)
         names |= dict.fromkeys(member.get("properties") or (), True)
     return {"properties": names, "additionalProperties": rewriter.enforce(rest)}
 
@@ -177,6 +226,6 @@ def unevaluated_items(rewriter: Rewriter, node: Node, rest: Node) -> Json:
         if member.get("items") is not None:
             return True
         if any(member.get(word) is not None for word in (*BRANCHING, "contains")):
-            return rewriter.leave_to_check("unevaluatedItems", node.at, "what is evaluated varies", True)
+            return rewriter.leave_to_validation("unevaluatedItems", node.at, "what is evaluated varies", True)
         prefix_len = max(prefix_len, len(member.get("prefixItems") or ()))
     return {**beginning([True] * prefix_len), "items": rewriter.enforce(rest)}

@@ -13,7 +13,7 @@ from quicksilver.constrain.compile.rewrite import counting
 from quicksilver.constrain.compile.rewrite.algebra import all_of, any_of
 from quicksilver.constrain.compile.rewrite.ecma import name_pattern, value_pattern
 from quicksilver.constrain.compile.rewrite.node import Condition, Node, conjuncts
-from quicksilver.constrain.compile.rewrite.numbers import BOUNDS, check_values, exact_bounds
+from quicksilver.constrain.compile.rewrite.numbers import BOUNDS, exact_bounds, require_exact_values
 from quicksilver.constrain.compile.rewrite.patterns import BASE64, format_pattern, length_pattern
 from quicksilver.constrain.compile.rewrite.prune import prune
 from quicksilver.constrain.compile.rewrite.refusal import Unenforceable
@@ -96,7 +96,7 @@ def reference(rewriter: Rewriter, _node: Node, key: str) -> Json:
 
 
 def values(_rewriter: Rewriter, node: Node, allowed: list[Any]) -> Json:
-    check_values(allowed, node.at)
+    require_exact_values(allowed, node.at)
     return {"enum": allowed} if allowed else False
 
 
@@ -141,7 +141,7 @@ def outside(rewriter: Rewriter, excluded: Node, members: list[Node], spot: Spot)
     names = {name for member in members for word in ("properties", "required") for name in member.get(word) or ()}
     rest = prune(rewriter.document, rewriter.complement(excluded, frozenset(names)), members)
     if rest is False and rewriter.num_lost > num_lost:
-        return rewriter.leave_to_check(*spot, "what it leaves over cannot be written as a grammar", True)
+        return rewriter.leave_to_validation(*spot, "what it leaves over cannot be written as a grammar", True)
     return rest
 
 
@@ -188,7 +188,7 @@ def encoding(_rewriter: Rewriter, _node: Node, name: str) -> Json:
 def media_type(rewriter: Rewriter, node: Node, name: str) -> Json:
     if name != "application/json":
         return True
-    return rewriter.leave_to_check("contentMediaType", node.at, "JSON inside a string is not supported", True)
+    return rewriter.leave_to_validation("contentMediaType", node.at, "JSON inside a string is not supported", True)
 
 
 def names_of_properties(rewriter: Rewriter, node: Node, names: Node) -> Json:
@@ -204,7 +204,7 @@ def names_of_properties(rewriter: Rewriter, node: Node, names: Node) -> Json:
         return {"properties": dict.fromkeys(filter(is_text, words["enum"]), True), "additionalProperties": False}
     pattern = single_pattern(words, node.at)
     if pattern is None or node.get("patternProperties"):
-        return rewriter.leave_to_check(
+        return rewriter.leave_to_validation(
             "propertyNames", node.at, "only a list, a pattern or a length is supported", True
         )
     return {"patternProperties": {pattern: True}, "additionalProperties": False}

@@ -24,10 +24,10 @@ MAX_GRAMMAR_BYTES = 256 * 1024
 MAX_CHOICES = 5_000
 
 
-def check_schema_size(schema: Any) -> None:
+def limit_schema_size(schema: Any) -> None:
     """Raises InvalidGrammar when any bound is passed; `schema` is a parsed JSON value."""
-    check_nesting(schema)
-    check_bytes(schema)
+    limit_nesting(schema)
+    limit_bytes(schema)
     num_properties = num_values = 0
     pending = [(schema, 1)]
     while pending:
@@ -38,7 +38,7 @@ def check_schema_size(schema: Any) -> None:
             continue
         num_properties += count(node.get("properties"))
         num_values += count(node.get("enum"))
-        check_regexes(node)
+        limit_regexes(node)
         pending.extend((sub, depth + 1) for _, sub in subschemas(node))
     if num_properties > MAX_PROPERTIES:
         raise too_big("`properties`", MAX_PROPERTIES, num_properties)
@@ -46,7 +46,7 @@ def check_schema_size(schema: Any) -> None:
         raise too_big("`enum` values", MAX_ENUM_VALUES, num_values)
 
 
-def check_nesting(value: Any) -> None:
+def limit_nesting(value: Any) -> None:
     level, depth = [value], 0
     while level:
         depth += 1
@@ -61,7 +61,7 @@ def children(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def check_bytes(schema: Any) -> None:
+def limit_bytes(schema: Any) -> None:
     try:
         size = len(json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode())
     except (TypeError, ValueError) as error:
@@ -70,15 +70,15 @@ def check_bytes(schema: Any) -> None:
         raise too_big("bytes", MAX_SCHEMA_BYTES, size)
 
 
-def check_regexes(node: dict[str, Any]) -> None:
+def limit_regexes(node: dict[str, Any]) -> None:
     patterns = node.get("patternProperties")
     names = list(patterns) if isinstance(patterns, dict) else []
     for pattern in [node.get("pattern"), *names]:
         if isinstance(pattern, str):
-            check_regex_size(pattern)
+            limit_regex_size(pattern)
 
 
-def check_regex_size(pattern: str) -> None:
+def limit_regex_size(pattern: str) -> None:
     if len(pattern) > MAX_REGEX_CHARS:
         raise too_big("characters in a `pattern`", MAX_REGEX_CHARS, len(pattern))
 

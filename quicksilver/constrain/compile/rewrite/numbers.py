@@ -40,11 +40,11 @@ def tightened(word: str, bound: float, at: str) -> float:
     return int(nearest)
 
 
-def check_values(values: list[Any], at: str) -> None:
+def require_exact_values(values: list[Any], at: str) -> None:
     """Numbers in `enum` and `const` must survive the compiler's doubles, and strings its escapes."""
     for value in values:
         if isinstance(value, list | dict):
-            check_values(list(value.values()) if isinstance(value, dict) else value, at)
+            require_exact_values(list(value.values()) if isinstance(value, dict) else value, at)
         elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) > EXACT:
             raise Unenforceable("enum", at, f"numbers beyond {EXACT} lose digits in common JSON readers")
         elif isinstance(value, str) and not is_writable(value):

@@ -96,9 +96,9 @@ class Rewriter:
             self._pending.append(key)
         return {"$ref": f"#/$defs/{self._names[key]}"}
 
-    def leave_to_check(self, keyword: str, at: str, why: str, superset: Json) -> Json:
+    def leave_to_validation(self, keyword: str, at: str, why: str, superset: Json) -> Json:
         """Under CHECKED the wider schema, to be checked at the end; else a refusal."""
-        if self._policy is Policy.PROVED:
+        if self._policy is Policy.GUARANTEED:
             raise Unenforceable(keyword, at, why)
         self.needs_validation = True
         return superset

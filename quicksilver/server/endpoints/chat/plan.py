@@ -181,7 +181,7 @@ def read_format(body: ChatBody) -> ResponseFormat | None:
     if isinstance(form, JsonObjectFormat):
         return ResponseFormat(FormatKind.JSON_OBJECT, layout=Layout.SPACED)
     if isinstance(form, JsonSchemaFormat):
-        policy = Policy.PROVED if form.json_schema.strict else Policy.CHECKED
+        policy = Policy.GUARANTEED if form.json_schema.strict else Policy.VALIDATED
         schema = form.json_schema.schema_
         return ResponseFormat(FormatKind.JSON_SCHEMA, {} if schema is None else schema, policy, Layout.SPACED)
     if isinstance(form, RegexFormat):

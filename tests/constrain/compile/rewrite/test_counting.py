@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from quicksilver.constrain.compile.rewrite.refusal import Unenforceable
+from quicksilver.constrain.source import Policy
+from quicksilver.errors import InvalidGrammar
 from tests.constrain.walks import admits, schema_spec
 
 ABC = {"type": "object", "properties": {name: {"type": "null"} for name in "abc"}, "additionalProperties": False}
@@ -117,3 +119,41 @@ def test_unevaluated_items_are_those_behind_the_prefix() -> None:
     schema = {"type": "array", "prefixItems": [{"type": "null"}], "unevaluatedItems": {"type": "string"}}
     assert admits(schema, [None, "a"], [None, 1]) == [True, False]
     assert admits({**schema, "items": {"type": "integer"}}, [None, 1], [None, "a"]) == [True, False]
+
+
+def unique(items: Any, least: int, **words: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items, "minItems": least, "uniqueItems": True, **words}
+
+
+CONTRADICTIONS = [
+    unique({"type": "array", "maxItems": 0}, 2),
+    unique({"type": "string", "maxLength": 0}, 2),
+    unique({"type": "object", "maxProperties": 0}, 2),
+    unique({"type": "boolean"}, 3),
+    unique({"type": ["boolean", "null"]}, 4),
+    unique({"type": "integer", "minimum": 1, "maximum": 3}, 4),
+    unique({"enum": [1, 1.0]}, 2),
+    unique({"anyOf": [{"const": "a"}, {"const": "b"}, {"type": "null"}]}, 4),
+    unique({"allOf": [{"type": "string"}, {"enum": ["a", "b"]}]}, 3),
+    unique({"$ref": "#/$defs/flag"}, 3, **{"$defs": {"flag": {"type": "boolean"}}}),
+    unique(True, 2, prefixItems=[{"const": 1}, {"const": 1}]),
+]
+
+
+@pytest.mark.parametrize("schema", CONTRADICTIONS)
+@pytest.mark.parametrize("policy", list(Policy))
+def test_more_unique_items_than_values_are_refused(schema: dict[str, Any], policy: Policy) -> None:
+    required = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    for contradiction in (schema, {**required, **({"$defs": schema["$defs"]} if "$defs" in schema else {})}):
+        with pytest.raises(InvalidGrammar, match="no value satisfies"):
+            schema_spec(contradiction, policy)
+
+
+def test_as_many_unique_items_as_values_are_admitted() -> None:
+    schema = unique({"type": "integer", "minimum": 1, "maximum": 3}, 3)
+    assert admits(schema, [1, 2, 3], [3, 1, 2], [1, 2, 2], [1, 2], [1, 2, 4]) == [True, True, False, False, False]
+
+
+def test_a_recursive_item_schema_has_no_short_list_of_values() -> None:
+    node = {"anyOf": [{"type": "null"}, *({"$ref": "#/$defs/node"} for _ in range(6))]}
+    assert schema_spec(unique({"$ref": "#/$defs/node"}, 2, **{"$defs": {"node": node}}), Policy.VALIDATED).grammar

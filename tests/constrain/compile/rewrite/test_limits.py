@@ -42,22 +42,22 @@ BOUNDS = [
 
 @pytest.mark.parametrize(("make", "bound", "what"), BOUNDS)
 def test_the_bound_is_allowed_and_one_more_is_not(make: Any, bound: int, what: str) -> None:
-    limits.check_schema_size(make(bound))
+    limits.limit_schema_size(make(bound))
     with pytest.raises(InvalidGrammar, match=what) as caught:
-        limits.check_schema_size(make(bound + 1))
+        limits.limit_schema_size(make(bound + 1))
     assert str(bound + 1) in caught.value.message
 
 
 def test_properties_and_values_are_counted_over_the_whole_schema() -> None:
     half = {f"p{i}": {"enum": [1, 2, 3]} for i in range(limits.MAX_PROPERTIES // 2 + 1)}
     with pytest.raises(InvalidGrammar, match="`properties`"):
-        limits.check_schema_size({"properties": half, "$defs": {"x": {"properties": half}}})
+        limits.limit_schema_size({"properties": half, "$defs": {"x": {"properties": half}}})
 
 
 def test_what_json_cannot_hold_is_refused() -> None:
     for value in (float("nan"), float("inf"), "\ud800", {1, 2}):
         with pytest.raises(InvalidGrammar, match="not JSON"):
-            limits.check_schema_size({"const": value})
+            limits.limit_schema_size({"const": value})
 
 
 def test_the_default_bounds_are_the_published_ones() -> None:
