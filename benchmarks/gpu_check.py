@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu_check --out DIR
 
-Writes check.log into DIR and exits 1 if anything failed. The same checks run under pytest in tests/backends/cuda/kernels and
-tests/gpu.
+Writes check.log into DIR and exits 1 if anything failed. The same checks run under pytest in
+tests/backends/cuda/kernels and tests/gpu.
 """
 
 from __future__ import annotations

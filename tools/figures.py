@@ -71,10 +71,10 @@ def model_speeds() -> str:
             (
                 f"`{name}`",
                 f"{served['decode_tok_per_s']:,.0f} tokens/s",
-                f"{served['over_ar']:.1f}×",
+                f"{served['over_ar']:.1f} times",
                 f"{best['tokens_per_s']:.0f} tokens/s",
-                f"{best['over_own_ar']:.1f}×",
-                f"{best['over_llama_cpp']:.1f}×",
+                f"{best['over_own_ar']:.1f} times",
+                f"{best['over_llama_cpp']:.1f} times",
             )
         )
     header = ("model", "H200, one request", "over its own `ar`", "2 CPU cores", "over its own `ar`", "over llama.cpp")

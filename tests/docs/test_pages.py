@@ -74,7 +74,7 @@ def test_links_point_to_files() -> None:
 
 
 def test_files_and_folders_named_in_pages_exist() -> None:
-    """Paths in backticks below the folders of the repository, in every page but the decisions, which may name the past."""
+    """Paths of the repository in backticks, in every page but the decisions, which may name removed files."""
     named_paths = re.compile(r"`((?:benchmarks|docs|recipes|tests|tools|quicksilver)/[\w./-]+)`")
     missing = []
     for page in PAGES:
