@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from quicksilver.core import Request
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.run import make_listener, quiet_collector
+from quicksilver.server.run import collect_rarely, make_listener
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
 from tests.support.fake_engine import FakeEngine, Step, spoken
@@ -71,7 +71,7 @@ async def serve(port: int, num_chunks: int, gap_s: float) -> None:
     engine = FakeEngine(Metronome(num_chunks, gap_s))
     config = ServerConfig(port=port)
     services = Services(engine, tokenizer, ChatTemplate.own(tokenizer), config=config)
-    quiet_collector()
+    collect_rarely()
     await make_listener(build_app(services), "127.0.0.1", port, config).serve()
 
 

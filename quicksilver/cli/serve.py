@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-import uvloop
 from rich.panel import Panel
 
 from quicksilver.cli import options
@@ -31,7 +30,7 @@ from quicksilver.server.app import build_app
 from quicksilver.server.config import ModelCard, ServerConfig
 from quicksilver.server.encoding.pool import EncoderPool
 from quicksilver.server.http.logs import log_to_stderr
-from quicksilver.server.run import check_address, check_ports, serve_until_stopped
+from quicksilver.server.run import check_address, check_ports, run, serve_until_stopped
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
@@ -72,7 +71,16 @@ def serve(
     model: options.Model = options.DEFAULT_MODEL,
     host: Annotated[str, typer.Option(envvar="QUICKSILVER_HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(envvar="QUICKSILVER_PORT", min=0, max=65535)] = 8480,
-    admin_port: Annotated[int, typer.Option(envvar="QUICKSILVER_ADMIN_PORT", min=0, max=65535)] = 8481,
+    admin_port: Annotated[
+        int | None,
+        typer.Option(
+            envvar="QUICKSILVER_ADMIN_PORT",
+            min=0,
+            max=65535,
+            help="Port for metrics and accounts, on loopback.",
+            show_default="the port after --port",
+        ),
+    ] = None,
     accounts: Annotated[
         bool,
         typer.Option(
@@ -108,7 +116,9 @@ def serve(
     """Serve a model over HTTP: OpenAI's and Mercury's API, and the playground at /."""
     log_to_stderr(log_level)
     checkpoint = resolve(model)
-    server = ServerConfig(host=host, port=port, admin_port=admin_port, allow_anonymous=allow_anonymous)
+    server = ServerConfig(
+        host=host, port=port, admin_port=_admin_port(port, admin_port), allow_anonymous=allow_anonymous
+    )
     server = replace(server, hosts=(*server.hosts, *allow_host), origins=tuple(allow_origin))
     server = replace(server, home=default_home(), card=_card(checkpoint))
     check_address(server, has_accounts=accounts)
@@ -116,8 +126,14 @@ def serve(
     load = {"device": device, "weights": weights, "threads": threads, "yarn": yarn}
     worker = WorkerConfig(model, load, {"matmul": matmul})
     database = options.accounts_database(database_url, pepper, signup_credits) if accounts else None
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_run(ServeSettings(checkpoint, server, worker, database)))
+    run(_run(ServeSettings(checkpoint, server, worker, database)))
+
+
+def _admin_port(port: int, chosen: int | None) -> int:
+    """Follows the main port, so that a second server needs one option only."""
+    if chosen is not None:
+        return chosen
+    return 0 if port == 0 else port + 1 if port < 65535 else port - 1
 
 
 def _card(checkpoint: Checkpoint) -> ModelCard:
@@ -132,12 +148,16 @@ async def _run(settings: ServeSettings) -> None:
         accounts = await stack.enter_async_context(_accounts(*settings.accounts)) if settings.accounts else None
         tokenizer = Tokenizer.for_model(settings.checkpoint.weights, settings.checkpoint.skill)
         template = ChatTemplate.for_tokenizer(tokenizer)
-        services = Services(engine, tokenizer, template, pool, accounts, settings.server)
-        examples = _client_examples(engine.info, settings.server, "qs-…" if accounts else "none")
-        errors.print(examples, soft_wrap=True, markup=False, highlight=False)
-        # The panel is printed last, so that the URL is the last thing on the screen.
-        errors.print(_panel(engine.info, settings.server))
-        await serve_until_stopped(build_app(services), build_admin_app(services), settings.server)
+        encoders = await stack.enter_async_context(_encoders(tokenizer, template))
+        services = Services(engine, tokenizer, template, pool, accounts, settings.server, encoders)
+
+        def announce(config: ServerConfig) -> None:
+            examples = _client_examples(engine.info, config, "qs-…" if accounts else "none")
+            errors.print(examples, soft_wrap=True, markup=False, highlight=False)
+            # The panel is printed last, so that the URL is the last thing on the screen.
+            errors.print(_panel(engine.info, config))
+
+        await serve_until_stopped(build_app(services), build_admin_app(services), settings.server, announce)
 
 
 @asynccontextmanager

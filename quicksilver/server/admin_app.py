@@ -11,8 +11,6 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from quicksilver import __version__
-from quicksilver.core import EngineStats
-from quicksilver.errors import QuicksilverError
 from quicksilver.server.accounts import organizations_route as organizations
 from quicksilver.server.accounts import projects_route as projects
 from quicksilver.server.accounts import settings_route as arrangements
@@ -42,10 +40,7 @@ def build_admin_app(services: Services) -> FastAPI:
 
 
 async def metrics(request: Request) -> Response:
+    """Always answers: without a reply of the engine its last figures are sent, with their age."""
     services = services_of(request)
-    try:
-        stats = await services.engine.stats()
-    except QuicksilverError:
-        # A dead engine is a figure too: the HTTP counters must stay readable while it restarts.
-        stats = EngineStats()
-    return Response(services.metrics.render(services.engine.info, stats), media_type=CONTENT_TYPE_LATEST)
+    reading = await services.engine_probe.read()
+    return Response(services.metrics.render(services.engine.info, reading), media_type=CONTENT_TYPE_LATEST)

@@ -81,8 +81,8 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8480
     admin_host: str = "127.0.0.1"
+    # Of the listener with `/metrics` and the accounts; 0 takes a free port.
     admin_port: int = 8481
-    """The listener with `/metrics`; 0 takes a free port."""
     hosts: tuple[str, ...] = LOOPBACK_HOSTS
     """Host names this server answers to, without port; `*` answers to all."""
     origins: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
-"""Running the two listeners: refuse an unsafe address, serve, drain on the first signal, leave on the second.
+"""Runs the two listeners: refuses an unsafe address, serves, drains on the first signal, exits on the second.
 
-While draining the sockets stay open, so that new requests get a 503 and not a refused connection; what is open may
+While draining the sockets stay open, so that new requests get a 503 and not a refused connection. Open replies may
 finish within `drain_s`.
 """
 
@@ -10,10 +10,13 @@ import asyncio
 import gc
 import ipaddress
 import logging
+import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import uvicorn
 import uvloop
@@ -26,14 +29,15 @@ from quicksilver.server.http.protocol import protocol_for
 log = logging.getLogger("quicksilver.server")
 
 FORCED_EXIT_S = 3
-# New objects before the collector looks at them, and how many such looks before it looks at older ones: with a thousand
-# open streams the usual numbers stop every stream for a third of a second, again and again.
+# Thresholds of the garbage collector: new objects per collection of generation 0, and collections of one generation per
+# collection of the next.
 COLLECT_AFTER = (50_000, 20, 100)
+Result = TypeVar("Result")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Life:
-    """Counts what is open, so that a stop can wait for it. Used on one event loop only."""
+    """Counts open requests, so that a stop can wait for them. Used on one event loop only."""
 
     def __init__(self) -> None:
         self.num_open = 0
@@ -75,7 +79,7 @@ class Life:
 
 
 class Listener(uvicorn.Server):
-    """uvicorn without its signal handling, which knows no draining."""
+    """uvicorn without its signal handling, which does not drain."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
@@ -83,7 +87,7 @@ class Listener(uvicorn.Server):
 
 
 def check_address(config: ServerConfig, *, has_accounts: bool) -> None:
-    """An open server on a public address is a gift to strangers, so it takes an explicit word."""
+    """Listening on a public address without keys requires --allow-anonymous."""
     if is_loopback(config.host) or has_accounts or config.allow_anonymous:
         return
     raise InvalidRequest(
@@ -93,14 +97,17 @@ def check_address(config: ServerConfig, *, has_accounts: bool) -> None:
 
 
 def check_ports(config: ServerConfig) -> None:
-    """Says so before anything is loaded when somebody else listens there."""
-    for host, port in ((config.host, config.port), (config.admin_host, config.admin_port)):
+    """Refuses a port that is in use, before anything is loaded."""
+    listeners = ((config.host, config.port, "--port"), (config.admin_host, config.admin_port, "--admin-port"))
+    for host, port, option in listeners:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             socket.create_server((host.strip("[]"), port), family=family).close()
         except OSError as error:
-            hint = "choose others with --port and --admin-port"
-            raise InvalidRequest(f"Cannot listen on {host}:{port}: {error.strerror}; {hint}.", param="port") from None
+            message = (
+                f"Cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}; choose another port with {option}."
+            )
+            raise InvalidRequest(message, param=option) from None
 
 
 def is_loopback(host: str) -> bool:
@@ -110,29 +117,39 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def serve(app: FastAPI, admin_app: FastAPI, config: ServerConfig) -> bool:
-    """Blocks until the process is told to stop; whether every open reply could finish."""
-    check_address(config, has_accounts=app.state.services.accounts is not None)
-    quiet_collector()
+def run(main: Coroutine[Any, Any, Result]) -> Result:
+    """Runs the server's main coroutine on its event loop."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve_until_stopped(app, admin_app, config))
+        return runner.run(main)
 
 
-def quiet_collector() -> None:
-    """What exists now stays as long as the process does: the collector need not walk it, and the rest but rarely."""
+def collect_rarely() -> None:
+    """Freezes the objects of the start-up and collects rarely: full collections stall 1,000 streams by 0.3 s."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
 
 
-async def serve_until_stopped(app: FastAPI, admin_app: FastAPI, config: ServerConfig) -> bool:
+async def serve_until_stopped(
+    app: FastAPI,
+    admin_app: FastAPI,
+    config: ServerConfig,
+    announce: Callable[[ServerConfig], None] = lambda _: None,
+) -> bool:
+    """Serves until the process is told to stop; whether every open reply could finish.
+
+    The one way to start the server. `announce` is called when both listeners accept connections, with their ports.
+    """
     life: Life = app.state.services.life
+    check_address(config, has_accounts=app.state.services.accounts is not None)
+    collect_rarely()
     listeners = (
         make_listener(app, config.host, config.port, config),
         make_listener(admin_app, config.admin_host, config.admin_port, config),
     )
     stop = asyncio.create_task(_stop_on_signal(listeners, config, life))
     serving = [asyncio.create_task(listener.serve()) for listener in listeners]
+    announcing = asyncio.create_task(_announce(listeners, config, announce))
     try:
         await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -140,7 +157,17 @@ async def serve_until_stopped(app: FastAPI, admin_app: FastAPI, config: ServerCo
         _tell_to_exit(listeners)
         await asyncio.gather(*serving)
         stop.cancel()
+        announcing.cancel()
     return all_finished
+
+
+async def _announce(
+    listeners: tuple[Listener, ...], config: ServerConfig, announce: Callable[[ServerConfig], None]
+) -> None:
+    while not all(listener.started for listener in listeners):
+        await asyncio.sleep(0.01)
+    port, admin_port = (int(listener.servers[0].sockets[0].getsockname()[1]) for listener in listeners)
+    announce(replace(config, port=port, admin_port=admin_port))
 
 
 def make_listener(app: FastAPI, host: str, port: int, config: ServerConfig) -> Listener:

@@ -18,6 +18,7 @@ from quicksilver.server.encoding.pool import EncoderPool
 from quicksilver.server.encoding.prompt_encoder import PromptEncoder
 from quicksilver.server.endpoints.feedback.store import FeedbackLog
 from quicksilver.server.endpoints.models.names import Directory
+from quicksilver.server.engine_probe import EngineProbe
 from quicksilver.server.generation.grammar import GrammarPool
 from quicksilver.server.generation.tool_tags import read_tool_tags
 from quicksilver.server.http.metrics import Metrics
@@ -45,6 +46,10 @@ class Services:
     @cached_property
     def metrics(self) -> Metrics:
         return Metrics(self.life)
+
+    @cached_property
+    def engine_probe(self) -> EngineProbe:
+        return EngineProbe(self.engine)
 
     @cached_property
     def directory(self) -> Directory:

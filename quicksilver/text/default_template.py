@@ -7,7 +7,7 @@ from a rendered string, so text from outside has no way to become a special toke
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.text.conversation import Message, PromptRequest, Tool, ToolCall
@@ -20,6 +20,8 @@ THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 _NANO = "You are quicksilver nano, a small diffusion language model. Answer clearly and briefly."
 _OTHER = "You are quicksilver, a diffusion language model. Answer clearly and briefly."
+
+MAX_ARGUMENTS_DEPTH = 64
 
 Segment = int | str
 
@@ -112,19 +114,34 @@ class OwnTemplate:
 
 def write_call(call: ToolCall) -> str:
     """The text between the tags of a tool call."""
-    try:
-        arguments = _dump(parse_arguments(call.arguments))
-    except RecursionError:
-        arguments = _dump(call.arguments)
-    return f'{{"name": {_dump(call.name)}, "arguments": {arguments}}}'
+    return f'{{"name": {_dump(call.name)}, "arguments": {_dump(parse_arguments(call.arguments))}}}'
 
 
 def parse_arguments(arguments: str) -> object:
-    """The JSON value of a call's arguments; text that is not JSON, or is nested too deeply, stays a string."""
+    """The JSON value of a call's arguments; text that is not JSON stays a string. Deep nesting is refused."""
     try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
+        value = json.loads(arguments)
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError:
         return arguments
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > MAX_ARGUMENTS_DEPTH:
+            raise _too_deep()
+        level = [child for node in level for child in _children(node)]
+    return value
+
+
+def _children(node: object) -> Iterable[object]:
+    if isinstance(node, dict):
+        return node.values()
+    return node if isinstance(node, list) else ()
+
+
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest(f"tool call arguments are nested deeper than {MAX_ARGUMENTS_DEPTH}", param="messages")
 
 
 def _describe(tool: Tool) -> dict[str, object]:

@@ -100,3 +100,29 @@ def test_the_file_on_that_page_is_read(tmp_path: Path) -> None:
     path = tmp_path / "server.toml"
     path.write_text(PAGE.split("```toml\n")[1].split("```")[0].replace('"nano"', '"of-the-page"'))
     assert "of-the-page" in str(refusal("--config", str(path)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "ports"),
+    [
+        ([], (8480, 8481)),
+        (["--port", "9000"], (9000, 9001)),
+        (["--port", "0"], (0, 0)),
+        (["--port", "65535"], (65535, 65534)),
+        (["--port", "9000", "--admin-port", "7000"], (9000, 7000)),
+    ],
+)
+def test_the_admin_port_follows_the_port(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], ports: tuple[int, int]
+) -> None:
+    plans = []
+
+    async def keep(plan: serve.ServeSettings) -> None:
+        plans.append(plan)
+
+    monkeypatch.setattr(serve, "_run", keep)
+    monkeypatch.setattr(serve, "check_ports", lambda _: None)
+    monkeypatch.setattr(serve, "resolve", lambda name: SimpleNamespace(name=name))
+    result = CliRunner().invoke(app, ["serve", *flags])
+    assert result.exit_code == 0, result.output
+    assert (plans[0].server.port, plans[0].server.admin_port) == ports

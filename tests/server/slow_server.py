@@ -10,18 +10,20 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from fastapi import FastAPI
+
 from quicksilver.core import Request
-from quicksilver.server import run as life
 from quicksilver.server.admin_app import build_admin_app
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig, Timeouts
+from quicksilver.server.run import run, serve_until_stopped
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
 from tests.support.fake_engine import FakeEngine, Step, spoken
 from tests.support.small_tokenizer import small_tokenizer
 
 
-def main(home: Path, port: int, drain_s: float) -> int:
+def make_services(home: Path, port: int, drain_s: float) -> Services:
     async def wait_for_go() -> None:
         while not (home / "go").exists():
             await asyncio.sleep(0.01)
@@ -32,8 +34,16 @@ def main(home: Path, port: int, drain_s: float) -> int:
 
     tokenizer = small_tokenizer()
     config = ServerConfig(home=home, port=port, admin_port=0, timeouts=replace(Timeouts(), drain_s=drain_s))
-    services = Services(FakeEngine(script), tokenizer, ChatTemplate.own(tokenizer), config=config)
-    return 0 if life.serve(build_app(services), build_admin_app(services), config) else 1
+    return Services(FakeEngine(script), tokenizer, ChatTemplate.own(tokenizer), config=config)
+
+
+def make_apps(services: Services) -> tuple[FastAPI, FastAPI]:
+    return build_app(services), build_admin_app(services)
+
+
+def main(home: Path, port: int, drain_s: float) -> int:
+    services = make_services(home, port, drain_s)
+    return 0 if run(serve_until_stopped(*make_apps(services), services.config)) else 1
 
 
 if __name__ == "__main__":

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import httpx
 import pytest
 
 from quicksilver.errors import EngineDied
 from quicksilver.server.admin_app import build_admin_app
-from quicksilver.server.endpoints.feedback.store import FeedbackLog
-from quicksilver.server.endpoints.feedback.wire import FeedbackBody
 from tests.server.conftest import HELLO, Served, chat
 from tests.support.small_tokenizer import small_tokenizer
 
@@ -91,14 +88,6 @@ async def test_feedback_is_kept_line_by_line(served: Served) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["user_action"] for line in lines] == ["accept", "reject", "ignore"]
     assert (path.stat().st_mode & 0o777) == 0o600
-
-
-def test_a_full_feedback_file_drops_reports(tmp_path: Path) -> None:
-    log = FeedbackLog(tmp_path, max_bytes=100)
-    body = FeedbackBody(request_id="x", user_action="accept")
-    assert log.append(body)
-    assert not log.append(body)
-    assert log.path.stat().st_size <= 100
 
 
 async def test_metrics_count_requests_tokens_and_engine_figures(served: Served) -> None:

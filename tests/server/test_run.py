@@ -17,7 +17,7 @@ import pytest
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.run import Life, check_address, check_ports
+from quicksilver.server.run import COLLECT_AFTER, Life, check_address, check_ports
 from tests.server.asgi import Call
 from tests.server.conftest import Served, chat
 
@@ -45,8 +45,29 @@ def test_a_port_that_is_taken_is_named_before_anything_is_loaded(name: str) -> N
     check_ports(free)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(InvalidRequest, match=f"127.0.0.1:{port}.*in use"):
+        option = "--" + name.replace("_", "-")
+        with pytest.raises(InvalidRequest, match=f"127.0.0.1:{port}.*in use; choose another port with {option}"):
             check_ports(replace(free, **{name: port}))
+
+
+COLLECTOR = """
+import gc, os, signal
+from pathlib import Path
+from quicksilver.server.run import run, serve_until_stopped
+from tests.server import slow_server
+services = slow_server.make_services(Path("."), 0, 1.0)
+def announce(config):
+    print(gc.get_threshold(), gc.get_freeze_count() > 1000, config.port > 0, config.admin_port > 0)
+    os.kill(os.getpid(), signal.SIGTERM)
+apps = slow_server.make_apps(services)
+run(serve_until_stopped(*apps, services.config, announce))
+"""
+
+
+def test_the_collector_is_set_before_the_first_connection_and_real_ports_are_announced(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", COLLECTOR], cwd=root, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == f"{COLLECT_AFTER} True True True", done.stderr
 
 
 async def test_draining_waits_for_what_is_open_and_no_longer_than_told() -> None:

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 
 from quicksilver.errors import CheckpointRefused, InvalidRequest
-from quicksilver.text import template as template_module
+from quicksilver.text import template_sandbox
 from quicksilver.text.chat import ChatTemplate, Message, Tool, ToolCall
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.text.vocabulary import Vocabulary
@@ -237,8 +237,8 @@ def test_template_that_does_not_compile_is_refused(source: str) -> None:
 
 @pytest.fixture
 def short_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_module, "MAX_SECONDS", 0.05)
-    monkeypatch.setattr(template_module, "MAX_CHARS", 1000)
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.05)
+    monkeypatch.setattr(template_sandbox, "MAX_CHARS", 1000)
 
 
 _RANGES = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}"

@@ -93,6 +93,8 @@ WHOLE = BeforeValidator(whole)
 Off = Annotated[bool, AfterValidator(refuse_true), WithJsonSchema({"type": "boolean", "const": False})]
 """A switch that this server has, but only switched off."""
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+# Written into the head of a turn, which is one line.
+SpeakerName = Annotated[str, Field(max_length=256, pattern=r"^[^\x00-\x1f\x7f\x85\u2028\u2029]*$")]
 FreeObject = Annotated[dict[str, Any], AfterValidator(tame)]
 OutputTokens = Annotated[int, Field(ge=1, le=MAX_OUTPUT_TOKENS), WHOLE]
 Temperature = Annotated[float, Field(ge=0, le=2)]

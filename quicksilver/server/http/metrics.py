@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from quicksilver.core import EngineInfo, EngineStats, Usage
+from quicksilver.core import EngineInfo, Usage
+from quicksilver.server.engine_probe import Reading
 from quicksilver.server.run import Life
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -78,20 +79,26 @@ class Metrics:
         if usage.forwards:
             self._per_forward.observe(usage.completion_tokens / usage.forwards)
 
-    def render(self, info: EngineInfo, stats: EngineStats) -> bytes:
+    def render(self, info: EngineInfo, reading: Reading) -> bytes:
         scrape = CollectorRegistry()
-        scrape.register(EngineFigures(info, stats))
+        scrape.register(EngineFigures(info, reading))
         return generate_latest(self.registry) + generate_latest(scrape)
 
 
 class EngineFigures:
-    """The engine's own counters at one moment, in Prometheus' terms."""
+    """The engine's counters as of its last reply, in Prometheus' terms."""
 
-    def __init__(self, info: EngineInfo, stats: EngineStats) -> None:
+    def __init__(self, info: EngineInfo, reading: Reading) -> None:
         self._info = info
-        self._stats = stats
+        self._stats = reading.stats
+        self._reading = reading
 
     def collect(self) -> Iterable[Metric]:
+        is_up = float(self._reading.is_fresh)
+        yield GaugeMetricFamily("quicksilver_engine_up", "Whether the engine answered this scrape", value=is_up)
+        if self._reading.age_s is not None:
+            text = "Seconds since the engine stated the figures of this scrape"
+            yield GaugeMetricFamily("quicksilver_engine_stats_age_seconds", text, value=self._reading.age_s)
         for field, (name, text) in GAUGES.items():
             yield GaugeMetricFamily(f"quicksilver_{name}", text, value=getattr(self._stats, field))
         for field, (name, text) in COUNTERS.items():

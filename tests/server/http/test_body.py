@@ -194,7 +194,7 @@ def naughty_chat(text: str) -> dict[str, Any]:
     part = {"type": "text", "text": text}
     messages = [
         {"role": "developer", "content": text},
-        {"role": "user", "content": [part, part], "name": text[:256]},
+        {"role": "user", "content": [part, part], "name": one_line(text)[:256]},
         {"role": "assistant", "content": text, "reasoning_content": text, "tool_calls": [call]},
         {"role": "tool", "content": text, "tool_call_id": text[:256]},
         {"role": "user", "content": text},
@@ -203,6 +203,11 @@ def naughty_chat(text: str) -> dict[str, Any]:
     tools = [{"type": "function", "function": {"name": "f", "description": text, "parameters": parameters}}]
     labels = {"user": text[:512], "metadata": {text[:64]: text[:512]}, "stop": [HELLO]}
     return {"model": "nano", "messages": messages, "tools": tools, "tool_choice": "none", **labels, "ignored": text}
+
+
+def one_line(text: str) -> str:
+    """A name stands in the head of a turn, so control characters and line ends are refused there."""
+    return "".join(char for char in text if char.isprintable() or char == " ")
 
 
 @pytest.mark.parametrize(

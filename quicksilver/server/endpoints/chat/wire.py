@@ -32,6 +32,7 @@ from quicksilver.server.http.fields import (
     Probability,
     RepetitionPenalty,
     Seed,
+    SpeakerName,
     Stop,
     StreamOptions,
     Temperature,
@@ -57,7 +58,7 @@ class ChatMessage(Wire):
     content: Content | None = None
     reasoning_content: str | None = None
     """What an earlier reply put there, sent back in a tool loop."""
-    name: Annotated[str, Field(max_length=256)] | None = None
+    name: SpeakerName | None = None
     tool_calls: Annotated[list[CalledTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
 

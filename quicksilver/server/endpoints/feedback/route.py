@@ -20,4 +20,5 @@ router = APIRouter(tags=["feedback"])
 async def feedback(request: Request) -> Response:
     services = services_of(request)
     body = await read_body(request, FeedbackBody, services.config, services.config.public_body_bytes)
-    return json_response({"stored": await asyncio.to_thread(services.feedback.append, body)})
+    sender = request.client.host if request.client else ""
+    return json_response({"stored": await asyncio.to_thread(services.feedback.append, body, sender)})

@@ -1,35 +1,68 @@
-"""Accept, reject and ignore, kept as one JSON line each: the rows a later preference training starts from.
+"""FeedbackLog: reports of accepted, rejected and ignored suggestions, one JSON object per line.
 
-The file only grows up to a bound, since editors report without a key; beyond it reports are answered and dropped.
+Reports come without a key, so both the file and the rate are bounded. A full file replaces the one before it, so the
+newest reports are kept; a sender beyond its rate is answered, and its report dropped.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
 
 from quicksilver.server.endpoints.feedback.wire import FeedbackBody
 
-MAX_FILE_BYTES = 64 * 2**20
+MAX_FILE_BYTES = 32 * 2**20
+# Reports that are kept from one address: a burst, and how many per minute after it.
+BURST = 1000
+PER_MINUTE = 300
+MAX_SENDERS = 4096
+
+
+class SenderLimits:
+    """A token bucket for each of the latest senders. Safe to share between threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        # Tokens left and when they were counted, least recently seen first.
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, sender: str) -> bool:
+        with self._lock:
+            now = self._clock()
+            left, counted_at = self._buckets.pop(sender, (float(BURST), now))
+            left = min(BURST, left + (now - counted_at) * PER_MINUTE / 60)
+            self._buckets[sender] = (left - 1 if left >= 1 else left, now)
+            if len(self._buckets) > MAX_SENDERS:
+                self._buckets.popitem(last=False)
+            return left >= 1
 
 
 class FeedbackLog:
     def __init__(self, home: Path, max_bytes: int = MAX_FILE_BYTES) -> None:
         self.path = home / "feedback.jsonl"
+        self.older_path = home / "feedback.1.jsonl"
         self._max_bytes = max_bytes
+        self._limits = SenderLimits()
 
-    def append(self, body: FeedbackBody) -> bool:
-        """Blocking. One write a line, so that lines of several processes do not mix."""
+    def append(self, body: FeedbackBody, sender: str = "") -> bool:
+        """Blocking; whether the report was kept. One write per line, so that lines of several processes do not mix."""
+        if not self._limits.take(sender):
+            return False
         line = orjson.dumps({"time": int(time.time()), **body.model_dump(exclude_none=True)}) + b"\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            if os.fstat(handle).st_size + len(line) > self._max_bytes:
-                return False
             os.write(handle, line)
+            is_full = os.fstat(handle).st_size >= self._max_bytes
         finally:
             os.close(handle)
+        if is_full:
+            os.replace(self.path, self.older_path)
         return True

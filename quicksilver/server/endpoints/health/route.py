@@ -1,4 +1,4 @@
-"""Probes: `/health` says that this process answers, `/ready` that an answer can be made."""
+"""Probes: `/health` is 200 while this process answers, `/ready` while it can serve a paid request."""
 
 from __future__ import annotations
 
@@ -31,21 +31,26 @@ async def health() -> Response:
 @router.get("/ready", responses={200: {"model": ReadyReply}, 503: {"model": ReadyReply}})
 async def ready(request: Request) -> Response:
     services = services_of(request)
-    status = readiness(services)
-    stats = await services.engine.stats() if status == "ready" else None
+    status, reading = readiness(services), None
+    if status == "ready":
+        reading = await services.engine_probe.read()
+        status = "ready" if reading.is_fresh else "engine_stalled"
+    is_ready = status == "ready"
     reply: ReadyReply = {
         "status": status,
         "model": services.config.card.id,
-        "running": stats.running if stats else 0,
-        "waiting": stats.waiting if stats else 0,
+        "running": reading.stats.running if reading and is_ready else 0,
+        "waiting": reading.stats.waiting if reading and is_ready else 0,
     }
-    headers = {} if stats else {"retry-after": "1"}
-    return json_response(reply, headers, 200 if stats else 503)
+    return json_response(reply, {} if is_ready else {"retry-after": "1"}, 200 if is_ready else 503)
 
 
 def readiness(services: Services) -> str:
+    """What is known without a question to the engine."""
     if services.life.is_draining:
         return "draining"
     if services.accounts is not None and services.accounts.needs_restart:
-        return "books_broken"
+        return "ledger_broken"
+    if services.accounts is not None and not services.accounts.is_writable:
+        return "ledger_unavailable"
     return "ready" if services.engine.is_ready else "starting"
