@@ -28,8 +28,9 @@ START_STALL_S = 5.0
 # Wait after the first failed start; doubles up to the second value.
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
-# Signals that only another process or the kernel sends. Exit status 0 means that stdin was closed.
-OUTSIDE_DEATHS = frozenset({0, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT})
+# Signals that only another process or the kernel sends. Exit status 0 means that stdin was closed; asyncio reports 255
+# where the true status was lost.
+OUTSIDE_DEATHS = frozenset({0, 255, -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, -signal.SIGQUIT})
 # What reading from or writing to a dead process raises.
 BROKEN_PIPE = (asyncio.IncompleteReadError, ConnectionError)
 
