@@ -67,7 +67,7 @@ class Speed:
 def measure(llm: LLM, scheme: str, params: DecodeParams) -> Speed:
     first_token_s = first_token(llm, params)
     llm.chat(PROMPTS[0], replace(params, max_new_tokens=4))
-    llm.engine.pool.forget()
+    llm.engine.pool.clear_cache()
     tokens = forwards = rows = 0
     start = time.perf_counter()
     for prompt in PROMPTS:
@@ -85,7 +85,7 @@ def first_token(llm: LLM, params: DecodeParams) -> float:
     ]
 
     def run() -> None:
-        llm.engine.pool.forget()
+        llm.engine.pool.clear_cache()
         next(iter(llm.stream(ids, replace(params, max_new_tokens=16))))
 
     return best_of(3, run)

@@ -1,7 +1,7 @@
-"""The nouns every room shares, and the Protocols between them.
+"""Records and Protocols that several packages share: requests, events, engine figures, the engine client.
 
-Lives on the ground floor: standard library only, no work at import. Anything that crosses a process or a room is
-defined here and nowhere else; wire names (OpenAI's, Mercury's) belong to `server/wire`. All records are immutable.
+Standard library only. Whatever crosses a process or package boundary is defined here, as an immutable record. Names of
+the HTTP API belong to `server/endpoints`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def help_texts(config: type) -> dict[str, str]:
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. `STOP` is a stop token; stop *strings* are found in `text/` and arrive as an abort."""
+    """Why a request ended. `STOP` is a stop token; a stop string in the decoded text arrives as an abort."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -32,7 +32,7 @@ class FinishReason(StrEnum):
 
 
 class DecoderName(StrEnum):
-    """The decoders a request may name. `AR` is `VERIFY` with a canvas of one row."""
+    """Decoding algorithms. `AR` is `VERIFY` with a canvas of one token: plain autoregression."""
 
     AR = "ar"
     VERIFY = "verify"
@@ -43,10 +43,10 @@ class DecoderName(StrEnum):
 class CommitRule(StrEnum):
     """How `confidence` chooses the positions to commit; the rules are defined in `diffusion/unmask.py`."""
 
-    THRESHOLD = "threshold"
-    STATIC = "static"
-    FACTOR = "factor"
-    ENTROPY = "entropy"
+    THRESHOLD = "threshold"  # every position whose probability reaches `threshold`, at least one
+    STATIC = "static"  # the same number of positions in each of `steps` steps, the most confident first
+    FACTOR = "factor"  # as many positions as `factor` allows for their confidence
+    ENTROPY = "entropy"  # positions in order of entropy while their sum stays below `entropy_bound`
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +71,30 @@ class DecoderParams:
 
 @dataclass(frozen=True, slots=True)
 class DecodeParams:
-    """How one request is decoded. Engine terms: ids and numbers, never strings."""
+    """How one request is decoded, in token ids and numbers."""
 
     max_new_tokens: int = 256
     temperature: float = 0.0
     top_p: float = 1.0
+    # 0 keeps every token.
     top_k: int = 0
-    """0 keeps every token."""
     min_p: float = 0.0
     seed: int = 0
+    # A committed stop token ends the request and is not part of the answer.
     stop_ids: tuple[int, ...] = ()
-    """A committed stop id ends the request and is not part of the answer."""
     banned_ids: tuple[int, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    # None: no log-probabilities; 0: those of the chosen tokens; n: also of the n likeliest tokens.
     logprobs: int | None = None
-    """None: none; 0: of the chosen token; n: also the n likeliest."""
     decoder: DecoderParams = DecoderParams()
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkBudget:
-    """A bound on the reasoning channel: at `max_tokens` the engine writes `close_ids`, so the answer has room."""
+    """Limit of the reasoning channel: after `max_tokens` the engine commits `close_ids`, and the answer follows."""
 
     close_ids: tuple[int, ...]
     max_tokens: int
@@ -102,27 +102,28 @@ class ThinkBudget:
 
 @dataclass(frozen=True, slots=True)
 class ConstraintSpec:
-    """A grammar as text, checked before it is sent; the engine's factory turns it into a TokenConstraint."""
+    """A compiled grammar as text. The engine's constraint factory builds a TokenConstraint from it."""
 
+    # llguidance's serialised grammar.
     grammar: str = ""
-    """llguidance's serialised grammar."""
+    # True if the grammar accepts more than the request allows, so that the finished output must be validated.
     needs_validation: bool = False
-    """Whether the grammar admits more than was asked for, so that only the final check makes the answer valid."""
+    # Instead of a grammar: the answer begins with this text, and anything may follow.
     lead: str = ""
-    """Instead of a grammar: what the answer must begin with, and anything may follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One answer to make. `n` answers are `n` requests with seeds of their own, sharing the prompt's pages."""
+    """One answer to generate. `n` answers are `n` requests with different seeds; they share the prompt's pages."""
 
     id: str
     prompt_ids: tuple[int, ...]
     params: DecodeParams = DecodeParams()
+    # Part of the prefix hash: KV pages are never shared between tenants.
     tenant: str = ""
-    """Salts the prefix cache: pages are never shared between tenants."""
     constraint: ConstraintSpec | None = None
     think: ThinkBudget | None = None
+    # Also emit a Frame after every step.
     wants_frames: bool = False
 
 
@@ -147,17 +148,19 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a request cost, exact to the token. `forwards` counts the forwards in which it had rows."""
+    """Exact counts of one request so far."""
 
     prompt_tokens: int = 0
+    # Prompt tokens whose KV was found in the prefix cache.
     cached_tokens: int = 0
     completion_tokens: int = 0
+    # Forwards in which the request had rows, and the number of these rows.
     forwards: int = 0
     rows: int = 0
     drafted: int = 0
     accepted: int = 0
+    # `verify`: drafts with their verifications.
     rounds: int = 0
-    """Drafts of `verify`, each with the verification behind it, however long their canvases were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,38 +168,38 @@ class Scores:
     """Natural-log probabilities, one tuple per continuation, one number per token of it."""
 
     logprobs: tuple[tuple[float, ...], ...]
+    # `completion_tokens` counts the tokens of all continuations, `rows` all rows that they took.
     usage: Usage = Usage()
-    """`completion_tokens` counts the tokens of all continuations; `rows` and `forwards` what they took."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Newly committed tokens, in order; they never change again. Only the last one carries `finish`."""
+    """Newly committed tokens, in order; they never change again. Only the last Delta of a request has `finish`."""
 
     request_id: str
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
+    # How many of `token_ids` a grammar or budget determined without a forward.
     num_forced: int = 0
-    """How many of `token_ids` a grammar or budget determined, without a forward."""
     finish: FinishReason | None = None
+    # Counts up to this Delta.
     usage: Usage | None = None
-    """So far: whoever stops reading here knows what it cost."""
+    # `code: message` if `finish` is ERROR.
     error: str | None = None
-    """`code: message` when `finish` is ERROR."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The canvas as it stands after one step: what a `diffusing` stream shows behind the committed text."""
+    """The canvas after one step; a `diffusing` stream shows it after the committed text."""
 
     request_id: str
     step: int
+    # The current best guess at every canvas position, decided or not.
     token_ids: tuple[int, ...]
-    """The current best guess at every canvas position, decided or not."""
     is_decided: tuple[bool, ...]
     confidence: tuple[float, ...]
+    # Per position the likeliest tokens with their log-probabilities; empty unless the request asks for `logprobs`.
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """Per position the likeliest tokens with their log-probabilities; empty unless the request asks for `logprobs`."""
 
 
 Event = Delta | Frame
@@ -204,7 +207,7 @@ Event = Delta | Frame
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the engine serves: fixed while it lives."""
+    """Constant facts about an engine."""
 
     model: str
     family: str
@@ -216,13 +219,13 @@ class EngineInfo:
     num_pages: int
     page_size: int
     weight_bytes: int
+    # Changes with weights, adapters, weight format, matmul mode and backend.
     fingerprint: str
-    """Changes with weights, adapters, quantisation and kernel set."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters and gauges at one moment; counters only grow while the worker lives."""
+    """Counters and gauges. Counters start at 0 with every worker process."""
 
     running: int = 0
     waiting: int = 0
@@ -254,20 +257,19 @@ class EngineState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """What is known about the engine without asking it."""
+    """State and figures as of the last heartbeat."""
 
     state: EngineState
+    # Seconds since the last message of the worker.
     silent_s: float = 0.0
-    """Seconds since the last message of the worker."""
+    # Duration of the step that was running at the last heartbeat; 0 if the engine was idle.
     step_s: float = 0.0
-    """Duration of the step that was running at the last heartbeat; 0 if the engine was idle."""
     stats: EngineStats = EngineStats()
-    """As of the last heartbeat."""
 
 
 @runtime_checkable
 class EngineClient(Protocol):
-    """The engine as everyone above it sees it, in this process or behind a socket."""
+    """Interface of an engine in this process or in a worker process."""
 
     @property
     def info(self) -> EngineInfo: ...
@@ -277,13 +279,14 @@ class EngineClient(Protocol):
         """False while a worker starts or restarts; `stream` then raises EngineUnavailable at once."""
 
     def stream(self, request: Request) -> AsyncGenerator[Event, None]:
-        """Events of one request. Deltas are never dropped; of Frames a slow reader gets the newest only.
+        """Events of one request. Deltas are never dropped; a slow reader gets only the newest Frame.
 
-        Closing the generator aborts the request within one step. A request that fails alone ends with a Delta whose
-        finish is ERROR; a dead engine raises EngineDied here.
+        Closing the generator aborts the request within one step. If only this request fails, its last Delta has the
+        finish reason ERROR. If the engine dies, the generator raises EngineDied.
         """
 
-    async def score(self, request: ScoreRequest) -> Scores: ...
+    async def score(self, request: ScoreRequest) -> Scores:
+        """Cancelling the call aborts the request."""
 
     async def stats(self) -> EngineStats:
         """Current figures. Answers within 3 s; raises EngineUnavailable if the engine does not."""
@@ -295,36 +298,37 @@ class EngineClient(Protocol):
 
 
 class TokenConstraint(Protocol):
-    """A left-to-right automaton standing at the committed frontier of one request.
+    """A left-to-right automaton over tokens. Its state is that of one request's committed text.
 
-    Bitmasks are int32 words, least significant bit first, `ceil(vocab_size / 32)` words a row, written to `out`.
-    Every method but `advance` leaves the state as it was. A method that raises fails its own request only.
+    Bitmasks are int32 words, least significant bit first, `ceil(vocab_size / 32)` words per row, written to `out`.
+    Only `advance` changes the state. If a method raises, only its own request fails.
     """
 
     def forced(self, ahead: Sequence[int] = ()) -> list[int]:
-        """Tokens that must come next, or behind `ahead`, whatever the model says; often empty."""
+        """Tokens that must come next, or after `ahead`, whatever the model predicts; often empty."""
 
     def write_masks(self, ahead: Sequence[int], out: memoryview) -> int:
-        """Row 0 = what may come now, row i = after ahead[:i], up to the first illegal token. Returns rows written."""
+        """Row 0 holds the legal tokens now, row i those after ahead[:i], up to the first illegal token. Returns the
+        number of rows written."""
 
     def legal_prefix(self, tokens: Sequence[int]) -> int:
         """How many of `tokens` may come next, in this order. A stop token is legal where the text may end."""
 
     def sweep(self, canvas: Sequence[int | None]) -> list[int | None]:
-        """A canvas behind the frontier, None for holes: from the first illegal token of its leading run on everything
-        becomes a hole, and what must follow that run is filled in."""
+        """Checks the canvas after the committed text, with None for masked positions. Everything from the first
+        illegal token of the leading decided run on is masked, and tokens that must follow that run are filled in."""
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Commit `tokens`; they must be legal."""
+        """Commits `tokens`, which must be legal."""
 
     def can_stop(self) -> bool:
         """Whether the text so far is complete."""
 
     def must_stop(self) -> bool:
-        """Whether nothing but the end may follow."""
+        """Whether only the end may follow."""
 
     def closing(self, room: int) -> list[int] | None:
-        """When only `room` tokens are left: the tokens of a shortest completion if they must start now, else None."""
+        """The tokens of a shortest completion if they must start now to fit `room` tokens, else None."""
 
     def is_over(self) -> bool:
-        """Whether anything may come from here on, so that there is nothing left to ask."""
+        """Whether every token is legal from here on, so that the constraint can be dropped."""

@@ -1,13 +1,14 @@
-"""One exception tree. Each error knows its HTTP status, OpenAI `type` and `code`, and says what to do next.
+"""All exceptions of this package, each with its HTTP status and OpenAI's `type` and `code`.
 
-Raised at the edges (bad input, missing weights, a dead worker); `assert` is only for our own invariants.
+They report bad input, missing weights or a dead worker, and the message says what to do. `assert` checks invariants of
+our own code.
 """
 
 from __future__ import annotations
 
 
 class QuicksilverError(Exception):
-    """The root: everything this package raises on purpose."""
+    """Base class."""
 
     status = 500
     type = "server_error"
@@ -22,7 +23,7 @@ class QuicksilverError(Exception):
 
 
 class InvalidRequest(QuicksilverError):
-    """The caller's input cannot be honoured; `param` names the field."""
+    """The input is invalid or cannot be honoured; `param` names the field."""
 
     status = 400
     type = "invalid_request_error"
@@ -42,7 +43,7 @@ class InvalidGrammar(InvalidRequest):
 
 
 class AuthenticationFailed(QuicksilverError):
-    """No key, or not a valid one."""
+    """The API key is missing or invalid."""
 
     status = 401
     type = "authentication_error"
@@ -50,7 +51,7 @@ class AuthenticationFailed(QuicksilverError):
 
 
 class PermissionDenied(QuicksilverError):
-    """A valid key that may not do this."""
+    """The API key is valid but lacks the scope for this."""
 
     status = 403
     type = "permission_error"
@@ -58,7 +59,7 @@ class PermissionDenied(QuicksilverError):
 
 
 class NotFound(QuicksilverError):
-    """No such object, or somebody else's: the two look alike."""
+    """No such object, or an object of another tenant: the reply is the same."""
 
     status = 404
     type = "invalid_request_error"
@@ -66,13 +67,13 @@ class NotFound(QuicksilverError):
 
 
 class ModelNotFound(NotFound):
-    """No such model here."""
+    """This server does not serve the model."""
 
     code = "model_not_found"
 
 
 class Conflict(QuicksilverError):
-    """The same idempotency key is in flight."""
+    """A request with the same idempotency key is in flight."""
 
     status = 409
     type = "invalid_request_error"
@@ -80,7 +81,7 @@ class Conflict(QuicksilverError):
 
 
 class BodyTooLarge(QuicksilverError):
-    """Refused before parsing."""
+    """The request body exceeds the limit; it is not parsed."""
 
     status = 413
     type = "invalid_request_error"
@@ -88,7 +89,7 @@ class BodyTooLarge(QuicksilverError):
 
 
 class IdempotencyMismatch(QuicksilverError):
-    """The same idempotency key came with another body."""
+    """The idempotency key was used with another body."""
 
     status = 422
     type = "invalid_request_error"
@@ -116,7 +117,7 @@ class InsufficientQuota(QuicksilverError):
 
 
 class Unavailable(QuicksilverError):
-    """Right request, wrong moment: retry after `retry_after_s`."""
+    """The request is valid but cannot be served now; retry after `retry_after_s`."""
 
     status = 503
     type = "server_error"
@@ -128,13 +129,13 @@ class Unavailable(QuicksilverError):
 
 
 class EngineUnavailable(Unavailable):
-    """The worker is starting, or the queue is full."""
+    """The engine worker is starting or does not answer, or its queue is full."""
 
     code = "engine_unavailable"
 
 
 class EngineDied(Unavailable):
-    """The worker died under this request; a new one is being started."""
+    """The engine worker died during this request; a new one is being started."""
 
     code = "engine_died"
 
@@ -146,13 +147,13 @@ class CompilerUnavailable(Unavailable):
 
 
 class LedgerUnavailable(Unavailable):
-    """The books cannot be written, so nothing paid is served."""
+    """The ledger cannot be written, so no paid request is served."""
 
     code = "ledger_unavailable"
 
 
 class RowFailed(QuicksilverError):
-    """This request's rows raised or turned non-finite; its neighbours went on."""
+    """The forward of this request raised or returned non-finite numbers; other requests are not affected."""
 
     code = "row_failed"
 
@@ -166,7 +167,7 @@ class OutputInvalid(QuicksilverError):
 
 
 class CheckpointRefused(QuicksilverError):
-    """A weight file that is damaged, hostile, or of a kind that is never loaded; the message says which and why."""
+    """The weight file is damaged, hostile or of an unsupported kind; the message says which."""
 
     status = 400
     type = "invalid_request_error"

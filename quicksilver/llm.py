@@ -1,7 +1,6 @@
-"""LLM: generate, chat, stream, frames and score from Python, in this process.
+"""LLM: the Python API. Generates, chats, streams and scores with an engine in this process.
 
-Wires hub, text and engine together; turns strings into requests and events back into strings, and no more. One
-generator makes every answer; the other verbs collect from it.
+It converts strings to requests and events back to strings. Every answer comes from one generator, `LLM.stream`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from quicksilver.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A finished text, its tokens, why it ended and what it cost."""
+    """A finished text with its tokens, finish reason and usage."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -35,7 +34,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of an answer under way: text that will not change, or the canvas behind it as it stands."""
+    """A part of an answer: new text that will not change, or the current canvas."""
 
     text: str = ""
     delta: Delta | None = None
@@ -43,7 +42,7 @@ class Piece:
 
 
 class LLM:
-    """A model by catalogue name or path, ready to answer. Not for use from several threads at once."""
+    """A loaded model, by catalogue name or path. Not thread-safe."""
 
     def __init__(self, model: str, load: LoadConfig | None = None, config: EngineConfig | None = None) -> None:
         checkpoint = resolve(model)
@@ -53,13 +52,13 @@ class LLM:
         self._ids = itertools.count()
 
     def generate(self, prompt: str, params: DecodeParams | None = None, stop: Sequence[str] = ()) -> Answer:
-        """Continue `prompt`."""
+        """Continues `prompt`."""
         return _collect(self.stream(self.tokenizer.encode(prompt), params, stop))
 
     def chat(
         self, messages: Sequence[Message] | str, params: DecodeParams | None = None, stop: Sequence[str] = ()
     ) -> Answer:
-        """Answer a conversation, or a single user message."""
+        """Answers a conversation, or a single user message."""
         return _collect(self.stream(self.chat_prompt(messages), params, stop))
 
     def chat_prompt(self, messages: Sequence[Message] | str) -> tuple[int, ...]:
@@ -75,11 +74,11 @@ class LLM:
     def frames(
         self, prompt_ids: Sequence[int], params: DecodeParams | None = None, stop: Sequence[str] = ()
     ) -> Iterator[Piece]:
-        """As `stream`, with a frame of the canvas after every step."""
+        """Like `stream`, with a frame of the canvas after every step."""
         return self._pieces(replace(self._request(prompt_ids, params), wants_frames=True), stop)
 
     def samples(self, prompt_ids: Sequence[int], n: int, params: DecodeParams | None = None) -> list[Answer]:
-        """`n` answers at once, with the seeds that follow on `params.seed`; they share the prompt's pages."""
+        """`n` answers in one batch, with the seeds `params.seed`, `params.seed + 1` and so on."""
         first = self._request(prompt_ids, params)
         requests = [replace(first, id=f"{first.id}.{i}", params=_with_seed(first.params, i)) for i in range(n)]
         deltas: dict[str, list[Delta]] = {request.id: [] for request in requests}
@@ -103,8 +102,8 @@ class LLM:
         return [sum(logprobs) for logprobs in self._scores(request.id).logprobs]
 
     def bound(self, prompt: str, text: str, canvas_len: int = 16, num_samples: int = 8, seed: int = 0) -> float:
-        """The diffusion bound on the log-likelihood of `text`: a Monte-Carlo estimate over random masks, canvas by
-        canvas, each masked token weighted by 1 / mask ratio. Never above `score` in expectation for a perfect canvas.
+        """A Monte-Carlo estimate of the diffusion bound on the log-likelihood of `text`: random masks per canvas, each
+        masked token weighted by 1 / mask ratio. In expectation it is not above `score` for a perfect canvas adapter.
         """
         context, tokens, rng = self.tokenizer.encode(prompt), self.tokenizer.encode(text), random.Random(seed)
         total = 0.0
@@ -115,7 +114,7 @@ class LLM:
         return total
 
     def _bound_sample(self, context: Sequence[int], block: Sequence[int], rng: random.Random) -> float:
-        """A uniform number of masks at random places makes every mask ratio equally likely."""
+        """A uniform number of masks at random positions, so every mask ratio is equally likely."""
         num_masked = rng.randint(1, len(block))
         places = set(rng.sample(range(len(block)), num_masked))
         scorer = score_masked(block, [i in places for i in range(len(block))])

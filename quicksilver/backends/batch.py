@@ -1,6 +1,6 @@
-"""Work of one step -> the rows of one forward. Gathered afresh each step; the state never *is* the input.
+"""Builds the rows of one forward from the works of a step.
 
-Every sequence contributes its context rows (causal, written to its pages) and then its tail, laid end to end.
+Each sequence has its context rows first (causal, written to its pages), then the rows of its tail.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from quicksilver.model.attention import RowPlan, Segment
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The rows of a forward, and which of them are asked for proposals."""
+    """The rows of a forward, and which of them propose tokens."""
 
     token_ids: Tensor  # (rows,)
     mask_index: Tensor  # (rows,) canvas index of a mask embedding, -1 for a token
     plan: RowPlan
     proposing: Tensor  # rows whose hidden state becomes logits, in order of work
     has_canvas: bool
-    has_prompt: bool = False
-    """Whether more than one committed token of a sequence is new."""
+    has_prompt: bool = False  # some sequence has more than one context row
 
     def to(self, device: torch.device | str) -> Batch:
         return Batch(
@@ -43,7 +42,7 @@ class Batch:
 
 @dataclass(slots=True)
 class _Columns:
-    """Row attributes as growing Python lists; turned into tensors once."""
+    """One list per row attribute; converted to tensors at the end."""
 
     token_ids: list[int] = field(default_factory=list)
     mask_index: list[int] = field(default_factory=list)
@@ -55,8 +54,7 @@ class _Columns:
     is_canvas: list[bool] = field(default_factory=list)
 
     def add(self, token_ids: Seq[int], start: int, slots: Seq[int]) -> None:
-        """Causal rows from position `start` on, with empty spans and no mask embeddings. A prompt has hundreds: they
-        are added as one."""
+        """Adds causal rows from position `start` on, with empty spans and no mask embeddings."""
         count = len(token_ids)
         self.token_ids += token_ids
         self.mask_index += [-1] * count
@@ -67,9 +65,9 @@ class _Columns:
         self.span_end += [0] * count
         self.is_canvas += [False] * count
 
-    def add_beside(self, token_ids: Seq[int], start: int, span_end: Seq[int]) -> None:
-        """As `add`, but rows that write nothing: they see all before `start`, and of these rows those before
-        `span_end`."""
+    def add_unwritten(self, token_ids: Seq[int], start: int, span_end: Seq[int]) -> None:
+        """Adds rows that write no KV. Each sees all positions before `start`, and of these rows those before its entry
+        in `span_end`."""
         first, count = len(self.token_ids), len(token_ids)
         self.add(token_ids, start, [-1] * count)
         self.prefix_end[first:] = [start] * count
@@ -93,7 +91,7 @@ def build_batch(works: Seq[Work], page_size: int) -> Batch:
 
 
 def _page_ids(sequence: Sequence) -> Tensor:
-    """Kept from one forward to the next: a sequence's list of pages grows, or is another list."""
+    """Cached between forwards. The list of pages only grows, or is replaced by another list."""
     known = sequence.page_ids
     if known is None or known[0] is not sequence.pages or len(known[1]) != len(sequence.pages):
         known = sequence.page_ids = (sequence.pages, _tensor(sequence.pages))
@@ -106,7 +104,7 @@ def _add_context(columns: _Columns, work: Work, page_size: int) -> None:
 
 
 def _slots(pages: Seq[int], start: int, end: int, page_size: int) -> list[int]:
-    """Where the keys of positions [start, end) are, page by page."""
+    """KV slots of positions [start, end)."""
     first, slots = start // page_size, list[int]()
     for page in pages[first : -(-end // page_size)]:
         slots += range(page * page_size, (page + 1) * page_size)
@@ -123,15 +121,15 @@ def _add_tail(columns: _Columns, work: Work, tail: Tail, page_size: int) -> None
 
 
 def _add_drafted(columns: _Columns, work: Work, tail: Tail, page_size: int) -> None:
-    """Drafted tokens under verification: causal, written in advance; rejected slots are overwritten later."""
+    """Drafted tokens to verify: causal rows that write KV. Slots of rejected tokens are overwritten later."""
     slots = _slots(work.sequence.pages, work.end, work.end + len(tail.token_ids), page_size)
     columns.add(tail.token_ids, work.end, slots)
 
 
 def _add_canvas(columns: _Columns, num_committed: int, tail: Tail) -> None:
-    """Canvas rows see everything committed and each other, and write nothing."""
+    """Canvas rows see all committed positions and each other, and write no KV."""
     first, count = len(columns.token_ids), len(tail.token_ids)
-    columns.add_beside(tail.token_ids, num_committed, [count] * count)
+    columns.add_unwritten(tail.token_ids, num_committed, [count] * count)
     columns.mask_index[first:] = [index if is_masked else -1 for index, is_masked in enumerate(tail.is_masked)]
     columns.is_canvas[first:] = [True] * count
 
@@ -140,7 +138,7 @@ def _add_branches(columns: _Columns, num_committed: int, tail: Tail) -> None:
     """Independent continuations of one prefix: each row sees the prefix and its own branch up to itself."""
     start = 0
     for length in tail.branches:
-        columns.add_beside(tail.token_ids[start : start + length], num_committed, range(1, length + 1))
+        columns.add_unwritten(tail.token_ids[start : start + length], num_committed, range(1, length + 1))
         start += length
 
 
@@ -159,5 +157,5 @@ def _to_tensors(columns: _Columns, segments: list[Segment], proposing: list[int]
 
 
 def _tensor(values: list[int]) -> Tensor:
-    """By way of numpy, which reads lists several times as fast."""
+    """Through numpy, which converts lists several times faster than torch."""
     return torch.from_numpy(np.array(values, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Many requests, one loop of forwards. Touches model, diffusion and core; never text, never HTTP.
+"""The engine: admission, scheduling, KV pages and commit. It works on token ids and imports no text or HTTP code.
 
-Nothing is imported here, so that `quicksilver.worker.client` can be used by a process that never loads torch.
+This file imports nothing, so that a process without torch can import `quicksilver.engine.config`.
 """

@@ -1,7 +1,7 @@
-"""KV pages: allocate, share by prefix, free. No torch.
+"""KV pages: allocation, reference counts and the prefix cache. No torch.
 
-A page is free, held (refcount > 0), or idle: cached under its prefix hash with nobody holding it. Idle pages are handed
-out again, oldest first, when no free page is left. Every page is in exactly one of the three states.
+A page is in one of three states: free, held (reference count > 0), or idle, which means cached under its prefix hash
+and not held. If no free page is left, idle pages are evicted, least recently used first.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from quicksilver.backends.sequence import Sequence
 
 
 def salt_hash(tenant: str) -> bytes:
-    """The start of a tenant's hash chain: equal text under another tenant never shares a page."""
+    """The first hash of a tenant's chain, so that tenants never share pages."""
     return hashlib.sha256(b"quicksilver prefix\0" + tenant.encode()).digest()
 
 
 def page_hash(previous: bytes, token_ids: Seq[int]) -> bytes:
-    """SHA-256 over the chain so far and this page's tokens, so a hash names a whole prefix."""
+    """SHA-256 of the previous hash and this page's tokens, so a hash identifies a whole prefix."""
     return hashlib.sha256(previous + array("q", token_ids).tobytes()).digest()
 
 
@@ -35,7 +35,7 @@ def prefix_hashes(sequence: Sequence, page_size: int, num_tokens: int) -> list[b
 
 
 class PagePool:
-    """Bookkeeping only: page ids, never memory."""
+    """Works on page ids; the memory belongs to `PagedCache`."""
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
@@ -55,13 +55,13 @@ class PagePool:
         return len(self._page_of)
 
     def allocate(self, count: int) -> list[int] | None:
-        """`count` pages held once each, or None (and nothing taken) when there are not enough."""
+        """`count` pages with one reference each; None if there are not enough."""
         if count > self.num_free:
             return None
         return [self._take() for _ in range(count)]
 
     def share(self, hashes: Seq[bytes]) -> list[int]:
-        """Pages of the longest cached prefix of `hashes`, each held once more."""
+        """The pages of the longest cached prefix of `hashes`, with one more reference each."""
         found = []
         for key in hashes:
             page = self._page_of.get(key)
@@ -72,29 +72,28 @@ class PagePool:
         return found
 
     def publish(self, page: int, key: bytes) -> None:
-        """Make a held page, full and final, findable by prefix. The first page under a key stays."""
+        """Caches a held page under a prefix hash. The page must be full and final. An existing entry stays."""
         assert self._refs[page] > 0, "only a held page can be published"
         if key not in self._page_of and page not in self._hash_of:
             self._page_of[key] = page
             self._hash_of[page] = key
 
     def release(self, pages: Seq[int]) -> None:
-        """Give up one hold on each page; cached ones become idle, the others free. Last pages first, so that the
-        front of a prefix outlives its end."""
+        """Drops one reference to each page. Last pages first, so that the beginning of a prefix is evicted last."""
         for page in reversed(pages):
             assert self._refs[page] > 0, f"page {page} released twice"
             self._refs[page] -= 1
             if self._refs[page] == 0:
-                self._let_go(page)
+                self._unhold(page)
 
-    def forget(self) -> None:
-        """Drop the prefix cache: idle pages become free; held pages stay held."""
+    def clear_cache(self) -> None:
+        """Empties the prefix cache: idle pages become free, held pages stay held."""
         self._page_of.clear()
         self._hash_of.clear()
         self._free.extend(self._idle)
         self._idle.clear()
 
-    def _let_go(self, page: int) -> None:
+    def _unhold(self, page: int) -> None:
         if page in self._hash_of:
             self._idle[page] = None
         else:

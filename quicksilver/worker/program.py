@@ -1,7 +1,7 @@
-"""The engine worker's program: `python -m quicksilver.worker --socket PATH --config JSON`.
+"""The program of the engine worker: `python -m quicksilver.worker --socket PATH --config JSON`.
 
-Started and watched by `engine.remote.RemoteEngine`. Wires hub, text, constrain and engine; the API process does none of
-that and never loads torch.
+`worker.client.RemoteEngine` starts and supervises it. The worker loads the weights and the tokenizer and builds
+grammars; the API process never imports torch.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """Everything a worker needs, as it travels on its command line."""
+    """The configuration of a worker, passed as JSON on its command line."""
 
     model: str
-    load: dict[str, Any] = field(default_factory=dict)
-    """Fields of LoadConfig."""
-    engine: dict[str, Any] = field(default_factory=dict)
-    """Fields of EngineConfig."""
+    load: dict[str, Any] = field(default_factory=dict)  # fields of LoadConfig
+    engine: dict[str, Any] = field(default_factory=dict)  # fields of EngineConfig
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "quicksilver.worker", "--config", json.dumps(asdict(self))]
@@ -42,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--config", type=json.loads, required=True)
     args = parser.parse_args(argv)
-    # Ctrl-C in a terminal reaches every process of the group; the one that started us drains first and then ends us.
+    # Ctrl-C in a terminal reaches every process of the group. The parent drains its requests first, then stops us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_serve(WorkerConfig(**args.config), args.socket))
 
@@ -60,7 +58,7 @@ async def _serve(config: WorkerConfig, socket_path: Path) -> None:
 
 
 def _constraints(checkpoint: Checkpoint, vocab_size: int) -> ConstraintFactory:
-    """Grammars over the checkpoint's own tokenizer."""
+    """Builds grammars over the checkpoint's own tokenizer."""
     from quicksilver.constrain.runtime.matcher import Grammars
 
     tokenizer = Tokenizer.for_model(checkpoint.weights, checkpoint.skill)

@@ -53,7 +53,7 @@ class Pages(RuleBasedStateMachine):
 
     @rule()
     def forget(self) -> None:
-        self.pool.forget()
+        self.pool.clear_cache()
         assert self.pool.num_cached == 0
 
     @invariant()

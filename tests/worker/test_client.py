@@ -109,24 +109,6 @@ async def test_a_score_that_can_never_fit_is_refused_and_blocks_no_other(client:
     assert len((await collect(client, Request("chat", PROMPT, PARAMS)))[0]) == 24
 
 
-async def test_a_closed_client_refuses() -> None:
-    engine = AsyncEngine(tiny_engine())
-    await engine.close()
-    assert not engine.is_ready
-    with pytest.raises(EngineUnavailable):
-        await collect(engine, Request("x", PROMPT, PARAMS))
-
-
-async def test_an_engine_that_raises_in_its_loop_fails_its_requests_with_a_reason() -> None:
-    engine = tiny_engine()
-    engine.scheduler.plan = lambda *_: 1 / 0  # type: ignore[method-assign,assignment,return-value]
-    client = AsyncEngine(engine)
-    with pytest.raises(EngineDied, match="division"):
-        await collect(client, Request("x", PROMPT, PARAMS))
-    assert not client.is_ready
-    await client.close()
-
-
 async def test_a_killed_worker_fails_its_streams_and_is_replaced() -> None:
     client = await RemoteEngine(COMMAND).start()
     try:

@@ -1,6 +1,6 @@
-"""Rows -> proposals: owns the weights and the KV tensor, and runs one forward. Knows no queue and no policy.
+"""The eager torch backend: runs on any device and is the reference for the others.
 
-Logits exist only for proposing rows, and only `logit_rows` of them at a time.
+Logits are computed only for proposing rows, `logit_rows` of them at a time.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class TorchBackend:
         return LogitContext(params, sequence.request.prompt_ids, sequence.generated, tail.known, bitmask, avoid)
 
     def _bitmask(self, sequence: Sequence, known: Seq[int]) -> Tensor | None:
-        """Allowed tokens now and after each known token, (rows, words)."""
+        """Bitmasks of legal tokens now and after each known token, (rows, words)."""
         if sequence.constraint is None:
             return None
         words = np.zeros((len(known) + 1, -(-self.model.config.vocab_size // 32)), dtype=np.int32)
@@ -112,7 +112,7 @@ class TorchBackend:
 
 
 def with_prompt_lookup(works: Seq[Work], outcomes: list[Outcome | None]) -> list[Outcome | None]:
-    """Drafts of `verify` with what the text itself recalls in them; everything else as it was."""
+    """Replaces drafted tokens of `verify` by prompt lookup where the text repeats itself; other outcomes stay."""
     return [_looked_up(work, outcome) for work, outcome in zip(works, outcomes, strict=True)]
 
 
@@ -132,7 +132,7 @@ def _looked_up(work: Work, outcome: Outcome | None) -> Outcome | None:
 
 
 def _tiles(works: Seq[Work], logit_rows: int) -> Iterator[list[Work]]:
-    """Runs of work whose proposals fit one tile; scoring, which may be long, gets tiles of its own."""
+    """Groups works whose proposals fit `logit_rows`. Scoring, which may have more, gets a group of its own."""
     tile, num_rows = list[Work](), 0
     for work in works:
         is_alone = work.tail is not None and bool(work.tail.targets)
@@ -149,7 +149,7 @@ def _tiles(works: Seq[Work], logit_rows: int) -> Iterator[list[Work]]:
 
 
 def _cut(works: Seq[Work]) -> list[tuple[Work, slice]]:
-    """Each work with the rows that are its own proposals."""
+    """Each work with the slice of its proposals."""
     ends = list(accumulate(work.num_proposals for work in works))
     return [(work, slice(end - work.num_proposals, end)) for work, end in zip(works, ends, strict=True)]
 
@@ -166,7 +166,7 @@ def _sample_rows(work: Work) -> SampleRows:
 
 
 def _raw_logprobs(work: Work, logits: Tensor) -> Tensor | None:
-    """Log-probabilities of the model itself, before bias, penalties and grammar."""
+    """Log-probabilities before bias, penalties and grammar; None if the request asks for none."""
     if work.sequence.request.params.logprobs is None or not work.num_proposals:
         return None
     return logits.log_softmax(-1)

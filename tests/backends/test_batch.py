@@ -1,0 +1,81 @@
+"""Works to rows: positions, KV slots, what each row sees, and which rows propose."""
+
+from __future__ import annotations
+
+from quicksilver.backends.base import Work
+from quicksilver.backends.batch import Batch, build_batch
+from quicksilver.backends.sequence import Sequence
+from quicksilver.core import Request
+from quicksilver.diffusion.decoder import Tail
+from quicksilver.diffusion.decoders import make_decoder
+from tests.support.tiny import decode_params
+
+PAGE = 4
+
+
+def sequence(tokens: tuple[int, ...], pages: list[int]) -> Sequence:
+    params = decode_params("verify", canvas_len=4)
+    return Sequence(Request("x", tokens, params), make_decoder(params.decoder), pages=pages)
+
+
+def work(start: int, end: int, tail: Tail | None) -> Work:
+    """Tokens 10, 11, ... in the pages 5, 2 and 7."""
+    return Work(sequence(tuple(range(10, 19)), [5, 2, 7]), start, end, tail)
+
+
+def visible(batch: Batch, row: int) -> tuple[int, list[int]]:
+    """The end of the visible prefix, and the batch rows that a row sees."""
+    plan = batch.plan
+    return int(plan.prefix_end[row]), list(range(int(plan.span_start[row]), int(plan.span_end[row])))
+
+
+def test_context_rows_write_to_the_slots_of_their_pages() -> None:
+    batch = build_batch([work(2, 9, None)], PAGE)
+    assert batch.token_ids.tolist() == list(range(12, 19))
+    assert batch.plan.positions.tolist() == list(range(2, 9))
+    assert batch.plan.slots.tolist() == [22, 23, 8, 9, 10, 11, 28]
+    assert batch.plan.prefix_end.tolist() == list(range(3, 10))
+    assert (batch.proposing.tolist(), batch.has_prompt, batch.has_canvas) == ([], True, False)
+
+
+def test_canvas_rows_see_the_context_and_each_other_and_write_nothing() -> None:
+    batch = build_batch([work(8, 9, Tail((0, 40, 0), (True, False, True)))], PAGE)
+    assert batch.plan.slots.tolist() == [28, -1, -1, -1]
+    assert batch.mask_index.tolist() == [-1, 0, -1, 2]
+    assert batch.plan.is_canvas.tolist() == [False, True, True, True]
+    assert [visible(batch, row) for row in (1, 2, 3)] == [(9, [1, 2, 3])] * 3
+    assert (batch.proposing.tolist(), batch.has_prompt, batch.has_canvas) == ([0, 1, 2, 3], False, True)
+
+
+def test_drafted_rows_are_causal_and_write_their_slots() -> None:
+    batch = build_batch([work(8, 9, Tail((40, 41), (False, False), is_causal=True))], PAGE)
+    assert batch.plan.slots.tolist() == [28, 29, 30]
+    assert batch.plan.prefix_end.tolist() == [9, 10, 11]
+    assert not batch.has_canvas
+
+
+def test_branches_see_the_context_and_only_themselves() -> None:
+    tail = Tail((40, 41, 50), (False,) * 3, branches=(2, 1), targets=((0, 40),))
+    batch = build_batch([work(8, 9, tail)], PAGE)
+    assert batch.plan.slots.tolist() == [28, -1, -1, -1]
+    assert batch.plan.positions.tolist() == [8, 9, 10, 9]
+    assert [visible(batch, row) for row in (1, 2, 3)] == [(9, [1]), (9, [1, 2]), (9, [3])]
+
+
+def test_works_follow_each_other_as_segments_with_their_own_pages() -> None:
+    other = Work(sequence((1, 2, 3), [9]), 0, 3, Tail())
+    batch = build_batch([work(8, 9, Tail((0,), (True,))), other], PAGE)
+    segments = [(segment.row_start, segment.row_end, segment.page_ids.tolist()) for segment in batch.plan.segments]
+    assert segments == [(0, 2, [5, 2, 7]), (2, 5, [9])]
+    assert batch.proposing.tolist() == [0, 1, 4]
+    assert batch.plan.slots.tolist() == [28, -1, 36, 37, 38]
+
+
+def test_page_ids_are_cached_until_the_pages_change() -> None:
+    one = work(8, 9, Tail())
+    first = build_batch([one], PAGE).plan.segments[0].page_ids
+    assert build_batch([one], PAGE).plan.segments[0].page_ids is first
+    one.sequence.pages.append(3)
+    assert build_batch([one], PAGE).plan.segments[0].page_ids.tolist() == [5, 2, 7, 3]
+    one.sequence.pages = [5, 2, 7, 8]
+    assert build_batch([one], PAGE).plan.segments[0].page_ids.tolist() == [5, 2, 7, 8]

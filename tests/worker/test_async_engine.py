@@ -1,0 +1,65 @@
+"""The engine on its own thread: clean ends, a loop that raises, and the duration of a step."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from quicksilver.core import EngineClient, EngineState, Request
+from quicksilver.engine.engine import StepEvent
+from quicksilver.errors import EngineDied, EngineUnavailable
+from quicksilver.worker.async_engine import AsyncEngine
+from tests.support.tiny import decode_params, tiny_engine
+
+PROMPT = tuple(range(1, 30))
+PARAMS = decode_params("verify", canvas_len=8, max_new_tokens=24)
+
+
+async def collect(client: EngineClient, request: Request) -> None:
+    async for _ in client.stream(request):
+        pass
+
+
+async def test_a_closed_client_refuses() -> None:
+    engine = AsyncEngine(tiny_engine())
+    await engine.close()
+    assert not engine.is_ready
+    with pytest.raises(EngineUnavailable):
+        await collect(engine, Request("x", PROMPT, PARAMS))
+
+
+async def test_an_engine_that_raises_in_its_loop_fails_its_requests_with_a_reason() -> None:
+    engine = tiny_engine()
+    engine.scheduler.plan = lambda *_: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    client = AsyncEngine(engine)
+    with pytest.raises(EngineDied, match="division"):
+        await collect(client, Request("x", PROMPT, PARAMS))
+    assert not client.is_ready
+    await client.close()
+
+
+async def test_the_duration_of_a_running_step_is_known_outside_its_thread() -> None:
+    engine, may_go_on = tiny_engine(), threading.Event()
+    step = engine.step
+
+    def slow() -> list[StepEvent]:
+        may_go_on.wait(60)
+        return step()
+
+    engine.step = slow  # type: ignore[method-assign]
+    client = AsyncEngine(engine)
+    assert client.health().step_s == 0.0
+    asking = asyncio.create_task(collect(client, Request("x", PROMPT, PARAMS)))
+    async with asyncio.timeout(30):
+        while client.health().step_s < 0.05:
+            await asyncio.sleep(0.01)
+    may_go_on.set()
+    await asking
+    async with asyncio.timeout(30):
+        while client.health().step_s:
+            await asyncio.sleep(0.01)
+    assert client.health().state is EngineState.READY
+    await client.close()
+    assert client.health().state is EngineState.CLOSED
