@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select, update
 
 from quicksilver.accounts.limits import NAMES, Amounts, Window, caps_of, load_windows, save_windows
-from quicksilver.accounts.records import Limits, period_start
+from quicksilver.accounts.records import Limits, next_period_start, period_start
 from quicksilver.accounts.schema import accounts
 from quicksilver.errors import AuthenticationFailed, InsufficientQuota, InvalidRequest, QuicksilverError, RateLimited
 
@@ -69,9 +69,16 @@ class Budget:
         return None if self.allowance is None else self.allowance - (self.spent - self.spent_before)
 
     def roll_period(self, now: float) -> None:
+        """Starts a new period once the clock has reached it.
+
+        A start that is more than one period ahead comes from a clock that jumped and was set back; it is corrected, or
+        the budget would not be renewed until then. One period ahead may be clock skew between processes and stays.
+        """
         start = period_start(self.period, now)
         if self.period is not None and start > self.period_at:
             self.period_at, self.spent_before, self.is_changed = start, self.spent, True
+        elif self.period_at > next_period_start(self.period, now):
+            self.period_at, self.is_changed = start, True
 
     def refusal(self, demand: Demand) -> QuicksilverError | None:
         """Why this account cannot admit the request, or None."""

@@ -51,6 +51,12 @@ def period_start(period: str | None, now: float) -> int:
     return int((day.replace(day=1) if period == "month" else day).timestamp())
 
 
+def next_period_start(period: str | None, now: float) -> int:
+    """Start of the next budget period, in UTC."""
+    length_s = 32 * 86_400 if period == "month" else 86_400
+    return period_start(period, period_start(period, now) + length_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Price:
     """Micro-credits per token. Cached input never costs more than other input."""
