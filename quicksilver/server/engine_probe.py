@@ -1,9 +1,8 @@
-"""EngineProbe: the engine's figures within a bounded time, and the last known ones where the engine does not answer."""
+"""EngineProbe: the engine's figures within a bounded time; those of its last heartbeat where it does not answer."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 
 from quicksilver.core import EngineClient, EngineStats
@@ -16,8 +15,8 @@ LIMIT_S = 1.0
 @dataclass(frozen=True, slots=True)
 class Reading:
     stats: EngineStats
-    # Seconds since the engine stated them; None if it never did.
-    age_s: float | None
+    # Seconds since the engine stated them.
+    age_s: float
     # Whether the engine answered this time.
     is_fresh: bool
 
@@ -28,23 +27,21 @@ class EngineProbe:
     def __init__(self, engine: EngineClient, limit_s: float = LIMIT_S) -> None:
         self._engine = engine
         self._limit_s = limit_s
-        self._question: asyncio.Task[None] | None = None
-        self._stats = EngineStats()
-        self._answered_at: float | None = None
+        self._question: asyncio.Task[EngineStats | None] | None = None
 
     async def read(self) -> Reading:
         if self._question is None or self._question.done():
             self._question = asyncio.create_task(self._ask())
-        asked_at = time.monotonic()
-        await asyncio.wait({self._question}, timeout=self._limit_s)
-        answered_at = self._answered_at
-        if answered_at is None:
-            return Reading(self._stats, None, False)
-        return Reading(self._stats, time.monotonic() - answered_at, answered_at >= asked_at)
+        question = self._question
+        await asyncio.wait({question}, timeout=self._limit_s)
+        if question.done() and (stats := question.result()) is not None:
+            return Reading(stats, 0.0, True)
+        health = self._engine.health()
+        return Reading(health.stats, health.silent_s, False)
 
-    async def _ask(self) -> None:
+    async def _ask(self) -> EngineStats | None:
+        """None if the engine is dead or starting."""
         try:
-            self._stats = await self._engine.stats()
-            self._answered_at = time.monotonic()
+            return await self._engine.stats()
         except QuicksilverError:
-            pass  # a dead engine answers nothing; the last figures stay
+            return None

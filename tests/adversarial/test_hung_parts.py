@@ -12,7 +12,7 @@ import pytest
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.service import Accounts
-from quicksilver.core import EngineStats
+from quicksilver.core import EngineHealth, EngineState, EngineStats
 from quicksilver.server.admin_app import build_admin_app
 from quicksilver.server.engine_probe import EngineProbe
 from tests.server.conftest import Served
@@ -24,24 +24,28 @@ async def scrape(served: Served) -> str:
         return (await client.get("/metrics")).text
 
 
+LAST = EngineHealth(EngineState.UNRESPONSIVE, 7.0, stats=EngineStats(running=5))
+
+
 @pytest.fixture
 def hung(served: Served, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Ends the engine's silence when it is set; counts nothing, so that a leak of questions is seen."""
+    """An engine whose worker is stopped; setting the event ends that."""
     go = asyncio.Event()
-    answer = served.engine.stats
+    answer, health = served.engine.stats, served.engine.health
 
     async def stats() -> EngineStats:
         await go.wait()
         return await answer()
 
     monkeypatch.setattr(served.engine, "stats", stats)
+    monkeypatch.setattr(served.engine, "health", lambda: health() if go.is_set() else LAST)
     served.services.__dict__["engine_probe"] = EngineProbe(served.engine, 0.05)
     return go
 
 
 async def test_ready_is_503_while_the_engine_does_not_answer(served: Served, hung: asyncio.Event) -> None:
     response = await asyncio.wait_for(served.get("/ready"), 10)
-    assert (response.status_code, response.json()["status"]) == (503, "engine_stalled")
+    assert (response.status_code, response.json()["status"]) == (503, "engine_unresponsive")
     assert response.headers["retry-after"] == "1"
     hung.set()
     assert (await served.get("/ready")).status_code == 200
@@ -49,22 +53,24 @@ async def test_ready_is_503_while_the_engine_does_not_answer(served: Served, hun
 
 async def test_metrics_answer_while_the_engine_does_not(served: Served, hung: asyncio.Event) -> None:
     hung.set()
-    assert "quicksilver_engine_up 1.0" in await scrape(served)
+    text = await scrape(served)
+    assert "quicksilver_engine_up 1.0" in text
+    assert "quicksilver_engine_stats_age_seconds 0.0" in text
     hung.clear()
     text = await asyncio.wait_for(scrape(served), 10)
     assert "quicksilver_engine_up 0.0" in text
-    assert "quicksilver_engine_stats_age_seconds" in text
-    assert "quicksilver_num_requests_running 0.0" in text, "the last figures are still there"
+    assert "quicksilver_engine_stats_age_seconds 7.0" in text
+    assert "quicksilver_num_requests_running 5.0" in text
     hung.set()
 
 
-async def test_probes_of_a_hung_engine_do_not_pile_up(served: Served, hung: asyncio.Event) -> None:
+async def test_scrapes_of_a_hung_engine_do_not_pile_up(served: Served, hung: asyncio.Event) -> None:
     before = len(asyncio.all_tasks())
     for _ in range(5):
-        await served.get("/ready")
+        await scrape(served)
     assert len(asyncio.all_tasks()) <= before + 1
     hung.set()
-    await served.get("/ready")
+    await scrape(served)
 
 
 async def test_ready_is_503_while_the_ledger_cannot_be_written(served: Served, tmp_path: Path) -> None:

@@ -96,9 +96,8 @@ class EngineFigures:
     def collect(self) -> Iterable[Metric]:
         is_up = float(self._reading.is_fresh)
         yield GaugeMetricFamily("quicksilver_engine_up", "Whether the engine answered this scrape", value=is_up)
-        if self._reading.age_s is not None:
-            text = "Seconds since the engine stated the figures of this scrape"
-            yield GaugeMetricFamily("quicksilver_engine_stats_age_seconds", text, value=self._reading.age_s)
+        text, age_s = "Seconds since the engine stated the figures of this scrape", self._reading.age_s
+        yield GaugeMetricFamily("quicksilver_engine_stats_age_seconds", text, value=age_s)
         for field, (name, text) in GAUGES.items():
             yield GaugeMetricFamily(f"quicksilver_{name}", text, value=getattr(self._stats, field))
         for field, (name, text) in COUNTERS.items():

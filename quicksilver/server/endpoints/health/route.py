@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
+from quicksilver.core import EngineState, EngineStats
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.services import Services, services_of
 
@@ -23,6 +24,15 @@ class ReadyReply(TypedDict):
     waiting: int
 
 
+# A closed engine is one that is being replaced, or the end of the process.
+ENGINE_STATUS = {
+    EngineState.READY: "ready",
+    EngineState.STARTING: "starting",
+    EngineState.CLOSED: "starting",
+    EngineState.UNRESPONSIVE: "engine_unresponsive",
+}
+
+
 @router.get("/health", responses={200: {"model": HealthReply}})
 async def health() -> Response:
     return json_response({"status": "ok"})
@@ -31,26 +41,24 @@ async def health() -> Response:
 @router.get("/ready", responses={200: {"model": ReadyReply}, 503: {"model": ReadyReply}})
 async def ready(request: Request) -> Response:
     services = services_of(request)
-    status, reading = readiness(services), None
-    if status == "ready":
-        reading = await services.engine_probe.read()
-        status = "ready" if reading.is_fresh else "engine_stalled"
+    status = readiness(services)
     is_ready = status == "ready"
+    stats = (await services.engine_probe.read()).stats if is_ready else EngineStats()
     reply: ReadyReply = {
         "status": status,
         "model": services.config.card.id,
-        "running": reading.stats.running if reading and is_ready else 0,
-        "waiting": reading.stats.waiting if reading and is_ready else 0,
+        "running": stats.running,
+        "waiting": stats.waiting,
     }
     return json_response(reply, {} if is_ready else {"retry-after": "1"}, 200 if is_ready else 503)
 
 
 def readiness(services: Services) -> str:
-    """What is known without a question to the engine."""
+    """`ready`, or the first reason why not. Waits for nothing."""
     if services.life.is_draining:
         return "draining"
     if services.accounts is not None and services.accounts.needs_restart:
         return "ledger_broken"
     if services.accounts is not None and not services.accounts.is_writable:
         return "ledger_unavailable"
-    return "ready" if services.engine.is_ready else "starting"
+    return ENGINE_STATUS[services.engine.health().state]
