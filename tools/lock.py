@@ -2,6 +2,7 @@
 
     requirements.lock      what the server needs, and what builds the editable install
     requirements-dev.lock  the same, and what tests, checks and documentation need
+    tests/contract/clients/requirements.lock  third-party clients, which have an environment of their own
 
 One lock covers Python 3.11 to 3.13 on x86_64 and aarch64. torch and the CUDA packages that it depends on are left out:
 the CPU index and PyPI publish different files under one version, so the Makefile installs torch in a step of its own
@@ -18,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 UV = ROOT / ".build/uv/bin/uv"
 UV_VERSION = "0.13.7"
+CLIENTS = "tests/contract/clients"
 TORCH_AND_CUDA = re.compile(r"(torch|triton|cuda-[\w-]+|nvidia-[\w-]+)==")
 
 
@@ -28,9 +30,9 @@ def install_uv() -> None:
         subprocess.run([*pip, f"uv=={UV_VERSION}"], check=True)
 
 
-def compile_lock(name: str, *options: str) -> None:
-    command = [UV, "pip", "compile", "pyproject.toml", "--group", "build", "--universal", "--python-version", "3.11"]
-    command += ["--generate-hashes", "--no-header", "--no-annotate", "--quiet", "--output-file", name, *options]
+def compile_lock(name: str, *sources_and_options: str) -> None:
+    command = [UV, "pip", "compile", *sources_and_options, "--universal", "--python-version", "3.11", *sys.argv[1:]]
+    command += ["--generate-hashes", "--no-header", "--no-annotate", "--quiet", "--output-file", name]
     subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     path = ROOT / name
     entries = re.split(r"\n(?=[a-z0-9])", path.read_text().rstrip("\n"))
@@ -39,8 +41,10 @@ def compile_lock(name: str, *options: str) -> None:
 
 def main() -> None:
     install_uv()
-    compile_lock("requirements.lock", *sys.argv[1:])
-    compile_lock("requirements-dev.lock", "--extra", "dev", "--constraint", "requirements.lock", *sys.argv[1:])
+    project = ("pyproject.toml", "--group", "build")
+    compile_lock("requirements.lock", *project)
+    compile_lock("requirements-dev.lock", *project, "--extra", "dev", "--constraint", "requirements.lock")
+    compile_lock(f"{CLIENTS}/requirements.lock", f"{CLIENTS}/requirements.txt")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def text(x: float, y: float, content: str, kind: str = "", anchor: str = "start"
 
 def bar_chart(chart: Chart, x: float, y: float, width: float, height: float) -> str:
     """The chart's elements, inside the given box."""
-    parts = [text(x, y + 14, chart.title, "title")]
+    parts = [text(x, y + 18, chart.title, "title")]
     at = x
     for i, name in enumerate(chart.series):
         parts += [f'<rect class="s{i}" x="{at:g}" y="{y + 26:g}" width="11" height="11" rx="2"/>']

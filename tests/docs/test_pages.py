@@ -26,20 +26,20 @@ def named(commands: list[str], program: str) -> list[str]:
 
 @pytest.mark.parametrize("command", named(COMMANDS, "quicksilver"))
 def test_quicksilver_commands_have_options_that_exist(command: str) -> None:
-    parse(shlex.split(command)[1:])
+    assert parse(shlex.split(command)[1:])
 
 
-def parse(words: list[str]) -> None:
+def parse(words: list[str]) -> dict[str, Any]:
+    """The options that the command's own parser reads from the words."""
     if words[0] in ("train", "convert"):
         from quicksilver.training import convert, run
 
-        {"train": run, "convert": convert}[words[0]].parser().parse_args(words[1:])
-        return
+        return vars({"train": run, "convert": convert}[words[0]].parser().parse_args(words[1:]))
     command: Any = get_command(app)
     while hasattr(command, "commands"):
         command = command.commands[words[0]]
         words = words[1:]
-    command.make_context(command.name, words)
+    return {"command": command.name, **command.make_context(command.name, words).params}
 
 
 @pytest.mark.parametrize("command", named(COMMANDS, "make"))
@@ -53,7 +53,7 @@ def test_make_targets_exist(command: str) -> None:
 @pytest.mark.parametrize("command", [c for c in COMMANDS if any(part in c for part in RUN) and "coder" not in c])
 def test_short_commands_run(command: str) -> None:
     nano()
-    run_command(command)
+    assert run_command(command)
 
 
 @pytest.mark.contract

@@ -51,7 +51,7 @@ def install_python() -> None:
         return
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(BUILD / "venv")], check=True)
     quiet = ["--quiet", "--no-compile", "--disable-pip-version-check"]
-    wanted = ["--requirement", str(HERE / "requirements.txt"), "--constraint", str(HERE / "requirements.lock")]
+    wanted = ["--require-hashes", "--requirement", str(HERE / "requirements.lock")]
     subprocess.run([str(PYTHON), "-m", "pip", "install", *quiet, *wanted], check=True)
     shutil.copy(HERE / "requirements.lock", BUILD / "venv")
 
