@@ -110,7 +110,7 @@ def write(matcher: LLMatcher, rng: random.Random) -> str | None:
     while len(written) < MAX_BYTES:
         if matcher.is_stopped() or (matcher.is_accepting() and rng.random() < 0.3):
             return written.decode()
-        lawful = lawful_bytes(matcher, bytes(written[-64:]))
+        lawful = allowed_bytes(matcher, bytes(written[-64:]))
         if not lawful:
             return written.decode() if matcher.is_accepting() else None
         closers = [byte for byte in lawful if byte in b'"}],:']
@@ -121,7 +121,7 @@ def write(matcher: LLMatcher, rng: random.Random) -> str | None:
     return None
 
 
-def lawful_bytes(matcher: LLMatcher, tail: bytes) -> list[int]:
+def allowed_bytes(matcher: LLMatcher, tail: bytes) -> list[int]:
     bits = matcher.compute_bitmask()
     lawful = [byte for byte, i in ALPHABET.byte_ids.items() if bits[i >> 3] >> (i & 7) & 1]
     left = digits_left(tail)

@@ -1,4 +1,4 @@
-"""Walking grammars byte by byte, as tests ask about them: is this text lawful, and what does chance write?"""
+"""Walking grammars byte by byte, as tests ask about them: is this text allowed, and what does chance write?"""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def compact(instance: Any) -> str:
 
 
 def chance_text(matcher: LLMatcher, rng: random.Random, most: int = 300) -> str | None:
-    """What a random choice of lawful bytes writes, leaning towards the end; None when it runs on."""
+    """What a random choice of allowed bytes writes, leaning towards the end; None when it runs on."""
     written = bytearray()
     while len(written) < most:
         if matcher.is_stopped() or (matcher.is_accepting() and rng.random() < 0.3):
@@ -69,17 +69,17 @@ def chance_text(matcher: LLMatcher, rng: random.Random, most: int = 300) -> str 
 
 
 def _choose(matcher: LLMatcher, tail: bytes, rng: random.Random, *, eager: bool) -> int | None:
-    """One lawful byte; None where the guard on digits leaves nothing but the end."""
+    """One allowed byte; None where the guard on digits leaves nothing but the end."""
     bits = matcher.compute_bitmask()
-    lawful = [b for b, i in ALPHABET.byte_ids.items() if bits[i >> 3] >> (i & 7) & 1]
-    assert lawful, matcher.get_error()
+    allowed = [b for b, i in ALPHABET.byte_ids.items() if bits[i >> 3] >> (i & 7) & 1]
+    assert allowed, matcher.get_error()
     left = digits_left(tail)
-    if left is not None and left <= 0 and ord("z") not in lawful:
-        lawful = [b for b in lawful if b not in b"0123456789"]
-        if not lawful and matcher.is_accepting():
+    if left is not None and left <= 0 and ord("z") not in allowed:
+        allowed = [b for b in allowed if b not in b"0123456789"]
+        if not allowed and matcher.is_accepting():
             return None
-    closers = [b for b in lawful if b in CLOSERS]
+    closers = [b for b in allowed if b in CLOSERS]
     if closers and rng.random() < (0.9 if eager else 0.35):
         return rng.choice(closers)
-    plain = [b for b in lawful if b < 128]
-    return rng.choice(plain if plain and rng.random() < 0.97 else lawful)
+    plain = [b for b in allowed if b < 128]
+    return rng.choice(plain if plain and rng.random() < 0.97 else allowed)

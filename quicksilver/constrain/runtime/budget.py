@@ -1,7 +1,7 @@
-"""Room for the end: how long a completion would be, and when it has to start so that `max_tokens` leaves valid text.
+"""Keeps enough tokens for a valid end of the text within `max_tokens`.
 
-Walks a second automaton over single bytes, a token behind the first, and only when the end is near. While a completion
-fits, no token is accepted after which it would not; when nothing else fits any more, the completion is due.
+A second automaton over single bytes finds a short completion once few tokens are left. While a completion fits, no
+token is accepted after which it would no longer fit; when only the completion fits, `closing` returns it.
 """
 
 from __future__ import annotations
@@ -13,46 +13,47 @@ from llguidance import LLMatcher
 from quicksilver.constrain.runtime.tokens import Tokens
 from quicksilver.constrain.shortest import TooCostly, shortest
 
+# Below this number of remaining tokens every step is checked.
 NEAR = 192
-"""Tokens of room below which every step is checked against the budget."""
+# Spare tokens: forced text may tokenise longer than the shortest completion assumed.
 SLACK = 3
-"""Tokens kept beyond a way out: certain text that is written before it cuts its words elsewhere."""
+# Tokens between two searches while none succeeds, as in free text that only a tag can end.
 REST = 16
-"""Tokens between searches while none succeeds, as in free text that only a tag can end."""
 
 
 def slack_of(path: Sequence[int]) -> int:
-    """None behind the last value: what is left there has one cut."""
+    """Spare tokens for a completion. After the last value there are none: the rest has one tokenisation."""
     return min(SLACK, max(0, len(path) - 2))
 
 
-class Budget:
-    """The length of the way out, for one constraint. `room` is unknown until `closing` has been asked."""
+class CompletionBudget:
+    """The completion of one constraint. The number of remaining tokens is unknown until the first call of `closing`."""
 
     def __init__(self, tokens: Tokens, matcher: LLMatcher, words: Sequence[bytes] = ()) -> None:
         self._tokens = tokens
         self._matcher = matcher
+        # Literal words of the grammar's patterns, as hints for the search.
         self._words = words
-        """Of the grammar's patterns."""
-        self._behind: list[int] = []
+        # Tokens that the byte automaton has not consumed yet.
+        self._unread: list[int] = []
         self._room: int | None = None
         self._is_due = False
         self._path: list[int] | None = None
         self._has_path = False
         self._is_off = False
+        # Tokens to wait after a search that found nothing.
         self._num_resting = 0
-        """Tokens to wait after a search that found nothing, since the next would hardly find more."""
+        # Tokens that were found affordable, and the completion after them.
         self._foreseen: tuple[list[int], list[int]] = ([], [])
-        """Tokens that were judged affordable, and the way out behind them."""
 
-    def copy(self) -> Budget:
-        twin = Budget(self._tokens, self._matcher.deep_copy(), self._words)
-        twin._behind, twin._room = list(self._behind), self._room
+    def copy(self) -> CompletionBudget:
+        twin = CompletionBudget(self._tokens, self._matcher.deep_copy(), self._words)
+        twin._unread, twin._room = list(self._unread), self._room
         twin._is_due, twin._is_off, twin._num_resting = self._is_due, self._is_off, self._num_resting
         return twin
 
     def advance(self, token_id: int) -> None:
-        self._behind.append(token_id)
+        self._unread.append(token_id)
         self._has_path = self._is_due = False
         self._num_resting = max(0, self._num_resting - 1)
         if self._room is not None:
@@ -66,23 +67,23 @@ class Budget:
             self._foreseen = ([], [])
 
     def closing(self, room: int) -> list[int] | None:
-        """Tokens that complete the text, when they must come now to fit into `room`."""
+        """Tokens that complete the text, if they must start now to fit into `room` tokens."""
         self._room = room
         if room > NEAR:
             return None
-        path = self._way_out()
+        path = self._completion()
         if path is None:
             return None
-        # Each token brings the end at most one token nearer, so what does not fit now never will.
+        # A token shortens the completion by at most one, so a completion that does not fit now never will.
         self._is_off = len(path) > room
         return path if not self._is_off and (self._is_due or len(path) == room) else None
 
     def affordable(self, tokens: Sequence[int]) -> int:
-        """How many of `tokens` may be accepted so that a completion still fits behind them."""
+        """How many of `tokens` may be accepted so that a completion still fits after them."""
         if self._room is None or self._room - len(tokens) > NEAR or not tokens:
             return len(tokens)
         for num_taken in range(len(tokens), 0, -1):
-            rest = self._way_out_after(tokens[:num_taken])
+            rest = self._completion_after(tokens[:num_taken])
             if rest is not None and num_taken + len(rest) + slack_of(rest) <= self._room:
                 self._foreseen = (list(tokens[:num_taken]), rest)
                 return num_taken
@@ -92,24 +93,24 @@ class Budget:
         return 0
 
     def _fits(self) -> bool:
-        """Whether a completion from here fits at all; if none does, there is nothing to save."""
-        path = self._way_out()
+        """Whether a completion from here fits. If none does, no token is refused."""
+        path = self._completion()
         return path is not None and self._room is not None and len(path) <= self._room
 
-    def _way_out(self) -> list[int] | None:
+    def _completion(self) -> list[int] | None:
         if not self._has_path:
             self._catch_up()
             self._path = self._find(self._matcher)
             self._has_path = True
         return self._path
 
-    def _way_out_after(self, tokens: Sequence[int]) -> list[int] | None:
+    def _completion_after(self, tokens: Sequence[int]) -> list[int] | None:
         self._catch_up()
         ahead = self._matcher.deep_copy()
         return self._find(ahead) if self._feed(ahead, tokens) else None
 
     def _find(self, matcher: LLMatcher) -> list[int] | None:
-        """A way out in tokens. A grammar that is too slow to ask is not asked again."""
+        """A completion in tokens. A grammar whose search is too slow is not searched again."""
         if self._is_off or self._num_resting:
             return None
         try:
@@ -123,11 +124,11 @@ class Budget:
         return self._tokens.join(path)
 
     def _catch_up(self) -> None:
-        self._feed(self._matcher, self._behind)
-        self._behind.clear()
+        self._feed(self._matcher, self._unread)
+        self._unread.clear()
 
     def _feed(self, matcher: LLMatcher, tokens: Sequence[int]) -> bool:
-        """Whether the byte automaton could follow; where it could not, it is in error and finds no way out."""
+        """Whether the byte automaton accepted the tokens. If not, it is in error and has no completion."""
         for token_id in tokens:
             spelled = self._tokens.spell(token_id)
             if spelled is None or not matcher.consume_tokens(spelled):

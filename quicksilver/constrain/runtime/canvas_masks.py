@@ -1,17 +1,16 @@
-"""Keeping a left-to-right grammar honest on a half-filled canvas: one sweep from the committed frontier to the right.
+"""Applies a left-to-right grammar to a partly decided canvas.
 
-Each denoise step:
-1. `sweep` walks the decided tokens left to right. The first that the grammar refuses, and all behind it, go back to
-   holes. What must follow the decided run is filled in; the walk goes on behind it. The first hole with a real choice
-   is the frontier.
-2. The rows up to the frontier are masked by `write_masks`, and the model proposes. The frontier takes its proposal,
-   always, whatever its confidence. Other holes may take a confident proposal, which stays provisional until a later
-   sweep has walked over it.
-3. When no hole is left, or the frontier's own proposal was refused for want of room behind it, the run is committed,
-   and `closing` is asked before the next canvas.
+Each denoising step:
+1. `sweep` reads the decided tokens from left to right. The first one that the grammar refuses, and all after it, become
+   undecided again. Forced tokens after the decided run are filled in. The first undecided position with a choice is the
+   frontier.
+2. `write_masks` masks the rows up to the frontier, and the model proposes tokens. The frontier always takes its
+   proposal. Other positions may take a confident proposal, which stays provisional until a later sweep accepts it.
+3. The run is committed when every position is decided, or when the proposal of the frontier was refused because too few
+   tokens are left after it. `closing` is then called before the next canvas.
 
-Since a step always settles the frontier, a canvas is done after finitely many steps, and what is committed is always a
-beginning of lawful text. Pure functions over `core.TokenConstraint`; the constraint is not moved.
+Every step decides the frontier, so a canvas ends after finitely many steps. Committed text is always a valid prefix. The
+functions use `core.TokenConstraint` and do not advance it.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ from quicksilver.core import TokenConstraint
 
 
 def sweep(constraint: TokenConstraint, token_ids: Sequence[int | None]) -> list[int | None]:
-    """The canvas after one walk; None for holes."""
+    """The canvas after one pass; None for undecided positions."""
     canvas = list(token_ids)
     num_before = -1
     while True:
         run = decided_run(canvas)
-        num_lawful = constraint.legal_prefix(run)
-        if num_lawful < len(run):
-            canvas[num_lawful:] = [None] * (len(canvas) - num_lawful)
-        # Certain text for which there is no room left is not filled in twice.
-        forced = constraint.forced(run[:num_lawful]) if num_lawful > num_before else []
-        if not forced or num_lawful == len(canvas):
+        num_legal = constraint.legal_prefix(run)
+        if num_legal < len(run):
+            canvas[num_legal:] = [None] * (len(canvas) - num_legal)
+        # Forced text that the remaining tokens do not allow is not filled in twice.
+        forced = constraint.forced(run[:num_legal]) if num_legal > num_before else []
+        if not forced or num_legal == len(canvas):
             return canvas
-        end = min(num_lawful + len(forced), len(canvas))
-        canvas[num_lawful:end] = forced[: end - num_lawful]
-        num_before = num_lawful
+        end = min(num_legal + len(forced), len(canvas))
+        canvas[num_legal:end] = forced[: end - num_legal]
+        num_before = num_legal
 
 
 def decided_run(canvas: Sequence[int | None]) -> list[int]:
-    """The tokens before the first hole."""
+    """The tokens before the first undecided position."""
     run: list[int] = []
     for token_id in canvas:
         if token_id is None:

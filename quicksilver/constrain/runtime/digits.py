@@ -1,7 +1,7 @@
-"""Numbers that end: no more than a few dozen digits in a row, no exponent that overflows a double.
+"""Limits the length of numbers: at most 40 digits in a row, and no exponent that overflows a double.
 
-JSON's grammar lets a number go on forever, and `1e999` reads back as infinity. The guard stands beside the automaton
-and speaks only inside a number: where the letter z would be lawful, the text is a string or prose and is left alone.
+The grammar of JSON allows numbers of any length, and `1e999` is read as infinity. The limit applies inside numbers
+only: where the letter z would be allowed, the text is a string or prose.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+# Digits in a row, before or after the decimal point.
 LONGEST_RUN = 40
-"""Digits in a row, before or behind the point."""
 LONGEST_EXPONENT = 2
+# Bytes of context that distinguish a number from other digits.
 TAIL_LEN = 64
-"""Bytes of context that tell a number from other digits."""
 DIGITS = frozenset(b"0123456789")
 NUMBER_BYTES = frozenset(b"0123456789.eE+-")
 BEFORE_NUMBER = frozenset(b":,[ \n\t\r")
@@ -24,7 +24,7 @@ Bits = NDArray[np.int32]
 
 
 def digits_left(tail: bytes) -> int | None:
-    """How many more digits the number at the end of `tail` may have; None when there is no number."""
+    """How many more digits the number at the end of `tail` may have; None if there is no number."""
     end = len(tail)
     start = end
     while start > 0 and tail[start - 1] in NUMBER_BYTES:
@@ -44,7 +44,7 @@ def leading_digits(text: bytes) -> int:
 
 
 class DigitGuard:
-    """The guard for one vocabulary."""
+    """The limit for one vocabulary."""
 
     def __init__(self, token_bytes: Sequence[bytes], num_words: int) -> None:
         self._leading = np.array([leading_digits(text) for text in token_bytes], dtype=np.int64)
@@ -53,7 +53,7 @@ class DigitGuard:
         self._by_count = {n: self._bits(self._leading >= n) for n in range(1, self._longest + 1)}
 
     def too_long(self, tail: bytes) -> Bits | None:
-        """Bits of the tokens that would make the number too long; None when no token could."""
+        """Bits of the tokens that would make the number too long; None if there are none."""
         left = digits_left(tail)
         return None if left is None else self._by_count.get(max(left, 0) + 1)
 

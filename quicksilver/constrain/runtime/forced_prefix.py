@@ -1,8 +1,7 @@
-"""ForcedPrefix: an answer that must begin with given text, and goes on as it likes.
+"""A constraint that the answer begins with given text (token healing).
 
-For prompts that were cut back to where a token surely ends: the model chooses among the tokens that spell what was cut
-off, or a beginning of it. Knows bytes of tokens and no grammars. Special tokens spell nothing, so none comes before the
-lead is said.
+For prompts that were cut back to a token boundary: the model chooses among the tokens that spell the removed text or a
+prefix of it, and is free afterwards. Special tokens spell nothing, so none is allowed before the text is complete.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Bits = NDArray[np.int32]
 
 
 class ForcedPrefixes:
-    """Makes constraints for one vocabulary, given as the bytes of each token. Safe to share between threads."""
+    """Creates constraints for one vocabulary, given as the bytes of each token. Safe to share between threads."""
 
     def __init__(self, texts: Sequence[bytes], vocab_size: int) -> None:
         self._texts = texts
@@ -32,7 +31,7 @@ class ForcedPrefixes:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, vocab_size: int) -> ForcedPrefixes:
-        """For engines that have no grammars."""
+        """For engines without grammars."""
         return cls([tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)], vocab_size)
 
     def constraint(self, spec: ConstraintSpec) -> ForcedPrefix:
@@ -40,62 +39,62 @@ class ForcedPrefixes:
             raise InvalidGrammar("this engine was started without structured output", param="response_format")
         return ForcedPrefix(self, spec.lead.encode())
 
-    def rest(self, due: bytes, token_id: int) -> bytes | None:
-        """What is still due behind a token; None where the token may not come."""
+    def rest(self, text_left: bytes, token_id: int) -> bytes | None:
+        """The rest of the text after a token; None if the token is not allowed."""
         text = self._texts[token_id] if token_id < self._size else b""
-        if text.startswith(due):
+        if text.startswith(text_left):
             return b""
-        return due[len(text) :] if text and due.startswith(text) else None
+        return text_left[len(text) :] if text and text_left.startswith(text) else None
 
-    def bits(self, due: bytes) -> Bits:
-        """The tokens that may come, one bit each."""
-        if not due:
+    def bits(self, text_left: bytes) -> Bits:
+        """The allowed tokens, one bit each."""
+        if not text_left:
             return np.full(self.num_words, -1, dtype=np.int32)
         flags = np.zeros(self.num_words * 32, dtype=np.bool_)
         texts, ids = self._sorted
-        for end in range(1, len(due)):
-            flags[ids[bisect_left(texts, due[:end]) : bisect_right(texts, due[:end])]] = True
-        first = bisect_left(texts, due)
-        flags[ids[first : bisect_right(texts, due, lo=first, key=lambda text: text[: len(due)])]] = True
+        for end in range(1, len(text_left)):
+            flags[ids[bisect_left(texts, text_left[:end]) : bisect_right(texts, text_left[:end])]] = True
+        first = bisect_left(texts, text_left)
+        flags[ids[first : bisect_right(texts, text_left, lo=first, key=lambda text: text[: len(text_left)])]] = True
         return np.packbits(flags, bitorder="little").view(np.int32)
 
     @cached_property
     def _sorted(self) -> tuple[list[bytes], NDArray[np.int64]]:
-        """Texts in order, and whose they are: those that begin alike lie together."""
+        """Token texts in order, and their ids; texts with a common prefix are adjacent."""
         ids = sorted((i for i in range(self._size) if self._texts[i]), key=self._texts.__getitem__)
         return [self._texts[i] for i in ids], np.array(ids, dtype=np.int64)
 
 
 class ForcedPrefix:
-    """A `TokenConstraint`."""
+    """A `core.TokenConstraint`."""
 
-    def __init__(self, prefixes: ForcedPrefixes, due: bytes) -> None:
+    def __init__(self, prefixes: ForcedPrefixes, text_left: bytes) -> None:
         self._prefixes = prefixes
-        self._due = due
+        self._rest = text_left
 
     def forced(self, ahead: Sequence[int] = ()) -> list[int]:
-        """None: even one way to spell a text is the model's to choose."""
+        """Always empty: the model chooses the tokenisation."""
         return []
 
     def write_masks(self, ahead: Sequence[int], out: memoryview) -> int:
         rows = np.asarray(out).reshape(-1, self._prefixes.num_words)
-        due: bytes | None = self._due
+        text_left: bytes | None = self._rest
         num_rows = 0
         for row, token_id in zip(rows, [*ahead, None], strict=False):
-            if due is None:
+            if text_left is None:
                 break
-            row[:] = self._prefixes.bits(due)
+            row[:] = self._prefixes.bits(text_left)
             num_rows += 1
-            due = None if token_id is None else self._prefixes.rest(due, token_id)
+            text_left = None if token_id is None else self._prefixes.rest(text_left, token_id)
         return num_rows
 
     def legal_prefix(self, tokens: Sequence[int]) -> int:
-        due = self._due
+        text_left = self._rest
         for i, token_id in enumerate(tokens):
-            rest = self._prefixes.rest(due, token_id)
+            rest = self._prefixes.rest(text_left, token_id)
             if rest is None:
                 return i
-            due = rest
+            text_left = rest
         return len(tokens)
 
     def sweep(self, canvas: Sequence[int | None]) -> list[int | None]:
@@ -103,20 +102,20 @@ class ForcedPrefix:
 
     def advance(self, tokens: Sequence[int]) -> None:
         for token_id in tokens:
-            rest = self._prefixes.rest(self._due, token_id)
+            rest = self._prefixes.rest(self._rest, token_id)
             if rest is None:
-                raise RowFailed(f"token {token_id} does not spell what the answer must begin with")
-            self._due = rest
+                raise RowFailed(f"token {token_id} does not continue the required beginning of the answer")
+            self._rest = rest
 
     def can_stop(self) -> bool:
-        return not self._due
+        return not self._rest
 
     def must_stop(self) -> bool:
         return False
 
     def closing(self, room: int) -> list[int] | None:
-        """None: an answer with too little room is cut, as any other."""
+        """Always None: there is no end to write."""
         return None
 
     def is_over(self) -> bool:
-        return not self._due
+        return not self._rest

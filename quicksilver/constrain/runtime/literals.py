@@ -1,7 +1,7 @@
-"""The words that a grammar's patterns are made of: where an automaton must be led to its end, they are the way.
+"""Literal words in the patterns of a grammar, as hints for the search for a completion.
 
-A pattern such as `.+\\.(png|gif)` lets any byte follow any other; only its literal runs lead out of it. They are read
-off the grammar's text once, and are hints: a wrong one costs a look, never a wrong answer.
+A pattern such as `.+\\.(png|gif)` allows any byte at most positions; only its literal runs lead to its end. They are
+extracted from the text of the grammar once. A useless hint costs one check and never changes a result.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 MAX_WORDS = 24
+# One member of each character class, by the letter of its escape.
 CLASSES = {"d": "0", "w": "a", "s": " ", "n": "\n", "t": "\t"}
-"""A member of each class, by the letter of its escape."""
 PIECE = re.compile(
     r"\\x(?P<hex>[0-9a-fA-F]{2})|\\(?P<escaped>.)|\[\^?\\?(?P<member>[^\]\\])[^\]]*\]|(?P<count>\{[^}]*\})"
     r"|\(\?(?:P?<\w+>|[:=!])|(?P<plain>[^\\\[\](){}|*+?.^$])|.",
@@ -44,7 +44,7 @@ def patterns_of(part: Any) -> Iterator[str]:
 
 
 def runs_of(pattern: str) -> Iterator[str]:
-    """Characters that stand for themselves, as long as they follow one another; one member of each class."""
+    """Runs of literal characters, and one member of each character class."""
     run = ""
     for piece in PIECE.finditer(pattern):
         escaped = piece["escaped"]

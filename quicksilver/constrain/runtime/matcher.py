@@ -1,7 +1,7 @@
-"""llguidance behind `core.TokenConstraint`: the automaton of one request, and the factory that the engine is given.
+"""`core.TokenConstraint` on llguidance: the automaton of one request, and the factory for the engine.
 
-Validate before consume; look ahead and roll back; an automaton that fails fails its own request. Bitmask rows have the
-width of the model's logits, whatever the tokenizer's vocabulary.
+An automaton that fails raises RowFailed for its own request only. Bitmask rows have the width of the model's logits,
+which may differ from the tokenizer's vocabulary.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from quicksilver.constrain.compile.trial_compile import LIMITS, refusal_of
-from quicksilver.constrain.runtime.budget import Budget
+from quicksilver.constrain.runtime.budget import CompletionBudget
 from quicksilver.constrain.runtime.canvas_masks import sweep
 from quicksilver.constrain.runtime.forced_prefix import ForcedPrefix, ForcedPrefixes
 from quicksilver.constrain.runtime.literals import words_of
@@ -27,13 +27,13 @@ from quicksilver.core import ConstraintSpec
 from quicksilver.errors import RowFailed
 
 MAX_CACHED = 64
+# Bytes of grammar text; the automata take a small multiple of that.
 MAX_CACHED_BYTES = 16 * 1024 * 1024
-"""Of grammar text; the automata behind it take a small multiple of that."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """A grammar's automata over tokens and over bytes, to be copied, and the words of its patterns."""
+    """The automata of a grammar over tokens and over bytes, which requests copy, and the words of its patterns."""
 
     matcher: LLMatcher
     byte_matcher: LLMatcher
@@ -41,26 +41,26 @@ class _Built:
 
 
 class Grammars:
-    """Makes constraints for one tokenizer, and keeps the automata of recent grammars. Safe to share between threads."""
+    """Creates constraints for one tokenizer; caches the automata of recent grammars. Safe to share between threads."""
 
     def __init__(self, tokenizer_json: str, eos_ids: Sequence[int], vocab_size: int) -> None:
         self._tokens = Tokens(tokenizer_json, eos_ids, vocab_size)
         self._prefixes = ForcedPrefixes(self._tokens.texts, vocab_size)
-        self._cache: OrderedDict[str, _Built] = OrderedDict()
+        self._automata: OrderedDict[str, _Built] = OrderedDict()
         self._cached_bytes = 0
         self._lock = Lock()
 
     def constraint(self, spec: ConstraintSpec) -> GrammarConstraint | ForcedPrefix:
-        """A fresh automaton. A new grammar takes as long to build as its check took, without the interpreter's lock;
-        a grammar seen lately takes microseconds. InvalidGrammar where this vocabulary makes it too large."""
+        """A constraint at the start of its grammar. A new grammar takes as long as its trial compile, without the GIL;
+        a cached one takes microseconds. Raises InvalidGrammar if the automaton is too large for this vocabulary."""
         if spec.lead:
             return self._prefixes.constraint(spec)
         with self._lock:
-            built = self._cache.get(spec.grammar)
+            built = self._automata.get(spec.grammar)
         if built is None:
             built = self._build(spec.grammar)
-        self._remember(spec.grammar, built)
-        budget = Budget(self._tokens, built.byte_matcher.deep_copy(), built.words)
+        self._keep(spec.grammar, built)
+        budget = CompletionBudget(self._tokens, built.byte_matcher.deep_copy(), built.words)
         return GrammarConstraint(self._tokens, built.matcher.deep_copy(), budget)
 
     def _build(self, grammar: str) -> _Built:
@@ -71,21 +71,23 @@ class Grammars:
         byte_matcher = LLMatcher(self._tokens.alphabet.tokenizer, grammar, log_level=0, limits=LIMITS)
         return _Built(matcher, byte_matcher, words_of(grammar))
 
-    def _remember(self, grammar: str, built: _Built) -> None:
+    def _keep(self, grammar: str, built: _Built) -> None:
         with self._lock:
-            if grammar not in self._cache:
-                self._cache[grammar] = built
+            if grammar not in self._automata:
+                self._automata[grammar] = built
                 self._cached_bytes += len(grammar)
-            self._cache.move_to_end(grammar)
-            while len(self._cache) > MAX_CACHED or (self._cached_bytes > MAX_CACHED_BYTES and len(self._cache) > 1):
-                dropped, _ = self._cache.popitem(last=False)
+            self._automata.move_to_end(grammar)
+            while len(self._automata) > MAX_CACHED or (
+                self._cached_bytes > MAX_CACHED_BYTES and len(self._automata) > 1
+            ):
+                dropped, _ = self._automata.popitem(last=False)
                 self._cached_bytes -= len(dropped)
 
 
 class GrammarConstraint:
-    """A `TokenConstraint`. Ends for good with a stop token."""
+    """A `core.TokenConstraint`. A stop token ends it."""
 
-    def __init__(self, tokens: Tokens, matcher: LLMatcher, budget: Budget) -> None:
+    def __init__(self, tokens: Tokens, matcher: LLMatcher, budget: CompletionBudget) -> None:
         self._tokens = tokens
         self._matcher = matcher
         self._budget = budget
@@ -104,7 +106,7 @@ class GrammarConstraint:
         with self._walk() as walk:
             if not all(walk.follow(token_id) for token_id in ahead):
                 return []
-            forced = walk.run_on()
+            forced = walk.consume_forced()
         if not ahead:
             self._due = forced
         return list(forced)
@@ -143,10 +145,10 @@ class GrammarConstraint:
                 self._has_ended = True
                 continue
             if not self._has_ended:
-                walk.certain()
+                walk.forced()
             if self._has_ended or not self._matcher.consume_token(token_id):
                 raise RowFailed(f"token {token_id} does not fit the grammar")
-            walk.pass_by(token_id)
+            walk.note(token_id)
             self._budget.advance(token_id)
         self._tail, self._due = walk.tail, walk.due
 
@@ -154,31 +156,31 @@ class GrammarConstraint:
         return self._has_ended or self._matcher.is_accepting()
 
     def must_stop(self) -> bool:
-        self._check()
+        self._require_sound()
         return self._has_ended or self._matcher.is_stopped()
 
     def closing(self, room: int) -> list[int] | None:
-        """See `Budget`: this also tells how much room is left, which `legal_prefix` then respects. An empty list means
-        that the text is complete and nothing else fits."""
+        """See `CompletionBudget`. The call also sets the number of remaining tokens for `legal_prefix`. An empty list
+        means that the text is complete and nothing else fits."""
         if self._has_ended:
             return None
         path = self._budget.closing(room)
         return None if path is None or self._matcher.validate_tokens(path) < len(path) else path
 
     def is_over(self) -> bool:
-        """A grammar has its say to the end."""
+        """A grammar constrains every token until the end, so never."""
         return False
 
     @contextmanager
     def _walk(self) -> Iterator[Lookahead]:
-        """A look ahead that leaves the automaton as it was; raises if the automaton broke on the way."""
+        """A lookahead that leaves the automaton unchanged; raises RowFailed if the automaton failed."""
         walk = Lookahead(self._tokens, self._matcher, self._tail, self._due)
         try:
             yield walk
         finally:
             walk.go_back()
-        self._check()
+        self._require_sound()
 
-    def _check(self) -> None:
+    def _require_sound(self) -> None:
         if self._matcher.is_error():
             raise RowFailed(f"the grammar's automaton failed: {self._matcher.get_error()[:300]}")

@@ -76,20 +76,20 @@ class Tokens:
         """The tokens of running text."""
         return self.tokenizer.tokenize_bytes(text) if text else []
 
-    def joins(self, token_id: int, byte: int) -> bool:
+    def merges_with(self, token_id: int, byte: int) -> bool:
         """Whether the tokenizer would encode `token_id` differently if `byte` followed it."""
         key = (token_id, byte)
         if key not in self._joins:
             self._joins[key] = self.encode(self._bytes[token_id] + bytes((byte,)))[:1] != [token_id]
         return self._joins[key]
 
-    def lawful_bits(self, matcher: LLMatcher) -> Bits:
+    def allowed_bits(self, matcher: LLMatcher) -> Bits:
         """The tokens that an automaton allows next, as wide as the logits."""
         full: Bits = np.zeros(self._full_words, dtype=np.int32)
         matcher.unsafe_compute_mask_ptr(full.ctypes.data, full.nbytes)
         return full[: self.num_words] & self.width_bits
 
-    def lawful_bytes(self, bits: Bits) -> list[int]:
+    def allowed_bytes(self, bits: Bits) -> list[int]:
         """Bytes that are allowed next as single-byte tokens."""
         ids = self.alphabet.byte_ids.items()
         return [byte for byte, i in ids if i < self.vocab_size and bits[i >> 5] >> (i & 31) & 1]

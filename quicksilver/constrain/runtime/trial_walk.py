@@ -1,7 +1,7 @@
-"""A new grammar is tried out on real tokens before a request may use it: what breaks the automaton is refused, not met.
+"""Trial run of a new grammar over the tokens of the model, before a request uses it.
 
-The compile processes know only bytes; some automata grow too large only when a whole vocabulary is asked for. Runs
-beside the step loop, once for each grammar.
+The compile processes use single bytes; some automata exceed a limit only with a whole vocabulary. Runs once for each
+grammar, in a thread beside the step loop.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from llguidance import LLMatcher
 from quicksilver.constrain.compile.trial_compile import refusal_of
 from quicksilver.constrain.runtime.tokens import Tokens
 
+# Tokens of the trial.
 NUM_STEPS = 24
-"""Tokens of the trial."""
 
 
 def trial_walk(matcher: LLMatcher, tokens: Tokens) -> None:
-    """Writes a few lawful tokens at random; raises InvalidGrammar if the automaton cannot follow."""
+    """Consumes a few allowed tokens at random; raises InvalidGrammar if the automaton fails."""
     rng = random.Random(0)
     for _ in range(NUM_STEPS):
-        bits = tokens.lawful_bits(matcher)
+        bits = tokens.allowed_bits(matcher)
         if matcher.is_error():
             raise refusal_of(matcher.get_error())
-        lawful = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
-        if matcher.is_stopped() or not len(lawful):
+        allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+        if matcher.is_stopped() or not len(allowed):
             return
-        token_id = int(lawful[rng.randrange(len(lawful))])
+        token_id = int(allowed[rng.randrange(len(allowed))])
         if token_id in tokens.eos_ids or not matcher.consume_token(token_id):
             break
     if matcher.is_error():

@@ -109,8 +109,8 @@ def write_eagerly(constraint: GrammarConstraint, tokens: Tokens, room: int) -> l
         path = constraint.closing(room - len(written))
         if path is not None:
             return written + path
-        (lawful,) = masks(constraint, [], tokens.num_words)
-        wish = [*(i for i in opening if i in lawful), *sorted(lawful)]
+        (allowed,) = masks(constraint, [], tokens.num_words)
+        wish = [*(i for i in opening if i in allowed), *sorted(allowed)]
         taken = next((i for i in wish[:40] if constraint.legal_prefix([i]) and i not in tokens.eos_ids), None)
         if taken is not None:
             constraint.advance([taken])

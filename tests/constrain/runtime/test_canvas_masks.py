@@ -1,4 +1,4 @@
-"""The sweep on half-filled canvases: lawful runs, certain text, remasking, and whole answers from bad proposals."""
+"""The sweep on half-filled canvases: allowed runs, certain text, remasking, and whole answers from bad proposals."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Denoiser:
 def denoise(
     constraint: GrammarConstraint, model: Denoiser, start: int, canvas_len: int, num_words: int
 ) -> tuple[list[int], int]:
-    """One canvas as the algorithm of `canvas.py` has it: its lawful tokens, and the steps it took."""
+    """One canvas as the algorithm of `canvas.py` has it: its allowed tokens, and the steps it took."""
     canvas: list[int | None] = [None] * canvas_len
     frontier = -1
     for step in range(1, canvas_len + 2):

@@ -278,8 +278,8 @@ def test_random_tokens_of_a_real_vocabulary_always_make_valid_json(smollm2: Gram
                 tokens += path
                 break
             (row,) = masks(constraint, [], SMOLLM2_WIDTH // 32)
-            lawful = sorted(row)
-            pick = rng.choice(lawful)
+            allowed = sorted(row)
+            pick = rng.choice(allowed)
             if constraint.legal_prefix([pick]) == 1:
                 constraint.advance([pick])
                 tokens += [pick]

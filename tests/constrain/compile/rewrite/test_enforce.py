@@ -15,7 +15,7 @@ A = {"properties": {"a": {"type": "integer"}}}
 
 
 @pytest.mark.parametrize(
-    ("schema", "instance", "lawful"),
+    ("schema", "instance", "allowed"),
     [
         ({"oneOf": [{"type": "string"}, {"type": "null"}]}, None, True),
         ({"oneOf": [{"type": "string"}, {"type": "null"}]}, 1, False),
@@ -39,8 +39,8 @@ A = {"properties": {"a": {"type": "integer"}}}
         ({"properties": {"a": {"not": {}}}}, {"b": 1}, True),
     ],
 )
-def test_unions_and_negations(schema: Any, instance: Any, lawful: bool) -> None:
-    assert admits(schema, instance) == [lawful]
+def test_unions_and_negations(schema: Any, instance: Any, allowed: bool) -> None:
+    assert admits(schema, instance) == [allowed]
 
 
 CONDITION = {
