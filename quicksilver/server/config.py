@@ -1,7 +1,6 @@
-"""ServerConfig: how the listeners behave, fixed for the life of the process.
+"""ServerConfig: settings of the listeners, fixed while the process runs.
 
-Pure data, read by every other file of this room. Bounds on request *fields* are part of the wire and live in
-`wire/types.py`; the bounds here are those of the transport.
+Bounds on request fields are part of the wire format and are in `http/fields.py`; these are bounds of the transport.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Life:
+class OpenRequests:
     """Counts open requests, so that a stop can wait for them. Used on one event loop only."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Life:
         self._idle.set()
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
+    def counted(self) -> Iterator[None]:
         """One request in flight, from its head to the last byte of its reply."""
         self.num_open += 1
         self._idle.clear()
@@ -60,7 +60,7 @@ class Life:
                 self._idle.set()
 
     @contextmanager
-    def entered_public(self) -> Iterator[None]:
+    def counted_public(self) -> Iterator[None]:
         """One request in flight on a route that needs no key, from its routing to the end of its reply."""
         self.num_open_public += 1
         try:
@@ -140,20 +140,20 @@ async def serve_until_stopped(
 
     The one way to start the server. `announce` is called when both listeners accept connections, with their ports.
     """
-    life: Life = app.state.services.life
+    open_requests: OpenRequests = app.state.services.open_requests
     check_address(config, has_accounts=app.state.services.accounts is not None)
     collect_rarely()
     listeners = (
         make_listener(app, config.host, config.port, config),
         make_listener(admin_app, config.admin_host, config.admin_port, config),
     )
-    stop = asyncio.create_task(_stop_on_signal(listeners, config, life))
+    stop = asyncio.create_task(_stop_on_signal(listeners, config, open_requests))
     serving = [asyncio.create_task(listener.serve()) for listener in listeners]
     announcing = asyncio.create_task(_announce(listeners, config, announce))
     try:
         await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        all_finished = life.num_open == 0
+        all_finished = open_requests.num_open == 0
         _tell_to_exit(listeners)
         await asyncio.gather(*serving)
         stop.cancel()
@@ -188,15 +188,15 @@ def make_listener(app: FastAPI, host: str, port: int, config: ServerConfig) -> L
     )
 
 
-async def _stop_on_signal(listeners: tuple[Listener, ...], config: ServerConfig, life: Life) -> None:
+async def _stop_on_signal(listeners: tuple[Listener, ...], config: ServerConfig, open_requests: OpenRequests) -> None:
     """The handlers stay until the loop closes: a late signal must not cut off what is being written at the end."""
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, signals.put_nowait, number)
     await signals.get()
-    log.info("draining", extra={"open": life.num_open, "seconds": config.timeouts.drain_s})
-    drained = asyncio.create_task(life.drain(config.timeouts.drain_s))
+    log.info("draining", extra={"open": open_requests.num_open, "seconds": config.timeouts.drain_s})
+    drained = asyncio.create_task(open_requests.drain(config.timeouts.drain_s))
     again = asyncio.create_task(signals.get())
     await asyncio.wait({drained, again}, return_when=asyncio.FIRST_COMPLETED)
     drained.cancel()

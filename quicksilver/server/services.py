@@ -22,7 +22,7 @@ from quicksilver.server.engine_probe import EngineProbe
 from quicksilver.server.generation.grammar import GrammarPool
 from quicksilver.server.generation.tool_tags import read_tool_tags
 from quicksilver.server.http.metrics import Metrics
-from quicksilver.server.run import Life
+from quicksilver.server.run import OpenRequests
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
 
@@ -41,11 +41,11 @@ class Services:
     config: ServerConfig = field(default_factory=ServerConfig)
     # Without it every prompt is encoded in this process.
     encoders: EncoderPool | None = None
-    life: Life = field(default_factory=Life)
+    open_requests: OpenRequests = field(default_factory=OpenRequests)
 
     @cached_property
     def metrics(self) -> Metrics:
-        return Metrics(self.life)
+        return Metrics(self.open_requests)
 
     @cached_property
     def engine_probe(self) -> EngineProbe:

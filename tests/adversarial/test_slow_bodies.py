@@ -65,13 +65,13 @@ async def test_slow_bodies_without_a_key_leave_room_for_others(served: Served) -
         slow = [await connect(port_of(listener)) for _ in range(60)]
         for _, writer in slow:
             writer.write(HEAD % (b"/feedback", 4000))
-        while served.services.life.num_open_public < 8 or served.services.life.num_open > 8:
+        while served.services.open_requests.num_open_public < 8 or served.services.open_requests.num_open > 8:
             await asyncio.sleep(0.01)
         assert (await served.post("/v1/chat/completions", chat())).status_code == 200
         refused = await served.post("/feedback", {"request_id": "r", "user_action": "accept"})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "server_overloaded")
         for _, writer in slow:
             writer.close()
-        while served.services.life.num_open:
+        while served.services.open_requests.num_open:
             await asyncio.sleep(0.01)
     assert (await served.post("/feedback", {"request_id": "r", "user_action": "accept"})).status_code == 200

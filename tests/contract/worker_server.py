@@ -34,7 +34,7 @@ class WorkerServer:
     async def rest(self) -> EngineStats:
         """Engine statistics once the engine is idle."""
         async with asyncio.timeout(30):
-            while (stats := await self.engine.stats()).running or stats.waiting or self.services.life.num_open:
+            while (stats := await self.engine.stats()).running or stats.waiting or self.services.open_requests.num_open:
                 await asyncio.sleep(0.01)
         return stats
 

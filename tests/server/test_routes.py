@@ -126,7 +126,7 @@ async def test_the_admin_listener_answers_to_its_own_names_only(served: Served) 
         assert (await client.get("/metrics", headers={"host": "evil.example"})).status_code == 421
         assert (await client.get("/metrics", headers={"origin": "http://evil.example"})).status_code == 403
         assert (await client.get("/v1/models")).json()["error"]["code"] == "not_found"
-        served.services.life.is_draining = True
+        served.services.open_requests.is_draining = True
         assert (await client.get("/metrics")).status_code == 200
 
 

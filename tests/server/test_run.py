@@ -17,7 +17,7 @@ import pytest
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.run import COLLECT_AFTER, Life, check_address, check_ports
+from quicksilver.server.run import COLLECT_AFTER, OpenRequests, check_address, check_ports
 from tests.server.asgi import Call
 from tests.server.conftest import Served, chat
 
@@ -71,11 +71,11 @@ def test_the_collector_is_set_before_the_first_connection_and_real_ports_are_ann
 
 
 async def test_draining_waits_for_what_is_open_and_no_longer_than_told() -> None:
-    life = Life()
-    assert await life.drain(0.01)
-    with life.entered():
-        assert not await life.drain(0.01)
-        draining = asyncio.create_task(life.drain(10))
+    open_requests = OpenRequests()
+    assert await open_requests.drain(0.01)
+    with open_requests.counted():
+        assert not await open_requests.drain(0.01)
+        draining = asyncio.create_task(open_requests.drain(10))
         await asyncio.sleep(0)
         assert not draining.done()
     assert await draining
@@ -88,7 +88,7 @@ async def test_while_draining_new_requests_are_turned_away_and_open_streams_go_o
     call = Call(served.app, CHAT, chat(stream=True))
     call.start()
     await call.wait_for_sent(2)
-    draining = asyncio.create_task(served.services.life.drain(10))
+    draining = asyncio.create_task(served.services.open_requests.drain(10))
     await asyncio.sleep(0)
     refused = await served.post(CHAT, chat())
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")

@@ -20,10 +20,10 @@ from quicksilver.accounts.records import Gauge, Order, SavedReply
 from quicksilver.errors import QuicksilverError
 from quicksilver.server.generation.job import Billing, Job
 from quicksilver.server.generation.plan import ReplyPlan
+from quicksilver.server.http.access_log import record_of
 from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.errors import JSON, envelope, error_response, internal_error
 from quicksilver.server.http.fields import StreamOptions
-from quicksilver.server.http.guard import visit_of
 from quicksilver.server.http.json_reply import while_connected
 from quicksilver.server.http.sse import DONE, EventStream, data_event
 from quicksilver.server.services import services_of
@@ -120,7 +120,7 @@ def wants_usage(body: StreamableBody) -> bool:
 
 def open_job(request: Request, body: StreamableBody, plan: ReplyPlan) -> Job:
     services, identity = services_of(request), caller_of(request).identity
-    visit_of(request).reply_id = plan.id
+    record_of(request).reply_id = plan.id
     if services.accounts is None or identity is None:
         return Job(plan, services, is_streamed=bool(body.stream))
     key = request.headers.get("idempotency-key")

@@ -43,8 +43,8 @@ async def require_key(request: Request) -> None:
 async def require_public_slot(request: Request) -> AsyncIterator[None]:
     """The dependency of routes without a key: few may be open, so that they cannot use up `max_open`."""
     services = services_of(request)
-    with services.life.entered_public():
-        if services.life.num_open_public > services.config.max_open_public:
+    with services.open_requests.counted_public():
+        if services.open_requests.num_open_public > services.config.max_open_public:
             raise Unavailable("Too many requests without a key are open here.", code="server_overloaded")
         yield
 

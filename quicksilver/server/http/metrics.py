@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from quicksilver.core import EngineInfo, Usage
 from quicksilver.server.engine_probe import Reading
-from quicksilver.server.run import Life
+from quicksilver.server.run import OpenRequests
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 TOKENS_PER_FORWARD = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32)
@@ -43,7 +43,7 @@ COUNTERS = {
 class Metrics:
     """One registry per app: two apps in one process do not share counts."""
 
-    def __init__(self, life: Life) -> None:
+    def __init__(self, open_requests: OpenRequests) -> None:
         self.registry = registry = CollectorRegistry()
         self._requests = Counter(
             "quicksilver_http_requests", "Requests by route and status", ("route", "status"), registry=registry
@@ -64,7 +64,7 @@ class Metrics:
             "quicksilver_tokens_per_forward", "Tokens per forward", buckets=TOKENS_PER_FORWARD, registry=registry
         )
         gauge = Gauge("quicksilver_http_requests_open", "Requests in flight", registry=registry)
-        gauge.set_function(lambda: life.num_open)
+        gauge.set_function(lambda: open_requests.num_open)
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, str(status)).inc()

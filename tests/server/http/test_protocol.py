@@ -125,7 +125,7 @@ async def test_a_reader_that_stops_reading_is_cut_off_and_its_slot_returns(serve
             await asyncio.sleep(0.01)
         assert served.engine.num_open == 0
         writer.close()
-    assert served.services.life.num_open == 0
+    assert served.services.open_requests.num_open == 0
 
 
 async def test_others_are_answered_while_many_dawdle(served: Served) -> None:

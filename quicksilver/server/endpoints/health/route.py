@@ -55,7 +55,7 @@ async def ready(request: Request) -> Response:
 
 def readiness(services: Services) -> str:
     """`ready`, or the first reason why not. Waits for nothing."""
-    if services.life.is_draining:
+    if services.open_requests.is_draining:
         return "draining"
     if services.accounts is not None and services.accounts.needs_restart:
         return "ledger_broken"

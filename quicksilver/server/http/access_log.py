@@ -1,0 +1,63 @@
+"""The record of one request: its id, the headers that every reply has, one log line and one count.
+
+Log lines have route templates and ids only; no path, prompt, answer or key.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import Message, Scope, Send
+
+from quicksilver.server.http.metrics import Metrics
+
+log = logging.getLogger("quicksilver.server")
+
+
+class RequestRecord:
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self.id = f"req_{uuid.uuid4().hex}"
+        # None until the reply starts.
+        self.status: int | None = None
+        # The id of the generated reply, if there is one.
+        self.reply_id: str | None = None
+        self._started = time.perf_counter()
+        self._scope = scope
+        self._send = send
+        scope.setdefault("state", {})["record"] = self
+
+    async def send(self, message: Message) -> None:
+        """The `send` of the application: notes the status and adds headers."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            elapsed_ms = int((time.perf_counter() - self._started) * 1000)
+            message["headers"] = [
+                *message.get("headers", ()),
+                (b"x-request-id", self.id.encode()),
+                (b"openai-processing-ms", str(elapsed_ms).encode()),
+                (b"x-content-type-options", b"nosniff"),
+            ]
+        await self._send(message)
+
+    def write(self, metrics: Metrics) -> None:
+        """Logs and counts the request at its end."""
+        route = getattr(self._scope.get("route"), "path", "unmatched")
+        seconds = time.perf_counter() - self._started
+        metrics.count_request(route, self.status or 500, seconds)
+        fields = {"request_id": self.id, "route": route, "status": self.status, "ms": round(seconds * 1000, 1)}
+        log.info("request", extra={**fields, "reply_id": self.reply_id, "retry": retry_count(self._scope)})
+
+
+def record_of(request: Request) -> RequestRecord:
+    record: RequestRecord = request.state.record
+    return record
+
+
+def retry_count(scope: Scope) -> int:
+    """The client's count of earlier tries. A retry after a lost reply is a new paid request."""
+    stated = Headers(scope=scope).get("x-stainless-retry-count", "0")
+    return int(stated) if stated.isascii() and stated.isdigit() and len(stated) < 4 else 0

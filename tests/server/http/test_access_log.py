@@ -1,0 +1,41 @@
+"""Request ids and the log line."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.server.conftest import Served, chat
+
+CHAT = "/v1/chat/completions"
+
+
+async def test_every_reply_has_an_id_of_our_making(served: Served) -> None:
+    first = await served.get("/health", {"x-request-id": "chosen-by-caller"})
+    second = await served.get("/nowhere")
+    ids = {first.headers["x-request-id"], second.headers["x-request-id"]}
+    assert len(ids) == 2
+    assert all(i.startswith("req_") for i in ids)
+
+
+async def test_log_lines_link_the_request_to_its_reply(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "quicksilver")
+    response = await served.post(CHAT, chat(), {"x-stainless-retry-count": "2"})
+    record = next(record for record in caplog.records if record.getMessage() == "request")
+    assert record.request_id == response.headers["x-request-id"]
+    assert (record.reply_id, record.retry, record.status) == (response.json()["id"], 2, 200)
+
+
+async def test_log_lines_hold_no_prompt_answer_or_key(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    key = {"authorization": "Bearer qs-canary-key"}
+    served.engine.script = lambda r: [RuntimeError("canary-answer")]
+    await served.post(CHAT, chat("canary-prompt"), key)
+    await served.post(CHAT, chat("canary-prompt", stream=True), key)
+    await served.post(CHAT, chat("canary-prompt", temperature="canary-field"), key)
+    await served.post(CHAT, b"canary-body", key)
+    await served.get("/canary-path?canary=1", key)
+    lines = [f"{record.getMessage()} {vars(record)}" for record in caplog.records if record.name.startswith("quick")]
+    assert len(lines) >= 5
+    assert not any("canary" in line for line in lines)
