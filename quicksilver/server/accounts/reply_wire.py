@@ -1,6 +1,6 @@
-"""Account replies: OpenAI's admin objects where OpenAI has them, with our fields beside theirs.
+"""Account replies: OpenAI's admin objects where they exist, with additional fields. `views` fills them from records.
 
-Amounts are credits as exact decimal text; null where there is no bound.
+Amounts are credits as exact decimal text; null means unbounded. Keys are sent in the order of the fields.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MoneyReply(TypedDict):
     balance: str | None
 
 
-class KeyReply(MoneyReply):
+class KeyReply(TypedDict):
     object: Literal["organization.project.api_key"]
     id: str
     name: str
@@ -64,6 +64,10 @@ class KeyReply(MoneyReply):
     owner: OwnerReply
     owner_project_access: Literal["active", "inactive"]
     limits: LimitsReply
+    budget: str | None
+    period: Period
+    spent: str
+    balance: str | None
 
 
 class NewKeyReply(KeyReply):
@@ -139,7 +143,7 @@ class OrganizationReply(TypedDict):
     limits: LimitsReply
 
 
-class ProjectReply(MoneyReply):
+class ProjectReply(TypedDict):
     object: Literal["organization.project"]
     id: str
     name: str
@@ -148,6 +152,10 @@ class ProjectReply(MoneyReply):
     archived_at: int | None
     status: Literal["active", "archived"]
     limits: LimitsReply
+    budget: str | None
+    period: Period
+    spent: str
+    balance: str | None
 
 
 class UserReply(TypedDict):
@@ -192,9 +200,13 @@ class PricesReply(TypedDict):
     default: PriceReply
 
 
-class BudgetReply(MoneyReply):
+class BudgetReply(TypedDict):
     object: Literal["organization.budget"]
     id: str
+    budget: str | None
+    period: Period
+    spent: str
+    balance: str | None
 
 
 class ListReply(TypedDict):

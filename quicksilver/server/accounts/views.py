@@ -1,8 +1,14 @@
-"""Account records as replies. Pure: what the books say, in the words of the wire."""
+"""Account records -> the replies of `reply_wire`. Pure functions.
+
+A reply's TypedDict is the one place that lists its fields. `reply_of` fills them from the records; the functions here
+name only the fields whose value has to be computed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from quicksilver.accounts.identity import Scope
 from quicksilver.accounts.records import (
@@ -17,6 +23,7 @@ from quicksilver.accounts.records import (
 )
 from quicksilver.server.accounts.reply_wire import (
     AdminKeyReply,
+    AdminOwnerReply,
     BudgetReply,
     GaugeReply,
     KeyReply,
@@ -25,14 +32,38 @@ from quicksilver.server.accounts.reply_wire import (
     MoneyReply,
     OrganizationReply,
     OwnerReply,
+    OwnerUserReply,
     PriceReply,
     ProjectReply,
     PurseReply,
     RateLimitsReply,
+    ServiceAccountReply,
     UserReply,
 )
 
 KINDS = {"org": "organization", "project": "project", "key": "key"}
+
+Reply = TypeVar("Reply")
+
+
+def reply_of(form: type[Reply], *records: object, **computed: Any) -> Reply:
+    """A reply with the fields of `form`: computed ones, constants, and attributes of the first record that has them."""
+    reply: Any = {name: _value(name, hint, records, computed) for name, hint in _fields(form).items()}
+    return reply  # type: ignore[no-any-return]
+
+
+@cache
+def _fields(form: type[Any]) -> dict[str, Any]:
+    return get_type_hints(form)
+
+
+def _value(name: str, hint: Any, records: Sequence[object], computed: Mapping[str, Any]) -> Any:
+    if name in computed:
+        return computed[name]
+    if get_origin(hint) is Literal and len(get_args(hint)) == 1:
+        return get_args(hint)[0]
+    record = next(record for record in records if hasattr(record, name))
+    return getattr(record, name)
 
 
 def amount(micro: int | None) -> str | None:
@@ -48,27 +79,43 @@ def limits_reply(limits: Limits) -> LimitsReply:
     }
 
 
-def key_reply(key: KeyRecord, now: float) -> KeyReply:
-    account = key.account
-    org_id, project_id = account.path.split("/")[:2]
+def _money(account: AccountRecord, now: float) -> MoneyReply:
+    return reply_of(
+        MoneyReply,
+        account,
+        budget=amount(account.allowance),
+        spent=in_credits(account.spent),
+        balance=amount(account.balance_at(now)),
+    )
+
+
+def _credits(account: AccountRecord, now: float) -> dict[str, Any]:
     return {
-        "object": "organization.project.api_key",
-        "id": account.id,
-        "name": account.name,
-        "redacted_value": " ".join(key.displays),
-        "created_at": account.created_at,
-        "expires_at": key.expires_at,
-        "last_used_at": key.last_used_at,
-        "status": key_status(key, now),
-        "scopes": sorted(key.scopes),
-        "models": None if key.models is None else sorted(key.models),
-        "project_id": project_id,
-        "organization_id": org_id,
-        "owner": _owner(key),
-        "owner_project_access": "active" if key.user is None or not key.user.is_disabled else "inactive",
+        "granted": amount(account.allowance),
+        "spent": in_credits(account.spent),
+        "reserved": in_credits(account.reserved),
+        "balance": amount(account.balance_at(now)),
         "limits": limits_reply(account.limits),
-        **_money(account, now),
     }
+
+
+def key_reply(key: KeyRecord, now: float) -> KeyReply:
+    org_id, project_id = key.account.path.split("/")[:2]
+    return reply_of(
+        KeyReply,
+        key,
+        key.account,
+        redacted_value=" ".join(key.displays),
+        status=key_status(key, now),
+        scopes=sorted(key.scopes),
+        models=None if key.models is None else sorted(key.models),
+        project_id=project_id,
+        organization_id=org_id,
+        owner=_owner(key),
+        owner_project_access="active" if key.user is None or not key.user.is_disabled else "inactive",
+        limits=limits_reply(key.account.limits),
+        **_money(key.account, now),
+    )
 
 
 def key_status(key: KeyRecord, now: float) -> KeyStatus:
@@ -80,60 +127,28 @@ def key_status(key: KeyRecord, now: float) -> KeyStatus:
 
 def _owner(key: KeyRecord) -> OwnerReply:
     if key.user is None:
-        account = {
-            "id": key.account.id,
-            "name": key.account.name,
-            "role": "member",
-            "created_at": key.account.created_at,
-        }
-        return {"type": "service_account", "service_account": account}  # type: ignore[typeddict-item]
-    user = key.user
-    named = {"id": user.id, "email": user.email, "name": user.email, "role": "member", "created_at": user.created_at}
-    return {"type": "user", "user": named}  # type: ignore[typeddict-item]
-
-
-def _money(account: AccountRecord, now: float) -> MoneyReply:
-    return {
-        "budget": amount(account.allowance),
-        "period": account.period,  # type: ignore[typeddict-item]
-        "spent": in_credits(account.spent),
-        "balance": amount(account.balance_at(now)),
-    }
+        account = reply_of(ServiceAccountReply, key.account, role="member")
+        return {"type": "service_account", "service_account": account}
+    return {"type": "user", "user": reply_of(OwnerUserReply, key.user, name=key.user.email, role="member")}
 
 
 def purse_reply(account: AccountRecord, now: float) -> PurseReply:
-    return {
-        "id": account.id,
-        "kind": KINDS[account.kind],  # type: ignore[typeddict-item]
-        "name": account.name,
-        "granted": amount(account.allowance),
-        "spent": in_credits(account.spent),
-        "reserved": in_credits(account.reserved),
-        "balance": amount(account.balance_at(now)),
-        "period": account.period,  # type: ignore[typeddict-item]
-        "in_flight": account.in_flight,
-        "limits": limits_reply(account.limits),
-    }
+    return reply_of(PurseReply, account, kind=KINDS[account.kind], **_credits(account, now))
 
 
 def least_balance(accounts: Sequence[AccountRecord], now: float) -> str | None:
-    """What a request may still cost: the least that any of the accounts has left, open reservations taken off."""
+    """The most that a request may cost: the least amount left in any of the accounts, minus open reservations."""
     found = [left - account.reserved for account in accounts if (left := account.balance_at(now)) is not None]
     return in_credits(max(0, min(found))) if found else None
 
 
 def rate_limits_reply(limits: LimitState) -> RateLimitsReply:
-    return {
-        "requests": _gauge(limits.requests),
-        "input_tokens": _gauge(limits.input_tokens),
-        "output_tokens": _gauge(limits.output_tokens),
-    }
+    gauges = (limits.requests, limits.input_tokens, limits.output_tokens)
+    return dict(zip(RateLimitsReply.__annotations__, map(_gauge, gauges), strict=True))  # type: ignore[return-value]
 
 
 def _gauge(gauge: Gauge) -> GaugeReply | None:
-    if gauge.limit is None:
-        return None
-    return {"limit": gauge.limit, "remaining": gauge.remaining, "reset_s": round(gauge.reset_s, 3)}
+    return None if gauge.limit is None else reply_of(GaugeReply, gauge, reset_s=round(gauge.reset_s, 3))
 
 
 def price_reply(model: str, price: Price) -> PriceReply:
@@ -150,71 +165,47 @@ def price_of(prices: Mapping[str, Price], model: str, default: Price) -> PriceRe
 
 
 def organization_reply(org: AccountRecord, now: float) -> OrganizationReply:
-    return {
-        "object": "organization",
-        "id": org.id,
-        "name": org.name,
-        "created_at": org.created_at,
-        "status": "disabled" if org.is_disabled else "active",
-        "granted": amount(org.allowance),
-        "spent": in_credits(org.spent),
-        "reserved": in_credits(org.reserved),
-        "balance": amount(org.balance_at(now)),
-        "limits": limits_reply(org.limits),
-    }
+    status = "disabled" if org.is_disabled else "active"
+    return reply_of(OrganizationReply, org, status=status, **_credits(org, now))
 
 
 def project_reply(project: AccountRecord, now: float) -> ProjectReply:
-    return {
-        "object": "organization.project",
-        "id": project.id,
-        "name": project.name,
-        "organization_id": project.path.split("/")[0],
-        "created_at": project.created_at,
-        "archived_at": project.disabled_at,
-        "status": "archived" if project.is_disabled else "active",
-        "limits": limits_reply(project.limits),
+    return reply_of(
+        ProjectReply,
+        project,
+        organization_id=project.path.split("/")[0],
+        archived_at=project.disabled_at,
+        status="archived" if project.is_disabled else "active",
+        limits=limits_reply(project.limits),
         **_money(project, now),
-    }
+    )
 
 
 def user_reply(user: UserRecord) -> UserReply:
-    return {
-        "object": "organization.user",
-        "id": user.id,
-        "email": user.email,
-        "name": user.email,
-        "role": "reader",
-        "added_at": user.created_at,
-        "organization_id": user.org_id,
-        "status": "removed" if user.is_disabled else "active",
-    }
+    return reply_of(
+        UserReply,
+        user,
+        name=user.email,
+        added_at=user.created_at,
+        organization_id=user.org_id,
+        status="removed" if user.is_disabled else "active",
+    )
 
 
 def admin_key_reply(key: KeyRecord, now: float) -> AdminKeyReply:
     user = key.user
-    return {
-        "object": "organization.admin_api_key",
-        "id": key.account.id,
-        "name": key.account.name,
-        "redacted_value": " ".join(key.displays),
-        "created_at": key.account.created_at,
-        "expires_at": key.expires_at,
-        "last_used_at": key.last_used_at,
-        "status": key_status(key, now),
-        "owner": {
-            "type": "user",
-            "object": "organization.user",
-            "id": user.id if user else None,
-            "name": user.email if user else None,
-            "role": "owner",
-            "created_at": user.created_at if user else key.account.created_at,
-        },
-    }
+    owner = reply_of(
+        AdminOwnerReply,
+        id=user.id if user else None,
+        name=user.email if user else None,
+        created_at=user.created_at if user else key.account.created_at,
+    )
+    displays, status = " ".join(key.displays), key_status(key, now)
+    return reply_of(AdminKeyReply, key, key.account, redacted_value=displays, status=status, owner=owner)
 
 
 def budget_reply(account: AccountRecord, now: float) -> BudgetReply:
-    return {"object": "organization.budget", "id": account.id, **_money(account, now)}
+    return reply_of(BudgetReply, account, **_money(account, now))
 
 
 def is_admin_key(key: KeyRecord) -> bool:
