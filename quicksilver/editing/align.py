@@ -1,7 +1,8 @@
-"""Finds where a snippet of code belongs in a file: pairs of equal lines, in order on both sides.
+"""Aligns a snippet of code with a file: pairs of equal lines, in the same order on both sides.
 
-Lines are compared without trailing space. Rare lines decide the place, common ones (braces, blanks) only fill in
-between; a place that another part of the file offers just as well is called ambiguous. Pure functions of line lists.
+Lines are compared without trailing space. Rare lines are anchors that decide the position; common lines (braces,
+blanks) are matched between anchors. A position is ambiguous if another part of the file matches almost as well. Pure
+functions of line lists.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from itertools import islice, pairwise
 
 Pair = tuple[int, int]
 
-_COMMON = 8
-"""A line found more often than this in a file does not decide anything."""
+# A line that occurs more often than this in a file is no anchor.
+_MAX_OCCURRENCES = 8
 _MAX_ANCHORS = 600
+# Bounds on work, so that a hostile file costs a fraction of a second.
 _MAX_CELLS = 1 << 20
-"""Bounds on work, so that a hostile file costs a fraction of a second."""
 _PAIR_SCORE, _MAX_GAP_COST = 4.0, 3.0
-_RIVAL = 0.8
-"""A second place that scores this share of the best makes the best one ambiguous."""
+# If the second best position scores at least this share of the best one, the best one is ambiguous.
+_AMBIGUOUS_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +43,32 @@ class Placement:
 
 
 def place(snippet: Sequence[str], file: Sequence[str], start: int) -> Placement | None:
-    """The best place for `snippet` in `file[start:]`; None where no telling line of it is found there."""
+    """The best position of `snippet` in `file[start:]`; None if none of its distinctive lines occurs there."""
     anchors = _anchors(snippet, file, start)
     chain, score = _best_chain(anchors)
     if not chain:
         return None
     low, high = chain[0][1], chain[-1][1]
-    _, rival = _best_chain([pair for pair in anchors if not low <= pair[1] <= high])
-    return Placement(tuple(_fill(chain, snippet, file, start)), is_ambiguous=rival >= _RIVAL * score)
+    _, second = _best_chain([pair for pair in anchors if not low <= pair[1] <= high])
+    return Placement(tuple(_fill(chain, snippet, file, start)), is_ambiguous=second >= _AMBIGUOUS_SHARE * score)
 
 
 def _anchors(snippet: Sequence[str], file: Sequence[str], start: int) -> list[Pair]:
     found: defaultdict[str, list[int]] = defaultdict(list)
     for j in range(start, len(file)):
         found[file[j]].append(j)
-    telling = [i for i, line in enumerate(snippet) if _tells(line) and 0 < len(found.get(line, ())) <= _COMMON]
-    rarest = sorted(telling, key=lambda i: len(found[snippet[i]]))
+    counts = [len(found.get(line, ())) for line in snippet]
+    rare = [i for i, line in enumerate(snippet) if _is_distinctive(line) and 0 < counts[i] <= _MAX_OCCURRENCES]
+    rarest = sorted(rare, key=counts.__getitem__)
     return sorted(islice(((i, j) for i in rarest for j in found[snippet[i]]), _MAX_ANCHORS))
 
 
-def _tells(line: str) -> bool:
+def _is_distinctive(line: str) -> bool:
     return len(re.sub(r"\W", "", line)) >= 3
 
 
 def _best_chain(anchors: Sequence[Pair]) -> tuple[list[Pair], float]:
-    """The highest-scoring run of pairs that increases on both sides; distance between pairs costs a little."""
+    """The highest-scoring sequence of pairs that increases on both sides; gaps between pairs reduce the score."""
     scores: list[float] = []
     previous: list[int] = []
     for k, (i, j) in enumerate(anchors):
@@ -94,17 +96,17 @@ def _walk_back(anchors: Sequence[Pair], previous: Sequence[int], at: int) -> lis
 
 
 def _fill(chain: list[Pair], snippet: Sequence[str], file: Sequence[str], start: int) -> list[Pair]:
-    """The chain with equal lines between, before and after its pairs; outward only as far as the snippet reaches."""
+    """The chain with the equal lines between, before and after its pairs, within the length of the snippet."""
     (i_first, j_first), (i_last, j_last) = chain[0], chain[-1]
     low = max(start, j_first - 2 * i_first - 4)
     high = j_last + 2 * (len(snippet) - i_last) + 4
     above = _equal(snippet[:i_first][::-1], file[low:j_first][::-1])
     below = _equal(snippet[i_last + 1 :], file[j_last + 1 : high])
-    pairs = [(i_first - 1 - i, j_first - 1 - j) for i, j in reversed(_without_leaps(above))]
+    pairs = [(i_first - 1 - i, j_first - 1 - j) for i, j in reversed(_without_gaps(above))]
     for (i, j), (next_i, next_j) in pairwise(chain):
         between = _equal(snippet[i + 1 : next_i], file[j + 1 : next_j])
         pairs += [(i, j), *((i + 1 + a, j + 1 + b) for a, b in between)]
-    return [*pairs, chain[-1], *((i_last + 1 + a, j_last + 1 + b) for a, b in _without_leaps(below))]
+    return [*pairs, chain[-1], *((i_last + 1 + a, j_last + 1 + b) for a, b in _without_gaps(below))]
 
 
 def _equal(left: Sequence[str], right: Sequence[str]) -> list[Pair]:
@@ -114,8 +116,8 @@ def _equal(left: Sequence[str], right: Sequence[str]) -> list[Pair]:
     return [(block.a + n, block.b + n) for block in blocks for n in range(block.size)]
 
 
-def _without_leaps(pairs: list[Pair]) -> list[Pair]:
-    """Pairs beyond the anchors, up to the first that would drop lines of the file."""
+def _without_gaps(pairs: list[Pair]) -> list[Pair]:
+    """Pairs outside the anchors, up to the first that would skip lines of the file."""
     kept: list[Pair] = []
     i, j = -1, -1
     for pair in pairs:

@@ -1,8 +1,8 @@
-"""Applies an update snippet to a file: lines the snippet does not touch are copied byte for byte.
+"""Applies an update snippet to a file: lines that the snippet does not change are copied byte for byte.
 
-The snippet shows changed code with some lines around it, and stands `// ... existing code ...`, in any comment syntax,
-for what it leaves out. Where its place is certain the merge needs no model; where not, the model gets to rewrite only
-the span in doubt. Pure; knows nothing of tokens.
+The snippet shows changed code with some context lines. `// ... existing code ...`, in any comment syntax, stands for
+omitted code. If the position of a change is certain the merge needs no model; otherwise the model rewrites only the
+ambiguous span. Pure functions of text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FENCED = re.compile(r"\s*```[^\n`]*\n(.*?)\n?```\s*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ApplyRequest:
-    """A file, and the snippet that changes it."""
+    """A file and the snippet that changes it."""
 
     original: str
     update: str
@@ -41,18 +41,18 @@ class Rewrite:
     update: str
 
 
-Piece = Copy | Rewrite
+MergedPart = Copy | Rewrite
 
 
 def parse_apply(prompt: str) -> ApplyRequest | None:
-    """None where the prompt has no tags: it is a plain instruction then."""
+    """None if the prompt has no tags and is a plain instruction."""
     prompt = prompt.replace(_MARK, "")
     original, update = _section(prompt, "original_code"), _section(prompt, "update_snippet")
     return None if original is None or update is None else ApplyRequest(original, update)
 
 
-def merge(original: str, update: str) -> list[Piece]:
-    """The merged file in pieces, in order. Where all are `Copy`, their texts joined are the whole of it."""
+def merge(original: str, update: str) -> list[MergedPart]:
+    """The parts of the merged file, in order. If all are `Copy`, their joined texts are the whole file."""
     source = Source(original)
     planned: list[tuple[Segment, Change]] = []
     low = 0
@@ -60,25 +60,25 @@ def merge(original: str, update: str) -> list[Piece]:
         change = plan_change(source, segment, low)
         planned.append((segment, change))
         low = max(low, change.end or 0)
-    pieces = list(_join(_assemble(source, planned), original.endswith("\n")))
-    merged = "".join(piece.text for piece in pieces if isinstance(piece, Copy))
-    is_settled = all(isinstance(piece, Copy) for piece in pieces)
-    if is_settled and balance(original) == (0, 0, 0) != balance(merged):
+    parts = list(_join(_assemble(source, planned), original.endswith("\n")))
+    merged = "".join(part.text for part in parts if isinstance(part, Copy))
+    is_complete = all(isinstance(part, Copy) for part in parts)
+    if is_complete and balance(original) == (0, 0, 0) != balance(merged):
         return [Rewrite(original, update)]
-    return pieces
+    return parts
 
 
-def rewrite_messages(piece: Rewrite) -> list[Message]:
-    """What to ask the model for one piece."""
+def rewrite_messages(part: Rewrite) -> list[Message]:
+    """The prompt that makes the model rewrite one part."""
     task = "Apply the update to the code. Answer with the whole resulting code in one fence and nothing else."
-    return [Message("user", f"Code:\n```\n{piece.original}\n```\n\nUpdate:\n```\n{piece.update}\n```\n\n{task}")]
+    return [Message("user", f"Code:\n```\n{part.original}\n```\n\nUpdate:\n```\n{part.update}\n```\n\n{task}")]
 
 
-def rewrite_reply(piece: Rewrite, answer: str) -> str:
-    """The model's answer as it takes the piece's place: without a fence, ending as the original ended."""
+def rewrite_reply(part: Rewrite, answer: str) -> str:
+    """The text of a rewritten part: the answer without its fence, with the line end of the original."""
     if fenced := _FENCED.fullmatch(answer):
         answer = fenced[1]
-    return answer.rstrip("\n") + "\n" if piece.original.endswith("\n") else answer.rstrip("\n")
+    return answer.rstrip("\n") + "\n" if part.original.endswith("\n") else answer.rstrip("\n")
 
 
 def _section(prompt: str, name: str) -> str | None:
@@ -89,24 +89,24 @@ def _section(prompt: str, name: str) -> str | None:
 
 
 def _assemble(source: Source, planned: list[tuple[Segment, Change]]) -> Iterator[str | Rewrite]:
-    """Lines of the merged file, and the spans left to the model; neighbouring spans of unknown end become one."""
+    """Lines of the merged file, and the spans left to the model; adjacent spans of unknown end are merged."""
     at = 0
-    waiting: list[Segment] = []
+    unplaced: list[Segment] = []
     for segment, change in planned:
         if change.end is None:
-            waiting.append(segment)
+            unplaced.append(segment)
             continue
-        if waiting:
-            yield _rewrite(source, at, change.start, waiting)
-            at, waiting = change.start, []
+        if unplaced:
+            yield _rewrite(source, at, change.start, unplaced)
+            at, unplaced = change.start, []
         yield from source.lines[at : change.start]
         if change.lines is None:
             yield _rewrite(source, change.start, change.end, [segment])
         else:
             yield from change.lines
         at = change.end
-    if waiting:
-        yield _rewrite(source, at, len(source.lines), waiting)
+    if unplaced:
+        yield _rewrite(source, at, len(source.lines), unplaced)
     else:
         yield from source.lines[at:]
 
@@ -116,8 +116,8 @@ def _rewrite(source: Source, start: int, end: int, segments: list[Segment]) -> R
     return Rewrite("".join(source.lines[start:end]), update)
 
 
-def _join(items: Iterator[str | Rewrite], ends_with_newline: bool) -> Iterator[Piece]:
-    """Lines into runs. The last line ends as the file did, and any other has a line end."""
+def _join(items: Iterator[str | Rewrite], ends_with_newline: bool) -> Iterator[MergedPart]:
+    """Joins lines into parts. The last line ends as the file did; every other line has a line end."""
     run: list[str] = []
     for item in items:
         if run and not run[-1].endswith("\n"):

@@ -1,8 +1,8 @@
-"""The next edit as an instruction, for chat weights that never learned edit tokens.
+"""The next edit as an instruction, for chat weights without edit tokens.
 
-Wording and examples were chosen among eight on edits that no evaluation has: these take up a change and leave the rest
-alone most reliably (dev/log.md). The region stands apart from its file, because tags inside the file were copied into
-answers. Pure; knows nothing of tokens.
+Wording and examples are the best of eight variants on edits outside the evaluations: they continue a change and leave
+the rest unchanged most reliably (dev/log.md). The region is separate from its file, because tags inside the file were
+copied into answers. Pure functions of text.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from quicksilver.editing.edit_request import EditRequest
 from quicksilver.text.conversation import Message
 
+# The answer to `edit_messages` is prefilled with the first and stops at the second.
 EDIT_PREFILL, EDIT_STOP = "```\n", "\n```"
-"""An answer to `edit_messages` is begun with the one, written by us, and ends at the other."""
 
 _TASK = (
     "A developer made the recent edits above and goes on with the same change. Rewrite the region so that it agrees"
@@ -21,14 +21,14 @@ _TASK = (
     " region exactly. Answer with the region's code in one fence."
 )
 
-_TAKES_UP = EditRequest(
+_CONTINUES = EditRequest(
     "shop.py",
     "def total(items, tax_rate):\n    amount = 0\n",
     "    for item in items:\n        amount += item.price\n    return amount * (1 + tax)",
     "\n",
     history=("--- shop.py\n+++ shop.py\n@@ -1,1 +1,1 @@\n-def total(items, tax):\n+def total(items, tax_rate):",),
 )
-_STAYS = EditRequest(
+_UNCHANGED = EditRequest(
     "shop.py",
     "def total(items, tax_rate):\n",
     "    amount = sum(item.price for item in items)\n    return amount * (1 + tax_rate)",
@@ -38,11 +38,11 @@ _STAYS = EditRequest(
         "-    return amount * (1 + tax)\n+    return amount * (1 + tax_rate)",
     ),
 )
-_EXAMPLES = ((_TAKES_UP, _TAKES_UP.region.replace("tax)", "tax_rate)")), (_STAYS, _STAYS.region))
+_EXAMPLES = ((_CONTINUES, _CONTINUES.region.replace("tax)", "tax_rate)")), (_UNCHANGED, _UNCHANGED.region))
 
 
 def edit_messages(request: EditRequest) -> list[Message]:
-    """Two solved examples, then the request. Begin the answer with `EDIT_PREFILL`."""
+    """Two worked examples, then the request. The answer is prefilled with `EDIT_PREFILL`."""
     turns: list[Message] = []
     for example, answer in _EXAMPLES:
         turns += [Message("user", _question(example)), Message("assistant", f"{EDIT_PREFILL}{answer}{EDIT_STOP}")]

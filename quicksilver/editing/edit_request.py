@@ -1,7 +1,7 @@
-"""Reads the next-edit message of an editor into its parts.
+"""Parses the next-edit message of an editor.
 
-Takes every form that editors are known to send: sections in any order, the region inside the file or beside it, tags
-on lines of their own or not, numbered lines. Pure; knows nothing of tokens.
+Accepts every form that editors are known to send: sections in any order, the region inside the file or separate, tags
+on their own lines or not, numbered lines. Pure functions of text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NUMBERED = re.compile(r"[ \t]*(\d+)(?: \| ?|\|)(.*)")
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """Code seen lately, or context under a name of the editor's own (`diagnostics`, `staged_git_diff`, …)."""
+    """Recently viewed code, or context under an editor-specific name (`diagnostics`, `staged_git_diff`, …)."""
 
     path: str
     code: str
@@ -32,7 +32,7 @@ class Snippet:
 
 @dataclass(frozen=True, slots=True)
 class EditRequest:
-    """What an editor sent: `before + region + after` is an excerpt of the file, `cursor` an offset in `region`."""
+    """A parsed message: `before + region + after` is an excerpt of the file, `cursor` an offset in `region`."""
 
     path: str
     before: str
@@ -40,12 +40,12 @@ class EditRequest:
     after: str
     cursor: int | None = None
     snippets: tuple[Snippet, ...] = ()
+    # Unified diffs, oldest first.
     history: tuple[str, ...] = ()
-    """Unified diffs, oldest first."""
 
 
 def parse_edit(prompt: str) -> EditRequest:
-    """InvalidRequest where there is no region to edit."""
+    """Raises InvalidRequest if there is no region to edit."""
     rest = prompt.replace(_MARK, "")
     file, rest = _cut_section(rest, "current_file_content")
     snippets, rest = _cut_section(rest, "recently_viewed_code_snippets")
@@ -64,7 +64,7 @@ def parse_edit(prompt: str) -> EditRequest:
 
 
 def _cut_section(text: str, name: str) -> tuple[str, str]:
-    """Content of a section and the text without it. The last closing tag counts: a file may spell tags itself."""
+    """Content of a section, and the text without it. The last closing tag ends it, since a file may contain tags."""
     start = text.find(f"<|{name}|>")
     if start < 0:
         return "", text
@@ -104,7 +104,7 @@ def _find_region(file: str, rest: str) -> tuple[str, str, str]:
 
 
 def _split_region(text: str) -> tuple[str, str, str]:
-    """Text around and between the region's tags. A closing tag on its own line stands where a line break was."""
+    """Text before, inside and after the region. A closing tag on its own line replaces a line break."""
     before, _, tail = text.partition(f"<|{REGION}|>")
     region, closed, after = tail.rpartition(f"<|/{REGION}|>")
     if not closed:

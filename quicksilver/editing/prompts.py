@@ -1,7 +1,7 @@
-"""Prompts for filling in the middle and for the next edit, and the one form of reply that editors parse.
+"""Prompts for fill-in-the-middle and for the next edit, and the reply format that editors parse.
 
-Text of files goes in through `Tokenizer.encode`, so tags that it happens to contain stay text. Where a prompt does not
-fit, what lies farthest from the place of work is cut first.
+Text of files is encoded with `Tokenizer.encode`, so tags in it stay text. A prompt that is too long loses the text
+farthest from the cursor first.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ __all__ = [
     "parse_edit",
 ]
 
+# Some clients send this instead of an empty suffix.
 NO_SUFFIX = "<|endoftext|>"
-"""What some clients send instead of an empty suffix."""
 
 _END_BIAS = 3.0
+# Text that byte-pair vocabularies never merge with the text before it: letters or signs, with one leading space.
 _LAST_WORD = re.compile(r" ?(?:[^\W\d_]+|(?:[^\w\s]|_)+)\Z")
-"""What byte-pair vocabularies never join with what stands before it: letters, or signs, with one space."""
 _LONGEST_LEAD = 40
 _FIM_HEAD = re.compile(r"(?:<\|file_sep\|>(?P<path>[^\n]*)\n)?<\|fim_prefix\|>")
 _FENCED = re.compile(r"\s*```[^\n`]*\n(.*?)(?:\n?```\s*)?", re.DOTALL)
 
 
 def fim_prompt(tokenizer: Tokenizer, prefix: str, suffix: str, max_tokens: int | None = None) -> list[int]:
-    """What comes before the middle, of a prefix without what is left to the answer (`fim_lead`). Weights born with such
-    tokens read prefix, suffix, then a sign; weights we taught read the suffix first, so that the middle simply goes on
-    from the prefix; others continue the prefix alone.
+    """The prompt for a middle; `prefix` comes without its `fim_lead`. The order depends on the weights.
+
+    Weights pretrained on such tokens get prefix, suffix and a middle token. Weights with a skill adapter get the suffix
+    first, so that the middle continues the prefix. Others continue the prefix alone.
     """
     roles = tokenizer.roles
     head: list[int] = []
@@ -61,9 +62,10 @@ def fim_prompt(tokenizer: Tokenizer, prefix: str, suffix: str, max_tokens: int |
 
 
 def fim_lead(tokenizer: Tokenizer, prefix: str) -> str:
-    """The end of a prefix that is left to the answer, which must begin with it: a last word or run of signs, with the
-    space before it. A cursor stands within words, and tokens do not end there: weights that read "comp" expect
-    anything but "ute". Only for weights we taught, whose middle goes on from the prefix.
+    """The end of a prefix that the answer must repeat: the last word or run of signs, with the space before it.
+
+    A cursor is often inside a word, where no token ends: after the token "comp" the model rarely continues with "ute".
+    Only for weights with a skill adapter, whose middle continues the prefix.
     """
     if not can_edit(tokenizer):
         return ""
@@ -76,8 +78,8 @@ def fim_lead(tokenizer: Tokenizer, prefix: str) -> str:
 
 
 def fim_space(tokenizer: Tokenizer, prefix: str) -> str:
-    """The least that weights we taught find left to them, and say unasked: a last space, because a token holds a word
-    and the space before it.
+    """The shortest lead: a trailing space, because one token holds a word and the space before it. The model repeats
+    it without a constraint. Only for weights with a skill adapter.
     """
     return " " if can_edit(tokenizer) and prefix.endswith(" ") else ""
 
@@ -87,21 +89,21 @@ def _can_spell(tokenizer: Tokenizer, text: str) -> bool:
 
 
 def fim_bias(tokenizer: Tokenizer) -> dict[int, float]:
-    """What to add to the logit of the end. Weights we taught mostly go on from a prefix, as any text does, and name the
-    end of a gap too faintly (dev/log.md has the curve); others are left alone.
+    """The logit bias of the end token. Weights with a skill adapter give the end of a gap too little probability
+    (dev/log.md has the curve); others get no bias.
     """
     end = tokenizer.roles.turn_close
     return {} if end is None or not can_edit(tokenizer) else {end: _END_BIAS}
 
 
 def can_edit(tokenizer: Tokenizer) -> bool:
-    """Whether `edit_prompt` applies: the weights learned the tokens that mark a region and the answer to it."""
+    """Whether the weights were trained on the edit tokens, so that `edit_prompt` applies."""
     roles = tokenizer.roles
     return None not in (roles.edit_open, roles.edit_close, roles.fim_middle)
 
 
 def edit_prompt(tokenizer: Tokenizer, request: EditRequest, max_tokens: int | None = None) -> list[int]:
-    """Context, then the file with its region marked; the answer is the region rewritten. Needs `can_edit`."""
+    """Context, then the file with its region marked; the answer is the rewritten region. Needs `can_edit`."""
     roles = tokenizer.roles
     if roles.edit_open is None or roles.edit_close is None or roles.fim_middle is None:
         raise ValueError("the tokenizer has no edit tokens; use edit_messages")
@@ -117,7 +119,7 @@ def edit_prompt(tokenizer: Tokenizer, request: EditRequest, max_tokens: int | No
 
 
 def edit_reply(request: EditRequest, answer: str) -> str:
-    """The answer as a bare fence with the region and nothing else; an answer that says nothing echoes the region."""
+    """The region in a bare fence; an empty answer repeats the original region."""
     region = _clean(request, answer)
     if not region.strip() or region.strip() == "None":
         region = request.region
@@ -146,7 +148,7 @@ def _region_ids(tokenizer: Tokenizer, request: EditRequest) -> list[int]:
 
 
 def _context_ids(tokenizer: Tokenizer, request: EditRequest) -> list[int]:
-    """Snippets, then edits from oldest to newest: what matters most stands last and is cut last."""
+    """Snippets, then edits from oldest to newest: the most relevant text is last and is cut last."""
     ids: list[int] = []
     for snippet in request.snippets:
         ids += [*_file_head(tokenizer, snippet.path), *tokenizer.encode(snippet.code + "\n")]
@@ -161,7 +163,7 @@ def _file_head(tokenizer: Tokenizer, path: str) -> list[int]:
 
 
 def _fit(before: list[int], after: list[int], room: int) -> tuple[list[int], list[int]]:
-    """Both sides of a gap within `room`: a quarter is for what follows, more where what precedes leaves it."""
+    """Both sides of a gap within `room` tokens: a quarter for the text after it, more if the text before is short."""
     room = max(room, 0)
     num_after = min(len(after), max(room // 4, room - len(before)))
     return _tail(before, room - num_after), after[:num_after]

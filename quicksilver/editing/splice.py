@@ -1,8 +1,8 @@
-"""One stretch of an update snippet -> the change it makes to the file, or the span that a model must rewrite.
+"""One segment of an update snippet -> the change it makes to the file, or the span that a model must rewrite.
 
-By the convention of such snippets, a marker stands for code that stays, and a stretch between markers is all there is
-between its first and last line. A marker forgotten at either end is taken as there, so no code is lost for it; a
-reading that leaves brackets unbalanced or drops much code is not believed.
+By the convention of such snippets, a marker stands for unchanged code, and a segment between markers is complete from
+its first to its last line. A missing marker at either end is assumed, so that no code is lost. A change that leaves
+brackets unbalanced or drops many lines is left to the model.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _MARKER = re.compile(
 )
 _LONGEST_MARKER = 200
 _WORD = re.compile(r"\w+")
+# Share of common words from which a new line may replace an old one.
 _ALIKE = 0.6
-"""Share of common words from which a new line may be meant to replace an old one."""
 _NEAR = 3
 _FEW_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Lines between markers, and whether a marker stands on either side."""
+    """Lines between markers, and whether there is a marker above or below."""
 
     lines: tuple[str, ...]
     is_open_above: bool
@@ -42,9 +42,9 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`lines`, with their line ends, take the place of `start:end` of the file.
+    """`lines`, with their line ends, replace `start:end` of the file.
 
-    Without `lines` the model must write them; without `end` it is not known how far they reach.
+    Without `lines` the model must write them; without `end` the end of the span is unknown.
     """
 
     start: int
@@ -66,19 +66,19 @@ class Source:
 
 
 def split_update(update: str) -> list[Segment]:
-    stretches: list[list[str]] = [[]]
+    segments: list[list[str]] = [[]]
     for line in update.rstrip("\r\n").split("\n"):
         if len(line) <= _LONGEST_MARKER and _MARKER.fullmatch(line.rstrip("\r")):
-            stretches.append([])
+            segments.append([])
         else:
-            stretches[-1].append(line)
-    last = len(stretches) - 1
-    found = (Segment(tuple(lines), at > 0, at < last) for at, lines in enumerate(stretches))
+            segments[-1].append(line)
+    last = len(segments) - 1
+    found = (Segment(tuple(lines), at > 0, at < last) for at, lines in enumerate(segments))
     return [segment for segment in found if any(line.strip() for line in segment.lines)]
 
 
 def plan_change(source: Source, segment: Segment, low: int) -> Change:
-    """What `segment` does to the lines from `low` on."""
+    """The change that `segment` makes to the lines from `low` on."""
     placement = place([line.rstrip() for line in segment.lines], source.keys, low)
     if placement is None:
         return _plan_unplaced(source, segment, low)
@@ -94,7 +94,7 @@ def balance(text: str) -> tuple[int, int, int]:
 
 
 def _plan_unplaced(source: Source, segment: Segment, low: int) -> Change:
-    """New code alone: its place is certain only at an end of the file that the snippet itself shows."""
+    """New code only: its position is certain only at an end of the file that the snippet shows."""
     lines = segment.lines
     is_top = low == 0 and not segment.is_open_above and segment.is_open_below
     is_bottom = segment.is_open_above and not segment.is_open_below
@@ -129,12 +129,12 @@ def _plan_placed(source: Source, segment: Segment, placement: Placement, low: in
 
 
 def _is_whole_file(source: Source, segment: Segment, placement: Placement) -> bool:
-    """No marker at all and most of the file repeated: the update is the new file."""
+    """The update has no marker and repeats most of the file: it is the new file."""
     return not segment.is_open_above and not segment.is_open_below and 2 * len(placement.pairs) > len(source.lines)
 
 
 def _block_end(keys: Sequence[str], at: int, indent: int) -> int:
-    """The first line from `at` on that begins something new at `indent`: the model should see whole blocks."""
+    """The first line from `at` on that begins a new block at `indent`: the model rewrites whole blocks."""
     for j in range(at, len(keys)):
         if keys[j].strip() and _indents([keys[j]])[0] <= indent and not re.fullmatch(r"\W*|end\b.*", keys[j].strip()):
             return j
@@ -142,7 +142,7 @@ def _block_end(keys: Sequence[str], at: int, indent: int) -> int:
 
 
 def _interleave(source: Source, segment: Segment, placement: Placement) -> list[str]:
-    """Lines of the file where the snippet repeats them, lines of the snippet where it does not."""
+    """Lines of the file where the snippet repeats them, otherwise lines of the snippet."""
     out: list[str] = []
     done = 0
     for i, j in placement.pairs:
@@ -153,19 +153,19 @@ def _interleave(source: Source, segment: Segment, placement: Placement) -> list[
 
 
 def _num_replaced(new: Sequence[str], old: Sequence[str]) -> int:
-    """How many lines next to an anchor are old ones in a new form."""
+    """How many lines next to an anchor are changed old lines."""
     pairs = zip(new, old, strict=False)
     return next((n for n, pair in enumerate(pairs) if not _is_alike(*pair)), min(len(new), len(old)))
 
 
 def _fits_above(new: Sequence[str], old: Sequence[str]) -> bool:
-    """Whether lines above the first anchor can only be new: the old ones there end a deeper block, or are none."""
+    """Whether the lines above the first anchor are new: the old lines there end a deeper block, or there are none."""
     indents, old_indents = _indents(new), _indents(old)
     return not indents or (_is_new(new, old) and (not old_indents or old_indents[0] > indents[0]))
 
 
 def _fits_below(new: Sequence[str], old: Sequence[str], anchored: Sequence[str]) -> bool:
-    """The same below the last anchor: they end its block, or come after the block that it ends."""
+    """The same below the last anchor: the lines end its block, or follow the block that it ends."""
     indents, old_indents = _indents(new), _indents(old)
     if not indents:
         return True
@@ -174,7 +174,7 @@ def _fits_below(new: Sequence[str], old: Sequence[str], anchored: Sequence[str])
 
 
 def _is_new(new: Sequence[str], near: Sequence[str]) -> bool:
-    """Complete in itself, and its ends unlike what stands there."""
+    """Balanced brackets, and first and last lines unlike the old lines nearby."""
     ends = {*new[:_NEAR], *new[-_NEAR:]}
     return balance("\n".join(new)) == (0, 0, 0) and not _any_alike(sorted(ends), near[: 2 * _NEAR])
 
@@ -184,7 +184,7 @@ def _indents(lines: Sequence[str]) -> list[int]:
 
 
 def _has_firm_edges(source: Source, segment: Segment, placement: Placement) -> bool:
-    """A blank line says little about where a stretch ends, unless what lies before it is new or has kept its length."""
+    """A blank line marks the end of a segment only if the lines before it are new or their number is unchanged."""
     pairs = placement.pairs
     for (i, j), (edge_i, edge_j) in (pairs[:2][::-1], pairs[-2:]) if len(pairs) > 1 else ():
         if segment.lines[edge_i].strip() or abs(edge_i - i) == abs(edge_j - j):
@@ -201,7 +201,7 @@ def _any_alike(new: Sequence[str], old: Sequence[str]) -> bool:
 
 
 def _is_alike(new: str, old: str) -> bool:
-    """Whether one may be the other, changed: by words, since short lines share most of their letters."""
+    """Whether one line may be a changed form of the other. Words are compared, since short lines share most letters."""
     a, b = Counter(_WORD.findall(new)), Counter(_WORD.findall(old))
     total = a.total() + b.total()
     return total > 0 and 2 * (a & b).total() >= _ALIKE * total

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quicksilver.editing.apply import Copy, Piece, Rewrite, merge, parse_apply, rewrite_messages, rewrite_reply
+from quicksilver.editing.apply import Copy, MergedPart, Rewrite, merge, parse_apply, rewrite_messages, rewrite_reply
 from quicksilver.editing.splice import split_update
 
 _PYTHON = """\
@@ -41,7 +41,7 @@ function second(y) {
 """
 
 
-def settled(pieces: list[Piece]) -> str:
+def settled(pieces: list[MergedPart]) -> str:
     assert all(isinstance(piece, Copy) for piece in pieces), pieces
     return "".join(piece.text for piece in pieces if isinstance(piece, Copy))
 

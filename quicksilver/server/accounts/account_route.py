@@ -1,4 +1,4 @@
-"""`/v1/account`: what a key may know of itself, and the keys it makes. Nothing of anybody else is found here."""
+"""`/v1/account`: the caller's own key, and the keys below it. Objects of other tenants are never found here."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from quicksilver.server.accounts.views import (
     key_reply,
     least_balance,
     price_of,
-    purse_reply,
     rate_limits_reply,
+    spending_reply,
 )
 from quicksilver.server.accounts.wire import KeyBody, RotateBody
 from quicksilver.server.http.auth import accounts_of, identity_of
@@ -31,7 +31,7 @@ router = APIRouter(prefix="/v1/account", tags=["account"])
 
 @router.get("", responses=answers_read(AccountReply))
 async def account(request: Request) -> Response:
-    """The key that asks: its rights, what it may still spend, its limits. Purses above it need the scope `usage`."""
+    """The caller's key: rights, balance, limits. The accounts above it need the scope `usage`."""
     accounts, by, now = accounts_of(request), identity_of(request), time.time()
     path = await accounts.admin(lambda admin: admin.organizations.list_path(by))
     key = await accounts.admin(lambda admin: admin.keys.get_key(by, by.key_id))
@@ -46,7 +46,7 @@ async def account(request: Request) -> Response:
         "scopes": sorted(by.scopes),
         "models": None if by.models is None else sorted(by.models),
         "balance": least_balance(shown, now),
-        "purses": [purse_reply(account, now) for account in shown],
+        "purses": [spending_reply(account, now) for account in shown],
         "rate_limits": rate_limits_reply(await accounts.limits(by)),
         "prices": price_of(prices, model, accounts.default_price),
     }
@@ -55,8 +55,8 @@ async def account(request: Request) -> Response:
 
 @router.get("/keys", responses=answers_read(KeyList), openapi_extra=asks(PageQuery))
 async def list_keys(request: Request) -> Response:
-    """The key that asks and those made below it, revoked ones too."""
-    by, query = _keeper(request), read_query(request, PageQuery)
+    """The caller's key and the keys below it, revoked ones included."""
+    by, query = _require_keys_scope(request), read_query(request, PageQuery)
     keys = await accounts_of(request).admin(lambda admin: admin.keys.list_keys(by))
     now = time.time()
     return json_response(list_page([key_reply(key, now) for key in keys], [key.account.id for key in keys], query))
@@ -64,15 +64,15 @@ async def list_keys(request: Request) -> Response:
 
 @router.post("/keys", responses=answers(NewKeyReply), openapi_extra=takes(KeyBody))
 async def create_key(request: Request) -> Response:
-    """A key below the one that asks; its `value` is shown here and never again."""
-    by = _keeper(request)
+    """Creates a key below the caller's key. `value` is shown here only."""
+    by = _require_keys_scope(request)
     body = await read_body(request, KeyBody, services_of(request).config)
     return json_response(await make_key(accounts_of(request), by, draft_of(body, "", time.time())))
 
 
 @router.get("/keys/{key_id}", responses=answers_read(KeyReply))
 async def get_key(request: Request, key_id: str) -> Response:
-    by, wanted = _keeper(request), checked_id(key_id)
+    by, wanted = _require_keys_scope(request), checked_id(key_id)
     key = await accounts_of(request).admin(lambda admin: admin.keys.get_key(by, wanted))
     return json_response(key_reply(key, time.time()))
 
@@ -80,18 +80,18 @@ async def get_key(request: Request, key_id: str) -> Response:
 @router.post("/keys/{key_id}/rotate", responses=answers(NewKeyReply), openapi_extra=may_take(RotateBody))
 async def rotate(request: Request, key_id: str) -> Response:
     """A new secret for the same key; the body may be left out."""
-    by, wanted = _keeper(request), checked_id(key_id)
+    by, wanted = _require_keys_scope(request), checked_id(key_id)
     body = await read_optional_body(request, RotateBody, services_of(request).config)
     return json_response(await rotate_key(accounts_of(request), by, wanted, body.overlap_seconds))
 
 
 @router.delete("/keys/{key_id}", responses=answers_read(DeletedReply))
 async def revoke(request: Request, key_id: str) -> Response:
-    """Turned off in every process within a second, and all keys below it."""
-    return json_response(await revoke_key(accounts_of(request), _keeper(request), checked_id(key_id)))
+    """Revokes a key and all keys below it, in every process within a second."""
+    return json_response(await revoke_key(accounts_of(request), _require_keys_scope(request), checked_id(key_id)))
 
 
-def _keeper(request: Request) -> Identity:
+def _require_keys_scope(request: Request) -> Identity:
     identity = identity_of(request)
     identity.require(Scope.KEYS)
     return identity

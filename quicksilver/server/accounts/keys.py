@@ -1,4 +1,4 @@
-"""Making, rotating and revoking keys for the routes of both listeners: bodies in, replies out."""
+"""Creates, rotates and revokes keys for the routes of both listeners."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ async def change_key(accounts: Accounts, by: Identity, key: KeyRecord, body: Rig
 
 
 async def revoke_key(
-    accounts: Accounts, by: Identity, key_id: str, said: str = "organization.project.api_key.deleted"
+    accounts: Accounts, by: Identity, key_id: str, kind: str = "organization.project.api_key.deleted"
 ) -> DeletedReply:
     def disable(admin: AdminService) -> None:
         admin.organizations.disable(by, admin.organizations.get_account(by, key_id, "key").id)
 
     await accounts.admin(disable)
-    return {"object": said, "id": key_id, "deleted": True}
+    return {"object": kind, "id": key_id, "deleted": True}
 
 
 async def _with_value(accounts: Accounts, by: Identity, key_id: str, secret: str) -> NewKeyReply:

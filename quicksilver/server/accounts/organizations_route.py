@@ -1,4 +1,4 @@
-"""`/v1/organizations` and `/v1/organization/users`, on the admin listener: who there is, and their credits."""
+"""`/v1/organizations` and `/v1/organization/users`, on the admin listener: organisations, credits and users."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def list_organizations(request: Request) -> Response:
 
 @router.post("/organizations", responses=answers(OrganizationReply), openapi_extra=takes(OrganizationBody))
 async def create_organization(request: Request) -> Response:
-    """With a project named `default`, and the credits of a sign-up unless others are named."""
+    """Creates an organisation with a project named `default`, and with the credits of a sign-up by default."""
     by = identity_of(request)
     body = await read_body(request, OrganizationBody, services_of(request).config)
     org = await accounts_of(request).admin(lambda admin: admin.organizations.create_org(by, body.name, body.credits))
@@ -53,7 +53,7 @@ async def get_organization(request: Request, org_id: str) -> Response:
     "/organizations/{org_id}", responses=answers(OrganizationReply), openapi_extra=takes(OrganizationChangeBody)
 )
 async def change_organization(request: Request, org_id: str) -> Response:
-    """Rename it, or stop and start everything below it."""
+    """Renames an organisation, or disables or enables it with everything below it."""
     by, wanted = identity_of(request), checked_id(org_id)
     body = await read_body(request, OrganizationChangeBody, services_of(request).config)
     await _organization(request, wanted)
@@ -70,7 +70,7 @@ async def change_organization(request: Request, org_id: str) -> Response:
 
 @router.post("/organizations/{org_id}/credits", responses=answers(OrganizationReply), openapi_extra=takes(CreditsBody))
 async def add_credits(request: Request, org_id: str) -> Response:
-    """A payment told twice counts once: the same `reference` again is a 409."""
+    """Adds credits once per `reference`; the same reference again is a 409."""
     by, wanted = identity_of(request), checked_id(org_id)
     body = await read_body(request, CreditsBody, services_of(request).config)
     org = await accounts_of(request).admin(
@@ -105,7 +105,7 @@ async def get_user(request: Request, user_id: str) -> Response:
 
 @router.delete("/organization/users/{user_id}", responses=answers_read(DeletedReply))
 async def remove_user(request: Request, user_id: str) -> Response:
-    """Ends their keys too, and all that these made."""
+    """Removes a user and revokes the user's keys with all keys below them."""
     by, wanted = identity_of(request), checked_id(user_id)
     await accounts_of(request).admin(lambda admin: admin.organizations.remove_user(by, wanted))
     return json_response({"object": "organization.user.deleted", "id": wanted, "deleted": True})

@@ -1,4 +1,4 @@
-"""`/v1/organization/projects` and the keys of a project, on the admin listener, in OpenAI's shapes."""
+"""`/v1/organization/projects` and the keys of a project, on the admin listener, in the form of OpenAI's admin API."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def rename_project(request: Request, project_id: str) -> Response:
 
 @router.post("/{project_id}/archive", responses=answers_read(ProjectReply))
 async def archive_project(request: Request, project_id: str) -> Response:
-    """Stops all its keys."""
+    """Archives a project; its keys stop working."""
     by, wanted = identity_of(request), checked_id(project_id)
     await _project(request, wanted)
     await accounts_of(request).admin(lambda admin: admin.organizations.disable(by, wanted))
@@ -107,7 +107,7 @@ async def get_key(request: Request, project_id: str, key_id: str) -> Response:
 
 @router.post("/{project_id}/api_keys/{key_id}", responses=answers(KeyReply), openapi_extra=takes(RightsBody))
 async def change_rights(request: Request, project_id: str, key_id: str) -> Response:
-    """A new name, scopes or models; keys that it made lose what it loses."""
+    """Changes name, scopes or models of a key; keys below it lose the same rights."""
     body = await read_body(request, RightsBody, services_of(request).config)
     key = await _key(request, project_id, key_id)
     await change_key(accounts_of(request), identity_of(request), key, body)
@@ -145,7 +145,7 @@ async def _key(request: Request, project_id: str, key_id: str) -> KeyRecord:
 
 
 def _find_key(admin: AdminService, by: Identity, project_id: str, key_id: str) -> KeyRecord:
-    """The key, if it is one of that project."""
+    """The key, if it belongs to the project."""
     key = admin.keys.get_key(by, key_id)
     if key.account.path.split("/")[1] != project_id:
         raise NotFound("no such organisation, project or key")

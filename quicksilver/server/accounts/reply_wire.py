@@ -80,7 +80,9 @@ class DeletedReply(TypedDict):
     deleted: bool
 
 
-class PurseReply(TypedDict):
+class SpendingReply(TypedDict):
+    """Amounts of one account on the path of a key."""
+
     id: str
     kind: Literal["organization", "project", "key"]
     name: str
@@ -125,7 +127,7 @@ class AccountReply(TypedDict):
     scopes: list[str]
     models: list[str] | None
     balance: str | None
-    purses: list[PurseReply]
+    purses: list[SpendingReply]
     rate_limits: RateLimitsReply
     prices: PriceReply
 

@@ -50,7 +50,7 @@ async def list_admin_keys(request: Request) -> Response:
 
 @router.post("/admin_api_keys", responses=answers(NewAdminKeyReply), openapi_extra=takes(AdminKeyBody))
 async def create_admin_key(request: Request) -> Response:
-    """In the project of the key that asks; its `value` is shown here and never again."""
+    """Creates an admin key in the caller's project. `value` is shown here only."""
     by, now = identity_of(request), time.time()
     body = await read_body(request, AdminKeyBody, services_of(request).config)
     draft = KeyDraft(body.name, by.project_id, ALL_SCOPES, expires_at=expiry(body.expires_in_seconds, now))
@@ -66,34 +66,34 @@ async def get_admin_key(request: Request, key_id: str) -> Response:
 @router.delete("/admin_api_keys/{key_id}", responses=answers_read(DeletedReply))
 async def revoke_admin_key(request: Request, key_id: str) -> Response:
     key = await _admin_key(request, key_id)
-    said = "organization.admin_api_key.deleted"
-    return json_response(await revoke_key(accounts_of(request), identity_of(request), key.account.id, said))
+    kind = "organization.admin_api_key.deleted"
+    return json_response(await revoke_key(accounts_of(request), identity_of(request), key.account.id, kind))
 
 
-@router.get("/limits/{purse_id}", responses=answers_read(LimitsReply))
-async def get_limits(request: Request, purse_id: str) -> Response:
+@router.get("/limits/{account_id}", responses=answers_read(LimitsReply))
+async def get_limits(request: Request, account_id: str) -> Response:
     """Of an organisation, project or key."""
-    return json_response(limits_reply((await _account(request, purse_id)).limits))
+    return json_response(limits_reply((await _account(request, account_id)).limits))
 
 
-@router.post("/limits/{purse_id}", responses=answers(LimitsReply), openapi_extra=takes(LimitsBody))
-async def set_limits(request: Request, purse_id: str) -> Response:
-    """All of them at once: what is left out is not limited."""
-    by, wanted = identity_of(request), checked_id(purse_id)
+@router.post("/limits/{account_id}", responses=answers(LimitsReply), openapi_extra=takes(LimitsBody))
+async def set_limits(request: Request, account_id: str) -> Response:
+    """Sets all limits at once; a limit that is left out is removed."""
+    by, wanted = identity_of(request), checked_id(account_id)
     body = await read_body(request, LimitsBody, services_of(request).config)
     await accounts_of(request).admin(lambda admin: admin.organizations.set_limits(by, wanted, limits_of(body)))
     return json_response(limits_reply(limits_of(body)))
 
 
-@router.get("/budgets/{purse_id}", responses=answers_read(BudgetReply))
-async def get_budget(request: Request, purse_id: str) -> Response:
-    return json_response(budget_reply(await _account(request, purse_id), time.time()))
+@router.get("/budgets/{account_id}", responses=answers_read(BudgetReply))
+async def get_budget(request: Request, account_id: str) -> Response:
+    return json_response(budget_reply(await _account(request, account_id), time.time()))
 
 
-@router.post("/budgets/{purse_id}", responses=answers(BudgetReply), openapi_extra=takes(BudgetBody))
-async def set_budget(request: Request, purse_id: str) -> Response:
-    """Of a project or key; an organisation has credits. Counting per day or month starts now."""
-    by, wanted = identity_of(request), checked_id(purse_id)
+@router.post("/budgets/{account_id}", responses=answers(BudgetReply), openapi_extra=takes(BudgetBody))
+async def set_budget(request: Request, account_id: str) -> Response:
+    """Sets the budget of a project or key; an organisation has credits. A daily or monthly period starts now."""
+    by, wanted = identity_of(request), checked_id(account_id)
     body = await read_body(request, BudgetBody, services_of(request).config)
     amount = None if body.budget is None else from_credits(body.budget, "budget")
     account = await accounts_of(request).admin(
@@ -104,7 +104,7 @@ async def set_budget(request: Request, purse_id: str) -> Response:
 
 @router.get("/prices", responses=answers_read(PricesReply))
 async def list_prices(request: Request) -> Response:
-    """Credits per token, of models that have a price of their own, and of all others."""
+    """Credits per token: of each model with its own price, and the default."""
     accounts = accounts_of(request)
     prices = await accounts.admin(lambda admin: admin.organizations.list_prices())
     data = [price_reply(model, price) for model, price in prices.items()]
@@ -113,7 +113,7 @@ async def list_prices(request: Request) -> Response:
 
 @router.post("/prices/{model:path}", responses=answers(PriceReply), openapi_extra=takes(PriceBody))
 async def set_price(request: Request, model: str) -> Response:
-    """Holds from the next reservation on; requests in flight keep theirs."""
+    """Sets the price from the next reservation on; requests in flight keep their price."""
     by = identity_of(request)
     body = await read_body(request, PriceBody, services_of(request).config)
     price = Price(body.input, body.cached_input, body.output)
@@ -121,8 +121,8 @@ async def set_price(request: Request, model: str) -> Response:
     return json_response(price_reply(model, price))
 
 
-async def _account(request: Request, purse_id: str) -> AccountRecord:
-    by, wanted = identity_of(request), checked_id(purse_id)
+async def _account(request: Request, account_id: str) -> AccountRecord:
+    by, wanted = identity_of(request), checked_id(account_id)
     return await accounts_of(request).admin(lambda admin: admin.organizations.get_account(by, wanted))
 
 

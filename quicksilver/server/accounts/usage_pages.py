@@ -1,4 +1,4 @@
-"""Usage over time, from a span query to OpenAI's pages. A page is a run of whole buckets, its cursor their start."""
+"""Usage over time as OpenAI's pages. A page holds consecutive buckets; its cursor is the start of the first one."""
 
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ from quicksilver.server.accounts.reply_wire import (
     OwnerUserReply,
     PriceReply,
     ProjectReply,
-    PurseReply,
     RateLimitsReply,
     ServiceAccountReply,
+    SpendingReply,
     UserReply,
 )
 
@@ -48,12 +48,13 @@ Reply = TypeVar("Reply")
 
 def reply_of(form: type[Reply], *records: object, **computed: Any) -> Reply:
     """A reply with the fields of `form`: computed ones, constants, and attributes of the first record that has them."""
-    reply: Any = {name: _value(name, hint, records, computed) for name, hint in _fields(form).items()}
+    fields = _fields(form)  # type: ignore[arg-type]
+    reply: Any = {name: _value(name, hint, records, computed) for name, hint in fields.items()}
     return reply  # type: ignore[no-any-return]
 
 
 @cache
-def _fields(form: type[Any]) -> dict[str, Any]:
+def _fields(form: Any) -> dict[str, Any]:
     return get_type_hints(form)
 
 
@@ -132,8 +133,8 @@ def _owner(key: KeyRecord) -> OwnerReply:
     return {"type": "user", "user": reply_of(OwnerUserReply, key.user, name=key.user.email, role="member")}
 
 
-def purse_reply(account: AccountRecord, now: float) -> PurseReply:
-    return reply_of(PurseReply, account, kind=KINDS[account.kind], **_credits(account, now))
+def spending_reply(account: AccountRecord, now: float) -> SpendingReply:
+    return reply_of(SpendingReply, account, kind=KINDS[account.kind], **_credits(account, now))
 
 
 def least_balance(accounts: Sequence[AccountRecord], now: float) -> str | None:

@@ -1,6 +1,6 @@
 """Account bodies: keys, organisations, projects, users, budgets, limits, prices.
 
-Unlike chat bodies these refuse unknown fields: a misspelt `expires_in_seconds` must not make a key that never ends.
+Unlike chat bodies these refuse unknown fields: a misspelt `expires_in_seconds` must not create a key without expiry.
 Amounts are credits as decimal text, exact to a millionth.
 """
 
@@ -32,7 +32,7 @@ class AccountBody(Wire):
 
 
 class LimitsBody(AccountBody):
-    """What is left out or null is not limited."""
+    """A limit that is left out or null does not apply."""
 
     max_requests_per_1_minute: PerMinute | None = None
     max_input_tokens_per_1_minute: PerMinute | None = None
@@ -42,22 +42,22 @@ class LimitsBody(AccountBody):
 
 class KeyBody(AccountBody):
     name: Title
+    # Null: inference and usage.
     scopes: Annotated[list[ScopeName], Field(min_length=1, max_length=MAX_LIST)] | None = None
-    """Null: inference and usage."""
+    # Models that the key may use; null: those of the key that creates it.
     models: Annotated[list[Name], Field(min_length=1, max_length=MAX_LIST)] | None = None
-    """Models the key may name; null: all its maker may."""
     expires_in_seconds: Seconds | None = None
     budget: Credits | None = None
     limits: LimitsBody | None = None
 
 
 class ProjectKeyBody(KeyBody):
+    # The owner of the key; removing the user revokes it.
     user_id: ObjectId | None = None
-    """The person whose key it is; it ends with them."""
 
 
 class RightsBody(AccountBody):
-    """A key's new name or rights; what is left out stays."""
+    """A key's new name or rights; fields that are left out do not change."""
 
     name: Title | None = None
     scopes: Annotated[list[ScopeName], Field(min_length=1, max_length=MAX_LIST)] | None = None
@@ -65,8 +65,8 @@ class RightsBody(AccountBody):
 
 
 class RotateBody(AccountBody):
+    # How long old secrets stay valid.
     overlap_seconds: Annotated[int, Field(ge=0, le=30 * 86_400), WHOLE] = 0
-    """How long old secrets still work."""
 
 
 class AdminKeyBody(AccountBody):
@@ -76,8 +76,8 @@ class AdminKeyBody(AccountBody):
 
 class OrganizationBody(AccountBody):
     name: Title
+    # Initial credits; null: the credits of a sign-up.
     credits: Annotated[int, Field(ge=0, le=MAX_CREDITS), WHOLE] | None = None
-    """To start with; null: what sign-up gives."""
 
 
 class OrganizationChangeBody(AccountBody):
@@ -87,14 +87,14 @@ class OrganizationChangeBody(AccountBody):
 
 class CreditsBody(AccountBody):
     credits: Annotated[int, Field(ge=1, le=MAX_CREDITS), WHOLE]
+    # A reference is booked once; using it again is a 409.
     reference: Title
-    """The same reference is booked once; the second time is a 409."""
 
 
 class ProjectBody(AccountBody):
     name: Title
+    # Null: the organisation of the caller's key.
     organization_id: ObjectId | None = None
-    """Null: the organisation of the key that asks."""
 
 
 class ProjectChangeBody(AccountBody):
@@ -107,10 +107,10 @@ class UserBody(AccountBody):
 
 
 class BudgetBody(AccountBody):
+    # Null removes the bound.
     budget: Credits | None
-    """Null lifts the bound."""
+    # Null: the budget never resets; otherwise it resets every UTC day or month.
     period: Literal["day", "month"] | None = None
-    """Null: in all; else per UTC day or month."""
 
 
 class PriceBody(AccountBody):
@@ -121,8 +121,8 @@ class PriceBody(AccountBody):
     output: MicroPerToken
 
 
+# Read on the main listener.
 BODIES = (KeyBody, RotateBody)
-"""Read on the main listener."""
 ADMIN_BODIES = (
     ProjectKeyBody,
     RightsBody,

@@ -1,6 +1,6 @@
-"""How this model's template marks a tool call, read off the template itself by letting it write two of them.
+"""The tags and white space around a tool call, found by rendering two calls with the model's own template.
 
-The grammar then asks for calls exactly as the model saw them in training: same tags, same white space.
+The grammar then requires calls in exactly the form of the model's training data.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from quicksilver.errors import InvalidRequest
 from quicksilver.text.chat import ChatTemplate, Message, Tool, ToolCall
 from quicksilver.text.tokenizer import Tokenizer
 
+# Tags of models without special tokens for them.
 TOOL_OPEN, TOOL_CLOSE = "<tool_call>", "</tool_call>"
-"""Tags of models that have no tokens for them."""
 
 CALL = ToolCall("probe", '{"a": 1}', "call_1")
 CONVERSATION = (Message("user", "hello"), Message("assistant", tool_calls=(CALL, CALL)))
@@ -24,7 +24,7 @@ def read_tool_tags(template: ChatTemplate, tokenizer: Tokenizer) -> ToolTags:
     try:
         ids = template.render(CONVERSATION, (Tool("probe"),), add_generation_prompt=False).ids
     except InvalidRequest:
-        # Some templates refuse conversations of this form; their models get calls in the plain one.
+        # Some templates refuse this conversation; their models get the plain form.
         ids = ()
     opens = [at for at, token_id in enumerate(ids) if token_id == roles.tool_open][-2:]
     closes = [at for at, token_id in enumerate(ids) if token_id == roles.tool_close][-2:]

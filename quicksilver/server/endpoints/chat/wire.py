@@ -1,4 +1,4 @@
-"""Bodies and replies of `/v1/chat/completions`, which edit and apply answer with too."""
+"""Body and replies of `/v1/chat/completions`; edit and apply use the same replies."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class CalledTool(Wire):
 class ChatMessage(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
+    # The reasoning of an earlier reply, sent back in a tool loop.
     reasoning_content: str | None = None
-    """What an earlier reply put there, sent back in a tool loop."""
     name: SpeakerName | None = None
     tool_calls: Annotated[list[CalledTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
@@ -220,12 +220,12 @@ class ChatCompletion(TypedDict):
     system_fingerprint: NotRequired[str]
 
 
+# [text, "forced" | "committed" | "decided" | "masked", confidence or null] and, with `top_logprobs`, [[text, p]].
 FrameToken = list[Any]
-"""[text, "forced" | "committed" | "decided" | "masked", confidence or null] and, with `top_logprobs`, [[text, p]]."""
 
 
 class FrameReply(TypedDict):
-    """What one `diffusing` snapshot rests on."""
+    """The canvas of one `diffusing` snapshot."""
 
     step: int
     committed: int

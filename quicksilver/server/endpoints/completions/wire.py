@@ -1,4 +1,4 @@
-"""Bodies and replies of `/v1/fim/completions` and `/v1/completions`, which share one shape of reply."""
+"""Bodies and replies of `/v1/fim/completions` and `/v1/completions`, whose replies have the same form."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from quicksilver.server.http.fields import (
 )
 
 MAX_FIM_TOKENS = 8192
+# By default a completion ends at the first blank line.
 FIM_STOP = ("\n\n", "\n \n")
-"""Unless told otherwise a completion ends at the first blank line."""
 FIM_TOKENS = 512
 
 
@@ -61,7 +61,7 @@ StopIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)]
 
 
 class CompletionBody(GenerationBody):
-    """With `suffix` this is fill-in-the-middle by another name."""
+    """With `suffix` this is a fill-in-the-middle request."""
 
     model: Name
     prompt: str | TokenIds | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
@@ -86,14 +86,14 @@ class CompletionBody(GenerationBody):
     realtime: bool | None = None
     decoder: DecoderBody | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
+    # Extension: ids in `prompt` may be special tokens, for prompts that the caller rendered with a template.
     allow_special_ids: bool | None = None
-    """Extension: ids in `prompt` may be special tokens, as in a prompt whose template the caller rendered."""
+    # Extension: tokens that end the answer, instead of the model's own.
     stop_ids: StopIds | None = None
-    """Extension: tokens that end the answer, in place of the model's own."""
+    # Extension: the text that the answer must begin with, in any tokenisation. Not with `suffix`.
     lead: Annotated[str, Field(max_length=512)] | None = None
-    """Extension: what the answer must begin with, in tokens that the model chooses. Not beside `suffix`."""
+    # Extension: choices contain the answer's tokens, special ones included, as `token_ids`.
     return_token_ids: bool | None = None
-    """Extension: choices carry the answer's tokens, special ones too, as `token_ids`."""
 
 
 class TextLogprobs(TypedDict):

@@ -1,4 +1,4 @@
-"""Bodies of `/v1/edit/completions` and `/v1/apply/completions`; both answer with a chat completion."""
+"""Bodies of `/v1/edit/completions` and `/v1/apply/completions`; the replies are chat completions."""
 
 from __future__ import annotations
 

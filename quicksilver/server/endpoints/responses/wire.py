@@ -52,7 +52,7 @@ class CallOutputItem(Wire):
 
 
 class ReasoningItem(Wire):
-    """What we said before in the reasoning channel; it is not shown to the model again."""
+    """Reasoning of an earlier reply; it is not part of the prompt."""
 
     type: Literal["reasoning"]
 
