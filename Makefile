@@ -23,7 +23,7 @@ help: ## list the targets
 # Every file is checked against the hashes in the lock. torch is the exception: its CPU and CUDA builds are different
 # files under one version, so it has a step of its own, after its pure-Python dependencies. The package itself is built
 # by the pinned hatchling of the lock, without an isolated build environment.
-$(VENV)/.base: requirements.lock
+$(VENV)/.base: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --require-hashes --requirement requirements.lock
 	$(PIP) $(TORCH_INDEX) "$(TORCH)"
