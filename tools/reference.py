@@ -90,6 +90,8 @@ def option_row(option: Any) -> tuple[str, ...]:
 
 def default_of(option: Any) -> str:
     value = option.default
+    if isinstance(option.show_default, str):
+        return option.show_default
     if callable(value) or value is None or value == "" or "Sentinel" in type(value).__name__:
         return "required" if option.required else ""
     if isinstance(value, bool):
