@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from quicksilver.backends.round_cost import RoundCost, TimedRound
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, FinishReason, Request, Usage
 from quicksilver.engine.engine import Engine
-from quicksilver.evals.collect import join_channels
 from quicksilver.evals.task import Answer, Generate
+from quicksilver.text.answer import AnswerReader, CollectedAnswer, ReadOptions
 from quicksilver.text.channels import Channels
+from quicksilver.text.conversation import ToolCall
 from quicksilver.text.tokenizer import Tokenizer
 
 
@@ -210,6 +211,9 @@ class _Crowd:
 
 def read(tokenizer: Tokenizer, ask: Generate, reply: Reply) -> Answer:
     """The reply as evaluations score it."""
-    channels = Channels(tokenizer, stop=ask.stop, tool_names=ask.tool_names)
-    text, calls = join_channels([*channels.push(reply.token_ids), *channels.finish()])
-    return Answer(text.removeprefix(ask.lead), calls, tuple(reply.token_ids), reply.finish, reply.usage)
+    reader = AnswerReader(Request("", ask.prompt_ids), ReadOptions(ask.stop, ask.tool_names), tokenizer)
+    answer = CollectedAnswer()
+    for piece in reader.read(Delta("", tuple(reply.token_ids), finish=reply.finish)):
+        answer.add(piece)
+    calls = tuple(ToolCall(call.name, call.arguments) for call in answer.calls)
+    return Answer(answer.content.removeprefix(ask.lead), calls, tuple(reply.token_ids), reply.finish, reply.usage)

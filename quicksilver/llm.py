@@ -17,8 +17,8 @@ from quicksilver.engine.engine import Engine, Scored
 from quicksilver.engine.load import LoadConfig, load_engine
 from quicksilver.errors import QuicksilverError
 from quicksilver.hub.resolve import resolve
+from quicksilver.text.answer import AnswerReader, ReadOptions, TextDelta
 from quicksilver.text.chat import ChatTemplate, Message
-from quicksilver.text.detokenize import Detokenizer
 from quicksilver.text.tokenizer import Tokenizer
 
 
@@ -88,11 +88,11 @@ class LLM:
             for event in self.engine.step():
                 if isinstance(event, Delta) and event.request_id in deltas:
                     deltas[event.request_id].append(event)
-        return [_collect(self._texts(parts)) for parts in deltas.values()]
+        return [_collect(self._texts(request, deltas[request.id])) for request in requests]
 
-    def _texts(self, deltas: Sequence[Delta]) -> Iterator[Piece]:
-        detokenizer = Detokenizer(self.tokenizer, ())
-        return (_piece(delta, detokenizer) for delta in deltas)
+    def _texts(self, request: Request, deltas: Sequence[Delta]) -> Iterator[Piece]:
+        reader = AnswerReader(request, ReadOptions(is_plain=True), self.tokenizer)
+        return (_piece(delta, reader) for delta in deltas)
 
     def score(self, prompt: str, continuations: Sequence[str]) -> list[float]:
         """Natural-log likelihood of each continuation under the autoregressive parent."""
@@ -141,12 +141,12 @@ class LLM:
         return f"llm-{next(self._ids)}"
 
     def _pieces(self, request: Request, stop: Sequence[str]) -> Iterator[Piece]:
-        detokenizer = Detokenizer(self.tokenizer, stop)
+        reader = AnswerReader(request, ReadOptions(stop=tuple(stop), is_plain=True), self.tokenizer)
         self.engine.add(request)
         try:
             for event in self._events(request.id):
-                yield _piece(event, detokenizer)
-                if detokenizer.stopped is not None:
+                yield _piece(event, reader)
+                if reader.is_finished:
                     return
         finally:
             self.engine.abort(request.id)
@@ -162,15 +162,11 @@ def _with_seed(params: DecodeParams, offset: int) -> DecodeParams:
     return replace(params, seed=params.seed + offset)
 
 
-def _piece(event: Event, detokenizer: Detokenizer) -> Piece:
+def _piece(event: Event, reader: AnswerReader) -> Piece:
     if isinstance(event, Frame):
         return Piece(frame=event)
-    if event.finish is FinishReason.ERROR:
-        raise QuicksilverError(event.error or "the request failed")
-    text = detokenizer.push(event.token_ids)
-    if event.finish is not None:
-        text += detokenizer.finish()
-    return Piece(text, delta=event)
+    texts = [piece for piece in reader.read(event) if isinstance(piece, TextDelta)]
+    return Piece("".join(delta.text for text in texts for delta in text.deltas), delta=event)
 
 
 def _collect(pieces: Iterator[Piece]) -> Answer:

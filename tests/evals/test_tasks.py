@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from quicksilver.evals.collect import join_channels
 from quicksilver.evals.task import Answer, Generate
 from quicksilver.evals.tasks import (
     fim,
@@ -103,7 +102,7 @@ def test_single_line_is_scored_as_a_line_break_as_stop_would_cut_it(text: str) -
     gap = fim.Gap("x = ", "compute(1)", "\ny = 2", "rest")
     tokenizer = skilled_writer().tokenizer
     channels = Channels(tokenizer, stop=("\n",))
-    cut, _ = join_channels([*channels.push(tokenizer.encode(text)), *channels.finish()])
+    cut = "".join(delta.text for delta in [*channels.push(tokenizer.encode(text)), *channels.finish()])
     assert fim.score(gap, Answer(text))["exact"] == fim.score(gap, Answer(cut))["exact_unstopped"]
 
 
