@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from quicksilver.backends.cpu.support import refusal as cpu_refusal
+from quicksilver.backends.cpu.support import unsupported_reason as cpu_unsupported
 from quicksilver.core import setting
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
@@ -73,7 +73,7 @@ def load_int8(checkpoint: Checkpoint) -> Transformer:
     """As `load_transformer` for int8 on a CPU: packed tensor by tensor, and cached for the next start."""
     # Imported here: these modules import the compiler.
     from quicksilver.backends.cpu.load_packed import PackTensors
-    from quicksilver.backends.cpu.packed_cache import prepared
+    from quicksilver.backends.cpu.packed_cache import load_or_pack
     from quicksilver.backends.cpu.quantise import quantise_canvas
 
     def make() -> Transformer:
@@ -89,7 +89,7 @@ def load_int8(checkpoint: Checkpoint) -> Transformer:
     files = [path for path in (checkpoint.weights, checkpoint.skill, checkpoint.canvas) if path is not None]
     if not all(path.is_file() for path in files):
         return make()
-    return prepared(default_home() / "prepared", checkpoint.name, files, make).requires_grad_(False)
+    return load_or_pack(default_home() / "prepared", checkpoint.name, files, make).requires_grad_(False)
 
 
 def _attach(model: Transformer, path: Path) -> None:
@@ -104,10 +104,10 @@ def pick_weights(setting: str, device: str) -> str:
     auto is bfloat16 on CUDA, int8 on a CPU that runs the compiled backend, and float32 on other CPUs.
     """
     if setting == AUTO:
-        cpu = "int8" if cpu_refusal() is None else "float32"
+        cpu = "int8" if cpu_unsupported() is None else "float32"
         return "bfloat16" if device == "cuda" else cpu
     check_format(setting, device)
-    reason = cpu_refusal()
+    reason = cpu_unsupported()
     if setting == "int8" and reason is not None:
         others = [name for name in (AUTO, *formats_of(device)) if name != "int8"]
         raise unsupported_format(setting, f"{reason}; use {', '.join(others)}")

@@ -1,5 +1,5 @@
-"""The network in compiled loops for CPUs: int8 weights, int8 activations in groups, all layers in one call.
+"""The compiled CPU backend: int8 weights and activations, all layers of a forward in one call compiled by numba.
 
-Imports numba, so nothing outside imports it before `support.refusal()` says that it can run. Every row is summed in an
-order that its neighbours cannot change: a row's bits depend on what it sees and on nothing else.
+Other packages import its modules only if `support.unsupported_reason()` is None, because they import numba. Every sum
+over a row has a fixed order, so the backend is batch-invariant: a row's bits depend only on what the row attends to.
 """

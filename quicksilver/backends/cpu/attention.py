@@ -1,6 +1,6 @@
 """Attention of one row: the query heads of one KV head over the cached prefix and a span of the batch.
 
-Keys come in order of position, prefix first, so the sums of a row do not depend on how it came into the batch.
+Keys are visited in order of position, prefix first, so the reduction order of a row does not depend on the batch.
 """
 
 from __future__ import annotations
@@ -13,95 +13,104 @@ from numpy.typing import NDArray
 from quicksilver.backends.cpu.intrinsics import address_of, exp32
 from quicksilver.backends.cpu.jit import inner
 from quicksilver.backends.cpu.row_ops import Floats
-from quicksilver.backends.cpu.vector_ops import make_mix, make_score
+from quicksilver.backends.cpu.vector_ops import make_key_scores, make_value_sum
 
-_score_16, _score_64, _score_128 = make_score(1), make_score(4), make_score(8)
-_mix_16, _mix_64, _mix_128 = make_mix(1), make_mix(4), make_mix(8)
+_scores_16, _scores_64, _scores_128 = make_key_scores(1), make_key_scores(4), make_key_scores(8)
+_sum_16, _sum_64, _sum_128 = make_value_sum(1), make_value_sum(4), make_value_sum(8)
 
 
-class Plan(NamedTuple):
-    """`RowPlan` as arrays: what every row reads and writes, and the pages of its sequence."""
+class RowArrays(NamedTuple):
+    """`RowPlan` as numpy arrays: what every row reads and writes, and the pages of its sequence."""
 
     slots: NDArray[np.int64]
     prefix_end: NDArray[np.int64]
     span_start: NDArray[np.int64]
     span_end: NDArray[np.int64]
     segment: NDArray[np.int64]
-    pages: NDArray[np.int64]  # (segments, most pages)
+    pages: NDArray[np.int64]  # (segments, largest number of pages)
     page_size: int
 
 
-class Keys(NamedTuple):
-    """Where the keys (or the values) of one KV head begin, in the cache and in the batch; steps are in bytes."""
+class KvHead(NamedTuple):
+    """Addresses of the keys, or of the values, of one KV head in the cache and in the batch; strides are in bytes."""
 
     cache: int
-    slot_step: int
+    slot_stride: int
     batch: int
-    row_step: int
-
-
-Pair = tuple[Keys, Keys]
-"""Of keys and of values."""
+    row_stride: int
 
 
 @inner
-def attend(row: int, shape: tuple[int, int], places: tuple[int, int], plan: Plan, keys: Pair, scores: Floats) -> None:
-    """`shape` = (query heads of this KV head, head_dim); `places` = addresses of the queries and of the results, which
-    begin as zeros; scores (query heads, keys or more) is room to work in."""
+def attend(
+    row: int,
+    shape: tuple[int, int],
+    addresses: tuple[int, int],
+    rows: RowArrays,
+    heads: tuple[KvHead, KvHead],
+    scores: Floats,
+) -> None:
+    """The attention of one row for one KV head.
+
+    - shape: (query heads of this KV head, head_dim)
+    - addresses: of the queries and of the results, which must be zero on entry
+    - heads: keys and values
+    - scores: (query heads, keys or more), workspace
+    """
     group, head_dim = shape
-    q, out = places
-    span_len = plan.span_end[row] - plan.span_start[row]
+    q, out = addresses
+    span_len = rows.span_end[row] - rows.span_start[row]
     for i in range(group):
-        shares = scores[i, : plan.prefix_end[row] + span_len]
-        _walk(row, plan, keys[0], head_dim, (q + 4 * i * head_dim, address_of(shares)), np.int64(0))
-        _softmax(shares, np.float32(1) / np.sqrt(np.float32(head_dim)))
-        _walk(row, plan, keys[1], head_dim, (out + 4 * i * head_dim, address_of(shares)), np.int64(1))
+        weights = scores[i, : rows.prefix_end[row] + span_len]
+        _visit(row, rows, heads[0], head_dim, (q + 4 * i * head_dim, address_of(weights)), np.int64(0))
+        _softmax(weights, np.float32(1) / np.sqrt(np.float32(head_dim)))
+        _visit(row, rows, heads[1], head_dim, (out + 4 * i * head_dim, address_of(weights)), np.int64(1))
 
 
 @inner
-def _walk(row: int, plan: Plan, keys: Keys, head_dim: int, places: tuple[int, int], mixes: int) -> None:
-    """Over all that the row sees, page by page, then its span: either score keys or mix values."""
-    prefix_end, page_size = plan.prefix_end[row], plan.page_size
-    vector, scores = places
+def _visit(row: int, rows: RowArrays, head: KvHead, head_dim: int, addresses: tuple[int, int], is_value: int) -> None:
+    """Visit everything that the row attends to, page by page, then its span: score keys, or sum values."""
+    prefix_end, page_size = rows.prefix_end[row], rows.page_size
+    vector, scores = addresses
     num_pages = (prefix_end + page_size - 1) // page_size
     for page in range(num_pages + 1):
-        first, count, step = page * page_size, min(page_size, prefix_end - page * page_size), keys.slot_step
-        at = keys.cache
+        first, count, stride = page * page_size, min(page_size, prefix_end - page * page_size), head.slot_stride
+        start = head.cache
         if page < num_pages:
-            at += plan.pages[plan.segment[row], page] * page_size * step
+            start += rows.pages[rows.segment[row], page] * page_size * stride
         else:
-            first, count, step = prefix_end, plan.span_end[row] - plan.span_start[row], keys.row_step
-            at = keys.batch + plan.span_start[row] * step
-        if mixes:
-            _mix_run(scores + 4 * first, at, step, count, vector, head_dim)
+            first, count, stride = prefix_end, rows.span_end[row] - rows.span_start[row], head.row_stride
+            start = head.batch + rows.span_start[row] * stride
+        if is_value:
+            _sum_values(scores + 4 * first, start, stride, count, vector, head_dim)
         else:
-            _score_run(vector, at, step, count, scores + 4 * first, head_dim)
+            _score_keys(vector, start, stride, count, scores + 4 * first, head_dim)
 
 
 @inner
-def _score_run(q: int, keys: int, step: int, count: int, scores: int, head_dim: int) -> None:
+def _score_keys(q: int, keys: int, stride: int, count: int, scores: int, head_dim: int) -> None:
     if head_dim == 64:
-        _score_64(q, keys, step, count, scores, np.int64(0))
+        _scores_64(q, keys, stride, count, scores, np.int64(0))
     elif head_dim == 128:
-        _score_128(q, keys, step, count, scores, np.int64(0))
+        _scores_128(q, keys, stride, count, scores, np.int64(0))
     else:
         for start in range(0, 4 * head_dim, 64):
-            _score_16(q + start, keys + start, step, count, scores, np.int64(start > 0))
+            _scores_16(q + start, keys + start, stride, count, scores, np.int64(start > 0))
 
 
 @inner
-def _mix_run(shares: int, values: int, step: int, count: int, out: int, head_dim: int) -> None:
+def _sum_values(weights: int, values: int, stride: int, count: int, out: int, head_dim: int) -> None:
     if head_dim == 64:
-        _mix_64(shares, values, step, count, out)
+        _sum_64(weights, values, stride, count, out)
     elif head_dim == 128:
-        _mix_128(shares, values, step, count, out)
+        _sum_128(weights, values, stride, count, out)
     else:
         for start in range(0, 4 * head_dim, 64):
-            _mix_16(shares, values + start, step, count, out + start)
+            _sum_16(weights, values + start, stride, count, out + start)
 
 
 @inner
 def _softmax(scores: Floats, scale: float) -> None:
+    """In place. A NaN score makes all weights NaN: `total` starts with the sum of score * 0."""
     largest, total = np.float32(-np.inf), np.float32(0)
     for i in range(len(scores)):
         largest = scores[i] if scores[i] > largest else largest
@@ -110,6 +119,6 @@ def _softmax(scores: Floats, scale: float) -> None:
         scores[i] = exp32((scores[i] - largest) * scale)
     for i in range(len(scores)):
         total += scores[i]
-    share = np.float32(1) / total
+    factor = np.float32(1) / total
     for i in range(len(scores)):
-        scores[i] *= share
+        scores[i] *= factor

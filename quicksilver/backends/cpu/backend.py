@@ -1,4 +1,4 @@
-"""The backend of a CPU whose weights are packed for compiled loops: one compiled call per forward."""
+"""`CpuBackend`: forwards of an int8 model in one compiled call each. Implements `backends.base.Backend`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from quicksilver.backends.base import Work
 from quicksilver.backends.batch import build_batch
-from quicksilver.backends.cpu.greedy import read_greedy
+from quicksilver.backends.cpu.greedy import propose_greedy
 from quicksilver.backends.cpu.network import CompiledNetwork
 from quicksilver.backends.torch.backend import TorchBackend
 from quicksilver.diffusion.sample import Proposal, SampleRows, sample_tokens
@@ -19,10 +19,12 @@ from quicksilver.model.transformer import Transformer
 
 
 class CpuBackend(TorchBackend):
+    """The torch backend with a compiled forward and compiled greedy proposals."""
+
     def __init__(self, model: Transformer, cache: PagedCache, logit_rows: int) -> None:
         super().__init__(model, cache, logit_rows)
         self.network = CompiledNetwork(model)
-        # The team has the threads now. Torch's own would wait for more work in busy loops, beside the team's.
+        # The thread pool of the compiled code has the threads. Torch's own would spin beside them.
         torch.set_num_threads(1)
 
     def _forward(self, works: Seq[Work]) -> Tensor:
@@ -33,7 +35,8 @@ class CpuBackend(TorchBackend):
     def _choose(self, logits: Tensor, rows: SampleRows) -> Proposal:
         if not logits.is_contiguous():
             return super()._choose(logits, rows)
-        greedy = Proposal(*read_greedy(logits))
-        drawn = sample_tokens(logits, rows, greedy.token_ids)
-        gap = logits.gather(-1, drawn[:, None]) - logits.gather(-1, greedy.token_ids[:, None])
-        return replace(greedy, token_ids=drawn, confidence=greedy.confidence * gap[:, 0].exp())
+        greedy = Proposal(*propose_greedy(logits))
+        token_ids = sample_tokens(logits, rows, greedy.token_ids)
+        # p(sampled) = p(greedy) * exp(logit difference)
+        gap = logits.gather(-1, token_ids[:, None]) - logits.gather(-1, greedy.token_ids[:, None])
+        return replace(greedy, token_ids=token_ids, confidence=greedy.confidence * gap[:, 0].exp())

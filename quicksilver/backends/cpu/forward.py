@@ -1,7 +1,15 @@
-"""All layers in one call, run by every thread of a team: they share the pieces of a phase, then comes the next.
+"""All layers of a forward in one compiled call, run by every thread of the pool.
 
-The phases of a layer: norm and rounding by rows; qkv by columns; rotation and cache writes by rows; attention by rows
-and heads; rounding; output; norm; gate and up; SwiGLU; down. Canvas rows add their adapter behind each product.
+The call is a sequence of phases; in each phase the threads share the chunks of its work (see `work_queue`). A layer has
+five steps, each with up to three phases:
+
+1. per row: add the last residual, RMSNorm, quantise; then the qkv matmul
+2. per row: bias, head norms, rotation, KV cache write; then attention per row and KV head
+3. per row: quantise; then the output matmul
+4. per row: add the residual, RMSNorm, quantise; then the gate and up matmul
+5. per row: SwiGLU, quantise; then the down matmul
+
+The third phase of a matmul step adds the canvas adapter's B (A x) for canvas rows.
 """
 
 from __future__ import annotations
@@ -11,30 +19,31 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from quicksilver.backends.cpu.attention import Keys, Plan, attend
+from quicksilver.backends.cpu.attention import KvHead, RowArrays, attend
 from quicksilver.backends.cpu.intrinsics import address_of
 from quicksilver.backends.cpu.jit import entry, inner
 from quicksilver.backends.cpu.matmul import multiply
 from quicksilver.backends.cpu.row_ops import (
     Floats,
-    Rounded,
+    QuantisedRows,
     add_row,
     clear_row,
     copy_row,
     norm_row,
+    quantise_row,
     rotate_head,
-    round_row,
     swiglu_row,
 )
-from quicksilver.backends.cpu.threads import Place
-from quicksilver.backends.cpu.work_queue import Turns, finish, num_pieces, share, take, wait
+from quicksilver.backends.cpu.threads import ThreadIndex
+from quicksilver.backends.cpu.work_queue import PhaseCounters, chunk_range, claim, complete, num_chunks, wait_for
 
+# The matrices of one linear: the weight W, and A and B of the canvas adapter.
 BASE, A, B = range(3)
-NORM_FOR_QKV, PLACE, ROUND, NORM_FOR_FFN, ACTIVATE = range(5)
-"""What rows need before qkv, attention, output, gate and up, and down: the five steps of a layer."""
+# The steps of a layer, named by their work per row.
+NORM_FOR_QKV, ROTATE, QUANTISE, NORM_FOR_FFN, ACTIVATE = range(5)
 _LAYER_STEPS = 5
+# Phases of a step: rows; matmul or attention; second half of the adapter.
 _STEP_PHASES = 3
-"""Rows; product or attention; the adapter's second half."""
 Cache = tuple[Floats, Floats]
 
 
@@ -42,35 +51,37 @@ def num_phases(num_layers: int) -> int:
     return _STEP_PHASES * (_LAYER_STEPS * num_layers + 1)
 
 
-class Network(NamedTuple):
-    """Constants of a model. Matrices are rows of five numbers, see `product.Matrix`."""
+class NetworkArrays(NamedTuple):
+    """Constants of a model. A matrix is a row of five numbers, see `matmul.Matrix`."""
 
-    matrices: NDArray[np.int64]  # (layers, 4 linears, base and A and B, 5)
-    gains: Floats  # (layers, 2, dim): before attention, before feed-forward
-    head_gains: Floats  # (layers, 2, head_dim): of queries and keys; (0, 2, head_dim) where there are none
-    bias: Floats  # (layers, qkv columns); (0, qkv columns) where there is none
+    matrices: NDArray[np.int64]  # (layers, 4 linears, BASE and A and B, 5)
+    gains: Floats  # (layers, 2, dim): RMSNorm before attention and before the feed-forward
+    head_gains: Floats  # (layers, 2, head_dim): norms of query and key heads; 0 layers without them
+    bias: Floats  # (layers, qkv columns); 0 layers without one
     heads: tuple[int, int]  # query and KV heads
     ffn_dim: int
     eps: float
 
 
-class Room(NamedTuple):
-    """Where a forward works. Rows are those of the batch throughout."""
+class Workspace(NamedTuple):
+    """Buffers of a forward. Rows are those of the batch. Inputs of a matmul are padded with zeros to whole groups."""
 
-    x: Floats  # (rows, dim): the stream
-    y: Floats  # (rows, most columns): what a product leaves
-    normed: Floats  # (rows, dim), like the next two in whole groups, with zeros behind
-    mixed: Floats  # (rows, q_dim): what attention leaves
-    active: Floats  # (rows, ffn_dim): what SwiGLU leaves
-    low: Floats  # (rows, rank): A x
-    wide: Rounded  # (rows, widest input)
-    narrow: Rounded  # (threads * rows, rank): every thread rounds for itself
+    x: Floats  # (rows, dim): residual stream
+    y: Floats  # (rows, most columns): matmul output
+    normed: Floats  # (rows, dim)
+    attended: Floats  # (rows, q_dim): attention output
+    activated: Floats  # (rows, ffn_dim): SwiGLU output
+    low_rank: Floats  # (rows, rank): A x
+    inputs: QuantisedRows  # (rows, widest input)
+    low_rank_inputs: QuantisedRows  # (threads * rows, rank): each thread quantises A x for itself
     scores: Floats  # (threads, group, keys)
-    turns: Turns  # new for every call
+    counters: PhaseCounters  # new for every call
 
 
-class Batch(NamedTuple):
-    plan: Plan
+class BatchArrays(NamedTuple):
+    """The rows of one forward."""
+
+    plan: RowArrays
     cos: Floats  # (rows, head_dim)
     sin: Floats
     rows: NDArray[np.int64]  # 0, 1, 2, …
@@ -78,63 +89,70 @@ class Batch(NamedTuple):
 
 
 @inner
-def _project(matrices: NDArray[np.int64], room: Room, batch: Batch, phase: int, team: Place) -> None:
-    """y = W x for all rows and A x for canvas rows, then y += B (A x) for these. One call of `multiply`, so that it is
-    compiled once."""
-    own = _own_narrow(room, team[0])
+def _project(
+    matrices: NDArray[np.int64], space: Workspace, batch: BatchArrays, phase: int, thread: ThreadIndex
+) -> None:
+    """y = W x for all rows and A x for canvas rows, then y += B (A x) for canvas rows.
+
+    `multiply` is called in one place, because each call site is inlined and compiled separately.
+    """
+    own_inputs = _low_rank_inputs(space, thread[0])
     for stage in range(2 if len(batch.canvas_rows) else 1):
         main = B if stage else BASE
-        pieces = num_pieces(matrices[main, 3], team[1])
-        low_pieces = num_pieces(matrices[A, 3], team[1]) if stage == 0 and len(batch.canvas_rows) else 0
-        has_rounded = False
-        piece = take(room.turns, phase + stage)
-        while piece < low_pieces + pieces:
-            part = A if piece < low_pieces else main
-            if part == B and not has_rounded:
+        chunks = num_chunks(matrices[main, 3], thread[1])
+        a_chunks = num_chunks(matrices[A, 3], thread[1]) if stage == 0 and len(batch.canvas_rows) else 0
+        is_quantised = False
+        chunk = claim(space.counters, phase + stage)
+        while chunk < a_chunks + chunks:
+            part = A if chunk < a_chunks else main
+            if part == B and not is_quantised:
                 for row in batch.canvas_rows:
-                    round_row(room.low[row], own, row)
-                has_rounded = True
+                    quantise_row(space.low_rank[row], own_inputs, row)
+                is_quantised = True
             strips = (
-                share(matrices[A, 3], piece, low_pieces) if part == A
-                else share(matrices[part, 3], piece - low_pieces, pieces)
+                chunk_range(matrices[A, 3], chunk, a_chunks) if part == A
+                else chunk_range(matrices[part, 3], chunk - a_chunks, chunks)
             )  # fmt: skip
             rows = batch.rows if part == BASE else batch.canvas_rows
-            x, y = own if part == B else room.wide, room.low if part == A else room.y
+            x, y = own_inputs if part == B else space.inputs, space.low_rank if part == A else space.y
             multiply(x, matrices[part], rows, y, strips, np.int64(part == B))
-            finish(room.turns, phase + stage)
-            piece = take(room.turns, phase + stage)
-        wait(room.turns, phase + stage, low_pieces + pieces)
+            complete(space.counters, phase + stage)
+            chunk = claim(space.counters, phase + stage)
+        wait_for(space.counters, phase + stage, a_chunks + chunks)
 
 
 @inner
-def _own_narrow(room: Room, thread: int) -> Rounded:
-    first = thread * len(room.x)
-    narrow = room.narrow
-    return Rounded(narrow.values[first:], narrow.scales[first:], narrow.offsets[first:], narrow.sums[first:])
+def _low_rank_inputs(space: Workspace, thread: int) -> QuantisedRows:
+    """The part of `low_rank_inputs` that belongs to this thread."""
+    first = thread * len(space.x)
+    rows = space.low_rank_inputs
+    return QuantisedRows(rows.values[first:], rows.scales[first:], rows.offsets[first:], rows.sums[first:])
 
 
 @inner
-def _norm_row(network: Network, room: Room, step: int, row: int) -> None:
-    """Take the last product into the stream, then norm and round it. Behind the last layer there is no norm here."""
+def _norm_row(network: NetworkArrays, space: Workspace, step: int, row: int) -> None:
+    """Add the last matmul output to the residual stream, then norm and quantise it. After the last layer only add."""
     layer, which = step // _LAYER_STEPS, np.int64(step % _LAYER_STEPS == NORM_FOR_FFN)
     if step > 0:
-        add_row(room.x[row], room.y[row])
+        add_row(space.x[row], space.y[row])
     if layer < len(network.gains):
-        norm_row(room.x[row], network.gains[layer, which], network.eps, room.normed[row])
-        round_row(room.normed[row], room.wide, row)
+        norm_row(space.x[row], network.gains[layer, which], network.eps, space.normed[row])
+        quantise_row(space.normed[row], space.inputs, row)
 
 
 @inner
-def _activate_row(network: Network, room: Room, row: int) -> None:
-    swiglu_row(room.y[row], network.ffn_dim, room.active[row])
-    round_row(room.active[row], room.wide, row)
+def _activate_row(network: NetworkArrays, space: Workspace, row: int) -> None:
+    swiglu_row(space.y[row], network.ffn_dim, space.activated[row])
+    quantise_row(space.activated[row], space.inputs, row)
 
 
 @inner
-def _place_row(network: Network, room: Room, batch: Batch, cache: Cache, layer: int, row: int) -> None:
-    """Bias, head norms, rotation; keys and values into the cache."""
+def _rotate_and_cache_row(
+    network: NetworkArrays, space: Workspace, batch: BatchArrays, cache: Cache, layer: int, row: int
+) -> None:
+    """Bias, head norms and rotation; then write keys and values to the cache."""
     num_heads, num_kv_heads = network.heads
-    head_dim, y = batch.cos.shape[1], room.y[row]
+    head_dim, y = batch.cos.shape[1], space.y[row]
     if len(network.bias):
         add_row(y[: network.bias.shape[1]], network.bias[layer])
     for head in range(num_heads + num_kv_heads):
@@ -152,59 +170,68 @@ def _place_row(network: Network, room: Room, batch: Batch, cache: Cache, layer: 
 
 
 @inner
-def _attend_rows(network: Network, room: Room, batch: Batch, cache: Cache, phase: int, team: Place) -> None:
+def _attend_rows(
+    network: NetworkArrays, space: Workspace, batch: BatchArrays, cache: Cache, phase: int, thread: ThreadIndex
+) -> None:
+    """A chunk is one KV head of one row."""
     num_heads, num_kv_heads = network.heads
-    head_dim, num_items = batch.cos.shape[1], len(room.x) * num_kv_heads
+    head_dim, chunks = batch.cos.shape[1], len(space.x) * num_kv_heads
     group = num_heads // num_kv_heads
-    slot_step, row_step = 4 * num_kv_heads * head_dim, 4 * room.y.shape[1]
-    item = take(room.turns, phase)
-    while item < num_items:
-        row, head = item // num_kv_heads, item % num_kv_heads
-        own, k_at = 4 * head * head_dim, address_of(room.y) + 4 * (num_heads + head) * head_dim
-        keys = Keys(address_of(cache[0]) + own, slot_step, k_at, row_step)
-        values = Keys(address_of(cache[1]) + own, slot_step, k_at + slot_step, row_step)
-        out = room.mixed[row, head * group * head_dim : (head + 1) * group * head_dim]
+    slot_stride, row_stride = 4 * num_kv_heads * head_dim, 4 * space.y.shape[1]
+    chunk = claim(space.counters, phase)
+    while chunk < chunks:
+        row, head = chunk // num_kv_heads, chunk % num_kv_heads
+        offset, batch_keys = 4 * head * head_dim, address_of(space.y) + 4 * (num_heads + head) * head_dim
+        keys = KvHead(address_of(cache[0]) + offset, slot_stride, batch_keys, row_stride)
+        values = KvHead(address_of(cache[1]) + offset, slot_stride, batch_keys + slot_stride, row_stride)
+        out = space.attended[row, head * group * head_dim : (head + 1) * group * head_dim]
         clear_row(out)
-        places = (address_of(room.y[row]) + own * group, address_of(out))
-        attend(row, (group, head_dim), places, batch.plan, (keys, values), room.scores[team[0]])
-        finish(room.turns, phase)
-        item = take(room.turns, phase)
-    wait(room.turns, phase, num_items)
+        addresses = (address_of(space.y[row]) + offset * group, address_of(out))
+        attend(row, (group, head_dim), addresses, batch.plan, (keys, values), space.scores[thread[0]])
+        complete(space.counters, phase)
+        chunk = claim(space.counters, phase)
+    wait_for(space.counters, phase, chunks)
 
 
 @inner
-def _prepare_rows(network: Network, room: Room, batch: Batch, cache: Cache, step: int, num_threads: int) -> None:
-    """What rows need before the product, or the attention, of this step."""
+def _prepare_rows(
+    network: NetworkArrays, space: Workspace, batch: BatchArrays, cache: Cache, step: int, num_threads: int
+) -> None:
+    """The work per row before the matmul, or the attention, of this step."""
     phase, layer, work = _STEP_PHASES * step, step // _LAYER_STEPS, step % _LAYER_STEPS
-    pieces = num_pieces(len(room.x), num_threads)
-    piece = take(room.turns, phase)
-    while piece < pieces:
-        first, end = share(len(room.x), piece, pieces)
+    chunks = num_chunks(len(space.x), num_threads)
+    chunk = claim(space.counters, phase)
+    while chunk < chunks:
+        first, end = chunk_range(len(space.x), chunk, chunks)
         for row in range(first, end):
-            if work == PLACE:
-                _place_row(network, room, batch, cache, layer, row)
-            elif work == ROUND:
-                round_row(room.mixed[row], room.wide, row)
+            if work == ROTATE:
+                _rotate_and_cache_row(network, space, batch, cache, layer, row)
+            elif work == QUANTISE:
+                quantise_row(space.attended[row], space.inputs, row)
             elif work == ACTIVATE:
-                _activate_row(network, room, row)
+                _activate_row(network, space, row)
             else:
-                _norm_row(network, room, step, row)
-        finish(room.turns, phase)
-        piece = take(room.turns, phase)
-    wait(room.turns, phase, pieces)
+                _norm_row(network, space, step, row)
+        complete(space.counters, phase)
+        chunk = claim(space.counters, phase)
+    wait_for(space.counters, phase, chunks)
 
 
 @entry
-def run_layers(network: Network, room: Room, batch: Batch, k: Floats, v: Floats, team: Place) -> None:
-    """The stream in `room.x` through all layers; k and v are (layers, slots, kv_heads, head_dim). Each part is called
-    from one place only, since every place would be compiled for itself."""
+def run_layers(
+    network: NetworkArrays, space: Workspace, batch: BatchArrays, k: Floats, v: Floats, thread: ThreadIndex
+) -> None:
+    """Run the residual stream in `space.x` through all layers; k and v are (layers, slots, kv_heads, head_dim).
+
+    Each function has one call site, because every call site is inlined and compiled separately.
+    """
     num_layers = len(network.matrices)
     for step in range(_LAYER_STEPS * num_layers + 1):
         layer, work = min(step // _LAYER_STEPS, num_layers - 1), step % _LAYER_STEPS
         cache = (k[layer], v[layer])
-        _prepare_rows(network, room, batch, cache, step, team[1])
-        if work == PLACE:
-            _attend_rows(network, room, batch, cache, _STEP_PHASES * step + 1, team)
+        _prepare_rows(network, space, batch, cache, step, thread[1])
+        if work == ROTATE:
+            _attend_rows(network, space, batch, cache, _STEP_PHASES * step + 1, thread)
         elif step < _LAYER_STEPS * num_layers:
-            linear = work - np.int64(work > PLACE)
-            _project(network.matrices[layer, linear], room, batch, _STEP_PHASES * step + 1, team)
+            linear = work - np.int64(work > ROTATE)
+            _project(network.matrices[layer, linear], space, batch, _STEP_PHASES * step + 1, thread)

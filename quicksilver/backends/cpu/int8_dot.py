@@ -1,4 +1,4 @@
-"""Products of bytes as LLVM instructions: unsigned weights times signed activations, four a lane."""
+"""Dot products of bytes as LLVM instructions: unsigned weights times signed activations, four products per lane."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from llvmlite import binding, ir
 
 from quicksilver.backends.cpu.llvm import I8, I16, I32, INTS, LANES, Builder, Value, call
 
-_PAIRS = "llvm.x86.avx2.pmadd.wd"
+_PMADDWD = "llvm.x86.avx2.pmadd.wd"
 
+# dot(b, sums, weights, x): adds four products of unsigned and signed bytes to each of 16 sums.
 Dot = Callable[[Builder, Value, Value, Value], Value]
-"""Adds the products of unsigned and signed bytes, four a lane, to 16 sums."""
 
 
 def dot_vnni(b: Builder, sums: Value, weights: Value, x: Value) -> Value:
@@ -24,7 +24,7 @@ def dot_vnni(b: Builder, sums: Value, weights: Value, x: Value) -> Value:
 
 
 def dot_avx2(b: Builder, sums: Value, weights: Value, x: Value) -> Value:
-    """Even and odd bytes apart, as 16-bit numbers: two multiply-adds for eight lanes, without overflow."""
+    """Even and odd bytes separately, widened to 16 bits: two multiply-adds per eight lanes, without overflow."""
     halves = []
     for half in range(2):
         take = [_slice(b, vector, half) for vector in (sums, weights, x)]
@@ -36,8 +36,8 @@ def _dot_half(b: Builder, sums: Value, weights: Value, x: Value) -> Value:
     short, eight = ir.VectorType(I16, 16), ir.VectorType(I32, 8)
     byte = ir.Constant(short, [8] * 16)
     w, s = b.bitcast(weights, short), b.bitcast(x, short)
-    even = call(b, _PAIRS, eight, [b.and_(w, ir.Constant(short, [255] * 16)), b.ashr(b.shl(s, byte), byte)])
-    odd = call(b, _PAIRS, eight, [b.lshr(w, byte), b.ashr(s, byte)])
+    even = call(b, _PMADDWD, eight, [b.and_(w, ir.Constant(short, [255] * 16)), b.ashr(b.shl(s, byte), byte)])
+    odd = call(b, _PMADDWD, eight, [b.lshr(w, byte), b.ashr(s, byte)])
     return b.add(sums, b.add(even, odd))
 
 

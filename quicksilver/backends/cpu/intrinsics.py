@@ -1,6 +1,6 @@
-"""What compiled Python lacks: addresses, and an exp that becomes vectors.
+"""Intrinsics for compiled code: the address of an array, and an exp that LLVM can vectorise.
 
-`exp32` is within 2 ulp of exp and made of plain float operations, so that loops around it become vectors.
+`exp32` is within 2 ulp of exp. It consists of plain float operations, so loops around it become vector code.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from quicksilver.backends.cpu.llvm import F32, I32, I64, Builder, Value, call, float_of
+from quicksilver.backends.cpu.llvm import F32, I32, I64, Builder, Value, call, const_f32
 
 
 @intrinsic
 def address_of(context: Any, array: Any) -> Any:
-    """Where an array's first element lies, as an integer."""
+    """The address of an array's first element, as an integer."""
 
     def codegen(context: Any, b: Builder, signature: Any, args: Sequence[Value]) -> Value:
         return b.ptrtoint(context.make_array(signature.args[0])(context, b, args[0]).data, I64)
@@ -27,17 +27,17 @@ def address_of(context: Any, array: Any) -> Any:
 
 @intrinsic
 def exp32(context: Any, x: Any) -> Any:
-    """exp of a float32 up to 88; far below zero it is 0 as nearly as a float32 says."""
+    """exp of a float32 up to 88. Inputs below -87 give exp(-87), about 1.6e-38."""
 
     def codegen(context: Any, b: Builder, signature: Any, args: Sequence[Value]) -> Value:
-        low = float_of(-87.0)
+        low = const_f32(-87.0)
         x = b.select(b.fcmp_ordered("<", args[0], low), low, args[0])
-        twos = _round(b, b.fmul(x, float_of(1.4426950408889634)))
-        rest = _fma(b, twos, float_of(-0.693359375), x)
-        rest = _fma(b, twos, float_of(2.12194440e-4), rest)
-        value = float_of(1.9875691500e-4)
+        twos = _round(b, b.fmul(x, const_f32(1.4426950408889634)))
+        rest = _fma(b, twos, const_f32(-0.693359375), x)
+        rest = _fma(b, twos, const_f32(2.12194440e-4), rest)
+        value = const_f32(1.9875691500e-4)
         for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5, 1.0, 1.0):
-            value = _fma(b, value, rest, float_of(factor))
+            value = _fma(b, value, rest, const_f32(factor))
         bits = b.add(b.bitcast(value, I32), b.shl(b.fptosi(twos, I32), ir.Constant(I32, 23)))
         return b.bitcast(bits, F32)
 

@@ -1,19 +1,20 @@
-"""How functions here are compiled. Import the decorators from here, never numba's own: this module decides where
-machine code is kept, and it must do so before the first function is compiled.
+"""The numba decorators of this package. Use these and not numba's own.
+
+Importing this module sets the folder of the machine-code cache, which must happen before the first compilation.
 """
 
 from __future__ import annotations
 
 from numba import njit
 
-from quicksilver.backends.cpu.support import keep_compiled_code
+from quicksilver.backends.cpu.support import set_code_cache
 
-keep_compiled_code()
+set_code_cache()
 
-_FAST = {"reassoc", "contract", "nsz", "arcp"}
-"""Sums may be cut into lanes; not-a-number and infinity keep their meaning."""
+# Sums may be split into vector lanes. NaN and infinity keep their meaning.
+_FAST_MATH = {"reassoc", "contract", "nsz", "arcp"}
 
-inner = njit(nogil=True, error_model="numpy", fastmath=_FAST)
-"""For functions that only compiled code calls."""
-entry = njit(nogil=True, error_model="numpy", fastmath=_FAST, cache=True)
-"""For functions that Python calls; their machine code, with all that they call, outlives the process."""
+# For functions that only compiled code calls.
+inner = njit(nogil=True, error_model="numpy", fastmath=_FAST_MATH)
+# For functions that Python calls; their machine code, with everything they call, is cached on disk.
+entry = njit(nogil=True, error_model="numpy", fastmath=_FAST_MATH, cache=True)

@@ -10,17 +10,25 @@ from torch.nn.functional import pad
 
 from quicksilver.backends.cpu.jit import entry
 from quicksilver.backends.cpu.matmul import Matrix, multiply
-from quicksilver.backends.cpu.matmul_tile import GROUP_LEN, STRIP
-from quicksilver.backends.cpu.row_ops import Floats, Rounded, empty_rounded, round_row, whole_groups
-from quicksilver.backends.cpu.threads import Place, current_team
-from quicksilver.backends.cpu.work_queue import Turns, finish, new_turns, num_pieces, share, take, wait
+from quicksilver.backends.cpu.matmul_tile import GROUP_LEN, STRIP_LEN
+from quicksilver.backends.cpu.row_ops import Floats, QuantisedRows, empty_quantised, padded_len, quantise_row
+from quicksilver.backends.cpu.threads import ThreadIndex, shared_pool
+from quicksilver.backends.cpu.work_queue import (
+    PhaseCounters,
+    chunk_range,
+    claim,
+    complete,
+    new_counters,
+    num_chunks,
+    wait_for,
+)
 
 
 class PackedLinear(nn.Module):
     """y = W x + bias with int8 activations and packed weights.
 
-    Activations have a scale for every 64 inputs. Weights are int8 with a scale for every 64 inputs, or 4-bit with an
-    fp16 scale and minimum for every 32 inputs.
+    Activations have one scale per 64 inputs. Weights are int8 with one scale per 64 inputs, or 4-bit with an fp16 scale
+    and minimum per 32 inputs.
     """
 
     packed: Tensor
@@ -37,17 +45,17 @@ class PackedLinear(nn.Module):
 
     @property
     def matrix(self) -> Matrix:
-        num_groups, num_strips = whole_groups(self.in_dim) // GROUP_LEN, self.packed.shape[0] * 16 // STRIP
+        num_groups, num_strips = padded_len(self.in_dim) // GROUP_LEN, self.packed.shape[0] * 16 // STRIP_LEN
         return Matrix(self.packed.data_ptr(), self.scales.data_ptr(), num_groups, num_strips, self.bits)
 
     def forward(self, x: Tensor) -> Tensor:
         matrix = np.array(self.matrix, np.int64)
         y = torch.empty(len(x), self.packed.shape[0] * 16)
         if len(x):
-            rounded, turns = empty_rounded(len(x), self.in_dim), new_turns(2)
-            source = pad(x.detach().float(), (0, whole_groups(self.in_dim) - self.in_dim)).contiguous().numpy()
+            inputs, counters = empty_quantised(len(x), self.in_dim), new_counters(2)
+            source = pad(x.detach().float(), (0, padded_len(self.in_dim) - self.in_dim)).contiguous().numpy()
             rows, target = np.arange(len(x)), y.numpy()
-            current_team().run(lambda place: _apply(source, matrix, rounded, rows, target, turns, place))
+            shared_pool().run(lambda thread: _apply(source, matrix, inputs, rows, target, counters, thread))
         y = y[:, : self.out_dim].to(x.dtype)
         return y if self.bias is None else y + self.bias.to(x.dtype)
 
@@ -72,25 +80,26 @@ class Int8Embedding(nn.Module):
 def _apply(
     x: Floats,
     matrix: NDArray[np.int64],
-    rounded: Rounded,
+    inputs: QuantisedRows,
     rows: NDArray[np.int64],
     y: Floats,
-    turns: Turns,
-    place: Place,
+    counters: PhaseCounters,
+    thread: ThreadIndex,
 ) -> None:
-    pieces = num_pieces(len(x), place[1])
-    piece = take(turns, 0)
-    while piece < pieces:
-        first, end = share(len(x), piece, pieces)
+    """Phase 0 quantises the rows, phase 1 multiplies."""
+    chunks = num_chunks(len(x), thread[1])
+    chunk = claim(counters, 0)
+    while chunk < chunks:
+        first, end = chunk_range(len(x), chunk, chunks)
         for row in range(first, end):
-            round_row(x[row], rounded, row)
-        finish(turns, 0)
-        piece = take(turns, 0)
-    wait(turns, 0, pieces)
-    pieces = num_pieces(matrix[3], place[1])
-    piece = take(turns, 1)
-    while piece < pieces:
-        multiply(rounded, matrix, rows, y, share(matrix[3], piece, pieces), np.int64(0))
-        finish(turns, 1)
-        piece = take(turns, 1)
-    wait(turns, 1, pieces)
+            quantise_row(x[row], inputs, row)
+        complete(counters, 0)
+        chunk = claim(counters, 0)
+    wait_for(counters, 0, chunks)
+    chunks = num_chunks(matrix[3], thread[1])
+    chunk = claim(counters, 1)
+    while chunk < chunks:
+        multiply(inputs, matrix, rows, y, chunk_range(matrix[3], chunk, chunks), np.int64(0))
+        complete(counters, 1)
+        chunk = claim(counters, 1)
+    wait_for(counters, 1, chunks)

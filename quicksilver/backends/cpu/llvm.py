@@ -1,4 +1,4 @@
-"""Words for writing LLVM instructions: addresses as integers, vectors of 16 lanes."""
+"""Helpers for emitting LLVM instructions: addresses are 64-bit integers, vectors have 16 lanes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ Builder = Any
 Value = Any
 
 
-def word(value: int) -> Value:
+def const_i64(value: int) -> Value:
     return ir.Constant(I64, value)
 
 
-def at(b: Builder, address: Value, offset: Value | int, kind: Any) -> Value:
-    offset = word(offset) if isinstance(offset, int) else offset
+def const_f32(value: float) -> Value:
+    return ir.Constant(F32, struct.unpack("f", struct.pack("f", value))[0])
+
+
+def pointer(b: Builder, address: Value, offset: Value | int, kind: Any) -> Value:
+    """`address` plus `offset` bytes as a pointer to `kind`."""
+    offset = const_i64(offset) if isinstance(offset, int) else offset
     return b.inttoptr(b.add(address, offset), kind.as_pointer())
 
 
@@ -32,27 +37,30 @@ def aligned(instruction: Value, align: int) -> Value:
 
 
 def splat(b: Builder, value: Value, kind: Any) -> Value:
+    """`value` in all lanes of a vector."""
     first = b.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(I32, 0))
     return b.shuffle_vector(first, ir.Constant(kind, ir.Undefined), ir.Constant(INTS, [0] * LANES))
 
 
 def phi(b: Builder, kind: Any, start: Value, block: Value) -> Value:
+    """A phi node with the value `start` on entry from `block`."""
     phi = b.phi(kind)
     phi.add_incoming(start, block)
     return phi
 
 
 def load(b: Builder, address: Value, offset: Value | int, kind: Any) -> Value:
-    """Anywhere in memory: no alignment is assumed."""
-    return aligned(b.load(at(b, address, offset, kind)), 1)
+    """An unaligned load."""
+    return aligned(b.load(pointer(b, address, offset, kind)), 1)
 
 
 def store(b: Builder, value: Value, address: Value, offset: Value | int) -> None:
-    aligned(b.store(value, at(b, address, offset, value.type)), 1)
+    """An unaligned store."""
+    aligned(b.store(value, pointer(b, address, offset, value.type)), 1)
 
 
 def call(b: Builder, name: str, kind: Any, args: list[Value]) -> Value:
-    """An LLVM intrinsic or a C function."""
+    """Call an LLVM intrinsic or a C function."""
     return b.call(get_or_insert_function(b.module, ir.FunctionType(kind, [arg.type for arg in args]), name), args)
 
 
@@ -60,11 +68,7 @@ def fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
     return call(b, "llvm.fma.v16f32", FLOATS, [x, y, z])
 
 
-def float_of(value: float) -> Value:
-    return ir.Constant(F32, struct.unpack("f", struct.pack("f", value))[0])
-
-
-def fetch(b: Builder, address: Value, offset: Value) -> None:
-    """Ask for the cache line there, into the second-level cache. Nothing waits for it, and any address will do."""
+def prefetch(b: Builder, address: Value, offset: Value) -> None:
+    """Prefetch a cache line into the second-level cache. Does not wait; an invalid address is harmless."""
     hints = [ir.Constant(I32, 0), ir.Constant(I32, 2), ir.Constant(I32, 1)]
-    call(b, "llvm.prefetch.p0", ir.VoidType(), [at(b, address, offset, I8), *hints])
+    call(b, "llvm.prefetch.p0", ir.VoidType(), [pointer(b, address, offset, I8), *hints])

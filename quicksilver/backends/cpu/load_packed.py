@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quicksilver.backends.cpu.linear import PackedLinear
-from quicksilver.backends.cpu.matmul import pack_nibbles
+from quicksilver.backends.cpu.matmul import pack_int4
 from quicksilver.backends.cpu.quantise import quantise_embedding, quantise_linear
 from quicksilver.model.adapters import Adapter, check_fits
 from quicksilver.model.assemble import replace_module, set_parameter
@@ -20,7 +20,8 @@ from quicksilver.model.lowrank import LINEARS, LowRank
 from quicksilver.model.transformer import Transformer
 
 _ATTRIBUTES = {attribute: name for name, attribute in LINEARS.items()}
-_HALF_ERROR = 2.0**-10
+# Relative rounding error of fp16, twice.
+_FP16_ERROR = 2.0**-10
 
 
 class PackTensors:
@@ -58,22 +59,21 @@ class PackTensors:
         if pair is not None:
             return quantise_linear(weight.float() + pair.product())
         grid = self._grid(target)
-        return quantise_linear(weight) if grid is None else _on_grid(weight, grid)
+        return quantise_linear(weight) if grid is None else _pack_on_grid(weight, grid)
 
     def _grid(self, target: str) -> Grid | None:
-        """The steps of all parts of a fused weight; None where one part has more bits, or half precision cannot say
-        its steps."""
+        """The 4-bit grid of a fused weight; None if a part has more bits, or if fp16 cannot represent the grid."""
         grids = [self._source.grid(part) for part in self._source.parts(target)]
         found = [grid for grid in grids if grid is not None]
         if len(found) < len(grids):
             return None
-        scale, least = (torch.cat(columns) for columns in zip(*found, strict=True))
-        is_close = all(torch.allclose(x.half().float(), x, rtol=_HALF_ERROR, atol=1e-7) for x in (scale, least))
-        return (scale, least) if is_close else None
+        scale, minimum = (torch.cat(columns) for columns in zip(*found, strict=True))
+        is_close = all(torch.allclose(x.half().float(), x, rtol=_FP16_ERROR, atol=1e-7) for x in (scale, minimum))
+        return (scale, minimum) if is_close else None
 
 
-def _on_grid(weight: Tensor, grid: Grid) -> PackedLinear:
-    scale, least = (part[:, :, None] for part in grid)
-    steps = (weight.unflatten(1, (grid[0].shape[1], -1)) - least) / torch.where(scale == 0, 1, scale)
+def _pack_on_grid(weight: Tensor, grid: Grid) -> PackedLinear:
+    scale, minimum = (part[:, :, None] for part in grid)
+    steps = (weight.unflatten(1, (grid[0].shape[1], -1)) - minimum) / torch.where(scale == 0, 1, scale)
     q = steps.round_().clamp_(0, 15).to(torch.uint8).flatten(1)
-    return PackedLinear(*pack_nibbles(q, *grid), None, (weight.shape[0], weight.shape[1]))
+    return PackedLinear(*pack_int4(q, *grid), None, (weight.shape[0], weight.shape[1]))

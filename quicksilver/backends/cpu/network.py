@@ -1,4 +1,4 @@
-"""A quantised Transformer run by the compiled loops: its constants gathered once, its room kept from call to call."""
+"""Runs a packed Transformer with the compiled forward: collects its constants once and keeps its workspace."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from quicksilver.backends.cpu.attention import Plan
-from quicksilver.backends.cpu.forward import Batch, Network, Room, num_phases, run_layers
+from quicksilver.backends.cpu.attention import RowArrays
+from quicksilver.backends.cpu.forward import BatchArrays, NetworkArrays, Workspace, num_phases, run_layers
 from quicksilver.backends.cpu.linear import PackedLinear
 from quicksilver.backends.cpu.matmul import Matrix
-from quicksilver.backends.cpu.row_ops import Floats, Rounded, empty_rounded, whole_groups
-from quicksilver.backends.cpu.threads import current_team
-from quicksilver.backends.cpu.work_queue import new_turns
+from quicksilver.backends.cpu.row_ops import Floats, QuantisedRows, empty_quantised, padded_len
+from quicksilver.backends.cpu.threads import shared_pool
+from quicksilver.backends.cpu.work_queue import new_counters
 from quicksilver.model.attention import PagedCache, RowPlan
 from quicksilver.model.lowrank import LINEARS, LowRankModules
 from quicksilver.model.transformer import Layer, Transformer
+
+# The smallest workspace: buffers are allocated for at least this many rows and keys, and grow when needed.
+_MIN_ROWS, _MIN_KEYS = 16, 512
 
 
 class CompiledNetwork:
@@ -27,48 +30,52 @@ class CompiledNetwork:
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
-        self.team = current_team()
+        self.pool = shared_pool()
         self._network = _collect(model)
-        self._room: Room | None = None
+        self._space: Workspace | None = None
 
     def hidden(self, x: Tensor, plan: RowPlan, cache: PagedCache) -> Tensor:
-        """(rows, dim) -> (rows, dim) before the final norm; keys and values are written to the cache."""
+        """(rows, dim) -> (rows, dim) before the final norm; keys and values are written to the cache.
+
+        The result is a view of the workspace: the next call overwrites it.
+        """
         batch = _batch(self.model, plan, cache.page_size)
         num_keys = int((plan.prefix_end + plan.span_end - plan.span_start).max())
-        room = self._room_for(len(x), num_keys)
-        room.x[:] = x.numpy()
+        space = self._workspace(len(x), num_keys)
+        space.x[:] = x.numpy()
         k, v = cache.k.numpy(), cache.v.numpy()
-        self.team.run(lambda place: run_layers(self._network, room, batch, k, v, place))
-        return torch.from_numpy(room.x)
+        self.pool.run(lambda thread: run_layers(self._network, space, batch, k, v, thread))
+        return torch.from_numpy(space.x)
 
-    def _room_for(self, num_rows: int, num_keys: int) -> Room:
-        """Views of what is there, made larger where it is too small."""
-        room = self._room
-        if room is None or len(room.x) < num_rows or room.scores.shape[2] < num_keys:
-            rows = max(num_rows, 16, 0 if room is None else len(room.x))
-            room = self._room = self._make_room(rows, 1 << max(num_keys - 1, 511).bit_length())
-        end = self.team.num_threads * num_rows
-        narrow = Rounded(*(part[:end] for part in room.narrow))  # type: ignore[arg-type]
-        return room._replace(
-            x=room.x[:num_rows], y=room.y[:num_rows], normed=room.normed[:num_rows], mixed=room.mixed[:num_rows],
-            narrow=narrow, turns=new_turns(num_phases(self.model.config.num_layers)),
+    def _workspace(self, num_rows: int, num_keys: int) -> Workspace:
+        """Views of the workspace, which is reallocated if it is too small; new counters."""
+        space = self._space
+        if space is None or len(space.x) < num_rows or space.scores.shape[2] < num_keys:
+            rows = max(num_rows, _MIN_ROWS, 0 if space is None else len(space.x))
+            space = self._space = self._allocate(rows, 1 << max(num_keys - 1, _MIN_KEYS - 1).bit_length())
+        end = self.pool.num_threads * num_rows
+        low_rank_inputs = QuantisedRows(*(part[:end] for part in space.low_rank_inputs))  # type: ignore[arg-type]
+        return space._replace(
+            x=space.x[:num_rows], y=space.y[:num_rows], normed=space.normed[:num_rows],
+            attended=space.attended[:num_rows], low_rank_inputs=low_rank_inputs,
+            counters=new_counters(num_phases(self.model.config.num_layers)),
         )  # fmt: skip
 
-    def _make_room(self, num_rows: int, num_keys: int) -> Room:
-        config, threads = self.model.config, self.team.num_threads
+    def _allocate(self, num_rows: int, num_keys: int) -> Workspace:
+        config, threads = self.model.config, self.pool.num_threads
         widths = (config.q_dim + 2 * config.kv_dim, config.dim, 2 * config.ffn_dim)
-        rank = whole_groups(_rank(self.model))
-        return Room(
+        rank = padded_len(_rank(self.model))
+        return Workspace(
             x=_floats(num_rows, config.dim),
-            y=_floats(num_rows, whole_groups(max(widths))),
-            normed=_floats(num_rows, whole_groups(config.dim)),
-            mixed=_floats(num_rows, whole_groups(config.q_dim)),
-            active=_floats(num_rows, whole_groups(config.ffn_dim)),
-            low=_floats(num_rows, rank),
-            wide=empty_rounded(num_rows, max(config.dim, config.q_dim, config.ffn_dim)),
-            narrow=empty_rounded(threads * num_rows, rank),
+            y=_floats(num_rows, padded_len(max(widths))),
+            normed=_floats(num_rows, padded_len(config.dim)),
+            attended=_floats(num_rows, padded_len(config.q_dim)),
+            activated=_floats(num_rows, padded_len(config.ffn_dim)),
+            low_rank=_floats(num_rows, rank),
+            inputs=empty_quantised(num_rows, max(config.dim, config.q_dim, config.ffn_dim)),
+            low_rank_inputs=empty_quantised(threads * num_rows, rank),
             scores=_floats(threads, config.num_heads // config.num_kv_heads, num_keys),
-            turns=new_turns(0),
+            counters=new_counters(0),
         )
 
 
@@ -97,13 +104,13 @@ def _rank(model: Transformer) -> int:
     return max(int(pair.a.out_dim) for _, _, pair in model.canvas.low_rank())  # type: ignore[union-attr, arg-type]
 
 
-def _collect(model: Transformer) -> Network:
+def _collect(model: Transformer) -> NetworkArrays:
     config = model.config
     layers: list[Layer] = list(model.layers)  # type: ignore[arg-type]
     gains = [(layer.attn_norm.weight, layer.ffn_norm.weight) for layer in layers]
     head_gains = [(layer.q_norm.weight, layer.k_norm.weight) for layer in layers] if config.qk_norm else []
     bias = [layer.qkv.bias for layer in layers] if config.qkv_bias else []
-    return Network(
+    return NetworkArrays(
         matrices=_matrices(model),
         gains=_stacked(gains, (2, config.dim)),
         head_gains=_stacked(head_gains, (2, config.head_dim)),
@@ -130,7 +137,7 @@ def _matrices(model: Transformer) -> NDArray[np.int64]:
     return table
 
 
-def _batch(model: Transformer, plan: RowPlan, page_size: int) -> Batch:
+def _batch(model: Transformer, plan: RowPlan, page_size: int) -> BatchArrays:
     cos, sin = (part[:, 0].numpy() for part in model.rope(plan.positions))
     segment = np.zeros(len(plan.positions), np.int64)
     most = max(len(s.page_ids) for s in plan.segments)
@@ -139,6 +146,6 @@ def _batch(model: Transformer, plan: RowPlan, page_size: int) -> Batch:
         segment[part.row_start : part.row_end] = index
     ends = (plan.slots, plan.prefix_end, plan.span_start, plan.span_end)
     slots, prefix_end, span_start, span_end = (column.numpy() for column in ends)
-    native = Plan(slots, prefix_end, span_start, span_end, segment, pages.numpy(), page_size)
+    arrays = RowArrays(slots, prefix_end, span_start, span_end, segment, pages.numpy(), page_size)
     canvas = np.flatnonzero(plan.is_canvas.numpy()) if model.canvas is not None else np.zeros(0, np.int64)
-    return Batch(native, cos, sin, np.arange(len(segment)), canvas)
+    return BatchArrays(arrays, cos, sin, np.arange(len(segment)), canvas)

@@ -1,6 +1,6 @@
-"""What happens to one row between two products: norm, rotation, SwiGLU, and rounding to int8 in groups.
+"""Operations on one row between two matmuls: RMSNorm, rotation, SwiGLU, and quantisation to int8 in groups.
 
-Every function works on one row (or one head of it) alone, and not-a-number stays what it is.
+Each function reads and writes one row, or one head of it. NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -13,24 +13,23 @@ from numpy.typing import NDArray
 from quicksilver.backends.cpu.intrinsics import address_of, exp32
 from quicksilver.backends.cpu.jit import inner
 from quicksilver.backends.cpu.matmul_tile import GROUP_LEN
-from quicksilver.backends.cpu.vector_ops import round_group
+from quicksilver.backends.cpu.vector_ops import quantise_group
 
 Floats = NDArray[np.float32]
 
 
-class Rounded(NamedTuple):
-    """Rows as int8 with a scale a group; `offsets` cancels the 128 that a weight of eight bits carries, and a least
-    value of weights in four bits counts as often as `sums` say."""
+class QuantisedRows(NamedTuple):
+    """Activations as int8 with one scale per group of 64 inputs, and the sums that the matmul needs."""
 
-    values: NDArray[np.int8]  # (rows, width), a width of whole groups
+    values: NDArray[np.int8]  # (rows, width), width a multiple of the group length
     scales: Floats  # (rows, groups)
-    offsets: NDArray[np.int32]  # (rows, groups)
-    sums: Floats  # (rows, 2 * groups)
+    offsets: NDArray[np.int32]  # (rows, groups): -128 * sum of the group; cancels the offset of int8 weights
+    sums: Floats  # (rows, 2 * groups): dequantised sum of each half group; multiplies the minimum of 4-bit weights
 
 
-def empty_rounded(num_rows: int, width: int) -> Rounded:
-    num_groups = whole_groups(width) // GROUP_LEN
-    return Rounded(
+def empty_quantised(num_rows: int, width: int) -> QuantisedRows:
+    num_groups = padded_len(width) // GROUP_LEN
+    return QuantisedRows(
         np.zeros((num_rows, num_groups * GROUP_LEN), np.int8),
         np.zeros((num_rows, num_groups), np.float32),
         np.zeros((num_rows, num_groups), np.int32),
@@ -38,18 +37,19 @@ def empty_rounded(num_rows: int, width: int) -> Rounded:
     )
 
 
-def whole_groups(width: int) -> int:
+def padded_len(width: int) -> int:
+    """`width` rounded up to a multiple of the group length."""
     return -(-width // GROUP_LEN) * GROUP_LEN
 
 
 @inner
-def round_row(x: Floats, out: Rounded, row: int) -> None:
-    """x, of whole groups, into row `row` of `out`."""
+def quantise_row(x: Floats, out: QuantisedRows, row: int) -> None:
+    """Quantise `x`, whose length is a multiple of the group length, into row `row` of `out`."""
     source, values = address_of(x), address_of(out.values[row])
     scales, offsets, sums = address_of(out.scales[row]), address_of(out.offsets[row]), address_of(out.sums[row])
     for group in range(len(x) // GROUP_LEN):
         start = group * GROUP_LEN
-        round_group(source + 4 * start, values + start, scales + 4 * group, offsets + 4 * group, sums + 8 * group)
+        quantise_group(source + 4 * start, values + start, scales + 4 * group, offsets + 4 * group, sums + 8 * group)
 
 
 @inner
@@ -65,14 +65,14 @@ def norm_row(x: Floats, gain: Floats, eps: float, out: Floats) -> None:
 
 @inner
 def add_row(x: Floats, y: Floats) -> None:
-    """x += y, as far as x goes."""
+    """x += y, over the length of x."""
     for i in range(len(x)):
         x[i] += y[i]
 
 
 @inner
 def swiglu_row(y: Floats, ffn_dim: int, out: Floats) -> None:
-    """silu(gate) * up."""
+    """silu(gate) * up, where y = (gate, up)."""
     gate, up = y[:ffn_dim], y[ffn_dim : 2 * ffn_dim]
     for i in range(len(gate)):
         out[i] = gate[i] / (np.float32(1) + exp32(-gate[i])) * up[i]
@@ -92,7 +92,7 @@ def clear_row(x: Floats) -> None:
 
 @inner
 def rotate_head(x: Floats, cos: Floats, sin: Floats) -> None:
-    """Rotate-half, in place."""
+    """Rotary embedding in rotate-half form, in place."""
     half = len(x) // 2
     left, right = x[:half], x[half:]
     for i in range(len(left)):

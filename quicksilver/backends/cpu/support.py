@@ -1,4 +1,4 @@
-"""Whether the compiled loops can run on this machine, and where their machine code is kept between starts."""
+"""Whether the compiled CPU backend can run on this machine, and where its machine code is cached."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from quicksilver.hub.resolve import default_home
 
 
 @cache
-def refusal() -> str | None:
-    """Why the compiled loops cannot run here; None if they can. Imports nothing heavy."""
+def unsupported_reason() -> str | None:
+    """Why the compiled backend cannot run here; None if it can. Does not import numba."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
-        return f"no loops for {platform.machine()}"
+        return f"the compiled CPU backend has no code for {platform.machine()}"
     if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
         return "the CPU has no AVX2"
     if find_spec("numba") is None:
@@ -26,13 +26,15 @@ def refusal() -> str | None:
 
 
 def has_vnni() -> bool:
-    """Whether one instruction multiplies 64 bytes by 64 and adds fours of them."""
+    """Whether the CPU has AVX-512 VNNI: one instruction for 64 products of bytes, summed in fours."""
     return torch.backends.cpu.get_cpu_capability() == "AVX512" and bool(torch.cpu._is_vnni_supported())
 
 
-def keep_compiled_code() -> None:
-    """Tell numba to keep machine code under the user's cache folder, apart for every state of these sources: numba
-    itself looks only at the file of the function it loads, not at what that function calls."""
+def set_code_cache() -> None:
+    """Make numba cache machine code in the home folder, in a subfolder named by a hash of this package's sources.
+
+    numba itself checks only the file of a cached function, not the files of the functions that it calls.
+    """
     import numba
 
     sources = sorted(Path(__file__).parent.glob("*.py"))

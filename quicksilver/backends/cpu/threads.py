@@ -1,7 +1,7 @@
-"""The threads that run compiled code together. They sleep between calls and share the work inside them.
+"""A thread pool for compiled code: every thread runs the same task, and the task divides its work among them.
 
-Several callers may use one team. A job's parts never wait for a thread that has not begun, so none waits for another
-in turn.
+Threads sleep between tasks. Several callers may use one pool at the same time: a task never waits for a thread that
+has not started it (see `work_queue`), so callers cannot deadlock.
 """
 
 from __future__ import annotations
@@ -13,31 +13,37 @@ from queue import SimpleQueue
 
 import torch
 
-Place = tuple[int, int]
-"""Which thread of how many."""
-Job = Callable[[Place], object]
+# (number of this thread, number of threads)
+ThreadIndex = tuple[int, int]
+Task = Callable[[ThreadIndex], object]
 
 
-class Team:
+class ThreadPool:
+    """`num_threads` threads, of which the caller of `run` is number 0."""
+
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
-        self._inboxes: list[SimpleQueue[Job]] = [SimpleQueue() for _ in range(num_threads - 1)]
+        self._inboxes: list[SimpleQueue[Task]] = [SimpleQueue() for _ in range(num_threads - 1)]
         for number, inbox in enumerate(self._inboxes, start=1):
-            threading.Thread(target=self._serve, args=(number, inbox), name=f"loops-{number}", daemon=True).start()
+            name = f"quicksilver-cpu-{number}"
+            threading.Thread(target=self._serve, args=(number, inbox), name=name, daemon=True).start()
 
-    def run(self, job: Job) -> None:
-        """`job(place)` on every thread. Returns when the calling thread's part is done, so a job whose results are read
-        next waits for all its pieces; a thread that came too late for them may still be inside."""
+    def run(self, task: Task) -> None:
+        """Call `task(index)` on every thread; return when the call on the calling thread returns.
+
+        The task must wait for its own chunks if its results are read next. A late thread may still be inside the task,
+        without any chunk, when `run` returns.
+        """
         for inbox in self._inboxes:
-            inbox.put(job)
-        job((0, self.num_threads))
+            inbox.put(task)
+        task((0, self.num_threads))
 
-    def _serve(self, number: int, inbox: SimpleQueue[Job]) -> None:
+    def _serve(self, number: int, inbox: SimpleQueue[Task]) -> None:
         while True:
             inbox.get()((number, self.num_threads))
 
 
 @cache
-def current_team() -> Team:
-    """As many threads as torch was told to use when the first model was made ready."""
-    return Team(torch.get_num_threads())
+def shared_pool() -> ThreadPool:
+    """The pool of this process. It has torch's number of threads at the first call."""
+    return ThreadPool(torch.get_num_threads())

@@ -1,8 +1,8 @@
-"""How threads share the work of a call: phases of numbered pieces. Whoever is free takes the next piece, and a phase is
-over once all its pieces are done, whoever did them.
+"""Work sharing between the threads of one compiled call: phases of numbered chunks with atomic counters.
 
-So a thread that comes late, or that the system sent away between two pieces, holds nobody up. The counters belong to
-one call: a straggler may still look at them when the next call is under way.
+A free thread claims the next chunk of the phase. A phase is complete when all its chunks are, whichever threads ran
+them. So a thread that starts late, or that the system suspends between two chunks, does not delay the others. The
+counters belong to one call, because a late thread may still read them while the next call runs.
 """
 
 from __future__ import annotations
@@ -18,80 +18,82 @@ from numpy.typing import NDArray
 
 from quicksilver.backends.cpu.intrinsics import address_of
 from quicksilver.backends.cpu.jit import inner
-from quicksilver.backends.cpu.llvm import I32, I64, Builder, Value, call, word
+from quicksilver.backends.cpu.llvm import I32, I64, Builder, Value, call, const_i64
 
-Turns = NDArray[np.int64]
-"""(phases, 16): pieces taken and, a cache line further on, pieces done."""
-_PHASE_BYTES, _DONE_BYTES = 128, 64
-_PIECES = 4
-"""Of a thread, where there is enough to do: if one is slow, the others take what it has not begun."""
-_SPINS = 64
-"""Looks, of some ten nanoseconds each, before the processor is offered to others: they may be who is waited for."""
-_OFFERS = 320
-"""Looks before a thread sleeps between them: who is waited for so long has lost its processor to somebody else."""
+# (phases, 16): the number of claimed chunks and, one cache line further, of completed chunks.
+PhaseCounters = NDArray[np.int64]
+_PHASE_BYTES, _COMPLETED_OFFSET = 128, 64
+# Chunks per thread: if one thread is slow, the others take the chunks that it has not claimed.
+_CHUNKS_PER_THREAD = 4
+# A waiting thread polls with `pause` instructions (about 10 ns each) this often, then also yields the processor: the
+# thread that it waits for may need it.
+_POLLS_BEFORE_YIELD = 64
+# After this many polls it sleeps between them: the other thread has lost its processor to another process.
+_POLLS_BEFORE_SLEEP = 320
 _SLEEP_US = 50
 
 
-def new_turns(num_phases: int) -> Turns:
+def new_counters(num_phases: int) -> PhaseCounters:
     return np.zeros((num_phases, 16), np.int64)
 
 
 @inner
-def num_pieces(count: int, num_threads: int) -> int:
-    """Into how many pieces to cut `count` things."""
-    return min(count, _PIECES * num_threads) if num_threads > 1 else min(count, 1)
+def num_chunks(count: int, num_threads: int) -> int:
+    """Into how many chunks `count` items are divided."""
+    return min(count, _CHUNKS_PER_THREAD * num_threads) if num_threads > 1 else min(count, 1)
 
 
 @inner
-def share(count: int, piece: int, pieces: int) -> tuple[int, int]:
-    """The first and the end of a piece's part of `count` things."""
-    return count * piece // pieces, count * (piece + 1) // pieces
+def chunk_range(count: int, chunk: int, chunks: int) -> tuple[int, int]:
+    """First item and end of a chunk, if `count` items are divided into `chunks`."""
+    return count * chunk // chunks, count * (chunk + 1) // chunks
 
 
 @inner
-def take(turns: Turns, phase: int) -> int:
-    """The next piece that nobody has, or a number beyond them."""
-    return _add_one(address_of(turns) + _PHASE_BYTES * phase)
+def claim(counters: PhaseCounters, phase: int) -> int:
+    """The number of the next unclaimed chunk; at least the number of chunks if there is none."""
+    return _fetch_add_one(address_of(counters) + _PHASE_BYTES * phase)
 
 
 @inner
-def finish(turns: Turns, phase: int) -> None:
-    _add_one(address_of(turns) + _PHASE_BYTES * phase + _DONE_BYTES)
+def complete(counters: PhaseCounters, phase: int) -> None:
+    """Report a claimed chunk as done."""
+    _fetch_add_one(address_of(counters) + _PHASE_BYTES * phase + _COMPLETED_OFFSET)
 
 
 @inner
-def wait(turns: Turns, phase: int, pieces: int) -> None:
-    """Until all pieces of the phase are done; what they wrote can be read."""
-    _look_until(address_of(turns) + _PHASE_BYTES * phase + _DONE_BYTES, pieces)
+def wait_for(counters: PhaseCounters, phase: int, chunks: int) -> None:
+    """Wait until all chunks of the phase are complete; their writes are visible afterwards."""
+    _poll_until(address_of(counters) + _PHASE_BYTES * phase + _COMPLETED_OFFSET, chunks)
 
 
 @intrinsic
-def _add_one(context: Any, address: Any) -> Any:
-    """What was there before."""
+def _fetch_add_one(context: Any, address: Any) -> Any:
+    """Atomically add one; return the value before."""
 
     def codegen(context: Any, b: Builder, signature: Any, args: Sequence[Value]) -> Value:
-        return b.atomic_rmw("add", b.inttoptr(args[0], I64.as_pointer()), word(1), "acq_rel")
+        return b.atomic_rmw("add", b.inttoptr(args[0], I64.as_pointer()), const_i64(1), "acq_rel")
 
     return types.intp(types.intp), codegen
 
 
 @intrinsic
-def _look_until(context: Any, address: Any, wanted: Any) -> Any:
-    """Until the number there is `wanted`, ever more patiently."""
+def _poll_until(context: Any, address: Any, target: Any) -> Any:
+    """Poll the counter at `address` until it reaches `target`: first busily, then yielding, then sleeping."""
 
     def codegen(context: Any, b: Builder, signature: Any, args: Sequence[Value]) -> Value:
         counter, before = b.inttoptr(args[0], I64.as_pointer()), b.block
-        look, pause, long, offer, sleep, again, done = (b.append_basic_block() for _ in range(7))
-        b.branch(look)
-        b.position_at_end(look)
-        looks = b.phi(I64)
-        looks.add_incoming(word(0), before)
+        poll, pause, backoff, offer, sleep, again, done = (b.append_basic_block() for _ in range(7))
+        b.branch(poll)
+        b.position_at_end(poll)
+        polls = b.phi(I64)
+        polls.add_incoming(const_i64(0), before)
         b.cbranch(b.icmp_signed("<", b.load_atomic(counter, "acquire", 8), args[1]), pause, done)
         b.position_at_end(pause)
         call(b, "llvm.x86.sse2.pause", ir.VoidType(), [])
-        b.cbranch(b.icmp_signed(">", looks, word(_SPINS)), long, again)
-        b.position_at_end(long)
-        b.cbranch(b.icmp_signed(">", looks, word(_OFFERS)), sleep, offer)
+        b.cbranch(b.icmp_signed(">", polls, const_i64(_POLLS_BEFORE_YIELD)), backoff, again)
+        b.position_at_end(backoff)
+        b.cbranch(b.icmp_signed(">", polls, const_i64(_POLLS_BEFORE_SLEEP)), sleep, offer)
         b.position_at_end(offer)
         call(b, "sched_yield", I32, [])
         b.branch(again)
@@ -99,8 +101,8 @@ def _look_until(context: Any, address: Any, wanted: Any) -> Any:
         call(b, "usleep", I32, [ir.Constant(I32, _SLEEP_US)])
         b.branch(again)
         b.position_at_end(again)
-        looks.add_incoming(b.add(looks, word(1)), again)
-        b.branch(look)
+        polls.add_incoming(b.add(polls, const_i64(1)), again)
+        b.branch(poll)
         b.position_at_end(done)
         return context.get_dummy_value()
 

@@ -1,7 +1,7 @@
 """What requests wish of the head: whether the fused one can answer them, in which kind, and with which bias.
 
-Owns the tables in which a bias reaches the device. What the fused head says equals what `diffusion/logit_processing.py` and the
-sampler make of the same params. No kernels here.
+Owns the tables in which a bias reaches the device. What the fused head says equals what
+`diffusion/logit_processing.py` and the sampler make of the same params. No kernels here.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 import torch
 
-from quicksilver.backends.cpu.support import refusal
+from quicksilver.backends.cpu.support import unsupported_reason
 from quicksilver.core import Request
 from quicksilver.diffusion.reference import sample_rows
 from quicksilver.diffusion.sample import propose
@@ -20,8 +20,8 @@ from quicksilver.model.transformer import Transformer
 from tests.model.build import random_model, small_config
 from tests.support.tiny import answers, decode_params, finish_all, generate, tiny_engine
 
-if refusal() is not None:
-    pytest.skip(f"compiled loops: {refusal()}", allow_module_level=True)
+if unsupported_reason() is not None:
+    pytest.skip(f"compiled CPU backend: {unsupported_reason()}", allow_module_level=True)
 
 from quicksilver.backends.cpu.backend import CpuBackend
 from quicksilver.backends.cpu.quantise import quantise_model
@@ -54,7 +54,7 @@ def test_the_loops_take_over_the_threads() -> None:
         torch.set_num_threads(2)
         runner = native_engine().backend
         assert torch.get_num_threads() == 1
-        assert runner.network.team is native_engine().backend.network.team  # type: ignore[attr-defined]
+        assert runner.network.pool is native_engine().backend.network.pool  # type: ignore[attr-defined]
     finally:
         torch.set_num_threads(before)
 

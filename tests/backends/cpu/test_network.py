@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quicksilver.backends.cpu.support import refusal
+from quicksilver.backends.cpu.support import unsupported_reason
 from quicksilver.model.adapters import attach_canvas, new_canvas
 from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
 from quicksilver.model.families import FAMILIES
 from quicksilver.model.transformer import Transformer
 from tests.model.build import PAGE_SIZE, causal_plan, random_model, small_config, token_ids
 
-if refusal() is not None:
-    pytest.skip(f"compiled loops: {refusal()}", allow_module_level=True)
+if unsupported_reason() is not None:
+    pytest.skip(f"compiled CPU backend: {unsupported_reason()}", allow_module_level=True)
 
 from quicksilver.backends.cpu.network import CompiledNetwork, is_supported
 from quicksilver.backends.cpu.quantise import quantise_model

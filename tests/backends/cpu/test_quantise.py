@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quicksilver.backends.cpu.support import refusal
+from quicksilver.backends.cpu.support import unsupported_reason
 from quicksilver.errors import InvalidRequest
 from quicksilver.model.adapters import attach_canvas, merge_skill, new_canvas
 from quicksilver.model.families import FAMILIES
@@ -13,8 +13,8 @@ from quicksilver.model.lowrank import LowRank
 from tests.model.build import SMALL, random_model, run_dense, small_config, token_ids
 from tests.support.dense_attend import DenseAttend
 
-if refusal() is not None:
-    pytest.skip(f"compiled CPU backend: {refusal()}", allow_module_level=True)
+if unsupported_reason() is not None:
+    pytest.skip(f"compiled CPU backend: {unsupported_reason()}", allow_module_level=True)
 
 from quicksilver.backends.cpu.quantise import quantise_embedding, quantise_linear, quantise_model
 

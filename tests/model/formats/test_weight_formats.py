@@ -38,13 +38,13 @@ def test_the_command_line_offers_the_same_settings() -> None:
 
 def test_auto_is_a_format_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_weights("auto", "cuda") == "bfloat16"
-    monkeypatch.setattr(load, "cpu_refusal", lambda: None)
+    monkeypatch.setattr(load, "cpu_unsupported", lambda: None)
     assert pick_weights("auto", "cpu") == "int8"
-    monkeypatch.setattr(load, "cpu_refusal", lambda: "the CPU has no AVX2")
+    monkeypatch.setattr(load, "cpu_unsupported", lambda: "the CPU has no AVX2")
     assert pick_weights("auto", "cpu") == "float32"
 
 
 def test_a_cpu_that_cannot_compute_int8_says_why_and_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "cpu_refusal", lambda: "the CPU has no AVX2")
+    monkeypatch.setattr(load, "cpu_unsupported", lambda: "the CPU has no AVX2")
     with pytest.raises(InvalidRequest, match=r"AVX2.*use auto, float32, bfloat16"):
         pick_weights("int8", "cpu")

@@ -1,0 +1,62 @@
+"""Vector loops equal numpy's results, for counts that are not multiples of a vector too."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quicksilver.backends.cpu.support import unsupported_reason
+
+if unsupported_reason() is not None:
+    pytest.skip(f"compiled CPU backend: {unsupported_reason()}", allow_module_level=True)
+
+from quicksilver.backends.cpu.intrinsics import address_of
+from quicksilver.backends.cpu.jit import inner
+from quicksilver.backends.cpu.vector_ops import make_key_scores, make_value_sum, max_of
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 100])
+def test_the_maximum_ignores_nan(count: int) -> None:
+    @inner
+    def run(x):  # type: ignore[no-untyped-def]
+        return max_of(address_of(x), len(x))
+
+    x = random(count) - 3
+    assert run(x) == x.max()
+    if count > 1:
+        x[count // 2] = np.nan
+        assert run(x) == np.nanmax(x)
+
+
+@pytest.mark.parametrize("num_vectors", [1, 4, 8])
+def test_scores_and_sums_of_strided_keys(num_vectors: int) -> None:
+    key_scores, value_sum = make_key_scores(num_vectors), make_value_sum(num_vectors)
+
+    @inner
+    def run(q, keys, scores, out):  # type: ignore[no-untyped-def]
+        stride = 4 * keys.shape[1]
+        key_scores(address_of(q), address_of(keys), stride, len(keys), address_of(scores), np.int64(0))
+        value_sum(address_of(scores), address_of(keys), stride, len(keys), address_of(out))
+
+    head_dim = 16 * num_vectors
+    q, keys, scores, out = random(head_dim), random(7, head_dim + 5), np.zeros(7, np.float32), random(head_dim)
+    before = out.copy()
+    run(q, keys, scores, out)
+    assert np.allclose(scores, keys[:, :head_dim] @ q, rtol=1e-4, atol=1e-4)
+    assert np.allclose(out, before + scores @ keys[:, :head_dim], rtol=1e-4, atol=1e-4)
+
+
+def test_scores_accumulate_on_request() -> None:
+    key_scores = make_key_scores(1)
+
+    @inner
+    def run(q, keys, scores, accumulate):  # type: ignore[no-untyped-def]
+        key_scores(address_of(q), address_of(keys), 64, len(keys), address_of(scores), accumulate)
+
+    q, keys, scores = random(16), random(3, 16), np.ones(3, np.float32)
+    run(q, keys, scores, 1)
+    assert np.allclose(scores, 1 + keys @ q, rtol=1e-4, atol=1e-5)
