@@ -30,15 +30,21 @@ class LoadConfig:
     yarn: float = setting(1.0, "Extend the checkpoint's context by this factor with YaRN.")
 
 
-# On a CPU the time of a forward grows with every row, so short canvases are faster.
-CPU_CANVAS_ROWS = 8
+# On a CPU the time of a forward grows with every row. Short canvases are faster there. A small row budget costs no
+# throughput and bounds how long a prompt or a scoring request of one caller delays the others.
+CPU_CANVAS_ROWS, CPU_MAX_ROWS = 8, 128
 
 
 def for_serving(config: EngineConfig, load: LoadConfig) -> EngineConfig:
-    """On a CPU, shortens canvases unless `canvas_rows` is set. The text stays the same."""
-    if config.canvas_rows or pick_device(load.device) != "cpu":
+    """On a CPU, replaces the defaults of `canvas_rows` and `max_rows`. The text stays the same."""
+    if pick_device(load.device) != "cpu":
         return config
-    return replace(config, canvas_rows=CPU_CANVAS_ROWS)
+    has_default_rows = config.max_rows == EngineConfig().max_rows
+    return replace(
+        config,
+        canvas_rows=config.canvas_rows or CPU_CANVAS_ROWS,
+        max_rows=CPU_MAX_ROWS if has_default_rows else config.max_rows,
+    )
 
 
 def load_engine(
