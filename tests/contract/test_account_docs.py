@@ -35,14 +35,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PaidServer]:
 @pytest.fixture(scope="module")
 def environment(server: PaidServer) -> dict[str, str]:
     admin = open_admin(server.database, AccountsConfig(pepper_path=server.home / "pepper"))
-    admin = admin.keys.bootstrap()
-    assert admin is not None
+    first = admin.keys.bootstrap()
+    assert first is not None
     org = admin.organizations.create_org(OPERATOR, "acme")
     project = admin.organizations.list_accounts(OPERATOR, "project", org.id)[0]
     scopes = frozenset({Scope.INFERENCE, Scope.USAGE, Scope.KEYS})
     key = admin.keys.create_key(OPERATOR, KeyDraft("laptop", project.id, scopes))
     admin.store.close()
-    known = {"ADMIN_KEY": admin.secret, "ORG": org.id, "PROJECT": project.id, "KEY": key.secret}
+    known = {"ADMIN_KEY": first.secret, "ORG": org.id, "PROJECT": project.id, "KEY": key.secret}
     return {**os.environ, "URL": server.url, "ADMIN_URL": server.admin_url, **known}
 
 
