@@ -91,7 +91,7 @@ class Replies:
 def decoding(engine: Engine, way: Way) -> Iterator[None]:
     """The engine runs `way` inside: other settings in its scheduler, lengths as asked for instead of those that pay,
     and only the graphs with the trees asked for."""
-    scheduler, graphs = engine.scheduler, getattr(engine.backend, "_graphs", {})
+    scheduler, graphs = engine.scheduler, getattr(engine.backend, "rounds", {})
     lengths, shapes = scheduler.canvas_length, dict(graphs)
     before = lengths.canvas_rows, lengths.round_cost
     if way.canvas_rows is not None:
@@ -119,7 +119,7 @@ def tree_rows_of(engine: Engine, way: Way) -> int:
 
 def _always(canvas_len: int) -> RoundCost:
     """Drafts and verifications in step, as the engine has them, at one length whatever pays."""
-    return RoundCost({}, (TimedRound(1 << 20, canvas_len, False, 1.0),))
+    return RoundCost({}, (TimedRound(1 << 20, canvas_len, 1.0),))
 
 
 def answer_all(

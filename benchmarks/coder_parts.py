@@ -146,7 +146,7 @@ def device(bench: Bench, seconds: float) -> None:
     pace = bench.engine.scheduler.canvas_length.round_cost
     for graph in pace.rounds if pace else ():
         bench.book.add("device", {"round": graph.canvas_len, "requests": graph.num_requests, "ms": graph.ms,
-                                  "one_forward": graph.is_one_forward, "tree_rows": graph.tree_rows})  # fmt: skip
+                                  "tree_rows": graph.tree_rows})  # fmt: skip
     for (rows, is_gated), ms in sorted(pace.forward_ms.items()) if pace else ():
         bench.book.add("device", {"rows": rows, "with_adapter": is_gated, "ms": ms})
     for count in STREAMS if pace else ():

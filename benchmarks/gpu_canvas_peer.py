@@ -1,12 +1,12 @@
-"""A canvas of 256 in 16 steps at batch 1, beside `transformers`' own DiffusionGemma generate: same GPU, one run.
+"""A canvas of 256 in 16 steps at batch 1, compared with `generate` of DiffusionGemma in transformers: one GPU, one run.
 
     python -m benchmarks.gpu_canvas_peer --out DIR [--tokens 512] [--steps 16]
 
-Both are random at a small shape with DiffusionGemma's ratios. Theirs has eight experts of which every row takes all
-eight, which is the work of a dense layer of that width, and ours is that dense layer: routing among 128 is left out.
-Also only theirs: self-conditioning, six norms a layer instead of two, a local window; only ours: the canvas adapter. So
-the families, and with them the weights, differ; rows, layers, widths, vocabulary and steps are the same. A step is one
-forward of the canvas and its sampling, host included; `ratio` compares steps, since ours slide their canvas along.
+Both networks have random weights at a small shape with DiffusionGemma's ratios. The peer has eight experts and uses all
+eight for every row, which is the work of a dense layer of that width; ours is that dense layer. Routing among 128
+experts is not measured. Only the peer has self-conditioning, six norms per layer instead of two and a local window;
+only ours has the canvas adapter. Rows, layers, widths, vocabulary and steps are the same. A step is one forward of the
+canvas and its sampling, including the host; `ratio` compares steps, because our canvas slides.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_setup import DEVICE, PAGE_SIZE, make_runner, pages_for, random_model, write_report
-from quicksilver.backends.cuda.graphs import GraphLimits
+from benchmarks.gpu_setup import DEVICE, PAGE_SIZE, make_backend, pages_for, random_model, write_report
+from quicksilver.backends.cuda.buffers import GraphLimits
 from quicksilver.core import CommitRule, DecodeParams, DecoderName, DecoderParams, Delta, Request, Usage
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
@@ -30,8 +30,8 @@ SHAPE = ModelConfig("qwen3", 12, 1024, 2816, 12, 6, 128, 98304, 8192, rope_theta
 
 
 def peer_of(shape: ModelConfig, canvas_len: int) -> Any:
-    """Their network, decoder and encoder tied as theirs are; a dense part of 3/11 of the width, experts of 1/11. Their
-    encoder will not be built without eyes: it gets the smallest, which see nothing."""
+    """The peer network, with decoder and encoder tied; a dense part of 3/11 of the width, experts of 1/11. Its encoder
+    requires a vision model, so it gets the smallest one, unused."""
     from transformers import (
         DiffusionGemmaConfig,
         DiffusionGemmaForBlockDiffusion,
@@ -57,7 +57,7 @@ def peer_of(shape: ModelConfig, canvas_len: int) -> Any:
 
 
 def their_step(peer: Any, count: int, steps: int) -> float:
-    """Seconds of a whole answer over its steps; nothing may end a canvas early."""
+    """Seconds per step of a whole answer; no canvas ends early."""
     prompt = torch.tensor([PROMPT], device=DEVICE)
 
     def generate(tokens: int, num_steps: int) -> Any:
@@ -83,14 +83,14 @@ def make_engine(shape: ModelConfig, canvas_len: int) -> Engine:
     model = random_model(shape, rank=64)
     engine = build_engine(model, "random", config)
     limits = GraphLimits(max_rows=4 * canvas_len, max_segments=8, context_len=context_len)
-    engine.backend = make_runner(model, config.num_pages, limits)
+    engine.backend = make_backend(model, config.num_pages, limits)
     return engine
 
 
 def our_step(engine: Engine, count: int, decoder: DecoderParams) -> tuple[float, Usage]:
     usage: Usage | None = None
     for attempt in ("warm", "timed"):
-        # Another first token, so that no prompt is found in the cache.
+        # Another first token, so that the prefix cache has no match.
         prompt = tuple(PROMPT) if attempt == "timed" else (4, *PROMPT[1:])
         torch.cuda.synchronize()
         start = time.perf_counter()

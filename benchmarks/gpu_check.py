@@ -1,9 +1,9 @@
-"""Every kernel and graph against its oracle on a GPU, without a test framework.
+"""Runs every check of kernels, graphs and rounds on a GPU, without a test framework.
 
-    python -m benchmarks.gpu_check --out DIR
+    python -m benchmarks.gpu_check --out DIR [--only NAME] [--switches persistent=0]
 
-Writes check.log into DIR and exits 1 if anything failed. The same checks run under pytest in
-tests/backends/cuda/kernels and tests/gpu.
+Writes check.log into DIR and exits 1 if a check failed. The same checks run under pytest in tests/backends/cuda and
+tests/gpu.
 """
 
 from __future__ import annotations
@@ -16,23 +16,32 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_setup import switch_whole
-from tests.support import bias_checks, fp8_checks, graph_checks, kernel_checks, mask_checks, tree_checks
-from tests.support import int4_checks as four_checks
-from tests.support import linear_checks as project_checks
+from benchmarks.gpu_setup import apply_switches
+from tests.support import (
+    bias_checks,
+    fp8_checks,
+    graph_checks,
+    int4_checks,
+    kernel_checks,
+    linear_checks,
+    mask_checks,
+    tree_checks,
+)
 
-ROOMS = (kernel_checks, project_checks, graph_checks, tree_checks, bias_checks, mask_checks, fp8_checks, four_checks)
+MODULES = (
+    kernel_checks, linear_checks, graph_checks, tree_checks, bias_checks, mask_checks, fp8_checks, int4_checks,
+)  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", required=True)
     parser.add_argument("--only", default="", help="run checks whose name contains this")
-    parser.add_argument("--whole", default="", help="how small networks run in one launch: gpu_setup.switch_whole")
+    parser.add_argument("--switches", default="", help="see gpu_setup.apply_switches")
     options = parser.parse_args()
-    switch_whole(options.whole)
+    apply_switches(options.switches)
     lines, failed = [], 0
-    for name, check in (pair for room in ROOMS for pair in room.gpu_checks()):
+    for name, check in (pair for module in MODULES for pair in module.gpu_checks()):
         if options.only not in name:
             continue
         start = time.perf_counter()

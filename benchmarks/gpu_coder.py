@@ -172,11 +172,12 @@ def prepare_lone_rounds(engine: Engine) -> None:
     """Rounds of two forwards for one request, without a tree and with each, beside those that the engine has made."""
     if not torch.cuda.is_available():
         return
-    from quicksilver.backends.cuda.rounds import RoundRunner, RoundShape
+    from quicksilver.backends.cuda.backend import CudaBackend
+    from quicksilver.backends.cuda.inflight import RoundShape
 
-    if isinstance(engine.backend, RoundRunner):
+    if isinstance(engine.backend, CudaBackend):
         wanted = [RoundShape(1, 8), *(RoundShape(1, 16, tree_rows=rows) for rows in (0, 16, MAX_TREE_ROWS))]
-        engine.backend.prepare_rounds([shape for shape in wanted if shape not in engine.backend._graphs])
+        engine.backend.prepare_rounds([shape for shape in wanted if shape not in engine.backend.rounds])
 
 
 def exact_engine(exact: Transformer) -> Engine:

@@ -1,6 +1,8 @@
-"""Forward time of plain torch (SDPA, no graphs, no kernels of ours) at 1, 16, 64 and 256 rows: the figure to beat.
+"""Forward time of eager torch (SDPA, no graphs, no custom kernels) at 1, 16, 64 and 256 rows: the baseline.
 
-python -m benchmarks.gpu_eager --out OUT      # a machine with a CUDA device; random weights at true shapes
+    python -m benchmarks.gpu_eager --out DIR
+
+Random weights at the shapes of real models.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from benchmarks.gpu_setup import (
     PAGE_SIZE,
     SHAPES,
     copy_bandwidth,
-    made_up_batch,
     pages_for,
     random_model,
+    synthetic_batch,
     time_ms,
     write_report,
 )
@@ -29,7 +31,7 @@ PAST = 512
 @torch.inference_mode()
 def forward_ms(model: Transformer, rows: int) -> float:
     cache = PagedCache.allocate(model.config, pages_for(1, PAST + rows), PAGE_SIZE, DEVICE, model.dtype)
-    batch = made_up_batch(1, rows, PAST).to(DEVICE)
+    batch = synthetic_batch(1, rows, PAST).to(DEVICE)
 
     def forward() -> torch.Tensor:
         attend = SdpaAttend(batch.plan, cache)
@@ -39,9 +41,9 @@ def forward_ms(model: Transformer, rows: int) -> float:
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=__doc__)
-    words.add_argument("--out", required=True)
-    out = words.parse_args().out
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", required=True)
+    out = parser.parse_args().out
     bandwidth, found = copy_bandwidth(), []
     for name in ("135M", "1.5B"):
         model = random_model(SHAPES[name])

@@ -1,9 +1,9 @@
-"""Autoregression at batch 1 beside `transformers`' own generate: same GPU, same random weights, one run.
+"""Autoregression at batch 1, compared with `generate` of transformers: one GPU, the same random weights, one run.
 
     python -m benchmarks.gpu_peers --out DIR [--models 135M,1.5B] [--tokens 128]
 
-Both are greedy and bf16 with stop tokens banned. How many tokens are equal is printed beside the speeds; after a first
-difference in the last bits random weights lead elsewhere, so it says where the texts part, not who is right.
+Both are greedy in bf16 with stop tokens banned. The report includes the number of equal tokens: with random weights a
+difference in the last bits changes all later tokens, so it shows where the answers diverge, not which one is right.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROMPT = list(range(5, 261))
 
 
 def peer_of(name: str) -> Any:
-    """Their network at our shape, with weights of their own making."""
+    """The peer network at our shape, with its own random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
     shape = SHAPES[name]
@@ -59,13 +59,13 @@ def their_seconds(peer: Any, count: int) -> tuple[float, list[int]]:
 
 
 def our_seconds(engine: Engine, count: int) -> tuple[float, list[int]]:
-    """The whole request through the engine, prompt included, as theirs is."""
+    """A whole request through the engine, including the prompt, as for the peer."""
     params = DecodeParams(count, decoder=DecoderParams(DecoderName.AR, 1))
     for attempt in ("warm", "timed"):
         answer: list[int] = []
         torch.cuda.synchronize()
         start = time.perf_counter()
-        # Another first token, so that no prompt is found in the cache.
+        # Another first token, so that the prefix cache has no match.
         prompt = tuple(PROMPT) if attempt == "timed" else (4, *PROMPT[1:])
         engine.add(Request(attempt, prompt, params))
         while engine.has_work:

@@ -1,9 +1,9 @@
-"""Pictures of the GPU figures from their dated JSON: forwards against the roofline, tokens a second at batch 1, and,
-where they were measured, tokens a second by streams and time to the first token by prompt length.
+"""Plots of the GPU benchmarks from their dated JSON: forwards against the roofline, rounds at batch 1 and, if measured,
+tokens per second by streams and time to the first token by prompt length.
 
     python -m benchmarks.gpu_plot [--results benchmarks/results] [--out docs/images]
 
-Needs matplotlib (the `train` extra) and no GPU. Of the same measurement the newest counts.
+Needs matplotlib (the `train` extra) and no GPU. Of equal measurements the newest is used.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Row = dict[str, Any]
-NOW_SHIPPED = ("", "fp8=1", "keys=128")
-"""Tries of earlier runs that have become the way to run."""
+# Switches of earlier reports that are defaults now.
+NOW_DEFAULT = ("", "fp8=1", "keys=128")
 COLOURS = {"135M": "tab:blue", "1.5B": "tab:orange", "4B": "tab:green", "8B": "tab:red"}
 
 
 def newest(results: Path, benchmark: str, key: Callable[[Row], Hashable]) -> list[Row]:
-    """All rows of a benchmark with the settings they ran under, as shipped; of equal keys the last one measured."""
+    """The rows of a benchmark that ran with default switches, with their settings; of equal keys the newest. Older
+    reports call switches `whole` and `try`, and the matmul mode `product`."""
     found: dict[Hashable, Row] = {}
     for path in sorted(results.glob(f"{benchmark}-*.json")):
         report = json.loads(path.read_text())
         settings = report["settings"]
-        if settings.get("overlap") or settings.get("whole", "") not in NOW_SHIPPED:
+        if settings.get("overlap") or settings.get("switches", settings.get("whole", "")) not in NOW_DEFAULT:
             continue
         for row in report["rows"]:
-            row = {"weights": "bfloat16", "product": "fastest", **settings, "hardware": report["hardware"], **row}
-            is_shipped = row.get("try", "") in NOW_SHIPPED and row["product"] == "fastest"
-            if "failed" not in row and is_shipped:
+            row = {"weights": "bfloat16", **settings, "hardware": report["hardware"], **row}
+            matmul = row.get("matmul", row.get("product", "fastest"))
+            is_default = row.get("switches", row.get("try", "")) in NOW_DEFAULT and matmul == "fastest"
+            if "failed" not in row and is_default:
                 found[key(row)] = row
     return list(found.values())
 

@@ -1,8 +1,8 @@
-"""Prompts through the network in chunks: time to the end of 1K, 4K and 32K prompts, and the share of dense matmul peak.
+"""Prefill in chunks: time of prompts of 1K, 4K and 32K tokens, and the share of the dense matmul peak.
 
     python -m benchmarks.gpu_prefill --out DIR [--model 8B] [--prompts 1024,4096,32768] [--chunk 4096]
 
-FLOPs counted: two a weight and token, and causal attention; the head runs for the last row only.
+FLOPs counted: two per weight and token, and causal attention. The head runs for the last row only.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import torch
 
 from benchmarks.gpu_setup import (
     SHAPES,
-    made_up_batch,
-    make_runner,
+    apply_switches,
+    make_executor,
     matmul_rate,
     pages_for,
     random_model,
-    switch_whole,
+    synthetic_batch,
     write_report,
 )
 from quicksilver.backends.batch import Batch
-from quicksilver.backends.cuda.graphs import GraphLimits, GraphRunner, bucket_of
-from quicksilver.backends.cuda.logit_bias import HeadKind
+from quicksilver.backends.cuda.buffers import GraphLimits, bucket_of
+from quicksilver.backends.cuda.graphs import GraphExecutor
+from quicksilver.backends.cuda.logit_bias import SamplingOptions
 from quicksilver.model.config import ModelConfig
 
 
@@ -34,16 +35,16 @@ def flops(config: ModelConfig, num_tokens: int) -> float:
     return 2.0 * matrices * num_tokens + attention
 
 
-def prompt_ms(runner: GraphRunner, chunks: list[Batch]) -> float:
-    """From the first byte of the first chunk to the last row's proposal, copies included."""
-    head = runner._head(16)
+def prompt_ms(executor: GraphExecutor, chunks: list[Batch]) -> float:
+    """From the copy of the first chunk to the last row's proposal."""
+    head = executor.head_buffers(16)
     last = len(chunks[-1].token_ids) - 1
     head.ints[0].fill_(last)
-    propose = runner._graph(("head", 16, HeadKind()), lambda: runner._propose(head, HeadKind()))
+    propose = executor.head_graph(16, SamplingOptions())
 
     def once() -> None:
         for chunk in chunks:
-            runner._launch(chunk)
+            executor.launch(chunk)
         propose()
 
     once()
@@ -56,18 +57,18 @@ def prompt_ms(runner: GraphRunner, chunks: list[Batch]) -> float:
     return start.elapsed_time(end)
 
 
-def measure(runner: GraphRunner, config: ModelConfig, length: int, chunk: int) -> dict[str, Any]:
-    chunks = [made_up_batch(1, min(chunk, length - start), start) for start in range(0, length, chunk)]
-    ms = prompt_ms(runner, chunks)
+def measure(executor: GraphExecutor, config: ModelConfig, length: int, chunk: int) -> dict[str, Any]:
+    chunks = [synthetic_batch(1, min(chunk, length - start), start) for start in range(0, length, chunk)]
+    ms = prompt_ms(executor, chunks)
     return {"prompt": length, "ms": ms, "tokens_per_s": 1e3 * length / ms, "rate": flops(config, length) / (ms / 1e3)}
 
 
-def measure_far(runner: GraphRunner, length: int, chunk: int) -> list[dict[str, Any]]:
+def measure_far(executor: GraphExecutor, length: int, chunk: int) -> list[dict[str, Any]]:
     """The last chunk of a very long prompt, and a forward of 16 rows at its end."""
     rows = []
     for count in (chunk, 16):
         try:
-            ms = prompt_ms(runner, [made_up_batch(1, count, length - count)])
+            ms = prompt_ms(executor, [synthetic_batch(1, count, length - count)])
             rows.append({"prompt": count, "past": length - count, "ms": ms})
         except Exception as error:
             rows.append({"prompt": count, "past": length - count, "failed": f"{type(error).__name__}: {error}"[:300]})
@@ -82,28 +83,28 @@ def main() -> None:
     parser.add_argument("--model", default="8B")
     parser.add_argument("--prompts", default="1024,4096,32768")
     parser.add_argument("--chunk", type=int, default=4096)
-    parser.add_argument("--far", type=int, default=0, help="also the last chunk of a prompt this long")
+    parser.add_argument("--far", type=int, default=0, help="also measure the last chunk of a prompt of this length")
     parser.add_argument("--weights", default="bfloat16", help="bfloat16, fp8 or int4")
-    parser.add_argument("--whole", default="", help="ways to run: gpu_setup.switch_whole")
+    parser.add_argument("--switches", default="", help="see gpu_setup.apply_switches")
     options = parser.parse_args()
-    switch_whole(options.whole)
+    apply_switches(options.switches)
     config = SHAPES[options.model]
     prompts = [int(length) for length in options.prompts.split(",")]
     longest = max(*prompts, options.far)
     model, peak = random_model(config), matmul_rate()
     limits = GraphLimits(bucket_of(options.chunk), 4, longest + 64, options.weights)
-    runner = make_runner(model, pages_for(1, longest + 64), limits)
+    executor = make_executor(model, pages_for(1, longest + 64), limits)
     rows: list[dict[str, Any]] = []
     for length in prompts:
         try:
-            rows.append(measure(runner, config, length, options.chunk) | {"past": 0})
+            rows.append(measure(executor, config, length, options.chunk) | {"past": 0})
             rows[-1]["matmul_peak_pct"] = 100 * rows[-1].pop("rate") / peak
         except Exception as error:
             rows.append({"prompt": length, "failed": f"{type(error).__name__}: {str(error)[:300]}"})
         print(rows[-1], flush=True)
     if options.far:
-        rows += measure_far(runner, options.far, options.chunk)
-    settings = {"model": options.model, "weights": options.weights, "whole": options.whole}
+        rows += measure_far(executor, options.far, options.chunk)
+    settings = {"model": options.model, "weights": options.weights, "switches": options.switches}
     settings |= {"chunk": options.chunk, "matmul_rate": peak}
     write_report(options.out, "gpu_prefill", settings, rows)
 

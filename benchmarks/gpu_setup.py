@@ -1,6 +1,6 @@
-"""What the GPU benchmarks share: model shapes, random weights made on the device, made-up batches, timing, dated JSON.
+"""Shared parts of the GPU benchmarks: model shapes, random weights, synthetic batches, switches, timing, dated JSON.
 
-Needs torch and Triton only. Speed does not depend on the values of weights, tokens a round does; every figure says
+Needs torch and Triton only. Speed does not depend on the values of weights; tokens per round do. Every figure states
 which of the two it is.
 """
 
@@ -17,8 +17,11 @@ from typing import Any
 
 import torch
 
+from quicksilver.backends.base import MAX_TREE_ROWS
 from quicksilver.backends.batch import Batch
-from quicksilver.backends.cuda.graphs import GraphLimits
+from quicksilver.backends.cuda.backend import CudaBackend
+from quicksilver.backends.cuda.buffers import GraphLimits
+from quicksilver.backends.cuda.graphs import GraphExecutor
 from quicksilver.backends.cuda.kernels import (
     layer_fused,
     layer_fused_shape,
@@ -26,25 +29,25 @@ from quicksilver.backends.cuda.kernels import (
     persistent_weights,
     weight_streaming,
 )
-from quicksilver.backends.cuda.rounds import RoundRunner
-from quicksilver.engine.config import MAX_TREE_ROWS, EngineConfig
+from quicksilver.engine.config import EngineConfig
 from quicksilver.model.adapters import attach_canvas
-from quicksilver.model.assemble import empty_transformer, finish, place
+from quicksilver.model.assemble import empty_transformer, finish, set_parameter
 from quicksilver.model.attention import PagedCache, RowPlan, Segment
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.lowrank import new_canvas
 from quicksilver.model.transformer import Transformer
 
 DEVICE = "cuda"
-SHIPPED = {
-    "shared": persistent_weights.SHARED_ROWS, "warps": persistent_weights.WARPS,
-    "stages": persistent_weights.STAGES, "share": 0,
-    "used": int(persistent_weights.COUNTS_USED), "splits": persistent_weights.WHOLE_SPLITS,
-    "overlap": network.OVERLAP_BYTES, "depth": weight_streaming.ROUNDED_DEPTH,
-    "between": int(network.BETWEEN), "ring": 0, "piece": 0, "programs": 0,
+_RING_BYTES, _STAGE_BYTES = layer_fused_shape.MAX_RING_BYTES, layer_fused_shape.STAGE_BYTES
+_num_ctas_for, _gpu = persistent_weights.num_ctas_for, layer_fused._gpu
+# Switches and their defaults; see `apply_switches`.
+DEFAULTS = {
+    "persistent": int(network.USE_PERSISTENT), "tile_rows": persistent_weights.TILE_ROWS,
+    "warps": persistent_weights.WARPS, "stages": persistent_weights.STAGES, "ctas_per_sm": 0,
+    "skip_empty": int(persistent_weights.SKIP_EMPTY_TILES), "splits": persistent_weights.PERSISTENT_SPLITS,
+    "pdl_bytes": network.PDL_MAX_BYTES, "fp8_block_k": weight_streaming.FP8_BLOCK_K,
+    "layer_fused": int(network.USE_LAYER_FUSED), "ring_kb": 0, "stage_bytes": 0, "ctas": 0,
 }  # fmt: skip
-_RINGS, _PIECES = layer_fused_shape.MOST_RING, layer_fused_shape.PIECE_BYTES
-_programs_for, _chip = persistent_weights.programs_for, layer_fused._chip
 PAGE_SIZE = 16
 SHAPES = {
     "135M": ModelConfig("llama", 30, 576, 1536, 9, 3, 64, 49152, 8192, rope_theta=1e5, tied_head=True),
@@ -56,43 +59,44 @@ SHAPES = {
 }
 
 
-def switch_whole(text: str) -> dict[str, int]:
-    """Sets ways to run, from words like `shared=16,stages=6`; whatever is not named is as shipped.
+def apply_switches(text: str) -> dict[str, int]:
+    """Sets switches from text like `persistent=0,stages=6`; switches that are not named get their defaults.
 
-    Small networks in one launch: `shared`, `warps`, `stages` as in `persistent_weights.py`; `share` programs an SM;
-    `used=1`: only tiles with rows are shared out in attention; `splits` programs share a head's keys.
-    Larger ones: `overlap` bytes of the largest model whose launches overlap; `depth` of fp8 by fp8 that is read at
-    once; `between=0`: six launches a layer; KB of its `ring` at most, bytes of a warp's `piece`, as many `programs` as
-    that instead of one a multiprocessor, so that a sanitizer comes to its end."""
-    chosen = dict(SHIPPED) | {k: int(v) for k, v in (word.split("=") for word in text.split(",") if word)}
-    persistent_weights.SHARED_ROWS, persistent_weights.WARPS = chosen["shared"], chosen["warps"]
-    persistent_weights.STAGES, network.OVERLAP_BYTES = chosen["stages"], chosen["overlap"]
-    persistent_weights.COUNTS_USED, weight_streaming.ROUNDED_DEPTH = bool(chosen["used"]), chosen["depth"]
-    persistent_weights.WHOLE_SPLITS = chosen["splits"]
-    network.BETWEEN = bool(chosen["between"])
-    layer_fused_shape.MOST_RING = dict.fromkeys(_RINGS, chosen["ring"] << 10) if chosen["ring"] else _RINGS
-    layer_fused_shape.PIECE_BYTES = dict.fromkeys(_PIECES, chosen["piece"]) if chosen["piece"] else _PIECES
-    layer_fused._chip = _chip_with(chosen["programs"]) if chosen["programs"] else _chip
-    if chosen["share"]:
-        count = torch.cuda.get_device_properties(0).multi_processor_count
-        persistent_weights.programs_for = lambda *_: count * chosen["share"]  # type: ignore[assignment]
-    else:
-        persistent_weights.programs_for = _programs_for
+    `persistent=0` runs small networks without the persistent kernel. Its settings are `tile_rows`, `warps`, `stages`,
+    `splits`, `ctas_per_sm`, and `skip_empty=1` (attention distributes only tiles with rows).
+    `layer_fused=0` runs six launches per layer. Its settings are `ring_kb` (size of the ring buffer), `stage_bytes` (of
+    one warp) and `ctas` (fewer CTAs than SMs, so that a sanitizer finishes).
+    `pdl_bytes` is the weight size of the largest model that uses PDL, `fp8_block_k` the k-block of the fp8 path."""
+    chosen = DEFAULTS | {k: int(v) for k, v in (word.split("=") for word in text.split(",") if word)}
+    network.USE_PERSISTENT, network.USE_LAYER_FUSED = bool(chosen["persistent"]), bool(chosen["layer_fused"])
+    network.PDL_MAX_BYTES, weight_streaming.FP8_BLOCK_K = chosen["pdl_bytes"], chosen["fp8_block_k"]
+    persistent_weights.TILE_ROWS, persistent_weights.WARPS = chosen["tile_rows"], chosen["warps"]
+    persistent_weights.STAGES, persistent_weights.PERSISTENT_SPLITS = chosen["stages"], chosen["splits"]
+    persistent_weights.SKIP_EMPTY_TILES = bool(chosen["skip_empty"])
+    persistent_weights.num_ctas_for = _ctas_per_sm(chosen["ctas_per_sm"]) if chosen["ctas_per_sm"] else _num_ctas_for
+    ring, stage = chosen["ring_kb"] << 10, chosen["stage_bytes"]
+    layer_fused_shape.MAX_RING_BYTES = dict.fromkeys(_RING_BYTES, ring) if ring else _RING_BYTES
+    layer_fused_shape.STAGE_BYTES = dict.fromkeys(_STAGE_BYTES, stage) if stage else _STAGE_BYTES
+    layer_fused._gpu = _gpu_with(chosen["ctas"]) if chosen["ctas"] else _gpu
     return chosen
 
 
-def _chip_with(num_programs: int) -> Callable[[torch.device], layer_fused_shape.Chip]:
-    return lambda device: replace(_chip(device), num_programs=num_programs)
+def _ctas_per_sm(count: int) -> Callable[[int, torch.device], int]:
+    return lambda _, device: count * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _gpu_with(num_ctas: int) -> Callable[[torch.device], layer_fused_shape.GpuProperties]:
+    return lambda device: replace(_gpu(device), num_ctas=num_ctas)
 
 
 def random_model(config: ModelConfig, rank: int = 0, dtype: torch.dtype = torch.bfloat16) -> Transformer:
-    """Random weights born on the GPU, with a random canvas adapter of `rank` where asked."""
+    """Random weights, created on the GPU, with a random canvas adapter if `rank` is not 0."""
     torch.manual_seed(0)
     model = empty_transformer(config)
     for name, parameter in list(model.named_parameters()):
         tensor = torch.empty(parameter.shape, device=DEVICE, dtype=dtype)
         tensor = tensor.fill_(1.0) if parameter.dim() == 1 and "norm" in name else tensor.normal_(std=0.02)
-        place(model, name, tensor)
+        set_parameter(model, name, tensor)
     model = finish(model, DEVICE)
     if rank:
         adapter = new_canvas(config, rank, 256, 0)
@@ -102,16 +106,21 @@ def random_model(config: ModelConfig, rank: int = 0, dtype: torch.dtype = torch.
     return model.requires_grad_(False)
 
 
-def make_runner(model: Transformer, num_pages: int, limits: GraphLimits) -> RoundRunner:
+def make_executor(model: Transformer, num_pages: int, limits: GraphLimits) -> GraphExecutor:
+    """A graph executor with a KV cache of random values."""
     cache = PagedCache.allocate(model.config, num_pages, PAGE_SIZE, DEVICE, model.dtype, 2 * MAX_TREE_ROWS)
     for tensor in (cache.k, cache.v):
         for layer in tensor:
             layer.normal_()
-    return RoundRunner(model, cache, EngineConfig().logit_rows, limits)
+    return GraphExecutor(model, cache, EngineConfig().logit_rows, limits)
 
 
-def made_up_batch(num_segments: int, rows_each: int, past: int, num_canvas: int = 0) -> Batch:
-    """Segments of causal rows behind `past` cached tokens; the last `num_canvas` rows of each are a canvas of masks."""
+def make_backend(model: Transformer, num_pages: int, limits: GraphLimits) -> CudaBackend:
+    return CudaBackend(make_executor(model, num_pages, limits))
+
+
+def synthetic_batch(num_segments: int, rows_each: int, past: int, num_canvas: int = 0) -> Batch:
+    """Segments of causal rows after `past` cached tokens; the last `num_canvas` rows of each are a canvas of masks."""
     columns: dict[str, list[int]] = {name: [] for name in ("position", "slot", "canvas", "prefix", "start", "end")}
     index, segments = list[int](), []
     context = rows_each - num_canvas
@@ -140,18 +149,18 @@ def pages_for(num_segments: int, tokens_each: int) -> int:
 
 
 def forward_options(about: str | None, models: str, rows: str) -> argparse.ArgumentParser:
-    """What benchmarks of single forwards are asked for."""
+    """Options of the benchmarks of single forwards."""
     parser = argparse.ArgumentParser(description=about)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--models", default=models)
-    parser.add_argument("--rows", default=rows)
-    parser.add_argument("--schemes", default="bfloat16", help="bfloat16, fp8, int4, or several with commas")
+    parser.add_argument("--out", required=True, help="folder of the report")
+    parser.add_argument("--models", default=models, help=f"comma-separated: {', '.join(SHAPES)}")
+    parser.add_argument("--rows", default=rows, help="comma-separated")
+    parser.add_argument("--weights", default="bfloat16", help="comma-separated: bfloat16, fp8, int4")
     parser.add_argument("--past", type=int, default=512, help="cached tokens before the rows")
     return parser
 
 
 def time_ms(work: Callable[[], Any], repeats: int = 20, warm_up: int = 3) -> float:
-    """Median time of one call on the device, by events."""
+    """Median device time of one call in milliseconds."""
     for _ in range(warm_up):
         work()
     pairs = []
@@ -167,20 +176,20 @@ def time_ms(work: Callable[[], Any], repeats: int = 20, warm_up: int = 3) -> flo
 
 
 def copy_bandwidth() -> float:
-    """Bytes a second of a large copy on the device, read and written both counted."""
+    """Bytes per second of a large copy on the device, reads and writes both counted."""
     source = torch.empty(1 << 31, dtype=torch.uint8, device=DEVICE).random_(0, 255)
     target = torch.empty_like(source)
     return 2 * source.numel() / (time_ms(lambda: target.copy_(source), 10) / 1e3)
 
 
 def matmul_rate() -> float:
-    """FLOP/s of a large bf16 product on random data."""
+    """FLOP/s of a large bf16 matmul on random data."""
     a, b = (torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
     return 2 * 8192**3 / (time_ms(lambda: a @ b, 10) / 1e3)
 
 
 def write_report(out: str, name: str, settings: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Dated JSON with hardware, versions and commit; the table last on the screen."""
+    """Write a dated JSON report with hardware, versions and commit, and print the table."""
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     report = {
         "benchmark": name,

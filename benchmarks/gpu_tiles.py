@@ -1,10 +1,10 @@
-"""Which cut suits which matrix: the linears of a layer over many cuts, bf16 and fp8, the best five of each shape.
+"""Search for tilings: the linears of a layer over many tilings, in bf16 and fp8, the best five of each shape.
 
     python -m benchmarks.gpu_tiles --out DIR [--shapes fp8/8B/16 bfloat16/1.5B/64] [--linears qkv,o,gate_up,down]
 
-All cuts are compiled first, by processes side by side that fill Triton's cache and come to an end; then each is timed
-alone, in a graph, on copies that together exceed the second-level cache. Whatever is not compiled or timed in its
-seconds is left out. The best line of a shape belongs in `quicksilver/backends/cuda/kernels/weight_streaming.py`.
+All tilings are compiled first, by parallel processes that fill Triton's cache. Each is then timed alone, in a graph, on
+copies that exceed L2. Tilings that are not compiled or timed within the limits are left out. The best tiling of a shape
+belongs in `quicksilver/backends/cuda/kernels/weight_streaming.py`.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from torch import Tensor
 
 from benchmarks.gpu_setup import DEVICE, SHAPES, copy_bandwidth, time_ms, write_report
 from quicksilver.backends.cuda.kernels import linears as kernels
-from quicksilver.backends.cuda.kernels.launch import overlapping
-from quicksilver.backends.cuda.kernels.linears import Beside, Norm, Rotation, Scaled, Weight
+from quicksilver.backends.cuda.kernels.launch import pdl_launches
+from quicksilver.backends.cuda.kernels.linears import LinearExtras, Norm, NormInput, QkvEpilogue, Weight
 from quicksilver.backends.cuda.kernels.rope_kernel import HeadNorms, RowSlots
 from quicksilver.backends.cuda.kernels.weight_streaming import (
-    Cut,
-    Parts,
-    pick_columns,
-    pick_cut,
-    pick_gate_columns,
-    pick_rounded_cut,
+    PartialSums,
+    Tiling,
+    pick_block_n,
+    pick_fp8_tiling,
+    pick_gate_block_n,
+    pick_tiling,
 )
 
 LINEARS = ("qkv", "o", "gate_up", "down")
 DEFAULT = ("fp8/8B/16", "fp8/8B/32", "bfloat16/1.5B/16", "bfloat16/8B/32", "bfloat16/1.5B/64", "fp8/1.5B/16")
+# Shared memory per SM, less what CTAs use for anything but pipeline stages.
 SHARED_BYTES = 225_000
-"""Shared memory of a multiprocessor, less what programs take besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +73,28 @@ class Task:
 
     @property
     def group(self) -> int:
-        """Columns of a step of the input; 0 where it has none."""
+        """Columns per quantisation step of the input; 0 without steps."""
         return 0 if self.scheme != "fp8" else 64 if self.linear == "down" else 128
 
-    def shipped(self) -> Cut:
+    def default(self) -> Tiling:
         (n, k), config = self.size, SHAPES[self.model]
-        block_n = config.head_dim // 2 if self.linear == "qkv" else pick_columns(n // 2)
+        block_n = config.head_dim // 2 if self.linear == "qkv" else pick_block_n(n // 2)
         if self.linear == "gate_up" and not self.group:
-            block_n = pick_gate_columns(n // 2)
+            block_n = pick_gate_block_n(n // 2)
         if self.group:
-            return pick_rounded_cut(block_n, n // (2 * block_n), k, self.rows, self.group)
-        return pick_cut(block_n, n // (2 * block_n), k, self.rows)
+            return pick_fp8_tiling(block_n, n // (2 * block_n), k, self.rows, self.group)
+        return pick_tiling(block_n, n // (2 * block_n), k, self.rows)
 
-    def cuts(self) -> Iterator[Cut]:
-        """The shipped one first; then by programs, by how much is read at once, by bytes under way, by warps."""
-        found = {self.shipped(): None}
+    def tilings(self) -> Iterator[Tiling]:
+        """The default first, then by number of programs, k-block, stages and warps."""
+        found = {self.default(): None}
         for warps, share, programs in ((4, 2, 264), (4, 2, 132), (8, 1, 132), (4, 1, 132), (4, 3, 396), (8, 2, 264)):
             for block_n, at_once in product(self._columns(), self._at_once()):
-                found |= dict.fromkeys(self._cut(block_n, at_once, programs, (warps, share)))
-        if not self.group and self.linear in ("o", "down"):  # without splits, in narrow tiles
+                found |= dict.fromkeys(self._tilings(block_n, at_once, programs, (warps, share)))
+        if not self.group and self.linear in ("o", "down"):  # without split K, in narrow tiles
             tiles = self.size[0] // 32
             for at_once, share in product(self._at_once(), (1, 2)):
-                found |= dict.fromkeys(self._cut(16, at_once, tiles, (4, share)))
+                found |= dict.fromkeys(self._tilings(16, at_once, tiles, (4, share)))
         yield from found
 
     def _columns(self) -> list[int]:
@@ -107,17 +107,17 @@ class Task:
         depths = (self.group, 2 * self.group) if self.group else (64, 128)
         return [depth for depth in depths if self.size[1] % depth == 0]
 
-    def _cut(self, block_n: int, block_k: int, programs: int, how: tuple[int, int]) -> Iterator[Cut]:
+    def _tilings(self, block_n: int, block_k: int, programs: int, how: tuple[int, int]) -> Iterator[Tiling]:
         (n, k), (warps, share), width = self.size, how, 1 if self.group else 2
         tiles = n // (2 * block_n)
         depth = -(-k // max(1, programs // tiles) // block_k) * block_k
         stages = min(SHARED_BYTES // share // ((2 * block_n + self.rows) * block_k * width), depth // block_k + 1, 12)
         if stages >= 2 and (warps == 4 or block_n >= 64):
-            yield Cut(block_n, block_k, depth, warps, stages, self.group)
+            yield Tiling(block_n, block_k, depth, warps, stages, self.group)
 
 
 class Bench:
-    """One linear's weights in many copies, and all its buffers."""
+    """Many copies of one linear's weights, and its buffers."""
 
     def __init__(self, task: Task, copies: int = 0) -> None:
         self.task, self.config, self.rows = task, SHAPES[task.model], task.rows
@@ -128,17 +128,17 @@ class Bench:
         self.x, self.stream = self._input(self.k), self._random(self.rows, self.n)
         self.out, self.raw = self._input(self.n), self._random(self.rows, self.n)
         self.norm = Norm(torch.ones(max(self.n, self.k), device=DEVICE, dtype=torch.bfloat16), 1e-6)
-        self.parts = Parts.allocate(16 * 1024 * 1024, DEVICE)
+        self.partials = PartialSums.allocate(16 * 1024 * 1024, DEVICE)
         self.squares = torch.ones(max(self.n, self.k) // 32, self.rows, device=DEVICE)
         self.steps = torch.ones_like(self.squares)
-        self.turn = self._rotation()
+        self.epilogue = self._rotation()
 
-    def _rotation(self) -> Rotation:
+    def _rotation(self) -> QkvEpilogue:
         config, zeros = self.config, torch.zeros(self.rows, device=DEVICE, dtype=torch.int32)
         cache = torch.empty(64, config.num_kv_heads, config.head_dim, device=DEVICE, dtype=torch.bfloat16)
         norms = HeadNorms(self.norm.gain, self.norm.gain, 1e-6) if config.qk_norm else None
         angles = torch.ones(64, config.head_dim, device=DEVICE)
-        return Rotation(RowSlots(zeros, zeros), angles, (cache, cache.clone()), norms)
+        return QkvEpilogue(RowSlots(zeros, zeros), angles, (cache, cache.clone()), norms)
 
     def _random(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
@@ -156,38 +156,38 @@ class Bench:
     def _steps(self, width: int, group: int) -> Tensor | None:
         return self.steps[: width // group] if self.is_fp8 else None
 
-    def ours(self, cut: Cut) -> Callable[[], None]:
-        kernels.pick_cut = kernels.pick_rounded_cut = lambda *_: cut  # type: ignore[assignment]
-        kernels.pick_columns = kernels.pick_gate_columns = lambda _: cut.block_n  # type: ignore[assignment]
+    def ours(self, tiling: Tiling) -> Callable[[], None]:
+        kernels.pick_tiling = kernels.pick_fp8_tiling = lambda *_: tiling  # type: ignore[assignment]
+        kernels.pick_block_n = kernels.pick_gate_block_n = lambda _: tiling.block_n  # type: ignore[assignment]
         call = {"qkv": self._qkv, "gate_up": self._swiglu}.get(self.task.linear, self._add)
 
         def work() -> None:
-            with overlapping(self.is_fp8 or self.task.model == "1.5B"):
+            with pdl_launches(self.is_fp8 or self.task.model == "1.5B"):
                 for weight in self.weights:
-                    call(weight, cut)
+                    call(weight, tiling)
 
         return work
 
-    def _scaled(self) -> Scaled:
-        return Scaled(self.x, self.squares[: self.k // 128], self._steps(self.k, 128))
+    def _scaled(self) -> NormInput:
+        return NormInput(self.x, self.squares[: self.k // 128], self._steps(self.k, 128))
 
-    def _qkv(self, weight: Weight, _: Cut) -> None:
+    def _qkv(self, weight: Weight, _: Tiling) -> None:
         out = self.raw.view(self.rows, -1, self.config.head_dim)
-        kernels.project_qkv(self._scaled(), self.norm, weight, out, self.turn, Beside(self.parts))
+        kernels.linear_qkv(self._scaled(), self.norm, weight, out, self.epilogue, LinearExtras(self.partials))
 
-    def _swiglu(self, weight: Weight, cut: Cut) -> None:
+    def _swiglu(self, weight: Weight, tiling: Tiling) -> None:
         out = self.out.view(-1)[: self.rows * self.n // 2].view(self.rows, -1)
-        beside = Beside(self.parts, None, self._steps(self.n // 2, cut.block_n))
-        kernels.project_swiglu(self._scaled(), self.norm, weight, out, beside)
+        extras = LinearExtras(self.partials, None, self._steps(self.n // 2, tiling.block_n))
+        kernels.linear_swiglu(self._scaled(), self.norm, weight, out, extras)
 
-    def _add(self, weight: Weight, cut: Cut) -> None:
-        after = (self.norm, Scaled(self.out, self.squares, self._steps(self.n, 2 * cut.block_n)))
-        beside = Beside(self.parts, None, self._steps(self.k, self.task.group or 1))
-        kernels.project_add(self.x, weight, self.stream, after, beside)
+    def _add(self, weight: Weight, tiling: Tiling) -> None:
+        after = (self.norm, NormInput(self.out, self.squares, self._steps(self.n, 2 * tiling.block_n)))
+        extras = LinearExtras(self.partials, None, self._steps(self.k, self.task.group or 1))
+        kernels.linear_add(self.x, weight, self.stream, after, extras)
 
 
-def compile_cut(job: tuple[Task, Cut]) -> str | None:
-    """One launch on one copy -> why it failed. The compiled kernel stays in Triton's cache."""
+def compile_tiling(job: tuple[Task, Tiling]) -> str | None:
+    """One launch on one copy -> the error, if any. The compiled kernel stays in Triton's cache."""
     try:
         with torch.inference_mode():
             Bench(job[0], copies=1).ours(job[1])()
@@ -197,11 +197,11 @@ def compile_cut(job: tuple[Task, Cut]) -> str | None:
     return None
 
 
-def compile_all(jobs: list[tuple[Task, Cut]], processes: int, seconds: float) -> list[tuple[Task, Cut]]:
-    """Those that were compiled in time. The processes are born before this one has touched the GPU."""
+def compile_all(jobs: list[tuple[Task, Tiling]], processes: int, seconds: float) -> list[tuple[Task, Tiling]]:
+    """The jobs that compiled in time. Workers are forked before this process initialises CUDA."""
     deadline, done = time.monotonic() + seconds, []
     pool = multiprocessing.get_context("fork").Pool(processes)
-    results = [(job, pool.apply_async(compile_cut, (job,))) for job in jobs]
+    results = [(job, pool.apply_async(compile_tiling, (job,))) for job in jobs]
     for job, result in results:
         try:
             failure = result.get(max(0.01, deadline - time.monotonic()))
@@ -216,13 +216,15 @@ def compile_all(jobs: list[tuple[Task, Cut]], processes: int, seconds: float) ->
     return done
 
 
-def label_of(cut: Cut, task: Task) -> str:
-    splits = cut.splits(task.size[1])
-    return f"2x{cut.block_n} k{cut.block_k} depth {cut.depth} x{splits} s{cut.num_stages} w{cut.num_warps}"
+def label_of(tiling: Tiling, task: Task) -> str:
+    splits = tiling.splits(task.size[1])
+    return (
+        f"2x{tiling.block_n} k{tiling.block_k} depth {tiling.depth} x{splits} s{tiling.num_stages} w{tiling.num_warps}"
+    )
 
 
 def replay_ms(work: Callable[[], None], copies: int) -> float:
-    """Time of one launch, from a graph of `copies` launches."""
+    """Time per launch, from a graph of `copies` launches."""
     work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -231,20 +233,20 @@ def replay_ms(work: Callable[[], None], copies: int) -> float:
     return time_ms(graph.replay, 8) / copies
 
 
-def measure(task: Task, cuts: list[Cut], bandwidth: float, deadline: float) -> list[dict[str, Any]]:
-    """Fastest first; the shipped cut is marked."""
+def measure(task: Task, tilings: list[Tiling], bandwidth: float, deadline: float) -> list[dict[str, Any]]:
+    """Fastest first; the default tiling is marked."""
     bench, found = Bench(task), list[dict[str, Any]]()
     floor = 1e6 * bench.n * bench.k * (1 if bench.is_fp8 else 2) / bandwidth
-    for cut in cuts:
+    for tiling in tilings:
         if time.monotonic() > deadline:
             break
         try:
-            us = 1e3 * replay_ms(bench.ours(cut), bench.copies)
+            us = 1e3 * replay_ms(bench.ours(tiling), bench.copies)
         except Exception as error:
-            print("left out:", task.shape, task.linear, label_of(cut, task), str(error)[:120], flush=True)
+            print("left out:", task.shape, task.linear, label_of(tiling, task), str(error)[:120], flush=True)
             continue
-        row = {"shape": task.shape, "linear": task.linear, "cut": label_of(cut, task), "us": us}
-        found.append(row | {"roofline_pct": 100 * floor / us, "is_shipped": cut == task.shipped()})
+        row = {"shape": task.shape, "linear": task.linear, "tiling": label_of(tiling, task), "us": us}
+        found.append(row | {"roofline_pct": 100 * floor / us, "is_default": tiling == task.default()})
     return sorted(found, key=lambda row: float(row["us"]))
 
 
@@ -260,17 +262,17 @@ def main() -> None:
     options = parser.parse_args()
     tasks = [Task(shape, linear) for shape in options.shapes for linear in options.linears.split(",")]
     start = time.monotonic()
-    jobs = [(task, cut) for task in tasks for cut in task.cuts()]
+    jobs = [(task, tiling) for task in tasks for tiling in task.tilings()]
     done = compile_all(jobs, options.processes, options.compile_seconds)
-    print(f"{len(done)} of {len(jobs)} cuts compiled after {time.monotonic() - start:.0f} s", flush=True)
+    print(f"{len(done)} of {len(jobs)} tilings compiled after {time.monotonic() - start:.0f} s", flush=True)
     bandwidth, found = copy_bandwidth(), list[dict[str, Any]]()
     deadline = time.monotonic() + options.seconds
     for task in tasks:
-        rows = measure(task, [cut for other, cut in done if other == task], bandwidth, deadline)
-        found += rows[:5] + [row for row in rows[5:] if row["is_shipped"]]
+        rows = measure(task, [tiling for other, tiling in done if other == task], bandwidth, deadline)
+        found += rows[:5] + [row for row in rows[5:] if row["is_default"]]
         torch.cuda.empty_cache()
     print(f"timed after {time.monotonic() - start:.0f} s", flush=True)
-    write_report(options.out, "gpu_tiles", {"copy_bandwidth": bandwidth, "cuts": len(done)}, found)
+    write_report(options.out, "gpu_tiles", {"copy_bandwidth": bandwidth, "tilings": len(done)}, found)
 
 
 if __name__ == "__main__":

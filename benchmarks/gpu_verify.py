@@ -1,10 +1,9 @@
-"""Verify rounds and plain autoregression at batch 1, end to end through the engine, host included.
+"""Verify rounds and autoregression at batch 1, end to end through the engine, including the host.
 
-    python -m benchmarks.gpu_verify --out DIR [--models 135M,1.5B] [--canvas 16] [--one-forward 8] [--trees 16,32]
+    python -m benchmarks.gpu_verify --out DIR [--models 135M,1.5B] [--canvas 16] [--trees 16,32] [--weights bfloat16]
 
-Weights are random, so nothing is accepted and a round yields two tokens, or one where it is one forward; its time does
-not depend on that. Tokens a second are therefore computed: tokens a round of the acceptance table below (one less where
-a round is one forward), over the round time measured here.
+Weights are random, so no draft is accepted and a round yields two tokens; the time of a round does not depend on that.
+Tokens per second are therefore computed: tokens per round from the table below over the round time measured here.
 """
 
 from __future__ import annotations
@@ -15,23 +14,24 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_setup import PAGE_SIZE, SHAPES, make_runner, pages_for, random_model, switch_whole, write_report
-from quicksilver.backends.cuda.graphs import GraphLimits
-from quicksilver.backends.cuda.logit_bias import HeadKind
-from quicksilver.backends.cuda.rounds import RoundShape, one_forward
+from benchmarks.gpu_setup import PAGE_SIZE, SHAPES, apply_switches, make_backend, pages_for, random_model, write_report
+from quicksilver.backends.cuda.backend import CudaBackend
+from quicksilver.backends.cuda.buffers import GraphLimits
+from quicksilver.backends.cuda.inflight import RoundShape
+from quicksilver.backends.cuda.logit_bias import SamplingOptions
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Request
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.model.transformer import Transformer
 
+# Measured on real weights (docs/reference/performance.md).
 TOKENS_PER_ROUND = {
     "nano, held out": {8: 4.13, 16: 4.15},
     "coder trial, all domains": {8: 5.25, 16: 5.69},
     "coder trial, HumanEval": {8: 6.44, 16: 7.26},
     "coder trial, chat": {8: 3.47, 16: 3.52},
 }
-"""Measured on real weights elsewhere (docs/reference/performance.md); used to turn round times into tokens a second."""
 
 
 def make_engine(model: Transformer, shapes: list[RoundShape], context_len: int, scheme: str = "bfloat16") -> Engine:
@@ -44,21 +44,26 @@ def make_engine(model: Transformer, shapes: list[RoundShape], context_len: int, 
     )
     engine = build_engine(model, "random", config)
     limits = GraphLimits(512, 8, context_len, scheme)
-    runner = make_runner(model, config.num_pages, limits)
-    runner.prepare([16, 512])
-    runner.prepare_rounds([RoundShape(1, 1), *shapes])
-    engine.backend = runner
+    backend = make_backend(model, config.num_pages, limits)
+    backend.executor.prepare([16, 512])
+    backend.prepare_rounds([RoundShape(1, 1), *shapes])
+    engine.backend = backend
     return engine
 
 
+def backend_of(engine: Engine) -> CudaBackend:
+    assert isinstance(engine.backend, CudaBackend)
+    return engine.backend
+
+
 def seconds_per_round(engine: Engine, shape: RoundShape, num_rounds: int) -> tuple[float, float]:
-    """Wall time of a round in the middle of an answer, and tokens it gave. No other round is in reach."""
-    runner, graphs = engine.backend, engine.backend._graphs  # type: ignore[attr-defined]
-    runner._graphs = {shape: graphs[shape]}  # type: ignore[attr-defined]
+    """Wall time of a round in the middle of an answer, and its tokens. Other round shapes are disabled."""
+    backend, graphs = backend_of(engine), backend_of(engine).rounds
+    backend.rounds = {shape: graphs[shape]}
     name, canvas_len = DecoderName.VERIFY, shape.canvas_len
     if canvas_len == 1:
         name = DecoderName.AR
-    per_round = steps_per_round = 1 if canvas_len == 1 or shape.num_sets else 2
+    per_round = steps_per_round = 1 if canvas_len == 1 else 2
     params = DecodeParams(per_round * (num_rounds + 40) + 64, decoder=DecoderParams(name, canvas_len))
     engine.add(Request("timed", tuple(range(5, 261)), params))
     for _ in range(8 * steps_per_round):
@@ -70,17 +75,17 @@ def seconds_per_round(engine: Engine, shape: RoundShape, num_rounds: int) -> tup
     elapsed = time.perf_counter() - start
     engine.abort("timed")
     engine.step()
-    runner._graphs = graphs  # type: ignore[attr-defined]
+    backend.rounds = graphs
     return elapsed / num_rounds, tokens / num_rounds
 
 
 def device_ms(engine: Engine, shape: RoundShape) -> float:
-    """A round on the device alone: replays back to back without the engine."""
-    graph = engine.backend._graphs[shape]  # type: ignore[attr-defined]
+    """Device time of a round: consecutive replays without the engine."""
+    graph = backend_of(engine).rounds[shape]
     graph.state.position.fill_(300)
     graph.state.last.fill_(7)
     graph.pages.copy_(torch.arange(graph.pages.shape[1])[None])
-    replay = graph.prepare(HeadKind())
+    replay = graph.prepare(SamplingOptions())
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for _ in range(3):
         replay()
@@ -103,15 +108,13 @@ def measure(name: str, shapes: list[RoundShape], num_rounds: int, scheme: str) -
     ]
     for shape in shapes:
         seconds, tokens = seconds_per_round(engine, shape, num_rounds)
-        graph = engine.backend._graphs[shape]  # type: ignore[attr-defined]
-        kind = f"verify {shape.canvas_len}" + (" in one forward" if shape.num_sets else "")
-        kind += f" with a tree of {shape.tree_rows}" if shape.tree_rows else ""
+        graph = backend_of(engine).rounds[shape]
+        kind = f"verify {shape.canvas_len}" + (f" with a tree of {shape.tree_rows}" if shape.tree_rows else "")
         row: dict[str, Any] = {"model": name, "decoder": kind, "rows": graph.num_rows, "ms": 1e3 * seconds}
         row |= {"device_ms": device_ms(engine, shape), "tokens_here": tokens}
         for domain, table in TOKENS_PER_ROUND.items():
             if shape.canvas_len in table and not shape.tree_rows:
-                per_round = table[shape.canvas_len] - (1 if shape.num_sets else 0)
-                row[f"tok/s {domain}"] = per_round / seconds
+                row[f"tok/s {domain}"] = table[shape.canvas_len] / seconds
         rows.append(row)
         print(row, flush=True)
     return rows
@@ -123,21 +126,25 @@ def main() -> None:
     parser.add_argument("--out", required=True)
     parser.add_argument("--models", default="135M,1.5B")
     parser.add_argument("--canvas", default="16")
-    parser.add_argument("--one-forward", default="8")
-    parser.add_argument("--trees", default="16,32", help="rows, for canvases of 16; none are timed where this is empty")
+    parser.add_argument("--trees", default="16,32", help="rows of draft trees for canvases of 16; may be empty")
     parser.add_argument("--rounds", type=int, default=150)
     parser.add_argument("--weights", default="bfloat16", help="bfloat16, fp8 or int4")
-    parser.add_argument("--whole", default="", help="how small networks run in one launch: gpu_setup.switch_whole")
+    parser.add_argument("--switches", default="", help="see gpu_setup.apply_switches")
     options = parser.parse_args()
-    switch_whole(options.whole)
+    apply_switches(options.switches)
     shapes = [RoundShape(1, int(canvas_len)) for canvas_len in options.canvas.split(",") if canvas_len]
     shapes += [RoundShape(1, 16, tree_rows=int(count)) for count in options.trees.split(",") if count]
-    shapes += [one_forward(1, int(canvas_len)) for canvas_len in options.one_forward.split(",") if canvas_len]
     found: list[dict[str, Any]] = []
     for name in options.models.split(","):
         found += measure(name, shapes, options.rounds, options.weights)
         torch.cuda.empty_cache()
-    settings = {"weights": options.weights, "whole": options.whole, "prompt": 256, "rounds": options.rounds, "rank": 64}
+    settings = {
+        "weights": options.weights,
+        "switches": options.switches,
+        "prompt": 256,
+        "rounds": options.rounds,
+        "rank": 64,
+    }
     write_report(options.out, "gpu_verify", settings, found)
 
 

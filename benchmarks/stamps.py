@@ -1,36 +1,36 @@
-"""Clock stamps for `layer_fused.cu`: its source with a line between any two parts of a layer that writes down the time.
+"""Time stamps for `layer_fused.cu`: inserts a clock read after each part of a layer into the kernel's source.
 
-Needs no GPU; `gpu_clocks.py` compiles and runs what comes out.
+Needs no GPU; `gpu_clocks.py` compiles and runs the result.
 """
 
 from __future__ import annotations
 
-_INPUT = "        else read_input(x, me, input, begin);\n"
-"""Behind it a warp has its part of an input, of whichever linear."""
+# After this line a warp has its share of an input, in every linear.
+_INPUT = "        else poll_input(x, state, input, begin);\n"
+# The work of the first MMA thread of a CTA, and the line that ends each part. The time of an input includes the wait
+# for the CTAs that produce it.
 PARTS = (
-    ("merge", "    sync_mergers();\n"),
+    ("merge", "    sync_merge_warps();\n"),
     ("output, input", _INPUT),
-    ("output", "        multiply_linear<Output>(me, me.args.attended);\n"),
+    ("output", "        mma_linear<Output>(state, state.args.attended);\n"),
     ("gate and up, input", _INPUT),
-    ("gate and up", "        multiply_linear<GateUp>(me, me.args.middle);\n"),
+    ("gate and up", "        mma_linear<GateUp>(state, state.args.ffn_input);\n"),
     ("down, input", _INPUT),
-    ("down", "        multiply_linear<Down>(me, me.args.ffn);\n"),
+    ("down", "        mma_linear<Down>(state, state.args.ffn);\n"),
     ("qkv, input", _INPUT),
-    ("qkv", "    if (me.args.has_qkv) multiply_linear<Qkv>(me, me.args.scaled);\n"),
+    ("qkv", "    if (state.args.has_qkv) mma_linear<Qkv>(state, state.args.qkv_input);\n"),
 )
-"""What the first multiplying thread of a program does, and the line that ends it. The time of an input is that of the
-reading, and before it of the programs that still make it."""
 NUM_STAMPS = 1 + len(PARTS)
+# Values per CTA: its stamps, and the nanoseconds at the first and at the last.
 WIDTH = NUM_STAMPS + 2
-"""Numbers of a program: its stamps, and the nanoseconds at the first and at the last."""
 
-_BEGIN = ("    wait_turn();\n", "    for (; at < ROWS * HEADS; at += PROGRAMS * MERGING) {\n")
-"""Where a program has waited for attention, and merges."""
-_WORKER = "    int used;  // pieces of weights\n};\n"
+# After the wait for attention, before the merge.
+_BEGIN = ("    pdl_wait();\n", "    for (; at < ROWS * HEADS; at += NUM_CTAS * MERGE_WARPS) {\n")
+_STATE = "    int used;  // stages of the ring buffer so far\n};\n"
 _WRITER = """
-DEVICE void stamp(const Worker &me, int index) {{
-    if (me.thread != 0 || !me.args.has_layer || !me.args.has_qkv) return;
-    long long *mine = (long long *){address}ULL + program_index() * {width}, nanoseconds;
+DEVICE void stamp(const WarpState &state, int index) {{
+    if (state.thread != 0 || !state.args.has_layer || !state.args.has_qkv) return;
+    long long *mine = (long long *){address}ULL + cta_index() * {width}, nanoseconds;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(nanoseconds));
     mine[index] = clock64();
     if (index == 0 || index == {last}) mine[index == 0 ? {width} - 2 : {width} - 1] = nanoseconds;
@@ -39,14 +39,14 @@ DEVICE void stamp(const Worker &me, int index) {{
 
 
 def stamped(source: str, address: int) -> str:
-    """The kernel's source, with stamps into a buffer of (programs, WIDTH) numbers of 64 bits at `address`."""
+    """The kernel's source, with stamps into a buffer of (CTAs, WIDTH) 64-bit values at `address`."""
     writer = _WRITER.format(address=address, width=WIDTH, last=NUM_STAMPS - 1)
-    marked = _replace(source, _WORKER, _WORKER + writer)
-    marked = _replace(marked, "".join(_BEGIN), "    stamp(me, 0);\n".join(_BEGIN))
+    marked = _replace(source, _STATE, _STATE + writer)
+    marked = _replace(marked, "".join(_BEGIN), "    stamp(state, 0);\n".join(_BEGIN))
     for index, (_, line) in enumerate(PARTS, 1):
         if line != _INPUT:
-            marked = _replace(marked, line, f"{line}    stamp(me, {index});\n")
-    return _replace(marked, _INPUT, f"{_INPUT}        if (range == first_range<L>()) stamp(me, 2 + 2 * L::KIND);\n")
+            marked = _replace(marked, line, f"{line}    stamp(state, {index});\n")
+    return _replace(marked, _INPUT, f"{_INPUT}        if (range == first_range<L>()) stamp(state, 2 + 2 * L::KIND);\n")
 
 
 def _replace(source: str, old: str, new: str) -> str:

@@ -16,9 +16,6 @@ USUAL_CHANCE, USUAL_WEIGHT = 0.75, 4
 """What is believed of a drafted token before any were seen, and how many seen ones outweigh that."""
 FADING = 0.993
 """What a step leaves of the memory: half of it goes in a hundred."""
-BLIND = 0.87
-"""What is left of a draft's yield where a forward both drafts and verifies: its drafts do not know the token with which
-the verification corrects them. Seen: 0.82 to 1; the low half, since such rounds lose more where they are wrong."""
 TREE_GAIN = {0: 1.0, 16: 1.25, 32: 1.35}
 """By its rows, what a tree multiplies a draft's yield by. Replayed from recorded canvases: coder-1.5b 1.19 and 1.31
 over seven domains, 1 to 1.7 in each; nano 1.29 and 1.4 over six."""
@@ -36,18 +33,17 @@ class TimedRound:
     num_requests: int
     """The most it carries."""
     canvas_len: int
-    is_one_forward: bool
     ms: float
     tree_rows: int = 0
 
     def speed(self, survival: Seq[float], seen_rows: int = 0) -> float:
-        """Tokens a millisecond for each request: the causal model's own two, or the only one where a round is one
-        forward, and between them the drafted ones that are right up to the first that is not. What was seen may be of
-        trees; it is made what this round would have seen."""
+        """Tokens per millisecond for each request: the drafted tokens that are accepted, and the causal model's own
+        tokens, two per round or one for a canvas of one. `survival` may have been measured with trees of `seen_rows`;
+        it is rescaled to this round's tree."""
         gain = TREE_GAIN.get(self.tree_rows, 1.0) / TREE_GAIN.get(seen_rows, 1.0)
         drafted = min(gain * sum(survival[: self.canvas_len - 1]), self.canvas_len - 1)
-        own = 1 if self.canvas_len == 1 or self.is_one_forward else 2
-        return (own + (BLIND * drafted if self.is_one_forward else drafted)) / self.ms
+        own = 1 if self.canvas_len == 1 else 2
+        return (own + drafted) / self.ms
 
 
 class AcceptanceHistory:
@@ -104,7 +100,7 @@ class RoundCost:
             ways = [graph for graph in self.rounds if graph.num_requests == room]
             for canvas_len in LENS:
                 ms = self._host_driven_ms(num_requests, canvas_len)
-                ways += [TimedRound(num_requests, canvas_len, False, ms)] if ms is not None else []
+                ways += [TimedRound(num_requests, canvas_len, ms)] if ms is not None else []
             self._known[num_requests] = tuple(ways)
         return self._known[num_requests]
 

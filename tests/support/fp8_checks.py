@@ -15,18 +15,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from quicksilver.backends.cuda.graphs import GraphLimits, GraphRunner
-from quicksilver.backends.cuda.kernels.fp8 import Inputs, can_round
-from quicksilver.backends.cuda.kernels.head import HeadRows, HeadSpace, propose_rows, read_results
+from quicksilver.backends.cuda.buffers import GraphLimits
+from quicksilver.backends.cuda.graphs import GraphExecutor
+from quicksilver.backends.cuda.kernels.fp8 import ActivationFormat, supports_fp8_activations
+from quicksilver.backends.cuda.kernels.head import HeadRows, HeadWorkspace, propose_rows, read_results
 from quicksilver.backends.cuda.kernels.linears import (
-    Beside,
+    LinearExtras,
     Norm,
-    Rotation,
-    Scaled,
+    NormInput,
+    QkvEpilogue,
     Weight,
-    project_add,
-    project_qkv,
-    project_swiglu,
+    linear_add,
+    linear_qkv,
+    linear_swiglu,
     square_tiles,
 )
 from quicksilver.backends.cuda.kernels.rope_kernel import HeadNorms, RowSlots, angle_table, rotate_and_write
@@ -35,11 +36,11 @@ from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.rope import Rope
 from quicksilver.model.transformer import Transformer
-from tests.support.graph_checks import SMALL, TINIEST, WIDE_PARTS, causal_batch, model_of, plain_forward
+from tests.support.graph_checks import SMALL, TINIEST, WIDE, causal_batch, eager_forward, model_of
 from tests.support.kernel_checks import expect_close, here, shape_config
-from tests.support.linear_checks import TRUE_SHAPES, LayerShape, Walled, low_term, parts_of
+from tests.support.linear_checks import TRUE_SHAPES, Guarded, LayerShape, adapter_term, partials_of
 
-TINIEST_ROUNDED = replace(TINIEST, dim=1152, ffn_dim=576, num_heads=1, head_dim=128)
+TINIEST_FP8 = replace(TINIEST, dim=1152, ffn_dim=576, num_heads=1, head_dim=128)
 """The narrowest whose inputs can be rounded to fp8."""
 STEP = 3e-2
 """How far rounding to fp8 moves normal numbers, all in all; 2.6e-2 is usual."""
@@ -52,104 +53,106 @@ def round_groups(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     return (wide / steps[..., None]).flatten(1).to(torch.float8_e4m3fn), steps.T.contiguous()
 
 
-def meant(rounded: Tensor, steps: Tensor) -> Tensor:
+def dequantised(rounded: Tensor, steps: Tensor) -> Tensor:
     """What fp8 rows and their steps stand for."""
     return (rounded.float().unflatten(-1, (len(steps), -1)) * steps.T[..., None]).flatten(1)
 
 
-def fp8_weight(n: int, k: int, walled: Walled) -> tuple[Weight, Tensor]:
+def fp8_weight(n: int, k: int, guarded: Guarded) -> tuple[Weight, Tensor]:
     """A random linear, and what its numbers stand for."""
     w = torch.randn(n, k, device=here().device) / k**0.5
     scale = w.abs().amax(-1) / 448
     rounded = (w / scale[:, None]).to(torch.float8_e4m3fn)
-    return Weight(_walled_fp8(rounded, walled), None, walled(scale)), rounded.float() * scale[:, None]
+    return Weight(_walled_fp8(rounded, guarded), None, guarded(scale)), rounded.float() * scale[:, None]
 
 
-def _walled_fp8(values: Tensor, walled: Walled) -> Tensor:
-    return walled(values.view(torch.uint8)).view(torch.float8_e4m3fn)
+def _walled_fp8(values: Tensor, guarded: Guarded) -> Tensor:
+    return guarded(values.view(torch.uint8)).view(torch.float8_e4m3fn)
 
 
-def _room(rows: int, width: int, groups: int, walled: Walled) -> tuple[Tensor, Tensor]:
+def _room(rows: int, width: int, groups: int, guarded: Guarded) -> tuple[Tensor, Tensor]:
     device = here().device
     empty = torch.zeros(rows, width, device=device).to(torch.float8_e4m3fn)
-    return _walled_fp8(empty, walled), walled(torch.zeros(groups, rows, device=device))
+    return _walled_fp8(empty, guarded), guarded(torch.zeros(groups, rows, device=device))
 
 
-def _scaled(x: Tensor, gain: Tensor, walled: Walled) -> Scaled:
+def _scaled(x: Tensor, gain: Tensor, guarded: Guarded) -> NormInput:
     tiles = square_tiles(x.shape[1])
-    y, steps = _room(len(x), x.shape[1], tiles, walled)
-    scaled = Scaled(y, walled(torch.zeros(tiles, len(x), device=x.device)), steps)
+    y, steps = _room(len(x), x.shape[1], tiles, guarded)
+    scaled = NormInput(y, guarded(torch.zeros(tiles, len(x), device=x.device)), steps)
     scale_rows(x, gain, scaled.y, scaled.squares, 1.0, scaled.steps)
-    expect_close(meant(scaled.y, steps), x.float() * gain.float(), STEP)
+    expect_close(dequantised(scaled.y, steps), x.float() * gain.float(), STEP)
     return scaled
 
 
-def check_rounded_qkv(seed: int, shape: LayerShape, rows: int) -> None:
+def check_fp8_qkv(seed: int, shape: LayerShape, rows: int) -> None:
     """qkv on a rounded input, adapter, head norms, rotation and cache write equal the same steps."""
     torch.manual_seed(seed)
-    place, walled, (dim, _), (_, kv_heads, size) = here(), Walled(), shape.widths, shape.heads
-    x, gain = walled(place.normal(rows, dim)), walled(place.normal(dim))
-    weight, w = fp8_weight(shape.qkv, dim, walled)
-    scaled, gate = _scaled(x, gain, walled), (torch.arange(rows, device=place.device) % 3 > 0).float()
-    given = meant(scaled.y, scaled.steps)  # type: ignore[arg-type]
-    term, low = low_term(given, shape.qkv, gate, walled)
+    place, guarded, (dim, _), (_, kv_heads, size) = here(), Guarded(), shape.widths, shape.heads
+    x, gain = guarded(place.normal(rows, dim)), guarded(place.normal(dim))
+    weight, w = fp8_weight(shape.qkv, dim, guarded)
+    scaled, gate = _scaled(x, gain, guarded), (torch.arange(rows, device=place.device) % 3 > 0).float()
+    given = dequantised(scaled.y, scaled.steps)  # type: ignore[arg-type]
+    term, low = adapter_term(given, shape.qkv, gate, guarded)
     shrink = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
     raw = ((given @ w.T + low) * shrink).to(place.dtype).view(rows, -1, size)
     slots = torch.arange(rows, device=place.device).int()
     where, caches = RowSlots(slots + 7, slots), [place.normal(rows, kv_heads, size) for _ in range(2)]
     wanted_caches = (caches[0].clone(), caches[1].clone())
     angles = angle_table(Rope(shape_config(*shape.heads)).to(place.device), 512)
-    turn = Rotation(where, angles, (walled(caches[0]), walled(caches[1])), HeadNorms(gain[:size], gain[-size:], 1e-6))
-    out = walled(torch.zeros_like(raw))
-    project_qkv(scaled, Norm(gain, 1e-6), weight, out, turn, Beside(parts_of(shape, rows, walled), term))
+    turn = QkvEpilogue(
+        where, angles, (guarded(caches[0]), guarded(caches[1])), HeadNorms(gain[:size], gain[-size:], 1e-6)
+    )
+    out = guarded(torch.zeros_like(raw))
+    linear_qkv(scaled, Norm(gain, 1e-6), weight, out, turn, LinearExtras(partials_of(shape, rows, guarded), term))
     rotate_and_write(raw, wanted_caches, where, angles, turn.norms)
     expect_close(out, raw, place.tolerance)
     for found, wanted in zip(turn.caches, wanted_caches, strict=True):
         expect_close(found, wanted, place.tolerance)
-    walled.check()
+    guarded.check()
 
 
-def check_rounded_ffn(seed: int, shape: LayerShape, rows: int) -> None:
+def check_fp8_ffn(seed: int, shape: LayerShape, rows: int) -> None:
     """Output, gate and up with SwiGLU, and down, each on what the one before it left in fp8."""
     torch.manual_seed(seed)
-    place, walled, (dim, ffn), parts = here(), Walled(), shape.widths, parts_of(shape, rows, Walled())
-    norm, x = Norm(walled(place.normal(dim)), 1e-6), walled(place.normal(rows, dim))
-    scaled, gate = _scaled(x, norm.gain, walled), (torch.arange(rows, device=place.device) % 3 > 0).float()
+    place, guarded, (dim, ffn), partials = here(), Guarded(), shape.widths, partials_of(shape, rows, Guarded())
+    norm, x = Norm(guarded(place.normal(dim)), 1e-6), guarded(place.normal(rows, dim))
+    scaled, gate = _scaled(x, norm.gain, guarded), (torch.arange(rows, device=place.device) % 3 > 0).float()
     attended, steps = round_groups(place.normal(rows, shape.heads[0] * shape.heads[2]), shape.heads[2])
 
     def add(given: tuple[Tensor, Tensor]) -> None:
         """The residual stream plus a linear of what is given, and what the norm behind it needs."""
-        weight, w = fp8_weight(dim, given[0].shape[1], walled)
-        term, low = low_term(meant(*given), dim, gate, walled)
-        wanted = x.float() + meant(*given) @ w.T + low
-        project_add(given[0], weight, x, (norm, scaled), Beside(parts, term, given[1]))
+        weight, w = fp8_weight(dim, given[0].shape[1], guarded)
+        term, low = adapter_term(dequantised(*given), dim, gate, guarded)
+        wanted = x.float() + dequantised(*given) @ w.T + low
+        linear_add(given[0], weight, x, (norm, scaled), LinearExtras(partials, term, given[1]))
         expect_close(x, wanted, place.tolerance)
-        expect_close(meant(scaled.y, scaled.steps), x.float() * norm.gain.float(), STEP)  # type: ignore[arg-type]
+        expect_close(dequantised(scaled.y, scaled.steps), x.float() * norm.gain.float(), STEP)  # type: ignore[arg-type]
         expect_close(scaled.squares.sum(0), x.float().square().sum(-1), 1e-4)
 
-    add((_walled_fp8(attended, walled), walled(steps)))
-    weight, w = fp8_weight(2 * ffn, dim, walled)
-    given = meant(scaled.y, scaled.steps)  # type: ignore[arg-type]
-    term, low = low_term(given, 2 * ffn, gate, walled)
+    add((_walled_fp8(attended, guarded), guarded(steps)))
+    weight, w = fp8_weight(2 * ffn, dim, guarded)
+    given = dequantised(scaled.y, scaled.steps)  # type: ignore[arg-type]
+    term, low = adapter_term(given, 2 * ffn, gate, guarded)
     shrink = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
     wanted_gate, wanted_up = ((given @ w.T + low) * shrink).chunk(2, dim=-1)
-    hidden, hidden_steps = _room(rows, ffn, ffn // 64, walled)
-    project_swiglu(scaled, norm, weight, hidden, Beside(parts, term, hidden_steps))
-    expect_close(meant(hidden, hidden_steps), torch.nn.functional.silu(wanted_gate) * wanted_up, STEP)
+    hidden, hidden_steps = _room(rows, ffn, ffn // 64, guarded)
+    linear_swiglu(scaled, norm, weight, hidden, LinearExtras(partials, term, hidden_steps))
+    expect_close(dequantised(hidden, hidden_steps), torch.nn.functional.silu(wanted_gate) * wanted_up, STEP)
     add((hidden, hidden_steps))
-    walled.check()
+    guarded.check()
 
 
-def check_rounded_rows_ignore_their_number(config: ModelConfig) -> None:
+def check_fp8_rows_are_batch_invariant(config: ModelConfig) -> None:
     """Sequences among one, three and nine have the same numbers, bit for bit on a GPU: 16, 16 and 64 rows."""
     model, place = model_of(config), here()
     cache = PagedCache.allocate(config, 64, 16, place.device, place.dtype)
     cache.k.normal_()
     cache.v.normal_()
-    runner = GraphRunner(model, cache, 64, GraphLimits(max_rows=64, max_segments=16, context_len=256, scheme="fp8"))
-    alone = runner._launch(causal_batch(1, 5, 20, 16))[:5].clone()
+    runner = GraphExecutor(model, cache, 64, GraphLimits(max_rows=64, max_segments=16, context_len=256, scheme="fp8"))
+    alone = runner.launch(causal_batch(1, 5, 20, 16))[:5].clone()
     for count in (3, 9):
-        found = runner._launch(causal_batch(count, 5, 20, 16))[:5].clone()
+        found = runner.launch(causal_batch(count, 5, 20, 16))[:5].clone()
         if place.device == "cuda":
             assert torch.equal(found, alone), f"other numbers among {count} sequences"
         expect_close(found, alone, place.tolerance)
@@ -168,21 +171,23 @@ def check_fp8(config: ModelConfig, seed: int, has_canvas: bool) -> None:
     cache.k.normal_()
     cache.v.normal_()
     before = (cache.k.clone().float(), cache.v.clone().float())
-    runner = GraphRunner(model, cache, 64, GraphLimits(max_rows=64, max_segments=8, context_len=256, scheme="fp8"))
-    assert runner.network.inputs is (Inputs.ROUNDED if can_round(config) else Inputs.HALF)
-    found = model.norm(runner._launch(batch)[: len(batch.token_ids)])
+    runner = GraphExecutor(model, cache, 64, GraphLimits(max_rows=64, max_segments=8, context_len=256, scheme="fp8"))
+    assert runner.network.activations is (
+        ActivationFormat.FP8_STEPS if supports_fp8_activations(config) else ActivationFormat.HALF
+    )
+    found = model.norm(runner.launch(batch)[: len(batch.token_ids)])
 
     def plain(oracle: Transformer) -> Tensor:
-        return plain_forward(oracle, batch, PagedCache(before[0].clone(), before[1].clone(), 16))
+        return eager_forward(oracle, batch, PagedCache(before[0].clone(), before[1].clone(), 16))
 
-    exact = plain(on_fp8_weights(model))
-    if runner.network.inputs is Inputs.HALF:
+    exact = plain(with_fp8_weights(model))
+    if runner.network.activations is ActivationFormat.HALF:
         expect_close(found, exact, 4e-2 if place.dtype is torch.bfloat16 else 5e-3)
         return
     expect_close(found, exact, 1.2e-1)
     if place.dtype is torch.float32:
         # The oracle's adapter reads what is not rounded.
-        expect_close(found, plain(on_fp8_weights(model, rounds_inputs=True)), 8e-2 if has_canvas else 1e-3)
+        expect_close(found, plain(with_fp8_weights(model, rounds_inputs=True)), 8e-2 if has_canvas else 1e-3)
 
 
 def check_fp8_head(vocab: int, k: int) -> None:
@@ -196,9 +201,9 @@ def check_fp8_head(vocab: int, k: int) -> None:
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * gain.float()
     dtype = torch.float16 if k % 128 else torch.float8_e4m3fn
     if dtype.itemsize == 1:
-        normed = meant(*round_groups(normed, k))
+        normed = dequantised(*round_groups(normed, k))
     logits = normed @ (rounded.float() * scale[:, None]).T
-    space = HeadSpace.allocate(rounded, rows, dtype)
+    space = HeadWorkspace.allocate(rounded, rows, dtype)
     index = torch.arange(rows, device=place.device).int()
     results = propose_rows(hidden, Norm(gain, 1e-6), Weight(rounded, scale=scale), HeadRows(index), space)
     token_ids, confidence, _, is_finite = read_results(results)
@@ -216,10 +221,10 @@ class _RoundedInputs(nn.Module):
         self.linear, self.group = linear, group
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(meant(*round_groups(x, self.group)))
+        return self.linear(dequantised(*round_groups(x, self.group)))
 
 
-def on_fp8_weights(model: Transformer, *, rounds_inputs: bool = False) -> Transformer:
+def with_fp8_weights(model: Transformer, *, rounds_inputs: bool = False) -> Transformer:
     """The same network in fp32 with the weights that fp8 ones stand for."""
     rounded = copy.deepcopy(model).float()
     for layer in rounded.layers:
@@ -237,12 +242,12 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     for name in ("1.5B", "8B"):
         for rows in (16, 32, 64):
             shape = TRUE_SHAPES[name]
-            yield f"fp8 qkv {name} rows={rows}", lambda s=shape, r=rows: check_rounded_qkv(0, s, r)
-            yield f"fp8 ffn {name} rows={rows}", lambda s=shape, r=rows: check_rounded_ffn(0, s, r)
+            yield f"fp8 qkv {name} rows={rows}", lambda s=shape, r=rows: check_fp8_qkv(0, s, r)
+            yield f"fp8 ffn {name} rows={rows}", lambda s=shape, r=rows: check_fp8_ffn(0, s, r)
     for k in (576, 1536):
         yield f"head fp8 {k}", lambda k=k: check_fp8_head(49152, k)
-    for config in (SMALL, WIDE_PARTS):
+    for config in (SMALL, WIDE):
         for has_canvas in (False, True):
             name = f"network fp8 {config.family} canvas={has_canvas}"
             yield name, lambda c=config, h=has_canvas: check_fp8(c, 0, h)
-    yield "network fp8 rows ignore their number", lambda: check_rounded_rows_ignore_their_number(WIDE_PARTS)
+    yield "network fp8 rows ignore their number", lambda: check_fp8_rows_are_batch_invariant(WIDE)

@@ -1,5 +1,5 @@
-"""Kernels against plain torch on random ragged mixes. No pytest here: the same checks run in the tests, on a GPU or in
-Triton's interpreter, and from `benchmarks/gpu_check.py` on machines that have torch and Triton only."""
+"""Checks of kernels against plain torch on random ragged batches. No pytest here: the same checks run in the tests, on
+a GPU or in Triton's interpreter, and from `benchmarks/gpu_check.py` on machines with only torch and Triton."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 
 from quicksilver.backends.cuda.kernels import head as head_kernel
 from quicksilver.backends.cuda.kernels.attention import (
-    FORK_LEN,
-    AttendShape,
-    AttendSpace,
+    MAX_TREE_DEPTH,
+    AttentionShape,
+    AttentionWorkspace,
     RowTables,
     attend_paged,
     cut_tiles,
 )
-from quicksilver.backends.cuda.kernels.head import Draws, HeadRows, HeadSpace, propose_rows, read_results
+from quicksilver.backends.cuda.kernels.head import Draws, HeadRows, HeadWorkspace, propose_rows, read_results
 from quicksilver.backends.cuda.kernels.linears import Norm, Weight
 from quicksilver.backends.cuda.kernels.rope_kernel import HeadNorms, RowSlots, angle_table, rotate_and_write
 from quicksilver.backends.cuda.kernels.row_kernels import embed, norm_rows, swiglu_rows
@@ -34,7 +34,7 @@ from quicksilver.model.transformer import RMSNorm
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where checks run and how exactly: interpreted on the CPU in fp32, or on a GPU in its own dtype."""
+    """Device and dtype of the checks: interpreted on the CPU in fp32, or on a GPU in bf16."""
 
     device: str
     dtype: torch.dtype
@@ -54,7 +54,7 @@ def here() -> Place:
 
 
 def expect_close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
-    """Relative error of the whole, so that bf16 noise in single small entries does not matter. NaN never passes."""
+    """Compares by the relative error of the norm, which ignores bf16 noise in small entries. NaN fails."""
     error = relative_error(found, wanted)
     assert error < tolerance, f"relative error {error:.2e}, allowed {tolerance:.0e}"
 
@@ -108,8 +108,8 @@ def random_plan(rng: random.Random, num_pages: int, page_size: int, kinds: tuple
 
 
 def check_attention(seed: int, heads: tuple[int, int, int], splits: int, block_m: int) -> None:
-    """The paged kernel equals SDPA on the same plan, and both leave the same cache behind. The oracle runs on the CPU
-    in fp32: a sanitizer then sees no kernels but ours."""
+    """The paged kernel equals SDPA on the same plan, and both write the same cache. The reference runs on the CPU in
+    fp32, so that a sanitizer sees only our kernels."""
     torch.manual_seed(seed)
     place, config, page_size = here(), shape_config(*heads), 16
     plan = random_plan(random.Random(seed), 160, page_size)
@@ -125,12 +125,12 @@ def check_attention(seed: int, heads: tuple[int, int, int], splits: int, block_m
     given = [part.to(place.device) for part in (q, k, v)]
     found = TritonAttend(plan.to(place.device), other, splits=splits, block_m=block_m)(1, *given)
     expect_close(found.cpu(), wanted, place.tolerance)
-    assert torch.equal(cache.k, other.k.float().cpu()), "keys were not written as the oracle writes them"
-    assert torch.equal(cache.v, other.v.float().cpu()), "values were not written as the oracle writes them"
+    assert torch.equal(cache.k, other.k.float().cpu()), "keys differ from the reference"
+    assert torch.equal(cache.v, other.v.float().cpu()), "values differ from the reference"
 
 
-def check_attention_ignores_batch_mates(seed: int) -> None:
-    """A segment alone gives bit for bit what it gives among others."""
+def check_attention_is_batch_invariant(seed: int) -> None:
+    """A segment alone gives the same bits as in a batch."""
     torch.manual_seed(seed)
     place, config, page_size = here(), shape_config(6, 2, 32), 16
     plan = random_plan(random.Random(seed), 160, page_size).to(place.device)
@@ -152,48 +152,49 @@ def check_attention_ignores_batch_mates(seed: int) -> None:
             [Segment(0, segment.row_end - shift, segment.page_ids)],
         )  # fmt: skip
         found = TritonAttend(alone, cache, splits=4)(0, q[part], k[part], v[part])
-        assert torch.equal(found, together[part]), "batch mates changed a row"
+        assert torch.equal(found, together[part]), "other segments changed a row"
 
 
-def check_forked_attention(seed: int, heads: tuple[int, int, int], splits: int, past: int) -> None:
-    """Rows of a tree, whose last keys lie in slots of their own, give bit for bit what they give where these stand in
-    the pages."""
+def check_tree_attention(seed: int, heads: tuple[int, int, int], splits: int, past: int) -> None:
+    """Tree rows, whose last keys are in scratch slots, give the same bits as with these keys in the pages."""
     torch.manual_seed(seed)
     place, config, page_size, num_pages = here(), shape_config(*heads), 16, 16
-    ways = [[], [1], [1, 2], [3], [1, 4], [1, 2, 5], [1, 2, 5, 6]]
-    """Of each row, the rows behind the text that lead to it; row 7 is dead."""
-    cache = PagedCache.allocate(config, num_pages, page_size, place.device, place.dtype, num_scratch=len(ways))
+    # Per row: the tree rows on the path to it; row 7 is unused.
+    paths = [[], [1], [1, 2], [3], [1, 4], [1, 2, 5], [1, 2, 5, 6]]
+    cache = PagedCache.allocate(config, num_pages, page_size, place.device, place.dtype, num_scratch=len(paths))
     cache.k.normal_()
     cache.v.normal_()
     pages = torch.randperm(num_pages, device=place.device)[:12].int()
-    num_rows = len(ways) + 1
+    num_rows = len(paths) + 1
     qkv = place.normal(num_rows, config.num_heads + 2 * config.num_kv_heads, config.head_dim)
-    prefix_end = torch.tensor([past + 1 + len(way) for way in ways] + [0], device=place.device)
+    prefix_end = torch.tensor([past + 1 + len(path) for path in paths] + [0], device=place.device)
     shared = cut_tiles([(0, num_rows)], max(64 // (heads[0] // heads[1]) // 4, 1))
     tiles = torch.tensor(shared + [(0, row, row + 1) for row in range(num_rows)], device=place.device)
-    forks = torch.full((num_rows, 1 + FORK_LEN), past + 1)
-    for row, way in enumerate(ways):
-        forks[row, 1 : 1 + len(way)] = cache.num_paged + torch.tensor(way, dtype=torch.int64)
-    shape = AttendShape(config.num_heads, config.num_kv_heads, config.head_dim, 64, splits)
+    tree_slots = torch.full((num_rows, 1 + MAX_TREE_DEPTH), past + 1)
+    for row, path in enumerate(paths):
+        tree_slots[row, 1 : 1 + len(path)] = cache.num_paged + torch.tensor(path, dtype=torch.int64)
+    shape = AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, 64, splits)
 
-    def attend(forks: Tensor | None, tiles: Tensor, caches: tuple[Tensor, Tensor]) -> Tensor:
+    def attend(tree_slots: Tensor | None, tiles: Tensor, caches: tuple[Tensor, Tensor]) -> Tensor:
         none = torch.zeros_like(prefix_end).int()
-        rows = RowTables(prefix_end.int(), none, none, tiles.int(), pages[None].contiguous(), page_size, forks)
-        return attend_paged(qkv, caches, rows, shape, AttendSpace.allocate(shape, num_rows, place.dtype, place.device))
+        rows = RowTables(prefix_end.int(), none, none, tiles.int(), pages[None].contiguous(), page_size, tree_slots)
+        return attend_paged(
+            qkv, caches, rows, shape, AttentionWorkspace.allocate(shape, num_rows, place.dtype, place.device)
+        )
 
-    found = attend(forks.int().to(place.device), tiles, (cache.k[0], cache.v[0]))
-    for row, way in enumerate(ways):
+    found = attend(tree_slots.int().to(place.device), tiles, (cache.k[0], cache.v[0]))
+    for row, path in enumerate(paths):
         moved = [part[0].clone() for part in (cache.k, cache.v)]
-        for at, source in enumerate(way, past + 1):
+        for at, source in enumerate(path, past + 1):
             for part in moved:
                 part[int(pages[at // page_size]) * page_size + at % page_size] = part[cache.num_paged + source]
         alone = attend(None, tiles[: len(shared)], (moved[0], moved[1]))
-        assert torch.equal(found[row], alone[row]), f"row {row} sees other keys"
-    assert not bool(found[-1].any()), "a dead row sees something"
+        assert torch.equal(found[row], alone[row]), f"row {row} reads other keys"
+    assert not bool(found[-1].any()), "an unused row reads keys"
 
 
 def check_rotate(seed: int, heads: tuple[int, int, int], rows: int, has_norm: bool) -> None:
-    """Head norms, rotation and the cache write equal the network's own."""
+    """Head norms, RoPE and cache write equal those of the network."""
     torch.manual_seed(seed)
     place, config = here(), shape_config(*heads)
     num_heads, kv_heads, head_dim = heads
@@ -221,7 +222,7 @@ def check_rotate(seed: int, heads: tuple[int, int, int], rows: int, has_norm: bo
         assert torch.equal(cache[slots[kept]], part[kept]), "a written row differs from the row itself"
         untouched = torch.ones(2 * rows, dtype=torch.bool, device=place.device)
         untouched[slots[kept]] = False
-        assert not bool(cache[untouched].any()), "a slot nobody owns was written"
+        assert not bool(cache[untouched].any()), "a slot of no row was written"
 
 
 def check_rows(seed: int, dim: int) -> None:
@@ -241,7 +242,7 @@ def check_rows(seed: int, dim: int) -> None:
 
 
 def check_head(seed: int, shape: tuple[int, int], rows: int, temperature: float, has_bitmask: bool) -> None:
-    """Token, confidence, entropy and finiteness equal the sampler's on stored logits, noise included."""
+    """Token, confidence, entropy and is_finite equal the sampler's on stored logits, including noise."""
     torch.manual_seed(seed)
     place, (vocab, k) = here(), shape
     hidden, w, gain = place.normal(rows + 7, k), place.normal(vocab, k) * (3 / k**0.5), place.normal(k)
@@ -261,17 +262,17 @@ def check_head(seed: int, shape: tuple[int, int], rows: int, temperature: float,
     ones, zeros = torch.ones(rows, device=place.device), torch.zeros(rows, device=place.device)
     wanted = propose(logits, SampleRows(heat, ones, zeros, zeros.long(), seeds, positions, steps))
     draws = Draws(heat, seeds, positions.int(), steps.int()) if temperature else None
-    space = HeadSpace.allocate(w, rows, place.dtype)
+    space = HeadWorkspace.allocate(w, rows, place.dtype)
     rows_ = HeadRows(index, draws, bitmask)
     results = propose_rows(hidden, Norm(gain, 1e-6), Weight(w), rows_, space)
     expect_proposals(results, wanted)
 
 
 def expect_proposals(results: Tensor, wanted: Proposal) -> Tensor:
-    """What the head wrote is what the sampler says; -> its tokens."""
+    """The head's results equal the sampler's proposals; -> the tokens."""
     token_ids, confidence, entropy, is_finite = read_results(results)
     same = token_ids == wanted.token_ids
-    # On a GPU sums run in another order, so near-ties may fall the other way.
+    # The reduction order differs on a GPU, so near-ties may resolve differently.
     assert float(same.float().mean()) >= (0.95 if token_ids.is_cuda else 1.0), (token_ids, wanted.token_ids)
     expect_close(confidence[same], wanted.confidence[same], 1e-3)
     expect_close(entropy, wanted.entropy, 1e-3)
@@ -286,7 +287,7 @@ def check_runners_up(seed: int, shape: tuple[int, int]) -> None:
     place, (vocab, k), rows = here(), shape, 16
     hidden, w, gain = place.normal(rows, k), place.normal(vocab, k) * (3 / k**0.5), place.normal(k)
     index = torch.arange(rows, device=place.device).int()
-    space = HeadSpace.allocate(w, rows, place.dtype)
+    space = HeadWorkspace.allocate(w, rows, place.dtype)
     runners_up = torch.zeros(2 * head_kernel.NUM_NEXT, rows, dtype=torch.int32, device=place.device)
     space = space.with_results(space.results, runners_up)
     token_ids = read_results(propose_rows(hidden, Norm(gain, 1e-6), Weight(w), HeadRows(index), space))[0]
@@ -316,7 +317,7 @@ def check_head_reports_bad_numbers() -> None:
     hidden, w = place.normal(rows, k), place.normal(130, k)
     hidden[3, 5] = torch.nan
     index = torch.arange(rows, device=place.device).int()
-    space = HeadSpace.allocate(w, rows, place.dtype)
+    space = HeadWorkspace.allocate(w, rows, place.dtype)
     results = propose_rows(hidden, Norm(place.normal(k), 1e-6), Weight(w), HeadRows(index), space)
     is_finite = read_results(results)[3]
     assert is_finite.tolist() == [row != 3 for row in range(rows)]
@@ -335,11 +336,11 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
         for past in (20, 77, 118):
             yield (
                 f"attention with forks heads={heads} behind {past}",
-                lambda s=seed, h=heads, p=past: check_forked_attention(s, h, 16, p),
+                lambda s=seed, h=heads, p=past: check_tree_attention(s, h, 16, p),
             )
     for vocab_size in (49152, 100):
         yield f"runners-up of {vocab_size}", lambda v=vocab_size: check_runners_up(0, (v, 576))
-    yield "attention ignores batch mates", lambda: check_attention_ignores_batch_mates(3)
+    yield "attention ignores batch mates", lambda: check_attention_is_batch_invariant(3)
     yield "row kernels", lambda: check_rows(0, 576)
     for rows, heat, mask in ((16, 0.0, False), (64, 0.8, True), (256, 0.8, False)):
         name = f"head rows={rows} temperature={heat} bitmask={mask}"

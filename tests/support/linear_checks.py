@@ -1,5 +1,5 @@
-"""The linears of a layer and the embedding against plain torch, every tensor between walls. No pytest here: see
-`kernel_checks`."""
+"""Checks of a layer's linears and of the embedding against plain torch, with guard bands around all tensors. No pytest
+here: see `kernel_checks`."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import torch
 from torch import Tensor
 
 from quicksilver.backends.cuda.kernels.linears import (
-    Beside,
+    LinearExtras,
     LowRankTerm,
     Norm,
-    Rotation,
-    Scaled,
+    NormInput,
+    QkvEpilogue,
     Weight,
-    low_parts,
-    part_floats,
-    project_add,
-    project_qkv,
-    project_swiglu,
+    ax_splits,
+    linear_add,
+    linear_qkv,
+    linear_swiglu,
+    partial_sums_size,
     square_tiles,
 )
 from quicksilver.backends.cuda.kernels.rope_kernel import HeadNorms, RowSlots, angle_table, rotate_and_write
 from quicksilver.backends.cuda.kernels.row_kernels import embed, scale_rows
-from quicksilver.backends.cuda.kernels.weight_streaming import Parts, pick_gate_columns
+from quicksilver.backends.cuda.kernels.weight_streaming import PartialSums, pick_gate_block_n
 from quicksilver.model.rope import Rope
 from tests.support.kernel_checks import expect_close, here, shape_config
 
 
-class Walled:
-    """Tensors between bands that no kernel may touch: NaN around what is read would show in the results, and `check`
-    finds what was written there."""
+class Guarded:
+    """Allocates tensors between guard bands. NaN that a kernel reads from a band shows in the results; `check` finds
+    writes into a band."""
 
     BAND = 4096
 
@@ -52,8 +52,8 @@ class Walled:
     def check(self) -> None:
         for bands in self._stores:
             for band in bands:
-                is_whole = band.isnan() if band.is_floating_point() else band == 77
-                assert bool(is_whole.all()), "a kernel wrote outside its tensors"
+                is_intact = band.isnan() if band.is_floating_point() else band == 77
+                assert bool(is_intact.all()), "a kernel wrote outside its tensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,89 +75,90 @@ TRUE_SHAPES = {
 }
 
 
-def parts_of(shape: LayerShape, rows: int, walled: Walled) -> Parts:
+def partials_of(shape: LayerShape, rows: int, guarded: Guarded) -> PartialSums:
     dim, ffn = shape.widths
-    tiles, gates = square_tiles(dim), pick_gate_columns(ffn)
+    tiles, gates = square_tiles(dim), pick_gate_block_n(ffn)
     shapes = [(shape.qkv // shape.heads[2], shape.heads[2], dim), (ffn // gates, 2 * gates, dim)]
     shapes += [(tiles, dim // tiles, shape.heads[0] * shape.heads[2]), (tiles, dim // tiles, ffn)]
-    empty = Parts.allocate(part_floats(shapes, rows), here().device)
-    return Parts(walled(empty.sums), walled(empty.arrived))
+    empty = PartialSums.allocate(partial_sums_size(shapes, rows), here().device)
+    return PartialSums(guarded(empty.sums), guarded(empty.arrived))
 
 
-def low_term(x: Tensor, out_dim: int, gate: Tensor, walled: Walled) -> tuple[LowRankTerm, Tensor]:
-    """A rank-16 term on x, and its product in fp32 (before any norm's divisor)."""
+def adapter_term(x: Tensor, out_dim: int, gate: Tensor, guarded: Guarded) -> tuple[LowRankTerm, Tensor]:
+    """A rank-16 adapter term on x, and its value in fp32 before the norm's division."""
     place, rank = here(), 16
-    a, b = walled(place.normal(rank, x.shape[1]) / x.shape[1] ** 0.5), walled(place.normal(out_dim, rank) / 4)
-    low = walled(torch.zeros(1 + low_parts(x.shape[1]), len(x), rank, device=place.device))
+    a, b = guarded(place.normal(rank, x.shape[1]) / x.shape[1] ** 0.5), guarded(place.normal(out_dim, rank) / 4)
+    low = guarded(torch.zeros(1 + ax_splits(x.shape[1]), len(x), rank, device=place.device))
     wanted = ((x.float() @ a.float().T) * gate[:, None]) @ b.float().T
     return LowRankTerm(a, b, low, gate, torch.zeros(2, dtype=torch.int32, device=place.device)), wanted
 
 
-def _scaled(x: Tensor, gain: Tensor, walled: Walled) -> tuple[Scaled, Tensor]:
-    """The kernels' input of a normed linear, and the norm's divisor."""
-    squares = walled(torch.zeros(square_tiles(x.shape[1]), len(x), device=x.device))
-    scaled = Scaled(walled(torch.zeros_like(x)), squares)
+def _scaled(x: Tensor, gain: Tensor, guarded: Guarded) -> tuple[NormInput, Tensor]:
+    """The input of a linear after a norm, and 1 / RMS."""
+    squares = guarded(torch.zeros(square_tiles(x.shape[1]), len(x), device=x.device))
+    scaled = NormInput(guarded(torch.zeros_like(x)), squares)
     scale_rows(x, gain, scaled.y, scaled.squares)
     return scaled, torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
 
 
 def check_qkv(seed: int, shape: LayerShape, rows: int, has_norms: bool) -> None:
-    """Norm, qkv, adapter, bias, head norms, rotation and cache write equal the same steps, walls intact."""
+    """Norm, qkv, adapter, bias, head norms, RoPE and cache write equal the separate steps; guard bands are intact."""
     torch.manual_seed(seed)
-    place, walled, (dim, _), (_, kv_heads, size) = here(), Walled(), shape.widths, shape.heads
+    place, guarded, (dim, _), (_, kv_heads, size) = here(), Guarded(), shape.widths, shape.heads
     x, w, bias = (
-        walled(place.normal(rows, dim)),
-        walled(place.normal(shape.qkv, dim) / dim**0.5),
+        guarded(place.normal(rows, dim)),
+        guarded(place.normal(shape.qkv, dim) / dim**0.5),
         place.normal(shape.qkv),
     )
-    gain, gate = walled(place.normal(dim)), (torch.arange(rows, device=place.device) % 3 > 0).float()
-    scaled, shrink = _scaled(x, gain, walled)
-    term, low = low_term(scaled.y, shape.qkv, gate, walled)
+    gain, gate = guarded(place.normal(dim)), (torch.arange(rows, device=place.device) % 3 > 0).float()
+    scaled, shrink = _scaled(x, gain, guarded)
+    term, low = adapter_term(scaled.y, shape.qkv, gate, guarded)
     raw = ((scaled.y.float() @ w.float().T + low) * shrink + bias.float()).to(place.dtype).view(rows, -1, size)
     where = RowSlots(
-        walled(torch.randint(0, 500, (rows,), device=place.device).int()),
-        walled(torch.where(torch.arange(rows) % 3 > 0, torch.randperm(2 * rows)[:rows], -1).int().to(place.device)),
+        guarded(torch.randint(0, 500, (rows,), device=place.device).int()),
+        guarded(torch.where(torch.arange(rows) % 3 > 0, torch.randperm(2 * rows)[:rows], -1).int().to(place.device)),
     )
     angles = angle_table(Rope(shape_config(*shape.heads)).to(place.device), 512)
-    norms = HeadNorms(walled(place.normal(size)), walled(place.normal(size)), 1e-6) if has_norms else None
+    norms = HeadNorms(guarded(place.normal(size)), guarded(place.normal(size)), 1e-6) if has_norms else None
     wanted_caches = tuple(place.normal(2 * rows, kv_heads, size) for _ in range(2))
-    caches = (walled(wanted_caches[0]), walled(wanted_caches[1]))
-    out, parts = walled(torch.zeros_like(raw)), parts_of(shape, rows, walled)
-    turn = Rotation(where, angles, caches, norms)
-    for _ in range(2):  # the second finds the counters as the first left them
+    caches = (guarded(wanted_caches[0]), guarded(wanted_caches[1]))
+    out, parts = guarded(torch.zeros_like(raw)), partials_of(shape, rows, guarded)
+    turn = QkvEpilogue(where, angles, caches, norms)
+    for _ in range(2):  # twice: the first run must reset the counters
         term.ready.zero_()
-        project_qkv(scaled, Norm(gain, 1e-6), Weight(w, walled(bias)), out, turn, Beside(parts, term))
+        linear_qkv(scaled, Norm(gain, 1e-6), Weight(w, guarded(bias)), out, turn, LinearExtras(parts, term))
     rotate_and_write(raw, wanted_caches, where, angles, norms)
     expect_close(out, raw, place.tolerance)
     for found, wanted in zip(caches, wanted_caches, strict=True):
         expect_close(found, wanted, place.tolerance)
-    walled.check()
+    guarded.check()
 
 
 def check_ffn(seed: int, shape: LayerShape, rows: int) -> None:
-    """gate and up with SwiGLU, then down onto the residual stream with the next norm's input; walls intact."""
+    """Gate and up with SwiGLU, then down onto the residual stream with the next norm's input; guard bands are
+    intact."""
     torch.manual_seed(seed)
-    place, walled, (dim, ffn) = here(), Walled(), shape.widths
-    x, gain, after = walled(place.normal(rows, dim)), walled(place.normal(dim)), walled(place.normal(dim))
-    gate_up, down = walled(place.normal(2 * ffn, dim) / dim**0.5), walled(place.normal(dim, ffn) / ffn**0.5)
-    gate, parts = (torch.arange(rows, device=place.device) % 3 > 0).float(), parts_of(shape, rows, walled)
-    scaled, shrink = _scaled(x, gain, walled)
-    term, low = low_term(scaled.y, 2 * ffn, gate, walled)
+    place, guarded, (dim, ffn) = here(), Guarded(), shape.widths
+    x, gain, after = guarded(place.normal(rows, dim)), guarded(place.normal(dim)), guarded(place.normal(dim))
+    gate_up, down = guarded(place.normal(2 * ffn, dim) / dim**0.5), guarded(place.normal(dim, ffn) / ffn**0.5)
+    gate, parts = (torch.arange(rows, device=place.device) % 3 > 0).float(), partials_of(shape, rows, guarded)
+    scaled, shrink = _scaled(x, gain, guarded)
+    term, low = adapter_term(scaled.y, 2 * ffn, gate, guarded)
     wanted_gate, wanted_up = ((scaled.y.float() @ gate_up.float().T + low) * shrink).chunk(2, dim=-1)
-    hidden = walled(torch.zeros(rows, ffn, device=place.device, dtype=place.dtype))
-    project_swiglu(scaled, Norm(gain, 1e-6), Weight(gate_up), hidden, Beside(parts, term))
+    hidden = guarded(torch.zeros(rows, ffn, device=place.device, dtype=place.dtype))
+    linear_swiglu(scaled, Norm(gain, 1e-6), Weight(gate_up), hidden, LinearExtras(parts, term))
     expect_close(hidden, torch.nn.functional.silu(wanted_gate) * wanted_up, place.tolerance)
-    term, low = low_term(hidden, dim, gate, walled)
+    term, low = adapter_term(hidden, dim, gate, guarded)
     wanted = x.float() + hidden.float() @ down.float().T + low
-    project_add(hidden, Weight(down), x, (Norm(after, 1e-6), scaled), Beside(parts, term))
+    linear_add(hidden, Weight(down), x, (Norm(after, 1e-6), scaled), LinearExtras(parts, term))
     expect_close(x, wanted, place.tolerance)
     expect_close(scaled.y, x.float() * after.float(), place.tolerance)
     expect_close(scaled.squares.sum(0), x.float().square().sum(-1), 1e-4)
-    walled.check()
+    guarded.check()
 
 
-def check_layer_ignores_row_count(seed: int, shape: LayerShape) -> None:
-    """Rows among 16 have bit for bit the numbers they have among 32 and 64, in every linear."""
+def check_layer_is_batch_invariant(seed: int, shape: LayerShape) -> None:
+    """A row has the same bits in batches of 16, 32 and 64 rows, in every linear."""
     torch.manual_seed(seed)
     place, (dim, ffn), (_, kv_heads, size) = here(), shape.widths, shape.heads
     x, attended = place.normal(64, dim), place.normal(64, shape.heads[0] * size)
@@ -169,35 +170,37 @@ def check_layer_ignores_row_count(seed: int, shape: LayerShape) -> None:
     norms = HeadNorms(place.normal(size), place.normal(size), 1e-6)
 
     def layer(rows: int) -> list[Tensor]:
-        walled, norm = Walled(), Norm(gain, 1e-6)
-        stream, parts = x[:rows].clone(), parts_of(shape, rows, walled)
-        scaled, _ = _scaled(stream, gain, walled)
+        guarded, norm = Guarded(), Norm(gain, 1e-6)
+        stream, parts = x[:rows].clone(), partials_of(shape, rows, guarded)
+        scaled, _ = _scaled(stream, gain, guarded)
         qkv = place.normal(rows, shape.qkv // size, size)
         where = RowSlots(torch.arange(rows, device=place.device).int(), torch.arange(rows, device=place.device).int())
         caches = (place.normal(rows, kv_heads, size), place.normal(rows, kv_heads, size))
-        project_qkv(scaled, norm, Weight(ws[0], bias), qkv, Rotation(where, angles, caches, norms), Beside(parts))
-        project_add(attended[:rows].contiguous(), Weight(ws[1]), stream, (norm, scaled), Beside(parts))
-        hidden = project_swiglu(scaled, norm, Weight(ws[2]), place.normal(rows, ffn), Beside(parts))
-        project_add(hidden, Weight(ws[3]), stream, (norm, scaled), Beside(parts))
+        linear_qkv(
+            scaled, norm, Weight(ws[0], bias), qkv, QkvEpilogue(where, angles, caches, norms), LinearExtras(parts)
+        )
+        linear_add(attended[:rows].contiguous(), Weight(ws[1]), stream, (norm, scaled), LinearExtras(parts))
+        hidden = linear_swiglu(scaled, norm, Weight(ws[2]), place.normal(rows, ffn), LinearExtras(parts))
+        linear_add(hidden, Weight(ws[3]), stream, (norm, scaled), LinearExtras(parts))
         return [tensor[:16].clone() for tensor in (qkv, caches[0], hidden, stream, scaled.squares.T)]
 
     few = layer(16)
     for rows in (32, 64):
         for name, one, other in zip(("qkv", "cache", "ffn", "stream", "squares"), few, layer(rows), strict=True):
             if place.device == "cuda":
-                assert torch.equal(one, other), f"{name}: {rows} rows gave other numbers than 16"
-            expect_close(other, one, place.tolerance)  # all that can be asked of an interpreter's own products
+                assert torch.equal(one, other), f"{name}: {rows} rows give other values than 16"
+            expect_close(other, one, place.tolerance)  # numpy's matmul is not batch-invariant
 
 
-def check_embed_keeps_to_its_table() -> None:
-    """A canvas longer than the table of masks repeats the last one; nothing behind the table is read."""
-    place, walled = here(), Walled()
-    table, masks = walled(place.normal(50, 64)), walled(place.normal(8, 64))
+def check_embed_clamps_masks() -> None:
+    """A canvas longer than the mask table repeats the last embedding; nothing after the table is read."""
+    place, guarded = here(), Guarded()
+    table, masks = guarded(place.normal(50, 64)), guarded(place.normal(8, 64))
     index = torch.arange(-1, 63, device=place.device).int()
-    out = walled(torch.zeros(64, 64, device=place.device, dtype=place.dtype))
+    out = guarded(torch.zeros(64, 64, device=place.device, dtype=place.dtype))
     embed(table, masks, torch.zeros_like(index), index, out)
     assert torch.equal(out[1:], masks[index[1:].long().clamp(max=7)])
-    walled.check()
+    guarded.check()
 
 
 def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -206,5 +209,5 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
         for rows in (16, 64):
             yield f"qkv {name} rows={rows}", lambda s=shape, r=rows, n=name == "8B": check_qkv(0, s, r, n)
             yield f"ffn {name} rows={rows}", lambda s=shape, r=rows: check_ffn(0, s, r)
-        yield f"layer {name} ignores row count", lambda s=shape: check_layer_ignores_row_count(0, s)
-    yield "embed keeps to its table", check_embed_keeps_to_its_table
+        yield f"layer {name} is batch-invariant", lambda s=shape: check_layer_is_batch_invariant(0, s)
+    yield "embed clamps masks", check_embed_clamps_masks

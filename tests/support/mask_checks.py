@@ -1,5 +1,4 @@
-"""Requests under a grammar in the fused head, alone and beside others, against the plain path. No pytest here: see
-`kernel_checks`."""
+"""Checks of grammar bitmasks in the fused head against the eager path. No pytest here: see `kernel_checks`."""
 
 from __future__ import annotations
 
@@ -11,11 +10,21 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from quicksilver.backends.base import Outcome
-from quicksilver.backends.cuda.graphs import GraphLimits
-from quicksilver.backends.cuda.kernels.head import BLOCK_V, Bias, Draws, HeadRows, HeadSpace, propose_rows, read_results
+from quicksilver.backends.cuda.backend import CudaBackend
+from quicksilver.backends.cuda.buffers import GraphLimits
+from quicksilver.backends.cuda.graphs import GraphExecutor
+from quicksilver.backends.cuda.inflight import RoundShape
+from quicksilver.backends.cuda.kernels.head import (
+    BLOCK_V,
+    Bias,
+    Draws,
+    HeadRows,
+    HeadWorkspace,
+    propose_rows,
+    read_results,
+)
 from quicksilver.backends.cuda.kernels.linears import Norm, Weight
-from quicksilver.backends.cuda.logit_bias import MASKED_KINDS, HeadKind
-from quicksilver.backends.cuda.rounds import RoundRunner, RoundShape
+from quicksilver.backends.cuda.logit_bias import MASKED_OPTIONS, SamplingOptions
 from quicksilver.backends.torch.backend import TorchBackend
 from quicksilver.core import ConstraintSpec, DecodeParams, DecoderName, DecoderParams, Delta, Request
 from quicksilver.diffusion.logit_processing import LogitContext, process_logits
@@ -24,14 +33,14 @@ from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.transformer import Transformer
 from tests.support.bias_checks import biased_params, drawn, table_of
-from tests.support.graph_checks import SMALL, SMALL_TRUE, WIDE_PARTS, engine_of, model_of
+from tests.support.graph_checks import NANO_WIDTHS, SMALL, WIDE, engine_of, model_of
 from tests.support.kernel_checks import expect_proposals, here
 from tests.support.staircase import Staircase
 
 
 def check_masked_head(seed: int, shape: tuple[int, int], rows: int, temperature: float) -> None:
-    """Masks and bias together, at any temperature: token, confidence, entropy and finiteness are those that the sampler
-    reads from adjusted logits. By row: a free one, half of the vocabulary, a few tokens."""
+    """With masks and bias, at any temperature, token, confidence, entropy and is_finite equal the sampler's on adjusted
+    logits. Rows allow all tokens, half of them, or a few."""
     torch.manual_seed(seed)
     place, rng, (vocab, k) = here(), random.Random(seed), shape
     hidden, w, gain = place.normal(rows, k), place.normal(vocab, k) * (3 / k**0.5), place.normal(k)
@@ -51,15 +60,15 @@ def check_masked_head(seed: int, shape: tuple[int, int], rows: int, temperature:
     asked = HeadRows(
         torch.arange(rows, device=place.device).int(), draws, bitmask, Bias(table.ids, table.values, table.tiles)
     )
-    results = propose_rows(hidden, Norm(gain, 1e-6), Weight(w), asked, HeadSpace.allocate(w, rows, place.dtype))
+    results = propose_rows(hidden, Norm(gain, 1e-6), Weight(w), asked, HeadWorkspace.allocate(w, rows, place.dtype))
     token_ids = expect_proposals(results, wanted)
     assert bool(wanted.is_finite.all())
-    assert not bool(logits.gather(1, token_ids[:, None]).isneginf().any()), "a token that may not come was proposed"
+    assert not bool(logits.gather(1, token_ids[:, None]).isneginf().any()), "a masked token was proposed"
 
 
 def check_narrow_masks(rows: int, temperature: float) -> None:
-    """A mask that allows one token gets it, wherever it is, with certainty, whatever its bias; rows that are not finite
-    and rows to which nothing is left are told."""
+    """A mask that allows one token yields it with probability 1, whatever its bias. Non-finite rows and rows without an
+    allowed token are reported."""
     place, vocab, k = here(), 2 * BLOCK_V + 9, 64
     hidden, w = place.normal(rows, k), place.normal(vocab, k)
     hidden[3, 5] = torch.nan
@@ -76,7 +85,7 @@ def check_narrow_masks(rows: int, temperature: float) -> None:
     bitmask = torch.where(bits > 2**31 - 1, bits - 2**32, bits).int().to(place.device)
     index = torch.arange(rows, device=place.device).int()
     asked = HeadRows(index, draws, bitmask, Bias(table.ids, table.values, table.tiles))
-    space, norm = HeadSpace.allocate(w, rows, place.dtype), Norm(place.normal(k), 1e-6)
+    space, norm = HeadWorkspace.allocate(w, rows, place.dtype), Norm(place.normal(k), 1e-6)
     token_ids, confidence, entropy, is_finite = read_results(propose_rows(hidden, norm, Weight(w), asked, space))
     fine = [row for row in range(rows) if row not in (3, 5)]
     assert is_finite.tolist() == [row in fine for row in range(rows)]
@@ -85,39 +94,49 @@ def check_narrow_masks(rows: int, temperature: float) -> None:
     assert torch.allclose(entropy[fine], torch.zeros(len(fine), device=place.device), atol=1e-5)
 
 
-class Watched(RoundRunner):
-    """Remembers what kinds of head ran outside rounds, and who was answered the plain way; where numbers repeat every
-    answer must be the plain runner's."""
+class WatchedEager(TorchBackend):
+    """Records the requests that the eager path served."""
 
-    kinds: set[HeadKind]
-    plain: set[str]
+    def __init__(self, model: Transformer, cache: PagedCache, logit_rows: int) -> None:
+        super().__init__(model, cache, logit_rows)
+        self.served: set[str] = set()
 
+    def answer(self, works, hidden):  # type: ignore[no-untyped-def]
+        self.served |= {work.sequence.id for work in works}
+        return super().answer(works, hidden)
+
+
+class WatchedExecutor(GraphExecutor):
+    """Records the sampling options of the heads that ran outside rounds."""
+
+    seen_options: set[SamplingOptions]
+
+    def replay(self, key, work):  # type: ignore[no-untyped-def]
+        self.seen_options |= {key[2]} if key[0] == "head" else set()
+        super().replay(key, work)
+
+
+class Watched(CudaBackend):
+    """In fp32, compares every outcome with the eager backend's."""
+
+    # Recorded, not raised: the engine would run each request again on its own.
     faults: list[str]
-    """Noted, not raised: the engine would run each request again, alone."""
 
     def run(self, works):  # type: ignore[no-untyped-def]
         found = super().run(works)
-        if here().dtype is torch.float32 and self._flight is None:
+        if here().dtype is torch.float32 and self._in_flight is None:
             for one, wanted in zip(found, TorchBackend(self.model, self.cache, 64).run(works), strict=True):
                 self.faults += differences(one, wanted)
         return found
 
-    def _replay(self, key, work):  # type: ignore[no-untyped-def]
-        self.kinds |= {key[2]} if key[0] == "head" else set()
-        super()._replay(key, work)
-
-    def _answer(self, works, hidden):  # type: ignore[no-untyped-def]
-        self.plain |= {work.sequence.id for work in works}
-        return super()._answer(works, hidden)
-
-    def _land(self, flight, works):  # type: ignore[no-untyped-def]
+    def _deliver(self, in_flight, works):  # type: ignore[no-untyped-def]
         if any(work.sequence.constraint is not None for work in works):
             self.faults.append("a round with a grammar")
-        return super()._land(flight, works)
+        return super()._deliver(in_flight, works)
 
 
 def differences(found: Outcome | None, wanted: Outcome | None) -> list[str]:
-    """In which numbers two answers differ."""
+    """The fields in which two outcomes differ."""
     if found is None or wanted is None:
         return [] if found is wanted else ["presence"]
     names = [name for name in Proposal.__slots__ if not _is_same(found.proposal, wanted.proposal, name)]
@@ -129,7 +148,7 @@ def _is_same(a: Proposal, b: Proposal, name: str) -> bool:
 
 
 class Broken(Staircase):
-    """Fails when two tokens stand."""
+    """A grammar that raises after two tokens."""
 
     def write_masks(self, ahead: Seq[int], out: memoryview) -> int:
         num_rows = super().write_masks(ahead, out)
@@ -144,29 +163,30 @@ def grammar_of(length: int, stop: int) -> Staircase:
 
 @dataclass
 class Case:
-    """A model and prompts that are asked at once; those with a length stand under a Staircase of so many tokens, which
-    breaks where the length is negative."""
+    """A model and prompts that run at once. Prompts with a length have a Staircase grammar of that many tokens; a
+    negative length is a broken grammar."""
 
     model: Transformer
     prompts: list[list[int]]
-    wishes: list[DecodeParams]
+    params_of: list[DecodeParams]
     lengths: list[int]
     runner: Watched | None = field(default=None, init=False)
+    executor: WatchedExecutor | None = field(default=None, init=False)
 
-    def say(self, name: DecoderName, is_plain: bool = False, only: Seq[int] = ()) -> list[list[int]]:
-        """Answers by prompt, of `only` these where told; fails the check if a request failed."""
-        engine = engine_of(self.model, None if is_plain else self._watched)
+    def generate(self, name: DecoderName, fits_rounds: bool = False, only: Seq[int] = ()) -> list[list[int]]:
+        """Answers per prompt, restricted to `only`; fails if a request failed."""
+        engine = engine_of(self.model, None if fits_rounds else self._watched)
         stop = self.model.config.vocab_size - 1
         engine.constraints = lambda spec: grammar_of(int(spec.grammar), stop)
         answers: list[list[int]] = [[] for _ in self.prompts]
         for i in only or range(len(self.prompts)):
-            params = replace(self.wishes[i], stop_ids=(stop,), decoder=DecoderParams(name, 4))
+            params = replace(self.params_of[i], stop_ids=(stop,), decoder=DecoderParams(name, 4))
             spec = ConstraintSpec(str(self.lengths[i])) if self.lengths[i] else None
             engine.add(Request(str(i), tuple(self.prompts[i]), params, constraint=spec))
         num_steps = 0
         while engine.has_work:
             num_steps += 1
-            assert num_steps < 1000, "proposals that no grammar takes"
+            assert num_steps < 1000, "the grammar accepts no proposal"
             for event in engine.step():
                 assert isinstance(event, Delta)
                 assert event.error is None or self.lengths[int(event.request_id)] < 0, event.error
@@ -175,66 +195,79 @@ class Case:
         assert not faults, faults
         return answers
 
+    @property
+    def seen_options(self) -> set[SamplingOptions]:
+        assert self.executor is not None
+        return self.executor.seen_options
+
+    @property
+    def served_eagerly(self) -> set[str]:
+        assert self.executor is not None
+        assert isinstance(self.executor.eager, WatchedEager)
+        return self.executor.eager.served
+
     def _watched(self, cache: PagedCache) -> Watched:
         limits = GraphLimits(max_rows=128, max_segments=8, context_len=self.model.config.context_len)
-        self.runner = Watched(self.model, cache, 64, limits)
+        executor = WatchedExecutor(self.model, cache, 64, limits)
+        executor.eager, executor.seen_options = WatchedEager(self.model, cache, 64), set()
+        self.runner, self.executor = Watched(executor), executor
         self.runner.prepare_rounds([RoundShape(len(self.prompts), 4)])
-        self.runner.kinds, self.runner.plain, self.runner.faults = set(), set(), []
-        self.runner.prepare([16], [16])
+        self.runner.faults = []
+        executor.prepare([16], [16])
         return self.runner
 
 
-def case_of(config: ModelConfig, prompt_lens: list[int], wishes: list[DecodeParams], lengths: list[int]) -> Case:
+def case_of(config: ModelConfig, prompt_lens: list[int], params_of: list[DecodeParams], lengths: list[int]) -> Case:
     rng = random.Random(1)
     prompts = [[rng.randrange(config.vocab_size) for _ in range(length)] for length in prompt_lens]
-    return Case(model_of(config), prompts, wishes, lengths)
+    return Case(model_of(config), prompts, params_of, lengths)
 
 
 def check_constrained_texts(config: ModelConfig, names: Seq[DecoderName], length: int, temperature: float) -> None:
-    """A request under a grammar, with a ban, beside a free one: one head answers both, nobody goes the plain way, and
-    where numbers repeat all decoders say what the plain path says. What is verified is what `ar` says."""
+    """A request with a grammar and bans beside a free one: one fused head serves both, and in fp32 all decoders give
+    the eager path's answers. `verify` gives the answer of `ar`."""
     plain = DecodeParams(length + 4, temperature, seed=3)
     banned = replace(plain, banned_ids=(7, 15, 22), logit_bias={14: 2.0, 1: 5.0})
     case = case_of(config, [6, 5], [banned, replace(plain, max_new_tokens=length)], [length, 0])
-    said = {}
+    answers = {}
     for name in names:
-        said[name] = case.say(name)
+        answers[name] = case.generate(name)
         assert case.runner is not None
-        masked = {kind for kind in case.runner.kinds if kind.is_masked}
-        assert masked == {MASKED_KINDS[temperature > 0]}, case.runner.kinds
-        assert not case.runner.plain, "the plain path was taken"
-        assert len(said[name][0]) == length
-        assert Staircase(length, config.vocab_size - 1).legal_prefix(said[name][0]) == length
-        assert not {7, 15, 22} - {place % 7 + 7 for place in range(5, length, 6)} & set(said[name][0])
+        masked = {options for options in case.seen_options if options.is_masked}
+        assert masked == {MASKED_OPTIONS[temperature > 0]}, case.seen_options
+        assert not case.served_eagerly, "the eager path was used"
+        assert len(answers[name][0]) == length
+        assert Staircase(length, config.vocab_size - 1).legal_prefix(answers[name][0]) == length
+        assert not {7, 15, 22} - {place % 7 + 7 for place in range(5, length, 6)} & set(answers[name][0])
         if here().dtype is torch.float32:
-            assert said[name] == case.say(name, is_plain=True), name
-    if DecoderName.AR in said and DecoderName.VERIFY in said:
-        assert said[DecoderName.VERIFY] == said[DecoderName.AR]
+            assert answers[name] == case.generate(name, fits_rounds=True), name
+    if DecoderName.AR in answers and DecoderName.VERIFY in answers:
+        assert answers[DecoderName.VERIFY] == answers[DecoderName.AR]
 
 
-def check_rare_wishes_go_alone(config: ModelConfig, length: int) -> None:
-    """Beside a request that wants logprobs the others keep the fused head, and their text."""
-    plain = DecodeParams(length + 4, seed=3)  # room, or the grammar would write its shortest text without a forward
-    wishes = [plain, replace(plain, logprobs=2), replace(plain, max_new_tokens=length, temperature=0.9)]
-    case = case_of(config, [6, 5, 7], wishes, [length, length, 0])
-    said = case.say(DecoderName.VERIFY)
+def check_rare_options(config: ModelConfig, length: int) -> None:
+    """Beside a request with logprobs the others keep the fused head and their answers."""
+    plain = DecodeParams(length + 4, seed=3)  # spare tokens, or the grammar would force its shortest text
+    params_of = [plain, replace(plain, logprobs=2), replace(plain, max_new_tokens=length, temperature=0.9)]
+    case = case_of(config, [6, 5, 7], params_of, [length, length, 0])
+    answers = case.generate(DecoderName.VERIFY)
     assert case.runner is not None
-    assert case.runner.plain == {"1"}, case.runner.plain
-    assert any(kind.is_masked for kind in case.runner.kinds)
+    assert case.served_eagerly == {"1"}, case.served_eagerly
+    assert any(options.is_masked for options in case.seen_options)
     if here().dtype is torch.float32:
-        assert said == case.say(DecoderName.VERIFY, is_plain=True)
+        assert answers == case.generate(DecoderName.VERIFY, fits_rounds=True)
     else:
         for i in (0, 2):
-            assert said[i] == case.say(DecoderName.VERIFY, only=[i])[i], "a neighbour changed the text"
+            assert answers[i] == case.generate(DecoderName.VERIFY, only=[i])[i], "another request changed the answer"
 
 
-def check_a_broken_grammar_fails_alone(config: ModelConfig, length: int) -> None:
-    """In the middle of writing the table; who shares it says what it says alone."""
+def check_broken_grammar(config: ModelConfig, length: int) -> None:
+    """A grammar that raises while the table is written fails its own request; the others give the same answers."""
     plain = DecodeParams(length + 4, seed=3)
     case = case_of(config, [6, 5, 7], [plain, plain, replace(plain, max_new_tokens=length)], [length, -99, 0])
-    said = case.say(DecoderName.AR)
-    assert len(said[1]) == 2, "the broken one went on, or never began"
-    assert [said[0], [], said[2]] == case.say(DecoderName.AR, only=[0, 2])
+    answers = case.generate(DecoderName.AR)
+    assert len(answers[1]) == 2, "the broken grammar did not fail after two tokens"
+    assert [answers[0], [], answers[2]] == case.generate(DecoderName.AR, only=[0, 2])
 
 
 def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -245,9 +278,9 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     for heat in (0.0, 0.8):
         yield f"head with masks of one token, temperature={heat}", lambda t=heat: check_narrow_masks(64, t)
     names = (DecoderName.AR, DecoderName.VERIFY, DecoderName.CONFIDENCE)
-    for kind, config in (("whole", SMALL), ("parts", WIDE_PARTS), ("true", SMALL_TRUE)):
+    for kind, config in (("persistent", SMALL), ("wide", WIDE), ("nano", NANO_WIDTHS)):
         for heat in (0.0, 0.8):
             name = f"constrained texts {kind} at temperature {heat}"
             yield name, lambda c=config, t=heat: check_constrained_texts(c, names, 60, t)
-        yield f"broken grammar fails alone {kind}", lambda c=config: check_a_broken_grammar_fails_alone(c, 20)
-        yield f"rare wishes go alone {kind}", lambda c=config: check_rare_wishes_go_alone(c, 60)
+        yield f"broken grammar fails its own request {kind}", lambda c=config: check_broken_grammar(c, 20)
+        yield f"rare sampling options {kind}", lambda c=config: check_rare_options(c, 60)

@@ -1,7 +1,7 @@
-"""The table in which grammars' bitmasks reach the fused head: one bit a token and row, set where the token may come.
+"""The table that carries grammar bitmasks to the fused head: one bit per token and row, set where the token is allowed.
 
-Written on the host, where the automata are, and sent before the head runs. Most rows are free most of the time, so rows
-whose bits are all set already are neither written nor sent again.
+Written on the host, where the grammar automata run, and sent before the head runs. Most rows are unconstrained most of
+the time, so rows whose bits are all set are neither written nor sent again.
 """
 
 from __future__ import annotations
@@ -13,56 +13,57 @@ import torch
 
 from quicksilver.backends.base import Work
 
-ALL = -1
-"""A word of which every token may come."""
+# A word whose 32 tokens are all allowed.
+ALL_ALLOWED = -1
 
 
-class MaskTable:
-    """Shared by heads of every size: they never run at the same time, and each reads the leading rows."""
+class BitmaskTable:
+    """Shared by heads of all bucket sizes. They never run at the same time, and each reads the leading rows."""
 
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
         shape = (num_rows, -(-vocab_size // 32))
-        self._host = torch.full(shape, ALL, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._host = torch.full(shape, ALL_ALLOWED, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._rows = self._host.numpy()
+        # (rows, words) int32, on the device.
         self.bits = self._host.to(device, copy=True)
-        """(rows, words) int32, on the device."""
+        # Rows whose bits are all set on the host.
         self._is_open = np.ones(num_rows, dtype=bool)
-        """Rows whose bits are all set on the host."""
+        # First row and end of the rows that have not been sent.
         self._unsent = (num_rows, 0)
-        """First and last + 1 of the rows that the device does not have yet."""
 
     def write(self, works: Iterable[Work]) -> None:
-        """The proposals of `works`, end to end. On the host; no copy may be under way. What a grammar raises is raised
-        here, and leaves a table that can be written again."""
-        at = 0
+        """Write the masks of the proposing rows of `works`, in order. On the host; no copy may be in progress. An
+        exception of a grammar propagates and leaves a table that can be written again."""
+        start = 0
         for work in works:
-            end = at + work.num_proposals
-            self._open(at + self._write_masks(at, work), end)
-            at = end
+            end = start + work.num_proposals
+            self._open(start + self._write_masks(start, work), end)
+            start = end
 
     def send(self) -> None:
+        """Queue the copy of the changed rows."""
         first, end = self._unsent
         if first < end:
             self.bits[first:end].copy_(self._host[first:end], non_blocking=True)
         self._unsent = (len(self._rows), 0)
 
-    def _write_masks(self, at: int, work: Work) -> int:
-        """As many rows as the automaton can follow: the first, and those behind known tokens."""
+    def _write_masks(self, start: int, work: Work) -> int:
+        """-> how many rows have a mask: the first one, and those after known tokens."""
         constraint = work.sequence.constraint
         if constraint is None or work.tail is None:
             return 0
-        end = at + len(work.tail.known) + 1
-        self._change(at, end)
-        self._is_open[at:end] = False
-        self._rows[at:end] = 0
-        return constraint.write_masks(work.tail.known, self._rows[at:end].data)
+        end = start + len(work.tail.known) + 1
+        self._mark_changed(start, end)
+        self._is_open[start:end] = False
+        self._rows[start:end] = 0
+        return constraint.write_masks(work.tail.known, self._rows[start:end].data)
 
-    def _open(self, at: int, end: int) -> None:
-        closed = at + np.flatnonzero(~self._is_open[at:end])
+    def _open(self, start: int, end: int) -> None:
+        closed = start + np.flatnonzero(~self._is_open[start:end])
         if len(closed):
-            self._change(int(closed[0]), int(closed[-1]) + 1)
-            self._rows[closed] = ALL
+            self._mark_changed(int(closed[0]), int(closed[-1]) + 1)
+            self._rows[closed] = ALL_ALLOWED
             self._is_open[closed] = True
 
-    def _change(self, first: int, end: int) -> None:
+    def _mark_changed(self, first: int, end: int) -> None:
         self._unsent = (min(first, self._unsent[0]), max(end, self._unsent[1]))

@@ -1,4 +1,4 @@
-"""Work on the device recorded once and then replayed: a CUDA graph, or without CUDA the work itself."""
+"""Capture device work once and replay it: a CUDA graph, or without CUDA the work itself."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 
 
 def capture(work: Callable[[], None], device: torch.device, pool: Any) -> Callable[[], None]:
-    """`work` as a graph: run twice to compile and settle, then recorded. Without CUDA it stays a plain call.
+    """Capture `work` as a CUDA graph after two warm-up runs. Without CUDA it stays a plain call.
 
-    The two runs really happen, so `work` must be safe to repeat on whatever its buffers hold. Graphs of one pool share
-    scratch memory, so they must not run at the same time.
+    The warm-up runs have their effects, so `work` must be safe to repeat on any buffer contents. Graphs of one pool
+    share scratch memory, so they must not run at the same time.
     """
     if device.type != "cuda":
         return work
@@ -33,7 +33,7 @@ def capture(work: Callable[[], None], device: torch.device, pool: Any) -> Callab
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """No garbage is collected inside: memory or graphs of CUDA that were freed there would spoil a recording."""
+    """Disable garbage collection: freeing CUDA memory or graphs during a capture invalidates it."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -44,7 +44,7 @@ def without_collection() -> Iterator[None]:
 
 
 def time_replay(replay: Callable[[], None], repeats: int = 5) -> float:
-    """Milliseconds on the device, or on the clock where there is none."""
+    """Milliseconds per replay: device time, or wall time without CUDA."""
     replay()
     if not torch.cuda.is_available():
         start = time.perf_counter()

@@ -1,6 +1,6 @@
-"""CUDA source -> a kernel to launch, by the compiler and the driver that come with torch; no toolkit is needed.
+"""Compiles CUDA source at run time with the NVRTC library that torch ships; no CUDA toolkit is needed.
 
-`find_compiler` says whether there is one. Kernels are kept for the life of the process: a compilation takes a second.
+`find_compiler` returns None without NVRTC. A compilation takes about a second; callers cache kernels per process.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from pathlib import Path
 
 import torch
 
-_MAX_SHARED = 8
-"""CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"""
-_MOST_SHARED = 97
-"""CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"""
-_OVERLAPS = 6
-"""CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"""
+# Constants of the CUDA driver API.
+_FUNC_MAX_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_DEVICE_MAX_SHARED = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+_LAUNCH_PDL = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class CudaError(RuntimeError):
-    """A compilation, or a call of the driver, that failed."""
+    """A compilation or a driver call failed."""
 
 
 class _Attribute(ctypes.Structure):
@@ -41,17 +39,18 @@ class _Config(ctypes.Structure):
 
 
 class Kernel:
-    """A compiled function with one argument, a structure that is copied at the launch."""
+    """A compiled function with one argument: a structure that is copied at the launch."""
 
     def __init__(self, function: ctypes.c_void_p, num_threads: int, num_shared: int) -> None:
         self._function, self._num_threads, self._num_shared = function, num_threads, num_shared
-        _check(_driver().cuFuncSetAttribute(function, _MAX_SHARED, num_shared))
+        _check(_driver().cuFuncSetAttribute(function, _FUNC_MAX_SHARED, num_shared))
 
-    def launch(self, num_programs: int, argument: ctypes.Structure, overlaps: bool) -> None:
-        """On torch's stream. With `overlaps` it may begin before the launch before it ends, and waits by itself."""
-        attribute = _Attribute(_OVERLAPS, 0, int(overlaps))
+    def launch(self, num_ctas: int, argument: ctypes.Structure, uses_pdl: bool) -> None:
+        """Launch on torch's current stream. With `uses_pdl` it may start before the previous kernel ends; the kernel
+        itself then waits for it."""
+        attribute = _Attribute(_LAUNCH_PDL, 0, int(uses_pdl))
         config = _Config(
-            (num_programs, 1, 1), (self._num_threads, 1, 1), self._num_shared,
+            (num_ctas, 1, 1), (self._num_threads, 1, 1), self._num_shared,
             torch.cuda.current_stream().cuda_stream, ctypes.pointer(attribute), 1,
         )  # fmt: skip
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
@@ -60,14 +59,14 @@ class Kernel:
 
 @cache
 def find_compiler() -> ctypes.CDLL | None:
-    """The runtime compiler of torch's own packages, or of the system."""
+    """NVRTC from torch's packages, or from the system; None if it is missing."""
     major = (torch.version.cuda or "").split(".")[0]
     name = f"libnvrtc.so.{major}"
     roots = [Path(root) / "nvidia" for root in (*site.getsitepackages(), site.getusersitepackages())]
-    places = [str(path) for root in roots if root.is_dir() for path in sorted(root.glob(f"*/lib/{name}"))]
-    for place in (*places, name):
+    paths = [str(path) for root in roots if root.is_dir() for path in sorted(root.glob(f"*/lib/{name}"))]
+    for path in (*paths, name):
         try:
-            return ctypes.CDLL(place)
+            return ctypes.CDLL(path)
         except OSError:
             continue
     return None
@@ -78,11 +77,11 @@ def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
-def most_shared(index: int) -> int:
-    """Bytes of shared memory that a program can have on GPU `index`."""
+def max_shared_bytes(index: int) -> int:
+    """Shared memory per CTA at most, in bytes, on GPU `index`."""
     device, found = ctypes.c_int(), ctypes.c_int()
     _check(_driver().cuDeviceGet(ctypes.byref(device), index))
-    _check(_driver().cuDeviceGetAttribute(ctypes.byref(found), _MOST_SHARED, device))
+    _check(_driver().cuDeviceGetAttribute(ctypes.byref(found), _DEVICE_MAX_SHARED, device))
     return found.value
 
 
@@ -104,9 +103,9 @@ def compile_kernel(
     num_shared: int,
     capability: tuple[int, int],
 ) -> Kernel:
-    """The function `name` of `name`.cu with these macros, for chips of this capability."""
+    """The function `name` of `name`.cu with these macros, for GPUs of this compute capability."""
     binary = compile_binary(name, macros, capability)
-    torch.cuda.current_stream().synchronize()  # there is a context from here on
+    torch.cuda.current_stream().synchronize()  # creates the CUDA context
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     _check(_driver().cuModuleLoadData(ctypes.byref(module), binary))
     _check(_driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
@@ -121,12 +120,12 @@ def compile_binary(name: str, macros: dict[str, int], capability: tuple[int, int
     texts, names = (ctypes.c_char_p * 1)(source(header).encode()), (ctypes.c_char_p * 1)(header.encode())
     file = f"{name}.cu"
     compiler.nvrtcCreateProgram(ctypes.byref(program), source(file).encode(), file.encode(), 1, texts, names)
-    # With all that this very chip can do: it runs here and nowhere else.
+    # Architecture-specific features (the `a` suffix) are allowed, because the binary runs on this GPU only.
     options = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}a", "--std=c++17"]
     options += [f"-D{key}={value}" for key, value in macros.items()]
-    coded = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+    encoded = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     try:
-        if compiler.nvrtcCompileProgram(program, len(options), coded):
+        if compiler.nvrtcCompileProgram(program, len(options), encoded):
             raise CudaError(f"{file}: {_text(compiler, program, 'ProgramLog').decode(errors='replace')}")
         return _text(compiler, program, "CUBIN")
     finally:

@@ -1,7 +1,7 @@
-"""What requests wish of the head: whether the fused one can answer them, in which kind, and with which bias.
+"""Sampling options of the fused head: which requests it can serve, which graph variant they need, and their logit bias.
 
-Owns the tables in which a bias reaches the device. What the fused head says equals what
-`diffusion/logit_processing.py` and the sampler make of the same params. No kernels here.
+Owns the tables that carry a bias to the device. The fused head gives the same results as
+`diffusion/logit_processing.py` and the sampler do for the same parameters. No kernels here.
 """
 
 from __future__ import annotations
@@ -18,50 +18,49 @@ from quicksilver.backends.base import Work
 from quicksilver.core import DecodeParams, DecoderName
 from quicksilver.diffusion.score import Scorer
 
+# Biased and banned tokens per row. Chat answers ban the special tokens that must not appear: 15 for nano, 18 for
+# coder-1.5b.
 NUM_BIAS = 32
-"""Biased and banned tokens a row may have. Chat answers ban the special tokens that have no place in them: nano's 15,
-coder-1.5b's 18."""
+# Distinct biases whose numbers a table keeps.
+MAX_BIASES = 1024
 
 
-MAX_KINDS = 1024
-"""Different biases that a table remembers."""
+class SamplingOptions(NamedTuple):
+    """The features that a head graph is captured with. Requests without a feature do not pay for it."""
 
-
-class HeadKind(NamedTuple):
-    """Each kind has kernels and graphs of its own, so that requests without wishes pay for none."""
-
-    is_drawn: bool = False
+    is_sampled: bool = False
     is_biased: bool = False
+    # Grammar bitmask applied. Implies `is_biased`, which keeps the number of captured variants at six instead of eight.
     is_masked: bool = False
-    """By grammars. Then it is biased too: served chats have bans with or without a grammar, and so there are two kinds
-    more, not four."""
 
 
-HEAD_KINDS = tuple(HeadKind(is_drawn, is_biased) for is_drawn in (False, True) for is_biased in (False, True))
-"""All are captured at start: served chats have bans, and a capture between requests would hold up everybody. Rounds
-have these kinds and no others."""
-MASKED_KINDS = tuple(HeadKind(is_drawn, is_biased=True, is_masked=True) for is_drawn in (False, True))
-"""Only of heads that the host drives: what runs ahead of it cannot know what a grammar will allow. Captured at start as
-well, since these are graphs of three small launches."""
+# Captured at start: served chats have bans, and a capture between requests would delay all of them. Rounds use these
+# variants only.
+UNMASKED_OPTIONS = tuple(
+    SamplingOptions(is_sampled, is_biased) for is_sampled in (False, True) for is_biased in (False, True)
+)
+# For heads that the host drives. Rounds run ahead of the host, where the grammar's state is not known yet. Captured at
+# start as well: each is a graph of three small launches.
+MASKED_OPTIONS = tuple(SamplingOptions(is_sampled, is_biased=True, is_masked=True) for is_sampled in (False, True))
 
 
-def kind_of(works: Iterable[Work]) -> HeadKind:
-    """The least kind of head that answers all of `works`."""
+def options_of(works: Iterable[Work]) -> SamplingOptions:
+    """The smallest set of options that serves all of `works`."""
     sequences = [work.sequence for work in works]
     params = [sequence.request.params for sequence in sequences]
-    is_drawn = any(one.temperature > 0 for one in params)
+    is_sampled = any(one.temperature > 0 for one in params)
     is_masked = any(sequence.constraint is not None for sequence in sequences)
-    return HeadKind(is_drawn, is_masked or any(one.logit_bias or one.banned_ids for one in params), is_masked)
+    return SamplingOptions(is_sampled, is_masked or any(one.logit_bias or one.banned_ids for one in params), is_masked)
 
 
-def is_plain(work: Work) -> bool:
-    """Whether rounds can answer, ahead of the host: what the fused head can, without a grammar."""
-    return work.sequence.constraint is None and is_fused(work)
+def fits_rounds(work: Work) -> bool:
+    """Whether device-side rounds can serve `work`: the fused head can, and there is no grammar."""
+    return work.sequence.constraint is None and fits_fused_head(work)
 
 
-def is_fused(work: Work) -> bool:
-    """Whether the fused head can answer: greedy or tempered rows with little bias, with or without a grammar, without
-    penalties or logprobs."""
+def fits_fused_head(work: Work) -> bool:
+    """Whether the fused head can serve `work`: greedy or temperature sampling, at most NUM_BIAS biased tokens, with or
+    without a grammar, without penalties and logprobs."""
     sequence = work.sequence
     params = sequence.request.params
     if isinstance(sequence.decoder, Scorer) or params.logprobs is not None:
@@ -74,13 +73,13 @@ def is_fused(work: Work) -> bool:
 
 
 def bias_of(params: DecodeParams) -> dict[int, float]:
-    """Token -> what is added to its logit; a ban, whatever else is said of the token, is minus infinity."""
+    """Token -> value added to its logit. A ban is minus infinity and takes precedence over a bias."""
     return {**params.logit_bias, **dict.fromkeys(params.banned_ids, -math.inf)}
 
 
 class BiasTable:
-    """NUM_BIAS (token, value) pairs a row, token -1 for none, and how many of them a tile of `tile_len` tokens has to
-    look at: written on the host, fixed on the device."""
+    """NUM_BIAS (token, value) pairs per row, token -1 for none, and the number of entries that each vocabulary tile of
+    `tile_len` tokens has to read. Written on the host, at fixed addresses on the device."""
 
     def __init__(self, num_rows: int, num_tiles: int, tile_len: int, device: torch.device) -> None:
         is_pinned, self._tile_len = device.type == "cuda", tile_len
@@ -88,13 +87,12 @@ class BiasTable:
         host_values = torch.zeros(NUM_BIAS, num_rows, pin_memory=is_pinned)
         host_tiles = torch.zeros(num_tiles, dtype=torch.int32, pin_memory=is_pinned)
         self._pairs = [(host, host.to(device, copy=True)) for host in (host_ids, host_values, host_tiles)]
-        # Cheaper to write than tensors.
-        self._rows_of_ids, self._rows_of_values = host_ids.numpy(), host_values.numpy()
-        self._tiles = host_tiles.numpy()
-        self._kinds: dict[object, int] = {}
-        self._kind_of_row = [0] * num_rows
-        """Which bias a row has, by its number in `_kinds`; 0 is none. Most requests have the same bans, so most rows
-        have already what is to be written."""
+        # numpy views are cheaper to write than tensors.
+        self._ids, self._values, self._tiles = host_ids.numpy(), host_values.numpy(), host_tiles.numpy()
+        # Bias -> its number; 0 is no bias. Most requests have the same bans, so most rows already hold what is
+        # written.
+        self._numbers: dict[object, int] = {}
+        self._number_of_row = [0] * num_rows
         self._is_sent = True
 
     @property
@@ -113,31 +111,33 @@ class BiasTable:
         return self._pairs[2][1]
 
     def write(self, rows: slice, params: DecodeParams) -> None:
-        """All of a request's proposals, canvas rows too, have its bias. On the host; no copy may be under way."""
-        kind, known = self._kind(params), self._kind_of_row[rows]
-        if known.count(kind) == len(known):
+        """Write a request's bias for all of its proposing rows, canvas rows included. On the host; no copy may be in
+        progress."""
+        number, known = self._number(params), self._number_of_row[rows]
+        if known.count(number) == len(known):
             return
-        bias, self._kind_of_row[rows], self._is_sent = bias_of(params), [kind] * len(known), False
-        self._rows_of_ids[:, rows] = -1
+        bias, self._number_of_row[rows], self._is_sent = bias_of(params), [number] * len(known), False
+        self._ids[:, rows] = -1
         if bias:
-            self._rows_of_ids[: len(bias), rows] = [[token] for token in bias]
-            self._rows_of_values[: len(bias), rows] = [[value] for value in bias.values()]
+            self._ids[: len(bias), rows] = [[token] for token in bias]
+            self._values[: len(bias), rows] = [[value] for value in bias.values()]
 
-    def _kind(self, params: DecodeParams) -> int:
+    def _number(self, params: DecodeParams) -> int:
         if not params.logit_bias and not params.banned_ids:
             return 0
-        if len(self._kinds) >= MAX_KINDS:
-            self._kinds.clear()
-            self._kind_of_row = [-1] * len(self._kind_of_row)
+        if len(self._numbers) >= MAX_BIASES:
+            self._numbers.clear()
+            self._number_of_row = [-1] * len(self._number_of_row)
         key = (tuple(params.banned_ids), tuple(params.logit_bias.items()))
-        return self._kinds.setdefault(key, len(self._kinds) + 1)
+        return self._numbers.setdefault(key, len(self._numbers) + 1)
 
     def send(self) -> None:
+        """Queue the copies to the device if anything changed."""
         if self._is_sent:
             return
         self._is_sent = True
         self._tiles[:] = 0
-        entries, rows = np.nonzero(self._rows_of_ids >= 0)
-        np.maximum.at(self._tiles, self._rows_of_ids[entries, rows] // self._tile_len, entries + 1)
+        entries, rows = np.nonzero(self._ids >= 0)
+        np.maximum.at(self._tiles, self._ids[entries, rows] // self._tile_len, entries + 1)
         for host, device in self._pairs:
             device.copy_(host, non_blocking=True)

@@ -1,4 +1,4 @@
-"""`diffusion/prompt_lookup.py` on the device: what a sequence's text recalls, for the kernels of a round."""
+"""`diffusion/prompt_lookup.py` on the device: drafts copied from an earlier place of the text."""
 
 from __future__ import annotations
 
@@ -8,32 +8,36 @@ import triton.language as tl
 from quicksilver.diffusion.prompt_lookup import MIN_CANVAS_CONFIDENCE, NGRAM_LEN, WINDOW
 
 _WINDOW = tl.constexpr(WINDOW)
-_SURE = tl.constexpr(MIN_CANVAS_CONFIDENCE)
+_MIN_CONFIDENCE = tl.constexpr(MIN_CANVAS_CONFIDENCE)
 _BLOCK = tl.constexpr(1024)
 assert NGRAM_LEN == 4, "the kernel compares four tokens"
 
 
 @triton.jit
-def recalled(text, end, draft, confidence, k, COUNT: tl.constexpr):
-    """-> `draft` (k < COUNT), whose `confidence` are bits of fp32, or what followed the latest earlier place of the
-    four tokens up to position `end`; and which tokens are recalled. Whatever this launch stored of `text` must be
-    behind a barrier."""
-    a, b = tl.load(text + tl.maximum(end - 3, 0)), tl.load(text + tl.maximum(end - 2, 0))
-    c, d = tl.load(text + tl.maximum(end - 1, 0)), tl.load(text + tl.maximum(end, 0))
-    num_places = end - 3
-    place = -1
-    for start in range(tl.maximum(end + 1 - _WINDOW, 0), num_places, _BLOCK):
+def apply_prompt_lookup(text, end, draft, confidence, k, COUNT: tl.constexpr):
+    """-> `draft` (k < COUNT) with the tokens that followed the latest earlier match of the four tokens up to position
+    `end`, and a mask of the tokens that were replaced. `confidence` are fp32 bits; a token that the canvas is sure of
+    ends the replacement. Stores of this launch into `text` need a barrier before this call."""
+    t0, t1 = tl.load(text + tl.maximum(end - 3, 0)), tl.load(text + tl.maximum(end - 2, 0))
+    t2, t3 = tl.load(text + tl.maximum(end - 1, 0)), tl.load(text + tl.maximum(end, 0))
+    num_matches = end - 3
+    match_at = -1
+    for start in range(tl.maximum(end + 1 - _WINDOW, 0), num_matches, _BLOCK):
         p = start + tl.arange(0, _BLOCK)
-        is_place = p < num_places
+        is_candidate = p < num_matches
         at = text + p
-        is_same = (tl.load(at, mask=is_place, other=-1) == a) & (tl.load(at + 1, mask=is_place, other=-1) == b)
-        is_same &= (tl.load(at + 2, mask=is_place, other=-1) == c) & (tl.load(at + 3, mask=is_place, other=-1) == d)
-        place = tl.maximum(place, tl.max(tl.where(is_same & is_place, p, -1), 0))
-    from_ = place + 4 + k
-    is_there = (place >= 0) & (from_ <= end) & (k < COUNT)
-    follows = tl.load(text + from_, mask=is_there, other=-1)
-    differs = is_there & (follows != draft)
-    is_refuted = differs & ((confidence.to(tl.float32, bitcast=True) >= _SURE) | (k == 0))
-    count = tl.min(tl.where(is_refuted, k, COUNT), 0)
-    is_recalled = is_there & (k < count)
-    return tl.where(is_recalled, follows, draft), is_recalled
+        is_same = (tl.load(at, mask=is_candidate, other=-1) == t0) & (
+            tl.load(at + 1, mask=is_candidate, other=-1) == t1
+        )
+        is_same &= (tl.load(at + 2, mask=is_candidate, other=-1) == t2) & (
+            tl.load(at + 3, mask=is_candidate, other=-1) == t3
+        )
+        match_at = tl.maximum(match_at, tl.max(tl.where(is_same & is_candidate, p, -1), 0))
+    source = match_at + 4 + k
+    is_found = (match_at >= 0) & (source <= end) & (k < COUNT)
+    found = tl.load(text + source, mask=is_found, other=-1)
+    is_different = is_found & (found != draft)
+    is_rejected = is_different & ((confidence.to(tl.float32, bitcast=True) >= _MIN_CONFIDENCE) | (k == 0))
+    count = tl.min(tl.where(is_rejected, k, COUNT), 0)
+    from_lookup = is_found & (k < count)
+    return tl.where(from_lookup, found, draft), from_lookup

@@ -1,8 +1,8 @@
-"""What may stand at each drafted place, and which of it a tree takes: parts of the kernels around a round's forwards.
+"""Device functions that build a draft tree from candidate tokens, and find its accepted path.
 
-A canvas says of every place how likely each token is there, whatever stands at the others. So the likeliest beginnings
-of what follows are those whose tokens' probabilities have the largest products, and a beginning is never likelier than
-the shorter one that it goes on from: taken one after the other, the likeliest first, they make a tree.
+A canvas gives an independent distribution for every position, so the probability of a path is the product of its
+tokens' probabilities. A path is never likelier than its prefix. Taking the likeliest paths one after the other
+therefore gives a tree.
 """
 
 from __future__ import annotations
@@ -10,84 +10,92 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-NUM_CHOICES = 8
-"""Tokens listed for a place: the draft's, the canvas's first where another was recalled, and its next six."""
-_CHOICES = tl.constexpr(NUM_CHOICES)
-_RECALLED = tl.constexpr(0.99)
-"""How likely a recalled token is believed to be right, whatever the canvas says: so a tree takes the whole of what was
-recalled before it takes much else."""
-_REPEATED = tl.constexpr(0.1)
-"""What is left of a token's chance behind itself. Places that do not know each other propose the same word twice; a
-model that reads what it wrote seldom does."""
+# Candidates per position: the drafted token, the canvas's best token if prompt lookup replaced it, and its next six.
+NUM_CANDIDATES = 8
+_CANDIDATES = tl.constexpr(NUM_CANDIDATES)
+# Probability assigned to a token from prompt lookup. A tree then contains the whole match before most other paths.
+_LOOKUP_PROBABILITY = tl.constexpr(0.99)
+# A repeated token is down-weighted 10x: positions are drafted independently and often propose the same token.
+_REPEAT_FACTOR = tl.constexpr(0.1)
 
 
 @triton.jit
-def list_choices(own, drafted, is_recalled, confidence, runners_up, num_rows, choices, k, K: tl.constexpr):
-    """Into `choices` (2, K, NUM_CHOICES) the tokens of every place and their chances, 0 where there is none. `own` and
-    `drafted` are the draft before and after recall, `confidence` bits of fp32."""
-    sure = confidence.to(tl.float32, bitcast=True)
-    c = tl.arange(0, _CHOICES)[None, :]
+def store_candidates(
+    canvas_draft, drafted, from_lookup, confidence, runners_up, num_rows, candidates, k, K: tl.constexpr
+):
+    """Store the candidates of every position and their probabilities into `candidates` (2, K, NUM_CANDIDATES);
+    probability 0 is none. `canvas_draft` and `drafted` are the draft before and after prompt lookup, `confidence` are
+    fp32 bits."""
+    canvas_probability = confidence.to(tl.float32, bitcast=True)
+    c = tl.arange(0, _CANDIDATES)[None, :]
     at = runners_up + tl.maximum(2 * (c - 2), 0) * num_rows + k[:, None]
     is_next = (c >= 2) & (k < K - 1)[:, None]
     token = tl.load(at, mask=is_next, other=-1)
-    chance = tl.load(at + num_rows, mask=is_next, other=0).to(tl.float32, bitcast=True)
-    token = tl.where(c == 0, drafted[:, None], tl.where(c == 1, own[:, None], token))
-    chance = tl.where(c < 2, sure[:, None], chance)
-    chance = tl.where((c == 0) & is_recalled[:, None], tl.maximum(chance, _RECALLED), chance)
-    is_one = (token >= 0) & ((c == 0) | (token != drafted[:, None])) & (k < K - 1)[:, None]
-    out = choices + k[:, None] * _CHOICES + c
+    probability = tl.load(at + num_rows, mask=is_next, other=0).to(tl.float32, bitcast=True)
+    token = tl.where(c == 0, drafted[:, None], tl.where(c == 1, canvas_draft[:, None], token))
+    probability = tl.where(c < 2, canvas_probability[:, None], probability)
+    probability = tl.where((c == 0) & from_lookup[:, None], tl.maximum(probability, _LOOKUP_PROBABILITY), probability)
+    is_valid = (token >= 0) & ((c == 0) | (token != drafted[:, None])) & (k < K - 1)[:, None]
+    out = candidates + k[:, None] * _CANDIDATES + c
     tl.store(out, token, mask=(k < K)[:, None])
-    chance = tl.where(is_one, chance, 0.0)
-    tl.store(out + K * _CHOICES, chance.to(tl.int32, bitcast=True), mask=(k < K)[:, None])
+    probability = tl.where(is_valid, probability, 0.0)
+    tl.store(out + K * _CANDIDATES, probability.to(tl.int32, bitcast=True), mask=(k < K)[:, None])
 
 
 @triton.jit
-def grown(choices, root, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
-    """-> by row: token, row before, depth and the bits of the way. Row 0 is `root`; each further one is the likeliest
-    token that is not taken yet, behind one that is. Depth -1 where nothing was left to take."""
-    i, c, k = tl.arange(0, BLOCK), tl.arange(0, _CHOICES), tl.arange(0, BLOCK_K)
-    at = choices + k[:, None] * _CHOICES + c[None, :]
+def build_tree(candidates, root, K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr):
+    """-> per row: token, parent row, depth and ancestor bitmask. Row 0 is `root`; every further row is the likeliest
+    candidate that extends a row of the tree. Depth -1 if no candidate is left."""
+    i, c, k = tl.arange(0, BLOCK), tl.arange(0, _CANDIDATES), tl.arange(0, BLOCK_K)
+    at = candidates + k[:, None] * _CANDIDATES + c[None, :]
     tokens = tl.load(at, mask=(k < K)[:, None], other=-1)
-    chances = tl.load(at + K * _CHOICES, mask=(k < K - 1)[:, None], other=0).to(tl.float32, bitcast=True)
-    token, before = tl.where(i == 0, root, 0), tl.zeros((BLOCK,), tl.int32)
-    depth, line = tl.where(i == 0, 0, -1), tl.where(i == 0, 1, 0)
-    score = tl.where((i == 0)[:, None], _behind(tokens, chances, k, 0, root)[None, :], 0.0)
+    probabilities = tl.load(at + K * _CANDIDATES, mask=(k < K - 1)[:, None], other=0).to(tl.float32, bitcast=True)
+    token, parent = tl.where(i == 0, root, 0), tl.zeros((BLOCK,), tl.int32)
+    depth, ancestors = tl.where(i == 0, 0, -1), tl.where(i == 0, 1, 0)
+    score = tl.where((i == 0)[:, None], _child_probabilities(tokens, probabilities, k, 0, root)[None, :], 0.0)
     for n in range(1, ROWS):
-        best, choice = tl.max(score, 1, return_indices=True)
+        best, best_candidate = tl.max(score, 1, return_indices=True)
         top, source = tl.max(best, 0, return_indices=True)
         is_source = i == source
-        # One sum finds two small numbers.
-        found = tl.sum(tl.where(is_source, choice * 64 + depth, 0), 0)
-        which, place = found // 64, found % 64
-        taken = tl.sum(tl.sum(tl.where((k == place)[:, None] & (c == which)[None, :], tokens, 0), 1), 0)
-        score = tl.where(is_source[:, None] & (c == which)[None, :], 0.0, score)
+        # Both values in one reduction.
+        packed = tl.sum(tl.where(is_source, best_candidate * 64 + depth, 0), 0)
+        candidate, position = packed // 64, packed % 64
+        new_token = tl.sum(tl.sum(tl.where((k == position)[:, None] & (c == candidate)[None, :], tokens, 0), 1), 0)
+        score = tl.where(is_source[:, None] & (c == candidate)[None, :], 0.0, score)
         is_new = i == tl.where(top > 0.0, n, -1)
-        token, before = tl.where(is_new, taken, token), tl.where(is_new, source, before)
-        way = tl.sum(tl.where(is_source, line, 0), 0)
-        depth, line = tl.where(is_new, place + 1, depth), tl.where(is_new, way | bits(i), line)
-        score = tl.where(is_new[:, None], top * _behind(tokens, chances, k, place + 1, taken)[None, :], score)
-    return token, before, depth, line
+        token, parent = tl.where(is_new, new_token, token), tl.where(is_new, source, parent)
+        parent_ancestors = tl.sum(tl.where(is_source, ancestors, 0), 0)
+        depth, ancestors = (
+            tl.where(is_new, position + 1, depth),
+            tl.where(is_new, parent_ancestors | bits(i), ancestors),
+        )
+        score = tl.where(
+            is_new[:, None],
+            top * _child_probabilities(tokens, probabilities, k, position + 1, new_token)[None, :],
+            score,
+        )
+    return token, parent, depth, ancestors
 
 
 @triton.jit
-def _behind(tokens, chances, k, place, before):
-    """(NUM_CHOICES,): how likely each token of a place is behind the token `before`."""
-    is_place = (k == place)[:, None]
-    chance = tl.where(tokens == before, _REPEATED * chances, chances)
-    return tl.sum(tl.where(is_place, chance, 0.0), 0)
+def _child_probabilities(tokens, probabilities, k, position, parent):
+    """(NUM_CANDIDATES,): probability of each candidate of a position after the token `parent`."""
+    is_position = (k == position)[:, None]
+    probability = tl.where(tokens == parent, _REPEAT_FACTOR * probabilities, probabilities)
+    return tl.sum(tl.where(is_position, probability, 0.0), 0)
 
 
 @triton.jit
 def bits(i):
-    """1 << i as int32, whose last bit is its sign."""
+    """1 << i as int32; bit 31 is the sign."""
     return (tl.full(i.shape, 1, tl.int64) << i).to(tl.int32)
 
 
 @triton.jit
-def proved(said, token, depth, line, i):
-    """-> how many drafted tokens are right, and the row of the last of them. `said` is what the causal model says
-    behind the row before each row. Rows behind one token are different, so at most one of them is right."""
-    is_wrong = (i > 0) & (depth >= 0) & (said != token)
-    wrong = tl.sum(tl.where(is_wrong, bits(i), 0), 0)
-    right = tl.where((depth >= 0) & ((line & wrong) == 0), depth, -1)
-    return tl.max(right, 0), tl.argmax(right, 0)
+def find_accepted(verified, token, depth, ancestors, i):
+    """-> the number of accepted tokens, and the row of the last one. `verified`: the causal model's token after the
+    parent of each row. Siblings have different tokens, so at most one of them is accepted."""
+    is_rejected = (i > 0) & (depth >= 0) & (verified != token)
+    rejected = tl.sum(tl.where(is_rejected, bits(i), 0), 0)
+    accepted_depth = tl.where((depth >= 0) & ((ancestors & rejected) == 0), depth, -1)
+    return tl.max(accepted_depth, 0), tl.argmax(accepted_depth, 0)

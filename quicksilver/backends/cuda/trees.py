@@ -1,9 +1,9 @@
-"""Draft trees of a verify round: they grow, one forward verifies their rows, and the way that proves right stays.
+"""Draft trees of a verify round: build the tree, verify all its rows in one forward, keep the accepted path.
 
-A tree's rows are causal. Row 0 is the last committed token and stands in the text; the others write their keys into
-scratch slots of the cache. Each row reads the text by the page table and the rows before it on its way from their slots
-(`RowTables.forks`), in the order of positions: so its numbers are those of a row that stood in the text, bit for bit,
-and the keys of the way that proves right can simply be copied there.
+Tree rows are causal. Row 0 is the last committed token and writes its KV into the text's pages; the other rows write
+into scratch slots of the cache. Each row reads the text through the page table and its ancestors from their scratch
+slots (`RowTables.tree_slots`), in the order of positions. Its values are therefore bit-identical to those of a row in
+the text, and the KV of the accepted path can be copied there.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ import triton.language as tl
 from torch import Tensor
 
 from quicksilver.backends.cuda.inflight import RoundShape
-from quicksilver.backends.cuda.kernels.attention import FORK_LEN, RowTables
-from quicksilver.backends.cuda.kernels.launch import overlap, wait_turn
+from quicksilver.backends.cuda.kernels.attention import MAX_TREE_DEPTH, RowTables
+from quicksilver.backends.cuda.kernels.launch import pdl_options, pdl_wait_and_launch
 from quicksilver.backends.cuda.round_kernels import RoundState, commit
-from quicksilver.backends.cuda.tree_kernels import bits, grown, proved
+from quicksilver.backends.cuda.tree_kernels import bits, build_tree, find_accepted
 from quicksilver.model.attention import PagedCache
 
-_FORK = tl.constexpr(1 + FORK_LEN)
-_NO_FORK = tl.constexpr(2**30)
-"""A position behind all keys."""
-_ROW = np.arange(1 + FORK_LEN)
+_TREE_STRIDE = tl.constexpr(1 + MAX_TREE_DEPTH)
+# A position after all keys.
+_NO_TREE = tl.constexpr(2**30)
+_ROW = np.arange(1 + MAX_TREE_DEPTH)
+# Parents, depths and ancestors of a single draft.
 _CHAIN = np.stack((np.maximum(_ROW - 1, 0), _ROW, (2 << _ROW) - 1)).astype(np.int32)
-"""The row before, the depth and the way of rows that stand one behind the other."""
-_KEPT_AT_ONCE = 256
-"""Numbers of a key that one program copies."""
+# Values of a key that one program copies.
+_COPY_BLOCK = 256
 
 
-def fork_table(shape: RoundShape) -> Tensor:
-    """A line for every verify row; none forks."""
-    assert shape.tree_rows <= 32, "a row's way is kept in 32 bits"
-    assert shape.canvas_len - 1 <= FORK_LEN, "a row forks for as many tokens as are drafted"
-    return torch.full((shape.num_verify, 1 + FORK_LEN), _NO_FORK.value, dtype=torch.int32)
+def tree_slot_table(shape: RoundShape) -> Tensor:
+    """`RowTables.tree_slots` for all verify rows, without a tree yet."""
+    assert shape.tree_rows <= 32, "ancestors are a 32-bit mask"
+    assert shape.canvas_len - 1 <= MAX_TREE_DEPTH, "the table has one slot per drafted position"
+    return torch.full((shape.num_verify, 1 + MAX_TREE_DEPTH), _NO_TREE.value, dtype=torch.int32)
 
 
-def plant(tree: npt.NDArray[np.int32], token_ids: list[int]) -> None:
-    """`tree` (4, rows), without rows yet: one token behind the other, the last committed one first."""
+def write_chain(tree: npt.NDArray[np.int32], token_ids: list[int]) -> None:
+    """Write a single draft into the empty `tree` (4, rows). `token_ids` starts with the last committed token."""
     count = len(token_ids)
     tree[0, :count] = token_ids
     tree[1:, :count] = _CHAIN[:, :count]
@@ -48,32 +48,35 @@ def plant(tree: npt.NDArray[np.int32], token_ids: list[int]) -> None:
 
 @triton.jit
 def _tree_rows_kernel(
-    last, position, choices, tree, columns, noise_at, pages, forks, first_slot, num_rows, max_pages,
-    K: tl.constexpr, BLOCK_K: tl.constexpr, CHOICES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    PAGE: tl.constexpr, GROWS: tl.constexpr, OVERLAPS: tl.constexpr,
+    last, position, candidates, tree, columns, noise_positions, pages, tree_slots, first_slot, num_rows, max_pages,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, CANDIDATES: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    PAGE: tl.constexpr, BUILDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    wait_turn(OVERLAPS)
+    pdl_wait_and_launch(PDL)
     b = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     is_row = i < ROWS
     start = tl.load(position + b)
-    mine = tree + 4 * b * ROWS + i
-    if GROWS:
+    own_tree = tree + 4 * b * ROWS + i
+    if BUILDS:
         root = tl.load(last + b)
-        token, before, depth, line = grown(choices + 2 * b * K * CHOICES, root, K, ROWS, BLOCK, BLOCK_K)
+        token, parent, depth, ancestors = build_tree(candidates + 2 * b * K * CANDIDATES, root, K, ROWS, BLOCK, BLOCK_K)
         depth = tl.where(start >= 0, depth, -1)
-        tl.store(mine, token, mask=is_row)
-        tl.store(mine + ROWS, before.to(tl.int32), mask=is_row)
-        tl.store(mine + 2 * ROWS, depth, mask=is_row)
-        tl.store(mine + 3 * ROWS, line, mask=is_row)
+        tl.store(own_tree, token, mask=is_row)
+        tl.store(own_tree + ROWS, parent.to(tl.int32), mask=is_row)
+        tl.store(own_tree + 2 * ROWS, depth, mask=is_row)
+        tl.store(own_tree + 3 * ROWS, ancestors, mask=is_row)
     else:
-        token = tl.load(mine, mask=is_row, other=0)
-        depth, line = tl.load(mine + 2 * ROWS, mask=is_row, other=-1), tl.load(mine + 3 * ROWS, mask=is_row, other=0)
+        token = tl.load(own_tree, mask=is_row, other=0)
+        depth, ancestors = (
+            tl.load(own_tree + 2 * ROWS, mask=is_row, other=-1),
+            tl.load(own_tree + 3 * ROWS, mask=is_row, other=0),
+        )
     is_live = (start >= 0) & (depth >= 0)
     at = tl.where(is_live, start + depth, 0)
     page = tl.load(pages + b * max_pages + start // PAGE, mask=(start >= 0) & (start // PAGE < max_pages), other=-1)
-    own = first_slot + b * ROWS + i
-    slot = tl.where(i == 0, tl.where(page >= 0, page * PAGE + start % PAGE, -1), own)
+    own_slot = first_slot + b * ROWS + i
+    slot = tl.where(i == 0, tl.where(page >= 0, page * PAGE + start % PAGE, -1), own_slot)
     out = columns + b * ROWS + i
     tl.store(out, tl.where(is_live, token, 0), mask=is_row)
     tl.store(out + num_rows, i * 0 - 1, mask=is_row)
@@ -82,57 +85,59 @@ def _tree_rows_kernel(
     tl.store(out + 4 * num_rows, tl.where(is_live, at + 1, 0), mask=is_row)
     for column in tl.static_range(5, 8):
         tl.store(out + column * num_rows, i * 0, mask=is_row)
-    tl.store(noise_at + b * ROWS + i, at + 1, mask=is_row)
-    table = forks + (b * ROWS + i) * _FORK
-    # Rows without a token too: all rows of a tile fork at one position.
-    tl.store(table, tl.where(start >= 0, start + 1, _NO_FORK), mask=is_row)
-    is_on_way = ((line[:, None] & bits(i)[None, :]) != 0) & (depth > 0)[None, :] & (is_row & is_live)[:, None]
-    tl.store(table[:, None] + depth[None, :], (own + 0 * depth)[None, :], mask=is_on_way)
+    tl.store(noise_positions + b * ROWS + i, at + 1, mask=is_row)
+    table = tree_slots + (b * ROWS + i) * _TREE_STRIDE
+    # Also for rows without a token: all rows of a tile need the same start position.
+    tl.store(table, tl.where(start >= 0, start + 1, _NO_TREE), mask=is_row)
+    is_on_path = ((ancestors[:, None] & bits(i)[None, :]) != 0) & (depth > 0)[None, :] & (is_row & is_live)[:, None]
+    tl.store(table[:, None] + depth[None, :], (own_slot + 0 * depth)[None, :], mask=is_on_path)
 
 
 @triton.jit
-def _proved_kernel(
-    raw, results, told, last, position, tree, way, text, text_len, num_raw, num_results,
-    K: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, OVERLAPS: tl.constexpr,
+def _accept_tree_kernel(
+    raw, results, draft_tokens, last, position, tree, accepted_rows, text, text_len, num_raw, num_results,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Commit what proves right, and the causal model's own token behind it. The host is told of a draft that goes
-    that way, and of the way's proposals."""
-    wait_turn(OVERLAPS)
+    """Commit the accepted path and the causal model's token after it. For the host, the draft and the proposals are
+    rewritten as if the accepted path had been the only draft."""
+    pdl_wait_and_launch(PDL)
     b = tl.program_id(0)
     i, k = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K)
     start = tl.load(position + b)
-    mine, raw = tree + 4 * b * ROWS + i, raw + b * ROWS
-    token, before = tl.load(mine, mask=i < ROWS, other=0), tl.load(mine + ROWS, mask=i < ROWS, other=0)
-    depth = tl.load(mine + 2 * ROWS, mask=i < ROWS, other=-1)
-    line = tl.load(mine + 3 * ROWS, mask=i < ROWS, other=0)
-    accepted, end = proved(tl.load(raw + tl.maximum(before, 0)), token, depth, line, i)
-    is_on_way = (tl.sum(tl.where(i == end, line, 0), 0) & bits(i)) != 0
-    row = tl.sum(tl.where((k[:, None] == depth[None, :]) & is_on_way[None, :], i[None, :], 0), 1)
-    tl.store(way + b * K + k, tl.where((k <= accepted) & (start >= 0), row, -1), mask=k < K)
+    own_tree, raw = tree + 4 * b * ROWS + i, raw + b * ROWS
+    token, parent = tl.load(own_tree, mask=i < ROWS, other=0), tl.load(own_tree + ROWS, mask=i < ROWS, other=0)
+    depth = tl.load(own_tree + 2 * ROWS, mask=i < ROWS, other=-1)
+    ancestors = tl.load(own_tree + 3 * ROWS, mask=i < ROWS, other=0)
+    accepted, end = find_accepted(tl.load(raw + tl.maximum(parent, 0)), token, depth, ancestors, i)
+    is_on_path = (tl.sum(tl.where(i == end, ancestors, 0), 0) & bits(i)) != 0
+    row = tl.sum(tl.where((k[:, None] == depth[None, :]) & is_on_path[None, :], i[None, :], 0), 1)
+    tl.store(accepted_rows + b * K + k, tl.where((k <= accepted) & (start >= 0), row, -1), mask=k < K)
     row = tl.where(k <= accepted, row, end)
     if start >= 0:
         proposed = tl.load(raw + row)
         for column in tl.static_range(4):
-            says = tl.load(raw + column * num_raw + row)
-            tl.store(results + column * num_results + b * K + k, says, mask=k < K)
-        drafted = tl.load(told + b * K + 1 + k, mask=k < K - 1, other=-1)
-        # Where the way ends the draft must differ, even if what was drafted behind another token happens to agree.
-        tells = tl.where(k < accepted, proposed, tl.where(drafted == proposed, (proposed == 0).to(tl.int32), drafted))
-        tl.store(told + b * K + 1 + k, tells, mask=(k <= accepted) & (k < K - 1))
+            value = tl.load(raw + column * num_raw + row)
+            tl.store(results + column * num_results + b * K + k, value, mask=k < K)
+        drafted = tl.load(draft_tokens + b * K + 1 + k, mask=k < K - 1, other=-1)
+        # The draft must differ where the path ends, even if the token drafted there for another parent agrees.
+        new_draft = tl.where(
+            k < accepted, proposed, tl.where(drafted == proposed, (proposed == 0).to(tl.int32), drafted)
+        )
+        tl.store(draft_tokens + b * K + 1 + k, new_draft, mask=(k <= accepted) & (k < K - 1))
         commit(proposed, accepted, b, start, k, last, position, text, text_len)
 
 
 @triton.jit
-def _keep_kernel(
-    position, way, pages, k_cache, v_cache, first_slot, max_pages, layer_stride,
+def _copy_kv_kernel(
+    position, accepted_rows, pages, k_cache, v_cache, first_slot, max_pages, layer_stride,
     K: tl.constexpr, BLOCK_K: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_W: tl.constexpr, OVERLAPS: tl.constexpr,
+    BLOCK_W: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program a (sequence, layer, part of a key)."""
-    wait_turn(OVERLAPS)
+    """One program per (sequence, layer, part of a key)."""
+    pdl_wait_and_launch(PDL)
     b, layer = tl.program_id(0), tl.program_id(1).to(tl.int64)
     k, w = tl.arange(0, BLOCK_K), (tl.program_id(2) * BLOCK_W + tl.arange(0, BLOCK_W))[None, :]
-    row = tl.load(way + b * K + k, mask=k < K, other=-1)
+    row = tl.load(accepted_rows + b * K + k, mask=k < K, other=-1)
     at = tl.load(position + b) - 1 - tl.max(tl.where(row >= 0, k, -1), 0) + k
     is_kept = (row >= 0) & (k > 0)
     page = tl.load(pages + b * max_pages + at // PAGE, mask=is_kept & (at // PAGE < max_pages), other=-1)
@@ -144,37 +149,40 @@ def _keep_kernel(
 
 
 def write_tree(
-    state: RoundState, columns: Tensor, noise_at: Tensor, tables: RowTables, first_slot: int, grows: bool
+    state: RoundState, columns: Tensor, noise_positions: Tensor, tables: RowTables, first_slot: int, builds: bool
 ) -> None:
-    """As `transition.write_rows`, the rows of all trees; and which slots each reads, those from `first_slot` on being
-    theirs. The trees are new ones of the choices that `take_draft` listed where `grows`, else as the state has them."""
+    """As `round_kernels.write_rows`, for the rows of all trees, and the scratch slots that each row reads. Scratch
+    slots start at `first_slot`. With `builds` the trees are built from the candidates of `store_draft`; otherwise the
+    state holds them."""
     (num_sequences, canvas_len), rows = state.draft.shape, state.tree.shape[2]
     _tree_rows_kernel[(num_sequences,)](
-        state.last, state.position, state.choices, state.tree, columns, noise_at, tables.pages, tables.forks,
+        state.last, state.position, state.candidates, state.tree, columns, noise_positions, tables.pages,
+        tables.tree_slots,
         first_slot, columns.shape[1], tables.pages.stride(0), K=canvas_len,
-        BLOCK_K=triton.next_power_of_2(canvas_len), CHOICES=state.choices.shape[3], ROWS=rows,
-        BLOCK=triton.next_power_of_2(rows), PAGE=tables.page_size, GROWS=grows, num_warps=1, **overlap(),
+        BLOCK_K=triton.next_power_of_2(canvas_len), CANDIDATES=state.candidates.shape[3], ROWS=rows,
+        BLOCK=triton.next_power_of_2(rows), PAGE=tables.page_size, BUILDS=builds, num_warps=1, **pdl_options(),
     )  # fmt: skip
 
 
-def take_proved(state: RoundState, raw: Tensor, results: Tensor, told: Tensor) -> None:
-    """`raw` (4, rows): what the verify forward proposed. `results` (4, …) gets K columns a sequence, as if its draft
-    had been the way that proved right; and `told`, the tokens that the draft forward proposed, gets that draft."""
+def accept_tree(state: RoundState, raw: Tensor, results: Tensor, draft_tokens: Tensor) -> None:
+    """`raw` (4, rows): proposals of the verify forward. `results` (4, ...) receives K columns per sequence as if the
+    accepted path had been the draft; `draft_tokens`, the proposals of the draft forward, receives that draft."""
     (num_sequences, canvas_len), rows = state.draft.shape, state.tree.shape[2]
-    _proved_kernel[(num_sequences,)](
-        raw, results, told, state.last, state.position, state.tree, state.way, state.text, state.text.shape[1],
+    _accept_tree_kernel[(num_sequences,)](
+        raw, results, draft_tokens, state.last, state.position, state.tree, state.accepted_rows, state.text,
+        state.text.shape[1],
         raw.shape[1], results.shape[1], K=canvas_len, BLOCK_K=triton.next_power_of_2(canvas_len), ROWS=rows,
-        BLOCK=triton.next_power_of_2(rows), num_warps=1, **overlap(),
+        BLOCK=triton.next_power_of_2(rows), num_warps=1, **pdl_options(),
     )  # fmt: skip
 
 
-def keep_way(state: RoundState, tables: RowTables, cache: PagedCache) -> None:
-    """Copy the keys and values of what `take_proved` found right to where its tokens stand in the text."""
+def copy_accepted_kv(state: RoundState, tables: RowTables, cache: PagedCache) -> None:
+    """Copy the KV of the path that `accept_tree` accepted from the scratch slots to the text's pages."""
     (num_sequences, canvas_len), rows = state.draft.shape, state.tree.shape[2]
     width = cache.k.shape[2] * cache.k.shape[3]
-    block = min(triton.next_power_of_2(width), _KEPT_AT_ONCE)
-    _keep_kernel[(num_sequences, len(cache.k), triton.cdiv(width, block))](
-        state.position, state.way, tables.pages, cache.k, cache.v, cache.num_paged, tables.pages.stride(0),
+    block = min(triton.next_power_of_2(width), _COPY_BLOCK)
+    _copy_kv_kernel[(num_sequences, len(cache.k), triton.cdiv(width, block))](
+        state.position, state.accepted_rows, tables.pages, cache.k, cache.v, cache.num_paged, tables.pages.stride(0),
         cache.k.stride(0), K=canvas_len, BLOCK_K=triton.next_power_of_2(canvas_len), ROWS=rows, PAGE=cache.page_size,
-        WIDTH=width, BLOCK_W=block, num_warps=4, **overlap(),
+        WIDTH=width, BLOCK_W=block, num_warps=4, **pdl_options(),
     )  # fmt: skip

@@ -41,9 +41,9 @@ class TorchBackend:
 
     def run(self, works: Seq[Work]) -> list[Outcome | None]:
         """One forward. The result is None for work that proposes nothing yet (a prompt's earlier chunks)."""
-        return with_prompt_lookup(works, self._answer(works, self._forward(works)))
+        return with_prompt_lookup(works, self.answer(works, self._forward(works)))
 
-    def _answer(self, works: Seq[Work], hidden: Tensor) -> list[Outcome | None]:
+    def answer(self, works: Seq[Work], hidden: Tensor) -> list[Outcome | None]:
         """What the hidden states of their proposing rows say to `works`."""
         outcomes: list[Outcome | None] = []
         for tile in _tiles(works, self.logit_rows):

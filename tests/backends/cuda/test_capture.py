@@ -1,4 +1,4 @@
-"""What happens while a graph is recorded, on a stand-in for CUDA."""
+"""Garbage collection during a graph capture, with a fake CUDA."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FakeGraph:
 
 @pytest.fixture
 def recording(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """CUDA's part of a recording, and what it did."""
+    """A fake CUDA capture that records its calls."""
     seen = list[str]()
     stream = SimpleNamespace(wait_stream=lambda other: None)
 
@@ -38,13 +38,13 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def test_garbage_is_collected_before_and_after_a_recording_but_not_during_it(recording: list[str]) -> None:
+def test_garbage_is_collected_before_and_after_a_capture_but_not_during_it(recording: list[str]) -> None:
     capture(lambda: recording.append(f"collects {gc.isenabled()}"), torch.device("cuda"), None)
     assert recording == ["collects True", "collects True", "begins", "collects False", "ends"]
     assert gc.isenabled()
 
 
-def test_a_recording_that_fails_leaves_the_collector_as_it_was(recording: list[str]) -> None:
+def test_a_failed_capture_restores_the_collector(recording: list[str]) -> None:
     def work() -> None:
         if "begins" in recording:
             raise RuntimeError("no such kernel")
@@ -64,7 +64,7 @@ def test_a_collector_that_was_off_stays_off() -> None:
         gc.enable()
 
 
-def test_without_cuda_work_is_its_own_replay() -> None:
+def test_without_cuda_the_work_is_its_own_replay() -> None:
     done = list[int]()
     replay = capture(lambda: done.append(1), torch.device("cpu"), None)
     assert not done

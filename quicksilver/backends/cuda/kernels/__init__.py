@@ -1,5 +1,5 @@
-"""Triton kernels for CUDA: attention over rows, skinny projections, norms, the fused head. Imports nothing itself.
+"""CUDA kernels: paged attention, small-batch linears, norms, the fused head. Imports nothing itself.
 
-Nothing outside a CUDA path imports these modules, so a machine without Triton runs everything else. Each kernel has an
-oracle in plain torch that the tests compare it with.
+Only the CUDA backend imports these modules, so everything else runs on a machine without Triton. The tests compare each
+kernel with a reference in plain torch.
 """

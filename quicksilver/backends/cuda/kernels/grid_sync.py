@@ -1,7 +1,7 @@
-"""How the programs of one launch wait for each other. All of them must be on the chip at the same time.
+"""Barriers between the phases of a persistent kernel. All CTAs must be resident at the same time.
 
-Those with work in a part wait for those who had work in the part before it; all meeting each time would have more
-programs knock at one counter. What was stored before is visible past the first-level cache.
+CTAs with work in a phase wait for the CTAs that had work in the previous one; a grid-wide barrier would contend on one
+counter. Earlier stores are visible to loads that bypass L1.
 """
 
 from __future__ import annotations
@@ -9,38 +9,38 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-EMBED, QKV, ATTEND, OUTPUT, GATE, DOWN, LEAVE = (tl.constexpr(i) for i in range(7))
-"""The parts of a forward, each with a counter; the last counts who is done."""
-LINE = tl.constexpr(32)
-"""Counters lie in memory lines of their own."""
+# The phases of a forward, each with a counter. EXIT counts CTAs that have finished.
+EMBED, QKV, ATTEND, OUTPUT, GATE, DOWN, EXIT = (tl.constexpr(i) for i in range(7))
+# int32 values per counter: each has a cache line of its own.
+COUNTER_STRIDE = tl.constexpr(32)
 NUM_COUNTERS = 7 * 32
 
 
 @triton.jit
-def start_part(bell, before, program, items, target):
-    """Goes on when the part before is done, `target` programs of it since the launch began; `items` are those of the
-    part to start."""
-    if program < items:
-        while tl.load(bell + before * LINE, volatile=True) < target:
+def wait_phase(barrier, previous, cta, num_items, target):
+    """Wait until `target` CTAs, counted from the start of the launch, have finished the phase `before`. `items`: work
+    items of the phase to start."""
+    if cta < num_items:
+        while tl.load(barrier + previous * COUNTER_STRIDE, volatile=True) < target:
             pass
         tl.debug_barrier()
 
 
 @triton.jit
-def finish_part(bell, mine, program, items):
-    """This program's share of a part is stored."""
-    if program < items:
+def signal_phase(barrier, phase, cta, num_items):
+    """Signal that this CTA's share of a phase is stored."""
+    if cta < num_items:
         tl.debug_barrier()
-        tl.atomic_add(bell + mine * LINE, 1, sem="release", scope="gpu")
+        tl.atomic_add(barrier + phase * COUNTER_STRIDE, 1, sem="release", scope="gpu")
 
 
 @triton.jit
-def leave(bell, arrived, num_arrived, PROGRAMS: tl.constexpr):
-    """The last program to leave sets the counters back for the next launch, and those of `arrived` that count on from
-    layer to layer."""
+def exit_kernel(barrier, arrived, num_arrived, CTAS: tl.constexpr):
+    """Count this CTA as finished. The last one resets the counters for the next launch, including those of `arrived`
+    that accumulate over layers."""
     tl.debug_barrier()
-    if tl.atomic_add(bell + LEAVE * LINE, 1, sem="acq_rel", scope="gpu") == PROGRAMS - 1:
+    if tl.atomic_add(barrier + EXIT * COUNTER_STRIDE, 1, sem="acq_rel", scope="gpu") == CTAS - 1:
         for part in tl.static_range(7):
-            tl.store(bell + part * LINE, 0)
+            tl.store(barrier + part * COUNTER_STRIDE, 0)
         for i in range(num_arrived):
             tl.store(arrived + i, 0)

@@ -1,10 +1,10 @@
-"""The head with the sampler in it: vocabulary tile -> running best, log-sum and entropy; no row of logits is stored.
+"""The output head with a fused sampler: each vocabulary tile is reduced to its best token, log-sum and entropy, so
+logits are never stored.
 
-Rows may have a bias, a few tokens whose logits move before anything else is made of them; a program whose tile holds
-none of these tokens only looks at one number.
+Rows may have a logit bias. A program whose tile contains no biased token reads one number only.
 
-Gumbel noise is the counter-based noise of `diffusion/noise.py`, computed where it is used, so greedy and sampled rows
-of many requests share one launch. Ties go to the lowest token id, as argmax does.
+Gumbel noise is the counter-based noise of `diffusion/noise.py`, computed in the kernel, so greedy and sampled rows of
+many requests share one launch. Ties go to the lowest token id, as in argmax.
 """
 
 from __future__ import annotations
@@ -16,19 +16,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quicksilver.backends.cuda.kernels.launch import fetch_ahead, let_next, overlap, wait_for_input, wait_turn
+from quicksilver.backends.cuda.kernels.launch import (
+    pdl_launch,
+    pdl_options,
+    pdl_wait,
+    pdl_wait_and_launch,
+    prefetch_rows,
+)
 from quicksilver.backends.cuda.kernels.linears import Norm, Weight
 from quicksilver.backends.cuda.kernels.row_kernels import norm_rows
 
+# Tokens of a vocabulary tile.
 BLOCK_V = 64
-"""Tokens a program looks at."""
+# Runners-up per row: the second to the seventh best token.
 NUM_NEXT = 6
-"""Runners-up of a row: its second to its seventh choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How rows are sampled, one entry a row. Temperature 0 is greedy; `positions` are those of the proposed tokens."""
+    """Sampling parameters, one entry per row. Temperature 0 is greedy; `positions` are those of the proposed tokens."""
 
     temperature: Tensor  # fp32
     seeds: Tensor  # int64
@@ -38,43 +44,43 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Bias:
-    """What is added to which logits of each row; a value of minus infinity bans the token."""
+    """Logit bias of each row; minus infinity bans a token."""
 
-    ids: Tensor  # (entries, rows) int32, -1 for none; entries is a power of two, no token comes twice in a row
+    ids: Tensor  # (entries, rows) int32, -1 for none; entries is a power of two, tokens of a row are distinct
     values: Tensor  # (entries, rows) fp32
-    tiles: Tensor  # (vocabulary tiles,) int32: before which entry the last is that has a token of the tile, in any row
+    tiles: Tensor  # (vocabulary tiles,) int32: entries to read, i.e. 1 + the last entry of any row in the tile
 
 
 @dataclass(frozen=True, slots=True)
-class HeadSpace:
-    """Where the head writes: six numbers a (tile, row), three more where runners-up are asked for, then four a row
-    (token, confidence, entropy, finite)."""
+class HeadWorkspace:
+    """Buffers of the head: six values per (tile, row), three more for runners-up, then four per row (token, confidence,
+    entropy, is_finite)."""
 
-    tiles: Tensor  # (9, tiles, rows) fp32; the second and the eighth hold token ids, bit for bit
-    normed: Tensor  # (rows, dim), the proposing rows behind the final norm
-    results: Tensor  # (4, rows) int32; confidence and entropy are fp32, bit for bit
-    steps: Tensor | None = None  # (rows,) fp32, where the rows before the head are fp8
+    tiles: Tensor  # (9, tiles, rows) fp32; planes 1 and 7 hold token ids as bits
+    normed: Tensor  # (rows, dim): the proposing rows after the final norm
+    results: Tensor  # (4, rows) int32; confidence and entropy are fp32 bits
+    steps: Tensor | None = None  # (rows,) fp32 scales, if `normed` is fp8
+    # (2 NUM_NEXT, rows) int32, optional: the next best tokens, or -1, and their probabilities as fp32 bits. Only the
+    # best two tokens of a tile are considered, so a few may be missed.
     runners_up: Tensor | None = None
-    """(2 NUM_NEXT, rows) int32, where they are asked for: the next best tokens, or -1, and their probabilities. Of
-    tokens in one tile of the head only the best two are seen, so a few are missed."""
 
     @classmethod
-    def allocate(cls, head: Tensor, num_rows: int, dtype: torch.dtype) -> HeadSpace:
-        """For a head of (vocab, dim) and rows of `dtype`: before an fp8 head fp16, which it turns into, or fp8
-        themselves, where dim is a multiple of 128."""
+    def allocate(cls, head: Tensor, num_rows: int, dtype: torch.dtype) -> HeadWorkspace:
+        """For a head of (vocab, dim) and rows of `dtype`. With an fp8 head `dtype` is fp16, or fp8 if dim is a multiple
+        of 128."""
         (vocab_size, dim), device = head.shape, head.device
         steps = torch.zeros(num_rows, device=device) if dtype.itemsize == 1 else None
         tiles = torch.zeros((9, triton.cdiv(vocab_size, BLOCK_V), num_rows), device=device)
         normed = torch.zeros((num_rows, dim), dtype=dtype, device=device)
         return cls(tiles, normed, torch.zeros((4, num_rows), dtype=torch.int32, device=device), steps)
 
-    def with_results(self, results: Tensor, runners_up: Tensor | None = None) -> HeadSpace:
-        """The same space, its results going to another (4, rows)."""
+    def with_results(self, results: Tensor, runners_up: Tensor | None = None) -> HeadWorkspace:
+        """The same buffers with other results (4, rows)."""
         return replace(self, results=results, runners_up=runners_up)
 
 
 @triton.jit
-def _mix(x):
+def _mix64(x):
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
     return x ^ (x >> 31)
@@ -82,20 +88,20 @@ def _mix(x):
 
 @triton.jit
 def _gumbel(seeds, positions, steps, columns):
-    """(rows, columns) Gumbel noise, equal to `diffusion.noise.gumbel`. Everything is unsigned 64-bit, wrapping."""
-    key = _mix(seeds.to(tl.uint64) + 0x9E3779B97F4A7C15)
-    key = _mix(key + positions.to(tl.int64).to(tl.uint64) * 0x9E3779B97F4A7C15)
-    key = _mix(key + steps.to(tl.int64).to(tl.uint64) * 0x9E3779B97F4A7C15)
+    """(rows, columns) Gumbel noise, equal to `diffusion.noise.gumbel`, in wrapping unsigned 64-bit arithmetic."""
+    key = _mix64(seeds.to(tl.uint64) + 0x9E3779B97F4A7C15)
+    key = _mix64(key + positions.to(tl.int64).to(tl.uint64) * 0x9E3779B97F4A7C15)
+    key = _mix64(key + steps.to(tl.int64).to(tl.uint64) * 0x9E3779B97F4A7C15)
     at = (columns + 1).to(tl.int64).to(tl.uint64) * 0x9E3779B97F4A7C15
-    bits = _mix(key[:, None] + at[None, :]) >> 41
+    bits = _mix64(key[:, None] + at[None, :]) >> 41
     u = (bits.to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07
     return -tl.log(-tl.log(u))
 
 
 @triton.jit
 def _add_bias(logits, num_entries, ids, values, r, v, num_rows, ENTRIES: tl.constexpr):
-    """Added in fp32, as the sampler does; a ban hides whatever the logit was. Several entries are read at once: one
-    after the other they would take longer than the tile's product."""
+    """Add the bias in fp32, as the sampler does; a ban replaces the logit. Several entries are loaded at once, because
+    one by one they would take longer than the tile's matmul."""
     AT_ONCE: tl.constexpr = 8 if ENTRIES > 8 else ENTRIES
     for first in range(0, num_entries, AT_ONCE):
         for j in tl.static_range(AT_ONCE):
@@ -107,8 +113,8 @@ def _add_bias(logits, num_entries, ids, values, r, v, num_rows, ENTRIES: tl.cons
 
 
 @triton.jit
-def _write_tile(tiles, logits, score, is_open, r, num_rows, BLOCK_V: tl.constexpr, NEXT: tl.constexpr):
-    """The numbers of a (tile, row)."""
+def _store_tile(tiles, logits, score, is_open, r, num_rows, BLOCK_V: tl.constexpr, NEXT: tl.constexpr):
+    """Store the reduced values of a (tile, row)."""
     best = tl.argmax(score, 1)
     chosen = tl.arange(0, BLOCK_V)[None, :] == best[:, None]
     top = tl.max(logits, 1)
@@ -139,19 +145,19 @@ def _head_kernel(
     K, V, num_rows, words,
     BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_K: tl.constexpr, EVEN: tl.constexpr, LINES: tl.constexpr,
     SAMPLE: tl.constexpr, BIAS: tl.constexpr, BITMASK: tl.constexpr, SCALE: tl.constexpr, FP8: tl.constexpr,
-    NEXT: tl.constexpr, OVERLAPS: tl.constexpr,
+    NEXT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Row tiles run next to each other, so that a tile of the head is read from memory once for all of them."""
+    """Row tiles vary fastest, so that a vocabulary tile is read from memory once for all of them."""
     r = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     k = tl.arange(0, BLOCK_K)
-    # Rows of the head past its end are read as its last and hidden below: no mask in the loop.
+    # Rows after the end of the head are clamped to its last row and masked below, so that the loop needs no mask.
     at_v = tl.minimum(v, V - 1).to(tl.int64)
-    fetch_ahead(w, at_v, K, 0, LINES, OVERLAPS)
+    prefetch_rows(w, at_v, K, 0, LINES, PDL)
     if BIAS:
-        # Before the wait: no kernel writes the bias, and its copy is over before the first kernel starts.
+        # Before the wait: no kernel writes the bias, and its copy completes before the first kernel starts.
         num_entries = tl.load(bias_tiles + tl.program_id(1))
-    wait_for_input(OVERLAPS)
+    pdl_wait(PDL)
     acc = tl.zeros((BLOCK_V, BLOCK_M), tl.float32)
     for start in range(0, K, BLOCK_K):
         at_k = start + k
@@ -162,10 +168,10 @@ def _head_kernel(
             x_tile = tl.load(x + r[:, None] * K + at_k[None, :], mask=(at_k < K)[None, :], other=0.0)
             w_tile = tl.load(w + at_v[:, None] * K + at_k[None, :], mask=(at_k < K)[None, :], other=0.0)
         if FP8:
-            acc += tl.dot(w_tile, tl.trans(x_tile))  # outside the matrix unit, which adds fp8 products in few bits
+            acc += tl.dot(w_tile, tl.trans(x_tile))  # accumulated in fp32: fp8 MMA accumulators have fewer bits
         else:
             acc = tl.dot(w_tile.to(x_tile.dtype), tl.trans(x_tile), acc, input_precision="ieee")
-    let_next(OVERLAPS)
+    pdl_launch(PDL)
     logits = tl.trans(acc)
     if FP8:
         logits = logits * tl.load(row_steps + r)[:, None]
@@ -179,22 +185,21 @@ def _head_kernel(
         is_open = is_open & (((word >> (v % 32)[None, :]) & 1) != 0)
     logits = tl.where(is_open, logits, float("-inf"))
     if BIAS:
-        is_open = logits != float("-inf")  # without what is banned
+        is_open = logits != float("-inf")  # excludes banned tokens
     score = logits
     if SAMPLE:
         t = tl.load(temperature + r)
         noise = _gumbel(tl.load(seeds + r), tl.load(positions + r), tl.load(steps + r), v)
         score = tl.where((t > 0)[:, None], logits / tl.maximum(t, 1e-5)[:, None] + noise, logits)
-    _write_tile(tiles, logits, score, is_open, r, num_rows, BLOCK_V, NEXT)
+    _store_tile(tiles, logits, score, is_open, r, num_rows, BLOCK_V, NEXT)
 
 
 @triton.jit
-def _read_kernel(
-    tiles, results, runners_up, num_tiles, num_rows, BLOCK: tl.constexpr, NEXT: tl.constexpr, OVERLAPS: tl.constexpr
+def _reduce_kernel(
+    tiles, results, runners_up, num_tiles, num_rows, BLOCK: tl.constexpr, NEXT: tl.constexpr, PDL: tl.constexpr
 ):
-    """One program a row: the tiles' numbers become its token, probability, entropy, and whether all was finite; and
-    the next best of what the tiles have seen become its NEXT runners-up."""
-    wait_turn(OVERLAPS)
+    """One program per row: reduce the tiles to token, probability, entropy and is_finite, and to NEXT runners-up."""
+    pdl_wait_and_launch(PDL)
     row = tl.program_id(0)
     t = tl.arange(0, BLOCK)
     is_tile = t < num_tiles
@@ -209,77 +214,78 @@ def _read_kernel(
     weight = tl.where(top == float("-inf"), 0.0, tl.exp(top - peak))
     total_of = tl.load(at + 4 * plane, mask=is_tile, other=0.0)
     total = tl.sum(weight * total_of, 0)
-    drop = tl.where(top == float("-inf"), 0.0, top - peak)
-    spread = tl.sum(weight * (tl.load(at + 5 * plane, mask=is_tile, other=0.0) + total_of * drop), 0)
+    offset = tl.where(top == float("-inf"), 0.0, top - peak)
+    weighted = tl.sum(weight * (tl.load(at + 5 * plane, mask=is_tile, other=0.0) + total_of * offset), 0)
     log_total = peak + tl.log(total)
-    # Not finite: NaN fails both comparisons, infinity one of them.
+    # NaN fails both comparisons, infinity one of them.
     is_finite = (log_total > -3.0e38) & (log_total < 3.0e38)
     tl.store(results + row, token)
     tl.store(results + num_rows + row, tl.exp(logit - log_total).to(tl.int32, bitcast=True))
-    tl.store(results + 2 * num_rows + row, (tl.log(total) - spread / total).to(tl.int32, bitcast=True))
+    tl.store(results + 2 * num_rows + row, (tl.log(total) - weighted / total).to(tl.int32, bitcast=True))
     tl.store(results + 3 * num_rows + row, is_finite.to(tl.int32))
     if NEXT:
-        # The best of every tile, then the second best of every tile: more than once the next best of all of them.
+        # Candidates: the best of every tile, then the second best of every tile.
         c = tl.arange(0, 2 * BLOCK)
         tile, first_plane = c % BLOCK, tl.where(c < BLOCK, 0, 6)
         score = tl.load(tiles + first_plane * plane + tile * num_rows + row, mask=tile < num_tiles, other=float("-inf"))
     for i in tl.static_range(NEXT):
         score = tl.where(c == first, float("-inf"), score)
         best, first = tl.max(score, 0, return_indices=True)
-        is_there = best > float("-inf")
-        here = tiles + tl.where(first < BLOCK, 1, 7) * plane + first % BLOCK * num_rows + row
-        token = tl.load(here).to(tl.int32, bitcast=True)
-        chance = tl.exp(tl.load(here + plane) - log_total)
-        tl.store(runners_up + 2 * i * num_rows + row, tl.where(is_there, token, -1))
-        tl.store(runners_up + (2 * i + 1) * num_rows + row, tl.where(is_there, chance, 0.0).to(tl.int32, bitcast=True))
+        is_valid = best > float("-inf")
+        source = tiles + tl.where(first < BLOCK, 1, 7) * plane + first % BLOCK * num_rows + row
+        token = tl.load(source).to(tl.int32, bitcast=True)
+        probability = tl.exp(tl.load(source + plane) - log_total)
+        tl.store(runners_up + 2 * i * num_rows + row, tl.where(is_valid, token, -1))
+        tl.store(
+            runners_up + (2 * i + 1) * num_rows + row, tl.where(is_valid, probability, 0.0).to(tl.int32, bitcast=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class HeadRows:
-    """Which hidden rows propose, and how: indices (rows,) int32, draws or greedy, allowed tokens or all, a bias or
-    none."""
+    """The proposing rows and their sampling options."""
 
-    index: Tensor
-    draws: Draws | None = None
-    bitmask: Tensor | None = None
-    """(rows, words) int32, one bit a token."""
+    index: Tensor  # (rows,) int32: hidden rows
+    draws: Draws | None = None  # None is greedy
+    bitmask: Tensor | None = None  # (rows, words) int32, one bit per allowed token
     bias: Bias | None = None
 
 
-def propose_rows(hidden: Tensor, norm: Norm, weight: Weight, rows: HeadRows, space: HeadSpace) -> Tensor:
-    """hidden (any, dim) before the final norm -> `space.results`. The number of rows is a power of two from 16."""
+def propose_rows(hidden: Tensor, norm: Norm, weight: Weight, rows: HeadRows, workspace: HeadWorkspace) -> Tensor:
+    """hidden (any, dim) before the final norm -> `workspace.results`. The number of rows is a power of two, at least
+    16."""
     vocab_size, k = weight.w.shape
     num_rows = len(rows.index)
     block_m = min(num_rows, 64)
     draws, mask, bias = rows.draws, rows.bitmask, rows.bias
     drawn = (draws.temperature, draws.seeds, draws.positions, draws.steps) if draws else (rows.index,) * 4
-    num_tiles = space.tiles.shape[1]
-    norm_rows(hidden, norm.gain, norm.eps, space.normed, rows.index, space.steps)
-    is_fp8 = space.steps is not None
+    num_tiles = workspace.tiles.shape[1]
+    norm_rows(hidden, norm.gain, norm.eps, workspace.normed, rows.index, workspace.steps)
+    is_fp8 = workspace.steps is not None
     block_k = 128 if k % 128 == 0 and (block_m <= 32 or is_fp8) else 64
     _head_kernel[(triton.cdiv(num_rows, block_m), num_tiles)](
-        space.normed, space.normed if space.steps is None else space.steps,
+        workspace.normed, workspace.normed if workspace.steps is None else workspace.steps,
         weight.w, weight.scale if weight.scale is not None else rows.index,
         *((bias.ids, bias.values, bias.tiles) if bias else (rows.index,) * 3),
-        mask if mask is not None else rows.index, *drawn, space.tiles, k, vocab_size, num_rows,
+        mask if mask is not None else rows.index, *drawn, workspace.tiles, k, vocab_size, num_rows,
         mask.shape[1] if mask is not None else 0,
         BLOCK_M=block_m, BLOCK_V=BLOCK_V, BLOCK_K=block_k, EVEN=k % block_k == 0, LINES=4,
         SAMPLE=draws is not None, BIAS=len(bias.ids) if bias else 0, BITMASK=mask is not None,
-        SCALE=weight.scale is not None, FP8=is_fp8, NEXT=space.runners_up is not None,
-        num_warps=4, num_stages=6 // weight.w.element_size(), **overlap(),
+        SCALE=weight.scale is not None, FP8=is_fp8, NEXT=workspace.runners_up is not None,
+        num_warps=4, num_stages=6 // weight.w.element_size(), **pdl_options(),
     )  # fmt: skip
-    _read_kernel[(num_rows,)](
-        space.tiles,
-        space.results,
-        space.results if space.runners_up is None else space.runners_up,
+    _reduce_kernel[(num_rows,)](
+        workspace.tiles,
+        workspace.results,
+        workspace.results if workspace.runners_up is None else workspace.runners_up,
         num_tiles,
         num_rows,
         BLOCK=triton.next_power_of_2(num_tiles),
-        NEXT=0 if space.runners_up is None else NUM_NEXT,
+        NEXT=0 if workspace.runners_up is None else NUM_NEXT,
         num_warps=4,
-        **overlap(),
+        **pdl_options(),
     )
-    return space.results
+    return workspace.results
 
 
 def read_results(results: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -1,6 +1,6 @@
-"""From raw projections to attention's inputs: query and key norms, rotation, and the write into the paged cache.
+"""Query and key norms, rotary embedding, and the write into the paged KV cache.
 
-Works in place on the qkv buffer of one layer, one program a head and a few rows; each element has one owner.
+In place on the qkv buffer of one layer. One program per head and block of rows.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quicksilver.backends.cuda.kernels.launch import overlap, wait_turn
+from quicksilver.backends.cuda.kernels.launch import pdl_options, pdl_wait_and_launch
 from quicksilver.model.rope import Rope
 
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Gains of the query and key norms, (head_dim,) each."""
+    """Gains of the query and key norms, each (head_dim,)."""
 
     q: Tensor
     k: Tensor
@@ -27,14 +27,14 @@ class HeadNorms:
 
 @dataclass(frozen=True, slots=True)
 class RowSlots:
-    """Where rows stand: position, and the cache slot that takes their KV or -1. int32."""
+    """Position of each row, and the cache slot for its KV or -1. int32."""
 
     positions: Tensor
     slots: Tensor
 
 
 def angle_table(rope: Rope, context_len: int) -> Tensor:
-    """(context_len, 2, head_dim / 2) fp32: cosines and sines of every position, as the network itself computes them."""
+    """(context_len, 2, head_dim / 2) fp32: cosines and sines of every position, from the network's own `Rope`."""
     cos, sin = rope(torch.arange(context_len, device=rope.inv_freq.device))
     half = cos.shape[-1] // 2
     return torch.stack((cos[:, 0, :half], sin[:, 0, :half]), dim=1).contiguous()
@@ -44,9 +44,9 @@ def angle_table(rope: Rope, context_len: int) -> Tensor:
 def _rotate_kernel(
     qkv, k_cache, v_cache, angles, positions, slots, q_gain, k_gain, eps, num_rows,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_R: tl.constexpr, NORM: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    wait_turn(OVERLAPS)
+    pdl_wait_and_launch(PDL)
     head = tl.program_id(1)
     HALF: tl.constexpr = D // 2
     r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
@@ -60,23 +60,23 @@ def _rotate_kernel(
         if NORM:
             gain = q_gain if head < HEADS else k_gain
             mean = (tl.sum(left * left, 1) + tl.sum(right * right, 1)) / D
-            shrink = tl.rsqrt(mean + eps)[:, None]
-            left = left * shrink * tl.load(gain + d).to(tl.float32)[None, :]
-            right = right * shrink * tl.load(gain + HALF + d).to(tl.float32)[None, :]
+            inv_rms = tl.rsqrt(mean + eps)[:, None]
+            left = left * inv_rms * tl.load(gain + d).to(tl.float32)[None, :]
+            right = right * inv_rms * tl.load(gain + HALF + d).to(tl.float32)[None, :]
         position = tl.load(positions + r, mask=r < num_rows, other=0).to(tl.int64)
-        turn = angles + (position * D)[:, None] + d[None, :]
-        cos, sin = tl.load(turn, mask=is_row, other=0.0), tl.load(turn + HALF, mask=is_row, other=0.0)
+        angle_row = angles + (position * D)[:, None] + d[None, :]
+        cos, sin = tl.load(angle_row, mask=is_row, other=0.0), tl.load(angle_row + HALF, mask=is_row, other=0.0)
         left, right = left * cos - right * sin, right * cos + left * sin
         tl.store(qkv + at, left.to(qkv.dtype.element_ty), mask=is_row)
         tl.store(qkv + at + HALF, right.to(qkv.dtype.element_ty), mask=is_row)
     if head >= HEADS:
         slot = tl.load(slots + r, mask=r < num_rows, other=-1).to(tl.int64)
-        is_kept = (slot >= 0)[:, None] & is_row
+        is_cached = (slot >= 0)[:, None] & is_row
         store = v_cache if is_value else k_cache
         kv_head = (head - HEADS) % KV_HEADS
         to = (slot * (KV_HEADS * D) + kv_head * D)[:, None] + d[None, :]
-        tl.store(store + to, left.to(k_cache.dtype.element_ty), mask=is_kept)
-        tl.store(store + to + HALF, right.to(k_cache.dtype.element_ty), mask=is_kept)
+        tl.store(store + to, left.to(k_cache.dtype.element_ty), mask=is_cached)
+        tl.store(store + to + HALF, right.to(k_cache.dtype.element_ty), mask=is_cached)
 
 
 def rotate_and_write(
@@ -90,5 +90,5 @@ def rotate_and_write(
     _rotate_kernel[(triton.cdiv(num_rows, block_r), num_all)](
         qkv, *caches, angles, rows.positions, rows.slots, *gains, num_rows,
         HEADS=num_all - 2 * kv_heads, KV_HEADS=kv_heads, D=head_dim, BLOCK_R=block_r, NORM=norms is not None,
-        num_warps=1 if block_r == 1 else 4, **overlap(),
+        num_warps=1 if block_r == 1 else 4, **pdl_options(),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""`TritonAttend`: the paged kernel behind the `Attend` protocol, for any plan. A drop-in for `SdpaAttend` on CUDA."""
+"""`TritonAttend`: the paged kernel with the interface of `SdpaAttend`, for any row plan. Used by tests."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from quicksilver.backends.cuda.kernels.attention import AttendShape, AttendSpace, RowTables, attend_paged, cut_tiles
+from quicksilver.backends.cuda.kernels.attention import (
+    AttentionShape,
+    AttentionWorkspace,
+    RowTables,
+    attend_paged,
+    cut_tiles,
+)
 from quicksilver.model.attention import PagedCache, RowPlan
 
 
 class TritonAttend:
-    """Attention for one forward. Writes go first, then every row reads; row tables are made here once."""
+    """Attention of one forward: writes KV, then attends. Row tables are built once."""
 
     def __init__(self, plan: RowPlan, cache: PagedCache, splits: int = 16, block_m: int = 64) -> None:
         self.cache, self.splits, self.block_m = cache, splits, block_m
@@ -28,22 +34,22 @@ class TritonAttend:
             pages.to(device, torch.int32).contiguous(),
             cache.page_size,
         )
-        self._space: AttendSpace | None = None
+        self._workspace: AttentionWorkspace | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rows, slots = self._writes
         for store, new in ((self.cache.k[layer], k), (self.cache.v[layer], v)):
             store.index_copy_(0, slots, new[rows].to(store.dtype))
-        shape = AttendShape(q.shape[1], k.shape[1], q.shape[2], self.block_m, self.splits)
-        if self._space is None:
+        shape = AttentionShape(q.shape[1], k.shape[1], q.shape[2], self.block_m, self.splits)
+        if self._workspace is None:
             self._prepare(shape, q)
-        assert self._space is not None
+        assert self._workspace is not None
         qkv = torch.cat((q, k, v), dim=1)
         caches = (self.cache.k[layer], self.cache.v[layer])
-        return attend_paged(qkv, caches, self._rows, shape, self._space).view_as(q).clone()
+        return attend_paged(qkv, caches, self._rows, shape, self._workspace).view_as(q).clone()
 
-    def _prepare(self, shape: AttendShape, q: Tensor) -> None:
+    def _prepare(self, shape: AttentionShape, q: Tensor) -> None:
         tiles = torch.tensor(cut_tiles(self._segments, shape.tile_rows), dtype=torch.int32, device=q.device)
         old = self._rows
         self._rows = RowTables(old.prefix_end, old.span_start, old.span_end, tiles, old.pages, old.page_size)
-        self._space = AttendSpace.allocate(shape, q.shape[0], q.dtype, q.device)
+        self._workspace = AttentionWorkspace.allocate(shape, q.shape[0], q.dtype, q.device)

@@ -1,7 +1,7 @@
-"""The network's weights as the kernels want them: views of the model's own tensors, or copies in fp8 or four bits.
+"""The weights of a network in the kernels' layout: views of the model's tensors, or quantised copies in fp8 or int4.
 
-Nothing is copied in bf16. `refusal` says in words why a model cannot run on these kernels, so that a caller can fall
-back to the plain path and tell.
+bf16 weights are not copied. `refusal` returns the reason why a model cannot run on these kernels, so that the caller
+can fall back to the eager path and log it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from quicksilver.backends.cuda.kernels.int4_packing import to_words
+from quicksilver.backends.cuda.kernels.int4_packing import quantise_to_words
 from quicksilver.backends.cuda.kernels.linears import Norm, Weight
 from quicksilver.backends.cuda.kernels.rope_kernel import HeadNorms
 from quicksilver.errors import InvalidRequest
@@ -23,7 +23,7 @@ SCHEMES = ("bfloat16", "fp8", "int4")
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class LoraPair:
     """The canvas adapter on one linear: a (rank, in), b (out, rank)."""
 
     a: Tensor
@@ -39,8 +39,8 @@ class LayerWeights:
     ffn_norm: Norm
     gate_up: Weight
     down: Weight
-    canvas: dict[str, Pair]
-    """Keyed qkv, o, gu, dn; empty without an adapter."""
+    # Canvas adapter by linear (qkv, o, gu, dn); empty without an adapter.
+    canvas: dict[str, LoraPair]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class NetworkWeights:
 
     @property
     def num_bytes(self) -> int:
-        """What one forward of a few plain rows reads: every matrix once, the head included."""
+        """Bytes that a small forward without the adapter reads: every matrix once, including the head."""
         matrices = [self.head]
         for layer in self.layers:
             matrices += [layer.qkv, layer.o, layer.gate_up, layer.down]
@@ -88,8 +88,8 @@ def _canvas_refusal(model: Transformer) -> str | None:
 
 
 def collect(model: Transformer, scheme: str = "bfloat16") -> NetworkWeights:
-    """`bfloat16` keeps the model's tensors; `fp8` rounds every matrix to e4m3 with a scale for each output; `int4`
-    rounds the layers' to four bits with a step and a least value for every 32 weights, and the head as `fp8` does."""
+    """`bfloat16` keeps the model's tensors. `fp8` quantises every matrix to e4m3 with a scale per output. `int4`
+    quantises the layers' matrices to four bits with a step and a minimum per 32 weights, and the head to fp8."""
     if scheme not in SCHEMES:
         raise InvalidRequest(f"{scheme!r} is not one of {', '.join(SCHEMES)}", param="weights")
     canvas = model.canvas
@@ -113,7 +113,7 @@ def _layer(layer: Layer, index: int, model: Transformer, scheme: str) -> LayerWe
         _norm(layer.ffn_norm),
         _weight(layer.gate_up, scheme),
         _weight(layer.down, scheme),
-        {name: _pair(pair) for name, pair in pairs.items()},
+        {name: _lora_pair(pair) for name, pair in pairs.items()},
     )
 
 
@@ -127,19 +127,19 @@ def _weight(linear: nn.Module, scheme: str) -> Weight:
     if scheme == "bfloat16":
         return Weight(w, bias)  # type: ignore[arg-type]
     if scheme == "int4":
-        words, groups, scale = to_words(w)  # type: ignore[arg-type]
+        words, groups, scale = quantise_to_words(w)  # type: ignore[arg-type]
         return Weight(words, bias, scale, groups)  # type: ignore[arg-type]
     scale = w.abs().amax(-1).float().clamp_min(1e-12) / FP8_MAX  # type: ignore[operator]
     rounded = (w.float() / scale[:, None]).to(torch.float8_e4m3fn)  # type: ignore[operator]
     return Weight(rounded, bias, scale)  # type: ignore[arg-type]
 
 
-def _pair(pair: LowRank) -> Pair:
-    """Ranks are padded with zeros to a power of two from 16, which changes no number."""
+def _lora_pair(pair: LowRank) -> LoraPair:
+    """Pads the rank with zeros to a power of two, at least 16, which changes no result."""
     a, b = pair.A.detach(), pair.B.detach()
     rank = max(16, 1 << (a.shape[0] - 1).bit_length())
     missing = rank - a.shape[0]
     if missing:
         a = torch.cat((a, a.new_zeros(missing, a.shape[1])))
         b = torch.cat((b, b.new_zeros(b.shape[0], missing)), dim=1)
-    return Pair(a.contiguous(), b.contiguous())
+    return LoraPair(a.contiguous(), b.contiguous())

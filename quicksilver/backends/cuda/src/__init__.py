@@ -1,2 +1,2 @@
-"""Kernels in CUDA, compiled on the machine that runs them: `compile.py` compiles and launches, `device.cuh` has the
-instructions, the other files are a kernel each."""
+"""CUDA sources, compiled at run time by `compile.py`: `device.cuh` has the device primitives, every other file is a
+kernel."""

@@ -1,80 +1,82 @@
-// A layer from one attention to the next in one launch: the merge of attention's splits, output, gate and up, down, and
-// the next layer's qkv, for up to 32 rows. A program a multiprocessor stays on the chip through all of it.
+// A persistent kernel for everything between two attentions, up to 32 rows: merge of attention's splits, output linear,
+// gate and up, down, and the next layer's qkv. One CTA per SM stays resident through all of it.
 //
-// A linear's outputs go in tiles, its depth in ranges as long as the registers hold of an input. The multiplying warps of
-// a program take equal parts of a range; their sums are added in the order of the warps, those of ranges in theirs. So a
-// row's numbers depend neither on the rows beside it nor on their number.
+// Tiling. The outputs of a linear are split into tiles, K into ranges whose input fits into registers. The MMA warps of a
+// CTA split a range equally. Their sums are added in the order of the warps, those of ranges in the order of the ranges,
+// so the reduction order is fixed and the kernel is batch-invariant.
 //
-// Every program that multiplies a range reads all of its input, and at 32 rows inputs are a third of all that is read.
-// So two programs that see each other's shared memory form a team: a team has an equal share of the tiles, each of the
-// two half of the depth, and each finishes half of every tile with the sums that the other sends. A depth in more ranges
-// goes the same way over sets of programs, which leave their sums in memory.
+// Clusters. Every CTA that multiplies a range reads all of its input, and at 32 rows inputs are a third of all traffic.
+// Two CTAs therefore form a cluster: they share the cluster's tiles, each multiplies half of K, and each finishes half of
+// every tile with the sums that its peer sends through distributed shared memory. A K of more ranges is split over CTA
+// groups that exchange sums through global memory (split K).
 //
-// What programs make for each other they look at themselves: it replaces numbers that cannot be, and who still finds one
-// reads again. So nobody waits until a store has been answered, nor for programs whose numbers are not for him. Counters
-// remain for what is used a second time: the residual stream, and room in shared memory.
+// Synchronisation. Exchange buffers start as NaN sentinels. Consumers poll the data itself, not a flag, until the sentinel
+// is gone, so producers need no fence before signalling. Counters remain for data that is reused: the residual stream, and
+// buffers in shared memory.
 //
-// Warps have three kinds of work, and wait for each other at counted barriers only. One brings weights, in pieces through
-// a ring of slots in shared memory, through all four linears: while programs wait for an input that the whole chip makes,
-// the weights that will meet it are on their way. They lie in memory as lanes read them (between.py). Six or eight
-// multiply, with the input in registers, and four finish what those leave: add up, exchange, and what follows a linear.
+// Warp roles, synchronised by mbarriers only. One warp loads weights of all four linears through a ring buffer in shared
+// memory; while the GPU still computes an input, the weights for it are already loading. Weights are packed in the order
+// in which lanes read them (layer_fused.py). Six or eight warps do the MMA with the input in registers. Four warps do the
+// epilogue: reduce, exchange, and what follows a linear. Three warps prefetch constants and the next layer's KV.
 //
-// Canvas rows wear an adapter, W x + B A x. A has so few outputs that every program multiplies all of it with its range
-// of x, as tiles before its own; B is a little more depth for one of the warps.
+// Adapter. Canvas rows use W x + B A x. A has so few outputs that every CTA multiplies all of it with its range of x, as
+// tiles before its own. B is additional K for one of the MMA warps.
 //
-// The shape comes from the compiler's command line: PROGRAMS, MULTIPLIERS (warps that multiply), ROWS, DIM, FFN, HEADS,
-// KV_HEADS, HEAD_DIM, RANK (of the canvas adapter, or 0), SPLITS and ATTENDED (of attention: its splits, and its rows, of
-// which these are some), HEAD_NORM, BIAS, BITS (of a weight), SLOTS, PIECE (blocks of a warp in a slot), TEAM (programs of
-// one, 1 or 2), and each linear's ranges (O_RANGES ...).
+// Compile-time parameters (-D): NUM_CTAS, MMA_WARPS, CLUSTER (CTAs per cluster, 1 or 2), ROWS, DIM, FFN, HEADS, KV_HEADS,
+// HEAD_DIM, RANK (of the canvas adapter, or 0), SPLITS and ATTENTION_ROWS (splits and rows of the attention launch, of
+// which these rows may be a part), HEAD_NORM, BIAS, BITS (per weight), STAGES (of the ring buffer), STAGE_BLOCKS (k-blocks
+// of a warp per stage), and the K ranges of each linear (O_RANGES ...).
 #include "device.cuh"
 
-// Warps by their work, in groups of four, which share the registers out. The last group's other three ask for what will be
-// wanted from memory.
-constexpr int FINISHERS = 4, FIRST_FINISHER = 8, BRINGER = FIRST_FINISHER + FINISHERS, THREADS = 32 * (BRINGER + 4);
-constexpr int MULTIPLYING = 200, FINISHING = 88, BRINGING = 24;  // registers a thread
-static_assert(8 * MULTIPLYING + 4 * FINISHING + 4 * BRINGING <= 65536 / 32, "registers");
-constexpr int MERGING = BRINGER;                       // warps, before all that
-constexpr int FIRST_ASKER = BRINGER + 1, ASKERS = 3;
-constexpr int MOST_ASKED = 4096;                       // keys
+// Warp roles, in warpgroups of four, which set their register count together. Warps 13-15 prefetch constants and the next
+// layer's KV.
+constexpr int EPILOGUE_WARPS = 4, FIRST_EPILOGUE_WARP = 8, LOAD_WARP = FIRST_EPILOGUE_WARP + EPILOGUE_WARPS,
+              THREADS = 32 * (LOAD_WARP + 4);
+constexpr int MMA_REGISTERS = 200, EPILOGUE_REGISTERS = 88, LOAD_REGISTERS = 24;  // registers per thread
+static_assert(8 * MMA_REGISTERS + 4 * EPILOGUE_REGISTERS + 4 * LOAD_REGISTERS <= 65536 / 32, "registers");
+constexpr int MERGE_WARPS = LOAD_WARP;                       // warps that merge attention's splits first
+constexpr int FIRST_PREFETCH_WARP = LOAD_WARP + 1, PREFETCH_WARPS = 3;
+constexpr int MAX_PREFETCH_KEYS = 4096;                       // keys
 
-constexpr int BLOCK = 32;                              // of the depth, that a warp reads at once
-constexpr int KEY_BLOCK = 64;                          // of attention, whose splits take blocks in turn
-constexpr int TEAMS = PROGRAMS / TEAM, TILE = 16 * TEAM;  // outputs of a tile, 16 for each program of a team to finish
+constexpr int BLOCK = 32;                              // k-block of a warp
+constexpr int KEY_BLOCK = 64;                          // keys per block of attention
+constexpr int NUM_CLUSTERS = NUM_CTAS / CLUSTER, TILE = 16 * CLUSTER;  // outputs of a tile: one subtile of 16 per CTA
 
-// How weights of so many bits lie: what a lane reads of 16 outputs over a block, what those take, a block of one warp and
-// of every warp, and how many blocks of every warp a slot of the ring holds.
-DEVICE constexpr int part_bytes(int bits) { return bits == 4 ? 320 : 64 * bits; }
-template <int bits> struct Lie {
-    static constexpr int LANE = bits == 4 ? 8 : 16, PART = part_bytes(bits);
-    static constexpr int BLOCK = TEAM * PART, ROUND = MULTIPLIERS * BLOCK;
-    static constexpr int PIECE_BLOCKS = PIECE * part_bytes(BITS) / PART;
-    static_assert(PIECE_BLOCKS > 0, "a slot holds a block");
+// Memory layout of a weight tile by bit width, in bytes: what a lane reads of a subtile, a subtile, a k-block of one warp
+// and of all warps; and the k-blocks per stage.
+DEVICE constexpr int subtile_bytes(int bits) { return bits == 4 ? 320 : 64 * bits; }
+template <int bits> struct TileLayout {
+    static constexpr int LANE = bits == 4 ? 8 : 16, SUBTILE = subtile_bytes(bits);
+    static constexpr int BLOCK = CLUSTER * SUBTILE, ALL_WARPS = MMA_WARPS * BLOCK;
+    static constexpr int BLOCKS_PER_STAGE = STAGE_BLOCKS * subtile_bytes(BITS) / SUBTILE;
+    static_assert(BLOCKS_PER_STAGE > 0, "a stage holds a k-block");
 };
-constexpr int A_BITS = RANK > 0 ? 16 : BITS;  // of the adapter's first half
+constexpr int A_BITS = RANK > 0 ? 16 : BITS;  // of the adapter's A
 
 constexpr int ROW_TILES = ROWS / 8;
-constexpr int EACH = 16 * ROWS / (32 * FINISHERS), MATES = 16 / EACH;  // a finisher's numbers, who share a row of a part
-constexpr int SUM_STRIDE = 20;                         // floats between rows of a part's sums: no bank twice
-constexpr int PART_SUMS = ROWS * SUM_STRIDE, WARP_SUMS = TEAM * PART_SUMS;
+// Outputs per epilogue thread, threads per row.
+constexpr int PER_THREAD = 16 * ROWS / (32 * EPILOGUE_WARPS), ROW_THREADS = 16 / PER_THREAD;
+constexpr int SUM_STRIDE = 20;                         // floats per row of a subtile's sums, without bank conflicts
+constexpr int SUBTILE_SUMS = ROWS * SUM_STRIDE, WARP_SUMS = CLUSTER * SUBTILE_SUMS;
 constexpr int QKV_HEADS = HEADS + 2 * KV_HEADS, Q_DIM = HEADS * HEAD_DIM, QKV_DIM = QKV_HEADS * HEAD_DIM;
 constexpr int RANK_TILES = (RANK + TILE - 1) / TILE, RANK_BLOCKS = (RANK + BLOCK - 1) / BLOCK;
-constexpr int RANK_DEPTH = RANK_BLOCKS * BLOCK;
-constexpr bool IS_SHRUNK = BITS < 16;                  // inputs beside weights in few bits are fp16
-constexpr float SHRINK = IS_SHRUNK ? 1.0f / 64 : 1.0f;
+constexpr int RANK_K = RANK_BLOCKS * BLOCK;
+constexpr bool IS_QUANTISED = BITS < 16;                  // inputs of quantised weights are fp16
+constexpr float INPUT_SCALE = IS_QUANTISED ? 1.0f / 64 : 1.0f;
 
 enum { O, GATE_UP, DOWN, QKV, NUM_LINEARS };
 
-template <int kind, int depth, int outputs, int ranges> struct Linear {
-    static constexpr int KIND = kind, DEPTH = depth, TILES = outputs / TILE, RANGES = ranges;
-    static constexpr bool IS_WIDE = kind == GATE_UP || kind == QKV;   // behind a norm, many tiles
-    static constexpr bool IN_SETS = !IS_WIDE && ranges > TEAM;
-    static constexpr int SETS = IN_SETS ? PROGRAMS / ranges : TEAMS;  // that share the tiles
-    static constexpr int RANGES_EACH = IN_SETS ? 1 : ranges / TEAM;   // of a program
-    static constexpr int MOST_TILES = (TILES + SETS - 1) / SETS;      // of a set or team
-    static constexpr int RANGE = depth / ranges, BLOCKS = RANGE / (MULTIPLIERS * BLOCK);
-    static constexpr int WORKERS = IN_SETS ? SETS * ranges : TEAMS * TEAM;  // programs that have a part in it
-    static_assert(RANGE % (MULTIPLIERS * BLOCK) == 0 && outputs % TILE == 0, "shape");
-    static_assert(IN_SETS || ranges % TEAM == 0, "a team shares the ranges");
+template <int kind, int k_dim, int outputs, int ranges> struct Linear {
+    static constexpr int KIND = kind, K_DIM = k_dim, TILES = outputs / TILE, RANGES = ranges;
+    static constexpr bool IS_WIDE = kind == GATE_UP || kind == QKV;   // after a norm, many tiles
+    static constexpr bool IS_SPLIT_K = !IS_WIDE && ranges > CLUSTER;
+    static constexpr int GROUPS = IS_SPLIT_K ? NUM_CTAS / ranges : NUM_CLUSTERS;  // that share the tiles
+    static constexpr int CTA_RANGES = IS_SPLIT_K ? 1 : ranges / CLUSTER;   // K ranges per CTA
+    static constexpr int MAX_TILES = (TILES + GROUPS - 1) / GROUPS;      // per cluster or CTA group
+    static constexpr int RANGE = k_dim / ranges, BLOCKS = RANGE / (MMA_WARPS * BLOCK);
+    static constexpr int ACTIVE_CTAS = IS_SPLIT_K ? GROUPS * ranges : NUM_CLUSTERS * CLUSTER;  // CTAs with work
+    static_assert(RANGE % (MMA_WARPS * BLOCK) == 0 && outputs % TILE == 0, "shape");
+    static_assert(IS_SPLIT_K || ranges % CLUSTER == 0, "a cluster shares the ranges");
 };
 
 typedef Linear<O, Q_DIM, DIM, O_RANGES> Output;
@@ -82,144 +84,143 @@ typedef Linear<GATE_UP, DIM, 2 * FFN, GATE_UP_RANGES> GateUp;
 typedef Linear<DOWN, FFN, DIM, DOWN_RANGES> Down;
 typedef Linear<QKV, DIM, QKV_DIM, QKV_RANGES> Qkv;
 
-DEVICE constexpr int larger(int a, int b) { return a > b ? a : b; }
-// Of teams, whose sums wait in shared memory: for those of the other program or of further ranges, or for all of a head.
-constexpr int SENT_TILES = TEAM == 1 ? 1 : larger(larger(Output::IN_SETS ? 1 : Output::MOST_TILES, GateUp::MOST_TILES),
-                                                  larger(Down::IN_SETS ? 1 : Down::MOST_TILES, Qkv::MOST_TILES));
-constexpr int KEPT_TILES = larger(
-    larger(GateUp::RANGES_EACH > 1 ? GateUp::MOST_TILES : 1, Output::RANGES_EACH > 1 ? Output::MOST_TILES : 1),
-    larger(Down::RANGES_EACH > 1 ? Down::MOST_TILES : 1, Qkv::RANGES_EACH > 1 || HEAD_NORM ? Qkv::MOST_TILES : 1));
+DEVICE constexpr int max_of(int a, int b) { return a > b ? a : b; }
+// Tiles whose sums are kept in shared memory: for the peer's sums, for further ranges, or for the squares of a head.
+constexpr int PEER_TILES = CLUSTER == 1 ? 1 : max_of(max_of(Output::IS_SPLIT_K ? 1 : Output::MAX_TILES, GateUp::MAX_TILES),
+                                                  max_of(Down::IS_SPLIT_K ? 1 : Down::MAX_TILES, Qkv::MAX_TILES));
+constexpr int KEPT_TILES = max_of(
+    max_of(GateUp::CTA_RANGES > 1 ? GateUp::MAX_TILES : 1, Output::CTA_RANGES > 1 ? Output::MAX_TILES : 1),
+    max_of(Down::CTA_RANGES > 1 ? Down::MAX_TILES : 1, Qkv::CTA_RANGES > 1 || HEAD_NORM ? Qkv::MAX_TILES : 1));
 
-constexpr int OWN_TILES = Output::MOST_TILES + GateUp::MOST_TILES + Down::MOST_TILES + Qkv::MOST_TILES;
-constexpr int MOST_OUTPUTS =
-    TILE * larger(larger(Output::MOST_TILES, GateUp::MOST_TILES), larger(Down::MOST_TILES, Qkv::MOST_TILES));
+constexpr int OWN_TILES = Output::MAX_TILES + GateUp::MAX_TILES + Down::MAX_TILES + Qkv::MAX_TILES;
+constexpr int MAX_OUTPUTS =
+    TILE * max_of(max_of(Output::MAX_TILES, GateUp::MAX_TILES), max_of(Down::MAX_TILES, Qkv::MAX_TILES));
 
 struct Weights {
     const u8 *w;         // packed
-    const float *scale;  // of each output, with few bits
-    const u8 *a, *b;     // the canvas adapter in 16 bits, packed: A like the weights, B by tiles and over `scale`
+    const float *scale;  // per output, for quantised weights
+    const u8 *a, *b;     // the canvas adapter in 16 bits, packed: A as the weights, B by tiles and divided by `scale`
 };
 
-struct Between {
+struct LayerArgs {
     Weights weights[NUM_LINEARS];
-    const float *acc, *top, *total;  // attention's splits: (SPLITS, ATTENDED, HEADS, HEAD_DIM), without the last
-    // Handed from program to program, unset before. Inputs of linears lie in the order of `input_at`.
-    u16 *attended;        // (Q_DIM / 32, ROWS, 32): the splits merged
-    u16 *middle;          // the stream behind attention times the gain of ffn's norm
+    const float *acc, *top, *total;  // partial softmax of attention: acc (SPLITS, ATTENTION_ROWS, HEADS, HEAD_DIM)
+    // Exchanged between CTAs, sentinels before. Inputs of linears are in the order of `input_at`.
+    u16 *attended;        // (Q_DIM / 32, ROWS, 32): merged attention
+    u16 *ffn_input;          // the stream after attention times the gain of the ffn norm
     u16 *ffn;
-    u16 *scaled;          // the stream behind ffn times the next norm's gain; by rows before the first layer
-    float *middle_squares, *squares;  // (ROWS, DIM / 16): of the stream there, by part
-    float *head_squares;  // (QKV_HEADS, ROWS, HEAD_PARTS)
-    float *sums;          // (parts, ranges, ROWS, 16), where programs of a set wait for each other; unset again once read
-    u8 *stale;            // what the next launch will be handed, for this one to unset
+    u16 *qkv_input;          // the stream after ffn times the next norm's gain; in row order before the first layer
+    float *ffn_squares, *qkv_squares;  // (ROWS, DIM / 16): sums of squares of the stream, by subtile
+    float *head_squares;  // (QKV_HEADS, ROWS, HEAD_SUBTILES)
+    float *sums;          // (subtiles, ranges, ROWS, 16): split-K sums; reset to the sentinel once read
+    u8 *next_exchange;            // exchange buffers of the next launch, which this one resets to the sentinel
     u16 *stream;          // (ROWS, DIM), the residual stream, bf16
     u16 *qkv;             // (ROWS, QKV_DIM), bf16: the output
     const u16 *ffn_gain, *next_gain, *bias, *q_gain, *k_gain;
     u16 *k_cache, *v_cache;
     const float *angles;  // (positions, 2, HEAD_DIM / 2)
     const int *positions, *slots, *gate;
-    const int *prefix_end, *span_start, *span_end;  // what rows see: cached keys, rows of this forward
+    const int *prefix_end, *span_start, *span_end;  // visible keys per row: cached, of this forward
     const int *tiles, *pages;  // of attention: (num_tiles, 3) segment, first row, end row; (segments, max_pages)
     int *counters;        // zero before the launch
     float ffn_eps, next_eps, head_eps;
-    int has_layer, has_qkv;  // what this launch is to do: three linears behind attention, the next qkv
-    int stale_bytes, num_tiles, max_pages, page_size;
+    int has_layer, has_qkv;  // whether this launch has the three linears after attention, and the next qkv
+    int exchange_bytes, num_tiles, max_pages, page_size;
 };
 
-constexpr int NUM_COUNTERS = NUM_LINEARS;  // of programs that have finished a linear
+constexpr int NUM_COUNTERS = NUM_LINEARS;  // CTAs that have finished each linear
 
 struct Shared {
-    u8 ring[SLOTS][PIECE * Lie<BITS>::ROUND];
-    float sums[MULTIPLIERS][WARP_SUMS];
-    float kept[KEPT_TILES][TEAM][16 * ROWS];  // by thread
-    float sent[SENT_TILES][16 * ROWS];        // by the other program
-    alignas(16) float scale[IS_SHRUNK ? NUM_LINEARS : 1][MOST_OUTPUTS];  // of own outputs
-    alignas(16) u16 term[NUM_LINEARS][MOST_OUTPUTS];               // their gains or biases, bf16
-    alignas(16) u16 low[ROWS][larger(RANK_DEPTH, 8)];              // A x of canvas rows
-    alignas(16) u8 b[larger(OWN_TILES * TEAM * RANK_BLOCKS * 1024, 16)];  // B of own tiles, linear by linear
-    u64 full[SLOTS], used[SLOTS];        // a piece has come, all warps have multiplied it
-    u64 summed, left;                    // all warps have put their sums, the finishers have read them
-    u64 lowered;                         // `low` is there
-    u64 known, settled;                  // what outputs are finished with is there, and the stream behind output
-    u64 came[NUM_LINEARS][SENT_TILES];   // what the other program sends
+    u8 ring[STAGES][STAGE_BLOCKS * TileLayout<BITS>::ALL_WARPS];
+    float sums[MMA_WARPS][WARP_SUMS];
+    float kept[KEPT_TILES][CLUSTER][16 * ROWS];  // by thread
+    float peer_sums[PEER_TILES][16 * ROWS];        // from the peer CTA
+    alignas(16) float scale[IS_QUANTISED ? NUM_LINEARS : 1][MAX_OUTPUTS];  // of this CTA's outputs
+    alignas(16) u16 term[NUM_LINEARS][MAX_OUTPUTS];               // their gains or biases, bf16
+    alignas(16) u16 low[ROWS][max_of(RANK_K, 8)];              // A x of canvas rows
+    alignas(16) u8 b[max_of(OWN_TILES * CLUSTER * RANK_BLOCKS * 1024, 16)];  // B of this CTA's tiles, linear by linear
+    u64 stage_full[STAGES], used[STAGES];        // a stage is loaded, all MMA warps have consumed it
+    u64 sums_ready, sums_free;                    // all MMA warps have stored their sums, the epilogue has read them
+    u64 ax_ready;                         // A x is stored
+    u64 constants_ready, stream_ready;                  // epilogue constants are loaded; the stream after output is final
+    u64 peer_ready[NUM_LINEARS][PEER_TILES];   // the peer's sums have arrived
 };
 
-// A warp's view; `thread` counts those of the same work, `turn` the sums that it has put or seen.
-struct Worker {
-    const Between &args;
+// State of a thread. `thread` counts threads of the same role, `turn` the sums that it has stored or read.
+struct WarpState {
+    const LayerArgs &args;
     Shared &shared;
     const int thread, warp, lane;
-    u32 turn, lows;
-    int used;  // pieces of weights
+    u32 turn, ax_turns;
+    int used;  // stages of the ring buffer so far
 };
 
-// Which of its team a program is.
-DEVICE int member() { return TEAM == 1 ? 0 : program_index() % TEAM; }
+// Rank of this CTA in its cluster.
+DEVICE int cluster_rank() { return CLUSTER == 1 ? 0 : cta_index() % CLUSTER; }
 
-// A program's place among the shares of a linear, elsewhere for every linear, so that nobody always has the larger ones.
-template <class L> DEVICE int share_of() {
-    if (L::IN_SETS) return (program_index() + L::KIND * (PROGRAMS / NUM_LINEARS)) % PROGRAMS;
-    return (program_index() / TEAM + L::KIND * (TEAMS / NUM_LINEARS)) % TEAMS;
+// Rotate the tile assignment per linear, so that the remainder tiles do not always land on the same CTA.
+template <class L> DEVICE int tile_share() {
+    if (L::IS_SPLIT_K) return (cta_index() + L::KIND * (NUM_CTAS / NUM_LINEARS)) % NUM_CTAS;
+    return (cta_index() / CLUSTER + L::KIND * (NUM_CLUSTERS / NUM_LINEARS)) % NUM_CLUSTERS;
 }
-template <class L> DEVICE int first_tile() { return share_of<L>() % L::SETS * L::TILES / L::SETS; }
-template <class L> DEVICE int end_tile() { return (share_of<L>() % L::SETS + 1) * L::TILES / L::SETS; }
+template <class L> DEVICE int first_tile() { return tile_share<L>() % L::GROUPS * L::TILES / L::GROUPS; }
+template <class L> DEVICE int end_tile() { return (tile_share<L>() % L::GROUPS + 1) * L::TILES / L::GROUPS; }
 template <class L> DEVICE int num_tiles() { return end_tile<L>() - first_tile<L>(); }
 template <class L> DEVICE int first_range() {
-    return L::IN_SETS ? share_of<L>() / L::SETS : member() * L::RANGES_EACH;
+    return L::IS_SPLIT_K ? tile_share<L>() / L::GROUPS : cluster_rank() * L::CTA_RANGES;
 }
 
-DEVICE void sync_multipliers() { sync_some(1, MULTIPLIERS * 32); }
-DEVICE void sync_finishers() { sync_some(2, FINISHERS * 32); }
-DEVICE void sync_mergers() { sync_some(3, MERGING * 32); }
+DEVICE void sync_mma_warps() { named_barrier(1, MMA_WARPS * 32); }
+DEVICE void sync_epilogue() { named_barrier(2, EPILOGUE_WARPS * 32); }
+DEVICE void sync_merge_warps() { named_barrier(3, MERGE_WARPS * 32); }
 
-// ---- weights on their way
+// ---- load warp
 
-// A slice's pieces, each into the next slot when all warps have used what was in it.
-template <class L, int bits> DEVICE void bring_slice(Worker &me, const u8 *weights, int slice, u64 policy) {
-    constexpr int ROUND = Lie<bits>::ROUND, MOST = Lie<bits>::PIECE_BLOCKS;
-    const u8 *from = weights + (long long)slice * (L::BLOCKS * ROUND);
+// Load the weights of a tile over a range, stage by stage, each when all MMA warps have released it.
+template <class L, int bits> DEVICE void load_tile(WarpState &state, const u8 *weights, int slice, u64 policy) {
+    constexpr int ALL_WARPS = TileLayout<bits>::ALL_WARPS, MOST = TileLayout<bits>::BLOCKS_PER_STAGE;
+    const u8 *from = weights + (long long)slice * (L::BLOCKS * ALL_WARPS);
 #pragma unroll 1
-    for (int begin = 0; begin < L::BLOCKS; begin += MOST, ++me.used) {
-        const int slot = me.used % SLOTS, bytes = (L::BLOCKS - begin < MOST ? L::BLOCKS - begin : MOST) * ROUND;
-        if (me.used >= SLOTS) barrier_wait(&me.shared.used[slot], (me.used / SLOTS - 1) % 2);
-        copy_bytes(me.shared.ring[slot], from + begin * ROUND, bytes, &me.shared.full[slot], policy);
+    for (int begin = 0; begin < L::BLOCKS; begin += MOST, ++state.used) {
+        const int slot = state.used % STAGES, bytes = (L::BLOCKS - begin < MOST ? L::BLOCKS - begin : MOST) * ALL_WARPS;
+        if (state.used >= STAGES) barrier_wait(&state.shared.used[slot], (state.used / STAGES - 1) % 2);
+        bulk_copy(state.shared.ring[slot], from + begin * ALL_WARPS, bytes, &state.shared.stage_full[slot], policy);
     }
 }
 
-// Of each range A's tiles before W's.
-template <class L> DEVICE void bring_linear(Worker &me, u64 policy) {
-    const Weights &weights = me.args.weights[L::KIND];
+// Per range: the tiles of A before those of W.
+template <class L> DEVICE void load_linear(WarpState &state, u64 policy) {
+    const Weights &weights = state.args.weights[L::KIND];
     if (first_range<L>() >= L::RANGES || num_tiles<L>() == 0) return;
 #pragma unroll 1
-    for (int range = first_range<L>(); range < first_range<L>() + L::RANGES_EACH; ++range) {
+    for (int range = first_range<L>(); range < first_range<L>() + L::CTA_RANGES; ++range) {
 #pragma unroll 1
         for (int tile = 0; tile < RANK_TILES; ++tile)
-            bring_slice<L, A_BITS>(me, weights.a, range * RANK_TILES + tile, policy);
+            load_tile<L, A_BITS>(state, weights.a, range * RANK_TILES + tile, policy);
 #pragma unroll 1
         for (int tile = first_tile<L>(); tile < end_tile<L>(); ++tile)
-            bring_slice<L, BITS>(me, weights.w, range * L::TILES + tile, policy);
+            load_tile<L, BITS>(state, weights.w, range * L::TILES + tile, policy);
     }
 }
 
-DEVICE void bring(Worker &me) {
-    const u64 policy = read_once();
-    if (me.args.has_layer) {
-        bring_linear<Output>(me, policy);
-        bring_linear<GateUp>(me, policy);
-        bring_linear<Down>(me, policy);
+DEVICE void load_weights(WarpState &state) {
+    const u64 policy = evict_first_policy();
+    if (state.args.has_layer) {
+        load_linear<Output>(state, policy);
+        load_linear<GateUp>(state, policy);
+        load_linear<Down>(state, policy);
     }
-    if (me.args.has_qkv) bring_linear<Qkv>(me, policy);
+    if (state.args.has_qkv) load_linear<Qkv>(state, policy);
 }
 
-// Whether a layer's keys and values are so many that they are gone from the second-level cache when their turn comes.
+// Whether a layer's KV is large enough that it has been evicted from L2 when attention reads it.
 constexpr int KEY_DIM = KV_HEADS * HEAD_DIM;
-constexpr bool IS_FAR = KEY_DIM >= 512;
+constexpr bool PREFETCHES_KV = KEY_DIM >= 512;
 
-// Have keys and values that the attention behind this launch will read brought back: of every segment, as many as do not
-// crowd out anything.
-DEVICE void ask_keys(const Between &args, int thread) {
+// Prefetch KV of the next attention into L2, for every segment, up to a limit that does not evict weights.
+DEVICE void prefetch_kv(const LayerArgs &args, int thread) {
     constexpr int LINES = KEY_DIM / 64;
-    int room = MOST_ASKED * LINES, before = -1;
+    int room = MAX_PREFETCH_KEYS * LINES, before = -1;
 #pragma unroll 1
     for (int tile = 0; tile < args.num_tiles; ++tile) {
         const int segment = args.tiles[3 * tile], end = args.tiles[3 * tile + 2];
@@ -229,898 +230,911 @@ DEVICE void ask_keys(const Between &args, int thread) {
         const int count = args.prefix_end[end - 1] * LINES, asked = count < room ? count : room;
         room -= asked;
 #pragma unroll 1
-        for (int at = program_index() * ASKERS * 32 + thread; at < asked; at += PROGRAMS * ASKERS * 32) {
+        for (int at = cta_index() * PREFETCH_WARPS * 32 + thread; at < asked; at += NUM_CTAS * PREFETCH_WARPS * 32) {
             const int key = at / LINES, page = args.pages[segment * args.max_pages + key / args.page_size];
-            if (page < 0) continue;  // of rows that fork
+            if (page < 0) continue;  // of tree rows
             const long long place = ((long long)page * args.page_size + key % args.page_size) * KEY_DIM + at % LINES * 64;
-            ask_line(args.k_cache + place);
-            ask_line(args.v_cache + place);
+            prefetch_line(args.k_cache + place);
+            prefetch_line(args.v_cache + place);
         }
     }
 }
 
-// The output that a number of a part belongs to, 16 outputs of a tile. Of gate and up a part has eight each; of qkv eight
-// columns of a head, and their partners in the other half.
-template <class L> DEVICE int output_of(int part, int at) {
-    if (L::KIND == GATE_UP) return part * 8 + at % 8 + (at < 8 ? 0 : FFN);
-    if (L::KIND != QKV) return part * 16 + at;
-    return part / (HEAD_DIM / 16) * HEAD_DIM + part % (HEAD_DIM / 16) * 8 + at % 8 + (at < 8 ? 0 : HEAD_DIM / 2);
+// Output index of element `at` of a subtile. A subtile of gate and up has eight of each; of qkv eight columns of a head and
+// their RoPE partners in the other half.
+template <class L> DEVICE int output_of(int subtile, int at) {
+    if (L::KIND == GATE_UP) return subtile * 8 + at % 8 + (at < 8 ? 0 : FFN);
+    if (L::KIND != QKV) return subtile * 16 + at;
+    return subtile / (HEAD_DIM / 16) * HEAD_DIM + subtile % (HEAD_DIM / 16) * 8 + at % 8 + (at < 8 ? 0 : HEAD_DIM / 2);
 }
-template <class L> DEVICE int first_part() { return first_tile<L>() * TEAM; }
-template <class L> DEVICE int end_part() { return end_tile<L>() * TEAM; }
+template <class L> DEVICE int first_subtile() { return first_tile<L>() * CLUSTER; }
+template <class L> DEVICE int end_subtile() { return end_tile<L>() * CLUSTER; }
 
-// Where a linear's B begins in shared memory.
+// Offset of a linear's B in shared memory.
 template <class L> DEVICE constexpr int b_begin() {
-    const int behind_output = L::KIND > O ? Output::MOST_TILES : 0;
-    const int behind_gates = L::KIND > GATE_UP ? GateUp::MOST_TILES : 0;
-    return TEAM * RANK_BLOCKS * 1024 * (behind_output + behind_gates + (L::KIND > DOWN ? Down::MOST_TILES : 0));
+    const int behind_output = L::KIND > O ? Output::MAX_TILES : 0;
+    const int behind_gates = L::KIND > GATE_UP ? GateUp::MAX_TILES : 0;
+    return CLUSTER * RANK_BLOCKS * 1024 * (behind_output + behind_gates + (L::KIND > DOWN ? Down::MAX_TILES : 0));
 }
 
-// Have what outputs will be finished with brought into shared memory: in eights, and B.
-template <class L> DEVICE void ask_own(const Worker &me, const u16 *terms) {
-    const Weights &weights = me.args.weights[L::KIND];
-    const int first = first_part<L>(), end = end_part<L>();
+// Copy the epilogue constants of this CTA's outputs into shared memory, eight at a time, and B.
+template <class L> DEVICE void copy_constants(const WarpState &state, const u16 *terms) {
+    const Weights &weights = state.args.weights[L::KIND];
+    const int first = first_subtile<L>(), end = end_subtile<L>();
 #pragma unroll 1
-    for (int at = me.thread; at < (end - first) * 2; at += ASKERS * 32) {
+    for (int at = state.thread; at < (end - first) * 2; at += PREFETCH_WARPS * 32) {
         const int output = output_of<L>(first + at / 2, at % 2 * 8);
-        if (terms) copy_16(me.shared.term[L::KIND] + at * 8, terms + output);
-        if (IS_SHRUNK) {
-            copy_16(me.shared.scale[L::KIND] + at * 8, weights.scale + output);
-            copy_16(me.shared.scale[L::KIND] + at * 8 + 4, weights.scale + output + 4);
+        if (terms) async_copy_16(state.shared.term[L::KIND] + at * 8, terms + output);
+        if (IS_QUANTISED) {
+            async_copy_16(state.shared.scale[L::KIND] + at * 8, weights.scale + output);
+            async_copy_16(state.shared.scale[L::KIND] + at * 8 + 4, weights.scale + output + 4);
         }
     }
     if (RANK > 0)
 #pragma unroll 4
-        for (int at = me.thread * 16; at < (end - first) * (RANK_BLOCKS * 1024); at += ASKERS * 32 * 16)
-            copy_16(me.shared.b + b_begin<L>() + at, weights.b + first * (RANK_BLOCKS * 1024) + at);
+        for (int at = state.thread * 16; at < (end - first) * (RANK_BLOCKS * 1024); at += PREFETCH_WARPS * 32 * 16)
+            async_copy_16(state.shared.b + b_begin<L>() + at, weights.b + first * (RANK_BLOCKS * 1024) + at);
 }
 
-// While others merge; who finishes waits for `known`.
-DEVICE void ask_constants(const Worker &me) {
-    if (me.args.has_layer) {
-        ask_own<Output>(me, me.args.ffn_gain);
-        ask_own<GateUp>(me, nullptr);
-        ask_own<Down>(me, me.args.next_gain);
+// Runs while other warps merge. The epilogue waits for `known`.
+DEVICE void copy_all_constants(const WarpState &state) {
+    if (state.args.has_layer) {
+        copy_constants<Output>(state, state.args.ffn_gain);
+        copy_constants<GateUp>(state, nullptr);
+        copy_constants<Down>(state, state.args.next_gain);
     }
-    if (me.args.has_qkv) ask_own<Qkv>(me, BIAS ? me.args.bias : nullptr);
-    // Behind the ranks B is zero, but zero times what is no number is none.
-    for (int at = me.thread; at < ROWS * (RANK_DEPTH - RANK); at += ASKERS * 32)
-        me.shared.low[at % ROWS][RANK + at / ROWS] = 0;
-    copies_done();
+    if (state.args.has_qkv) copy_constants<Qkv>(state, BIAS ? state.args.bias : nullptr);
+    // B is zero beyond RANK, but zero times NaN is NaN, so A x is zeroed there too.
+    for (int at = state.thread; at < ROWS * (RANK_K - RANK); at += PREFETCH_WARPS * 32)
+        state.shared.low[at % ROWS][RANK + at / ROWS] = 0;
+    wait_async_copies();
     sync_warp();
-    if (me.lane == 0) barrier_arrive(&me.shared.known);
+    if (state.lane == 0) barrier_arrive(&state.shared.constants_ready);
 }
 
-// What a sum is multiplied by, and an output's gain or bias.
-template <class L> DEVICE float factor_of(const Worker &me, int part, int output) {
-    return IS_SHRUNK ? me.shared.scale[L::KIND][(part - first_part<L>()) * 16 + output] / SHRINK : 1.0f;
+// Scale of a sum, and gain or bias of an output.
+template <class L> DEVICE float scale_of(const WarpState &state, int subtile, int output) {
+    return IS_QUANTISED ? state.shared.scale[L::KIND][(subtile - first_subtile<L>()) * 16 + output] / INPUT_SCALE : 1.0f;
 }
-template <class L> DEVICE float term_of(const Worker &me, int part, int output) {
-    return of_bf16(me.shared.term[L::KIND][(part - first_part<L>()) * 16 + output]);
+template <class L> DEVICE float term_of(const WarpState &state, int subtile, int output) {
+    return from_bf16(state.shared.term[L::KIND][(subtile - first_subtile<L>()) * 16 + output]);
 }
 
-// A number that is small enough already, and one as the next linear wants it.
-DEVICE u16 round_16(float value) {
-    if (!IS_SHRUNK) return to_bf16(value);
+// Round a scaled value to the input format; scale and round a value.
+DEVICE u16 round_to_input(float value) {
+    if (!IS_QUANTISED) return to_bf16(value);
     return to_fp16(value > 65504.0f ? 65504.0f : value < -65504.0f ? -65504.0f : value);
 }
-DEVICE u16 narrow(float value) { return round_16(value * SHRINK); }
+DEVICE u16 to_input(float value) { return round_to_input(value * INPUT_SCALE); }
 
-// Where a linear's input has number `at` of a row: in the order in which lanes read it, 16 bytes each.
+// Offset of element `at` of a row in a linear's input, in the order in which lanes read it, 16 bytes each.
 DEVICE int input_at(int row, int at) {
     return (at / BLOCK * ROW_TILES + row / 8) * 256 + (row % 8 * 4 + at % BLOCK / 8) * 8 + at % 8;
 }
 
-// ---- attention's splits
+// ---- merge of attention's splits
 
-// What a row sees: cached keys, and whether rows of this forward, which the last split has. Others leave nothing.
-struct Seen {
+// Keys visible to a row: cached ones, and whether the last split holds keys of this forward. Other splits are unwritten.
+struct Visible {
     int num_keys;
     bool has_span;
 };
 
-DEVICE Seen seen_by(const Between &args, int row) {
-    return Seen{args.prefix_end[row], args.span_end[row] > args.span_start[row]};
+DEVICE Visible visible_to(const LayerArgs &args, int row) {
+    return Visible{args.prefix_end[row], args.span_end[row] > args.span_start[row]};
 }
-DEVICE bool is_kept(int split, const Seen &seen) {
+DEVICE bool has_keys(int split, const Visible &seen) {
     return split * KEY_BLOCK < seen.num_keys || (split == SPLITS - 1 && seen.has_span);
 }
 
-// One warp a head of a row, the splits in their order. Where a split saw nothing it weighs nothing.
-DEVICE void merge_head(const Worker &me, int at, const Seen &seen) {
-    constexpr int EACH = HEAD_DIM / 32, STRIDE = ATTENDED * HEADS;
-    const int mine = me.lane % SPLITS;
-    float top = -INFINITY, total = 0.0f, parts[SPLITS][EACH] = {};
-    if (is_kept(mine, seen)) {
-        top = fresh_float(me.args.top + mine * STRIDE + at);
-        total = fresh_float(me.args.total + mine * STRIDE + at);
+// One warp per (row, head) merges the splits in ascending order. A split without keys has weight zero.
+DEVICE void merge_head(const WarpState &state, int at, const Visible &seen) {
+    constexpr int PER_THREAD = HEAD_DIM / 32, STRIDE = ATTENTION_ROWS * HEADS;
+    const int mine = state.lane % SPLITS;
+    float top = -INFINITY, total = 0.0f, parts[SPLITS][PER_THREAD] = {};
+    if (has_keys(mine, seen)) {
+        top = load_cg(state.args.top + mine * STRIDE + at);
+        total = load_cg(state.args.total + mine * STRIDE + at);
     }
 #pragma unroll
     for (int split = 0; split < SPLITS; ++split)
-        if (is_kept(split, seen))
-            fresh_floats(parts[split], me.args.acc + ((long long)split * STRIDE + at) * HEAD_DIM + me.lane * EACH);
+        if (has_keys(split, seen))
+            load_cg_floats(parts[split],
+                           state.args.acc + ((long long)split * STRIDE + at) * HEAD_DIM + state.lane * PER_THREAD);
     float best = top;
 #pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) best = maximum(best, from_lane_xor(best, mask));
+    for (int mask = 16; mask > 0; mask /= 2) best = maximum(best, shuffle_xor(best, mask));
     const float weight = power_of_two(top - (best == -INFINITY ? 0.0f : best));
-    float sum = 0.0f, y[EACH] = {};
+    float sum = 0.0f, y[PER_THREAD] = {};
 #pragma unroll
     for (int split = 0; split < SPLITS; ++split) {
-        const float mine = from_lane(weight, split);
-        sum += mine * from_lane(total, split);
+        const float mine = shuffle(weight, split);
+        sum += mine * shuffle(total, split);
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) y[i] += mine * parts[split][i];
+        for (int i = 0; i < PER_THREAD; ++i) y[i] += mine * parts[split][i];
     }
     const float shrink = 1.0f / (sum > 0.0f ? sum : 1.0f);
-    u16 bits[EACH];
+    u16 bits[PER_THREAD];
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) bits[i] = narrow(y[i] * shrink);
-    hand(me.args.attended + input_at(at / HEADS, at % HEADS * HEAD_DIM + me.lane * EACH), bits);
+    for (int i = 0; i < PER_THREAD; ++i) bits[i] = to_input(y[i] * shrink);
+    store_relaxed(state.args.attended + input_at(at / HEADS, at % HEADS * HEAD_DIM + state.lane * PER_THREAD), bits);
 }
 
-// The row tables are older than the launch before this one.
-DEVICE void merge(const Worker &me) {
-    int at = program_index() + me.warp * PROGRAMS;
-    Seen seen = seen_by(me.args, at / HEADS % ROWS);
-    wait_turn();
-    for (; at < ROWS * HEADS; at += PROGRAMS * MERGING) {
-        merge_head(me, at, seen);
-        seen = seen_by(me.args, (at + PROGRAMS * MERGING) / HEADS % ROWS);
+// Row tables were written before the previous launch, so they are read before the wait.
+DEVICE void merge(const WarpState &state) {
+    int at = cta_index() + state.warp * NUM_CTAS;
+    Visible seen = visible_to(state.args, at / HEADS % ROWS);
+    pdl_wait();
+    for (; at < ROWS * HEADS; at += NUM_CTAS * MERGE_WARPS) {
+        merge_head(state, at, seen);
+        seen = visible_to(state.args, (at + NUM_CTAS * MERGE_WARPS) / HEADS % ROWS);
     }
 }
 
-// ---- products
+// ---- MMA warps
 
-DEVICE void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    if (IS_SHRUNK) multiply_fp16(c, a0, a1, a2, a3, b0, b1);
-    else multiply_bf16(c, a0, a1, a2, a3, b0, b1);
+DEVICE void mma_input(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+    if (IS_QUANTISED) mma_fp16(c, a0, a1, a2, a3, b0, b1);
+    else mma_bf16(c, a0, a1, a2, a3, b0, b1);
 }
 
-// Until blocks of an input are there, as far as a few of their numbers say: of every eight columns, in rows 16 apart, which
-// is something from nearly everybody who makes them. A lane that has seen its own asks no more.
-template <int blocks> DEVICE void await_input(const Worker &me, const u16 *input, int begin) {
-    const u16 *from = input + input_at(me.lane % 16, begin * BLOCK + me.lane % (blocks * 4) * 8);
-    u32 seen[ROWS / 16], most;
+// Poll samples of an input's k-blocks: of every eight columns, in rows 16 apart, which covers nearly all producers. A lane
+// whose sample has arrived stops loading.
+template <int blocks> DEVICE void poll_samples(const WarpState &state, const u16 *input, int begin) {
+    const u16 *from = input + input_at(state.lane % 16, begin * BLOCK + state.lane % (blocks * 4) * 8);
+    u32 seen[ROWS / 16], max_seen;
 #pragma unroll
-    for (int i = 0; i < ROWS / 16; ++i) seen[i] = UNSET;
+    for (int i = 0; i < ROWS / 16; ++i) seen[i] = SENTINEL;
     do {
-        most = 0;
+        max_seen = 0;
 #pragma unroll
         for (int i = 0; i < ROWS / 16; ++i) {
-            if (seen[i] == UNSET) seen[i] = handed_4(from + i * 512);
-            most = larger_word(most, seen[i]);
+            if (seen[i] == SENTINEL) seen[i] = load_relaxed_4(from + i * 512);
+            max_seen = max_word(max_seen, seen[i]);
         }
-    } while (is_any(most == UNSET));
+    } while (warp_any(max_seen == SENTINEL));
 }
 
-// Blocks of an input from the `begin`-th on: a lane has eight numbers in a row of every block and of each of its rows.
-// Which of them meet in a product is the packing's business. Nearly always all of it is there by then.
+// Load k-blocks of an input from block `begin` on: a lane holds eight consecutive values of every block for each of its
+// rows. The packing decides the k-order. By now the input has usually arrived.
 template <int blocks>
-DEVICE void read_input(uint4 (&x)[blocks][ROW_TILES], const Worker &me, const u16 *input, int begin) {
-    const u16 *from = input + begin * (ROWS * BLOCK) + me.lane * 8;
-    u32 most;
-    await_input<blocks>(me, input, begin);
+DEVICE void poll_input(uint4 (&x)[blocks][ROW_TILES], const WarpState &state, const u16 *input, int begin) {
+    const u16 *from = input + begin * (ROWS * BLOCK) + state.lane * 8;
+    u32 max_seen;
+    poll_samples<blocks>(state, input, begin);
     do {
-        most = 0;
+        max_seen = 0;
 #pragma unroll
-        for (int at = 0; at < blocks * ROW_TILES; ++at) x[at / ROW_TILES][at % ROW_TILES] = handed_16(from + at * 256);
+        for (int at = 0; at < blocks * ROW_TILES; ++at)
+            x[at / ROW_TILES][at % ROW_TILES] = load_relaxed_16(from + at * 256);
 #pragma unroll
         for (int at = 0; at < blocks * ROW_TILES; ++at) {
             const uint4 &four = x[at / ROW_TILES][at % ROW_TILES];
-            most = larger_word(most, larger_word(larger_word(four.x, four.y), larger_word(four.z, four.w)));
+            max_seen = max_word(max_seen, max_word(max_word(four.x, four.y), max_word(four.z, four.w)));
         }
-    } while (is_any(most == UNSET));
+    } while (warp_any(max_seen == SENTINEL));
 }
 
-// The same where rows lie behind each other.
+// The same for an input in row order.
 template <int blocks>
-DEVICE void read_rows(uint4 (&x)[blocks][ROW_TILES], const Worker &me, const u16 *input, int depth, int begin) {
-    const u16 *from = input + me.lane / 4 * depth + begin * BLOCK + me.lane % 4 * 8;
+DEVICE void load_rows(uint4 (&x)[blocks][ROW_TILES], const WarpState &state, const u16 *input, int k_dim, int begin) {
+    const u16 *from = input + state.lane / 4 * k_dim + begin * BLOCK + state.lane % 4 * 8;
 #pragma unroll
     for (int block = 0; block < blocks; ++block)
 #pragma unroll
-        for (int tile = 0; tile < ROW_TILES; ++tile) x[block][tile] = fresh_16(from + tile * 8 * depth + block * BLOCK);
+        for (int tile = 0; tile < ROW_TILES; ++tile) x[block][tile] = load_cg_16(from + tile * 8 * k_dim + block * BLOCK);
 }
 
-// 16 outputs over a block: `low` has the first eight, `high` the others, eight weights a lane each.
-DEVICE void multiply_block(float (&acc)[ROW_TILES][4], uint4 low, uint4 high, const uint4 (&x)[ROW_TILES]) {
+// One subtile times a k-block: `low` holds the first eight outputs, `high` the others, eight weights per lane each.
+DEVICE void mma_block(float (&acc)[ROW_TILES][4], uint4 low, uint4 high, const uint4 (&x)[ROW_TILES]) {
 #pragma unroll
-    for (int tile = 0; tile < ROW_TILES; ++tile) multiply(acc[tile], low.x, high.x, low.y, high.y, x[tile].x, x[tile].y);
+    for (int tile = 0; tile < ROW_TILES; ++tile) mma_input(acc[tile], low.x, high.x, low.y, high.y, x[tile].x, x[tile].y);
 #pragma unroll
-    for (int tile = 0; tile < ROW_TILES; ++tile) multiply(acc[tile], low.z, high.z, low.w, high.w, x[tile].z, x[tile].w);
+    for (int tile = 0; tile < ROW_TILES; ++tile) mma_input(acc[tile], low.z, high.z, low.w, high.w, x[tile].z, x[tile].w);
 }
 
-DEVICE uint4 widen_8(u32 four, u32 other) {
+DEVICE uint4 widen_fp8(u32 four, u32 other) {
     uint4 wide;
-    wide.x = widen((u16)four), wide.y = widen((u16)(four >> 16));
-    wide.z = widen((u16)other), wide.w = widen((u16)(other >> 16));
+    wide.x = e4m3_to_fp16((u16)four), wide.y = e4m3_to_fp16((u16)(four >> 16));
+    wide.z = e4m3_to_fp16((u16)other), wide.w = e4m3_to_fp16((u16)(other >> 16));
     return wide;
 }
 
-// Eight weights of four bits, each other one in the upper half; `group` has their step and their least value. Four bits
-// low in a half are a number of fp16 as they stand, n times a power of two, and steps are kept times its inverse.
-DEVICE uint4 widen_fours(u32 eight, u32 group) {
+// Dequantise eight int4 weights; odd ones are in the upper half. `group` holds step and minimum. The low nibble of a half,
+// read as fp16, is n times a power of two, and steps are stored times its inverse (int4_packing.py).
+DEVICE uint4 widen_int4(u32 eight, u32 group) {
     u32 step, least;
-    spread(group, step, least);
+    broadcast_halves(group, step, least);
     const u32 later = eight >> 8;
-    const u32 further = multiply_add(step, 0x2c002c00, 0);  // a sixteenth, for bits four further up
+    const u32 further = fma_fp16x2(step, 0x2c002c00, 0);  // 1/16, for the next four bits
     uint4 wide;
-    wide.x = multiply_add(eight & 0x000f000f, step, least), wide.y = multiply_add(eight & 0x00f000f0, further, least);
-    wide.z = multiply_add(later & 0x000f000f, step, least), wide.w = multiply_add(later & 0x00f000f0, further, least);
+    wide.x = fma_fp16x2(eight & 0x000f000f, step, least), wide.y = fma_fp16x2(eight & 0x00f000f0, further, least);
+    wide.z = fma_fp16x2(later & 0x000f000f, step, least), wide.w = fma_fp16x2(later & 0x00f000f0, further, least);
     return wide;
 }
 
-// A lane's weights of a part, from `at` on: of its output among the first eight, and of the one eight further on. Behind
-// weights of four bits stand the steps and least values of the 16 outputs over this block.
-template <int bits> DEVICE void read_part(uint4 &low, uint4 &high, const u8 *at, int lane) {
+// Load a lane's weights of a subtile: of its output among the first eight, and of the one eight further on. int4 weights
+// are followed by the steps and minimums of the 16 outputs.
+template <int bits> DEVICE void load_subtile(uint4 &low, uint4 &high, const u8 *at, int lane) {
     if constexpr (bits == 4) {
-        const uint2 eights = shared_8(at), groups = shared_8(at + (32 - lane + lane / 4) * Lie<4>::LANE);
-        low = widen_fours(eights.x, groups.x), high = widen_fours(eights.y, groups.y);
+        const uint2 eights = load_shared_8(at), groups = load_shared_8(at + (32 - lane + lane / 4) * TileLayout<4>::LANE);
+        low = widen_int4(eights.x, groups.x), high = widen_int4(eights.y, groups.y);
     } else {
-        const uint4 first = shared_16(at);
-        low = bits == 8 ? widen_8(first.x, first.y) : first;
-        high = bits == 8 ? widen_8(first.z, first.w) : shared_16(at + Lie<bits>::PART / 2);
+        const uint4 first = load_shared_16(at);
+        low = bits == 8 ? widen_fp8(first.x, first.y) : first;
+        high = bits == 8 ? widen_fp8(first.z, first.w) : load_shared_16(at + TileLayout<bits>::SUBTILE / 2);
     }
 }
 
-// A warp's sums: of the parts of a tile, or of one part twice, block by block in turn, because a product waits for the
-// one before it.
+// Accumulators of a warp: one per subtile, or two for a single subtile, used alternately, because an MMA waits for the
+// previous one on the same accumulator.
 typedef float Sums[2][ROW_TILES][4];
 
-// A piece from the ring times the input from block `begin` on.
+// One stage of the ring buffer times the input from block `begin` on.
 template <class L, int bits, int begin>
-DEVICE void multiply_piece(Sums &acc, Worker &me, const uint4 (&x)[L::BLOCKS][ROW_TILES]) {
-    constexpr int MOST = Lie<bits>::PIECE_BLOCKS, count = L::BLOCKS - begin < MOST ? L::BLOCKS - begin : MOST;
-    const int slot = me.used % SLOTS;
-    barrier_wait(&me.shared.full[slot], me.used / SLOTS % 2);
-    const u8 *from = me.shared.ring[slot] + me.warp * Lie<bits>::BLOCK + me.lane * Lie<bits>::LANE;
+DEVICE void mma_stage(Sums &acc, WarpState &state, const uint4 (&x)[L::BLOCKS][ROW_TILES]) {
+    constexpr int MOST = TileLayout<bits>::BLOCKS_PER_STAGE, count = L::BLOCKS - begin < MOST ? L::BLOCKS - begin : MOST;
+    const int slot = state.used % STAGES;
+    barrier_wait(&state.shared.stage_full[slot], state.used / STAGES % 2);
+    const u8 *from = state.shared.ring[slot] + state.warp * TileLayout<bits>::BLOCK + state.lane * TileLayout<bits>::LANE;
 #pragma unroll
-    for (int block = 0; block < count; ++block, from += Lie<bits>::ROUND)
+    for (int block = 0; block < count; ++block, from += TileLayout<bits>::ALL_WARPS)
 #pragma unroll
-        for (int part = 0; part < TEAM; ++part) {
+        for (int subtile = 0; subtile < CLUSTER; ++subtile) {
             uint4 low, high;
-            read_part<bits>(low, high, from + part * Lie<bits>::PART, me.lane);
-            multiply_block(acc[TEAM == 1 ? block % 2 : part], low, high, x[begin + block]);
+            load_subtile<bits>(low, high, from + subtile * TileLayout<bits>::SUBTILE, state.lane);
+            mma_block(acc[CLUSTER == 1 ? block % 2 : subtile], low, high, x[begin + block]);
         }
     sync_warp();
-    if (me.lane == 0) barrier_arrive(&me.shared.used[slot]);
-    ++me.used;
-    if constexpr (begin + MOST < L::BLOCKS) multiply_piece<L, bits, begin + MOST>(acc, me, x);
+    if (state.lane == 0) barrier_arrive(&state.shared.used[slot]);
+    ++state.used;
+    if constexpr (begin + MOST < L::BLOCKS) mma_stage<L, bits, begin + MOST>(acc, state, x);
 }
 
-// A slice times the input.
+// A tile times the input, over one range.
 template <class L, int bits>
-DEVICE void multiply_slice(Sums &acc, Worker &me, const uint4 (&x)[L::BLOCKS][ROW_TILES]) {
-    multiply_piece<L, bits, 0>(acc, me, x);
+DEVICE void mma_tile_range(Sums &acc, WarpState &state, const uint4 (&x)[L::BLOCKS][ROW_TILES]) {
+    mma_stage<L, bits, 0>(acc, state, x);
 #pragma unroll
-    for (int tile = 0; tile < ROW_TILES && TEAM == 1; ++tile)
+    for (int tile = 0; tile < ROW_TILES && CLUSTER == 1; ++tile)
 #pragma unroll
         for (int i = 0; i < 4; ++i) acc[0][tile][i] += acc[1][tile][i];
 }
 
-// The warps' sums side by side in shared memory, when the finishers have left what was there.
-DEVICE void put_sums(Worker &me, const Sums &acc) {
-    if (me.turn > 0) barrier_wait(&me.shared.left, (me.turn - 1) % 2);
-    ++me.turn;
-    float *mine = me.shared.sums[me.warp] + me.lane / 4;
+// Store a warp's sums in shared memory once the epilogue has released the buffer.
+DEVICE void store_sums(WarpState &state, const Sums &acc) {
+    if (state.turn > 0) barrier_wait(&state.shared.sums_free, (state.turn - 1) % 2);
+    ++state.turn;
+    float *mine = state.shared.sums[state.warp] + state.lane / 4;
 #pragma unroll
-    for (int part = 0; part < TEAM; ++part)
+    for (int subtile = 0; subtile < CLUSTER; ++subtile)
 #pragma unroll
         for (int tile = 0; tile < ROW_TILES; ++tile) {
-            float *at = mine + part * PART_SUMS + (tile * 8 + me.lane % 4 * 2) * SUM_STRIDE;
-            at[0] = acc[part][tile][0], at[SUM_STRIDE] = acc[part][tile][1];
-            at[8] = acc[part][tile][2], at[SUM_STRIDE + 8] = acc[part][tile][3];
+            float *at = mine + subtile * SUBTILE_SUMS + (tile * 8 + state.lane % 4 * 2) * SUM_STRIDE;
+            at[0] = acc[subtile][tile][0], at[SUM_STRIDE] = acc[subtile][tile][1];
+            at[8] = acc[subtile][tile][2], at[SUM_STRIDE + 8] = acc[subtile][tile][3];
         }
     sync_warp();
-    if (me.lane == 0) barrier_arrive(&me.shared.summed);
+    if (state.lane == 0) barrier_arrive(&state.shared.sums_ready);
 }
 
-// B's term of own tile `at`.
-template <class L> DEVICE void add_term(Sums &acc, const Worker &me, int at) {
-    const u8 *b = me.shared.b + b_begin<L>() + at * (TEAM * RANK_BLOCKS * 1024) + me.lane * 16;
+// Add B (A x) for tile `at` of this CTA.
+template <class L> DEVICE void add_adapter(Sums &acc, const WarpState &state, int at) {
+    const u8 *b = state.shared.b + b_begin<L>() + at * (CLUSTER * RANK_BLOCKS * 1024) + state.lane * 16;
 #pragma unroll
     for (int block = 0; block < RANK_BLOCKS; ++block) {
         uint4 low[ROW_TILES];
 #pragma unroll
         for (int at = 0; at < ROW_TILES; ++at)
-            low[at] = shared_16((const u8 *)&me.shared.low[at * 8 + me.lane / 4][block * BLOCK + me.lane % 4 * 8]);
+            low[at] = load_shared_16(
+                (const u8 *)&state.shared.low[at * 8 + state.lane / 4][block * BLOCK + state.lane % 4 * 8]);
 #pragma unroll
-        for (int part = 0; part < TEAM; ++part) {
-            const u8 *from = b + (part * RANK_BLOCKS + block) * 1024;
-            multiply_block(acc[part], shared_16(from), shared_16(from + 512), low);
+        for (int subtile = 0; subtile < CLUSTER; ++subtile) {
+            const u8 *from = b + (subtile * RANK_BLOCKS + block) * 1024;
+            mma_block(acc[subtile], load_shared_16(from), load_shared_16(from + 512), low);
         }
     }
 }
 
-template <class L> DEVICE void multiply_tile(Worker &me, const uint4 (&x)[L::BLOCKS][ROW_TILES], int tile) {
+template <class L> DEVICE void mma_tile(WarpState &state, const uint4 (&x)[L::BLOCKS][ROW_TILES], int tile) {
     Sums acc = {};
-    if (A_BITS != BITS && tile < 0) multiply_slice<L, A_BITS>(acc, me, x);
-    else multiply_slice<L, BITS>(acc, me, x);
-    if (RANK > 0 && tile >= 0 && me.warp == MULTIPLIERS - 1) {
-        if (tile == 0) barrier_wait(&me.shared.lowered, me.lows++ % 2);
-        add_term<L>(acc, me, tile);
+    if (A_BITS != BITS && tile < 0) mma_tile_range<L, A_BITS>(acc, state, x);
+    else mma_tile_range<L, BITS>(acc, state, x);
+    if (RANK > 0 && tile >= 0 && state.warp == MMA_WARPS - 1) {
+        if (tile == 0) barrier_wait(&state.shared.ax_ready, state.ax_turns++ % 2);
+        add_adapter<L>(acc, state, tile);
     }
-    put_sums(me, acc);
+    store_sums(state, acc);
 }
 
-// The input stays in registers, a range after the other.
-template <class L> DEVICE void multiply_ranges(Worker &me, const u16 *input) {
+// All tiles of this CTA, range by range, with the input in registers.
+template <class L> DEVICE void mma_ranges(WarpState &state, const u16 *input) {
     if (first_range<L>() >= L::RANGES || num_tiles<L>() == 0) return;
 #pragma unroll 1
-    for (int range = first_range<L>(); range < first_range<L>() + L::RANGES_EACH; ++range) {
+    for (int range = first_range<L>(); range < first_range<L>() + L::CTA_RANGES; ++range) {
         uint4 x[L::BLOCKS][ROW_TILES];
-        const int begin = (range * MULTIPLIERS + me.warp) * L::BLOCKS;
-        if (L::KIND == QKV && !me.args.has_layer) read_rows(x, me, input, L::DEPTH, begin);
-        else read_input(x, me, input, begin);
+        const int begin = (range * MMA_WARPS + state.warp) * L::BLOCKS;
+        if (L::KIND == QKV && !state.args.has_layer) load_rows(x, state, input, L::K_DIM, begin);
+        else poll_input(x, state, input, begin);
 #pragma unroll 1
-        for (int tile = -RANK_TILES; tile < num_tiles<L>(); ++tile) multiply_tile<L>(me, x, tile);
+        for (int tile = -RANK_TILES; tile < num_tiles<L>(); ++tile) mma_tile<L>(state, x, tile);
     }
 }
 
-// ---- sums
+// ---- epilogue: sums
 
-// A finisher has EACH outputs of a part side by side, `output` first, of one row. Rows that are read at once are four
-// apart: so they come from all banks.
-struct Finisher {
-    Worker me;
+// An epilogue thread owns PER_THREAD consecutive outputs of a subtile, from `output` on, of one row. Rows that are read
+// together are four apart, which avoids bank conflicts.
+struct Epilogue {
+    WarpState state;
     const int row, output;
-    float divisor;       // the norm's, of the row
-    int position, slot;  // where the row stands
+    float inv_rms;       // 1 / RMS of the row
+    int position, slot;  // of the row
 };
 
 DEVICE int row_of(int thread) {
-    const int mate = thread / MATES;
+    const int mate = thread / ROW_THREADS;
     if (ROWS == 16) return mate / 8 * 8 + mate % 8 / 4 * 2 + mate % 4 / 2 + mate % 2 * 4;
     return mate / 8 * 8 + mate % 8 / 2 + mate % 2 * 4;
 }
 
-// The warps' sums of a part.
-DEVICE void add_warps(float (&total)[EACH], const Finisher &own, int part) {
-    const float *at = own.me.shared.sums[0] + part * PART_SUMS + own.row * SUM_STRIDE + own.output;
-    shared_floats(total, at);
+// Sum a subtile over the MMA warps, in ascending order.
+DEVICE void sum_warps(float (&total)[PER_THREAD], const Epilogue &epi, int subtile) {
+    const float *at = epi.state.shared.sums[0] + subtile * SUBTILE_SUMS + epi.row * SUM_STRIDE + epi.output;
+    load_shared_floats(total, at);
 #pragma unroll
-    for (int warp = 1; warp < MULTIPLIERS; ++warp) {
-        float more[EACH];
-        shared_floats(more, at + warp * WARP_SUMS);
+    for (int warp = 1; warp < MMA_WARPS; ++warp) {
+        float more[PER_THREAD];
+        load_shared_floats(more, at + warp * WARP_SUMS);
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) total[i] += more[i];
+        for (int i = 0; i < PER_THREAD; ++i) total[i] += more[i];
     }
 }
 
-// Over the threads that share a row, neighbours first.
-DEVICE float add_mates(float value) {
+// Sum over the threads of a row, neighbours first.
+DEVICE float sum_row(float value) {
 #pragma unroll
-    for (int mask = 1; mask < MATES; mask *= 2) value += from_lane_xor(value, mask);
+    for (int mask = 1; mask < ROW_THREADS; mask *= 2) value += shuffle_xor(value, mask);
     return value;
 }
 
-// Squares of a row of a part, two and two: in one order, however many of them a thread has.
-DEVICE float add_squares(const float (&values)[EACH]) {
-    float squares[EACH];
+// Sum of squares of a row of a subtile, pairwise, in an order that does not depend on PER_THREAD.
+DEVICE float sum_squares(const float (&values)[PER_THREAD]) {
+    float qkv_squares[PER_THREAD];
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) squares[i] = rounded_square(values[i]);
+    for (int i = 0; i < PER_THREAD; ++i) qkv_squares[i] = rounded_square(values[i]);
 #pragma unroll
-    for (int apart = 1; apart < EACH; apart *= 2)
+    for (int apart = 1; apart < PER_THREAD; apart *= 2)
 #pragma unroll
-        for (int i = 0; i < EACH; i += 2 * apart) squares[i] += squares[i + apart];
-    return add_mates(squares[0]);
+        for (int i = 0; i < PER_THREAD; i += 2 * apart) qkv_squares[i] += qkv_squares[i + apart];
+    return sum_row(qkv_squares[0]);
 }
 
-DEVICE void see_sums(Worker &me) { barrier_wait(&me.shared.summed, me.turn++ % 2); }
+DEVICE void wait_sums(WarpState &state) { barrier_wait(&state.shared.sums_ready, state.turn++ % 2); }
 
-DEVICE void leave_sums(const Worker &me) {
+DEVICE void release_sums(const WarpState &state) {
     sync_warp();
-    if (me.lane == 0) barrier_arrive(&me.shared.left);
+    if (state.lane == 0) barrier_arrive(&state.shared.sums_free);
 }
 
-// A x, for canvas rows.
-DEVICE void finish_low(Finisher &own) {
-    Shared &shared = own.me.shared;
+// Store A x; zero for rows without the adapter.
+DEVICE void store_ax(Epilogue &epi) {
+    Shared &shared = epi.state.shared;
 #pragma unroll 1
     for (int tile = 0; tile < RANK_TILES; ++tile) {
-        see_sums(own.me);
-        const bool is_canvas = own.me.args.gate[own.row];
+        wait_sums(epi.state);
+        const bool is_canvas = epi.state.args.gate[epi.row];
 #pragma unroll
-        for (int part = 0; part < TEAM; ++part) {
-            float sum[EACH];
-            add_warps(sum, own, part);
+        for (int subtile = 0; subtile < CLUSTER; ++subtile) {
+            float sum[PER_THREAD];
+            sum_warps(sum, epi, subtile);
 #pragma unroll
-            for (int i = 0; i < EACH; ++i)
-                shared.low[own.row][(tile * TEAM + part) * 16 + own.output + i] = round_16(is_canvas ? sum[i] : 0.0f);
+            for (int i = 0; i < PER_THREAD; ++i)
+                shared.low[epi.row][(tile * CLUSTER + subtile) * 16 + epi.output + i] =
+                    round_to_input(is_canvas ? sum[i] : 0.0f);
         }
-        leave_sums(own.me);
+        release_sums(epi.state);
     }
-    if (RANK > 0 && own.me.lane == 0) barrier_arrive(&shared.lowered);
+    if (RANK > 0 && epi.state.lane == 0) barrier_arrive(&shared.ax_ready);
 }
 
-// After the last store of all finishers: raise a counter for other programs, who look at what they are handed.
-DEVICE void tell(const Worker &me, int *counter) {
-    sync_finishers();
-    if (me.thread == 0) count(counter);
+// After the last store of all epilogue threads: increment a counter. Consumers still poll the data itself.
+DEVICE void signal_done(const WarpState &state, int *counter) {
+    sync_epilogue();
+    if (state.thread == 0) count(counter);
 }
 
-// ---- what follows a linear
+// ---- epilogue: what follows a linear
 
-// silu(gate) * up: of a part's 16 the first eight are gates, the others their ups.
-DEVICE void finish_gate(const Finisher &own, const float (&sum)[EACH], int part) {
-    u16 bits[EACH];
+// silu(gate) * up. The first eight outputs of a subtile are gates, the others their ups.
+DEVICE void finish_swiglu(const Epilogue &epi, const float (&sum)[PER_THREAD], int subtile) {
+    u16 bits[PER_THREAD];
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        const float mine = sum[i] * factor_of<GateUp>(own.me, part, own.output + i) * own.divisor;
-        const float up = from_lane_xor(mine, MATES / 2);
-        bits[i] = narrow(divide(mine, 1.0f + exponential(-mine)) * up);
+    for (int i = 0; i < PER_THREAD; ++i) {
+        const float mine = sum[i] * scale_of<GateUp>(epi.state, subtile, epi.output + i) * epi.inv_rms;
+        const float up = shuffle_xor(mine, ROW_THREADS / 2);
+        bits[i] = to_input(divide(mine, 1.0f + exponential(-mine)) * up);
     }
-    if (own.output < 8) hand(own.me.args.ffn + input_at(own.row, part * 8 + own.output), bits);
+    if (epi.output < 8) store_relaxed(epi.state.args.ffn + input_at(epi.row, subtile * 8 + epi.output), bits);
 }
 
-// Raw numbers of qkv as a linear layer would leave them.
-DEVICE void raw_qkv(float (&raw)[EACH], const Finisher &own, const float (&sum)[EACH], int part) {
+// qkv before norm and RoPE, rounded as the output of a linear layer.
+DEVICE void round_qkv(float (&raw)[PER_THREAD], const Epilogue &epi, const float (&sum)[PER_THREAD], int subtile) {
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        raw[i] = sum[i] * factor_of<Qkv>(own.me, part, own.output + i) * own.divisor;
-        if (BIAS) raw[i] += term_of<Qkv>(own.me, part, own.output + i);
-        raw[i] = of_bf16(to_bf16(raw[i]));
+    for (int i = 0; i < PER_THREAD; ++i) {
+        raw[i] = sum[i] * scale_of<Qkv>(epi.state, subtile, epi.output + i) * epi.inv_rms;
+        if (BIAS) raw[i] += term_of<Qkv>(epi.state, subtile, epi.output + i);
+        raw[i] = from_bf16(to_bf16(raw[i]));
     }
 }
 
-// How far the row turns a part's columns.
+// RoPE angles of a thread's columns.
 struct Angles {
-    float cosine[EACH], sine[EACH];
+    float cosine[PER_THREAD], sine[PER_THREAD];
 };
 
-DEVICE void read_angles(Angles &angles, const Finisher &own, int column) {
-    const float *from = own.me.args.angles + (long long)own.position * HEAD_DIM + column % (HEAD_DIM / 2);
-    fresh_floats(angles.cosine, from);
-    fresh_floats(angles.sine, from + HEAD_DIM / 2);
+DEVICE void read_angles(Angles &angles, const Epilogue &epi, int column) {
+    const float *from = epi.state.args.angles + (long long)epi.position * HEAD_DIM + column % (HEAD_DIM / 2);
+    load_cg_floats(angles.cosine, from);
+    load_cg_floats(angles.sine, from + HEAD_DIM / 2);
 }
 
-// Whether what `at` belongs to is turned, and has a norm: a query or a key.
-DEVICE bool is_turned(int at) { return at / HEAD_DIM < HEADS + KV_HEADS; }
+// Whether output `at` is a query or a key, which have RoPE and a head norm.
+DEVICE bool has_rope(int at) { return at / HEAD_DIM < HEADS + KV_HEADS; }
 
-DEVICE void rotate(float (&values)[EACH], const Finisher &own, const Angles &angles, int at) {
+DEVICE void rotate(float (&values)[PER_THREAD], const Epilogue &epi, const Angles &angles, int at) {
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        const float other = from_lane_xor(values[i], MATES / 2);
-        const float turned = values[i] * angles.cosine[i] + (own.output < 8 ? -other : other) * angles.sine[i];
-        values[i] = is_turned(at) ? turned : values[i];
+    for (int i = 0; i < PER_THREAD; ++i) {
+        const float other = shuffle_xor(values[i], ROW_THREADS / 2);
+        const float rotated = values[i] * angles.cosine[i] + (epi.output < 8 ? -other : other) * angles.sine[i];
+        values[i] = has_rope(at) ? rotated : values[i];
     }
 }
 
-// Into the output from `at` on; of a key or value also into the cache.
-DEVICE void store_qkv(const Finisher &own, const float (&values)[EACH], int at) {
-    const Between &args = own.me.args;
+// Store to qkv; keys and values also to the cache.
+DEVICE void store_qkv(const Epilogue &epi, const float (&values)[PER_THREAD], int at) {
+    const LayerArgs &args = epi.state.args;
     const int head = at / HEAD_DIM;
-    u16 bits[EACH];
+    u16 bits[PER_THREAD];
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) bits[i] = to_bf16(values[i]);
-    store_halves(args.qkv + own.row * QKV_DIM + at, bits);
-    if (head < HEADS || own.slot < 0) return;
-    u16 *cache = is_turned(at) ? args.k_cache : args.v_cache;
-    store_halves(cache + ((long long)own.slot * KV_HEADS + (head - HEADS) % KV_HEADS) * HEAD_DIM + at % HEAD_DIM, bits);
+    for (int i = 0; i < PER_THREAD; ++i) bits[i] = to_bf16(values[i]);
+    store_halves(args.qkv + epi.row * QKV_DIM + at, bits);
+    if (head < HEADS || epi.slot < 0) return;
+    u16 *cache = has_rope(at) ? args.k_cache : args.v_cache;
+    store_halves(cache + ((long long)epi.slot * KV_HEADS + (head - HEADS) % KV_HEADS) * HEAD_DIM + at % HEAD_DIM, bits);
 }
 
-// ---- the norm of a head, of which several programs have parts
+// ---- epilogue: head norms, over subtiles of several CTAs
 
-constexpr int HEAD_PARTS = HEAD_DIM / 16;
-constexpr int MOST_WAITING = Qkv::MOST_TILES;  // parts of this program
+constexpr int HEAD_SUBTILES = HEAD_DIM / 16;
+constexpr int MAX_QKV_TILES = Qkv::MAX_TILES;  // subtiles of this CTA
 
-DEVICE float *squares_of(const Finisher &own, int part) {
-    return own.me.args.head_squares + (part / HEAD_PARTS * ROWS + own.row) * HEAD_PARTS;
+DEVICE float *head_squares_of(const Epilogue &epi, int subtile) {
+    return epi.state.args.head_squares + (subtile / HEAD_SUBTILES * ROWS + epi.row) * HEAD_SUBTILES;
 }
 
-// A part leaves its squares.
-DEVICE void leave_square(const Finisher &own, const float (&raw)[EACH], int part) {
-    const float square = add_squares(raw);
-    if (own.output == 0) hand(squares_of(own, part) + part % HEAD_PARTS, square);
+// Publish the sum of squares of a subtile.
+DEVICE void publish_square(const Epilogue &epi, const float (&raw)[PER_THREAD], int subtile) {
+    const float square = sum_squares(raw);
+    if (epi.output == 0) store_relaxed(head_squares_of(epi, subtile) + subtile % HEAD_SUBTILES, square);
 }
 
-// Squares of the heads that this program has parts of, as soon as all programs have left theirs. A value's are as good
-// as any: nobody looks at what comes of them.
-DEVICE void read_squares(float (&squares)[MOST_WAITING][HEAD_PARTS / 4][4], const Finisher &own, int first, int count) {
-    u32 most;
+// Poll the squares of all heads that this CTA has subtiles of. Those of values are read too and ignored.
+DEVICE void poll_squares(float (&qkv_squares)[MAX_QKV_TILES][HEAD_SUBTILES / 4][4], const Epilogue &epi, int first,
+                         int count) {
+    u32 max_seen;
     do {
-        most = 0;
+        max_seen = 0;
 #pragma unroll
-        for (int at = 0; at < MOST_WAITING * (HEAD_PARTS / 4); ++at) {
-            const int part = at / (HEAD_PARTS / 4), four = at % (HEAD_PARTS / 4);
-            if (part < count) handed(squares[part][four], squares_of(own, first + part * TEAM) + four * 4);
+        for (int at = 0; at < MAX_QKV_TILES * (HEAD_SUBTILES / 4); ++at) {
+            const int subtile = at / (HEAD_SUBTILES / 4), four = at % (HEAD_SUBTILES / 4);
+            if (subtile < count)
+                load_relaxed(qkv_squares[subtile][four], head_squares_of(epi, first + subtile * CLUSTER) + four * 4);
         }
 #pragma unroll
-        for (int at = 0; at < MOST_WAITING * HEAD_PARTS; ++at) {
-            const int part = at / HEAD_PARTS;
-            if (part < count) most = larger_word(most, word_of(squares[part][at % HEAD_PARTS / 4][at % 4]));
+        for (int at = 0; at < MAX_QKV_TILES * HEAD_SUBTILES; ++at) {
+            const int subtile = at / HEAD_SUBTILES;
+            if (subtile < count)
+                max_seen = max_word(max_seen, word_of(qkv_squares[subtile][at % HEAD_SUBTILES / 4][at % 4]));
         }
-    } while (is_any(most == UNSET));
+    } while (warp_any(max_seen == SENTINEL));
 }
 
-// This program's parts, when the squares of their whole heads are there. They are turned already: a head has one divisor.
-DEVICE void finish_heads(const Finisher &own) {
-    const Worker &me = own.me;
-    const int first = first_part<Qkv>() + member(), count = num_tiles<Qkv>();
-    float squares[MOST_WAITING][HEAD_PARTS / 4][4];
-    read_squares(squares, own, first, count);
+// Finish this CTA's subtiles once the squares of their heads have arrived. RoPE is already applied: it commutes with the
+// division, which is the same for a whole head.
+DEVICE void finish_heads(const Epilogue &epi) {
+    const WarpState &state = epi.state;
+    const int first = first_subtile<Qkv>() + cluster_rank(), count = num_tiles<Qkv>();
+    float qkv_squares[MAX_QKV_TILES][HEAD_SUBTILES / 4][4];
+    poll_squares(qkv_squares, epi, first, count);
 #pragma unroll
-    for (int at = 0; at < MOST_WAITING && at < count; ++at) {
-        const int output = output_of<Qkv>(first + at * TEAM, own.output);
-        float values[EACH], square = 0.0f;
-        shared_floats(values, me.shared.kept[at][0] + me.thread * EACH);
+    for (int at = 0; at < MAX_QKV_TILES && at < count; ++at) {
+        const int output = output_of<Qkv>(first + at * CLUSTER, epi.output);
+        float values[PER_THREAD], square = 0.0f;
+        load_shared_floats(values, state.shared.kept[at][0] + state.thread * PER_THREAD);
 #pragma unroll
-        for (int of = 0; of < HEAD_PARTS; ++of) square += squares[at][of / 4][of % 4];
-        const float divisor = inverse_root(square / HEAD_DIM + me.args.head_eps);
+        for (int of = 0; of < HEAD_SUBTILES; ++of) square += qkv_squares[at][of / 4][of % 4];
+        const float inv_rms = inverse_root(square / HEAD_DIM + state.args.head_eps);
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) values[i] *= is_turned(output) ? divisor : 1.0f;
-        store_qkv(own, values, output);
+        for (int i = 0; i < PER_THREAD; ++i) values[i] *= has_rope(output) ? inv_rms : 1.0f;
+        store_qkv(epi, values, output);
     }
 }
 
-// Every eighth four of a row's squares from the `first` on, as soon as all are there.
-DEVICE float add_fours(const float *from, int first) {
+// Poll and sum every eighth group of four squares of a row, from group `first` on.
+DEVICE float poll_and_sum(const float *from, int first) {
     constexpr int FOURS = DIM / 64, STEPS = (FOURS + 7) / 8;
     float sum;
-    u32 most;
+    u32 max_seen;
     do {
-        most = 0, sum = 0.0f;
+        max_seen = 0, sum = 0.0f;
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             const int place = step * 8 + first;
             float four[4];
-            handed(four, from + (place < FOURS ? place : 0) * 4);
+            load_relaxed(four, from + (place < FOURS ? place : 0) * 4);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-                most = larger_word(most, word_of(four[j]));
+                max_seen = max_word(max_seen, word_of(four[j]));
                 sum += place < FOURS ? four[j] : 0.0f;
             }
         }
-    } while (is_any(most == UNSET));
+    } while (warp_any(max_seen == SENTINEL));
     return sum;
 }
 
-// The norm's divisor from the squares that the linear before left, by part: eight sums, whether a row has eight threads
-// or four.
-DEVICE void read_divisor(Finisher &own, const float *squares, float eps) {
-    constexpr int SUMS_EACH = 8 / MATES;
+// 1 / RMS from the squares per subtile of the previous linear: eight partial sums, for rows of eight or of four threads.
+DEVICE void compute_inv_rms(Epilogue &epi, const float *qkv_squares, float eps) {
+    constexpr int SUMS_EACH = 8 / ROW_THREADS;
     float sums[SUMS_EACH];
 #pragma unroll
     for (int sum = 0; sum < SUMS_EACH; ++sum)
-        sums[sum] = add_mates(add_fours(squares + own.row * (DIM / 16), sum * MATES + own.me.thread % MATES));
-    own.divisor = inverse_root((SUMS_EACH == 1 ? sums[0] : sums[0] + sums[SUMS_EACH - 1]) / DIM + eps);
+        sums[sum] = sum_row(poll_and_sum(qkv_squares + epi.row * (DIM / 16),
+                                         sum * ROW_THREADS + epi.state.thread % ROW_THREADS));
+    epi.inv_rms = inverse_root((SUMS_EACH == 1 ? sums[0] : sums[0] + sums[SUMS_EACH - 1]) / DIM + eps);
 }
 
-// What the next linear will read of the stream behind this one.
-template <class L> DEVICE u16 *next_input(const Worker &me, int row, int at) {
-    return (L::KIND == O ? me.args.middle : me.args.scaled) + input_at(row, at);
+// The next linear's input, and its squares.
+template <class L> DEVICE u16 *next_input(const WarpState &state, int row, int at) {
+    return (L::KIND == O ? state.args.ffn_input : state.args.qkv_input) + input_at(row, at);
 }
-template <class L> DEVICE float *next_square(const Worker &me, int row, int part) {
-    return (L::KIND == O ? me.args.middle_squares : me.args.squares) + row * (DIM / 16) + part;
-}
-
-// A number onto the residual stream, rounded before it is added and again after, as the plain network does.
-template <class L> DEVICE u16 add_onto(const Worker &me, float sum, u16 before, int part, int output) {
-    return to_bf16(of_bf16(to_bf16(sum * factor_of<L>(me, part, output))) + of_bf16(before));
+template <class L> DEVICE float *next_squares(const WarpState &state, int row, int subtile) {
+    return (L::KIND == O ? state.args.ffn_squares : state.args.qkv_squares) + row * (DIM / 16) + subtile;
 }
 
-// Numbers onto the stream, and what the next norm will want of them.
+// Add to the residual stream, rounded before and after the addition as in the eager network.
+template <class L> DEVICE u16 add_to_stream(const WarpState &state, float sum, u16 before, int subtile, int output) {
+    return to_bf16(from_bf16(to_bf16(sum * scale_of<L>(state, subtile, output))) + from_bf16(before));
+}
+
+// Add to the stream, and publish the next norm's input and squares.
 template <class L>
-DEVICE void finish_add(const Finisher &own, const float (&sum)[EACH], const u16 (&before)[EACH], int part) {
-    const Between &args = own.me.args;
-    const int at = own.row * DIM + part * 16 + own.output;
-    u16 bits[EACH], scaled[EACH];
-    float values[EACH];
+DEVICE void finish_add(const Epilogue &epi, const float (&sum)[PER_THREAD], const u16 (&before)[PER_THREAD],
+                       int subtile) {
+    const LayerArgs &args = epi.state.args;
+    const int at = epi.row * DIM + subtile * 16 + epi.output;
+    u16 bits[PER_THREAD], qkv_input[PER_THREAD];
+    float values[PER_THREAD];
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        bits[i] = add_onto<L>(own.me, sum[i], before[i], part, own.output + i);
-        values[i] = of_bf16(bits[i]);
-        scaled[i] = narrow(values[i] * term_of<L>(own.me, part, own.output + i));
+    for (int i = 0; i < PER_THREAD; ++i) {
+        bits[i] = add_to_stream<L>(epi.state, sum[i], before[i], subtile, epi.output + i);
+        values[i] = from_bf16(bits[i]);
+        qkv_input[i] = to_input(values[i] * term_of<L>(epi.state, subtile, epi.output + i));
     }
     store_halves(args.stream + at, bits);
-    hand(next_input<L>(own.me, own.row, part * 16 + own.output), scaled);
-    const float square = add_squares(values);
-    if (own.output == 0) hand(next_square<L>(own.me, own.row, part), square);
+    store_relaxed(next_input<L>(epi.state, epi.row, subtile * 16 + epi.output), qkv_input);
+    const float square = sum_squares(values);
+    if (epi.output == 0) store_relaxed(next_squares<L>(epi.state, epi.row, subtile), square);
 }
 
-// ---- a linear of teams
+// ---- epilogue of a linear within a cluster
 
-// A thread's numbers of the part that its program finishes: their sums, and what else they need.
-struct Numbers {
-    float sum[EACH];
+// A thread's outputs of the subtile that its CTA finishes: sums, and further operands.
+struct Outputs {
+    float sum[PER_THREAD];
     Angles angles;
-    u16 gain[EACH], before[EACH];
+    u16 gain[PER_THREAD], before[PER_THREAD];
 };
 
-// On its way while they are multiplied.
-template <class L> DEVICE void ask_rest(Numbers &numbers, const Finisher &own, int part) {
-    const int output = output_of<L>(part, own.output);
-    if (!L::IS_WIDE) fresh_halves(numbers.before, own.me.args.stream + own.row * DIM + output);
-    if (L::KIND == QKV) read_angles(numbers.angles, own, output);
+// Load the operands while the MMA is still running.
+template <class L> DEVICE void load_operands(Outputs &outputs_, const Epilogue &epi, int subtile) {
+    const int output = output_of<L>(subtile, epi.output);
+    if (!L::IS_WIDE) load_cg_halves(outputs_.before, epi.state.args.stream + epi.row * DIM + output);
+    if (L::KIND == QKV) read_angles(outputs_.angles, epi, output);
     if (L::KIND == QKV && HEAD_NORM)
-        fresh_halves(numbers.gain, (output < Q_DIM ? own.me.args.q_gain : own.me.args.k_gain) + output % HEAD_DIM);
+        load_cg_halves(outputs_.gain, (output < Q_DIM ? epi.state.args.q_gain : epi.state.args.k_gain) + output % HEAD_DIM);
 }
 
-// Sums of a part over this program's ranges, so far.
-template <class L> DEVICE void add_part(float (&total)[EACH], const Finisher &own, int at, int part, int range) {
-    float *kept = own.me.shared.kept[L::RANGES_EACH > 1 ? at : 0][part] + own.me.thread * EACH;
-    add_warps(total, own, part);
+// Accumulate a subtile over this CTA's ranges.
+template <class L>
+DEVICE void accumulate_ranges(float (&total)[PER_THREAD], const Epilogue &epi, int at, int subtile, int range) {
+    float *kept = epi.state.shared.kept[L::CTA_RANGES > 1 ? at : 0][subtile] + epi.state.thread * PER_THREAD;
+    sum_warps(total, epi, subtile);
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
+    for (int i = 0; i < PER_THREAD; ++i) {
         if (range > 0) total[i] = kept[i] + total[i];
-        if (range < L::RANGES_EACH - 1) kept[i] = total[i];
+        if (range < L::CTA_RANGES - 1) kept[i] = total[i];
     }
 }
 
-// The sums of tile `at` over one range: those of the own part stay, the others go to the program that finishes them.
-template <class L> DEVICE void gather(Numbers &numbers, Finisher &own, int at, int range) {
-    Shared &shared = own.me.shared;
-    const int other = member() ^ 1;
-    const bool is_last = range == L::RANGES_EACH - 1;
-    if (is_last) ask_rest<L>(numbers, own, (first_tile<L>() + at) * TEAM + member());
-    see_sums(own.me);
-    if (TEAM > 1) {
-        float total[EACH];
-        add_part<L>(total, own, at, other, range);
-        if (is_last) send(shared.sent[at] + own.me.thread * EACH, total, &shared.came[L::KIND][at], other);
+// Sums of tile `at` over one range: keep those of this CTA's subtile, send the others to the peer.
+template <class L> DEVICE void gather_tile(Outputs &outputs_, Epilogue &epi, int at, int range) {
+    Shared &shared = epi.state.shared;
+    const int other = cluster_rank() ^ 1;
+    const bool is_last = range == L::CTA_RANGES - 1;
+    if (is_last) load_operands<L>(outputs_, epi, (first_tile<L>() + at) * CLUSTER + cluster_rank());
+    wait_sums(epi.state);
+    if (CLUSTER > 1) {
+        float total[PER_THREAD];
+        accumulate_ranges<L>(total, epi, at, other, range);
+        if (is_last)
+            store_to_peer(shared.peer_sums[at] + epi.state.thread * PER_THREAD, total, &shared.peer_ready[L::KIND][at],
+                          other);
     }
-    add_part<L>(numbers.sum, own, at, member(), range);
-    leave_sums(own.me);
+    accumulate_ranges<L>(outputs_.sum, epi, at, cluster_rank(), range);
+    release_sums(epi.state);
 }
 
-// The own part of tile `at`, when the other program's sums have come.
-template <class L> DEVICE void finish_part(const Finisher &own, Numbers &numbers, int at) {
-    const int part = (first_tile<L>() + at) * TEAM + member(), place = own.me.thread * EACH;
-    Shared &shared = own.me.shared;
-    if (TEAM > 1) {
-        float more[EACH];
-        barrier_wait(&shared.came[L::KIND][at], 0);
-        shared_floats(more, shared.sent[at] + place);
+// Finish this CTA's subtile of tile `at` once the peer's sums have arrived.
+template <class L> DEVICE void finish_subtile(const Epilogue &epi, Outputs &outputs_, int at) {
+    const int subtile = (first_tile<L>() + at) * CLUSTER + cluster_rank(), place = epi.state.thread * PER_THREAD;
+    Shared &shared = epi.state.shared;
+    if (CLUSTER > 1) {
+        float more[PER_THREAD];
+        barrier_wait(&shared.peer_ready[L::KIND][at], 0);
+        load_shared_floats(more, shared.peer_sums[at] + place);
 #pragma unroll
-        for (int i = 0; i < EACH; ++i) numbers.sum[i] += more[i];
+        for (int i = 0; i < PER_THREAD; ++i) outputs_.sum[i] += more[i];
     }
     if constexpr (!L::IS_WIDE) {
-        finish_add<L>(own, numbers.sum, numbers.before, part);
+        finish_add<L>(epi, outputs_.sum, outputs_.before, subtile);
     } else if constexpr (L::KIND == GATE_UP) {
-        finish_gate(own, numbers.sum, part);
+        finish_swiglu(epi, outputs_.sum, subtile);
     } else {
-        const int output = output_of<L>(part, own.output);
-        float values[EACH];
-        raw_qkv(values, own, numbers.sum, part);
-        if (HEAD_NORM) leave_square(own, values, part);
+        const int output = output_of<L>(subtile, epi.output);
+        float values[PER_THREAD];
+        round_qkv(values, epi, outputs_.sum, subtile);
+        if (HEAD_NORM) publish_square(epi, values, subtile);
 #pragma unroll
-        for (int i = 0; i < EACH && HEAD_NORM; ++i) values[i] *= is_turned(output) ? of_bf16(numbers.gain[i]) : 1.0f;
-        rotate(values, own, numbers.angles, output);
+        for (int i = 0; i < PER_THREAD && HEAD_NORM; ++i)
+            values[i] *= has_rope(output) ? from_bf16(outputs_.gain[i]) : 1.0f;
+        rotate(values, epi, outputs_.angles, output);
 #pragma unroll
-        for (int i = 0; i < EACH && HEAD_NORM; ++i) shared.kept[at][0][place + i] = values[i];
-        if (!HEAD_NORM) store_qkv(own, values, output);
+        for (int i = 0; i < PER_THREAD && HEAD_NORM; ++i) shared.kept[at][0][place + i] = values[i];
+        if (!HEAD_NORM) store_qkv(epi, values, output);
     }
 }
 
-// A part is finished when the next tile's sums are gathered: so the two of a team can be a tile apart.
-template <class L> DEVICE void finish_team(Finisher &own, const float *squares, float eps) {
+// A subtile is finished after the next tile's sums are gathered, so the CTAs of a cluster may be one tile apart.
+template <class L> DEVICE void finish_in_cluster(Epilogue &epi, const float *qkv_squares, float eps) {
     const int count = num_tiles<L>();
-    if (L::IS_WIDE) read_divisor(own, squares, eps);
+    if (L::IS_WIDE) compute_inv_rms(epi, qkv_squares, eps);
 #pragma unroll 1
-    for (int range = 0; range < L::RANGES_EACH && count > 0; ++range) {
-        const bool is_last = range == L::RANGES_EACH - 1;
-        Numbers numbers = {};
-        finish_low(own);
+    for (int range = 0; range < L::CTA_RANGES && count > 0; ++range) {
+        const bool is_last = range == L::CTA_RANGES - 1;
+        Outputs outputs_ = {};
+        store_ax(epi);
 #pragma unroll 1
         for (int at = 0; at <= count; ++at) {
-            Numbers next = {};
-            if (at < count) gather<L>(next, own, at, range);
-            if (is_last && at > 0) finish_part<L>(own, numbers, at - 1);
-            numbers = next;
+            Outputs next = {};
+            if (at < count) gather_tile<L>(next, epi, at, range);
+            if (is_last && at > 0) finish_subtile<L>(epi, outputs_, at - 1);
+            outputs_ = next;
         }
     }
-    if constexpr (L::KIND == QKV && HEAD_NORM) finish_heads(own);
-    if (L::KIND != QKV) tell(own.me, own.me.args.counters + L::KIND);
-    if (L::KIND == O && own.me.thread == 0) settle();  // the stream, before this program counts gate and up
+    if constexpr (L::KIND == QKV && HEAD_NORM) finish_heads(epi);
+    if (L::KIND != QKV) signal_done(epi.state, epi.state.args.counters + L::KIND);
+    if (L::KIND == O && epi.state.thread == 0) fence_gpu();  // the stream, before this CTA counts gate and up as finished
 }
 
-// ---- a linear of sets
+// ---- epilogue of a linear with split K
 
-// The sums of this program's range, left for the set.
-template <class L> DEVICE void leave_set(Finisher &own) {
+// Publish the sums of this CTA's range.
+template <class L> DEVICE void publish_partials(Epilogue &epi) {
     const int range = first_range<L>();
     if (range >= L::RANGES) return;
-    if (num_tiles<L>() > 0) finish_low(own);
+    if (num_tiles<L>() > 0) store_ax(epi);
 #pragma unroll 1
     for (int tile = first_tile<L>(); tile < end_tile<L>(); ++tile) {
-        see_sums(own.me);
+        wait_sums(epi.state);
 #pragma unroll
-        for (int part = 0; part < TEAM; ++part) {
-            const long long place = ((long long)(tile * TEAM + part) * L::RANGES + range) * ROWS + own.row;
-            float sum[EACH];
-            add_warps(sum, own, part);
-            hand(own.me.args.sums + place * 16 + own.output, sum);
+        for (int subtile = 0; subtile < CLUSTER; ++subtile) {
+            const long long place = ((long long)(tile * CLUSTER + subtile) * L::RANGES + range) * ROWS + epi.row;
+            float sum[PER_THREAD];
+            sum_warps(sum, epi, subtile);
+            store_relaxed(epi.state.args.sums + place * 16 + epi.output, sum);
         }
-        leave_sums(own.me);
+        release_sums(epi.state);
     }
 }
 
-// The sums of two outputs of a set's part over every range, as soon as they are there; unset behind it.
-template <class L> DEVICE void read_sums(float (&each)[L::RANGES][2], float *from) {
-    u32 most;
+// Poll the sums of two outputs over all ranges, then reset them to the sentinel.
+template <class L> DEVICE void poll_partials(float (&each)[L::RANGES][2], float *from) {
+    u32 max_seen;
     do {
-        most = 0;
+        max_seen = 0;
 #pragma unroll
-        for (int range = 0; range < L::RANGES; ++range) handed(each[range], from + range * (16 * ROWS));
+        for (int range = 0; range < L::RANGES; ++range) load_relaxed(each[range], from + range * (16 * ROWS));
 #pragma unroll
-        for (int at = 0; at < L::RANGES * 2; ++at) most = larger_word(most, word_of(each[at / 2][at % 2]));
-    } while (most == UNSET);
+        for (int at = 0; at < L::RANGES * 2; ++at) max_seen = max_word(max_seen, word_of(each[at / 2][at % 2]));
+    } while (max_seen == SENTINEL);
 #pragma unroll
-    for (int range = 0; range < L::RANGES; ++range) store_8(from + range * (16 * ROWS), UNSET);
+    for (int range = 0; range < L::RANGES; ++range) store_8(from + range * (16 * ROWS), SENTINEL);
 }
 
-// Two numbers of a set's part.
-template <class L> DEVICE void finish_sums(const Worker &me, int part, int row) {
-    const int output = me.thread % 8 * 2, at = row * DIM + part * 16 + output;
+// Reduce and finish two outputs.
+template <class L> DEVICE void reduce_outputs(const WarpState &state, int subtile, int row) {
+    const int output = state.thread % 8 * 2, at = row * DIM + subtile * 16 + output;
     float each[L::RANGES][2], sum[2] = {}, values[2];
-    u16 before[2], bits[2], scaled[2];
-    fresh_halves(before, me.args.stream + at);
-    read_sums<L>(each, me.args.sums + ((long long)part * L::RANGES * ROWS + row) * 16 + output);
+    u16 before[2], bits[2], qkv_input[2];
+    load_cg_halves(before, state.args.stream + at);
+    poll_partials<L>(each, state.args.sums + ((long long)subtile * L::RANGES * ROWS + row) * 16 + output);
     sync_warp();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
         for (int range = 0; range < L::RANGES; ++range) sum[i] += each[range][i];
-        bits[i] = add_onto<L>(me, sum[i], before[i], part, output + i);
-        values[i] = of_bf16(bits[i]);
-        scaled[i] = narrow(values[i] * term_of<L>(me, part, output + i));
+        bits[i] = add_to_stream<L>(state, sum[i], before[i], subtile, output + i);
+        values[i] = from_bf16(bits[i]);
+        qkv_input[i] = to_input(values[i] * term_of<L>(state, subtile, output + i));
     }
-    store_halves(me.args.stream + at, bits);
-    hand(next_input<L>(me, row, part * 16 + output), scaled);
+    store_halves(state.args.stream + at, bits);
+    store_relaxed(next_input<L>(state, row, subtile * 16 + output), qkv_input);
     float square = rounded_square(values[0]) + rounded_square(values[1]);
 #pragma unroll
-    for (int mask = 1; mask < 8; mask *= 2) square += from_lane_xor(square, mask);
-    if (output == 0) hand(next_square<L>(me, row, part), square);
+    for (int mask = 1; mask < 8; mask *= 2) square += shuffle_xor(square, mask);
+    if (output == 0) store_relaxed(next_squares<L>(state, row, subtile), square);
 }
 
-// A program's share of a set's parts, when the sums of all ranges are there. The multipliers do it: they are many, and
-// have nothing else to do then.
-template <class L> DEVICE void finish_set(Worker &me) {
+// Reduce this CTA's share of the subtiles. The MMA warps do it: they are the most, and are idle then.
+template <class L> DEVICE void reduce_split_k(WarpState &state) {
     const int range = first_range<L>();
     if (range >= L::RANGES) return;
 #pragma unroll 2
-    for (int part = first_part<L>() + range; part < end_part<L>(); part += L::RANGES)
+    for (int subtile = first_subtile<L>() + range; subtile < end_subtile<L>(); subtile += L::RANGES)
 #pragma unroll
-        for (int row = me.thread / 8; row < ROWS; row += MULTIPLIERS * 4) finish_sums<L>(me, part, row);
-    sync_multipliers();  // who asks for the next input slows down who still makes it
-    if (L::KIND == O && me.thread == 0) settle();  // as above
-    if (me.thread == 0) count(me.args.counters + L::KIND);
+        for (int row = state.thread / 8; row < ROWS; row += MMA_WARPS * 4) reduce_outputs<L>(state, subtile, row);
+    sync_mma_warps();  // polling for the next input would slow down its producers
+    if (L::KIND == O && state.thread == 0) fence_gpu();  // as in finish_in_cluster
+    if (state.thread == 0) count(state.args.counters + L::KIND);
 }
 
-// ---- all of it
+// ---- main
 
-// Until all programs have finished a linear.
-template <class L> DEVICE void wait_done(const Worker &me) {
-    if (me.thread == 0)
-        while (see(me.args.counters + L::KIND) < L::WORKERS) {}
-    sync_finishers();
+// Wait until all CTAs have finished a linear.
+template <class L> DEVICE void wait_done(const WarpState &state) {
+    if (state.thread == 0)
+        while (load_acquire(state.args.counters + L::KIND) < L::ACTIVE_CTAS) {}
+    sync_epilogue();
 }
 
-template <class L> DEVICE void finish_linear(Finisher &own, const float *squares = nullptr, float eps = 0.0f) {
-    if constexpr (L::IN_SETS) leave_set<L>(own);
-    else finish_team<L>(own, squares, eps);
+template <class L> DEVICE void finish_linear(Epilogue &epi, const float *qkv_squares = nullptr, float eps = 0.0f) {
+    if constexpr (L::IS_SPLIT_K) publish_partials<L>(epi);
+    else finish_in_cluster<L>(epi, qkv_squares, eps);
 }
 
-template <class L> DEVICE void multiply_linear(Worker &me, const u16 *input) {
-    multiply_ranges<L>(me, input);
-    if constexpr (L::IN_SETS) {
-        barrier_wait(L::KIND == DOWN ? &me.shared.settled : &me.shared.known, 0);
-        finish_set<L>(me);
+template <class L> DEVICE void mma_linear(WarpState &state, const u16 *input) {
+    mma_ranges<L>(state, input);
+    if constexpr (L::IS_SPLIT_K) {
+        barrier_wait(L::KIND == DOWN ? &state.shared.stream_ready : &state.shared.constants_ready, 0);
+        reduce_split_k<L>(state);
     }
 }
 
-DEVICE void multiply_all(Worker &me) {
-    if (me.args.has_layer) {
-        multiply_linear<Output>(me, me.args.attended);
-        multiply_linear<GateUp>(me, me.args.middle);
-        multiply_linear<Down>(me, me.args.ffn);
+DEVICE void run_mma_warps(WarpState &state) {
+    if (state.args.has_layer) {
+        mma_linear<Output>(state, state.args.attended);
+        mma_linear<GateUp>(state, state.args.ffn_input);
+        mma_linear<Down>(state, state.args.ffn);
     }
-    if (me.args.has_qkv) multiply_linear<Qkv>(me, me.args.scaled);
+    if (state.args.has_qkv) mma_linear<Qkv>(state, state.args.qkv_input);
 }
 
-// For the next launch.
-DEVICE void unset_stale(const Worker &me) {
+// Reset the exchange buffers of the next launch.
+DEVICE void reset_next_exchange(const WarpState &state) {
 #pragma unroll 1
-    for (int at = (program_index() * FINISHERS * 32 + me.thread) * 16; at < me.args.stale_bytes;
-         at += PROGRAMS * FINISHERS * 32 * 16)
-        store_16(me.args.stale + at, UNSET);
+    for (int at = (cta_index() * EPILOGUE_WARPS * 32 + state.thread) * 16; at < state.args.exchange_bytes;
+         at += NUM_CTAS * EPILOGUE_WARPS * 32 * 16)
+        store_16(state.args.next_exchange + at, SENTINEL);
 }
 
-// To wait for a linear also leaves to the other program of the team the room for what it sends next.
-DEVICE void finish_all(Finisher &own) {
-    const Between &args = own.me.args;
-    unset_stale(own.me);
-    barrier_wait(&own.me.shared.known, 0);
+// Waiting for a linear also guarantees that the peer may overwrite the buffer of its sums.
+DEVICE void run_epilogue(Epilogue &epi) {
+    const LayerArgs &args = epi.state.args;
+    reset_next_exchange(epi.state);
+    barrier_wait(&epi.state.shared.constants_ready, 0);
     if (args.has_layer) {
-        finish_linear<Output>(own);
-        wait_done<Output>(own.me);
-        finish_linear<GateUp>(own, args.middle_squares, args.ffn_eps);
-        wait_done<GateUp>(own.me);
-        if (own.me.thread == 0) barrier_arrive(&own.me.shared.settled);
-        finish_linear<Down>(own);
-        if (args.has_qkv) wait_done<Down>(own.me);
+        finish_linear<Output>(epi);
+        wait_done<Output>(epi.state);
+        finish_linear<GateUp>(epi, args.ffn_squares, args.ffn_eps);
+        wait_done<GateUp>(epi.state);
+        if (epi.state.thread == 0) barrier_arrive(&epi.state.shared.stream_ready);
+        finish_linear<Down>(epi);
+        if (args.has_qkv) wait_done<Down>(epi.state);
     }
-    let_next();
+    pdl_launch();
     if (!args.has_qkv) return;
-    own.position = args.positions[own.row];
-    own.slot = args.slots[own.row];
-    finish_linear<Qkv>(own, args.squares, args.next_eps);
+    epi.position = args.positions[epi.row];
+    epi.slot = args.slots[epi.row];
+    finish_linear<Qkv>(epi, args.qkv_squares, args.next_eps);
 }
 
-// The ring's barriers by the warp that will use them first, all others by one that is in no hurry.
-DEVICE void make_ring(const Worker &me) {
-    if (me.lane > 0) return;
+// The ring buffer's barriers are initialised by the load warp, which uses them first, all others by a prefetch warp.
+DEVICE void init_ring(const WarpState &state) {
+    if (state.lane > 0) return;
 #pragma unroll 1
-    for (int slot = 0; slot < SLOTS; ++slot) {
-        barrier_make(&me.shared.full[slot], 1);
-        barrier_make(&me.shared.used[slot], MULTIPLIERS);
+    for (int slot = 0; slot < STAGES; ++slot) {
+        barrier_init(&state.shared.stage_full[slot], 1);
+        barrier_init(&state.shared.used[slot], MMA_WARPS);
     }
-    barriers_made();
+    fence_barrier_init();
 }
 
-DEVICE void make_barriers(const Worker &me) {
-    if (me.lane == 0) {
-        barrier_make(&me.shared.summed, MULTIPLIERS);
-        barrier_make(&me.shared.left, FINISHERS);
-        barrier_make(&me.shared.lowered, FINISHERS);
-        barrier_make(&me.shared.known, ASKERS);
-        barrier_make(&me.shared.settled, 1);
+DEVICE void init_barriers(const WarpState &state) {
+    if (state.lane == 0) {
+        barrier_init(&state.shared.sums_ready, MMA_WARPS);
+        barrier_init(&state.shared.sums_free, EPILOGUE_WARPS);
+        barrier_init(&state.shared.ax_ready, EPILOGUE_WARPS);
+        barrier_init(&state.shared.constants_ready, PREFETCH_WARPS);
+        barrier_init(&state.shared.stream_ready, 1);
     }
-    if (me.lane == 0 && TEAM > 1)
+    if (state.lane == 0 && CLUSTER > 1)
 #pragma unroll 1
-        for (int at = 0; at < NUM_LINEARS * SENT_TILES; ++at) {
-            u64 *came = &me.shared.came[at / SENT_TILES][at % SENT_TILES];
-            barrier_make(came, 1);
-            barrier_expect(came, 16 * ROWS * sizeof(float));
+        for (int at = 0; at < NUM_LINEARS * PEER_TILES; ++at) {
+            u64 *peer_ready = &state.shared.peer_ready[at / PEER_TILES][at % PEER_TILES];
+            barrier_init(peer_ready, 1);
+            barrier_expect(peer_ready, 16 * ROWS * sizeof(float));
         }
-    barriers_made();
+    fence_barrier_init();
 }
 
-// What the askers do.
-DEVICE void ask(const Worker &me) {
-    give_registers<BRINGING>();
-    if (me.warp == FIRST_ASKER) make_barriers(me);
+// Role of the prefetch warps.
+DEVICE void run_prefetch_warp(const WarpState &state) {
+    decrease_registers<LOAD_REGISTERS>();
+    if (state.warp == FIRST_PREFETCH_WARP) init_barriers(state);
     sync_warp();
-    join_team();
-    meet_team();
-    ask_constants(Worker{me.args, me.shared, me.thread - 32 * FIRST_ASKER, me.warp, me.lane, 0, 0, 0});
-    if (IS_FAR && me.args.has_qkv) ask_keys(me.args, me.thread - 32 * FIRST_ASKER);
+    cluster_arrive();
+    cluster_wait();
+    copy_all_constants(WarpState{state.args, state.shared, state.thread - 32 * FIRST_PREFETCH_WARP, state.warp,
+                                 state.lane, 0, 0, 0});
+    if (PREFETCHES_KV && state.args.has_qkv) prefetch_kv(state.args, state.thread - 32 * FIRST_PREFETCH_WARP);
 }
 
-// What those who multiply and finish do first. Little stands before the merge: a program begins when attention has left
-// its multiprocessor, and then all wait for it.
-DEVICE void prepare(const Worker &me) {
-    join_team();
-    if (me.args.has_layer) merge(me);
-    else wait_turn();
-    sync_mergers();
-    meet_team();
+// First step of MMA and epilogue warps. Little runs before the merge, which is on the critical path: a CTA starts when
+// attention has left its SM.
+DEVICE void merge_and_sync(const WarpState &state) {
+    cluster_arrive();
+    if (state.args.has_layer) merge(state);
+    else pdl_wait();
+    sync_merge_warps();
+    cluster_wait();
 }
 
-KERNEL(TEAM, THREADS) layer_fused(const GRID_CONSTANT Between args) {
+KERNEL(CLUSTER, THREADS) layer_fused(const GRID_CONSTANT LayerArgs args) {
     Shared &shared = *(Shared *)shared_memory();
     const int thread = thread_index(), warp = thread / 32;
-    Worker me{args, shared, thread, warp, thread % 32, 0, 0, 0};
-    if (warp > BRINGER) {
-        ask(me);
+    WarpState state{args, shared, thread, warp, thread % 32, 0, 0, 0};
+    if (warp > LOAD_WARP) {
+        run_prefetch_warp(state);
         return;
     }
-    if (warp == BRINGER) {
-        make_ring(me);
+    if (warp == LOAD_WARP) {
+        init_ring(state);
         sync_warp();
-        join_team();
-        give_registers<BRINGING>();
-        if (me.lane == 0) bring(me);
+        cluster_arrive();
+        decrease_registers<LOAD_REGISTERS>();
+        if (state.lane == 0) load_weights(state);
         return;
     }
-    prepare(me);
-    if (warp >= FIRST_FINISHER) {
-        give_registers<FINISHING>();
-        const int mine = thread - FIRST_FINISHER * 32;
-        Finisher own{Worker{args, shared, mine, warp, me.lane, 0, 0, 0}, row_of(mine), mine % MATES * EACH, 0.0f, 0, 0};
-        finish_all(own);
+    merge_and_sync(state);
+    if (warp >= FIRST_EPILOGUE_WARP) {
+        decrease_registers<EPILOGUE_REGISTERS>();
+        const int mine = thread - FIRST_EPILOGUE_WARP * 32;
+        Epilogue epi{WarpState{args, shared, mine, warp, state.lane, 0, 0, 0}, row_of(mine),
+                     mine % ROW_THREADS * PER_THREAD, 0.0f, 0, 0};
+        run_epilogue(epi);
     } else {
-        take_registers<MULTIPLYING>();
-        if (warp < MULTIPLIERS) multiply_all(me);
+        increase_registers<MMA_REGISTERS>();
+        if (warp < MMA_WARPS) run_mma_warps(state);
     }
 }

@@ -1,5 +1,4 @@
-"""A made-up layer for the launch between two attentions: random weights, buffers as a forward has them, and plain
-torch's account of what the launch does."""
+"""A random layer for the layer-fused kernel: weights, buffers as in a forward, and the reference in plain torch."""
 
 from __future__ import annotations
 
@@ -9,9 +8,14 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from quicksilver.backends.cuda.kernels.int4_packing import from_words, to_words
-from quicksilver.backends.cuda.kernels.layer_fused import Arguments, BetweenSpace, BetweenWeights, Buffers
-from quicksilver.backends.cuda.kernels.layer_fused_shape import Chip, Kind
+from quicksilver.backends.cuda.kernels.int4_packing import dequantise_words, quantise_to_words
+from quicksilver.backends.cuda.kernels.layer_fused import (
+    LayerFusedArguments,
+    LayerFusedBuffers,
+    LayerFusedWeights,
+    LayerFusedWorkspace,
+)
+from quicksilver.backends.cuda.kernels.layer_fused_shape import GpuProperties, KernelSpec
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 
@@ -26,19 +30,18 @@ class Case:
     bits: int = 16
     has_norms: bool = False
     head_dim: int = 64
-    programs: int = 4
+    num_ctas: int = 4
     dims: tuple[int, int] = (512, 1536)
     q_dim: int = 512
     kv_heads: int | None = None
-    piece: int = 1
-    others: int = 0
-    """Rows of attention before these."""
+    stage_blocks: int = 1
+    others: int = 0  # rows of the attention launch before these
 
     @property
-    def kind(self) -> Kind:
-        chip, attended = Chip(self.programs, 1 << 20, (9, 0)), self.others + self.rows
-        facts = (self.rows, self.rank, self.bits, not self.has_norms, SPLITS)
-        return Kind(shape(self), *facts, chip, attended, self.piece)
+    def spec(self) -> KernelSpec:
+        gpu, attention_rows = GpuProperties(self.num_ctas, 1 << 20, (9, 0)), self.others + self.rows
+        parameters = (self.rows, self.rank, self.bits, not self.has_norms, SPLITS)
+        return KernelSpec(shape(self), *parameters, gpu, attention_rows, self.stage_blocks)
 
 
 def shape(case: Case) -> ModelConfig:
@@ -58,16 +61,16 @@ def random_weight(outputs: int, depth: int, case: Case) -> SimpleNamespace:
     if case.bits == 16:
         return SimpleNamespace(w=w.bfloat16(), scale=None, **rest)
     if case.bits == 4:
-        words, groups, scale = to_words(w)
+        words, groups, scale = quantise_to_words(w)
         return SimpleNamespace(w=words, scale=scale, **rest | {"groups": groups})
     scale = w.abs().amax(-1) / 448
     return SimpleNamespace(w=(w / scale[:, None]).to(torch.float8_e4m3fn), scale=scale, **rest)
 
 
 def widened(weight: SimpleNamespace) -> Tensor:
-    """What the linear multiplies with, in float32."""
+    """The dequantised weights in float32."""
     if weight.groups is not None:
-        return from_words(weight.w, weight.groups, weight.scale)
+        return dequantise_words(weight.w, weight.groups, weight.scale)
     return weight.w.float() if weight.scale is None else weight.w.float() * weight.scale[:, None]
 
 
@@ -101,7 +104,7 @@ def random_layer(config: ModelConfig, case: Case) -> SimpleNamespace:
 
 
 class Bench:
-    """Two random layers, buffers as a forward has them, and plain torch's account of what a launch does."""
+    """Two random layers, buffers as in a forward, and the reference of a launch in plain torch."""
 
     def __init__(self, case: Case) -> None:
         torch.manual_seed(7)
@@ -112,7 +115,7 @@ class Bench:
         weights = SimpleNamespace(tokens=torch.zeros(1), layers=self.layers, norm=last)
         self.cache = PagedCache.allocate(config, 4, 16, "cpu", torch.bfloat16)
         angles = torch.randn(64, 2, config.head_dim // 2)
-        self.packed = BetweenWeights(config, weights, self.cache, angles)  # type: ignore[arg-type]
+        self.packed = LayerFusedWeights(config, weights, self.cache, angles)  # type: ignore[arg-type]
         self.angles, self.shrink = angles, 1 / 64 if case.bits < 16 else 1.0
         dtype = torch.float16 if case.bits < 16 else torch.bfloat16
         slots = torch.randperm(64)[:rows].int()
@@ -121,12 +124,12 @@ class Bench:
         heads = (SPLITS, case.others + rows, config.num_heads)
         splits = (torch.randn(*heads, config.head_dim), torch.randn(heads), torch.rand(heads) + 0.5)
         splits = (splits[0][:, case.others :], splits[1][:, case.others :], splits[2][:, case.others :])
-        splits[0][1, 2], splits[1][1, 2], splits[2][1, 2] = 0, -torch.inf, 0  # saw nothing
-        splits[1][:, 5], splits[2][:, 5] = -torch.inf, 0  # a row that nobody attends for
+        splits[0][1, 2], splits[1][1, 2], splits[2][1, 2] = 0, -torch.inf, 0  # no keys
+        splits[1][:, 5], splits[2][:, 5] = -torch.inf, 0  # a row without keys in any split
         splits[0][:, 5] = 0
         prefix_end, span = torch.full((rows,), SPLITS * KEY_BLOCK - 1).int(), torch.zeros(2, rows).int()
-        prefix_end[7], span[1, 7] = KEY_BLOCK + 1, 3  # sees two blocks, and rows of its forward
-        prefix_end[8] = KEY_BLOCK * 3  # three blocks, and no rows
+        prefix_end[7], span[1, 7] = KEY_BLOCK + 1, 3  # two key blocks, and keys of this forward
+        prefix_end[8] = KEY_BLOCK * 3  # three key blocks
         left_out = ((2, 7), (3, 8))
         for at in left_out:
             splits[0][at] = splits[1][at] = splits[2][at] = torch.nan
@@ -142,20 +145,20 @@ class Bench:
             pages=pages.int(),
             num_shared=4,
         )
-        self.buffers = Buffers(
+        self.buffers = LayerFusedBuffers(
             splits, torch.randn(rows, config.dim).bfloat16(), torch.zeros(rows, config.dim, dtype=dtype),
             torch.zeros(rows, config.q_dim + 2 * config.kv_dim, dtype=torch.bfloat16), where,  # type: ignore[arg-type]
             (torch.arange(rows) % 3 == 1).int(), tables,  # type: ignore[arg-type]
         )  # fmt: skip
         self.dtype = dtype
-        self.space = BetweenSpace.allocate(config, rows, "cpu")
+        self.space = LayerFusedWorkspace.allocate(config, rows, "cpu")
 
-    def arguments(self, index: int) -> Arguments:
+    def arguments(self, index: int) -> LayerFusedArguments:
         return self.packed.arguments(index, self.buffers, self.space)
 
-    def handed(self, index: int, name: str) -> Tensor:
-        """What programs of a launch handed each other."""
-        found = self.space.handed_to(index + 1)[name]
+    def exchanged(self, index: int, name: str) -> Tensor:
+        """An exchange buffer after a launch."""
+        found = self.space.exchange_of(index + 1)[name]
         if name.endswith("squares"):
             return found.view(torch.float32).view(self.case.rows, -1)
         return by_rows(found.view(self.dtype).view(self.case.rows, -1)).float() / self.shrink
@@ -169,7 +172,7 @@ class Bench:
         return y if weight.bias is None else y + weight.bias.float()
 
     def layer(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
-        """-> the stream behind layer `index`, its input of down, and what went into it, in float32."""
+        """-> the stream after layer `index`, the input of down, and the stream after attention, in float32."""
         layer, stream = self.layers[index], self.buffers.stream.float()
         stream = stream + self.linear(self.attended(), "o", layer)
         gate, up = self.linear(normed(stream, layer.ffn_norm), "gu", layer).chunk(2, -1)
@@ -204,5 +207,5 @@ def normed(x: Tensor, norm: SimpleNamespace) -> Tensor:
 
 
 def by_rows(x: Tensor) -> Tensor:
-    """An input as lanes read it, blocks of 32 and eights of rows, in the order of rows."""
+    """Converts a linear's input from the lanes' order (k-blocks of 32, groups of 8 rows) to row order."""
     return x.view(-1, len(x) // 8, 8, 4, 8).permute(1, 2, 0, 3, 4).reshape(x.shape)

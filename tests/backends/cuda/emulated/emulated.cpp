@@ -1,14 +1,14 @@
-// layer_fused.cu on a processor without a GPU: one call for a launch.
+// layer_fused.cu emulated on a CPU: one call per launch.
 #define EMULATED
 #include "layer_fused.cu"
 
-static const Between *given;
+static const LayerArgs *given;
 
-extern "C" void emulate(const Between *args) {
+extern "C" void emulate(const LayerArgs *args) {
     given = args;
-    run_grid([] { layer_fused(*given); }, PROGRAMS, TEAM, THREADS, sizeof(Shared));
+    run_grid([] { layer_fused(*given); }, NUM_CTAS, CLUSTER, THREADS, sizeof(Shared));
 }
 
-extern "C" void make_lazy(int warp) { lazy_warp = warp; }
+extern "C" void delay_warp(int warp) { delayed_warp = warp; }
 extern "C" int shared_size() { return sizeof(Shared); }
 extern "C" int num_counters() { return NUM_COUNTERS; }

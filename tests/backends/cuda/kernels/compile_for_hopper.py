@@ -1,6 +1,6 @@
-"""Compiles kernels for Hopper on a machine without a GPU, and says which: `test_compile.py` runs it.
+"""Compiles kernels for Hopper without a GPU and prints their names. `test_triton_compile.py` runs it.
 
-The interpreter takes what the compiler refuses, for example functions whose returns differ in shape.
+The interpreter accepts code that the compiler refuses, for example functions whose returns differ in shape.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from quicksilver.backends.cuda.kernels.int4_dequantise import _expand_kernel
+from quicksilver.backends.cuda.kernels.int4_dequantise import _dequantise_kernel
 from quicksilver.backends.cuda.kernels.linear_kernels import add_kernel, qkv_kernel, swiglu_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
-_INTS = ("low_depth", "tiles", "K", "N", "depth")
+_INTS = ("ax_depth", "tiles", "K", "N", "depth")
 _FLOATS = ("eps", "head_eps")
-_WIDE = ("sums", "squares", "scale", "angles")
-_WHOLE = ("arrived", "positions", "slots")
-_STREAM = ("stream", "gain", "q_gain", "k_gain", "k_cache", "v_cache", "bias")
+_FP32 = ("sums", "squares", "scale", "angles")
+_INT32 = ("arrived", "positions", "slots")
+_BF16 = ("stream", "gain", "q_gain", "k_gain", "k_cache", "v_cache", "bias")
 
 
 def type_of(name: str, weight: str) -> str:
-    """Of a kernel's argument beside weights of type `weight`."""
+    """The type of a kernel's argument, for weights of type `weight`."""
     if name == "w":
         return weight
     if name in ("groups", "steps") and weight == "*i16":
         return "*i32"
     if name in _INTS or name in _FLOATS:
         return "i32" if name in _INTS else "fp32"
-    numbers = {"*fp32": _WIDE, "*i32": _WHOLE, "*bf16": _STREAM}
+    numbers = {"*fp32": _FP32, "*i32": _INT32, "*bf16": _BF16}
     return next((kind for kind, names in numbers.items() if name in names), "*fp16")
 
 
@@ -39,15 +39,15 @@ def compile_kernel(kernel: Any, weight: str, constants: dict[str, int | bool]) -
     signature = {name: "constexpr" if name in constants else type_of(name, weight) for name in names}
     chosen = {(names.index(name),): value for name, value in constants.items() if name in names}
     made = triton.compile(ASTSource(fn=kernel, signature=signature, constexprs=chosen), target=HOPPER)
-    assert "mma" in made.asm["ptx"] or kernel is _expand_kernel
+    assert "mma" in made.asm["ptx"] or kernel is _dequantise_kernel
     print(kernel.__name__, weight, constants.get("ROWS"), constants.get("SPLITS"))
 
 
 def linear(rows: int, splits: int) -> dict[str, int | bool]:
     return {
         "ROWS": rows, "BLOCK_N": 64, "BLOCK_K": 64, "SPLITS": splits, "SLICE": 16, "FINISHERS": 1, "EVEN": True,
-        "TILES": 4, "SCALE": True, "PARTS": 1, "RANK": 0, "LINES": 1, "FETCHES": True, "FP8": False, "GROUP": 64,
-        "GROUPS": 1, "BIAS": False, "HEADS": 4, "KV_HEADS": 2, "NORM": True, "OVERLAPS": 1,
+        "TILES": 4, "SCALE": True, "AX_SPLITS": 1, "RANK": 0, "LINES": 1, "PREFETCHES": True, "FP8": False, "GROUP": 64,
+        "GROUPS": 1, "BIAS": False, "HEADS": 4, "KV_HEADS": 2, "NORM": True, "PDL": 1,
     }  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def main() -> None:
                 names = set(kernel.arg_names)
                 constants = {name: value for name, value in linear(rows, splits).items() if name in names}
                 compile_kernel(kernel, weight, constants)
-    compile_kernel(_expand_kernel, "*i16", {"WORDS": 512, "OVERLAPS": 1})
+    compile_kernel(_dequantise_kernel, "*i16", {"WORDS": 512, "PDL": 1})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""fp8 weights, and inputs rounded to fp8, against what they stand for."""
+"""fp8 weights and fp8 activations equal their dequantised values."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ NARROWEST = LayerShape((1152, 576), (1, 1, 128))
 
 
 @pytest.mark.parametrize("has_canvas", [False, True])
-def test_fp8_weights_equal_what_they_stand_for(has_canvas: bool) -> None:
+def test_a_network_on_fp8_weights_equals_its_dequantised_weights(has_canvas: bool) -> None:
     checks.check_fp8(graphs.TINIEST, 0, has_canvas)
 
 
 @pytest.fixture
 def _true_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter drops the carry where rounding to fp8 fills the last bit: rounded as the chip does it."""
+    """Rounds to fp8 as the GPU does. Triton's interpreter drops the carry if rounding overflows the mantissa."""
     from triton.runtime import interpreter
 
     convert = interpreter._convert_float
@@ -41,18 +41,18 @@ def _true_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_true_fp8")
 @pytest.mark.parametrize("has_canvas", [False, True])
-def test_fp8_inputs_stay_near_what_they_stand_for(has_canvas: bool) -> None:
-    checks.check_fp8(checks.TINIEST_ROUNDED, 0, has_canvas)
+def test_a_network_on_fp8_activations_is_close_to_its_dequantised_weights(has_canvas: bool) -> None:
+    checks.check_fp8(checks.TINIEST_FP8, 0, has_canvas)
 
 
 @pytest.mark.usefixtures("_true_fp8")
 @pytest.mark.parametrize("rows", [16, 32])
-def test_rounded_linears_equal_what_they_were_given(rows: int) -> None:
-    checks.check_rounded_qkv(0, NARROWEST, rows)
-    checks.check_rounded_ffn(0, NARROWEST, rows)
+def test_linears_with_fp8_inputs_equal_their_dequantised_inputs(rows: int) -> None:
+    checks.check_fp8_qkv(0, NARROWEST, rows)
+    checks.check_fp8_ffn(0, NARROWEST, rows)
 
 
 @pytest.mark.usefixtures("_true_fp8")
 @pytest.mark.parametrize("k", [96, 128])
-def test_fp8_head_equals_what_it_stands_for(k: int) -> None:
+def test_fp8_head_equals_its_dequantised_weights(k: int) -> None:
     checks.check_fp8_head(150, k)

@@ -1,4 +1,4 @@
-"""Weights of four bits against what they stand for."""
+"""int4 weights equal their dequantised values."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import pytest
 import torch
 
 from quicksilver.backends.cuda.kernels.attention import RowTables
-from quicksilver.backends.cuda.kernels.layer_fused import Buffers
+from quicksilver.backends.cuda.kernels.layer_fused import LayerFusedBuffers
 from quicksilver.backends.cuda.kernels.rope_kernel import RowSlots
-from quicksilver.backends.cuda.kernels.weights import SCHEMES, collect
-from quicksilver.errors import InvalidRequest
-from quicksilver.model.formats.weight_formats import CUDA_FORMATS
 from tests.support import graph_checks as graphs
 from tests.support import int4_checks as checks
 
@@ -21,50 +18,33 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("depth", [32, 1056])
-def test_weights_made_wide_are_what_they_stand_for(depth: int) -> None:
-    checks.check_expand(3, depth)
+def test_dequantised_weights_equal_the_reference(depth: int) -> None:
+    checks.check_dequantise(3, depth)
 
 
 @pytest.mark.parametrize("has_canvas", [False, True])
 @pytest.mark.parametrize("num_segments", [3, 14])
-def test_four_bits_equal_what_they_stand_for(num_segments: int, has_canvas: bool) -> None:
-    checks.check_few_bits("int4", graphs.TINIEST, num_segments, has_canvas)
+def test_a_network_on_int4_equals_its_dequantised_weights(num_segments: int, has_canvas: bool) -> None:
+    checks.check_quantised("int4", graphs.TINIEST, num_segments, has_canvas)
 
 
-def test_bytes_of_a_network_count_groups() -> None:
-    model = graphs.model_of(graphs.TINIEST)
-    weights = collect(model, "int4")
-    matrices = [linear for layer in weights.layers for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-    numbers = sum(linear.w.numel() * 4 for linear in matrices)
-    assert weights.num_bytes == numbers * 5 // 8 + weights.head.w.numel()
-
-
-def test_a_part_of_the_rows_keeps_its_place_in_attention() -> None:
-    """The last part alone asks for the next attention's keys."""
-    whole = buffers(64)
-    first, last = whole.part(0, 32), whole.part(32, 64)
-    assert whole.part(0, 64) is whole
-    assert (whole.attended, first.attended, last.attended) == (64, 64, 64)
+def test_a_range_of_rows_keeps_its_place_in_attention() -> None:
+    """Only the last range prefetches the keys of the next attention."""
+    rows = buffers(64)
+    first, last = rows.part(0, 32), rows.part(32, 64)
+    assert rows.part(0, 64) is rows
+    assert (rows.attention_rows, first.attention_rows, last.attention_rows) == (64, 64, 64)
     assert (first.tables.num_shared, last.tables.num_shared) == (0, 3)
-    for name in ("stream", "scaled", "qkv", "gate"):
-        assert torch.equal(getattr(last, name), getattr(whole, name)[32:])
-    assert torch.equal(last.where.slots, whole.where.slots[32:])
-    assert torch.equal(last.tables.prefix_end, whole.tables.prefix_end[32:])
-    assert last.splits[0].data_ptr() == whole.splits[0][0, 32].data_ptr()
+    for name in ("stream", "norm_input", "qkv", "gate"):
+        assert torch.equal(getattr(last, name), getattr(rows, name)[32:])
+    assert torch.equal(last.where.slots, rows.where.slots[32:])
+    assert torch.equal(last.tables.prefix_end, rows.tables.prefix_end[32:])
+    assert last.splits[0].data_ptr() == rows.splits[0][0, 32].data_ptr()
 
 
-def buffers(rows: int) -> Buffers:
+def buffers(rows: int) -> LayerFusedBuffers:
     splits = (torch.zeros(4, rows, 2, 16), torch.zeros(4, rows, 2), torch.zeros(4, rows, 2))
     counts = torch.arange(rows).int()
     tables = RowTables(counts, counts, counts, torch.zeros(3 + rows, 3), torch.zeros(1, 1), 16, torch.zeros(rows, 2))
     wide = torch.randn(rows, 32)
-    return Buffers(splits, wide, wide + 1, wide + 2, RowSlots(counts, counts + 1), counts % 2, tables)
-
-
-def test_the_engine_knows_the_same_schemes() -> None:
-    assert CUDA_FORMATS == SCHEMES
-
-
-def test_a_scheme_that_does_not_exist_is_refused_by_name() -> None:
-    with pytest.raises(InvalidRequest, match="'int5' is not one of bfloat16, fp8, int4"):
-        collect(graphs.model_of(graphs.TINIEST), "int5")
+    return LayerFusedBuffers(splits, wide, wide + 1, wide + 2, RowSlots(counts, counts + 1), counts % 2, tables)

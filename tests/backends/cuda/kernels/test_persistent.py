@@ -1,4 +1,4 @@
-"""A network in one launch, in each of the ways it can be told to run: all equal the plain network."""
+"""The persistent kernel equals the eager network with every setting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from quicksilver.backends.cuda.kernels import persistent_weights
+from quicksilver.backends.cuda.kernels import network, persistent_weights
 from quicksilver.model.config import ModelConfig
 from tests.support import graph_checks as checks
 
@@ -19,21 +19,18 @@ BIASED = replace(PLAIN, family="qwen2", qkv_bias=True)
 
 
 @pytest.mark.parametrize(
-    ("config", "ways", "kinds"),
+    ("config", "settings", "kinds"),
     [
-        (PLAIN, {"SHARED_ROWS": 16}, ("one", "canvas")),
-        (PLAIN, {"SHARED_ROWS": 16, "COUNTS_USED": True}, ("chunk", "canvas")),
-        (BIASED, {"SHARED_ROWS": 32, "COUNTS_USED": True}, ("one", "canvas", "branches")),
-        (PLAIN, {"SHARED_ROWS": 32}, ("chunk", "canvas")),
+        (PLAIN, {"TILE_ROWS": 16}, ("one", "canvas")),
+        (PLAIN, {"TILE_ROWS": 16, "SKIP_EMPTY_TILES": True}, ("chunk", "canvas")),
+        (BIASED, {"TILE_ROWS": 32, "SKIP_EMPTY_TILES": True}, ("one", "canvas", "branches")),
+        (PLAIN, {"TILE_ROWS": 32}, ("chunk", "canvas")),
     ],
 )
-def test_every_way_equals_the_plain_network(
-    monkeypatch: pytest.MonkeyPatch, config: ModelConfig, ways: dict[str, int], kinds: tuple[str, ...]
+def test_every_setting_equals_the_eager_network(
+    monkeypatch: pytest.MonkeyPatch, config: ModelConfig, settings: dict[str, int], kinds: tuple[str, ...]
 ) -> None:
-    for name, value in ways.items():
+    assert network.USE_PERSISTENT
+    for name, value in settings.items():
         monkeypatch.setattr(persistent_weights, name, value)
     checks.check_network(config, 0, True, kinds)
-
-
-def test_fixed_products_ignore_company() -> None:
-    checks.check_fixed_products_ignore_company(replace(PLAIN, num_layers=1), (14,))

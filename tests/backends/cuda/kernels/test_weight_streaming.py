@@ -1,4 +1,4 @@
-"""How linears of few rows are cut: the same for every number of rows, into shared memory and into the room for sums."""
+"""Tiling of small-batch linears: independent of the number of rows, within shared memory and the split-K buffers."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ import pytest
 
 from quicksilver.backends.cuda.kernels.weight_streaming import (
     SHARED_BYTES,
-    Cut,
-    pick_cut,
-    pick_rounded_cut,
-    room_splits,
+    Tiling,
+    max_splits,
+    pick_fp8_tiling,
+    pick_tiling,
 )
 
 ROWS = (16, 32, 64)
 SHAPES = [(tiles, k) for tiles in (1, 9, 12, 16, 20, 32, 48, 70, 140, 192, 384) for k in (512, 1536, 4096, 8960, 12288)]
 
 
-def bytes_under_way(cut: Cut, rows: int, width: int) -> int:
-    input_width = 1 if cut.group else max(width, 2)
-    return (2 * cut.block_n * width + rows * input_width) * cut.block_k * cut.num_stages
+def stage_bytes(tiling: Tiling, rows: int, width: int) -> int:
+    input_width = 1 if tiling.group else max(width, 2)
+    return (2 * tiling.block_n * width + rows * input_width) * tiling.block_k * tiling.num_stages
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
 @pytest.mark.parametrize(("tiles", "k"), SHAPES)
-def test_cuts_fit_whatever_the_shape(tiles: int, k: int, width: int) -> None:
-    cuts = {rows: pick_cut(64, tiles, k, rows, width) for rows in ROWS}
-    assert len({cut.depth for cut in cuts.values()}) == 1
-    for rows, cut in cuts.items():
-        assert bytes_under_way(cut, rows, width) <= SHARED_BYTES
-        assert cut.is_even(k)
-        assert cut.splits(k) <= room_splits(tiles, k)
+def test_tilings_fit_every_shape(tiles: int, k: int, width: int) -> None:
+    tilings = {rows: pick_tiling(64, tiles, k, rows, width) for rows in ROWS}
+    assert len({tiling.depth for tiling in tilings.values()}) == 1
+    for rows, tiling in tilings.items():
+        assert stage_bytes(tiling, rows, width) <= SHARED_BYTES
+        assert tiling.is_even(k)
+        assert tiling.splits(k) <= max_splits(tiles, k)
 
 
 @pytest.mark.parametrize("group", [64, 128])
 @pytest.mark.parametrize(("tiles", "k"), SHAPES)
-def test_fp8_cuts_fit_whatever_the_shape(tiles: int, k: int, group: int) -> None:
-    cuts = {rows: pick_rounded_cut(64, tiles, k, rows, group) for rows in ROWS}
-    assert len({cut.depth for cut in cuts.values()}) == 1
-    for rows, cut in cuts.items():
-        assert bytes_under_way(cut, rows, 1) <= SHARED_BYTES
-        assert cut.is_even(k)
-        assert cut.block_k % group == 0
-        assert cut.splits(k) <= room_splits(tiles, k)
+def test_fp8_tilings_fit_every_shape(tiles: int, k: int, group: int) -> None:
+    tilings = {rows: pick_fp8_tiling(64, tiles, k, rows, group) for rows in ROWS}
+    assert len({tiling.depth for tiling in tilings.values()}) == 1
+    for rows, tiling in tilings.items():
+        assert stage_bytes(tiling, rows, 1) <= SHARED_BYTES
+        assert tiling.is_even(k)
+        assert tiling.block_k % group == 0
+        assert tiling.splits(k) <= max_splits(tiles, k)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_fp8_cuts_fit_whatever_the_shape(tiles: int, k: int, group: int) -> None
         (12, 8960, 0, 64, (128, 896, 4)),
     ],
 )
-def test_cuts_are_those_that_measured_best(
+def test_tilings_are_those_that_measured_best(
     tiles: int, k: int, group: int, rows: int, expected: tuple[int, int, int]
 ) -> None:
-    cut = pick_rounded_cut(64, tiles, k, rows, group) if group else pick_cut(64, tiles, k, rows)
-    assert (cut.block_k, cut.depth, cut.num_stages) == expected
+    tiling = pick_fp8_tiling(64, tiles, k, rows, group) if group else pick_tiling(64, tiles, k, rows)
+    assert (tiling.block_k, tiling.depth, tiling.num_stages) == expected

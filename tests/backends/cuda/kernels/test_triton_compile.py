@@ -1,4 +1,4 @@
-"""What the interpreter cannot tell: whether the linears' kernels compile."""
+"""The linears' kernels compile for Hopper, which the interpreter does not check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def test_linears_compile_for_hopper_without_a_gpu() -> None:
-    """In a process of its own, since Triton either interprets or compiles."""
+    """In a separate process, because a process either interprets or compiles."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.backends.cuda.kernels.compile_for_hopper"]
     root = Path(__file__).parents[4]

@@ -1,0 +1,108 @@
+"""The CUDA backend: verify rounds that run ahead of the host, and single forwards as graph replays for the rest.
+
+While requests do nothing but verify, the device is already some rounds ahead. Each `run` checks whether the engine
+asks for exactly what the device assumed, and delivers that result. For any other request (a stop, a new sequence, an
+abort) the rounds in flight are discarded: they wrote only KV after the committed text, which the next forward
+overwrites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from quicksilver.backends.base import Outcome, Work
+from quicksilver.backends.cuda.graphs import GraphExecutor
+from quicksilver.backends.cuda.inflight import InFlightRounds, RoundShape
+from quicksilver.backends.cuda.kernels.head import read_results
+from quicksilver.backends.cuda.logit_bias import UNMASKED_OPTIONS, fits_rounds
+from quicksilver.backends.cuda.rounds import RoundGraph
+from quicksilver.backends.round_cost import RoundCost, TimedRound
+from quicksilver.diffusion.sample import Proposal
+
+# Rounds that may be queued when the host starts to wait: one runs and one is queued, which is enough unless a round is
+# a single token. Rounds that are in flight when a request ends are wasted, and the next request waits for them.
+DEPTH, SINGLE_TOKEN_DEPTH = 2, 3
+
+
+class CudaBackend:
+    round_cost: RoundCost | None = None
+
+    def __init__(self, executor: GraphExecutor) -> None:
+        self.executor, self.model, self.cache = executor, executor.model, executor.cache
+        self.device = executor.device
+        self.rounds: dict[RoundShape, RoundGraph] = {}
+        self._in_flight: InFlightRounds | None = None
+        self._graph: RoundGraph | None = None  # of the rounds in flight
+
+    def prepare_rounds(self, shapes: Seq[RoundShape]) -> None:
+        """Capture these rounds; a batch that fits none of them runs forward by forward."""
+        for shape in shapes:
+            self.rounds[shape] = RoundGraph(self.executor, shape)
+            for options in UNMASKED_OPTIONS:
+                for has_draft in (False, True):
+                    self.rounds[shape].prepare(options, has_draft)
+
+    def measure(self) -> None:
+        """Time the captured graphs, so that the scheduler can choose canvas lengths. Call it before the first
+        request."""
+        rounds = tuple(
+            TimedRound(shape.num_sequences, shape.canvas_len, graph.time(), shape.tree_rows)
+            for shape, graph in self.rounds.items()
+        )
+        self.round_cost = RoundCost(self.executor.forward_ms(), rounds)
+
+    def run(self, works: Seq[Work]) -> list[Outcome | None]:
+        """One forward, from the rounds in flight if they match; the contract of `Backend.run`."""
+        if self._in_flight is not None and not (self._in_flight.expects(works) and self._launch_ahead()):
+            self._discard()
+        if self._in_flight is None:
+            self._start_rounds(works)
+        if self._in_flight is None:
+            return self.executor.run(works)
+        return self._deliver(self._in_flight, works)
+
+    def _start_rounds(self, works: Seq[Work]) -> None:
+        fitting = [shape for shape in self.rounds if shape.accepts(works)]
+        if not fitting or not all(fits_rounds(work) for work in works):
+            return
+        shape = min(fitting, key=lambda s: (s.num_sequences, s.canvas_len, -s.tree_rows))
+        in_flight, graph = InFlightRounds.start(shape, works), self.rounds[shape]
+        if self._has_pages(in_flight):
+            graph.load(works, in_flight.options)
+            self._in_flight, self._graph = in_flight, graph
+            self._launch_ahead()
+
+    def _deliver(self, in_flight: InFlightRounds, works: Seq[Work]) -> list[Outcome | None]:
+        """The forward of a round that `works` ask for."""
+        if in_flight.arrived is None:
+            in_flight.arrived, wait = in_flight.queued.popleft()
+            wait()
+        outcomes = in_flight.deliver(works, Proposal(*read_results(in_flight.arrived[in_flight.half])))
+        if in_flight.half == 0:
+            in_flight.arrived = None
+        return list(outcomes)
+
+    def _launch_ahead(self) -> bool:
+        """Queue rounds up to the depth. False if no round is queued because pages are missing."""
+        in_flight, graph = self._in_flight, self._graph
+        assert in_flight is not None
+        assert graph is not None
+        if in_flight.arrived is not None:
+            # The verify half has arrived and another round is running. This half may end the answer, so launching now
+            # could waste a round.
+            return True
+        depth = SINGLE_TOKEN_DEPTH if in_flight.shape.canvas_len == 1 else DEPTH
+        while len(in_flight.queued) < depth and not in_flight.covers_remaining() and self._has_pages(in_flight):
+            graph.send_pages(in_flight)
+            has_draft = not in_flight.queued and in_flight.half == 1
+            in_flight.queued.append(graph.launch(in_flight.options, has_draft))
+        return bool(in_flight.queued)
+
+    def _has_pages(self, in_flight: InFlightRounds) -> bool:
+        return in_flight.has_pages(self.cache.page_size, self.executor.pages.shape[1])
+
+    def _discard(self) -> None:
+        """Drop the rounds in flight. They still run, before anything that is queued later, so nothing waits."""
+        assert self._graph is not None
+        self._graph.clear()
+        self._in_flight = self._graph = None
