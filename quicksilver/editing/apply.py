@@ -7,14 +7,19 @@ ambiguous span. Pure functions of text.
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from quicksilver.editing.splice import Change, Segment, Source, balance, plan_change, split_update
+from quicksilver.editing.syntax_merge import Edit, merge_by_syntax
 from quicksilver.text.conversation import Message
 
 _MARK = "<|!@#IS_APPLY!@#|>"
+# A merge by lines that removes more lines than this is not trusted.
+_MAX_LOST = 6
 _FENCED = re.compile(r"\s*```[^\n`]*\n(.*?)\n?```\s*", re.DOTALL)
 
 
@@ -54,6 +59,9 @@ def parse_apply(prompt: str) -> ApplyRequest | None:
 def merge(original: str, update: str) -> list[MergedPart]:
     """The parts of the merged file, in order. If all are `Copy`, their joined texts are the whole file."""
     source = Source(original)
+    edits = merge_by_syntax(source.keys, [line.rstrip("\r") for line in update.rstrip("\r\n").split("\n")])
+    if edits is not None:
+        return list(_join(_edited(source, edits), original.endswith("\n")))
     planned: list[tuple[Segment, Change]] = []
     low = 0
     for segment in split_update(update):
@@ -63,9 +71,16 @@ def merge(original: str, update: str) -> list[MergedPart]:
     parts = list(_join(_assemble(source, planned), original.endswith("\n")))
     merged = "".join(part.text for part in parts if isinstance(part, Copy))
     is_complete = all(isinstance(part, Copy) for part in parts)
-    if is_complete and balance(original) == (0, 0, 0) != balance(merged):
+    is_unbalanced = balance(original) == (0, 0, 0) != balance(merged)
+    if is_complete and (is_unbalanced or _num_lost(original, merged) > _MAX_LOST):
         return [Rewrite(original, update)]
     return parts
+
+
+def _num_lost(original: str, merged: str) -> int:
+    """How many more lines the merge removes than it adds, blank lines aside."""
+    old, new = (Counter(line.strip() for line in text.split("\n") if line.strip()) for text in (original, merged))
+    return (old - new).total() - (new - old).total()
 
 
 def rewrite_messages(part: Rewrite) -> list[Message]:
@@ -109,6 +124,31 @@ def _assemble(source: Source, planned: list[tuple[Segment, Change]]) -> Iterator
         yield _rewrite(source, at, len(source.lines), unplaced)
     else:
         yield from source.lines[at:]
+
+
+def _edited(source: Source, edits: list[Edit]) -> Iterator[str | Rewrite]:
+    """Lines of the file with the edits applied. Unchanged lines are copied byte for byte."""
+    at = 0
+    for edit in edits:
+        yield from source.lines[at : edit.start]
+        if edit.update is not None:
+            yield Rewrite("".join(source.lines[edit.start : edit.end]), edit.update)
+        else:
+            yield from _with_original_bytes(source, edit)
+        at = edit.end
+    yield from source.lines[at:]
+
+
+def _with_original_bytes(source: Source, edit: Edit) -> Iterator[str]:
+    """New lines, where a line that equals one of the replaced lines keeps its bytes, such as trailing space."""
+    old = source.keys[edit.start : edit.end]
+    matcher = difflib.SequenceMatcher(None, old, [line.rstrip() for line in edit.lines], autojunk=False)
+    for tag, low, high, new_low, new_high in matcher.get_opcodes():
+        yield from (
+            source.lines[edit.start + low : edit.start + high]
+            if tag == "equal"
+            else source.new(edit.lines[new_low:new_high])
+        )
 
 
 def _rewrite(source: Source, start: int, end: int, segments: list[Segment]) -> Rewrite:

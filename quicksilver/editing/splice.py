@@ -65,10 +65,15 @@ class Source:
         return [line.rstrip("\r\n") + self._eol for line in lines]
 
 
+def is_marker(line: str) -> bool:
+    """Whether the line stands for code that stays, such as `# ... existing code ...`."""
+    return len(line) <= _LONGEST_MARKER and _MARKER.fullmatch(line.rstrip("\r\n")) is not None
+
+
 def split_update(update: str) -> list[Segment]:
     segments: list[list[str]] = [[]]
     for line in update.rstrip("\r\n").split("\n"):
-        if len(line) <= _LONGEST_MARKER and _MARKER.fullmatch(line.rstrip("\r")):
+        if is_marker(line):
             segments.append([])
         else:
             segments[-1].append(line)

@@ -108,10 +108,8 @@ def test_file_without_a_last_line_break_stays_without() -> None:
 @pytest.mark.parametrize(
     ("original", "update"),
     [
-        (_SCRIPT, "// ... existing code ...\nfunction fresh() {\n  return 9;\n}\n// ... existing code ..."),
         (_SCRIPT * 2, "// ...\nfunction first(x) {\n  if (!x) {\n    return x;\n// ..."),
         (_SCRIPT, "// ... existing code ...\nconst b = 2;\n// ... existing code ..."),
-        (_PYTHON, "# ... existing code ...\ndef second(y):\n    return [y]\n# ... existing code ..."),
         (_SCRIPT, "nothing of the kind"),
         ("", "x = 1"),
     ],
@@ -134,19 +132,22 @@ def test_only_the_doubtful_span_is_left_to_the_model() -> None:
     assert doubt.update == "function third(z) {\n  return z * 4;\n}"
 
 
-def test_new_code_before_a_known_stretch_is_left_to_the_model_with_the_code_between() -> None:
+def test_a_new_definition_between_markers_is_inserted_before_the_next_known_one() -> None:
     update = "# ...\ndef fresh():\n    pass\n# ...\ndef third():\n    check()\n    return 3\n"
-    doubt, rest = merge(_PYTHON, update)
-    assert doubt == Rewrite(_PYTHON[: _PYTHON.index("def third")], "def fresh():\n    pass")
-    assert rest == Copy("def third():\n    check()\n    return 3\n")
+    at = _PYTHON.index("def third")
+    new = "def fresh():\n    pass\n\n\ndef third():\n    check()\n    return 3\n"
+    assert settled(merge(_PYTHON, update)) == _PYTHON[:at] + new
 
 
-def test_blank_line_alone_does_not_say_where_a_stretch_ends() -> None:
+def test_a_new_definition_between_markers_alone_is_appended() -> None:
+    update = "// ... existing code ...\nfunction fresh() {\n  return 9;\n}\n// ... existing code ..."
+    assert settled(merge(_SCRIPT, update)) == _SCRIPT + "\nfunction fresh() {\n  return 9;\n}\n"
+
+
+def test_a_definition_that_is_shown_whole_replaces_the_old_one() -> None:
     original = "def f(a):\n    first = a + 1\n\n    second = first + 2\n    return second\n\n\ndef g():\n    pass\n"
-    update = "# ...\ndef f(a):\n    first = a + 1\n    second = first + 3\n    return second * 2\n\n# ..."
-    assert any(isinstance(piece, Rewrite) for piece in merge(original, update))
-    two_lines = "# ...\ndef f(a):\n    return a\n    # done\n    # really\n\n# ..."
-    assert any(isinstance(piece, Rewrite) for piece in merge(original, two_lines))
+    body = "def f(a):\n    first = a + 1\n    second = first + 3\n    return second * 2\n"
+    assert settled(merge(original, f"# ...\n{body}\n# ...")) == body + "\n\ndef g():\n    pass\n"
 
 
 def test_common_line_above_new_code_does_not_make_it_doubtful() -> None:

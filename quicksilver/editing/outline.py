@@ -1,0 +1,256 @@
+"""The definitions of a source text as a tree of line ranges, read with tree-sitter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quicksilver.editing.languages import ENCLOSING_NAME, Language, parser
+from quicksilver.editing.splice import is_marker
+
+_COMMENT_OR_DECORATOR = re.compile(r"\s*(//|#(?!include|define|if|endif|el|pragma)|/?\*|--|@\w|\[\w[^=]*\]\s*$|<!--)")
+_NAME_FIELDS = ("name", "declarator", "type", "left", "selectors")
+_NAMED_VALUES = frozenset(
+    (
+        *("arrow_function", "function_expression", "function", "generator_function", "class", "object"),
+        *("call_expression", "as_expression", "satisfies_expression"),
+    )
+)
+_MAX_DEPTH = 12
+
+
+@dataclass(slots=True, eq=False)
+class Definition:
+    """Lines `[start, end)`. `head` is the first line after comments and decorators; `[low, high)` is the body."""
+
+    kind: str
+    name: str
+    start: int
+    head: int
+    low: int
+    high: int
+    end: int
+    children: list[Definition] = field(default_factory=list)
+
+    def walk(self) -> Iterator[Definition]:
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    language: Language
+    definitions: tuple[Definition, ...]
+    num_errors: int
+
+    def walk(self) -> Iterator[Definition]:
+        for definition in self.definitions:
+            yield from definition.walk()
+
+
+def read_outline(lines: Sequence[str], language: Language) -> Outline:
+    """Parse the lines. A fragment that does not parse alone is parsed inside the enclosure of its language."""
+    plain = _parse(lines, language, 0)
+    if plain.num_errors == 0 and plain.definitions:
+        return plain
+    found = [plain, *(_enclosed(lines, language, *enclosure) for enclosure in language.enclosures)]
+    return min(found, key=lambda outline: (outline.num_errors, -len(outline.definitions)))
+
+
+def _enclosed(lines: Sequence[str], language: Language, opening: str, closing: str) -> Outline:
+    whole = _parse([opening, *lines, closing], language, 1)
+    definitions = whole.definitions
+    if len(definitions) == 1 and definitions[0].name == ENCLOSING_NAME:
+        definitions = tuple(definitions[0].children)
+    return Outline(language, definitions, whole.num_errors)
+
+
+def best_outline(lines: Sequence[str], candidates: Sequence[Language]) -> Outline | None:
+    """The outline with the fewest syntax errors; the first candidate wins a tie. None if there are no definitions."""
+    outlines: list[Outline] = []
+    for language in candidates:
+        outlines.append(read_outline(lines, language))
+        if outlines[-1].num_errors == 0:
+            break
+    best = min(outlines, key=lambda outline: outline.num_errors, default=None)
+    return best if best is not None and best.definitions else None
+
+
+def _parse(lines: Sequence[str], language: Language, offset: int) -> Outline:
+    root = parser(language.name).parse("\n".join(lines).encode("utf-8", "replace")).root_node
+    reader = _Reader(language, lines, offset)
+    return Outline(language, tuple(reader.definitions(root, 0)), _num_errors(root) if root.has_error else 0)
+
+
+def _num_errors(root: Any) -> int:
+    """Error and missing nodes. Each error counts with the lines it covers."""
+    count, stack = 0, [root]
+    while stack:
+        node = stack.pop()
+        if node.type == "ERROR" or node.is_missing:
+            count += 1 + node.end_point[0] - node.start_point[0]
+        elif node.has_error:
+            stack.extend(node.children)
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    language: Language
+    lines: Sequence[str]
+    offset: int
+
+    def definitions(self, node: Any, depth: int) -> list[Definition]:
+        """The outermost definitions below `node`, in order. Definitions that share a line with another are skipped."""
+        found: list[Definition] = []
+        if depth > _MAX_DEPTH:
+            return found
+        for child in node.named_children:
+            definition = self._definition(child, child, depth)
+            for one in [definition] if definition else self.definitions(child, depth + 1):
+                if not found or found[-1].end <= one.start:
+                    found.append(one)
+        return found
+
+    def _definition(self, node: Any, outer: Any, depth: int) -> Definition | None:
+        if node.type in self.language.wrappers:
+            inner = [child for child in node.named_children if self._is_candidate(child)]
+            return self._definition(inner[-1], outer, depth) if inner else None
+        kind = self._kind(node)
+        name = _name_of(node) if kind else ""
+        first, last = outer.start_point[0], outer.end_point[0]
+        starts_line = not self.lines[first][: _column(self.lines[first], outer)].strip()
+        if not kind or not name or not starts_line or last == first - 1:
+            return None
+        end = last + 1 if outer.end_point[1] else last
+        start = self._lead_start(first)
+        head = next((i for i in range(start, node.start_point[0] + 1) if not self._is_lead(i)), node.start_point[0])
+        head = self._after_annotations(head, end)
+        low, high = _body(node, head, end)
+        children = self.definitions(node, depth + 1)
+        return self._shifted(Definition(kind, name, start, head, low, high, end, children))
+
+    def _is_candidate(self, node: Any) -> bool:
+        return node.type in self.language.wrappers or bool(self._kind(node))
+
+    def _kind(self, node: Any) -> str:
+        if node.type in self.language.variables:
+            return "variable" if _has_named_value(node) else ""
+        if node.type == "expression_statement" and self.language.variables:
+            return "statement" if _statement_name(node) else ""
+        kind = self.language.definitions.get(node.type, "")
+        is_forward = kind == "type" and node.type.endswith("_specifier") and node.child_by_field_name("body") is None
+        return "" if is_forward else kind
+
+    def _is_lead(self, line: int) -> bool:
+        text = self.lines[line]
+        return not text.strip() or (_COMMENT_OR_DECORATOR.match(text) is not None and not is_marker(text))
+
+    def _after_annotations(self, line: int, end: int) -> int:
+        while line < end - 1 and _COMMENT_OR_DECORATOR.match(self.lines[line]):
+            line += 1
+        return line
+
+    def _lead_start(self, line: int) -> int:
+        """The first line of the comments and attributes directly above, at the same indentation."""
+        indent = _indent(self.lines[line])
+        while line > self.offset and self.lines[line - 1].strip() and self._is_lead(line - 1):
+            if _indent(self.lines[line - 1]) < indent:
+                break
+            line -= 1
+        return line
+
+    def _shifted(self, found: Definition) -> Definition:
+        for name in ("start", "head", "low", "high", "end") if self.offset else ():
+            setattr(found, name, getattr(found, name) - self.offset)
+        return found
+
+
+def _column(line: str, node: Any) -> int:
+    """The start column in characters. tree-sitter counts bytes."""
+    return len(line.encode("utf-8", "replace")[: node.start_point[1]].decode("utf-8", "replace"))
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _has_named_value(node: Any) -> bool:
+    """Whether a variable holds a function, class or object over several lines."""
+    if node.start_point[0] == node.end_point[0]:
+        return False
+    declarators = [child for child in node.named_children if child.type == "variable_declarator"]
+    value = (declarators[0] if len(declarators) == 1 else node).child_by_field_name("value")
+    return value is not None and value.type in _NAMED_VALUES and len(declarators) <= 1
+
+
+def _body(node: Any, head: int, end: int) -> tuple[int, int]:
+    """Lines between the header and the closing line. Languages without braces end the body with the definition."""
+    body = _body_node(node)
+    if body is None:
+        return end, end
+    has_braces = body.children and body.children[0].type == "{"
+    if has_braces:
+        return min(body.start_point[0] + 1, end), max(body.end_point[0], head)
+    low = body.start_point[0] if body.start_point[0] > head else head + 1
+    closes = node.children and node.children[-1].type in ("end", "}")
+    return min(low, end), end - 1 if closes else end
+
+
+def _body_node(node: Any) -> Any:
+    """The block of a definition. The value of a variable or of a statement has the block, or is one."""
+    if node.type in ("lexical_declaration", "variable_declaration"):
+        return _body_node(node.named_children[-1])
+    if node.type == "expression_statement":
+        inner = node.named_children[0]
+        arguments = inner.child_by_field_name("arguments")
+        return _body_node(inner.child_by_field_name("right") or arguments.named_children[-1])
+    if node.type == "object":
+        return node
+    value = node.child_by_field_name("value")
+    blocks = (child for child in node.named_children if child.type.endswith(("body", "block", "declaration_list")))
+    return node.child_by_field_name("body") or (_body_node(value) if value is not None else next(blocks, None))
+
+
+def _name_of(node: Any) -> str:
+    """The identifier of a definition; methods of Go and blocks of Rust include their type."""
+    if node.type in ("lexical_declaration", "variable_declaration", "type_declaration"):
+        inner = [child for child in node.named_children if child.child_by_field_name("name") is not None]
+        return _name_of(inner[0]) if inner else ""
+    if node.type == "expression_statement":
+        return _statement_name(node)
+    if node.type == "impl_item":
+        parts = (node.child_by_field_name(name) for name in ("trait", "type"))
+        return " for ".join(part.text.decode() for part in parts if part is not None)
+    receiver = node.child_by_field_name("receiver")
+    prefix = re.sub(r"[^\w.]|\b\w+ (?=\*?\w+\))", " ", receiver.text.decode()).split()[-1:] if receiver else []
+    for name in _NAME_FIELDS:
+        found = node.child_by_field_name(name)
+        if found is not None:
+            return ".".join([*prefix, _innermost(found)])
+    identifiers = [child for child in node.named_children if child.type.endswith(("identifier", "selectors"))]
+    return identifiers[0].text.decode() if identifiers else "init" if node.type.startswith("init") else ""
+
+
+def _statement_name(node: Any) -> str:
+    """The name of `target = function …` and of calls such as `describe("title", function …)`."""
+    inner = node.named_children[0] if node.named_children else node
+    if inner.type == "assignment_expression" and inner.child_by_field_name("right").type in _NAMED_VALUES:
+        return str(inner.child_by_field_name("left").text.decode())
+    if inner.type != "call_expression" or node.start_point[0] == node.end_point[0]:
+        return ""
+    arguments = inner.child_by_field_name("arguments").named_children
+    if len(arguments) < 2 or arguments[0].type not in ("string", "template_string"):
+        return ""
+    callee, title = inner.child_by_field_name("function"), arguments[0]
+    return f"{callee.text.decode()} {title.text.decode()}" if arguments[-1].type in _NAMED_VALUES else ""
+
+
+def _innermost(node: Any) -> str:
+    """The name inside nested C declarators."""
+    while (inner := node.child_by_field_name("declarator")) is not None:
+        node = inner
+    return str(node.text.decode())

@@ -1,0 +1,444 @@
+"""Merges an update snippet into a file by its definitions: functions, methods, classes and other named blocks.
+
+A definition of the snippet replaces the definition of the same kind, name and scope in the file. A definition without
+a counterpart is new and is inserted next to its neighbours in the snippet. Markers such as `# ... existing code ...`
+stand for code that stays. Lines outside the touched definitions are never changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from quicksilver.editing.languages import guess_languages
+from quicksilver.editing.outline import Definition, Outline, best_outline, read_outline
+from quicksilver.editing.splice import Segment, Source, is_marker, plan_change, split_update
+
+_IMPORT = re.compile(r"\s*(import|from|use|using|#include|require|require_relative|package|include)\b|.*\brequire\(")
+
+
+class Unclear(Exception):
+    """The snippet does not determine where its lines belong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """`lines` replace lines `[start, end)` of the file. With `update`, a model must rewrite the span instead."""
+
+    start: int
+    end: int
+    lines: tuple[str, ...] = ()
+    update: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A part of a scope of the snippet: a marker, a definition, or a run of other lines."""
+
+    start: int
+    end: int
+    definition: Definition | None = None
+    is_marker: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Lines `[low, high)` and the definitions in them, of the file or of the snippet."""
+
+    low: int
+    high: int
+    definitions: Sequence[Definition]
+
+
+def merge_by_syntax(original: Sequence[str], update: Sequence[str]) -> list[Edit] | None:
+    """The edits in file order, or None if the language is unknown or the snippet is not clear."""
+    old = best_outline(original, guess_languages("\n".join(original)))
+    if old is None:
+        return None
+    new = read_outline(_with_placeholders(update, old.language.name, old.language.line_comment), old.language)
+    if _is_whole_file(original, update):
+        return None
+    is_known = bool(new.definitions) or all(_is_import(line) or is_marker(line) for line in update)
+    if not is_known or (new.num_errors and not old.num_errors):
+        return None
+    try:
+        edits = _Merger(original, update, old).merge(new)
+    except Unclear:
+        return None
+    ordered = sorted(edits, key=lambda edit: (edit.start, edit.end))
+    is_disjoint = all(a.end <= b.start for a, b in pairwise(ordered))
+    return ordered if is_disjoint else None
+
+
+def _is_whole_file(original: Sequence[str], update: Sequence[str]) -> bool:
+    """No marker, and most of the file is repeated: the update is the new file."""
+    old, new = (Counter(line.strip() for line in lines if line.strip()) for lines in (original, update))
+    return not any(map(is_marker, update)) and 2 * (old & new).total() > old.total()
+
+
+def _with_placeholders(lines: Sequence[str], language: str, comment: str) -> list[str]:
+    """Markers become comments of the language, so that the snippet parses. Python needs a statement in each block."""
+    text = "..." if language == "python" else f"{comment} ..." if language != "css" else "/* ... */"
+    placed: list[str] = []
+    for line in lines:
+        indent = _indent_of(line)
+        if is_marker(line) and placed and placed[-1].rstrip().endswith(":") and language == "python":
+            indent = max(indent, _indent_of(placed[-1]) + "    ", key=len)
+        placed.append(indent + text if is_marker(line) else line)
+    return placed
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """The position in the file after the last anchored item of the snippet."""
+
+    end: int
+    # The last anchored item and its counterpart, or None at the start of the scope.
+    item: Item | None = None
+    counterpart: Definition | None = None
+    has_marker: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Merger:
+    original: Sequence[str]
+    update: Sequence[str]
+    outline: Outline
+
+    def merge(self, snippet: Outline) -> list[Edit]:
+        file_scope = Scope(0, len(self.original), self.outline.definitions)
+        return self._scope(file_scope, Scope(0, len(self.update), snippet.definitions), is_top=True)
+
+    def _scope(self, old: Scope, new: Scope, is_top: bool = False) -> list[Edit]:
+        items = self._items(new)
+        matches = self._matches(items, old.definitions, is_top)
+        if is_top and not matches and not any(item.is_marker for item in items):
+            raise Unclear  # New definitions without any context have no place.
+        edits: list[Edit] = []
+        cursor = _Cursor(old.low, has_marker=is_top and not self._starts_file(items, old))
+        for at, item in enumerate(items):
+            match = matches.get(at)
+            if item.is_marker:
+                cursor.has_marker = True
+            elif match is not None:
+                edits += self._removed_between(cursor, item, match)
+                edits += self._replaced(item, match)
+                cursor = _Cursor(max(cursor.end, match.end), item, match)
+            elif item.definition is not None:
+                edits.append(self._inserted(items, at, matches, cursor, old))
+            else:
+                edits += self._lines(items, at, matches, cursor, old)
+        return _joined(edits)
+
+    def _starts_file(self, items: Sequence[Item], old: Scope) -> bool:
+        """Whether the snippet begins with the first lines of the file."""
+        first = next((line for line in self.original[old.low : old.high] if line.strip()), None)
+        return bool(items) and not items[0].is_marker and self.update[items[0].start].rstrip() == (first or "").rstrip()
+
+    def _items(self, scope: Scope) -> list[Item]:
+        found: list[Item] = []
+        starts = {definition.start: definition for definition in scope.definitions}
+        line = scope.low
+        while line < scope.high:
+            if line in starts:
+                found.append(Item(line, starts[line].end, starts[line]))
+                line = starts[line].end
+            elif is_marker(self.update[line]):
+                found.append(Item(line, line + 1, is_marker=True))
+                line += 1
+            else:
+                end = line + 1
+                while end < scope.high and end not in starts and not is_marker(self.update[end]):
+                    end += 1
+                found += _trimmed(Item(line, end), self.update)
+                line = end
+        return found
+
+    def _matches(self, items: Sequence[Item], olds: Sequence[Definition], is_top: bool) -> dict[int, Definition]:
+        found: dict[int, Definition] = {}
+        for at, item in enumerate(items):
+            if item.definition is None:
+                continue
+            everywhere = list(self.outline.walk()) if is_top else []
+            candidates = _alike(item.definition, olds) or _alike(item.definition, everywhere)
+            if not candidates and self._has_marker(item):
+                candidates = _namesakes(item.definition, everywhere or olds)
+            free = [old for old in candidates if all(old is not other for other in found.values())]
+            if free:
+                found[at] = self._most_similar(item.definition, free)
+            elif self._has_marker(item):
+                raise Unclear  # A part of an unknown definition is elided.
+        return found
+
+    def _has_marker(self, item: Item) -> bool:
+        return any(is_marker(line) for line in self.update[item.start : item.end])
+
+    def _most_similar(self, new: Definition, olds: Sequence[Definition]) -> Definition:
+        """The definition with the most similar header. Overloads with equal headers are matched in order."""
+        scores = [self._similarity(new, old) for old in olds]
+        best = max(scores)
+        first = olds[scores.index(best)]
+        is_tie = (
+            scores.count(best) > 1 and len({id(old) for old in olds} & {id(o) for o in self.outline.definitions}) == 0
+        )
+        if is_tie and len(olds) > 1:
+            raise Unclear
+        return first
+
+    def _similarity(self, new: Definition, old: Definition) -> float:
+        """The share of common words of the headers."""
+        a, b = (
+            Counter(re.findall(r"\w+", " ".join(lines[d.head : max(d.low, d.head + 1)])))
+            for lines, d in ((self.update, new), (self.original, old))
+        )
+        return 2 * (a & b).total() / max(a.total() + b.total(), 1)
+
+    def _replaced(self, item: Item, old: Definition) -> list[Edit]:
+        """The edits that turn the definition of the file into the one of the snippet."""
+        new = item.definition
+        assert new is not None
+        new = self._with_body(new)
+        lines = self._reindented(new.start, new.end, self.original[old.head], self.original[old.start : old.end])
+        head = new.head - new.start
+        lead = _lead(lines[:head], self.original[old.start : old.head])
+        if not any(is_marker(line) for line in lines):
+            return [Edit(old.start, old.end, (*lead, *lines[head:]))]
+        header = self._replaced_header(new, old, lines, lead)
+        if new.children or (old.children and old.kind != "function"):
+            return header + self._scope(Scope(old.low, old.high, old.children), Scope(new.low, new.high, new.children))
+        body = self._merged_lines(old, lines[new.low - new.start : new.high - new.start])
+        if body is None:
+            return [Edit(old.start, old.end, update="\n".join((*lead, *lines[head:])))]
+        return header + body
+
+    def _replaced_header(
+        self, new: Definition, old: Definition, lines: Sequence[str], lead: Sequence[str]
+    ) -> list[Edit]:
+        header = (*lead, *lines[new.head - new.start : new.low - new.start])
+        is_same = list(header) == [line.rstrip() for line in self.original[old.start : old.low]]
+        return [] if is_same or any(is_marker(line) for line in header) else [Edit(old.start, old.low, header)]
+
+    def _merged_lines(self, old: Definition, lines: Sequence[str]) -> list[Edit] | None:
+        """Merge a body that has markers line by line. None if a line has no certain place."""
+        source = Source("\n".join(self.original[old.low : old.high]) + "\n")
+        edits, low = list[Edit](), 0
+        for segment in split_update("\n".join(lines)):
+            change = plan_change(source, segment, low)
+            if change.lines is None or change.end is None:
+                return None
+            new = tuple(line.rstrip("\r\n") for line in change.lines)
+            edits.append(Edit(old.low + change.start, old.low + change.end, new))
+            low = max(low, change.end)
+        return edits
+
+    def _removed_between(self, cursor: _Cursor, item: Item, match: Definition) -> list[Edit]:
+        """Code between two neighbours of the snippet is removed if one of the two is only context."""
+        if cursor.item is None or cursor.has_marker or cursor.end > match.start or cursor.counterpart is None:
+            return []
+        between = self.original[cursor.end : match.start]
+        if not any(line.strip() for line in between):
+            return []
+        is_context = self._is_context(cursor.item, cursor.counterpart) or self._is_context(item, match)
+        if not is_context:
+            return []
+        return [Edit(cursor.end, match.start, ("",) * self._blank_lines(cursor.item.end, item.start))]
+
+    def _is_context(self, item: Item, old: Definition) -> bool:
+        """Whether the snippet repeats the definition unchanged or elides a part of it."""
+        lines = self._reindented(item.start, item.end, self.original[old.head])
+        return any(map(is_marker, lines)) or [x.rstrip() for x in lines] == [
+            x.rstrip() for x in self.original[old.start : old.end]
+        ]
+
+    def _inserted(
+        self, items: Sequence[Item], at: int, matches: dict[int, Definition], cursor: _Cursor, old: Scope
+    ) -> Edit:
+        """Insert a new definition after the previous item, before the next one, or at an end of the scope."""
+        item = items[at]
+        following = matches.get(at + 1)
+        if cursor.item is not None and not cursor.has_marker:
+            anchor = cursor.counterpart or _nearest(old.definitions, cursor.end)
+            lines = self._reindented(item.start, item.end, self._sample_line(anchor, old))
+            blank = ("",) * self._blank_lines(cursor.item.end, item.start)
+            cursor.item = item
+            return Edit(cursor.end, cursor.end, (*blank, *lines))
+        if following is not None:
+            lines = self._reindented(item.start, item.end, self.original[following.head])
+            blank = ("",) * self._blank_lines(item.end, items[at + 1].start)
+            return Edit(following.start, following.start, (*lines, *blank))
+        later = next((matches[i] for i in range(at + 1, len(items)) if i in matches), None)
+        lines = self._reindented(item.start, item.end, self._sample_line(later, old))
+        if later is not None:
+            return Edit(later.start, later.start, (*lines, *("",) * _usual_gap(old)))
+        is_first = not cursor.has_marker and cursor.item is None
+        if is_first and old.definitions:
+            start = old.definitions[0].start
+            return Edit(start, start, (*lines, *("",) * _usual_gap(old)))
+        end = self._content_end(cursor.end if not old.definitions else old.low, old.high)
+        gap = _usual_gap(old)
+        if old.high == len(self.original) and old.high - end >= gap > 0:
+            end, gap = old.high, 0
+        cursor.end, cursor.item, cursor.has_marker = end, item, False
+        return Edit(end, end, (*("",) * gap, *lines))
+
+    def _lines(
+        self, items: Sequence[Item], at: int, matches: dict[int, Definition], cursor: _Cursor, old: Scope
+    ) -> list[Edit]:
+        """Place a run of lines that are not definitions, such as imports, fields or statements."""
+        item = items[at]
+        following = next((matches[i] for i in range(at + 1, len(items)) if i in matches), None)
+        high = following.start if following is not None and following.start >= cursor.end else old.high
+        region, low = self.original[cursor.end : high], cursor.end
+        if all(map(_is_import, self.update[item.start : item.end])):
+            return self._imports(self.update[item.start : item.end], old, cursor, item)
+        if old.low == 0 and _indent_of(self.update[item.start]):
+            raise Unclear  # The run begins inside a definition that the snippet does not show.
+        lines = tuple(
+            self._reindented(item.start, item.end, self._sample_line(None, old, line=self.update[item.start]))
+        )
+        is_open_below = at + 1 >= len(items) or items[at + 1].is_marker
+        placed = self._placed(region, Segment(lines, cursor.has_marker, is_open_below))
+        if placed is not None:
+            cursor.end, cursor.item, cursor.counterpart, cursor.has_marker = low + placed.end, item, None, False
+            return [Edit(low + placed.start, low + placed.end, placed.lines)] if placed.lines else []
+        if cursor.item is not None and not cursor.has_marker:
+            blank = ("",) * self._blank_lines(cursor.item.end, item.start)
+            cursor.item = item
+            return [Edit(cursor.end, cursor.end, (*blank, *lines))]
+        if at + 1 < len(items) and at + 1 in matches:
+            start = matches[at + 1].start
+            blank = ("",) * self._blank_lines(item.end, items[at + 1].start)
+            return [Edit(start, start, (*lines, *blank))]
+        raise Unclear
+
+    def _placed(self, region: Sequence[str], segment: Segment) -> Edit | None:
+        """The change of a run of lines in `region`, by lines that both have in common."""
+        known = {line.rstrip() for line in region if line.strip()}
+        if not any(line.rstrip() in known for line in segment.lines if line.strip()):
+            return None
+        change = plan_change(Source("\n".join(region) + "\n"), segment, 0)
+        if change.lines is None or change.end is None:
+            raise Unclear
+        lines = tuple(line.rstrip("\r\n") for line in change.lines)
+        is_same = list(lines) == [line.rstrip() for line in region[change.start : change.end]]
+        return Edit(change.start, change.end, () if is_same else lines)
+
+    def _imports(self, lines: Sequence[str], old: Scope, cursor: _Cursor, item: Item) -> list[Edit]:
+        """Insert new imports after the import before them in the snippet, else after the last one."""
+        first = old.definitions[0].start if old.definitions else old.high
+        known = {self.original[i].rstrip(): i for i in range(old.low, first) if self.original[i].strip()}
+        imports = [i for i in known.values() if _is_import(self.original[i])]
+        anchors = [known[line.rstrip()] for line in lines if line.rstrip() in known]
+        if not imports:
+            raise Unclear
+        at = (anchors[0] if lines[0].rstrip() not in known else anchors[0] + 1) if anchors else imports[-1] + 1
+        edits: list[Edit] = []
+        for line in lines:
+            if line.rstrip() in known:
+                at = known[line.rstrip()] + 1
+            elif line.strip():
+                edits.append(Edit(at, at, (line,)))
+        cursor.end, cursor.item, cursor.counterpart, cursor.has_marker = max(cursor.end, at), item, None, False
+        return edits
+
+    def _with_body(self, new: Definition) -> Definition:
+        """A definition whose body is only a marker has no body for the parser. The body then starts at the marker."""
+        markers = [i for i in range(new.head, new.end) if is_marker(self.update[i])]
+        if not markers or new.low <= markers[0]:
+            return new
+        high = new.end - 1 if re.fullmatch(r"\s*(end|[})\];,]+)\s*", self.update[new.end - 1]) else new.end
+        return replace(new, low=markers[0], high=max(high, markers[-1] + 1))
+
+    def _reindented(self, start: int, end: int, like: str, old: Sequence[str] = ()) -> list[str]:
+        """Lines of the snippet, shifted to the indentation of the line `like` of the file. A line that is in `old` only
+        without the shift, such as one inside a multi-line string, is not shifted."""
+        lines = [line.rstrip("\r\n") for line in self.update[start:end]]
+        present = [_indent_of(line) for line in lines if line.strip()]
+        common = min(present, key=len, default="")
+        wanted = _indent_of(like)
+        if common == wanted or not all(indent.startswith(common) for indent in present):
+            return lines
+        shifted = [wanted + line[len(common) :] if line.strip() else line for line in lines]
+        known = set(old)
+        pairs = zip(lines, shifted, strict=True)
+        return [line if line in known and moved not in known else moved for line, moved in pairs]
+
+    def _sample_line(self, near: Definition | None, old: Scope, line: str = "") -> str:
+        """A line of the file with the indentation of the scope."""
+        if near is not None:
+            return self.original[near.head]
+        if old.definitions:
+            return self.original[old.definitions[-1].head]
+        return next((text for text in self.original[old.low : old.high] if text.strip()), line)
+
+    def _blank_lines(self, start: int, end: int) -> int:
+        return sum(not line.strip() for line in self.update[start:end])
+
+    def _content_end(self, low: int, high: int) -> int:
+        while high > low and not self.original[high - 1].strip():
+            high -= 1
+        return high
+
+
+def _is_import(line: str) -> bool:
+    return not line.strip() or _IMPORT.match(line) is not None
+
+
+def _alike(new: Definition, olds: Iterable[Definition]) -> list[Definition]:
+    return [old for old in olds if (old.kind, old.name) == (new.kind, new.name)]
+
+
+def _namesakes(new: Definition, olds: Iterable[Definition]) -> list[Definition]:
+    """Definitions with the same last part of the name, such as methods of another receiver, if there is only one."""
+    found = [old for old in olds if old.kind == new.kind and old.name.split(".")[-1] == new.name.split(".")[-1]]
+    return found if len(found) == 1 else []
+
+
+def _nearest(definitions: Sequence[Definition], line: int) -> Definition | None:
+    return next((definition for definition in reversed(definitions) if definition.start < line), None)
+
+
+def _lead(new: Sequence[str], old: Sequence[str]) -> list[str]:
+    """Comments and decorators of the result: those of the snippet, and kinds that only the file has."""
+    new, kept = [line for line in new if line.strip()], [line.rstrip("\r\n") for line in old]
+    has_comment, has_decorator = (any(_is_decorator(line) == wanted for line in new) for wanted in (False, True))
+    above = [] if has_comment else [line for line in kept if not _is_decorator(line)]
+    below = [] if has_decorator else [line for line in kept if _is_decorator(line)]
+    return [*above, *new, *below] if new else kept
+
+
+def _is_decorator(line: str) -> bool:
+    return line.lstrip().startswith(("@", "#[", "["))
+
+
+def _usual_gap(scope: Scope) -> int:
+    """The most frequent number of lines between two definitions of the scope."""
+    pairs = zip(scope.definitions, scope.definitions[1:], strict=False)
+    gaps = Counter(b.start - a.end for a, b in pairs)
+    return gaps.most_common(1)[0][0] if gaps else 1
+
+
+def _trimmed(item: Item, lines: Sequence[str]) -> list[Item]:
+    """The run without blank lines at its ends, or nothing if it is blank."""
+    filled = [i for i in range(item.start, item.end) if lines[i].strip()]
+    return [Item(filled[0], filled[-1] + 1)] if filled else []
+
+
+def _joined(edits: Sequence[Edit]) -> list[Edit]:
+    """Join insertions at the same position in the order of the snippet."""
+    joined: list[Edit] = []
+    for edit in edits:
+        last = joined[-1] if joined else None
+        is_same_place = last is not None and edit.start == edit.end == last.end and edit.update is last.update is None
+        if last is not None and is_same_place:
+            joined[-1] = Edit(last.start, last.end, (*last.lines, *edit.lines))
+        else:
+            joined.append(edit)
+    return joined
+
+
+def _indent_of(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]

@@ -1,0 +1,173 @@
+"""Merging by definitions: what the snippet shows is replaced, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from benchmarks.apply_cases import Case, cases
+from quicksilver.editing.apply import Copy, merge
+from quicksilver.editing.syntax_merge import merge_by_syntax
+
+CLASS = """\
+import os
+
+# A counter.
+class Counter:
+    total = 0
+
+    def add(self, amount):
+        self.total += amount
+
+    @property
+    def value(self):
+        return self.total
+
+    def reset(self):
+        self.total = 0
+
+
+def main():
+    counter = Counter()
+    counter.add(1)
+    print(counter.value)
+"""
+
+
+def merged(original: str, update: str) -> str:
+    """The merge, which must need no model."""
+    pieces = merge(original, update)
+    assert all(isinstance(piece, Copy) for piece in pieces), pieces
+    return "".join(piece.text for piece in pieces if isinstance(piece, Copy))
+
+
+def test_methods_after_a_rewritten_method_are_kept() -> None:
+    update = """\
+class Counter:
+    # ... existing code ...
+
+    def add(self, amount):
+        if amount < 0:
+            raise ValueError(amount)
+        self.total += amount
+
+    # ... existing code ..."""
+    guard = "        if amount < 0:\n            raise ValueError(amount)\n"
+    expected = CLASS.replace("        self.total += amount\n", guard + "        self.total += amount\n")
+    assert merged(CLASS, update) == expected
+
+
+def test_a_method_shown_without_its_class_is_indented() -> None:
+    assert merged(CLASS, "def reset(self):\n    self.total = -1\n") == CLASS.replace(
+        "    def reset(self):\n        self.total = 0", "    def reset(self):\n        self.total = -1"
+    )
+
+
+def test_decorators_and_comments_that_the_snippet_omits_are_kept() -> None:
+    update = "class Counter:\n    # ... existing code ...\n    def value(self):\n        return float(self.total)\n"
+    assert merged(CLASS, update) == CLASS.replace("return self.total\n", "return float(self.total)\n")
+
+
+def test_a_new_method_is_inserted_after_its_neighbour() -> None:
+    update = """\
+class Counter:
+    # ... existing code ...
+
+    def add(self, amount):
+        # ... existing code ...
+
+    def subtract(self, amount):
+        self.total -= amount
+
+    # ... existing code ..."""
+    new = "\n    def subtract(self, amount):\n        self.total -= amount\n"
+    assert merged(CLASS, update) == CLASS.replace("self.total += amount\n", "self.total += amount\n" + new)
+
+
+def test_a_definition_between_two_elided_neighbours_is_removed() -> None:
+    update = """\
+class Counter:
+    # ... existing code ...
+
+    def add(self, amount):
+        # ... existing code ...
+
+    def reset(self):
+        # ... existing code ...
+"""
+    removed = "    @property\n    def value(self):\n        return self.total\n\n"
+    assert merged(CLASS, update) == CLASS.replace(removed, "")
+
+
+def test_two_rewritten_neighbours_do_not_remove_what_is_between_them() -> None:
+    update = """\
+class Counter:
+    # ... existing code ...
+
+    def add(self, amount):
+        self.total = self.total + amount
+
+    def reset(self):
+        self.total = 1
+
+    # ... existing code ..."""
+    result = merged(CLASS, update)
+    assert "def value(self):\n        return self.total\n" in result
+    assert "self.total = self.total + amount" in result
+    assert "self.total = 1" in result
+
+
+def test_a_changed_signature_with_an_elided_body() -> None:
+    update = "# ...\ndef main(argv):\n    # ... existing code ...\n"
+    assert merged(CLASS, update) == CLASS.replace("def main():", "def main(argv):")
+
+
+def test_imports_are_added_after_their_neighbour_and_only_once() -> None:
+    update = "import os\nimport sys\n# ... existing code ...\n"
+    assert merged(CLASS, update) == CLASS.replace("import os\n", "import os\nimport sys\n")
+    assert merged(CLASS, "import os\n# ... existing code ...\n") == CLASS
+
+
+def test_line_ends_and_trailing_space_of_untouched_lines_are_kept() -> None:
+    original = CLASS.replace("\n", "\r\n").replace("self.total = 0\r\n\r\n\r\n", "self.total = 0  \r\n\r\n\r\n")
+    update = "class Counter:\n    # ...\n    def add(self, amount):\n        pass\n    # ...\n"
+    result = merged(original, update)
+    assert result == original.replace("        self.total += amount\r\n", "        pass\r\n")
+
+
+def test_a_file_without_a_final_newline_stays_so() -> None:
+    assert not merged(CLASS.rstrip("\n"), "# ...\ndef main():\n    pass").endswith("\n")
+
+
+def test_an_elided_part_of_an_unknown_definition_is_not_guessed() -> None:
+    assert merge_by_syntax(CLASS.split("\n"), ["def unknown():", "    # ... existing code ...", "    return 1"]) is None
+
+
+def test_plain_text_has_no_outline() -> None:
+    assert merge_by_syntax(["Dear reader,", "", "thank you."], ["Dear writer,"]) is None
+
+
+# One small file per language, an update, and the only text that may change.
+EXAMPLES = json.loads((Path(__file__).parent / "merge_examples.json").read_text())
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example["language"])
+def test_only_the_shown_definition_changes(example: dict[str, str]) -> None:
+    expected = example["original"].replace(example["old"], example["new"])
+    assert merged(example["original"], example["update"]) == expected
+
+
+MODULES = ("bisect", "calendar", "cmd", "dis", "fractions", "heapq", "queue", "shlex", "string", "textwrap")
+
+
+def _standard_library() -> list[Case]:
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    return [case for name in MODULES for case in cases((folder / f"{name}.py").read_text(), "python", 0)]
+
+
+@pytest.mark.parametrize("case", _standard_library(), ids=lambda case: case.kind)
+def test_cases_of_the_standard_library_are_exact(case: Case) -> None:
+    assert merged(case.original, case.update) == case.expected
