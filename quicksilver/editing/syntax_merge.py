@@ -17,6 +17,8 @@ from quicksilver.editing.languages import guess_languages
 from quicksilver.editing.outline import Definition, Outline, best_outline, read_outline
 from quicksilver.editing.splice import Segment, Source, is_marker, plan_change, split_update
 
+# Longer files are merged by lines: parsing takes about 20 ms for each 100,000 characters.
+MAX_CHARS = 400_000
 _IMPORT = re.compile(r"\s*(import|from|use|using|#include|require|require_relative|package|include)\b|.*\brequire\(")
 
 
@@ -55,6 +57,8 @@ class Scope:
 
 def merge_by_syntax(original: Sequence[str], update: Sequence[str]) -> list[Edit] | None:
     """The edits in file order, or None if the language is unknown or the snippet is not clear."""
+    if sum(map(len, original)) > MAX_CHARS:
+        return None
     old = best_outline(original, guess_languages("\n".join(original)))
     if old is None:
         return None

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.apply_cases import Case, cases
 from quicksilver.editing.apply import Copy, merge
-from quicksilver.editing.syntax_merge import merge_by_syntax
+from quicksilver.editing.syntax_merge import MAX_CHARS, merge_by_syntax
 
 CLASS = """\
 import os
@@ -144,6 +144,10 @@ def test_a_file_without_a_final_newline_stays_so() -> None:
 
 def test_an_elided_part_of_an_unknown_definition_is_not_guessed() -> None:
     assert merge_by_syntax(CLASS.split("\n"), ["def unknown():", "    # ... existing code ...", "    return 1"]) is None
+
+
+def test_a_very_long_file_is_not_parsed() -> None:
+    assert merge_by_syntax(["x" * (MAX_CHARS + 1), "def f():", "    pass"], ["def f():", "    return 1"]) is None
 
 
 def test_plain_text_has_no_outline() -> None:
