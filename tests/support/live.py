@@ -24,6 +24,13 @@ def free_port() -> int:
 @contextmanager
 def serving(log: Path, *flags: str) -> Iterator[str]:
     """Yield the base URL of a running server. SIGTERM at the end must drain it and exit cleanly."""
+    with serving_process(log, *flags) as (url, _):
+        yield url
+
+
+@contextmanager
+def serving_process(log: Path, *flags: str) -> Iterator[tuple[str, int]]:
+    """As `serving`; also yields the process id."""
     port = free_port()
     command = [sys.executable, "-c", "from quicksilver.cli import main; main()", "serve", "--model", MODEL]
     command += ["--port", str(port), "--admin-port", str(free_port()), *flags]
@@ -31,7 +38,7 @@ def serving(log: Path, *flags: str) -> Iterator[str]:
         process = subprocess.Popen(command, stdout=sink, stderr=sink, env={**os.environ, "OMP_NUM_THREADS": "1"})
         try:
             _wait_ready(f"http://127.0.0.1:{port}/ready", process, log)
-            yield f"http://127.0.0.1:{port}"
+            yield f"http://127.0.0.1:{port}", process.pid
         finally:
             process.terminate()
             code = process.wait(timeout=60)

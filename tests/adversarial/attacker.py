@@ -1,0 +1,230 @@
+"""A seeded mixture of attacks on a server with nano and accounts, and what a well-behaved client sees meanwhile.
+
+    python -m tests.adversarial.attacker --minutes 30 --seed 1 --report attack.json
+
+Exits 1 if a promise was broken: an undeclared 5xx, a hang, a server that is not ready at the end, or a ledger that does
+not add up. Latencies and memory are reported and not judged, since they depend on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from quicksilver.accounts.config import AccountsConfig
+from quicksilver.accounts.identity import OPERATOR
+from quicksilver.accounts.maintenance import audit
+from quicksilver.accounts.records import KeyDraft
+from quicksilver.accounts.service import AdminService, open_admin
+from tests.adversarial.attacks import ATTACKS, CHAT, Exchange, Target
+from tests.support.live import serving_process
+
+NUM_ATTACKERS = 8
+QUIET_S = 10.0
+# Replies with these statuses may be sent for any request; each is documented with its code.
+DECLARED = ("503",)
+MAX_EXAMPLES = 20
+
+
+@dataclass
+class Observed:
+    """Everything that was seen, filled while the attack runs."""
+
+    statuses: dict[str, Counter[str]] = field(default_factory=dict)
+    undeclared: list[str] = field(default_factory=list)
+    hangs: list[str] = field(default_factory=list)
+    quiet_chat_s: list[float] = field(default_factory=list)
+    chat_s: list[float] = field(default_factory=list)
+    chat_failures: Counter[str] = field(default_factory=Counter)
+    health_s: list[float] = field(default_factory=list)
+    not_ready: Counter[str] = field(default_factory=Counter)
+    rss_mb: list[float] = field(default_factory=list)
+
+    def note(self, name: str, exchange: Exchange) -> None:
+        counts = self.statuses.setdefault(name, Counter())
+        counts.update(exchange.replies or ["closed"])
+        self.undeclared += [f"{name}: {reply}" for reply in exchange.replies if is_undeclared(reply)]
+        self.hangs += [name] if exchange.hung else []
+
+
+def is_undeclared(reply: str) -> bool:
+    return reply.startswith("5") and not reply.startswith(DECLARED)
+
+
+async def attack(rng: random.Random, target: Target, observed: Observed, until: float) -> None:
+    attacks, weights = list(ATTACKS), list(ATTACKS.values())
+    while time.monotonic() < until:
+        (chosen,) = rng.choices(attacks, weights)
+        try:
+            observed.note(chosen.__name__, await chosen(rng, target))
+        except OSError as error:
+            observed.note(chosen.__name__, Exchange((f"refused {type(error).__name__}",)))
+
+
+async def chat(client: httpx.AsyncClient, headers: dict[str, str], seconds: list[float], failed: Counter[str]) -> None:
+    """One token for a well-behaved tenant."""
+    body = {"model": "nano", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    started = time.perf_counter()
+    try:
+        reply = await client.post(CHAT, json=body, headers=headers)
+        if reply.status_code != 200:
+            failed[f"{reply.status_code} {reply.json()['error']['code']}"] += 1
+    except httpx.HTTPError as error:
+        failed[type(error).__name__] += 1
+    seconds.append(time.perf_counter() - started)
+
+
+async def probe(client: httpx.AsyncClient, observed: Observed) -> None:
+    started = time.perf_counter()
+    try:
+        assert (await client.get("/health")).status_code == 200
+    except httpx.HTTPError as error:
+        observed.undeclared.append(f"/health: {type(error).__name__}")
+    observed.health_s.append(time.perf_counter() - started)
+
+
+async def look(client: httpx.AsyncClient, pid: int, observed: Observed) -> None:
+    """Readiness and memory, once."""
+    reply = await client.get("/ready")
+    if reply.status_code != 200:
+        observed.not_ready[reply.json()["status"]] += 1
+    observed.rss_mb.append(rss_mb(pid))
+
+
+def rss_mb(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * 4096 / 2**20
+
+
+async def repeat(work: Callable[[], Any], pause_s: float, until: float) -> None:
+    while time.monotonic() < until:
+        await work()
+        await asyncio.sleep(pause_s)
+
+
+async def watch(url: str, pid: int, neighbour: dict[str, str], observed: Observed, until: float) -> None:
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=120)) for _ in range(3)]
+        await asyncio.gather(
+            repeat(lambda: chat(clients[0], neighbour, observed.chat_s, observed.chat_failures), 0.2, until),
+            repeat(lambda: probe(clients[1], observed), 0.05, until),
+            repeat(lambda: look(clients[2], pid, observed), 1.0, until),
+        )
+
+
+async def run(url: str, pid: int, keys: list[dict[str, str]], seed: int, seconds: float) -> Observed:
+    observed = Observed()
+    attacker, neighbour = keys
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+        quiet_until = time.monotonic() + min(QUIET_S, seconds / 4)
+        await repeat(lambda: chat(client, neighbour, observed.quiet_chat_s, Counter()), 0.1, quiet_until)
+        until = time.monotonic() + seconds
+        target = Target(int(url.rpartition(":")[2]), attacker)
+        attackers = [attack(random.Random(f"{seed}/{i}"), target, observed, until) for i in range(NUM_ATTACKERS)]
+        await asyncio.gather(watch(url, pid, neighbour, observed, until), *attackers)
+        await settle(client, observed)
+    return observed
+
+
+async def settle(client: httpx.AsyncClient, observed: Observed) -> None:
+    """Waits until nothing is left of the attack."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        reply = await client.get("/ready")
+        if reply.status_code == 200 and not (reply.json()["running"] or reply.json()["waiting"]):
+            return
+        await asyncio.sleep(0.5)
+    observed.hangs.append("not ready and idle at the end")
+
+
+def make_key(admin: AdminService, name: str) -> dict[str, str]:
+    org = admin.organizations.create_org(OPERATOR, name)
+    project = admin.organizations.list_accounts(OPERATOR, "project", org.id)[0]
+    return {"authorization": f"Bearer {admin.keys.create_key(OPERATOR, KeyDraft('key', project.id)).secret}"}
+
+
+def ledger_faults(admin: AdminService) -> list[str]:
+    """Accounts that do not add up, and reservations that stay open."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        accounts = admin.organizations.list_accounts(OPERATOR, "org")
+        held = [f"{account.name}: {account.reserved} reserved" for account in accounts if account.reserved]
+        if not held:
+            break
+        time.sleep(0.5)
+    return [*map(str, audit(admin.store)), *held]
+
+
+def attack_server(home: Path, seed: int, seconds: float) -> dict[str, Any]:
+    """Starts a server, attacks it, stops it, and returns the report."""
+    database, pepper = f"sqlite:///{home}/accounts.db", home / "pepper"
+    flags = ("--accounts", "--database-url", database, "--pepper", str(pepper), "--log-level", "warning")
+    with serving_process(home / "server.log", *flags) as (url, pid):
+        admin = open_admin(database, AccountsConfig(pepper_path=pepper))
+        try:
+            keys = [make_key(admin, name) for name in ("attacker", "neighbour")]
+            observed = asyncio.run(run(url, pid, keys, seed, seconds))
+            return report(observed, seed, seconds, ledger_faults(admin))
+        finally:
+            admin.store.close()
+
+
+def report(observed: Observed, seed: int, seconds: float, faults: list[str]) -> dict[str, Any]:
+    warm = observed.rss_mb[len(observed.rss_mb) // 4 :]
+    return {
+        "seed": seed,
+        "seconds": seconds,
+        "exchanges": sum(counts.total() for counts in observed.statuses.values()),
+        "statuses": {name: dict(counts.most_common()) for name, counts in sorted(observed.statuses.items())},
+        "undeclared_5xx": len(observed.undeclared),
+        "undeclared_examples": observed.undeclared[:MAX_EXAMPLES],
+        "hangs": observed.hangs[:MAX_EXAMPLES],
+        "neighbour_quiet_ms": quantiles(observed.quiet_chat_s),
+        "neighbour_ms": quantiles(observed.chat_s),
+        "neighbour_failures": dict(observed.chat_failures),
+        "health_ms": quantiles(observed.health_s),
+        "not_ready_samples": dict(observed.not_ready),
+        "rss_mb": {"warm": min(warm, default=0.0), "largest": max(warm, default=0.0), "last": (warm or [0.0])[-1]},
+        "ledger_faults": faults[:MAX_EXAMPLES],
+        "is_sound": not (observed.undeclared or observed.hangs or faults),
+    }
+
+
+def quantiles(seconds: list[float]) -> dict[str, float]:
+    ordered = sorted(seconds) or [0.0]
+    places = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    found = {name: ordered[min(len(ordered) - 1, int(len(ordered) * place))] for name, place in places.items()}
+    return {"num": float(len(seconds)), **{name: round(value * 1000, 1) for name, value in found.items()}}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Attack a server with a seeded mixture and report what was seen.")
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--report", type=Path, help="file for the JSON report; standard output without it")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as home:
+        result = attack_server(Path(home), options.seed, options.minutes * 60)
+    text = json.dumps(result, indent=2)
+    if options.report:
+        options.report.write_text(text + "\n")
+    else:
+        sys.stdout.write(text + "\n")
+    return 0 if result["is_sound"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
