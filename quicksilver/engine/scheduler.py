@@ -6,7 +6,8 @@ oldest running sequence can always proceed, so every request finishes.
 
 Admission is round robin over tenants, and first come, first served within a tenant. A request whose pages are not free
 now does not block the others: up to `LOOK_AHEAD` candidates are tried in one step. After `MAX_OVERTAKEN` requests were
-admitted past it, no other request is admitted before it, so it cannot starve.
+admitted past it, no other request is admitted before it, so it cannot starve. No request passes a preempted one: it
+would take the pages that were just freed, and be preempted next.
 """
 
 from __future__ import annotations
@@ -178,7 +179,8 @@ class Scheduler:
                 for earlier in overtaken:
                     earlier.num_overtaken += 1
                 return True
-            if sequence.num_overtaken >= MAX_OVERTAKEN:
+            is_preempted = sequence.has_run
+            if is_preempted or sequence.num_overtaken >= MAX_OVERTAKEN:
                 return False
             overtaken.append(sequence)
         return False

@@ -116,6 +116,21 @@ def test_the_youngest_is_preempted_and_the_oldest_goes_on() -> None:
     assert (young.pages, young.kv_len) == ([], 0)
 
 
+def test_no_request_passes_a_preempted_one() -> None:
+    plan = scheduler(num_pages=6)
+    plan.add(sequence("old", PAGE))
+    plan.add(sequence("young", 4 * PAGE + 1))
+    plan.plan()
+    old, young = plan.running
+    old.kv_len, old.tokens = PAGE, [*old.tokens, 1]
+    young.kv_len = 4 * PAGE
+    plan.add(sequence("new", PAGE - 1))
+    assert planned(plan) == ["old"]
+    assert plan.num_preemptions == 1
+    finish(plan, "old")
+    assert planned(plan) == ["young", "new"]
+
+
 def test_rewinding_returns_the_pages_after_the_prompt() -> None:
     plan = scheduler(num_pages=8)
     one = sequence("x", 2 * PAGE)
