@@ -70,7 +70,6 @@ class Outcome:
     proposal: Proposal
     logprobs: list[TokenLogprob]  # one per proposing row if the request asks for them, else empty
     target_logprobs: Tensor | None = None  # of the tail's targets, in order
-    draft: Proposal | None = None  # the next draft, if the forward that verified also drafted
 
 
 class Backend(Protocol):

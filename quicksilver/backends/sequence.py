@@ -35,7 +35,6 @@ class Sequence:
     has_run: bool = False
     num_overtaken: int = 0  # requests that were admitted although they came later
     canvas_limit: int = 0  # longest canvas that the load allows where the length changes no token; 0 is no limit
-    is_draft_free: bool = False  # the draft on the canvas came with a verification: dropping it wastes no forward
     overrun_s: float = 0.0  # seconds of the last step that the grammar used beyond its allowance
 
     # Results
@@ -79,8 +78,8 @@ class Sequence:
 
     @property
     def is_verifying(self) -> bool:
-        """Whether the canvas is a draft that cost a forward: it is verified whatever the load allows by now."""
-        return self.canvas is not None and self.canvas.is_draft and not self.is_draft_free
+        """Whether the canvas is a draft: it is verified whatever the load allows by now."""
+        return self.canvas is not None and self.canvas.is_draft
 
     @property
     def tail(self) -> Tail:
@@ -89,17 +88,12 @@ class Sequence:
         return self.decoder.tail(self.canvas)
 
     def open_canvas(self) -> None:
-        """Opens a canvas if there is none, or if its length does not suit `canvas_limit` any more."""
+        """Opens a canvas if there is none, or if `canvas_limit` is below the length of one that has not run yet."""
         is_limited = self.canvas_limit and self.request.params.decoder.name is DecoderName.VERIFY
         longest = max(min(self.room, self.canvas_limit) if is_limited else self.room, 1)
-        if self.canvas is None or (is_limited and self._is_unsuited(self.canvas, longest)):
+        canvas = self.canvas
+        if canvas is None or (is_limited and canvas.is_fresh and len(canvas.token_ids) > longest):
             self.canvas = self.decoder.open(longest)
-
-    def _is_unsuited(self, canvas: Canvas, longest: int) -> bool:
-        """Too long and not run yet; or a draft that cost no forward, where a longer canvas pays."""
-        if self.is_draft_free and canvas.is_draft:
-            return len(canvas.token_ids) + 1 < min(longest, self.request.params.decoder.canvas_len)
-        return canvas.is_fresh and len(canvas.token_ids) > longest
 
     def usage(self) -> Usage:
         return Usage(

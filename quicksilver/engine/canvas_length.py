@@ -30,7 +30,7 @@ class CanvasLength:
     def begin_step(self, running: Seq[Sequence]) -> None:
         if self.round_cost is None:
             return
-        self.history.fade()
+        self.history.decay()
         self._is_verify_step = _most_verify(running)
         self._best_len, self._best_for = self._best_len if running else 0, -1
 
@@ -52,7 +52,7 @@ class CanvasLength:
         """Computed once per step for each number of running requests."""
         if self._best_for != num_running:
             self._best_for = num_running
-            self._best_len = round_cost.canvas_len(num_running, self.history.survival(), self._best_len)
+            self._best_len = round_cost.canvas_len(num_running, self.history.prefix_acceptance(), self._best_len)
         return self._best_len
 
 

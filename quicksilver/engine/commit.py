@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
-
 from quicksilver.backends.base import Outcome, Work
 from quicksilver.backends.sequence import Sequence
 from quicksilver.core import Delta, Event, FinishReason, Frame, TokenLogprob
@@ -60,14 +58,13 @@ def commit(work: Work, outcome: Outcome) -> CommitResult:
     num_accepted = decision.num_accepted
     decision = _keep_legal(sequence, decision, outcome.proposal)
     decision = stop_early(decision, sequence.request.params.stop_ids)
-    decision = _with_draft(sequence, decision, outcome.draft)
     _keep_logprobs(sequence, outcome, decision)
-    sequence.canvas, sequence.is_draft_free = decision.canvas, outcome.draft is not None
+    sequence.canvas = decision.canvas
     new = _extend(sequence, decision.commit)
     # Count only accepted tokens that the answer took, and the stop token.
     sequence.accepted += min(decision.num_accepted, len(new.decided) + (new.finish is FinishReason.STOP))
-    if outcome.draft is None or new.finish is None:
-        _count_draft(sequence, decision.num_drafted)
+    sequence.drafted += decision.num_drafted
+    sequence.rounds += decision.num_drafted > 0
     # The last token stays uncached even if nothing was committed: its row predicts the next token again.
     sequence.kv_len = min(work.end + decision.num_accepted, len(sequence.tokens) - 1)
     return CommitResult(_events(sequence, new), num_verified, num_accepted)
@@ -90,22 +87,6 @@ def commit_scores(work: Work, outcome: Outcome, scorer: Scorer) -> tuple[tuple[f
 def _check_finite(outcome: Outcome) -> None:
     if not all(outcome.proposal.is_finite.tolist()):
         raise RowFailed("the model returned non-finite numbers for this request")
-
-
-def _count_draft(sequence: Sequence, num_drafted: int) -> None:
-    """Not called for a draft that came with the last verification of an answer: it starts no round."""
-    sequence.drafted += num_drafted
-    sequence.rounds += num_drafted > 0
-
-
-def _with_draft(sequence: Sequence, decision: Decision, draft: Proposal | None) -> Decision:
-    """If the forward also drafted, the next canvas is that draft, cut to the tokens that the answer has left."""
-    count = sequence.room - len(decision.commit) - 1
-    if draft is None or decision.canvas is not None or count < 1:
-        return decision
-    token_ids, confidence = draft.token_ids[:count], draft.confidence[:count]
-    canvas = Canvas(token_ids, torch.ones(len(token_ids), dtype=torch.bool), confidence, 1, is_draft=True)
-    return replace(decision, canvas=canvas, num_drafted=len(token_ids))
 
 
 def _keep_legal(sequence: Sequence, decision: Decision, proposal: Proposal) -> Decision:

@@ -1,21 +1,21 @@
-"""Canvases under load, and drafts that come along with a verification: neither changes a token."""
+"""Canvas lengths in an engine, by load, by measured times and by acceptance: they never change a token."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import pytest
-import torch
 
-from quicksilver.backends.base import Outcome, Work
-from quicksilver.backends.torch.backend import TorchBackend
+from quicksilver.backends.base import Work
+from quicksilver.backends.round_cost import RoundCost, TimedRound
 from quicksilver.core import Request, Usage
-from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.config import EngineConfig
-from tests.support.tiny import decode_params, finish_all, tiny_engine
+from tests.support.tiny import decode_params, finish_all, generate, tiny_engine
 
 PROMPTS = [(i, *range(5, 25)) for i in range(6)]
+# Forwards whose time does not depend on their rows, and forwards whose time is proportional to them.
+FREE = RoundCost({(rows, gated): 1.0 for rows in (16, 64, 512) for gated in (False, True)})
+COSTLY = RoundCost({(rows, gated): 1.0 * rows for rows in (1, 2, 4, 8, 16, 64, 512) for gated in (False, True)})
+# Rounds of nano on an H200.
+NANO = (TimedRound(1, 1, 0.652), TimedRound(1, 16, 1.443))
 
 
 def _texts(config: EngineConfig, decoder: str) -> tuple[list[list[int]], int]:
@@ -37,7 +37,7 @@ def _usages(config: EngineConfig, canvas_len: int) -> list[Usage]:
 
 @pytest.mark.parametrize("canvas_rows", [0, 30])
 def test_rounds_are_counted_whatever_the_canvases_length(canvas_rows: int) -> None:
-    """A round is two forwards; an answer may end on the first, or with a last token that nothing is drafted behind."""
+    """A round is two forwards. An answer may end on the first one, or with one more token and no draft."""
     usages = _usages(EngineConfig(num_pages=128, max_rows=256, canvas_rows=canvas_rows), 12)
     assert len(usages) == len(PROMPTS)
     for usage in usages:
@@ -53,42 +53,60 @@ def test_canvases_shrink_under_load_and_the_text_stays() -> None:
     assert drafted_bound < drafted
 
 
-class DraftsAlong(TorchBackend):
-    """Verifies, and hands over a draft that is right for two tokens and then wrong."""
-
-    text: tuple[int, ...] = ()
-    num_given = 0
-
-    def run(self, works: Sequence[Work]) -> list[Outcome | None]:
-        return [
-            self._with_draft(work, outcome) if outcome else None
-            for work, outcome in zip(works, super().run(works), strict=True)
-        ]
-
-    def _with_draft(self, work: Work, outcome: Outcome) -> Outcome:
-        if work.tail is None or not work.tail.is_causal:
-            return outcome
-        agrees = outcome.proposal.token_ids[:-1] == torch.tensor(work.tail.token_ids)
-        after = work.end + int(agrees.cumprod(0).sum()) + 1
-        tokens = torch.tensor([*self.text[after : after + 2], 3, 3, 3])
-        ones = torch.ones(len(tokens))
-        self.num_given += 1
-        return replace(outcome, draft=Proposal(tokens, ones, ones, ones.bool()))
+def test_acceptance_is_kept_from_one_request_to_the_next() -> None:
+    engine = tiny_engine(EngineConfig(num_pages=64, max_rows=96))
+    before = engine.scheduler.canvas_length.history.prefix_acceptance()
+    generate(engine, PROMPTS[0], decode_params("verify", canvas_len=8, max_new_tokens=40))
+    assert engine.scheduler.canvas_length.history.prefix_acceptance()[0] < before[0]  # a random adapter
 
 
-def test_a_draft_that_comes_along_is_verified_next_and_the_text_stays() -> None:
-    wanted, _ = _texts(EngineConfig(num_pages=128, max_rows=128), "ar")
-    engine = tiny_engine(EngineConfig(num_pages=64))
-    runner = DraftsAlong(engine.backend.model, engine.backend.cache, 64)
-    runner.text = (*PROMPTS[0], *wanted[0])
-    engine.backend = runner
-    engine.add(Request("0", PROMPTS[0], decode_params("verify", canvas_len=6, max_new_tokens=30)))
-    parts = finish_all(engine)["0"]
-    assert [token for part in parts for token in part.token_ids] == wanted[0]
-    assert runner.num_given > 5
-    usage = parts[-1].usage
-    assert usage is not None
-    # The first forward only drafts, every other one ends a round; but nothing is drafted behind the last token.
-    assert usage.forwards - usage.rounds in (1, 2)
-    assert usage.completion_tokens == usage.forwards + usage.accepted
-    assert usage.forwards < 16, "a draft that came along saves the forward that would have made it"
+def test_an_engine_whose_drafts_fail_stops_drafting_and_tries_again_later() -> None:
+    engine = tiny_engine(EngineConfig(num_pages=64, max_rows=96))
+    engine.scheduler.canvas_length.round_cost = RoundCost({}, NANO)
+    engine.add(Request("0", PROMPTS[0], decode_params("verify", canvas_len=16, max_new_tokens=400)))
+    lengths: list[int] = []
+    while engine.has_work:
+        engine.step()
+        lengths += [sequence.canvas_limit for sequence in engine.scheduler.running]
+    first = lengths.index(1)
+    assert set(lengths[:first]) == {16}
+    assert 16 in lengths[first:]
+    assert lengths.count(1) > 2 * lengths.count(16)
+
+
+def test_drafts_and_verifications_do_not_share_forwards_for_long() -> None:
+    """A request that arrives in between takes a plain step and drafts together with the others."""
+    engine = tiny_engine(EngineConfig(num_pages=128, max_rows=256))
+    engine.scheduler.canvas_length.round_cost = FREE
+    mixed: list[bool] = []
+    run = engine.backend.run
+
+    def watched(works: list[Work]) -> object:
+        tails = [work.tail for work in works if work.tail is not None and work.tail.token_ids]
+        mixed.append(len({tail.is_causal for tail in tails}) > 1)
+        return run(works)
+
+    engine.backend.run = watched  # type: ignore[method-assign, assignment]
+    for i, prompt in enumerate(PROMPTS):
+        engine.add(Request(str(i), prompt, decode_params("verify", canvas_len=8, max_new_tokens=40)))
+        engine.step()
+        if i % 2:
+            engine.step()
+    finish_all(engine)
+    assert len(mixed) > 20
+    assert sum(mixed) <= 2
+
+
+@pytest.mark.parametrize("cost", [FREE, COSTLY])
+def test_no_cost_changes_a_token(cost: RoundCost) -> None:
+    alone = [
+        generate(tiny_engine(), prompt, decode_params("ar", canvas_len=1, max_new_tokens=30)) for prompt in PROMPTS
+    ]
+    engine = tiny_engine(EngineConfig(num_pages=128, max_rows=256))
+    engine.scheduler.canvas_length.round_cost = cost
+    for i, prompt in enumerate(PROMPTS):
+        engine.add(Request(str(i), prompt, decode_params("verify", canvas_len=12, max_new_tokens=30)))
+    finished = finish_all(engine)
+    assert [[t for part in finished[str(i)] for t in part.token_ids] for i in range(len(PROMPTS))] == alone
+    drafted = engine.stats().drafted_tokens
+    assert drafted == 0 if cost is COSTLY else drafted > 0
