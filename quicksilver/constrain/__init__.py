@@ -1,5 +1,5 @@
-"""Structured output: schemas, regexes, grammars and tools become token constraints.
+"""Structured output: compiles schemas, regular expressions, grammars and tools to token constraints.
 
-Touches `core`, `errors`, llguidance and jsonschema-rs; numpy bitmasks, no torch. The grammar that comes out of here
-admits nothing that the schema refuses; what cannot be promised is refused with the keyword's name.
+A grammar admits nothing that its schema refuses. What cannot be guaranteed is refused, or left to validation of the
+finished output. Uses llguidance, jsonschema-rs and numpy, but not torch.
 """

@@ -1,6 +1,6 @@
-"""A vocabulary of single bytes and special tokens, for walking a grammar without the weight of real tokens.
+"""A vocabulary of single bytes and special tokens, for fast searches in a grammar.
 
-Ids are those of the real tokenizer, so that grammars which name a special token by id mean the same token here.
+The ids are those of the real tokenizer, so a grammar that names a special token by id means the same token here.
 """
 
 from __future__ import annotations
@@ -11,36 +11,36 @@ from functools import lru_cache
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
+# Allowed in strings and prose, and never between the values of JSON.
 PROSE_LETTER = ord("z")
-"""Lawful in strings and prose, and never between the values of JSON."""
+# Bytes that lead towards the end of a string or of a value, best first.
 ENDS_TEXT = b'"'
 ENDS_VALUES = b'}],"0123456789:ntf[{-'
-"""Bytes that lead towards the end, best first."""
 CLOSING = b'}],"'
 OTHERS = (*range(32, 127), 10, *range(128, 256))
 
 
 @dataclass(frozen=True, slots=True)
 class Alphabet:
-    """Which id stands for which byte, which ids are special, and a tokenizer that knows only these."""
+    """The id of each byte, the special ids, and a tokenizer for these ids only."""
 
     byte_ids: Mapping[int, int]
     special_ids: tuple[int, ...]
     tokenizer: LLTokenizer
+    # Id of PROSE_LETTER, or -1.
     letter_id: int
-    """Of the prose letter, or -1."""
+    # All ids; those that end a string come first.
     from_text: tuple[int, ...]
-    """All ids, those first that lead out of a string."""
+    # All ids; those that end an object or array come first.
     from_values: tuple[int, ...]
-    """All ids, those first that lead out of an object or array."""
 
     @property
     def closing_ids(self) -> frozenset[int]:
-        """Of bytes that end a string, an object, an array or a value in it."""
+        """Ids of bytes that end a string, an object, an array or a value in it."""
         return frozenset(self.byte_ids[byte] for byte in CLOSING if byte in self.byte_ids)
 
     def spell(self, text: bytes) -> list[int] | None:
-        """The ids of some bytes; None where the vocabulary lacks one."""
+        """The ids of some bytes; None if the vocabulary lacks one."""
         ids = [self.byte_ids.get(byte) for byte in text]
         return None if None in ids else [i for i in ids if i is not None]
 
@@ -60,7 +60,7 @@ def make_alphabet(byte_ids: Mapping[int, int], special_ids: Sequence[int], end_i
 
 
 def plain_alphabet(special_ids: Sequence[int]) -> Alphabet:
-    """An alphabet for checking a grammar that names these special ids; its end has an id of its own."""
+    """An alphabet for grammars that name these special ids; the stop token has an id of its own."""
     return _plain_alphabet(tuple(special_ids))
 
 
@@ -73,7 +73,7 @@ def _plain_alphabet(special_ids: tuple[int, ...]) -> Alphabet:
 
 
 class _Bytes:
-    """What llguidance asks of a tokenizer."""
+    """The interface of a tokenizer for llguidance."""
 
     def __init__(self, tokens: list[bytes], special_ids: Sequence[int], end_id: int) -> None:
         self.eos_token_id = end_id

@@ -1,9 +1,8 @@
-"""A short way from a grammar's present state to its end, byte by byte.
+"""Finds a short completion of a text from the current state of a grammar, byte by byte.
 
-Greedy: close what is open, choose the smallest value, follow what is forced. When that runs in circles, a bounded
-search that also tries the words of the grammar's patterns, then one over single bytes. Nothing here moves the matcher
-that it is given. Grammars whose single steps are slow are given up by the processor's clock, which ordinary ones never
-come near.
+A greedy walk closes what is open, chooses the smallest value and follows forced bytes. If it does not end, a bounded
+search tries the literal words of the grammar's patterns, then single bytes. The matcher is not advanced. A limit on
+processor time stops grammars with slow steps; ordinary ones need about a hundredth of it.
 """
 
 from __future__ import annotations
@@ -17,29 +16,29 @@ from llguidance import LLMatcher
 
 from quicksilver.constrain.alphabet import Alphabet
 
+# Choices of the greedy walk.
 MAX_STEPS = 300
-"""Choices that the greedy walk makes at most."""
+# Processor time for one call.
 LIMIT_S = 0.1
-"""Processor time for one question; a hundred times what an ordinary grammar takes."""
+# States that a search visits.
 MAX_STATES = 400
-"""States that a search visits at most."""
 MAX_BYTES = 20_000
 BRANCHES = 6
+# States count as equal if they have the same last bytes, this many, and allow the same next bytes.
 SAME = 6
-"""Bytes behind which states are told apart."""
 
 
 class TooCostly(Exception):
-    """The question would cost more than its answer is worth."""
+    """The search exceeded its limit on processor time."""
 
 
+# Next steps from a state, each with its cost.
 Steps = Callable[[LLMatcher, Alphabet], list[tuple[int, list[int]]]]
-"""The ways to go on from a state, and what each costs."""
 
 
 def shortest(matcher: LLMatcher, alphabet: Alphabet, words: Sequence[bytes] = ()) -> list[int] | None:
-    """Ids, in the alphabet, of a short completion; empty where the text may end, None where none was found. `words` are
-    tried where single bytes lead in circles."""
+    """Ids, in the alphabet, of a short completion; empty if the text may end now, None if none was found. `words` are
+    tried where the greedy walk does not end."""
     deadline = thread_time() + LIMIT_S
     path = greedy(matcher.deep_copy(), alphabet, deadline)
     if path is None and words:
@@ -77,7 +76,7 @@ def byte_steps(matcher: LLMatcher, alphabet: Alphabet) -> list[tuple[int, list[i
 
 
 def word_steps(matcher: LLMatcher, alphabet: Alphabet, words: Sequence[list[int]]) -> list[tuple[int, list[int]]]:
-    """What is forced, or else closes, costs nothing; where neither is, the best byte and words that fit cost one."""
+    """Forced and closing bytes cost nothing. Otherwise the best byte and each matching word cost one."""
     forced = matcher.compute_ff_tokens()
     best = forced or allowed(matcher, alphabet, 1)
     if not best or forced or best[0] in alphabet.closing_ids:
@@ -86,7 +85,7 @@ def word_steps(matcher: LLMatcher, alphabet: Alphabet, words: Sequence[list[int]
 
 
 def allowed(matcher: LLMatcher, alphabet: Alphabet, most: int) -> list[int]:
-    """The best few ids that may come next: special tokens, then bytes that close, then others."""
+    """The best allowed ids: special tokens, then closing bytes, then others."""
     bits = matcher.compute_bitmask()
     order = alphabet.from_text if is_set(bits, alphabet.letter_id) else alphabet.from_values
     return list(islice((token_id for token_id in order if is_set(bits, token_id)), most))
@@ -97,7 +96,7 @@ def is_set(bits: bytes, token_id: int) -> bool:
 
 
 def search(start: LLMatcher, alphabet: Alphabet, deadline: float, steps: Steps = byte_steps) -> list[int] | None:
-    """Cheapest first. States of equal cost that allow the same bytes behind the same bytes are taken for equal."""
+    """Uniform-cost search. States of equal cost, last bytes and allowed bytes count as equal."""
     order = count()
     heap: list[tuple[int, int, LLMatcher, tuple[int, ...]]] = [(0, next(order), start.deep_copy(), ())]
     seen: set[tuple[int, tuple[int, ...], bytes]] = set()

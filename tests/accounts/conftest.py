@@ -1,4 +1,4 @@
-"""Books for tests: every test that asks for `url` runs on SQLite and on a real PostgreSQL."""
+"""Fixtures for accounts. Every test that uses `url` runs on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from quicksilver.accounts.store import Store
 from tests.accounts.postgres import find_binaries, running_postgres
 
 _numbers = itertools.count()
+# A Friday morning of 2027, in the middle of a minute, hour, day and month.
 START = 1_800_000_000.0
-"""A Friday morning of 2027, in the middle of a minute, hour, day and month."""
 
 RIGHTS = frozenset({Scope.INFERENCE, Scope.USAGE, Scope.KEYS})
 

@@ -1,4 +1,4 @@
-"""Keys made by keys never add up to more than the first had."""
+"""API keys: creation, rotation, lists, and no gain of rights by keys made with keys."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def identity_of(admin: AdminService, secret: str) -> Identity:
     return ring.look_up(ring.digest(secret))
 
 
-def test_bootstrap_makes_one_admin_key_ever(admin: AdminService) -> None:
+def test_bootstrap_creates_an_admin_key_once(admin: AdminService) -> None:
     first = admin.keys.bootstrap()
     assert first is not None
     assert identity_of(admin, first.secret).is_admin
     assert admin.keys.bootstrap() is None
 
 
-def test_secret_is_stored_nowhere_and_shown_in_no_repr(admin: AdminService) -> None:
+def test_secret_is_neither_stored_nor_in_a_repr(admin: AdminService) -> None:
     key = admin.keys.bootstrap()
     assert key is not None
     with admin.store.read() as connection:
@@ -42,7 +42,7 @@ def test_secret_is_stored_nowhere_and_shown_in_no_repr(admin: AdminService) -> N
     assert stored.display == key.secret[:9] + "…"
 
 
-def test_new_key_has_what_was_asked(admin: AdminService, customer: Customer) -> None:
+def test_new_key_has_the_fields_of_its_draft(admin: AdminService, customer: Customer) -> None:
     limits = Limits(1, 2, 3, 4)
     draft = KeyDraft("ci", customer.project_id, RIGHTS, frozenset({"a", "b"}), int(START) + 9, 77, limits)
     made = admin.keys.create_key(OPERATOR, draft)
@@ -52,7 +52,7 @@ def test_new_key_has_what_was_asked(admin: AdminService, customer: Customer) -> 
     assert record.displays == (made.secret[:9] + "…",)
 
 
-def test_list_shows_each_secret_that_still_works(admin: AdminService, customer: Customer, clock: FakeClock) -> None:
+def test_list_shows_each_valid_secret(admin: AdminService, customer: Customer, clock: FakeClock) -> None:
     new = admin.keys.rotate_key(OPERATOR, customer.key_id, 10)
     (record,) = admin.keys.list_keys(customer.identity)
     assert set(record.displays) == {customer.secret[:9] + "…", new.secret[:9] + "…"}
@@ -83,7 +83,7 @@ def test_child_cannot_have_more_scopes_models_or_time(admin: AdminService, custo
             admin.keys.create_key(maker, bad)
 
 
-def test_making_keys_needs_the_scope(admin: AdminService, customer: Customer) -> None:
+def test_creating_keys_needs_the_scope(admin: AdminService, customer: Customer) -> None:
     meek = replace(customer.identity, scopes=frozenset({Scope.INFERENCE}))
     for work in (
         lambda: admin.keys.create_key(meek, KeyDraft("c")),
@@ -110,7 +110,7 @@ def test_nesting_is_bounded(admin: AdminService, customer: Customer) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"budget": -1}, {"expires_at": -5}, {"models": frozenset({"a b"})}])
-def test_odd_drafts_are_refused(admin: AdminService, customer: Customer, bad: dict[str, object]) -> None:
+def test_invalid_drafts_are_refused(admin: AdminService, customer: Customer, bad: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
         admin.keys.create_key(OPERATOR, KeyDraft("k", customer.project_id, **bad))  # type: ignore[arg-type]
 
@@ -127,7 +127,7 @@ def stands_below(low: Identity, high: Identity) -> bool:
 
 @given(script=moves)
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-def test_no_sequence_of_minting_and_narrowing_gains_power(
+def test_no_sequence_of_creating_and_narrowing_keys_gains_rights(
     admin: AdminService, script: list[tuple[str, int, frozenset[Scope], frozenset[str] | None]]
 ) -> None:
     rights = ALL_SCOPES - {Scope.ADMIN}

@@ -1,4 +1,4 @@
-"""What a account refuses, and for how long."""
+"""Refusals of a budget and their waits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_unlimited_budget_admits_anything() -> None:
     assert account().refusal(Demand(10**18, 10**9, 10**9)) is None
 
 
-def test_spent_money_is_final_and_held_money_is_not() -> None:
+def test_spent_money_is_a_final_refusal_and_reserved_money_is_not() -> None:
     one = account(allowance=150)
     one.take(ASK)
     assert isinstance(one.refusal(ASK), RateLimited)
@@ -34,7 +34,7 @@ def test_spent_money_is_final_and_held_money_is_not() -> None:
     assert one.refusal(Demand(90, 1, 1)) is None
 
 
-def test_organisation_speaks_of_credits() -> None:
+def test_refusal_of_an_organisation_mentions_credits() -> None:
     refusal = account(allowance=1, kind="org").refusal(ASK)
     assert refusal is not None
     assert "credits" in refusal.message
@@ -57,7 +57,7 @@ def test_concurrency_is_counted_in_flight() -> None:
 
 
 @pytest.mark.parametrize("limits", [Limits(requests=2), Limits(input_tokens=25), Limits(output_tokens=59)])
-def test_each_rate_is_kept(limits: Limits) -> None:
+def test_each_rate_limit_is_enforced(limits: Limits) -> None:
     one = account(limits=limits)
     one.take(ASK)
     assert one.refusal(ASK) is None
@@ -67,13 +67,13 @@ def test_each_rate_is_kept(limits: Limits) -> None:
     assert refusal.retry_after_s == 60.0
 
 
-def test_request_above_a_whole_minute_is_told_to_shrink() -> None:
+def test_request_above_the_limit_of_a_minute_is_invalid() -> None:
     refusal = account(limits=Limits(output_tokens=19)).refusal(ASK)
     assert isinstance(refusal, InvalidRequest)
     assert refusal.param == "max_tokens"
 
 
-def test_path_reports_the_refusal_that_stands_longest() -> None:
+def test_path_reports_the_refusal_with_the_longest_wait() -> None:
     busy, empty = account(limits=Limits(concurrency=0)), account(allowance=5)
     assert isinstance(refusal_of([busy, empty], ASK), InsufficientQuota)
     full = account(limits=Limits(requests=1))
@@ -84,7 +84,7 @@ def test_path_reports_the_refusal_that_stands_longest() -> None:
     assert refusal_of([account(), account()], ASK) is None
 
 
-def test_budget_period_begins_anew() -> None:
+def test_budget_is_renewed_in_a_new_period() -> None:
     one = account(allowance=100)
     one.period, one.period_at, one.spent = "month", period_start("month", START), 100
     one.roll_period(START + 60)

@@ -1,6 +1,6 @@
-"""20,000 paid requests on SQLite and PostgreSQL together, while 120 server processes are killed under them.
+"""20,000 paid requests on SQLite and PostgreSQL while 120 server processes are killed.
 
-`benchmarks/ledger_faults.py` makes the weather and holds the books against what clients saw; its long run is 100,000.
+`benchmarks/ledger_faults.py` injects the faults and compares the ledger with what clients received.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def assert_books_are_right(report: dict[str, Any], num_requests: int, num_kills:
     assert report["refused"]["LedgerUnavailable"] > 0
 
 
-def test_sqlite_books_survive_kills_locks_and_a_full_disk() -> None:
+def test_sqlite_ledger_is_exact_after_kills_locks_and_a_full_disk() -> None:
     report = storm("--requests", 14_000, "--kills", 80)
     assert_books_are_right(report, 14_000, 80)
     assert all(report["faults"][name] >= 3 for name in ("lock_sqlite", "starve", "freeze"))
 
 
-def test_postgres_books_survive_kills_locks_and_lost_connections(postgres_url: str, tmp_path: Path) -> None:
+def test_postgres_ledger_is_exact_after_kills_locks_and_lost_connections(postgres_url: str, tmp_path: Path) -> None:
     report = storm("--requests", 6_000, "--kills", 40, "--url", postgres_url, "--pepper", tmp_path / "pepper")
     assert_books_are_right(report, 6_000, 40)
     assert all(report["faults"][name] >= 3 for name in ("lock_postgres", "cut_off", "freeze"))

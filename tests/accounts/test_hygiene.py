@@ -1,4 +1,4 @@
-"""Canary keys, bodies and names through every error path: none may surface in logs or messages."""
+"""Canary keys, bodies and names on every error path: none appears in logs or messages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tests.accounts.test_writer import locked
 
 CANARY = "qs-CANARYcanaryCANARYcanaryCANARYcanaryCANARYc"
 PROMPT = b"CANARY prompt: the launch code is 0000"
+# Written once: a traceback shows the source lines it passes through.
 NAME = "CANARY-name"
-"""Written once: a traceback shows the source lines it passes through."""
 INJECTIONS = (
     "' OR '1'='1' --",
     "qs-'; DROP TABLE accounts; --",
@@ -60,24 +60,24 @@ async def message_of(work: Callable[[], Awaitable[object]]) -> str:
     return f"{caught.value} {caught.value!r} {caught.value.__cause__!r}"
 
 
-async def test_canaries_surface_nowhere(
+async def test_secrets_and_prompts_appear_in_no_output(
     url: str, config: AccountsConfig, clock: FakeClock, log: io.StringIO, tmp_path: Path
 ) -> None:
     accounts = await Accounts.open(url, config, clock)
     customer = await accounts.admin(make_customer)
-    who = customer.identity
+    identity = customer.identity
     once = accounts.idempotency(NAME, PROMPT)
     said = [await message_of(lambda bearer=bearer: accounts.authenticate(bearer)) for bearer in (CANARY, *INJECTIONS)]
-    await accounts.reserve(who, Order("r1", "nano", 1, 1, once))
-    said.append(await message_of(lambda: accounts.recall(who, once)))
-    said.append(await message_of(lambda: accounts.reserve(who, Order("r1", "nano", 1, 1))))
-    said.append(await message_of(lambda: accounts.reserve(who, Order("r2", "nano", 1, 10**9))))
+    await accounts.reserve(identity, Order("r1", "nano", 1, 1, once))
+    said.append(await message_of(lambda: accounts.recall(identity, once)))
+    said.append(await message_of(lambda: accounts.reserve(identity, Order("r1", "nano", 1, 1))))
+    said.append(await message_of(lambda: accounts.reserve(identity, Order("r2", "nano", 1, 10**9))))
     await accounts.settle("r1", Usage(1, 0, 1), SavedReply(200, PROMPT))
     other = accounts.idempotency(NAME, PROMPT + b"!")
-    said.append(await message_of(lambda: accounts.recall(who, other)))
-    said.append(await message_of(lambda: accounts.admin(lambda admin: admin.organizations.get_account(who, NAME))))
+    said.append(await message_of(lambda: accounts.recall(identity, other)))
+    said.append(await message_of(lambda: accounts.admin(lambda admin: admin.organizations.get_account(identity, NAME))))
     with locked(await accounts.admin(lambda admin: admin)):
-        said.append(await message_of(lambda: accounts.reserve(who, Order(NAME, "nano", 1, 1, other))))
+        said.append(await message_of(lambda: accounts.reserve(identity, Order(NAME, "nano", 1, 1, other))))
         said.append(await message_of(lambda: accounts.settle(NAME, Usage(1), SavedReply(200, PROMPT))))
     await accounts.close()
     written = "".join(said) + log.getvalue()

@@ -1,4 +1,4 @@
-"""Idempotency keys: claimed with the reservation, kept with the settlement."""
+"""Idempotency keys: claimed with the reservation, resolved with the settlement."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def recall(
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "a\nb", "a\x00b", "naïve"])
-def test_odd_keys_are_refused(key: str) -> None:
+def test_invalid_idempotency_keys_are_refused(key: str) -> None:
     with pytest.raises(InvalidRequest, match="255"):
         make_idempotency(PEPPER, key, b"")
     assert make_idempotency(PEPPER, "x" * 255, b"").key == "x" * 255
 
 
-def test_second_request_waits_and_then_gets_the_same_reply(
+def test_second_request_conflicts_and_later_gets_the_same_reply(
     admin: AdminService, books: Ledger, customer: Customer
 ) -> None:
     assert recall(admin, customer) is None
@@ -58,7 +58,7 @@ def test_second_request_waits_and_then_gets_the_same_reply(
     assert isinstance(late, Conflict)
 
 
-def test_other_body_is_a_mismatch_whether_running_or_done(
+def test_another_body_is_a_mismatch_during_and_after_the_request(
     admin: AdminService, books: Ledger, customer: Customer
 ) -> None:
     other = make_idempotency(PEPPER, "abc", b"POST /v1/chat {1}")
@@ -75,7 +75,7 @@ def test_other_body_is_a_mismatch_whether_running_or_done(
 @pytest.mark.parametrize(
     "ending", [Close("r1", How.RELEASE), Close("r1", How.ORPHAN), Close("r1", How.SETTLE, Usage(1, 0, 1))]
 )
-def test_request_without_reply_leaves_its_key_free(
+def test_released_request_leaves_its_idempotency_key_free(
     admin: AdminService, books: Ledger, customer: Customer, ending: Close
 ) -> None:
     apply(admin, books, reserve(customer, "r1"))
@@ -84,22 +84,20 @@ def test_request_without_reply_leaves_its_key_free(
     assert isinstance(apply(admin, books, reserve(customer, "r2"))[0], Reservation)
 
 
-def test_refused_request_claims_nothing(admin: AdminService, books: Ledger, customer: Customer) -> None:
+def test_refused_request_leaves_no_claim(admin: AdminService, books: Ledger, customer: Customer) -> None:
     (refused,) = apply(admin, books, reserve(customer, "r1", max_output=10**9))
     assert isinstance(refused, InsufficientQuota)
     assert recall(admin, customer) is None
 
 
-def test_keys_belong_to_one_api_key(admin: AdminService, books: Ledger, customer: Customer) -> None:
+def test_idempotency_keys_belong_to_one_api_key(admin: AdminService, books: Ledger, customer: Customer) -> None:
     other = make_customer(admin)
     apply(admin, books, reserve(customer, "r1"), Close("r1", How.SETTLE, Usage(1, 0, 1), REPLY))
     assert recall(admin, other) is None
     assert isinstance(apply(admin, books, reserve(other, "r2"))[0], Reservation)
 
 
-def test_reply_is_forgotten_after_its_day(
-    admin: AdminService, books: Ledger, customer: Customer, clock: FakeClock
-) -> None:
+def test_reply_is_deleted_after_a_day(admin: AdminService, books: Ledger, customer: Customer, clock: FakeClock) -> None:
     apply(admin, books, reserve(customer, "r1"), Close("r1", How.SETTLE, Usage(1, 0, 1), REPLY))
     clock.now += books.reply_kept_s
     assert recall(admin, customer, since=clock.now - books.reply_kept_s) is None

@@ -1,4 +1,4 @@
-"""The scope lattice."""
+"""Scopes and identities."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_unknown_scope_is_refused() -> None:
 
 
 @given(scope_sets, scope_sets)
-def test_spelling_scopes_out_keeps_their_order(small: frozenset[Scope], more: frozenset[Scope]) -> None:
+def test_expanding_scopes_keeps_inclusion(small: frozenset[Scope], more: frozenset[Scope]) -> None:
     assert parse_scopes(small) <= parse_scopes(small | more)
     assert parse_scopes(parse_scopes(small)) == parse_scopes(small)
 
@@ -37,22 +37,22 @@ def test_narrowing_allows_what_both_allow(one: frozenset[str] | None, other: fro
         assert (both is None or model in both) == allowed
 
 
-def test_identity_asks_for_scope_and_model() -> None:
-    who = Identity("k", "o/p/k", frozenset({Scope.INFERENCE}), frozenset({"nano"}))
-    who.require(Scope.INFERENCE)
-    who.require_model("nano")
+def test_identity_requires_scope_and_model() -> None:
+    identity = Identity("k", "o/p/k", frozenset({Scope.INFERENCE}), frozenset({"nano"}))
+    identity.require(Scope.INFERENCE)
+    identity.require_model("nano")
     with pytest.raises(PermissionDenied, match="'keys'"):
-        who.require(Scope.KEYS)
+        identity.require(Scope.KEYS)
     with pytest.raises(PermissionDenied, match="model"):
-        who.require_model("coder")
+        identity.require_model("coder")
 
 
 def test_identity_sees_itself_and_below_only() -> None:
-    who = Identity("k", "o/p/k", frozenset({Scope.KEYS}))
-    assert who.sees("o/p/k")
-    assert who.sees("o/p/k/child")
-    assert not who.sees("o/p/k2")
-    assert not who.sees("o/p")
+    identity = Identity("k", "o/p/k", frozenset({Scope.KEYS}))
+    assert identity.sees("o/p/k")
+    assert identity.sees("o/p/k/child")
+    assert not identity.sees("o/p/k2")
+    assert not identity.sees("o/p")
     assert OPERATOR.sees("o")
 
 

@@ -1,4 +1,4 @@
-"""Bearer to identity: revocation, expiry, rights inherited, and nothing given away."""
+"""Lookup of keys: revocation, expiry, inherited rights, cache."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def look_up(ring: KeyLookup, bearer: str | None) -> object:
     return ring.look_up(ring.digest(bearer))
 
 
-def test_key_proves_who_it_is(ring: KeyLookup, customer: Customer) -> None:
+def test_secret_gives_the_identity_of_its_key(ring: KeyLookup, customer: Customer) -> None:
     assert look_up(ring, customer.secret) == customer.identity
 
 
-def test_unknown_and_malformed_keys_look_alike_in_class(ring: KeyLookup) -> None:
+def test_unknown_and_malformed_keys_raise_the_same_error(ring: KeyLookup) -> None:
     for bearer in (make_secret(), "qs-x'; DROP TABLE accounts; --", None, "Bearer x", "é"):
         with pytest.raises(AuthenticationFailed):
             look_up(ring, bearer)
@@ -54,7 +54,7 @@ def test_key_expires(admin: AdminService, ring: KeyLookup, clock: FakeClock) -> 
         look_up(ring, customer.secret)
 
 
-def test_rotation_overlaps_as_long_as_asked(
+def test_old_secret_is_valid_for_the_overlap(
     admin: AdminService, ring: KeyLookup, customer: Customer, clock: FakeClock
 ) -> None:
     new = admin.keys.rotate_key(OPERATOR, customer.key_id, overlap_s=30)
@@ -70,7 +70,7 @@ def test_rotation_overlaps_as_long_as_asked(
     assert look_up(ring, newest.secret) == customer.identity
 
 
-def test_rights_are_what_every_key_above_has(admin: AdminService, ring: KeyLookup, customer: Customer) -> None:
+def test_rights_are_the_intersection_over_the_path(admin: AdminService, ring: KeyLookup, customer: Customer) -> None:
     child = admin.keys.create_key(customer.identity, KeyDraft("child", scopes=RIGHTS, models=frozenset({"a", "b"})))
     admin.keys.narrow_key(OPERATOR, customer.key_id, frozenset({Scope.INFERENCE}), frozenset({"b", "c"}))
     identity = ring.look_up(ring.digest(child.secret))
@@ -79,14 +79,14 @@ def test_rights_are_what_every_key_above_has(admin: AdminService, ring: KeyLooku
     assert identity.path == f"{customer.identity.path}/{child.id}"
 
 
-def test_revoking_a_maker_revokes_what_it_made(admin: AdminService, ring: KeyLookup, customer: Customer) -> None:
+def test_revoking_a_key_revokes_keys_made_with_it(admin: AdminService, ring: KeyLookup, customer: Customer) -> None:
     child = admin.keys.create_key(customer.identity, KeyDraft("child"))
     admin.organizations.disable(OPERATOR, customer.key_id)
     with pytest.raises(AuthenticationFailed):
         look_up(ring, child.secret)
 
 
-def test_lookup_is_remembered_for_its_time_only(admin: AdminService, customer: Customer, clock: FakeClock) -> None:
+def test_lookup_is_cached_for_the_cache_time(admin: AdminService, customer: Customer, clock: FakeClock) -> None:
     patient = KeyLookup(admin.store, admin.pepper, 60.0, clock)
     digest = patient.digest(customer.secret)
     assert patient.cached(digest) is None
@@ -97,7 +97,7 @@ def test_lookup_is_remembered_for_its_time_only(admin: AdminService, customer: C
     assert forgetful.cached(digest) is None
 
 
-def test_remembered_key_still_expires(admin: AdminService, clock: FakeClock) -> None:
+def test_cached_key_still_expires(admin: AdminService, clock: FakeClock) -> None:
     customer = make_customer(admin, draft=KeyDraft("k", expires_at=int(START) + 10))
     ring = KeyLookup(admin.store, admin.pepper, 60.0, clock)
     digest = ring.digest(customer.secret)
@@ -106,7 +106,7 @@ def test_remembered_key_still_expires(admin: AdminService, clock: FakeClock) -> 
     assert ring.cached(digest) is None
 
 
-def test_memory_of_lookups_is_bounded(admin: AdminService, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookup_cache_is_bounded(admin: AdminService, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quicksilver.accounts.key_lookup._MAX_CACHED", 2)
     ring = KeyLookup(admin.store, admin.pepper, 60.0, clock)
     digests = [ring.digest(make_customer(admin).secret) for _ in range(3)]

@@ -32,7 +32,7 @@ def test_ids_name_their_kind() -> None:
     [None, "", "qs-", "sk-" + "a" * 43, "qs-" + "a" * 42, "qs-" + "a" * 44, "qs-" + "a" * 42 + "'", "qs-" + "é" * 43,
      "qs-" + "a" * 43 + "\n", "' OR 1=1 --", "qs-" + "\x00" * 43],
 )  # fmt: skip
-def test_what_is_not_a_key_of_ours_has_no_digest(bearer: str | None) -> None:
+def test_malformed_key_has_no_digest(bearer: str | None) -> None:
     assert Pepper(b"x" * 32).key_digest(bearer) is None
 
 
@@ -49,7 +49,7 @@ def test_digest_depends_on_pepper_purpose_and_the_whole_message() -> None:
     assert len(digests) == 4
 
 
-def test_pepper_is_made_once_private_and_read_again(tmp_path: Path) -> None:
+def test_pepper_file_is_private_and_created_once(tmp_path: Path) -> None:
     first = load_pepper(tmp_path / "pepper")
     assert stat.S_IMODE((tmp_path / "pepper").stat().st_mode) == 0o600
     assert load_pepper(tmp_path / "pepper").digest("p", b"m") == first.digest("p", b"m")

@@ -1,4 +1,4 @@
-"""Reserve, checkpoint, settle, release: the state machine and everything that changes with it."""
+"""Reserve, checkpoint, settle and release, and everything that changes with them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def money(admin: AdminService, account_id: str) -> tuple[int, int, int]:
     return account.spent, account.reserved, account.in_flight
 
 
-def test_reserve_holds_the_most_and_settle_charges_what_was_used(
+def test_reserve_holds_the_highest_cost_and_settle_charges_the_usage(
     admin: AdminService, books: Ledger, customer: Customer
 ) -> None:
     (reserved,) = apply(admin, books, reserve(customer, "r1"))
@@ -88,7 +88,7 @@ def test_release_after_settling_changes_nothing(admin: AdminService, books: Ledg
     assert money(admin, customer.org_id)[0] == 200
 
 
-def test_same_request_id_is_taken_once(admin: AdminService, books: Ledger, customer: Customer) -> None:
+def test_repeated_request_id_is_a_conflict(admin: AdminService, books: Ledger, customer: Customer) -> None:
     first, second = apply(admin, books, reserve(customer, "r1"), reserve(customer, "r1"))
     assert isinstance(first, Reservation)
     assert isinstance(second, Conflict)
@@ -97,7 +97,7 @@ def test_same_request_id_is_taken_once(admin: AdminService, books: Ledger, custo
     assert money(admin, customer.org_id) == (0, 2100, 1)
 
 
-def test_settling_what_was_never_reserved_is_not_found(admin: AdminService, books: Ledger) -> None:
+def test_settling_without_a_reservation_is_not_found(admin: AdminService, books: Ledger) -> None:
     settled, released, orphaned = apply(
         admin, books, Close("none", SETTLE, Usage(1)), Close("none", How.RELEASE), Close("none", How.ORPHAN)
     )
@@ -105,7 +105,7 @@ def test_settling_what_was_never_reserved_is_not_found(admin: AdminService, book
     assert released == orphaned == Charge("none", State.RELEASED, 0, Usage())
 
 
-def test_nobody_pays_more_than_was_set_aside(admin: AdminService, books: Ledger, customer: Customer) -> None:
+def test_charge_never_exceeds_the_reservation(admin: AdminService, books: Ledger, customer: Customer) -> None:
     apply(admin, books, reserve(customer, "r1", 10, 20))
     (charge,) = apply(admin, books, Close("r1", SETTLE, Usage(11, -3, 21)))
     assert charge == Charge("r1", State.SETTLED, 2100, Usage(10, 0, 20))
@@ -119,9 +119,7 @@ def test_orphan_without_checkpoint_is_released(admin: AdminService, books: Ledge
     assert row(admin, "r1").closed_by == "sweep"
 
 
-def test_orphan_is_charged_for_what_was_on_the_wire_and_never_more(
-    admin: AdminService, books: Ledger, customer: Customer
-) -> None:
+def test_orphan_is_charged_for_its_last_checkpoint(admin: AdminService, books: Ledger, customer: Customer) -> None:
     apply(admin, books, reserve(customer, "r1"), reserve(customer, "r2"))
     apply(admin, books, Checkpoint("r1", 8), Checkpoint("r2", 8, cached_tokens=3), Checkpoint("r1", 4))
     unknown, known = apply(admin, books, Close("r1", How.ORPHAN), Close("r2", How.ORPHAN))
@@ -129,14 +127,18 @@ def test_orphan_is_charged_for_what_was_on_the_wire_and_never_more(
     assert known == Charge("r2", State.SETTLED, 7 * 10 + 3 * 1 + 8 * 100, Usage(10, 3, 8))
 
 
-def test_orphan_takes_a_mark_that_could_not_be_written(admin: AdminService, books: Ledger, customer: Customer) -> None:
+def test_orphan_uses_a_checkpoint_that_could_not_be_written(
+    admin: AdminService, books: Ledger, customer: Customer
+) -> None:
     apply(admin, books, reserve(customer, "r1"))
     (charge,) = apply(admin, books, Close("r1", How.ORPHAN, checkpoint=Checkpoint("r1", 5)))
     assert isinstance(charge, Charge)
     assert charge.usage.completion_tokens == 5
 
 
-def test_swept_request_can_neither_go_on_nor_be_settled(admin: AdminService, books: Ledger, customer: Customer) -> None:
+def test_closed_orphan_accepts_neither_checkpoint_nor_settle(
+    admin: AdminService, books: Ledger, customer: Customer
+) -> None:
     apply(admin, books, reserve(customer, "r1"), Checkpoint("r1", 5))
     apply(admin, books, Close("r1", How.ORPHAN))
     outcomes = apply(admin, books, Checkpoint("r1", 6), Close("r1", SETTLE, Usage(10, 0, 9)), Checkpoint("none", 1))
@@ -144,7 +146,7 @@ def test_swept_request_can_neither_go_on_nor_be_settled(admin: AdminService, boo
     assert row(admin, "r1").output_tokens == 5
 
 
-def test_budget_for_ten_admits_ten(admin: AdminService, books: Ledger, customer: Customer) -> None:
+def test_budget_for_ten_requests_admits_ten(admin: AdminService, books: Ledger, customer: Customer) -> None:
     admin.organizations.set_budget(OPERATOR, customer.key_id, 21_000)
     outcomes = apply(admin, books, *(reserve(customer, f"r{number}") for number in range(25)))
     assert [type(outcome) for outcome in outcomes] == [Reservation] * 10 + [RateLimited] * 15
@@ -153,7 +155,7 @@ def test_budget_for_ten_admits_ten(admin: AdminService, books: Ledger, customer:
     assert isinstance(refused, InsufficientQuota)
 
 
-def test_key_minted_by_a_key_spends_its_makers_budget(admin: AdminService, books: Ledger, customer: Customer) -> None:
+def test_key_made_with_a_key_spends_the_budget_of_both(admin: AdminService, books: Ledger, customer: Customer) -> None:
     admin.organizations.set_budget(OPERATOR, customer.key_id, 2_100 * 3)
     children = [admin.keys.create_key(customer.identity, KeyDraft(f"child {n}")) for n in range(5)]
     entries = [
@@ -168,7 +170,7 @@ def test_key_minted_by_a_key_spends_its_makers_budget(admin: AdminService, books
     assert audit(admin.store) == []
 
 
-def test_monthly_budget_is_whole_again_next_month(
+def test_monthly_budget_is_renewed_next_month(
     admin: AdminService, books: Ledger, customer: Customer, clock: FakeClock
 ) -> None:
     admin.organizations.set_budget(OPERATOR, customer.project_id, 2_100, "month")
@@ -194,9 +196,7 @@ def test_revoked_expired_and_foreign_models_are_refused_inside_the_transaction(
     assert [type(outcome) for outcome in outcomes] == wanted
 
 
-def test_price_of_the_reservation_holds_until_it_is_settled(
-    admin: AdminService, books: Ledger, customer: Customer
-) -> None:
+def test_reservation_keeps_its_price(admin: AdminService, books: Ledger, customer: Customer) -> None:
     apply(admin, books, reserve(customer, "r1"))
     admin.organizations.set_price(OPERATOR, "nano", Price(1, 0, 1))
     settled, reserved = apply(admin, books, Close("r1", SETTLE, Usage(10, 0, 20)), reserve(customer, "r2"))
@@ -207,7 +207,7 @@ def test_price_of_the_reservation_holds_until_it_is_settled(
     assert admin.organizations.list_prices() == {"nano": Price(1, 0, 1)}
 
 
-def test_rates_count_what_may_be_used_and_then_what_was(
+def test_rates_count_the_reservation_and_then_the_usage(
     admin: AdminService, books: Ledger, customer: Customer, clock: FakeClock
 ) -> None:
     admin.organizations.set_limits(OPERATOR, customer.key_id, Limits(requests=3, output_tokens=50))
@@ -236,7 +236,7 @@ def test_concurrency_cap_frees_as_requests_end(admin: AdminService, books: Ledge
     assert [type(outcome) for outcome in outcomes] == [Reservation, Reservation, RateLimited, Charge, Reservation]
 
 
-def test_database_itself_refuses_a_negative_balance(admin: AdminService, customer: Customer) -> None:
+def test_database_constraint_refuses_a_negative_balance(admin: AdminService, customer: Customer) -> None:
     change = text("UPDATE accounts SET spent = allowance + 1 WHERE id = :id")
     with pytest.raises(Conflict), admin.store.write() as connection:
         connection.execute(change, {"id": customer.org_id})
@@ -269,7 +269,7 @@ def _entry(customer: Customer, what: str, request_id: str, amount: int) -> Any:
 
 @given(script=steps, cuts=st.integers(1, 7))
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_books_are_right_after_any_script_in_any_batches(
+def test_ledger_is_consistent_after_any_script_in_any_batches(
     admin: AdminService, books: Ledger, script: list[tuple[str, int, int]], cuts: int
 ) -> None:
     customer = make_customer(admin)

@@ -1,4 +1,4 @@
-"""Sliding windows, against a plain list of moments."""
+"""Sliding windows, compared with a plain list of timestamps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def admit(admin: AdminService, now: float, limit: int) -> float:
         return wait_s
 
 
-def test_admits_the_limit_exactly_in_every_minute(admin: AdminService) -> None:
+def test_window_admits_exactly_the_limit_in_every_minute(admin: AdminService) -> None:
     admitted: list[float] = []
     for step in range(400):
         now = START + step * 0.7
@@ -37,7 +37,7 @@ def test_admits_the_limit_exactly_in_every_minute(admin: AdminService) -> None:
 
 
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=60).map(sorted), st.integers(1, 6))
-def test_window_equals_a_list_of_moments(seconds: list[int], limit: int) -> None:
+def test_window_equals_a_list_of_timestamps(seconds: list[int], limit: int) -> None:
     buckets: dict[int, tuple[int, int, int]] = {}
     taken: list[int] = []
     for second in seconds:
@@ -54,7 +54,7 @@ def test_window_equals_a_list_of_moments(seconds: list[int], limit: int) -> None
         assert len(recent) <= limit
 
 
-def test_waiting_as_long_as_told_is_enough(admin: AdminService) -> None:
+def test_waiting_for_retry_after_is_enough(admin: AdminService) -> None:
     assert admit(admin, START, 2) == 0
     assert admit(admin, START + 5, 2) == 0
     wait_s = admit(admin, START + 6.5, 2)
@@ -63,7 +63,7 @@ def test_waiting_as_long_as_told_is_enough(admin: AdminService) -> None:
     assert admit(admin, START + 6.5 + wait_s, 2) == 0
 
 
-def test_large_request_waits_for_as_many_seconds_as_it_needs() -> None:
+def test_large_request_waits_until_enough_buckets_expire() -> None:
     window = Window(START)
     for age, amount in ((50, 10), (40, 10), (30, 10)):
         window.put(int(START) - age, (1, amount, 0))
@@ -72,7 +72,7 @@ def test_large_request_waits_for_as_many_seconds_as_it_needs() -> None:
     assert window.wait_s(1, 15) == 20.0
 
 
-def test_what_was_not_used_is_given_back() -> None:
+def test_unused_amounts_are_returned_to_the_window() -> None:
     window = Window(START)
     window.take((1, 10, 100))
     window.give_back(int(START), (0, 4, 60))
@@ -81,7 +81,7 @@ def test_what_was_not_used_is_given_back() -> None:
     assert window.used(1) == 6
 
 
-def test_clock_that_jumps_back_is_not_held_against_anyone(admin: AdminService) -> None:
+def test_clock_that_jumps_back_blocks_no_request(admin: AdminService) -> None:
     for _ in range(3):
         admit(admin, START + 86_400, 3)
     assert admit(admin, START + 86_400, 3) > 0
@@ -93,14 +93,14 @@ def test_buckets_ahead_by_a_small_skew_count(admin: AdminService) -> None:
     assert 0 < admit(admin, START, 1) <= 60
 
 
-def test_old_windows_are_forgotten(admin: AdminService, clock: FakeClock) -> None:
+def test_old_windows_are_deleted(admin: AdminService, clock: FakeClock) -> None:
     admit(admin, START, 5)
     with admin.store.write() as connection:
         forget_old_windows(connection, START + 200)
         assert load_windows(connection, ["account"], START)["account"].used(0) == 0
 
 
-def test_tightest_shows_the_account_with_least_left() -> None:
+def test_tightest_shows_the_account_with_the_least_remaining() -> None:
     wide, narrow = Window(START), Window(START)
     wide.take((1, 5, 5))
     narrow.take((1, 5, 5))

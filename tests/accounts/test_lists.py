@@ -1,4 +1,4 @@
-"""What lists show: accounts on a path, keys with their last hour and owner, usage filtered by every id."""
+"""Lists: accounts of a path, keys with owner and last use, filtered usage."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def spend(admin: AdminService, books: Ledger, customer: Customer, request_id: st
     apply(admin, books, Reserve(customer.identity, order), Close(request_id, How.SETTLE, Usage(10, 4, 2)))
 
 
-def test_a_key_lists_the_accounts_that_pay_for_it(admin: AdminService, customer: Customer) -> None:
+def test_a_key_lists_the_accounts_of_its_path(admin: AdminService, customer: Customer) -> None:
     make_customer(admin)
     assert [account.id for account in admin.organizations.list_path(customer.identity)] == [
         customer.org_id,
@@ -35,7 +35,7 @@ def test_a_key_lists_the_accounts_that_pay_for_it(admin: AdminService, customer:
     ]
 
 
-def test_a_budget_is_whole_again_when_its_period_ends_without_a_request(
+def test_a_budget_is_renewed_without_a_request(
     admin: AdminService, books: Ledger, customer: Customer, clock: FakeClock
 ) -> None:
     admin.organizations.set_budget(OPERATOR, customer.key_id, 10_000, "day")
@@ -81,7 +81,9 @@ def test_only_admins_rename(admin: AdminService, customer: Customer) -> None:
         admin.organizations.rename(OPERATOR, customer.project_id, " ")
 
 
-def test_a_key_can_only_make_so_many(admin: AdminService, customer: Customer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_keys_below_a_key_is_bounded(
+    admin: AdminService, customer: Customer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(minting, "MAX_BELOW", 2)
     for number in range(2):
         made = admin.keys.create_key(customer.identity, KeyDraft(f"k{number}"))
@@ -103,7 +105,7 @@ def test_usage_is_filtered_by_key_project_and_user(admin: AdminService, books: L
         assert bucket.lines == ()
 
 
-def test_an_admin_as_tenant_has_no_power_over_others(admin: AdminService, customer: Customer) -> None:
+def test_an_admin_key_as_tenant_sees_no_other_account(admin: AdminService, customer: Customer) -> None:
     tenant = replace(customer.identity, scopes=frozenset(Scope)).as_tenant
     assert not tenant.is_admin
     assert tenant.scopes == frozenset(Scope) - {Scope.ADMIN}

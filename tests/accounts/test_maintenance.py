@@ -1,4 +1,4 @@
-"""The audit finds every kind of damage, and backups open again."""
+"""The audit finds every kind of damage; backups can be opened."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_audit_finds_damage(admin: AdminService, used: Customer, damage: str, fi
     assert finding in found
 
 
-def test_audit_looks_at_one_moment(admin: AdminService, books: Ledger, used: Customer) -> None:
+def test_audit_reads_one_snapshot(admin: AdminService, books: Ledger, used: Customer) -> None:
     """What is settled while the audit runs belongs to the next one."""
     with admin.store.snapshot() as connection:
         before = connection.execute(text("SELECT count(*) FROM ledger WHERE state = 'settled'")).scalar_one()
@@ -60,7 +60,7 @@ def test_audit_looks_at_one_moment(admin: AdminService, books: Ledger, used: Cus
     assert audit(admin.store) == []
 
 
-def test_sqlite_backup_is_private_and_whole(sqlite_url: str, config: AccountsConfig, tmp_path: Path) -> None:
+def test_sqlite_backup_is_private_and_complete(sqlite_url: str, config: AccountsConfig, tmp_path: Path) -> None:
     admin = open_admin(sqlite_url, config)
     customer = make_customer(admin)
     backup(admin.store, tmp_path / "copy.db")
@@ -98,7 +98,7 @@ def test_failed_dump_leaves_no_file(postgres_url: str, tmp_path: Path, monkeypat
     store.close()
 
 
-def test_postgres_backup_says_what_is_missing(
+def test_postgres_backup_without_pg_dump_is_an_error(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)

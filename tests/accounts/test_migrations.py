@@ -1,4 +1,4 @@
-"""The schema's history: run once, together with its record, and equal to what queries expect."""
+"""Migrations run once, leave no partial result, keep old rows, and match the schema of queries."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_upgrade_runs_each_migration_once(store: Store) -> None:
     store.close()
 
 
-def test_migrated_tables_are_those_that_queries_name(store: Store) -> None:
+def test_migrated_tables_match_the_schema_of_queries(store: Store) -> None:
     upgrade(store)
     with store.read() as connection:
         look = inspect(connection)

@@ -1,4 +1,4 @@
-"""Organisations, users, credits, budgets, limits, prices: and who may touch them."""
+"""Organisations, users, credits, budgets, limits, prices, and the rights to change them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_default_price_is_one_credit_a_token() -> None:
     assert AccountsConfig().default_price == Price(MICRO, MICRO // 10, MICRO)
 
 
-def test_credits_add_up_and_a_reference_counts_once(admin: AdminService, customer: Customer) -> None:
+def test_credits_are_added_once_per_reference(admin: AdminService, customer: Customer) -> None:
     assert admin.organizations.add_credits(OPERATOR, customer.org_id, 5, "invoice 1").balance == MICRO + 5
     with pytest.raises(Conflict):
         admin.organizations.add_credits(OPERATOR, customer.org_id, 5, "invoice 1")
@@ -44,7 +44,7 @@ def test_credits_add_up_and_a_reference_counts_once(admin: AdminService, custome
 
 
 @pytest.mark.parametrize("amount", [0, -1, MAX_AMOUNT + 1, MAX_AMOUNT])
-def test_odd_amounts_are_refused_whole(admin: AdminService, customer: Customer, amount: int) -> None:
+def test_invalid_amounts_change_nothing(admin: AdminService, customer: Customer, amount: int) -> None:
     with pytest.raises(InvalidRequest):
         admin.organizations.add_credits(OPERATOR, customer.org_id, amount, "gift")
     assert audit(admin.store) == []
@@ -59,12 +59,12 @@ def test_an_organisation_with_unlimited_credits_takes_none(admin: AdminService) 
         admin.organizations.add_credits(OPERATOR, operators.id, 1, "gift")
 
 
-def test_organisation_may_start_with_nothing(admin: AdminService) -> None:
+def test_organisation_may_start_without_credits(admin: AdminService) -> None:
     assert admin.organizations.create_org(OPERATOR, "poor", 0).balance == 0
     assert audit(admin.store) == []
 
 
-def test_budget_belongs_to_projects_and_keys(admin: AdminService, customer: Customer) -> None:
+def test_only_projects_and_keys_have_budgets(admin: AdminService, customer: Customer) -> None:
     assert admin.organizations.set_budget(OPERATOR, customer.project_id, 7).balance == 7
     assert admin.organizations.set_budget(OPERATOR, customer.key_id, 9, "day").period == "day"
     assert admin.organizations.set_budget(OPERATOR, customer.key_id, None).balance is None
@@ -79,7 +79,7 @@ def test_limits_are_stored(admin: AdminService, customer: Customer) -> None:
     assert admin.organizations.get_account(OPERATOR, customer.org_id).limits == Limits(1, 2, 3, 4)
 
 
-def test_user_is_unique_in_an_organisation_and_takes_their_keys_along(
+def test_removing_a_user_disables_the_keys_of_the_user(
     admin: AdminService, customer: Customer, clock: FakeClock
 ) -> None:
     user = admin.organizations.create_user(OPERATOR, customer.org_id, "ada@example.org")
@@ -101,7 +101,7 @@ def test_user_is_unique_in_an_organisation_and_takes_their_keys_along(
 
 
 @pytest.mark.parametrize("name", ["", "   ", "a\nb", "a\x00", "x" * 129, "\ud800"])
-def test_odd_names_are_refused(admin: AdminService, name: str) -> None:
+def test_invalid_names_are_refused(admin: AdminService, name: str) -> None:
     with pytest.raises(InvalidRequest):
         admin.organizations.create_org(OPERATOR, name)
 
@@ -132,7 +132,7 @@ FOREIGN_WORK: dict[str, Callable[[AdminService, Identity, Customer], object]] = 
 
 
 @pytest.mark.parametrize("work", ADMIN_WORK.values(), ids=ADMIN_WORK.keys())
-def test_arranging_needs_an_admin(
+def test_administration_needs_the_admin_scope(
     admin: AdminService, customer: Customer, work: Callable[[AdminService, Identity, Customer], object]
 ) -> None:
     with pytest.raises(PermissionDenied):
@@ -140,7 +140,7 @@ def test_arranging_needs_an_admin(
 
 
 @pytest.mark.parametrize("work", FOREIGN_WORK.values(), ids=FOREIGN_WORK.keys())
-def test_foreign_objects_look_like_missing_ones(
+def test_foreign_objects_are_not_found(
     admin: AdminService, customer: Customer, work: Callable[[AdminService, Identity, Customer], object]
 ) -> None:
     stranger = make_customer(admin)
@@ -152,7 +152,7 @@ def test_foreign_objects_look_like_missing_ones(
     assert str(foreign.value) == str(missing.value)
 
 
-def test_own_org_and_project_and_siblings_are_out_of_a_keys_reach(admin: AdminService, customer: Customer) -> None:
+def test_key_cannot_change_its_organisation_project_or_siblings(admin: AdminService, customer: Customer) -> None:
     sibling = admin.keys.create_key(OPERATOR, KeyDraft("sibling", customer.project_id, scopes=RIGHTS))
     for account_id in (customer.org_id, customer.project_id, sibling.id):
         with pytest.raises(NotFound):
@@ -160,6 +160,6 @@ def test_own_org_and_project_and_siblings_are_out_of_a_keys_reach(admin: AdminSe
     assert [account.id for account in admin.organizations.list_accounts(customer.identity, "key")] == [customer.key_id]
 
 
-def test_key_may_end_itself(admin: AdminService, customer: Customer) -> None:
+def test_key_may_revoke_itself(admin: AdminService, customer: Customer) -> None:
     admin.organizations.disable(customer.identity, customer.key_id)
     assert admin.organizations.get_account(OPERATOR, customer.key_id).is_disabled

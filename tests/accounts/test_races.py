@@ -1,4 +1,4 @@
-"""Two real processes on one database: what must not be exceeded is not."""
+"""Two processes on one database never exceed budgets or rate limits."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from quicksilver.core import Usage
 from quicksilver.errors import InsufficientQuota, RateLimited
 from tests.accounts.conftest import START, make_customer
 
+# In each of the two processes.
 NUM_PARALLEL = 100
-"""In each of the two processes."""
 
 
 def frozen_clock() -> float:

@@ -15,7 +15,7 @@ def test_cost_is_exact_and_cached_input_is_cheaper() -> None:
 
 
 @pytest.mark.parametrize("parts", [(1, 2, 1), (-1, -1, 1), (1, 1, -1), (MAX_PRICE + 1, 1, 1), (1, 1, MAX_PRICE + 1)])
-def test_odd_prices_are_refused(parts: tuple[int, int, int]) -> None:
+def test_invalid_prices_are_refused(parts: tuple[int, int, int]) -> None:
     with pytest.raises(InvalidRequest):
         Price(*parts)
 

@@ -1,4 +1,4 @@
-"""Telling the dead from the slow, and closing what the dead left."""
+"""Detection of dead processes, and closing their reservations."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def states(admin: AdminService) -> dict[str, str]:
         return {row.request_id: row.state for row in connection.execute(select(ledger))}
 
 
-def test_owner_is_dead_after_standing_still_for_its_patience() -> None:
+def test_owner_is_dead_after_missing_heartbeats() -> None:
     lookout = LivenessTracker(patience=3)
     heartbeats = [{"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 3}, {"a": 1, "b": 4}]
     assert [lookout.dead(look) for look in heartbeats] == [[], [], [], ["a"]]
     assert lookout.dead({"a": 2, "b": 5}) == []
 
 
-def test_owner_that_moves_between_looks_starts_afresh() -> None:
+def test_owner_with_a_new_heartbeat_is_alive() -> None:
     lookout = LivenessTracker(patience=2)
     assert [lookout.dead({"a": number}) for number in (1, 1, 2, 2)] == [[], [], [], []]
     assert lookout.dead({"a": 2}) == ["a"]
 
 
-def test_beat_moves_and_comes_back_after_being_given_up(admin: AdminService, books: Ledger) -> None:
+def test_heartbeat_is_incremented_and_recreated(admin: AdminService, books: Ledger) -> None:
     with admin.store.write() as connection:
         write_heartbeat(connection, "me")
         write_heartbeat(connection, "me")
@@ -44,7 +44,7 @@ def test_beat_moves_and_comes_back_after_being_given_up(admin: AdminService, boo
         assert read_heartbeats(connection) == {"me": 0}
 
 
-def test_looking_for_orphans_reads_open_rows_only(sqlite_url: str, config: AccountsConfig) -> None:
+def test_search_for_orphans_uses_the_index_of_open_rows(sqlite_url: str, config: AccountsConfig) -> None:
     admin = open_admin(sqlite_url, config)
     said: list[str] = []
     with admin.store.read() as connection:
@@ -58,9 +58,7 @@ def test_looking_for_orphans_reads_open_rows_only(sqlite_url: str, config: Accou
     assert "ledger_open" in str(plan)
 
 
-def test_orphans_of_one_owner_are_closed_and_others_left_alone(
-    admin: AdminService, books: Ledger, customer: Customer
-) -> None:
+def test_orphans_of_one_owner_are_closed_and_no_others(admin: AdminService, books: Ledger, customer: Customer) -> None:
     other = Ledger("proc_b", books.default_price, books.reply_kept_s, books.clock)
     apply(admin, books, Reserve(customer.identity, Order("mine", "nano", 1, 9)))
     apply(admin, other, *(Reserve(customer.identity, Order(name, "nano", 1, 9)) for name in ("quiet", "streaming")))

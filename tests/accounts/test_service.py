@@ -1,4 +1,4 @@
-"""The front door: a plain request, a stream, cancellation, and errors that fail closed."""
+"""`Accounts`: a request, a stream, cancellation, and errors that fail closed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_plain_request_from_key_to_charge(accounts: Accounts, someone: Cus
     assert await accounts.admin(lambda admin: audit(admin.store)) == []
 
 
-async def test_stream_that_breaks_is_charged_for_its_last_checkpoint(
+async def test_interrupted_stream_is_charged_for_its_last_checkpoint(
     accounts: Accounts, someone: Customer, url: str, config: AccountsConfig
 ) -> None:
     await accounts.reserve(someone.identity, Order("r", "nano", 10, 20))
@@ -105,7 +105,7 @@ async def test_revocation_reaches_every_process_within_the_cache_time(
     await caching.close()
 
 
-async def test_idempotent_request_runs_once_in_fifty(accounts: Accounts, someone: Customer) -> None:
+async def test_fifty_requests_with_one_idempotency_key_run_once(accounts: Accounts, someone: Customer) -> None:
     once = accounts.idempotency("key", b"POST /v1/chat {}")
     ran: list[str] = []
 
@@ -144,7 +144,7 @@ async def test_cancelled_reserve_leaves_nothing_reserved(accounts: Accounts, som
 
 
 async def test_cancelled_reserve_that_was_written_is_released(accounts: Accounts, someone: Customer) -> None:
-    """The reservation is in the books before its caller is gone."""
+    """The reservation is written before its caller is cancelled."""
     future = accounts._writer.submit
     answered = asyncio.Event()
 
@@ -184,7 +184,7 @@ async def test_locked_database_refuses_paid_calls_and_recovers(accounts: Account
     assert not accounts.needs_restart
 
 
-async def test_books_that_cannot_be_written_are_not_opened(
+async def test_database_that_cannot_be_written_is_not_opened(
     accounts: Accounts, url: str, config: AccountsConfig
 ) -> None:
     with locked(await accounts.admin(lambda admin: admin)), pytest.raises(LedgerUnavailable):
@@ -213,7 +213,7 @@ async def test_postgres_needs_a_named_pepper(postgres_url: str) -> None:
         await Accounts.open(postgres_url, AccountsConfig())
 
 
-async def test_sqlite_keeps_its_pepper_beside_it(sqlite_url: str) -> None:
+async def test_sqlite_pepper_is_next_to_the_database(sqlite_url: str) -> None:
     accounts = await Accounts.open(sqlite_url)
     await accounts.close()
     admin = open_admin(sqlite_url, AccountsConfig())

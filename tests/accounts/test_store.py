@@ -1,4 +1,4 @@
-"""Opening either database, failing closed, and saying nothing of what is inside."""
+"""Both databases: durability, errors that fail closed, messages without contents."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_transaction_is_all_or_nothing(empty_url: str) -> None:
     store.close()
 
 
-def test_contradictions_are_conflicts_without_their_values(empty_url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_constraint_violations_are_conflicts_without_values(empty_url: str, caplog: pytest.LogCaptureFixture) -> None:
     store = Store(empty_url)
     make_table(store)
     add(store, "canary")
@@ -86,7 +86,7 @@ def test_contradictions_are_conflicts_without_their_values(empty_url: str, caplo
     store.close()
 
 
-def test_locked_sqlite_is_waited_for_and_then_unavailable(sqlite_url: str) -> None:
+def test_locked_sqlite_is_unavailable_after_the_wait(sqlite_url: str) -> None:
     store = Store(sqlite_url, 0.05)
     make_table(store)
     other = sqlite3.connect(str(store.url.database), isolation_level=None)
@@ -101,7 +101,7 @@ def test_locked_sqlite_is_waited_for_and_then_unavailable(sqlite_url: str) -> No
     store.close()
 
 
-def test_locked_postgres_is_waited_for_and_then_unavailable(empty_postgres_url: str) -> None:
+def test_locked_postgres_is_unavailable_after_the_wait(empty_postgres_url: str) -> None:
     store, other = Store(empty_postgres_url, 0.05), Store(empty_postgres_url)
     make_table(store)
     with other.write() as connection:
@@ -148,7 +148,7 @@ def test_lost_postgres_connection_is_unavailable_once(empty_postgres_url: str, p
     store.close()
 
 
-def test_value_that_cannot_be_stored_is_the_callers_fault(empty_postgres_url: str) -> None:
+def test_value_that_cannot_be_stored_is_an_invalid_request(empty_postgres_url: str) -> None:
     store = Store(empty_postgres_url)
     make_table(store)
     with pytest.raises(InvalidRequest):

@@ -20,10 +20,10 @@ DAY = int(START) // 86_400 * 86_400
 TODAY = UsageQuery(DAY, DAY + 86_400)
 
 
-def spend(admin: AdminService, books: Ledger, who: Identity, request_id: str, model: str = "nano") -> None:
+def spend(admin: AdminService, books: Ledger, identity: Identity, request_id: str, model: str = "nano") -> None:
     apply(
         admin, books,
-        Reserve(who, Order(request_id, model, 10, 10)), Close(request_id, How.SETTLE, Usage(10, 4, 2)),
+        Reserve(identity, Order(request_id, model, 10, 10)), Close(request_id, How.SETTLE, Usage(10, 4, 2)),
     )  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def test_usage_is_summed_into_buckets_with_empty_ones_between(
     assert [bucket.lines for bucket in buckets] == [(twice,), (), (each,)]
 
 
-def test_groups_name_what_was_grouped_by(admin: AdminService, books: Ledger, customer: Customer) -> None:
+def test_lines_name_the_fields_of_their_group(admin: AdminService, books: Ledger, customer: Customer) -> None:
     spend(admin, books, customer.identity, "r1")
     spend(admin, books, customer.identity, "r2", "coder")
     query = replace(TODAY, group_by=("key", "model"))
@@ -82,6 +82,6 @@ def test_reading_usage_needs_the_scope(admin: AdminService, customer: Customer) 
     "odd",
     [{"width": "1m"}, {"group_by": ("batch",)}, {"start": DAY + 86_400}, {"end": DAY + 86_400 * 745}, {"start": -1}],
 )
-def test_odd_queries_are_refused(odd: dict[str, object]) -> None:
+def test_invalid_queries_are_refused(odd: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest):
         replace(TODAY, **odd)

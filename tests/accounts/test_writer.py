@@ -1,4 +1,4 @@
-"""The writer: batches, faults, debts, and looking after the dead."""
+"""The writer: batches, faults, retries, recovery after dead processes."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_settlement_that_failed_stays_failed(admin: AdminService, writer: Writer
     assert rows(admin)["r"].state == State.RELEASED
 
 
-def test_release_that_failed_is_made_up_for(admin: AdminService, writer: Writer, customer: Customer) -> None:
+def test_failed_release_is_retried(admin: AdminService, writer: Writer, customer: Customer) -> None:
     writer.start()
     writer.submit(reserve(customer, "r")).result(PATIENT)
     writer.submit(Checkpoint("r", 3)).result(PATIENT)
@@ -158,7 +158,9 @@ def test_release_that_failed_is_made_up_for(admin: AdminService, writer: Writer,
     assert rows(admin)["r"].state == State.RELEASED
 
 
-def test_reservation_whose_commit_was_lost_is_undone(admin: AdminService, writer: Writer, customer: Customer) -> None:
+def test_reservation_whose_commit_was_not_acknowledged_is_released(
+    admin: AdminService, writer: Writer, customer: Customer
+) -> None:
     """The commit happens, but the answer to it does not arrive."""
     with admin.store.write() as connection:
         writer._ledger.apply(connection, [reserve(customer, "r")])
@@ -167,7 +169,9 @@ def test_reservation_whose_commit_was_lost_is_undone(admin: AdminService, writer
     assert rows(admin)["r"].state == State.RELEASED
 
 
-def test_entries_queued_behind_a_fault_fail_with_it(admin: AdminService, writer: Writer, customer: Customer) -> None:
+def test_entries_that_waited_through_a_fault_fail_with_it(
+    admin: AdminService, writer: Writer, customer: Customer
+) -> None:
     writer.start()
     with locked(admin):
         futures = [writer.submit(reserve(customer, f"r{number}")) for number in range(20)]
@@ -206,7 +210,7 @@ def test_database_lost_while_writing_one_by_one_fails_the_rest(
     assert len({id(future.exception()) for future in futures}) == 3
 
 
-def test_drain_that_begins_during_a_fault_still_ends(admin: AdminService, writer: Writer, customer: Customer) -> None:
+def test_close_during_a_fault_ends(admin: AdminService, writer: Writer, customer: Customer) -> None:
     writer.start()
     with locked(admin):
         future = writer.submit(reserve(customer, "r"))
@@ -214,7 +218,9 @@ def test_drain_that_begins_during_a_fault_still_ends(admin: AdminService, writer
     assert isinstance(future.exception(PATIENT), LedgerUnavailable)
 
 
-def test_closing_settles_what_is_open_and_signs_off(admin: AdminService, writer: Writer, customer: Customer) -> None:
+def test_close_settles_open_reservations_and_removes_the_heartbeat(
+    admin: AdminService, writer: Writer, customer: Customer
+) -> None:
     writer.start()
     for name in ("quiet", "streaming"):
         writer.submit(reserve(customer, name)).result(PATIENT)
@@ -227,7 +233,7 @@ def test_closing_settles_what_is_open_and_signs_off(admin: AdminService, writer:
     assert isinstance(writer.submit(reserve(customer, "late")).exception(PATIENT), LedgerUnavailable)
 
 
-def test_closing_against_a_locked_database_leaves_the_rest_to_the_close_orphans(
+def test_close_with_a_locked_database_leaves_open_rows_to_recovery(
     admin: AdminService, writer: Writer, customer: Customer, config: AccountsConfig, clock: FakeClock
 ) -> None:
     writer.start()
@@ -242,7 +248,7 @@ def test_closing_against_a_locked_database_leaves_the_rest_to_the_close_orphans(
     other.close()
 
 
-def test_dead_process_is_swept_and_a_living_one_is_not(
+def test_reservations_of_dead_processes_alone_are_closed(
     admin: AdminService, config: AccountsConfig, clock: FakeClock, customer: Customer
 ) -> None:
     dead, alive, judge = (make_writer(admin, config, clock, name) for name in ("dead", "alive", "judge"))
@@ -259,10 +265,10 @@ def test_dead_process_is_swept_and_a_living_one_is_not(
     assert audit(admin.store) == []
 
 
-def test_looks_that_failed_kill_nobody(
+def test_failed_reads_count_no_process_as_dead(
     admin: AdminService, config: AccountsConfig, clock: FakeClock, customer: Customer
 ) -> None:
-    """While the database is locked nobody can heartbeat, and nobody can be found dead for it."""
+    """While the database is locked no process can write its heartbeat, and none counts as dead for that."""
     alive, judge = make_writer(admin, config, clock, "alive"), make_writer(admin, config, clock, "judge")
     alive.tick()
     with admin.store.write() as connection:
@@ -284,7 +290,7 @@ def test_broken_disk_is_refused_at_once(admin: AdminService, writer: Writer, cus
     admin.store.is_broken = False
 
 
-def test_heartbeat_outlives_an_unforeseen_error(
+def test_heartbeat_continues_after_an_unexpected_error(
     admin: AdminService, writer: Writer, customer: Customer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def explode() -> None:

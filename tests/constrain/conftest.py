@@ -1,4 +1,4 @@
-"""Tokenizers to constrain: one of single bytes made on the fly, and nano's own where its file is here."""
+"""Tokenizers for constraints: one of single bytes, and that of nano if its file is present."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.shared_data import shared
 from tests.support.small_tokenizer import SPECIALS, VOCAB_SIZE, small_tokenizer
 
 SMOLLM2_ENDS = (2, 0)
+# Wider than the vocabulary, as logits often are.
 SMOLLM2_WIDTH = 49_280
-"""Wider than the vocabulary, as logits often are."""
 
 
 @pytest.fixture(scope="session")

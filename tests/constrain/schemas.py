@@ -1,4 +1,4 @@
-"""Small random schemas and values over a few names and constants, so that they meet often."""
+"""Small random schemas and values over few names and constants, so that they often match."""
 
 from __future__ import annotations
 

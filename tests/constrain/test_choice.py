@@ -1,4 +1,4 @@
-"""Labels decided by likelihood."""
+"""Choice among labels by likelihood."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quicksilver.constrain.choice import continuations, decide, softmax
 from quicksilver.core import Scores
 
 
-def test_labels_are_scored_with_the_end_behind_them() -> None:
+def test_labels_are_scored_with_the_stop_token() -> None:
     assert continuations(["ab", "a"], lambda text: list(text.encode()), 9) == ((97, 98, 9), (97, 9))
 
 
@@ -21,9 +21,9 @@ def test_probabilities_are_shares_among_the_labels() -> None:
     assert verdict.probabilities == pytest.approx({"a": 0.2, "b": 0.6, "c": 0.2})
 
 
-def test_very_unlikely_labels_still_share_one() -> None:
+def test_probabilities_of_unlikely_labels_sum_to_one() -> None:
     assert math.fsum(softmax([-5000.0, -5001.0])) == pytest.approx(1)
 
 
-def test_of_equals_the_first_wins() -> None:
+def test_of_equal_labels_the_first_is_chosen() -> None:
     assert decide(["x", "y"], Scores(((-1.0,), (-1.0,)))).label == "x"

@@ -1,4 +1,4 @@
-"""Real grammars in the real engine, over a tiny random model: whatever the decoder, finished answers are valid."""
+"""Grammars in the engine with a tiny random model: finished answers are valid with every decoder."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_constrained_verify_is_the_masked_autoregressive_text(engine: Engine, te
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_a_required_call_always_comes(engine: Engine, name: str) -> None:
+def test_a_required_call_is_always_made(engine: Engine, name: str) -> None:
     plan = ToolCallFormat(
         (Tool("look", SCHEMAS[0], is_strict=True), Tool("now")), ToolTags(OPEN, CLOSE), ToolChoice.REQUIRED, 1
     )
@@ -91,7 +91,7 @@ def test_a_required_call_always_comes(engine: Engine, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_too_little_room_is_said_and_leaves_a_lawful_beginning(engine: Engine, grammars: Grammars, name: str) -> None:
+def test_too_few_tokens_finish_with_length_and_a_valid_prefix(engine: Engine, grammars: Grammars, name: str) -> None:
     spec = schema_spec(SCHEMAS[0])
     ((tokens, last),) = run(engine, [spec], name=name, max_new_tokens=10)
     assert last.finish is FinishReason.LENGTH

@@ -1,4 +1,4 @@
-"""Short ways out of a grammar, and the limits of looking for them."""
+"""Search for a short completion, and its limits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from tests.constrain.walks import ALPHABET, automaton, schema_spec
 FOREVER = float("inf")
 
 
-def way_out(schema: Any, begun: str = "") -> str | None:
+@pytest.fixture(autouse=True)
+def generous_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine must not change the results."""
+    monkeypatch.setattr(module, "LIMIT_S", 60.0)
+
+
+def completion(schema: Any, begun: str = "") -> str | None:
     matcher = automaton(schema_spec(schema))
     matcher.consume_tokens(ALPHABET.spell(begun.encode()) or [])
     path = shortest(matcher, ALPHABET)
@@ -36,13 +42,13 @@ def way_out(schema: Any, begun: str = "") -> str | None:
         ({"type": "null"}, "null", ""),
     ],
 )
-def test_the_way_out_is_short(schema: Any, begun: str, rest: str) -> None:
-    found = way_out(schema, begun)
+def test_the_completion_is_short(schema: Any, begun: str, rest: str) -> None:
+    found = completion(schema, begun)
     assert found is not None
     assert len(rest) <= len(found) <= len(rest) + 1
 
 
-def test_a_walk_in_circles_is_left_by_searching() -> None:
+def test_the_search_ends_where_the_greedy_walk_does_not() -> None:
     matcher = automaton(compile_response_format(ResponseFormat(FormatKind.REGEX, "0*1")))
     assert greedy(matcher.deep_copy(), ALPHABET, FOREVER) is None
     assert search(matcher, ALPHABET, FOREVER) is not None
@@ -57,7 +63,7 @@ def test_a_walk_in_circles_is_left_by_searching() -> None:
         (r"^[a-z]+://x\.org/[0-9]{2}$", None),
     ],
 )
-def test_the_words_of_a_pattern_lead_out_of_it(pattern: str, rest: str | None) -> None:
+def test_literal_words_of_a_pattern_shorten_the_completion(pattern: str, rest: str | None) -> None:
     properties = {"n": {"type": "integer", "minimum": 1}, "s": {"type": "string", "pattern": pattern}}
     spec = schema_spec({"type": "object", "properties": properties, "required": ["n", "s"]})
     path = shortest(automaton(spec), ALPHABET, words_of(spec.grammar))
@@ -70,19 +76,19 @@ def test_words_are_literal_runs_and_members_of_classes() -> None:
     assert list(runs_of(r"\x41b")) == ["Ab"]
 
 
-def test_a_way_out_too_far_is_not_found() -> None:
+def test_a_completion_beyond_the_limits_is_not_found() -> None:
     matcher = automaton(compile_response_format(ResponseFormat(FormatKind.REGEX, "[a-z]{5000}")))
     assert search(matcher, ALPHABET, FOREVER) is None
     assert greedy(matcher.deep_copy(), ALPHABET, FOREVER) is None
 
 
-def test_the_clock_ends_a_search_that_costs_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_stops_at_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LIMIT_S", -1.0)
     with pytest.raises(TooCostly):
-        way_out({"type": "object"})
+        completion({"type": "object"})
 
 
-def test_looking_does_not_move_the_automaton() -> None:
+def test_a_search_does_not_advance_the_automaton() -> None:
     matcher = automaton(schema_spec({"type": "object"}))
     before = matcher.compute_bitmask()
     shortest(matcher, ALPHABET)

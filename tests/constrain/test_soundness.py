@@ -1,4 +1,4 @@
-"""The promise itself, over random schemas: what the grammar takes or writes is an instance."""
+"""Soundness over random schemas: what the grammar admits or writes is an instance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ORDINARY = settings(max_examples=250, deadline=None, suppress_health_check=[Heal
 
 @ORDINARY
 @given(schemas(), st.lists(instances(), min_size=1, max_size=6))
-def test_no_instance_is_taken_that_the_validator_refuses(schema: Any, values: list[Any]) -> None:
+def test_no_instance_is_admitted_that_the_validator_refuses(schema: Any, values: list[Any]) -> None:
     try:
         matcher = automaton(schema_spec(schema))
     except InvalidGrammar:
@@ -31,7 +31,7 @@ def test_no_instance_is_taken_that_the_validator_refuses(schema: Any, values: li
 
 @ORDINARY
 @given(schemas(), st.integers(0, 2**32))
-def test_what_chance_writes_is_valid(schema: Any, seed: int) -> None:
+def test_random_output_is_valid(schema: Any, seed: int) -> None:
     try:
         matcher = automaton(schema_spec(schema))
     except InvalidGrammar:

@@ -1,4 +1,4 @@
-"""Sources survive the way to another process."""
+"""Encoding of sources."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SOURCES: list[GrammarSource] = [
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_there_and_back(source: GrammarSource) -> None:
+def test_sources_survive_encoding(source: GrammarSource) -> None:
     assert decode(encode(source)) == source
 
 

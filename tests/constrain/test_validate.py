@@ -1,4 +1,4 @@
-"""The independent check, and the draft it picks."""
+"""Validation of finished output, and the choice of the draft."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quicksilver.errors import InvalidGrammar
 PERSON = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 
 
-def test_a_valid_text_has_no_reason_against_it() -> None:
+def test_a_valid_text_has_no_fault() -> None:
     assert validate_output(PERSON, '{"age": 3}') is None
 
 
@@ -29,11 +29,11 @@ def test_a_valid_text_has_no_reason_against_it() -> None:
         ('{"age": "x"}', "/age"),
     ],
 )
-def test_an_invalid_text_has_a_reason(text: str, reason: str) -> None:
+def test_an_invalid_text_has_a_fault(text: str, reason: str) -> None:
     assert reason in (validate_output(PERSON, text) or "")
 
 
-def test_formats_are_notes() -> None:
+def test_formats_are_annotations() -> None:
     assert validate_output({"type": "string", "format": "date"}, '"someday"') is None
 
 
@@ -68,11 +68,11 @@ def test_nothing_is_fetched() -> None:
         pick_draft({"$ref": "http://127.0.0.1:9/schema.json"})
 
 
-def test_a_declared_draft_is_not_second_guessed() -> None:
+def test_a_declared_draft_is_used() -> None:
     with pytest.raises(InvalidGrammar, match="`items`"):
         pick_draft({"$schema": "https://json-schema.org/draft/2020-12/schema", "items": [{}]})
 
 
-def test_what_the_validator_cannot_read_is_refused() -> None:
+def test_a_schema_that_the_validator_cannot_read_is_refused() -> None:
     with pytest.raises(InvalidGrammar, match="cannot be read"):
         pick_draft({"a": {1: 2}})  # type: ignore[dict-item]

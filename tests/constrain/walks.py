@@ -1,4 +1,4 @@
-"""Walking grammars byte by byte, as tests ask about them: is this text allowed, and what does chance write?"""
+"""Helpers that run a grammar byte by byte: whether a text is allowed, and random texts."""
 
 from __future__ import annotations
 

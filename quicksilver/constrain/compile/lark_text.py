@@ -1,6 +1,6 @@
-"""Small pieces of Lark: quoted text, tags, "anything up to a tag", and a look over grammars that callers send.
+"""Lark fragments (quoted text, tags, text up to a tag) and the restrictions on grammars of callers.
 
-A caller's grammar may not name special tokens, change sampling, or turn off rollback; those are ours alone.
+The grammar of a caller must not name special tokens, set sampling options or refer to other grammars.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from quicksilver.constrain.compile.rewrite.refusal import too_big
 from quicksilver.constrain.source import Tag, Thinking
 from quicksilver.errors import InvalidGrammar
 
+# Any text. Special tokens are never part of it.
 TEXT = "TEXT: /(?s:.*)/"
-"""Any text at all; special tokens are never part of it."""
 FORBIDDEN_OPTIONS = ("max_tokens", "temperature", "stop", "stop_capture", "capture")
 
 
@@ -33,13 +33,13 @@ def until(mark: Tag, name: str) -> str:
 
 
 def thinking_rules(thinking: Thinking) -> list[str]:
-    """Rules for `think`, which may be empty when the section is optional."""
+    """Rules for `think`, which may be empty if the section is optional."""
     use = "think_end" if thinking.open is None else f"({tag(thinking.open)} think_end)?"
     return [f"think: {use}", until(thinking.close, "think_end")]
 
 
 def refuse_reserved_syntax(grammar: str) -> None:
-    """Refuses what a caller's grammar must not say; syntax is left to the compiler."""
+    """Raises InvalidGrammar if a caller's grammar uses reserved syntax. Other errors are found by llguidance."""
     size = len(grammar.encode("utf-8", "surrogatepass"))
     if size > MAX_GRAMMAR_BYTES:
         raise too_big("bytes", MAX_GRAMMAR_BYTES, size)
@@ -54,7 +54,7 @@ def refuse_reserved_syntax(grammar: str) -> None:
 
 
 def outside_quotes(grammar: str) -> Iterator[str]:
-    """The characters that are neither in a string, nor in an expression, nor in a comment."""
+    """The characters outside strings, regular expressions and comments."""
     i = 0
     while i < len(grammar):
         char = grammar[i]
@@ -73,7 +73,7 @@ def end_of_line(text: str, start: int) -> int:
 
 
 def end_of_quote(text: str, start: int) -> int:
-    """Behind the mark that closes the quote opened at `start`."""
+    """The index after the closing quote of the string that starts at `start`."""
     i = start + 1
     while i < len(text) and text[i] != text[start]:
         i += 2 if text[i] == "\\" else 1

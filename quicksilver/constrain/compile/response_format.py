@@ -1,7 +1,6 @@
-"""Answers of a given form -> grammar text: JSON Schema, any JSON object, a regular expression, Lark, a list of labels.
+"""Compiles the format of an answer to a grammar: JSON Schema, JSON object, regular expression, Lark, or labels.
 
-`compile_response_format` is the way in. It raises InvalidGrammar with the keyword's name; what it returns has been
-accepted by the grammar compiler and can be completed.
+`compile_response_format` raises InvalidGrammar, which names the keyword. Its result has passed the trial compile.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from quicksilver.constrain.validate import pick_draft
 from quicksilver.core import ConstraintSpec
 from quicksilver.errors import InvalidGrammar
 
+# Without `\u`: a property name written with it would not match the names in the schema.
 ESCAPES = 'nrbtf\\"'
-"""No `\\u`: a name written with it would slip past the names that a schema lists."""
 SEPARATORS = {Layout.COMPACT: (",", ":"), Layout.SPACED: (", ", ": ")}
 NOTHING = {"type": "null", "enum": [0]}
 
+# One entry of llguidance's list of grammars.
 Grammar = dict[str, Any]
-"""One part of llguidance's grammar list."""
 
 
 def compile_response_format(wanted: ResponseFormat) -> ConstraintSpec:
-    """The constraint that makes an answer take this form."""
+    """The constraint for an answer of this format."""
     body, needs_validation = write_body(wanted)
     if wanted.thinking is None:
         grammars = [body]
@@ -49,7 +48,7 @@ def compile_response_format(wanted: ResponseFormat) -> ConstraintSpec:
 
 
 def write_body(wanted: ResponseFormat) -> tuple[Grammar, bool]:
-    """A grammar for the answer alone, and whether the answer needs a final check."""
+    """A grammar for the answer without thinking, and whether the finished answer needs validation."""
     if wanted.kind is FormatKind.JSON_SCHEMA:
         return write_schema(wanted.value, wanted.policy, wanted.layout)
     return WRITERS[wanted.kind](wanted), False
@@ -62,7 +61,7 @@ def write_schema(schema: Any, policy: Policy, layout: Layout) -> tuple[Grammar, 
 
 
 def json_grammar(schema: Json, layout: Layout) -> Grammar:
-    """A rewritten schema for the compiler, with our rules for white space and escapes."""
+    """A rewritten schema for llguidance, with options for white space and escapes."""
     item, key = SEPARATORS[layout]
     options = {
         "whitespace_flexible": False,
@@ -79,7 +78,7 @@ def write_object(wanted: ResponseFormat) -> Grammar:
 
 
 def write_regex(wanted: ResponseFormat) -> Grammar:
-    """The whole answer matches; Rust's syntax, without look-around."""
+    """The expression matches the whole answer. Rust syntax, without look-around."""
     pattern = text_of(wanted)
     limit_regex_size(pattern)
     return {"lark_grammar": f"start: /{regex_to_lark(pattern, '')}/"}
@@ -94,7 +93,7 @@ def write_lark(wanted: ResponseFormat) -> Grammar:
 def write_choice(wanted: ResponseFormat) -> Grammar:
     labels = wanted.value
     if not isinstance(labels, list | tuple) or not labels or not all(isinstance(label, str) for label in labels):
-        raise InvalidGrammar("`choice` takes a list of one or more strings.")
+        raise InvalidGrammar("`choice` must be a list of one or more strings.")
     if len(labels) > MAX_CHOICES:
         raise too_big("labels in `choice`", MAX_CHOICES, len(labels))
     if "" in labels:
@@ -107,7 +106,7 @@ def write_choice(wanted: ResponseFormat) -> Grammar:
 
 def text_of(wanted: ResponseFormat) -> str:
     if not isinstance(wanted.value, str) or not wanted.value:
-        raise InvalidGrammar(f"`{wanted.kind}` takes a text that is not empty.")
+        raise InvalidGrammar(f"`{wanted.kind}` must be a string that is not empty.")
     return wanted.value
 
 

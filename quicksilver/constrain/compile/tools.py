@@ -1,7 +1,7 @@
-"""Tools and a choice among them -> a grammar for `text? call*`.
+"""Compiles tools and a tool choice to a grammar for `text? call*`.
 
-A call is `{"name": ..., "arguments": ...}` between tags; its arguments follow the tool's own schema, strict or not.
-A strict tool whose schema cannot be guaranteed is refused; for others the final check covers what the mask cannot.
+A call is `{"name": ..., "arguments": ...}` between tags, with arguments that match the schema of the tool. A strict
+tool whose schema cannot be guaranteed is refused; for others the finished output is validated.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_CALLS = 64
 
 
 def compile_tools(plan: ToolCallFormat) -> ConstraintSpec:
-    """The constraint under which every call names a tool of the plan and has arguments that fit it."""
+    """The constraint under which every call names one of the tools and has arguments for its schema."""
     require_consistent_tools(plan)
     parts = _Parts()
     rules = [start_rule(plan, parts), *call_rules(plan, parts), TEXT]
@@ -37,7 +37,7 @@ def compile_tools(plan: ToolCallFormat) -> ConstraintSpec:
 
 @dataclass(slots=True)
 class _Parts:
-    """Grammars that the rules refer to by name, collected on the way."""
+    """Grammars to which the rules refer by name."""
 
     grammars: list[Grammar] = field(default_factory=list)
     needs_validation: bool = False
@@ -57,13 +57,13 @@ def require_consistent_tools(plan: ToolCallFormat) -> None:
     if not names and plan.choice is not ToolChoice.NONE:
         raise InvalidGrammar("There are no `tools` to choose from.")
     if plan.choice is ToolChoice.NAMED and len(names) != 1:
-        raise InvalidGrammar("`tool_choice` names one tool, so the plan has exactly one.")
+        raise InvalidGrammar("`tool_choice` names one tool, so exactly one must be given.")
     if not 1 <= plan.max_calls <= MAX_CALLS:
         raise InvalidGrammar(f"Between 1 and {MAX_CALLS} calls are allowed, not {plan.max_calls}.")
 
 
 def start_rule(plan: ToolCallFormat, parts: _Parts) -> str:
-    """What the whole answer is, by choice."""
+    """The rule for the whole answer."""
     think = "" if plan.thinking is None else "think "
     if plan.choice in (ToolChoice.REQUIRED, ToolChoice.NAMED):
         return f"start: {think}{tag(plan.tags.open)} calls"
@@ -76,7 +76,7 @@ def start_rule(plan: ToolCallFormat, parts: _Parts) -> str:
 
 
 def free_text(plan: ToolCallFormat, parts: _Parts) -> str:
-    """Text that is not a call: in the form of `answer`, or any that does not open a call."""
+    """Text that is not a call: of the format `answer`, or any text that does not open a call."""
     if plan.answer is not None:
         return parts.add("answer", *write_body(plan.answer))
     if plan.choice is ToolChoice.NONE and isinstance(plan.tags.open, str):
@@ -85,7 +85,7 @@ def free_text(plan: ToolCallFormat, parts: _Parts) -> str:
 
 
 def call_rules(plan: ToolCallFormat, parts: _Parts) -> list[str]:
-    """Rules for `calls`: the open tag of the first has been read already."""
+    """Rules for `calls`, after the open tag of the first call."""
     if plan.choice is ToolChoice.NONE:
         return quiet_rules(plan)
     tags = plan.tags
@@ -104,7 +104,7 @@ def quiet_rules(plan: ToolCallFormat) -> list[str]:
 
 
 def call(plan: ToolCallFormat, tool: Tool, index: int, parts: _Parts) -> str:
-    """The JSON object of one tool's call, its name spelled out."""
+    """The JSON object of a call of one tool."""
     comma, colon = SEPARATORS[plan.tags.layout]
     policy = Policy.GUARANTEED if tool.is_strict else Policy.VALIDATED
     schema = NO_ARGUMENTS if tool.parameters is None else tool.parameters

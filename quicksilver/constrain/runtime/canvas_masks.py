@@ -9,8 +9,8 @@ Each denoising step:
 3. The run is committed when every position is decided, or when the proposal of the frontier was refused because too few
    tokens are left after it. `closing` is then called before the next canvas.
 
-Every step decides the frontier, so a canvas ends after finitely many steps. Committed text is always a valid prefix. The
-functions use `core.TokenConstraint` and do not advance it.
+Every step decides the frontier, so a canvas ends after finitely many steps. Committed text is always a valid prefix.
+The functions use `core.TokenConstraint` and do not advance it.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ async def test_tenants_are_served_in_round_robin_order() -> None:
     assert queue.num_free == 1
 
 
-async def test_whoever_leaves_the_queue_loses_noitem_for_the_others() -> None:
+async def test_an_item_given_to_a_cancelled_request_goes_to_the_next_one() -> None:
     queue: FairQueue[str] = FairQueue()
     served: list[str] = []
     gone = asyncio.create_task(take(queue, "a", served))

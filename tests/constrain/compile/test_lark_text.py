@@ -1,4 +1,4 @@
-"""A caller's grammar may say how text is built, and nothing about tokens or sampling."""
+"""Lark fragments, and the syntax that grammars of callers must not use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from quicksilver.errors import InvalidGrammar
         ("start[temperature=2]: /a/", "temperature"),
     ],
 )
-def test_what_is_ours_alone_is_refused(grammar: str, named: str) -> None:
+def test_reserved_syntax_is_refused(grammar: str, named: str) -> None:
     with pytest.raises(InvalidGrammar, match=named):
         refuse_reserved_syntax(grammar)
 
@@ -45,7 +45,7 @@ def test_what_is_ours_alone_is_refused(grammar: str, named: str) -> None:
         "start: '@' \"max_tokens=1\"",
     ],
 )
-def test_the_same_signs_inside_quotes_and_comments_are_text(grammar: str) -> None:
+def test_reserved_syntax_inside_quotes_and_comments_is_text(grammar: str) -> None:
     refuse_reserved_syntax(grammar)
     assert "<" not in "".join(outside_quotes(grammar))
 

@@ -1,4 +1,4 @@
-"""A cache bounded in bytes, for each tenant and over all."""
+"""The outcome cache is bounded in bytes, for each tenant and in total."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def digest(number: int) -> bytes:
     return number.to_bytes(2, "big")
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_the_least_recently_used_outcome_is_evicted_first() -> None:
     cache = OutcomeCache(tenant_bytes=2 * SIZE, total_bytes=100 * SIZE)
     cache.put("t", digest(1), SMALL)
     cache.put("t", digest(2), SMALL)
@@ -23,7 +23,7 @@ def test_the_least_recently_used_goes_first() -> None:
     assert cache.num_bytes == 2 * SIZE
 
 
-def test_tenants_do_not_see_or_push_out_each_other() -> None:
+def test_tenants_neither_read_nor_evict_entries_of_each_other() -> None:
     cache = OutcomeCache(tenant_bytes=2 * SIZE, total_bytes=100 * SIZE)
     cache.put("a", digest(1), SMALL)
     for i in range(50):
@@ -32,7 +32,7 @@ def test_tenants_do_not_see_or_push_out_each_other() -> None:
     assert cache.get("a", digest(49)) is None
 
 
-def test_over_all_tenants_the_one_unused_for_longest_goes() -> None:
+def test_over_the_total_bound_the_least_recently_used_tenant_is_evicted() -> None:
     cache = OutcomeCache(tenant_bytes=SIZE, total_bytes=2 * SIZE)
     for tenant in ("a", "b"):
         cache.put(tenant, digest(1), SMALL)

@@ -1,4 +1,4 @@
-"""From what a caller asks for to a grammar: every form, its layout, thinking before it, refusals by name."""
+"""Every format of an answer, its layout, thinking before it, and refusals that name the keyword."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_any_json_object() -> None:
     assert not accepts(anything, '{"a": 1}')
 
 
-def test_json_can_be_spaced_as_python_writes_it() -> None:
+def test_json_can_have_the_spacing_of_json_dumps() -> None:
     spaced = spec(FormatKind.JSON_SCHEMA, {"type": "object"}, layout=Layout.SPACED)
     assert accepts(spaced, '{"a": [1, 2], "b": {}}')
     assert not accepts(spaced, '{"a":1}')
@@ -129,12 +129,12 @@ def test_a_bad_schema_is_refused_with_the_keyword(schema: Any, keyword: str) -> 
         (FormatKind.JSON_SCHEMA, "{}"),
     ],
 )
-def test_values_of_the_wrong_shape_are_refused(kind: FormatKind, value: Any) -> None:
+def test_values_of_the_wrong_type_are_refused(kind: FormatKind, value: Any) -> None:
     with pytest.raises(InvalidGrammar):
         spec(kind, value)
 
 
-def test_bounds_of_the_plain_forms() -> None:
+def test_limits_of_regex_lark_and_labels() -> None:
     spec(FormatKind.REGEX, "a" * MAX_REGEX_CHARS)
     spec(FormatKind.CHOICE, [f"{i}" for i in range(MAX_CHOICES)])
     with pytest.raises(InvalidGrammar, match="`pattern`"):

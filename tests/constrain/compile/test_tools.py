@@ -1,4 +1,4 @@
-"""Tools: text and calls as the choice allows, arguments that always fit, tags as text or as special tokens."""
+"""Tools: text and calls as the choice allows, valid arguments, tags as text or as special tokens."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_auto_is_text_or_calls_or_both(tags: ToolTags) -> None:
         "no json",
     ],
 )
-def test_a_call_that_does_not_fit_a_tool_is_never_written(tags: ToolTags, body: str) -> None:
+def test_a_call_that_matches_no_tool_is_not_allowed(tags: ToolTags, body: str) -> None:
     assert not taken(ToolCallFormat(TOOLS, tags), *call(body, tags))
     assert not taken(ToolCallFormat(TOOLS, tags), "text ", *call(body, tags))
 
@@ -123,7 +123,7 @@ def test_thinking_before_calls() -> None:
     assert not taken(plan, *call(NOW, SPECIAL))
 
 
-def test_an_answer_may_have_a_form_of_its_own() -> None:
+def test_text_beside_calls_may_have_a_format() -> None:
     plan = ToolCallFormat(TOOLS, SPECIAL, answer=ResponseFormat(FormatKind.JSON_OBJECT))
     assert taken(plan, '{"x":1}')
     assert taken(plan, *call(NOW, SPECIAL))
@@ -164,11 +164,11 @@ def test_only_a_strict_tool_is_refused_for_what_cannot_be_guaranteed() -> None:
         ({"tools": tuple(Tool(f"t{i}") for i in range(MAX_TOOLS + 1))}, "`tools`"),
     ],
 )
-def test_plans_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
+def test_inconsistent_tools_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidGrammar, match=message):
         compile_tools(replace(ToolCallFormat(TOOLS, SPECIAL), **change))
 
 
-def test_as_many_tools_as_are_allowed() -> None:
+def test_the_largest_number_of_tools_is_allowed() -> None:
     plan = ToolCallFormat(tuple(Tool(f"t{i}") for i in range(MAX_TOOLS)), SPECIAL, max_calls=MAX_CALLS)
     assert taken(plan, *call('{"name": "t77", "arguments": {}}', SPECIAL))

@@ -1,4 +1,4 @@
-"""The last step of compilation: errors get a keyword, and a grammar without any text is refused."""
+"""The trial compile: refusals name a keyword, and a grammar without any text is refused."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_grammar_with_a_long_shortest_completion_is_accepted() -> None:
     assert trial_compile([{"lark_grammar": "start: /[a-z]{5000}/"}]).grammar
 
 
-def test_special_tokens_are_known_by_id() -> None:
+def test_special_tokens_are_named_by_id() -> None:
     spec = trial_compile([{"lark_grammar": 'start: <[3]> "a" <[7]>'}], special_ids=[3, 7])
     assert "<[7]>" in spec.grammar
     alphabet = plain_alphabet([3, 7])

@@ -1,4 +1,4 @@
-"""When `max_tokens` nears: a completion that fits is never lost, and starts exactly when it must."""
+"""A completion that fits into `max_tokens` is never lost, and starts exactly when it must."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_text_is_complete_whenever_a_completion_fits(grammars: Grammars, room: i
         assert validate_output(ROWS, text) is None
 
 
-def test_nothing_is_closed_early(grammars: Grammars) -> None:
+def test_no_completion_starts_early(grammars: Grammars) -> None:
     constraint = constrain(grammars, ROWS)
     assert constraint.closing(100) is None
     constraint.advance(ids("[" + EMPTY_ROW))
@@ -65,7 +65,7 @@ def test_nothing_is_closed_early(grammars: Grammars) -> None:
     assert bytes(constraint.closing(1) or []) == b"]"
 
 
-def test_a_token_after_which_no_end_fits_is_not_taken_and_the_end_is_due(grammars: Grammars) -> None:
+def test_a_token_after_which_no_completion_fits_is_refused(grammars: Grammars) -> None:
     constraint = constrain(grammars, ROWS)
     constraint.advance(ids("[" + EMPTY_ROW))
     room = len("," + EMPTY_ROW + "]") + SLACK
@@ -76,15 +76,15 @@ def test_a_token_after_which_no_end_fits_is_not_taken_and_the_end_is_due(grammar
     assert bytes(constraint.closing(room - 1) or []) == b"]"
 
 
-def test_a_run_of_tokens_is_cut_where_the_end_would_no_longer_fit(grammars: Grammars) -> None:
+def test_tokens_are_accepted_while_a_completion_fits(grammars: Grammars) -> None:
     constraint = constrain(grammars, {"type": "string"})
     constraint.advance(ids('"'))
     constraint.closing(4)
     assert constraint.legal_prefix(ids("abcdef")) == 3
 
 
-def test_certain_text_that_is_cut_elsewhere_does_not_cost_the_end(smollm2: Grammars) -> None:
-    """With a real vocabulary the way out behind certain text may be longer than the way out with it."""
+def test_another_tokenisation_of_forced_text_leaves_room_for_the_completion(smollm2: Grammars) -> None:
+    """With a real vocabulary the completion after forced text may be longer than the one that includes it."""
     closed = {"type": "object", "properties": {name: {"type": "string"} for name in "abcd"}, "required": list("abcd")}
     schema = {"type": "array", "items": {**closed, "additionalProperties": False}}
     wanted = ResponseFormat(FormatKind.JSON_SCHEMA, schema, layout=Layout.SPACED)
@@ -117,7 +117,7 @@ def write_eagerly(constraint: GrammarConstraint, tokens: Tokens, room: int) -> l
             written.append(taken)
 
 
-def test_a_completion_that_does_not_fit_is_not_begun(grammars: Grammars) -> None:
+def test_a_completion_that_does_not_fit_is_not_started(grammars: Grammars) -> None:
     constraint = constrain(grammars, {"type": "object", "properties": {"name": {}}, "required": ["name"]})
     assert constraint.closing(5) is None
     assert constraint.legal_prefix(ids('{"nam')) == 5
@@ -128,10 +128,10 @@ def test_far_from_the_end_nothing_is_searched(grammars: Grammars) -> None:
     constraint.advance(ids("["))
     assert constraint.closing(NEAR + 100) is None
     assert constraint.legal_prefix(ids("{")) == 1
-    assert constraint._budget._behind == ids("[")
+    assert constraint._budget._unread == ids("[")
 
 
-def test_without_being_told_the_room_every_lawful_token_is_taken(grammars: Grammars) -> None:
+def test_without_a_known_limit_every_allowed_token_is_accepted(grammars: Grammars) -> None:
     assert constrain(grammars, ROWS).legal_prefix(ids("[" + EMPTY_ROW + ",")) == len(EMPTY_ROW) + 2
 
 
@@ -143,9 +143,7 @@ def test_text_that_is_complete_ends_where_nothing_else_fits(grammars: Grammars) 
     assert constraint.closing(4) == []
 
 
-def test_free_text_that_only_a_tag_ends_is_not_searched_at_every_token(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_searches_are_not_repeated_at_every_token(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = compile_response_format(ResponseFormat(FormatKind.JSON_OBJECT, thinking=Thinking("</think>")))
     constraint = grammars.constraint(spec)
     searches: list[int] = []
@@ -164,7 +162,7 @@ def test_free_text_that_only_a_tag_ends_is_not_searched_at_every_token(
     assert bytes(constraint.closing(2) or []) == b"]}"
 
 
-def test_a_grammar_too_slow_to_search_is_not_asked_again(grammars: Grammars, monkeypatch: Any) -> None:
+def test_a_grammar_with_a_slow_search_is_not_searched_again(grammars: Grammars, monkeypatch: Any) -> None:
     constraint = pattern(grammars, "[a-z]{90}")
     asked = []
 
@@ -190,7 +188,7 @@ def test_special_tokens_and_text_join_into_tokens_of_the_vocabulary(smollm2: Gra
     assert len(joined) < len(path) + 2
 
 
-def test_closing_with_a_real_vocabulary_fits_the_room(smollm2: Grammars) -> None:
+def test_a_completion_with_a_real_vocabulary_fits(smollm2: Grammars) -> None:
     schema = {
         "type": "object",
         "properties": {"title": {"type": "string"}, "tags": ROWS},

@@ -1,4 +1,4 @@
-"""The sweep on half-filled canvases: allowed runs, certain text, remasking, and whole answers from bad proposals."""
+"""The sweep over partly decided canvases: legal runs, forced text, remasking, and answers from bad proposals."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def holes(text: str) -> list[int | None]:
     return [None if char == "_" else ord(char) for char in text]
 
 
-def test_a_lawful_run_stays_and_holes_with_a_choice_stay_open(grammars: Grammars) -> None:
+def test_a_legal_run_stays_and_positions_with_a_choice_stay_undecided(grammars: Grammars) -> None:
     assert sweep(pattern(grammars, "ab(c|d)e*"), holes("ab____")) == holes("ab____")
 
 
-def test_what_must_follow_the_run_is_filled_in(grammars: Grammars) -> None:
+def test_forced_tokens_after_the_run_are_filled_in(grammars: Grammars) -> None:
     assert sweep(pattern(grammars, "abc(d|e)"), holes("_b__")) == holes("abc_")
 
 
-def test_certain_text_longer_than_the_canvas_fills_it(grammars: Grammars) -> None:
+def test_forced_text_longer_than_the_canvas_fills_it(grammars: Grammars) -> None:
     assert sweep(pattern(grammars, "abcdef"), holes("a__")) == holes("abc")
 
 
@@ -42,13 +42,13 @@ def test_from_the_first_illegal_token_on_everything_is_remasked(grammars: Gramma
     assert sweep(pattern(grammars, "a[bc]d*"), holes("axd_d")) == holes("a____")
 
 
-def test_tokens_behind_a_hole_are_left_alone_until_the_walk_reaches_them(grammars: Grammars) -> None:
+def test_tokens_after_an_undecided_position_stay_until_the_sweep_reaches_them(grammars: Grammars) -> None:
     constraint = pattern(grammars, "(a|b)(c|d)")
     assert sweep(constraint, holes("_x")) == holes("_x")
     assert sweep(constraint, holes("ax")) == holes("a_")
 
 
-def test_a_forced_fill_that_refutes_what_follows_remasks_it(grammars: Grammars) -> None:
+def test_forced_text_that_contradicts_later_tokens_remasks_them(grammars: Grammars) -> None:
     assert sweep(pattern(grammars, "ab(c|d)"), holes("_c_")) == holes("ab_")
 
 
@@ -57,7 +57,7 @@ def test_a_full_run_and_a_run_that_ends_are_left_as_they_are(grammars: Grammars)
     assert sweep(pattern(grammars, "a*"), [ord("a"), END, None]) == [ord("a"), END, None]
 
 
-def test_certain_text_without_room_for_the_end_is_not_filled_in(grammars: Grammars) -> None:
+def test_forced_text_without_room_for_a_completion_is_not_filled_in(grammars: Grammars) -> None:
     tight, roomy = pattern(grammars, "(a|b)c{30}"), pattern(grammars, "(a|b)c{30}")
     assert tight.closing(31) is not None
     assert sweep(tight, holes("a" + "_" * 9)) == holes("_" * 10)
@@ -71,7 +71,7 @@ def test_the_decided_run() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_sweep_never_leaves_an_unlawful_run(grammars: Grammars, data: st.DataObject) -> None:
+def test_a_sweep_never_leaves_an_illegal_run(grammars: Grammars, data: st.DataObject) -> None:
     text = '{"name":"ab","ok":true}'
     picks = st.sampled_from([None, *ids('{}":,abtrue'), END])
     noise = data.draw(st.lists(picks, min_size=len(text), max_size=len(text)))
@@ -177,7 +177,7 @@ def test_with_a_real_vocabulary_too(smollm2: Grammars, noise: float) -> None:
         assert validate_output(schema, text) is None
 
 
-def test_a_model_that_is_right_needs_few_steps(grammars: Grammars) -> None:
+def test_correct_proposals_need_few_steps(grammars: Grammars) -> None:
     text = '{"name":"Ada","ok":true}'
     _, steps = denoise(constrain(grammars, PERSON), Denoiser(ids(text), 0.0, VOCAB_SIZE, 0), 0, len(text), WORDS)
     assert steps < len(text) // 2

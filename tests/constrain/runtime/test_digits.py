@@ -1,4 +1,4 @@
-"""How many digits a number may still have."""
+"""The limit on the digits of a number."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_digits_left(tail: bytes, left: int | None) -> None:
     assert digits_left(tail) == left
 
 
-def test_tokens_are_weighed_by_their_leading_digits() -> None:
+def test_the_limit_counts_leading_digits_of_a_token() -> None:
     assert [leading_digits(text) for text in (b"123", b"1a", b"a1", b"")] == [3, 1, 0, 0]
     guard = DigitGuard([b"1", b"12", b"123", b"x"], 1)
     assert guard.exceeds(b"4e1", 1)

@@ -1,4 +1,4 @@
-"""An answer that must begin with given text: which tokens may come, and that it is free afterwards."""
+"""Answers that must begin with given text."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def allowed(lead: TokenConstraint, ahead: list[int], num_words: int) -> list[set
     return [set(np.flatnonzero(row).tolist()) for row in flags[:count]]
 
 
-def test_tokens_that_spell_the_lead_or_a_beginning_of_it_may_come() -> None:
+def test_tokens_that_spell_a_prefix_of_the_text_are_allowed() -> None:
     lead = LEADS.constraint(ConstraintSpec(lead="comp"))
     assert allowed(lead, [], 2) == [{1, 2, 3, 4, 11}]
     assert allowed(lead, [2, 6, 7], 2) == [{1, 2, 3, 4, 11}, {6}, {7}, set(range(64))]
     assert allowed(lead, [8, 1], 2) == [{1, 2, 3, 4, 11}]
 
 
-def test_lead_is_over_once_it_is_said_and_not_before() -> None:
+def test_the_constraint_ends_once_the_text_is_complete() -> None:
     lead = LEADS.constraint(ConstraintSpec(lead="comp"))
     assert (lead.legal_prefix([2, 6, 7, 8, 0]), lead.legal_prefix([4, 0, 8]), lead.legal_prefix([0])) == (5, 3, 0)
     assert (lead.legal_prefix([2, 7]), lead.legal_prefix([])) == (1, 0)
@@ -42,7 +42,7 @@ def test_lead_is_over_once_it_is_said_and_not_before() -> None:
 
 
 def test_token_that_does_not_spell_it_is_refused() -> None:
-    with pytest.raises(RowFailed, match="must begin with"):
+    with pytest.raises(RowFailed, match="required beginning"):
         LEADS.constraint(ConstraintSpec(lead="comp")).advance([8])
 
 
@@ -63,7 +63,7 @@ def test_engine_without_grammars_refuses_one() -> None:
         LEADS.constraint(ConstraintSpec("a grammar"))
 
 
-def test_grammars_know_leads_and_both_see_the_same_tokens(grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_grammars_create_forced_prefixes_over_the_same_tokens(grammars: Grammars, tokenizer: Tokenizer) -> None:
     spec = ConstraintSpec(lead=" th")
     first, second = grammars.constraint(spec), ForcedPrefixes.of(tokenizer, tokenizer.vocab_size).constraint(spec)
     assert isinstance(first, ForcedPrefix)
@@ -78,7 +78,7 @@ def test_grammars_know_leads_and_both_see_the_same_tokens(grammars: Grammars, to
 
 
 @given(st.text(alphabet="acé ", min_size=1, max_size=6), st.text(alphabet="acé ", max_size=4))
-def test_any_spelling_of_the_lead_is_legal_and_its_text_begins_with_it(lead: str, more: str) -> None:
+def test_any_tokenisation_of_the_text_is_legal(lead: str, more: str) -> None:
     texts = [bytes([i]) for i in range(256)] + [b"a ", b" a", b"ca", "é".encode(), b"aca"]
     constraint = ForcedPrefixes(texts, 261).constraint(ConstraintSpec(lead=lead))
     ids = list((lead + more).encode())

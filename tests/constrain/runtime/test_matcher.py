@@ -1,4 +1,4 @@
-"""The automaton behind `core.TokenConstraint`: masks, prefixes, stops, copies, failures."""
+"""`GrammarConstraint`: masks, prefixes, stops, copies, failures."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_it_is_a_token_constraint(grammars: Grammars) -> None:
     assert constraint.can_stop() is False
 
 
-def test_what_the_grammar_determines_is_forced(grammars: Grammars) -> None:
+def test_text_that_the_grammar_determines_is_forced(grammars: Grammars) -> None:
     constraint = constrain(grammars, PERSON)
     assert bytes(constraint.forced()) == b'{"name":"'
     constraint.advance(ids('{"name":"Bo"'))
@@ -103,7 +103,7 @@ def test_logits_narrower_than_the_vocabulary_never_get_an_id_beyond_them(grammar
     assert constraint.legal_prefix([ord("z")]) == 0
 
 
-def test_looking_changes_nothing(grammars: Grammars) -> None:
+def test_lookahead_changes_nothing(grammars: Grammars) -> None:
     constraint = constrain(grammars, PERSON)
     before = masks(constraint, [])
     masks(constraint, ids('{"name":"x"'))
@@ -161,7 +161,7 @@ def test_an_illegal_token_fails_the_request_for_good(grammars: Grammars) -> None
         masks(constraint, [])
 
 
-def test_copies_part_ways(grammars: Grammars) -> None:
+def test_copies_are_independent(grammars: Grammars) -> None:
     constraint = pattern(grammars, "ab|ac")
     constraint.advance(ids("a"))
     twin = constraint.copy()
@@ -182,7 +182,7 @@ def test_a_grammar_that_only_real_tokens_break_is_refused_before_its_request_run
         smollm2.constraint(spec)
 
 
-def test_every_spelling_of_certain_text_but_one_is_refused_along_a_draft(smollm2: Grammars) -> None:
+def test_only_one_tokenisation_of_forced_text_is_allowed_along_a_draft(smollm2: Grammars) -> None:
     constraint = spaced(smollm2, CLOSED)
     forced = constraint.forced()
     encode = smollm2._tokens.tokenizer.tokenize_str
@@ -195,7 +195,7 @@ def test_every_spelling_of_certain_text_but_one_is_refused_along_a_draft(smollm2
     assert len(masks(constraint, other, SMOLLM2_WIDTH // 32)) == at + 1
 
 
-def test_a_run_entered_half_way_is_spelled_as_it_began(smollm2: Grammars) -> None:
+def test_a_forced_run_keeps_its_tokenisation(smollm2: Grammars) -> None:
     whole = spaced(smollm2, CLOSED)
     run = whole.forced()
     for cut in range(1, len(run)):
@@ -205,7 +205,7 @@ def test_a_run_entered_half_way_is_spelled_as_it_began(smollm2: Grammars) -> Non
 
 
 @pytest.mark.parametrize(
-    ("schema", "certain"),
+    ("schema", "forced"),
     [
         ({"type": "string"}, '{"a": "'),
         ({"type": "integer"}, '{"a": '),
@@ -215,16 +215,16 @@ def test_a_run_entered_half_way_is_spelled_as_it_began(smollm2: Grammars) -> Non
         ({"enum": [True]}, '{"a": true}'),
     ],
 )
-def test_text_is_certain_up_to_where_running_text_would_be_cut(smollm2: Grammars, schema: Any, certain: str) -> None:
+def test_text_is_forced_up_to_a_token_boundary_of_running_text(smollm2: Grammars, schema: Any, forced: str) -> None:
     closed = {"type": "object", "properties": {"a": schema}, "required": ["a"], "additionalProperties": False}
-    assert smollm2._tokens.tokenizer.decode_str(spaced(smollm2, closed).forced()) == certain
+    assert smollm2._tokens.tokenizer.decode_str(spaced(smollm2, closed).forced()) == forced
 
 
-def test_recent_grammars_are_kept_and_old_ones_go(tokenizer: Any) -> None:
+def test_the_cache_keeps_recent_grammars(tokenizer: Any) -> None:
     fresh = Grammars(tokenizer.to_json(), tokenizer.eos_ids, VOCAB_SIZE)
     for i in range(MAX_CACHED + 5):
         pattern(fresh, f"a{i}b")
-    assert len(fresh._cache) == MAX_CACHED
+    assert len(fresh._automata) == MAX_CACHED
     assert pattern(fresh, "a0b").legal_prefix(ids("a0b")) == 3
 
 
@@ -255,7 +255,7 @@ def test_a_number_that_must_be_long_may_be(grammars: Grammars) -> None:
     assert constraint.must_stop()
 
 
-def test_certain_bytes_have_one_spelling(smollm2: Grammars) -> None:
+def test_forced_bytes_have_one_tokenisation(smollm2: Grammars) -> None:
     tokenizer = smollm2._tokens.tokenizer
     constraint = constrain(smollm2, PERSON)
     forced = constraint.forced()

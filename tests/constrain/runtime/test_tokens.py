@@ -1,4 +1,4 @@
-"""Facts about a vocabulary: bytes, special tokens, widths."""
+"""Tables of a vocabulary: bytes, special tokens, widths."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_bits() -> None:
 
 
 @pytest.mark.parametrize("is_special", [True, False])
-def test_added_tokens_are_special_whatever_the_checkpoint_says(tokenizer: Tokenizer, is_special: bool) -> None:
+def test_all_added_tokens_are_special(tokenizer: Tokenizer, is_special: bool) -> None:
     content = json.loads(tokenizer.to_json())
     for token in content["added_tokens"]:
         token["special"] = is_special

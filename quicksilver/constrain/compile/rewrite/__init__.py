@@ -1,4 +1,5 @@
-"""What a JSON Schema means, and the same said in words that a grammar compiler enforces exactly.
+"""Rewrites a JSON Schema into keywords that llguidance enforces exactly.
 
-Reads with `node`, writes with `rewriter`. Touches llguidance only to ask about regular expressions.
+`node` reads the schema, `rewriter` writes the result. llguidance is used only to decide questions about regular
+expressions.
 """

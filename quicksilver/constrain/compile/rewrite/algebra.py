@@ -1,4 +1,4 @@
-"""Joining schemas that the rewrite has written: `allOf` and `anyOf` with the trivial cases taken out."""
+"""`allOf` and `anyOf` of rewritten schemas, with trivial cases simplified."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quicksilver.constrain.compile.rewrite.vocabulary import Json
 
 
 def all_of(parts: Sequence[Json]) -> Json:
-    """All parts at once. Neighbours that share no keyword become one schema."""
+    """The conjunction of the parts. Adjacent parts without a common keyword become one schema."""
     if any(part is False for part in parts):
         return False
     kept: list[dict[str, Any]] = []
@@ -26,19 +26,19 @@ def all_of(parts: Sequence[Json]) -> Json:
 
 
 def can_merge(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Whether the keywords of two schemas can stand side by side without changing what either says."""
+    """Whether the keywords of two schemas can be put into one schema without changing the meaning of either."""
     return not a.keys() & b.keys() and not (shapes(a) and shapes(b))
 
 
 def shapes(schema: dict[str, Any]) -> bool:
-    """Whether `additionalProperties` or `items` would read its neighbours' keywords."""
+    """Whether the schema has keywords that depend on others, as `additionalProperties` depends on `properties`."""
     return any(
         word in schema for word in ("properties", "patternProperties", "additionalProperties", "prefixItems", "items")
     )
 
 
 def any_of(parts: Sequence[Json]) -> Json:
-    """At least one part."""
+    """The union of the parts."""
     if any(part is True for part in parts):
         return True
     kept = [part for part in parts if isinstance(part, dict)]

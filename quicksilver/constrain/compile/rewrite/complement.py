@@ -1,7 +1,7 @@
-"""The negative half of the rewrite: a schema that admits only what another refuses.
+"""Complement: a schema that admits only values that another schema refuses.
 
-Each keyword is broken in its own way, and any one of them suffices, so the complement is a union. A way that cannot be
-written is left out: the union then admits less, which keeps the promise.
+A value is refused if it violates any keyword, so the complement is a union with one alternative for each violation. An
+alternative that cannot be written is left out; the result then admits fewer values, which is sound.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from quicksilver.constrain.compile.rewrite.vocabulary import TYPES, Json
 if TYPE_CHECKING:
     from quicksilver.constrain.compile.rewrite.rewriter import Rewriter
 
+# Alternatives for one schema; more would make the grammar too large.
 MAX_WAYS = 8
-"""Ways of breaking one schema that are written down; more would multiply the grammar."""
 MAX_GAPS = 32
 
 
 def complement(rewriter: Rewriter, node: Node, names: frozenset[str]) -> Json:
-    """A schema that admits only what `node` refuses; False when nothing can be said."""
+    """A schema that admits only what `node` refuses; False if no alternative can be written."""
     if node.never:
         return True
     ways: list[Json] = []
@@ -40,12 +40,12 @@ def complement(rewriter: Rewriter, node: Node, names: frozenset[str]) -> Json:
 
 
 def oddness(way: Json) -> int:
-    """Plain ways first: another type, another value, a property left out; strange property values last."""
+    """Sort key: another type, another value or a missing property first, unusual property values last."""
     return 1 if isinstance(way, dict) and any(sub is not False for sub in way.get("properties", {}).values()) else 0
 
 
 def lost(rewriter: Rewriter) -> list[Json]:
-    """Notes that a way out exists which is not written."""
+    """Counts an alternative that is not written."""
     rewriter.num_lost += 1
     return []
 
@@ -83,7 +83,7 @@ def wrong_value(rewriter: Rewriter, values: list[Any]) -> list[Json]:
 
 
 def other_numbers(rewriter: Rewriter, values: list[float]) -> list[Json]:
-    """The gaps between the listed numbers."""
+    """The intervals between the listed numbers."""
     points = sorted(set(values))
     if not points:
         return []
@@ -114,7 +114,7 @@ def with_property(name: str, schema: Json) -> Json:
 
 
 def forbidden_extras(rewriter: Rewriter, node: Node, names: frozenset[str]) -> list[Json]:
-    """Properties that `additionalProperties` would not take."""
+    """Properties that `additionalProperties` refuses."""
     extra = node.get("additionalProperties")
     if extra is None or node.get("patternProperties") or not names:
         return []
@@ -123,7 +123,7 @@ def forbidden_extras(rewriter: Rewriter, node: Node, names: frozenset[str]) -> l
 
 
 def wrong_items(rewriter: Rewriter, node: Node) -> list[Json]:
-    """The first item after the prefix is wrong."""
+    """The first item after the prefix violates `items`."""
     items = node.get("items")
     wrong = False if items is None else rewriter.complement(items)
     before = len(node.get("prefixItems") or ())
@@ -169,7 +169,7 @@ def not_all(rewriter: Rewriter, schemas: list[Node]) -> list[Json]:
 
 
 def none_or_two(rewriter: Rewriter, schemas: list[Node]) -> list[Json]:
-    """Not exactly one: none, or two at once."""
+    """None of the branches, or at least two of them."""
     pairs = [(a, b) for a, b in combinations(schemas, 2) if not rewriter.are_disjoint(a, b)]
     if len(pairs) > MAX_WAYS:
         lost(rewriter)

@@ -1,6 +1,6 @@
 """Keywords that count or compare members: property counts, `contains`, `uniqueItems`, `unevaluated*`.
 
-A grammar cannot count freely, so each is written out as a union of cases while there are few of them.
+A grammar cannot count, so each keyword becomes a union of cases if there are few of them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from quicksilver.constrain.compile.rewrite.rewriter import Rewriter
 
 MAX_CASES = 64
+# Positions at which an item that `contains` requires may stand.
 MAX_POSITIONS = 4
-"""Places at which an item demanded by `contains` may stand."""
 BRANCHING = ("anyOf", "oneOf", "if", "dependentSchemas", "not")
 
 
 def min_properties(rewriter: Rewriter, node: Node, _least: int) -> Json:
-    """`minProperties` and `maxProperties` together, since the cases of one split those of the other."""
+    """`minProperties` and `maxProperties` together, since their cases depend on each other."""
     least, most = node.get("minProperties"), node.get("maxProperties")
     required = set(node.get("required") or ())
     named = node.get("properties") or {}
@@ -39,7 +39,7 @@ def min_properties(rewriter: Rewriter, node: Node, _least: int) -> Json:
     cases = property_sets(optional, more, room)
     if cases is None:
         return rewriter.leave_to_validation(
-            "minProperties", node.at, "there are too many ways to reach the count", True
+            "minProperties", node.at, "too many sets of properties satisfy the count", True
         )
     ways = [chosen(case, named, required, room) for case in cases]
     if is_open(node) and more <= 1:
@@ -53,7 +53,7 @@ def max_properties(rewriter: Rewriter, node: Node, most: int) -> Json:
 
 
 def native_count(rewriter: Rewriter, node: Node, more: int) -> Json:
-    """The counts as they are, for properties without names. Such names may repeat, so two need a check."""
+    """The counts unchanged, for unlisted properties. Their names may repeat, so a minimum of two needs validation."""
     counts = {word: node.get(word) for word in ("minProperties", "maxProperties") if node.get(word) is not None}
     if more < 2:
         return counts or True
@@ -61,7 +61,7 @@ def native_count(rewriter: Rewriter, node: Node, more: int) -> Json:
 
 
 def property_sets(optional: list[str], more: int, room: int | None) -> list[tuple[str, ...]] | None:
-    """Sets of optional properties that meet the count, or None when there are too many to write."""
+    """Sets of optional properties that satisfy the count; None if there are too many."""
     sizes = [more] if room is None else range(more, min(room, len(optional)) + 1)
     if sum(comb(len(optional), size) for size in sizes) > MAX_CASES:
         return None
@@ -69,7 +69,7 @@ def property_sets(optional: list[str], more: int, room: int | None) -> list[tupl
 
 
 def chosen(case: tuple[str, ...], named: dict[str, Node], required: set[str], room: int | None) -> Json:
-    """These optional properties are there; where there is an upper bound, no others."""
+    """An object with these optional properties; with an upper bound it has no others."""
     if room is None:
         return {"required": list(case)} if case else True
     keep = {*case, *required}
@@ -81,13 +81,13 @@ def chosen(case: tuple[str, ...], named: dict[str, Node], required: set[str], ro
 
 
 def is_open(node: Node) -> bool:
-    """Whether properties without a name of their own may appear."""
+    """Whether properties that are not listed may appear."""
     extra = node.get("additionalProperties")
     return bool(node.get("patternProperties")) or extra is None or not extra.never
 
 
 def contains(rewriter: Rewriter, node: Node, wanted: Contains) -> Json:
-    """The demanded items stand at the front, or, when one is enough, at one of the first places."""
+    """The required items are the first ones; a single one may be at any of the first positions."""
     item = rewriter.enforce(wanted.item)
     least, most = wanted.at_least, wanted.at_most
     if most is not None:
@@ -189,7 +189,7 @@ def distinct(values: Iterable[Any]) -> list[Any]:
 
 
 def distinct_lists(pool: list[Any], least: int, most: int | None) -> list[tuple[Any, ...]] | None:
-    """Lists without repetition: in every order while there are few, else in the order of the pool."""
+    """Lists without repetition: in every order if there are few, otherwise in the order of the pool."""
     sizes = range(least, min(len(pool), len(pool) if most is None else most) + 1)
     if sum(perm(len(pool), size) for size in sizes) <= MAX_CASES:
         return [case for size in sizes for case in permutations(pool, size)]
@@ -204,18 +204,20 @@ def exact_list(values: tuple[Any, ...]) -> Json:
 
 
 def beginning(items: list[Any]) -> dict[str, Any]:
-    """`prefixItems`, which may not be empty."""
+    """`prefixItems`, which must not be empty."""
     return {"prefixItems": items} if items else {}
 
 
 def unevaluated_properties(rewriter: Rewriter, node: Node, rest: Node) -> Json:
-    """The same as `additionalProperties`, when what is evaluated does not depend on the instance."""
+    """The same as `additionalProperties` if the evaluated properties do not depend on the instance."""
     names: dict[str, Json] = {}
     for member in conjuncts(rewriter.document, node):
         if member.get("additionalProperties") is not None:
             return True
         if member.get("patternProperties") or any(member.get(word) is not None for word in BRANCHING):
-            return rewriter.leave_to_validation("unevaluatedProperties", node.at, "what is evaluated varies", True)
+            return rewriter.leave_to_validation(
+                "unevaluatedProperties", node.at, "the evaluated members depend on the value", True
+            )
         names |= dict.fromkeys(member.get("properties") or (), True)
     return {"properties": names, "additionalProperties": rewriter.enforce(rest)}
 
@@ -226,6 +228,8 @@ def unevaluated_items(rewriter: Rewriter, node: Node, rest: Node) -> Json:
         if member.get("items") is not None:
             return True
         if any(member.get(word) is not None for word in (*BRANCHING, "contains")):
-            return rewriter.leave_to_validation("unevaluatedItems", node.at, "what is evaluated varies", True)
+            return rewriter.leave_to_validation(
+                "unevaluatedItems", node.at, "the evaluated members depend on the value", True
+            )
         prefix_len = max(prefix_len, len(member.get("prefixItems") or ()))
     return {**beginning([True] * prefix_len), "items": rewriter.enforce(rest)}

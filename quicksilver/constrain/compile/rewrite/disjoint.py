@@ -1,7 +1,7 @@
-"""Proofs that no value is an instance of two schemas at once. "No" means "not proved".
+"""Proofs that no value is an instance of two schemas. False means "not proved".
 
-Reasons only from keywords that every validator of the draft checks: types, listed values, bounds, lengths, patterns,
-required properties. Formats prove nothing, since a validator may take them as mere annotations.
+Uses only keywords that every validator of the draft checks: types, listed values, bounds, lengths, patterns, required
+properties. `format` is not used, since validators may treat it as an annotation.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from quicksilver.constrain.compile.rewrite.regular import never_matches, no_stri
 from quicksilver.constrain.compile.rewrite.vocabulary import TYPES
 
 MAX_DEPTH = 6
+# Comparisons after which a proof is abandoned.
 MAX_WORK = 300
-"""Comparisons after which a proof is given up."""
 
 
 class Disjoint:
@@ -28,7 +28,7 @@ class Disjoint:
         self._work = count() if work is None else work
 
     def holds(self, a: Node, b: Node, depth: int = MAX_DEPTH) -> bool:
-        """Whether it is certain that nothing matches both."""
+        """Whether it is proved that no value matches both."""
         left, right = (conjuncts(self._document, node) + self._context for node in (a, b))
         if any(member.never for member in (*left, *right)):
             return True
@@ -57,7 +57,7 @@ class Disjoint:
         return kind == "number" and numbers_apart(left, right)
 
     def _objects_apart(self, left: list[Node], right: list[Node], depth: int) -> bool:
-        """Whether a property that one side demands cannot satisfy both."""
+        """Whether a property that one side requires cannot satisfy both."""
         inner = Disjoint(self._document, work=self._work)
         demanded = {name: None for member in (*left, *right) for name in member.get("required") or ()}
         for name in demanded:
@@ -98,7 +98,7 @@ def values_apart(kind: str, listing: list[Node], other: list[Node]) -> bool:
 
 
 def refuses(node: Node, value: Any) -> bool:
-    """Whether the plain keywords of `node` already rule `value` out."""
+    """Whether the plain keywords of `node` refuse `value`."""
     if node.get("enum") is not None and not any(same_value(value, allowed) for allowed in node.get("enum")):
         return True
     stated = node.get("type")
@@ -147,7 +147,7 @@ def ranges_apart(left: list[Node], right: list[Node], least: str, most: str) -> 
 
 
 def numbers_apart(left: list[Node], right: list[Node]) -> bool:
-    """As `ranges_apart`; where a bound is exclusive, meeting at it is already apart."""
+    """The same as `ranges_apart`, with exclusive bounds."""
     touching = [
         ("exclusiveMinimum", "maximum"),
         ("minimum", "exclusiveMaximum"),
@@ -159,7 +159,7 @@ def numbers_apart(left: list[Node], right: list[Node]) -> bool:
 
 
 def bounds(left: list[Node], right: list[Node], least: str, most: str) -> Iterable[tuple[float, float]]:
-    """A lower bound of one side with an upper bound of the other, every way round."""
+    """All pairs of a lower bound of one side and an upper bound of the other."""
     for a, b in ((left, right), (right, left)):
         for low in (node.get(least) for node in a):
             for high in (node.get(most) for node in b):

@@ -1,7 +1,7 @@
-"""A schema's `pattern`, written in ECMA-262, as the same expression in Rust's syntax.
+"""Translates the `pattern` of a schema from ECMA-262 to the regex syntax of Rust.
 
-The two languages differ in small ways (`[[a]]`, `\\s`, `{`), and the compiler mistreats control characters, which JSON
-would have to escape. What cannot be carried over exactly is refused.
+The two differ in details (`[[a]]`, `\\s`, `{`), and llguidance handles control characters incorrectly, which JSON would
+have to escape. A pattern that has no exact translation is refused.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from typing import NoReturn
 
 from quicksilver.constrain.compile.rewrite.refusal import Unenforceable
 
+# White space in ECMA-262.
 SPACES = r"\t\n\x{b}\f\r \x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}\x{feff}"
-"""ECMA's white space."""
+# What `.` matches in every dialect; in some it also matches a carriage return.
 NARROW_DOT = r"[^\n\r\x{2028}\x{2029}]"
-"""What `.` matches in every dialect; some also let it match a carriage return."""
+# Escapes with the same meaning in both languages, or that llguidance refuses.
 SAFE_LETTERS = frozenset("dDwWnrtfbBpPk123456789")
-"""Escapes that mean the same on both sides, or that the compiler itself refuses."""
+# Control characters with a short escape in JSON.
 JSON_CONTROLS = "\b\t\n\f\r"
-"""Control characters that have a short escape in JSON."""
 
 
 def value_pattern(pattern: str, at: str) -> str:
-    """An expression for string values: never matches more than any dialect does."""
+    """An expression for string values. It matches only what every dialect matches."""
     return _Translation(pattern, at, NARROW_DOT).run()
 
 
 def name_pattern(pattern: str, at: str) -> str:
-    """An expression for property names, where matching less would let a name escape its schema."""
+    """An expression for property names. It must not match less, or a property would escape its schema."""
     return _Translation(pattern, at, ".").run()
 
 
@@ -67,7 +67,7 @@ class _Translation:
             self._skip_lazy()
 
     def _brace(self) -> None:
-        """A quantifier, or a brace that stands for itself."""
+        """A quantifier, or a literal brace."""
         end = self._pattern.find("}", self._i)
         body = self._pattern[self._i + 1 : end] if end > 0 else ""
         least, _, most = body.partition(",")
@@ -78,7 +78,7 @@ class _Translation:
         self._skip_lazy()
 
     def _skip_lazy(self) -> None:
-        """Greedy or lazy, the strings that match are the same."""
+        """Skips the mark of a lazy quantifier: lazy and greedy ones match the same strings."""
         if self._pattern[self._i : self._i + 1] == "?":
             self._i += 1
 
@@ -95,7 +95,7 @@ class _Translation:
     def _same_escape(self, letter: str) -> None:
         """An escape that passes unchanged."""
         if letter in "<>" or not letter.isascii() or (letter.isalnum() and letter not in SAFE_LETTERS):
-            self._refuse(f"\\{letter} means different things to different readers")
+            self._refuse(f"\\{letter} is interpreted differently by different validators")
         self._emit(f"\\{letter}", 2)
 
     def _code_point(self) -> tuple[str, int]:
@@ -113,9 +113,9 @@ class _Translation:
             self._refuse("an escape names no character")
 
     def _class(self) -> None:
-        """A character class, with what only Rust finds special escaped.
+        """A character class, with the characters escaped that are special in Rust only.
 
-        NUL is taken out: the compiler believes that a set with NUL holds every escaped character, quotes included.
+        NUL is removed: llguidance treats a set with NUL as if it held every escaped character, including quotes.
         """
         is_negated = self._peek(1) == "^"
         self._emit("[^" if is_negated else "[", 2 if is_negated else 1)
@@ -125,7 +125,7 @@ class _Translation:
             members += 1
         body = self._pattern[start : self._i]
         if not body or "--" in body:
-            self._refuse(f"the class [{body}] means different things to different readers")
+            self._refuse(f"the class [{body}] is interpreted differently by different validators")
         if members == 1 and not is_negated and body.startswith(("\\x", "\\u")):
             self._refuse("a class of one code is not supported; write the character itself")
         self._emit(r"\x{0}]" if is_negated else "]", 1)

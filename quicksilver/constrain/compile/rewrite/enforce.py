@@ -1,7 +1,7 @@
-"""The positive half of the rewrite: keyword by keyword, into plain keywords and conjuncts.
+"""Rewrites a schema keyword by keyword into plain keywords and conjuncts.
 
-Plain keywords go through as they are. The others become a conjunct: a schema that, joined by `allOf`, says the same or
-less. Order is kept, because the grammar writes properties in the order in which it meets them.
+Plain keywords stay as they are. Each other keyword becomes a conjunct: a schema that, joined by `allOf`, admits the
+same values or fewer. The order is kept, since the grammar writes properties in the order of the schema.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def enforce(rewriter: Rewriter, node: Node) -> Json:
 
 
 def brings_properties_first(node: Node) -> bool:
-    """Whether a subschema that may bring properties is written before the node's own."""
+    """Whether a subschema with properties is written before the properties of the node."""
     first = next(
         (word for word in node.words if word in ("properties", "$ref", "allOf", "anyOf", "oneOf")), "properties"
     )
@@ -109,7 +109,7 @@ def some(rewriter: Rewriter, node: Node, schemas: list[Node]) -> Json:
 
 
 def exactly_one(rewriter: Rewriter, node: Node, schemas: list[Node]) -> Json:
-    """A union of branches, each without the ones that it might overlap."""
+    """The union of the branches, each without the values of branches that it may overlap."""
     union = any_of([exclusive(rewriter, node, schemas, i) for i in range(len(schemas))])
     if union is False:
         raise Unenforceable("oneOf", node.at, "no value matches exactly one of its branches")
@@ -129,19 +129,19 @@ def exclusive(rewriter: Rewriter, node: Node, schemas: list[Node], index: int) -
 
 
 class Spot(NamedTuple):
-    """A keyword at a place, for a refusal."""
+    """A keyword and its JSON pointer, for a refusal."""
 
     keyword: str
     at: str
 
 
 def outside(rewriter: Rewriter, excluded: Node, members: list[Node], spot: Spot) -> Json:
-    """What lies outside `excluded` and can hold with `members`; refuses to lose everything for want of words."""
+    """Values outside `excluded` that are compatible with `members`. If none can be written, left to validation."""
     num_lost = rewriter.num_lost
     names = {name for member in members for word in ("properties", "required") for name in member.get(word) or ()}
     rest = prune(rewriter.document, rewriter.complement(excluded, frozenset(names)), members)
     if rest is False and rewriter.num_lost > num_lost:
-        return rewriter.leave_to_validation(*spot, "what it leaves over cannot be written as a grammar", True)
+        return rewriter.leave_to_validation(*spot, "the remaining values cannot be written as a grammar", True)
     return rest
 
 
@@ -169,7 +169,7 @@ def dependent_schemas(rewriter: Rewriter, node: Node, needs: dict[str, Node]) ->
 
 
 def dependent_schema(rewriter: Rewriter, node: Node, key: str, needed: Node) -> Json:
-    """The property is absent, or it is there and the schema holds."""
+    """The property is absent, or it is present and the schema holds."""
     there = {"type": ("object",), "required": [key]}
     holder = Node(node.at, {"allOf": [Node(node.at, there), node]})
     met = rewriter.enforce_beside(needed, holder)

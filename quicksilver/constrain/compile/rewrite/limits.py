@@ -1,6 +1,6 @@
-"""How big a schema, pattern or grammar may be. Checked first, without recursion, so that nothing later meets a giant.
+"""Size limits of schemas, patterns and grammars. Applied first and without recursion.
 
-Each bound is a constant and refuses at bound + 1; the message names what was counted.
+The message of a refusal names what was counted.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from quicksilver.constrain.compile.rewrite.vocabulary import subschemas
 from quicksilver.errors import InvalidGrammar
 
 MAX_SCHEMA_BYTES = 256 * 1024
+# Levels of nested schemas.
 MAX_DEPTH = 32
-"""Schemas within schemas."""
+# Levels of nested JSON, so that a value inside `enum` or `default` cannot exhaust the stack.
 MAX_NESTING = 256
-"""JSON levels, so that no value inside `enum` or `default` exhausts a stack."""
 MAX_PROPERTIES = 1_000
 MAX_ENUM_VALUES = 5_000
 MAX_REGEX_CHARS = 1_024
@@ -25,7 +25,7 @@ MAX_CHOICES = 5_000
 
 
 def limit_schema_size(schema: Any) -> None:
-    """Raises InvalidGrammar when any bound is passed; `schema` is a parsed JSON value."""
+    """Raises InvalidGrammar if `schema`, a parsed JSON value, exceeds a limit."""
     limit_nesting(schema)
     limit_bytes(schema)
     num_properties = num_values = 0

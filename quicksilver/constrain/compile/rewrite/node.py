@@ -1,7 +1,6 @@
-"""A schema as its own draft means it: one canonical form, references resolved, annotations gone.
+"""Reads a schema into a canonical form: 2020-12 keywords, resolved references, no annotations.
 
-Reading a raw schema gives Nodes in which older spellings have become the 2020-12 ones. What a Node says is exactly what
-a validator of its draft would check; keywords of younger drafts are kept apart in `extra`.
+A Node holds exactly what a validator of the schema's draft checks. Keywords of newer drafts are separate, in `extra`.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from quicksilver.constrain.compile.rewrite.vocabulary import Draft, escape, is_k
 class Node:
     """One schema. Subschemas are Nodes; `$ref` holds a key for `Document.target`."""
 
+    # JSON pointer of the schema in the document.
     at: str
-    """JSON pointer of the schema in the document."""
+    # Canonical keywords that a validator of the draft checks, in the order of the source.
     words: Mapping[str, Any] = field(default_factory=dict)
-    """Canonical keywords that a validator of the draft checks, in the order in which they were written."""
+    # Keywords of newer drafts: enforced, but no conclusion is drawn from them.
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Keywords of younger drafts: enforced as the author meant them, but nothing is concluded from them."""
+    # Whether this is the schema `false`.
     never: bool = False
-    """The schema `false`."""
 
     def get(self, word: str) -> Any:
         return self.words.get(word)
@@ -51,7 +50,7 @@ class Contains:
 
 
 class Document:
-    """A whole schema, read lazily from its root; each place is read once."""
+    """A whole schema. Subschemas are read once, when they are first used."""
 
     def __init__(self, schema: Any, draft: Draft) -> None:
         self.draft = draft
@@ -60,7 +59,7 @@ class Document:
         self.root = self.read(self._registry.root)
 
     def target(self, key: str) -> Node:
-        """The Node that a `$ref` key stands for."""
+        """The target of a `$ref` key."""
         return self.read(self._registry.places[key])
 
     def read(self, place: Place) -> Node:
@@ -94,7 +93,7 @@ class Document:
 
 
 def conjuncts(document: Document, node: Node, depth: int = 8) -> list[Node]:
-    """`node` and all that holds with it unconditionally: `allOf` members and `$ref` targets."""
+    """`node` and the schemas that always hold with it: `allOf` members and `$ref` targets."""
     found = [node]
     if depth == 0:
         return found
@@ -143,7 +142,7 @@ def read_reference(document: Document, place: Place, raw: dict[str, Any]) -> dic
 def read_recursive_reference(document: Document, place: Place, raw: dict[str, Any]) -> dict[str, Any]:
     word = "$dynamicRef" if "$dynamicRef" in raw else "$recursiveRef"
     if document._registry.is_dynamic:
-        raise Unenforceable(word, place.at, "a reference that depends on who refers is not supported")
+        raise Unenforceable(word, place.at, "a dynamic reference is not supported")
     return {"$ref": document.resolve(place, raw[word])}
 
 
@@ -153,7 +152,7 @@ def read_type(_document: Document, place: Place, raw: dict[str, Any]) -> dict[st
 
 
 def read_values(_document: Document, _place: Place, raw: dict[str, Any]) -> dict[str, Any]:
-    """`const` is an `enum` of one; beside an `enum` it picks from it."""
+    """`const` is read as an `enum` of one value; both together are intersected."""
     if "const" not in raw:
         return {"enum": raw["enum"]}
     chosen = raw["const"]
@@ -185,7 +184,7 @@ def json_type(value: Any) -> str:
 
 
 def read_items(document: Document, place: Place, raw: dict[str, Any]) -> dict[str, Any]:
-    """A list of `items` is today's `prefixItems`, and its `additionalItems` today's `items`."""
+    """In older drafts a list of `items` means `prefixItems`, and `additionalItems` means `items`."""
     items = raw["items"]
     if not isinstance(items, list):
         return {"items": document.inside(place, "/items", items)}
@@ -223,7 +222,7 @@ def read_contains(document: Document, place: Place, raw: dict[str, Any]) -> dict
 
 
 def read_dependencies(document: Document, place: Place, raw: dict[str, Any]) -> dict[str, Any]:
-    """The old word for two newer ones: lists of names, and schemas."""
+    """`dependencies` is split into `dependentRequired` and `dependentSchemas`."""
     names = {key: value for key, value in raw["dependencies"].items() if isinstance(value, list)}
     schemas = {
         key: document.inside(place, f"/dependencies/{escape(key)}", value)
@@ -234,10 +233,11 @@ def read_dependencies(document: Document, place: Place, raw: dict[str, Any]) -> 
 
 
 def read_content(word: str) -> Reader:
-    """Drafts 6 and 7 check what a string encodes; younger ones only note it."""
+    """Drafts 6 and 7 check encoded strings; in newer drafts the keyword is an annotation."""
     return lambda document, _place, raw: {word: raw[word]} if Draft.SIX <= document.draft <= Draft.SEVEN else {}
 
 
+# Every keyword that a validator checks. All others are annotations and are dropped.
 READERS: dict[str, Reader] = {
     **{word: plain(word) for word in ("minimum", "maximum", "multipleOf", "pattern", "format", "required")},
     **{word: plain(word) for word in ("uniqueItems", "dependentRequired")},
@@ -262,4 +262,3 @@ READERS: dict[str, Reader] = {
     "contentEncoding": read_content("contentEncoding"),
     "contentMediaType": read_content("contentMediaType"),
 }
-"""Every keyword that a validator checks. What is not here is an annotation and is dropped."""

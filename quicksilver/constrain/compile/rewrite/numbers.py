@@ -1,7 +1,7 @@
-"""Numbers and listed values that the grammar compiler would not carry over exactly.
+"""Numbers and listed values that llguidance does not represent exactly.
 
-It holds bounds as doubles and ranges as 64-bit integers, so larger bounds are tightened, never widened, and values that
-would change on the way are refused.
+It holds bounds as doubles and ranges as 64-bit integers. Larger bounds are tightened, never widened, and values that
+would change are refused.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 from quicksilver.constrain.compile.rewrite.ecma import is_writable
 from quicksilver.constrain.compile.rewrite.refusal import Unenforceable
 
+# The largest bound that is both a double and a 64-bit integer.
 LARGEST = 2**63 - 1024
-"""The largest bound: a double and a 64-bit integer at once."""
 EXACT = 2**53
 BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 
 def exact_bounds(schema: dict[str, Any], at: str) -> dict[str, Any]:
-    """`schema` with number bounds that the compiler represents exactly."""
+    """`schema` with number bounds that llguidance represents exactly."""
     return {word: tightened(word, value, at) if word in BOUNDS else value for word, value in schema.items()}
 
 
@@ -41,7 +41,7 @@ def tightened(word: str, bound: float, at: str) -> float:
 
 
 def require_exact_values(values: list[Any], at: str) -> None:
-    """Numbers in `enum` and `const` must survive the compiler's doubles, and strings its escapes."""
+    """Raises Unenforceable for values of `enum` and `const` that llguidance would change."""
     for value in values:
         if isinstance(value, list | dict):
             require_exact_values(list(value.values()) if isinstance(value, dict) else value, at)

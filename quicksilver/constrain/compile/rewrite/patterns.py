@@ -1,6 +1,6 @@
-"""Regular expressions that this room writes itself: string formats, and "any string but these".
+"""Regular expressions for string formats, lengths, and "any string except these".
 
-Rust regex syntax, matched against the whole string. A format's pattern admits only what strict validators accept, which
+Rust syntax, matched against the whole string. The pattern of a format admits only what strict validators accept, which
 may be less than its RFC allows.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+# Total characters of the strings that `other_than` excludes.
 MAX_EXCLUDED_CHARS = 1_500
-"""Longest list of strings, in characters, of which a complement is written."""
 ANYTHING = "(?s:.*)"
 
 YEAR = "(?:[1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
@@ -36,6 +36,7 @@ REGEX_PIECE = rf"{REGEX_ATOM}(?:[*+?]|\{{[0-9]{{1,3}}\}})?"
 REGEX_GROUP = rf"\((?:{REGEX_PIECE})+(?:\|(?:{REGEX_PIECE})+)*\)[*+?]?"
 POINTER = "(?:/(?:[^~/]|~[01])*)*"
 
+# Formats that the grammar enforces. Others are annotations, as in the specification.
 FORMATS = {
     "date": DATE,
     "time": TIME,
@@ -60,7 +61,6 @@ FORMATS = {
     "json-pointer": POINTER,
     "relative-json-pointer": f"(?:0|[1-9][0-9]*)(?:#|{POINTER})",
 }
-"""Formats that the grammar enforces. Others are annotations, as the specification has it."""
 
 
 BASE64 = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/][AQgw]==|[A-Za-z0-9+/]{2}[AEIMQUYcgkosw048]=)?$"
@@ -78,7 +78,7 @@ def length_pattern(shortest: int, longest: int | None) -> str:
 
 
 def other_than(strings: Iterable[str]) -> str | None:
-    """A `pattern` for every string but these; None when the list is too long to write down."""
+    """A `pattern` for every string except these; None if the list is too long."""
     listed = sorted(set(strings))
     if sum(map(len, listed)) > MAX_EXCLUDED_CHARS or any(len(text) > 200 for text in listed):
         return None
@@ -86,10 +86,10 @@ def other_than(strings: Iterable[str]) -> str | None:
 
 
 def _leaving(strings: list[str]) -> str:
-    """What may still follow a common beginning, when `strings` are the endings to avoid."""
+    """An expression for all strings except `strings`, which are suffixes after a common prefix."""
     heads = sorted({text[0] for text in strings if text})
     ways = [] if "" in strings else [""]
-    # NUL must not be in a set that lacks quote or backslash: the compiler would take their escapes for members.
+    # A negated set without quote and backslash must exclude NUL, or llguidance would admit their escapes.
     other = "".join(map(_literal, heads))
     ways.append(f"[^{other}\\x{{0}}]{ANYTHING}" if heads else "(?s:.+)")
     for head in heads:

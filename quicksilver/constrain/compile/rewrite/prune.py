@@ -1,6 +1,6 @@
-"""Throwing away alternatives that cannot hold: fewer cases in the grammar, and an early sign that none is left.
+"""Removes alternatives that contradict other schemas at the same place.
 
-Compares a schema that the rewrite wrote with Nodes that hold at the same place. Only certain clashes count.
+This makes the grammar smaller and shows early that no alternative is left. Only proved contradictions count.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def prune(document: Document, schema: Json, members: list[Node]) -> Json:
 
 
 def clashes(document: Document, way: Json, members: list[Node]) -> bool:
-    """Whether it is certain that nothing matches `way` and all `members`."""
+    """Whether it is proved that no value matches `way` and all `members`."""
     if isinstance(way, bool):
         return not way
     if "type" in way and not types_of(way) & possible_types(members):

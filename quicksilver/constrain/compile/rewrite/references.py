@@ -1,6 +1,6 @@
-"""Where `$ref` leads: places in one document, found by pointer, anchor or `$id`. Nothing is ever fetched.
+"""Resolves `$ref` within one document by pointer, anchor or `$id`. No reference is ever fetched.
 
-A Place is a raw schema with its JSON pointer and base URI. A reference that leaves the document is refused.
+A Place is a raw schema with its JSON pointer and base URI. A reference to another document is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quicksilver.constrain.compile.rewrite.vocabulary import Draft, subschemas
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A raw schema, where it stands, and the URI against which its references are read."""
+    """A raw schema, its JSON pointer, and the base URI of its references."""
 
     at: str
     schema: Any
@@ -23,7 +23,7 @@ class Place:
 
 
 class Registry:
-    """All named places of a document. `places` maps the key of each resolved reference to its target."""
+    """The named places of a document. `places` maps the key of each resolved reference to its target."""
 
     def __init__(self, schema: Any, draft: Draft) -> None:
         self._id_word = "id" if draft == Draft.FOUR else "$id"
@@ -52,7 +52,7 @@ class Registry:
         self.is_dynamic |= "$dynamicAnchor" in place.schema or bool(place.schema.get("$recursiveAnchor"))
 
     def _enter(self, place: Place) -> Place:
-        """The same place with the base URI that its own `$id` sets."""
+        """The same place with the base URI of its own `$id`."""
         if not isinstance(place.schema, dict) or (self._ref_rules and "$ref" in place.schema):
             return place
         identity = place.schema.get(self._id_word)
@@ -67,21 +67,21 @@ class Registry:
         return self._enter(Place(place.at + suffix, schema, place.base))
 
     def resolve(self, place: Place, reference: Any) -> str:
-        """The key of the place that `reference`, written at `place`, means."""
+        """The key of the target of `reference`, which is written at `place`."""
         if not isinstance(reference, str):
             raise Unenforceable("$ref", place.at, "a reference is a string")
         resource, _, fragment = join(place.base, reference).partition("#")
         target = self._names.get(resource)
         if target is None:
             raise Unenforceable(
-                "$ref", place.at, f"'{reference[:200]}' leads out of the document, and nothing is fetched"
+                "$ref", place.at, f"'{reference[:200]}' refers to another document, which is not supported"
             )
         if fragment and not fragment.startswith("/"):
             target = self._names.get(f"{resource}#{fragment}")
         elif fragment:
             target = self._follow(target, unquote(fragment))
         if target is None:
-            raise Unenforceable("$ref", place.at, f"'{reference[:200]}' leads nowhere")
+            raise Unenforceable("$ref", place.at, f"'{reference[:200]}' has no target")
         self.places[target.at] = target
         return target.at
 

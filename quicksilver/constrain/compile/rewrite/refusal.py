@@ -1,7 +1,4 @@
-"""How a schema is refused: one exception that carries the keyword and where it stands.
-
-Every refusal in this room names a keyword, because "unsupported schema" helps nobody.
-"""
+"""The refusal of a schema: an exception with the keyword and its JSON pointer."""
 
 from __future__ import annotations
 

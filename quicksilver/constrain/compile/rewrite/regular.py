@@ -1,6 +1,6 @@
-"""Questions about regular expressions, answered by the grammar compiler's own engine, so the answers agree with it.
+"""Proofs about regular expressions, by the regex engine of llguidance, so that they agree with the grammar.
 
-Every answer is a proof or None. Classes that validators read differently (`\\s`, `\\b`, `\\p`) are not reasoned about.
+False means "not proved". Nothing is proved for classes that validators interpret differently (`\\s`, `\\b`, `\\p`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ AMBIGUOUS = ("\\s", "\\S", "\\b", "\\B", "\\p", "\\P", "\\x", "\\u", "(?", "[[",
 
 
 def no_string(facets: list[dict[str, Any]]) -> bool:
-    """Whether it is certain that no string meets all facets, each a `pattern` or a length."""
+    """Whether it is proved that no string satisfies all facets, each a `pattern` or a length."""
     return all(is_portable(str(facet.get("pattern", ""))) for facet in facets) and is_empty(facets)
 
 
 def never_matches(pattern: str, text: str) -> bool:
-    """Whether it is certain that `text` does not match."""
+    """Whether it is proved that `text` does not match."""
     return is_portable(pattern) and is_empty([{"pattern": pattern}, {"enum": [text]}])
 
 
@@ -29,7 +29,7 @@ def is_portable(pattern: str) -> bool:
 
 
 def is_empty(schemas: list[dict[str, Any]]) -> bool:
-    """Whether the compiler proves that no string satisfies all schemas."""
+    """Whether llguidance proves that no string satisfies all schemas."""
     return _is_empty(json.dumps({"type": "string", "allOf": schemas}))
 
 

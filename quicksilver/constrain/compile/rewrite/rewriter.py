@@ -1,7 +1,7 @@
-"""A schema rewritten into the words that the grammar compiler enforces exactly.
+"""Rewrites a schema into keywords that llguidance enforces exactly.
 
-The rule that keeps the promise: `enforce(S)` admits only instances of S, and `complement(S)` only instances of not-S.
-Both may admit fewer; neither ever admits more, unless the policy is CHECKED, which then says so in `needs_validation`.
+Soundness: `enforce(S)` admits only instances of S, and `complement(S)` only instances of not-S. Both may admit fewer
+values. Neither admits more, except under Policy.VALIDATED, where `needs_validation` is then set.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from quicksilver.constrain.compile.rewrite.refusal import Unenforceable
 from quicksilver.constrain.compile.rewrite.vocabulary import Json
 from quicksilver.constrain.source import Policy
 
+# Schemas written per rewrite; bounds the number of case splits.
 MAX_WORK = 5_000
-"""Schemas written per rewrite, so that case splits cannot multiply without end."""
 
 
 class Rewriter:
@@ -26,8 +26,8 @@ class Rewriter:
     def __init__(self, document: Document, policy: Policy) -> None:
         self.document = document
         self.needs_validation = False
+        # Alternatives that complements left out. A complement that leaves this unchanged is exact.
         self.num_lost = 0
-        """Ways out that a complement left unwritten; unchanged means that the complement was exact."""
         self._policy = policy
         self._work = 0
         self._names: dict[str, str] = {}
@@ -36,7 +36,7 @@ class Rewriter:
         self._context: list[Node] = []
 
     def schema(self) -> Json:
-        """The whole document, with its definitions, ready for the grammar compiler."""
+        """The whole document with its definitions, for llguidance."""
         root = self.enforce(self.document.root)
         definitions: dict[str, Json] = {}
         while self._pending:
@@ -47,11 +47,11 @@ class Rewriter:
         return {**root, "$defs": definitions}
 
     def enforce(self, node: Node) -> Json:
-        """Instances of `node` only, at a place of its own."""
+        """A schema that admits only instances of `node`."""
         return self._enforce(node, [])
 
     def enforce_beside(self, node: Node, holder: Node) -> Json:
-        """Instances of `node` only, at the place of `holder`, whose other keywords hold there too."""
+        """The same for a subschema that applies to the same value as `holder`, whose other keywords hold too."""
         return self._enforce(node, self.surroundings(holder))
 
     def _enforce(self, node: Node, context: list[Node]) -> Json:
@@ -63,7 +63,7 @@ class Rewriter:
             self._context = before
 
     def surroundings(self, holder: Node) -> list[Node]:
-        """All that is known to hold where `holder` applies its subschemas."""
+        """The schemas that hold for every value to which `holder` applies its subschemas."""
         plain = {word: value for word, value in holder.words.items() if word not in ("oneOf", "anyOf")}
         branches = holder.get("anyOf") or ()
         shared = set.intersection(*(set(branch.get("required") or ()) for branch in branches)) if branches else set()
@@ -71,7 +71,7 @@ class Rewriter:
         return conjuncts(self.document, Node(holder.at, plain)) + implied + self._context
 
     def complement(self, node: Node, names: frozenset[str] = frozenset()) -> Json:
-        """Instances of not-`node`; `names` are properties worth trying as forbidden extras."""
+        """A schema that admits only values that `node` refuses. `names` are candidates for forbidden properties."""
         self._spend(node)
         key = node.get("$ref")
         if key is None:
@@ -86,18 +86,18 @@ class Rewriter:
             self._complementing.discard(key)
 
     def are_disjoint(self, a: Node, b: Node, context: Sequence[Node] = ()) -> bool:
-        """Whether nothing matches `a`, `b` and all of `context`."""
+        """Whether it is proved that no value matches `a`, `b` and all of `context`."""
         return Disjoint(self.document, context).holds(a, b)
 
     def reference(self, key: str) -> dict[str, Any]:
-        """A `$ref` in the output to the rewritten target."""
+        """A `$ref` to the rewritten target."""
         if key not in self._names:
             self._names[key] = f"d{len(self._names)}"
             self._pending.append(key)
         return {"$ref": f"#/$defs/{self._names[key]}"}
 
     def leave_to_validation(self, keyword: str, at: str, why: str, superset: Json) -> Json:
-        """Under CHECKED the wider schema, to be checked at the end; else a refusal."""
+        """Under Policy.VALIDATED the wider schema `superset`; otherwise raises Unenforceable."""
         if self._policy is Policy.GUARANTEED:
             raise Unenforceable(keyword, at, why)
         self.needs_validation = True

@@ -1,7 +1,4 @@
-"""The words of JSON Schema: which hold schemas, which draft knows them, which drafts there are.
-
-Plain tables and a walk over raw schemas; everything else in the room asks here instead of repeating lists.
-"""
+"""The keywords of JSON Schema: which ones hold schemas, and in which drafts they exist."""
 
 from __future__ import annotations
 
@@ -9,15 +6,15 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any
 
+# A schema in JSON form.
 Json = dict[str, Any] | bool
-"""A schema in JSON form."""
 
+# The disjoint JSON types; `integer` is a subset of `number`.
 TYPES = ("null", "boolean", "number", "string", "array", "object")
-"""The disjoint JSON types; `integer` is a part of `number`."""
 
 
 class Draft(IntEnum):
-    """Drafts that we tell apart, in order of age."""
+    """Supported drafts, oldest first."""
 
     FOUR = 4
     SIX = 6
@@ -34,6 +31,7 @@ DRAFT_URIS = {
     "json-schema.org/draft/2020-12/schema": Draft.Y2020,
 }
 
+# Keywords newer than draft 4; validators of older drafts ignore them.
 SINCE = {
     "const": Draft.SIX,
     "contains": Draft.SIX,
@@ -49,10 +47,9 @@ SINCE = {
     "unevaluatedProperties": Draft.Y2019,
     "prefixItems": Draft.Y2020,
 }
-"""Keywords younger than draft 4: an older validator ignores them."""
 
+# Keywords that newer drafts removed.
 UNTIL = {"dependencies": Draft.SEVEN}
-"""Keywords that younger drafts dropped."""
 
 ONE_SCHEMA = frozenset(
     [
@@ -79,7 +76,7 @@ def is_known(word: str, draft: Draft) -> bool:
 
 
 def declared_draft(schema: Any) -> Draft | None:
-    """The draft that `$schema` names, if it names one we know."""
+    """The draft that `$schema` names; None if it names no supported one."""
     uri = schema.get("$schema") if isinstance(schema, dict) else None
     if not isinstance(uri, str):
         return None

@@ -1,4 +1,4 @@
-"""Complements: only what the other schema refuses, and exact where that can be written."""
+"""Complements admit only what the other schema refuses, and are exact where that can be written."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_complement_separates(schema: Any, inside: list[Any], outside: list[An
         {"multipleOf": 2},
     ],
 )
-def test_a_way_out_that_cannot_be_written_is_counted(schema: Any) -> None:
+def test_an_alternative_that_cannot_be_written_is_counted(schema: Any) -> None:
     assert complement(schema)[1] is False
 
 
@@ -91,7 +91,7 @@ def test_a_complement_never_holds_an_instance(schema: Any, instance: Any) -> Non
         assert not jsonschema_rs.is_valid(schema, instance)
 
 
-def test_more_ways_that_are_counted_as_lost() -> None:
+def test_more_alternatives_that_cannot_be_written() -> None:
     for schema in ({"enum": list(range(40))}, {"enum": ["x" * 300]}, {"minProperties": 2}, {"enum": [2**60]}):
         assert complement(schema)[1] is False
 

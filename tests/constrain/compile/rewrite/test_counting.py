@@ -1,4 +1,4 @@
-"""Counts of properties and items, distinct items, and what nothing else has evaluated."""
+"""Counts of properties and items, unique items, unevaluated members."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def test_required_properties_count_towards_the_minimum() -> None:
     assert admits(schema, having("a"), having("ab"), having("bc")) == [False, True, False]
 
 
-def test_one_unlisted_property_can_be_demanded_but_not_two() -> None:
+def test_one_unlisted_property_can_be_required_but_not_two() -> None:
     assert admits({"type": "object", "minProperties": 1}, {}, {"x": 1}) == [False, True]
     with pytest.raises(Unenforceable, match="repeat a name"):
         schema_spec({"type": "object", "minProperties": 2})
 
 
-def test_a_count_below_what_is_required_is_never_met() -> None:
+def test_a_maximum_below_the_required_properties_is_refused() -> None:
     schema = {"anyOf": [{**ABC, "required": ["a", "b"], "maxProperties": 1}, {"type": "null"}]}
     assert admits(schema, having("ab"), having("a"), None) == [False, False, True]
 
 
-def test_too_many_ways_to_reach_a_count_are_refused() -> None:
+def test_too_many_sets_of_properties_are_refused() -> None:
     many = {"type": "object", "properties": {f"p{i}": {} for i in range(20)}, "minProperties": 10}
     with pytest.raises(Unenforceable, match="`minProperties`"):
         schema_spec(many)
@@ -92,7 +92,7 @@ def test_distinct_items_where_nothing_can_repeat(schema: dict[str, Any], taken: 
     assert admits({"type": "array", "uniqueItems": True, **schema}, taken, refused) == [True, False]
 
 
-def test_distinct_items_behind_a_reference() -> None:
+def test_distinct_items_of_a_reference() -> None:
     schema = {
         "$defs": {"day": {"enum": ["mon", "tue"]}},
         "type": "array",
@@ -115,7 +115,7 @@ def test_unevaluated_properties_see_through_references() -> None:
     assert admits(open_base, {"y": 1}, {"y": "s"}) == [True, False]
 
 
-def test_unevaluated_items_are_those_behind_the_prefix() -> None:
+def test_unevaluated_items_are_those_after_the_prefix() -> None:
     schema = {"type": "array", "prefixItems": [{"type": "null"}], "unevaluatedItems": {"type": "string"}}
     assert admits(schema, [None, "a"], [None, 1]) == [True, False]
     assert admits({**schema, "items": {"type": "integer"}}, [None, 1], [None, "a"]) == [True, False]

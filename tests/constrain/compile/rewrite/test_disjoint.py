@@ -77,7 +77,7 @@ def test_disjoint_schemas_are_proved_so_both_ways(a: Any, b: Any) -> None:
         ({"$ref": "#/$defs/loop"}, {"type": "string"}),
     ],
 )
-def test_what_may_overlap_is_not_called_disjoint(a: Any, b: Any) -> None:
+def test_overlapping_schemas_are_not_proved_disjoint(a: Any, b: Any) -> None:
     assert not disjoint(a, b, loop={"anyOf": [{"$ref": "#/$defs/loop"}, {}]})
 
 

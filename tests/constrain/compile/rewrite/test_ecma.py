@@ -1,4 +1,4 @@
-"""Patterns carried from ECMA-262 to Rust: the same strings match, or the pattern is refused."""
+"""Translation of patterns from ECMA-262 to Rust: the same strings match, or the pattern is refused."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_same_strings_match(pattern: str, taken: str, refused: str) -> None:
 @pytest.mark.parametrize(
     "pattern", [r"\<a", r"\A", r"\a", "[]", "[^]", "[+--]", "a\x01", r"\x01", r"[\x01]", "[a", "\\", r"\xzz"]
 )
-def test_what_dialects_read_differently_is_refused(pattern: str) -> None:
+def test_ambiguous_patterns_are_refused(pattern: str) -> None:
     with pytest.raises(Unenforceable) as caught:
         value_pattern(pattern, "/here")
     assert caught.value.keyword == "pattern"
@@ -57,7 +57,7 @@ def test_what_a_grammar_cannot_match_is_refused_by_name(pattern: str) -> None:
         schema_spec({"type": "string", "pattern": pattern})
 
 
-def test_braces_that_are_no_quantifier_stand_for_themselves() -> None:
+def test_braces_that_are_no_quantifier_are_literal() -> None:
     assert value_pattern("{a}", "") == r"\{a\}"
     assert value_pattern("a{,3}", "") == r"a\{,3\}"
 

@@ -1,4 +1,4 @@
-"""Keyword by keyword: what the grammar admits is an instance, and ordinary instances are admitted."""
+"""Each keyword: the grammar admits instances only, and ordinary instances are admitted."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ CONDITION = {
 }
 
 
-def test_a_condition_picks_its_branch() -> None:
+def test_a_condition_selects_its_branch() -> None:
     taken = admits(CONDITION, {"kind": "circle", "r": 1}, {"kind": "square", "side": 2})
     refused = admits(CONDITION, {"kind": "circle", "side": 1}, {"kind": "square", "r": 2}, {"kind": "square"})
     assert taken == [True, True]
     assert refused == [False, False, False]
 
 
-def test_a_condition_without_branches_says_nothing() -> None:
+def test_a_condition_without_branches_has_no_effect() -> None:
     assert admits({"if": {"type": "string"}, "type": ["string", "null"]}, "x", None) == [True, True]
 
 
@@ -111,12 +111,12 @@ def test_a_base_schema_that_comes_first_writes_its_properties_first() -> None:
     assert admits(schema, {"id": 1, "x": None}, {"x": None, "id": 1}) == [True, False]
 
 
-def test_known_formats_are_enforced_and_unknown_ones_are_notes() -> None:
+def test_known_formats_are_enforced_and_unknown_ones_are_annotations() -> None:
     assert admits({"type": "string", "format": "date"}, "2024-02-29", "2023-02-29", "x") == [True, False, False]
     assert admits({"type": "string", "format": "topic"}, "anything") == [True]
 
 
-def test_a_listed_name_cannot_be_written_in_disguise() -> None:
+def test_a_listed_name_cannot_be_written_with_escapes() -> None:
     spec = schema_spec({**OBJECT, **A, "patternProperties": {"^p": {"type": "integer"}}})
     assert accepts(spec, '{"a":1}')
     assert not accepts(spec, '{"\\u0061":"x"}')
@@ -144,7 +144,7 @@ def test_options_smuggled_into_a_schema_are_dropped() -> None:
         ({"$dynamicRef": "#x", "$defs": {"x": {"$dynamicAnchor": "x"}}}, "$dynamicRef"),
     ],
 )
-def test_what_cannot_be_proved_is_refused_by_name(schema: Any, keyword: str) -> None:
+def test_what_cannot_be_guaranteed_is_refused_by_name(schema: Any, keyword: str) -> None:
     with pytest.raises(Unenforceable) as caught:
         schema_spec(schema)
     assert caught.value.keyword == keyword
@@ -161,27 +161,27 @@ def test_what_cannot_be_proved_is_refused_by_name(schema: Any, keyword: str) -> 
         {"if": {"pattern": "a", "type": "string"}, "then": {"minLength": 2}, "type": "string"},
     ],
 )
-def test_under_the_checked_policy_the_same_compile_and_say_so(schema: Any) -> None:
+def test_under_the_validated_policy_the_same_schemas_need_validation(schema: Any) -> None:
     assert schema_spec(schema, Policy.VALIDATED).needs_validation
 
 
-def test_a_provable_schema_needs_no_check_under_either_policy() -> None:
+def test_a_guaranteed_schema_needs_no_validation_under_either_policy() -> None:
     assert not schema_spec(CONDITION, Policy.VALIDATED).needs_validation
     assert not schema_spec(CONDITION).needs_validation
 
 
-def test_branches_told_apart_by_what_they_do_not_take() -> None:
+def test_branches_distinguished_by_what_they_refuse() -> None:
     closed = [{"type": "object", "properties": {name: {}}, "additionalProperties": False} for name in "ab"]
     assert admits({"oneOf": closed}, {"a": 1}, {"b": 1}, {}) == [True, True, False]
 
 
-def test_branches_told_apart_by_their_surroundings() -> None:
+def test_branches_distinguished_by_other_keywords() -> None:
     shapes = [{"properties": {"kind": {"const": kind}, kind: {"type": "null"}}} for kind in ("x", "y")]
     schema = {"type": "object", "properties": {"kind": {"enum": ["x", "y"]}}, "required": ["kind"], "oneOf": shapes}
     assert admits(schema, {"kind": "x", "x": None}, {"kind": "x", "x": 1}) == [True, False]
 
 
-def test_what_a_string_holds_counts_in_drafts_that_check_it() -> None:
+def test_encoded_strings_count_in_drafts_that_check_them() -> None:
     seven = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "string"}
     with pytest.raises(Unenforceable, match="`contentMediaType`"):
         schema_spec({**seven, "contentMediaType": "application/json"})
@@ -208,7 +208,7 @@ def test_old_dependencies_may_be_schemas() -> None:
     assert admits(schema, {"a": 1, "b": 1}, {"b": 1}, {"a": 1}) == [True, True, False]
 
 
-def test_cases_that_multiply_without_end_are_refused() -> None:
+def test_too_many_combined_cases_are_refused() -> None:
     tangle = {"anyOf": [{"properties": {f"p{i}": {"pattern": "a"} for i in range(8)}} for _ in range(8)]}
     branches = [{"$ref": "#/$defs/tangle", "required": [f"r{i}"]} for i in range(30)]
     with pytest.raises(Unenforceable, match="too many rules"):

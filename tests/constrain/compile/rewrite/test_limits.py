@@ -1,4 +1,4 @@
-"""Each bound holds at the bound and refuses one beyond it."""
+"""Each limit admits its bound and refuses one more."""
 
 from __future__ import annotations
 

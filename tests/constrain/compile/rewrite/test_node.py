@@ -1,4 +1,4 @@
-"""Reading schemas of every draft into one form."""
+"""Schemas of every draft are read into one canonical form."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_a_schema_without_a_draft_gets_the_newest_that_fits_it() -> None:
     ]
 
 
-def test_neighbours_of_a_reference_count_only_in_young_drafts() -> None:
+def test_keywords_beside_a_reference_count_only_in_newer_drafts() -> None:
     body = {"definitions": {"s": {"type": "string"}}, "$ref": "#/definitions/s", "maxLength": 1}
     assert admits({**DRAFT_7, **body}, "long") == [True]
     assert admits(body, "long", "s") == [False, True]
 
 
-def test_a_keyword_of_a_younger_draft_is_enforced_but_proves_nothing() -> None:
+def test_a_keyword_of_a_newer_draft_is_enforced_but_proves_nothing() -> None:
     branches = [{"const": 1}, {"const": 2}]
     assert admits({**DRAFT_4, "type": "integer", "const": 5}, 5, 6) == [True, False]
     document = Document({**DRAFT_4, "oneOf": branches}, Draft.FOUR)
@@ -46,7 +46,7 @@ def test_a_keyword_of_a_younger_draft_is_enforced_but_proves_nothing() -> None:
     assert first.extra == {"enum": [1]}
 
 
-def test_const_picks_from_enum() -> None:
+def test_const_and_enum_are_intersected() -> None:
     assert admits({"enum": [1, 2], "const": 2}, 1, 2) == [False, True]
 
 

@@ -1,4 +1,4 @@
-"""Numbers that the compiler would round are tightened or refused."""
+"""Numbers that llguidance would round are tightened or refused."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def test_bounds_beyond_a_double_move_inwards() -> None:
     assert float(out["minimum"]) == out["minimum"]
 
 
-def test_bounds_beyond_a_long_are_cut_to_it() -> None:
+def test_bounds_beyond_64_bits_are_limited() -> None:
     out = exact_bounds({"minimum": -(10**30), "exclusiveMaximum": 1e300}, "")
     assert out == {"minimum": -LARGEST, "exclusiveMaximum": LARGEST}
     assert admits({"type": "integer", "maximum": 10**25}, 10**18, 1) == [True, True]
 
 
 @pytest.mark.parametrize("words", [{"minimum": 10**19}, {"maximum": -(10**19)}])
-def test_bounds_that_leave_nothing_writable_are_refused(words: dict[str, int]) -> None:
+def test_bounds_that_admit_no_number_are_refused(words: dict[str, int]) -> None:
     with pytest.raises(Unenforceable, match="bounds beyond"):
         exact_bounds(words, "")
 

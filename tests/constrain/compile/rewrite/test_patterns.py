@@ -1,4 +1,4 @@
-"""Formats admit only what a strict validator takes; complements leave out exactly the listed strings."""
+"""Formats admit only what a strict validator accepts; complements exclude exactly the listed strings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_wrong_values_of_a_format_do_not(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_what_chance_writes_satisfies_a_strict_validator(name: str) -> None:
+def test_random_values_of_a_format_satisfy_a_strict_validator(name: str) -> None:
     schema = {"type": "string", "format": name}
     validator = jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
     matcher, rng = automaton(schema_spec(schema)), random.Random(name)

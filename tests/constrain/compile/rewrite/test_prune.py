@@ -1,4 +1,4 @@
-"""Alternatives that cannot hold are thrown away, and only those."""
+"""Contradicting alternatives are removed, and no others."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ OBJECT = {"type": "object", "required": ["a"], "properties": {"a": {"type": "str
         ({"type": "object", "required": ["b"]}, OBJECT),
     ],
 )
-def test_a_clash_is_thrown_away(way: Any, holding: Any) -> None:
+def test_a_contradicting_alternative_is_removed(way: Any, holding: Any) -> None:
     assert pruned(way, holding) is False
     assert pruned({"anyOf": [way, {"title": "free"}]}, holding) == {"title": "free"}
 
 
-def test_what_may_hold_stays() -> None:
+def test_a_compatible_alternative_stays() -> None:
     way = {"type": "object", "properties": {"c": False}}
     assert pruned(way, OBJECT) == way
     assert pruned(True, OBJECT) is True
@@ -47,6 +47,6 @@ def test_what_may_hold_stays() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(schemas(), schemas(), instances())
-def test_pruning_loses_nothing_that_could_hold(way: Any, holding: Any, instance: Any) -> None:
+def test_pruning_removes_no_instance(way: Any, holding: Any, instance: Any) -> None:
     if jsonschema_rs.is_valid(way, instance) and jsonschema_rs.is_valid(holding, instance):
         assert jsonschema_rs.is_valid(pruned(way, holding), instance)
