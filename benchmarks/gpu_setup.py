@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from quicksilver.backends.base import MAX_TREE_ROWS
 from quicksilver.backends.batch import Batch
+from quicksilver.backends.config import MAX_TREE_ROWS
 from quicksilver.backends.cuda.backend import CudaBackend
 from quicksilver.backends.cuda.buffers import GraphLimits
 from quicksilver.backends.cuda.graphs import GraphExecutor

@@ -7,7 +7,8 @@ from importlib.util import find_spec
 
 import torch
 
-from quicksilver.backends.base import MAX_TREE_ROWS, Backend, BackendConfig, MemoryNeeds
+from quicksilver.backends.base import Backend, MemoryNeeds
+from quicksilver.backends.config import MAX_TREE_ROWS, BackendConfig
 from quicksilver.backends.torch.backend import TorchBackend
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.transformer import Transformer

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quicksilver.backends.base import MAX_TREE_ROWS, BackendConfig
+from quicksilver.backends.config import MAX_TREE_ROWS, BackendConfig
 from quicksilver.core import setting
 from quicksilver.errors import InvalidRequest
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quicksilver.backends.base import BackendConfig, MemoryNeeds
+from quicksilver.backends.base import MemoryNeeds
 from quicksilver.backends.choose import make_backend, memory_needs
+from quicksilver.backends.config import BackendConfig
 from quicksilver.backends.torch.backend import TorchBackend
 from quicksilver.model.attention import PagedCache
 from tests.support.tiny import tiny_model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quicksilver.backends.base import BackendConfig
+from quicksilver.backends.config import BackendConfig
 from quicksilver.backends.cuda.backend import CudaBackend
 from quicksilver.backends.cuda.buffers import GraphLimits
 from quicksilver.backends.cuda.graphs import GraphExecutor

@@ -9,7 +9,7 @@ from tests.support.triton_interpreter import refusal
 if (reason := refusal()) is not None:
     pytest.skip(reason, allow_module_level=True)
 
-from quicksilver.backends.base import BackendConfig
+from quicksilver.backends.config import BackendConfig
 from quicksilver.backends.cuda.build import round_shapes
 from quicksilver.backends.cuda.inflight import RoundShape
 
