@@ -188,14 +188,13 @@ class AnswerReader:
 
     def __init__(self, request: Request, options: ReadOptions, tokenizer: Tokenizer) -> None:
         self._options = options
-        self._has_frames = request.wants_frames
         self._source = options.open_source(tokenizer)
         self._usage = Usage(prompt_tokens=len(request.prompt_ids))
         self._content = ""
         self._num_tokens = 0
         self._calls: list[tuple[str, str]] = []
         self._has_too_many_calls = False
-        self._canvas = CanvasText(tokenizer)
+        self._canvas = CanvasText(tokenizer) if request.wants_frames else None
         self.is_finished = False
 
     def read(self, event: Event) -> list[AnswerPiece]:
@@ -212,7 +211,7 @@ class AnswerReader:
         return [*pieces, self._finish(event)] if self._must_finish(event) else pieces
 
     def _snapshot(self, frame: Frame) -> FrameSnapshot:
-        if self._source.channel is not Channel.CONTENT:
+        if self._canvas is None or self._source.channel is not Channel.CONTENT:
             return FrameSnapshot(self._content, frame, len(self._content), ())
         text = self._content + self._canvas.preview(frame)
         return FrameSnapshot(text, frame, len(self._content), self._canvas.position_texts(frame))
@@ -225,7 +224,7 @@ class AnswerReader:
         kept = self._source.token_channels[before:]
         content = "".join(delta.text for delta in deltas if delta.channel is Channel.CONTENT)
         self._content += content
-        committed = self._canvas.commit(event, kept, content) if self._has_frames else ()
+        committed = self._canvas.commit(event, kept, content) if self._canvas else ()
         self._num_tokens += len(kept)
         kept_deltas = self._within_calls(deltas)
         self._collect_calls(kept_deltas)

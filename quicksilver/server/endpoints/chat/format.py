@@ -256,8 +256,10 @@ class ChatStream:
         self._index = index
         self._chunks = chunks
         self._style = style
-        listing = tokenizer if style.shows_tokens else None
-        self._frames = FrameFormat(listing, has_alternatives=style.has_alternatives)
+        self._frames: FrameFormat | None = None
+        if style.is_diffusing:
+            listing = tokenizer if style.shows_tokens else None
+            self._frames = FrameFormat(listing, has_alternatives=style.has_alternatives)
         self._logprobs = LogprobFormat(tokenizer) if style.has_logprobs else None
         self._calls = CallDeltas()
         self._answer = CollectedAnswer()
@@ -281,23 +283,24 @@ class ChatStream:
 
     def _text_chunks(self, text: TextDelta) -> Iterator[ChatChunk]:
         self._unsent_logprobs += text.logprobs
-        self._frames.add_committed(text.committed)
+        if self._frames is not None:
+            self._frames.add_committed(text.committed)
         for delta in text_deltas(text, self._calls):
-            if "content" not in delta or not self._style.is_diffusing:
+            if "content" not in delta or self._frames is None:
                 yield self._with_logprobs(self._chunks.chunk(self._index, delta), is_content="content" in delta)
             elif not self._has_frames and self._answer.content != self._shown_text and self._is_due():
-                yield self._committed_snapshot(step=0)
+                yield self._committed_snapshot(self._frames, step=0)
 
     def _snapshot_chunks(self, snapshot: FrameSnapshot) -> Iterator[ChatChunk]:
         # A frame shows more than the text committed just before it, so committed text waits for the next frame.
         self._has_frames = True
-        if self._style.is_diffusing and (self._style.shows_tokens or self._is_due()):
+        if self._frames is not None and (self._style.shows_tokens or self._is_due()):
             yield {**self._snapshot(snapshot.text), "quicksilver": self._frames.reply(snapshot)}
 
     def _closing_chunks(self, finished: Finished) -> Iterator[ChatChunk]:
-        is_shown = self._answer.content == self._shown_text and not self._frames.has_unsent
-        if self._style.is_diffusing and not is_shown:
-            yield self._committed_snapshot(step=finished.usage.forwards)
+        frames, is_shown = self._frames, self._answer.content == self._shown_text
+        if frames is not None and (frames.has_unsent or not is_shown):
+            yield self._committed_snapshot(frames, step=finished.usage.forwards)
         closing = self._chunks.chunk(self._index, {}, finish_reason(finished))
         if finished.probabilities is not None:
             closing["choices"][0]["probabilities"] = dict(finished.probabilities)
@@ -305,9 +308,9 @@ class ChatStream:
             closing["reasoning_summary"] = summarise(self._answer.reasoning, may_think=self._style.may_think)
         yield self._with_logprobs(closing, is_content=True)
 
-    def _committed_snapshot(self, step: int) -> ChatChunk:
+    def _committed_snapshot(self, frames: FrameFormat, step: int) -> ChatChunk:
         content = self._answer.content
-        return {**self._snapshot(content), "quicksilver": self._frames.committed_reply(content, step)}
+        return {**self._snapshot(content), "quicksilver": frames.committed_reply(content, step)}
 
     def _snapshot(self, text: str) -> ChatChunk:
         self._shown_text = text
