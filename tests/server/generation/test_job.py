@@ -1,4 +1,4 @@
-"""Merging several answer streams: no item is lost and every stream is closed."""
+"""Jobs and merged answer streams: no piece is lost and every stream is closed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from quicksilver.server.generation.job import merge_streams
+from quicksilver.core import DecodeParams, Delta, Request, Usage
+from quicksilver.errors import EngineUnavailable
+from quicksilver.server.generation.job import Job, merge_streams
+from quicksilver.server.generation.plan import AnswerRequest, plan_reply
+from tests.server.conftest import HELLO, Served
 
 
 class Source:
@@ -68,3 +72,45 @@ async def test_at_most_one_item_waits_for_a_slow_reader() -> None:
         await asyncio.sleep(0)
     assert len(seen) <= 4
     await merged.aclose()
+
+
+def make_job(served: Served, num_answers: int = 1) -> Job:
+    request = Request("", (1, 2, 3), DecodeParams(max_new_tokens=100))
+    return Job(plan_reply("chatcmpl", "nano", [AnswerRequest(request)], num_answers), served.services)
+
+
+async def test_collect_joins_every_answer(served: Served) -> None:
+    async with make_job(served, num_answers=3) as job:
+        await job.start()
+        answers = await job.collect()
+    assert [answer.content for answer in answers] == [HELLO] * 3
+    num_tokens = len(HELLO.encode())
+    assert job.usage() == Usage(3, 0, 3 * num_tokens)
+    assert [finished.usage.completion_tokens for finished in job.finished] == [num_tokens] * 3
+
+
+async def test_a_job_that_was_never_started_can_be_closed_twice(served: Served) -> None:
+    job = make_job(served)
+    await job.aclose()
+    await job.aclose()
+    assert served.engine.seen == []
+
+
+async def test_closing_a_running_job_aborts_its_answers(served: Served) -> None:
+    served.engine.script = lambda r: [Delta(r.id, (97,)), asyncio.Event().wait]
+    job = make_job(served, num_answers=2)
+    await job.start()
+    assert await job.next_piece() is not None
+    await job.aclose()
+    assert (served.engine.num_open, served.engine.num_aborted) == (0, 2)
+
+
+async def test_an_engine_that_refuses_fails_the_start_and_leaves_nothing_open(served: Served) -> None:
+    served.engine.is_ready = False
+    with pytest.raises(EngineUnavailable):
+        await make_job(served).start()
+
+
+async def test_until_the_cached_share_is_known_the_prompt_counts_as_cached(served: Served) -> None:
+    job = make_job(served)
+    assert job.usage() == Usage(3, 3, 0)

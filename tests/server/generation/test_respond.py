@@ -1,4 +1,4 @@
-"""Readers that leave, stall or are slow: the engine gets its slots back, and nothing queues for them."""
+"""Clients that disconnect, stall or read slowly: the engine's slots are returned and nothing is queued for them."""
 
 from __future__ import annotations
 
