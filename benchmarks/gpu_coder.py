@@ -1,14 +1,14 @@
-"""A base and its canvas adapter on real text: speed, streams, infilling, equality with AR, and answers of whole tasks.
+"""A base model and its canvas adapter on real text: speed, streams, infilling, equality with AR, and evaluation tasks.
 
     python -m benchmarks.gpu_coder --base base.gguf --canvas canvas.safetensors --data eval-data --out results
         [--parts device speed streams fim rounds equality tasks] [--seconds 330] [--limit speed=40] [--scale 1]
         [--skill skill.safetensors] [--domains chat fim edit tools] [--tasks humaneval] [--matmul batch_invariant]
 
-Needs torch, Triton, numpy, safetensors, tokenizers and gguf. Loads the weights once, in fp32; the bf16 engine, which is
-the one that users get, runs on a rounded copy, and `equality` on the fp32 weights in plain torch. `--seconds` is for
-all parts together, from the start of the process; every part has a limit of its own and leaves what it has. `--data`
-is a folder of `eval_gpu.py --pack`. A small `--scale` runs every part on a few short questions: it fills Triton's
-cache. The answers of `tasks` are scored afterwards, without a GPU: `eval_gpu.py --rescore OUT/coder-evals.json`.
+Needs torch, Triton, numpy, safetensors, tokenizers and gguf. Loads the weights once, in fp32. The served bf16 engine
+runs on a rounded copy, `equality` on the fp32 weights in eager torch. `--seconds` limits all parts together, from the
+start of the process; every part has a limit of its own and reports what it has. `--data` is a folder of `eval_gpu.py
+--pack`. A small `--scale` runs every part on a few short questions, to fill Triton's cache. The answers of `tasks` are
+scored afterwards, without a GPU: `eval_gpu.py --rescore OUT/coder-evals.json`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
 
 STARTED = time.perf_counter()
+# Seconds of each part, in the order of execution: the most important first, the longest last.
 LIMITS = {"device": 5.0, "speed": 50.0, "streams": 45.0, "fim": 12.0, "rounds": 60.0, "equality": 30.0, "tasks": 1e9}
-"""Seconds of each part, in the order in which they run: the most wanted first, the longest last."""
 PARTS: dict[str, Callable[[Bench, float], None]] = {name: getattr(coder_parts, name) for name in LIMITS}
 NUM_PAGES = 16384
 SETTINGS = ("parts", "seconds", "limit", "scale", "domains", "tasks", "matmul", "weights")
@@ -102,7 +102,7 @@ def load(options: argparse.Namespace, dtype: torch.dtype) -> Transformer:
 
 
 def rounded(model: Transformer) -> Transformer:
-    """The same weights in bf16, as loading in bf16 makes them; computed tables stay as they are."""
+    """The same weights in bf16, as after loading in bf16; computed tables stay in fp32."""
     other = copy.deepcopy(model)
     for parameter in other.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
@@ -110,7 +110,7 @@ def rounded(model: Transformer) -> Transformer:
 
 
 def run_parts(exact: Transformer, writer: PromptBuilder, book: Book, options: argparse.Namespace) -> None:
-    """The parts asked for, in their order. One that fails is told and leaves the others alone."""
+    """Run the selected parts in order. A failure is reported and does not stop the others."""
     limits = LIMITS | {name: float(value) for name, value in (word.split("=") for word in options.limit)}
     served = _Served(exact, book, options) if set(options.parts) != {"equality"} else None
     for name, part in PARTS.items():
@@ -125,12 +125,12 @@ def run_parts(exact: Transformer, writer: PromptBuilder, book: Book, options: ar
                 Bench(engine, writer, options.data, book, options.scale, tuple(options.domains), tuple(options.tasks)),
                 min(left, limits[name]),
             )
-        except Exception:  # whatever it was, the other parts still count
+        except Exception:  # the other parts still run
             book.say(f"{name} failed\n{traceback.format_exc()}")
 
 
 class _Served:
-    """The engine of users; where graphs cannot be made, one without them, so that answers still come."""
+    """The engine as served; without graphs if they cannot be captured."""
 
     def __init__(self, exact: Transformer, book: Book, options: argparse.Namespace) -> None:
         model = rounded(exact)
@@ -144,40 +144,40 @@ class _Served:
             config = EngineConfig(num_pages=NUM_PAGES, cuda_graphs=False, max_rows=1024, logit_rows=1024)
             self.engine = build_engine(model, "coder", config)
             self.engine.backend = PagedRunner(model, self.engine.backend.cache, config.logit_rows)
-        _tell_failures(self.engine, book)
+        _report_failures(self.engine, book)
         gc.collect()
         gc.freeze()
         book.say(f"engine built: {type(self.engine.backend).__name__}, {self.engine.scheduler.config}")
         book.facts["engine"] = str(self.engine.scheduler.config)
 
 
-def _tell_failures(engine: Engine, book: Book) -> None:
-    """The engine fails a request by the error's type alone; here the first few are told in full."""
-    run, num_told = engine.backend.run, 0
+def _report_failures(engine: Engine, book: Book) -> None:
+    """Report the first few failed forwards in full; the engine reports only the type of an error."""
+    run, num_reported = engine.backend.run, 0
 
-    def told(works: Sequence[Work]) -> list[Outcome | None]:
-        nonlocal num_told
+    def reporting(works: Sequence[Work]) -> list[Outcome | None]:
+        nonlocal num_reported
         try:
             return run(works)
         except Exception:
-            num_told += 1
-            if num_told <= 3:
+            num_reported += 1
+            if num_reported <= 3:
                 book.say(f"a forward failed\n{traceback.format_exc()}")
             raise
 
-    engine.backend.run = told  # type: ignore[method-assign]
+    engine.backend.run = reporting  # type: ignore[method-assign]
 
 
 def prepare_lone_rounds(engine: Engine) -> None:
-    """Rounds of two forwards for one request, without a tree and with each, beside those that the engine has made."""
+    """Capture further rounds for one request: without a tree and with each tree size."""
     if not torch.cuda.is_available():
         return
     from quicksilver.backends.cuda.backend import CudaBackend
     from quicksilver.backends.cuda.inflight import RoundShape
 
     if isinstance(engine.backend, CudaBackend):
-        wanted = [RoundShape(1, 8), *(RoundShape(1, 16, tree_rows=rows) for rows in (0, 16, MAX_TREE_ROWS))]
-        engine.backend.prepare_rounds([shape for shape in wanted if shape not in engine.backend.rounds])
+        shapes = [RoundShape(1, 8), *(RoundShape(1, 16, tree_rows=rows) for rows in (0, 16, MAX_TREE_ROWS))]
+        engine.backend.prepare_rounds([shape for shape in shapes if shape not in engine.backend.rounds])
 
 
 def exact_engine(exact: Transformer) -> Engine:

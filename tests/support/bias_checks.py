@@ -85,8 +85,8 @@ def check_biased_head(seed: int, shape: tuple[int, int], rows: int, temperature:
     table.send()
     wanted, draws = drawn(logits, temperature)
     index = torch.arange(rows, device=place.device).int()
-    asked = HeadRows(index, draws, bias=Bias(table.ids, table.values, table.tiles))
-    results = propose_rows(hidden, Norm(gain, 1e-6), Weight(w), asked, HeadWorkspace.allocate(w, rows, place.dtype))
+    head_rows = HeadRows(index, draws, bias=Bias(table.ids, table.values, table.tiles))
+    results = propose_rows(hidden, Norm(gain, 1e-6), Weight(w), head_rows, HeadWorkspace.allocate(w, rows, place.dtype))
     token_ids = expect_proposals(results, wanted)
     assert not bool(logits.gather(1, token_ids[:, None]).isneginf().any()), "a banned token was proposed"
 
@@ -97,13 +97,13 @@ def check_single_bias(rows: int) -> None:
     hidden, w = place.normal(rows, k), place.normal(vocab, k)
     hidden[3, 5] = torch.nan
     index, table = torch.arange(rows, device=place.device).int(), table_of(rows, vocab)
-    space, norm = HeadWorkspace.allocate(w, rows, place.dtype), Norm(place.normal(k), 1e-6)
+    workspace, norm = HeadWorkspace.allocate(w, rows, place.dtype), Norm(place.normal(k), 1e-6)
     for token in (0, BLOCK_V - 1, BLOCK_V, 2 * BLOCK_V - 1, vocab - 1):
         table.write(slice(1, 2), DecodeParams(logit_bias={token: 90.0}))
         table.write(slice(3, 4), DecodeParams(banned_ids=(7,)))
         table.send()
-        asked = HeadRows(index, bias=Bias(table.ids, table.values, table.tiles))
-        token_ids, confidence, _, is_finite = read_results(propose_rows(hidden, norm, Weight(w), asked, space))
+        head_rows = HeadRows(index, bias=Bias(table.ids, table.values, table.tiles))
+        token_ids, confidence, _, is_finite = read_results(propose_rows(hidden, norm, Weight(w), head_rows, workspace))
         assert int(token_ids[1]) == token
         assert float(confidence[1]) > 0.99
         assert is_finite.tolist() == [row != 3 for row in range(rows)]
@@ -192,20 +192,20 @@ def check_rounds_with_bias(
     the eager path's, with the same number of forwards: drafts have the bias too."""
     case = case_of(config, prompt_lens, shape.canvas_len, count, temperature)
     wanted = case.generate(case.oracle, DecoderName.AR).answers
-    runners: list[Watched] = []
+    backends: list[Watched] = []
 
     def rounds(cache: PagedCache) -> CudaBackend:
         place = (cache.page_size, here().device, here().dtype, shape.num_verify)
-        runner = Watched(GraphExecutor(case.model, PagedCache.allocate(config, 512, *place), 64, case.limits))
-        runner.seen_options = set()
-        runner.prepare_rounds([shape])
-        runners.append(runner)
-        return runner
+        backend = Watched(GraphExecutor(case.model, PagedCache.allocate(config, 512, *place), 64, case.limits))
+        backend.seen_options = set()
+        backend.prepare_rounds([shape])
+        backends.append(backend)
+        return backend
 
     found = case.generate(rounds, DecoderName.VERIFY)
     assert found.answers == wanted
-    assert SamplingOptions(temperature > 0, is_biased=True) in runners[0].seen_options, "no biased round ran ahead"
-    expect_bias_in_all_proposals(runners[0].rounds[shape], case.params_of)
+    assert SamplingOptions(temperature > 0, is_biased=True) in backends[0].seen_options, "no biased round ran ahead"
+    expect_bias_in_all_proposals(backends[0].rounds[shape], case.params_of)
     if case.oracle is None and shape.has_two_forwards and not shape.tree_rows:
         plain = case.generate(None, DecoderName.VERIFY)
         costs = [[(usage.forwards, usage.accepted) for usage in s.usages.values()] for s in (plain, found)]

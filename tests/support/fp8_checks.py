@@ -1,10 +1,11 @@
-"""fp8 weights against what they stand for: a layer's linears one by one, and whole networks. No pytest here: see
-`kernel_checks`.
+"""Checks of fp8 weights and activations against their dequantised values: single linears and whole networks. No pytest
+here: see `kernel_checks`.
 
-Rounding to fp8 turns a small difference d of its input into one of about sqrt(d * step): two networks that round alike
-but keep their stream in bf16 and in fp32 are as far from each other after two layers as either is from the network that
-does not round (9 % both, in plain torch). So linears are held to what they were really given, and only in fp32 is
-a whole network held to an oracle that rounds in the same places."""
+Rounding to fp8 turns a small input difference d into one of about sqrt(d * step). Two networks that round activations
+alike, but keep the stream in bf16 and in fp32, differ after two layers as much as either differs from the network
+without rounding (9 % in both cases, in plain torch). Linears are therefore compared on the same inputs, and a whole
+network is compared with a reference that rounds in the same places only in fp32.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +41,10 @@ from tests.support.graph_checks import SMALL, TINIEST, WIDE, causal_batch, eager
 from tests.support.kernel_checks import expect_close, here, shape_config
 from tests.support.linear_checks import TRUE_SHAPES, Guarded, LayerShape, adapter_term, partials_of
 
+# The narrowest network that supports fp8 activations.
 TINIEST_FP8 = replace(TINIEST, dim=1152, ffn_dim=576, num_heads=1, head_dim=128)
-"""The narrowest whose inputs can be rounded to fp8."""
+# Relative error of rounding normal values to fp8; typically 2.6e-2.
 STEP = 3e-2
-"""How far rounding to fp8 moves normal numbers, all in all; 2.6e-2 is usual."""
 
 
 def round_groups(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
@@ -54,31 +55,31 @@ def round_groups(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
 
 
 def dequantised(rounded: Tensor, steps: Tensor) -> Tensor:
-    """What fp8 rows and their steps stand for."""
+    """fp8 rows times their steps."""
     return (rounded.float().unflatten(-1, (len(steps), -1)) * steps.T[..., None]).flatten(1)
 
 
 def fp8_weight(n: int, k: int, guarded: Guarded) -> tuple[Weight, Tensor]:
-    """A random linear, and what its numbers stand for."""
+    """A random linear, and its dequantised weights."""
     w = torch.randn(n, k, device=here().device) / k**0.5
     scale = w.abs().amax(-1) / 448
     rounded = (w / scale[:, None]).to(torch.float8_e4m3fn)
-    return Weight(_walled_fp8(rounded, guarded), None, guarded(scale)), rounded.float() * scale[:, None]
+    return Weight(_guarded_fp8(rounded, guarded), None, guarded(scale)), rounded.float() * scale[:, None]
 
 
-def _walled_fp8(values: Tensor, guarded: Guarded) -> Tensor:
+def _guarded_fp8(values: Tensor, guarded: Guarded) -> Tensor:
     return guarded(values.view(torch.uint8)).view(torch.float8_e4m3fn)
 
 
-def _room(rows: int, width: int, groups: int, guarded: Guarded) -> tuple[Tensor, Tensor]:
+def _allocate(rows: int, width: int, groups: int, guarded: Guarded) -> tuple[Tensor, Tensor]:
     device = here().device
     empty = torch.zeros(rows, width, device=device).to(torch.float8_e4m3fn)
-    return _walled_fp8(empty, guarded), guarded(torch.zeros(groups, rows, device=device))
+    return _guarded_fp8(empty, guarded), guarded(torch.zeros(groups, rows, device=device))
 
 
 def _scaled(x: Tensor, gain: Tensor, guarded: Guarded) -> NormInput:
     tiles = square_tiles(x.shape[1])
-    y, steps = _room(len(x), x.shape[1], tiles, guarded)
+    y, steps = _allocate(len(x), x.shape[1], tiles, guarded)
     scaled = NormInput(y, guarded(torch.zeros(tiles, len(x), device=x.device)), steps)
     scale_rows(x, gain, scaled.y, scaled.squares, 1.0, scaled.steps)
     expect_close(dequantised(scaled.y, steps), x.float() * gain.float(), STEP)
@@ -86,7 +87,7 @@ def _scaled(x: Tensor, gain: Tensor, guarded: Guarded) -> NormInput:
 
 
 def check_fp8_qkv(seed: int, shape: LayerShape, rows: int) -> None:
-    """qkv on a rounded input, adapter, head norms, rotation and cache write equal the same steps."""
+    """qkv on an fp8 input, adapter, head norms, RoPE and cache write equal the separate steps."""
     torch.manual_seed(seed)
     place, guarded, (dim, _), (_, kv_heads, size) = here(), Guarded(), shape.widths, shape.heads
     x, gain = guarded(place.normal(rows, dim)), guarded(place.normal(dim))
@@ -94,26 +95,26 @@ def check_fp8_qkv(seed: int, shape: LayerShape, rows: int) -> None:
     scaled, gate = _scaled(x, gain, guarded), (torch.arange(rows, device=place.device) % 3 > 0).float()
     given = dequantised(scaled.y, scaled.steps)  # type: ignore[arg-type]
     term, low = adapter_term(given, shape.qkv, gate, guarded)
-    shrink = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
-    raw = ((given @ w.T + low) * shrink).to(place.dtype).view(rows, -1, size)
+    inv_rms = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
+    raw = ((given @ w.T + low) * inv_rms).to(place.dtype).view(rows, -1, size)
     slots = torch.arange(rows, device=place.device).int()
     where, caches = RowSlots(slots + 7, slots), [place.normal(rows, kv_heads, size) for _ in range(2)]
     wanted_caches = (caches[0].clone(), caches[1].clone())
     angles = angle_table(Rope(shape_config(*shape.heads)).to(place.device), 512)
-    turn = QkvEpilogue(
+    epilogue = QkvEpilogue(
         where, angles, (guarded(caches[0]), guarded(caches[1])), HeadNorms(gain[:size], gain[-size:], 1e-6)
     )
     out = guarded(torch.zeros_like(raw))
-    linear_qkv(scaled, Norm(gain, 1e-6), weight, out, turn, LinearExtras(partials_of(shape, rows, guarded), term))
-    rotate_and_write(raw, wanted_caches, where, angles, turn.norms)
+    linear_qkv(scaled, Norm(gain, 1e-6), weight, out, epilogue, LinearExtras(partials_of(shape, rows, guarded), term))
+    rotate_and_write(raw, wanted_caches, where, angles, epilogue.norms)
     expect_close(out, raw, place.tolerance)
-    for found, wanted in zip(turn.caches, wanted_caches, strict=True):
+    for found, wanted in zip(epilogue.caches, wanted_caches, strict=True):
         expect_close(found, wanted, place.tolerance)
     guarded.check()
 
 
 def check_fp8_ffn(seed: int, shape: LayerShape, rows: int) -> None:
-    """Output, gate and up with SwiGLU, and down, each on what the one before it left in fp8."""
+    """Output, gate and up with SwiGLU, and down, each on the fp8 output of the previous one."""
     torch.manual_seed(seed)
     place, guarded, (dim, ffn), partials = here(), Guarded(), shape.widths, partials_of(shape, rows, Guarded())
     norm, x = Norm(guarded(place.normal(dim)), 1e-6), guarded(place.normal(rows, dim))
@@ -121,7 +122,7 @@ def check_fp8_ffn(seed: int, shape: LayerShape, rows: int) -> None:
     attended, steps = round_groups(place.normal(rows, shape.heads[0] * shape.heads[2]), shape.heads[2])
 
     def add(given: tuple[Tensor, Tensor]) -> None:
-        """The residual stream plus a linear of what is given, and what the norm behind it needs."""
+        """Checks stream += W x and the input of the next norm."""
         weight, w = fp8_weight(dim, given[0].shape[1], guarded)
         term, low = adapter_term(dequantised(*given), dim, gate, guarded)
         wanted = x.float() + dequantised(*given) @ w.T + low
@@ -130,13 +131,13 @@ def check_fp8_ffn(seed: int, shape: LayerShape, rows: int) -> None:
         expect_close(dequantised(scaled.y, scaled.steps), x.float() * norm.gain.float(), STEP)  # type: ignore[arg-type]
         expect_close(scaled.squares.sum(0), x.float().square().sum(-1), 1e-4)
 
-    add((_walled_fp8(attended, guarded), guarded(steps)))
+    add((_guarded_fp8(attended, guarded), guarded(steps)))
     weight, w = fp8_weight(2 * ffn, dim, guarded)
     given = dequantised(scaled.y, scaled.steps)  # type: ignore[arg-type]
     term, low = adapter_term(given, 2 * ffn, gate, guarded)
-    shrink = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
-    wanted_gate, wanted_up = ((given @ w.T + low) * shrink).chunk(2, dim=-1)
-    hidden, hidden_steps = _room(rows, ffn, ffn // 64, guarded)
+    inv_rms = torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
+    wanted_gate, wanted_up = ((given @ w.T + low) * inv_rms).chunk(2, dim=-1)
+    hidden, hidden_steps = _allocate(rows, ffn, ffn // 64, guarded)
     linear_swiglu(scaled, norm, weight, hidden, LinearExtras(partials, term, hidden_steps))
     expect_close(dequantised(hidden, hidden_steps), torch.nn.functional.silu(wanted_gate) * wanted_up, STEP)
     add((hidden, hidden_steps))
@@ -144,7 +145,7 @@ def check_fp8_ffn(seed: int, shape: LayerShape, rows: int) -> None:
 
 
 def check_fp8_rows_are_batch_invariant(config: ModelConfig) -> None:
-    """Sequences among one, three and nine have the same numbers, bit for bit on a GPU: 16, 16 and 64 rows."""
+    """A sequence has the same values in batches of one, three and nine (16, 16 and 64 rows), bit-identical on a GPU."""
     model, place = model_of(config), here()
     cache = PagedCache.allocate(config, 64, 16, place.device, place.dtype)
     cache.k.normal_()
@@ -154,13 +155,13 @@ def check_fp8_rows_are_batch_invariant(config: ModelConfig) -> None:
     for count in (3, 9):
         found = runner.launch(causal_batch(count, 5, 20, 16))[:5].clone()
         if place.device == "cuda":
-            assert torch.equal(found, alone), f"other numbers among {count} sequences"
+            assert torch.equal(found, alone), f"other values in a batch of {count} sequences"
         expect_close(found, alone, place.tolerance)
 
 
 def check_fp8(config: ModelConfig, seed: int, has_canvas: bool) -> None:
-    """Few rows on fp8 weights equal the plain network with the weights that those stand for; less closely where
-    activations are rounded to fp8 as well."""
+    """A small batch on fp8 weights equals the eager network with dequantised weights; less closely with fp8
+    activations."""
     model, place = model_of(config, seed), here()
     batch = causal_batch(3, 5, 20, 16)
     if has_canvas:
@@ -191,7 +192,7 @@ def check_fp8(config: ModelConfig, seed: int, has_canvas: bool) -> None:
 
 
 def check_fp8_head(vocab: int, k: int) -> None:
-    """A head in fp8 proposes what its weights stand for; rows are rounded to fp8 as well where its depth allows it."""
+    """An fp8 head equals its dequantised weights; its inputs are fp8 too if K allows it."""
     torch.manual_seed(0)
     place, rows = here(), 16
     hidden, w, gain = place.normal(rows, k), torch.randn(vocab, k, device=place.device) * (3 / k**0.5), place.normal(k)
@@ -213,8 +214,8 @@ def check_fp8_head(vocab: int, k: int) -> None:
     assert bool(is_finite.all())
 
 
-class _RoundedInputs(nn.Module):
-    """A linear whose input is rounded to fp8 with one step for each `group` columns."""
+class _Fp8Inputs(nn.Module):
+    """A linear whose input is rounded to fp8 with one step per `group` columns."""
 
     def __init__(self, linear: nn.Linear, group: int) -> None:
         super().__init__()
@@ -225,7 +226,7 @@ class _RoundedInputs(nn.Module):
 
 
 def with_fp8_weights(model: Transformer, *, rounds_inputs: bool = False) -> Transformer:
-    """The same network in fp32 with the weights that fp8 ones stand for."""
+    """The same network in fp32 with dequantised fp8 weights."""
     rounded = copy.deepcopy(model).float()
     for layer in rounded.layers:
         for name, group in (("qkv", 128), ("o", 128), ("gate_up", 128), ("down", 64)):
@@ -233,7 +234,7 @@ def with_fp8_weights(model: Transformer, *, rounds_inputs: bool = False) -> Tran
             scale = linear.weight.abs().amax(-1, keepdim=True) / 448
             linear.weight.data = (linear.weight / scale).to(torch.float8_e4m3fn).float() * scale
             if rounds_inputs:
-                setattr(layer, name, _RoundedInputs(linear, group))
+                setattr(layer, name, _Fp8Inputs(linear, group))
     return rounded
 
 

@@ -93,9 +93,9 @@ def check_network(
     cache.v.normal_()
     before = (cache.k.clone(), cache.v.clone())
     other = PagedCache(cache.k.clone(), cache.v.clone(), 16)
-    runner = GraphExecutor(model, other, 64, GraphLimits(max_rows=512, max_segments=8, context_len=1024))
+    executor = GraphExecutor(model, other, 64, GraphLimits(max_rows=512, max_segments=8, context_len=1024))
     for _ in range(2):
-        found = model.norm(runner.launch(batch)[:rows])
+        found = model.norm(executor.launch(batch)[:rows])
     plain = eager_forward(model, batch, cache)
     if place.dtype is not torch.bfloat16:
         expect_close(found, plain, 1e-4)
@@ -114,12 +114,12 @@ def causal_batch(num_segments: int, rows_each: int, past: int, page_size: int) -
     num_pages = -(-(past + rows_each) // page_size)
     rows = torch.arange(num_segments * rows_each)
     segment, row = rows // rows_each, rows % rows_each
-    positions, nothing = past + row, torch.zeros_like(row)
+    positions, zeros = past + row, torch.zeros_like(row)
     slots = segment * num_pages * page_size + positions
     pages = torch.arange(num_segments * num_pages).view(num_segments, num_pages)
     segments = [Segment(s * rows_each, (s + 1) * rows_each, pages[s]) for s in range(num_segments)]
-    plan = RowPlan(positions, slots, nothing.bool(), positions + 1, nothing, nothing, segments)
-    return Batch((7 * segment + 3 * row) % 50, nothing - 1, plan, torch.arange(len(row)), False)
+    plan = RowPlan(positions, slots, zeros.bool(), positions + 1, zeros, zeros, segments)
+    return Batch((7 * segment + 3 * row) % 50, zeros - 1, plan, torch.arange(len(row)), False)
 
 
 def check_single_sequence_variant(config: ModelConfig) -> None:
@@ -128,17 +128,17 @@ def check_single_sequence_variant(config: ModelConfig) -> None:
     cache = PagedCache.allocate(config, 16, 16, place.device, place.dtype)
     cache.k.normal_()
     cache.v.normal_()
-    runner = GraphExecutor(model, cache, 64, GraphLimits(max_rows=32, max_segments=8, context_len=64))
-    if not runner.network.is_layer_fused(16):  # without such a GPU only the tables differ
-        runner.network.is_layer_fused = lambda num_rows, has_prompt=False: num_rows <= 32  # type: ignore[method-assign]
-    lone, many = causal_batch(1, 5, 20, 16), causal_batch(4, 2, 20, 16)
-    assert [runner.key_of(batch)[2] for batch in (lone, many)] == [GraphVariant(is_single=True), GraphVariant()]
-    runner.launch(many)
-    found = runner.launch(lone)[:5].clone()
-    runner.run_network(16, False, GraphVariant())
-    assert torch.equal(runner.row_buffers(16)[1].x[:5], found), "the general variant gives other values"
+    executor = GraphExecutor(model, cache, 64, GraphLimits(max_rows=32, max_segments=8, context_len=64))
+    if not executor.network.is_layer_fused(16):  # without such a GPU only the tables differ
+        executor.network.is_layer_fused = lambda num_rows, has_prompt=False: num_rows <= 32  # type: ignore[method-assign]
+    single, many = causal_batch(1, 5, 20, 16), causal_batch(4, 2, 20, 16)
+    assert [executor.key_of(batch)[2] for batch in (single, many)] == [GraphVariant(is_single=True), GraphVariant()]
+    executor.launch(many)
+    found = executor.launch(single)[:5].clone()
+    executor.run_network(16, False, GraphVariant())
+    assert torch.equal(executor.row_buffers(16)[1].x[:5], found), "the general variant gives other values"
     tolerance = 4e-2 if place.dtype is torch.bfloat16 else 1e-4
-    expect_close(model.norm(found), eager_forward(model, lone, cache), tolerance)
+    expect_close(model.norm(found), eager_forward(model, single, cache), tolerance)
 
 
 def check_batch_invariant_matmul(config: ModelConfig, counts: tuple[int, ...]) -> None:
@@ -149,11 +149,11 @@ def check_batch_invariant_matmul(config: ModelConfig, counts: tuple[int, ...]) -
     cache.k.normal_()
     cache.v.normal_()
     limits = GraphLimits(max_rows=512, max_segments=32, context_len=256, matmul_mode=MatmulMode.BATCH_INVARIANT)
-    runner = GraphExecutor(model, cache, 64, limits)
-    alone = runner.launch(causal_batch(1, 5, 20, 16))[:5].clone()
+    executor = GraphExecutor(model, cache, 64, limits)
+    alone = executor.launch(causal_batch(1, 5, 20, 16))[:5].clone()
     for count in counts:
         batch = causal_batch(count, 5, 20, 16)
-        found = runner.launch(batch)[: 5 * count].clone()
+        found = executor.launch(batch)[: 5 * count].clone()
         if place.device == "cuda":
             assert torch.equal(found[:5], alone), f"other values in a batch of {count} sequences"
         expect_close(found[:5], alone, place.tolerance)
@@ -228,9 +228,9 @@ def check_rounds_equal_autoregression(
 
     def rounds(cache: PagedCache) -> CudaBackend:
         place = (cache.page_size, here().device, here().dtype, max(shape.num_verify for shape in shapes))
-        runner = Watched(GraphExecutor(model, PagedCache.allocate(config, 512, *place), 64, limits))
-        runner.prepare_rounds(shapes)
-        return runner
+        backend = Watched(GraphExecutor(model, PagedCache.allocate(config, 512, *place), 64, limits))
+        backend.prepare_rounds(shapes)
+        return backend
 
     def params(name: DecoderName) -> DecodeParams:
         return DecodeParams(count, temperature, seed=3, decoder=DecoderParams(name, canvas_len))
@@ -256,13 +256,13 @@ def check_acceptance(seed: int, canvas_len: int) -> None:
     state.position.copy_(start)
     state.text.copy_(text)
     drafts, checks = torch.randint(0, 2, (2, 6, canvas_len))
-    sure = torch.rand(6, canvas_len)
-    proposed = torch.stack((drafts.flatten().int(), sure.flatten().view(torch.int32))).to(device)
+    confidence = torch.rand(6, canvas_len)
+    proposed = torch.stack((drafts.flatten().int(), confidence.flatten().view(torch.int32))).to(device)
     store_draft(state, proposed)
     for b in range(6):
         if b != 2:
-            said = [*text[b, : start[b] + 1].tolist(), int(drafts[b, 0])]
-            drafts[b, 1:] = with_lookup(said, drafts[b, 1:], sure[b, 1:])
+            known_text = [*text[b, : start[b] + 1].tolist(), int(drafts[b, 0])]
+            drafts[b, 1:] = with_lookup(known_text, drafts[b, 1:], confidence[b, 1:])
     assert torch.equal(proposed[0].cpu().view(6, -1), drafts.int()), "prompt lookup differs from the decoder's"
     checks[0, : canvas_len - 1] = drafts[0, 1:]
     accept_verified(state, checks.view(1, -1).int().to(device))

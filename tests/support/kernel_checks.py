@@ -262,9 +262,9 @@ def check_head(seed: int, shape: tuple[int, int], rows: int, temperature: float,
     ones, zeros = torch.ones(rows, device=place.device), torch.zeros(rows, device=place.device)
     wanted = propose(logits, SampleRows(heat, ones, zeros, zeros.long(), seeds, positions, steps))
     draws = Draws(heat, seeds, positions.int(), steps.int()) if temperature else None
-    space = HeadWorkspace.allocate(w, rows, place.dtype)
+    workspace = HeadWorkspace.allocate(w, rows, place.dtype)
     rows_ = HeadRows(index, draws, bitmask)
-    results = propose_rows(hidden, Norm(gain, 1e-6), Weight(w), rows_, space)
+    results = propose_rows(hidden, Norm(gain, 1e-6), Weight(w), rows_, workspace)
     expect_proposals(results, wanted)
 
 
@@ -281,17 +281,17 @@ def expect_proposals(results: Tensor, wanted: Proposal) -> Tensor:
 
 
 def check_runners_up(seed: int, shape: tuple[int, int]) -> None:
-    """A row's runners-up are the best of what comes next among the two best of every tile, with their probabilities; -1
-    where those end."""
+    """Runners-up are the next best among the two best tokens of every tile, with their probabilities; -1 if there are
+    fewer."""
     torch.manual_seed(seed)
     place, (vocab, k), rows = here(), shape, 16
     hidden, w, gain = place.normal(rows, k), place.normal(vocab, k) * (3 / k**0.5), place.normal(k)
     index = torch.arange(rows, device=place.device).int()
-    space = HeadWorkspace.allocate(w, rows, place.dtype)
+    workspace = HeadWorkspace.allocate(w, rows, place.dtype)
     runners_up = torch.zeros(2 * head_kernel.NUM_NEXT, rows, dtype=torch.int32, device=place.device)
-    space = space.with_results(space.results, runners_up)
-    token_ids = read_results(propose_rows(hidden, Norm(gain, 1e-6), Weight(w), HeadRows(index), space))[0]
-    logits = space.normed.float() @ w.float().T
+    workspace = workspace.with_results(workspace.results, runners_up)
+    token_ids = read_results(propose_rows(hidden, Norm(gain, 1e-6), Weight(w), HeadRows(index), workspace))[0]
+    logits = workspace.normed.float() @ w.float().T
     num_tiles = -(-vocab // head_kernel.BLOCK_V)
     spread = torch.full((rows, num_tiles * head_kernel.BLOCK_V), -torch.inf, device=place.device)
     spread[:, :vocab] = logits
@@ -312,13 +312,13 @@ def check_runners_up(seed: int, shape: tuple[int, int]) -> None:
         expect_close(chances[same], logits.softmax(1).gather(1, wanted[i + 1][:, None])[:, 0][same], 1e-3)
 
 
-def check_head_reports_bad_numbers() -> None:
+def check_head_reports_non_finite() -> None:
     place, rows, k = here(), 16, 64
     hidden, w = place.normal(rows, k), place.normal(130, k)
     hidden[3, 5] = torch.nan
     index = torch.arange(rows, device=place.device).int()
-    space = HeadWorkspace.allocate(w, rows, place.dtype)
-    results = propose_rows(hidden, Norm(place.normal(k), 1e-6), Weight(w), HeadRows(index), space)
+    workspace = HeadWorkspace.allocate(w, rows, place.dtype)
+    results = propose_rows(hidden, Norm(place.normal(k), 1e-6), Weight(w), HeadRows(index), workspace)
     is_finite = read_results(results)[3]
     assert is_finite.tolist() == [row != 3 for row in range(rows)]
     assert head_kernel.BLOCK_V < 130, "the vocabulary must not fit one tile, or the last tile's edge goes untested"
@@ -335,14 +335,14 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
             yield name, lambda h=heads, r=rows, n=norm: check_rotate(0, h, r, n)
         for past in (20, 77, 118):
             yield (
-                f"attention with forks heads={heads} behind {past}",
+                f"attention tree rows heads={heads} past={past}",
                 lambda s=seed, h=heads, p=past: check_tree_attention(s, h, 16, p),
             )
     for vocab_size in (49152, 100):
         yield f"runners-up of {vocab_size}", lambda v=vocab_size: check_runners_up(0, (v, 576))
-    yield "attention ignores batch mates", lambda: check_attention_is_batch_invariant(3)
+    yield "attention is batch-invariant", lambda: check_attention_is_batch_invariant(3)
     yield "row kernels", lambda: check_rows(0, 576)
     for rows, heat, mask in ((16, 0.0, False), (64, 0.8, True), (256, 0.8, False)):
         name = f"head rows={rows} temperature={heat} bitmask={mask}"
         yield name, lambda r=rows, t=heat, m=mask: check_head(0, (49152, 576), r, t, m)
-    yield "head reports bad numbers", check_head_reports_bad_numbers
+    yield "head reports non-finite rows", check_head_reports_non_finite

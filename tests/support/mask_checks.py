@@ -57,10 +57,10 @@ def check_masked_head(seed: int, shape: tuple[int, int], rows: int, temperature:
         table.write(slice(row, row + 1), params)
     table.send()
     wanted, draws = drawn(logits, temperature)
-    asked = HeadRows(
+    head_rows = HeadRows(
         torch.arange(rows, device=place.device).int(), draws, bitmask, Bias(table.ids, table.values, table.tiles)
     )
-    results = propose_rows(hidden, Norm(gain, 1e-6), Weight(w), asked, HeadWorkspace.allocate(w, rows, place.dtype))
+    results = propose_rows(hidden, Norm(gain, 1e-6), Weight(w), head_rows, HeadWorkspace.allocate(w, rows, place.dtype))
     token_ids = expect_proposals(results, wanted)
     assert bool(wanted.is_finite.all())
     assert not bool(logits.gather(1, token_ids[:, None]).isneginf().any()), "a masked token was proposed"
@@ -84,9 +84,11 @@ def check_narrow_masks(rows: int, temperature: float) -> None:
     table.send()
     bitmask = torch.where(bits > 2**31 - 1, bits - 2**32, bits).int().to(place.device)
     index = torch.arange(rows, device=place.device).int()
-    asked = HeadRows(index, draws, bitmask, Bias(table.ids, table.values, table.tiles))
-    space, norm = HeadWorkspace.allocate(w, rows, place.dtype), Norm(place.normal(k), 1e-6)
-    token_ids, confidence, entropy, is_finite = read_results(propose_rows(hidden, norm, Weight(w), asked, space))
+    head_rows = HeadRows(index, draws, bitmask, Bias(table.ids, table.values, table.tiles))
+    workspace, norm = HeadWorkspace.allocate(w, rows, place.dtype), Norm(place.normal(k), 1e-6)
+    token_ids, confidence, entropy, is_finite = read_results(
+        propose_rows(hidden, norm, Weight(w), head_rows, workspace)
+    )
     fine = [row for row in range(rows) if row not in (3, 5)]
     assert is_finite.tolist() == [row in fine for row in range(rows)]
     assert [token_ids.tolist()[row] for row in fine] == [only[row] for row in fine]
@@ -170,7 +172,7 @@ class Case:
     prompts: list[list[int]]
     params_of: list[DecodeParams]
     lengths: list[int]
-    runner: Watched | None = field(default=None, init=False)
+    backend: Watched | None = field(default=None, init=False)
     executor: WatchedExecutor | None = field(default=None, init=False)
 
     def generate(self, name: DecoderName, fits_rounds: bool = False, only: Seq[int] = ()) -> list[list[int]]:
@@ -191,7 +193,7 @@ class Case:
                 assert isinstance(event, Delta)
                 assert event.error is None or self.lengths[int(event.request_id)] < 0, event.error
                 answers[int(event.request_id)] += event.token_ids
-        faults = self.runner.faults if self.runner is not None else []
+        faults = self.backend.faults if self.backend is not None else []
         assert not faults, faults
         return answers
 
@@ -210,11 +212,11 @@ class Case:
         limits = GraphLimits(max_rows=128, max_segments=8, context_len=self.model.config.context_len)
         executor = WatchedExecutor(self.model, cache, 64, limits)
         executor.eager, executor.seen_options = WatchedEager(self.model, cache, 64), set()
-        self.runner, self.executor = Watched(executor), executor
-        self.runner.prepare_rounds([RoundShape(len(self.prompts), 4)])
-        self.runner.faults = []
+        self.backend, self.executor = Watched(executor), executor
+        self.backend.prepare_rounds([RoundShape(len(self.prompts), 4)])
+        self.backend.faults = []
         executor.prepare([16], [16])
-        return self.runner
+        return self.backend
 
 
 def case_of(config: ModelConfig, prompt_lens: list[int], params_of: list[DecodeParams], lengths: list[int]) -> Case:
@@ -232,7 +234,7 @@ def check_constrained_texts(config: ModelConfig, names: Seq[DecoderName], length
     answers = {}
     for name in names:
         answers[name] = case.generate(name)
-        assert case.runner is not None
+        assert case.backend is not None
         masked = {options for options in case.seen_options if options.is_masked}
         assert masked == {MASKED_OPTIONS[temperature > 0]}, case.seen_options
         assert not case.served_eagerly, "the eager path was used"
@@ -251,7 +253,7 @@ def check_rare_options(config: ModelConfig, length: int) -> None:
     params_of = [plain, replace(plain, logprobs=2), replace(plain, max_new_tokens=length, temperature=0.9)]
     case = case_of(config, [6, 5, 7], params_of, [length, length, 0])
     answers = case.generate(DecoderName.VERIFY)
-    assert case.runner is not None
+    assert case.backend is not None
     assert case.served_eagerly == {"1"}, case.served_eagerly
     assert any(options.is_masked for options in case.seen_options)
     if here().dtype is torch.float32:

@@ -94,8 +94,8 @@ class Case:
         return results[0]
 
     def looked_up(self, b: int, find: Callable[..., Tensor] = with_lookup) -> list[int]:
-        said = [*self.text[b, : self.start[b] + 1].tolist(), int(self.drafts[b, 0])]
-        return list(find(said, self.drafts[b, 1:], self.confidence[b, 1:]).tolist())
+        known_text = [*self.text[b, : self.start[b] + 1].tolist(), int(self.drafts[b, 0])]
+        return list(find(known_text, self.drafts[b, 1:], self.confidence[b, 1:]).tolist())
 
     def choices(self, b: int) -> list[list[tuple[int, float]]]:
         """Per position: tokens and their probabilities."""
@@ -320,9 +320,9 @@ def check_rounds_with_trees(
 
     def rounds(cache: PagedCache) -> CudaBackend:
         shape_of = (model.config, 512, cache.page_size, place.device, place.dtype)
-        runner = Watched(GraphExecutor(model, PagedCache.allocate(*shape_of, shape.num_verify), 64, limits))
-        runner.prepare_rounds([shape])
-        return runner
+        backend = Watched(GraphExecutor(model, PagedCache.allocate(*shape_of, shape.num_verify), 64, limits))
+        backend.prepare_rounds([shape])
+        return backend
 
     script, usages = ScriptedDrafts(truth, config.vocab_size), dict[str, Usage]()
     rounds_module.store_draft = script

@@ -30,7 +30,7 @@ from quicksilver.backends.cuda.buffers import (
 )
 from quicksilver.backends.cuda.capture import capture, time_replay
 from quicksilver.backends.cuda.kernels.head import propose_rows
-from quicksilver.backends.cuda.kernels.network import Network
+from quicksilver.backends.cuda.kernels.network import CudaNetwork
 from quicksilver.backends.cuda.kernels.rope_kernel import angle_table
 from quicksilver.backends.cuda.kernels.weights import collect
 from quicksilver.backends.cuda.kernels.workspace import Workspace
@@ -69,7 +69,7 @@ class GraphExecutor:
         # One page more than the context: a row that runs ahead of the text still has its angles.
         max_pages = -(-limits.context_len // cache.page_size) + 1
         angles = angle_table(model.rope, max_pages * cache.page_size)
-        self.network = Network(model.config, collect(model, limits.scheme), cache, angles, limits.matmul_mode)
+        self.network = CudaNetwork(model.config, collect(model, limits.scheme), cache, angles, limits.matmul_mode)
         self._x = torch.zeros(bucket_of(limits.max_rows), model.config.dim, device=self.device, dtype=model.dtype)
         shape = (limits.max_segments, max_pages)
         self._host_pages = torch.zeros(shape, dtype=torch.int32, pin_memory=uses_pinned_memory())

@@ -290,5 +290,5 @@ def propose_rows(hidden: Tensor, norm: Norm, weight: Weight, rows: HeadRows, wor
 
 def read_results(results: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(4, rows) int32 -> token ids int64, confidence and entropy fp32, is_finite bool."""
-    numbers = results.view(torch.float32)
-    return results[0].long(), numbers[1], numbers[2], results[3].bool()
+    floats = results.view(torch.float32)
+    return results[0].long(), floats[1], floats[2], results[3].bool()

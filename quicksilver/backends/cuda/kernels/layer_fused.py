@@ -76,8 +76,8 @@ def can_run_layer_fused(config: ModelConfig, weights: NetworkWeights, splits: in
     if not tokens.is_cuda or tokens.dtype != torch.bfloat16 or find_compiler() is None or not is_supported(config):
         return False
     rank = _rank(first)
-    kind = KernelSpec(config, LAYER_FUSED_ROWS, rank, bits, first.qkv.bias is not None, splits, _gpu(tokens.device))
-    if not fits(kind) or not all(adapter_fits_fp16(layer) for layer in weights.layers):
+    spec = KernelSpec(config, LAYER_FUSED_ROWS, rank, bits, first.qkv.bias is not None, splits, _gpu(tokens.device))
+    if not fits(spec) or not all(adapter_fits_fp16(layer) for layer in weights.layers):
         return False
     return weights.num_bytes < torch.cuda.mem_get_info(tokens.device)[0] * 0.8
 
@@ -91,12 +91,12 @@ def _rank(layer: LayerWeights) -> int:
     return layer.canvas["qkv"].a.shape[0] if layer.canvas else 0
 
 
-def tile_order(config: ModelConfig, kind: str) -> Tensor:
+def tile_order(config: ModelConfig, name: str) -> Tensor:
     """Output rows in the order of the 16-row subtiles: eight gate rows and their up rows; of qkv, eight columns of a
     head and their RoPE partners."""
-    if kind == "gu":
+    if name == "gu":
         return torch.arange(2 * config.ffn_dim).view(2, -1, 8).transpose(0, 1).flatten()
-    if kind == "qkv":
+    if name == "qkv":
         width = config.q_dim + 2 * config.kv_dim
         return torch.arange(width).view(-1, 2, config.head_dim // 16, 8).transpose(1, 2).flatten()
     return torch.arange(config.dim)
@@ -108,11 +108,11 @@ def pack(w: Tensor, ranges: int, split: KSplit) -> Tensor:
     Of a k-block of 32 a lane reads eight consecutive weights of outputs lane / 4 and lane / 4 + 8 of a subtile."""
     is_fp8 = w.element_size() == 1
     blocks = w.shape[1] // ranges // (split.mma_warps * BLOCK)
-    names = w.view(torch.uint8 if is_fp8 else torch.int16)
+    raw = w.view(torch.uint8 if is_fp8 else torch.int16)
     shape = (-1, split.cluster, 2, 8, ranges, split.mma_warps, blocks, 4, 8)
     inner = (3, 7, 2, 8) if is_fp8 else (2, 3, 7, 8)
     # tile, subtile, half, output, range, warp, block, lane, weight -> range, tile, block, warp, subtile, ...
-    return names.view(shape).permute(4, 0, 6, 5, 1, *inner).contiguous().flatten()
+    return raw.view(shape).permute(4, 0, 6, 5, 1, *inner).contiguous().flatten()
 
 
 def pack_int4(words: Tensor, groups: Tensor, ranges: int, split: KSplit) -> Tensor:
@@ -132,8 +132,8 @@ def pack_weight(weight: Weight, order: Tensor, ranges: int, split: KSplit) -> Te
     """Pack a linear's weights; `order` is the tile order of its outputs."""
     if weight.groups is not None:
         return pack_int4(weight.w[order], weight.groups[order], ranges, split)
-    names = weight.w.view(torch.uint8) if weight.bits == 8 else weight.w
-    return pack(names[order], ranges, split)
+    raw = weight.w.view(torch.uint8) if weight.bits == 8 else weight.w
+    return pack(raw[order], ranges, split)
 
 
 def pack_adapter_b(b: Tensor) -> Tensor:
@@ -176,20 +176,20 @@ def scaled_adapter_b(pair: LoraPair, weight: Weight) -> Tensor:
 def adapter_fits_fp16(layer: LayerWeights) -> bool:
     """Whether all B / scale are within fp16. A tiny scale, of an fp8 output that is nearly zero, can overflow it."""
     found = linears_of(layer)
-    return all(bool(scaled_adapter_b(pair, found[kind]).isfinite().all()) for kind, pair in layer.canvas.items())
+    return all(bool(scaled_adapter_b(pair, found[name]).isfinite().all()) for name, pair in layer.canvas.items())
 
 
 def pack_layer(config: ModelConfig, layer: LayerWeights) -> PackedLayer:
     found, split = {}, k_split_of(config)
-    for kind, weight in linears_of(layer).items():
-        ranges = split.ranges[kind]
-        order = tile_order(config, kind).to(weight.w.device)
-        pair = layer.canvas.get(kind)
+    for name, weight in linears_of(layer).items():
+        ranges = split.ranges[name]
+        order = tile_order(config, name).to(weight.w.device)
+        pair = layer.canvas.get(name)
         a = b = None
         if pair is not None:
             a = pack(_pad_to_tiles(pair.a if weight.scale is None else pair.a.half(), split), ranges, split)
             b = pack_adapter_b(scaled_adapter_b(pair, weight)[order])
-        found[kind] = PackedLinear(pack_weight(weight, order, ranges, split), weight.scale, a, b)
+        found[name] = PackedLinear(pack_weight(weight, order, ranges, split), weight.scale, a, b)
     return PackedLayer(found)
 
 
@@ -291,8 +291,8 @@ class LayerFusedWeights:
         if has_layer:
             norm = layers[index].ffn_norm
             found.ffn_gain, found.ffn_eps = norm.gain.data_ptr(), norm.eps
-            for at, kind in enumerate(LINEARS[:3]):
-                found.weights[at] = _pointers(self.layers[index].linears[kind])
+            for at, name in enumerate(LINEARS[:3]):
+                found.weights[at] = _pointers(self.layers[index].linears[name])
         after = layers[index + 1].attn_norm if has_qkv else self.weights.norm
         found.next_gain, found.next_eps = after.gain.data_ptr(), after.eps
         if has_qkv:
@@ -328,9 +328,9 @@ class LayerFusedWeights:
     ) -> None:
         first, gpu = self.weights.layers[0].qkv, _gpu(buffers.stream.device)
         parameters = (self.rank if is_gated else 0, first.bits, first.bias is not None, len(buffers.splits[0]))
-        kind = with_stages(KernelSpec(self.config, len(buffers.stream), *parameters, gpu, buffers.attention_rows))
-        assert kind is not None, "can_run_layer_fused"
-        _kernel(kind).launch(kind.num_ctas, self.arguments(index, buffers, workspace), uses_pdl)
+        spec = with_stages(KernelSpec(self.config, len(buffers.stream), *parameters, gpu, buffers.attention_rows))
+        assert spec is not None, "can_run_layer_fused"
+        _kernel(spec).launch(spec.num_ctas, self.arguments(index, buffers, workspace), uses_pdl)
 
 
 def _pointers(linear: PackedLinear) -> _Weights:
@@ -343,5 +343,5 @@ KERNEL = "layer_fused"
 
 
 @cache
-def _kernel(kind: KernelSpec) -> Kernel:
-    return compile_kernel(KERNEL, macros(kind), THREADS, shared_bytes(kind), kind.gpu.capability)
+def _kernel(spec: KernelSpec) -> Kernel:
+    return compile_kernel(KERNEL, macros(spec), THREADS, shared_bytes(spec), spec.gpu.capability)

@@ -180,8 +180,8 @@ def _max_tiles(spec: KernelSpec) -> dict[str, int]:
 def with_stages(spec: KernelSpec) -> KernelSpec | None:
     """With as many stages as shared memory holds; None if that is fewer than two."""
     spec = replace(spec, stage_blocks=max(1, STAGE_BYTES[spec.bits] // spec.block_bytes))
-    room = spec.gpu.shared_bytes - shared_bytes(replace(spec, stages=0))
-    stages = min(MAX_RING_BYTES[spec.bits], room) // (spec.stage_bytes + 16)
+    free_bytes = spec.gpu.shared_bytes - shared_bytes(replace(spec, stages=0))
+    stages = min(MAX_RING_BYTES[spec.bits], free_bytes) // (spec.stage_bytes + 16)
     return replace(spec, stages=stages) if stages >= 2 else None
 
 

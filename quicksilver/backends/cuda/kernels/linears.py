@@ -98,7 +98,7 @@ class NormInput:
 @dataclass(frozen=True, slots=True)
 class LinearExtras:
     """Further arguments of a linear: buffers of its split-K sums, the adapter's term, and the fp32 scales (groups,
-    rows) of `project_add`'s fp8 input or `project_swiglu`'s fp8 output."""
+    rows) of `linear_add`'s fp8 input or `linear_swiglu`'s fp8 output."""
 
     partials: PartialSums
     term: LowRankTerm | None = None

@@ -83,7 +83,7 @@ USE_PERSISTENT = True
 PDL_MAX_BYTES = 8_000_000_000
 
 
-class Network:
+class CudaNetwork:
     """Weights, KV cache and RoPE angles (`rope_kernel.angle_table`); `run` is one forward."""
 
     def __init__(

@@ -112,7 +112,7 @@ def run_persistent(
     config: ModelConfig, weights: tuple[NetworkWeights, StackedWeights], place: tuple[PagedCache, Tensor],
     rows: RowInputs, workspace: Workspace, is_gated: bool,
 ) -> Tensor:  # fmt: skip
-    """-> `workspace.x`, as `Network.run`; `place` is the KV cache and the RoPE angles."""
+    """-> `workspace.x`, as `CudaNetwork.run`; `place` is the KV cache and the RoPE angles."""
     (network, stacked), (cache, angles) = weights, place
     tables, attend, count = rows.tables, workspace.attend, len(workspace.x)
     is_gated = is_gated and network.masks is not None

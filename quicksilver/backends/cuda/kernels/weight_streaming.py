@@ -94,15 +94,15 @@ def pick_tiling(block_n: int, num_tiles: int, k: int, num_rows: int, width: floa
 
 def pick_fp8_tiling(block_n: int, num_tiles: int, k: int, num_rows: int, group: int) -> Tiling:
     """As `pick_tiling` for fp8 inputs; a large K has more splits, two or three per SM."""
-    at_once = max(group, FP8_BLOCK_K)
-    block_k = at_once if k % at_once == 0 else group
+    wanted = max(group, FP8_BLOCK_K)
+    block_k = wanted if k % wanted == 0 else group
     depth = _even_depth(k, choose_splits(num_tiles, -(-k // (_MAX_FP8_MMAS * group))), block_k)
     sizes = (2 * block_k, block_k) if depth == k and k % (2 * block_k) == 0 else (block_k,)
     return _with_stages(Tiling(block_n, block_k, depth, group=group), sizes, num_tiles, k, num_rows, 1)
 
 
 def choose_splits(num_tiles: int, min_splits: int) -> int:
-    """SMs per tile, or `stretches` if that is more; 1 if there are more tiles than half the SMs."""
+    """SMs per tile, or `min_splits` if that is more; 1 if there are more tiles than half the SMs."""
     share = NUM_SMS // num_tiles
     return max(share, min_splits) if share > 1 else 1
 

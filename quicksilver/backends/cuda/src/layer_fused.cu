@@ -220,17 +220,17 @@ constexpr bool PREFETCHES_KV = KEY_DIM >= 512;
 // Prefetch KV of the next attention into L2, for every segment, up to a limit that does not evict weights.
 DEVICE void prefetch_kv(const LayerArgs &args, int thread) {
     constexpr int LINES = KEY_DIM / 64;
-    int room = MAX_PREFETCH_KEYS * LINES, before = -1;
+    int budget = MAX_PREFETCH_KEYS * LINES, before = -1;
 #pragma unroll 1
     for (int tile = 0; tile < args.num_tiles; ++tile) {
         const int segment = args.tiles[3 * tile], end = args.tiles[3 * tile + 2];
         if (args.tiles[3 * tile + 1] >= end) break;
         if (segment == before) continue;
         before = segment;
-        const int count = args.prefix_end[end - 1] * LINES, asked = count < room ? count : room;
-        room -= asked;
+        const int count = args.prefix_end[end - 1] * LINES, num_lines = count < budget ? count : budget;
+        budget -= num_lines;
 #pragma unroll 1
-        for (int at = cta_index() * PREFETCH_WARPS * 32 + thread; at < asked; at += NUM_CTAS * PREFETCH_WARPS * 32) {
+        for (int at = cta_index() * PREFETCH_WARPS * 32 + thread; at < num_lines; at += NUM_CTAS * PREFETCH_WARPS * 32) {
             const int key = at / LINES, page = args.pages[segment * args.max_pages + key / args.page_size];
             if (page < 0) continue;  // of tree rows
             const long long place = ((long long)page * args.page_size + key % args.page_size) * KEY_DIM + at % LINES * 64;

@@ -189,17 +189,21 @@ class Bench:
     def qkv(self, stream: Tensor, index: int) -> Tensor:
         config, layer = self.config, self.layers[index]
         raw = self.linear(normed(stream, layer.attn_norm), "qkv", layer).view(len(stream), -1, config.head_dim)
-        turning = config.num_heads + config.num_kv_heads
-        left, right = raw[:, :turning].chunk(2, -1)
+        num_rope_heads = config.num_heads + config.num_kv_heads
+        left, right = raw[:, :num_rope_heads].chunk(2, -1)
         if layer.head_norms is not None:
-            whole = raw[:, :turning] * torch.rsqrt(raw[:, :turning].square().mean(-1, keepdim=True) + 1e-6)
+            normed_heads = raw[:, :num_rope_heads] * torch.rsqrt(
+                raw[:, :num_rope_heads].square().mean(-1, keepdim=True) + 1e-6
+            )
             gains = torch.cat(
                 [layer.head_norms.q[None]] * config.num_heads + [layer.head_norms.k[None]] * config.num_kv_heads
             )
-            left, right = (whole * gains.float()).chunk(2, -1)
+            left, right = (normed_heads * gains.float()).chunk(2, -1)
         cos, sin = self.angles[self.buffers.where.positions.long()].unbind(1)
-        turned = torch.cat((left * cos[:, None] - right * sin[:, None], right * cos[:, None] + left * sin[:, None]), -1)
-        return torch.cat((turned, raw[:, turning:]), 1)
+        rotated = torch.cat(
+            (left * cos[:, None] - right * sin[:, None], right * cos[:, None] + left * sin[:, None]), -1
+        )
+        return torch.cat((rotated, raw[:, num_rope_heads:]), 1)
 
 
 def normed(x: Tensor, norm: SimpleNamespace) -> Tensor:

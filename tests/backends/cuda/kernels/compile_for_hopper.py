@@ -30,8 +30,8 @@ def type_of(name: str, weight: str) -> str:
         return "*i32"
     if name in _INTS or name in _FLOATS:
         return "i32" if name in _INTS else "fp32"
-    numbers = {"*fp32": _FP32, "*i32": _INT32, "*bf16": _BF16}
-    return next((kind for kind, names in numbers.items() if name in names), "*fp16")
+    by_type = {"*fp32": _FP32, "*i32": _INT32, "*bf16": _BF16}
+    return next((kind for kind, names in by_type.items() if name in names), "*fp16")
 
 
 def compile_kernel(kernel: Any, weight: str, constants: dict[str, int | bool]) -> None:

@@ -43,4 +43,4 @@ def test_runners_up_are_the_next_best_tokens(vocab_size: int) -> None:
 
 
 def test_non_finite_rows_are_reported() -> None:
-    checks.check_head_reports_bad_numbers()
+    checks.check_head_reports_non_finite()
