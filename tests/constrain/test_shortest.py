@@ -8,7 +8,7 @@ import pytest
 
 from quicksilver.constrain import shortest as module
 from quicksilver.constrain.compile.response_format import compile_response_format
-from quicksilver.constrain.runtime.literals import runs_of, words_of
+from quicksilver.constrain.runtime.literals import words_of
 from quicksilver.constrain.shortest import TooCostly, greedy, search, shortest
 from quicksilver.constrain.source import FormatKind, ResponseFormat
 from tests.constrain.walks import ALPHABET, automaton, schema_spec
@@ -69,11 +69,6 @@ def test_literal_words_of_a_pattern_shorten_the_completion(pattern: str, rest: s
     path = shortest(automaton(spec), ALPHABET, words_of(spec.grammar))
     assert path is not None
     assert rest is None or len(path) <= len('{"n":1,"s":}') + len(rest)
-
-
-def test_words_are_literal_runs_and_members_of_classes() -> None:
-    assert list(runs_of(r"^(?:ab|\.cd)[x-z]+\d{2,3}e?$")) == ["ab", ".cd", "x", "0", "e"]
-    assert list(runs_of(r"\x41b")) == ["Ab"]
 
 
 def test_a_completion_beyond_the_limits_is_not_found() -> None:

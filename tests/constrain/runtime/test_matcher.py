@@ -175,13 +175,6 @@ def test_a_grammar_that_cannot_be_built_is_refused(grammars: Grammars) -> None:
         grammars.constraint(ConstraintSpec('{"grammars":[{"lark_grammar":"start: nothing"}]}'))
 
 
-def test_a_grammar_that_only_real_tokens_break_is_refused_before_its_request_runs(smollm2: Grammars) -> None:
-    grammar = "start: s\ns: s s s | s s | X\nX: /[a-z ]/\n"
-    spec = compile_response_format(ResponseFormat(FormatKind.LARK, grammar))
-    with pytest.raises(InvalidGrammar, match="`grammar` cannot be enforced"):
-        smollm2.constraint(spec)
-
-
 def test_only_one_tokenisation_of_forced_text_is_allowed_along_a_draft(smollm2: Grammars) -> None:
     constraint = spaced(smollm2, CLOSED)
     forced = constraint.forced()
