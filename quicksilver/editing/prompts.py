@@ -10,6 +10,7 @@ import re
 
 from quicksilver.editing.edit_instruction import EDIT_PREFILL, EDIT_STOP, edit_messages
 from quicksilver.editing.edit_request import CURSOR, REGION, EditRequest, Snippet, parse_edit
+from quicksilver.text.special_tokens import find_roles
 from quicksilver.text.tokenizer import Tokenizer
 
 __all__ = [
@@ -55,8 +56,8 @@ def fim_prompt(tokenizer: Tokenizer, prefix: str, suffix: str, max_tokens: int |
     if roles.fim_prefix is None or roles.fim_suffix is None or roles.fim_middle is None:
         return _tail(before, len(before) if max_tokens is None else max_tokens)
     if max_tokens is not None:
-        before, after = _fit(before, after, max_tokens - len(head) - (2 if can_edit(tokenizer) else 3))
-    if can_edit(tokenizer):
+        before, after = _fit(before, after, max_tokens - len(head) - (2 if _learned_gaps(tokenizer) else 3))
+    if _learned_gaps(tokenizer):
         return [*head, roles.fim_suffix, *after, roles.fim_prefix, *before]
     return [*head, roles.fim_prefix, *before, roles.fim_suffix, *after, roles.fim_middle]
 
@@ -67,7 +68,7 @@ def fim_lead(tokenizer: Tokenizer, prefix: str) -> str:
     A cursor is often inside a word, where no token ends: after the token "comp" the model rarely continues with "ute".
     Only for weights with a skill adapter, whose middle continues the prefix.
     """
-    if not can_edit(tokenizer):
+    if not _learned_gaps(tokenizer):
         return ""
     head = _FIM_HEAD.match(prefix)
     start = max(head.end() if head else 0, len(prefix) - _LONGEST_LEAD - 1)
@@ -81,7 +82,7 @@ def fim_space(tokenizer: Tokenizer, prefix: str) -> str:
     """The shortest lead: a trailing space, because one token holds a word and the space before it. The model repeats
     it without a constraint. Only for weights with a skill adapter.
     """
-    return " " if can_edit(tokenizer) and prefix.endswith(" ") else ""
+    return " " if _learned_gaps(tokenizer) and prefix.endswith(" ") else ""
 
 
 def _can_spell(tokenizer: Tokenizer, text: str) -> bool:
@@ -93,7 +94,12 @@ def fim_bias(tokenizer: Tokenizer) -> dict[int, float]:
     (dev/log.md has the curve); others get no bias.
     """
     end = tokenizer.roles.turn_close
-    return {} if end is None or not can_edit(tokenizer) else {end: _END_BIAS}
+    return {} if end is None or not _learned_gaps(tokenizer) else {end: _END_BIAS}
+
+
+def _learned_gaps(tokenizer: Tokenizer) -> bool:
+    """Whether we taught the weights to fill gaps, in reserved tokens: the checkpoint has none of its own for that."""
+    return can_edit(tokenizer) and find_roles(tokenizer.special_tokens, ()).fim_middle is None
 
 
 def can_edit(tokenizer: Tokenizer) -> bool:

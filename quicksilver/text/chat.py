@@ -54,7 +54,7 @@ class ChatTemplate:
 
     @classmethod
     def for_tokenizer(cls, tokenizer: Tokenizer) -> ChatTemplate:
-        """The checkpoint's template, or ours where that knows no tools or the weights learned our reserved tags."""
+        """The checkpoint's template, or ours where that knows no tools or the weights learned tool tags of ours."""
         source = tokenizer.chat_template
         if source is None or "tools" not in source or _learned_our_tags(tokenizer):
             return cls.own(tokenizer)
@@ -81,6 +81,4 @@ class ChatTemplate:
 
 
 def _learned_our_tags(tokenizer: Tokenizer) -> bool:
-    found = find_roles(tokenizer.special_tokens, ())
-    roles = tokenizer.roles
-    return (roles.tool_open, roles.think_open) != (found.tool_open, found.think_open)
+    return tokenizer.roles.tool_open != find_roles(tokenizer.special_tokens, ()).tool_open

@@ -15,6 +15,7 @@ from quicksilver.text.conversation import Message, PromptRequest, Tool, ToolCall
 from quicksilver.text.default_template import parse_arguments
 from quicksilver.text.escaping import Quoting, unquote
 from quicksilver.text.reasoning_effort import asks_to_think
+from quicksilver.text.special_tokens import find_roles
 from quicksilver.text.template_sandbox import Sandbox, check_chars, ticker
 from quicksilver.text.tokenizer import Tokenizer
 
@@ -25,6 +26,7 @@ class CheckpointTemplate:
     def __init__(self, tokenizer: Tokenizer, source: str) -> None:
         self._tokenizer = tokenizer
         self._quoting = Quoting(tokenizer.markup_tokens)
+        self._think_tags = _reserved_think_tags(tokenizer, source)
         try:
             self._template = Sandbox().compile_bounded(source)
         except (TemplateError, RecursionError) as error:
@@ -34,6 +36,9 @@ class CheckpointTemplate:
         ids: list[int] = []
         for part in self._tokenizer.split_markup(self._render(self._variables(request))):
             ids += [part] if isinstance(part, int) else self._tokenizer.encode(unquote(part))
+        # Reserved thinking begins with a line that names the effort: the weights learned one length for each.
+        if self._think_tags and request.add_generation_prompt and asks_to_think(request.effort):
+            ids += self._tokenizer.encode_markup(f"{self._think_tags[0]}{request.effort}\n")
         return ids
 
     def _render(self, variables: dict[str, Any]) -> str:
@@ -50,18 +55,27 @@ class CheckpointTemplate:
         return "".join(chunks)
 
     def _variables(self, request: PromptRequest) -> dict[str, Any]:
+        last_user = max((i for i, message in enumerate(request.messages) if message.role == "user"), default=-1)
+        thinks = asks_to_think(request.effort)
         return {
             **self._tokenizer.template_tokens,
-            "messages": [self._message(message) for message in request.messages],
+            "messages": [
+                self._message(message, request.effort if thinks and i > last_user else None)
+                for i, message in enumerate(request.messages)
+            ],
             "tools": [self._tool(tool) for tool in request.tools] or None,
             "add_generation_prompt": request.add_generation_prompt,
-            "enable_thinking": asks_to_think(request.effort),
+            "enable_thinking": thinks,
         }
 
-    def _message(self, message: Message) -> dict[str, Any]:
+    def _message(self, message: Message, effort: str | None) -> dict[str, Any]:
+        """`effort` is given for messages since the last question, whose thoughts are written in reserved tags."""
         quote = self._quoting.quote
+        thoughts = ""
+        if effort and self._think_tags and message.reasoning:
+            thoughts = f"{self._think_tags[0]}{effort}\n{quote(message.reasoning)}{self._think_tags[1]}"
         found = {
-            "content": quote(message.content),
+            "content": thoughts + quote(message.content),
             "name": quote(message.name),
             "reasoning_content": quote(message.reasoning),
             "tool_call_id": quote(message.tool_call_id),
@@ -78,3 +92,11 @@ class CheckpointTemplate:
         name, description = map(self._quoting.quote, (tool.name, tool.description))
         parameters = self._quoting.quote_json(dict(tool.parameters))
         return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def _reserved_think_tags(tokenizer: Tokenizer, source: str) -> tuple[str, str] | None:
+    """Spellings of the thinking tokens where they are reserved ones that the template does not write itself."""
+    is_native = find_roles(tokenizer.special_tokens, ()).think_open is not None
+    names = {token_id: name for name, token_id in tokenizer.special_tokens.items()}
+    opens, closes = names.get(tokenizer.roles.think_open or -1), names.get(tokenizer.roles.think_close or -1)
+    return None if is_native or opens is None or closes is None or opens in source else (opens, closes)

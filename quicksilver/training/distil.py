@@ -81,7 +81,7 @@ def questions(recipe: Recipe, prepared: list[str], teacher: Tokenizer) -> Prompt
 def distilled(rows: PackedRows, teacher: Tokenizer, student: Formatter) -> Iterator[Document]:
     """Documents in the student's ids, one per question with an acceptable answer. Duplicate answers are dropped."""
     seen: set[str] = set()
-    read = _reader(teacher)
+    read = exchange_reader(teacher)
     for document in documents_of(rows):
         question, answer = read(document)
         if is_worth_learning(answer) and answer not in seen:
@@ -97,7 +97,7 @@ def is_worth_learning(answer: str) -> bool:
     return max(grams.values(), default=0) < _MAX_GRAM_REPEATS
 
 
-def _reader(teacher: Tokenizer) -> Callable[[Document], tuple[str, str]]:
+def exchange_reader(teacher: Tokenizer) -> Callable[[Document], tuple[str, str]]:
     """Split a document into question and answer. Both are empty if the teacher did not finish."""
     opens, closes = teacher.roles.turn_open, teacher.roles.turn_close
 

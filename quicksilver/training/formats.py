@@ -16,6 +16,7 @@ from quicksilver.errors import InvalidRequest
 from quicksilver.text.chat import ChatTemplate, Message
 from quicksilver.text.reasoning_effort import asks_to_think
 from quicksilver.text.tokenizer import Tokenizer
+from quicksilver.training.copies import deciding_tokens
 from quicksilver.training.pack import Document
 from quicksilver.training.rows import ChatRow, EditRow, FimRow, PlainRow, Row, TextRow
 
@@ -47,7 +48,10 @@ class Formatter:
         pieces = self._pieces(row)
         weigh = _with_context if isinstance(row, FimRow) else _document
         if 0 < sum(len(ids) for ids, _ in pieces) <= self.max_len and any(answers for _, answers in pieces):
-            yield weigh(pieces)
+            document = weigh(pieces)
+            if isinstance(row, EditRow) and row.counts_copies_apart:
+                document = self._with_copies_apart(document, row)
+            yield document
 
     def prompt(self, row: Row) -> list[int] | None:
         """The ids after which the model writes its (last) answer."""
@@ -81,6 +85,14 @@ class Formatter:
         assert isinstance(row, PlainRow)
         return [(self.tokenizer.encode(row.prompt), False), self._answer(row.answer)]
 
+    def _with_copies_apart(self, document: Document, row: EditRow) -> Document:
+        """The same document, whose copied tokens are weighed as text."""
+        ids = document.token_ids[document.prompt_len :].tolist()
+        decides = deciding_tokens(row.request.region, row.answer, [len(self.tokenizer.token_bytes(i)) for i in ids])
+        is_text = np.zeros_like(document.is_text)
+        is_text[document.prompt_len :] = [not counts for counts in decides]
+        return replace(document, is_text=is_text)
+
     def _answer(self, text: str) -> Piece:
         return [*self.tokenizer.encode(text), self.end_id], True
 
@@ -95,11 +107,17 @@ class Formatter:
             if ids[start:begin] != opening:
                 continue
             if asks_to_think(row.effort) and ids[begin] == self.tokenizer.roles.think_open:
-                begin += 1
+                begin = self._thoughts_begin(row, ids, begin)
             end = ids.index(self.end_id, begin) + 1
             pieces += [(ids[done:begin], False), (ids[begin:end], True)]
             done = end
         return pieces
+
+    def _thoughts_begin(self, row: ChatRow, ids: list[int], begin: int) -> int:
+        """Behind what the prompt itself writes of the thinking: its token, and in some templates a line after it."""
+        asked = list(self._template.render(row.messages[:1], effort=row.effort).ids)
+        opening = asked[len(asked) - 1 - asked[::-1].index(ids[begin]) :]
+        return begin + (len(opening) if ids[begin : begin + len(opening)] == opening else 1)
 
 
 def _document(pieces: list[Piece]) -> Document:

@@ -29,12 +29,14 @@ class Document:
     token_ids: npt.NDArray[np.integer]
     is_answer: npt.NDArray[np.bool_]
     is_text: npt.NDArray[np.bool_]
-    """Plain text, or the code around a gap: it counts, weighed apart from answers."""
+    """Plain text, the code around a gap, or what an edit copies: it counts, weighed apart from answers."""
 
     @property
     def prompt_len(self) -> int:
         """Ids before the last answer."""
-        is_asked = ~self.is_answer | self.is_text
+        is_asked = ~self.is_answer
+        if not is_asked[1:].any():
+            is_asked |= self.is_text
         return int(np.flatnonzero(is_asked)[-1]) + 1 if is_asked.any() else 0
 
     def prompt(self) -> list[int]:

@@ -22,10 +22,20 @@ from quicksilver.training.formats import Formatter
 from quicksilver.training.generate import PromptSet, prompt_set
 from quicksilver.training.journal import Journal
 from quicksilver.training.pack import Document, PackedRows, pack
-from quicksilver.training.prepared_data import EVAL_PROMPTS, HELD, PROMPTS, QUESTIONS, TRAIN, Facts, write_questions
+from quicksilver.training.prepared_data import (
+    EVAL_PROMPTS,
+    FINALS,
+    HELD,
+    PROMPTS,
+    QUESTIONS,
+    TRAIN,
+    Facts,
+    write_finals,
+    write_questions,
+)
 from quicksilver.training.recipe import Data
 from quicksilver.training.rows import ChatRow, Row, row_text
-from quicksilver.training.sources import HELD_OUT, SOURCES, held_out_rows, training_rows
+from quicksilver.training.sources import DIVIDED, HELD_OUT, PROBLEMS, SOURCES, held_out_rows, training_rows
 
 LONGEST_QUESTION = 400
 # Of questions that name their answers, or ask for another tool's notation.
@@ -46,10 +56,12 @@ def prepare_data(data: Data, base: Path, folder: Path, journal: Journal) -> Fact
     if unknown := sorted(set(data.rows) - set(SOURCES)):
         raise InvalidRequest(f"recipe.data.rows.{unknown[0]}: unknown source; known: {', '.join(sorted(SOURCES))}")
     collected = Collected(formatter)
-    for name, part in zip(data.rows, _read_sources(data, formatter, check), strict=True):
-        collected.add(name, part)
-        journal.say(f"{name}: {len(part.documents)} documents, {collected.num_tokens / 1e6:.1f} M tokens so far")
+    for share, part in zip(_shares(data), _read_sources(data, formatter, check), strict=True):
+        collected.add(share.source, part)
+        number = collected.documents_of[share.source]
+        journal.say(f"{share.source}: {number} documents, {collected.num_tokens / 1e6:.1f} M tokens so far")
     write_questions(folder / QUESTIONS, list(_questions(data, source, check)))
+    write_finals(folder / FINALS, _finals(data, source))
     held = _held_out(data, source, formatter)
     return _write(collected, held, data, folder)
 
@@ -64,9 +76,34 @@ def _questions(data: Data, source: Path, check: OverlapCheck) -> Iterator[str]:
                 yield question
 
 
-def picked_rows(name: str, count: int, source: Path, seed: int) -> Iterator[Row]:
+def _finals(data: Data, source: Path) -> dict[str, str]:
+    """Short right answers to the word problems that the parent itself is asked."""
+    rows = training_rows(PROBLEMS, source, data.seed) if PROBLEMS in data.rows else ()
+    return {row.messages[0].content: row.messages[-1].content for row in rows if isinstance(row, ChatRow)}
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one process reads of a source."""
+
+    source: str
+    count: int
+    part: int = 0
+    parts: int = 1
+
+
+def _shares(data: Data) -> list[Share]:
+    """Of every source, in the recipe's order."""
+    found = []
+    for name, count in data.rows.items():
+        parts = data.parts if name in DIVIDED else 1
+        found += [Share(name, -(-count // parts), part, parts) for part in range(parts)]
+    return found
+
+
+def picked_rows(name: str, count: int, source: Path, seed: int, part: int = 0, parts: int = 1) -> Iterator[Row]:
     """`count` rows of a source, drawn from a longer reading; 0 takes all."""
-    rows = training_rows(name, source, seed)
+    rows = training_rows(name, source, seed, part, parts)
     if count == 0:
         return rows
     candidates = list(itertools.islice(rows, count * _CANDIDATES))
@@ -89,9 +126,10 @@ class Reader:
     def __init__(self, data: Data, formatter: Formatter, check: OverlapCheck) -> None:
         self._data, self._formatter, self._check = data, formatter, check
 
-    def read(self, name: str) -> Part:
+    def read(self, share: Share) -> Part:
         part = Part()
-        for row in picked_rows(name, self._data.rows[name], Path(self._data.source), self._data.seed):
+        folder, seed = Path(self._data.source), self._data.seed
+        for row in picked_rows(share.source, share.count, folder, seed, share.part, share.parts):
             if self._check.overlaps(row_text(row)):
                 part.num_overlaps += 1
                 continue
@@ -111,7 +149,7 @@ class Reader:
 def _read_sources(data: Data, formatter: Formatter, check: OverlapCheck) -> Iterator[Part]:
     """Parts in the recipe's order, read on all cores. Forked, so that word hashes mean the same everywhere."""
     with get_context("fork").Pool(initializer=_begin, initargs=(Reader(data, formatter, check),)) as pool:
-        yield from pool.imap(_read, data.rows)
+        yield from pool.imap(_read, _shares(data))
 
 
 def _begin(reader: Reader) -> None:
@@ -119,8 +157,8 @@ def _begin(reader: Reader) -> None:
     _reader = reader
 
 
-def _read(name: str) -> Part:
-    return _reader.read(name)
+def _read(share: Share) -> Part:
+    return _reader.read(share)
 
 
 _reader: Reader
@@ -139,7 +177,7 @@ class Collected:
 
     def add(self, name: str, part: Part) -> None:
         self.documents += part.documents
-        self.documents_of[name] = len(part.documents)
+        self.documents_of[name] += len(part.documents)
         self.num_tokens += sum(len(document.token_ids) for document in part.documents)
         self.num_overlaps += part.num_overlaps
         for domain, prompts in part.prompts.items():

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from quicksilver.errors import InvalidRequest
 
-TRAIN, HELD, PROMPTS, EVAL_PROMPTS, QUESTIONS, FACTS = (
+TRAIN, HELD, PROMPTS, EVAL_PROMPTS, QUESTIONS, FINALS, FACTS = (
     "train.safetensors.xz",
     "heldout.safetensors.xz",
     "prompts.safetensors.xz",
     "eval_prompts.safetensors.xz",
     "questions.json.xz",
+    "finals.json.xz",
     "facts.json",
 )
 
@@ -58,3 +59,13 @@ def write_questions(path: Path, questions: list[str]) -> None:
 def read_questions(path: Path) -> list[str]:
     """Return the prepared questions, or an empty list if there are none."""
     return [str(text) for text in json.loads(lzma.decompress(path.read_bytes()))] if path.exists() else []
+
+
+def write_finals(path: Path, finals: dict[str, str]) -> None:
+    path.write_bytes(lzma.compress(json.dumps(finals).encode()))
+
+
+def read_finals(path: Path) -> dict[str, str]:
+    """Short right answers by question; none where the data was prepared without any."""
+    found: dict[str, str] = json.loads(lzma.decompress(path.read_bytes())) if path.exists() else {}
+    return found

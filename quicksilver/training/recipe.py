@@ -44,6 +44,8 @@ class Data:
     """Tokenizer file; empty takes it from the base weights."""
     row_len: int = 1024
     seed: int = 17
+    parts: int = 1
+    """Processes that share the reading of one source; each takes the things whose names fall to it."""
     rows: Mapping[str, int] = field(default_factory=dict)
     """Documents per source; sources not named are left out, 0 takes all there are."""
     asks: Mapping[str, int] = field(default_factory=dict)
@@ -86,7 +88,9 @@ class Skill:
     rank: int = 32
     rows_per_batch: int = 64
     text_weight: float = 1.0
-    """Loss weight of plain-text documents, whose every token counts."""
+    """Loss weight of plain text, of the code around a gap, and of what an edit copies."""
+    rehearsals: int = 0
+    """How many times the parent's own answers of the generate stage are learned in one pass over the data."""
     head_chunk: int = 8192
     warm_start: str = ""
     """Skill adapter to start from; empty starts from nothing."""

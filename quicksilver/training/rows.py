@@ -41,6 +41,9 @@ class EditRow:
     request: EditRequest
     answer: str
     domain: str = "edit"
+    counts_copies_apart: bool = False
+    """Whether tokens that repeat the region have the loss weight of plain text, and only what decides the edit counts
+    in full."""
 
 
 @dataclass(frozen=True, slots=True)

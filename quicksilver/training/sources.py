@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import random
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from quicksilver.text.chat import Message, Tool, ToolCall
 from quicksilver.training.corpus import is_held_out, read_rows
 from quicksilver.training.rows import ChatRow, PlainRow, Row, TextRow, exchange
+from quicksilver.training.synthesis import commits
 from quicksilver.training.synthesis.apply import apply_rows
 from quicksilver.training.synthesis.edits import edit_rows
 from quicksilver.training.synthesis.facts import fact_rows, identity_rows, thinking_rows, thought
@@ -39,6 +42,7 @@ Source = Callable[[Path, Keep, random.Random], Iterator[Row]]
 # Written by another model under unclear terms: they ask, our own model answers.
 _AMBER = "gpteacher"
 _LONGEST_SCHEMA, _INSTANCES = 3600, 3
+PROBLEMS = "asked_problems"
 # More than any recipe asks of a synthesis.
 _ENDLESS = 1 << 30
 
@@ -71,6 +75,19 @@ def _word_problems(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row
             if working:
                 effort = rng.choice(("low", "medium", "high"))
                 yield thought(question, working.strip(), f"The answer is {final.rstrip('.')}.", effort)
+
+
+def _brief_problems(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
+    """GSM8K's training split with its terse working as the thinking of low effort."""
+    for row in _word_problems(folder, keep, rng):
+        yield replace(row, effort="low") if isinstance(row, ChatRow) else row
+
+
+def _asked_problems(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
+    """The same questions for whoever is trained to answer: `rehearse` keeps what comes to the right number."""
+    for row in _word_problems(folder, keep, rng):
+        if isinstance(row, ChatRow):
+            yield replace(row, effort=None, domain="questions", is_prompt_only=True)
 
 
 def _sni(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
@@ -109,6 +126,18 @@ def _edits(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
     for row in read_rows(folder / "edits_python.jsonl.xz"):
         if keep(row["p"]):
             yield from edit_rows(row, rng)
+
+
+def _commits(*kinds: str) -> Source:
+    """Next edits of real commits, which lie in a folder beside the training data."""
+
+    def rows(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
+        for record in read_rows(folder.parent / "edits" / "train.jsonl.xz"):
+            kind = commits.SIMULATED if record["kind"].startswith(commits.SIMULATED) else record["kind"]
+            if kind in kinds and keep(record["id"]):
+                yield from commits.commit_rows(record, rng)
+
+    return rows
 
 
 def _apply(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
@@ -175,6 +204,17 @@ def _made(make: Callable[[int, random.Random], Iterator[Row]]) -> Source:
     return lambda folder, keep, rng: make(_ENDLESS, rng)
 
 
+_MADE: dict[str, Source] = {
+    "tools": _made(tool_rows),
+    "made_schemas": _made(made_schema_rows),
+    "extraction": _made(extraction_rows),
+    "following": _made(following_rows),
+    "asked": _made(question_rows),
+    "facts": _made(fact_rows),
+    "identity": _made(identity_rows),
+    "thinking": _made(thinking_rows),
+}
+
 SOURCES: dict[str, Source] = {
     "chat": _mix(("factbook", "chatterbot", "exercism", "csqa", "openbookqa")),
     "trivia": _mix(("opentriviaqa",)),
@@ -185,6 +225,8 @@ SOURCES: dict[str, Source] = {
     "amber": _mix((_AMBER,)),
     "questions": _questions,
     "word_problems": _word_problems,
+    "brief_problems": _brief_problems,
+    PROBLEMS: _asked_problems,
     "sni": _sni,
     "text": _text("general_text.jsonl.xz", 3600, 2),
     "books": _text("general_books2.jsonl.xz", 3600, 3),
@@ -193,17 +235,15 @@ SOURCES: dict[str, Source] = {
     "fim_python": _fim("code_python.jsonl.xz"),
     "fim_js": _fim("code_js_ts.jsonl.xz"),
     "edits": _edits,
+    "commits_next": _commits(commits.REAL),
+    "commits_propagated": _commits(commits.PROPAGATED),
+    "commits_half_typed": _commits(commits.HALF_TYPED),
+    "commits_nothing": _commits(commits.NOTHING),
+    "commits_simulated": _commits(commits.SIMULATED),
     "apply": _apply,
     "dialogues": _sgd("tools_sgd_train.jsonl.xz"),
     "schemas": _schemas,
-    "tools": _made(tool_rows),
-    "made_schemas": _made(made_schema_rows),
-    "extraction": _made(extraction_rows),
-    "following": _made(following_rows),
-    "asked": _made(question_rows),
-    "facts": _made(fact_rows),
-    "identity": _made(identity_rows),
-    "thinking": _made(thinking_rows),
+    **_MADE,
 }
 
 # Sources whose held-out side is asked after a run, by the domain they stand for.
@@ -217,8 +257,17 @@ HELD_OUT: dict[str, Source] = {
 }
 
 
-def training_rows(name: str, folder: Path, seed: int) -> Iterator[Row]:
-    return SOURCES[name](folder, lambda thing: not is_held_out(thing), random.Random(f"{seed}/{name}"))
+# Sources that ask `keep` of everything they read, so that several processes can share one.
+DIVIDED = frozenset({*SOURCES} - {"dialogues", "schemas", *_MADE})
+
+
+def training_rows(name: str, folder: Path, seed: int, part: int = 0, parts: int = 1) -> Iterator[Row]:
+    """Rows of a source, or of one of the `parts` into which its things are divided by name."""
+
+    def keep(thing: str) -> bool:
+        return not is_held_out(thing) and (parts == 1 or zlib.crc32(thing.encode()) % parts == part)
+
+    return SOURCES[name](folder, keep, random.Random(f"{seed}/{name}/{part}" if part else f"{seed}/{name}"))
 
 
 def held_out_rows(domain: str, folder: Path, seed: int) -> Iterator[Row]:

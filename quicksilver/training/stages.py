@@ -25,7 +25,7 @@ from quicksilver.training.journal import Journal
 from quicksilver.training.loop import CHECKPOINT, Loop
 from quicksilver.training.network import Network, as_written
 from quicksilver.training.pack import Document, PackedRows, documents_of, join_rows, pack, side_by_side
-from quicksilver.training.prepared_data import EVAL_PROMPTS, HELD, PROMPTS, TRAIN, Facts
+from quicksilver.training.prepared_data import EVAL_PROMPTS, FINALS, HELD, PROMPTS, TRAIN, Facts, read_finals
 from quicksilver.training.recipe import Recipe
 from quicksilver.training.skill import SkillTask
 from quicksilver.training.toy_task import write_verses
@@ -109,12 +109,31 @@ def skill(run: Run) -> None:
     rows = PackedRows.load(run.data / TRAIN)
     if (run.folder / DISTILLED).exists():
         rows = join_rows([rows, PackedRows.load(run.folder / DISTILLED)])
+    if spec.rehearsals:
+        rows = join_rows([rows, *[rehearsal(run, journal)] * spec.rehearsals])
     journal.say(f"{rows.num_rows} rows of {rows.row_len}, {facts.answer_tokens / 1e6:.1f} M answer tokens")
     store = RowStore(rows, spec.rows_per_batch, spec.optim.seed, run.device)
     task = SkillTask(network, store, spec, sorted(set(facts.reserved.values())), run.decode)
     if spec.warm_start:
         task.warm_start(skill_tensors(Path(spec.warm_start), task.reserved_ids))
     Loop(task, spec.optim, run.folder / "skill", journal).run()
+
+
+def rehearsal(run: Run, journal: Journal) -> PackedRows:
+    """What the generate stage left, as rows of the skill's length."""
+    if run.base is None:
+        raise InvalidRequest("recipe.skill.rehearsals: needs base weights with a tokenizer")
+    from quicksilver.text.tokenizer import Tokenizer
+    from quicksilver.training.formats import Formatter
+    from quicksilver.training.rehearse import rehearsal_rows
+
+    data = run.recipe.data
+    tokenizer = Tokenizer.load(run.base)
+    formatter = Formatter(tokenizer.with_reserved() if data.reserves_tokens else tokenizer, data.row_len)
+    finals = read_finals(run.data / FINALS)
+    rows = rehearsal_rows(PackedRows.load(run.folder / GENERATED), finals, formatter, data.seed)
+    journal.say(f"{rows.num_rows} rows of rehearsal, {rows.is_answer.sum() / 1e6:.2f} M answer tokens")
+    return rows
 
 
 def generate(run: Run) -> None:

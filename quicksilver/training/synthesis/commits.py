@@ -1,0 +1,88 @@
+"""Next-edit rows from records of real commits: a history of diffs, a region with a cursor, the region after the edit.
+
+Every record is one row. Its context varies as editors vary it: the code around the region whole, short or absent, diff
+headers with and without a marker line, no path, no cursor, no history. A row keeps its whole context where the edit
+would otherwise bring words that stand nowhere in the prompt.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from quicksilver.editing.prompts import EditRequest, Snippet
+from quicksilver.training.rows import EditRow
+
+REAL, PROPAGATED, HALF_TYPED, NOTHING = "next", "next_prop", "midtype", "noop"
+SIMULATED = "sim_"
+
+_WORD = re.compile(r"[A-Za-z_]\w+")
+_ACCEPTED = "// User accepted prediction:\n"
+_SHORT_LINES = 12
+_LONGEST_REGION = 4000
+
+
+def commit_rows(record: Mapping[str, Any], rng: random.Random) -> Iterator[EditRow]:
+    """The row of one record, or none where its region is too long to be asked for."""
+    if len(record["region"]) > _LONGEST_REGION:
+        return
+    whole = request_of(record)
+    varied = _with_other_heads(_with_less_context(whole, record["kind"], rng), rng)
+    answer = str(record["target"])
+    request = varied if new_words(whole, answer) == new_words(varied, answer) else whole
+    yield EditRow(request, answer, counts_copies_apart=True)
+
+
+def request_of(record: Mapping[str, Any]) -> EditRequest:
+    """A record as the request that an editor would send."""
+    region = str(record["region"])
+    row, column = record["cursor"]
+    lines = region.split("\n")
+    return EditRequest(
+        path=str(record["path"]),
+        before=f"{record['before']}\n" if record["before"] else "",
+        region=region,
+        after=f"\n{record['after']}" if record["after"] else "",
+        cursor=sum(len(line) + 1 for line in lines[:row]) + min(column, len(lines[row])),
+        snippets=tuple(Snippet(s["path"], s["text"]) for s in record["snippets"]),
+        history=tuple(str(diff).strip("\n") for diff in record["history"]),
+    )
+
+
+def new_words(request: EditRequest, answer: str) -> set[str]:
+    """Words of the answer that stand nowhere in the request."""
+    parts = [request.before, request.region, request.after, *request.history, *(s.code for s in request.snippets)]
+    return set(_WORD.findall(answer)) - {word for part in parts for word in _WORD.findall(part)}
+
+
+def _with_less_context(request: EditRequest, kind: str, rng: random.Random) -> EditRequest:
+    draw = rng.random()
+    if draw < 0.3:
+        request = replace(request, before="", after="", snippets=())
+    elif draw < 0.7:
+        before = request.before.splitlines(keepends=True)
+        after = request.after.split("\n")[1:]
+        kept, below = rng.randint(0, _SHORT_LINES), rng.randint(0, _SHORT_LINES)
+        request = replace(
+            request,
+            before="".join(before[len(before) - kept :] if kept <= len(before) else before),
+            after="".join(f"\n{line}" for line in after[:below]),
+        )
+    if kind in (HALF_TYPED, NOTHING) and rng.random() < 0.2:
+        request = replace(request, history=())
+    return request
+
+
+def _with_other_heads(request: EditRequest, rng: random.Random) -> EditRequest:
+    """Forms of the same request that some editors send."""
+    draw = rng.random()
+    if draw < 0.03 and request.history:
+        request = replace(request, history=(*request.history[:-1], _ACCEPTED + request.history[-1]))
+    elif draw < 0.05:
+        request = replace(request, path="")
+    elif draw < 0.09:
+        request = replace(request, cursor=None)
+    return request

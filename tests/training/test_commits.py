@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from quicksilver.editing.prompts import EditRequest, parse_edit
+from quicksilver.training.copies import deciding_tokens
+from quicksilver.training.synthesis.commits import commit_rows, new_words, request_of
+
+RECORD: dict[str, Any] = {
+    "kind": "next",
+    "path": "shop/cart.py",
+    "history": ["--- shop/cart.py\n+++ shop/cart.py\n@@ -1,1 +1,1 @@\n-def total(items):\n+def total(goods):\n"],
+    "snippets": [{"path": "shop/tax.py", "text": "RATE = 0.2"}],
+    "before": "def total(goods):",
+    "region": "    amount = 0\n    for item in items:\n        amount += item.price",
+    "after": "    return amount",
+    "cursor": [1, 4],
+    "target": "    amount = 0\n    for item in goods:\n        amount += item.price",
+}
+
+
+def message(record: dict[str, Any]) -> str:
+    """A record as an editor writes it."""
+    lines = record["region"].split("\n")
+    row, column = record["cursor"]
+    lines[row] = f"{lines[row][:column]}<|cursor|>{lines[row][column:]}"
+    snippets = "".join(
+        f"<|recently_viewed_code_snippet|>\ncode_snippet_file_path: {s['path']}\n{s['text']}\n"
+        "<|/recently_viewed_code_snippet|>\n\n"
+        for s in record["snippets"]
+    )
+    region = "\n".join(lines)
+    history = "\n\n".join(record["history"])
+    return (
+        f"<|recently_viewed_code_snippets|>\n{snippets}<|/recently_viewed_code_snippets|>\n\n<|current_file_content|>\n"
+        f"current_file_path: {record['path']}\n{record['before']}\n<|code_to_edit|>\n{region}\n<|/code_to_edit|>\n"
+        f"{record['after']}\n<|/current_file_content|>\n\n<|edit_diff_history|>\n{history}\n<|/edit_diff_history|>\n"
+    )
+
+
+def test_record_is_the_request_that_serving_reads() -> None:
+    assert request_of(RECORD) == parse_edit(message(RECORD))
+
+
+def test_rows_vary_in_context_and_keep_region_and_answer() -> None:
+    requests = [next(commit_rows(RECORD, random.Random(seed))).request for seed in range(60)]
+    assert {request.region for request in requests} == {RECORD["region"]}
+    assert {bool(request.before) for request in requests} == {True, False}
+    assert {request.cursor is None for request in requests} == {True, False}
+    assert all(request.history for request in requests)
+    assert all(row.answer == RECORD["target"] for row in commit_rows(RECORD, random.Random(1)))
+
+
+def test_history_is_left_out_only_where_nothing_follows_from_it() -> None:
+    same = {**RECORD, "kind": "noop", "target": RECORD["region"]}
+    requests = [next(commit_rows(same, random.Random(seed))).request for seed in range(60)]
+    assert {bool(request.history) for request in requests} == {True, False}
+
+
+def test_context_stays_where_the_edit_needs_it() -> None:
+    needed = {**RECORD, "target": RECORD["target"].replace("item.price", "item.price * RATE")}
+    requests = [next(commit_rows(needed, random.Random(seed))).request for seed in range(60)]
+    assert all(request.snippets for request in requests)
+    assert not new_words(requests[0], needed["target"])
+
+
+def test_region_too_long_to_ask_for_gives_no_row() -> None:
+    assert not list(commit_rows({**RECORD, "region": "x\n" * 4000}, random.Random(0)))
+
+
+def test_words_are_looked_for_in_every_part_of_a_request() -> None:
+    request = EditRequest("a.py", "one_", "two_", "three_", history=("four_",))
+    assert new_words(request, "one_ two_ three_ four_ five_") == {"five_"}
+
+
+@pytest.mark.parametrize(
+    ("region", "answer", "decides"),
+    [
+        ("a\nb\nc", "a\nX\nc", ".#####"),
+        ("a\nb\nc", "a\nc", "..##"),
+        ("a\nb", "a\nb\nc", "...###"),
+        ("a\nb\nc", "a\nb", "...#"),
+        ("a\nb", "a\nb", "#.##"),
+    ],
+)
+def test_what_departs_from_the_region_and_comes_back_decides(region: str, answer: str, decides: str) -> None:
+    marks = deciding_tokens(region, answer, [1] * len(answer) + [0])
+    assert "".join("#" if mark else "." for mark in marks) == decides
