@@ -1,7 +1,7 @@
-"""build_admin_app: the listener for operators, on a loopback port of its own: metrics, probes, and the accounts of all.
+"""build_admin_app: the application for operators, on a loopback port of its own: metrics, probes, and all accounts.
 
-With accounts every route but the probes asks for a key of its own kind: `admin` for the accounts, `metrics` for the
-figures, which are those of every tenant together and name none.
+With accounts every route but the probes requires a key: scope `admin` for the accounts, scope `metrics` for the
+metrics, which are totals over all tenants.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""build_app: the public API as one ASGI application, with everything it needs injected.
+"""build_app: the public API as one ASGI application around injected Services.
 
-Order on the way in: guard (size, host, origin, room) -> route -> key -> body -> engine. A route that is not listed as
-public asks for a key whenever there are accounts.
+A request passes: guard (headers, host, origin, capacity) -> route -> key -> body -> engine. With accounts every route
+requires a key, except the probes and the public ones.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ PROBES = (health.router,)
 # Answered without a key, a few at a time: reports from editors, which carry none, and the playground's files.
 PUBLIC = (feedback.router, playground.router)
 KEYED = (models.router, tokens.router)
+# What a key may see and do about itself; there is nothing here without accounts.
 OWN = (account.router, usage.router)
-"""What a key may see and do about itself; there is nothing here without accounts."""
 PAID = (chat.router, completions.router, edits.router, responses.router)
 
 

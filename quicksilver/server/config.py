@@ -34,28 +34,28 @@ class Pricing:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What the model lists say of the one model served here."""
+    """The served model as the model lists show it."""
 
     id: str = "nano"
     name: str = "quicksilver nano"
     description: str = ""
+    # Seconds since the epoch; 0 prints the server's start.
     created: int = 0
-    """Seconds since the epoch; 0 prints the server's start."""
     owned_by: str = "quicksilver"
+    # Tokens an answer may have when the request names no limit.
     max_output_len: int = 8192
-    """Tokens an answer may have when the request names no limit."""
     pricing: Pricing = Pricing()
     features: tuple[str, ...] = ("tools", "json_mode", "structured_outputs", "reasoning", "logprobs")
+    # ISO 3166 code for `datacenters`; empty prints none.
     country_code: str = ""
-    """ISO 3166 code for `datacenters`; empty prints none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds after which a slow peer is let go."""
+    """Seconds after which a slow peer is disconnected."""
 
+    # For a whole request head: from the connection, or on a used connection from the first byte.
     header_read_s: float = 10.0
-    """From the connection, or the end of the last reply, to a whole request head once its first byte came."""
     # Longest pause between two pieces of a request body.
     body_idle_s: float = 15.0
     # A body must arrive at `body_bytes_per_s`, counted from this many seconds after its start.
@@ -65,12 +65,12 @@ class Timeouts:
     body_read_s: float = 120.0
     # A peer that has not read the last reply of a connection may read it for this long, while its input is discarded.
     linger_s: float = 5.0
+    # A client that reads nothing for this long is disconnected and its request aborted.
     write_stall_s: float = 60.0
-    """A reader that takes nothing for this long is cut off and its request aborted."""
+    # An idle connection waits this long for its next request.
     keep_alive_s: float = 75.0
-    """An idle connection waits this long for its next request."""
+    # Open replies may run this long after SIGTERM.
     drain_s: float = 30.0
-    """Open replies may run this long after SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ class ServerConfig:
     admin_host: str = "127.0.0.1"
     # Of the listener with `/metrics` and the accounts; 0 takes a free port.
     admin_port: int = 8481
+    # Host names this server answers to, without port; `*` answers to all.
     hosts: tuple[str, ...] = LOOPBACK_HOSTS
-    """Host names this server answers to, without port; `*` answers to all."""
+    # Web origins that may call from a browser, besides this server's own; also allowed by CORS.
     origins: tuple[str, ...] = ()
-    """Web origins that may call from a browser, besides this server's own; also allowed by CORS."""
+    # Listen beyond loopback without keys.
     allow_anonymous: bool = False
-    """Serve beyond loopback without keys, on the operator's word."""
     body_bytes: int = 8 * 2**20
     # Largest body of a route that needs no key.
     public_body_bytes: int = 4 * 2**10
@@ -96,21 +96,21 @@ class ServerConfig:
     # Most input that is discarded so that the last reply of a connection is delivered.
     linger_bytes: int = 32 * 2**20
     num_headers: int = 100
+    # Requests in flight, all kinds together; one more is a 503.
     max_open: int = 4096
-    """Requests in flight, all kinds together; one more is a 503."""
     # Of them, requests to routes that need no key.
     max_open_public: int = 128
+    # A stream without events for this long sends an SSE comment.
     keep_alive_comment_s: float = 15.0
-    """A stream without events for this long sends an SSE comment."""
+    # Most `diffusing` snapshots sent on one stream in a second.
     frames_per_s: float = 30.0
-    """Most `diffusing` snapshots sent on one stream in a second."""
+    # Of chat requests that name none.
     temperature: float = 0.75
-    """Of chat requests that name none."""
+    # Of chat requests that name none; None: no reasoning.
     reasoning_effort: str | None = None
-    """Of chat requests that name none; None does not think."""
     timeouts: Timeouts = Timeouts()
     card: ModelCard = ModelCard()
     chat_aliases: tuple[str, ...] = CHAT_ALIASES
     code_aliases: tuple[str, ...] = CODE_ALIASES
+    # Where feedback is kept.
     home: Path = field(default_factory=lambda: Path.home() / ".quicksilver")
-    """Where feedback is kept."""

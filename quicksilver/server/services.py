@@ -1,6 +1,6 @@
-"""Services: everything a request may use, put together by the caller and injected once.
+"""Services: the objects that requests use, built by the caller and injected once.
 
-No module-level state: two apps in one process share nothing unless they are given the same Services.
+There is no module-level state: two applications in one process share nothing but what their Services share.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    # The database library behind it takes long to import, and most servers run without accounts.
+    # Imports the database library, which takes long, and most servers run without accounts.
     from quicksilver.accounts.service import Accounts
 
 

@@ -1,8 +1,8 @@
-"""Committed tokens -> reasoning | content | tool call, as they come.
+"""Splits a stream of tokens into reasoning, content and tool calls.
 
-A small state machine over tags, which are special tokens where the tokenizer has them and plain text where not; the
-beginning of what may become a tag is held back. Invariant: every way of cutting the stream gives the same channels,
-and no text the model wrote is lost: a call that is not one becomes content.
+A state machine over tags, which are special tokens if the tokenizer has them and plain text if not. Text that may be
+the start of a tag is held back. Invariant: the result does not depend on how the stream was cut, and no text is lost:
+a malformed call becomes content.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _CHANNEL_OF = {
 
 
 class _Deltas:
-    """What goes out: without the line breaks that only set channels apart, and up to a stop string in content."""
+    """The deltas: without the line breaks that separate channels, and up to a stop string in content."""
 
     def __init__(self, stop: Sequence[str], tool_names: Collection[str]) -> None:
         self._stop = Scanner(stop)
@@ -140,8 +140,8 @@ class Channels:
         self._call: CallParser | None = None
         self._is_thinking = False
         self.num_calls = 0
+        # For each token pushed, the channel it went to; tags belong to the channel they open or close.
         self.token_channels: list[Channel] = []
-        """For each token pushed, the channel it went to; tags belong to the channel they open or close."""
         if opens_thinking:
             self._turn(_Tag.THINK_OPEN)
 
@@ -205,7 +205,7 @@ class Channels:
                 self._deltas.write(self.channel, tag)
 
     def _turn(self, tag: _Tag) -> bool:
-        """Changes channel as the tag says; False where it says nothing here."""
+        """Changes the channel; False if the tag has no meaning in the current one."""
         if tag is _Tag.TOOL_OPEN:
             self._deltas.begin_call()
             self._is_thinking = False

@@ -1,4 +1,4 @@
-"""Messages and tools -> prompt ids, in the form the loaded weights were trained on.
+"""Messages and tools -> prompt ids, in the format that the weights were trained on.
 
 Invariant: text from outside (contents, names, tool descriptions, arguments, results) never becomes a special token,
 whichever template writes it.
@@ -18,8 +18,8 @@ from quicksilver.text.tokenizer import Tokenizer
 
 __all__ = ["ChatTemplate", "Message", "PromptRequest", "RenderedPrompt", "Role", "Tool", "ToolCall"]
 
+# How many last tokens of a prompt are searched for an open thinking tag.
 _OPENING_LEN = 8
-"""A generation prompt's last tokens, among which a thinking tag may stand open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class _Writer(Protocol):
 
 
 class ChatTemplate:
-    """One model's way of writing conversations."""
+    """The prompt format of one model."""
 
     def __init__(self, tokenizer: Tokenizer, writer: _Writer, source: str | None = None) -> None:
         self._tokenizer = tokenizer
@@ -54,9 +54,9 @@ class ChatTemplate:
 
     @classmethod
     def for_tokenizer(cls, tokenizer: Tokenizer) -> ChatTemplate:
-        """The checkpoint's template, or ours where that knows no tools or the weights learned tool tags of ours."""
+        """The checkpoint's template; the default one if that has no tools or the weights use reserved tool tags."""
         source = tokenizer.chat_template
-        if source is None or "tools" not in source or _learned_our_tags(tokenizer):
+        if source is None or "tools" not in source or _uses_reserved_tags(tokenizer):
             return cls.own(tokenizer)
         return cls.from_source(tokenizer, source)
 
@@ -80,5 +80,5 @@ class ChatTemplate:
         return bool(tags) and tags[-1] == roles.think_open
 
 
-def _learned_our_tags(tokenizer: Tokenizer) -> bool:
+def _uses_reserved_tags(tokenizer: Tokenizer) -> bool:
     return tokenizer.roles.tool_open != find_roles(tokenizer.special_tokens, ()).tool_open

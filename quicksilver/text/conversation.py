@@ -1,7 +1,4 @@
-"""The nouns of a conversation, in our own terms: wire dialects are translated before they get here.
-
-Standard library only. All records are immutable.
-"""
+"""Messages, tools and tool calls, independent of the wire format. All records are immutable."""
 
 from __future__ import annotations
 
@@ -36,8 +33,8 @@ class Message:
 
     role: Role
     content: str = ""
+    # What the assistant thought in that turn; templates may leave it out.
     reasoning: str = ""
-    """What the assistant thought in that turn; templates may leave it out."""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""

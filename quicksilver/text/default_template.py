@@ -1,7 +1,7 @@
-"""Our own way of writing a conversation: ChatML turns, tools as JSON lines in the system turn, calls between tags.
+"""The default chat template: ChatML turns, tools as JSON lines in the system turn, calls between tags.
 
-For nano, which was trained on it, and for checkpoints whose template knows no tools. Built from ids and text, never
-from a rendered string, so text from outside has no way to become a special token.
+Used for nano, which was trained on it, and for checkpoints whose template has no tools. Built from ids and text, never
+from a rendered string, so text from outside cannot become a special token.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from quicksilver.text.reasoning_effort import asks_to_think
 from quicksilver.text.tokenizer import Tokenizer
 
 TOOL_OPEN, TOOL_CLOSE = "<tool_call>", "</tool_call>"
+# The tags as plain text, for tokenizers that have no token in that role.
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-"""The tags as plain text, for tokenizers that have no token in that role."""
 
 _NANO = "You are quicksilver nano, a small diffusion language model. Answer clearly and briefly."
 _OTHER = "You are quicksilver, a diffusion language model. Answer clearly and briefly."

@@ -1,4 +1,4 @@
-"""Token ids -> text deltas: whole code points only, and nothing that a stop string may still take back.
+"""Token ids -> text deltas: whole code points only, without text that a stop string may still remove.
 
 Invariant: the deltas joined are the same for every way of cutting the ids into pushes, and never change later.
 """
@@ -12,7 +12,7 @@ from quicksilver.text.tokenizer import Tokenizer
 
 
 class Scanner:
-    """Looks for the first of several strings to be completed in a stream, and holds back what may begin one."""
+    """Searches a stream for the first of several strings, and holds back text that may be the start of one."""
 
     def __init__(self, needles: Sequence[str]) -> None:
         self._needles = tuple(needle for needle in needles if needle)
@@ -56,8 +56,8 @@ class Detokenizer:
         self._scanner = Scanner(stop)
         self._num_chars = 0
         self.stopped: str | None = None
+        # For each token pushed, where in the text (in code points) its first character stands or will stand.
         self.token_offsets: list[int] = []
-        """For each token pushed, where in the text (in code points) its first character stands or will stand."""
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that became certain; empty once a stop string was found."""

@@ -1,7 +1,7 @@
-"""Keeps text from outside from spelling a special token while a template handles it.
+"""Quoting that keeps text from outside from forming a special token in a rendered template.
 
-A quoted string carries invisible breaks, so that in the rendered prompt no special token can begin, end, or lie inside
-it, whatever the template puts beside it or strips off it. `unquote` gives back exactly the text that was quoted.
+A quoted string contains break characters, so that in the rendered prompt no special token can begin, end or be inside
+it, whatever the template adds to it or strips from it. `unquote` returns exactly the text that was quoted.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 _BREAK, _QUOTE = "\U0010fffc", "\U0010fffd"
 _UNQUOTE = re.compile(f"{_QUOTE}([{_QUOTE}{_BREAK}])|[{_QUOTE}{_BREAK}]")
 
+# Words of JSON Schema that templates compare with, so they pass as they are. None can spell a special token.
 _SCHEMA_WORDS = frozenset(
     {"type", "properties", "required", "description", "enum", "items", "anyOf", "oneOf", "allOf", "default", "format"}
     | {"title", "nullable", "additionalProperties", "const", "minimum", "maximum", "$ref", "$defs", "pattern"}
     | {"string", "number", "integer", "object", "array", "boolean", "null"}
 )
-"""Words of JSON Schema that templates compare with, so they pass as they are. None can spell a special token."""
 
 
 class Quoting:
-    """Breaks for one tokenizer's special tokens."""
+    """Quoting for the special tokens of one tokenizer."""
 
     def __init__(self, special_tokens: Iterable[str]) -> None:
         names = list(special_tokens)

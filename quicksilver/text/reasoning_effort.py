@@ -1,7 +1,4 @@
-"""How long a model may think: an effort name and a token limit make a thinking budget.
-
-Pure. Invariant: whatever the effort, at least a quarter of the tokens is left for the answer.
-"""
+"""The thinking budget of a reasoning effort and a token limit. At least a quarter of the tokens is for the answer."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ def think_budget(effort: str | None, max_new_tokens: int) -> int:
 
 
 def asks_to_think(effort: str | None) -> bool:
-    """Whether this effort opens the thinking channel at all; no effort stated does not."""
+    """Whether this effort opens the thinking channel; None does not."""
     return _share(effort) > 0
 
 

@@ -1,7 +1,7 @@
-"""Which token ids play which role, and which spare tokens we reserve for roles a tokenizer was not born with.
+"""Roles of special tokens, and the spare tokens that are reserved for roles a tokenizer has no token for.
 
-Names, never literal ids: ids come from the checkpoint at hand. A reserved token means something only to weights that
-learned it, so reservations are applied by training and by the adapters it makes, never to a bare checkpoint.
+Tokens are found by name; ids come from the checkpoint. Only weights that were trained with a reserved token can use it,
+so reservations are applied by training and by adapters trained so, never to a bare checkpoint.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Specials:
     tool_close: int | None = None
     think_open: int | None = None
     think_close: int | None = None
+    # Opens the region that a next edit may rewrite.
     edit_open: int | None = None
-    """Opens the region that a next edit may rewrite."""
     edit_close: int | None = None
     cursor: int | None = None
 
@@ -50,7 +50,7 @@ class Specials:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """A family of tokenizers, known by the spare tokens it has, and the meaning we give each of them."""
+    """A family of tokenizers, recognised by its spare tokens, and the role of each of them."""
 
     name: str
     roles: Mapping[str, str]

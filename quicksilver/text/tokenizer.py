@@ -1,7 +1,7 @@
-"""Text <-> token ids over the `tokenizers` package, with the roles that special tokens play.
+"""Text <-> token ids with the `tokenizers` package, and the roles of special tokens.
 
-Two ways in: `encode` for text from outside, which never yields a special id, and `encode_markup` for text of our own
-or of the checkpoint's template, where special tokens are spelled out. Immutable; safe to share between threads.
+`encode` is for text from outside and never returns a special id. `encode_markup` is for trusted text, of this package
+or of the checkpoint's template, in which special tokens are written out. Immutable; safe to share between threads.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Tokenizer:
         self._vocabulary = vocabulary
         full = _load(vocabulary.tokenizer_json)
         self._added = full.get_added_tokens_decoder()
+        # Every added token by its spelling; `encode` returns none of them.
         self.special_tokens: Mapping[str, int] = {token.content: i for i, token in self._added.items()}
-        """Every added token, spelled as in the checkpoint: none of them ever comes out of `encode`."""
         self._plain = _without_added_tokens(full)
         self._is_byte_level = full.token_to_id("Ġ") is not None
         self._pieces: dict[int, bytes] = {}
+        # Ids by role: those of the checkpoint, unless `with_roles` or `with_reserved` changed them.
         self.roles = find_roles(self.special_tokens, vocabulary.eos_ids)
-        """Which ids play which part; those of the checkpoint unless `with_roles` or `with_reserved` said otherwise."""
 
     @classmethod
     def from_dir(cls, folder: str | Path) -> Tokenizer:
@@ -106,7 +106,7 @@ class Tokenizer:
 
     @cached_property
     def identity(self) -> str | None:
-        """The name under which spare tokens are reserved, if this tokenizer is one we know."""
+        """The name of the tokenizer's reservation of spare tokens, if it has one."""
         entry = reserved_for(self.special_tokens)
         return entry.name if entry else None
 

@@ -1,7 +1,7 @@
-"""The text between tool-call tags -> a name, then pieces of the arguments, as they come.
+"""Incremental parser for the text between tool-call tags: a name, then pieces of the arguments.
 
-Works character by character, so the result cannot depend on how the stream was cut. Text that turns out not to be a
-call is handed back whole; arguments that were already streamed are never taken back.
+Reads character by character, so the result does not depend on how the stream was cut. Text that is not a call is
+returned whole; arguments that were already streamed are never withdrawn.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class CallParser:
         self._tool_names = tool_names
         self._close_tag = close_tag
         self._step = self._in_header
+        # What was read in the present step: all of a header, or all that follows the arguments.
         self._body: list[str] = []
-        """What was read in the present step: all of a header, or all that follows the arguments."""
         self._window = ""
         self._fresh: list[str] = []
         self._depth = 0
         self._in_string = False
         self._is_escaped = False
-        self._unsaid_name = ""
+        self._pending_name = ""
+        # Set once the text is known to be a call to a tool on offer.
         self.name = ""
-        """Set once the text is known to be a call to a tool on offer."""
         self.is_closed = False
 
     def push(self, text: str) -> str:
@@ -43,7 +43,7 @@ class CallParser:
 
     def take(self) -> tuple[str, str]:
         """The name, if it became known since the last take, and the arguments read since."""
-        name, self._unsaid_name = self._unsaid_name, ""
+        name, self._pending_name = self._pending_name, ""
         text = "".join(self._fresh)
         self._fresh.clear()
         return name, text
@@ -79,7 +79,7 @@ class CallParser:
         return True
 
     def _set_name(self, name: str) -> None:
-        self.name = self._unsaid_name = name
+        self.name = self._pending_name = name
 
     def _in_arguments(self, char: str) -> None:
         self._fresh.append(char)

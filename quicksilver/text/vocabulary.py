@@ -1,4 +1,4 @@
-"""What a checkpoint says about its tokens: from a directory of tokenizer files, or from the metadata of a GGUF.
+"""A checkpoint's tokenizer as data: from a directory of tokenizer files, or from the metadata of a GGUF.
 
 Touches files only. Both ways end in one `Vocabulary`, whose tokenizer.json is the checkpoint's own or, for byte-level
 BPE in a GGUF, rebuilt from its tokens and merges.
@@ -22,12 +22,12 @@ class Vocabulary:
     """A tokenizer as data. `tokenizer_json` is a complete tokenizer.json, added tokens included."""
 
     tokenizer_json: str
+    # Rows of the embedding, which may be more than the tokens that have a name.
     vocab_size: int
-    """Rows of the embedding, which may be more than the tokens that have a name."""
     eos_ids: tuple[int, ...]
     chat_template: str | None = None
+    # Tokens that templates name by variable: bos_token, eos_token, …
     template_tokens: Mapping[str, str] = field(default_factory=dict)
-    """Tokens that templates name by variable: bos_token, eos_token, …"""
 
 
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
@@ -41,7 +41,7 @@ _QWEN2_WORDS = (
 
 
 def read_directory(folder: Path) -> Vocabulary:
-    """The tokenizer.json of a checkpoint, with what its other configuration files say of tokens and template."""
+    """The tokenizer.json of a checkpoint, with the tokens and the template of its other configuration files."""
     source = folder / "tokenizer.json"
     if not source.is_file():
         raise CheckpointRefused(f"{folder} has no tokenizer.json")
@@ -50,7 +50,7 @@ def read_directory(folder: Path) -> Vocabulary:
 
 
 def read_gguf(path: Path) -> Vocabulary:
-    """The tokenizer of a GGUF; CheckpointRefused where it is of a kind we cannot rebuild."""
+    """The tokenizer of a GGUF; CheckpointRefused if its kind is not supported."""
     prefix = "tokenizer.ggml."
     fields = read_fields(path)
     found = {name.removeprefix(prefix): value for name, value in fields.items() if name.startswith(prefix)}
@@ -107,7 +107,7 @@ def _stated_eos(folder: Path) -> list[int]:
 
 
 def _eos_ids(ids: Mapping[str, int], stated: Iterable[int | None]) -> tuple[int, ...]:
-    """What the checkpoint states first, then the usual end tokens it has: a model that says either has finished."""
+    """The end tokens that the checkpoint states, then its usual ones: each of them ends an answer."""
     usual = (ids.get(name) for name in _END_NAMES)
     return tuple(dict.fromkeys(i for i in (*stated, *usual) if i is not None))
 

@@ -1,7 +1,7 @@
-"""Who is calling. Decided on the matched route, never on a path rebuilt from headers.
+"""Authentication as route dependencies. Decided by the matched route, never by a path rebuilt from headers.
 
-Without accounts everybody is the same anonymous tenant; with them every route asks for a key, except those of the
-routers that `app.PUBLIC` lists.
+Without accounts all callers are one anonymous tenant. With accounts every route requires a key, except those of the
+routers in `app.PROBES` and `app.PUBLIC`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MAX_KEY_CHARS = 512
 
 @dataclass(frozen=True, slots=True)
 class Caller:
+    # None on a server without accounts.
     identity: Identity | None = None
-    """None: there are no accounts here."""
 
     @property
     def tenant(self) -> str:
@@ -33,15 +33,15 @@ class Caller:
 
 
 async def require_key(request: Request) -> None:
-    """The dependency of every route that is not public; leaves the Caller for `caller_of`."""
+    """Dependency of every route that is not public; `caller_of` returns the result."""
     accounts = services_of(request).accounts
     identity = await accounts.authenticate(bearer_of(request)) if accounts else None
-    # An admin key has no power over other tenants here: that is what the admin listener is for.
+    # On this listener an admin key is limited to its own tenant.
     request.state.caller = Caller(identity.as_tenant if identity else None)
 
 
 async def require_public_slot(request: Request) -> AsyncIterator[None]:
-    """The dependency of routes without a key: few may be open, so that they cannot use up `max_open`."""
+    """Dependency of routes without a key: few may be open, so that they cannot use up `max_open`."""
     services = services_of(request)
     with services.open_requests.counted_public():
         if services.open_requests.num_open_public > services.config.max_open_public:
@@ -50,13 +50,13 @@ async def require_public_slot(request: Request) -> AsyncIterator[None]:
 
 
 async def require_account(request: Request) -> None:
-    """Of routes that are about accounts: where there are none, there is nothing here."""
+    """Dependency of account routes, which are 404 on a server without accounts."""
     accounts_of(request)
     await require_key(request)
 
 
 async def require_admin(request: Request) -> None:
-    """Of the admin listener: a key with the scope `admin`."""
+    """Dependency of the admin listener: a key with the scope `admin`."""
     identity = await accounts_of(request).authenticate(bearer_of(request))
     identity.require(Scope.ADMIN)
     request.state.caller = Caller(identity)
@@ -88,7 +88,7 @@ def accounts_of(request: Request) -> Accounts:
 
 
 def identity_of(request: Request) -> Identity:
-    """Who asks, on a route that needs accounts."""
+    """The identity of the caller, on a route that requires accounts."""
     identity = caller_of(request).identity
     if identity is None:
         raise NotFound("This server keeps no accounts; start it with --accounts.", code="accounts_off")

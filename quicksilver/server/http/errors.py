@@ -1,6 +1,6 @@
-"""Every refusal as OpenAI's error envelope, with the headers that tell a client whether to try again.
+"""Errors as OpenAI's error envelope, with the headers that tell a client whether to retry.
 
-No other shape leaves this server: framework errors, unknown paths and unforeseen exceptions are translated here too.
+Errors of the framework, unknown paths and unexpected exceptions get the same envelope.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class HeadersTooLarge(QuicksilverError):
 
 
 class HostNotServed(QuicksilverError):
-    """The Host header names somebody else: a rebound name, or a missing `--host-name`."""
+    """The Host header names another server: DNS rebinding, or a missing `--allow-host`."""
 
     status = 421
     type = "invalid_request_error"
@@ -74,12 +74,12 @@ def envelope(error: QuicksilverError) -> dict[str, Any]:
 
 
 def internal_error() -> QuicksilverError:
-    """What a caller is told of a fault of ours: nothing of its inside."""
+    """The error of an unexpected exception, without any detail of it."""
     return QuicksilverError("The server had an error while processing your request.")
 
 
 def retry_headers(error: QuicksilverError) -> dict[str, str]:
-    """`openai` and its kin obey these before their own rules."""
+    """Clients such as `openai` follow these headers before their own retry rules."""
     if isinstance(error, RateLimited | Unavailable):
         wait_s = min(max(1, math.ceil(error.retry_after_s)), MAX_RETRY_AFTER_S)
         return {"retry-after": str(wait_s), "x-should-retry": "true"}
@@ -89,14 +89,14 @@ def retry_headers(error: QuicksilverError) -> dict[str, str]:
 
 
 def error_response(error: QuicksilverError, headers: Mapping[str, str] | None = None) -> Response:
-    # The rest of a body that is too large or too slow may still be coming; it is not waited for.
+    # The rest of a body that is too large or too slow may still be on its way.
     closing = {"connection": "close"} if error.status in (408, 413) else {}
-    said = {**retry_headers(error), **closing, **(headers or {})}
-    return Response(orjson.dumps(envelope(error)), error.status, said, media_type=JSON)
+    all_headers = {**retry_headers(error), **closing, **(headers or {})}
+    return Response(orjson.dumps(envelope(error)), error.status, all_headers, media_type=JSON)
 
 
 def invalid_body(error: ValidationError, body: Any) -> InvalidRequest:
-    """The deepest of pydantic's findings: in a union that is the branch the caller meant."""
+    """The deepest of pydantic's errors: in a union it belongs to the branch that matches best."""
     found = max(error.errors(include_url=False, include_input=False, include_context=False), key=_depth)
     param = param_path(found["loc"], body)
     message = found["msg"].removeprefix("Value error, ")
@@ -125,7 +125,7 @@ def _is_missing(step: int | str, node: Mapping[str, Any]) -> bool:
 
 
 def add_refusals(app: FastAPI) -> None:
-    """From here on the app says no in the envelope only."""
+    """Registers the handlers that answer errors with the envelope."""
     app.add_exception_handler(QuicksilverError, _on_refusal)
     app.add_exception_handler(HTTPException, _on_framework_refusal)
 
@@ -136,7 +136,7 @@ async def _on_refusal(request: Request, error: Exception) -> Response:
 
 
 async def _on_framework_refusal(request: Request, error: Exception) -> Response:
-    """Starlette's own refusals: an unknown path, a wrong method."""
+    """Errors of Starlette: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return error_response(NotFound("There is nothing at this path."))
@@ -146,7 +146,7 @@ async def _on_framework_refusal(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request, error: HTTPException) -> Mapping[str, str]:
-    """`Allow` with every method of the path; the framework only knows those of the first route it found."""
+    """`Allow` with every method of the path; the framework lists only those of the first matching route."""
     path = getattr(request.scope.get("route"), "path", "").replace(":path}", "}")
     methods = request.app.openapi()["paths"].get(path)
     return {"allow": ", ".join(method.upper() for method in methods)} if methods else error.headers or {}

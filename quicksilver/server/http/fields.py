@@ -1,6 +1,6 @@
-"""What the bodies share: the strict model, numbers with their bounds, text parts, tools.
+"""Fields that several bodies share: the strict base model, numbers with their bounds, text parts, tools.
 
-Every list and number that a caller can choose has an upper bound here; each has a test at the bound and one beyond it.
+Every list and number of a request has an upper bound here, with a test at the bound and one beyond it.
 Unknown fields are ignored, since clients send many; a known field of the wrong type is refused.
 """
 
@@ -10,15 +10,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema
 
+# Beyond it JSON parsers disagree on the value of an integer.
 MAX_SAFE_INT = 2**53
-"""Beyond it JSON readers disagree on the value, so no integer may pass it."""
 
 MAX_MESSAGES = 2048
 MAX_PARTS = 64
 MAX_TOOLS = 128
 MAX_STOPS = 4
+# Editors send the stop strings of many templates at once.
 MAX_CODE_STOPS = 16
-"""Editors send the stop strings of every template they know."""
 MAX_STOP_CHARS = 256
 MAX_STOP_IDS = 64
 MAX_ANSWERS = 8
@@ -31,8 +31,8 @@ MAX_CHOICE_CHARS = 1024
 MAX_OUTPUT_TOKENS = 1_000_000
 MAX_PROMPTS = 32
 MAX_JSON_NODES = 100_000
+# Of free JSON as it is read; a schema has a tighter bound of its own, in the grammar compiler.
 MAX_JSON_DEPTH = 64
-"""Of free JSON as it is read; a schema has a tighter bound of its own, in the grammar compiler."""
 
 
 class Wire(BaseModel):
@@ -88,10 +88,10 @@ def choose_bias(value: dict[str, float]) -> dict[str, float]:
     return value
 
 
+# The last annotation of every integer: bounds that came after it would be missing from the document.
 WHOLE = BeforeValidator(whole)
-"""The last annotation of every integer: bounds that came after it would be missing from the document."""
+# A switch of the OpenAI API that this server supports only as false.
 Off = Annotated[bool, AfterValidator(refuse_true), WithJsonSchema({"type": "boolean", "const": False})]
-"""A switch that this server has, but only switched off."""
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 # Written into the head of a turn, which is one line.
 SpeakerName = Annotated[str, Field(max_length=256, pattern=r"^[^\x00-\x1f\x7f\x85\u2028\u2029]*$")]
@@ -123,7 +123,7 @@ class StreamOptions(Wire):
 
 
 class TextPart(Wire):
-    """The only kind of part: this server reads text and never fetches what a request names."""
+    """Text is the only kind of part. Nothing that a request refers to is fetched."""
 
     type: Literal["text", "input_text", "output_text", "refusal"]
     text: str | None = None
@@ -155,7 +155,7 @@ class NamedTool(Wire):
 
 
 class DecoderBody(Wire):
-    """Extension: the decoder and its knobs, for those who trade speed against quality by hand."""
+    """Extension: the decoder and its parameters, for a trade of speed against quality."""
 
     name: Literal["ar", "verify", "confidence", "edit"] | None = None
     canvas_len: Annotated[int, Field(ge=1, le=1024), WHOLE] | None = None

@@ -1,4 +1,4 @@
-"""JSON replies: orjson out, and a watch on the caller so that an answer nobody waits for is not finished."""
+"""JSON replies, and work that is cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def json_response(payload: Mapping[str, Any], headers: Mapping[str, str] | None 
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, which is cancelled when the caller hangs up. The body must have been read before."""
+    """The result of `work`, which is cancelled when the client disconnects. The body must have been read before."""
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_until_gone(request))
     try:

@@ -1,4 +1,4 @@
-"""One JSON object a line on standard error. Fields are named by the caller; prompts, answers and keys never are."""
+"""Logs as one JSON object per line on standard error. Prompts, answers and keys are never logged."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(level: str) -> None:
-    """Sends the server's records to standard error, and of uvicorn's the warnings; nothing else's."""
+    """Logs records of the server from `level` on, and warnings of uvicorn; nothing else."""
     out = logging.StreamHandler(sys.stderr)
     out.setFormatter(JsonLines())
     for name, least in (("quicksilver", level), ("uvicorn", "warning")):

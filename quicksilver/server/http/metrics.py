@@ -1,7 +1,7 @@
-"""What Prometheus reads: HTTP figures counted here, engine figures asked of the engine at each scrape.
+"""Prometheus metrics: HTTP figures are counted here, engine figures are read at each scrape.
 
-Labels are route templates, statuses and finish reasons only, so the number of series is bounded and none of them
-names a tenant or quotes a prompt.
+Labels are route templates, statuses and finish reasons only, so the number of series is bounded and no label contains a
+tenant or a prompt.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A query string to a checked model. Lists may come as `a=1&a=2`, `a[]=1` or `a=1,2`: clients differ.
 
-What is refused is refused in the envelope, with the name of the parameter.
+Errors name the parameter.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def asks(model: type[Query]) -> dict[str, Any]:
 
 
 def checked_id(text: str) -> str:
-    """An id of ours by its shape; anything else does not exist, and never reaches the database."""
+    """Returns an id of the right form; any other is a 404 without a database query."""
     if _ID.fullmatch(text) is None:
         raise NotFound("no such organisation, project or key")
     return text

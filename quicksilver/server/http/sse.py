@@ -1,6 +1,6 @@
-"""Server-sent events by hand: bytes out, a comment when nothing happens, and the source closed when the reader leaves.
+"""Server-sent events: chunks of bytes, a comment while the stream is idle, and cleanup when the client disconnects.
 
-The source is pulled, never run ahead of the socket, so nothing queues here for a slow reader.
+The source is read only as fast as the socket takes the data, so nothing queues here for a slow client.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`/feedback`: editors report what became of a suggestion."""
+"""`/feedback`: editors report whether a suggestion was accepted."""
 
 from __future__ import annotations
 

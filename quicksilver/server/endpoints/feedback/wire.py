@@ -1,4 +1,4 @@
-"""`/feedback`: what an editor's user did with a suggestion."""
+"""Body and reply of `/feedback`: whether a suggestion was accepted."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from quicksilver.server.http.fields import Wire
 
 
 class FeedbackBody(Wire):
+    # The `id` of the reply that held the suggestion.
     request_id: Annotated[str, Field(min_length=1, max_length=128)]
-    """The `id` of the reply that held the suggestion."""
     user_action: Literal["accept", "reject", "ignore"]
     provider_name: Annotated[str, Field(max_length=64)] | None = None
     provider_version: Annotated[str, Field(max_length=64)] | None = None

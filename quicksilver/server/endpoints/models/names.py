@@ -1,6 +1,6 @@
-"""Which model names this server answers to, and what the lists say of them.
+"""Names of the served model and their entries in the model lists.
 
-One model is served; every other name is an alias of it. A caller reads back the name it asked for.
+One model is served; every other name is an alias. A reply names the model as the request did.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CHAT_SAMPLING = (
     "seed",
     "stop",
 )
+# Prefixes that routers put before a name and do not always remove.
 PROVIDER_PREFIXES = ("inception/", "openai/")
-"""Routers put these before a name and do not always take them off again."""
 
 
 class Directory:
@@ -41,7 +41,7 @@ class Directory:
         self.names = tuple(dict.fromkeys((*self.chat_names, *self.code_names)))
 
     def check(self, name: str) -> None:
-        """Refuses a name that nobody here answers to."""
+        """Raises ModelNotFound for an unknown name."""
         if self._bare(name) in self.names:
             return
         near = difflib.get_close_matches(name, self.names, n=1)

@@ -1,4 +1,4 @@
-"""The model lists: Mercury's entry with OpenAI's fields beside it."""
+"""Replies of the model lists: the fields of Mercury and of OpenAI in one entry."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The playground: built files out of the package at `/` and `/assets`, and what the page needs to know at the start.
+"""The playground: files of the package at `/` and `/assets`, and the settings of the page.
 
-Every file is read once and served from memory by its exact name, so no request can reach the disk. The page runs under
-a policy that allows script and style from this origin only, nothing inline, and no string as markup.
+Every file is read once and served from memory by its exact name, so no request reads the disk. The content security
+policy allows script and style from this origin only, nothing inline, and no string as markup.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def page(request: Request) -> Response:
 
 @router.get("/assets/{name}")
 async def asset(request: Request, name: str) -> Response:
-    # The name holds a hash of the content, so what it stands for never changes.
+    # The name contains a hash of the content, so the content of a name never changes.
     return _send(request, f"assets/{name}", f"public, max-age={YEAR_S}, immutable")
 
 

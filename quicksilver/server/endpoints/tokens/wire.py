@@ -13,7 +13,7 @@ from quicksilver.server.http.fields import MAX_MESSAGES, MAX_TOOLS, Effort, Name
 
 
 class TokenizeBody(Wire):
-    """Either `prompt`, as it stands, or `messages` as the chat template writes them."""
+    """Either `prompt`, encoded as plain text, or `messages`, rendered by the chat template."""
 
     model_config = ConfigDict(
         json_schema_extra={
