@@ -27,6 +27,7 @@ RECORDS = {
     "LoadConfig": "quicksilver.engine.load",
     "ServerConfig": "quicksilver.server.config",
     "Timeouts": "quicksilver.server.config",
+    "PoolConfig": "quicksilver.constrain.compile.pool",
     "AccountsConfig": "quicksilver.accounts.config",
 }
 PYTHON_RECORDS = {

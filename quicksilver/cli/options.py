@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from quicksilver.core import DecodeParams, DecoderName, DecoderParams
+from quicksilver.core import DecodeParams, DecoderName, DecoderParams, help_texts
+from quicksilver.engine.config import EngineConfig
 from quicksilver.hub.resolve import default_home
 
 if TYPE_CHECKING:
@@ -31,6 +32,22 @@ Threads = Annotated[int, typer.Option(envvar="QUICKSILVER_THREADS", help="CPU th
 Yarn = Annotated[
     float, typer.Option(envvar="QUICKSILVER_YARN", min=1.0, help="Extend the context by this factor with YaRN.")
 ]
+
+
+def _engine_option(name: str) -> Any:
+    """An option for a field of EngineConfig, with the help text of the field."""
+    help_text = help_texts(EngineConfig)[name]
+    return typer.Option(envvar=f"QUICKSILVER_{name.upper()}", help=help_text, rich_help_panel="Engine")
+
+
+ENGINE = EngineConfig()
+ContextLen = Annotated[int, _engine_option("context_len")]
+MaxRunning = Annotated[int, _engine_option("max_running")]
+MaxWaiting = Annotated[int, _engine_option("max_waiting")]
+MaxRows = Annotated[int, _engine_option("max_rows")]
+KvBytes = Annotated[int, _engine_option("kv_bytes")]
+TreeRows = Annotated[int, _engine_option("tree_rows")]
+CudaGraphs = Annotated[bool, _engine_option("cuda_graphs")]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
 Temperature = Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same answer.")]

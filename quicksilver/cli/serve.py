@@ -14,20 +14,22 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.panel import Panel
 
 from quicksilver.cli import options
 from quicksilver.cli.console import errors
-from quicksilver.constrain.compile.pool import CompilePool
+from quicksilver.cli.tables import TABLES, read_tables
+from quicksilver.constrain.compile.pool import CompilePool, PoolConfig
 from quicksilver.core import EngineInfo
+from quicksilver.engine.config import EngineConfig
 from quicksilver.errors import InvalidRequest, QuicksilverError
 from quicksilver.hub.resolve import Checkpoint, default_home, resolve
 from quicksilver.server.admin_app import build_admin_app
 from quicksilver.server.app import build_app
-from quicksilver.server.config import ModelCard, ServerConfig
+from quicksilver.server.config import ModelCard, ServerConfig, Timeouts
 from quicksilver.server.encoding.pool import EncoderPool
 from quicksilver.server.http.logs import log_to_stderr
 from quicksilver.server.run import check_address, check_ports, run, serve_until_stopped
@@ -51,6 +53,7 @@ class ServeSettings:
     worker: WorkerConfig
     # Database URL and configuration of the accounts, or None to serve without accounts.
     accounts: tuple[str, AccountsConfig] | None
+    compile_pool: PoolConfig
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
@@ -60,14 +63,19 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
             settings = tomllib.loads(path.read_text())
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise InvalidRequest(f"cannot read {path}: {error}", param="config") from error
-        unknown = set(settings) - {str(option.name) for option in context.command.params}
+        options_by_name = {str(option.name) for option in context.command.params}
+        unknown = set(settings) - options_by_name - set(TABLES)
         if unknown:
             raise InvalidRequest(f"{path}: unknown setting {sorted(unknown)[0]!r}", param="config")
-        context.default_map = settings
+        tables = read_tables(settings, path)
+        with_flag = {name: value for name, value in tables.get("engine", {}).items() if name in options_by_name}
+        context.default_map = {**with_flag, **{name: settings[name] for name in settings if name not in TABLES}}
+        context.obj = tables
     return path
 
 
 def serve(
+    context: typer.Context,
     model: options.Model = options.DEFAULT_MODEL,
     host: Annotated[str, typer.Option(envvar="QUICKSILVER_HOST", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(envvar="QUICKSILVER_PORT", min=0, max=65535)] = 8480,
@@ -109,6 +117,13 @@ def serve(
     matmul: options.Matmul = "fastest",
     threads: options.Threads = 0,
     yarn: options.Yarn = 1.0,
+    context_len: options.ContextLen = options.ENGINE.context_len,
+    max_running: options.MaxRunning = options.ENGINE.max_running,
+    max_waiting: options.MaxWaiting = options.ENGINE.max_waiting,
+    max_rows: options.MaxRows = options.ENGINE.max_rows,
+    kv_bytes: options.KvBytes = options.ENGINE.kv_bytes,
+    tree_rows: options.TreeRows = options.ENGINE.tree_rows,
+    cuda_graphs: options.CudaGraphs = options.ENGINE.cuda_graphs,
     config: Annotated[
         Path | None, typer.Option(callback=_read_config, is_eager=True, envvar="QUICKSILVER_CONFIG", help="TOML file.")
     ] = None,
@@ -120,13 +135,27 @@ def serve(
         host=host, port=port, admin_port=_admin_port(port, admin_port), allow_anonymous=allow_anonymous
     )
     server = replace(server, hosts=(*server.hosts, *allow_host), origins=tuple(allow_origin))
-    server = replace(server, home=default_home(), card=_card(checkpoint))
+    tables: dict[str, dict[str, Any]] = context.obj or {}
+    timeouts = Timeouts(**tables.get("timeouts", {}))
+    server = replace(server, home=default_home(), card=_card(checkpoint), timeouts=timeouts, **tables.get("limits", {}))
     check_address(server, has_accounts=accounts)
     check_ports(server)
     load = {"device": device, "weights": weights, "threads": threads, "yarn": yarn}
-    worker = WorkerConfig(model, load, {"matmul": matmul})
+    engine = {
+        **tables.get("engine", {}),
+        "matmul": matmul,
+        "context_len": context_len,
+        "max_running": max_running,
+        "max_waiting": max_waiting,
+        "max_rows": max_rows,
+        "kv_bytes": kv_bytes,
+        "tree_rows": tree_rows,
+        "cuda_graphs": cuda_graphs,
+    }
+    EngineConfig(**engine)  # refuses values out of range before the worker starts
+    worker = WorkerConfig(model, load, engine)
     database = options.accounts_database(database_url, pepper, signup_credits) if accounts else None
-    run(_run(ServeSettings(checkpoint, server, worker, database)))
+    run(_run(ServeSettings(checkpoint, server, worker, database, PoolConfig(**tables.get("compile_pool", {})))))
 
 
 def _admin_port(port: int, chosen: int | None) -> int:
@@ -144,7 +173,7 @@ async def _run(settings: ServeSettings) -> None:
     async with AsyncExitStack() as stack:
         with errors.status(f"loading {settings.checkpoint.name}"):
             engine = await stack.enter_async_context(_engine(settings.worker))
-        pool = await stack.enter_async_context(_compile_pool())
+        pool = await stack.enter_async_context(_compile_pool(settings.compile_pool))
         accounts = await stack.enter_async_context(_accounts(*settings.accounts)) if settings.accounts else None
         tokenizer = Tokenizer.for_model(settings.checkpoint.weights, settings.checkpoint.skill)
         template = ChatTemplate.for_tokenizer(tokenizer)
@@ -170,8 +199,8 @@ async def _engine(worker: WorkerConfig) -> AsyncIterator[RemoteEngine]:
 
 
 @asynccontextmanager
-async def _compile_pool() -> AsyncIterator[CompilePool]:
-    pool = CompilePool()
+async def _compile_pool(config: PoolConfig) -> AsyncIterator[CompilePool]:
+    pool = CompilePool(config)
     await pool.start()
     try:
         yield pool

@@ -75,6 +75,58 @@ def test_gpu_settings_reach_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plans[0].worker.load["weights"] == "int4"
 
 
+def kept_settings(
+    monkeypatch: pytest.MonkeyPatch, *args: str, env: dict[str, str] | None = None
+) -> serve.ServeSettings:
+    """The settings that `serve` would start with."""
+    kept = []
+
+    async def keep(settings: serve.ServeSettings) -> None:
+        kept.append(settings)
+
+    monkeypatch.setattr(serve, "_run", keep)
+    monkeypatch.setattr(serve, "check_ports", lambda _: None)
+    monkeypatch.setattr(serve, "resolve", lambda name: SimpleNamespace(name=name))
+    result = CliRunner().invoke(app, ["serve", *args], env=env)
+    assert result.exit_code == 0, result.output
+    return kept[0]
+
+
+def test_engine_settings_come_from_flag_environment_and_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text("[engine]\nmax_running = 8\nmax_rows = 128\npage_size = 32\n")
+    env = {"QUICKSILVER_MAX_ROWS": "256"}
+    settings = kept_settings(monkeypatch, "--config", str(path), "--max-running", "16", env=env)
+    engine = EngineConfig(**settings.worker.engine)
+    assert (engine.max_running, engine.max_rows, engine.page_size) == (16, 256, 32)
+
+
+def test_tables_set_timeouts_limits_and_the_compile_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text("[timeouts]\ndrain_s = 5\n[limits]\nmax_open = 9\n[compile_pool]\nnum_processes = 1\n")
+    settings = kept_settings(monkeypatch, "--config", str(path))
+    assert settings.server.timeouts.drain_s == 5
+    assert settings.server.max_open == 9
+    assert settings.compile_pool.num_processes == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[engine]\nmax_runing = 8\n", "max_runing"),
+        ('[engine]\nmax_running = "many"\n', "max_running"),
+        ("[timeouts]\ndrain_s = true\n", "drain_s"),
+        ("engine = 3\n", "[engine]"),
+        ("[engine]\nmax_running = 0\n", "max_running"),
+    ],
+)
+def test_wrong_values_in_a_table_are_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(f'model = "nano"\n{text}')
+    error = refusal("--config", str(path))
+    assert named in str(error)
+
+
 def test_a_gpu_setting_that_does_not_exist_is_refused() -> None:
     result = CliRunner().invoke(app, ["serve", "--weights", "int5"])
     assert result.exit_code == 2
