@@ -30,7 +30,6 @@ from quicksilver.backends.cuda.kernels import (
     weight_streaming,
 )
 from quicksilver.engine.config import EngineConfig
-from quicksilver.model.adapters import attach_canvas
 from quicksilver.model.assemble import empty_transformer, finish, set_parameter
 from quicksilver.model.attention import PagedCache, RowPlan, Segment
 from quicksilver.model.config import ModelConfig
@@ -102,7 +101,8 @@ def random_model(config: ModelConfig, rank: int = 0, dtype: torch.dtype = torch.
         adapter = new_canvas(config, rank, 256, 0)
         for parameter in adapter.parameters():
             torch.nn.init.normal_(parameter, std=0.02)
-        attach_canvas(model, adapter)
+        # As adapters.attach_canvas, which imports safetensors.
+        model.canvas = adapter.to(device=model.device, dtype=model.dtype)
     return model.requires_grad_(False)
 
 
