@@ -43,7 +43,7 @@ def test_nothing_illegal_is_ever_committed(name: str, temperature: float) -> Non
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_constrained_verify_is_exactly_the_masked_autoregressive_text(temperature: float) -> None:
+def test_constrained_verify_equals_constrained_autoregression(temperature: float) -> None:
     ar, _ = run("ar", max_new_tokens=60, temperature=temperature)
     verify, _ = run("verify", max_new_tokens=60, temperature=temperature)
     assert verify == ar
@@ -60,14 +60,14 @@ def test_forced_tokens_cost_no_forward_and_are_counted(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_when_room_runs_out_the_shortest_completion_is_written(name: str) -> None:
+def test_the_shortest_completion_is_written_when_few_tokens_are_left(name: str) -> None:
     tokens, deltas = run(name, length=25, max_new_tokens=25)
     assert Staircase().legal_prefix(tokens) == len(tokens) == 25
     assert deltas[-1].finish in (FinishReason.LENGTH, FinishReason.STOP)
 
 
 @pytest.mark.parametrize("name", DECODERS)
-def test_too_little_room_says_length_and_stays_a_lawful_prefix(name: str) -> None:
+def test_too_few_tokens_end_with_length_and_a_legal_prefix(name: str) -> None:
     tokens, deltas = run(name, length=25, max_new_tokens=11)
     assert Staircase().legal_prefix(tokens) == len(tokens) == 11
     assert deltas[-1].finish is FinishReason.LENGTH
@@ -105,19 +105,19 @@ def run_led(name: str, lead: str, **changes: object) -> tuple[list[int], Engine]
 
 @pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize("lead", ["a", "bbab", "abbababbaa"])
-def test_answer_begins_as_it_must_and_goes_on_as_the_model_likes(name: str, lead: str) -> None:
+def test_an_answer_begins_with_its_forced_prefix_and_continues_freely(name: str, lead: str) -> None:
     tokens, _ = run_led(name, lead)
     assert "".join("ab"[token % 2] for token in tokens).startswith(lead)
     assert tokens[: len(lead)] == run_led(name, lead + "ab"[tokens[len(lead)] % 2])[0][: len(lead)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_led_verify_is_exactly_the_led_autoregressive_text(temperature: float) -> None:
+def test_verify_with_a_forced_prefix_equals_autoregression(temperature: float) -> None:
     for lead in ("a", "b", "bbab"):
         assert run_led("verify", lead, temperature=temperature)[0] == run_led("ar", lead, temperature=temperature)[0]
 
 
-def test_constraint_that_is_over_is_forgotten() -> None:
+def test_a_constraint_that_allows_everything_is_dropped() -> None:
     engine = constrained_engine()
     engine.constraints = Letter().constraint
     params = decode_params("ar", stop_ids=(STOP,), max_new_tokens=20)

@@ -1,4 +1,4 @@
-"""The engine under trouble: aborts, failures of single rows, tight memory, full queues, budgets."""
+"""The engine as a whole: aborts, failures of single requests, little memory, full queues, budgets and results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_five_hundred_random_aborts_return_every_counter_to_its_start_value() ->
     assert engine._sequences == {}
 
 
-def test_kv_for_a_quarter_of_the_demand_queues_and_finishes_all() -> None:
+def test_all_requests_finish_with_memory_for_a_quarter_of_them() -> None:
     params = decode_params("verify", canvas_len=8, max_new_tokens=40)
     demand = 12 * ((len(PROMPT) + 40 + 8) // 16 + 1)
     engine = tiny_engine(EngineConfig(num_pages=demand // 4, max_rows=64))
@@ -64,8 +64,8 @@ def test_kv_for_a_quarter_of_the_demand_queues_and_finishes_all() -> None:
     assert engine.pool.num_free == demand // 4
 
 
-class TroubledRunner(TorchBackend):
-    """Raises, or returns NaN, whenever a certain request has rows in the forward."""
+class FaultyBackend(TorchBackend):
+    """Raises, or returns non-finite numbers, in every forward with rows of one certain request."""
 
     victim, mode = "victim", "raise"
 
@@ -81,11 +81,11 @@ class TroubledRunner(TorchBackend):
 
 
 @pytest.mark.parametrize("mode", ["raise", "nan"])
-def test_a_request_whose_row_fails_does_so_alone(mode: str) -> None:
+def test_if_one_request_fails_the_others_in_its_forward_go_on(mode: str) -> None:
     params = decode_params("verify", canvas_len=8, max_new_tokens=30)
     alone = {name: generate(tiny_engine(), (ord(name) % 97, *PROMPT), params) for name in "ab"}
     engine = tiny_engine()
-    engine.backend = TroubledRunner(engine.backend.model, engine.backend.cache, 64)
+    engine.backend = FaultyBackend(engine.backend.model, engine.backend.cache, 64)
     engine.backend.mode = mode
     for name in ("a", "victim", "b"):
         engine.add(Request(name, (ord(name[0]) % 97, *PROMPT), params))
@@ -98,7 +98,7 @@ def test_a_request_whose_row_fails_does_so_alone(mode: str) -> None:
     assert engine.pool.num_free == 64
 
 
-def test_real_nan_logits_are_noticed() -> None:
+def test_logits_that_are_not_finite_fail_the_request() -> None:
     engine = tiny_engine(model=_poisoned())
     engine.add(Request("x", (1, 2, 3), decode_params("ar", max_new_tokens=4)))
     assert finish_all(engine)["x"][-1].finish is FinishReason.ERROR
@@ -110,7 +110,7 @@ def _poisoned() -> torch.nn.Module:
     return model
 
 
-def test_spare_pages_come_several_at_a_time_and_are_never_far_from_used_up() -> None:
+def test_spare_pages_are_taken_several_at_a_time() -> None:
     engine = tiny_engine(EngineConfig(num_pages=256, page_size=4, max_rows=96, spare_pages=8))
     engine.add(Request("0", tuple(range(5, 25)), decode_params("ar", canvas_len=1, max_new_tokens=100)))
     held: list[int] = []
@@ -214,7 +214,7 @@ def _causal_logprobs(prompt: tuple[int, ...], tokens: list[int]) -> list[float]:
     return found
 
 
-def test_scoring_equals_the_causal_likelihood_and_rides_beside_other_work() -> None:
+def test_scoring_equals_the_causal_likelihood_and_runs_beside_other_requests() -> None:
     engine = tiny_engine(EngineConfig(num_pages=64, max_rows=24))
     continuations = ((1, 2, 3), (4,), (5, 6, 7, 8, 9))
     engine.add(Request("beside", PROMPT, decode_params("verify", max_new_tokens=10)))
@@ -245,7 +245,7 @@ def test_sampled_verify_follows_the_autoregressive_distribution() -> None:
     assert statistic < degrees + 5 * (2 * degrees) ** 0.5
 
 
-def test_the_distribution_test_would_notice_a_decoder_that_trusts_its_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_distribution_test_fails_for_a_decoder_that_skips_verification(monkeypatch: pytest.MonkeyPatch) -> None:
     def trust(canvas: Canvas, proposal: Proposal) -> Decision:
         return Decision([*canvas.token_ids.tolist(), int(proposal.token_ids[-1])], None, len(canvas.token_ids))
 

@@ -66,7 +66,7 @@ def test_verify_and_ar_write_the_parents_greedy_text(name: str) -> None:
             assert generate(engine, prompt, params) == wanted
 
 
-def test_a_stretched_context_is_served_to_its_end(tmp_path: Path) -> None:
+def test_an_extended_context_is_served_to_its_end(tmp_path: Path) -> None:
     config = small_config("qwen2", context_len=32)
     save_model(random_model(config), tmp_path)
     load = LoadConfig(device="cpu", weights="float32", yarn=4)

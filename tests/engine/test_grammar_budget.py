@@ -1,4 +1,4 @@
-"""Grammars that are slow to ask, by a scripted clock: they wait, their neighbours do not, and no text changes."""
+"""Slow grammars, with a scripted clock: they delay themselves, hardly their neighbours, and change no text."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.support.tiny import answers, decode_params, finish_all, tiny_engine
 
 FORWARD_S = 0.05
 PARAMS = decode_params("verify", canvas_len=8, stop_ids=(STOP,), max_new_tokens=60)
+# Largest slowdown of other requests by a hostile grammar.
 SLOWED = 1.25
-"""The most that a hostile grammar may cost its neighbours."""
 
 
 class ScriptedClock:
-    """Time that passes only where a test says so."""
+    """A clock that only the test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -35,7 +35,7 @@ class ScriptedClock:
 
 
 class Slow(Staircase):
-    """Every bitmask takes a scripted while."""
+    """Every bitmask takes `mask_s` of scripted time."""
 
     def __init__(self, clock: ScriptedClock, mask_s: float) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Slow(Staircase):
 
 
 def clocked_engine(clock: ScriptedClock, mask_s: float) -> Engine:
-    """Forwards and slow bitmasks are all that takes time."""
+    """Only forwards and slow bitmasks take time."""
     engine = tiny_engine()
     engine.scheduler.grammar_budget = GrammarBudget(clock)
     forward = engine.backend.run
@@ -87,7 +87,7 @@ def test_slow_grammars_slow_their_neighbours_by_a_quarter_at_most(mask_s: float,
     assert seconds_until(names, num_slow, mask_s) <= SLOWED * seconds_until(names, 0, 0.0)
 
 
-def test_a_grammar_that_turns_slow_on_the_way_costs_its_neighbours_one_step_of_it() -> None:
+def test_a_grammar_that_becomes_slow_delays_its_neighbours_by_one_step() -> None:
     class Turning(Slow):
         def write_masks(self, ahead: Sequence[int], out: memoryview) -> int:
             self._clock.now += 0.4 if len(self.taken) > 5 else 0.0
@@ -117,7 +117,7 @@ def test_every_slow_request_still_gets_its_text() -> None:
     assert found == dict.fromkeys(("slow 0", "slow 1", "slow 2", "quick"), expected)
 
 
-def test_a_grammar_in_the_making_holds_up_no_step() -> None:
+def test_building_a_grammar_delays_no_step() -> None:
     """The engine finishes another stream while a grammar is being built, and that build waits for just this."""
 
     async def both() -> tuple[int, int]:
@@ -142,7 +142,7 @@ def test_a_grammar_in_the_making_holds_up_no_step() -> None:
     assert slow == 25
 
 
-def test_a_request_that_leaves_while_its_grammar_is_built_is_never_queued() -> None:
+def test_a_request_cancelled_while_its_grammar_is_built_is_never_queued() -> None:
     async def leave() -> int:
         is_left = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Both EngineClients, a thread in this process and a worker behind a socket: the same answers, and clean ends."""
+"""Both engine clients, on a thread and in a worker process: equal answers, aborts, and workers that die or hang."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_a_killed_worker_fails_its_streams_and_is_replaced() -> None:
 async def is_replaced(client: RemoteEngine) -> bool:
     """Waits until another worker is ready, and checks that it answers."""
     async with asyncio.timeout(90):
-        while not (client.is_ready and client.health().stats.restarts == 1):
+        while not (client.is_ready and client.health().stats.restarts >= 1):
             await asyncio.sleep(0.05)
     tokens, _, _ = await collect(client, Request("after", PROMPT, PARAMS))
     return tokens == generate(tiny_engine(), PROMPT, PARAMS)
@@ -169,7 +169,7 @@ async def test_a_stopped_worker_is_reported_killed_and_replaced() -> None:
 
 
 async def test_a_worker_whose_step_does_not_end_is_killed_and_replaced() -> None:
-    client = await RemoteEngine([*COMMAND, "--hang-on", "hang"], WorkerTimeouts(step_s=1.0)).start()
+    client = await RemoteEngine([*COMMAND, "--hang-on", "hang"], WorkerTimeouts(step_s=5.0)).start()
     try:
         with pytest.raises(EngineDied):
             await collect(client, Request("hang", PROMPT, PARAMS))
@@ -188,10 +188,10 @@ async def test_a_worker_that_loads_for_long_is_not_taken_for_a_hung_one() -> Non
 
 async def test_a_busy_api_process_is_not_taken_for_a_hung_worker() -> None:
     """While this process computes, heartbeats wait in the socket."""
-    client = await RemoteEngine(COMMAND, WorkerTimeouts(silent_s=1.0, unresponsive_s=0.9)).start()
+    client = await RemoteEngine(COMMAND, WorkerTimeouts(silent_s=3.0)).start()
     try:
         await collect(client, Request("before", PROMPT, PARAMS))
-        time.sleep(2.0)
+        time.sleep(4.5)
         await asyncio.sleep(0.2)
         assert len((await collect(client, Request("after", PROMPT, PARAMS)))[0]) == 24
         assert client.health().stats.restarts == 0
@@ -208,14 +208,14 @@ async def test_heartbeats_carry_figures_that_need_no_waiting(client: EngineClien
     assert health.stats.generated_tokens == 24
 
 
-async def test_a_worker_that_cannot_start_says_so_at_once() -> None:
+async def test_a_worker_that_cannot_start_raises_at_once() -> None:
     client = RemoteEngine([sys.executable, "-c", "raise SystemExit(3)"])
     with pytest.raises(EngineUnavailable, match="did not start"):
         await client.start()
     await client.close()
 
 
-async def test_the_socket_is_private_and_garbage_on_it_harms_nobody() -> None:
+async def test_the_socket_is_private_and_other_bytes_on_it_do_no_harm() -> None:
     client = await RemoteEngine(COMMAND).start()
     try:
         path = Path(client._folder.name) / "engine-1.sock"
