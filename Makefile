@@ -15,7 +15,7 @@ PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test check unit parity contract clients kernels gpu lint fix types layers size generate generated docs \
-	docs-serve lock web test-web newcomer browser bench bfcl weights clean
+	docs-serve lock web test-web pictures newcomer browser bench bfcl weights clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -118,6 +118,9 @@ web: ## build the playground (needs Node)
 
 test-web: $(VENV)/.dev ## the playground in a real browser (needs Node and Chromium)
 	cd web && npm ci && npm test && npm run e2e
+
+pictures: $(VENV)/.dev weights browser ## retake the playground's pictures in the documentation, with the real nano
+	cd web && PYTHON=$(abspath $(BIN))/python node e2e/pictures.mjs
 
 newcomer: browser ## time the way from `make serve` to the first resolved answer, in a real browser
 	node web/e2e/newcomer.mjs

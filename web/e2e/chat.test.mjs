@@ -3,7 +3,6 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { openStage, ready, say } from "./stage.mjs";
-import { picture } from "./pictures.mjs";
 
 const FIRST_LOAD_BYTES = 300_000;
 let stage, page;
@@ -29,7 +28,6 @@ test("the first load is small, from this server alone, and clean", async () => {
   const total = sizes.reduce((sum, size) => sum + size, 0);
   console.log(`first load: ${total} bytes in ${sizes.length} requests`);
   assert.ok(total > 10_000 && total < FIRST_LOAD_BYTES);
-  await picture(page, "playground-welcome");
 });
 
 test("the first page shows a sentence resolve, and then stands still", async () => {
@@ -100,7 +98,6 @@ test("an edited token flashes, and a cell explains itself to mouse and keyboard"
   await page.keyboard.press("ArrowRight");
   assert.notEqual(await card.textContent(), first);
   await showFrame(answer, Math.floor(last / 2));
-  await picture(page, "playground-scrubber");
   await page.getByLabel("Decoder").selectOption("verify");
 });
 
@@ -124,7 +121,6 @@ test("stop keeps the committed text and frees the page", async () => {
   const draft = page.getByLabel("Answer resolving").locator(".cell.draft", { hasText: /\w/u }).nth(2);
   await draft.hover();
   assert.match(await page.locator(".card").textContent(), /draftconfidence.*% e/u);
-  await picture(page, "playground-resolving");
   await page.keyboard.press("Escape");
   const answer = page.getByLabel("Answer", { exact: true }).last();
   await answer.locator(".meter", { hasText: "stopped" }).waitFor();
@@ -187,7 +183,6 @@ test("a phone's width and the dark theme work", async () => {
   const messages = await page.locator(".messages").boundingBox();
   assert.ok((await bottomOf(".bar")) <= messages.y && (await bottomOf(".controls")) <= messages.y);
   assert.ok((await bottomOf(".composer")) <= 780, "the composer is in reach");
-  await picture(page, "playground-phone");
   await page.setViewportSize({ width: 1280, height: 800 });
 });
 

@@ -3,7 +3,6 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { openPanel, openStage, ready } from "./stage.mjs";
-import { picture } from "./pictures.mjs";
 
 let stage, page;
 
@@ -30,7 +29,6 @@ test("structured output: a broken schema is refused here, a good one is filled a
   assert.equal(forced.join("").slice(0, 10), '{"name": "');
   const all = await page.locator(".cells .cell").allTextContents();
   assert.deepEqual(JSON.parse(all.join("")), { name: "Ada", age: 36, city: "Oslo" });
-  await picture(page, "playground-structured");
 });
 
 test("tools: the call is shown, answered, and used", async () => {
@@ -54,7 +52,6 @@ test("fill in the middle: the proposal stands between the two, and Tab takes it"
   const ins = page.locator(".ghosted ins");
   await ins.waitFor();
   assert.equal(await ins.textContent(), "return n % 2 == 0");
-  await picture(page, "playground-fim");
   await page.getByLabel("Before the cursor").focus();
   await page.keyboard.press("Tab");
   assert.match(await page.getByLabel("Before the cursor").inputValue(), /return n % 2 == 0$/u);
@@ -98,7 +95,6 @@ test("race: both lanes end with clocks and forward counts", async () => {
   await page.locator(".lane.home").waitFor();
   const [ahead, behind] = (await counts()).map((text) => Number(/(\d+) tokens/u.exec(text)?.[1]));
   assert.ok(ahead > behind, "both lanes start at once, and diffusion is home first");
-  await picture(page, "playground-race");
   await page.locator(".lane.home").nth(1).waitFor({ timeout: 30_000 });
   assert.deepEqual(await counts(), [`${diffusion} forwards ${ahead} tokens`, `${ar} forwards ${ahead} tokens`]);
   const committed = await page.locator(".lane .cell.committed").count();
