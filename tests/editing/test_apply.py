@@ -51,7 +51,7 @@ def test_changed_line_between_known_ones_is_replaced() -> None:
     assert settled(merge(_PYTHON, update)) == _PYTHON.replace("print(y)", "log(y)")
 
 
-def test_two_stretches_and_a_new_signature_are_applied() -> None:
+def test_two_segments_and_a_new_signature_are_applied() -> None:
     update = (
         "import os\nimport sys\n\n# ... existing code ...\n\ndef second(y, z):\n    if y:\n        print(y)\n"
         "        print(z)\n    return y\n"
@@ -78,7 +78,7 @@ def test_whole_new_file_replaces_the_old_one() -> None:
     assert settled(merge(_SCRIPT, new)) == new
 
 
-def test_code_is_not_dropped_because_a_marker_was_forgotten() -> None:
+def test_a_missing_marker_drops_no_code() -> None:
     update = "def second(y):\n    if y:\n        log(y)\n    return y\n\n\ndef third():\n# ... existing code ..."
     assert settled(merge(_PYTHON, update)) == _PYTHON.replace("print(y)", "log(y)")
     update = "# ... existing code ...\n    return x + 1\n\n\ndef second(z):\n    if y:\n        print(y)"
@@ -91,7 +91,7 @@ def test_snippet_without_markers_finds_its_place() -> None:
 
 
 @pytest.mark.parametrize("update", ["", "\n\n", "// ... existing code ...", "# ...\n\n# ..."])
-def test_update_that_says_nothing_changes_nothing(update: str) -> None:
+def test_an_empty_update_changes_nothing(update: str) -> None:
     assert settled(merge(_SCRIPT, update)) == _SCRIPT
 
 
@@ -114,14 +114,14 @@ def test_file_without_a_last_line_break_stays_without() -> None:
         ("", "x = 1"),
     ],
 )
-def test_doubtful_place_is_left_to_the_model(original: str, update: str) -> None:
+def test_an_ambiguous_position_is_left_to_the_model(original: str, update: str) -> None:
     pieces = merge(original, update)
     assert any(isinstance(piece, Rewrite) for piece in pieces)
     parts = [piece.text if isinstance(piece, Copy) else piece.original for piece in pieces]
     assert "".join(parts) == original
 
 
-def test_only_the_doubtful_span_is_left_to_the_model() -> None:
+def test_only_the_ambiguous_span_is_left_to_the_model() -> None:
     original = _SCRIPT + "\nfunction third(z) {\n  const q = z * 2;\n  return q;\n}\n"
     update = "const a = 5;\n\nfunction first(x) {\n// ... existing code ...\nfunction third(z) {\n  return z * 4;\n}\n"
     first, doubt = merge(original, update)
@@ -150,14 +150,14 @@ def test_a_definition_that_is_shown_whole_replaces_the_old_one() -> None:
     assert settled(merge(original, f"# ...\n{body}\n# ...")) == body + "\n\ndef g():\n    pass\n"
 
 
-def test_common_line_above_new_code_does_not_make_it_doubtful() -> None:
+def test_a_common_line_above_new_code_does_not_make_it_ambiguous() -> None:
     original = "".join(f"@decorated\ndef number_{n}():\n    return {n}\n\n\n" for n in range(9))
     update = "# ...\n@decorated\ndef brand_new(x):\n    yield x\n"
     assert settled(merge(original, update)) == original + "@decorated\ndef brand_new(x):\n    yield x\n"
     assert any(isinstance(piece, Rewrite) for piece in merge(original, "# ...\n@decorated\n"))
 
 
-def test_merge_that_would_break_brackets_is_not_believed() -> None:
+def test_a_merge_that_would_unbalance_brackets_is_left_to_the_model() -> None:
     update = "// ...\nfunction second(y) {\n  if (y) {\n  return y;\n}\n// ..."
     assert any(isinstance(piece, Rewrite) for piece in merge(_SCRIPT, update))
 
@@ -216,7 +216,7 @@ _EDITS = st.lists(
 
 @settings(max_examples=60)
 @given(_EDITS, st.integers(2, 4))
-def test_careful_update_gives_the_new_file_or_a_doubt(edits: list[tuple[int, str]], context: int) -> None:
+def test_a_careful_update_gives_the_new_file_or_an_ambiguous_span(edits: list[tuple[int, str]], context: int) -> None:
     old = [f"{'  ' * (n % 3)}line_{n} = value_{n}()" for n in range(30)]
     new = list(old)
     for at, kind in sorted(edits, reverse=True):
@@ -260,12 +260,12 @@ def test_untagged_prompt_is_a_plain_instruction(prompt: str) -> None:
 
 
 @pytest.mark.parametrize("answer", ["x = 2", "x = 2\n", "```\nx = 2\n```", "```py\nx = 2\n```\n"])
-def test_answer_of_the_model_takes_the_place_of_its_piece(answer: str) -> None:
+def test_the_models_answer_replaces_its_part(answer: str) -> None:
     assert rewrite_reply(Rewrite("x = 1\n", "x = 2"), answer) == "x = 2\n"
     assert rewrite_reply(Rewrite("x = 1", "x = 2"), answer) == "x = 2"
 
 
-def test_model_is_shown_both_sides() -> None:
+def test_the_model_gets_original_and_update() -> None:
     (message,) = rewrite_messages(Rewrite("old code", "new code"))
     assert "old code" in message.content
     assert "new code" in message.content

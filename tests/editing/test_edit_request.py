@@ -86,7 +86,7 @@ def wrap(file: str) -> str:
 
 
 def test_closing_tag_at_the_end_of_a_line_adds_no_line_break() -> None:
-    """Zed writes the tags right behind the text of the region."""
+    """Zed writes the tags directly after the text of the region."""
     request = parse_edit(
         "<|current_file_content|>\na\n<|code_to_edit|>\nb<|cursor|><|/code_to_edit|>\n\nc<|/current_file_content|>"
     )
@@ -145,7 +145,7 @@ def test_cursor_outside_the_region_is_taken_out() -> None:
     assert (request.before, request.cursor) == ("a\n", None)
 
 
-def test_file_that_spells_the_tags_itself_keeps_them() -> None:
+def test_a_file_that_contains_the_tags_keeps_them() -> None:
     file = "<|code_to_edit|>\nTAG = '<|/code_to_edit|>'\n<|cursor|>\n<|/code_to_edit|>\n"
     assert parse_edit(wrap(file)).region == "TAG = '<|/code_to_edit|>'\n"
 

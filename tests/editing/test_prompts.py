@@ -33,16 +33,16 @@ _REQUEST = EditRequest(
 )
 
 
-def test_weights_born_with_gap_tokens_read_prefix_then_suffix(born: Tokenizer) -> None:
+def test_pretrained_fim_weights_get_prefix_then_suffix(born: Tokenizer) -> None:
     assert fim_prompt(born, "ab ", "c") == [PREFIX, *born.encode("ab "), SUFFIX, *born.encode("c"), MIDDLE]
     assert fim_lead(born, "ab ") == ""
 
 
-def test_weights_we_taught_go_on_from_the_prefix(tiny: Tokenizer) -> None:
+def test_skill_weights_continue_the_prefix(tiny: Tokenizer) -> None:
     assert fim_prompt(tiny, "ab", "c") == [SUFFIX, *tiny.encode("c"), PREFIX, *tiny.encode("ab")]
 
 
-def test_only_weights_we_taught_are_helped_to_the_end_of_a_gap(tiny: Tokenizer, born: Tokenizer) -> None:
+def test_only_skill_weights_get_an_end_bias(tiny: Tokenizer, born: Tokenizer) -> None:
     assert list(fim_bias(tiny)) == [tiny.roles.turn_close]
     assert fim_bias(born) == {}
 
@@ -69,11 +69,11 @@ def test_only_weights_we_taught_are_helped_to_the_end_of_a_gap(tiny: Tokenizer, 
         ("<|fim_prefix|>(", "("),
     ],
 )
-def test_word_that_a_prefix_ends_within_is_left_to_the_answer(tiny: Tokenizer, prefix: str, lead: str) -> None:
+def test_an_unfinished_word_becomes_the_lead(tiny: Tokenizer, prefix: str, lead: str) -> None:
     assert fim_lead(tiny, prefix) == lead
 
 
-def test_text_that_no_tokens_spell_is_not_left_to_the_answer() -> None:
+def test_text_without_tokens_is_not_a_lead() -> None:
     class Deaf(ByteTokenizer):
         def encode(self, text: str) -> list[int]:
             return super().encode(text.replace("q", ""))
@@ -84,7 +84,7 @@ def test_text_that_no_tokens_spell_is_not_left_to_the_answer() -> None:
     assert fim_lead(deaf, "x = eg") == " eg"
 
 
-def test_weights_read_in_training_what_they_say_unasked(tiny: Tokenizer, born: Tokenizer) -> None:
+def test_training_prompts_have_the_same_lead(tiny: Tokenizer, born: Tokenizer) -> None:
     assert [fim_space(tiny, text) for text in ("ab ", "ab", "ab\n")] == [" ", "", ""]
     assert fim_space(born, "ab ") == fim_lead(born, "ab") == ""
 
@@ -167,7 +167,7 @@ def test_instruction_for_chat_weights_has_all_parts() -> None:
         assert part in message.content
 
 
-def test_examples_of_the_instruction_show_a_change_taken_up_and_a_region_left_alone() -> None:
+def test_the_examples_show_one_continued_change_and_one_unchanged_region() -> None:
     changed, answer, same, echo = edit_messages(_REQUEST)[:4]
     region = (
         EDIT_PREFILL + "    for item in items:\n        amount += item.price\n    return amount * (1 + {})" + EDIT_STOP
@@ -195,7 +195,7 @@ def test_reply_is_a_bare_fence_with_the_region(answer: str) -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "\n ", "None", "```\n```", "```\n\n```"])
-def test_answer_that_says_nothing_echoes_the_region(answer: str) -> None:
+def test_an_empty_answer_repeats_the_region(answer: str) -> None:
     assert edit_reply(EditRequest("", "", "  old\n", ""), answer) == "```\n  old\n\n```"
 
 

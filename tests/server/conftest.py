@@ -39,13 +39,13 @@ def says(text: str, piece_len: int = 4) -> Script:
 
 @cache
 def shared_app() -> FastAPI:
-    """One app for all tests: making one takes longer than most tests do, and all it knows is its Services."""
+    """One app for all tests: building one takes longer than most tests, and its Services are its only state."""
     tokenizer = small_tokenizer()
     return build_app(Services(FakeEngine(says("")), tokenizer, ChatTemplate.own(tokenizer)))
 
 
 class Served:
-    """An app, its engine, and a client that speaks to it."""
+    """An app, its engine, and a client for it."""
 
     def __init__(self, home: Path) -> None:
         self.engine = FakeEngine(says(HELLO))

@@ -1,4 +1,4 @@
-"""A whole server process with accounts around a scripted engine, and how tests start, kill and question it.
+"""A whole server process with accounts around a scripted engine, and how tests start, kill and query it.
 
 `python -m tests.server.paid_server HOME DATABASE PORT ADMIN_PORT` serves until it is told to stop and logs to standard
 error, as in production.
@@ -35,7 +35,7 @@ ANSWER = "The quick brown fox jumps over the lazy dog. " * 20
 
 
 def script(request: Request) -> list[Step]:
-    """At once; letter by letter where the prompt says `slowly`; half of it where the prompt says `die`."""
+    """The whole answer; token by token if the prompt contains `slowly`; half of it if it contains `and die`."""
     tokenizer = small_tokenizer()
     prompt = tokenizer.decode(request.prompt_ids)
     ids = tokenizer.encode(ANSWER)[: request.params.max_new_tokens]
@@ -67,7 +67,7 @@ def free_port() -> int:
 
 @dataclass
 class PaidServer:
-    """One server process; several may share `home` and its books."""
+    """One server process; several may share `home` and its database."""
 
     home: Path
     log: Path

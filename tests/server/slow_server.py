@@ -1,6 +1,6 @@
 """A whole server process for tests of its end: `python -m tests.server.slow_server HOME PORT DRAIN_S`.
 
-Its engine says one word, then waits until the file HOME/go exists.
+Its engine writes one word, then waits until the file HOME/go exists.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Keys, limits and the books, through HTTP: who is let in, and what each request is charged."""
+"""Keys, limits and the ledger, through HTTP: which requests are accepted, and what each is charged."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_a_scope_that_is_missing_is_a_403(bank: Bank) -> None:
     assert (await bank.served.get("/v1/models", key)).status_code == 200
 
 
-async def test_spent_credit_is_a_429_that_is_not_worth_retrying(bank: Bank) -> None:
+async def test_spent_credit_is_a_429_without_retry(bank: Bank) -> None:
     key = await bank.key(credits=10)
     response = await bank.served.post(CHAT, chat(max_tokens=50), key)
     assert (response.status_code, response.json()["error"]["code"]) == (429, "insufficient_quota")
@@ -95,7 +95,7 @@ async def test_rate_limits_show_in_headers_and_refuse_with_retry_after(bank: Ban
     assert refused.headers["x-should-retry"] == "true"
 
 
-async def test_what_we_failed_to_answer_costs_nothing(bank: Bank) -> None:
+async def test_a_request_that_the_server_fails_is_free(bank: Bank) -> None:
     key = await bank.key()
     bank.served.engine.script = lambda r: [*spoken(r, range(97, 110))[:2], EngineDied("gone")]
     assert (await bank.served.post(CHAT, chat(), key)).status_code == 503
@@ -106,7 +106,7 @@ async def test_what_we_failed_to_answer_costs_nothing(bank: Bank) -> None:
     assert await bank.spent() == 0
 
 
-async def test_a_stream_that_its_reader_cuts_is_charged_as_far_as_it_got(bank: Bank) -> None:
+async def test_an_interrupted_stream_is_charged_for_delivered_tokens(bank: Bank) -> None:
     key = await bank.key()
     said = asyncio.Event()
 
@@ -124,7 +124,7 @@ async def test_a_stream_that_its_reader_cuts_is_charged_as_far_as_it_got(bank: B
     assert await bank.spent() == (num_prompt // 10) + 5, "a prompt whose cached share is unknown costs as if cached"
 
 
-async def test_a_server_that_dies_has_booked_what_it_streamed(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_is_checkpointed_after_every_chunk(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the next process finds is the last checkpoint: it lags by no more than the chunk that was being sent."""
     key = await bank.key()
     noted = asyncio.Event()
@@ -156,7 +156,7 @@ async def test_a_server_that_dies_has_booked_what_it_streamed(bank: Bank, monkey
     assert marks == [1, 2, 3, 4, 5]
 
 
-async def test_a_reader_that_leaves_while_waiting_is_charged_nothing(bank: Bank) -> None:
+async def test_a_disconnect_before_the_first_token_is_free(bank: Bank) -> None:
     key = await bank.key()
     bank.served.engine.script = lambda r: [asyncio.Event().wait]
     for stream in (True, False):
@@ -220,7 +220,7 @@ async def test_a_responses_stream_is_replayed_too(bank: Bank) -> None:
     assert len(bank.served.engine.seen) == 1
 
 
-async def test_a_stream_that_failed_or_was_cut_may_be_sent_again(bank: Bank) -> None:
+async def test_a_failed_or_interrupted_stream_may_be_sent_again(bank: Bank) -> None:
     key = {**await bank.key(), "idempotency-key": "abc"}
     good = bank.served.engine.script
     bank.served.engine.script = lambda r: [*spoken(r, range(97, 110))[:2], EngineDied("gone")]
@@ -237,7 +237,7 @@ async def test_a_stream_that_failed_or_was_cut_may_be_sent_again(bank: Bank) -> 
     assert content_of(events(await bank.served.post(CHAT, chat(stream=True), key))) == HELLO
 
 
-async def test_a_stream_too_long_to_keep_is_answered_all_the_same(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_too_long_to_record_is_generated_again(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(respond, "MAX_RECORDED_BYTES", 100)
     key = {**await bank.key(), "idempotency-key": "abc"}
     for _ in range(2):

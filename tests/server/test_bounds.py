@@ -160,7 +160,7 @@ async def test_tools_and_free_json_have_bounds(served: Served) -> None:
 
 
 @pytest.mark.parametrize("number", ["1e308", "-1e308", "9007199254740993", "1e-400", "-0", "0.0", "1E2"])
-async def test_odd_numbers_are_refused_or_read_but_never_break(served: Served, number: str) -> None:
+async def test_unusual_numbers_are_read_or_refused_but_never_a_500(served: Served, number: str) -> None:
     for field in ("temperature", "top_p", "max_tokens", "seed", "n", "presence_penalty", "top_k"):
         raw = f'{{"model":"nano","messages":[{{"role":"user","content":"x"}}],"{field}":{number}}}'.encode()
         response = await served.post(CHAT, raw)

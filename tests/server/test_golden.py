@@ -73,7 +73,7 @@ async def test_ends_of_streams(served: Served) -> None:
 
 
 def added_up(opening: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
-    """The first two chunks as one: ours says once what theirs repeats on every chunk."""
+    """The first two chunks as one: ours sends once what theirs repeats on every chunk."""
     first, second = opening["choices"][0], content["choices"][0]
     choice = {**first, **second, "delta": {**first["delta"], **second["delta"]}}
     return {**opening, **content, "choices": [choice]}

@@ -35,7 +35,7 @@ async def test_model_lists_name_capabilities(served: Served) -> None:
         assert "mercury-2" not in await names(path)
 
 
-async def test_a_model_entry_tells_context_and_price(served: Served) -> None:
+async def test_a_model_entry_has_context_and_price(served: Served) -> None:
     entry = (await served.get("/v1/models/mercury-2")).json()
     assert (entry["id"], entry["object"], entry["context_length"]) == ("mercury-2", "model", 4096)
     assert set(entry["pricing"]) == {"prompt", "completion", "input_cache_reads", "input_cache_writes"}

@@ -1,4 +1,4 @@
-"""The end of a server: who may be served, draining, and leaving."""
+"""Start and end of a server: addresses that need keys, draining, exit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_loopback_needs_no_keys(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.com", ""])
-def test_beyond_loopback_needs_keys_or_the_operators_word(host: str) -> None:
+def test_beyond_loopback_needs_keys_or_an_explicit_flag(host: str) -> None:
     config = replace(ServerConfig(), host=host)
     with pytest.raises(InvalidRequest, match="without keys"):
         check_address(config, has_accounts=False)
@@ -70,7 +70,7 @@ def test_the_collector_is_set_before_the_first_connection_and_real_ports_are_ann
     assert done.stdout.strip() == f"{COLLECT_AFTER} True True True", done.stderr
 
 
-async def test_draining_waits_for_what_is_open_and_no_longer_than_told() -> None:
+async def test_draining_waits_for_open_requests_up_to_its_limit() -> None:
     open_requests = OpenRequests()
     assert await open_requests.drain(0.01)
     with open_requests.counted():

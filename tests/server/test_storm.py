@@ -17,7 +17,7 @@ NUM_REQUESTS, NUM_KILLS = 1000, 12
 
 
 @pytest.mark.timeout(600)
-def test_books_of_killed_servers_agree_with_what_clients_saw() -> None:
+def test_the_ledger_of_killed_servers_agrees_with_the_clients() -> None:
     sizes = ["--requests", str(NUM_REQUESTS), "--kills", str(NUM_KILLS)]
     command = [sys.executable, "-m", "benchmarks.http_faults", *sizes]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)

@@ -1,4 +1,4 @@
-"""Every route over a real socket without a key, with a bad one and with every trick: only the written list answers."""
+"""Every route over a real socket without a key, with a bad one and with every trick: only the listed ones answer."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def public_routes(listener: str) -> set[tuple[str, str]]:
 
 
 def routes_of(app: FastAPI) -> set[tuple[str, str]]:
-    """Every method and path the app knows, hidden ones too."""
+    """Every method and path of the app, hidden ones included."""
 
     def walk(routes: list[Any], prefix: str) -> Iterator[tuple[str, str]]:
         for route in routes:

@@ -1,4 +1,4 @@
-"""Two tenants and every object either of them has: to the other it looks exactly like one that never was."""
+"""Two tenants: an object of one is the same 404 for the other as an object that does not exist."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ OBJECT_ROUTES = (
 )
 
 
-async def test_foreign_objects_are_404_with_the_words_of_missing_ones(tenants: tuple[Tenant, Tenant]) -> None:
+async def test_foreign_objects_are_the_same_404_as_missing_ones(tenants: tuple[Tenant, Tenant]) -> None:
     mine, theirs = tenants
     for name, foreign in (await theirs.objects()).items():
         for method, path in OBJECT_ROUTES:
@@ -74,7 +74,7 @@ async def test_foreign_objects_are_404_with_the_words_of_missing_ones(tenants: t
     assert account["key"]["status"] == "active", "nothing was revoked or rotated on the way"
 
 
-async def test_a_child_cannot_reach_its_maker_or_its_siblings(tenants: tuple[Tenant, Tenant]) -> None:
+async def test_a_child_key_cannot_reach_its_parent_or_siblings(tenants: tuple[Tenant, Tenant]) -> None:
     maker, _ = tenants
     bodies = [{"name": name, "scopes": ["keys", "usage"]} for name in ("one", "two")]
     one, two = [(await maker.ask("POST", "/v1/account/keys", body)).json() for body in bodies]
@@ -87,7 +87,7 @@ async def test_a_child_cannot_reach_its_maker_or_its_siblings(tenants: tuple[Ten
     assert [key["id"] for key in listed] == [one["id"]]
 
 
-async def test_usage_of_others_is_not_found_whatever_is_asked_for(tenants: tuple[Tenant, Tenant]) -> None:
+async def test_usage_of_other_tenants_is_never_returned(tenants: tuple[Tenant, Tenant]) -> None:
     mine, theirs = tenants
     foreign = await theirs.objects()
     today = int(time.time()) // 86_400 * 86_400

@@ -1,4 +1,4 @@
-"""`/v1/account` and the usage reads on the main listener: a key sees itself and below, and nothing else."""
+"""`/v1/account` and the usage reads on the main listener: a key sees itself and the keys below it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_a_key_without_the_usage_scope_learns_nothing_of_its_organisation(
     assert (await bank.served.get("/v1/account/keys", key)).status_code == 403
 
 
-async def test_usage_and_costs_are_those_of_the_own_project(bank: Bank) -> None:
+async def test_usage_and_costs_are_those_of_the_callers_project(bank: Bank) -> None:
     stranger, key = await bank.key(), await bank.key()
     await bank.served.post(CHAT, chat("something longer by far"), stranger)
     used = (await bank.served.post(CHAT, chat(), key)).json()["usage"]
@@ -116,7 +116,7 @@ async def test_a_query_that_cannot_be_read_is_a_400_that_names_it(bank: Bank, qu
     assert response.json()["error"]["param"].startswith(param)
 
 
-async def test_keys_are_made_listed_rotated_and_revoked_below_the_own_key(bank: Bank) -> None:
+async def test_keys_are_created_listed_rotated_and_revoked_below_the_callers_key(bank: Bank) -> None:
     key = await bank.key(scopes=KEEPER)
     body = {"name": "laptop", "budget": "12.5", "expires_in_seconds": 3600, "models": ["nano"]}
     made = (await call(bank.served, "POST", "/v1/account/keys", key, body)).json()
@@ -166,12 +166,12 @@ async def test_a_list_of_keys_comes_in_pages(bank: Bank) -> None:
         {"name": "a", "limits": {"max_requests_per_1_minute": -1}},
     ],
 )
-async def test_a_key_that_cannot_be_is_a_400(bank: Bank, body: dict[str, object]) -> None:
+async def test_an_invalid_key_request_is_a_400(bank: Bank, body: dict[str, object]) -> None:
     response = await call(bank.served, "POST", "/v1/account/keys", await bank.key(scopes=KEEPER), body)
     assert response.status_code == 400
 
 
-async def test_a_key_cannot_give_what_it_does_not_have(bank: Bank) -> None:
+async def test_a_key_cannot_grant_rights_it_does_not_have(bank: Bank) -> None:
     key = await bank.key(scopes=KEEPER, models=frozenset({"nano"}))
     for extra in ({"scopes": ["admin"]}, {"scopes": ["metrics"]}, {"models": ["other"]}, {}):
         response = await call(bank.served, "POST", "/v1/account/keys", key, {"name": "a", **extra})

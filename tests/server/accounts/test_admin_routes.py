@@ -1,4 +1,4 @@
-"""The admin listener: its own key, OpenAI's own admin client on it, and what is not in OpenAI's shapes."""
+"""The admin listener: its key, OpenAI's admin client, and the routes that OpenAI does not have."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DAY_S = 86_400
 
 @cache
 def shared_admin_app() -> FastAPI:
-    """One for all tests: making it takes longer than most of them, and all it knows is its Services."""
+    """One for all tests: building it takes longer than most of them, and its Services are its only state."""
     return build_admin_app(shared_app().state.services)
 
 
@@ -78,7 +78,7 @@ async def test_only_an_admin_key_opens_the_admin_listener(office: Office) -> Non
     assert checked > 30
 
 
-async def test_without_accounts_metrics_need_no_key_and_there_is_nobody_to_arrange(served: Served) -> None:
+async def test_without_accounts_metrics_need_no_key_and_admin_routes_are_404(served: Served) -> None:
     transport = httpx.ASGITransport(app=build_admin_app(served.services))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         assert (await client.get("/metrics")).status_code == 200
@@ -102,7 +102,7 @@ async def test_an_organisation_gets_sign_up_credits_and_more(office: Office) -> 
     assert names == {"operators", "Acme Ltd"}
 
 
-async def test_openais_client_arranges_projects(office: Office) -> None:
+async def test_openais_client_manages_projects(office: Office) -> None:
     projects = office.openai.admin.organization.projects
     made = await projects.create(name="search")
     assert (made.object, made.status, made.archived_at) == ("organization.project", "active", None)
@@ -213,7 +213,7 @@ async def test_prices_are_read_and_hold_from_the_next_request_on(office: Office)
         ("/v1/organization/prices/nano", {"input": 1}),
     ],
 )
-async def test_what_cannot_be_arranged_is_a_400(office: Office, path: str, body: dict[str, object]) -> None:
+async def test_invalid_admin_requests_are_a_400(office: Office, path: str, body: dict[str, object]) -> None:
     response = await office.ask("POST", path, body)
     assert (response.status_code, response.json()["error"]["type"]) == (400, "invalid_request_error")
 
@@ -235,7 +235,7 @@ async def test_ids_that_do_not_exist_are_404_everywhere(office: Office, odd: str
         assert response.status_code == 404, (method, path, response.text)
 
 
-async def test_a_reference_told_twice_is_a_conflict_for_openais_client_too(office: Office) -> None:
+async def test_a_repeated_reference_is_a_conflict_for_openais_client(office: Office) -> None:
     org = await office.made("/v1/organizations", {"name": "acme", "credits": 0})
     path, body = f"/organizations/{org['id']}/credits", {"credits": 1, "reference": "r"}
     await office.openai.post(path, body=body, cast_to=object, options={"security": {"admin_api_key_auth": True}})

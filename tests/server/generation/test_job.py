@@ -36,13 +36,13 @@ class Source:
 @pytest.mark.parametrize("num_sources", [1, 2, 5])
 async def test_every_item_comes_once_and_in_the_order_of_its_stream(num_sources: int) -> None:
     sources = [Source(list(range(i, i + 10))) for i in range(num_sources)]
-    told = [pair async for pair in merge_streams([source.stream() for source in sources])]
+    received = [pair async for pair in merge_streams([source.stream() for source in sources])]
     for i in range(num_sources):
-        assert [item for index, item in told if index == i] == list(range(i, i + 10))
+        assert [item for index, item in received if index == i] == list(range(i, i + 10))
     assert all(source.is_closed for source in sources)
 
 
-async def test_an_error_in_one_ends_all() -> None:
+async def test_an_error_in_one_stream_closes_all() -> None:
     sources = [Source([1, 2, 3]), Source([1], RuntimeError("broken")), Source(list(range(1000)))]
     with pytest.raises(RuntimeError, match="broken"):
         async for _ in merge_streams([source.stream() for source in sources]):
@@ -50,7 +50,7 @@ async def test_an_error_in_one_ends_all() -> None:
     assert all(source.is_closed for source in sources)
 
 
-async def test_closing_the_whole_closes_every_part() -> None:
+async def test_closing_the_merged_stream_closes_every_stream() -> None:
     sources = [Source(list(range(1000))) for _ in range(3)]
     merged = merge_streams([source.stream() for source in sources])
     await anext(merged)
@@ -58,7 +58,7 @@ async def test_closing_the_whole_closes_every_part() -> None:
     assert [source.is_closed for source in sources] == [True, True, True]
 
 
-async def test_at_most_one_item_waits_for_a_slow_reader() -> None:
+async def test_at_most_one_item_is_queued_for_a_slow_reader() -> None:
     seen = []
 
     async def eager() -> AsyncGenerator[int, None]:

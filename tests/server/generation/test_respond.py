@@ -23,7 +23,7 @@ def endless(request: Request) -> list[Step]:
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}, {"stream": True, "n": 3}, {"n": 2}])
-async def test_a_reader_that_hangs_up_aborts_every_answer(served: Served, fields: dict[str, object]) -> None:
+async def test_a_disconnect_aborts_every_answer(served: Served, fields: dict[str, object]) -> None:
     served.engine.script = endless
     call = Call(served.app, CHAT, chat(**fields))
     call.start()
@@ -35,7 +35,7 @@ async def test_a_reader_that_hangs_up_aborts_every_answer(served: Served, fields
     assert served.engine.num_aborted == fields.get("n", 1)
 
 
-async def test_a_reader_that_leaves_before_the_engine_says_anything(served: Served) -> None:
+async def test_a_disconnect_before_the_first_token_aborts_the_answer(served: Served) -> None:
     served.engine.script = lambda r: [asyncio.Event().wait]
     for stream in (True, False):
         call = Call(served.app, CHAT, chat(stream=stream))
@@ -47,7 +47,7 @@ async def test_a_reader_that_leaves_before_the_engine_says_anything(served: Serv
     assert served.engine.num_aborted == 2
 
 
-async def test_five_hundred_disconnects_at_random_points_give_every_slot_back(served: Served) -> None:
+async def test_five_hundred_disconnects_at_random_points_free_every_slot(served: Served) -> None:
     chance = random.Random(7)
 
     async def visit(i: int) -> None:

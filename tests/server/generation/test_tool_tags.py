@@ -1,4 +1,4 @@
-"""Tags of tool calls, read off whatever template is loaded."""
+"""Tags of tool calls, found by rendering the loaded template."""
 
 from __future__ import annotations
 

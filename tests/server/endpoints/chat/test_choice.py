@@ -51,7 +51,7 @@ async def test_a_choice_can_be_streamed(served: Served) -> None:
         {"choice": [str(i) for i in range(257)]},
     ],
 )
-async def test_choices_that_make_no_sense_are_refused(served: Served, fields: dict[str, object]) -> None:
+async def test_contradictory_choices_are_refused(served: Served, fields: dict[str, object]) -> None:
     assert (await served.post(CHAT, chat(**fields))).status_code == 400
 
 

@@ -42,7 +42,7 @@ async def test_every_snapshot_is_the_whole_answer_so_far(served: Served) -> None
     assert sorted(shown, key=len) == shown
 
 
-async def test_frames_say_what_they_rest_on(served: Served) -> None:
+async def test_frames_report_committed_decided_and_masked_positions(served: Served) -> None:
     served.engine.script = resolves("abcdefgh")
     chunks = events(await served.post(CHAT, chat(stream=True, diffusing=True)))
     frames = [c["quicksilver"] for c in chunks if "quicksilver" in c]
@@ -120,7 +120,7 @@ async def test_reasoning_stays_append_only_and_is_not_shown_as_content(served: S
     assert all("thinking" not in text for text in snapshots(chunks))
 
 
-async def test_drafts_cost_nothing(served: Served) -> None:
+async def test_draft_tokens_are_not_charged(served: Served) -> None:
     served.engine.script = resolves(TEXT)
     body = chat(stream=True, diffusing=True, stream_options={"include_usage": True})
     usage = events(await served.post(CHAT, body))[-1]["usage"]
@@ -128,7 +128,7 @@ async def test_drafts_cost_nothing(served: Served) -> None:
 
 
 @pytest.mark.parametrize("special", ["<|im_end|>", "<|mask|>", "<tool_call>"])
-async def test_a_snapshot_ends_where_a_special_token_is_guessed(served: Served, special: str) -> None:
+async def test_a_snapshot_ends_before_a_special_token_on_the_canvas(served: Served, special: str) -> None:
     ids = tuple(small_tokenizer().encode_markup(f"ab{special}cd"))
 
     def script(request: Request) -> list[Step]:
@@ -147,7 +147,7 @@ async def test_a_plain_stream_of_an_engine_that_sends_frames_shows_none(served: 
     assert all("quicksilver" not in c for c in chunks)
 
 
-async def test_a_draft_that_a_stop_string_cuts_is_taken_back_in_the_last_snapshot(served: Served) -> None:
+async def test_the_last_snapshot_drops_a_draft_that_a_stop_string_cuts(served: Served) -> None:
     served.engine.script = resolves("one STOP two")
     chunks = events(await served.post(CHAT, chat(stream=True, diffusing=True, stop="STOP")))
     assert snapshots(chunks)[-1] == "one "

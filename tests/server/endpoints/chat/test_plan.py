@@ -32,7 +32,7 @@ def source_of(served: Served) -> ResponseFormat:
 @pytest.mark.parametrize(
     ("strict", "policy"), [(True, Policy.GUARANTEED), (False, Policy.VALIDATED), (None, Policy.VALIDATED)]
 )
-async def test_a_schema_constrains_and_the_answer_is_checked(served: Served, strict: object, policy: Policy) -> None:
+async def test_a_schema_constrains_and_validates_the_answer(served: Served, strict: object, policy: Policy) -> None:
     served.engine.script = says(VALID)
     reply = await served.post(CHAT, chat(response_format=schema_format(strict=strict)))
     assert reply.json()["choices"][0]["message"]["content"] == VALID
@@ -40,7 +40,7 @@ async def test_a_schema_constrains_and_the_answer_is_checked(served: Served, str
     assert served.engine.seen[0].constraint is not None
 
 
-async def test_an_answer_that_breaks_its_schema_is_never_called_finished(served: Served) -> None:
+async def test_an_answer_that_breaks_its_schema_has_no_finish_reason(served: Served) -> None:
     served.engine.script = says(INVALID)
     plain = await served.post(CHAT, chat(response_format=schema_format()))
     assert plain.json()["error"]["code"] == "output_invalid"
@@ -49,7 +49,7 @@ async def test_an_answer_that_breaks_its_schema_is_never_called_finished(served:
     assert '"finish_reason":"stop"' not in streamed.text
 
 
-async def test_a_cut_answer_says_length_and_is_not_checked(served: Served) -> None:
+async def test_a_cut_answer_finishes_with_length_and_is_not_validated(served: Served) -> None:
     served.engine.script = says(VALID)
     reply = await served.post(CHAT, chat(response_format=schema_format(), max_tokens=5))
     assert reply.json()["choices"][0]["finish_reason"] == "length"
@@ -116,7 +116,7 @@ async def test_responses_dialect_of_formats(served: Served) -> None:
     assert reply["text"]["format"]["schema"] == SCHEMA
 
 
-async def test_a_server_without_grammars_says_so(served: Served) -> None:
+async def test_a_server_without_grammars_refuses_formats(served: Served) -> None:
     served.grammars = None  # type: ignore[assignment]
     served.configure()
     response = await served.post(CHAT, chat(response_format={"type": "json_object"}))

@@ -1,4 +1,4 @@
-"""Tools and tool_choice in both dialects: what is offered, what is demanded, how calls come back."""
+"""Tools and tool_choice in both dialects: optional and required calls, and calls in replies."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_without_parallel_calls_the_answer_ends_at_the_second(served: Serv
         ),
     ],
 )
-async def test_choices_of_both_dialects_reach_the_grammar(
+async def test_tool_choices_of_both_dialects_reach_the_grammar(
     served: Served, choice: object, expected: ToolChoice, names: set[str]
 ) -> None:
     served.engine.script = says('<tool_call>{"name": "time", "arguments": {"city": "A"}}</tool_call>')
@@ -148,7 +148,7 @@ async def test_reasoning_sent_back_in_a_tool_loop_is_shown_to_the_model(served: 
         ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, None),
     ],
 )
-async def test_tools_that_make_no_sense_are_named(served: Served, fields: dict[str, Any], param: str | None) -> None:
+async def test_contradictory_tools_are_named(served: Served, fields: dict[str, Any], param: str | None) -> None:
     response = await served.post(CHAT, chat(**fields))
     assert response.status_code == (200 if param is None else 400)
     assert param is None or response.json()["error"]["param"].startswith(param)

@@ -1,4 +1,4 @@
-"""/v1/chat/completions: plain answers, streams, and what both say at the end."""
+"""/v1/chat/completions: whole replies and streams."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_streamed_reasoning_and_summary(served: Served) -> None:
 
 
 @pytest.mark.parametrize(("effort", "status"), [("none", "skipped"), ("low", "unavailable")])
-async def test_summary_without_reasoning_says_why(served: Served, effort: str, status: str) -> None:
+async def test_a_summary_without_reasoning_has_a_status(served: Served, effort: str, status: str) -> None:
     served.engine.script = says("</think>ok" if effort == "low" else "ok")
     reply = (await served.post(CHAT, chat(reasoning_effort=effort, reasoning_summary=True))).json()
     assert reply["reasoning_summary"] == {"content": None, "status": status}
@@ -146,7 +146,7 @@ async def test_answers_share_the_prompt_and_have_seeds_of_their_own(served: Serv
     assert reply["usage"]["completion_tokens"] == 3 * len(HELLO.encode())
 
 
-async def test_streamed_answers_are_told_apart_by_index(served: Served) -> None:
+async def test_streamed_answers_have_an_index(served: Served) -> None:
     chunks = events(await served.post(CHAT, chat(n=3, stream=True)))
     for index in range(3):
         own = [c for c in chunks if c["choices"][0]["index"] == index]
@@ -166,8 +166,8 @@ async def test_logprobs_name_content_tokens_by_text_and_bytes(served: Served) ->
 async def test_streamed_logprobs_come_with_their_tokens(served: Served) -> None:
     served.engine.script = scored
     chunks = events(await served.post(CHAT, chat(logprobs=True, stream=True)))
-    told = [c["choices"][0]["logprobs"] for c in chunks if c["choices"][0]["logprobs"]]
-    assert [e["token"] for entry in told for e in entry["content"]] == ["o", "k"]
+    received = [c["choices"][0]["logprobs"] for c in chunks if c["choices"][0]["logprobs"]]
+    assert [e["token"] for entry in received for e in entry["content"]] == ["o", "k"]
 
 
 def scored(request: Request) -> list[Step]:
@@ -176,7 +176,7 @@ def scored(request: Request) -> list[Step]:
     return [Delta(request.id, ids, logprobs, finish=FinishReason.STOP, usage=Usage(1, 0, 2))]
 
 
-async def test_a_limit_beyond_the_context_is_lowered_and_said_so(served: Served) -> None:
+async def test_a_limit_beyond_the_context_is_lowered_with_a_warning(served: Served) -> None:
     reply = (await served.post(CHAT, chat(max_tokens=900_000))).json()
     room = served.engine.info.context_len - len(served.engine.seen[0].prompt_ids)
     assert served.engine.seen[0].params.max_new_tokens == room
@@ -217,7 +217,7 @@ async def test_a_row_that_fails_alone_is_a_coded_error(served: Served) -> None:
     assert (error["code"], error["message"]) == ("non_finite", "the logits were not finite")
 
 
-async def test_an_answer_that_the_engine_gives_up_is_not_called_finished(served: Served) -> None:
+async def test_an_answer_that_the_engine_aborts_has_no_finish_reason(served: Served) -> None:
     served.engine.script = lambda r: [Delta(r.id, (97,)), Delta(r.id, finish=FinishReason.ABORT, usage=Usage(1, 0, 1))]
     response = await served.post(CHAT, chat())
     assert (response.status_code, response.json()["error"]["code"]) == (503, "aborted")
@@ -229,7 +229,7 @@ async def test_a_full_queue_on_any_of_several_answers_refuses_them_all(served: S
     assert response.status_code == 503
 
 
-async def test_an_unforeseen_error_says_nothing_of_its_inside(served: Served) -> None:
+async def test_an_unexpected_error_reveals_no_details(served: Served) -> None:
     served.engine.script = lambda r: [RuntimeError("secret prompt text")]
     response = await served.post(CHAT, chat())
     assert response.status_code == 500

@@ -74,7 +74,7 @@ def teach(served: Served) -> None:
     served.app.state.services = served.services
 
 
-async def test_word_under_the_cursor_is_left_to_weights_we_taught_and_not_said_twice(served: Served) -> None:
+async def test_skill_weights_repeat_the_word_at_the_cursor_and_it_is_sent_once(served: Served) -> None:
     teach(served)
     served.engine.script = says(" compute(x);y")
     body = {"model": "mercury-coder", "prompt": "x = comp", "suffix": "\n", "stop": ["comp", ";"]}
@@ -86,7 +86,7 @@ async def test_word_under_the_cursor_is_left_to_weights_we_taught_and_not_said_t
     assert "".join(c["choices"][0]["text"] for c in chunks if c["choices"]) == "ute(x)"
 
 
-async def test_last_space_is_left_to_weights_we_taught_without_a_constraint(served: Served) -> None:
+async def test_skill_weights_repeat_a_trailing_space_without_a_constraint(served: Served) -> None:
     teach(served)
     served.engine.script = says(" compute(x)")
     reply = (await served.post(FIM, {"model": "mercury-coder", "prompt": "x = ", "suffix": "\n"})).json()
@@ -94,14 +94,14 @@ async def test_last_space_is_left_to_weights_we_taught_without_a_constraint(serv
 
 
 @pytest.mark.parametrize("field", [{"echo": True}, {"return_token_ids": True}, {"logprobs": 0}])
-async def test_prompt_is_read_as_it_was_sent_where_tokens_are_told(served: Served, field: dict[str, object]) -> None:
+async def test_a_prompt_whose_tokens_are_returned_is_encoded_as_sent(served: Served, field: dict[str, object]) -> None:
     teach(served)
     await served.post(PLAIN, {"model": "mercury-coder", "prompt": "x = comp", "suffix": "\n", **field})
     assert decoded(served.engine.seen[0]).endswith("<|fim_prefix|>x = comp")
     assert served.engine.seen[0].constraint is None
 
 
-async def test_continuation_may_be_told_how_to_begin(served: Served) -> None:
+async def test_lead_determines_how_a_continuation_begins(served: Served) -> None:
     served.engine.script = says("so it goes")
     reply = await served.post(PLAIN, {"model": "mercury-coder", "prompt": "And", "lead": "so"})
     assert reply.json()["choices"][0]["text"] == "so it goes"
@@ -144,7 +144,7 @@ async def test_token_ids_are_a_prompt_but_special_ones_are_refused(served: Serve
         assert response.status_code == (200 if bad == 511 else 400), bad
 
 
-async def test_a_caller_who_rendered_a_template_may_send_special_ids(served: Served) -> None:
+async def test_special_ids_may_be_allowed_for_rendered_templates(served: Served) -> None:
     body = {"model": "nano", "prompt": [257, 104, 258], "allow_special_ids": True}
     assert (await served.post(PLAIN, body)).status_code == 200
     assert served.engine.seen[0].prompt_ids == (257, 104, 258)
@@ -159,7 +159,7 @@ async def test_stop_ids_replace_the_models_own(served: Served, stop_ids: object,
     assert served.engine.seen[0].params.stop_ids == expected
 
 
-async def test_token_ids_come_back_whole_where_they_are_asked_for(served: Served) -> None:
+async def test_token_ids_are_returned_on_request(served: Served) -> None:
     served.engine.script = says("<tool_call>call</tool_call>")
     body = {"model": "nano", "prompt": "a", "n": 2}
     assert "token_ids" not in (await served.post(PLAIN, body)).json()["choices"][0]
@@ -177,7 +177,7 @@ async def test_token_ids_of_a_stream_add_up_to_the_answers(served: Served) -> No
     assert ids == small_tokenizer().encode_markup(f"{HELLO}<tool_call></tool_call>")
 
 
-async def test_tokens_behind_a_stop_string_are_not_returned(served: Served) -> None:
+async def test_tokens_after_a_stop_string_are_not_returned(served: Served) -> None:
     served.engine.script = says("first;second", piece_len=12)
     body = {"model": "nano", "prompt": "a", "stop": ";", "return_token_ids": True}
     reply = (await served.post(PLAIN, body)).json()
@@ -185,7 +185,7 @@ async def test_tokens_behind_a_stop_string_are_not_returned(served: Served) -> N
     assert reply["usage"]["completion_tokens"] == len("first;")
 
 
-async def test_usage_tells_the_rounds_of_verify(served: Served) -> None:
+async def test_usage_reports_the_rounds_of_verify(served: Served) -> None:
     work = (await served.post(PLAIN, {"model": "nano", "prompt": "a"})).json()["usage"]["quicksilver"]
     assert work["rounds"] == work["forwards"] > 0
 

@@ -32,7 +32,7 @@ async def test_a_certain_merge_streams_too(served: Served) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_what_is_in_doubt_is_rewritten_by_the_model(served: Served) -> None:
+async def test_an_ambiguous_span_is_rewritten_by_the_model(served: Served) -> None:
     served.engine.script = says("```python\nx = compute()\n```")
     reply = (await served.post(APPLY, apply(ORIGINAL, UNCLEAR))).json()
     assert len(served.engine.seen) == 1
@@ -43,7 +43,7 @@ async def test_what_is_in_doubt_is_rewritten_by_the_model(served: Served) -> Non
     assert streamed == reply["choices"][0]["message"]["content"]
 
 
-async def test_a_cut_rewrite_keeps_the_original_and_says_length(served: Served) -> None:
+async def test_a_cut_rewrite_keeps_the_original_and_finishes_with_length(served: Served) -> None:
     served.engine.script = lambda r: spoken(r, small_tokenizer().encode("x = com"), finish=FinishReason.LENGTH)
     reply = (await served.post(APPLY, apply(ORIGINAL, UNCLEAR))).json()
     assert reply["choices"][0]["finish_reason"] == "length"

@@ -33,7 +33,7 @@ def edit(**fields: object) -> dict[str, object]:
     return {"model": "mercury-edit", "messages": [{"role": "user", "content": PROMPT}], **fields}
 
 
-async def test_the_rewritten_region_comes_in_a_bare_fence_and_nothing_else(served: Served) -> None:
+async def test_the_reply_is_the_rewritten_region_in_a_bare_fence(served: Served) -> None:
     served.engine.script = says(REWRITTEN + "\n```\nThat adds the name.")
     reply = (await served.post(EDIT, edit(stream=False))).json()
     assert reply["choices"][0]["message"]["content"] == f"```\n{REWRITTEN}\n```"
@@ -69,7 +69,7 @@ async def test_a_streamed_edit_comes_whole(served: Served) -> None:
     assert chunks[-1]["usage"]["completion_tokens"] > 0
 
 
-async def test_solved_examples_give_way_to_the_code_where_the_context_is_short(served: Served) -> None:
+async def test_worked_examples_are_dropped_if_the_context_is_short(served: Served) -> None:
     long = PROMPT.replace("function greet", "// " + "long " * 150 + "\nfunction greet")
     for text in (PROMPT, long):
         body = edit(messages=[{"role": "user", "content": text}])

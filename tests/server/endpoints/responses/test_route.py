@@ -24,9 +24,9 @@ def ask(given: object = "Hi", **fields: object) -> dict[str, object]:
 
 def named_events(response: httpx.Response) -> list[dict[str, Any]]:
     blocks = [block.split("\n") for block in response.text.split("\n\n") if block]
-    told = [(head.removeprefix("event: "), orjson.loads(data.removeprefix("data: "))) for head, data in blocks]
-    assert all(name == event["type"] for name, event in told)
-    return [event for _, event in told]
+    received = [(head.removeprefix("event: "), orjson.loads(data.removeprefix("data: "))) for head, data in blocks]
+    assert all(name == event["type"] for name, event in received)
+    return [event for _, event in received]
 
 
 def prompt_text(served: Served) -> str:
@@ -47,11 +47,11 @@ async def test_events_build_the_same_response_as_the_plain_reply(served: Served)
     served.engine.script = says("think</think>Answer")
     body = ask(reasoning={"effort": "low"})
     plain = (await served.post(RESPONSES, body)).json()
-    told = named_events(await served.post(RESPONSES, {**body, "stream": True}))
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    assert told[0]["type"] == "response.created"
-    assert told[-1]["type"] == "response.completed"
-    final = told[-1]["response"]
+    received = named_events(await served.post(RESPONSES, {**body, "stream": True}))
+    assert [event["sequence_number"] for event in received] == list(range(len(received)))
+    assert received[0]["type"] == "response.created"
+    assert received[-1]["type"] == "response.completed"
+    final = received[-1]["response"]
     texts = [[item["type"], item["content"][0]["text"]] for item in final["output"]]
     assert texts == [["reasoning", "think"], ["message", "Answer"]]
     assert texts == [[item["type"], item["content"][0]["text"]] for item in plain["output"]]
@@ -59,13 +59,13 @@ async def test_events_build_the_same_response_as_the_plain_reply(served: Served)
 
 
 async def test_every_item_is_opened_filled_and_closed_in_order(served: Served) -> None:
-    told = named_events(await served.post(RESPONSES, ask(stream=True)))
-    kinds = [event["type"].removeprefix("response.") for event in told]
+    received = named_events(await served.post(RESPONSES, ask(stream=True)))
+    kinds = [event["type"].removeprefix("response.") for event in received]
     opening = ["created", "in_progress", "output_item.added", "content_part.added"]
     assert kinds[:4] == opening
     assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
     assert set(kinds[4:-4]) == {"output_text.delta"}
-    assert "".join(event["delta"] for event in told if event["type"].endswith("output_text.delta")) == HELLO
+    assert "".join(event["delta"] for event in received if event["type"].endswith("output_text.delta")) == HELLO
 
 
 async def test_history_items_become_turns(served: Served) -> None:
@@ -99,9 +99,9 @@ async def test_an_empty_answer_still_has_a_message(served: Served) -> None:
 
 async def test_an_error_inside_the_stream_fails_the_response(served: Served) -> None:
     served.engine.script = lambda r: [*spoken(r, range(97, 110))[:2], EngineDied("the worker died")]
-    told = named_events(await served.post(RESPONSES, ask(stream=True)))
-    assert told[-1]["type"] == "response.failed"
-    assert told[-1]["response"]["error"]["message"] == "the worker died"
+    received = named_events(await served.post(RESPONSES, ask(stream=True)))
+    assert received[-1]["type"] == "response.failed"
+    assert received[-1]["response"]["error"]["message"] == "the worker died"
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,10 @@ async def test_logprobs_come_with_their_text_whole_and_streamed(served: Served) 
     part = (await served.post(RESPONSES, ask(top_logprobs=1))).json()["output"][0]["content"][0]
     assert [entry["token"] for entry in part["logprobs"]] == ["H", "e", "y"]
     assert part["logprobs"][0]["top_logprobs"] == [{"token": "x", "logprob": -2.0, "bytes": [120]}]
-    told = named_events(await served.post(RESPONSES, ask(top_logprobs=1, stream=True)))
-    deltas = [event["logprobs"] for event in told if event["type"] == "response.output_text.delta"]
+    received = named_events(await served.post(RESPONSES, ask(top_logprobs=1, stream=True)))
+    deltas = [event["logprobs"] for event in received if event["type"] == "response.output_text.delta"]
     assert [entry for entries in deltas for entry in entries] == part["logprobs"]
-    assert told[-1]["response"]["output"][0]["content"][0] == part
+    assert received[-1]["response"]["output"][0]["content"][0] == part
 
 
 async def test_reasoning_is_summarised_when_asked(served: Served) -> None:
