@@ -19,6 +19,32 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "nano"
 
 Model = Annotated[str, typer.Option("--model", "-m", envvar="QUICKSILVER_MODEL", help="Catalogue name or path.")]
+Host = Annotated[str, typer.Option(envvar="QUICKSILVER_HOST", help="Address to listen on.")]
+Port = Annotated[int, typer.Option(envvar="QUICKSILVER_PORT", min=0, max=65535, help="Port of the API.")]
+AdminPort = Annotated[
+    int | None,
+    typer.Option(
+        envvar="QUICKSILVER_ADMIN_PORT",
+        min=0,
+        max=65535,
+        help="Port for metrics and accounts, on loopback.",
+        show_default="the port after --port",
+    ),
+]
+WithAccounts = Annotated[bool, typer.Option(envvar="QUICKSILVER_ACCOUNTS", help="Require API keys.")]
+AllowAnonymous = Annotated[
+    bool, typer.Option(envvar="QUICKSILVER_ALLOW_ANONYMOUS", help="Allow a public address without API keys.")
+]
+AllowHost = Annotated[
+    list[str], typer.Option(envvar="QUICKSILVER_ALLOW_HOST", help="Accepted Host header besides loopback names.")
+]
+AllowOrigin = Annotated[
+    list[str], typer.Option(envvar="QUICKSILVER_ALLOW_ORIGIN", help="Web origin that may call from a browser.")
+]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"],
+    typer.Option(envvar="QUICKSILVER_LOG_LEVEL", help="Least severity of log lines."),
+]
 Device = Annotated[str, typer.Option(envvar="QUICKSILVER_DEVICE", help="cpu, cuda or auto.")]
 Weights = Annotated[
     Literal["auto", "float32", "bfloat16", "int8", "fp8", "int4"],

@@ -12,9 +12,9 @@ import signal
 import tomllib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.panel import Panel
@@ -29,7 +29,7 @@ from quicksilver.errors import InvalidRequest, QuicksilverError
 from quicksilver.hub.resolve import Checkpoint, default_home, resolve
 from quicksilver.server.admin_app import build_admin_app
 from quicksilver.server.app import build_app
-from quicksilver.server.config import ModelCard, ServerConfig, Timeouts
+from quicksilver.server.config import LOOPBACK_HOSTS, ModelCard, ServerConfig, Timeouts
 from quicksilver.server.encoding.pool import EncoderPool
 from quicksilver.server.http.logs import log_to_stderr
 from quicksilver.server.run import check_address, check_ports, run, serve_until_stopped
@@ -77,41 +77,17 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
 def serve(
     context: typer.Context,
     model: options.Model = options.DEFAULT_MODEL,
-    host: Annotated[str, typer.Option(envvar="QUICKSILVER_HOST", help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(envvar="QUICKSILVER_PORT", min=0, max=65535)] = 8480,
-    admin_port: Annotated[
-        int | None,
-        typer.Option(
-            envvar="QUICKSILVER_ADMIN_PORT",
-            min=0,
-            max=65535,
-            help="Port for metrics and accounts, on loopback.",
-            show_default="the port after --port",
-        ),
-    ] = None,
-    accounts: Annotated[
-        bool,
-        typer.Option(
-            envvar="QUICKSILVER_ACCOUNTS",
-            help="Require API keys.",
-        ),
-    ] = False,
+    host: options.Host = "127.0.0.1",
+    port: options.Port = 8480,
+    admin_port: options.AdminPort = None,
+    accounts: options.WithAccounts = False,
     database_url: options.DatabaseUrl = "",
     pepper: options.Pepper = None,
     signup_credits: options.SignupCredits = options.DEFAULT_CREDITS,
-    allow_anonymous: Annotated[
-        bool, typer.Option(envvar="QUICKSILVER_ALLOW_ANONYMOUS", help="Allow a public address without API keys.")
-    ] = False,
-    allow_host: Annotated[
-        list[str],
-        typer.Option(envvar="QUICKSILVER_ALLOW_HOST", help="Accepted Host header besides loopback names."),
-    ] = [],  # noqa: B006
-    allow_origin: Annotated[
-        list[str], typer.Option(envvar="QUICKSILVER_ALLOW_ORIGIN", help="Web origin that may call from a browser.")
-    ] = [],  # noqa: B006
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], typer.Option(envvar="QUICKSILVER_LOG_LEVEL")
-    ] = "info",
+    allow_anonymous: options.AllowAnonymous = False,
+    allow_host: options.AllowHost = [],  # noqa: B006
+    allow_origin: options.AllowOrigin = [],  # noqa: B006
+    log_level: options.LogLevel = "info",
     device: options.Device = "auto",
     weights: options.Weights = "auto",
     matmul: options.Matmul = "fastest",
@@ -131,31 +107,33 @@ def serve(
     """Serve a model over HTTP: OpenAI's and Mercury's API, and the playground at /."""
     log_to_stderr(log_level)
     checkpoint = resolve(model)
-    server = ServerConfig(
-        host=host, port=port, admin_port=_admin_port(port, admin_port), allow_anonymous=allow_anonymous
-    )
-    server = replace(server, hosts=(*server.hosts, *allow_host), origins=tuple(allow_origin))
     tables: dict[str, dict[str, Any]] = context.obj or {}
-    timeouts = Timeouts(**tables.get("timeouts", {}))
-    server = replace(server, home=default_home(), card=_card(checkpoint), timeouts=timeouts, **tables.get("limits", {}))
+    server = ServerConfig(
+        host=host,
+        port=port,
+        admin_port=_admin_port(port, admin_port),
+        hosts=(*LOOPBACK_HOSTS, *allow_host),
+        origins=tuple(allow_origin),
+        allow_anonymous=allow_anonymous,
+        home=default_home(),
+        card=_card(checkpoint),
+        timeouts=Timeouts(**tables.get("timeouts", {})),
+        **tables.get("limits", {}),
+    )
     check_address(server, has_accounts=accounts)
     check_ports(server)
     load = {"device": device, "weights": weights, "threads": threads, "yarn": yarn}
-    engine = {
-        **tables.get("engine", {}),
-        "matmul": matmul,
-        "context_len": context_len,
-        "max_running": max_running,
-        "max_waiting": max_waiting,
-        "max_rows": max_rows,
-        "kv_bytes": kv_bytes,
-        "tree_rows": tree_rows,
-        "cuda_graphs": cuda_graphs,
-    }
-    EngineConfig(**engine)  # refuses values out of range before the worker starts
-    worker = WorkerConfig(model, load, engine)
+    worker = WorkerConfig(model, load, _engine_settings(context, tables.get("engine", {})))
     database = options.accounts_database(database_url, pepper, signup_credits) if accounts else None
     run(_run(ServeSettings(checkpoint, server, worker, database, PoolConfig(**tables.get("compile_pool", {})))))
+
+
+def _engine_settings(context: typer.Context, table: dict[str, Any]) -> dict[str, Any]:
+    """The fields of EngineConfig from the file and from the flags. Values out of range are refused here, before the
+    worker starts."""
+    flags = {field.name: context.params[field.name] for field in fields(EngineConfig) if field.name in context.params}
+    EngineConfig(**(settings := {**table, **flags}))
+    return settings
 
 
 def _admin_port(port: int, chosen: int | None) -> int:

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from quicksilver.editing.merge_parts import Edit
 from quicksilver.editing.splice import Change, Segment, Source, balance, plan_change, split_update
-from quicksilver.editing.syntax_merge import Edit, merge_by_syntax
+from quicksilver.editing.syntax_merge import merge_by_syntax
 from quicksilver.text.conversation import Message
 
 _MARK = "<|!@#IS_APPLY!@#|>"

@@ -9,50 +9,31 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from quicksilver.editing.languages import guess_languages
+from quicksilver.editing.merge_parts import (
+    Edit,
+    Item,
+    Scope,
+    Unclear,
+    indent_of,
+    is_import,
+    joined,
+    last_before,
+    merged_lead,
+    same_definitions,
+    same_last_name,
+    trimmed,
+    usual_gap,
+)
 from quicksilver.editing.outline import Definition, Outline, best_outline, read_outline
 from quicksilver.editing.splice import Segment, Source, is_marker, plan_change, split_update
 
 # Longer files are merged by lines: parsing takes about 20 ms for each 100,000 characters.
 MAX_CHARS = 400_000
-_IMPORT = re.compile(r"\s*(import|from|use|using|#include|require|require_relative|package|include)\b|.*\brequire\(")
-
-
-class Unclear(Exception):
-    """The snippet does not determine where its lines belong."""
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """`lines` replace lines `[start, end)` of the file. With `update`, a model must rewrite the span instead."""
-
-    start: int
-    end: int
-    lines: tuple[str, ...] = ()
-    update: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A part of a scope of the snippet: a marker, a definition, or a run of other lines."""
-
-    start: int
-    end: int
-    definition: Definition | None = None
-    is_marker: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """Lines `[low, high)` and the definitions in them, of the file or of the snippet."""
-
-    low: int
-    high: int
-    definitions: Sequence[Definition]
 
 
 def merge_by_syntax(original: Sequence[str], update: Sequence[str]) -> list[Edit] | None:
@@ -65,7 +46,7 @@ def merge_by_syntax(original: Sequence[str], update: Sequence[str]) -> list[Edit
     new = read_outline(_with_placeholders(update, old.language.name, old.language.line_comment), old.language)
     if _is_whole_file(original, update):
         return None
-    is_known = bool(new.definitions) or all(_is_import(line) or is_marker(line) for line in update)
+    is_known = bool(new.definitions) or all(is_import(line) or is_marker(line) for line in update)
     if not is_known or (new.num_errors and not old.num_errors):
         return None
     try:
@@ -88,9 +69,9 @@ def _with_placeholders(lines: Sequence[str], language: str, comment: str) -> lis
     text = "..." if language == "python" else f"{comment} ..." if language != "css" else "/* ... */"
     placed: list[str] = []
     for line in lines:
-        indent = _indent_of(line)
+        indent = indent_of(line)
         if is_marker(line) and placed and placed[-1].rstrip().endswith(":") and language == "python":
-            indent = max(indent, _indent_of(placed[-1]) + "    ", key=len)
+            indent = max(indent, indent_of(placed[-1]) + "    ", key=len)
         placed.append(indent + text if is_marker(line) else line)
     return placed
 
@@ -135,7 +116,7 @@ class _Merger:
                 edits.append(self._inserted(items, at, matches, cursor, old))
             else:
                 edits += self._lines(items, at, matches, cursor, old)
-        return _joined(edits)
+        return joined(edits)
 
     def _starts_file(self, items: Sequence[Item], old: Scope) -> bool:
         """Whether the snippet begins with the first lines of the file."""
@@ -157,7 +138,7 @@ class _Merger:
                 end = line + 1
                 while end < scope.high and end not in starts and not is_marker(self.update[end]):
                     end += 1
-                found += _trimmed(Item(line, end), self.update)
+                found += trimmed(Item(line, end), self.update)
                 line = end
         return found
 
@@ -167,9 +148,9 @@ class _Merger:
             if item.definition is None:
                 continue
             everywhere = list(self.outline.walk()) if is_top else []
-            candidates = _alike(item.definition, olds) or _alike(item.definition, everywhere)
+            candidates = same_definitions(item.definition, olds) or same_definitions(item.definition, everywhere)
             if not candidates and self._has_marker(item):
-                candidates = _namesakes(item.definition, everywhere or olds)
+                candidates = same_last_name(item.definition, everywhere or olds)
             free = [old for old in candidates if all(old is not other for other in found.values())]
             if free:
                 found[at] = self._most_similar(item.definition, free)
@@ -207,7 +188,7 @@ class _Merger:
         new = self._with_body(new)
         lines = self._reindented(new.start, new.end, self.original[old.head], self.original[old.start : old.end])
         head = new.head - new.start
-        lead = _lead(lines[:head], self.original[old.start : old.head])
+        lead = merged_lead(lines[:head], self.original[old.start : old.head])
         if not any(is_marker(line) for line in lines):
             return [Edit(old.start, old.end, (*lead, *lines[head:]))]
         header = self._replaced_header(new, old, lines, lead)
@@ -264,7 +245,7 @@ class _Merger:
         item = items[at]
         following = matches.get(at + 1)
         if cursor.item is not None and not cursor.has_marker:
-            anchor = cursor.counterpart or _nearest(old.definitions, cursor.end)
+            anchor = cursor.counterpart or last_before(old.definitions, cursor.end)
             lines = self._reindented(item.start, item.end, self._sample_line(anchor, old))
             blank = ("",) * self._blank_lines(cursor.item.end, item.start)
             cursor.item = item
@@ -276,13 +257,13 @@ class _Merger:
         later = next((matches[i] for i in range(at + 1, len(items)) if i in matches), None)
         lines = self._reindented(item.start, item.end, self._sample_line(later, old))
         if later is not None:
-            return Edit(later.start, later.start, (*lines, *("",) * _usual_gap(old)))
+            return Edit(later.start, later.start, (*lines, *("",) * usual_gap(old)))
         is_first = not cursor.has_marker and cursor.item is None
         if is_first and old.definitions:
             start = old.definitions[0].start
-            return Edit(start, start, (*lines, *("",) * _usual_gap(old)))
+            return Edit(start, start, (*lines, *("",) * usual_gap(old)))
         end = self._content_end(cursor.end if not old.definitions else old.low, old.high)
-        gap = _usual_gap(old)
+        gap = usual_gap(old)
         if old.high == len(self.original) and old.high - end >= gap > 0:
             end, gap = old.high, 0
         cursor.end, cursor.item, cursor.has_marker = end, item, False
@@ -296,9 +277,9 @@ class _Merger:
         following = next((matches[i] for i in range(at + 1, len(items)) if i in matches), None)
         high = following.start if following is not None and following.start >= cursor.end else old.high
         region, low = self.original[cursor.end : high], cursor.end
-        if all(map(_is_import, self.update[item.start : item.end])):
+        if all(map(is_import, self.update[item.start : item.end])):
             return self._imports(self.update[item.start : item.end], old, cursor, item)
-        if old.low == 0 and _indent_of(self.update[item.start]):
+        if old.low == 0 and indent_of(self.update[item.start]):
             raise Unclear  # The run begins inside a definition that the snippet does not show.
         lines = tuple(
             self._reindented(item.start, item.end, self._sample_line(None, old, line=self.update[item.start]))
@@ -334,7 +315,7 @@ class _Merger:
         """Insert new imports after the import before them in the snippet, else after the last one."""
         first = old.definitions[0].start if old.definitions else old.high
         known = {self.original[i].rstrip(): i for i in range(old.low, first) if self.original[i].strip()}
-        imports = [i for i in known.values() if _is_import(self.original[i])]
+        imports = [i for i in known.values() if is_import(self.original[i])]
         anchors = [known[line.rstrip()] for line in lines if line.rstrip() in known]
         if not imports:
             raise Unclear
@@ -360,9 +341,9 @@ class _Merger:
         """Lines of the snippet, shifted to the indentation of the line `like` of the file. A line that is in `old` only
         without the shift, such as one inside a multi-line string, is not shifted."""
         lines = [line.rstrip("\r\n") for line in self.update[start:end]]
-        present = [_indent_of(line) for line in lines if line.strip()]
+        present = [indent_of(line) for line in lines if line.strip()]
         common = min(present, key=len, default="")
-        wanted = _indent_of(like)
+        wanted = indent_of(like)
         if common == wanted or not all(indent.startswith(common) for indent in present):
             return lines
         shifted = [wanted + line[len(common) :] if line.strip() else line for line in lines]
@@ -385,64 +366,3 @@ class _Merger:
         while high > low and not self.original[high - 1].strip():
             high -= 1
         return high
-
-
-def _is_import(line: str) -> bool:
-    return not line.strip() or _IMPORT.match(line) is not None
-
-
-def _alike(new: Definition, olds: Iterable[Definition]) -> list[Definition]:
-    return [old for old in olds if (old.kind, old.name) == (new.kind, new.name)]
-
-
-def _namesakes(new: Definition, olds: Iterable[Definition]) -> list[Definition]:
-    """Definitions with the same last part of the name, such as methods of another receiver, if there is only one."""
-    found = [old for old in olds if old.kind == new.kind and old.name.split(".")[-1] == new.name.split(".")[-1]]
-    return found if len(found) == 1 else []
-
-
-def _nearest(definitions: Sequence[Definition], line: int) -> Definition | None:
-    return next((definition for definition in reversed(definitions) if definition.start < line), None)
-
-
-def _lead(new: Sequence[str], old: Sequence[str]) -> list[str]:
-    """Comments and decorators of the result: those of the snippet, and kinds that only the file has."""
-    new, kept = [line for line in new if line.strip()], [line.rstrip("\r\n") for line in old]
-    has_comment, has_decorator = (any(_is_decorator(line) == wanted for line in new) for wanted in (False, True))
-    above = [] if has_comment else [line for line in kept if not _is_decorator(line)]
-    below = [] if has_decorator else [line for line in kept if _is_decorator(line)]
-    return [*above, *new, *below] if new else kept
-
-
-def _is_decorator(line: str) -> bool:
-    return line.lstrip().startswith(("@", "#[", "["))
-
-
-def _usual_gap(scope: Scope) -> int:
-    """The most frequent number of lines between two definitions of the scope."""
-    pairs = zip(scope.definitions, scope.definitions[1:], strict=False)
-    gaps = Counter(b.start - a.end for a, b in pairs)
-    return gaps.most_common(1)[0][0] if gaps else 1
-
-
-def _trimmed(item: Item, lines: Sequence[str]) -> list[Item]:
-    """The run without blank lines at its ends, or nothing if it is blank."""
-    filled = [i for i in range(item.start, item.end) if lines[i].strip()]
-    return [Item(filled[0], filled[-1] + 1)] if filled else []
-
-
-def _joined(edits: Sequence[Edit]) -> list[Edit]:
-    """Join insertions at the same position in the order of the snippet."""
-    joined: list[Edit] = []
-    for edit in edits:
-        last = joined[-1] if joined else None
-        is_same_place = last is not None and edit.start == edit.end == last.end and edit.update is last.update is None
-        if last is not None and is_same_place:
-            joined[-1] = Edit(last.start, last.end, (*last.lines, *edit.lines))
-        else:
-            joined.append(edit)
-    return joined
-
-
-def _indent_of(line: str) -> str:
-    return line[: len(line) - len(line.lstrip())]

@@ -1,0 +1,106 @@
+"""Parts of a merge by syntax: edits, the items of a snippet, and rules for matching, gaps and decorators."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from quicksilver.editing.outline import Definition
+
+_IMPORT = re.compile(r"\s*(import|from|use|using|#include|require|require_relative|package|include)\b|.*\brequire\(")
+
+
+class Unclear(Exception):
+    """The snippet does not determine where its lines belong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """`lines` replace lines `[start, end)` of the file. With `update`, a model must rewrite the span instead."""
+
+    start: int
+    end: int
+    lines: tuple[str, ...] = ()
+    update: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A part of a scope of the snippet: a marker, a definition, or a run of other lines."""
+
+    start: int
+    end: int
+    definition: Definition | None = None
+    is_marker: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Lines `[low, high)` and the definitions in them, of the file or of the snippet."""
+
+    low: int
+    high: int
+    definitions: Sequence[Definition]
+
+
+def is_import(line: str) -> bool:
+    return not line.strip() or _IMPORT.match(line) is not None
+
+
+def same_definitions(new: Definition, olds: Iterable[Definition]) -> list[Definition]:
+    return [old for old in olds if (old.kind, old.name) == (new.kind, new.name)]
+
+
+def same_last_name(new: Definition, olds: Iterable[Definition]) -> list[Definition]:
+    """Definitions with the same last part of the name, such as methods of another receiver, if there is only one."""
+    found = [old for old in olds if old.kind == new.kind and old.name.split(".")[-1] == new.name.split(".")[-1]]
+    return found if len(found) == 1 else []
+
+
+def last_before(definitions: Sequence[Definition], line: int) -> Definition | None:
+    return next((definition for definition in reversed(definitions) if definition.start < line), None)
+
+
+def merged_lead(new: Sequence[str], old: Sequence[str]) -> list[str]:
+    """Comments and decorators of the result: those of the snippet, and kinds that only the file has."""
+    new, kept = [line for line in new if line.strip()], [line.rstrip("\r\n") for line in old]
+    has_comment, has_decorator = (any(is_decorator(line) == wanted for line in new) for wanted in (False, True))
+    above = [] if has_comment else [line for line in kept if not is_decorator(line)]
+    below = [] if has_decorator else [line for line in kept if is_decorator(line)]
+    return [*above, *new, *below] if new else kept
+
+
+def is_decorator(line: str) -> bool:
+    return line.lstrip().startswith(("@", "#[", "["))
+
+
+def usual_gap(scope: Scope) -> int:
+    """The most frequent number of lines between two definitions of the scope."""
+    pairs = zip(scope.definitions, scope.definitions[1:], strict=False)
+    gaps = Counter(b.start - a.end for a, b in pairs)
+    return gaps.most_common(1)[0][0] if gaps else 1
+
+
+def trimmed(item: Item, lines: Sequence[str]) -> list[Item]:
+    """The run without blank lines at its ends, or nothing if it is blank."""
+    filled = [i for i in range(item.start, item.end) if lines[i].strip()]
+    return [Item(filled[0], filled[-1] + 1)] if filled else []
+
+
+def joined(edits: Sequence[Edit]) -> list[Edit]:
+    """Join insertions at the same position in the order of the snippet."""
+    joined: list[Edit] = []
+    for edit in edits:
+        last = joined[-1] if joined else None
+        is_same_place = last is not None and edit.start == edit.end == last.end and edit.update is last.update is None
+        if last is not None and is_same_place:
+            joined[-1] = Edit(last.start, last.end, (*last.lines, *edit.lines))
+        else:
+            joined.append(edit)
+    return joined
+
+
+def indent_of(line: str) -> str:
+    return line[: len(line) - len(line.lstrip())]
