@@ -1,6 +1,6 @@
 """Pictures of `gpu_coder` from its dated JSON: tokens a second by domain and by streams, tokens a round by domain.
 
-    python -m benchmarks.coder_plot [--results benchmarks/results] [--out docs/images]
+    python -m benchmarks.coder_plot [--results benchmarks/results] [--out .build/plots]
 
 Needs matplotlib (the `train` extra) and no GPU. Of every section the newest run that has it counts.
 """
@@ -96,7 +96,7 @@ def draw_all(results: Path, out: Path) -> list[Path]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--out", type=Path, default=Path("docs/images"))
+    parser.add_argument("--out", type=Path, default=Path(".build/plots"))
     options = parser.parse_args()
     for path in draw_all(options.results, options.out):
         print(path)

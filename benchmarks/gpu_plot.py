@@ -1,7 +1,7 @@
 """Plots of the GPU benchmarks from their dated JSON: forwards against the roofline, rounds at batch 1 and, if measured,
 tokens per second by streams and time to the first token by prompt length.
 
-    python -m benchmarks.gpu_plot [--results benchmarks/results] [--out docs/images]
+    python -m benchmarks.gpu_plot [--results benchmarks/results] [--out .build/plots]
 
 Needs matplotlib (the `train` extra) and no GPU. Of equal measurements the newest is used.
 """
@@ -103,7 +103,7 @@ PANELS: tuple[tuple[str, Callable[[Axes, list[Row]], None], Callable[[Row], Hash
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--out", type=Path, default=Path("docs/images"))
+    parser.add_argument("--out", type=Path, default=Path(".build/plots"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     for benchmark, draw, key in PANELS:
