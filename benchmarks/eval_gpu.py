@@ -51,7 +51,7 @@ class PagedRunner(TorchBackend):
     """The torch backend with the paged attention kernel for all sequences at once, instead of SDPA per sequence."""
 
     def _forward(self, works: Seq[Work]) -> Tensor:
-        from quicksilver.backends.cuda.kernels.triton_attend import TritonAttend
+        from tests.support.triton_attend import TritonAttend
 
         batch = build_batch(works, self.cache.page_size).to(self.device)
         x = self.model.embed(batch.token_ids, batch.mask_index if batch.has_canvas else None)

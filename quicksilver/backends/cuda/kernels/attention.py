@@ -248,8 +248,7 @@ def _attend_tile(
         total = tl.zeros((BLOCK_M,), tl.float32)
         acc = tl.zeros((BLOCK_M, D), tl.float32)
         begin = split
-        # Only in large tiles. In small ones all blocks take the same code path, so that a row's result does not depend
-        # on its tile.
+        # Not in small tiles: there all blocks take one code path, so that a row's result does not depend on its tile.
         if BLOCK_M > 64 and not TREE:
             num_unmasked = tl.min(tl.where(is_row, visible_end, 2147483647), 0) // BLOCK_N
             top, total, acc = _accumulate_unmasked(
@@ -259,8 +258,7 @@ def _attend_tile(
             begin = split + tl.cdiv(tl.maximum(num_unmasked - split, 0), SPLITS) * SPLITS
         top, total, acc = _accumulate_prefix(
             q_tile, segment, head, begin, visible_end, longest, tree_start, own_slots + 1, k_cache, v_cache, pages,
-            max_pages,
-            top, total, acc, scale, KV_HEADS, D, PAGE, BLOCK_N, SPLITS, TREE,
+            max_pages, top, total, acc, scale, KV_HEADS, D, PAGE, BLOCK_N, SPLITS, TREE,
         )  # fmt: skip
         if is_last:
             top, total, acc = _accumulate_span(

@@ -45,10 +45,3 @@ def unpack_words(words: Tensor) -> Tensor:
 def _shifts(device: torch.device) -> Tensor:
     """Bit offsets of the four weights of a word."""
     return torch.arange(0, 16, 4, device=device).view(4, 1)
-
-
-def dequantise_words(words: Tensor, groups: Tensor, scale: Tensor) -> Tensor:
-    """Dequantise to fp32 (out, in)."""
-    step, minimum = groups.unsqueeze(-1).view(torch.float16).float().unbind(-1)
-    values = unpack_words(words).unflatten(1, (-1, GROUP_LEN)) * (step * 2.0**-STEP_SHIFT)[..., None]
-    return ((values + minimum[..., None]) * scale[:, None, None]).flatten(1)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from quicksilver.backends.cuda.kernels.int4_packing import dequantise_words, quantise_to_words
+from quicksilver.backends.cuda.kernels.int4_packing import quantise_to_words
 from quicksilver.backends.cuda.kernels.layer_fused import (
     LayerFusedArguments,
     LayerFusedBuffers,
@@ -18,6 +18,7 @@ from quicksilver.backends.cuda.kernels.layer_fused import (
 from quicksilver.backends.cuda.kernels.layer_fused_shape import GpuProperties, KernelSpec
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
+from tests.support.int4_words import dequantise_words
 
 SPLITS = 4
 KEY_BLOCK = 64

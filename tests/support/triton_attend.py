@@ -1,4 +1,4 @@
-"""`TritonAttend`: the paged kernel with the interface of `SdpaAttend`, for any row plan. Used by tests."""
+"""`TritonAttend`: the paged kernel with the interface of `SdpaAttend`, for any row plan."""
 
 from __future__ import annotations
 
