@@ -25,8 +25,8 @@ JSON_PATHS = (
     "/v1/detokenize",
     "/feedback",
 )
-# An exchange that has neither been answered nor closed after this long counts as a hang. On a busy machine without a GPU
-# the queue of one attack may take minutes.
+# An exchange that has neither been answered nor closed after this long counts as a hang. On a busy machine without a
+# GPU the queue of one attack may take minutes.
 HANG_S = 240.0
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3})")
 CODE = re.compile(rb'"code": ?"([a-z_]+)"')
