@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, islice
 
 from quicksilver.diffusion.decoder import Canvas, Decision, Tail
 from quicksilver.diffusion.sample import Proposal
@@ -51,26 +52,23 @@ class Scorer:
 
     def split(self, logprobs: Sequence[float]) -> tuple[tuple[float, ...], ...]:
         """The log-probabilities of all passes, one tuple per continuation."""
-        parts, start = [], 0
-        for length in self.lengths:
-            parts.append(tuple(logprobs[start : start + length]))
-            start += length
-        return tuple(parts)
+        rest = iter(logprobs)
+        return tuple(tuple(islice(rest, length)) for length in self.lengths)
 
 
 def score_continuations(continuations: Sequence[Sequence[int]], max_rows: int) -> Scorer:
     """The causal likelihood of each continuation, in passes of at most `max_rows` tail rows."""
     passes, group, num_rows = list[ScorePass](), list[Sequence[int]](), 0
     for tokens in continuations:
-        count = len(tokens) - 1  # the last token needs no row: it is only predicted
-        if group and num_rows + count > max_rows:
+        rows = len(tokens) - 1  # the last token needs no row: it is only predicted
+        if group and num_rows + rows > max_rows:
             passes.append(_branches(group))
             group, num_rows = [], 0
-        if count > max_rows:
+        if rows > max_rows:
             passes += _chunks(tokens, max_rows)
         else:
             group.append(tokens)
-            num_rows += count
+            num_rows += rows
     if group:
         passes.append(_branches(group))
     return Scorer(tuple(passes), tuple(map(len, continuations)))
@@ -78,11 +76,9 @@ def score_continuations(continuations: Sequence[Sequence[int]], max_rows: int) -
 
 def _branches(continuations: Sequence[Sequence[int]]) -> ScorePass:
     """The first token of each continuation is predicted by the last context row, the others by their own branch."""
-    targets, next_row = list[tuple[int, int]](), 1
+    targets, next_row = list[tuple[int, int]](), count(1)
     for tokens in continuations:
-        rows = [0, *range(next_row, next_row + len(tokens) - 1)]
-        targets += zip(rows, tokens, strict=True)
-        next_row += len(tokens) - 1
+        targets += [(0, tokens[0]), *((next(next_row), token) for token in tokens[1:])]
     inner = tuple(token for tokens in continuations for token in tokens[:-1])
     branches = tuple(len(tokens) - 1 for tokens in continuations)
     return ScorePass(Tail(inner, (False,) * len(inner), branches=branches, targets=tuple(targets)))

@@ -49,7 +49,7 @@ class WorkerTimeouts:
     stats_s: float = setting(3.0, "For an answer to `stats`.")
     unresponsive_s: float = setting(2.0, "Without a message: `health` reports the worker as unresponsive.")
     silent_s: float = setting(5.0, "Without a message: the worker is killed and replaced.")
-    step_s: float = setting(120.0, "For one step: a worker that takes longer is killed and replaced.")
+    step_s: float = setting(300.0, "For one step: a worker that takes longer is killed and replaced.")
 
 
 class RemoteEngine:
