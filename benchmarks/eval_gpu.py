@@ -38,7 +38,7 @@ from quicksilver.evals.data import copy_held_out
 from quicksilver.evals.report import Cell, Report, read_reports, write_reports
 from quicksilver.evals.run import EvalSettings, rescore, run_evals
 from quicksilver.evals.table import compare
-from quicksilver.hub.resolve import Checkpoint
+from quicksilver.hub.resolve import ModelFiles
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
@@ -112,7 +112,7 @@ async def evaluate(options: argparse.Namespace) -> list[Report]:
         if is_base or options.canvas is None:
             decoders = [decoder for decoder in decoders if decoder.name is DecoderName.AR] or [read_decoder("ar")]
         adapters = (None, None) if is_base else (options.skill, options.canvas)
-        checkpoint = Checkpoint(name, options.base, *adapters)
+        checkpoint = ModelFiles(name, options.base, *adapters)
         done = list(reports)
         async for report in evaluate_one(checkpoint, tuple(decoders), options):
             reports = [*done, report]
@@ -121,7 +121,7 @@ async def evaluate(options: argparse.Namespace) -> list[Report]:
 
 
 async def evaluate_one(
-    checkpoint: Checkpoint, decoders: tuple[DecoderParams, ...], options: argparse.Namespace
+    checkpoint: ModelFiles, decoders: tuple[DecoderParams, ...], options: argparse.Namespace
 ) -> AsyncIterator[Report]:
     """The report so far, after every task."""
     started = time.monotonic()
@@ -153,7 +153,7 @@ async def evaluate_one(
         await engine.close()
 
 
-def start_engine(checkpoint: Checkpoint, tokenizer: Tokenizer, options: argparse.Namespace) -> AsyncEngine:
+def start_engine(checkpoint: ModelFiles, tokenizer: Tokenizer, options: argparse.Namespace) -> AsyncEngine:
     """Start the engine with the requested backend, or the next one that works."""
     model = load_transformer(checkpoint, LoadConfig(device=options.device))
     engine = build_any(model, checkpoint.name, options)

@@ -24,7 +24,7 @@ from benchmarks.cpu_decode import ROOT, commit
 from quicksilver.backends.cpu.linear import PackedLinear
 from quicksilver.backends.cpu.load_packed import PackTensors
 from quicksilver.backends.cpu.quantise import quantise_model
-from quicksilver.hub.resolve import Checkpoint, resolve
+from quicksilver.hub.resolve import ModelFiles, resolve
 from quicksilver.model.files.checkpoint import build, load_model, open_source, save_model
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.tokenizer import Tokenizer
@@ -72,7 +72,7 @@ def divergence(found: list[Tensor], wanted: list[Tensor]) -> dict[str, float]:
     return {"kl_nats": round(float(kl), 5), "same_best_token": round(float(same), 4)}
 
 
-def dense_and_theirs(checkpoint: Checkpoint, prompts: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def dense_and_theirs(checkpoint: ModelFiles, prompts: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     with tempfile.TemporaryDirectory() as folder:
         model = load_model(checkpoint.weights)
         wanted = logits_of(ours(model), prompts)
@@ -84,7 +84,7 @@ def dense_and_theirs(checkpoint: Checkpoint, prompts: list[Tensor]) -> tuple[lis
     return wanted, found
 
 
-def formats(checkpoint: Checkpoint, prompts: list[Tensor], wanted: list[Tensor]) -> dict[str, dict[str, float]]:
+def formats(checkpoint: ModelFiles, prompts: list[Tensor], wanted: list[Tensor]) -> dict[str, dict[str, float]]:
     source = open_source(checkpoint.weights)
     packed = build(source, torch.float32, "cpu", PackTensors(None, source))
     linears = [module for module in packed.modules() if isinstance(module, PackedLinear)]

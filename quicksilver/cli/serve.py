@@ -26,7 +26,7 @@ from quicksilver.constrain.compile.pool import CompilePool, PoolConfig
 from quicksilver.core import EngineInfo
 from quicksilver.engine.config import EngineConfig
 from quicksilver.errors import InvalidRequest, QuicksilverError
-from quicksilver.hub.resolve import Checkpoint, default_home, resolve
+from quicksilver.hub.resolve import ModelFiles, default_home, resolve
 from quicksilver.server.admin_app import build_admin_app
 from quicksilver.server.app import build_app
 from quicksilver.server.config import LOOPBACK_HOSTS, ModelCard, ServerConfig, Timeouts
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 class ServeSettings:
     """All settings of one `serve` command."""
 
-    checkpoint: Checkpoint
+    checkpoint: ModelFiles
     server: ServerConfig
     worker: WorkerConfig
     # Database URL and configuration of the accounts, or None to serve without accounts.
@@ -143,7 +143,7 @@ def _admin_port(port: int, chosen: int | None) -> int:
     return 0 if port == 0 else port + 1 if port < 65535 else port - 1
 
 
-def _card(checkpoint: Checkpoint) -> ModelCard:
+def _card(checkpoint: ModelFiles) -> ModelCard:
     return ModelCard(id=checkpoint.name, name=f"quicksilver {checkpoint.name}")
 
 

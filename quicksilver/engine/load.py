@@ -12,7 +12,7 @@ from quicksilver.core import setting
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import ConstraintFactory, Engine
-from quicksilver.hub.resolve import Checkpoint, default_home
+from quicksilver.hub.resolve import ModelFiles, default_home
 from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter, merge_skill
 from quicksilver.model.assemble import extend_context
 from quicksilver.model.files.checkpoint import build, load_model, open_source
@@ -48,7 +48,7 @@ def for_serving(config: EngineConfig, load: LoadConfig) -> EngineConfig:
 
 
 def load_engine(
-    checkpoint: Checkpoint, load: LoadConfig, config: EngineConfig, constraints: ConstraintFactory | None = None
+    checkpoint: ModelFiles, load: LoadConfig, config: EngineConfig, constraints: ConstraintFactory | None = None
 ) -> Engine:
     if load.threads:
         torch.set_num_threads(load.threads)
@@ -58,7 +58,7 @@ def load_engine(
     return build_engine(model, checkpoint.name, config, constraints)
 
 
-def load_transformer(checkpoint: Checkpoint, load: LoadConfig) -> Transformer:
+def load_transformer(checkpoint: ModelFiles, load: LoadConfig) -> Transformer:
     """The base with its skill merged in and its canvas attached, in the number format of `load`."""
     device = pick_device(load.device)
     weights = pick_weights(load.weights, device)
@@ -75,7 +75,7 @@ def load_transformer(checkpoint: Checkpoint, load: LoadConfig) -> Transformer:
     return model.requires_grad_(False)
 
 
-def load_int8(checkpoint: Checkpoint) -> Transformer:
+def load_int8(checkpoint: ModelFiles) -> Transformer:
     """As `load_transformer` for int8 on a CPU: packed tensor by tensor, and cached for the next start."""
     # Imported here: these modules import the compiler.
     from quicksilver.backends.cpu.load_packed import PackTensors

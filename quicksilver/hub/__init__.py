@@ -1,1 +1,1 @@
-"""Names -> files on this machine: the catalogue of known models, and `pull`. Weights are data, never imported."""
+"""Model names -> files on this machine: the catalogue of models, `pull` and `resolve`."""

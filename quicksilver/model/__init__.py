@@ -1,4 +1,4 @@
-"""The network: configs, the transformer, attention over rows, adapters, weight files and quantisation.
+"""The network: configs and families, the transformer, attention over rows, adapters, weight files, number formats.
 
-Knows tensors and a paged cache; knows no request, no sampler, no text. Import from the modules themselves.
+This package works on tensors and a paged KV cache; requests, sampling and text are elsewhere. Import from the modules.
 """

@@ -1,8 +1,8 @@
-"""Attention over rows: the plan of a forward, the paged cache, and the SDPA paths that obey them.
+"""Attention over ragged rows: the row plan of a forward, the paged KV cache, and the SDPA implementation.
 
-The plan is an argument, never hidden state. `SdpaAttend` is right for any ragged mix and is the oracle for every other
-kernel; each sequence gets its own SDPA call, so batch mates cannot reach a row's numbers through attention. On a CPU
-neither can the way a prompt was chunked, nor drafted rows that ride along: see `visibility`.
+`SdpaAttend` is correct for any mix of rows and is the reference for every other kernel. Each sequence has its own SDPA
+call, so a row's numbers do not depend on other sequences. On a CPU they do not depend on how a prompt was chunked or on
+draft rows in the same forward either: see `visibility`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quicksilver.model.visibility import Visibility
 
 
 class Attend(Protocol):
-    """What the network needs of attention: called once a layer, in layer order, with q and k already rotated."""
+    """Attention as the network calls it: once per layer, in layer order, with q and k already rotated."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q (rows, heads, head_dim), k and v (rows, kv_heads, head_dim) -> (rows, heads, head_dim)."""
@@ -40,13 +40,12 @@ class Segment:
 class RowPlan:
     """What every row of a forward reads and writes. All tensors are (rows,).
 
-    A row sees cache slots [0, prefix_end) of its sequence and batch rows [span_start, span_end), which lie within its
-    own segment. Writes of a layer happen before its reads. Every row must see something.
+    A row attends to cache slots [0, prefix_end) of its sequence and to batch rows [span_start, span_end), which are
+    within its own segment. A layer writes to the cache before it reads. Every row must attend to something.
     """
 
     positions: Tensor
-    slots: Tensor
-    """Cache slot (page * page_size + offset) that takes this row's k and v; -1 writes none."""
+    slots: Tensor  # cache slot (page * page_size + offset) for this row's k and v; -1 writes none
     is_canvas: Tensor
     prefix_end: Tensor
     span_start: Tensor
@@ -72,8 +71,7 @@ class PagedCache:
     k: Tensor
     v: Tensor
     page_size: int
-    num_scratch: int = 0
-    """Slots behind the last page, which no page table names: for rows whose keys are not yet anyone's text."""
+    num_scratch: int = 0  # slots after the last page, outside every page table: for rows of draft trees
 
     @classmethod
     def allocate(
@@ -86,24 +84,24 @@ class PagedCache:
         num_scratch: int = 0,
     ) -> PagedCache:
         shape = (config.num_layers, num_pages * page_size + num_scratch, config.num_kv_heads, config.head_dim)
-        # Zeros, not empty: an unseen key with a NaN in it would still spoil a sum.
+        # Zeros: a NaN in a key that is masked out would still make the sum NaN.
         return cls(_zeros(shape, device, dtype), _zeros(shape, device, dtype), page_size, num_scratch)
 
     @property
     def num_paged(self) -> int:
-        """Slots that pages have; scratch begins behind them."""
+        """Slots of pages; scratch slots follow them."""
         return self.k.shape[1] - self.num_scratch
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtype) -> Tensor:
     if torch.device(device).type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
-    # numpy asks the system for zeros, which become memory when they are first written; torch would write them all now.
+    # numpy's zeros take memory only when they are first written; torch.zeros writes all of them now.
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
 
 
 class SdpaAttend:
-    """Paged attention for one forward, on any device. Visibility is worked out once, at the first layer."""
+    """Paged attention for one forward, on any device. Masks are built once, at the first layer."""
 
     def __init__(self, plan: RowPlan, cache: PagedCache) -> None:
         self.cache = cache
@@ -121,13 +119,13 @@ class SdpaAttend:
     def _write(self, store: Tensor, rows: Tensor) -> None:
         written = rows if self._write_rows is None else rows[self._write_rows]
         if store.device.type == "cpu":
-            # Padding may read slots that nobody sees, so the cache stays finite; the failing row itself still fails.
+            # Padding may read slots that no row attends to, so the cache must stay finite. The row itself stays NaN.
             written = torch.nan_to_num(written, 0.0, 0.0, 0.0)
         store.index_copy_(0, self._write_slots, written.to(store.dtype))
 
 
 class _SegmentView:
-    """One segment's part of a forward: where its keys lie, and which of them each row sees."""
+    """One segment of a forward: where its keys are, and which of them each row attends to."""
 
     def __init__(self, plan: RowPlan, segment: Segment, cache: PagedCache) -> None:
         self.rows, self.cache = slice(segment.row_start, segment.row_end), cache
@@ -153,7 +151,7 @@ class _SegmentView:
 
 
 def _span_of(plan: RowPlan, rows: slice) -> slice | None:
-    """The smallest run of batch rows that holds every span of the segment."""
+    """The smallest range of batch rows that contains every span of the segment."""
     start, end = plan.span_start[rows], plan.span_end[rows]
     has_span = end > start
     if not bool(has_span.any()):
@@ -173,7 +171,7 @@ def _visible(plan: RowPlan, rows: slice, prefix_len: int, span: slice | None) ->
 
 
 def _prefix_slots(segment: Segment, cache: PagedCache, prefix_len: int, num_slots: int) -> slice | Tensor:
-    """Cache slots of the prefix, then any up to `num_slots`; a slice when the pages are one ascending run."""
+    """Cache slots of the prefix, padded to `num_slots` with arbitrary ones; a slice if the pages are contiguous."""
     page_size = cache.page_size
     pages = segment.page_ids[: -(-prefix_len // page_size)]
     if len(pages) == 0:

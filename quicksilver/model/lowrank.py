@@ -14,8 +14,8 @@ from torch.nn.functional import linear
 
 from quicksilver.model.config import ModelConfig
 
+# Name of a linear in adapters and adapter files -> its attribute on `Layer`.
 LINEARS = {"qkv": "qkv", "o": "o", "gu": "gate_up", "dn": "down"}
-"""Adapter name of a linear -> its attribute on `Layer`."""
 
 
 def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -55,7 +55,7 @@ class LowRankModules(nn.Module):
 
 
 class Adapter(nn.Module):
-    """What an adapter file holds: a LowRank per layer and linear; a skill may also replace some token embeddings."""
+    """A LowRank per layer and linear. A skill adapter may also replace some token embeddings."""
 
     embedding_ids: Tensor | None
     embedding_rows: Tensor | None
@@ -68,18 +68,18 @@ class Adapter(nn.Module):
         self.register_buffer("embedding_rows", None)
 
     def low_rank(self) -> Iterator[tuple[int, str, LowRank]]:
-        """Every pair, with its layer and linear."""
+        """Every (layer index, name of the linear, pair)."""
         for index, layer in enumerate(self.layers):
             for name, pair in layer.items():  # type: ignore[operator]
                 yield index, name, pair
 
     def replace_embeddings(self, ids: Tensor, rows: Tensor) -> None:
-        """Full-precision rows (n, dim) for n token ids, put in place of the parent's when the skill is merged."""
+        """fp32 rows (n, dim) that replace the embeddings of n token ids when the skill is merged."""
         self.embedding_ids, self.embedding_rows = ids.long(), rows.float()
 
 
 class CanvasAdapter(Adapter):
-    """An adapter for canvas rows, with one learned mask embedding per canvas index."""
+    """The adapter of canvas rows, with one learned mask embedding per canvas index."""
 
     def __init__(self, layers: list[dict[str, nn.Module]], mask_embedding: Tensor) -> None:
         super().__init__(layers)
@@ -93,7 +93,7 @@ class CanvasAdapter(Adapter):
 def new_canvas(
     config: ModelConfig, rank: int, max_canvas_len: int, seed: int, token_embedding: Tensor | None = None
 ) -> CanvasAdapter:
-    """A trainable start that changes nothing yet: A uniform, B zero, every mask the mean of the token embeddings."""
+    """An untrained adapter that changes nothing: A uniform, B zero, masks at the mean of the token embeddings."""
     generator = torch.Generator().manual_seed(seed)
 
     def pair(out_dim: int, in_dim: int) -> LowRank:

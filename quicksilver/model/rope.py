@@ -1,7 +1,7 @@
-"""Rotary position embedding, rotate-half form, with linear, YaRN and Llama-3 stretching of the frequencies.
+"""Rotary position embedding in rotate-half form, with linear, YaRN and Llama-3 scaling of the frequencies.
 
-Angles are computed for the positions given, in fp32 whatever the model's dtype: no table to grow, nothing that waits
-for the device, so a captured graph replays with new positions.
+Angles are computed from the positions, in fp32 for any model dtype. There is no table that has to grow and no
+synchronisation with the device, so a captured CUDA graph replays with new positions.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from quicksilver.model.config import ModelConfig, RopeScaling
 
+# cos and sin, each (rows, 1, head_dim) fp32
 Rotation = tuple[Tensor, Tensor]
-"""cos and sin, each (rows, 1, head_dim) fp32."""
 
 
 class Rope(nn.Module):
-    """positions (rows,) -> Rotation. Keeps its frequencies in fp32 through `.to(bfloat16)`."""
+    """positions (rows,) -> Rotation. Its frequencies stay in fp32 after `.to(bfloat16)`."""
 
     inv_freq: Tensor
 
@@ -66,22 +66,22 @@ def frequencies(config: ModelConfig) -> tuple[Tensor, float]:
 
 
 def _yarn(inv_freq: Tensor, scaling: RopeScaling, config: ModelConfig) -> Tensor:
-    """Fast dimensions keep their frequency, slow ones are interpolated, a ramp between (arXiv 2309.00071, §3.2)."""
+    """High frequencies are kept, low ones interpolated, with a ramp between (arXiv 2309.00071, §3.2)."""
 
-    def dimension_turning(times: float) -> float:
-        ratio = scaling.original_context_len / (times * 2 * math.pi)
+    def dimension_of(rotations: float) -> float:
+        ratio = scaling.original_context_len / (rotations * 2 * math.pi)
         return config.head_dim * math.log(ratio) / (2 * math.log(config.rope_theta))
 
-    low = max(math.floor(dimension_turning(scaling.beta_fast)), 0)
-    high = min(math.ceil(dimension_turning(scaling.beta_slow)), config.head_dim - 1)
+    low = max(math.floor(dimension_of(scaling.beta_fast)), 0)
+    high = min(math.ceil(dimension_of(scaling.beta_slow)), config.head_dim - 1)
     steps = torch.arange(config.head_dim // 2, dtype=torch.float32, device="cpu")
     ramp = ((steps - low) / (high - low if high != low else 0.001)).clamp(0, 1)
     return inv_freq / scaling.factor * ramp + inv_freq * (1 - ramp)
 
 
 def _llama3(inv_freq: Tensor, scaling: RopeScaling) -> Tensor:
-    """Wavelengths longer than the trained context are divided by the factor, short ones kept, a blend between."""
-    turns = scaling.original_context_len * inv_freq / (2 * math.pi)
+    """Low frequencies are divided by the factor, high ones kept, with a blend between (as in Llama 3.1)."""
+    rotations = scaling.original_context_len * inv_freq / (2 * math.pi)
     span = scaling.high_freq_factor - scaling.low_freq_factor
-    keep = ((turns - scaling.low_freq_factor) / span).clamp(0, 1)
+    keep = ((rotations - scaling.low_freq_factor) / span).clamp(0, 1)
     return (1 - keep) * inv_freq / scaling.factor + keep * inv_freq

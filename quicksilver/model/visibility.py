@@ -1,7 +1,7 @@
-"""Which keys the rows of one sequence see, in the form SDPA wants, and the tiles that make a CPU's bits repeatable.
+"""Attention masks of one sequence for SDPA, with padding that makes it batch-invariant on a CPU.
 
-torch's CPU kernel sums keys in blocks of 512, and treats fewer rows than 4 or an odd rest of keys by other routines.
-Handed whole tiles it always sums in the same order, so a row's bits depend on what it sees and on nothing else.
+torch's CPU kernel sums keys in blocks of 512, and uses other routines for fewer than 4 rows and for a remainder of
+keys. With full tiles its reduction order is always the same, so a row's bits depend only on what it attends to.
 """
 
 from __future__ import annotations
@@ -10,24 +10,28 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+# Rows of a tile of torch's CPU kernels (matmul and attention).
 ROW_TILE = 4
+# Keys of a block of torch's CPU attention kernel.
 _KEY_BLOCK = 512
+# A remainder of at most _SMALL_REMAINDER keys is padded to this tile only; tests check that the bits are the same.
 _SMALL_KEY_TILE = 32
-_SMALL_REST = 128
+_SMALL_REMAINDER = 128
+# From this many rows on, one mask for all heads takes less memory than a stacked one.
 _MANY_ROWS = 64
 
 
 class Visibility:
-    """(rows, keys) bool, made ready for SDPA once: padded to whole tiles on a CPU, as it is elsewhere."""
+    """A (rows, keys) bool mask for SDPA; padded to full tiles on a CPU."""
 
     def __init__(self, visible: Tensor) -> None:
         self._visible = visible
         self._is_padded = visible.device.type == "cpu"
-        self.num_keys = whole_tiles(visible.shape[1]) if self._is_padded else visible.shape[1]
+        self.num_keys = padded_keys(visible.shape[1]) if self._is_padded else visible.shape[1]
         self._attn_mask: Tensor | None = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q (rows, heads, d) over k and v (num_keys, kv_heads, d) -> (rows, heads, d). Keys are never repeated."""
+        """q (rows, heads, d), k and v (num_keys, kv_heads, d) -> (rows, heads, d)."""
         group = q.shape[1] // k.shape[1]
         is_by_head = self._is_padded and len(q) >= _MANY_ROWS
         if self._attn_mask is None:
@@ -35,7 +39,7 @@ class Visibility:
         return (_attend_by_head if is_by_head else _attend_stacked)(q, k, v, self._attn_mask)
 
     def _build_mask(self, group: int, dtype: torch.dtype) -> Tensor:
-        """(1, 1, stacked rows, keys): 0 where visible, -inf elsewhere. Rows of padding see all, to stay finite."""
+        """(1, 1, stacked rows, keys): 0 where visible, else -inf. Rows of padding attend to all, to stay finite."""
         visible = self._visible.repeat_interleave(group, 0)
         bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
         if self._is_padded:
@@ -45,7 +49,7 @@ class Visibility:
 
 
 def _attend_stacked(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor) -> Tensor:
-    """Query heads that share a KV head are stacked as rows of it: few rows then fill a tile between them."""
+    """Query heads that share a KV head are stacked as rows, so that few rows fill a tile."""
     num_rows, num_heads, head_dim = q.shape
     kv_heads = k.shape[1]
     stacked = q.reshape(num_rows, kv_heads, -1, head_dim).transpose(0, 1).flatten(1, 2)
@@ -59,7 +63,7 @@ def _attend_stacked(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor) -> Tenso
 
 
 def _attend_by_head(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor) -> Tensor:
-    """The same bits with one bias for all heads: many rows would make a stacked one large."""
+    """The same bits with one mask for all heads: for many rows a stacked mask would be large."""
     num_rows, num_heads, head_dim = q.shape
     kv_heads = k.shape[1]
     whole = pad(q, (0, 0, 0, 0, 0, attn_mask.shape[2] - num_rows))
@@ -69,8 +73,8 @@ def _attend_by_head(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor) -> Tenso
     return out.permute(2, 0, 1, 3).reshape(len(whole), num_heads, head_dim)[:num_rows]
 
 
-def whole_tiles(num_keys: int) -> int:
-    """How many keys to hand to the CPU kernel so that it sums every prefix of them in the same order."""
-    rest = num_keys % _KEY_BLOCK
-    tile = _SMALL_KEY_TILE if rest <= _SMALL_REST else _KEY_BLOCK
+def padded_keys(num_keys: int) -> int:
+    """The number of keys to pass to the CPU kernel so that it sums every prefix of them in the same order."""
+    remainder = num_keys % _KEY_BLOCK
+    tile = _SMALL_KEY_TILE if remainder <= _SMALL_REMAINDER else _KEY_BLOCK
     return -(-num_keys // tile) * tile

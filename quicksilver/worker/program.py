@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quicksilver.engine.config import EngineConfig
-from quicksilver.hub.resolve import Checkpoint, resolve
+from quicksilver.hub.resolve import ModelFiles, resolve
 from quicksilver.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ async def _serve(config: WorkerConfig, socket_path: Path) -> None:
     await serve(AsyncEngine(engine), socket_path)
 
 
-def _constraints(checkpoint: Checkpoint, vocab_size: int) -> ConstraintFactory:
+def _constraints(checkpoint: ModelFiles, vocab_size: int) -> ConstraintFactory:
     """Builds grammars over the checkpoint's own tokenizer."""
     from quicksilver.constrain.runtime.matcher import Grammars
 

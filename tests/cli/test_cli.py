@@ -35,7 +35,7 @@ def test_errors_are_one_line_that_says_what_to_do(tmp_path: Path) -> None:
     assert "Traceback" not in missing.stderr
     unknown = quicksilver("inspect", "nanno", home=tmp_path)
     assert unknown.returncode == 2
-    assert "did you mean" in unknown.stderr
+    assert "Did you mean" in unknown.stderr
 
 
 def test_pull_without_a_name_lists_the_catalogue() -> None:

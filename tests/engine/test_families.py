@@ -14,7 +14,7 @@ import torch
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.load import LoadConfig, load_engine
-from quicksilver.hub.resolve import Checkpoint
+from quicksilver.hub.resolve import ModelFiles
 from quicksilver.model.adapters import attach_canvas, new_canvas
 from quicksilver.model.files.checkpoint import save_model
 from quicksilver.model.transformer import Transformer
@@ -70,7 +70,7 @@ def test_an_extended_context_is_served_to_its_end(tmp_path: Path) -> None:
     config = small_config("qwen2", context_len=32)
     save_model(random_model(config), tmp_path)
     load = LoadConfig(device="cpu", weights="float32", yarn=4)
-    engine = load_engine(Checkpoint("long", tmp_path), load, EngineConfig(page_size=4))
+    engine = load_engine(ModelFiles("long", tmp_path), load, EngineConfig(page_size=4))
     assert engine.info.context_len == 128
     wanted = greedy(engine.backend.model, PROMPTS[2], 128 - len(PROMPTS[2]))
     for decoder in ("ar", "verify"):

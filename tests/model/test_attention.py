@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
-from quicksilver.model.visibility import whole_tiles
 from tests.model.build import (
     PAGE_SIZE,
     SMALL,
@@ -89,12 +88,6 @@ def test_long_chunks_and_short_ones_give_the_same_bits(threads: int) -> None:
             assert torch.equal(DenseAttend(1, is_causal=True)(0, q[:end], k[:end], v[:end]), whole[:end]), end
     finally:
         torch.set_num_threads(before)
-
-
-def test_whole_tiles_hold_the_keys_and_never_shrink() -> None:
-    sizes = [whole_tiles(n) for n in range(1, 3000)]
-    assert all(size >= n for n, size in enumerate(sizes, start=1))
-    assert sizes == sorted(sizes)
 
 
 def test_canvas_rows_see_the_prefix_and_their_whole_canvas_and_write_nothing() -> None:

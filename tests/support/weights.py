@@ -5,26 +5,26 @@ from __future__ import annotations
 import pytest
 
 from quicksilver.errors import ModelNotFound
-from quicksilver.hub.resolve import Checkpoint, resolve
+from quicksilver.hub.resolve import ModelFiles, resolve
 
 MODEL = "nano"
 PARENT = "smollm2-135m"
 CODER = "coder-1.5b"
 
 
-def nano() -> Checkpoint:
+def nano() -> ModelFiles:
     return _resolve(MODEL)
 
 
-def smollm2() -> Checkpoint:
+def smollm2() -> ModelFiles:
     return _resolve(PARENT)
 
 
-def coder() -> Checkpoint:
+def coder() -> ModelFiles:
     return _resolve(CODER)
 
 
-def _resolve(name: str) -> Checkpoint:
+def _resolve(name: str) -> ModelFiles:
     try:
         return resolve(name)
     except ModelNotFound as error:

@@ -14,7 +14,7 @@ from quicksilver.backends.cpu.matmul import pack_int4
 from quicksilver.backends.cpu.quantise import quantise_embedding, quantise_linear
 from quicksilver.model.adapters import Adapter, check_fits
 from quicksilver.model.assemble import replace_module, set_parameter
-from quicksilver.model.files.checkpoint import Source
+from quicksilver.model.files.checkpoint import TensorSource
 from quicksilver.model.files.gguf_blocks import Grid
 from quicksilver.model.lowrank import LINEARS, LowRank
 from quicksilver.model.transformer import Transformer
@@ -27,7 +27,7 @@ _FP16_ERROR = 2.0**-10
 class PackTensors:
     """The `put` argument of `checkpoint.build`: places the tensors of `source` packed, with the skill merged in."""
 
-    def __init__(self, skill: Adapter | None, source: Source) -> None:
+    def __init__(self, skill: Adapter | None, source: TensorSource) -> None:
         self._skill, self._source = skill, source
         pairs = [] if skill is None else list(skill.low_rank())
         self._pairs: dict[tuple[int, str], LowRank] = {(index, name): pair for index, name, pair in pairs}

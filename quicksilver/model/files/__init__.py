@@ -1,1 +1,1 @@
-"""Weight files: headers are checked before data is mapped; safetensors and GGUF only."""
+"""Reading and writing weight files: safetensors and GGUF. Headers are checked before data is mapped."""

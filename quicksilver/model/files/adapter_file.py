@@ -1,7 +1,9 @@
-"""Adapter files: safetensors with int8, int4 or half-precision pairs. Written and read here only.
+"""Adapter files: safetensors with low-rank pairs in int8, int4 or fp16.
 
-int8: A as `.A.q` int8 with a scale per rank row, B as `.B.q` int8 with a scale per rank column. int4: `.q` uint8, two
-values a byte along the last dimension (low nibble first), symmetric, a scale per group of 32. Half: `.A`, `.B` F16.
+- int8: `.A.q` and `.B.q` int8, with `.scale` per rank: per row of A and per column of B.
+- int4: `.A.q` and `.B.q` uint8 with two values per byte along the last dimension, low nibble first; symmetric, with
+  `.scale` per group of 32 values.
+- fp16: `.A` and `.B`.
 """
 
 from __future__ import annotations
@@ -20,20 +22,21 @@ from quicksilver.model.files.shards import open_tensors
 from quicksilver.model.formats.int4 import pack_nibbles, unpack_nibbles
 from quicksilver.model.lowrank import LINEARS, Adapter, CanvasAdapter, LowRank
 
+# Values per scale in int4 files. It is part of the file format.
 GROUP_LEN = 32
+# Larger ranks are refused as implausible.
 _MAX_RANK = 1024
 _PAIR = re.compile(r"layers\.(\d{1,4})\.(qkv|o|gu|dn)\.(A|B)(\.q)?")
 _OTHERS = ("mask_embedding", "embedding.ids", "embedding.rows")
 
 
 def save_adapter(path: Path | str, adapter: Adapter, metadata: Mapping[str, str], bits: int = 8) -> None:
-    """Write `adapter` with 8, 4 or 16 bits a value. Mask embeddings are half precision, replaced embeddings full."""
+    """Write `adapter` with 16, 8 or 4 bits per value. Mask embeddings are fp16, replaced embeddings fp32."""
     if bits not in (16, 8, 4):
         raise InvalidRequest(f"adapters have 16, 8 or 4 bits, not {bits}", param="bits")
     tensors: dict[str, Tensor] = {}
     for index, name, pair in adapter.low_rank():
         tensors |= _encode(f"layers.{index}.{name}.A", pair.A.detach().float().cpu(), bits)
-        # B's columns belong to ranks, as A's rows do, so a scale covers one rank either way.
         tensors |= _encode(f"layers.{index}.{name}.B", pair.B.detach().float().cpu(), bits)
     if isinstance(adapter, CanvasAdapter):
         tensors["mask_embedding"] = adapter.mask_embedding.detach().half().cpu().contiguous()
@@ -47,6 +50,7 @@ def _encode(name: str, values: Tensor, bits: int) -> dict[str, Tensor]:
     if bits == 16:
         return {name: values.half().contiguous()}
     if bits == 8:
+        # One scale per rank: rows of A and columns of B.
         q, scale = _to_int8(values if name.endswith("A") else values.T)
         return {f"{name}.q": (q if name.endswith("A") else q.T).contiguous(), f"{name}.scale": scale}
     q, scale = _to_int4(values)
@@ -60,7 +64,9 @@ def _to_int8(values: Tensor) -> tuple[Tensor, Tensor]:
 
 def _to_int4(values: Tensor) -> tuple[Tensor, Tensor]:
     if values.shape[1] % GROUP_LEN:
-        raise InvalidRequest(f"4-bit adapters want a rank and inputs in groups of {GROUP_LEN}", param="bits")
+        raise InvalidRequest(
+            f"4-bit adapters need a rank and input sizes that are multiples of {GROUP_LEN}", param="bits"
+        )
     groups = values.unflatten(1, (-1, GROUP_LEN))
     scale = (groups.abs().amax(2).clamp(min=6e-7) / 7).half()
     steps = (groups / scale.float()[..., None]).round().clamp(-8, 7) + 8
@@ -68,7 +74,7 @@ def _to_int4(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def load_adapter(path: Path | str) -> Adapter:
-    """A CanvasAdapter when the file has mask embeddings, else a skill Adapter; weights are fp32 on the CPU."""
+    """A CanvasAdapter if the file has mask embeddings, else a skill Adapter; weights are fp32 on the CPU."""
     path = Path(path)
     if not path.is_file():
         raise CheckpointRefused(f"{path.name}: no such adapter")
@@ -89,10 +95,10 @@ def _assemble(tensors: dict[str, Tensor], file_name: str) -> Adapter:
         layers.append({name: _pair(a, b, f"{file_name}: layer {layer} {name}") for name, (a, b) in found.items()})
     masks, ids, rows = (tensors.get(name) for name in _OTHERS)
     if any(table is not None and table.dim() != 2 for table in (masks, rows)):
-        raise CheckpointRefused(f"{file_name}: embeddings are not a table")
+        raise CheckpointRefused(f"{file_name}: embeddings are not a matrix")
     adapter = Adapter(layers) if masks is None else CanvasAdapter(layers, masks.float())
     if (ids is None) != (rows is None) or (ids is not None and rows is not None and ids.shape != rows.shape[:1]):
-        raise CheckpointRefused(f"{file_name}: embedding.ids and embedding.rows do not belong together")
+        raise CheckpointRefused(f"{file_name}: embedding.ids and embedding.rows do not match")
     if ids is not None and rows is not None:
         adapter.replace_embeddings(ids, rows)
     return adapter
@@ -106,7 +112,7 @@ def _decode_all(tensors: dict[str, Tensor], file_name: str) -> Iterator[tuple[in
             scale = tensors.get(f"{key[:-2]}.scale") if is_quantised else None
             yield int(layer), name, side, _decode(values, scale, side, f"{file_name}: {key}")
         elif key not in _OTHERS and not _PAIR.fullmatch(key.removesuffix(".scale")):
-            raise CheckpointRefused(f"{file_name}: {key} is no part of an adapter")
+            raise CheckpointRefused(f"{file_name}: {key} is not part of an adapter")
 
 
 def _decode(values: Tensor, scale: Tensor | None, side: str, where: str) -> Tensor:
@@ -120,7 +126,7 @@ def _decode(values: Tensor, scale: Tensor | None, side: str, where: str) -> Tens
     if scale is not None and values.dtype == torch.uint8 and scale.shape == _group_shape(values):
         steps = unpack_nibbles(values).unflatten(1, (-1, GROUP_LEN)).float() - 8
         return (steps * scale.float()[..., None]).flatten(1)
-    raise CheckpointRefused(f"{where} is {values.dtype} {tuple(values.shape)} without the scales that go with it")
+    raise CheckpointRefused(f"{where} is {values.dtype} {tuple(values.shape)} without matching scales")
 
 
 def _group_shape(values: Tensor) -> tuple[int, int]:
@@ -129,7 +135,7 @@ def _group_shape(values: Tensor) -> tuple[int, int]:
 
 def _pair(a: Tensor | None, b: Tensor | None, where: str) -> LowRank:
     if a is None or b is None:
-        raise CheckpointRefused(f"{where}: half of a pair is missing")
+        raise CheckpointRefused(f"{where}: A or B is missing")
     if a.shape[0] != b.shape[1] or not 0 < a.shape[0] <= _MAX_RANK:
         raise CheckpointRefused(f"{where}: A {tuple(a.shape)} and B {tuple(b.shape)} do not multiply")
     return LowRank(a, b)

@@ -1,7 +1,7 @@
-"""Checkpoints in and out: a safetensors directory or a GGUF file -> `Transformer`, and back to safetensors.
+"""Load a checkpoint (a safetensors directory or a GGUF file) into a `Transformer`, and save one as safetensors.
 
-Headers are checked before anything is mapped; tensors are then copied one by one into their place. A tensor that the
-network would not use, or one that is missing or misshapen, refuses the whole checkpoint.
+Headers are checked before anything is mapped; then tensors are copied one by one. A checkpoint with a missing, unknown
+or misshapen tensor is refused.
 """
 
 from __future__ import annotations
@@ -29,24 +29,23 @@ from quicksilver.model.transformer import Transformer
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-class Source(Protocol):
-    """The tensors of a checkpoint, whatever file they are in."""
+class TensorSource(Protocol):
+    """The tensors of a checkpoint, independent of the file format."""
 
     config: ModelConfig
-    unused: set[str]
-    """Tensors that may be there and are rightly ignored."""
+    unused: set[str]  # tensors that may be present and are ignored
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]: ...
 
     def parts(self, target: str) -> list[str]:
-        """The tensors whose rows, stacked, are our parameter `target`."""
+        """The tensors whose rows, stacked, are the parameter `target`."""
 
     def read(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        """(first row, rows) pieces of one tensor, in order."""
+        """(first row, rows) parts of one tensor, in order."""
 
     def grid(self, name: str) -> Grid | None:
-        """Of a matrix: the 16 steps its values lie on, where the file holds four bits of each."""
+        """The 4-bit grid of a matrix; None if the file stores it with more bits."""
 
 
 def load_model(
@@ -56,8 +55,8 @@ def load_model(
     return build(open_source(Path(path_or_dir)), dtype, device)
 
 
-def open_source(path: Path) -> Source:
-    """Find out what `path` is, and check it. No weights are read yet."""
+def open_source(path: Path) -> TensorSource:
+    """Detect the format and check the headers. No weights are read yet."""
     if not path.exists():
         raise ModelNotFound(f"{path}: no such checkpoint")
     if path.is_dir():
@@ -66,14 +65,16 @@ def open_source(path: Path) -> Source:
     refuse_pickle(path)
     if path.suffix == ".gguf":
         return GgufSource(path)
-    raise CheckpointRefused(f"{path.name}: weights are a .gguf file or a directory of .safetensors")
+    raise CheckpointRefused(f"{path.name}: not a .gguf file or a directory with .safetensors")
 
 
+# put(model, target, tensor) stores the tensor of the parameter `target` in an empty model.
 Put = Callable[[Transformer, str, Tensor], None]
-"""Takes a parameter's whole tensor into an empty model."""
 
 
-def build(source: Source, dtype: torch.dtype, device: torch.device | str, put: Put = set_parameter) -> Transformer:
+def build(
+    source: TensorSource, dtype: torch.dtype, device: torch.device | str, put: Put = set_parameter
+) -> Transformer:
     model = empty_transformer(source.config)
     shapes, used = source.shapes, set[str]()
     for target, parameter in list(model.named_parameters()):
@@ -85,7 +86,7 @@ def build(source: Source, dtype: torch.dtype, device: torch.device | str, put: P
         used.update(parts)
     unknown = sorted(set(shapes) - used - source.unused)
     if unknown:
-        raise CheckpointRefused(f"tensors this network does not use: {', '.join(unknown[:3])}")
+        raise CheckpointRefused(f"tensors that this network does not use: {', '.join(unknown[:3])}")
     return finish(model, device)
 
 
@@ -98,10 +99,10 @@ def _check_shapes(target: str, wanted: tuple[int, ...], parts: list[tuple[str, t
             raise CheckpointRefused(f"tensor {name} is {shape}, which does not fit {target} {wanted}")
         num_rows += shape[0]
     if num_rows != wanted[0]:
-        raise CheckpointRefused(f"{target} wants {wanted[0]} rows, the checkpoint has {num_rows}")
+        raise CheckpointRefused(f"{target} needs {wanted[0]} rows, the checkpoint has {num_rows}")
 
 
-def _fill(stacked: Tensor, source: Source, parts: list[str]) -> None:
+def _fill(stacked: Tensor, source: TensorSource, parts: list[str]) -> None:
     base = 0
     for part in parts:
         end = base
@@ -112,7 +113,7 @@ def _fill(stacked: Tensor, source: Source, parts: list[str]) -> None:
 
 
 class HfSource:
-    """A Hugging Face directory: config.json, *.safetensors, and an index when there are several."""
+    """A Hugging Face directory: config.json, *.safetensors, and an index if there are several."""
 
     def __init__(self, folder: Path) -> None:
         self.config = ModelConfig.from_hf(read_json(folder / "config.json"))
@@ -123,7 +124,7 @@ class HfSource:
                 if entry.name in self._files or entry.dtype not in _FLOATS:
                     raise CheckpointRefused(f"{path.name}: {entry.name} appears twice or is {entry.dtype}, not a float")
                 self._files[entry.name], self.shapes[entry.name] = path, entry.shape
-        # Old exports store the rotary table, and a tied head once more.
+        # Old exports also store the rotary table, and a tied head a second time.
         self.unused = {name for name in self.shapes if name.endswith("rotary_emb.inv_freq")}
         self.unused |= {"lm_head.weight"} if self.config.tied_head else set()
 
@@ -139,7 +140,7 @@ class HfSource:
 
 
 def save_model(model: Transformer, folder: Path | str) -> None:
-    """Write config.json and model.safetensors under Hugging Face's names, which other tools read. Dense models only."""
+    """Write config.json and model.safetensors with Hugging Face's names. The model must not be quantised."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}

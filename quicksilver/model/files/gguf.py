@@ -1,8 +1,8 @@
-"""GGUF files: a bounded walk over the header, then tensors dequantised from the mapped file by the `gguf` package.
+"""GGUF files: a bounded parser of the header, and tensors dequantised from the mapped file by the `gguf` package.
 
-The package's own reader trusts counts and offsets in the file, so the header is walked and checked here; only its
-block formats and dequantisers are used, and only when a file is read: machines that never read one need not have it.
-Layout facts (permuted llama heads, doubled tied embeddings) end here too.
+The package's own reader trusts the counts and offsets in a file, so the header is parsed and checked here. The package
+is used for block formats and dequantisation only, and imported only when a file is read. Properties of the format
+(permuted query and key heads, a tied table that is stored twice) are handled here too.
 """
 
 from __future__ import annotations
@@ -32,16 +32,19 @@ from quicksilver.model.files.headers import (
 )
 from quicksilver.model.files.tensor_names import part_names
 
+# Tensor types that can be read.
 SUPPORTED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+# Bounds on a header: real files have tens of fields and strings of a few kilobytes (chat templates).
 _MAX_FIELDS = 1 << 16
 _MAX_STRING = 16 << 20
+# Values dequantised at a time: 16 MiB of fp32.
 _CHUNK_ITEMS = 1 << 22
 
 
 class _Cursor:
-    """Reads forward through the header; every step is checked against the end of the file."""
+    """Reads forward through the header; every read is checked against the end of the file."""
 
     def __init__(self, data: mmap.mmap, file_name: str) -> None:
         self.data, self.file_name = data, file_name
@@ -49,10 +52,10 @@ class _Cursor:
         self.end = min(len(data), MAX_HEADER_BYTES)
 
     def take(self, num_bytes: int) -> int:
-        """Step over `num_bytes`; returns where they start."""
+        """Skip `num_bytes`; returns their start."""
         start = self.at
         if num_bytes > self.end - start:
-            raise CheckpointRefused(f"{self.file_name}: header runs past {self.end} bytes: truncated or hostile")
+            raise CheckpointRefused(f"{self.file_name}: header exceeds {self.end} bytes: truncated or damaged")
         self.at += num_bytes
         return start
 
@@ -78,7 +81,7 @@ class _Cursor:
 
 
 def read_gguf_header(path: Path) -> FileHeader:
-    """Parse and check a GGUF header. Metadata arrays (vocabularies) are stepped over, not read."""
+    """Parse and check a GGUF header. Metadata arrays (vocabularies) are skipped."""
     refuse_pickle(path)
     if path.stat().st_size < 24:
         raise CheckpointRefused(f"{path.name}: too short for a GGUF file")
@@ -88,11 +91,11 @@ def read_gguf_header(path: Path) -> FileHeader:
 
 def _walk(cursor: _Cursor, file_bytes: int) -> FileHeader:
     if cursor.data[:4] != b"GGUF":
-        raise CheckpointRefused(f"{cursor.file_name}: is not a GGUF file")
+        raise CheckpointRefused(f"{cursor.file_name}: not a GGUF file")
     cursor.take(4)
     version = cursor.number("<I")
     if version not in (2, 3):
-        raise CheckpointRefused(f"{cursor.file_name}: GGUF version {version} (or byte order) is not read")
+        raise CheckpointRefused(f"{cursor.file_name}: GGUF version {version} (or byte order) is not supported")
     num_tensors = cursor.count(MAX_TENSORS, "tensors")
     fields = _read_fields(cursor, cursor.count(_MAX_FIELDS, "metadata fields"))
     alignment = fields.get("general.alignment", 32)
@@ -123,7 +126,7 @@ def _read_value(cursor: _Cursor, kind: int) -> Any:
     if kind == _STRING:
         return cursor.string()
     if kind != _ARRAY:
-        raise CheckpointRefused(f"{cursor.file_name}: metadata value of unknown kind {kind}")
+        raise CheckpointRefused(f"{cursor.file_name}: metadata value of unknown type {kind}")
     item, count = cursor.number("<I"), cursor.count(MAX_HEADER_BYTES, "array items")
     if item in _SCALARS:
         cursor.take(count * struct.calcsize(_SCALARS[item]))
@@ -131,7 +134,7 @@ def _read_value(cursor: _Cursor, kind: int) -> Any:
         for _ in range(count):
             cursor.skip_string()
     else:
-        raise CheckpointRefused(f"{cursor.file_name}: metadata array of unknown kind {item}")
+        raise CheckpointRefused(f"{cursor.file_name}: metadata array of unknown type {item}")
     return None
 
 
@@ -143,7 +146,7 @@ def _read_tensor_info(cursor: _Cursor) -> _TensorInfo:
     num_dims = cursor.number("<I")
     if not 1 <= num_dims <= 4:
         raise CheckpointRefused(f"{cursor.file_name}: tensor {name[:80]!r} has {num_dims} dimensions")
-    # Stored fastest first; ours, like everyone's, is slowest first.
+    # GGUF stores the fastest dimension first; torch shapes have it last.
     shape = tuple(cursor.count(1 << 40, "items") for _ in range(num_dims))[::-1]
     if 0 in shape:
         raise CheckpointRefused(f"{cursor.file_name}: tensor {name[:80]!r} is empty")
@@ -160,7 +163,9 @@ def _entry(info: _TensorInfo, data_start: int, alignment: int, file_name: str) -
     except ValueError as error:
         raise CheckpointRefused(f"{file_name}: tensor {name}: unknown type {kind}") from error
     if ggml_type.name not in SUPPORTED:
-        raise CheckpointRefused(f"{file_name}: tensor {name}: type {ggml_type.name} is not read; {SUPPORTED} are")
+        raise CheckpointRefused(
+            f"{file_name}: tensor {name}: type {ggml_type.name} is not supported; known: {', '.join(SUPPORTED)}"
+        )
     if offset % alignment:
         raise CheckpointRefused(f"{file_name}: tensor {name} is not aligned")
     start = data_start + offset
@@ -173,17 +178,17 @@ def _num_bytes(entry: TensorEntry, file_name: str) -> int:
 
     block_items, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[entry.dtype]]
     if entry.shape[-1] % block_items:
-        raise CheckpointRefused(f"{file_name}: tensor {entry.name}: rows of {entry.shape[-1]} do not fill blocks")
+        raise CheckpointRefused(f"{file_name}: tensor {entry.name}: rows of {entry.shape[-1]} are not whole blocks")
     return entry.num_items // block_items * block_bytes
 
 
 class GgufSource:
-    """Tensors of a GGUF file under our names, as fp32, a few megabytes at a time."""
+    """The tensors of a GGUF file as fp32, a few megabytes at a time. Implements `checkpoint.TensorSource`."""
 
     def __init__(self, path: Path) -> None:
         self.header = read_gguf_header(path)
-        self._bytes = np.asarray(np.memmap(path, mode="r"))  # mapped still, without memmap's cost per slice
-        self.config = ModelConfig.from_gguf(self._facts())
+        self._bytes = np.asarray(np.memmap(path, mode="r"))  # still mapped; slicing np.memmap itself is slow
+        self.config = ModelConfig.from_gguf(self._config_fields())
         self.unused = {"output.weight", "token_embd.weight"} if self.config.tied_head else set[str]()
 
     @property
@@ -192,18 +197,18 @@ class GgufSource:
 
     def parts(self, target: str) -> list[str]:
         if self.config.tied_head and target == "tokens.weight" and "output.weight" in self.header.entries:
-            return ["output.weight"]  # the same table twice: the head's copy keeps more bits
+            return ["output.weight"]  # the same table twice: the head's copy has more bits
         return part_names(FAMILIES[self.config.family].gguf_names, target)
 
     def read(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        """(first row, rows) pieces of a tensor, in order."""
+        """(first row, rows) parts of a tensor, in order."""
         entry = self.header.entries[name]
         heads = self._permuted_heads(name)
         if heads:
-            whole = torch.cat([rows for _, rows in self._pieces(entry)])
+            whole = torch.cat([rows for _, rows in self._parts(entry)])
             yield 0, unpermute(whole, heads)
         else:
-            yield from self._pieces(entry)
+            yield from self._parts(entry)
 
     def grid(self, name: str) -> Grid | None:
         entry = self.header.entries[name]
@@ -211,7 +216,7 @@ class GgufSource:
         heads = self._permuted_heads(name)
         return (unpermute(grid[0], heads), unpermute(grid[1], heads)) if grid and heads else grid
 
-    def _pieces(self, entry: TensorEntry) -> Iterator[tuple[int, Tensor]]:
+    def _parts(self, entry: TensorEntry) -> Iterator[tuple[int, Tensor]]:
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
@@ -220,7 +225,7 @@ class GgufSource:
         step = max(_CHUNK_ITEMS * num_rows // max(entry.num_items, 1), 1)
         for first in range(0, num_rows, step):
             rows = dequantize(data[first : first + step], GGMLQuantizationType[entry.dtype])
-            # A copy of its own: float tensors come back as a view of the read-only file.
+            # Copied: float tensors come back as a view of the read-only file.
             yield first, torch.from_numpy(np.array(rows, dtype=np.float32)).view(-1, *entry.shape[1:])
 
     def _permuted_heads(self, name: str) -> int:
@@ -230,7 +235,7 @@ class GgufSource:
         kinds = {".attn_q.weight": self.config.num_heads, ".attn_k.weight": self.config.num_kv_heads}
         return next((heads for suffix, heads in kinds.items() if name.endswith(suffix)), 0)
 
-    def _facts(self) -> dict[str, Any]:
+    def _config_fields(self) -> dict[str, Any]:
         embedding, output = self.header.entries.get("token_embd.weight"), self.header.entries.get("output.weight")
         if embedding is None or len(embedding.shape) != 2:
             raise CheckpointRefused("GGUF file has no token_embd.weight")
@@ -238,16 +243,16 @@ class GgufSource:
         return self.header.metadata | {"tensor.token_embd.rows": embedding.shape[0], "tensor.output": is_untied}
 
     def _is_same_table(self, left: TensorEntry, right: TensorEntry) -> bool:
-        """Whether two quantised tables are one: their first rows then differ by rounding only."""
+        """Whether two quantised tables have the same values: their first rows then differ by rounding only."""
         if left.shape != right.shape:
             return False
-        _, a = next(self._pieces(left))
-        _, b = next(self._pieces(right))
+        _, a = next(self._parts(left))
+        _, b = next(self._parts(right))
         rows = min(len(a), len(b), 64)
         return bool((a[:rows] - b[:rows]).norm() < 0.5 * a[:rows].norm())
 
 
 def unpermute(weight: Tensor, heads: int) -> Tensor:
-    """Rows of each head from interleaved pairs back to two halves."""
+    """Reorder the rows of each head from interleaved pairs to two halves."""
     rows = weight.shape[0] // heads
     return weight.view(heads, rows // 2, 2, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)

@@ -1,6 +1,6 @@
-"""The grids of GGUF's four-bit formats: for every 32 inputs of a row, weight = n * scale + least with n in 0 … 15.
+"""Scales and minimums of GGUF's 4-bit formats: for every 32 inputs of a row, weight = n * scale + minimum, n in 0 … 15.
 
-What the file rounded to 16 steps can so be kept on these steps, without rounding it once more.
+With them, weights that a file stores in 4 bits can be kept on the file's 16 steps instead of being rounded again.
 """
 
 from __future__ import annotations
@@ -10,27 +10,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+# Scales and minimums, both (rows, inputs / 32) fp32.
 Grid = tuple[Tensor, Tensor]
-"""Scales and least values, both (rows, inputs / 32) fp32."""
 Bytes = NDArray[np.uint8]
+# Bytes per block, as in the GGUF specification.
 _BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q4_K": 144}
 
 
 def read_grid(rows: Bytes, kind: str) -> Grid | None:
-    """Of the stored bytes of a tensor, (rows, bytes); None for formats of more bits."""
+    """The grid of a tensor, from its stored bytes (rows, bytes); None for formats with more bits."""
     if kind not in _BLOCK_BYTES:
         return None
     blocks = rows.reshape(-1, _BLOCK_BYTES[kind])
     scale = _halves(blocks[:, :2])
     if kind == "Q4_K":
-        scale, least = _super_blocks(blocks, scale)
+        scale, minimum = _super_blocks(blocks, scale)
     else:
-        least = _halves(blocks[:, 2:4]) if kind == "Q4_1" else -8 * scale
-    return torch.from_numpy(scale.reshape(len(rows), -1)), torch.from_numpy(least.reshape(len(rows), -1))
+        minimum = _halves(blocks[:, 2:4]) if kind == "Q4_1" else -8 * scale
+    return torch.from_numpy(scale.reshape(len(rows), -1)), torch.from_numpy(minimum.reshape(len(rows), -1))
 
 
 def _super_blocks(blocks: Bytes, scale: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Eight groups share a scale of their scales and one of their least values."""
+    """Q4_K: eight groups share one scale for their scales and one for their minimums."""
     from gguf.quants import Q4_K
 
     factors, offsets = Q4_K.get_scale_min(np.ascontiguousarray(blocks[:, 4:16]))

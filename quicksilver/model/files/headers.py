@@ -1,7 +1,7 @@
-"""Checks on weight files before a byte of them is mapped: the rules both formats share, and the safetensors header.
+"""Checks of weight files before their data is mapped: rules shared by both formats, and the safetensors header.
 
-A weight file is data from strangers. Whatever is wrong with it ends in CheckpointRefused with the reason, never in
-another exception, and never costs more than reading its header.
+Weight files are untrusted input. Every defect raises CheckpointRefused with the reason, and no other exception, and
+costs no more than reading the header.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from quicksilver.errors import CheckpointRefused
 
+# Bounds on headers, far above those of real files.
 MAX_HEADER_BYTES = 64 << 20
 MAX_TENSORS = 1 << 16
 MAX_DIMS = 8
@@ -32,7 +33,7 @@ _PICKLE_MAGIC = {b"PK": "a zip archive (a PyTorch pickle)", b"\x80\x02": "a pick
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of a file: where its bytes lie, counted from the start of the file."""
+    """One tensor of a file. `start` and `end` are offsets from the start of the file."""
 
     name: str
     dtype: str
@@ -47,31 +48,31 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """A checked header: every entry lies inside the file, none overlaps another, nothing is left over."""
+    """A checked header: entries are inside the file, do not overlap, and leave no bytes over."""
 
     entries: dict[str, TensorEntry]
     metadata: dict[str, Any]
 
 
 def refuse_pickle(path: Path) -> None:
-    """By suffix and by magic bytes: code hidden in a checkpoint is never given a chance to run."""
+    """Refuse pickles by suffix and by magic bytes: unpickling can execute code."""
     if path.suffix.lower() in _PICKLE_SUFFIXES:
-        raise CheckpointRefused(f"{path.name}: pickled weights are never loaded; convert them to safetensors")
+        raise CheckpointRefused(f"{path.name}: pickled weights are not supported; convert them to safetensors")
     with path.open("rb") as file:
         magic = file.read(2)
     if magic in _PICKLE_MAGIC:
-        raise CheckpointRefused(f"{path.name}: is {_PICKLE_MAGIC[magic]}, never loaded; convert it to safetensors")
+        raise CheckpointRefused(f"{path.name}: {_PICKLE_MAGIC[magic]} is not supported; convert it to safetensors")
 
 
 def check_name(name: str, file_name: str) -> None:
-    """Tensor and shard names become dictionary keys and sometimes paths; none may climb out of its folder."""
+    """Refuse names that are not printable or that could be paths outside the folder."""
     is_plain = 0 < len(name) <= MAX_NAME_LEN and name.isprintable()
     if not is_plain or ".." in name or name.startswith(("/", "\\", "~")) or ":" in name:
         raise CheckpointRefused(f"{file_name}: tensor name {name[:80]!r} is not a plain name")
 
 
 def check_layout(entries: Iterable[TensorEntry], span: tuple[int, int], alignment: int, file_name: str) -> None:
-    """The entries tile `span` of the file: in bounds, no overlap, and no hole beyond padding to `alignment`."""
+    """Check that the entries fill `span` of the file: in bounds, no overlap, no gap larger than alignment padding."""
     cursor, end = span
     for entry in sorted(entries, key=lambda e: (e.start, e.end)):
         if entry.start < cursor:
@@ -124,14 +125,14 @@ def _parse_json(raw: bytes, file_name: str) -> dict[str, Any]:
 
 def _metadata(found: Any, file_name: str) -> dict[str, str]:
     if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
-        raise CheckpointRefused(f"{file_name}: __metadata__ is not a table of strings")
+        raise CheckpointRefused(f"{file_name}: __metadata__ is not an object of strings")
     return found
 
 
 def _entry(name: str, fields: Any, data_start: int, file_name: str) -> TensorEntry:
     check_name(name, file_name)
     if not isinstance(fields, dict) or set(fields) != {"dtype", "shape", "data_offsets"}:
-        raise CheckpointRefused(f"{file_name}: tensor {name}: wants dtype, shape and data_offsets")
+        raise CheckpointRefused(f"{file_name}: tensor {name}: needs dtype, shape and data_offsets")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise CheckpointRefused(f"{file_name}: tensor {name}: dtype {str(dtype)[:40]!r} is unknown")

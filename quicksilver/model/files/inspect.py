@@ -1,4 +1,4 @@
-"""What a checkpoint is, from its headers alone: family, sizes, number formats, and what it will take to serve."""
+"""Describe a checkpoint from its headers: family, sizes, number formats, and memory needs."""
 
 from __future__ import annotations
 
@@ -16,24 +16,20 @@ from quicksilver.model.files.shards import shard_paths
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSummary:
-    """Facts of one checkpoint. Bytes are of weights in memory under each number format, and of KV per token."""
+    """A checkpoint as its headers describe it."""
 
     path: Path
-    format: str
-    """gguf or safetensors."""
+    format: str  # gguf or safetensors
     config: ModelConfig
     num_params: int
     file_bytes: int
-    dtypes: Mapping[str, int]
-    """Stored values by number format, the commonest first."""
-    weight_bytes: Mapping[str, int]
-    """Memory for weights: float32, bfloat16, int8, int4."""
-    kv_bytes_per_token: Mapping[str, int]
-    """Cache bytes a token: float32, bfloat16."""
+    dtypes: Mapping[str, int]  # number of stored values by type, most frequent first
+    weight_bytes: Mapping[str, int]  # memory of the weights in each number format
+    kv_bytes_per_token: Mapping[str, int]  # KV memory per token, by dtype of the cache
 
 
 def describe(path_or_dir: Path | str) -> CheckpointSummary:
-    """Read and check the headers; raises like `load_model`. A GGUF's first embedding rows are read too."""
+    """Read and check the headers; raises like `load_model`. Of a GGUF file the first embedding rows are read too."""
     path = Path(path_or_dir)
     kind, config, entries = _read(path)
     dtypes: Counter[str] = Counter()
@@ -63,7 +59,10 @@ def _entries(folder: Path) -> list[TensorEntry]:
 
 
 def weight_bytes(config: ModelConfig) -> dict[str, int]:
-    """Bytes of the weights in memory. Quantised models hold head and embedding table apart, both int8."""
+    """Bytes of the weights in memory: float32, bfloat16, int8 (CPU) and int4 (CUDA, without the 16-bit copy).
+
+    Quantised models store the head and the embedding table separately; both are counted with one byte per value.
+    """
     tables = 2 * config.vocab_size * config.dim
     layers = config.num_params - config.vocab_size * config.dim * (1 if config.tied_head else 2)
     int4 = layers // 2 + layers // 32 * 4

@@ -1,4 +1,4 @@
-"""Finding and opening the files of a safetensors directory. Every path stays inside the directory it was named in."""
+"""Find and open the files of a safetensors directory. Paths outside the directory are refused."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from quicksilver.errors import CheckpointRefused
 from quicksilver.model.files.headers import check_name
 
+# Real index files are below 1 MB.
 _MAX_JSON_BYTES = 16 << 20
 
 
@@ -29,7 +30,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def shard_paths(folder: Path) -> list[Path]:
-    """The weight files of a directory: those its index names, else every .safetensors in it."""
+    """The weight files of a directory: those that its index names, else every .safetensors file."""
     index = folder / "model.safetensors.index.json"
     paths = _indexed(folder, index) if index.is_file() else sorted(folder.glob("*.safetensors"))
     for path in paths:
@@ -37,22 +38,22 @@ def shard_paths(folder: Path) -> list[Path]:
             raise CheckpointRefused(f"shard {path.name} is missing or not a safetensors file of this directory")
     if not paths:
         has_pickles = any(folder.glob("*.bin")) or any(folder.glob("*.pt"))
-        reason = "; its pickled weights are never loaded, convert them" if has_pickles else ""
-        raise CheckpointRefused(f"{folder.name} holds no .safetensors{reason}")
+        reason = "; pickled weights are not supported, convert them to safetensors" if has_pickles else ""
+        raise CheckpointRefused(f"{folder.name} has no .safetensors{reason}")
     return paths
 
 
 def _indexed(folder: Path, index: Path) -> list[Path]:
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise CheckpointRefused(f"{index.name}: weight_map is not a table of file names")
+        raise CheckpointRefused(f"{index.name}: weight_map is not an object of file names")
     for name in set(names.values()):
         check_name(name, index.name)
     return [folder / name for name in sorted(set(names.values()))]
 
 
 def open_tensors(path: Path) -> Any:
-    """Map a safetensors file whose header has been checked already."""
+    """Map a safetensors file whose header has been checked."""
     try:
         return safe_open(path, framework="pt")
     except SafetensorError as error:

@@ -63,20 +63,20 @@ def test_int8_scales_belong_to_ranks(tmp_path: Path) -> None:
 def test_widths_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="bits"):
         save_adapter(tmp_path / "a.safetensors", random_adapter(), {}, bits=3)
-    with pytest.raises(InvalidRequest, match="groups of 32"):
+    with pytest.raises(InvalidRequest, match="multiples of 32"):
         save_adapter(tmp_path / "a.safetensors", random_adapter(rank=6), {}, bits=4)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [
-        ("layers.0.qkv.A.q", None, "half of a pair"),
-        ("layers.1.dn.B.scale", None, "without the scales"),
+        ("layers.0.qkv.A.q", None, "A or B is missing"),
+        ("layers.1.dn.B.scale", None, "without matching scales"),
         ("layers.0.o.A.q", torch.zeros(3, 64, dtype=torch.int8), "scales"),
         ("layers.0.o.A.q", torch.zeros(64, dtype=torch.int8), "matrix"),
-        ("layers.0.q.A.q", torch.zeros(8, 64, dtype=torch.int8), "no part"),
-        ("mask_embedding", torch.zeros(8), "table"),
-        ("embedding.ids", torch.zeros(2, dtype=torch.int64), "belong together"),
+        ("layers.0.q.A.q", torch.zeros(8, 64, dtype=torch.int8), "not part"),
+        ("mask_embedding", torch.zeros(8), "not a matrix"),
+        ("embedding.ids", torch.zeros(2, dtype=torch.int64), "do not match"),
     ],
 )
 def test_a_damaged_adapter_is_refused_with_the_reason(

@@ -79,7 +79,7 @@ def test_an_index_cannot_name_a_file_elsewhere(tmp_path: Path, name: object) -> 
     ("name", "value", "reason"),
     [
         ("model.norm.weight", None, "missing"),
-        ("model.norm.weight", torch.zeros(65), "wants 64 rows"),
+        ("model.norm.weight", torch.zeros(65), "needs 64 rows"),
         ("model.layers.0.mlp.up_proj.weight", torch.zeros(96, 65), "does not fit"),
         ("model.layers.0.mlp.up_proj.weight", torch.zeros(95, 64), "rows"),
         ("model.layers.0.mlp.up_proj.weight", torch.zeros(96), "does not fit"),
@@ -111,7 +111,7 @@ def test_old_exports_with_a_rotary_table_and_a_second_head_load(tmp_path: Path) 
     [
         ({"config.json": b"{}", "pytorch_model.bin": b"x"}, "model_type"),
         ({"config.json": json.dumps(SMALL.to_hf()).encode(), "pytorch_model.bin": b"x"}, "pickled"),
-        ({"config.json": json.dumps(SMALL.to_hf()).encode()}, "holds no"),
+        ({"config.json": json.dumps(SMALL.to_hf()).encode()}, "has no"),
         ({"config.json": b"[1]"}, "JSON object"),
         ({"config.json": b"\xff"}, "valid JSON"),
         ({"model.safetensors": b""}, r"config\.json is missing"),
