@@ -9,7 +9,7 @@ import pytest
 from quicksilver.core import ConstraintSpec, Delta, FinishReason, Request, TokenLogprob, Usage
 from tests.server.conftest import HELLO, Served, events, says
 from tests.support.fake_engine import Step
-from tests.support.small_tokenizer import small_tokenizer
+from tests.support.small_tokenizer import SPECIALS, small_tokenizer
 
 FIM, PLAIN = "/v1/fim/completions", "/v1/completions"
 KEYS = {"id", "object", "created", "model", "choices", "usage", "warning"}
@@ -68,9 +68,10 @@ async def test_tags_in_code_stay_code(served: Served) -> None:
 
 
 def teach(served: Served) -> None:
-    """Weights that learned our tokens for gaps and edits: their middle goes on from the prefix."""
-    roles = {"edit_open": 1, "edit_close": 2}
-    served.services = replace(served.services, tokenizer=served.services.tokenizer.with_roles(roles))
+    """Weights trained on reserved tokens for gaps and edits: their middle continues the prefix."""
+    names = tuple(name.replace("fim_", "reserved_") for name in SPECIALS)
+    roles = {"fim_prefix": 260, "fim_suffix": 261, "fim_middle": 262, "edit_open": 1, "edit_close": 2}
+    served.services = replace(served.services, tokenizer=small_tokenizer(names).with_roles(roles))
     served.app.state.services = served.services
 
 
