@@ -29,7 +29,7 @@ from quicksilver.accounts.identity import OPERATOR
 from quicksilver.accounts.maintenance import audit
 from quicksilver.accounts.records import KeyDraft
 from quicksilver.accounts.service import AdminService, open_admin
-from tests.adversarial.attacks import ATTACKS, CHAT, Exchange, Target
+from tests.adversarial.attacks import ATTACKS, CHAT, HANG_S, Exchange, Target
 from tests.support.live import serving_process
 
 NUM_ATTACKERS = 8
@@ -117,7 +117,7 @@ async def repeat(work: Callable[[], Any], pause_s: float, until: float) -> None:
 
 async def watch(url: str, pid: int, neighbour: dict[str, str], observed: Observed, until: float) -> None:
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=120)) for _ in range(3)]
+        clients = [await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=HANG_S)) for _ in range(3)]
         await asyncio.gather(
             repeat(lambda: chat(clients[0], neighbour, observed.chat_s, observed.chat_failures), 0.2, until),
             repeat(lambda: probe(clients[1], observed), 0.05, until),
@@ -128,7 +128,7 @@ async def watch(url: str, pid: int, neighbour: dict[str, str], observed: Observe
 async def run(url: str, pid: int, keys: list[dict[str, str]], seed: int, seconds: float) -> Observed:
     observed = Observed()
     attacker, neighbour = keys
-    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=HANG_S) as client:
         quiet_until = time.monotonic() + min(QUIET_S, seconds / 4)
         await repeat(lambda: chat(client, neighbour, observed.quiet_chat_s, Counter()), 0.1, quiet_until)
         until = time.monotonic() + seconds
