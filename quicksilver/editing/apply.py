@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quicksilver.editing.merge_parts import Edit
+from quicksilver.editing.merge_parts import LineEdit
 from quicksilver.editing.splice import Change, Segment, Source, balance, plan_change, split_update
 from quicksilver.editing.syntax_merge import merge_by_syntax
 from quicksilver.text.conversation import Message
@@ -127,7 +127,7 @@ def _assemble(source: Source, planned: list[tuple[Segment, Change]]) -> Iterator
         yield from source.lines[at:]
 
 
-def _edited(source: Source, edits: list[Edit]) -> Iterator[str | Rewrite]:
+def _edited(source: Source, edits: list[LineEdit]) -> Iterator[str | Rewrite]:
     """Lines of the file with the edits applied. Unchanged lines are copied byte for byte."""
     at = 0
     for edit in edits:
@@ -140,7 +140,7 @@ def _edited(source: Source, edits: list[Edit]) -> Iterator[str | Rewrite]:
     yield from source.lines[at:]
 
 
-def _with_original_bytes(source: Source, edit: Edit) -> Iterator[str]:
+def _with_original_bytes(source: Source, edit: LineEdit) -> Iterator[str]:
     """New lines, where a line that equals one of the replaced lines keeps its bytes, such as trailing space."""
     old = source.keys[edit.start : edit.end]
     matcher = difflib.SequenceMatcher(None, old, [line.rstrip() for line in edit.lines], autojunk=False)

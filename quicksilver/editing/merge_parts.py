@@ -17,7 +17,7 @@ class Unclear(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
+class LineEdit:
     """`lines` replace lines `[start, end)` of the file. With `update`, a model must rewrite the span instead."""
 
     start: int
@@ -27,7 +27,7 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class SnippetItem:
     """A part of a scope of the snippet: a marker, a definition, or a run of other lines."""
 
     start: int
@@ -37,7 +37,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class LineScope:
     """Lines `[low, high)` and the definitions in them, of the file or of the snippet."""
 
     low: int
@@ -76,27 +76,27 @@ def is_decorator(line: str) -> bool:
     return line.lstrip().startswith(("@", "#[", "["))
 
 
-def usual_gap(scope: Scope) -> int:
+def usual_gap(scope: LineScope) -> int:
     """The most frequent number of lines between two definitions of the scope."""
     pairs = zip(scope.definitions, scope.definitions[1:], strict=False)
     gaps = Counter(b.start - a.end for a, b in pairs)
     return gaps.most_common(1)[0][0] if gaps else 1
 
 
-def trimmed(item: Item, lines: Sequence[str]) -> list[Item]:
+def trimmed(item: SnippetItem, lines: Sequence[str]) -> list[SnippetItem]:
     """The run without blank lines at its ends, or nothing if it is blank."""
     filled = [i for i in range(item.start, item.end) if lines[i].strip()]
-    return [Item(filled[0], filled[-1] + 1)] if filled else []
+    return [SnippetItem(filled[0], filled[-1] + 1)] if filled else []
 
 
-def joined(edits: Sequence[Edit]) -> list[Edit]:
+def joined(edits: Sequence[LineEdit]) -> list[LineEdit]:
     """Join insertions at the same position in the order of the snippet."""
-    joined: list[Edit] = []
+    joined: list[LineEdit] = []
     for edit in edits:
         last = joined[-1] if joined else None
         is_same_place = last is not None and edit.start == edit.end == last.end and edit.update is last.update is None
         if last is not None and is_same_place:
-            joined[-1] = Edit(last.start, last.end, (*last.lines, *edit.lines))
+            joined[-1] = LineEdit(last.start, last.end, (*last.lines, *edit.lines))
         else:
             joined.append(edit)
     return joined

@@ -15,9 +15,9 @@ from itertools import pairwise
 
 from quicksilver.editing.languages import guess_languages
 from quicksilver.editing.merge_parts import (
-    Edit,
-    Item,
-    Scope,
+    LineEdit,
+    SnippetItem,
+    LineScope,
     Unclear,
     indent_of,
     is_import,
@@ -36,7 +36,7 @@ from quicksilver.editing.splice import Segment, Source, is_marker, plan_change, 
 MAX_CHARS = 400_000
 
 
-def merge_by_syntax(original: Sequence[str], update: Sequence[str]) -> list[Edit] | None:
+def merge_by_syntax(original: Sequence[str], update: Sequence[str]) -> list[LineEdit] | None:
     """The edits in file order, or None if the language is unknown or the snippet is not clear."""
     if sum(map(len, original)) > MAX_CHARS:
         return None
@@ -82,7 +82,7 @@ class _Cursor:
 
     end: int
     # The last anchored item and its counterpart, or None at the start of the scope.
-    item: Item | None = None
+    item: SnippetItem | None = None
     counterpart: Definition | None = None
     has_marker: bool = False
 
@@ -93,16 +93,16 @@ class _Merger:
     update: Sequence[str]
     outline: Outline
 
-    def merge(self, snippet: Outline) -> list[Edit]:
-        file_scope = Scope(0, len(self.original), self.outline.definitions)
-        return self._scope(file_scope, Scope(0, len(self.update), snippet.definitions), is_top=True)
+    def merge(self, snippet: Outline) -> list[LineEdit]:
+        file_scope = LineScope(0, len(self.original), self.outline.definitions)
+        return self._scope(file_scope, LineScope(0, len(self.update), snippet.definitions), is_top=True)
 
-    def _scope(self, old: Scope, new: Scope, is_top: bool = False) -> list[Edit]:
+    def _scope(self, old: LineScope, new: LineScope, is_top: bool = False) -> list[LineEdit]:
         items = self._items(new)
         matches = self._matches(items, old.definitions, is_top)
         if is_top and not matches and not any(item.is_marker for item in items):
             raise Unclear  # New definitions without any context have no place.
-        edits: list[Edit] = []
+        edits: list[LineEdit] = []
         cursor = _Cursor(old.low, has_marker=is_top and not self._starts_file(items, old))
         for at, item in enumerate(items):
             match = matches.get(at)
@@ -118,31 +118,31 @@ class _Merger:
                 edits += self._lines(items, at, matches, cursor, old)
         return joined(edits)
 
-    def _starts_file(self, items: Sequence[Item], old: Scope) -> bool:
+    def _starts_file(self, items: Sequence[SnippetItem], old: LineScope) -> bool:
         """Whether the snippet begins with the first lines of the file."""
         first = next((line for line in self.original[old.low : old.high] if line.strip()), None)
         return bool(items) and not items[0].is_marker and self.update[items[0].start].rstrip() == (first or "").rstrip()
 
-    def _items(self, scope: Scope) -> list[Item]:
-        found: list[Item] = []
+    def _items(self, scope: LineScope) -> list[SnippetItem]:
+        found: list[SnippetItem] = []
         starts = {definition.start: definition for definition in scope.definitions}
         line = scope.low
         while line < scope.high:
             if line in starts:
-                found.append(Item(line, starts[line].end, starts[line]))
+                found.append(SnippetItem(line, starts[line].end, starts[line]))
                 line = starts[line].end
             elif is_marker(self.update[line]):
-                found.append(Item(line, line + 1, is_marker=True))
+                found.append(SnippetItem(line, line + 1, is_marker=True))
                 line += 1
             else:
                 end = line + 1
                 while end < scope.high and end not in starts and not is_marker(self.update[end]):
                     end += 1
-                found += trimmed(Item(line, end), self.update)
+                found += trimmed(SnippetItem(line, end), self.update)
                 line = end
         return found
 
-    def _matches(self, items: Sequence[Item], olds: Sequence[Definition], is_top: bool) -> dict[int, Definition]:
+    def _matches(self, items: Sequence[SnippetItem], olds: Sequence[Definition], is_top: bool) -> dict[int, Definition]:
         found: dict[int, Definition] = {}
         for at, item in enumerate(items):
             if item.definition is None:
@@ -158,7 +158,7 @@ class _Merger:
                 raise Unclear  # A part of an unknown definition is elided.
         return found
 
-    def _has_marker(self, item: Item) -> bool:
+    def _has_marker(self, item: SnippetItem) -> bool:
         return any(is_marker(line) for line in self.update[item.start : item.end])
 
     def _most_similar(self, new: Definition, olds: Sequence[Definition]) -> Definition:
@@ -181,7 +181,7 @@ class _Merger:
         )
         return 2 * (a & b).total() / max(a.total() + b.total(), 1)
 
-    def _replaced(self, item: Item, old: Definition) -> list[Edit]:
+    def _replaced(self, item: SnippetItem, old: Definition) -> list[LineEdit]:
         """The edits that turn the definition of the file into the one of the snippet."""
         new = item.definition
         assert new is not None
@@ -190,36 +190,36 @@ class _Merger:
         head = new.head - new.start
         lead = merged_lead(lines[:head], self.original[old.start : old.head])
         if not any(is_marker(line) for line in lines):
-            return [Edit(old.start, old.end, (*lead, *lines[head:]))]
+            return [LineEdit(old.start, old.end, (*lead, *lines[head:]))]
         header = self._replaced_header(new, old, lines, lead)
         if new.children or (old.children and old.kind != "function"):
-            return header + self._scope(Scope(old.low, old.high, old.children), Scope(new.low, new.high, new.children))
+            return header + self._scope(LineScope(old.low, old.high, old.children), LineScope(new.low, new.high, new.children))
         body = self._merged_lines(old, lines[new.low - new.start : new.high - new.start])
         if body is None:
-            return [Edit(old.start, old.end, update="\n".join((*lead, *lines[head:])))]
+            return [LineEdit(old.start, old.end, update="\n".join((*lead, *lines[head:])))]
         return header + body
 
     def _replaced_header(
         self, new: Definition, old: Definition, lines: Sequence[str], lead: Sequence[str]
-    ) -> list[Edit]:
+    ) -> list[LineEdit]:
         header = (*lead, *lines[new.head - new.start : new.low - new.start])
         is_same = list(header) == [line.rstrip() for line in self.original[old.start : old.low]]
-        return [] if is_same or any(is_marker(line) for line in header) else [Edit(old.start, old.low, header)]
+        return [] if is_same or any(is_marker(line) for line in header) else [LineEdit(old.start, old.low, header)]
 
-    def _merged_lines(self, old: Definition, lines: Sequence[str]) -> list[Edit] | None:
+    def _merged_lines(self, old: Definition, lines: Sequence[str]) -> list[LineEdit] | None:
         """Merge a body that has markers line by line. None if a line has no certain place."""
         source = Source("\n".join(self.original[old.low : old.high]) + "\n")
-        edits, low = list[Edit](), 0
+        edits, low = list[LineEdit](), 0
         for segment in split_update("\n".join(lines)):
             change = plan_change(source, segment, low)
             if change.lines is None or change.end is None:
                 return None
             new = tuple(line.rstrip("\r\n") for line in change.lines)
-            edits.append(Edit(old.low + change.start, old.low + change.end, new))
+            edits.append(LineEdit(old.low + change.start, old.low + change.end, new))
             low = max(low, change.end)
         return edits
 
-    def _removed_between(self, cursor: _Cursor, item: Item, match: Definition) -> list[Edit]:
+    def _removed_between(self, cursor: _Cursor, item: SnippetItem, match: Definition) -> list[LineEdit]:
         """Code between two neighbours of the snippet is removed if one of the two is only context."""
         if cursor.item is None or cursor.has_marker or cursor.end > match.start or cursor.counterpart is None:
             return []
@@ -229,9 +229,9 @@ class _Merger:
         is_context = self._is_context(cursor.item, cursor.counterpart) or self._is_context(item, match)
         if not is_context:
             return []
-        return [Edit(cursor.end, match.start, ("",) * self._blank_lines(cursor.item.end, item.start))]
+        return [LineEdit(cursor.end, match.start, ("",) * self._blank_lines(cursor.item.end, item.start))]
 
-    def _is_context(self, item: Item, old: Definition) -> bool:
+    def _is_context(self, item: SnippetItem, old: Definition) -> bool:
         """Whether the snippet repeats the definition unchanged or elides a part of it."""
         lines = self._reindented(item.start, item.end, self.original[old.head])
         return any(map(is_marker, lines)) or [x.rstrip() for x in lines] == [
@@ -239,8 +239,8 @@ class _Merger:
         ]
 
     def _inserted(
-        self, items: Sequence[Item], at: int, matches: dict[int, Definition], cursor: _Cursor, old: Scope
-    ) -> Edit:
+        self, items: Sequence[SnippetItem], at: int, matches: dict[int, Definition], cursor: _Cursor, old: LineScope
+    ) -> LineEdit:
         """Insert a new definition after the previous item, before the next one, or at an end of the scope."""
         item = items[at]
         following = matches.get(at + 1)
@@ -249,29 +249,29 @@ class _Merger:
             lines = self._reindented(item.start, item.end, self._sample_line(anchor, old))
             blank = ("",) * self._blank_lines(cursor.item.end, item.start)
             cursor.item = item
-            return Edit(cursor.end, cursor.end, (*blank, *lines))
+            return LineEdit(cursor.end, cursor.end, (*blank, *lines))
         if following is not None:
             lines = self._reindented(item.start, item.end, self.original[following.head])
             blank = ("",) * self._blank_lines(item.end, items[at + 1].start)
-            return Edit(following.start, following.start, (*lines, *blank))
+            return LineEdit(following.start, following.start, (*lines, *blank))
         later = next((matches[i] for i in range(at + 1, len(items)) if i in matches), None)
         lines = self._reindented(item.start, item.end, self._sample_line(later, old))
         if later is not None:
-            return Edit(later.start, later.start, (*lines, *("",) * usual_gap(old)))
+            return LineEdit(later.start, later.start, (*lines, *("",) * usual_gap(old)))
         is_first = not cursor.has_marker and cursor.item is None
         if is_first and old.definitions:
             start = old.definitions[0].start
-            return Edit(start, start, (*lines, *("",) * usual_gap(old)))
+            return LineEdit(start, start, (*lines, *("",) * usual_gap(old)))
         end = self._content_end(cursor.end if not old.definitions else old.low, old.high)
         gap = usual_gap(old)
         if old.high == len(self.original) and old.high - end >= gap > 0:
             end, gap = old.high, 0
         cursor.end, cursor.item, cursor.has_marker = end, item, False
-        return Edit(end, end, (*("",) * gap, *lines))
+        return LineEdit(end, end, (*("",) * gap, *lines))
 
     def _lines(
-        self, items: Sequence[Item], at: int, matches: dict[int, Definition], cursor: _Cursor, old: Scope
-    ) -> list[Edit]:
+        self, items: Sequence[SnippetItem], at: int, matches: dict[int, Definition], cursor: _Cursor, old: LineScope
+    ) -> list[LineEdit]:
         """Place a run of lines that are not definitions, such as imports, fields or statements."""
         item = items[at]
         following = next((matches[i] for i in range(at + 1, len(items)) if i in matches), None)
@@ -288,18 +288,18 @@ class _Merger:
         placed = self._placed(region, Segment(lines, cursor.has_marker, is_open_below))
         if placed is not None:
             cursor.end, cursor.item, cursor.counterpart, cursor.has_marker = low + placed.end, item, None, False
-            return [Edit(low + placed.start, low + placed.end, placed.lines)] if placed.lines else []
+            return [LineEdit(low + placed.start, low + placed.end, placed.lines)] if placed.lines else []
         if cursor.item is not None and not cursor.has_marker:
             blank = ("",) * self._blank_lines(cursor.item.end, item.start)
             cursor.item = item
-            return [Edit(cursor.end, cursor.end, (*blank, *lines))]
+            return [LineEdit(cursor.end, cursor.end, (*blank, *lines))]
         if at + 1 < len(items) and at + 1 in matches:
             start = matches[at + 1].start
             blank = ("",) * self._blank_lines(item.end, items[at + 1].start)
-            return [Edit(start, start, (*lines, *blank))]
+            return [LineEdit(start, start, (*lines, *blank))]
         raise Unclear
 
-    def _placed(self, region: Sequence[str], segment: Segment) -> Edit | None:
+    def _placed(self, region: Sequence[str], segment: Segment) -> LineEdit | None:
         """The change of a run of lines in `region`, by lines that both have in common."""
         known = {line.rstrip() for line in region if line.strip()}
         if not any(line.rstrip() in known for line in segment.lines if line.strip()):
@@ -309,9 +309,9 @@ class _Merger:
             raise Unclear
         lines = tuple(line.rstrip("\r\n") for line in change.lines)
         is_same = list(lines) == [line.rstrip() for line in region[change.start : change.end]]
-        return Edit(change.start, change.end, () if is_same else lines)
+        return LineEdit(change.start, change.end, () if is_same else lines)
 
-    def _imports(self, lines: Sequence[str], old: Scope, cursor: _Cursor, item: Item) -> list[Edit]:
+    def _imports(self, lines: Sequence[str], old: LineScope, cursor: _Cursor, item: SnippetItem) -> list[LineEdit]:
         """Insert new imports after the import before them in the snippet, else after the last one."""
         first = old.definitions[0].start if old.definitions else old.high
         known = {self.original[i].rstrip(): i for i in range(old.low, first) if self.original[i].strip()}
@@ -320,12 +320,12 @@ class _Merger:
         if not imports:
             raise Unclear
         at = (anchors[0] if lines[0].rstrip() not in known else anchors[0] + 1) if anchors else imports[-1] + 1
-        edits: list[Edit] = []
+        edits: list[LineEdit] = []
         for line in lines:
             if line.rstrip() in known:
                 at = known[line.rstrip()] + 1
             elif line.strip():
-                edits.append(Edit(at, at, (line,)))
+                edits.append(LineEdit(at, at, (line,)))
         cursor.end, cursor.item, cursor.counterpart, cursor.has_marker = max(cursor.end, at), item, None, False
         return edits
 
@@ -351,7 +351,7 @@ class _Merger:
         pairs = zip(lines, shifted, strict=True)
         return [line if line in known and moved not in known else moved for line, moved in pairs]
 
-    def _sample_line(self, near: Definition | None, old: Scope, line: str = "") -> str:
+    def _sample_line(self, near: Definition | None, old: LineScope, line: str = "") -> str:
         """A line of the file with the indentation of the scope."""
         if near is not None:
             return self.original[near.head]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import quicksilver
+from tests.support.command import quicksilver
 from tests.support.live import serving
 from tests.support.weights import MODEL, nano
 
