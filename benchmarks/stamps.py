@@ -26,9 +26,9 @@ WIDTH = NUM_STAMPS + 2
 
 # After the wait for attention, before the merge.
 _BEGIN = ("    pdl_wait();\n", "    for (; at < ROWS * HEADS; at += NUM_CTAS * MERGE_WARPS) {\n")
-_STATE = "    int used;  // stages of the ring buffer so far\n};\n"
+_STATE = "    int stages_used;  // of the ring buffer, so far\n};\n"
 _WRITER = """
-DEVICE void stamp(const WarpState &state, int index) {{
+DEVICE void stamp(const ThreadState &state, int index) {{
     if (state.thread != 0 || !state.args.has_layer || !state.args.has_qkv) return;
     long long *mine = (long long *){address}ULL + cta_index() * {width}, nanoseconds;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(nanoseconds));

@@ -34,12 +34,12 @@ constexpr int EPILOGUE_WARPS = 4, FIRST_EPILOGUE_WARP = 8, LOAD_WARP = FIRST_EPI
               THREADS = 32 * (LOAD_WARP + 4);
 constexpr int MMA_REGISTERS = 200, EPILOGUE_REGISTERS = 88, LOAD_REGISTERS = 24;  // registers per thread
 static_assert(8 * MMA_REGISTERS + 4 * EPILOGUE_REGISTERS + 4 * LOAD_REGISTERS <= 65536 / 32, "registers");
-constexpr int MERGE_WARPS = LOAD_WARP;                       // warps that merge attention's splits first
+constexpr int MERGE_WARPS = LOAD_WARP;  // warps that merge attention's splits first
 constexpr int FIRST_PREFETCH_WARP = LOAD_WARP + 1, PREFETCH_WARPS = 3;
-constexpr int MAX_PREFETCH_KEYS = 4096;                       // keys
+constexpr int MAX_PREFETCH_KEYS = 4096;  // keys
 
-constexpr int BLOCK = 32;                              // k-block of a warp
-constexpr int KEY_BLOCK = 64;                          // keys per block of attention
+constexpr int BLOCK = 32;  // k-block of a warp
+constexpr int KEY_BLOCK = 64;  // keys per block of attention
 constexpr int NUM_CLUSTERS = NUM_CTAS / CLUSTER, TILE = 16 * CLUSTER;  // outputs of a tile: one subtile of 16 per CTA
 
 // Memory layout of a weight tile by bit width, in bytes: what a lane reads of a subtile, a subtile, a k-block of one warp
@@ -56,23 +56,23 @@ constexpr int A_BITS = RANK > 0 ? 16 : BITS;  // of the adapter's A
 constexpr int ROW_TILES = ROWS / 8;
 // Outputs per epilogue thread, threads per row.
 constexpr int PER_THREAD = 16 * ROWS / (32 * EPILOGUE_WARPS), ROW_THREADS = 16 / PER_THREAD;
-constexpr int SUM_STRIDE = 20;                         // floats per row of a subtile's sums, without bank conflicts
+constexpr int SUM_STRIDE = 20;  // floats per row of a subtile's sums, without bank conflicts
 constexpr int SUBTILE_SUMS = ROWS * SUM_STRIDE, WARP_SUMS = CLUSTER * SUBTILE_SUMS;
 constexpr int QKV_HEADS = HEADS + 2 * KV_HEADS, Q_DIM = HEADS * HEAD_DIM, QKV_DIM = QKV_HEADS * HEAD_DIM;
 constexpr int RANK_TILES = (RANK + TILE - 1) / TILE, RANK_BLOCKS = (RANK + BLOCK - 1) / BLOCK;
 constexpr int RANK_K = RANK_BLOCKS * BLOCK;
-constexpr bool IS_QUANTISED = BITS < 16;                  // inputs of quantised weights are fp16
+constexpr bool IS_QUANTISED = BITS < 16;  // inputs of quantised weights are fp16
 constexpr float INPUT_SCALE = IS_QUANTISED ? 1.0f / 64 : 1.0f;
 
 enum { O, GATE_UP, DOWN, QKV, NUM_LINEARS };
 
 template <int kind, int k_dim, int outputs, int ranges> struct Linear {
     static constexpr int KIND = kind, K_DIM = k_dim, TILES = outputs / TILE, RANGES = ranges;
-    static constexpr bool IS_WIDE = kind == GATE_UP || kind == QKV;   // after a norm, many tiles
+    static constexpr bool IS_WIDE = kind == GATE_UP || kind == QKV;  // after a norm, many tiles
     static constexpr bool IS_SPLIT_K = !IS_WIDE && ranges > CLUSTER;
     static constexpr int GROUPS = IS_SPLIT_K ? NUM_CTAS / ranges : NUM_CLUSTERS;  // that share the tiles
-    static constexpr int CTA_RANGES = IS_SPLIT_K ? 1 : ranges / CLUSTER;   // K ranges per CTA
-    static constexpr int MAX_TILES = (TILES + GROUPS - 1) / GROUPS;      // per cluster or CTA group
+    static constexpr int CTA_RANGES = IS_SPLIT_K ? 1 : ranges / CLUSTER;  // K ranges per CTA
+    static constexpr int MAX_TILES = (TILES + GROUPS - 1) / GROUPS;  // per cluster or CTA group
     static constexpr int RANGE = k_dim / ranges, BLOCKS = RANGE / (MMA_WARPS * BLOCK);
     static constexpr int ACTIVE_CTAS = IS_SPLIT_K ? GROUPS * ranges : NUM_CLUSTERS * CLUSTER;  // CTAs with work
     static_assert(RANGE % (MMA_WARPS * BLOCK) == 0 && outputs % TILE == 0, "shape");
@@ -97,32 +97,32 @@ constexpr int MAX_OUTPUTS =
     TILE * max_of(max_of(Output::MAX_TILES, GateUp::MAX_TILES), max_of(Down::MAX_TILES, Qkv::MAX_TILES));
 
 struct Weights {
-    const u8 *w;         // packed
+    const u8 *w;  // packed
     const float *scale;  // per output, for quantised weights
-    const u8 *a, *b;     // the canvas adapter in 16 bits, packed: A as the weights, B by tiles and divided by `scale`
+    const u8 *a, *b;  // the canvas adapter in 16 bits, packed: A as the weights, B by tiles and divided by `scale`
 };
 
 struct LayerArgs {
     Weights weights[NUM_LINEARS];
     const float *acc, *top, *total;  // partial softmax of attention: acc (SPLITS, ATTENTION_ROWS, HEADS, HEAD_DIM)
     // Exchanged between CTAs, sentinels before. Inputs of linears are in the order of `input_at`.
-    u16 *attended;        // (Q_DIM / 32, ROWS, 32): merged attention
-    u16 *ffn_input;          // the stream after attention times the gain of the ffn norm
+    u16 *attended;  // (Q_DIM / 32, ROWS, 32): merged attention
+    u16 *ffn_input;  // the stream after attention times the gain of the ffn norm
     u16 *ffn;
-    u16 *qkv_input;          // the stream after ffn times the next norm's gain; in row order before the first layer
+    u16 *qkv_input;  // the stream after ffn times the next norm's gain; in row order before the first layer
     float *ffn_squares, *qkv_squares;  // (ROWS, DIM / 16): sums of squares of the stream, by subtile
     float *head_squares;  // (QKV_HEADS, ROWS, HEAD_SUBTILES)
-    float *sums;          // (subtiles, ranges, ROWS, 16): split-K sums; reset to the sentinel once read
-    u8 *next_exchange;            // exchange buffers of the next launch, which this one resets to the sentinel
-    u16 *stream;          // (ROWS, DIM), the residual stream, bf16
-    u16 *qkv;             // (ROWS, QKV_DIM), bf16: the output
+    float *sums;  // (subtiles, ranges, ROWS, 16): split-K sums; reset to the sentinel once read
+    u8 *next_exchange;  // exchange buffers of the next launch, which this one resets to the sentinel
+    u16 *stream;  // (ROWS, DIM), the residual stream, bf16
+    u16 *qkv;  // (ROWS, QKV_DIM), bf16: the output
     const u16 *ffn_gain, *next_gain, *bias, *q_gain, *k_gain;
     u16 *k_cache, *v_cache;
     const float *angles;  // (positions, 2, HEAD_DIM / 2)
     const int *positions, *slots, *gate;
     const int *prefix_end, *span_start, *span_end;  // visible keys per row: cached, of this forward
     const int *tiles, *pages;  // of attention: (num_tiles, 3) segment, first row, end row; (segments, max_pages)
-    int *counters;        // zero before the launch
+    int *counters;  // zero before the launch
     float ffn_eps, next_eps, head_eps;
     int has_layer, has_qkv;  // whether this launch has the three linears after attention, and the next qkv
     int exchange_bytes, num_tiles, max_pages, page_size;
@@ -134,25 +134,25 @@ struct Shared {
     u8 ring[STAGES][STAGE_BLOCKS * TileLayout<BITS>::ALL_WARPS];
     float sums[MMA_WARPS][WARP_SUMS];
     float kept[KEPT_TILES][CLUSTER][16 * ROWS];  // by thread
-    float peer_sums[PEER_TILES][16 * ROWS];        // from the peer CTA
+    float peer_sums[PEER_TILES][16 * ROWS];  // from the peer CTA
     alignas(16) float scale[IS_QUANTISED ? NUM_LINEARS : 1][MAX_OUTPUTS];  // of this CTA's outputs
-    alignas(16) u16 term[NUM_LINEARS][MAX_OUTPUTS];               // their gains or biases, bf16
-    alignas(16) u16 low[ROWS][max_of(RANK_K, 8)];              // A x of canvas rows
+    alignas(16) u16 term[NUM_LINEARS][MAX_OUTPUTS];  // their gains or biases, bf16
+    alignas(16) u16 ax[ROWS][max_of(RANK_K, 8)];  // A x of canvas rows
     alignas(16) u8 b[max_of(OWN_TILES * CLUSTER * RANK_BLOCKS * 1024, 16)];  // B of this CTA's tiles, linear by linear
-    u64 stage_full[STAGES], used[STAGES];        // a stage is loaded, all MMA warps have consumed it
-    u64 sums_ready, sums_free;                    // all MMA warps have stored their sums, the epilogue has read them
-    u64 ax_ready;                         // A x is stored
-    u64 constants_ready, stream_ready;                  // epilogue constants are loaded; the stream after output is final
-    u64 peer_ready[NUM_LINEARS][PEER_TILES];   // the peer's sums have arrived
+    u64 stage_full[STAGES], stage_free[STAGES];  // a stage is loaded, all MMA warps have consumed it
+    u64 sums_ready, sums_free;  // all MMA warps have stored their sums, the epilogue has read them
+    u64 ax_ready;  // A x is stored
+    u64 constants_ready, stream_ready;  // epilogue constants are loaded; the stream after output is final
+    u64 peer_ready[NUM_LINEARS][PEER_TILES];  // the peer's sums have arrived
 };
 
 // State of a thread. `thread` counts threads of the same role, `turn` the sums that it has stored or read.
-struct WarpState {
+struct ThreadState {
     const LayerArgs &args;
     Shared &shared;
     const int thread, warp, lane;
     u32 turn, ax_turns;
-    int used;  // stages of the ring buffer so far
+    int stages_used;  // of the ring buffer, so far
 };
 
 // Rank of this CTA in its cluster.
@@ -177,19 +177,21 @@ DEVICE void sync_merge_warps() { named_barrier(3, MERGE_WARPS * 32); }
 // ---- load warp
 
 // Load the weights of a tile over a range, stage by stage, each when all MMA warps have released it.
-template <class L, int bits> DEVICE void load_tile(WarpState &state, const u8 *weights, int slice, u64 policy) {
-    constexpr int ALL_WARPS = TileLayout<bits>::ALL_WARPS, MOST = TileLayout<bits>::BLOCKS_PER_STAGE;
+template <class L, int bits> DEVICE void load_tile(ThreadState &state, const u8 *weights, int slice, u64 policy) {
+    constexpr int ALL_WARPS = TileLayout<bits>::ALL_WARPS, MAX_BLOCKS = TileLayout<bits>::BLOCKS_PER_STAGE;
     const u8 *from = weights + (long long)slice * (L::BLOCKS * ALL_WARPS);
 #pragma unroll 1
-    for (int begin = 0; begin < L::BLOCKS; begin += MOST, ++state.used) {
-        const int slot = state.used % STAGES, bytes = (L::BLOCKS - begin < MOST ? L::BLOCKS - begin : MOST) * ALL_WARPS;
-        if (state.used >= STAGES) barrier_wait(&state.shared.used[slot], (state.used / STAGES - 1) % 2);
-        bulk_copy(state.shared.ring[slot], from + begin * ALL_WARPS, bytes, &state.shared.stage_full[slot], policy);
+    for (int begin = 0; begin < L::BLOCKS; begin += MAX_BLOCKS, ++state.stages_used) {
+        const int stage = state.stages_used % STAGES,
+                  bytes = (L::BLOCKS - begin < MAX_BLOCKS ? L::BLOCKS - begin : MAX_BLOCKS) * ALL_WARPS;
+        if (state.stages_used >= STAGES)
+            barrier_wait(&state.shared.stage_free[stage], (state.stages_used / STAGES - 1) % 2);
+        bulk_copy(state.shared.ring[stage], from + begin * ALL_WARPS, bytes, &state.shared.stage_full[stage], policy);
     }
 }
 
 // Per range: the tiles of A before those of W.
-template <class L> DEVICE void load_linear(WarpState &state, u64 policy) {
+template <class L> DEVICE void load_linear(ThreadState &state, u64 policy) {
     const Weights &weights = state.args.weights[L::KIND];
     if (first_range<L>() >= L::RANGES || num_tiles<L>() == 0) return;
 #pragma unroll 1
@@ -203,7 +205,7 @@ template <class L> DEVICE void load_linear(WarpState &state, u64 policy) {
     }
 }
 
-DEVICE void load_weights(WarpState &state) {
+DEVICE void load_weights(ThreadState &state) {
     const u64 policy = evict_first_policy();
     if (state.args.has_layer) {
         load_linear<Output>(state, policy);
@@ -258,7 +260,7 @@ template <class L> DEVICE constexpr int b_begin() {
 }
 
 // Copy the epilogue constants of this CTA's outputs into shared memory, eight at a time, and B.
-template <class L> DEVICE void copy_constants(const WarpState &state, const u16 *terms) {
+template <class L> DEVICE void copy_constants(const ThreadState &state, const u16 *terms) {
     const Weights &weights = state.args.weights[L::KIND];
     const int first = first_subtile<L>(), end = end_subtile<L>();
 #pragma unroll 1
@@ -277,7 +279,7 @@ template <class L> DEVICE void copy_constants(const WarpState &state, const u16 
 }
 
 // Runs while other warps merge. The epilogue waits for `known`.
-DEVICE void copy_all_constants(const WarpState &state) {
+DEVICE void copy_all_constants(const ThreadState &state) {
     if (state.args.has_layer) {
         copy_constants<Output>(state, state.args.ffn_gain);
         copy_constants<GateUp>(state, nullptr);
@@ -286,17 +288,17 @@ DEVICE void copy_all_constants(const WarpState &state) {
     if (state.args.has_qkv) copy_constants<Qkv>(state, BIAS ? state.args.bias : nullptr);
     // B is zero beyond RANK, but zero times NaN is NaN, so A x is zeroed there too.
     for (int at = state.thread; at < ROWS * (RANK_K - RANK); at += PREFETCH_WARPS * 32)
-        state.shared.low[at % ROWS][RANK + at / ROWS] = 0;
+        state.shared.ax[at % ROWS][RANK + at / ROWS] = 0;
     wait_async_copies();
     sync_warp();
     if (state.lane == 0) barrier_arrive(&state.shared.constants_ready);
 }
 
 // Scale of a sum, and gain or bias of an output.
-template <class L> DEVICE float scale_of(const WarpState &state, int subtile, int output) {
+template <class L> DEVICE float scale_of(const ThreadState &state, int subtile, int output) {
     return IS_QUANTISED ? state.shared.scale[L::KIND][(subtile - first_subtile<L>()) * 16 + output] / INPUT_SCALE : 1.0f;
 }
-template <class L> DEVICE float term_of(const WarpState &state, int subtile, int output) {
+template <class L> DEVICE float term_of(const ThreadState &state, int subtile, int output) {
     return from_bf16(state.shared.term[L::KIND][(subtile - first_subtile<L>()) * 16 + output]);
 }
 
@@ -328,7 +330,7 @@ DEVICE bool has_keys(int split, const Visible &seen) {
 }
 
 // One warp per (row, head) merges the splits in ascending order. A split without keys has weight zero.
-DEVICE void merge_head(const WarpState &state, int at, const Visible &seen) {
+DEVICE void merge_head(const ThreadState &state, int at, const Visible &seen) {
     constexpr int PER_THREAD = HEAD_DIM / 32, STRIDE = ATTENTION_ROWS * HEADS;
     const int mine = state.lane % SPLITS;
     float top = -INFINITY, total = 0.0f, parts[SPLITS][PER_THREAD] = {};
@@ -361,7 +363,7 @@ DEVICE void merge_head(const WarpState &state, int at, const Visible &seen) {
 }
 
 // Row tables were written before the previous launch, so they are read before the wait.
-DEVICE void merge(const WarpState &state) {
+DEVICE void merge(const ThreadState &state) {
     int at = cta_index() + state.warp * NUM_CTAS;
     Visible seen = visible_to(state.args, at / HEADS % ROWS);
     pdl_wait();
@@ -380,7 +382,7 @@ DEVICE void mma_input(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32
 
 // Poll samples of an input's k-blocks: of every eight columns, in rows 16 apart, which covers nearly all producers. A lane
 // whose sample has arrived stops loading.
-template <int blocks> DEVICE void poll_samples(const WarpState &state, const u16 *input, int begin) {
+template <int blocks> DEVICE void poll_samples(const ThreadState &state, const u16 *input, int begin) {
     const u16 *from = input + input_at(state.lane % 16, begin * BLOCK + state.lane % (blocks * 4) * 8);
     u32 seen[ROWS / 16], max_seen;
 #pragma unroll
@@ -398,7 +400,7 @@ template <int blocks> DEVICE void poll_samples(const WarpState &state, const u16
 // Load k-blocks of an input from block `begin` on: a lane holds eight consecutive values of every block for each of its
 // rows. The packing decides the k-order. By now the input has usually arrived.
 template <int blocks>
-DEVICE void poll_input(uint4 (&x)[blocks][ROW_TILES], const WarpState &state, const u16 *input, int begin) {
+DEVICE void poll_input(uint4 (&x)[blocks][ROW_TILES], const ThreadState &state, const u16 *input, int begin) {
     const u16 *from = input + begin * (ROWS * BLOCK) + state.lane * 8;
     u32 max_seen;
     poll_samples<blocks>(state, input, begin);
@@ -417,7 +419,7 @@ DEVICE void poll_input(uint4 (&x)[blocks][ROW_TILES], const WarpState &state, co
 
 // The same for an input in row order.
 template <int blocks>
-DEVICE void load_rows(uint4 (&x)[blocks][ROW_TILES], const WarpState &state, const u16 *input, int k_dim, int begin) {
+DEVICE void load_rows(uint4 (&x)[blocks][ROW_TILES], const ThreadState &state, const u16 *input, int k_dim, int begin) {
     const u16 *from = input + state.lane / 4 * k_dim + begin * BLOCK + state.lane % 4 * 8;
 #pragma unroll
     for (int block = 0; block < blocks; ++block)
@@ -472,11 +474,12 @@ typedef float Sums[2][ROW_TILES][4];
 
 // One stage of the ring buffer times the input from block `begin` on.
 template <class L, int bits, int begin>
-DEVICE void mma_stage(Sums &acc, WarpState &state, const uint4 (&x)[L::BLOCKS][ROW_TILES]) {
-    constexpr int MOST = TileLayout<bits>::BLOCKS_PER_STAGE, count = L::BLOCKS - begin < MOST ? L::BLOCKS - begin : MOST;
-    const int slot = state.used % STAGES;
-    barrier_wait(&state.shared.stage_full[slot], state.used / STAGES % 2);
-    const u8 *from = state.shared.ring[slot] + state.warp * TileLayout<bits>::BLOCK + state.lane * TileLayout<bits>::LANE;
+DEVICE void mma_stage(Sums &acc, ThreadState &state, const uint4 (&x)[L::BLOCKS][ROW_TILES]) {
+    constexpr int MAX_BLOCKS = TileLayout<bits>::BLOCKS_PER_STAGE,
+                  count = L::BLOCKS - begin < MAX_BLOCKS ? L::BLOCKS - begin : MAX_BLOCKS;
+    const int stage = state.stages_used % STAGES;
+    barrier_wait(&state.shared.stage_full[stage], state.stages_used / STAGES % 2);
+    const u8 *from = state.shared.ring[stage] + state.warp * TileLayout<bits>::BLOCK + state.lane * TileLayout<bits>::LANE;
 #pragma unroll
     for (int block = 0; block < count; ++block, from += TileLayout<bits>::ALL_WARPS)
 #pragma unroll
@@ -486,14 +489,14 @@ DEVICE void mma_stage(Sums &acc, WarpState &state, const uint4 (&x)[L::BLOCKS][R
             mma_block(acc[CLUSTER == 1 ? block % 2 : subtile], low, high, x[begin + block]);
         }
     sync_warp();
-    if (state.lane == 0) barrier_arrive(&state.shared.used[slot]);
-    ++state.used;
-    if constexpr (begin + MOST < L::BLOCKS) mma_stage<L, bits, begin + MOST>(acc, state, x);
+    if (state.lane == 0) barrier_arrive(&state.shared.stage_free[stage]);
+    ++state.stages_used;
+    if constexpr (begin + MAX_BLOCKS < L::BLOCKS) mma_stage<L, bits, begin + MAX_BLOCKS>(acc, state, x);
 }
 
 // A tile times the input, over one range.
 template <class L, int bits>
-DEVICE void mma_tile_range(Sums &acc, WarpState &state, const uint4 (&x)[L::BLOCKS][ROW_TILES]) {
+DEVICE void mma_tile_range(Sums &acc, ThreadState &state, const uint4 (&x)[L::BLOCKS][ROW_TILES]) {
     mma_stage<L, bits, 0>(acc, state, x);
 #pragma unroll
     for (int tile = 0; tile < ROW_TILES && CLUSTER == 1; ++tile)
@@ -502,7 +505,7 @@ DEVICE void mma_tile_range(Sums &acc, WarpState &state, const uint4 (&x)[L::BLOC
 }
 
 // Store a warp's sums in shared memory once the epilogue has released the buffer.
-DEVICE void store_sums(WarpState &state, const Sums &acc) {
+DEVICE void store_sums(ThreadState &state, const Sums &acc) {
     if (state.turn > 0) barrier_wait(&state.shared.sums_free, (state.turn - 1) % 2);
     ++state.turn;
     float *mine = state.shared.sums[state.warp] + state.lane / 4;
@@ -519,7 +522,7 @@ DEVICE void store_sums(WarpState &state, const Sums &acc) {
 }
 
 // Add B (A x) for tile `at` of this CTA.
-template <class L> DEVICE void add_adapter(Sums &acc, const WarpState &state, int at) {
+template <class L> DEVICE void add_adapter(Sums &acc, const ThreadState &state, int at) {
     const u8 *b = state.shared.b + b_begin<L>() + at * (CLUSTER * RANK_BLOCKS * 1024) + state.lane * 16;
 #pragma unroll
     for (int block = 0; block < RANK_BLOCKS; ++block) {
@@ -527,7 +530,7 @@ template <class L> DEVICE void add_adapter(Sums &acc, const WarpState &state, in
 #pragma unroll
         for (int at = 0; at < ROW_TILES; ++at)
             low[at] = load_shared_16(
-                (const u8 *)&state.shared.low[at * 8 + state.lane / 4][block * BLOCK + state.lane % 4 * 8]);
+                (const u8 *)&state.shared.ax[at * 8 + state.lane / 4][block * BLOCK + state.lane % 4 * 8]);
 #pragma unroll
         for (int subtile = 0; subtile < CLUSTER; ++subtile) {
             const u8 *from = b + (subtile * RANK_BLOCKS + block) * 1024;
@@ -536,7 +539,7 @@ template <class L> DEVICE void add_adapter(Sums &acc, const WarpState &state, in
     }
 }
 
-template <class L> DEVICE void mma_tile(WarpState &state, const uint4 (&x)[L::BLOCKS][ROW_TILES], int tile) {
+template <class L> DEVICE void mma_tile(ThreadState &state, const uint4 (&x)[L::BLOCKS][ROW_TILES], int tile) {
     Sums acc = {};
     if (A_BITS != BITS && tile < 0) mma_tile_range<L, A_BITS>(acc, state, x);
     else mma_tile_range<L, BITS>(acc, state, x);
@@ -548,7 +551,7 @@ template <class L> DEVICE void mma_tile(WarpState &state, const uint4 (&x)[L::BL
 }
 
 // All tiles of this CTA, range by range, with the input in registers.
-template <class L> DEVICE void mma_ranges(WarpState &state, const u16 *input) {
+template <class L> DEVICE void mma_ranges(ThreadState &state, const u16 *input) {
     if (first_range<L>() >= L::RANGES || num_tiles<L>() == 0) return;
 #pragma unroll 1
     for (int range = first_range<L>(); range < first_range<L>() + L::CTA_RANGES; ++range) {
@@ -566,9 +569,9 @@ template <class L> DEVICE void mma_ranges(WarpState &state, const u16 *input) {
 // An epilogue thread owns PER_THREAD consecutive outputs of a subtile, from `output` on, of one row. Rows that are read
 // together are four apart, which avoids bank conflicts.
 struct Epilogue {
-    WarpState state;
+    ThreadState state;
     const int row, output;
-    float inv_rms;       // 1 / RMS of the row
+    float inv_rms;  // 1 / RMS of the row
     int position, slot;  // of the row
 };
 
@@ -610,9 +613,9 @@ DEVICE float sum_squares(const float (&values)[PER_THREAD]) {
     return sum_row(qkv_squares[0]);
 }
 
-DEVICE void wait_sums(WarpState &state) { barrier_wait(&state.shared.sums_ready, state.turn++ % 2); }
+DEVICE void wait_sums(ThreadState &state) { barrier_wait(&state.shared.sums_ready, state.turn++ % 2); }
 
-DEVICE void release_sums(const WarpState &state) {
+DEVICE void release_sums(const ThreadState &state) {
     sync_warp();
     if (state.lane == 0) barrier_arrive(&state.shared.sums_free);
 }
@@ -630,7 +633,7 @@ DEVICE void store_ax(Epilogue &epi) {
             sum_warps(sum, epi, subtile);
 #pragma unroll
             for (int i = 0; i < PER_THREAD; ++i)
-                shared.low[epi.row][(tile * CLUSTER + subtile) * 16 + epi.output + i] =
+                shared.ax[epi.row][(tile * CLUSTER + subtile) * 16 + epi.output + i] =
                     round_to_input(is_canvas ? sum[i] : 0.0f);
         }
         release_sums(epi.state);
@@ -639,7 +642,7 @@ DEVICE void store_ax(Epilogue &epi) {
 }
 
 // After the last store of all epilogue threads: increment a counter. Consumers still poll the data itself.
-DEVICE void signal_done(const WarpState &state, int *counter) {
+DEVICE void signal_done(const ThreadState &state, int *counter) {
     sync_epilogue();
     if (state.thread == 0) count(counter);
 }
@@ -743,7 +746,7 @@ DEVICE void poll_squares(float (&qkv_squares)[MAX_QKV_TILES][HEAD_SUBTILES / 4][
 // Finish this CTA's subtiles once the squares of their heads have arrived. RoPE is already applied: it commutes with the
 // division, which is the same for a whole head.
 DEVICE void finish_heads(const Epilogue &epi) {
-    const WarpState &state = epi.state;
+    const ThreadState &state = epi.state;
     const int first = first_subtile<Qkv>() + cluster_rank(), count = num_tiles<Qkv>();
     float qkv_squares[MAX_QKV_TILES][HEAD_SUBTILES / 4][4];
     poll_squares(qkv_squares, epi, first, count);
@@ -795,15 +798,15 @@ DEVICE void compute_inv_rms(Epilogue &epi, const float *qkv_squares, float eps) 
 }
 
 // The next linear's input, and its squares.
-template <class L> DEVICE u16 *next_input(const WarpState &state, int row, int at) {
+template <class L> DEVICE u16 *next_input(const ThreadState &state, int row, int at) {
     return (L::KIND == O ? state.args.ffn_input : state.args.qkv_input) + input_at(row, at);
 }
-template <class L> DEVICE float *next_squares(const WarpState &state, int row, int subtile) {
+template <class L> DEVICE float *next_squares(const ThreadState &state, int row, int subtile) {
     return (L::KIND == O ? state.args.ffn_squares : state.args.qkv_squares) + row * (DIM / 16) + subtile;
 }
 
 // Add to the residual stream, rounded before and after the addition as in the eager network.
-template <class L> DEVICE u16 add_to_stream(const WarpState &state, float sum, u16 before, int subtile, int output) {
+template <class L> DEVICE u16 add_to_stream(const ThreadState &state, float sum, u16 before, int subtile, int output) {
     return to_bf16(from_bf16(to_bf16(sum * scale_of<L>(state, subtile, output))) + from_bf16(before));
 }
 
@@ -837,12 +840,12 @@ struct Outputs {
 };
 
 // Load the operands while the MMA is still running.
-template <class L> DEVICE void load_operands(Outputs &outputs_, const Epilogue &epi, int subtile) {
+template <class L> DEVICE void load_operands(Outputs &out, const Epilogue &epi, int subtile) {
     const int output = output_of<L>(subtile, epi.output);
-    if (!L::IS_WIDE) load_cg_halves(outputs_.before, epi.state.args.stream + epi.row * DIM + output);
-    if (L::KIND == QKV) read_angles(outputs_.angles, epi, output);
+    if (!L::IS_WIDE) load_cg_halves(out.before, epi.state.args.stream + epi.row * DIM + output);
+    if (L::KIND == QKV) read_angles(out.angles, epi, output);
     if (L::KIND == QKV && HEAD_NORM)
-        load_cg_halves(outputs_.gain, (output < Q_DIM ? epi.state.args.q_gain : epi.state.args.k_gain) + output % HEAD_DIM);
+        load_cg_halves(out.gain, (output < Q_DIM ? epi.state.args.q_gain : epi.state.args.k_gain) + output % HEAD_DIM);
 }
 
 // Accumulate a subtile over this CTA's ranges.
@@ -858,11 +861,11 @@ DEVICE void accumulate_ranges(float (&total)[PER_THREAD], const Epilogue &epi, i
 }
 
 // Sums of tile `at` over one range: keep those of this CTA's subtile, send the others to the peer.
-template <class L> DEVICE void gather_tile(Outputs &outputs_, Epilogue &epi, int at, int range) {
+template <class L> DEVICE void gather_tile(Outputs &out, Epilogue &epi, int at, int range) {
     Shared &shared = epi.state.shared;
     const int other = cluster_rank() ^ 1;
     const bool is_last = range == L::CTA_RANGES - 1;
-    if (is_last) load_operands<L>(outputs_, epi, (first_tile<L>() + at) * CLUSTER + cluster_rank());
+    if (is_last) load_operands<L>(out, epi, (first_tile<L>() + at) * CLUSTER + cluster_rank());
     wait_sums(epi.state);
     if (CLUSTER > 1) {
         float total[PER_THREAD];
@@ -871,12 +874,12 @@ template <class L> DEVICE void gather_tile(Outputs &outputs_, Epilogue &epi, int
             store_to_peer(shared.peer_sums[at] + epi.state.thread * PER_THREAD, total, &shared.peer_ready[L::KIND][at],
                           other);
     }
-    accumulate_ranges<L>(outputs_.sum, epi, at, cluster_rank(), range);
+    accumulate_ranges<L>(out.sum, epi, at, cluster_rank(), range);
     release_sums(epi.state);
 }
 
 // Finish this CTA's subtile of tile `at` once the peer's sums have arrived.
-template <class L> DEVICE void finish_subtile(const Epilogue &epi, Outputs &outputs_, int at) {
+template <class L> DEVICE void finish_subtile(const Epilogue &epi, Outputs &out, int at) {
     const int subtile = (first_tile<L>() + at) * CLUSTER + cluster_rank(), place = epi.state.thread * PER_THREAD;
     Shared &shared = epi.state.shared;
     if (CLUSTER > 1) {
@@ -884,21 +887,21 @@ template <class L> DEVICE void finish_subtile(const Epilogue &epi, Outputs &outp
         barrier_wait(&shared.peer_ready[L::KIND][at], 0);
         load_shared_floats(more, shared.peer_sums[at] + place);
 #pragma unroll
-        for (int i = 0; i < PER_THREAD; ++i) outputs_.sum[i] += more[i];
+        for (int i = 0; i < PER_THREAD; ++i) out.sum[i] += more[i];
     }
     if constexpr (!L::IS_WIDE) {
-        finish_add<L>(epi, outputs_.sum, outputs_.before, subtile);
+        finish_add<L>(epi, out.sum, out.before, subtile);
     } else if constexpr (L::KIND == GATE_UP) {
-        finish_swiglu(epi, outputs_.sum, subtile);
+        finish_swiglu(epi, out.sum, subtile);
     } else {
         const int output = output_of<L>(subtile, epi.output);
         float values[PER_THREAD];
-        round_qkv(values, epi, outputs_.sum, subtile);
+        round_qkv(values, epi, out.sum, subtile);
         if (HEAD_NORM) publish_square(epi, values, subtile);
 #pragma unroll
         for (int i = 0; i < PER_THREAD && HEAD_NORM; ++i)
-            values[i] *= has_rope(output) ? from_bf16(outputs_.gain[i]) : 1.0f;
-        rotate(values, epi, outputs_.angles, output);
+            values[i] *= has_rope(output) ? from_bf16(out.gain[i]) : 1.0f;
+        rotate(values, epi, out.angles, output);
 #pragma unroll
         for (int i = 0; i < PER_THREAD && HEAD_NORM; ++i) shared.kept[at][0][place + i] = values[i];
         if (!HEAD_NORM) store_qkv(epi, values, output);
@@ -912,14 +915,14 @@ template <class L> DEVICE void finish_in_cluster(Epilogue &epi, const float *qkv
 #pragma unroll 1
     for (int range = 0; range < L::CTA_RANGES && count > 0; ++range) {
         const bool is_last = range == L::CTA_RANGES - 1;
-        Outputs outputs_ = {};
+        Outputs out = {};
         store_ax(epi);
 #pragma unroll 1
         for (int at = 0; at <= count; ++at) {
             Outputs next = {};
             if (at < count) gather_tile<L>(next, epi, at, range);
-            if (is_last && at > 0) finish_subtile<L>(epi, outputs_, at - 1);
-            outputs_ = next;
+            if (is_last && at > 0) finish_subtile<L>(epi, out, at - 1);
+            out = next;
         }
     }
     if constexpr (L::KIND == QKV && HEAD_NORM) finish_heads(epi);
@@ -963,7 +966,7 @@ template <class L> DEVICE void poll_partials(float (&each)[L::RANGES][2], float 
 }
 
 // Reduce and finish two outputs.
-template <class L> DEVICE void reduce_outputs(const WarpState &state, int subtile, int row) {
+template <class L> DEVICE void reduce_outputs(const ThreadState &state, int subtile, int row) {
     const int output = state.thread % 8 * 2, at = row * DIM + subtile * 16 + output;
     float each[L::RANGES][2], sum[2] = {}, values[2];
     u16 before[2], bits[2], qkv_input[2];
@@ -987,7 +990,7 @@ template <class L> DEVICE void reduce_outputs(const WarpState &state, int subtil
 }
 
 // Reduce this CTA's share of the subtiles. The MMA warps do it: they are the most, and are idle then.
-template <class L> DEVICE void reduce_split_k(WarpState &state) {
+template <class L> DEVICE void reduce_split_k(ThreadState &state) {
     const int range = first_range<L>();
     if (range >= L::RANGES) return;
 #pragma unroll 2
@@ -1002,7 +1005,7 @@ template <class L> DEVICE void reduce_split_k(WarpState &state) {
 // ---- main
 
 // Wait until all CTAs have finished a linear.
-template <class L> DEVICE void wait_done(const WarpState &state) {
+template <class L> DEVICE void wait_done(const ThreadState &state) {
     if (state.thread == 0)
         while (load_acquire(state.args.counters + L::KIND) < L::ACTIVE_CTAS) {}
     sync_epilogue();
@@ -1013,7 +1016,7 @@ template <class L> DEVICE void finish_linear(Epilogue &epi, const float *qkv_squ
     else finish_in_cluster<L>(epi, qkv_squares, eps);
 }
 
-template <class L> DEVICE void mma_linear(WarpState &state, const u16 *input) {
+template <class L> DEVICE void mma_linear(ThreadState &state, const u16 *input) {
     mma_ranges<L>(state, input);
     if constexpr (L::IS_SPLIT_K) {
         barrier_wait(L::KIND == DOWN ? &state.shared.stream_ready : &state.shared.constants_ready, 0);
@@ -1021,7 +1024,7 @@ template <class L> DEVICE void mma_linear(WarpState &state, const u16 *input) {
     }
 }
 
-DEVICE void run_mma_warps(WarpState &state) {
+DEVICE void run_mma_warps(ThreadState &state) {
     if (state.args.has_layer) {
         mma_linear<Output>(state, state.args.attended);
         mma_linear<GateUp>(state, state.args.ffn_input);
@@ -1031,7 +1034,7 @@ DEVICE void run_mma_warps(WarpState &state) {
 }
 
 // Reset the exchange buffers of the next launch.
-DEVICE void reset_next_exchange(const WarpState &state) {
+DEVICE void reset_next_exchange(const ThreadState &state) {
 #pragma unroll 1
     for (int at = (cta_index() * EPILOGUE_WARPS * 32 + state.thread) * 16; at < state.args.exchange_bytes;
          at += NUM_CTAS * EPILOGUE_WARPS * 32 * 16)
@@ -1060,17 +1063,17 @@ DEVICE void run_epilogue(Epilogue &epi) {
 }
 
 // The ring buffer's barriers are initialised by the load warp, which uses them first, all others by a prefetch warp.
-DEVICE void init_ring(const WarpState &state) {
+DEVICE void init_ring(const ThreadState &state) {
     if (state.lane > 0) return;
 #pragma unroll 1
-    for (int slot = 0; slot < STAGES; ++slot) {
-        barrier_init(&state.shared.stage_full[slot], 1);
-        barrier_init(&state.shared.used[slot], MMA_WARPS);
+    for (int stage = 0; stage < STAGES; ++stage) {
+        barrier_init(&state.shared.stage_full[stage], 1);
+        barrier_init(&state.shared.stage_free[stage], MMA_WARPS);
     }
     fence_barrier_init();
 }
 
-DEVICE void init_barriers(const WarpState &state) {
+DEVICE void init_barriers(const ThreadState &state) {
     if (state.lane == 0) {
         barrier_init(&state.shared.sums_ready, MMA_WARPS);
         barrier_init(&state.shared.sums_free, EPILOGUE_WARPS);
@@ -1089,20 +1092,20 @@ DEVICE void init_barriers(const WarpState &state) {
 }
 
 // Role of the prefetch warps.
-DEVICE void run_prefetch_warp(const WarpState &state) {
+DEVICE void run_prefetch_warp(const ThreadState &state) {
     decrease_registers<LOAD_REGISTERS>();
     if (state.warp == FIRST_PREFETCH_WARP) init_barriers(state);
     sync_warp();
     cluster_arrive();
     cluster_wait();
-    copy_all_constants(WarpState{state.args, state.shared, state.thread - 32 * FIRST_PREFETCH_WARP, state.warp,
+    copy_all_constants(ThreadState{state.args, state.shared, state.thread - 32 * FIRST_PREFETCH_WARP, state.warp,
                                  state.lane, 0, 0, 0});
     if (PREFETCHES_KV && state.args.has_qkv) prefetch_kv(state.args, state.thread - 32 * FIRST_PREFETCH_WARP);
 }
 
 // First step of MMA and epilogue warps. Little runs before the merge, which is on the critical path: a CTA starts when
 // attention has left its SM.
-DEVICE void merge_and_sync(const WarpState &state) {
+DEVICE void merge_and_sync(const ThreadState &state) {
     cluster_arrive();
     if (state.args.has_layer) merge(state);
     else pdl_wait();
@@ -1113,7 +1116,7 @@ DEVICE void merge_and_sync(const WarpState &state) {
 KERNEL(CLUSTER, THREADS) layer_fused(const GRID_CONSTANT LayerArgs args) {
     Shared &shared = *(Shared *)shared_memory();
     const int thread = thread_index(), warp = thread / 32;
-    WarpState state{args, shared, thread, warp, thread % 32, 0, 0, 0};
+    ThreadState state{args, shared, thread, warp, thread % 32, 0, 0, 0};
     if (warp > LOAD_WARP) {
         run_prefetch_warp(state);
         return;
@@ -1130,7 +1133,7 @@ KERNEL(CLUSTER, THREADS) layer_fused(const GRID_CONSTANT LayerArgs args) {
     if (warp >= FIRST_EPILOGUE_WARP) {
         decrease_registers<EPILOGUE_REGISTERS>();
         const int mine = thread - FIRST_EPILOGUE_WARP * 32;
-        Epilogue epi{WarpState{args, shared, mine, warp, state.lane, 0, 0, 0}, row_of(mine),
+        Epilogue epi{ThreadState{args, shared, mine, warp, state.lane, 0, 0, 0}, row_of(mine),
                      mine % ROW_THREADS * PER_THREAD, 0.0f, 0, 0};
         run_epilogue(epi);
     } else {
