@@ -90,6 +90,14 @@ async def test_ready_is_503_while_the_ledger_cannot_be_written(served: Served, t
         await accounts.close()
 
 
+async def test_ready_is_503_while_no_compile_process_answers(served: Served) -> None:
+    served.grammars.is_ready = False
+    response = await served.get("/ready")
+    assert (response.status_code, response.json()["status"]) == (503, "compiler_unavailable")
+    served.grammars.is_ready = True
+    assert (await served.get("/ready")).status_code == 200
+
+
 async def becomes(served: Served, status: int) -> str:
     deadline = time.monotonic() + 30
     while (response := await served.get("/ready")).status_code != status:

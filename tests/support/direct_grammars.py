@@ -9,7 +9,10 @@ from quicksilver.core import ConstraintSpec
 
 
 class DirectGrammars:
+    """Compiles in this process and records the sources."""
+
     def __init__(self) -> None:
+        self.is_ready = True
         self.seen: list[tuple[GrammarSource, str]] = []
 
     async def compile(self, source: GrammarSource, tenant: str) -> ConstraintSpec:

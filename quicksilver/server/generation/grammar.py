@@ -19,6 +19,10 @@ from quicksilver.errors import InvalidGrammar, InvalidRequest
 class GrammarPool(Protocol):
     """Compiles grammars in other processes, with bounds on time and memory."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether at least one process answers."""
+
     async def compile(self, source: GrammarSource, tenant: str) -> ConstraintSpec:
         """The constraint, or InvalidGrammar that names the keyword."""
 

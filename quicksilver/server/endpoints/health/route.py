@@ -61,4 +61,6 @@ def readiness(services: Services) -> str:
         return "ledger_broken"
     if services.accounts is not None and not services.accounts.is_writable:
         return "ledger_unavailable"
+    if services.grammars is not None and not services.grammars.is_ready:
+        return "compiler_unavailable"
     return ENGINE_STATUS[services.engine.health().state]
