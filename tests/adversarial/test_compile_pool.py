@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator
 
 import pytest
+import uvloop
 
 from quicksilver.constrain.compile.pool import CompilePool, PoolConfig
 from quicksilver.constrain.source import FormatKind, ResponseFormat
@@ -130,3 +131,21 @@ async def test_readiness_is_false_while_no_process_answers(pool: CompilePool) ->
             await asyncio.sleep(0.01)
     await pool.stop()
     assert not pool.is_ready
+
+
+def test_killed_and_stopped_processes_are_replaced_on_uvloop() -> None:
+    """The server runs on uvloop, which reports a closed pipe as RuntimeError."""
+
+    async def scenario() -> None:
+        pool = CompilePool(PoolConfig(stall_s=0.5, heartbeat_s=0.2, deadline_s=HANG_GUARD_S))
+        await pool.start()
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            send(pool.pids, number)
+            specs = await asyncio.gather(*(pool.compile(schema(f"{number}{i}"), f"tenant {i}") for i in range(4)))
+            assert all(spec.grammar for spec in specs)
+            old = pool.pids
+            send(old, number)
+            await replaced(pool, old)
+        await pool.stop()
+
+    uvloop.run(scenario())

@@ -11,6 +11,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from logging import getLogger
 from typing import Any
 
 from quicksilver.constrain.compile.fair_queue import FairQueue
@@ -20,6 +21,8 @@ from quicksilver.constrain.compile.worker import Outcome
 from quicksilver.constrain.source import GrammarSource, encode
 from quicksilver.core import ConstraintSpec
 from quicksilver.errors import CompilerUnavailable, InvalidGrammar
+
+logger = getLogger(__name__)
 
 # Failed starts before `CompilePool.start` gives up. Later restarts are unlimited.
 START_ATTEMPTS = 3
@@ -172,6 +175,8 @@ class CompilePool:
     async def _heartbeat(self, process: CompileProcess) -> None:
         try:
             await process.answers()
+        except Exception:  # one process must not end the heartbeats of all
+            logger.exception("heartbeat of a compile process failed")
         finally:
             self._give_back(process)
 

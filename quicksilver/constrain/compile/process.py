@@ -144,8 +144,11 @@ class LimitedProcess:
     async def _write(self, data: bytes) -> None:
         stdin = self._running.stdin
         assert stdin is not None
-        stdin.write(HEADER.pack(len(data)) + data)
-        await stdin.drain()
+        try:
+            stdin.write(HEADER.pack(len(data)) + data)
+            await stdin.drain()
+        except RuntimeError as error:  # what uvloop raises for a closed pipe
+            raise BrokenPipeError("the process is gone") from error
 
     async def _read(self, stall_s: float) -> bytes:
         """The next frame. Raises ProcessLost if none came and the process used no processor time for `stall_s`."""
