@@ -36,7 +36,7 @@ async def test_the_tokens_of_all_labels_are_reserved_before_the_engine_is_asked(
 @pytest.mark.parametrize("stream", [False, True])
 async def test_labels_that_the_engine_refuses_are_a_400_and_free(bank: Bank, stream: bool) -> None:
     def refuse(request: ScoreRequest) -> Scores:
-        raise InvalidRequest("choice: the labels need more KV pages than there are", param="choice")
+        raise InvalidRequest("the continuations have too many tokens", param="continuations")
 
     bank.served.engine.scorer = refuse
     reply = await bank.served.post(CHAT, chat(choice=LABELS, stream=stream), await bank.key())

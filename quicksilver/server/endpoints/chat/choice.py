@@ -1,4 +1,4 @@
-"""`choice`: the likeliest of the caller's labels, decided by scoring all of them in one forward.
+"""`choice`: the likeliest of the caller's labels, decided by scoring all of them after one prompt.
 
 The temperature has no effect. The tokens of all labels are reserved and charged, since each of them is computed.
 """
@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
 from quicksilver.constrain import choice
-from quicksilver.core import EngineClient, FinishReason, ScoreRequest, Usage
+from quicksilver.core import EngineClient, FinishReason, ScoreRequest, Scores, Usage
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.endpoints.chat.plan import plan_chat
 from quicksilver.server.endpoints.chat.wire import ChatBody
@@ -31,7 +31,7 @@ class ChoiceRequest(AnswerRequest):
 
     async def pieces(self, engine: EngineClient, tokenizer: Tokenizer) -> AsyncGenerator[AnswerPiece, None]:
         request, num_tokens = self.request, sum(map(len, self.continuations))
-        scores = await engine.score(ScoreRequest(request.id, request.prompt_ids, self.continuations, request.tenant))
+        scores = await self._score(engine)
         decided = choice.decide(self.labels, scores)
         used = scores.usage
         usage = Usage(
@@ -42,6 +42,15 @@ class ChoiceRequest(AnswerRequest):
         )
         probabilities = {label: round(share, 6) for label, share in decided.probabilities.items()}
         yield Finished(FinishReason.STOP, usage, probabilities=probabilities)
+
+    async def _score(self, engine: EngineClient) -> Scores:
+        request = self.request
+        try:
+            return await engine.score(ScoreRequest(request.id, request.prompt_ids, self.continuations, request.tenant))
+        except InvalidRequest as refusal:
+            # The engine names its own field; the caller's is `choice`.
+            refusal.param = "choice"
+            raise
 
 
 def without_writing_options(body: ChatBody) -> ChatBody:
