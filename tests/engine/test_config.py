@@ -6,6 +6,7 @@ from dataclasses import fields
 
 import pytest
 
+from quicksilver.constrain.compile.pool import PoolConfig
 from quicksilver.core import help_texts
 from quicksilver.engine.config import EngineConfig, plan_pages
 from quicksilver.engine.load import LoadConfig
@@ -30,7 +31,7 @@ def test_trees_come_in_the_sizes_that_graphs_have(rows: int) -> None:
     assert EngineConfig(tree_rows=rows).tree_rows == rows
 
 
-@pytest.mark.parametrize("config", [EngineConfig, LoadConfig, WorkerTimeouts])
+@pytest.mark.parametrize("config", [EngineConfig, LoadConfig, WorkerTimeouts, PoolConfig])
 def test_every_setting_has_a_help_text_of_one_line(config: type) -> None:
     texts = help_texts(config)
     assert list(texts) == [one.name for one in fields(config)]

@@ -19,7 +19,7 @@ from quicksilver.constrain.compile.outcome_cache import OutcomeCache
 from quicksilver.constrain.compile.process import CompileProcess, ProcessLost
 from quicksilver.constrain.compile.worker import Outcome
 from quicksilver.constrain.source import GrammarSource, encode
-from quicksilver.core import ConstraintSpec
+from quicksilver.core import ConstraintSpec, setting
 from quicksilver.errors import CompilerUnavailable, InvalidGrammar
 
 logger = getLogger(__name__)
@@ -32,24 +32,16 @@ START_ATTEMPTS = 3
 class PoolConfig:
     """Limits of the pool."""
 
-    # Sources that are compiled at the same time.
-    num_processes: int = 2
-    # Processor time for one source.
-    limit_s: float = 2.0
-    # Wall time for one call of `compile`, including the wait for a process and one retry.
-    deadline_s: float = 15.0
-    # A process that owes a reply and uses no processor time for this long counts as stopped.
-    stall_s: float = 1.5
-    # Time between two heartbeats to idle processes.
-    heartbeat_s: float = 1.0
-    # Address space that a process may add to what it has after its imports.
-    memory_bytes: int = 512 * 1024 * 1024
-    # Outcomes kept for one tenant, and for all tenants together.
-    tenant_cache_bytes: int = 8 * 1024 * 1024
-    cache_bytes: int = 128 * 1024 * 1024
-    # Sources that may wait for a process or be compiled: of all tenants, and of one.
-    max_waiting: int = 256
-    max_waiting_tenant: int = 64
+    num_processes: int = setting(2, "Grammars that are compiled at the same time.")
+    limit_s: float = setting(2.0, "Processor seconds for one grammar.")
+    deadline_s: float = setting(15.0, "Seconds for one `compile`, including the wait for a process and one retry.")
+    stall_s: float = setting(1.5, "Seconds without processor time after which a busy process counts as stopped.")
+    heartbeat_s: float = setting(1.0, "Seconds between two heartbeats to idle processes.")
+    memory_bytes: int = setting(512 * 1024 * 1024, "Address space that a process may add to that of its imports.")
+    tenant_cache_bytes: int = setting(8 * 1024 * 1024, "Cached outcomes of one tenant.")
+    cache_bytes: int = setting(128 * 1024 * 1024, "Cached outcomes of all tenants together.")
+    max_waiting: int = setting(256, "Grammars of all tenants that wait or are compiled.")
+    max_waiting_tenant: int = setting(64, "Grammars of one tenant that wait or are compiled.")
 
 
 class CompilePool:
