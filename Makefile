@@ -67,8 +67,7 @@ clients: $(VENV)/.dev weights ## other people's clients, Python and Node, agains
 kernels: ## the kernels' tests in Triton's interpreter, where there is no GPU
 	$(MAKE) --no-print-directory VENV=.build/kernels .build/kernels/.dev
 	.build/kernels/bin/python -m pip install --quiet --disable-pip-version-check "triton==3.6.0" "numpy==2.3.5"
-	.build/kernels/bin/python -m pytest -q tests/backends/cuda/kernels tests/backends/cuda/test_round_kernels.py \
-		tests/backends/cuda/test_biased_rounds.py tests/backends/cuda/test_constrained_graphs.py
+	.build/kernels/bin/python -m pytest -q --timeout=900 tests/backends/cuda
 
 gpu: $(VENV)/.dev ## tests that need a CUDA device
 	$(PYTEST) -m gpu
