@@ -18,7 +18,7 @@ from quicksilver.diffusion import unmask
 from quicksilver.diffusion.decoder import Canvas, Decision, Tail, canvas_tail
 from quicksilver.diffusion.sample import Proposal
 
-# A safety bound: measured canvases settle in far fewer steps.
+# A bound on the number of steps for a model that keeps changing its proposals.
 MAX_EDIT_STEPS_PER_POSITION = 4
 
 

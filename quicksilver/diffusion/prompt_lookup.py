@@ -14,12 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+# The values below gave the most tokens per round of nano on held-out prompts (decision 0007).
 # Length of the n-gram that must have occurred before.
 NGRAM_LEN = 4
+# A canvas token with at least this confidence is not replaced. At 0.5, edits lose a fifth of their tokens per round.
+MIN_CANVAS_CONFIDENCE = 0.9
 # Tokens at the end of the text that are searched.
 WINDOW = 4096
-# A canvas token with at least this confidence is not replaced.
-MIN_CANVAS_CONFIDENCE = 0.9
 
 
 def with_lookup(text: Sequence[int], draft: Tensor, confidence: Tensor) -> Tensor:

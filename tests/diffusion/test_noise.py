@@ -1,4 +1,4 @@
-"""Noise is a function of its key alone, and is distributed as it should be."""
+"""Noise depends on its key only, and has the right distribution."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def column(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
-def test_the_same_key_gives_the_same_noise_whatever_stands_beside_it() -> None:
+def test_the_same_key_gives_the_same_noise_in_any_batch() -> None:
     alone = gumbel(column(7), column(3), column(0), 50)
     among = gumbel(column(1, 7, 9), column(0, 3, 3), column(5, 0, 0), 50)
     assert torch.equal(alone[0], among[1])

@@ -22,7 +22,7 @@ def seen_tokens(params: dict[str, float], trials: int = 400) -> set[int]:
     return found
 
 
-def test_greedy_takes_the_best_and_says_how_sure_it_is() -> None:
+def test_greedy_takes_the_best_token_with_its_probability_and_entropy() -> None:
     proposal = propose(LOGITS, sample_rows(DecodeParams(), 0, 1, 0))
     p = LOGITS.softmax(-1)[0]
     assert int(proposal.token_ids[0]) == 0
@@ -32,7 +32,7 @@ def test_greedy_takes_the_best_and_says_how_sure_it_is() -> None:
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 6.0])
 @pytest.mark.parametrize("temperature", [0.2, 0.75, 2.0])
-def test_noise_for_the_tokens_that_can_win_is_enough(scale: float, temperature: float) -> None:
+def test_noise_for_candidates_only_gives_the_same_tokens(scale: float, temperature: float) -> None:
     torch.manual_seed(0)
     logits = scale * torch.randn(40, 3000)
     logits[::3, 1000:] = -torch.inf
@@ -50,7 +50,7 @@ def test_filters_keep_exactly_the_tokens_they_should() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 8.0])
-def test_top_p_is_looked_for_among_few_tokens_or_among_all(scale: float) -> None:
+def test_top_p_is_exact_for_small_and_large_nuclei(scale: float) -> None:
     """Scales make nuclei of thousands, hundreds and a few of 5,000 tokens."""
     torch.manual_seed(0)
     scaled, top_p = scale * torch.randn(6, 5000), torch.tensor([0.5, 0.9, 0.99, 1.0, 1e-6, 0.95])
@@ -62,7 +62,7 @@ def test_top_p_is_looked_for_among_few_tokens_or_among_all(scale: float) -> None
         assert torch.equal(kept[ordered.indices[: count - 1]], row[ordered.indices[: count - 1]])
 
 
-def test_settings_of_one_row_do_not_touch_another() -> None:
+def test_settings_of_one_row_do_not_affect_another() -> None:
     both = sample_rows(DecodeParams(temperature=1.0, seed=3), 0, 2, 0)
     mixed = type(both)(
         torch.tensor([0.0, 1.0]), torch.tensor([0.1, 1.0]), both.min_p, torch.tensor([1, 0]), both.seeds,

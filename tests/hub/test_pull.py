@@ -81,13 +81,13 @@ def test_an_altered_wheel_is_refused_by_name(base: BaseFile, tmp_path: Path) -> 
     assert not base_path(base, tmp_path).exists()
 
 
-def test_a_wrong_whole_is_refused_and_nothing_is_left(base: BaseFile, tmp_path: Path) -> None:
+def test_a_wrong_file_hash_is_refused_and_nothing_is_left(base: BaseFile, tmp_path: Path) -> None:
     with pytest.raises(CheckpointRefused, match="pull again"):
         pull_base(replace(base, sha256="0" * 64), tmp_path, lambda *_: None, Registry())
     assert not list(base_path(base, tmp_path).parent.iterdir())
 
 
-def test_a_full_disk_is_said_before_anything_is_downloaded(
+def test_a_full_disk_is_reported_before_anything_is_downloaded(
     base: BaseFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pulling.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10})())
@@ -97,7 +97,7 @@ def test_a_full_disk_is_said_before_anything_is_downloaded(
     assert registry.served == []
 
 
-def test_a_base_counts_as_pulled_only_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_base_counts_as_pulled_only_when_it_is_complete(tmp_path: Path) -> None:
     base = load_catalogue().bases[load_catalogue().model("nano").base]
     path = base_path(base, tmp_path)
     assert not is_pulled("nano", tmp_path)
@@ -109,7 +109,7 @@ def test_a_base_counts_as_pulled_only_when_it_is_whole(tmp_path: Path) -> None:
     assert is_pulled("nano", tmp_path)
 
 
-def test_a_folder_of_the_original_can_stand_in_for_the_registry_file(tmp_path: Path) -> None:
+def test_a_folder_of_the_original_can_replace_the_registry_file(tmp_path: Path) -> None:
     original, home = tmp_path / "original", tmp_path / "home"
     original.mkdir()
     with pytest.raises(ModelNotFound, match=r"config\.json"):

@@ -1,4 +1,4 @@
-"""Small random networks, plans for their rows, and tiny checkpoint files: what the tests of this room are made of."""
+"""Small random networks, row plans and tiny checkpoint files for tests."""
 
 from __future__ import annotations
 

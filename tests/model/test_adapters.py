@@ -1,4 +1,4 @@
-"""Wearing adapters: canvas rows change, others do not by a single bit; skills become part of the weights."""
+"""Adapters on a model: a canvas adapter changes canvas rows only; a skill is merged into the weights."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_gated_rows_equal_two_dense_models_stitched_row_by_row(family: str) -> N
     assert not torch.allclose(run(model, ids)[6:], run_dense(random_model(small_config(family)), ids)[6:], atol=1e-2)
 
 
-def test_causal_rows_keep_the_parents_bits_beside_a_canvas() -> None:
+def test_causal_rows_keep_the_parents_bits_with_a_canvas() -> None:
     ids, model = token_ids(11), random_model()
     attach_canvas(model, random_adapter())
     assert torch.equal(run(model, ids)[:6], run_dense(random_model(), ids)[:6])
@@ -77,7 +77,7 @@ def test_a_new_canvas_changes_nothing_but_the_masks() -> None:
     assert torch.equal(found, run_dense(random_model(), ids))
 
 
-def test_the_same_seed_gives_the_same_start() -> None:
+def test_the_same_seed_gives_the_same_adapter() -> None:
     first, second, other = (new_canvas(SMALL, 4, 8, seed) for seed in (5, 5, 6))
     assert torch.equal(first.layers[1]["dn"].A, second.layers[1]["dn"].A)  # type: ignore[index]
     assert not torch.equal(first.layers[1]["dn"].A, other.layers[1]["dn"].A)  # type: ignore[index]
@@ -85,12 +85,12 @@ def test_the_same_seed_gives_the_same_start() -> None:
 
 def test_a_merged_skill_equals_its_low_rank_term_on_every_row() -> None:
     ids, adapter = token_ids(11), random_adapter()
-    worn, merged = random_model(), random_model()
-    attach_canvas(worn, adapter)
+    gated, merged = random_model(), random_model()
+    attach_canvas(gated, adapter)
     merge_skill(merged, adapter)
     with torch.inference_mode():
         every = torch.ones(11, dtype=torch.bool)
-        wanted = worn(worn.embed(ids), torch.arange(11), DenseAttend(1, is_causal=True), every)
+        wanted = gated(gated.embed(ids), torch.arange(11), DenseAttend(1, is_causal=True), every)
     torch.testing.assert_close(run_dense(merged, ids), wanted, rtol=0, atol=1e-5)
 
 

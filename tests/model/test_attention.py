@@ -1,4 +1,4 @@
-"""Paged attention over ragged rows: right for any plan, and the same bits however the rows were cut."""
+"""Paged attention over ragged rows: correct for any row plan, with the same bits for any chunking."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_pages_at_the_very_end_of_the_cache_are_read_within_bounds() -> None:
     assert torch.equal(in_chunks(ids, [20], torch.arange(54, 64)), run_dense(random_model(), ids))
 
 
-def test_sequences_of_all_ages_in_one_forward_equal_each_alone() -> None:
+def test_sequences_of_different_lengths_in_one_forward_equal_each_alone() -> None:
     model, cache = random_model(), new_cache(SMALL)
     texts = [token_ids(length, seed=length) for length in (3, 21, 16, 5)]
     pages = [torch.arange(i * 8, i * 8 + 8) for i in range(4)]
@@ -62,7 +62,7 @@ def test_sequences_of_all_ages_in_one_forward_equal_each_alone() -> None:
     assert torch.equal(mixed, alone)
 
 
-def test_a_row_does_not_change_with_the_number_of_keys_behind_it() -> None:
+def test_a_row_does_not_change_with_the_number_of_keys_after_it() -> None:
     """Long enough to cross the kernel's key blocks, and cut where its summation order would change."""
     torch.manual_seed(0)
     length, heads, kv_heads, head_dim = 700, 6, 2, 64
@@ -90,7 +90,7 @@ def test_long_chunks_and_short_ones_give_the_same_bits(threads: int) -> None:
         torch.set_num_threads(before)
 
 
-def test_canvas_rows_see_the_prefix_and_their_whole_canvas_and_write_nothing() -> None:
+def test_canvas_rows_attend_to_the_prefix_and_their_whole_canvas_and_write_nothing() -> None:
     model, cache, ids = random_model(), new_cache(SMALL), token_ids(16)
     pages = torch.tensor([5, 2, 9, 1])
     run_plan(model, ids[:11], causal_plan([torch.arange(11)], [pages]), cache)
@@ -110,7 +110,7 @@ def test_canvas_rows_see_the_prefix_and_their_whole_canvas_and_write_nothing() -
     assert changed == [slot]
 
 
-def test_a_draft_set_sees_drafted_tokens_written_in_the_same_forward() -> None:
+def test_canvas_rows_attend_to_drafted_tokens_written_in_the_same_forward() -> None:
     """Rows 0..2 verify three tokens; rows 3..4 are masks after the first of them, rows 5..6 masks after the second."""
     model, ids, masks = random_model(), token_ids(9), token_ids(4, seed=9)
     cache, pages = new_cache(SMALL), torch.arange(4)
@@ -135,7 +135,7 @@ def test_a_draft_set_sees_drafted_tokens_written_in_the_same_forward() -> None:
         torch.testing.assert_close(found[start : start + 2], wanted, rtol=0, atol=1e-5)
 
 
-def test_scored_continuations_are_causal_in_their_own_span_and_blind_to_each_other() -> None:
+def test_scored_continuations_are_causal_in_their_own_span_and_independent_of_each_other() -> None:
     model, prompt = random_model(), token_ids(7)
     branches = [token_ids(3, seed=5), token_ids(1, seed=6), token_ids(4, seed=7)]
     cache, pages = new_cache(SMALL), torch.tensor([3, 1])
@@ -156,7 +156,7 @@ def test_scored_continuations_are_causal_in_their_own_span_and_blind_to_each_oth
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
 
-def test_a_neighbour_full_of_nan_reaches_nobody_even_through_reused_pages() -> None:
+def test_nan_in_one_sequence_does_not_reach_others_even_through_reused_pages() -> None:
     model, ids = random_model(), token_ids(9)
     cache, pages = new_cache(SMALL), [torch.tensor([2, 0, 1]), torch.tensor([3, 4, 5])]
     plan = causal_plan([torch.arange(9), torch.arange(9)], pages)

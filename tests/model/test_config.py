@@ -1,4 +1,4 @@
-"""Configs: read from both formats, refused where the network could not compute them."""
+"""Configs: read from both formats, refused if the network cannot compute them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GGUF = {
 }  # fmt: skip
 
 
-def test_a_hugging_face_config_gives_the_shape_and_the_familys_quirks() -> None:
+def test_a_hugging_face_config_gives_the_shape_and_the_familys_options() -> None:
     config = ModelConfig.from_hf(HF)
     assert (config.num_layers, config.dim, config.head_dim, config.kv_dim) == (28, 1536, 128, 256)
     assert config.qkv_bias
@@ -64,7 +64,7 @@ def test_a_config_survives_the_round_trip_through_hugging_face_names(scaling: Ro
         assert ModelConfig.from_hf(config.to_hf()) == config
 
 
-def test_old_and_new_spellings_of_rope_scaling_mean_the_same() -> None:
+def test_old_and_new_key_names_of_rope_scaling_are_equivalent() -> None:
     old = HF | {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}}
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192, "rope_theta": 1e6}
     new = {key: value for key, value in HF.items() if key != "rope_theta"} | {"rope_parameters": rope}
@@ -138,7 +138,7 @@ def test_any_value_anywhere_gives_a_config_or_a_refusal(key: str) -> None:
     assert outcomes <= {ModelConfig, CheckpointRefused}
 
 
-def test_a_stretched_context_is_yarn_over_the_trained_one_and_only_once() -> None:
+def test_an_extended_context_is_yarn_over_the_trained_one_and_only_once() -> None:
     config = ModelConfig.from_hf(HF)
     longer = config.with_yarn(4.0)
     assert longer.context_len == 4 * config.context_len

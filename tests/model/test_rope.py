@@ -1,4 +1,4 @@
-"""Rotary embedding: a rotation, relative, and fp32 whatever the model is."""
+"""Rotary embedding: a rotation that depends on distances, in fp32 for any model dtype."""
 
 from __future__ import annotations
 

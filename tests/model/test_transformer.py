@@ -1,4 +1,4 @@
-"""The network: rows in, rows out, trainable adapters, and no row changed by its company."""
+"""The network: batch-invariant rows, mask embeddings, gradients of the adapter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def with_canvas(seed: int = 3) -> Transformer:
 
 
 @pytest.mark.parametrize(("threads", "counts"), [(1, range(1, 65)), (2, (1, 2, 3, 5, 9, 11, 13, 31))])
-def test_a_rows_bits_do_not_depend_on_how_many_rows_ride_along(threads: int, counts: Sequence[int]) -> None:
+def test_a_rows_bits_do_not_depend_on_the_number_of_rows(threads: int, counts: Sequence[int]) -> None:
     model, before = random_model(small_config(dim=192, ffn_dim=512)), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -45,13 +45,13 @@ def test_drafts_change_nothing_but_the_number_of_forwards(llm: LLM) -> None:
     assert tokens / forwards > 1.5
 
 
-def test_what_the_prompt_says_is_drafted_from_it(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_lookup_saves_forwards_and_changes_no_token(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("harbour", "lantern", "orchard")
     lines = "".join(f"    {name} = config.get('{name}', '{name[::-1]}')\n" for name in names)
     text = f"def load(config):\n{lines}\n\ndef load_again(config):\n    harbour = config"
     params = decode_params("verify", canvas_len=16, max_new_tokens=40)
-    recalling = llm.generate(text, params)
+    with_lookup = llm.generate(text, params)
     monkeypatch.setattr(runner, "lookup", lambda text, draft, confidence: draft[:0])
     plain = llm.generate(text, params)
-    assert recalling.token_ids == plain.token_ids
-    assert recalling.usage.forwards < plain.usage.forwards
+    assert with_lookup.token_ids == plain.token_ids
+    assert with_lookup.usage.forwards < plain.usage.forwards

@@ -1,4 +1,4 @@
-"""Real weights: our greedy text is transformers' greedy text, and `verify` writes the same for any canvas."""
+"""Real weights: greedy text equals transformers', and `verify` gives the same text for any canvas length."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_greedy_text_of_twenty_prompts_equals_transformers(
 
 
 @pytest.mark.parametrize("canvas_len", [4, 8, 16])
-def test_verify_equals_greedy_whatever_the_canvas_draws(
+def test_verify_equals_greedy_for_any_canvas_length(
     engine: Engine, tokenizer: Tokenizer, greedy: dict[str, list[int]], canvas_len: int
 ) -> None:
     assert run(engine, tokenizer, "verify", canvas_len) == greedy

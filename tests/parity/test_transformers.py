@@ -1,4 +1,4 @@
-"""Our network against transformers': the same weights give the same logits at every position."""
+"""The network against transformers: the same weights give the same logits at every position."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_logits_equal_transformers_at_every_position(tmp_path: Path, family: str
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_a_context_stretched_after_loading_equals_transformers_yarn(tmp_path: Path, family: str) -> None:
+def test_a_context_extended_after_loading_equals_transformers_yarn(tmp_path: Path, family: str) -> None:
     """The recipe of Qwen2.5's model card: factor 4 over the trained context, which the text here goes beyond."""
     model, ids = gentle(small_config(family, context_len=32)), token_ids(100)
     plain = model(model.embed(ids), torch.arange(100), DenseAttend(1, is_causal=True)).detach()
@@ -93,7 +93,7 @@ def test_a_paged_chunked_forward_equals_transformers(tmp_path: Path, family: str
     torch.testing.assert_close(model.logits(torch.cat(hidden)), their_logits(tmp_path, ids), rtol=0, atol=1e-5)
 
 
-def test_their_checkpoint_loads_here(tmp_path: Path) -> None:
+def test_a_checkpoint_of_transformers_loads(tmp_path: Path) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)

@@ -25,7 +25,7 @@ from quicksilver.backends.cpu.support import has_vnni
 _CACHE_LINE = 64
 # Allocations of at least this size ask for huge pages. Measured: reading weights takes a tenth less time.
 _HUGE_PAGE_BYTES = 4 << 20
-# Rows and vectors of a full tile: the accumulators fill the registers of AVX-512 (32) and of AVX2 (16).
+# Rows and vectors of a full tile: as many accumulators as fit in the registers of AVX-512 or AVX2.
 _TILE_ROWS, _TILE_VECTORS = (4, 4) if has_vnni() else (2, 1)
 # Groups of a weight block: 24 * 64 inputs by 64 columns are 96 KB, and two blocks fit in a second-level cache.
 _BLOCK_GROUPS = 24

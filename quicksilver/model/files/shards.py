@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from quicksilver.errors import CheckpointRefused
 from quicksilver.model.files.headers import check_name
 
-# Real index files are below 1 MB.
+# Bound on config.json and on index files.
 _MAX_JSON_BYTES = 16 << 20
 
 

@@ -1,4 +1,4 @@
-"""The engine over compiled loops: drafted text equals autoregressive text, in any batch, chunk or cache state."""
+"""The engine with the compiled CPU backend: `verify` equals `ar` in any batch, chunking or cache state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CUT = {**SAMPLED, "top_p": 0.9}
 
 
 @cache
-def native_model() -> Transformer:
+def int8_model() -> Transformer:
     model = random_model(small_config("qwen3"))
     adapter = new_canvas(model.config, rank=4, max_canvas_len=16, seed=0)
     for parameter in adapter.parameters():
@@ -41,20 +41,20 @@ def native_model() -> Transformer:
     return quantise_model(model).eval().requires_grad_(False)
 
 
-def native_engine(config: EngineConfig | None = None) -> Engine:
-    engine = tiny_engine(config, native_model())
+def int8_engine(config: EngineConfig | None = None) -> Engine:
+    engine = tiny_engine(config, int8_model())
     assert isinstance(engine.backend, CpuBackend)
     return engine
 
 
-def test_the_loops_take_over_the_threads() -> None:
-    """Two sets of threads that wait in busy loops would take the processor from each other."""
+def test_torch_keeps_one_thread_beside_the_pool() -> None:
+    """Two sets of spinning threads would compete for the processors."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        runner = native_engine().backend
+        runner = int8_engine().backend
         assert torch.get_num_threads() == 1
-        assert runner.network.pool is native_engine().backend.network.pool  # type: ignore[attr-defined]
+        assert runner.network.pool is int8_engine().backend.network.pool  # type: ignore[attr-defined]
     finally:
         torch.set_num_threads(before)
 
@@ -63,16 +63,16 @@ def test_the_loops_take_over_the_threads() -> None:
 @pytest.mark.parametrize("canvas_len", [4, 16])
 def test_verify_equals_ar(canvas_len: int, changes: dict[str, float]) -> None:
     for prompt in PROMPTS:
-        ar = generate(native_engine(), prompt, decode_params("ar", max_new_tokens=40, **changes))
+        ar = generate(int8_engine(), prompt, decode_params("ar", max_new_tokens=40, **changes))
         drafted = decode_params("verify", canvas_len=canvas_len, max_new_tokens=40, **changes)
-        assert generate(native_engine(), prompt, drafted) == ar
+        assert generate(int8_engine(), prompt, drafted) == ar
 
 
 @pytest.mark.parametrize("changes", [{}, SAMPLED, CUT], ids=["greedy", "sampled", "cut"])
-def test_proposals_are_the_samplers(changes: dict[str, float]) -> None:
+def test_proposals_equal_the_samplers(changes: dict[str, float]) -> None:
     torch.manual_seed(0)
     logits, rows = 4 * torch.randn(9, 700), sample_rows(decode_params("ar", **changes), 3, 9, 0)
-    found, wanted = native_engine().backend._choose(logits, rows), propose(logits, rows)
+    found, wanted = int8_engine().backend._choose(logits, rows), propose(logits, rows)
     assert torch.equal(found.token_ids, wanted.token_ids)
     torch.testing.assert_close(found.confidence, wanted.confidence, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found.entropy, wanted.entropy, rtol=1e-4, atol=1e-5)
@@ -81,15 +81,15 @@ def test_proposals_are_the_samplers(changes: dict[str, float]) -> None:
 @pytest.mark.parametrize("name", ["ar", "verify", "confidence", "edit"])
 def test_alone_equals_batched_and_chunked(name: str) -> None:
     params = decode_params(name, canvas_len=8, max_new_tokens=30)
-    alone = [generate(native_engine(), prompt, params) for prompt in PROMPTS]
-    engine = native_engine(EngineConfig(num_pages=64, max_rows=24))
+    alone = [generate(int8_engine(), prompt, params) for prompt in PROMPTS]
+    engine = int8_engine(EngineConfig(num_pages=64, max_rows=24))
     for i, prompt in enumerate(PROMPTS):
         engine.add(Request(str(i), tuple(prompt), params))
     together = answers(finish_all(engine))
     assert [together[str(i)] for i in range(len(PROMPTS))] == alone
 
 
-def test_served_canvases_are_short_on_a_cpu_unless_the_operator_says_otherwise() -> None:
+def test_served_canvases_are_short_on_a_cpu_unless_configured() -> None:
     cpu = LoadConfig(device="cpu")
     assert for_serving(EngineConfig(), cpu).canvas_rows == CPU_CANVAS_ROWS
     assert for_serving(EngineConfig(canvas_rows=40), cpu).canvas_rows == 40

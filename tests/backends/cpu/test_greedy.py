@@ -1,4 +1,4 @@
-"""Greedy reading of logits: as the sampler reads them."""
+"""Compiled greedy proposals equal the sampler's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quicksilver.backends.cpu.greedy import propose_greedy
 
 
 @pytest.mark.parametrize("vocab_size", [3, 16, 97, 1000])
-def test_tokens_confidence_and_entropy_are_the_samplers(vocab_size: int) -> None:
+def test_tokens_confidence_and_entropy_equal_the_samplers(vocab_size: int) -> None:
     torch.manual_seed(0)
     logits = torch.randn(7, vocab_size) * torch.logspace(-2, 2, 7)[:, None]
     logits[3, ::2] = -torch.inf
@@ -29,7 +29,7 @@ def test_tokens_confidence_and_entropy_are_the_samplers(vocab_size: int) -> None
     assert is_finite.all()
 
 
-def test_unusable_rows_are_told_and_leave_the_others_alone() -> None:
+def test_unusable_rows_are_flagged_and_do_not_affect_others() -> None:
     logits = torch.randn(5, 40)
     logits[0, 3] = torch.nan
     logits[1] = -torch.inf

@@ -23,7 +23,7 @@ from tests.model.build import random_model, small_config, write_gguf
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q4_K"])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_four_bits_of_a_file_are_not_rounded_again(tmp_path: Path, family: str, kind: str) -> None:
+def test_4_bit_weights_of_a_file_are_not_rounded_again(tmp_path: Path, family: str, kind: str) -> None:
     config = small_config(family, num_layers=1, dim=256, ffn_dim=512, num_heads=4, num_kv_heads=2, head_dim=64)
     write_gguf(tmp_path / "m.gguf", config, kind)
     source = open_source(tmp_path / "m.gguf")
@@ -37,7 +37,7 @@ def test_four_bits_of_a_file_are_not_rounded_again(tmp_path: Path, family: str, 
         torch.testing.assert_close(found(rows) - found(rows * 0), wanted.T, rtol=1e-3, atol=1e-3)
 
 
-def test_more_bits_in_one_part_of_a_fused_weight_make_it_all_bytes(tmp_path: Path) -> None:
+def test_more_bits_in_one_part_of_a_fused_weight_make_all_of_it_int8(tmp_path: Path) -> None:
     config = small_config("qwen2", num_layers=1, dim=256, ffn_dim=512, num_heads=4, num_kv_heads=2, head_dim=64)
     write_gguf(tmp_path / "m.gguf", config, "Q4_K", {"blk.0.attn_v.weight": "Q6_K", "blk.0.ffn_down.weight": "Q6_K"})
     source = open_source(tmp_path / "m.gguf")

@@ -1,4 +1,4 @@
-"""The whole network in compiled loops: what torch computes, in bits that no company changes."""
+"""The compiled forward: equal to torch up to rounding, and batch-invariant."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quicksilver.backends.cpu.quantise import quantise_model
 SHAPES = {16: {}, 64: {"head_dim": 64, "num_heads": 6, "num_kv_heads": 2}, 128: {"head_dim": 128, "dim": 100}}
 
 
-def native_model(family: str = "llama", head_dim: int = 16) -> Transformer:
+def int8_model(family: str = "llama", head_dim: int = 16) -> Transformer:
     model = random_model(small_config(family, **SHAPES[head_dim]))
     adapter = new_canvas(model.config, rank=5, max_canvas_len=8, seed=0)
     for parameter in adapter.parameters():
@@ -35,7 +35,7 @@ def new_cache(model: Transformer, num_pages: int = 16) -> PagedCache:
 
 
 def canvas_plan(start: int, num_rows: int, pages: torch.Tensor) -> RowPlan:
-    """The last committed token at `start`, causal, and a canvas of masks behind it."""
+    """The last committed token at `start`, causal, and a canvas of masks after it."""
     plan = causal_plan([torch.arange(start, start + num_rows)], [pages])
     plan.slots[1:] = -1
     plan.prefix_end[1:] = start + 1
@@ -48,7 +48,7 @@ def canvas_plan(start: int, num_rows: int, pages: torch.Tensor) -> RowPlan:
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
 def test_prompt_and_canvas_equal_torch_but_for_rounding(family: str, head_dim: int) -> None:
-    model = native_model(family, head_dim)
+    model = int8_model(family, head_dim)
     assert is_supported(model)
     network, ours, theirs = CompiledNetwork(model), new_cache(model), new_cache(model)
     pages = torch.tensor([7, 2, 9, 4, 5])
@@ -67,8 +67,8 @@ def test_prompt_and_canvas_equal_torch_but_for_rounding(family: str, head_dim: i
 
 
 @torch.inference_mode()
-def test_rows_keep_their_bits_alone_in_chunks_and_beside_others() -> None:
-    model = native_model()
+def test_rows_keep_their_bits_alone_in_chunks_and_in_a_batch() -> None:
+    model = int8_model()
     network, ids = CompiledNetwork(model), token_ids(21)
     pages, others = torch.arange(6), torch.arange(8, 14)
     cache = new_cache(model)
@@ -87,7 +87,7 @@ def test_rows_keep_their_bits_alone_in_chunks_and_beside_others() -> None:
 
 @torch.inference_mode()
 def test_canvas_rows_do_not_touch_the_cache_nor_the_causal_row() -> None:
-    model = native_model()
+    model = int8_model()
     network, pages, cache = CompiledNetwork(model), torch.arange(6), new_cache(model)
     network.hidden(model.embed(token_ids(9)), causal_plan([torch.arange(9)], [pages]), cache)
     x = model.embed(token_ids(6), torch.arange(-1, 5))
@@ -99,8 +99,8 @@ def test_canvas_rows_do_not_touch_the_cache_nor_the_causal_row() -> None:
 
 
 @torch.inference_mode()
-def test_a_spoiled_row_stays_alone() -> None:
-    model = native_model()
+def test_nan_stays_in_its_row_and_its_sequence() -> None:
+    model = int8_model()
     network, pages = CompiledNetwork(model), [torch.arange(4), torch.arange(8, 12)]
     x = model.embed(token_ids(10))
     plan = causal_plan([torch.arange(5), torch.arange(5)], pages)
@@ -112,7 +112,7 @@ def test_a_spoiled_row_stays_alone() -> None:
     assert torch.equal(found[5:], good[5:])
 
 
-def test_models_the_loops_cannot_run_are_told() -> None:
+def test_models_that_cannot_run_compiled_are_detected() -> None:
     assert not is_supported(quantise_model(random_model(small_config(head_dim=8))))
     assert not is_supported(random_model())
     model = quantise_model(random_model())
@@ -122,7 +122,7 @@ def test_models_the_loops_cannot_run_are_told() -> None:
 
 @torch.inference_mode()
 def test_many_pages_and_few_segments() -> None:
-    model = native_model()
+    model = int8_model()
     network, cache = CompiledNetwork(model), new_cache(model, 200)
     pages = torch.randperm(200)[:160]
     plan = causal_plan([torch.arange(600)], [pages])

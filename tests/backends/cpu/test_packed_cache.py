@@ -1,4 +1,4 @@
-"""Prepared weights: the same model from the cache as from the files, and a fresh one whenever anything changed."""
+"""The cache of packed models: the same model as packing again, and a new one after any change."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_changed_source_makes_a_new_file_and_drops_the_old(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-9], lambda b: b"", lambda b: b[:8] + b"{" + b[9:]])
-def test_a_damaged_file_is_made_again(tmp_path: Path, damage) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_file_is_packed_again(tmp_path: Path, damage) -> None:  # type: ignore[no-untyped-def]
     files, kept = sources(tmp_path), tmp_path / "kept"
     made = load_or_pack(kept, "some", files, make_model)
     (path,) = kept.glob("*/*")

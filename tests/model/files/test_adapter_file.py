@@ -1,4 +1,4 @@
-"""Adapter files: three widths, one layout, and no way in for anything else."""
+"""Adapter files: three bit widths, and damaged files are refused."""
 
 from __future__ import annotations
 

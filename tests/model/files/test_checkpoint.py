@@ -1,4 +1,4 @@
-"""Checkpoints: what is written is what is read, and half a checkpoint is none."""
+"""Checkpoints: saved models load with the same bits, incomplete checkpoints are refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_an_attached_canvas_is_not_part_of_the_base(tmp_path: Path) -> None:
     assert load_model(tmp_path).canvas is None
 
 
-def test_the_dtype_asked_for_is_the_dtype_held(tmp_path: Path) -> None:
+def test_weights_are_loaded_in_the_requested_dtype(tmp_path: Path) -> None:
     save_model(random_model(), tmp_path)
     model = load_model(tmp_path, dtype=torch.bfloat16)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
@@ -65,7 +65,7 @@ def test_shards_are_joined_by_their_index(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["../a.safetensors", "/a.safetensors", "sub/a.safetensors", "a.bin", "none.safetensors", 7]
 )
-def test_an_index_cannot_name_a_file_elsewhere(tmp_path: Path, name: object) -> None:
+def test_an_index_cannot_name_a_file_outside_the_directory(tmp_path: Path, name: object) -> None:
     folder = tmp_path / "model"
     save_model(random_model(), folder)
     weight_map = shard(folder)
@@ -124,7 +124,7 @@ def test_a_directory_without_a_model_says_what_is_missing(tmp_path: Path, files:
         load_model(tmp_path)
 
 
-def test_no_such_path_and_no_such_format(tmp_path: Path) -> None:
+def test_missing_paths_and_other_formats_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound):
         load_model(tmp_path / "nothing")
     (tmp_path / "model.onnx").write_bytes(b"onnx")

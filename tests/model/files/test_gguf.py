@@ -1,4 +1,4 @@
-"""GGUF: every block format, both traps of its layouts, and hostile headers."""
+"""GGUF: every block format, permuted heads, doubled tables, and hostile headers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_block_format_reads_as_the_gguf_package_reads_it(tmp_path: Path, k
     assert not torch.isnan(model.tokens.weight).any()
 
 
-def test_llama_heads_are_put_back_into_halves_and_qwen_heads_left_alone(tmp_path: Path) -> None:
+def test_llama_heads_are_reordered_and_qwen_heads_are_not(tmp_path: Path) -> None:
     for family in FAMILIES:
         config = small_config(family)
         values = write_gguf(tmp_path / "m.gguf", config)

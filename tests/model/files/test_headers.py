@@ -1,4 +1,4 @@
-"""Hostile safetensors: refused with a reason, quickly, and never by any other exception."""
+"""Hostile safetensors: refused with a reason, quickly, and with no other exception."""
 
 from __future__ import annotations
 
