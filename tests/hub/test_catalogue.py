@@ -31,3 +31,16 @@ def test_adapters_are_in_the_package() -> None:
     path = adapter_path("some.safetensors")
     assert path.parent.name == "adapters"
     assert (path.parent.parent / "catalogue.json").is_file()
+
+
+def test_adapters_of_all_models_are_shipped_within_the_size_limit() -> None:
+    models = load_catalogue().models.values()
+    files = {file for model in models for file in (model.skill, model.canvas) if file}
+    assert sum(adapter_path(file).stat().st_size for file in files) <= 90_000_000
+
+
+def test_the_edit_model_is_the_coder_with_a_skill_adapter() -> None:
+    coder, edit = load_catalogue().model("coder-1.5b"), load_catalogue().model("coder-1.5b-edit")
+    assert (edit.base, edit.canvas) == (coder.base, coder.canvas)
+    assert coder.skill is None
+    assert edit.skill is not None
