@@ -66,14 +66,14 @@ async def exchange(target: Target, *pieces: bytes, pause_s: float = 0.0) -> Exch
     try:
         async with asyncio.timeout(HANG_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
+            sending = asyncio.create_task(_send(writer, pieces, pause_s))
             try:
-                sending = asyncio.create_task(_send(writer, pieces, pause_s))
                 while piece := await reader.read(65536):
                     received += piece
-                sending.cancel()
-                await asyncio.gather(sending, return_exceptions=True)
             finally:
                 writer.transport.abort()
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
     except TimeoutError:
         return Exchange(_replies(received), hung=True)
     except OSError:

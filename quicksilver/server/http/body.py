@@ -23,6 +23,7 @@ from quicksilver.server.http.fields import GenerationBody, Wire
 BodyType = TypeVar("BodyType", bound=Wire)
 
 OFF_LOOP_BYTES = 64 * 2**10
+MAX_JSON_VALUES = 200_000
 # One at a time: a parser holds the interpreter lock, so two would make the event loop wait twice as long.
 _parser = ThreadPoolExecutor(1, thread_name_prefix="parse-body")
 
@@ -104,6 +105,7 @@ def parse_body(raw: bytes, model: type[BodyType]) -> BodyType:
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:
+    check_num_values(raw)
     try:
         fields = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -112,6 +114,21 @@ def parse_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise InvalidRequest("The body must be a JSON object.", code="invalid_json")
     return merge_extra(fields)
+
+
+def check_num_values(raw: bytes) -> None:
+    """Refuses a body of very many small values, which would hold the interpreter lock for seconds."""
+    if _num_separators(raw) <= MAX_JSON_VALUES:
+        return
+    # Separators inside strings do not count. Without escapes, quotes only begin and end strings.
+    bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    is_over = bare.count(b'"') > 4 * MAX_JSON_VALUES
+    if is_over or _num_separators(b"".join(bare.split(b'"')[::2])) > MAX_JSON_VALUES:
+        raise InvalidRequest(f"The body has more than {MAX_JSON_VALUES} JSON values.", code="invalid_json")
+
+
+def _num_separators(raw: bytes) -> int:
+    return sum(map(raw.count, (b",", b"[", b"{")))
 
 
 def merge_extra(fields: dict[str, Any]) -> dict[str, Any]:

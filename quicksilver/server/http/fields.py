@@ -76,6 +76,17 @@ def tame(value: Any) -> Any:
     return value
 
 
+def at_most(num: int) -> BeforeValidator:
+    """Refuses a large object before its entries are checked: pydantic would collect an error for each of them."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > num:
+            raise ValueError(f"more than {num} entries")
+        return value
+
+    return BeforeValidator(check)
+
+
 def refuse_true(value: bool) -> bool:
     if value:
         raise ValueError("cannot be honoured here, so it may only be false")
@@ -110,9 +121,12 @@ LogitBias = Annotated[
     dict[str, Annotated[float, Field(ge=-100, le=100)]],
     Field(max_length=MAX_LOGIT_BIAS, json_schema_extra={"propertyNames": {"pattern": "^[0-9]{1,9}$"}}),
     AfterValidator(choose_bias),
+    at_most(MAX_LOGIT_BIAS),
 ]
 MetadataText = Annotated[str, Field(max_length=MAX_METADATA_CHARS)]
-Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], MetadataText], Field(max_length=MAX_METADATA)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], MetadataText], Field(max_length=MAX_METADATA), at_most(MAX_METADATA)
+]
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Effort = Literal["none", "minimal", "instant", "low", "medium", "high", "xhigh"]
 
