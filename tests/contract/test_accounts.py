@@ -30,7 +30,7 @@ def test_an_operator_starts_a_server_and_lets_a_team_in(tmp_path: Path) -> None:
         talk(url, secret)
         cut_a_stream(url, secret)
         assert own_purse(url, secret, 0)["granted"] == "5000"
-    assert quicksilver("db", "check", "--database-url", database).strip() == "the books are right"
+    assert quicksilver("db", "check", "--database-url", database).strip() == "the ledger is consistent"
     said = log.read_text()
     assert secret not in said
     assert "capital of France" not in said
