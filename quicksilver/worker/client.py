@@ -186,15 +186,29 @@ class RemoteEngine:
         return await self._connect(path)
 
     async def _connect(self, path: Path) -> asyncio.StreamReader | None:
-        """The worker opens its socket when the model is loaded. None if it ends or takes too long."""
+        """The worker opens its socket when the model is loaded. None if it ends, is stopped or takes too long."""
         assert self._process is not None
-        deadline = asyncio.get_running_loop().time() + self._timeouts.start_s
-        while self._process.returncode is None and asyncio.get_running_loop().time() < deadline:
+        loop = asyncio.get_running_loop()
+        now = last_running = loop.time()
+        deadline = now + self._timeouts.start_s
+        while self._process.returncode is None and now < deadline:
             with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
                 reader, self._writer = await asyncio.open_unix_connection(str(path))
                 return reader
             await asyncio.sleep(0.02)
+            now = loop.time()
+            last_running = last_running if _is_stopped(self._process.pid) else now
+            if now - last_running > self._timeouts.silent_s:
+                break
+        if self._process.returncode is None:
+            self._kill("it did not start in time, or was stopped")
         return None
+
+    def _kill(self, reason: str) -> None:
+        assert self._process is not None
+        log.error("killing the engine worker: %s", reason)
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
     async def _read_while_alive(self, reader: asyncio.StreamReader) -> None:
         self._last_message = asyncio.get_running_loop().time()
@@ -217,10 +231,7 @@ class RemoteEngine:
             await asyncio.sleep(protocol.HEARTBEAT_S)
             # If this process was stopped or busy, heartbeats may lie unread in the socket: that is not silence.
             self._last_message += max(loop.time() - expected, 0.0)
-        assert self._process is not None
-        log.error("killing the engine worker: %s", reason)
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._kill(reason)
 
     def _hang_reason(self, now: float) -> str | None:
         if now - self._last_message > self._timeouts.silent_s:
@@ -276,6 +287,14 @@ class RemoteEngine:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether the process is stopped by a signal (Linux; elsewhere False)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:
+        return False
 
 
 def _fail(pending: _Pending | None, error: QuicksilverError) -> None:

@@ -175,6 +175,23 @@ async def test_a_worker_whose_step_does_not_end_is_killed_and_replaced() -> None
         await client.close()
 
 
+async def test_a_worker_that_is_stopped_while_it_loads_is_replaced() -> None:
+    client = await RemoteEngine([*COMMAND, "--load-s", "2"], WorkerTimeouts(silent_s=3.0)).start()
+    try:
+        first = client.worker_pid
+        assert first is not None
+        os.kill(first, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while client.worker_pid == first:
+                await asyncio.sleep(0.02)
+        assert client.worker_pid is not None
+        os.kill(client.worker_pid, signal.SIGSTOP)
+        assert await is_replaced(client)
+        assert client.health().stats.restarts >= 2
+    finally:
+        await client.close()
+
+
 async def test_a_worker_that_loads_for_long_is_not_taken_for_a_hung_one() -> None:
     client = await RemoteEngine([*COMMAND, "--load-s", "3"], WorkerTimeouts(silent_s=1.5, unresponsive_s=1.0)).start()
     try:
