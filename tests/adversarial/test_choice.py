@@ -47,3 +47,10 @@ async def test_labels_that_the_engine_refuses_are_a_400_and_free(bank: Bank, str
 async def test_a_choice_without_accounts_reports_the_tokens_of_all_labels(served: Served) -> None:
     usage = (await served.post(CHAT, chat(choice=["yes", "no", "maybe"]))).json()["usage"]
     assert usage["completion_tokens"] == len("yes") + len("no") + len("maybe") + 3
+
+
+async def test_labels_longer_than_any_context_are_refused_before_they_are_encoded(served: Served) -> None:
+    labels = [f"{i:03d}" + "z" * 1021 for i in range(256)]
+    reply = await served.post(CHAT, chat(choice=labels))
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "choice")
+    assert served.engine.scored == []

@@ -1,4 +1,4 @@
-"""Job: one reply being generated, with its reservation, its engine streams and the tokens delivered so far.
+"""ReplyJob: one reply being generated, with its reservation, its engine streams and the tokens delivered so far.
 
 Errors before the first piece are raised by `start` and become an HTTP status; later ones belong inside the stream.
 `aclose` returns the engine's slots and closes the reservation at any time; a second call does nothing.
@@ -105,7 +105,7 @@ class Billing:
                 self._is_open = False
 
 
-class Job:
+class ReplyJob:
     def __init__(
         self, plan: ReplyPlan, services: Services, billing: Billing | None = None, *, is_streamed: bool = False
     ) -> None:

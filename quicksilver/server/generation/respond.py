@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from quicksilver.accounts.records import Gauge, Order, SavedReply
 from quicksilver.errors import QuicksilverError
-from quicksilver.server.generation.job import Billing, Job
+from quicksilver.server.generation.job import Billing, ReplyJob
 from quicksilver.server.generation.plan import ReplyPlan
 from quicksilver.server.http.access_log import record_of
 from quicksilver.server.http.auth import caller_of
@@ -118,20 +118,20 @@ def wants_usage(body: StreamableBody) -> bool:
     return bool(body.stream_options and body.stream_options.include_usage)
 
 
-def open_job(request: Request, body: StreamableBody, plan: ReplyPlan) -> Job:
+def open_job(request: Request, body: StreamableBody, plan: ReplyPlan) -> ReplyJob:
     services, identity = services_of(request), caller_of(request).identity
     record_of(request).reply_id = plan.id
     if services.accounts is None or identity is None:
-        return Job(plan, services, is_streamed=bool(body.stream))
+        return ReplyJob(plan, services, is_streamed=bool(body.stream))
     key = request.headers.get("idempotency-key")
     # Two requests are equal if their method, path and body are.
     essence = b"\n".join((request.method.encode(), request.scope["path"].encode(), body.raw))
     idempotency = services.accounts.idempotency(key, essence) if key is not None else None
     order = Order(plan.id, services.config.card.id, plan.num_prompt_tokens, plan.max_output_tokens, idempotency)
-    return Job(plan, services, Billing(services.accounts, identity, order), is_streamed=bool(body.stream))
+    return ReplyJob(plan, services, Billing(services.accounts, identity, order), is_streamed=bool(body.stream))
 
 
-async def _whole_reply(job: Job, form: ReplyFormat) -> bytes:
+async def _whole_reply(job: ReplyJob, form: ReplyFormat) -> bytes:
     async with job:
         await job.start()
         reply = orjson.dumps(form.whole(await job.collect()))
@@ -139,7 +139,7 @@ async def _whole_reply(job: Job, form: ReplyFormat) -> bytes:
         return reply
 
 
-async def stream_reply(job: Job, form: ReplyFormat) -> AsyncGenerator[bytes, None]:
+async def stream_reply(job: ReplyJob, form: ReplyFormat) -> AsyncGenerator[bytes, None]:
     """The encoded chunks. The last ones are sent after the reply was settled, or replaced by an error."""
     recording = Recording() if job.billing is not None and job.billing.is_idempotent else None
     num_left, last = len(job.plan.answers), list[bytes]()
@@ -195,7 +195,7 @@ def _replay(saved: SavedReply, *, is_streamed: bool) -> Response:
     )
 
 
-def rate_limit_headers(job: Job) -> dict[str, str]:
+def rate_limit_headers(job: ReplyJob) -> dict[str, str]:
     """OpenAI's names, where `tokens` counts input; input and output also have names of their own."""
     if job.billing is None:
         return {}

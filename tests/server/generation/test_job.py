@@ -9,7 +9,7 @@ import pytest
 
 from quicksilver.core import DecodeParams, Delta, Request, Usage
 from quicksilver.errors import EngineUnavailable
-from quicksilver.server.generation.job import Job, merge_streams
+from quicksilver.server.generation.job import ReplyJob, merge_streams
 from quicksilver.server.generation.plan import AnswerRequest, plan_reply
 from tests.server.conftest import HELLO, Served
 
@@ -74,9 +74,9 @@ async def test_at_most_one_item_is_queued_for_a_slow_reader() -> None:
     await merged.aclose()
 
 
-def make_job(served: Served, num_answers: int = 1) -> Job:
+def make_job(served: Served, num_answers: int = 1) -> ReplyJob:
     request = Request("", (1, 2, 3), DecodeParams(max_new_tokens=100))
-    return Job(plan_reply("chatcmpl", "nano", [AnswerRequest(request)], num_answers), served.services)
+    return ReplyJob(plan_reply("chatcmpl", "nano", [AnswerRequest(request)], num_answers), served.services)
 
 
 async def test_collect_joins_every_answer(served: Served) -> None:

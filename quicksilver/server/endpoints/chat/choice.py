@@ -5,7 +5,6 @@ The temperature has no effect. The tokens of all labels are reserved and charged
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
@@ -60,8 +59,8 @@ def without_writing_options(body: ChatBody) -> ChatBody:
 
 async def plan_choice(body: ChatBody, services: Services, tenant: str) -> ReplyPlan:
     labels = check_choice(body)
-    tokenizer = services.tokenizer
-    ids = await asyncio.to_thread(choice.continuations, labels, tokenizer.encode, tokenizer.eos_ids[0])
+    encoded = dict(zip(labels, await services.prompts.encode(labels, tenant, "choice"), strict=True))
+    ids = choice.continuations(labels, encoded.__getitem__, services.tokenizer.eos_ids[0])
     bounded = body.model_copy(update={"max_tokens": max(map(len, ids)), "max_completion_tokens": None})
     plan = await plan_chat(bounded, services, tenant)
     if plan.warning is not None:
