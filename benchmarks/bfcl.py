@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.generation_cases import Case
 from benchmarks.json_generations import ROOT, open_engine, read_journal, read_reply, served
 from quicksilver.constrain.compile.tools import compile_tools
-from quicksilver.constrain.source import Tool, ToolCallFormat, ToolChoice, ToolTags
+from quicksilver.constrain.source import ToolCallFormat, ToolChoice, ToolSignature, ToolTags
 from quicksilver.constrain.validate import validate_output
 from quicksilver.errors import InvalidGrammar
 
@@ -96,7 +96,7 @@ def compile_all(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     refused, num_proved = [], 0
     for entry in entries:
         tools = [tool["function"] for tool in to_tools(entry["function"])]
-        plan = tuple(Tool(tool["name"], tool["parameters"]) for tool in tools)
+        plan = tuple(ToolSignature(tool["name"], tool["parameters"]) for tool in tools)
         try:
             spec = compile_tools(ToolCallFormat(plan, ToolTags("<tool_call>", "</tool_call>"), ToolChoice.REQUIRED))
         except InvalidGrammar as refusal:

@@ -73,7 +73,7 @@ class ResponseFormat:
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class ToolSignature:
     """`parameters` is the schema of the arguments; None means no arguments. Only strict tools are refused for it."""
 
     name: str
@@ -96,7 +96,7 @@ class ToolTags:
 class ToolCallFormat:
     """Text, calls, or text followed by calls, as `choice` allows. `answer` is the format of the text."""
 
-    tools: tuple[Tool, ...]
+    tools: tuple[ToolSignature, ...]
     tags: ToolTags
     choice: ToolChoice = ToolChoice.AUTO
     # 1 forbids parallel calls.

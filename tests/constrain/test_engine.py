@@ -9,7 +9,7 @@ import pytest
 
 from quicksilver.constrain.compile.tools import compile_tools
 from quicksilver.constrain.runtime.matcher import Grammars
-from quicksilver.constrain.source import Tool, ToolCallFormat, ToolChoice, ToolTags
+from quicksilver.constrain.source import ToolCallFormat, ToolChoice, ToolSignature, ToolTags
 from quicksilver.constrain.validate import validate_output
 from quicksilver.core import ConstraintSpec, Delta, FinishReason, Request
 from quicksilver.engine.engine import Engine
@@ -77,7 +77,13 @@ def test_constrained_verify_is_the_masked_autoregressive_text(engine: Engine, te
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_required_call_is_always_made(engine: Engine, name: str) -> None:
     plan = ToolCallFormat(
-        (Tool("look", SCHEMAS[0], is_strict=True), Tool("now")), ToolTags(OPEN, CLOSE), ToolChoice.REQUIRED, 1
+        (ToolSignature("look", SCHEMAS[0], is_strict=True), ToolSignature("now")),
+        ToolTags(OPEN, CLOSE),
+        ToolChoice.REQUIRED,
+        1,
+        ToolTags(OPEN, CLOSE),
+        ToolChoice.REQUIRED,
+        1,
     )
     ((tokens, _),) = run(engine, [compile_tools(plan)], name=name, temperature=1.2, max_new_tokens=120)
     assert (tokens[0], tokens[-1]) == (OPEN, CLOSE)

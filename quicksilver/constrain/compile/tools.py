@@ -12,7 +12,7 @@ from quicksilver.constrain.compile.lark_text import TEXT, quoted, tag, thinking_
 from quicksilver.constrain.compile.response_format import SEPARATORS, Grammar, tags_of, write_body, write_schema
 from quicksilver.constrain.compile.rewrite.vocabulary import Json
 from quicksilver.constrain.compile.trial_compile import trial_compile
-from quicksilver.constrain.source import Policy, Tool, ToolCallFormat, ToolChoice
+from quicksilver.constrain.source import Policy, ToolCallFormat, ToolChoice, ToolSignature
 from quicksilver.core import ConstraintSpec
 from quicksilver.errors import InvalidGrammar
 
@@ -103,7 +103,7 @@ def quiet_rules(plan: ToolCallFormat) -> list[str]:
     return [f"QUIET: TEXT & ~OPENED\nOPENED: TEXT {quoted(plan.tags.open)} TEXT"]
 
 
-def call(plan: ToolCallFormat, tool: Tool, index: int, parts: _Parts) -> str:
+def call(plan: ToolCallFormat, tool: ToolSignature, index: int, parts: _Parts) -> str:
     """The JSON object of a call of one tool."""
     comma, colon = SEPARATORS[plan.tags.layout]
     policy = Policy.GUARANTEED if tool.is_strict else Policy.VALIDATED

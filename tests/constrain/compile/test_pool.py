@@ -9,7 +9,14 @@ import pytest
 
 from quicksilver.constrain.compile.pool import CompilePool, PoolConfig
 from quicksilver.constrain.compile.worker import compile_source
-from quicksilver.constrain.source import FormatKind, GrammarSource, ResponseFormat, Tool, ToolCallFormat, ToolTags
+from quicksilver.constrain.source import (
+    FormatKind,
+    GrammarSource,
+    ResponseFormat,
+    ToolCallFormat,
+    ToolSignature,
+    ToolTags,
+)
 from quicksilver.errors import CompilerUnavailable, InvalidGrammar
 
 SIMPLE = ResponseFormat(FormatKind.JSON_SCHEMA, {"type": "object", "properties": {"a": {"type": "string"}}})
@@ -30,7 +37,7 @@ async def all_ready(pool: CompilePool) -> None:
 
 
 async def test_a_source_compiles_as_in_this_process(pool: CompilePool) -> None:
-    tools = ToolCallFormat((Tool("f", {"type": "object"}),), ToolTags(5, 6))
+    tools = ToolCallFormat((ToolSignature("f", {"type": "object"}),), ToolTags(5, 6))
     for source in (SIMPLE, tools, ResponseFormat(FormatKind.CHOICE, ["a", "b"])):
         assert await pool.compile(source, "t") == compile_source(source)
     assert pool.num_replaced == 0

@@ -16,9 +16,9 @@ from quicksilver.constrain.source import (
     Layout,
     ResponseFormat,
     Thinking,
-    Tool,
     ToolCallFormat,
     ToolChoice,
+    ToolSignature,
     ToolTags,
 )
 from quicksilver.errors import InvalidGrammar
@@ -32,7 +32,7 @@ CITY = {
     "required": ["city"],
     "additionalProperties": False,
 }
-TOOLS = (Tool("weather", CITY, is_strict=True), Tool("now"))
+TOOLS = (ToolSignature("weather", CITY, is_strict=True), ToolSignature("now"))
 SPECIAL = ToolTags(OPEN, CLOSE)
 TEXT = ToolTags("<tool_call>", "</tool_call>", padding="\n", between="\n")
 WEATHER = '{"name": "weather", "arguments": {"city": "Oslo"}}'
@@ -137,7 +137,7 @@ def test_compact_calls() -> None:
 
 
 def test_tools_whose_names_begin_alike() -> None:
-    plan = ToolCallFormat((Tool("get"), Tool("get_all"), Tool("get_all_now")), SPECIAL)
+    plan = ToolCallFormat((ToolSignature("get"), ToolSignature("get_all"), ToolSignature("get_all_now")), SPECIAL)
     for name in ("get", "get_all", "get_all_now"):
         assert taken(plan, *call(json.dumps({"name": name, "arguments": {}}), SPECIAL))
     assert not taken(plan, *call(json.dumps({"name": "get_", "arguments": {}}), SPECIAL))
@@ -147,10 +147,10 @@ LOOSE = {"type": "object", "properties": {"ids": {"type": "array", "items": {"ty
 
 
 def test_only_a_strict_tool_is_refused_for_what_cannot_be_guaranteed() -> None:
-    spec = compile_tools(ToolCallFormat((Tool("f", LOOSE),), SPECIAL))
+    spec = compile_tools(ToolCallFormat((ToolSignature("f", LOOSE),), SPECIAL))
     assert spec.needs_validation
     with pytest.raises(Unenforceable, match="`uniqueItems`"):
-        compile_tools(ToolCallFormat((Tool("f", LOOSE, is_strict=True),), SPECIAL))
+        compile_tools(ToolCallFormat((ToolSignature("f", LOOSE, is_strict=True),), SPECIAL))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_only_a_strict_tool_is_refused_for_what_cannot_be_guaranteed() -> None:
         ({"choice": ToolChoice.NAMED}, "names one tool"),
         ({"max_calls": 0}, "calls are allowed"),
         ({"max_calls": MAX_CALLS + 1}, "calls are allowed"),
-        ({"tools": tuple(Tool(f"t{i}") for i in range(MAX_TOOLS + 1))}, "`tools`"),
+        ({"tools": tuple(ToolSignature(f"t{i}") for i in range(MAX_TOOLS + 1))}, "`tools`"),
     ],
 )
 def test_inconsistent_tools_are_refused(change: dict[str, Any], message: str) -> None:
@@ -170,5 +170,5 @@ def test_inconsistent_tools_are_refused(change: dict[str, Any], message: str) ->
 
 
 def test_the_largest_number_of_tools_is_allowed() -> None:
-    plan = ToolCallFormat(tuple(Tool(f"t{i}") for i in range(MAX_TOOLS)), SPECIAL, max_calls=MAX_CALLS)
+    plan = ToolCallFormat(tuple(ToolSignature(f"t{i}") for i in range(MAX_TOOLS)), SPECIAL, max_calls=MAX_CALLS)
     assert taken(plan, *call('{"name": "t77", "arguments": {}}', SPECIAL))

@@ -9,7 +9,7 @@ import pytest
 from quicksilver.constrain.compile.tools import compile_tools
 from quicksilver.constrain.runtime.matcher import Grammars
 from quicksilver.constrain.runtime.tokens import Tokens, bits_of
-from quicksilver.constrain.source import Tool, ToolCallFormat, ToolChoice, ToolTags
+from quicksilver.constrain.source import ToolCallFormat, ToolChoice, ToolSignature, ToolTags
 from quicksilver.text.tokenizer import Tokenizer
 from tests.constrain.conftest import special
 from tests.constrain.runtime.test_matcher import ids, masks
@@ -45,7 +45,7 @@ def test_all_added_tokens_are_special(tokenizer: Tokenizer, is_special: bool) ->
     for token in content["added_tokens"]:
         token["special"] = is_special
     grammars = Grammars(json.dumps(content), tokenizer.eos_ids, VOCAB_SIZE)
-    plan = ToolCallFormat((Tool("f"),), ToolTags(OPEN, CLOSE))
+    plan = ToolCallFormat((ToolSignature("f"),), ToolTags(OPEN, CLOSE))
     constraint = grammars.constraint(compile_tools(plan))
     (row,) = masks(constraint, [])
     assert OPEN in row
@@ -54,7 +54,7 @@ def test_all_added_tokens_are_special(tokenizer: Tokenizer, is_special: bool) ->
     body = ids('{"name": "f", "arguments": {}}')
     assert constraint.forced() == [*body, CLOSE]
     required = grammars.constraint(
-        compile_tools(ToolCallFormat((Tool("f"),), ToolTags(OPEN, CLOSE), ToolChoice.REQUIRED, 1))
+        compile_tools(ToolCallFormat((ToolSignature("f"),), ToolTags(OPEN, CLOSE), ToolChoice.REQUIRED, 1))
     )
     assert required.forced() == [OPEN, *body, CLOSE]
     assert required.closing(len(body) + 2) == [OPEN, *body, CLOSE]

@@ -12,9 +12,9 @@ from quicksilver.constrain.source import (
     Policy,
     ResponseFormat,
     Thinking,
-    Tool,
     ToolCallFormat,
     ToolChoice,
+    ToolSignature,
     ToolTags,
 )
 from quicksilver.core import ConstraintSpec, DecodeParams, Request, ThinkBudget
@@ -161,7 +161,7 @@ def find_constraint(
         validator = OutputValidator(schema) if schema is not None else None
         return OutputConstraint(replace(form, thinking=thinking), validator, "response_format")
     source = ToolCallFormat(
-        tools=tuple(Tool(spec.name, spec.parameters, bool(spec.strict)) for spec in tools.specs),
+        tools=tuple(ToolSignature(spec.name, spec.parameters, bool(spec.strict)) for spec in tools.specs),
         tags=tags,
         choice=_choice(tools),
         max_calls=MAX_CALLS if tools.allows_parallel else 1,
