@@ -201,6 +201,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # Closing
 
+    def shutdown(self) -> None:
+        super().shutdown()
+        # uvicorn marks only the newest request of the connection, which may be a pipelined one.
+        if self._answering is not None:
+            self._answering.keep_alive = False
+
     def close_after_reply(self) -> None:
         """Closes at once where the input was read to its end, else as soon as the peer has seen the reply."""
         if self._linger_deadline is not None or self.transport.is_closing():

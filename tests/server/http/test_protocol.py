@@ -146,3 +146,22 @@ async def test_a_stream_over_a_real_socket_is_byte_exact(served: Served) -> None
         response = await client.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=chat(stream=True))
         assert response.text.endswith("data: [DONE]\n\n")
         assert response.headers["transfer-encoding"] == "chunked"
+
+
+async def test_a_stop_closes_a_connection_that_has_a_second_request_waiting(served: Served) -> None:
+    go = asyncio.Event()
+    script = served.engine.script
+    served.engine.script = lambda r: [*list(script(r))[:1], go.wait, *list(script(r))[1:]]
+    body = b'{"model":"nano","stream":true,"messages":[{"role":"user","content":"x"}]}'
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
+    async with listener_of(served) as listener:
+        reader, writer = await connect(listener.servers[0].sockets[0].getsockname()[1])
+        writer.write(head + body + GET)
+        await reader.readuntil(b"data: ")
+        for connection in list(listener.server_state.connections):
+            connection.shutdown()
+        go.set()
+        reply = await hung_up(reader)
+        writer.close()
+    assert b"[DONE]" in reply
+    assert b"HTTP/1.1" not in reply
