@@ -81,9 +81,6 @@ def test_a_required_call_is_always_made(engine: Engine, name: str) -> None:
         ToolTags(OPEN, CLOSE),
         ToolChoice.REQUIRED,
         1,
-        ToolTags(OPEN, CLOSE),
-        ToolChoice.REQUIRED,
-        1,
     )
     ((tokens, _),) = run(engine, [compile_tools(plan)], name=name, temperature=1.2, max_new_tokens=120)
     assert (tokens[0], tokens[-1]) == (OPEN, CLOSE)
