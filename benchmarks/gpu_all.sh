@@ -49,7 +49,7 @@ small_figures() {
 fp8_switches="fp8_block_k=64 pdl_bytes=0"
 forward_8B_fp8=(gpu_forward --models 8B --weights fp8 --rows 16,32)
 forward_1_5B=(gpu_forward --models 1.5B --rows 16,32,64)
-verify_135M=(gpu_verify --models 135M --one-forward 8)
+verify_135M=(gpu_verify --models 135M)
 tries_compile() {
   check "" "network fp8" "fp8 qkv" "fp8 ffn" "network llama" "network qwen2" "rounds nano" "attention h" acceptance \
     layer "rounds trees" "acceptance trees" "tree rows" runners-up

@@ -100,24 +100,24 @@ def _keep_legal(sequence: Sequence, decision: Decision, proposal: Proposal) -> D
         return decision
     before = sequence.canvas
     assert before is not None
-    canvas = _fill_first_hole(decision.canvas, before.num_decided, proposal)
+    canvas = _fill_first_mask(decision.canvas, before.num_decided, proposal)
     canvas = canvas.with_decided(sequence.constraint.sweep(canvas.decided_tokens))
     if canvas.step >= MAX_STEPS_PER_POSITION * len(canvas.token_ids) or _only_completion_fits(before, canvas):
         return replace(decision, commit=canvas.token_ids[: canvas.num_decided].tolist(), canvas=None)
     return replace(decision, canvas=canvas)
 
 
-def _fill_first_hole(canvas: Canvas, hole: int, proposal: Proposal) -> Canvas:
-    """The grammar masked the proposal for the first hole, so it is legal. Taking it bounds the number of steps."""
-    if hole >= len(canvas.token_ids):
+def _fill_first_mask(canvas: Canvas, index: int, proposal: Proposal) -> Canvas:
+    """The proposal at the first mask obeys the bitmask, so it is legal. Taking it bounds the number of steps."""
+    if index >= len(canvas.token_ids):
         return canvas
     is_masked, token_ids = canvas.is_masked.clone(), canvas.token_ids.clone()
-    is_masked[hole], token_ids[hole] = False, proposal.token_ids[hole]
+    is_masked[index], token_ids[index] = False, proposal.token_ids[index]
     return replace(canvas, is_masked=is_masked, token_ids=token_ids)
 
 
 def _only_completion_fits(before: Canvas, after: Canvas) -> bool:
-    """Whether the token of the first hole was rejected although its bitmask allowed it: only the shortest completion of
+    """Whether the token at the first mask was rejected although its bitmask allowed it: only the shortest completion of
     the grammar still fits."""
     run = before.num_decided
     return after.num_decided <= run < len(after.token_ids) and bool((before.token_ids == after.token_ids)[:run].all())
