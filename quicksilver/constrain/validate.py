@@ -34,7 +34,7 @@ def validate_output(schema: Json, text: str) -> str | None:
         instance = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         return f"not JSON: {error}"
-    fault = next(validator_of(json.dumps(schema)).iter_errors(instance), None)
+    fault = next(cached_validator(json.dumps(schema)).iter_errors(instance), None)
     if fault is None:
         return None
     return f"{fault.message} at '/{'/'.join(str(step) for step in fault.instance_path)}'"
@@ -75,7 +75,7 @@ def malformed(error: jsonschema_rs.ValidationError) -> InvalidGrammar:
 
 
 @lru_cache(maxsize=256)
-def validator_of(schema_text: str) -> Any:
+def cached_validator(schema_text: str) -> Any:
     schema = json.loads(schema_text)
     return build(schema, pick_draft(schema))
 
