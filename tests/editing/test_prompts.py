@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +21,8 @@ from quicksilver.editing.prompts import (
     fim_space,
 )
 from quicksilver.text.tokenizer import Tokenizer
-from tests.support.fakes import SPECIAL_NAMES, ByteTokenizer
+from quicksilver.text.vocabulary import Vocabulary
+from tests.support.fakes import SPECIAL_NAMES, ByteTokenizer, tokenizer_json
 
 PREFIX, SUFFIX, MIDDLE = 11, 12, 13
 _REQUEST = EditRequest(
@@ -31,6 +34,20 @@ _REQUEST = EditRequest(
     snippets=(Snippet("b.py", "import a"),),
     history=("-old", "-new"),
 )
+
+
+def test_native_gap_tokens_keep_their_order_beside_our_edit_tokens() -> None:
+    renamed = {
+        "<jupyter_start>": "<|fim_prefix|>",
+        "<jupyter_text>": "<|fim_suffix|>",
+        "<jupyter_code>": "<|fim_middle|>",
+    }
+    names = tuple(renamed.get(name, name) for name in SPECIAL_NAMES)
+    native = Tokenizer(Vocabulary(json.dumps(tokenizer_json(names)), 273, (2, 0)))
+    skilled = native.with_roles({"edit_open": 14, "edit_close": 15})
+    assert can_edit(skilled)
+    assert fim_prompt(skilled, "ab ", "c") == [PREFIX, *skilled.encode("ab "), SUFFIX, *skilled.encode("c"), MIDDLE]
+    assert (fim_lead(skilled, "ab"), fim_bias(skilled)) == ("", {})
 
 
 def test_pretrained_fim_weights_get_prefix_then_suffix(born: Tokenizer) -> None:

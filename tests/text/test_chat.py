@@ -108,3 +108,18 @@ def test_checkpoint_with_tools_in_its_template_speaks_for_itself() -> None:
     assert not kept(with_tools, {"tool_open": 8})
     assert not kept("as its authors wrote", {})
     assert not kept(None, {})
+
+
+def test_reserved_thinking_in_a_template_that_knows_none_begins_with_the_effort(tiny: Tokenizer) -> None:
+    source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    template = ChatTemplate.from_source(tiny, source)
+    question, thought = Message("user", "2+3?"), Message("assistant", "5", reasoning="2 and 3")
+    asked = template.render([question], effort="low")
+    assert asked.opens_thinking
+    assert "".join(map(tiny.token_text, asked.ids)).endswith(f"<|im_end|>\n{tiny.token_text(4)}low\n")
+    whole = template.render([question, thought], effort="low", add_generation_prompt=False)
+    text = "".join(map(tiny.token_text, whole.ids))
+    assert f"assistant\n{tiny.token_text(4)}low\n2 and 3{tiny.token_text(7)}5<|im_end|>" in text
+    earlier = template.render([question, thought, question], effort="low")
+    assert "2 and 3" not in tiny.decode(earlier.ids)
+    assert not template.render([question]).opens_thinking
