@@ -16,8 +16,8 @@ from itertools import pairwise
 from quicksilver.editing.languages import guess_languages
 from quicksilver.editing.merge_parts import (
     LineEdit,
-    SnippetItem,
     LineScope,
+    SnippetItem,
     Unclear,
     indent_of,
     is_import,
@@ -193,7 +193,9 @@ class _Merger:
             return [LineEdit(old.start, old.end, (*lead, *lines[head:]))]
         header = self._replaced_header(new, old, lines, lead)
         if new.children or (old.children and old.kind != "function"):
-            return header + self._scope(LineScope(old.low, old.high, old.children), LineScope(new.low, new.high, new.children))
+            return header + self._scope(
+                LineScope(old.low, old.high, old.children), LineScope(new.low, new.high, new.children)
+            )
         body = self._merged_lines(old, lines[new.low - new.start : new.high - new.start])
         if body is None:
             return [LineEdit(old.start, old.end, update="\n".join((*lead, *lines[head:])))]

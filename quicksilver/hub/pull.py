@@ -54,9 +54,7 @@ def adopt(name: str, folder: Path, home: Path | None = None) -> Path:
     catalogue = load_catalogue()
     link = original_path(catalogue.bases[catalogue.model(name).base], home or default_home())
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
-        raise ModelNotFound(
-            f"{folder} has no config.json or no *.safetensors; give the folder of the original"
-        )
+        raise ModelNotFound(f"{folder} has no config.json or no *.safetensors; give the folder of the original")
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to(folder.resolve(), target_is_directory=True)
@@ -143,9 +141,7 @@ def _join(base: BaseFile, parts_dir: Path, target: Path) -> None:
     if digest.hexdigest() != base.sha256:
         partial.unlink()
         shutil.rmtree(parts_dir)
-        raise CheckpointRefused(
-            f"{base.name} does not have the expected sha256; its parts were removed, pull again"
-        )
+        raise CheckpointRefused(f"{base.name} does not have the expected sha256; its parts were removed, pull again")
     os.replace(partial, target)
 
 
