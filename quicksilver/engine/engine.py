@@ -89,6 +89,15 @@ class Engine:
         self._fail_impossible(works)
         return self._drain()
 
+    def warm_up(self) -> None:
+        """Runs one short request that is not counted. It compiles CPU kernels that are not cached on this machine, so
+        that the first real request does not wait for them."""
+        decoder = DecoderParams(canvas_len=min(4, self.info.max_canvas_len))
+        self.add(Request("warm-up", (1, 2), DecodeParams(max_new_tokens=4, decoder=decoder)))
+        while self.has_work:
+            self.step()
+        self._counts.clear()
+
     def add(self, request: Request) -> None:
         """Queues a request; later steps return its events. Raises if it can never run."""
         self.enqueue(self.prepare(request))

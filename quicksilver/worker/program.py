@@ -54,6 +54,7 @@ async def _serve(config: WorkerConfig, socket_path: Path) -> None:
     load = LoadConfig(**config.load)
     engine = load_engine(checkpoint, load, for_serving(EngineConfig(**config.engine), load))
     engine.constraints = _constraints(checkpoint, engine.info.vocab_size)
+    engine.warm_up()
     await serve(AsyncEngine(engine), socket_path)
 
 

@@ -33,6 +33,15 @@ PROMPT = tuple(range(5, 40))
 DECODERS = ["ar", "verify", "confidence", "edit"]
 
 
+def test_a_warm_up_is_not_counted_and_changes_no_answer() -> None:
+    cold, warm = tiny_engine(EngineConfig()), tiny_engine(EngineConfig())
+    free = warm.stats().free_pages
+    warm.warm_up()
+    assert (warm.stats().requests, warm.stats().steps, warm.stats().free_pages) == (0, 0, free)
+    params = decode_params("verify", max_new_tokens=12)
+    assert generate(warm, PROMPT, params) == generate(cold, PROMPT, params)
+
+
 def test_five_hundred_random_aborts_return_every_counter_to_its_start_value() -> None:
     rng = random.Random(0)
     engine = tiny_engine(EngineConfig(num_pages=24, max_rows=64, max_running=6))
