@@ -3,7 +3,7 @@
 // what is missing and exits with 1.
 
 import { execFileSync } from "node:child_process";
-import { mkdirSync, rmSync } from "node:fs";
+import { mkdirSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 
@@ -31,7 +31,7 @@ async function unpack() {
   }
   const executablePath = await unpackInto(UNPACKED);
   const env = { ...process.env, LD_LIBRARY_PATH: join(UNPACKED, "al2023/lib") };
-  env.FONTCONFIG_PATH ??= join(UNPACKED, "fonts");
+  env.FONTCONFIG_FILE ??= writeFontsConf(UNPACKED);
   const missing = missingLibraries(executablePath, env);
   if (missing.length > 0) {
     throw new Error(`the packaged Chromium needs shared libraries: ${missing.join(", ")}; or install chromium`);
@@ -54,6 +54,15 @@ async function unpackInto(folder) {
     for (const name of Object.keys(process.env)) delete process.env[name];
     Object.assign(process.env, before);
   }
+}
+
+/** The configuration in the package names only folders of its own platform. Without any font, Chromium exits. */
+function writeFontsConf(folder) {
+  const path = join(folder, "fonts.conf");
+  const folders = ["/usr/share/fonts", "/usr/local/share/fonts", join(folder, "fonts")];
+  const dirs = folders.map((dir) => `<dir>${dir}</dir>`).join("");
+  writeFileSync(path, `<?xml version="1.0"?><fontconfig>${dirs}<cachedir>${join(folder, "cache")}</cachedir></fontconfig>`);
+  return path;
 }
 
 function missingLibraries(path, env) {
