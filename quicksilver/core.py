@@ -1,7 +1,7 @@
-"""Records and Protocols that several packages share: requests, events, engine figures, the engine client.
+"""Records and Protocols that several packages share: requests, events, engine statistics, the engine client.
 
-Standard library only. Whatever crosses a process or package boundary is defined here, as an immutable record. Names of
-the HTTP API belong to `server/endpoints`.
+Standard library only. Whatever crosses a process or package boundary is defined here, as an immutable record. Field
+names of the HTTP API are defined in `server/endpoints`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ def help_texts(config: type) -> dict[str, str]:
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. `STOP` is a stop token; a stop string in the decoded text arrives as an abort."""
+    """Why a request ended. `STOP` means a stop token.
+
+    Stop strings are detected in the decoded text, outside the engine; the engine then receives an abort.
+    """
 
     STOP = "stop"
     LENGTH = "length"
@@ -45,7 +48,7 @@ class CommitRule(StrEnum):
 
     THRESHOLD = "threshold"  # every position whose probability reaches `threshold`, at least one
     STATIC = "static"  # the same number of positions in each of `steps` steps, the most confident first
-    FACTOR = "factor"  # as many positions as `factor` allows for their confidence
+    FACTOR = "factor"  # the largest n, most confident first, with (n + 1) * (1 - n-th confidence) <= `factor`
     ENTROPY = "entropy"  # positions in order of entropy while their sum stays below `entropy_bound`
 
 
@@ -56,9 +59,9 @@ class DecoderParams:
     name: DecoderName = DecoderName.VERIFY
     canvas_len: int = 16  # tokens predicted together
 
-    # `confidence`; `threshold` also for filling masks in `edit`
+    # Parameters of `confidence`. `edit` also uses `threshold`, to fill masks.
     rule: CommitRule = CommitRule.THRESHOLD
-    threshold: float = 0.9  # confidence above which a masked position is decided
+    threshold: float = 0.9  # a masked position is decided if its confidence reaches this value
     steps: int = 8  # static rule: forwards per canvas
     factor: float = 1.0  # factor rule
     entropy_bound: float = 0.1  # entropy rule: nats
@@ -66,7 +69,7 @@ class DecoderParams:
     # `edit`
     edit_threshold: float = 0.9  # confidence above which a filled position is overwritten
     edit_passes: int = 16  # forwards allowed after the last mask is filled
-    stutter_penalty: float = 2.0  # subtracted from the logit of the left neighbour's token, against doubled words
+    stutter_penalty: float = 2.0  # subtracted from the logit of the left neighbour's token, to avoid repeated words
 
 
 @dataclass(frozen=True, slots=True)

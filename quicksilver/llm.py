@@ -1,4 +1,4 @@
-"""LLM: the Python API. Generates, chats, streams and scores with an engine in this process.
+"""LLM: the Python API. Generation, chat, streaming and scoring with an engine in the calling process.
 
 It converts strings to requests and events back to strings. Every answer comes from one generator, `LLM.stream`.
 """
@@ -52,7 +52,7 @@ class LLM:
         self._ids = itertools.count()
 
     def generate(self, prompt: str, params: DecodeParams | None = None, stop: Sequence[str] = ()) -> Answer:
-        """Continues `prompt`."""
+        """Generates a continuation of `prompt`."""
         return _collect(self.stream(self.tokenizer.encode(prompt), params, stop))
 
     def chat(

@@ -26,7 +26,7 @@ def make_secret() -> str:
 
 
 def display_of(secret: str) -> str:
-    """A prefix for lists; too short to use the key."""
+    """A prefix of the key for display; too short to authenticate with."""
     return secret[:9] + "…"
 
 
@@ -65,7 +65,7 @@ def load_pepper(path: Path) -> Pepper:
 
 
 def _create_pepper(path: Path) -> None:
-    # Written under another name, then linked: readers never see an incomplete file, and the first link wins.
+    # Written under a temporary name, then linked: readers never see an incomplete file. Only the first link succeeds.
     draft = path.with_name(f"{path.name}.{secrets.token_hex(6)}")
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:

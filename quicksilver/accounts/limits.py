@@ -1,7 +1,7 @@
 """Per-minute limits as sliding windows of one-second buckets, stored in the database only.
 
-In any sixty consecutive seconds of the clock at most the limit is admitted. A window changes only while the row of its
-account is locked, so the limit also holds over several processes.
+The amount admitted in any 60 consecutive seconds never exceeds the limit. A window changes only while the row of its
+account is locked, so the limit also holds across several processes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Window:
             self._change(second, (-amounts[0], -amounts[1], -amounts[2]))
 
     def wait_s(self, which: int, room: int) -> float:
-        """Seconds until at most `room` is used, without further requests."""
+        """Seconds until usage is at most `room`, if no further request arrives."""
         over, wait_s = self.used(which) - room, 0.0
         for second in sorted(self._buckets):
             if over > 0:

@@ -1,4 +1,4 @@
-"""Organisations, projects, users, credits, budgets, limits and prices, as operators and admin keys manage them.
+"""Management of organisations, projects, users, credits, budgets, limits and prices, for operators and admin keys.
 
 Every method is one transaction and takes `by`, the identity of the caller. An object that `by` may not see raises
 NotFound, the same as an object that does not exist.
@@ -61,7 +61,7 @@ class Organizations:
         return user
 
     def remove_user(self, by: Identity, user_id: str) -> None:
-        """Disables a user and the keys of that user, together with all keys made with those."""
+        """Disables a user, the keys of that user, and all keys that were created with those keys."""
         by.require(Scope.ADMIN)
         now = int(self.clock())
         with self.store.write() as connection:

@@ -1,4 +1,4 @@
-"""Usage by key, model and hour. Updated in the transaction of each settlement, so it always equals the ledger."""
+"""Usage by key, model and hour. The transaction that charges a request updates it, so it always matches the ledger."""
 
 from __future__ import annotations
 

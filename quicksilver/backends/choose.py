@@ -15,7 +15,7 @@ from quicksilver.model.transformer import Transformer
 
 log = logging.getLogger(__name__)
 
-# Pages that a request holds beyond its next forward on a GPU, for the rounds that run ahead of the host.
+# Extra pages per request on a GPU, for rounds that are queued on the device before the host has read earlier results.
 SPARE_PAGES = 8
 
 
@@ -39,7 +39,7 @@ def make_backend(model: Transformer, cache: PagedCache, config: BackendConfig) -
 
 
 def memory_needs(config: BackendConfig, device: torch.device) -> MemoryNeeds:
-    """What the backend of `device` needs beside the KV pages of its requests; known before the cache is allocated."""
+    """Memory that the backend needs in addition to the KV pages of requests; known before the cache is allocated."""
     if device.type != "cuda" or not config.cuda_graphs:
         return MemoryNeeds()
     # Scratch slots hold four draft trees of 16 rows, or one of the largest.

@@ -13,7 +13,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 # Allowed in strings and prose, and never between the values of JSON.
 PROSE_LETTER = ord("z")
-# Bytes that lead towards the end of a string or of a value, best first.
+# Bytes to try first in a search for the end of a string or of a value, in order of preference.
 ENDS_TEXT = b'"'
 ENDS_VALUES = b'}],"0123456789:ntf[{-'
 CLOSING = b'}],"'
@@ -40,7 +40,7 @@ class Alphabet:
         return frozenset(self.byte_ids[byte] for byte in CLOSING if byte in self.byte_ids)
 
     def spell(self, text: bytes) -> list[int] | None:
-        """The ids of some bytes; None if the vocabulary lacks one."""
+        """The ids of the bytes of `text`; None if a byte has no id."""
         ids = [self.byte_ids.get(byte) for byte in text]
         return None if None in ids else [i for i in ids if i is not None]
 
@@ -60,7 +60,7 @@ def make_alphabet(byte_ids: Mapping[int, int], special_ids: Sequence[int], end_i
 
 
 def plain_alphabet(special_ids: Sequence[int]) -> Alphabet:
-    """An alphabet for grammars that name these special ids; the stop token has an id of its own."""
+    """An alphabet for grammars that name these special ids; the stop token has a separate id."""
     return _plain_alphabet(tuple(special_ids))
 
 

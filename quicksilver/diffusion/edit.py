@@ -1,9 +1,11 @@
-"""The `edit` decoder: fill masks by confidence, revise filled positions, and commit the canvas when nothing changes.
+"""The `edit` decoder: fill masks by confidence, revise filled positions, and commit the canvas when nothing
+changes or when `edit_passes` forwards have run since the last mask was filled.
 
 Masked positions with a confidence above `threshold` are filled (at least one per step). A filled position is
 overwritten by another token with a confidence above `edit_threshold`. The caller applies the stutter penalty, which
-makes repeating the left neighbour less likely, to the logits (see `left_neighbours`). Edits stop after four steps per
-position; after that masks are only filled, so the number of steps is bounded.
+makes repeating the left neighbour less likely, to the logits (see `left_neighbours`). Filled
+positions may change only in the first 4 * canvas length steps; later steps only fill masks, so the number of steps is
+bounded.
 """
 
 from __future__ import annotations
@@ -56,6 +58,6 @@ class Edit:
 
 
 def left_neighbours(tail: Tail, last_committed: int) -> list[int]:
-    """For every proposal the token to its left, or -1 where that is masked: the token of the stutter penalty."""
+    """For each proposal, the token that the stutter penalty applies to: its left neighbour, or -1 if that is masked."""
     ids = [-1 if masked else token for token, masked in zip(tail.token_ids, tail.is_masked, strict=True)]
     return [last_committed, *ids]

@@ -1,8 +1,9 @@
-"""Prompt lookup: where the last tokens occurred before, what followed them then is a draft of what follows now.
+"""Prompt lookup: if the last tokens occurred earlier in the text, the tokens that followed them are the draft.
 
-Code, JSON and edits repeat their prompts, often for longer than a canvas predicts well. The canvas draft has priority:
-the looked-up tokens must begin with the same token as the canvas draft, and they end where the canvas is confident of
-a different token. A draft changes how many tokens a round commits, never which ones.
+Code, JSON and edits often copy long spans of the prompt, longer than the number of tokens that a canvas predicts well.
+The canvas draft has priority: the looked-up tokens must begin with the same token as the canvas draft, and they end at
+the first position where the canvas predicts a different token with high confidence. A draft changes how many tokens a
+round commits, never which ones.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-# The values below gave the most tokens per round of nano on held-out prompts (decision 0007).
+# These values gave the most tokens per round for the model nano on held-out prompts (decision 0007).
 # Length of the n-gram that must have occurred before.
 NGRAM_LEN = 4
 # A canvas token with at least this confidence is not replaced. At 0.5, edits lose a fifth of their tokens per round.

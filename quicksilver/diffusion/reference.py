@@ -3,16 +3,16 @@
 It has no KV cache, no batching and no pages: each forward recomputes the whole text. The engine must produce exactly
 the same tokens, and the tests compare the two.
 
-One turn of the loop:
+One iteration of the loop:
 
-1. Without a canvas the decoder opens one: a few masked positions after the text so far.
-2. The decoder names the rows that follow the context, the *tail*: usually the canvas without its last position,
+1. If there is no canvas, a new one is created: a few masked positions after the text so far.
+2. The decoder returns the *tail*, the rows that follow the context. It is usually the canvas without its last position,
    because the row at position p predicts token p + 1.
 3. One forward gives logits for the last context token and for each row of the tail.
 4. Logit processing applies bias, penalties and bans, and sampling turns each row of logits into a proposal: a token and
    its confidence.
-5. The decoder decides: which tokens are committed for good, and what the canvas looks like in the next turn.
-6. Committed tokens join the context. A stop token or the token limit ends the loop.
+5. The decoder returns the tokens that are committed (they never change again) and the canvas of the next iteration.
+6. Committed tokens are appended to the context. A stop token or the token limit ends the loop.
 """
 
 from __future__ import annotations

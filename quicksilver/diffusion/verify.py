@@ -1,8 +1,9 @@
 """The `verify` decoder: self-speculative decoding with two forwards per round.
 
-In the draft forward the canvas proposes several tokens. In the verify forward these tokens are causal rows of the same
-weights, and each is accepted if it equals the causal proposal for its position. So every committed token is the
-autoregressive model's own; the first proposal of the draft forward also comes from a causal row. With a canvas of one
+The draft forward proposes several tokens for the canvas. The verify forward processes these tokens as causal rows with
+the same weights. Draft tokens are accepted up to the first one that differs from the causal proposal for its position.
+The first proposal of the draft forward also comes from a causal row, so every committed token is the token of the
+autoregressive model. With a canvas of one
 position this is plain autoregression.
 """
 

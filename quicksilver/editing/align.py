@@ -16,10 +16,10 @@ from itertools import islice, pairwise
 
 Pair = tuple[int, int]
 
-# A line that occurs more often than this in a file is no anchor.
+# A line that occurs more often than this in a file is not an anchor.
 _MAX_OCCURRENCES = 8
 _MAX_ANCHORS = 600
-# Bounds on work, so that a hostile file costs a fraction of a second.
+# Limits on the work, so that an adversarial file takes only a fraction of a second.
 _MAX_CELLS = 1 << 20
 _PAIR_SCORE, _MAX_GAP_COST = 4.0, 3.0
 # If the second best position scores at least this share of the best one, the best one is ambiguous.

@@ -1,4 +1,4 @@
-"""Languages for syntax-aware merging: which tree-sitter nodes are definitions, and a guess of a text's language."""
+"""Languages for syntax-aware merging: which tree-sitter nodes are definitions, and detection of a text's language."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Parts of a merge by syntax: edits, the items of a snippet, and rules for matching, gaps and decorators."""
+"""Helpers of the syntax-aware merge: line edits, snippet items, and rules for matching definitions, blank lines and
+decorators."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class Unclear(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LineEdit:
-    """`lines` replace lines `[start, end)` of the file. With `update`, a model must rewrite the span instead."""
+    """`lines` replace lines `[start, end)` of the file. If `update` is set, these lines are not
+    used: the model merges the snippet `update` into the span."""
 
     start: int
     end: int
@@ -54,7 +56,7 @@ def same_definitions(new: Definition, olds: Iterable[Definition]) -> list[Defini
 
 
 def same_last_name(new: Definition, olds: Iterable[Definition]) -> list[Definition]:
-    """Definitions with the same last part of the name, such as methods of another receiver, if there is only one."""
+    """The only definition with the same last name part, such as a method of another receiver; empty if not unique."""
     found = [old for old in olds if old.kind == new.kind and old.name.split(".")[-1] == new.name.split(".")[-1]]
     return found if len(found) == 1 else []
 
@@ -64,7 +66,7 @@ def last_before(definitions: Sequence[Definition], line: int) -> Definition | No
 
 
 def merged_lead(new: Sequence[str], old: Sequence[str]) -> list[str]:
-    """Comments and decorators of the result: those of the snippet, and kinds that only the file has."""
+    """Comments and decorators of the result: those of the snippet. If it has none of a kind, those of the file."""
     new, kept = [line for line in new if line.strip()], [line.rstrip("\r\n") for line in old]
     has_comment, has_decorator = (any(is_decorator(line) == wanted for line in new) for wanted in (False, True))
     above = [] if has_comment else [line for line in kept if not is_decorator(line)]

@@ -2,7 +2,7 @@
 
 A definition of the snippet replaces the definition of the same kind, name and scope in the file. A definition without
 a counterpart is new and is inserted next to its neighbours in the snippet. Markers such as `# ... existing code ...`
-stand for code that stays. Lines outside the touched definitions are never changed.
+stand for code that stays. Lines outside the replaced and inserted definitions are never changed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_CHARS = 400_000
 
 
 def merge_by_syntax(original: Sequence[str], update: Sequence[str]) -> list[LineEdit] | None:
-    """The edits in file order, or None if the language is unknown or the snippet is not clear."""
+    """The edits in file order, or None if the language is unknown or the position of a part is ambiguous."""
     if sum(map(len, original)) > MAX_CHARS:
         return None
     old = best_outline(original, guess_languages("\n".join(original)))

@@ -52,8 +52,8 @@ def _num_pages(model: Transformer, config: EngineConfig, context_len: int) -> in
 
 
 def free_bytes(device: torch.device, full_context: int) -> int:
-    """Memory that is free for KV pages. On a CPU at most 2 GiB, or twice one full context if that is more: the system
-    allocates pages when they are first written."""
+    """Memory that is available for KV pages. On a CPU it is at most 2 GiB, or the KV of two full contexts if that is
+    more. The operating system commits this memory only when it is first written."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     with open("/proc/meminfo") as meminfo:
@@ -62,8 +62,8 @@ def free_bytes(device: torch.device, full_context: int) -> int:
 
 
 def fingerprint(name: str, model: Transformer, numerics: str) -> str:
-    """Identifies the numbers that the engine computes: a hash of samples of every tensor, and of `numerics`: the
-    backend, the weight format and the matmul mode."""
+    """Identifies a numerically identical engine: a hash of the model name, of sampled values of every tensor, and of
+    `numerics` (backend, weight format and matmul mode)."""
     digest = hashlib.sha256(f"{name}\0{numerics}".encode())
     for key, tensor in sorted(model.state_dict().items()):
         if isinstance(tensor, torch.Tensor):

@@ -16,8 +16,8 @@ from quicksilver.diffusion.sample import Proposal
 from quicksilver.diffusion.score import Scorer
 from quicksilver.errors import RowFailed
 
-# A grammar may reject parts of a canvas again and again. After this many steps per position the legal beginning of the
-# canvas is committed as it is.
+# A grammar may reject parts of a canvas again and again. After this many steps per position the longest prefix of the
+# canvas that the grammar accepts is committed.
 MAX_STEPS_PER_POSITION = 5
 
 
@@ -61,11 +61,11 @@ def commit(work: Work, outcome: Outcome) -> CommitResult:
     _keep_logprobs(sequence, outcome, decision)
     sequence.canvas = decision.canvas
     new = _extend(sequence, decision.commit)
-    # Count only accepted tokens that the answer took, and the stop token.
+    # Count accepted tokens only if they became part of the answer or are the stop token.
     sequence.accepted += min(decision.num_accepted, len(new.decided) + (new.finish is FinishReason.STOP))
     sequence.drafted += decision.num_drafted
     sequence.rounds += decision.num_drafted > 0
-    # The last token stays uncached even if nothing was committed: its row predicts the next token again.
+    # The KV of the last token is not kept, even if nothing was committed: its row predicts the next token again.
     sequence.kv_len = min(work.end + decision.num_accepted, len(sequence.tokens) - 1)
     return CommitResult(_events(sequence, new), num_verified, num_accepted)
 

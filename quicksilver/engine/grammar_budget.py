@@ -2,8 +2,9 @@
 
 Each request's grammar may use `ALLOWANCE_S` per step. A request that used more is over budget and is skipped. The steps
 of the other requests add a `SHARE` of their time to a common budget; when it covers the last overrun of a skipped
-request, that request runs one step. So a slow grammar delays itself and hardly its neighbours. If all requests are over
-budget, none is skipped. The text does not depend on any of this: sampling noise is a function of seed and position.
+request, that request runs one step. So a slow grammar delays its own request and hardly any other. If all requests are
+over budget, none is skipped. The text does not depend on any of this: sampling noise is a function of seed and
+position.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class TimedConstraint:
         self.total_s = 0.0
 
     def take_spent_s(self) -> float:
-        """Seconds since the last call of this method."""
+        """Seconds spent in the constraint since the last call of this method."""
         spent_s, self._spent_s = self._spent_s, 0.0
         return spent_s
 

@@ -22,7 +22,7 @@ from quicksilver.model.transformer import Transformer
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    """Where the weights are, and in which number format."""
+    """The device of the weights, and their number format."""
 
     device: str = setting("auto", "cpu, cuda or auto.")
     weights: str = setting(AUTO, "float32, bfloat16, int8 (CPU), fp8 or int4 (CUDA), or auto.")
@@ -59,14 +59,14 @@ def load_engine(
 
 
 def load_transformer(checkpoint: ModelFiles, load: LoadConfig) -> Transformer:
-    """The base with its skill merged in and its canvas attached, in the number format of `load`."""
+    """The base model with the skill adapter merged and the canvas adapter attached, in the number format of `load`."""
     device = pick_device(load.device)
     weights = pick_weights(load.weights, device)
     if weights == "int8":
         return load_int8(checkpoint)
     dtype = torch.float32 if weights == "float32" else torch.bfloat16
     model = load_model(checkpoint.weights, dtype=dtype, device=device)
-    # The CUDA backend rounds 16-bit weights to fp8 or int4 when it takes the model.
+    # The CUDA backend rounds 16-bit weights to fp8 or int4 when it is built.
     model.weight_format = weights if weights in ("fp8", "int4") else None
     if checkpoint.skill is not None:
         merge_skill(model, load_adapter(checkpoint.skill))

@@ -36,7 +36,7 @@ def _draw_scores(axes: Any, reports: Sequence[Report]) -> None:
                 bars.setdefault(name, {})[cell.task] = 100 * cell.value
     _draw_bars(axes, bars)
     axes.set_ylabel("percent")
-    axes.set_title("Headline of each task")
+    axes.set_title("Main metric of each task")
 
 
 def _draw_speeds(axes: Any, reports: Sequence[Report]) -> None:
@@ -48,7 +48,7 @@ def _draw_speeds(axes: Any, reports: Sequence[Report]) -> None:
     _draw_bars(axes, bars)
     axes.axhline(1, color="grey", linewidth=0.8)
     axes.set_ylabel("tokens per forward")
-    axes.set_title("What answers cost (autoregression is 1)")
+    axes.set_title("Tokens per forward (autoregressive decoding: 1)")
 
 
 def _draw_bars(axes: Any, bars: dict[str, dict[str, float]]) -> None:

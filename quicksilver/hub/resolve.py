@@ -35,7 +35,7 @@ def original_path(base: BaseFile, home: Path) -> Path:
 
 
 def resolve(name_or_path: str, home: Path | None = None) -> ModelFiles:
-    """A path gives the checkpoint there; a catalogue name its pulled base and its adapters.
+    """For a path, the checkpoint at this path. For a catalogue name, the downloaded base and the adapters of the model.
 
     Raises ModelNotFound, with the command that downloads a model that is not on this machine.
     """

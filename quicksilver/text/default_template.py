@@ -1,7 +1,7 @@
 """The default chat template: ChatML turns, tools as JSON lines in the system turn, calls between tags.
 
 Used for nano, which was trained on it, and for checkpoints whose template has no tools. Built from ids and text, never
-from a rendered string, so text from outside cannot become a special token.
+from a rendered string, so untrusted text cannot become a special token.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OwnTemplate:
         yield from self._turn("system", head + self._tool_lines(request.tools))
         last_user = max((i for i, message in enumerate(turns) if message.role == "user"), default=-1)
         for i, message in enumerate(turns):
-            # Thoughts of earlier turns are dropped; those since the last question belong to the work in progress.
+            # Reasoning before the last user message is dropped. Reasoning after it belongs to the current answer.
             yield from self._message(message, message.reasoning if i > last_user else "")
         if request.add_generation_prompt:
             yield from self._opening("assistant")

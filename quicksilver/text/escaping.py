@@ -1,4 +1,4 @@
-"""Quoting that keeps text from outside from forming a special token in a rendered template.
+"""Quoting of untrusted text, so that it cannot form a special token in a rendered template.
 
 A quoted string contains break characters, so that in the rendered prompt no special token can begin, end or be inside
 it, whatever the template adds to it or strips from it. `unquote` returns exactly the text that was quoted.
@@ -13,7 +13,7 @@ from typing import Any
 _BREAK, _QUOTE = "\U0010fffc", "\U0010fffd"
 _UNQUOTE = re.compile(f"{_QUOTE}([{_QUOTE}{_BREAK}])|[{_QUOTE}{_BREAK}]")
 
-# Words of JSON Schema that templates compare with, so they pass as they are. None can spell a special token.
+# Words of JSON Schema that templates compare with. They are not quoted. None of them can form a special token.
 _SCHEMA_WORDS = frozenset(
     {"type", "properties", "required", "description", "enum", "items", "anyOf", "oneOf", "allOf", "default", "format"}
     | {"title", "nullable", "additionalProperties", "const", "minimum", "maximum", "$ref", "$defs", "pattern"}
@@ -36,7 +36,7 @@ class Quoting:
             return text
         safe = re.sub(f"([{_QUOTE}{_BREAK}])", rf"{_QUOTE}\1", text)
         safe = self._edges.sub(_BREAK, safe)
-        # Short text might be the whole inside of a special token, with both its ends written by the template.
+        # A short text could be the middle of a special token whose first and last characters come from the template.
         return re.sub(r"(?=\S)", _BREAK, safe, count=1) if len(text.strip()) < self._longest else safe
 
     def quote_json(self, value: Any) -> Any:

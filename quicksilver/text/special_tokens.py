@@ -1,7 +1,7 @@
 """Roles of special tokens, and the spare tokens that are reserved for roles a tokenizer has no token for.
 
-Tokens are found by name; ids come from the checkpoint. Only weights that were trained with a reserved token can use it,
-so reservations are applied by training and by adapters trained so, never to a bare checkpoint.
+Tokens are found by name; ids come from the checkpoint. A reserved token works only with weights that were trained with
+it. So reservations apply in training and with adapters trained that way, never to an unmodified checkpoint.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Specials:
     cursor: int | None = None
 
     def with_ids(self, ids: Mapping[str, int]) -> Specials:
-        """Roles overridden by name, as an adapter's metadata states them; other names are refused."""
+        """A copy with these role ids replaced, as an adapter's metadata states them. Unknown roles raise ValueError."""
         known = {f.name for f in fields(self)} - {"eos_ids"}
         if unknown := sorted(set(ids) - known):
             raise ValueError(f"no such role: {', '.join(unknown)}")
         return replace(self, **dict[str, Any](ids))
 
     def named(self) -> Iterator[tuple[str, int]]:
-        """The roles that have an id, eos apart."""
+        """The roles that have an id, except eos."""
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, int):

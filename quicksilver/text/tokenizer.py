@@ -1,6 +1,6 @@
 """Text <-> token ids with the `tokenizers` package, and the roles of special tokens.
 
-`encode` is for text from outside and never returns a special id. `encode_markup` is for trusted text, of this package
+`encode` is for untrusted text and never returns a special id. `encode_markup` is for trusted text, of this package
 or of the checkpoint's template, in which special tokens are written out. Immutable; safe to share between threads.
 """
 
@@ -44,7 +44,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Of a GGUF file, or of a directory with tokenizer files or a single GGUF."""
+        """The tokenizer of a GGUF file, or of a directory with tokenizer files or a single GGUF file."""
         path = Path(path)
         ggufs = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf"))
         is_gguf = len(ggufs) == 1 and not (path / "tokenizer.json").is_file()
@@ -52,7 +52,7 @@ class Tokenizer:
 
     @classmethod
     def for_model(cls, weights: str | Path, skill: str | Path | None) -> Tokenizer:
-        """As `load`; a skill adapter was trained with spare tokens in the roles the parent lacks."""
+        """Like `load`. With a skill adapter, spare tokens get the roles that the base lacks, as in its training."""
         tokenizer = cls.load(weights)
         return tokenizer.with_reserved() if skill else tokenizer
 
@@ -61,7 +61,7 @@ class Tokenizer:
         return self.replace_roles(self.roles.with_ids(ids))
 
     def with_reserved(self) -> Tokenizer:
-        """The same tokenizer with spare tokens in the roles it lacks: for training, and for weights trained so."""
+        """The same tokenizer with spare tokens in the roles it lacks: for training and weights trained with them."""
         return self.replace_roles(reserve_roles(self.roles, self.special_tokens))
 
     def replace_roles(self, roles: Specials) -> Tokenizer:

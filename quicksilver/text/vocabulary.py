@@ -1,6 +1,6 @@
 """A checkpoint's tokenizer as data: from a directory of tokenizer files, or from the metadata of a GGUF.
 
-Touches files only. Both ways end in one `Vocabulary`, whose tokenizer.json is the checkpoint's own or, for byte-level
+Only reads files. Both sources give a `Vocabulary`, whose tokenizer.json is the checkpoint's own or, for byte-level
 BPE in a GGUF, rebuilt from its tokens and merges.
 """
 
@@ -22,7 +22,7 @@ class Vocabulary:
     """A tokenizer as data. `tokenizer_json` is a complete tokenizer.json, added tokens included."""
 
     tokenizer_json: str
-    # Rows of the embedding, which may be more than the tokens that have a name.
+    # Rows of the embedding. There may be more rows than named tokens.
     vocab_size: int
     eos_ids: tuple[int, ...]
     chat_template: str | None = None
@@ -60,7 +60,7 @@ def read_gguf(path: Path) -> Vocabulary:
 
 @contextmanager
 def _refusing_nonsense(path: Path) -> Iterator[None]:
-    """Values of the wrong type or out of place make a checkpoint unreadable, not the program fail."""
+    """Converts exceptions caused by malformed tokenizer data into CheckpointRefused."""
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

@@ -1,7 +1,7 @@
-"""Reads the source files and decides what is held out.
+"""Reads the source files of training data and selects the held-out part.
 
-Standard library only. Files are streamed line by line. A package or schema is held out by a hash of its name, so every
-run and every evaluation agree.
+Needs only the standard library and numpy. Files are streamed line by line. A hash of its name decides whether a package
+or schema is held out, so the split is the same in every run and every evaluation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_held_out(name: str) -> bool:
 
 
 class OverlapCheck:
-    """Finds texts that share 13 consecutive words with an evaluation pack."""
+    """Finds texts that share 13 consecutive words with an evaluation data set."""
 
     def __init__(self, evaluation_texts: Iterable[str]) -> None:
         grams = [_grams(text) for text in evaluation_texts]

@@ -1,5 +1,5 @@
-"""The forward (masking) process of canvas training: where canvases are placed in a packed row, and which rows are
-revealed.
+"""The forward (masking) process of canvas training: the positions of canvases in a packed training sequence, and which
+canvas rows contain their token instead of a mask.
 
 All random numbers come from the caller's generator, so a step can be repeated. A canvas is `canvas_len` rows after an
 anchor token: row i is at position anchor + 1 + i and predicts token anchor + 2 + i.
@@ -21,7 +21,7 @@ class Canvases:
 
     anchor: Tensor
     """(batch, num_canvases): index in the packed row of the last committed token, ascending."""
-    # Index in the packed row of the token that each canvas row represents, clamped to the row.
+    # Index in the packed sequence of the token at the position of each canvas row, clamped to the sequence.
     slot: Tensor
     is_revealed: Tensor
     weight: Tensor
@@ -29,9 +29,9 @@ class Canvases:
 
 
 def sample_anchors(is_target: Tensor, num_canvases: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Random anchors whose first drafted token (anchor + 2) is a target, ascending; and which of them are real.
+    """Random anchors whose first drafted token (anchor + 2) is a target, ascending, and which of them are in use.
 
-    is_target: (batch, row_len) bool. Rows with fewer such places than asked get idle anchors at 0.
+    is_target: (batch, row_len) bool. Sequences with fewer such positions get unused anchors at index 0.
     """
     batch, row_len = is_target.shape
     can_anchor = torch.zeros_like(is_target)

@@ -1,7 +1,8 @@
 """AsyncEngine: the engine on a thread of its own, as an EngineClient of this process.
 
-Only the engine's thread touches the engine. Callers post commands to it and get events back on their event loop.
-Grammars are built on other threads with a lower priority, so that no step waits for one.
+Only the engine's thread accesses the engine; `Engine.prepare` is the exception. Callers post commands to it and get
+events back on their event loop. Grammars are built on other threads with a lower priority, so that no step waits for
+one.
 """
 
 from __future__ import annotations

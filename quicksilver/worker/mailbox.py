@@ -1,7 +1,7 @@
 """The queue of events between the engine and the reader of one request.
 
-Deltas are never dropped. Of frames only the newest is kept, so a slow reader of a `diffusing` stream holds one frame.
-All methods run in one event loop; the engine's thread calls them through `call_soon_threadsafe`.
+Deltas are never dropped. Only the newest frame is kept, so a slow reader of a `diffusing` stream has at most one frame
+in memory. All methods run in one event loop; the engine's thread calls them through `call_soon_threadsafe`.
 """
 
 from __future__ import annotations

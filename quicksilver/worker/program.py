@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--config", type=json.loads, required=True)
     args = parser.parse_args(argv)
-    # Ctrl-C in a terminal reaches every process of the group. The parent drains its requests first, then stops us.
+    # Ctrl-C in a terminal reaches every process of the group. The parent drains its requests, then stops the worker.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_serve(WorkerConfig(**args.config), args.socket))
 

@@ -1,7 +1,7 @@
 """Messages between an engine worker and its client: msgpack with a schema, prefixed by their length. No pickle.
 
-The client sends commands, the worker sends replies. Every message is a tagged struct; bytes that do not decode as one
-close the connection. The worker sends `Heartbeat` every `HEARTBEAT_S` seconds from `Ready` on.
+The client sends commands, the worker sends replies. Every message is a tagged struct; if bytes do not decode as one,
+the connection is closed. The worker sends `Heartbeat` every `HEARTBEAT_S` seconds after `Ready`.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class _Connection:
             while (body := await protocol.read_body(reader)) is not None:
                 self._handle(protocol.command_decoder.decode(body))
         except msgspec.MsgspecError:
-            pass  # not a command: drop the connection, keep the worker
+            pass  # not a command: close the connection; the worker continues
         finally:
             for task in (heartbeat, *self._tasks.values()):
                 task.cancel()

@@ -1,4 +1,4 @@
-"""torch modules over int8 weights: the packed linear of the compiled matmul, and the embedding table."""
+"""torch modules with quantised weights: an int8 or 4-bit linear with the compiled matmul, and an int8 embedding."""
 
 from __future__ import annotations
 

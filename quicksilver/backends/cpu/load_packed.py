@@ -1,7 +1,7 @@
-"""Packs a checkpoint for the CPU backend tensor by tensor: each is read, merged with the skill, rounded and freed.
+"""Packs a checkpoint for the CPU backend one tensor at a time: read, merge the skill adapter, quantise, free.
 
-Weights that a GGUF file stores in 4 bits keep the file's 16 steps, unless a skill is merged into them. All others
-become int8. The float model never exists as a whole.
+Weights that a GGUF file stores in 4 bits keep the 16 quantisation levels of the file, unless a skill adapter is merged
+into them. All other weights become int8. The complete float model is never in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quicksilver.model.lowrank import LINEARS, LowRank
 from quicksilver.model.transformer import Transformer
 
 _ATTRIBUTES = {attribute: name for name, attribute in LINEARS.items()}
-# Relative rounding error of fp16, twice.
+# Twice the unit roundoff of fp16 (2 ** -11): the scale and the minimum are each rounded once.
 _FP16_ERROR = 2.0**-10
 
 

@@ -1,8 +1,9 @@
 """Matmul of quantised rows with a packed matrix, and the packing of int8 and 4-bit weights.
 
 An int8 matrix is packed as (columns / 16, inputs / 4, 16 columns, 4 inputs) unsigned bytes, with scales as
-(columns / 16, groups, 16 columns) fp32: a tile reads both sequentially. In a 4-bit matrix a byte holds one input in its
-low nibble and the input four further on in its high nibble; fp16 scales and minimums alternate, per half group.
+(columns / 16, groups, 16 columns) fp32, so that a tile reads both sequentially. In a 4-bit matrix the low nibble of a
+byte holds input i and the high nibble holds input i + 4. Each half group of 32 inputs has an fp16 scale, followed by
+its fp16 minimum.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ _HUGE_PAGE_BYTES = 4 << 20
 _TILE_ROWS, _TILE_VECTORS = (4, 4) if has_vnni() else (2, 1)
 # Groups of a weight block: 24 * 64 inputs by 64 columns are 96 KB, and two blocks fit in a second-level cache.
 _BLOCK_GROUPS = 24
-# How far a lone tile prefetches, in bytes: hardware prefetchers stop at the end of a 4 KiB page.
+# Prefetch distance in bytes of a tile without a neighbour in the same block. Software prefetch is needed because
+# hardware prefetchers stop at the end of a 4 KiB page.
 _PREFETCH_BYTES = 4096
 _dot = dot_vnni if has_vnni() else dot_avx2
 _full_int8, _two_rows_int8, _one_row_int8 = (make_tile(rows, _TILE_VECTORS, _dot, 8) for rows in (_TILE_ROWS, 2, 1))
 _full_int4, _two_rows_int4, _one_row_int4 = (make_tile(rows, _TILE_VECTORS, _dot, 4) for rows in (_TILE_ROWS, 2, 1))
-# QuantisedRows as a tile takes them: see `matmul_tile.make_tile`.
+# QuantisedRows in the form that tile functions take as an argument: see `matmul_tile.make_tile`.
 Activations = tuple[int, int, int, int, int, int]
 # Addresses to prefetch from, one per vector of a tile. Tiles of fewer vectors use the first ones.
 Prefetch = tuple[int, int, int, int]

@@ -31,8 +31,8 @@ class ThreadPool:
     def run(self, task: Task) -> None:
         """Call `task(index)` on every thread; return when the call on the calling thread returns.
 
-        The task must wait for its own chunks if its results are read next. A late thread may still be inside the task,
-        without any chunk, when `run` returns.
+        If the caller reads the results next, the task must wait until all chunks are complete. When `run` returns, a
+        late thread may still be inside the task, but it has no chunk to process.
         """
         for inbox in self._inboxes:
             inbox.put(task)
@@ -45,5 +45,5 @@ class ThreadPool:
 
 @cache
 def shared_pool() -> ThreadPool:
-    """The pool of this process. It has torch's number of threads at the first call."""
+    """The pool of this process. Its size is `torch.get_num_threads()` at the first call."""
     return ThreadPool(torch.get_num_threads())

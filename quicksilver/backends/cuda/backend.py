@@ -1,9 +1,9 @@
-"""The CUDA backend: verify rounds that run ahead of the host, and single forwards as graph replays for the rest.
+"""The CUDA backend: verify rounds that are queued ahead of the host, and one graph replay per forward for other work.
 
-While requests do nothing but verify, the device is already some rounds ahead. Each `run` checks whether the engine
-asks for exactly what the device assumed, and delivers that result. For any other request (a stop, a new sequence, an
-abort) the rounds in flight are discarded: they wrote only KV after the committed text, which the next forward
-overwrites.
+While every sequence of the batch uses `verify`, the device runs some rounds ahead of the host. `run` compares the work
+that the engine passes with the work that the device assumed. If they are equal, `run` returns the result of the oldest
+round in flight. Otherwise (after a stop, a new sequence or an abort) it discards the rounds in flight. These rounds
+wrote KV only after the committed tokens, and the next forward overwrites it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from quicksilver.backends.cuda.rounds import RoundGraph
 from quicksilver.backends.round_cost import RoundCost, TimedRound
 from quicksilver.diffusion.sample import Proposal
 
-# Rounds that may be queued when the host starts to wait: one runs and one is queued, which is enough unless a round is
-# a single token. Rounds that are in flight when a request ends are wasted, and the next request waits for them.
+# Maximum number of rounds in flight when the host starts to wait. Two are enough (one runs, one is queued), except for
+# rounds of a single token. Rounds in flight when a request ends are wasted, and the next request waits for them.
 DEPTH, SINGLE_TOKEN_DEPTH = 2, 3
 
 

@@ -1,8 +1,9 @@
 """Host-side mirror of the verify rounds that are queued on the device.
 
-No device work. The host repeats each round's state change on its own copy, so it can tell what the engine should ask
-for next. A different request from the engine ends the mirror. Near the end of an answer the engine asks for a shorter
-canvas than the device runs and gets the first rows of it; the canvas length never changes a token.
+This module does no device work. The host applies the state change of each round to its own copy, which gives the work
+that the engine should pass next. If the engine passes different work, the mirror is discarded. Near the end of an
+answer the engine may pass a shorter canvas than the device runs; it then gets the first rows. The canvas length does
+not affect which tokens are committed.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 proposals -> state. The same arithmetic as `diffusion/verify.py` and `backends/batch.py`, without the host.
 
 Sequence b owns rows [b * K, (b + 1) * K) for a canvas of K tokens. A negative position marks an unused sequence, whose
-rows write nothing. The verify forward of a draft tree has its own rows (`trees.py`).
+rows write nothing. The verify forward of a draft tree has a different row layout (`trees.py`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RoundState:
     # (sequences, 2, K, NUM_CANDIDATES): candidate tokens of each drafted position, and their probabilities as fp32
     # bits.
     candidates: Tensor
-    accepted_rows: Tensor  # (sequences, K): tree rows that were accepted last, by depth
+    accepted_rows: Tensor  # (sequences, K): tree rows accepted in the last round, by depth
     text: Tensor  # (sequences, context_len): the token at each position, for prompt lookup
 
     @classmethod

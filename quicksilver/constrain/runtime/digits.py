@@ -1,7 +1,7 @@
 """Limits the length of numbers: at most 40 digits in a row, and no exponent that overflows a double.
 
 The grammar of JSON allows numbers of any length, and `1e999` is read as infinity. The limit applies inside numbers
-only: where the letter z would be allowed, the text is a string or prose.
+only. If the grammar allows the letter z as the next byte, the current text is a string or prose and not a number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 # Digits in a row, before or after the decimal point.
 LONGEST_RUN = 40
 LONGEST_EXPONENT = 2
-# Bytes of context that distinguish a number from other digits.
+# Number of preceding bytes that are inspected to decide whether digits belong to a JSON number.
 TAIL_LEN = 64
 DIGITS = frozenset(b"0123456789")
 NUMBER_BYTES = frozenset(b"0123456789.eE+-")

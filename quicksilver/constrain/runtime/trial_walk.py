@@ -1,7 +1,7 @@
 """Trial run of a new grammar over the tokens of the model, before a request uses it.
 
-The compile processes use single bytes; some automata exceed a limit only with a whole vocabulary. Runs once for each
-grammar, in a thread beside the step loop.
+The compile processes use a vocabulary of single bytes; some automata exceed a limit only with the full vocabulary. The
+trial runs once for each grammar, in a separate thread, so that it does not block the step loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llguidance import LLMatcher
 from quicksilver.constrain.compile.trial_compile import refusal_of
 from quicksilver.constrain.runtime.tokens import Tokens
 
-# Tokens of the trial.
+# Maximum number of tokens that the trial consumes.
 NUM_STEPS = 24
 
 

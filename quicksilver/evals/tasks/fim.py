@@ -1,8 +1,9 @@
 """Fill in the middle on files of held-out packages: Python and JavaScript, one line or a few.
 
 `exact` compares all characters except trailing white space; `similarity` measures closeness. A single line is requested
-with a line break as stop string, as editors do. `exact_unstopped` is measured without it, so the model must end by
-itself. Half of the single-line gaps start after the indentation (`exact_line`), half within the line (`exact_rest`).
+with a line break as stop string, as editors do. `exact_unstopped` is measured without the stop string, so the model
+must produce the end-of-sequence token. Half of the single-line gaps start after the indentation (`exact_line`), half
+within the line (`exact_rest`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Around:
 
 # Each context size has its own tasks, named after the number of characters before the gap.
 CONTEXTS = (Around(1000, 400), Around(1800, 800), Around(4000, 1600), Around(6000, 2400))
-# Between editors that send a thousand tokens and editors that send hundreds of lines.
+# A typical context: some editors send a thousand tokens, others send hundreds of lines.
 USUAL = Around(4000, 1600)
 
 
@@ -51,7 +52,7 @@ def similarity(found: str, wanted: str) -> float:
 
 
 def cut_gaps(text: str, name: str, num_lines: int, around: Around = USUAL) -> Iterator[Gap]:
-    """Return up to two gaps of `num_lines` lines. The choice depends only on the file name."""
+    """Yield up to two gaps of `num_lines` lines. The random choice is seeded with the file name and `num_lines`."""
     rng = random.Random(f"{name}/{num_lines}")
     text = text.replace("\r\n", "\n")
     lines = text.split("\n")

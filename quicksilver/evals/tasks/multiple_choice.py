@@ -1,7 +1,7 @@
 """Multiple choice by likelihood: the answer is the choice with the highest likelihood after the question.
 
 `acc` uses the sum of log-probabilities. `acc_norm` divides it by the length in bytes, so that long choices are not
-penalised. WinoGrande fills the blank and scores only the text after it.
+penalised. For WinoGrande each choice is inserted into the blank, and only the text after the blank is scored.
 """
 
 from __future__ import annotations

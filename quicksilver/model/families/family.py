@@ -1,4 +1,4 @@
-"""What differs between model families, as data. Standard library only."""
+"""Differences between model families, as data. Standard library only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Family:
 
     # Layer options.
     qkv_bias: bool = False  # q, k and v projections have a bias
-    qk_norm: bool = False  # RMSNorm over each query and key head, before the rotation
+    qk_norm: bool = False  # RMSNorm over each query and key head, before RoPE
 
     # Files.
     standard_config: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _same  # config.json -> Llama's key names

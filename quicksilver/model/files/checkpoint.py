@@ -1,7 +1,7 @@
 """Load a checkpoint (a safetensors directory or a GGUF file) into a `Transformer`, and save one as safetensors.
 
-Headers are checked before anything is mapped; then tensors are copied one by one. A checkpoint with a missing, unknown
-or misshapen tensor is refused.
+Headers are checked before anything is mapped; then tensors are copied one by one. A checkpoint is refused if a
+tensor is missing, unknown or has the wrong shape.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from quicksilver.server.http.openapi import answers, answers_read, takes
 from quicksilver.server.http.query import asks, checked_id, list_page, read_query
 from quicksilver.server.services import services_of
 
-router = APIRouter(prefix="/v1/organization", tags=["arrangements"])
+router = APIRouter(prefix="/v1/organization", tags=["admin settings"])
 
 
 @router.get("/admin_api_keys", responses=answers_read(AdminKeyList), openapi_extra=asks(PageQuery))
@@ -50,7 +50,7 @@ async def list_admin_keys(request: Request) -> Response:
 
 @router.post("/admin_api_keys", responses=answers(NewAdminKeyReply), openapi_extra=takes(AdminKeyBody))
 async def create_admin_key(request: Request) -> Response:
-    """Creates an admin key in the caller's project. `value` is shown here only."""
+    """Creates an admin key in the caller's project. Only this reply contains the secret, `value`."""
     by, now = identity_of(request), time.time()
     body = await read_body(request, AdminKeyBody, services_of(request).config)
     draft = KeyDraft(body.name, by.project_id, ALL_SCOPES, expires_at=expiry(body.expires_in_seconds, now))

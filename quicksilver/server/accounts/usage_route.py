@@ -1,6 +1,7 @@
 """`/v1/organization/usage/completions` and `/v1/organization/costs`, as in OpenAI's admin API, on both listeners.
 
-On the main listener a key sees its own project, on the admin listener all of them. Needs the scope `usage`.
+On the main listener a key gets the usage of its own project; on the admin listener, of all projects. Needs the scope
+`usage`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Fill-in-the-middle rows from source files: mostly single lines, some short blocks, the rest random spans.
 
-Cuts are at characters, not tokens, like the cursor of an editor. The loss covers the whole row, so the context is long.
+Cuts are at characters, not tokens, like the cursor of an editor. The loss covers the whole row, so a long context also
+adds training tokens.
 """
 
 from __future__ import annotations

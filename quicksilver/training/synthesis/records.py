@@ -1,4 +1,4 @@
-"""JSON rows by rule: records described in sentences to be extracted, and instances built from a schema.
+"""Rule-based training rows with JSON answers: extraction of records from sentences, and instances of a schema.
 
 The answer is compact JSON with keys in the order of the schema, and nothing else.
 """

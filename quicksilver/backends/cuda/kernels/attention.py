@@ -1,4 +1,4 @@
-"""Paged attention over rows: one kernel for causal rows, canvases, branches and prompts, and the merge of its splits.
+"""Paged attention over rows: one kernel for causal rows, canvases, scoring branches and prompts, and a merge kernel.
 
 A tile is a run of rows of one segment, with the query heads that share a KV head stacked, so keys are read once for all
 of them. Key block j always belongs to split j mod splits, and blocks are accumulated in ascending order: attention is
@@ -21,7 +21,7 @@ from quicksilver.backends.cuda.kernels.row_kernels import to_input_format
 # Keys per block for small tiles. Page sizes must divide it or be multiples of it.
 KEY_BLOCK = 64
 _LOG2_E = 1.4426950408889634
-# Keys of a tree row that are read from scratch slots.
+# Maximum number of keys that a tree row reads from scratch slots.
 MAX_TREE_DEPTH = 15
 _MAX_TREE_DEPTH = tl.constexpr(MAX_TREE_DEPTH)
 
@@ -36,15 +36,15 @@ class RowTables:
     tiles: Tensor  # (tiles, 3): segment, first row, end row; empty tiles are skipped
     pages: Tensor  # (segments, max_pages)
     page_size: int
-    # (rows, 1 + MAX_TREE_DEPTH), for draft trees: the position from which a row reads its keys from scratch slots
-    # instead of pages, and those slots. Keys keep their order, so results do not change. All rows of a tile have the
-    # same position. The last tiles are then one per row, for the splits that contain tree keys; the tiles before them
-    # cover the other splits for several rows at once.
+    # For draft trees: (rows, 1 + MAX_TREE_DEPTH). Column 0 is the first position whose key the row reads from a scratch
+    # slot instead of a page; it is equal for all rows of a tile. The other columns are the slots. Keys are accumulated
+    # in order of position, so results do not change. `tiles` then has two groups. The last tiles have one row each and
+    # process the splits that contain tree keys. The tiles before them have several rows and process the other splits.
     tree_slots: Tensor | None = None
 
     @property
     def num_shared(self) -> int:
-        """Tiles that read pages only, and so share keys between rows."""
+        """Number of tiles that read keys from pages only. The rows of such a tile share these keys."""
         return len(self.tiles) - (0 if self.tree_slots is None else len(self.tree_slots))
 
 

@@ -2,8 +2,8 @@
 after qkv, SwiGLU after gate and up, the residual addition after o and down.
 
 A norm needs no launch. The linear that completes the residual stream also stores a `NormInput`: the stream times the
-next norm's gain, and its sums of squares. The linear after the norm divides in its epilogue. The number of rows is a
-bucket.
+next norm's gain, and its sums of squares. The linear after the norm divides by the RMS in its epilogue. The number of
+rows is padded to a bucket size.
 """
 
 from __future__ import annotations

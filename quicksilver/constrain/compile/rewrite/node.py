@@ -1,6 +1,7 @@
 """Reads a schema into a canonical form: 2020-12 keywords, resolved references, no annotations.
 
-A Node holds exactly what a validator of the schema's draft checks. Keywords of newer drafts are separate, in `extra`.
+`Node.words` holds exactly the keywords that a validator of the schema's draft checks. `Node.extra` holds the keywords
+of newer drafts.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ class Node:
     at: str
     # Canonical keywords that a validator of the draft checks, in the order of the source.
     words: Mapping[str, Any] = field(default_factory=dict)
-    # Keywords of newer drafts: enforced, but no conclusion is drawn from them.
+    # Keywords of newer drafts. They are enforced, but schema rewrites do not assume that instances satisfy them.
     extra: Mapping[str, Any] = field(default_factory=dict)
-    # Whether this is the schema `false`.
+    # Whether this is the schema `false`, which no value satisfies.
     never: bool = False
 
     def get(self, word: str) -> Any:

@@ -1,7 +1,7 @@
 """FeedbackLog: reports of accepted, rejected and ignored suggestions, one JSON object per line.
 
-Reports come without a key, so both the file and the rate are bounded. A full file replaces the one before it, so the
-newest reports are kept; a sender beyond its rate is answered, and its report dropped.
+Reports need no API key, so the file size and the rate are bounded. A full file is renamed and replaces the previous old
+file, so the newest reports are kept. A report above the rate limit is dropped, but the sender gets a normal reply.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import orjson
 from quicksilver.server.endpoints.feedback.wire import FeedbackBody
 
 MAX_FILE_BYTES = 32 * 2**20
-# Reports that are kept from one address: a burst, and how many per minute after it.
+# Token bucket of one address: capacity in reports, and refill rate in reports per minute.
 BURST = 1000
 PER_MINUTE = 300
 MAX_SENDERS = 4096
@@ -52,7 +52,7 @@ class FeedbackLog:
         self._limits = SenderLimits()
 
     def append(self, body: FeedbackBody, sender: str = "") -> bool:
-        """Blocking; whether the report was kept. One write per line, so that lines of several processes do not mix."""
+        """Blocking. Returns whether it was kept. One write per line: lines of several processes do not mix."""
         if not self._limits.take(sender):
             return False
         line = orjson.dumps({"time": int(time.time()), **body.model_dump(exclude_none=True)}) + b"\n"

@@ -1,6 +1,6 @@
 """Names of the served model and their entries in the model lists.
 
-One model is served; every other name is an alias. A reply names the model as the request did.
+One model is served; every other name is an alias. A reply contains the model name that the request used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The model lists, for every capability, and one entry by name."""
+"""Routes for the model lists of each capability and for a single model by name."""
 
 from __future__ import annotations
 
