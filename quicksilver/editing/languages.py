@@ -124,7 +124,7 @@ LANGUAGES = (
         },
         (
             *(r"^import (static )?[\w.]+\*?;$", r"^package [\w.]+;$", r"\bpublic (static |final )*\w+", r"^\s*@\w+"),
-            *(r"\bfinal \w+", r"\bthrows \w+"),
+            *(r"\bfinal \w+", r"\bthrows \w+", r"^\s+(int|void|long|double|boolean|String) \w+\(.*\) \{"),
         ),
         enclosures=_BRACES,
     ),

@@ -110,23 +110,6 @@ def test_tables_set_timeouts_limits_and_the_compile_pool(tmp_path: Path, monkeyp
     assert settings.compile_pool.num_processes == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("[engine]\nmax_runing = 8\n", "max_runing"),
-        ('[engine]\nmax_running = "many"\n', "max_running"),
-        ("[timeouts]\ndrain_s = true\n", "drain_s"),
-        ("engine = 3\n", "[engine]"),
-        ("[engine]\nmax_running = 0\n", "max_running"),
-    ],
-)
-def test_wrong_values_in_a_table_are_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
-    path = tmp_path / "server.toml"
-    path.write_text(f'model = "nano"\n{text}')
-    error = refusal("--config", str(path))
-    assert named in str(error)
-
-
 def test_a_gpu_setting_that_does_not_exist_is_refused() -> None:
     result = CliRunner().invoke(app, ["serve", "--weights", "int5"])
     assert result.exit_code == 2

@@ -1,0 +1,34 @@
+"""Tables of the TOML file: known names and types only."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from quicksilver.cli.tables import read_tables
+from quicksilver.errors import InvalidRequest
+
+
+def test_tables_are_returned_by_name_and_whole_numbers_are_valid_seconds() -> None:
+    settings = tomllib.loads("port = 1\n[engine]\nmax_rows = 64\n[timeouts]\ndrain_s = 5\n")
+    assert read_tables(settings, Path("x.toml")) == {"engine": {"max_rows": 64}, "timeouts": {"drain_s": 5}}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[engine]\nmax_runing = 8\n", "max_runing"),
+        ('[engine]\nmax_running = "many"\n', "max_running"),
+        ("[timeouts]\ndrain_s = true\n", "drain_s"),
+        ("engine = 3\n", "[engine]"),
+    ],
+)
+def test_wrong_values_in_a_table_are_refused_by_name(tmp_path: Path, text: str, named: str) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text(f'model = "nano"\n{text}')
+    with pytest.raises(InvalidRequest) as refused:
+        read_tables(tomllib.loads(path.read_text()), path)
+    assert named in refused.value.message
+    assert str(path) in refused.value.message

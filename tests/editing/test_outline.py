@@ -1,0 +1,46 @@
+"""Outlines of source texts: line ranges, names, nesting, decorators and syntax errors."""
+
+from __future__ import annotations
+
+from quicksilver.editing.languages import LANGUAGES, Language
+from quicksilver.editing.outline import best_outline, read_outline
+
+
+def language(name: str) -> Language:
+    return next(each for each in LANGUAGES if each.name == name)
+
+
+PYTHON = [
+    *("import os", "", "# Doubles.", "@cached", "def double(x):", "    return 2 * x"),
+    *("", "", "class A:", "    def f(self):", "        pass", ""),
+]
+
+
+def test_definitions_have_the_lines_of_their_parts() -> None:
+    double, a = read_outline(PYTHON, language("python")).definitions
+    assert (double.kind, double.name) == ("function", "double")
+    assert (double.start, double.head, double.low, double.end) == (2, 4, 5, 6)
+    assert [child.name for child in a.children] == ["f"]
+    assert (a.low, a.high, a.end) == (9, 11, 11)
+
+
+def test_methods_of_go_carry_their_receiver() -> None:
+    lines = ["func (t *Tree) Add(n int) {", "}", "", "func Add() {", "}"]
+    assert [d.name for d in read_outline(lines, language("go")).definitions] == ["Tree.Add", "Add"]
+
+
+def test_a_method_without_its_class_is_parsed_in_an_enclosure() -> None:
+    outline = read_outline(["public int f() {", "  return 1;", "}"], language("java"))
+    assert [(d.name, d.start, d.end) for d in outline.definitions] == [("f", 0, 3)]
+    assert outline.num_errors == 0
+
+
+def test_syntax_errors_are_counted() -> None:
+    assert read_outline(["def f(:", "    return ["], language("python")).num_errors > 0
+
+
+def test_the_language_with_the_fewest_errors_wins() -> None:
+    outline = best_outline(PYTHON, [language("java"), language("python")])
+    assert outline is not None
+    assert outline.language.name == "python"
+    assert best_outline(["plain text"], [language("python")]) is None

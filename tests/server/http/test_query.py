@@ -1,0 +1,43 @@
+"""Query strings: lists in three notations, repeated values, ids."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import Field
+from starlette.requests import Request
+
+from quicksilver.errors import InvalidRequest, NotFound
+from quicksilver.server.accounts.usage_wire import PageQuery, Query
+from quicksilver.server.http.query import asks, checked_id, read_query
+
+
+class Filters(Query):
+    names: list[str] = Field(default_factory=list)
+    limit: int = 10
+
+
+def request(query: str) -> Request:
+    return Request({"type": "http", "method": "GET", "path": "/", "query_string": query.encode(), "headers": []})
+
+
+@pytest.mark.parametrize("query", ["names=a&names=b", "names[]=a&names[]=b", "names=a,b"])
+def test_lists_may_come_in_three_notations(query: str) -> None:
+    assert read_query(request(query), Filters).names == ["a", "b"]
+
+
+@pytest.mark.parametrize(("query", "named"), [("limit=1&limit=2", "limit"), ("limit=x", "limit")])
+def test_wrong_values_are_refused_by_name(query: str, named: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        read_query(request(query), Filters)
+    assert refused.value.param == named
+
+
+def test_the_openapi_document_lists_the_parameters() -> None:
+    assert {one["name"] for one in asks(PageQuery)["parameters"]} == set(PageQuery.model_fields)
+
+
+def test_an_id_of_another_form_is_not_found() -> None:
+    assert checked_id("key_" + "0" * 24) == "key_" + "0" * 24
+    for text in ("key_" + "0" * 23, "../etc/passwd", "KEY_" + "0" * 24):
+        with pytest.raises(NotFound):
+            checked_id(text)
