@@ -17,12 +17,8 @@ from quicksilver.accounts.records import Limits, next_period_start, period_start
 from quicksilver.accounts.schema import accounts
 from quicksilver.errors import AuthenticationFailed, InsufficientQuota, InvalidRequest, QuicksilverError, RateLimited
 
-_LOCK = (
-    select(accounts)
-    .where(accounts.c.id.in_(bindparam("ids", expanding=True)))
-    .order_by(accounts.c.id)
-    .with_for_update()
-)
+_READ = select(accounts).where(accounts.c.id.in_(bindparam("ids", expanding=True))).order_by(accounts.c.id)
+_LOCK = _READ.with_for_update()
 _COLUMNS = ("spent", "reserved", "in_flight", "period_at", "spent_before")
 _SAVE = (
     update(accounts).where(accounts.c.id == bindparam("account")).values({name: bindparam(name) for name in _COLUMNS})
@@ -145,11 +141,13 @@ def limits_of(row: Any) -> Limits:
     return Limits(row.max_requests, row.max_input, row.max_output, row.max_in_flight)
 
 
-def load_budgets(connection: Connection, account_ids: Collection[str], now: float) -> dict[str, Budget]:
-    """Locks the accounts in the order of their ids and reads them with their rate windows."""
+def load_budgets(
+    connection: Connection, account_ids: Collection[str], now: float, is_locked: bool = True
+) -> dict[str, Budget]:
+    """Reads accounts with their rate windows, and locks them in the order of their ids unless they are only read."""
     if not account_ids:
         return {}
-    rows = connection.execute(_LOCK, {"ids": sorted(account_ids)}).all()
+    rows = connection.execute(_LOCK if is_locked else _READ, {"ids": sorted(account_ids)}).all()
     windows = load_windows(connection, [row.id for row in rows if limits_of(row).is_rated], now)
     loaded = {row.id: _budget_of(row, windows.get(row.id) or Window(now)) for row in rows}
     for account in loaded.values():

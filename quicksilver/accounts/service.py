@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from sqlalchemy import select
 
 from quicksilver.accounts.api_keys import ApiKeys
-from quicksilver.accounts.budgets import limits_of
+from quicksilver.accounts.budgets import Demand, limits_of, load_budgets, refusal_of
 from quicksilver.accounts.charging import RequestOutcome, charge_for
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.entries import Checkpoint, Close, How, Reserve
@@ -190,6 +190,13 @@ class Accounts:
         charged = charge_for(outcome, usage, delivered)
         return await (self.release(request_id) if charged is None else self.settle(request_id, charged))
 
+    async def check_budgets(self, identity: Identity) -> None:
+        """Raises what `reserve` would raise for the smallest request: spent budgets and reached rate limits. Nothing is
+        reserved. The server calls it before it reads a long body."""
+        refusal = await self._read(lambda: self._refusal(identity))
+        if refusal is not None:
+            raise refusal
+
     async def limits(self, identity: Identity) -> LimitState:
         """Remaining limits now. `reserve` returns the same after each reservation."""
         return await self._read(lambda: self._limits(identity))
@@ -219,6 +226,11 @@ class Accounts:
         with self._admin.store.read() as connection:
             claim = find_claims(connection, [place], self._clock() - self._config.reply_kept_s).get(place)
         return None if claim is None else saved_reply(claim, idempotency)
+
+    def _refusal(self, identity: Identity) -> QuicksilverError | None:
+        with self._admin.store.read() as connection:
+            budgets = load_budgets(connection, identity.account_ids, self._clock(), is_locked=False)
+        return refusal_of(budgets.values(), Demand(amount=1, input_tokens=1, output_tokens=1))
 
     def _limits(self, identity: Identity) -> LimitState:
         now = self._clock()

@@ -13,9 +13,16 @@ from quicksilver.accounts.identity import OPERATOR
 from quicksilver.accounts.keys import make_secret
 from quicksilver.accounts.maintenance import audit
 from quicksilver.accounts.records import Gauge, KeyDraft, Limits, Order, SavedReply, State, UsageQuery
-from quicksilver.accounts.service import Accounts, open_admin
+from quicksilver.accounts.service import Accounts, AdminService, open_admin
 from quicksilver.core import Usage
-from quicksilver.errors import AuthenticationFailed, Conflict, LedgerUnavailable, NotFound, QuicksilverError
+from quicksilver.errors import (
+    AuthenticationFailed,
+    Conflict,
+    InsufficientQuota,
+    LedgerUnavailable,
+    NotFound,
+    QuicksilverError,
+)
 from tests.accounts.conftest import START, Customer, FakeClock, make_customer
 from tests.accounts.test_writer import locked
 
@@ -65,6 +72,22 @@ async def test_interrupted_stream_is_charged_for_its_last_checkpoint(
     admin = open_admin(url, config)
     assert admin.organizations.get_account(OPERATOR, someone.org_id).spent == 10 * 10 + 8 * 100
     admin.store.close()
+
+
+async def test_a_check_of_budgets_refuses_what_no_request_could_pass_and_reserves_nothing(
+    accounts: Accounts, someone: Customer
+) -> None:
+    await accounts.check_budgets(someone.identity)
+
+    def make(admin: AdminService) -> str:
+        org = admin.organizations.create_org(OPERATOR, "poor", 0)
+        project = admin.organizations.create_project(OPERATOR, org.id, "project")
+        return admin.keys.create_key(OPERATOR, KeyDraft("key", project.id)).secret
+
+    poor = await accounts.authenticate(await accounts.admin(make))
+    with pytest.raises(InsufficientQuota):
+        await accounts.check_budgets(poor)
+    assert await in_flight(accounts, someone) == 0
 
 
 async def test_released_request_costs_nothing(accounts: Accounts, someone: Customer) -> None:

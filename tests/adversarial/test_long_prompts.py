@@ -17,6 +17,7 @@ import pytest
 
 from quicksilver.server.encoding.prompt_encoder import CHARS_PER_TOKEN
 from tests.server.conftest import Served, chat
+from tests.support.bank import Bank
 from tests.support.fake_engine import INFO
 from tests.support.live_process import LiveProcess, live_process
 
@@ -54,6 +55,19 @@ async def test_text_beyond_any_context_is_refused_unread(
     assert response.json()["error"]["code"] == "context_length_exceeded"
     assert max(encoded, default=0) < 1000
     assert served.engine.seen == []
+
+
+async def test_a_long_body_without_credit_is_refused_before_it_is_read(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = await bank.key(credits=0)
+    encoded: list[int] = []
+    tokenizer = type(bank.served.services.tokenizer)
+    monkeypatch.setattr(tokenizer, "encode", lambda self, text: encoded.append(len(text)) or [])
+    response = await bank.served.post("/v1/chat/completions", chat("a" * 40_000), key)
+    assert (response.status_code, response.json()["error"]["code"]) == (429, "insufficient_quota")
+    assert encoded == []
+    assert await bank.spent() == 0
 
 
 async def test_code_beyond_any_context_is_cut_before_it_is_encoded(served: Served) -> None:

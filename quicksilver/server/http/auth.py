@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from quicksilver.accounts.service import Accounts
 
 MAX_KEY_CHARS = 512
+# Longer bodies take noticeable time to read, parse and encode.
+LONG_BODY_BYTES = 32 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,16 @@ async def require_inference(request: Request) -> None:
     identity = caller_of(request).identity
     if identity is not None:
         identity.require(Scope.INFERENCE)
+        await _check_long_body(request, identity)
+
+
+async def _check_long_body(request: Request, identity: Identity) -> None:
+    """Refuses a long body before it is read and encoded if the budgets of the caller admit no request at all. A request
+    with an Idempotency-Key may replay a saved reply, which costs nothing, so it is not checked."""
+    length = request.headers.get("content-length", "")
+    is_short = 0 < len(length) < 10 and length.isdecimal() and int(length) <= LONG_BODY_BYTES
+    if not is_short and "idempotency-key" not in request.headers:
+        await accounts_of(request).check_budgets(identity)
 
 
 def caller_of(request: Request) -> Caller:
