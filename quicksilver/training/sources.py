@@ -84,7 +84,7 @@ def _brief_problems(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Ro
 
 
 def _asked_problems(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
-    """The same questions for whoever is trained to answer: `rehearse` keeps what comes to the right number."""
+    """The same questions without answers: `rehearse` keeps answers of the base that reach the right number."""
     for row in _word_problems(folder, keep, rng):
         if isinstance(row, ChatRow):
             yield replace(row, effort=None, domain="questions", is_prompt_only=True)

@@ -144,11 +144,11 @@ def test_foreign_objects_are_not_found(
     admin: AdminService, customer: Customer, work: Callable[[AdminService, Identity, Customer], object]
 ) -> None:
     stranger = make_customer(admin)
-    nobody = Customer("org_none", "proj_none", "key_none", "", customer.identity)
+    unknown = Customer("org_none", "proj_none", "key_none", "", customer.identity)
     with pytest.raises(NotFound) as foreign:
         work(admin, stranger.identity, customer)
     with pytest.raises(NotFound) as missing:
-        work(admin, stranger.identity, nobody)
+        work(admin, stranger.identity, unknown)
     assert str(foreign.value) == str(missing.value)
 
 

@@ -21,16 +21,16 @@ def states(admin: AdminService) -> dict[str, str]:
 
 
 def test_owner_is_dead_after_missing_heartbeats() -> None:
-    lookout = LivenessTracker(patience=3)
+    tracker = LivenessTracker(patience=3)
     heartbeats = [{"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 3}, {"a": 1, "b": 4}]
-    assert [lookout.dead(look) for look in heartbeats] == [[], [], [], ["a"]]
-    assert lookout.dead({"a": 2, "b": 5}) == []
+    assert [tracker.dead(look) for look in heartbeats] == [[], [], [], ["a"]]
+    assert tracker.dead({"a": 2, "b": 5}) == []
 
 
 def test_owner_with_a_new_heartbeat_is_alive() -> None:
-    lookout = LivenessTracker(patience=2)
-    assert [lookout.dead({"a": number}) for number in (1, 1, 2, 2)] == [[], [], [], []]
-    assert lookout.dead({"a": 2}) == ["a"]
+    tracker = LivenessTracker(patience=2)
+    assert [tracker.dead({"a": number}) for number in (1, 1, 2, 2)] == [[], [], [], []]
+    assert tracker.dead({"a": 2}) == ["a"]
 
 
 def test_heartbeat_is_incremented_and_recreated(admin: AdminService, books: Ledger) -> None:

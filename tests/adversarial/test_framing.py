@@ -152,8 +152,10 @@ async def test_a_lost_peer_is_seen_although_it_pipelined_a_second_request(served
         writer.write(STREAM + b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         await reader.readuntil(b"data: ")
         writer.transport.abort()
-        while not served.engine.num_aborted:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            while not served.engine.num_aborted:
+                await asyncio.sleep(0.01)
+    assert served.engine.num_aborted == 1
 
 
 async def test_garbage_behind_an_open_stream_does_not_break_into_it(served: Served) -> None:

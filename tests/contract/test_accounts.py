@@ -29,7 +29,7 @@ def test_an_operator_starts_a_server_and_lets_a_team_in(tmp_path: Path) -> None:
         secret = let_in(f"http://127.0.0.1:{admin_port}", admin)
         talk(url, secret)
         cut_a_stream(url, secret)
-        assert own_purse(url, secret, 0)["granted"] == "5000"
+        assert own_account(url, secret, 0)["granted"] == "5000"
     assert quicksilver("db", "check", "--database-url", database).strip() == "the ledger is consistent"
     said = log.read_text()
     assert secret not in said
@@ -74,7 +74,7 @@ def talk(url: str, secret: str) -> None:
 
 def cut_a_stream(url: str, secret: str) -> None:
     """A client disconnects: the tokens sent before are charged, and no more."""
-    before = float(own_purse(url, secret)["spent"])
+    before = float(own_account(url, secret)["spent"])
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Count to one thousand."}], "max_tokens": 400}
     said, path = 0, f"{url}/v1/chat/completions"
     with httpx.stream("POST", path, json={**body, "stream": True}, headers=bearer(secret), timeout=120) as reply:
@@ -83,14 +83,14 @@ def cut_a_stream(url: str, secret: str) -> None:
             said += '"content"' in line
             if said > 2:
                 break
-    while (purse := own_purse(url, secret))["in_flight"]:
+    while (account := own_account(url, secret))["in_flight"]:
         time.sleep(0.05)
-    assert before < float(purse["spent"]) < before + 400
+    assert before < float(account["spent"]) < before + 400
 
 
-def own_purse(url: str, secret: str, place: int = -1) -> dict[str, str]:
-    purse: dict[str, str] = httpx.get(f"{url}/v1/account", headers=bearer(secret)).json()["purses"][place]
-    return purse
+def own_account(url: str, secret: str, place: int = -1) -> dict[str, str]:
+    account: dict[str, str] = httpx.get(f"{url}/v1/account", headers=bearer(secret)).json()["purses"][place]
+    return account
 
 
 def quicksilver(*args: str) -> str:

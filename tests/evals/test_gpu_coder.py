@@ -79,8 +79,8 @@ def bench(model: Transformer, data: Path, out: Path) -> Bench:
 def test_every_part_leaves_rows_and_answers_that_can_be_scored(model: Transformer, data: Path, tmp_path: Path) -> None:
     parts = list(gpu_coder.PARTS)
     endless = [f"{part}=1e6" for part in parts]
-    wishes = {"limit": endless, "tasks": list(coder_parts.TASKS), "matmul": "fastest", "weights": "bfloat16"}
-    options = argparse.Namespace(domains=list(DOMAINS), parts=parts, seconds=1e6, scale=0.02, data=data, **wishes)
+    settings = {"limit": endless, "tasks": list(coder_parts.TASKS), "matmul": "fastest", "weights": "bfloat16"}
+    options = argparse.Namespace(domains=list(DOMAINS), parts=parts, seconds=1e6, scale=0.02, data=data, **settings)
     book = Book(tmp_path, {})
     gpu_coder.run_parts(model, writer(), book, options)
     (path,) = tmp_path.glob("gpu_coder-*.json")

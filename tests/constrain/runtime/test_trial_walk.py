@@ -28,7 +28,9 @@ def matcher_of(tokens: Tokens, pattern: str) -> LLMatcher:
 
 @pytest.mark.parametrize("pattern", ["a", "[a-z]{3,2000}", "(ab|cd)*"])
 def test_a_grammar_within_its_limits_passes(tokens: Tokens, pattern: str) -> None:
-    trial_walk(matcher_of(tokens, pattern), tokens)
+    matcher = matcher_of(tokens, pattern)
+    trial_walk(matcher, tokens)
+    assert not matcher.is_error()
 
 
 def test_a_grammar_that_exceeds_a_limit_only_with_a_whole_vocabulary_is_refused(smollm2: Grammars) -> None:

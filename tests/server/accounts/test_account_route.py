@@ -35,8 +35,8 @@ async def test_a_key_reads_its_rights_balance_and_limits(bank: Bank) -> None:
     reply = (await bank.served.get("/v1/account", key)).json()
     assert reply["scopes"] == ["inference", "usage"]
     assert reply["balance"] == str(500 - used)
-    assert [purse["kind"] for purse in reply["purses"]] == ["organization", "project", "key"]
-    assert [purse["balance"] for purse in reply["purses"]] == [str(1000 - used), None, str(500 - used)]
+    assert [each["kind"] for each in reply["purses"]] == ["organization", "project", "key"]
+    assert [each["balance"] for each in reply["purses"]] == [str(1000 - used), None, str(500 - used)]
     assert reply["rate_limits"]["requests"]["limit"] == 5
     assert reply["rate_limits"]["requests"]["remaining"] == 4
     assert reply["rate_limits"]["input_tokens"] is None
@@ -49,7 +49,7 @@ async def test_a_key_reads_its_rights_balance_and_limits(bank: Bank) -> None:
 async def test_a_key_without_the_usage_scope_learns_nothing_of_its_organisation(bank: Bank) -> None:
     key = await bank.key(scopes=frozenset({Scope.INFERENCE}))
     reply = (await bank.served.get("/v1/account", key)).json()
-    assert [purse["kind"] for purse in reply["purses"]] == ["key"]
+    assert [each["kind"] for each in reply["purses"]] == ["key"]
     assert reply["balance"] is None
     for path in ("usage/completions", "costs"):
         assert (await bank.served.get(f"/v1/organization/{path}?start_time=0", key)).status_code == 403
@@ -189,9 +189,9 @@ async def test_an_admin_key_has_no_power_over_others_here(bank: Bank) -> None:
     page = (await bank.served.get(f"/v1/organization/usage/completions?start_time={today}", admin)).json()
     assert page["data"][0]["results"] == []
     other = await bank.accounts.admin(lambda admin: admin.organizations.list_accounts(OPERATOR, "key"))
-    for purse in other:
-        if purse.id != first.id:
-            assert (await bank.served.get(f"/v1/account/keys/{purse.id}", admin)).status_code == 404
+    for key in other:
+        if key.id != first.id:
+            assert (await bank.served.get(f"/v1/account/keys/{key.id}", admin)).status_code == 404
 
 
 async def test_allow_names_every_method_of_a_path(bank: Bank) -> None:
