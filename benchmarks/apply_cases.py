@@ -223,7 +223,7 @@ def _rewrite(file: _File) -> tuple[list[str], str] | None:
 
 def _add(file: _File) -> tuple[list[str], str] | None:
     """A renamed copy of a function is added after another one, which is shown with its body elided."""
-    functions = file.functions()
+    functions = [d for d in file.functions() if re.search(r"\w", d.name)]  # operators cannot be renamed
     if not functions:
         return None
     anchor = file.rng.choice(functions)

@@ -2,7 +2,7 @@
 
 A definition of the snippet replaces the definition of the same kind, name and scope in the file. A definition without
 a counterpart is new and is inserted next to its neighbours in the snippet. Markers such as `# ... existing code ...`
-stand for code that stays. Lines outside the replaced and inserted definitions are never changed.
+stand for code that stays. Edits cover only the replaced and inserted definitions and lines.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from quicksilver.editing.splice import Segment, Source, is_marker, plan_change, 
 
 # Longer files are merged by lines: parsing takes about 20 ms for each 100,000 characters.
 MAX_CHARS = 400_000
+# Preprocessor directives, which stay in the first column.
+_DIRECTIVE = re.compile(r"#(if|elif|else|endif|ifdef|ifndef|define|region|endregion|pragma)\b")
 
 
 def merge_by_syntax(original: Sequence[str], update: Sequence[str]) -> list[LineEdit] | None:
@@ -343,15 +345,18 @@ class _Merger:
         """Lines of the snippet, shifted to the indentation of the line `like` of the file. A line that is in `old` only
         without the shift, such as one inside a multi-line string, is not shifted."""
         lines = [line.rstrip("\r\n") for line in self.update[start:end]]
-        present = [indent_of(line) for line in lines if line.strip()]
-        common = min(present, key=len, default="")
+        # The first line sets the indentation. Lines to its left, such as `#if` or text of a string, are not shifted.
+        common = indent_of(next((line for line in lines if line.strip()), ""))
         wanted = indent_of(like)
-        if common == wanted or not all(indent.startswith(common) for indent in present):
+        if common == wanted:
             return lines
-        shifted = [wanted + line[len(common) :] if line.strip() else line for line in lines]
         known = set(old)
-        pairs = zip(lines, shifted, strict=True)
-        return [line if line in known and moved not in known else moved for line, moved in pairs]
+        shifted: list[str] = []
+        for line in lines:
+            is_fixed = not line.strip() or not line.startswith(common) or _DIRECTIVE.match(line) is not None
+            moved = line if is_fixed else wanted + line[len(common) :]
+            shifted.append(line if line in known and moved not in known else moved)
+        return shifted
 
     def _sample_line(self, near: Definition | None, old: LineScope, line: str = "") -> str:
         """A line of the file with the indentation of the scope."""

@@ -146,6 +146,13 @@ def test_an_elided_part_of_an_unknown_definition_is_not_guessed() -> None:
     assert merge_by_syntax(CLASS.split("\n"), ["def unknown():", "    # ... existing code ...", "    return 1"]) is None
 
 
+def test_directives_in_the_first_column_do_not_change_the_indentation() -> None:
+    body = "    int f()\n    {\n#if FAST\n        return 1;\n#else\n        return 2;\n#endif\n    }\n"
+    original = "class A\n{\n" + body + "\n    int g()\n    {\n        return 3;\n    }\n}\n"
+    update = "class A\n{\n    // ...\n\n" + body.replace("return 2", "return 4") + "\n    // ...\n}\n"
+    assert merged(original, update) == original.replace("return 2", "return 4")
+
+
 def test_a_very_long_file_is_not_parsed() -> None:
     assert merge_by_syntax(["x" * (MAX_CHARS + 1), "def f():", "    pass"], ["def f():", "    return 1"]) is None
 
