@@ -51,6 +51,8 @@ class CatalogueModel:
     about: str
     skill: str | None = None
     canvas: str | None = None
+    # The model that answers fill-in-the-middle, next edit and apply edit where this one is served.
+    companion: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

