@@ -6,14 +6,20 @@ import torch
 from torch import Tensor, nn
 
 from quicksilver.model.config import ModelConfig
+from quicksilver.model.gemma import DiffusionGemma
 from quicksilver.model.rope import Rope
 from quicksilver.model.transformer import Transformer
+
+
+def new_transformer(config: ModelConfig) -> Transformer:
+    """The network of a config, with torch's initial values."""
+    return DiffusionGemma(config) if config.gemma is not None else Transformer(config)
 
 
 def empty_transformer(config: ModelConfig) -> Transformer:
     """Parameters of the right shape, on the meta device."""
     with torch.device("meta"):
-        return Transformer(config)
+        return new_transformer(config)
 
 
 def set_parameter(model: Transformer, target: str, tensor: Tensor) -> None:

@@ -66,7 +66,9 @@ class RowPlan:
 
 @dataclass(frozen=True, slots=True)
 class PagedCache:
-    """Keys and values of every layer: (layers, num_pages * page_size + num_scratch, kv_heads, head_dim)."""
+    """Keys and values of every layer: (layers, num_pages * page_size + num_scratch, kv_heads, head_dim).
+
+    Where layers differ in their heads, the shape is (layers, slots, 1, largest kv_heads * head_dim): see `heads_of`."""
 
     k: Tensor
     v: Tensor
@@ -83,7 +85,7 @@ class PagedCache:
         dtype: torch.dtype,
         num_scratch: int = 0,
     ) -> PagedCache:
-        shape = (config.num_layers, num_pages * page_size + num_scratch, config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, num_pages * page_size + num_scratch, *config.cache_shape)
         # Zeros: a NaN in a key that is masked out would still make the sum NaN.
         return cls(_zeros(shape, device, dtype), _zeros(shape, device, dtype), page_size, num_scratch)
 
@@ -103,17 +105,24 @@ def _zeros(shape: tuple[int, ...], device: torch.device | str, dtype: torch.dtyp
 class SdpaAttend:
     """Paged attention for one forward, on any device. Masks are built once, at the first layer."""
 
-    def __init__(self, plan: RowPlan, cache: PagedCache) -> None:
-        self.cache = cache
+    def __init__(self, plan: RowPlan, cache: PagedCache, scale: float | None = None) -> None:
+        """`scale` is a factor on scores; None is 1 / sqrt(head_dim)."""
+        self.cache, self.scale = cache, scale
         writes = (plan.slots >= 0).nonzero()[:, 0]
         self._write_rows = None if len(writes) == len(plan.slots) else writes
         self._write_slots = plan.slots[writes]
-        self._views = [_SegmentView(plan, segment, cache) for segment in plan.segments]
+        self.views = self.make_views(plan)
+
+    def make_views(self, plan: RowPlan, window: int = 0) -> list[_SegmentView]:
+        return [_SegmentView(plan, segment, self.cache, window) for segment in plan.segments]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self._write(self.cache.k[layer], k)
-        self._write(self.cache.v[layer], v)
-        parts = [view.attend(layer, q, k, v) for view in self._views]
+        return self.attend(self.views, layer, q, k, v)
+
+    def attend(self, views: list[_SegmentView], layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self._write(heads_of(self.cache.k[layer], k), k)
+        self._write(heads_of(self.cache.v[layer], v), v)
+        parts = [view.attend(layer, q, k, v, self.scale) for view in views]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _write(self, store: Tensor, rows: Tensor) -> None:
@@ -124,30 +133,42 @@ class SdpaAttend:
         store.index_copy_(0, self._write_slots, written.to(store.dtype))
 
 
-class _SegmentView:
-    """One segment of a forward: where its keys are, and which of them each row attends to."""
+def heads_of(store: Tensor, rows: Tensor) -> Tensor:
+    """The slots of one layer with the heads of `rows`: a view of the leading part of each slot."""
+    if store.shape[1:] == rows.shape[1:]:
+        return store
+    return store[:, 0, : rows.shape[1] * rows.shape[2]].view(len(store), *rows.shape[1:])
 
-    def __init__(self, plan: RowPlan, segment: Segment, cache: PagedCache) -> None:
+
+class _SegmentView:
+    """One segment of a forward: where its keys are, and which of them each row attends to.
+
+    With a `window`, a row attends to that many last positions of the context, itself included. A row that writes no KV
+    is not one of them, so it attends to one less."""
+
+    def __init__(self, plan: RowPlan, segment: Segment, cache: PagedCache, window: int = 0) -> None:
         self.rows, self.cache = slice(segment.row_start, segment.row_end), cache
         prefix_len = int(plan.prefix_end[self.rows].max())
         self.span = _span_of(plan, self.rows)
-        visible = _visible(plan, self.rows, prefix_len, self.span)
+        visible = _visible(plan, self.rows, prefix_len, self.span, window)
         self._visibility = Visibility(visible)
         padding = self._visibility.num_keys - visible.shape[1]
         if self.span is None:
             self.prefix, padding = _prefix_slots(segment, cache, prefix_len, prefix_len + padding), 0
         else:
             self.prefix = _prefix_slots(segment, cache, prefix_len, prefix_len)
-        self._padding = cache.k.new_zeros(padding, *cache.k.shape[2:])
+        self._num_padding = padding
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys = self._gather(self.cache.k[layer], k)
-        values = self._gather(self.cache.v[layer], v)
-        return self._visibility.attend(q[self.rows], keys, values)
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+        keys = self._gather(heads_of(self.cache.k[layer], k), k)
+        values = self._gather(heads_of(self.cache.v[layer], v), v)
+        return self._visibility.attend(q[self.rows], keys, values, scale)
 
     def _gather(self, store: Tensor, rows: Tensor) -> Tensor:
         prefix = store[self.prefix].to(rows.dtype)
-        return prefix if self.span is None else torch.cat((prefix, rows[self.span], self._padding.to(rows.dtype)))
+        if self.span is None:
+            return prefix
+        return torch.cat((prefix, rows[self.span], rows.new_zeros(self._num_padding, *rows.shape[1:])))
 
 
 def _span_of(plan: RowPlan, rows: slice) -> slice | None:
@@ -159,10 +180,13 @@ def _span_of(plan: RowPlan, rows: slice) -> slice | None:
     return slice(int(start[has_span].min()), int(end[has_span].max()))
 
 
-def _visible(plan: RowPlan, rows: slice, prefix_len: int, span: slice | None) -> Tensor:
+def _visible(plan: RowPlan, rows: slice, prefix_len: int, span: slice | None, window: int) -> Tensor:
     """(rows, prefix_len + span rows) bool."""
     device = plan.prefix_end.device
-    visible = torch.arange(prefix_len, device=device) < plan.prefix_end[rows, None]
+    index, prefix_end = torch.arange(prefix_len, device=device), plan.prefix_end[rows, None]
+    visible = index < prefix_end
+    if window:
+        visible &= index >= prefix_end - window + (plan.slots[rows, None] < 0).int()
     if span is None:
         return visible
     batch_rows = torch.arange(span.start, span.stop, device=device)

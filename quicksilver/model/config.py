@@ -10,14 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from quicksilver.dialect import AUTOREGRESSIVE, Dialect
 from quicksilver.errors import CheckpointRefused
+from quicksilver.model.experts import MoeConfig
 from quicksilver.model.families import FAMILIES, Family, family_of_gguf, family_of_hf
+from quicksilver.model.gemma_config import GemmaConfig
 
 # Upper bounds of plausible values: a damaged or hostile config must not cause a huge allocation.
 _MAX_DIM = 1 << 24
 _MAX_LAYERS = 1024
 _MAX_FACTOR = 1e6
 _MAX_THETA = 1e12
+_MAX_BLOCK_LEN = 4096
 _SIZES = ("num_layers", "dim", "ffn_dim", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "context_len")
 
 
@@ -62,6 +66,11 @@ class ModelConfig:
     qkv_bias: bool = False
     qk_norm: bool = False
     tied_head: bool = False
+    partial_rotary: float = 1.0  # share of each head's leading dimensions that is rotated
+    moe: MoeConfig | None = None
+    gemma: GemmaConfig | None = None  # layers of DiffusionGemma; None: those of Llama and Qwen
+    query_scale_beta: float = 0.0  # queries at position p are scaled by 1 + beta * ln(1 + p // original context)
+    dialect: Dialect = AUTOREGRESSIVE
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -70,10 +79,19 @@ class ModelConfig:
                 raise CheckpointRefused(f"config: {name} = {value!r} is not a positive size")
         if self.num_layers > _MAX_LAYERS:
             raise CheckpointRefused(f"config: {self.num_layers} layers are too many")
+        mask_id, block_len = self.dialect.mask_id, self.dialect.block_len
+        if not 0 <= (mask_id or 0) < self.vocab_size or not 0 <= block_len <= _MAX_BLOCK_LEN:
+            raise CheckpointRefused(f"config: mask token {mask_id} or block length {block_len} is out of range")
+        if self.gemma is not None:
+            is_whole = len(self.gemma.is_full) == self.num_layers and self.num_heads % self.gemma.full_kv_heads == 0
+            if not is_whole or self.moe is None or self.rope_scaling is not None:
+                raise CheckpointRefused("config: layers, heads, experts or rope scaling of DiffusionGemma do not fit")
         if self.num_heads % self.num_kv_heads or self.head_dim % 2:
             raise CheckpointRefused(
                 f"config: {self.num_heads} heads over {self.num_kv_heads} KV heads of {self.head_dim} cannot be built"
             )
+        if not 0 < self.partial_rotary <= 1 or self.rotary_dim % 2 or not self.rotary_dim:
+            raise CheckpointRefused(f"config: {self.partial_rotary} of {self.head_dim} dimensions cannot be rotated")
         if not 1 < self.rope_theta < _MAX_THETA or not 0 < self.norm_eps < 1:
             raise CheckpointRefused(
                 f"config: rope theta {self.rope_theta} or norm epsilon {self.norm_eps} out of range"
@@ -90,19 +108,42 @@ class ModelConfig:
     @property
     def num_params(self) -> int:
         """Number of weights; a tied head counts once."""
+        tables = self.vocab_size * self.dim * (1 if self.tied_head else 2) + self.dim
+        if self.gemma is not None and self.moe is not None:
+            own = self.gemma.num_params(self.dim, self.ffn_dim, self.num_heads, self.head_dim, self.kv_dim)
+            return own + self.num_layers * (self.moe.num_params(self.dim) + self.moe.num_experts) + tables
         attention = self.dim * (2 * self.q_dim + 2 * self.kv_dim)
         bias = (self.q_dim + 2 * self.kv_dim) if self.qkv_bias else 0
         norms = 2 * self.dim + (2 * self.head_dim if self.qk_norm else 0)
-        layer = attention + bias + norms + 3 * self.dim * self.ffn_dim
-        tables = self.vocab_size * self.dim * (1 if self.tied_head else 2)
-        return self.num_layers * layer + tables + self.dim
+        layer = attention + bias + norms
+        num_sparse = max(self.num_layers - self.moe.num_dense, 0) if self.moe is not None else 0
+        dense = 3 * self.dim * self.ffn_dim * (self.num_layers - num_sparse)
+        sparse = num_sparse * self.moe.num_params(self.dim) if self.moe is not None else 0
+        return self.num_layers * layer + dense + sparse + tables
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the layers are those of Llama and Qwen: dense, with a full rotation and unscaled queries."""
+        return self.moe is None and self.gemma is None and self.partial_rotary == 1 and not self.query_scale_beta
+
+    @property
+    def cache_shape(self) -> tuple[int, int]:
+        """Heads and dimensions of a layer's keys in the KV cache: one of the largest size where layers differ."""
+        if self.gemma is None:
+            return self.num_kv_heads, self.head_dim
+        return 1, max(self.kv_dim, self.gemma.full_kv_dim)
+
+    @property
+    def rotary_dim(self) -> int:
+        """Leading dimensions of a head that are rotated."""
+        return int(self.head_dim * self.partial_rotary)
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        return 2 * self.num_layers * self.kv_dim * dtype_bytes
+        return 2 * self.num_layers * self.cache_shape[0] * self.cache_shape[1] * dtype_bytes
 
     def with_yarn(self, factor: float) -> ModelConfig:
         """The same network with a context `factor` times as long, by YaRN over the trained context."""
-        if self.rope_scaling is not None or not factor > 1:
+        if self.rope_scaling is not None or self.gemma is not None or not factor > 1:
             reason = "is extended already" if self.rope_scaling else f"cannot be extended {factor} times"
             raise CheckpointRefused(f"config: a context of {self.context_len} tokens {reason}")
         scaling = RopeScaling("yarn", factor, self.context_len)
@@ -113,10 +154,11 @@ class ModelConfig:
         return _to_hf(self)
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
-        """From a parsed config.json. Raises CheckpointRefused for an unknown family or an unsupported option."""
+    def from_hf(cls, config: Mapping[str, Any], name: str = "") -> ModelConfig:
+        """From a parsed config.json and the name of the checkpoint, which some families need. Raises CheckpointRefused
+        for an unknown family or an unsupported option."""
         try:
-            return _from_hf(config)
+            return _from_hf(config, name)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, ZeroDivisionError) as error:
             raise CheckpointRefused(f"config.json: {type(error).__name__}: {error}") from error
 
@@ -133,8 +175,9 @@ class ModelConfig:
             raise CheckpointRefused(f"GGUF metadata: {type(error).__name__}: {error}") from error
 
 
-def _from_hf(config: Mapping[str, Any]) -> ModelConfig:
-    family = family_of_hf(config)
+def _from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
+    family = family_of_hf(config, f"{name} {config.get('_name_or_path', '')}")
+    dialect = family.dialect(config, name)
     config = family.standard_config(config)
     _refuse_unsupported(config, family)
     dim, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
@@ -155,6 +198,11 @@ def _from_hf(config: Mapping[str, Any]) -> ModelConfig:
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
         tied_head=bool(config.get("tie_word_embeddings", False)),
+        partial_rotary=float(rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0),
+        moe=family.moe(config),
+        gemma=family.gemma(config),
+        query_scale_beta=float(rope.get("llama_4_scaling_beta") or 0.0),
+        dialect=dialect,
     )
 
 
@@ -179,8 +227,11 @@ def _rope_scaling(rope: Mapping[str, Any], context_len: int) -> RopeScaling | No
     if kind == "llama3":
         low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
         return RopeScaling("llama3", float(rope["factor"]), original, low_freq_factor=low, high_freq_factor=high)
-    if kind == "yarn" and not rope.get("mscale") and not rope.get("mscale_all_dim") and rope.get("truncate", True):
-        factor, attention = rope.get("factor") or context_len / original, rope.get("attention_factor")
+    # Equal mscale factors cancel each other: cos and sin keep their size.
+    cancels = rope.get("mscale") == rope.get("mscale_all_dim")
+    if kind == "yarn" and cancels and rope.get("truncate", True):
+        factor = rope.get("factor") or context_len / original
+        attention = 1.0 if rope.get("mscale") else rope.get("attention_factor")
         fast, slow = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
         return RopeScaling("yarn", float(factor), original, fast, slow, None if attention is None else float(attention))
     raise CheckpointRefused(f"config.json: rope scaling {kind!r} with these options is not supported")
@@ -237,9 +288,17 @@ def _to_hf(config: ModelConfig) -> dict[str, Any]:
     if scaling is not None and scaling.kind == "yarn":
         rope |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
         rope |= {} if scaling.attention_factor is None else {"attention_factor": scaling.attention_factor}
-    return {
-        "architectures": [FAMILIES[config.family].architecture],
-        "model_type": config.family,
+        rope |= {"llama_4_scaling_beta": config.query_scale_beta} if config.query_scale_beta else {}
+    family, dialect = FAMILIES[config.family], config.dialect
+    blocks = {"block_size": dialect.block_len, "mask_token_id": dialect.mask_id} if dialect.mask_id is not None else {}
+    flat = {
+        **blocks,
+        **({"partial_rotary_factor": config.partial_rotary} if config.partial_rotary != 1 else {}),
+        **(config.moe.to_hf() if config.moe is not None else {}),
+        **({"_name_or_path": family.name} if family.name_pattern else {}),
+        **({} if family.has_body({}) else {"qk_norm": True}),
+        "architectures": [family.architecture],
+        "model_type": family.known_model_types[0],
         "num_hidden_layers": config.num_layers,
         "hidden_size": config.dim,
         "intermediate_size": config.ffn_dim,
@@ -253,3 +312,4 @@ def _to_hf(config: ModelConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tied_head,
         "hidden_act": "silu",
     }
+    return dict(family.export_config(flat, config.gemma, dialect)) if config.gemma is not None else flat

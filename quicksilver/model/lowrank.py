@@ -39,6 +39,10 @@ class LowRank(nn.Module):
     def forward(self, base: nn.Module, x: Tensor, gate: Tensor) -> Tensor:
         return base(x) + linear(linear(x, self.A.to(x.dtype)) * gate, self.B.to(x.dtype))
 
+    def delta(self, x: Tensor) -> Tensor:
+        """B (A x)"""
+        return linear(linear(x, self.A.to(x.dtype)), self.B.to(x.dtype))
+
     def product(self) -> Tensor:
         return self.B.detach().float() @ self.A.detach().float()
 
@@ -52,6 +56,11 @@ class LowRankModules(nn.Module):
 
     def forward(self, base: nn.Module, x: Tensor, gate: Tensor) -> Tensor:
         return base(x) + self.b(self.a(x) * gate)
+
+    def delta(self, x: Tensor) -> Tensor:
+        """B (A x)"""
+        found: Tensor = self.b(self.a(x))
+        return found
 
 
 class Adapter(nn.Module):

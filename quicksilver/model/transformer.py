@@ -7,59 +7,24 @@ exactly what the autoregressive parent computes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, pad, rms_norm, silu
 
-from quicksilver.model.attention import Attend
+from quicksilver.model.attention import Attend, PagedCache, RowPlan, SdpaAttend
 from quicksilver.model.config import ModelConfig
+from quicksilver.model.moe import SparseFeedForward
 from quicksilver.model.rope import Rope, Rotation, rotate
+from quicksilver.model.tiles import missing_rows, on_full_tiles
 from quicksilver.model.visibility import ROW_TILE
 
 if TYPE_CHECKING:
     from quicksilver.model.lowrank import CanvasAdapter
-
-
-def on_full_tiles(linear: nn.Module, x: Tensor) -> Tensor:
-    """`linear(x)`, on a CPU with the rows padded to full tiles: a row's bits then do not depend on the row count."""
-    missing = missing_rows(x, ROW_TILE)
-    return linear(pad(x, (0, 0, 0, missing)))[: len(x)] if missing else linear(x)
-
-
-def missing_rows(x: Tensor, tile: int) -> int:
-    """How many rows of padding make float matmuls on a CPU batch-invariant; 0 on other devices and in training.
-
-    CPU libraries use different routines, with another reduction order, for a remainder of rows and for few rows.
-    """
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or torch.is_grad_enabled() or tile == 1:
-        return 0
-    return max(-len(x) % tile, min_invariant_rows() - len(x))
-
-
-# (outputs, inputs) of the matmuls that `min_invariant_rows` tries.
-_TRIED_SHAPES = ((512, 192), (192, 576), (64, 1536))
-
-
-@cache
-def min_invariant_rows() -> int:
-    """The smallest row count from which this CPU's matmuls keep one reduction order per row: 4 on most CPUs.
-
-    It is found by comparing bits once per process.
-    """
-    generator = torch.Generator().manual_seed(0)
-    pairs = [
-        (torch.randn(64, k, generator=generator), torch.randn(n, k, generator=generator)) for n, k in _TRIED_SHAPES
-    ]
-
-    def is_enough(count: int) -> bool:
-        row_counts = range(count, 33, ROW_TILE)
-        return all(torch.equal(x[:rows] @ w.t(), (x @ w.t())[:rows]) for x, w in pairs for rows in row_counts)
-
-    return next((count for count in (ROW_TILE, 8, 16, 32) if is_enough(count)), ROW_TILE)
+    from quicksilver.model.row_adapters import AdapterRows
 
 
 class RMSNorm(nn.Module):
@@ -87,8 +52,15 @@ class Layer(nn.Module):
             self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
         self.o = nn.Linear(config.q_dim, config.dim, bias=False)
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
+        if config.moe is not None and index >= config.moe.num_dense:
+            self.moe = SparseFeedForward(config, config.moe)
+            return
         self.gate_up = nn.Linear(config.dim, 2 * config.ffn_dim, bias=False)
         self.down = nn.Linear(config.ffn_dim, config.dim, bias=False)
+
+    @property
+    def is_sparse(self) -> bool:
+        return "moe" in self._modules
 
     def forward(self, x: Tensor, rotation: Rotation, attend: Attend, adapter: LayerAdapter | None) -> Tensor:
         x = x + self._attention(self.attn_norm(x), rotation, attend, adapter)
@@ -105,22 +77,31 @@ class Layer(nn.Module):
         return _project(self.o, "o", out.reshape(x.shape[0], config.q_dim), adapter)
 
     def _feed_forward(self, x: Tensor, adapter: LayerAdapter | None) -> Tensor:
+        if self.is_sparse:
+            return self.moe(x)
         gate, up = _project(self.gate_up, "gu", x, adapter).chunk(2, dim=-1)
         return _project(self.down, "dn", silu(gate) * up, adapter)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerAdapter:
-    """The canvas adapter's modules for one layer, keyed qkv, o, gu and dn, and the gate that selects canvas rows."""
+    """The adapters of one layer: the canvas adapter's modules, keyed by some of qkv, o, gu and dn, with the gate of
+    canvas rows, and the row adapters."""
 
-    linears: nn.ModuleDict
-    gate: Tensor  # (rows, 1) in the model's dtype: 1 on canvas rows, 0 on the others
+    index: int
+    linears: nn.ModuleDict | None
+    gate: Tensor | None  # (rows, 1) in the model's dtype: 1 on canvas rows, 0 on the others
+    row_adapters: Sequence[AdapterRows] = ()
 
 
 def _project(linear: nn.Module, name: str, x: Tensor, adapter: LayerAdapter | None) -> Tensor:
     if adapter is None:
         return linear(x)
-    return adapter.linears[name](linear, x, adapter.gate)
+    has_canvas = adapter.linears is not None and name in adapter.linears
+    y: Tensor = adapter.linears[name](linear, x, adapter.gate) if has_canvas else linear(x)  # type: ignore[index]
+    for one in adapter.row_adapters:
+        one.add(adapter.index, name, x, y)
+    return y
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +117,17 @@ class _PaddedAttend:
         return pad(out, (0, 0, 0, 0, 0, self.missing))
 
 
+@dataclass(frozen=True, slots=True)
+class _ScaledAttend:
+    """Calls `attend` with scaled queries."""
+
+    attend: Attend
+    scale: Tensor
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.attend(layer, q * self.scale.to(q.dtype), k, v)
+
+
 class Transformer(nn.Module):
     """The whole network. `canvas` is set by `adapters.attach_canvas`."""
 
@@ -148,28 +140,52 @@ class Transformer(nn.Module):
         self.tokens = nn.Embedding(config.vocab_size, config.dim, _weight=torch.empty(config.vocab_size, config.dim))
         if not self.tokens.weight.is_meta:
             nn.init.normal_(self.tokens.weight, std=0.02)
-        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_layers))
+        self.layers = nn.ModuleList(self.make_layer(index) for index in range(config.num_layers))
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.head = nn.Linear(config.dim, config.vocab_size, bias=False)
         if config.tied_head:
             self.head.weight = self.tokens.weight
-        self.rope = Rope(config)
+        self.rope = self.make_rope()
         self.canvas = None
         # The format that a backend computes the linears in, where it is not `dtype`: int8 (set once the linears are
         # packed), fp8 or int4 (a request to the CUDA backend, which rounds when it loads the model).
         self.weight_format: str | None = None
 
-    def embed(self, token_ids: Tensor, mask_index: Tensor | None = None) -> Tensor:
+    def make_layer(self, index: int) -> nn.Module:
+        return Layer(self.config, index)
+
+    def make_rope(self) -> Rope:
+        return Rope(self.config)
+
+    def attention(self, plan: RowPlan, cache: PagedCache) -> Attend:
+        """Attention over the rows of one forward, in plain torch."""
+        return SdpaAttend(plan, cache)
+
+    def embed(
+        self, token_ids: Tensor, mask_index: Tensor | None = None, row_adapters: Sequence[AdapterRows] = ()
+    ) -> Tensor:
         """(rows,) ids -> (rows, dim). Where mask_index >= 0, the learned mask embedding of that canvas index."""
         x = self.tokens(token_ids)
-        if mask_index is None or self.canvas is None:
+        for one in row_adapters:
+            one.adapter.replace_embeddings(x, token_ids, one.rows)
+        if mask_index is None or self.canvas is None or not len(self.canvas.mask_embedding):
             return x
         masks = embedding(mask_index.clamp(min=0), self.canvas.mask_embedding).to(x.dtype)
         return torch.where(mask_index[:, None] >= 0, masks, x)
 
-    def forward(self, x: Tensor, positions: Tensor, attend: Attend, is_canvas: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        is_canvas: Tensor | None = None,
+        row_adapters: Sequence[AdapterRows] = (),
+    ) -> Tensor:
         """(rows, dim) -> (rows, dim) after the final norm. Rows where `is_canvas` pass through the canvas adapter."""
         gate = self._canvas_gate(is_canvas, x.dtype)
+        scale = self.rope.query_scale(positions)
+        if scale is not None:
+            attend = _ScaledAttend(attend, scale)
         num_rows, missing = len(x), missing_rows(x, self._row_tile(len(x), gate))
         if missing:
             x, positions = pad(x, (0, 0, 0, missing)), pad(positions, (0, missing))
@@ -177,7 +193,7 @@ class Transformer(nn.Module):
             attend = _PaddedAttend(attend, num_rows, missing)
         rotation = self.rope(positions)
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotation, attend, self._layer_adapter(index, gate))
+            x = layer(x, rotation, attend, self._layer_adapter(index, gate, row_adapters))
         return self.norm(x)[:num_rows]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -208,10 +224,12 @@ class Transformer(nn.Module):
         """Rows per tile that float operations need. Few rows of an int8 model without an adapter need no padding."""
         return 1 if self.has_invariant_linears and gate is None and num_rows < 4 * ROW_TILE else ROW_TILE
 
-    def _layer_adapter(self, index: int, gate: Tensor | None) -> LayerAdapter | None:
+    def _layer_adapter(
+        self, index: int, gate: Tensor | None, row_adapters: Sequence[AdapterRows]
+    ) -> LayerAdapter | None:
         if gate is None or self.canvas is None:
-            return None
-        return LayerAdapter(self.canvas.layers[index], gate)  # type: ignore[arg-type]
+            return LayerAdapter(index, None, None, row_adapters) if row_adapters else None
+        return LayerAdapter(index, self.canvas.layers[index], gate, row_adapters)  # type: ignore[arg-type]
 
     def _canvas_gate(self, is_canvas: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         if is_canvas is None or self.canvas is None:

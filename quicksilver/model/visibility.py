@@ -30,13 +30,14 @@ class Visibility:
         self.num_keys = padded_keys(visible.shape[1]) if self._is_padded else visible.shape[1]
         self._attn_mask: Tensor | None = None
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q (rows, heads, d), k and v (num_keys, kv_heads, d) -> (rows, heads, d)."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
+        """q (rows, heads, d), k and v (num_keys, kv_heads, d) -> (rows, heads, d). `scale` is a factor on scores; None
+        is 1 / sqrt(d)."""
         group = q.shape[1] // k.shape[1]
         is_by_head = self._is_padded and len(q) >= _MANY_ROWS
         if self._attn_mask is None:
             self._attn_mask = self._build_mask(1 if is_by_head else group, q.dtype)
-        return (_attend_by_head if is_by_head else _attend_stacked)(q, k, v, self._attn_mask)
+        return (_attend_by_head if is_by_head else _attend_stacked)(q, k, v, self._attn_mask, scale)
 
     def _build_mask(self, group: int, dtype: torch.dtype) -> Tensor:
         """(1, 1, stacked rows, keys): 0 where visible, else -inf. Rows of padding attend to all, to stay finite."""
@@ -48,7 +49,7 @@ class Visibility:
         return bias[None, None]
 
 
-def _attend_stacked(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor) -> Tensor:
+def _attend_stacked(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, scale: float | None) -> Tensor:
     """Query heads that share a KV head are stacked as rows, so that few rows fill a tile."""
     num_rows, num_heads, head_dim = q.shape
     kv_heads = k.shape[1]
@@ -57,19 +58,19 @@ def _attend_stacked(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor) -> Tenso
     if missing:
         stacked = pad(stacked, (0, 0, 0, missing))
     keys, values = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
-    out = scaled_dot_product_attention(stacked[None], keys, values, attn_mask=attn_mask)
+    out = scaled_dot_product_attention(stacked[None], keys, values, attn_mask=attn_mask, scale=scale)
     out = out[0, :, : stacked.shape[1] - missing].reshape(kv_heads, num_rows, -1, head_dim)
     return out.transpose(0, 1).reshape(num_rows, num_heads, head_dim)
 
 
-def _attend_by_head(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor) -> Tensor:
+def _attend_by_head(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor, scale: float | None) -> Tensor:
     """The same bits with one mask for all heads: for many rows a stacked mask would be large."""
     num_rows, num_heads, head_dim = q.shape
     kv_heads = k.shape[1]
     whole = pad(q, (0, 0, 0, 0, 0, attn_mask.shape[2] - num_rows))
     by_head = whole.reshape(len(whole), kv_heads, -1, head_dim).permute(1, 2, 0, 3)
     keys, values = (t.transpose(0, 1)[:, None].expand(-1, by_head.shape[1], -1, -1) for t in (k, v))
-    out = scaled_dot_product_attention(by_head, keys, values, attn_mask=attn_mask)
+    out = scaled_dot_product_attention(by_head, keys, values, attn_mask=attn_mask, scale=scale)
     return out.permute(2, 0, 1, 3).reshape(len(whole), num_heads, head_dim)[:num_rows]
 
 

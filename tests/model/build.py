@@ -11,13 +11,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quicksilver.model.assemble import new_transformer
 from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.families import FAMILIES
 from quicksilver.model.transformer import Transformer
-from tests.support.dense_attend import DenseAttend
+from tests.support.dense_attend import DenseAttend, dense_gemma
 
 PAGE_SIZE = 4
+GEMMA_KEYS = {
+    "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9,
+    "global_head_dim": 32, "num_global_key_value_heads": 1,
+}  # fmt: skip
 
 SMALL = ModelConfig(
     family="llama", num_layers=2, dim=64, ffn_dim=96, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=128,
@@ -26,16 +31,25 @@ SMALL = ModelConfig(
 
 
 def small_config(family: str = "llama", **changes: object) -> ModelConfig:
-    options = {"qkv_bias": FAMILIES[family].qkv_bias, "qk_norm": FAMILIES[family].qk_norm}
+    """A family with experts has four of them, with the options of its router; one with a dialect a block of four."""
+    record = FAMILIES[family]
+    keys = {"block_size": 4, "bd_size": 4, "mask_token_id": 127, "canvas_length": 8, "text_config": {"vocab_size": 128}}
+    options = {"qkv_bias": record.qkv_bias, "qk_norm": record.qk_norm, "dialect": record.dialect(keys, family)}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 2, "topk_group": 1}
+    experts |= {"num_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5}
+    options["moe"] = record.moe({**experts, "top_k_experts": 2})
+    options["gemma"] = record.gemma(GEMMA_KEYS)
+    if family == "llada2":
+        options["partial_rotary"] = 0.5
     return replace(SMALL, family=family, **(options | changes))  # type: ignore[arg-type]
 
 
 def random_model(config: ModelConfig = SMALL, seed: int = 0) -> Transformer:
     """Weights large enough that rows differ clearly, biases and norms included."""
     torch.manual_seed(seed)
-    model = Transformer(config)
+    model = new_transformer(config)
     for name, parameter in model.named_parameters():
-        is_gain = "norm" in name
+        is_gain = "norm" in name or "scal" in name
         torch.nn.init.normal_(parameter, mean=1.0 if is_gain else 0.0, std=0.1 if is_gain else 0.2)
     return model.eval().requires_grad_(False)
 
@@ -47,7 +61,8 @@ def token_ids(num: int, seed: int = 1, vocab_size: int = SMALL.vocab_size) -> Te
 def run_dense(model: Transformer, ids: Tensor) -> Tensor:
     """Hidden states of one causal sequence, without a cache."""
     with torch.inference_mode():
-        return model(model.embed(ids), torch.arange(len(ids)), DenseAttend(1, is_causal=True))
+        attend = DenseAttend(1, is_causal=True) if model.config.gemma is None else dense_gemma(model, len(ids), 0)
+        return model(model.embed(ids), torch.arange(len(ids)), attend)
 
 
 def causal_plan(positions: Sequence[Tensor], pages: Sequence[Tensor]) -> RowPlan:

@@ -22,7 +22,7 @@ from quicksilver.model.families import FAMILIES
 from quicksilver.model.files.gguf import GgufSource
 from quicksilver.model.files.gguf_blocks import Grid
 from quicksilver.model.files.headers import read_safetensors_header, refuse_pickle
-from quicksilver.model.files.shards import open_tensors, read_json, shard_paths
+from quicksilver.model.files.shards import checkpoint_name, open_tensors, read_json, shard_paths
 from quicksilver.model.files.tensor_names import part_names
 from quicksilver.model.transformer import Transformer
 
@@ -79,10 +79,14 @@ def build(
     shapes, used = source.shapes, set[str]()
     for target, parameter in list(model.named_parameters()):
         parts = source.parts(target)
-        _check_shapes(target, tuple(parameter.shape), [(part, shapes.get(part)) for part in parts])
-        stacked = torch.empty(parameter.shape, dtype=dtype, device=device)
+        # The matrices of all experts are one tensor: their rows follow each other.
+        shape = tuple(parameter.flatten(0, 1).shape) if parameter.dim() == 3 else tuple(parameter.shape)
+        is_stacked = parameter.dim() == 3 and shapes.get(parts[0]) == tuple(parameter.shape)
+        if not is_stacked:
+            _check_shapes(target, shape, [(part, shapes.get(part)) for part in parts])
+        stacked = torch.empty(shape, dtype=torch.float32 if target.endswith("moe.bias") else dtype, device=device)
         _fill(stacked, source, parts)
-        put(model, target, stacked)
+        put(model, target, stacked.view(parameter.shape))
         used.update(parts)
     unknown = sorted(set(shapes) - used - source.unused)
     if unknown:
@@ -107,6 +111,7 @@ def _fill(stacked: Tensor, source: TensorSource, parts: list[str]) -> None:
     for part in parts:
         end = base
         for first, rows in source.read(part):
+            rows = rows.flatten(0, 1) if rows.dim() == 3 else rows
             end = base + first + len(rows)
             stacked[base + first : end] = rows.to(stacked.device)
         base = end
@@ -116,7 +121,7 @@ class HfSource:
     """A Hugging Face directory: config.json, *.safetensors, and an index if there are several."""
 
     def __init__(self, folder: Path) -> None:
-        self.config = ModelConfig.from_hf(read_json(folder / "config.json"))
+        self.config = ModelConfig.from_hf(read_json(folder / "config.json"), checkpoint_name(folder))
         self._files: dict[str, Path] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for path in shard_paths(folder):
@@ -126,10 +131,16 @@ class HfSource:
                 self._files[entry.name], self.shapes[entry.name] = path, entry.shape
         # Old exports also store the rotary table, and a tied head a second time.
         self.unused = {name for name in self.shapes if name.endswith("rotary_emb.inv_freq")}
-        self.unused |= {"lm_head.weight"} if self.config.tied_head else set()
+        self.unused |= set(self.parts("head.weight")) if self.config.tied_head else set()
+        family = FAMILIES[self.config.family]
+        self.unused |= {name for name in self.shapes if name.startswith(family.hf_unused or ())}
 
     def parts(self, target: str) -> list[str]:
-        return part_names(FAMILIES[self.config.family].hf_names, target)
+        family = FAMILIES[self.config.family]
+        parts = part_names(family.hf_names, target, _num_experts(self.config))
+        if family.hf_alias is None:
+            return parts
+        return [name if name in self.shapes else name.replace(*family.hf_alias, 1) for name in parts]
 
     def read(self, name: str) -> Iterator[tuple[int, Tensor]]:
         with open_tensors(self._files[name]) as file:
@@ -148,15 +159,24 @@ def save_model(model: Transformer, folder: Path | str) -> None:
     for target, parameter in model.named_parameters():
         if target.startswith("canvas."):
             continue
-        parts = parameter.detach().split(_part_rows(model.config, target, parameter))
-        tensors |= {name: rows.contiguous() for name, rows in zip(part_names(names, target), parts, strict=True)}
+        part_list = part_names(names, target, _num_experts(model.config))
+        if len(part_list) == 1:
+            tensors[part_list[0]] = parameter.detach().contiguous()
+            continue
+        matrix = parameter.detach().flatten(0, 1) if parameter.dim() == 3 else parameter.detach()
+        parts = matrix.split(_part_rows(model.config, target, matrix, len(part_list)))
+        tensors |= {name: rows.contiguous() for name, rows in zip(part_list, parts, strict=True)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(model.config.to_hf(), indent=2) + "\n")
 
 
-def _part_rows(config: ModelConfig, target: str, parameter: Tensor) -> list[int]:
-    if ".qkv." in target:
+def _part_rows(config: ModelConfig, target: str, matrix: Tensor, num_parts: int) -> list[int]:
+    if ".qkv." in target and num_parts == 3:
         return [config.q_dim, config.kv_dim, config.kv_dim]
-    if ".gate_up." in target:
-        return [config.ffn_dim, config.ffn_dim]
-    return [len(parameter)]
+    if config.gemma is not None and ".qk." in target:
+        return [len(matrix) - config.gemma.full_kv_dim, config.gemma.full_kv_dim]
+    return [len(matrix) // num_parts] * num_parts
+
+
+def _num_experts(config: ModelConfig) -> int:
+    return config.moe.num_experts if config.moe is not None else 0

@@ -47,6 +47,20 @@ def describe(path_or_dir: Path | str) -> CheckpointSummary:
     )
 
 
+def describe_config(config: ModelConfig, path: Path, file_bytes: int) -> CheckpointSummary:
+    """The same from a config alone, for a checkpoint whose weights are not on this machine."""
+    return CheckpointSummary(
+        path=path,
+        format="safetensors",
+        config=config,
+        num_params=config.num_params,
+        file_bytes=file_bytes,
+        dtypes={},
+        weight_bytes=weight_bytes(config),
+        kv_bytes_per_token={"float32": config.kv_bytes_per_token(4), "bfloat16": config.kv_bytes_per_token(2)},
+    )
+
+
 def _read(path: Path) -> tuple[str, ModelConfig, list[TensorEntry]]:
     source = open_source(path)
     if isinstance(source, GgufSource):

@@ -29,6 +29,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
+def checkpoint_name(folder: Path) -> str:
+    """The name of the checkpoint in a folder: of the repository if it is a snapshot in Hugging Face's cache."""
+    folder = folder.absolute()
+    return folder.parents[1].name.split("--")[-1] if folder.parent.name == "snapshots" else folder.name
+
+
 def shard_paths(folder: Path) -> list[Path]:
     """The weight files of a directory: those that its index names, else every .safetensors file."""
     index = folder / "model.safetensors.index.json"

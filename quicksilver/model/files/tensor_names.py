@@ -1,7 +1,7 @@
 """Tensor names in checkpoints: the name of each `Transformer` parameter -> the tensors whose rows are stacked into it.
 
-A fused parameter lists its parts in row order. `{i}` is the layer index. These tables are the defaults of
-`families.Family`; a family with other names has its own table.
+A fused parameter lists its parts in row order. `{i}` is the layer index, `{e}` the index of an expert. These tables are
+the defaults of `families.Family`; a family with other names has its own table.
 """
 
 from __future__ import annotations
@@ -44,10 +44,13 @@ GGUF_NAMES: NameTable = {
 }
 
 
-def part_names(table: NameTable, target: str) -> list[str]:
+def part_names(table: NameTable, target: str, num_experts: int = 0) -> list[str]:
     """Names of the tensors whose rows, stacked, are the parameter `target`."""
     layer = re.match(r"layers\.(\d+)\.", target)
     if layer is None:
         return list(table[target])
     pattern = "layers.{i}." + target[layer.end() :]
-    return [part.replace("{i}", layer.group(1)) for part in table[pattern]]
+    parts = [part.replace("{i}", layer.group(1)) for part in table[pattern]]
+    if not any("{e}" in part for part in parts):
+        return parts
+    return [part.replace("{e}", str(expert)) for expert in range(num_experts) for part in parts]

@@ -34,11 +34,59 @@ def test_an_unknown_architecture_of_a_known_type_is_refused_with_the_known_ones(
     assert all(family.architecture in refused.value.message for family in FAMILIES.values())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_architectures_are_optional(name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in ("efficient-dlm", "stable-diffcoder")])
+def test_architectures_are_optional_where_the_model_type_is_enough(name: str) -> None:
     config = small_config(name)
     without = {key: value for key, value in config.to_hf().items() if key != "architectures"}
-    assert ModelConfig.from_hf(without) == config
+    assert ModelConfig.from_hf(without, name) == config
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_config_is_read_back_as_it_was_written(name: str) -> None:
+    config = small_config(name)
+    assert ModelConfig.from_hf(config.to_hf(), name) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type"),
+    [("EfficientDLM", "llama"), ("StableDiffcoderForCausalLM", "qwen3"), ("LLaDA2ForImages", "llada2_moe")],
+)
+def test_a_class_with_the_model_type_of_another_family_is_refused(name: str, model_type: str) -> None:
+    with pytest.raises(CheckpointRefused, match=name):
+        ModelConfig.from_hf(small_config().to_hf() | {"architectures": [name], "model_type": model_type})
+
+
+def test_a_remote_class_beside_a_plain_architecture_is_refused() -> None:
+    remote = {"auto_map": {"AutoModelForCausalLM": "modeling_new.NewDiffusionLM"}}
+    with pytest.raises(CheckpointRefused, match="NewDiffusionLM"):
+        ModelConfig.from_hf(small_config().to_hf() | remote)
+
+
+def test_two_families_with_one_class_are_told_apart_by_the_name_of_the_checkpoint() -> None:
+    config = small_config("sdar").to_hf()
+    assert ModelConfig.from_hf(config, "SDAR-8B-Chat").family == "sdar"
+    assert ModelConfig.from_hf(config, "I-DLM-8B").family == "i-dlm"
+
+
+def test_the_block_length_of_sdar_is_in_its_name_if_the_config_has_none() -> None:
+    config = small_config("sdar").to_hf()
+    del config["block_size"]
+    assert ModelConfig.from_hf(config, "SDAR-4B-Chat").dialect.block_len == 4
+    assert ModelConfig.from_hf(config, "SDAR-4B-Chat-b16").dialect.block_len == 16
+
+
+@pytest.mark.parametrize("changes", [{"mask_token_id": 128}, {"mask_token_id": -1}, {"block_size": 1 << 20}])
+def test_mask_tokens_and_blocks_out_of_range_are_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(CheckpointRefused, match="mask token"):
+        ModelConfig.from_hf(small_config("sdar").to_hf() | changes)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_experts": 0}, {"n_group": 3}, {"num_experts_per_tok": 5}, {"score_function": "softmax"}]
+)
+def test_experts_that_cannot_be_built_are_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointRefused):
+        ModelConfig.from_hf(small_config("llada2").to_hf() | changes)
 
 
 def test_an_unknown_gguf_architecture_is_refused_with_the_known_ones() -> None:

@@ -1,0 +1,75 @@
+"""`Dialect`: how a checkpoint predicts masked positions, as one frozen record. Standard library only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from quicksilver.core import DecoderName, DecoderParams
+
+_DEFAULT = DecoderParams()
+# Decoders of a model with a canvas adapter.
+ADAPTER_DECODERS = (DecoderName.AR, DecoderName.VERIFY, DecoderName.CONFIDENCE, DecoderName.EDIT)
+
+
+class ContextKind(StrEnum):
+    """What the row of a committed token attends to. Its KV can be kept as soon as all of that is final."""
+
+    CAUSAL = "causal"  # everything up to itself
+    BLOCK = "block"  # everything up to the end of its block; blocks are counted from position 0
+    FULL = "full"  # the whole text, masked positions included: no KV can be kept
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a checkpoint predicts masked positions. The default is an autoregressive model with a canvas adapter."""
+
+    context: ContextKind = ContextKind.CAUSAL
+    # The row of position p predicts token p + 1; otherwise it predicts token p.
+    is_shifted: bool = True
+    # Positions of a block, known ones included; 0: no blocks. With a full context: the most masks after the text.
+    block_len: int = 0
+    # Only the leftmost sub-block that has masks is filled; 0: the block.
+    sub_block_len: int = 0
+    # The first token of a block is predicted by the last context row, in a forward without masks.
+    has_context_seed: bool = False
+    # Blocks begin at the end of the prompt instead of position 0.
+    is_prompt_aligned: bool = False
+    # `verify` drafts with the last committed token as a row of the canvas, which then predicts p -> p.
+    has_draft_seed: bool = False
+    # A canvas row attends to the canvas up to itself, instead of to all of it.
+    has_causal_canvas: bool = False
+    # The token whose embedding stands for a masked position; None takes those of the canvas adapter.
+    mask_id: int | None = None
+    # A canvas begins as uniformly random tokens out of this many, instead of masks; 0: masks.
+    noise_vocab: int = 0
+    # Tokens that end an answer, in addition to those of the tokenizer.
+    stop_ids: tuple[int, ...] = ()
+    decoders: tuple[DecoderName, ...] = ADAPTER_DECODERS
+    # Decoder of a request that names none.
+    default: DecoderParams = _DEFAULT
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether known tokens can be rows of the canvas, which then ends at the end of a block."""
+        return self.block_len > 0
+
+    @property
+    def page_multiple(self) -> int:
+        """KV pages must have a multiple of this many tokens: the KV of a block depends on all its tokens."""
+        return self.block_len if self.context is ContextKind.BLOCK else 1
+
+    def block_start(self, num_tokens: int, num_prompt: int) -> int:
+        """The first position of the block that the token after `num_tokens` tokens belongs to."""
+        if self.context is ContextKind.FULL:
+            return 0
+        origin = num_prompt if self.is_prompt_aligned else 0
+        return origin + (num_tokens - origin) // self.block_len * self.block_len
+
+    def max_kept(self, num_tokens: int) -> int:
+        """How many tokens may keep KV between two forwards; a last row that predicts the next token runs again."""
+        is_causal = self.context is ContextKind.CAUSAL and not self.noise_vocab
+        return num_tokens - (is_causal or self.has_context_seed)
+
+
+AUTOREGRESSIVE = Dialect()

@@ -1,0 +1,75 @@
+"""Routers choose the right experts, and a row's result does not depend on the rows beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from quicksilver.model.experts import MoeConfig
+from quicksilver.model.moe import SparseFeedForward, route
+from tests.model.build import small_config
+
+SOFTMAX = MoeConfig(num_experts=4, top_k=2, ffn_dim=8)
+GROUPED = MoeConfig(
+    num_experts=6, top_k=2, ffn_dim=8, router="sigmoid", has_bias=True, num_groups=3, top_groups=1, scale=2.0
+)
+
+
+def test_softmax_weights_of_the_best_experts_sum_to_one() -> None:
+    chosen, weights = route(torch.tensor([[0.0, 2.0, 1.0, -1.0]]), None, SOFTMAX)
+    assert chosen.tolist() == [[1, 2]]
+    torch.testing.assert_close(weights, torch.tensor([[2.0, 1.0]]).softmax(-1))
+
+
+def test_ties_go_to_the_lower_index() -> None:
+    assert route(torch.zeros(3, 4), None, SOFTMAX)[0].tolist() == [[0, 1]] * 3
+
+
+def test_the_best_group_is_chosen_by_its_two_best_and_the_bias_only_chooses() -> None:
+    logits = torch.tensor([[3.0, -9.0, 1.0, 1.0, 0.0, 0.0]])
+    chosen, weights = route(logits, torch.zeros(6), GROUPED)
+    assert chosen.tolist() == [[2, 3]]
+    torch.testing.assert_close(weights, torch.tensor([[1.0, 1.0]]))
+    biased, weights = route(logits, torch.tensor([0.0, 0.0, 0.0, 0.0, 5.0, 4.0]), GROUPED)
+    assert biased.tolist() == [[4, 5]]
+    torch.testing.assert_close(weights, torch.tensor([[1.0, 1.0]]))
+
+
+@torch.inference_mode()
+def test_a_row_has_the_same_bits_alone_and_in_a_batch() -> None:
+    torch.manual_seed(0)
+    config = small_config("llada2")
+    assert config.moe is not None
+    layer = SparseFeedForward(config, config.moe)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x = torch.randn(37, config.dim)
+    together = layer(x)
+    for start, end in ((0, 1), (5, 9), (20, 37)):
+        assert torch.equal(layer(x[start:end]), together[start:end])
+
+
+@pytest.mark.parametrize(
+    ("dim", "moe"),
+    [
+        (2048, MoeConfig(num_experts=4, top_k=2, ffn_dim=512, router="sigmoid", has_bias=True, shared_ffn_dim=512)),
+        (2048, MoeConfig(num_experts=4, top_k=3, ffn_dim=768)),
+        (2816, MoeConfig(num_experts=4, top_k=2, ffn_dim=704, activation="gelu_tanh")),
+    ],
+    ids=["llada2", "sdar", "gemma"],
+)
+@torch.inference_mode()
+def test_the_bits_of_a_row_do_not_depend_on_other_rows_at_real_widths(dim: int, moe: MoeConfig) -> None:
+    """Experts get from one to many rows; products of a few rows and of many must add in the same order."""
+    torch.manual_seed(0)
+    layer = SparseFeedForward(replace(small_config(), dim=dim), moe)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.03)
+    x = torch.randn(65, dim)
+    together = layer(x)
+    for start, end in ((0, 1), (3, 5), (5, 9), (20, 57)):
+        assert torch.equal(layer(x[start:end]), together[start:end])
+    order = torch.randperm(65)
+    assert torch.equal(layer(x[order]), together[order])
