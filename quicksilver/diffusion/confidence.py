@@ -1,34 +1,47 @@
-"""The `confidence` decoder: each forward unmasks the positions that a commit rule selects, on a sliding canvas.
+"""The `confidence` decoder: each forward unmasks the positions that a commit rule selects.
 
-Position 0 is proposed by a causal row, which is the parent's own prediction, so it always commits. The leading decided
-run leaves the canvas at once (causal rows of the next forward write its KV), and the same number of masks enters on
-the right.
+With a canvas adapter the canvas slides. Position 0 is proposed by a causal row, which is the parent's own prediction,
+so it always commits. The leading decided run leaves the canvas at once (causal rows of the next forward write its KV),
+and the same number of masks enters on the right.
+
+In a dialect with blocks the canvas is the rest of a block. The leading decided run is committed at once too, because
+decided positions never change; its tokens stay rows of the canvas until the block is complete.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from quicksilver.core import CommitRule, DecoderParams
+from quicksilver.dialect import AUTOREGRESSIVE, Dialect
 from quicksilver.diffusion import unmask
-from quicksilver.diffusion.decoder import Canvas, Decision, Tail, canvas_tail
+from quicksilver.diffusion.blocks import block_tail, in_sub_block, open_block, shrink
+from quicksilver.diffusion.decoder import START, Canvas, Decision, Place, Tail, canvas_tail
 from quicksilver.diffusion.sample import Proposal
 
 
 @dataclass(frozen=True, slots=True)
 class Confidence:
     params: DecoderParams
+    dialect: Dialect = AUTOREGRESSIVE
 
-    def open(self, max_tokens: int) -> Canvas:
+    def open(self, max_tokens: int, place: Place = START) -> Canvas:
+        if self.dialect.has_blocks:
+            return open_block(self.dialect, max_tokens, place)
         return Canvas.blank(min(self.params.canvas_len, max_tokens))
 
-    def tail(self, canvas: Canvas) -> Tail:
-        return canvas_tail(canvas)
+    def tail(self, canvas: Canvas, tokens: Sequence[int] = ()) -> Tail:
+        return block_tail(canvas, self.dialect, tokens) if self.dialect.has_blocks else canvas_tail(canvas)
 
     def decide(self, canvas: Canvas, proposal: Proposal) -> Decision:
+        if self.dialect.has_blocks:
+            eligible = replace(canvas, is_masked=in_sub_block(canvas, self.dialect.sub_block_len))
+            filled = fill(canvas, proposal, self._choose(eligible, proposal) & eligible.is_masked)
+            return shrink(filled, filled.num_decided)
         chosen = self._choose(canvas, proposal) & canvas.is_masked
         chosen[0] = canvas.is_masked[0]
         filled = fill(canvas, proposal, chosen)
@@ -49,11 +62,12 @@ class Confidence:
 def fill(canvas: Canvas, proposal: Proposal, chosen: Tensor) -> Canvas:
     """The canvas with `chosen` positions decided. Masked positions keep the proposal as their current guess."""
     is_open = canvas.is_masked | chosen
-    return Canvas(
-        torch.where(is_open, proposal.token_ids, canvas.token_ids),
-        canvas.is_masked & ~chosen,
-        torch.where(is_open, proposal.confidence, canvas.confidence),
-        canvas.step + 1,
+    return replace(
+        canvas,
+        token_ids=torch.where(is_open, proposal.token_ids, canvas.token_ids),
+        is_masked=canvas.is_masked & ~chosen,
+        confidence=torch.where(is_open, proposal.confidence, canvas.confidence),
+        step=canvas.step + 1,
     )
 
 

@@ -1,8 +1,8 @@
 """The `Decoder` interface and its records: `Canvas`, `Tail` and `Decision`.
 
-A row at position p predicts token p + 1. So the last context row proposes canvas position 0, and the rows of the tail
-propose the other positions. A decoder is stateless: everything that lasts from one forward to the next is in the
-Canvas.
+In an autoregressive model a row at position p predicts token p + 1. So the last context row proposes canvas position 0,
+and the rows of the tail propose the other positions. `blocks` has the layouts of other dialects. A decoder is
+stateless: everything that lasts from one forward to the next is in the Canvas.
 """
 
 from __future__ import annotations
@@ -25,14 +25,35 @@ class Tail:
     token_ids: tuple[int, ...] = ()
     is_masked: tuple[bool, ...] = ()  # rows with the mask embedding of their canvas index; all False if causal
     is_causal: bool = False
+    has_causal_canvas: bool = False  # canvas rows attend to the canvas up to themselves only
+    num_fixed: int = 0  # leading rows that are committed tokens; the context ends before them
+    positions: tuple[int, ...] = ()  # of each row, relative to the end of the context; empty if in order
+    proposing: tuple[int, int] | None = None  # see `proposing_rows`
+    row_of: tuple[int, ...] = ()  # the proposing row of each canvas position, where the rows are in another order
+    num_known: int | None = None  # length of `known`, where the rows are in another order
     branches: tuple[int, ...] = ()  # scoring: lengths of independent causal branches, which write no KV
     targets: tuple[tuple[int, int], ...] = ()  # scoring: (row, token) to score; row 0 is the last context row
+    soft: Tensor | None = None  # soft embeddings of the rows (rows, dim); None: zeros, or a network without them
+    num_top: int | None = None  # scoring: alternatives per target; None computes neither these nor ranks
 
     @property
     def known(self) -> tuple[int, ...]:
         """The leading decided tokens. Their rows have a fully decided left context, so a grammar applies exactly."""
+        if self.num_known is not None:
+            return self.token_ids[: self.num_known]
         end = self.is_masked.index(True) if True in self.is_masked else len(self.token_ids)
-        return self.token_ids[:end]
+        return self.token_ids[self.num_fixed : end]
+
+    @property
+    def proposing_rows(self) -> tuple[int, int]:
+        """First and one past the last row that proposes. Row 0 is the last context row, row 1 the first of the tail; by
+        default all of them propose."""
+        return self.proposing or (0, 1 + len(self.token_ids))
+
+    @property
+    def num_proposals(self) -> int:
+        first, end = self.proposing_rows
+        return end - first
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +66,15 @@ class Canvas:
     step: int = 0  # forwards that this canvas has been through
     is_draft: bool = False  # True between the draft forward and the verify forward of a round
     num_passes: int = 0  # forwards since the last mask was filled (`edit`)
+    is_predicted: bool = False  # a draft that was copied from the request's prediction
+    num_fixed: int = 0  # committed tokens before it that are rows of the same canvas
+    offset: int = 0  # index of its first position in its block, or in the answer where the answer is one block
+    num_entering: int = 0  # masks that enter after the next forward (`window`)
+    # Of `canvas`: tokens of its rows, which may still change where `is_masked` is False; the position of its first
+    # token; and the soft embeddings of its rows.
+    noisy_ids: Tensor | None = None
+    start: int = 0
+    soft: Tensor | None = None
 
     @staticmethod
     @cache
@@ -54,6 +84,18 @@ class Canvas:
             torch.zeros(canvas_len, dtype=torch.int64),
             torch.ones(canvas_len, dtype=torch.bool),
             torch.zeros(canvas_len),
+        )
+
+    @staticmethod
+    def predicted(token_ids: Sequence[int]) -> Canvas:
+        """A draft that no forward has proposed."""
+        tokens = torch.tensor(token_ids)
+        return Canvas(
+            tokens,
+            torch.zeros(len(tokens), dtype=torch.bool),
+            torch.ones(len(tokens)),
+            is_draft=True,
+            is_predicted=True,
         )
 
     @property
@@ -90,17 +132,28 @@ class Decision:
     num_drafted: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a canvas begins: after `num_tokens` tokens of text, of which the first `num_prompt` are the prompt."""
+
+    num_tokens: int = 0
+    num_prompt: int = 0
+
+
+START = Place()
+
+
 class Decoder(Protocol):
     """One decoding algorithm, configured for one request."""
 
-    def open(self, max_tokens: int) -> Canvas:
-        """A new canvas of at most `max_tokens` positions."""
+    def open(self, max_tokens: int, place: Place = START) -> Canvas:
+        """A new canvas at `place`. It has at most `max_tokens` positions, unless it must end at the end of a block."""
 
-    def tail(self, canvas: Canvas) -> Tail:
-        """The rows that follow the context in the next forward."""
+    def tail(self, canvas: Canvas, tokens: Sequence[int] = ()) -> Tail:
+        """The rows that follow the context in the next forward; `tokens` is the text before the canvas."""
 
     def decide(self, canvas: Canvas, proposal: Proposal) -> Decision:
-        """`proposal` has one entry for the last context row and one per tail row.
+        """`proposal` has one entry per position of the canvas, in order.
 
         Commits at least one token after finitely many calls, whatever is proposed.
         """

@@ -5,22 +5,30 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quicksilver.core import DecoderName, DecoderParams
+from quicksilver.dialect import AUTOREGRESSIVE, Dialect
+from quicksilver.diffusion.canvas import Denoise
 from quicksilver.diffusion.confidence import Confidence
 from quicksilver.diffusion.decoder import Decoder
 from quicksilver.diffusion.edit import Edit
 from quicksilver.diffusion.verify import Verify
+from quicksilver.diffusion.window import Window
 
 
-def make_decoder(params: DecoderParams) -> Decoder:
+def make_decoder(params: DecoderParams, dialect: Dialect = AUTOREGRESSIVE, seed: int = 0) -> Decoder:
+    """`seed` is that of the request; only decoders with random canvases use it."""
     if params.name is DecoderName.AR:
-        return Verify(replace(params, canvas_len=1))
+        return Verify(replace(params, canvas_len=1), dialect)
     if params.name is DecoderName.VERIFY:
-        return Verify(params)
+        return Verify(params, dialect)
     if params.name is DecoderName.CONFIDENCE:
-        return Confidence(params)
-    return Edit(params)
+        return Confidence(params, dialect)
+    if params.name is DecoderName.WINDOW:
+        return Window(params, dialect)
+    if params.name is DecoderName.CANVAS:
+        return Denoise(params, dialect, seed)
+    return Edit(params, dialect)
 
 
 def noise_step(params: DecoderParams, canvas_step: int) -> int:
     """The step that keys the sampling noise. It is 0 in `verify`, so draft, verify and plain AR share their noise."""
-    return canvas_step if params.name in (DecoderName.CONFIDENCE, DecoderName.EDIT) else 0
+    return 0 if params.name in (DecoderName.AR, DecoderName.VERIFY) else canvas_step

@@ -10,14 +10,17 @@ bounded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from quicksilver.core import DecoderParams
+from quicksilver.dialect import AUTOREGRESSIVE, Dialect
 from quicksilver.diffusion import unmask
-from quicksilver.diffusion.decoder import Canvas, Decision, Tail, canvas_tail
+from quicksilver.diffusion.blocks import block_tail, open_block
+from quicksilver.diffusion.decoder import START, Canvas, Decision, Place, Tail, canvas_tail
 from quicksilver.diffusion.sample import Proposal
 
 # A bound on the number of steps for a model that keeps changing its proposals.
@@ -27,23 +30,27 @@ MAX_EDIT_STEPS_PER_POSITION = 4
 @dataclass(frozen=True, slots=True)
 class Edit:
     params: DecoderParams
+    dialect: Dialect = AUTOREGRESSIVE
 
-    def open(self, max_tokens: int) -> Canvas:
+    def open(self, max_tokens: int, place: Place = START) -> Canvas:
+        if self.dialect.has_blocks:
+            return open_block(self.dialect, max_tokens, place)
         return Canvas.blank(min(self.params.canvas_len, max_tokens))
 
-    def tail(self, canvas: Canvas) -> Tail:
-        return canvas_tail(canvas)
+    def tail(self, canvas: Canvas, tokens: Sequence[int] = ()) -> Tail:
+        return block_tail(canvas, self.dialect, tokens) if self.dialect.has_blocks else canvas_tail(canvas)
 
     def decide(self, canvas: Canvas, proposal: Proposal) -> Decision:
         filled = unmask.confidence_threshold(proposal.confidence, canvas.is_masked, self.params.threshold)
         changed = filled | self._edits(canvas, proposal)
         is_updated = changed | canvas.is_masked
         is_masked = canvas.is_masked & ~filled
-        after = Canvas(
-            torch.where(is_updated, proposal.token_ids, canvas.token_ids),
-            is_masked,
-            torch.where(is_updated, proposal.confidence, canvas.confidence),
-            canvas.step + 1,
+        after = replace(
+            canvas,
+            token_ids=torch.where(is_updated, proposal.token_ids, canvas.token_ids),
+            is_masked=is_masked,
+            confidence=torch.where(is_updated, proposal.confidence, canvas.confidence),
+            step=canvas.step + 1,
             num_passes=0 if bool(canvas.is_masked.any()) else canvas.num_passes + 1,
         )
         is_out_of_passes = not bool(is_masked.any()) and after.num_passes >= self.params.edit_passes
@@ -60,4 +67,4 @@ class Edit:
 def left_neighbours(tail: Tail, last_committed: int) -> list[int]:
     """For each proposal, the token that the stutter penalty applies to: its left neighbour, or -1 if that is masked."""
     ids = [-1 if masked else token for token, masked in zip(tail.token_ids, tail.is_masked, strict=True)]
-    return [last_committed, *ids]
+    return [last_committed, *ids[tail.num_fixed :]][: tail.num_proposals]

@@ -10,10 +10,12 @@ from quicksilver.diffusion.decoder import Decision
 
 
 def stop_early(decision: Decision, stop_ids: Sequence[int]) -> Decision:
-    """Commit a canvas up to a decided stop token that has no mask before it, even if the decoder would go on."""
-    if decision.commit or decision.canvas is None or decision.canvas.is_draft:
+    """Commit a canvas up to a decided stop token that has no mask before it, even if the decoder would go on. Random
+    canvases are excepted: their accepted tokens may still change."""
+    canvas = decision.canvas
+    if decision.commit or canvas is None or canvas.is_draft or canvas.noisy_ids is not None:
         return decision
-    run = decision.canvas.token_ids[: decision.canvas.num_decided].tolist()
+    run = canvas.token_ids[: canvas.num_decided].tolist()
     if not any(token in stop_ids for token in run):
         return decision
     return replace(decision, commit=run, canvas=None)

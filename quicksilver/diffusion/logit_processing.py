@@ -25,6 +25,7 @@ class LogitContext:
     generated: Sequence[int]
     known: Sequence[int] = ()  # the leading decided tokens of the tail
     bitmask: Tensor | None = None  # (leading rows, words) int32: tokens that a grammar allows
+    temperature: float = 1.0  # divides the logits, before the grammar applies (`canvas`)
     left_neighbours: Sequence[int] = ()  # per row, the token of the stutter penalty; -1 or a missing entry for none
 
 
@@ -33,6 +34,8 @@ def process_logits(logits: Tensor, context: LogitContext) -> None:
     _apply_bias(logits, context.params)
     _apply_penalties(logits, context)
     _apply_stutter_penalty(logits, context)
+    if context.temperature != 1:
+        logits /= context.temperature
     if context.bitmask is not None:
         rows = min(len(context.bitmask), len(logits))
         logits[:rows].masked_fill_(~unpack_bitmask(context.bitmask[:rows], logits.shape[-1]), -torch.inf)

@@ -33,6 +33,13 @@ def row_keys(seeds: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
     return splitmix64(splitmix64(splitmix64(seeds + _GOLDEN) + positions * _GOLDEN) + steps * _GOLDEN)
 
 
+def random_tokens(seed: int, positions: Tensor, step: int, vocab_size: int) -> Tensor:
+    """One uniformly random token per position, independent of the noise of `gumbel` at the same position and step."""
+    keys = row_keys(torch.full_like(positions, seed), positions, torch.full_like(positions, step))
+    # `uniform` hashes key + (column + 1) * _GOLDEN, so the key itself is no column of it.
+    return _shift_right(splitmix64(keys), 1) % vocab_size
+
+
 def uniform(keys: Tensor, num_columns: int) -> Tensor:
     """(rows, num_columns) float32 in the open interval (0, 1)."""
     return _uniform_at(keys[:, None], torch.arange(num_columns, device=keys.device))

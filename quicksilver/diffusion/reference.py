@@ -18,40 +18,56 @@ One iteration of the loop:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from quicksilver.core import DecodeParams, DecoderName
-from quicksilver.diffusion.decoder import Canvas, Tail
+from quicksilver.dialect import AUTOREGRESSIVE, Dialect
+from quicksilver.diffusion.canvas import step_temperature
+from quicksilver.diffusion.decoder import Canvas, Place, Tail
 from quicksilver.diffusion.decoders import make_decoder, noise_step
 from quicksilver.diffusion.edit import left_neighbours
 from quicksilver.diffusion.finish import stop_early, truncate
 from quicksilver.diffusion.logit_processing import LogitContext, process_logits
-from quicksilver.diffusion.sample import SampleRows, propose
+from quicksilver.diffusion.sample import SampleRows, propose, propose_with_samples
 
-# predict(context, tail) -> logits (1 + len(tail), vocab) of the last context row and of the tail's rows.
+# predict(context, tail) -> logits (num_proposals, vocab) of the proposing rows. `context` is the text without the
+# tail's fixed tokens.
 Predict = Callable[[Sequence[int], Tail], Tensor]
+# embed(processed logits) -> soft embeddings, for networks that are conditioned on their last step.
+SoftEmbed = Callable[[Tensor], Tensor]
 
 
-def generate(predict: Predict, prompt: Sequence[int], params: DecodeParams) -> list[int]:
+def generate(
+    predict: Predict,
+    prompt: Sequence[int],
+    params: DecodeParams,
+    dialect: Dialect = AUTOREGRESSIVE,
+    soft_embed: SoftEmbed | None = None,
+) -> list[int]:
     """The answer's tokens, without the stop token."""
-    decoder = make_decoder(params.decoder)
+    decoder = make_decoder(params.decoder, dialect, params.seed)
     context, answer = list(prompt), list[int]()
     canvas: Canvas | None = None
     while True:
         # 1. and 2. A canvas, and the rows that the forward needs for it.
-        canvas = canvas or decoder.open(params.max_new_tokens - len(answer))
-        tail = decoder.tail(canvas)
+        canvas = canvas or decoder.open(params.max_new_tokens - len(answer), Place(len(context), len(prompt)))
+        tail = decoder.tail(canvas, context)
 
         # 3. One forward over the whole text.
-        logits = predict(context, tail).float().clone()
+        logits = predict(context[: len(context) - tail.num_fixed], tail).float().clone()
 
         # 4. One proposal per row. The noise of sampling is keyed by seed, position and step.
         neighbours = left_neighbours(tail, context[-1]) if params.decoder.name is DecoderName.EDIT else []
-        process_logits(logits, LogitContext(params, prompt, answer, tail.known, None, neighbours))
+        temperature = step_temperature(params.decoder, canvas.step) if soft_embed is not None else 1.0
+        process_logits(logits, LogitContext(params, prompt, answer, tail.known, None, temperature, neighbours))
         rows = sample_rows(params, len(context), len(logits), noise_step(params.decoder, canvas.step))
-        proposal = propose(logits, rows)
+        if soft_embed is None:
+            proposal = propose(logits, rows)
+        else:
+            proposal = replace(propose_with_samples(logits, rows), soft=soft_embed(logits))
 
         # 5. What is committed, and what stays on the canvas.
         decision = stop_early(decoder.decide(canvas, proposal), params.stop_ids)

@@ -6,7 +6,7 @@ only the rows that they need, in tiles, so that the logits of a whole batch neve
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -40,15 +40,24 @@ class Proposal:
     confidence: Tensor  # (rows,) float32, probability of the proposed token
     entropy: Tensor  # (rows,) float32, nats
     is_finite: Tensor  # (rows,) bool; False where the logits were not usable
+    # Only with `propose_with_samples`, where `token_ids` are the likeliest tokens:
+    sampled_ids: Tensor | None = None  # (rows,) int64
+    soft: Tensor | None = None  # (rows, dim) soft embeddings, on the device of the network
 
     def __getitem__(self, rows: slice) -> Proposal:
         count = self.token_ids.numel()
         if rows.indices(count) == (0, count, 1):
             return self  # the common case of one request; slicing four tensors is measurable in a CPU step
-        return Proposal(self.token_ids[rows], self.confidence[rows], self.entropy[rows], self.is_finite[rows])
+        sampled = None if self.sampled_ids is None else self.sampled_ids[rows]
+        soft = None if self.soft is None else self.soft[rows]
+        token_ids, confidence = self.token_ids[rows], self.confidence[rows]
+        return Proposal(token_ids, confidence, self.entropy[rows], self.is_finite[rows], sampled, soft)
 
     def cpu(self) -> Proposal:
-        return Proposal(self.token_ids.cpu(), self.confidence.cpu(), self.entropy.cpu(), self.is_finite.cpu())
+        """On the CPU, without the soft embeddings: these stay on their device."""
+        sampled = None if self.sampled_ids is None else self.sampled_ids.cpu()
+        token_ids, confidence = self.token_ids.cpu(), self.confidence.cpu()
+        return Proposal(token_ids, confidence, self.entropy.cpu(), self.is_finite.cpu(), sampled, self.soft)
 
 
 def propose(logits: Tensor, rows: SampleRows) -> Proposal:
@@ -60,6 +69,12 @@ def propose(logits: Tensor, rows: SampleRows) -> Proposal:
     entropy = -(p * log_p.clamp_min(-1e4)).sum(-1)  # the clamp keeps 0 * -inf out of the sum
     confidence = p.gather(-1, token_ids[:, None])[:, 0]
     return Proposal(token_ids, confidence, entropy, log_total.isfinite())
+
+
+def propose_with_samples(logits: Tensor, rows: SampleRows) -> Proposal:
+    """The likeliest token of each row, and in addition a sampled one."""
+    best = propose(logits, replace(rows, temperature=torch.zeros_like(rows.temperature)))
+    return replace(best, sampled_ids=sample_tokens(logits, rows, best.token_ids))
 
 
 def sample_tokens(logits: Tensor, rows: SampleRows, greedy_ids: Tensor) -> Tensor:

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import accumulate, count, islice
+from typing import TypeVar
 
-from quicksilver.diffusion.decoder import Canvas, Decision, Tail
+from quicksilver.diffusion.decoder import START, Canvas, Decision, Place, Tail
 from quicksilver.diffusion.sample import Proposal
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +35,10 @@ class Scorer:
     passes: tuple[ScorePass, ...]
     lengths: tuple[int, ...]  # targets per continuation
 
-    def open(self, max_tokens: int) -> Canvas:
+    def open(self, max_tokens: int, place: Place = START) -> Canvas:
         return Canvas.blank(1)
 
-    def tail(self, canvas: Canvas) -> Tail:
+    def tail(self, canvas: Canvas, tokens: Sequence[int] = ()) -> Tail:
         return self.passes[canvas.step].tail
 
     def decide(self, canvas: Canvas, proposal: Proposal) -> Decision:
@@ -50,10 +53,39 @@ class Scorer:
         done = self.passes[canvas.step]
         return done.is_chunk and not done.commit
 
-    def split(self, logprobs: Sequence[float]) -> tuple[tuple[float, ...], ...]:
-        """The log-probabilities of all passes, one tuple per continuation."""
-        rest = iter(logprobs)
+    def split(self, scored: Sequence[Value]) -> tuple[tuple[Value, ...], ...]:
+        """The values of all passes, one tuple per continuation."""
+        rest = iter(scored)
         return tuple(tuple(islice(rest, length)) for length in self.lengths)
+
+    def with_top(self, num_top: int | None) -> Scorer:
+        """Passes that also yield ranks and `num_top` alternatives."""
+        if num_top is None:
+            return self
+        return replace(self, passes=tuple(replace(p, tail=replace(p.tail, num_top=num_top)) for p in self.passes))
+
+
+def score_next(continuations: Sequence[Sequence[int]], next_tokens: Sequence[Sequence[int]], max_rows: int) -> Scorer:
+    """The probabilities of several tokens right after each continuation. A continuation of more than `max_rows` tokens
+    has a pass of its own."""
+    passes, group, num_rows = list[ScorePass](), list[tuple[Sequence[int], Sequence[int]]](), 0
+    for tokens, asked in zip(continuations, next_tokens, strict=True):
+        if group and num_rows + len(tokens) > max_rows:
+            passes.append(_next_branches(group))
+            group, num_rows = [], 0
+        group.append((tokens, asked))
+        num_rows += len(tokens)
+    passes.append(_next_branches(group))
+    return Scorer(tuple(passes), tuple(map(len, next_tokens)))
+
+
+def _next_branches(group: Sequence[tuple[Sequence[int], Sequence[int]]]) -> ScorePass:
+    """One branch per continuation; its last row predicts the tokens that may follow."""
+    last_rows = accumulate(len(tokens) for tokens, _ in group)
+    targets = tuple((row, token) for row, (_, asked) in zip(last_rows, group, strict=True) for token in asked)
+    rows = tuple(token for tokens, _ in group for token in tokens)
+    branches = tuple(len(tokens) for tokens, _ in group)
+    return ScorePass(Tail(rows, (False,) * len(rows), branches=branches, targets=targets))
 
 
 def score_continuations(continuations: Sequence[Sequence[int]], max_rows: int) -> Scorer:

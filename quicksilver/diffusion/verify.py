@@ -5,36 +5,58 @@ the same weights. Draft tokens are accepted up to the first one that differs fro
 The first proposal of the draft forward also comes from a causal row, so every committed token is the token of the
 autoregressive model. With a canvas of one
 position this is plain autoregression.
+
+A dialect with a draft seed (Nemotron-Labs-Diffusion) drafts differently: the last committed token is a row of the
+canvas, and each masked row predicts its own position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quicksilver.core import DecoderParams
-from quicksilver.diffusion.decoder import Canvas, Decision, Tail, canvas_tail
+from quicksilver.dialect import AUTOREGRESSIVE, Dialect
+from quicksilver.diffusion.blocks import masked_ids, seeded_tail
+from quicksilver.diffusion.decoder import START, Canvas, Decision, Place, Tail, canvas_tail
 from quicksilver.diffusion.sample import Proposal
 
 
 @dataclass(frozen=True, slots=True)
 class Verify:
     params: DecoderParams
+    dialect: Dialect = AUTOREGRESSIVE
 
-    def open(self, max_tokens: int) -> Canvas:
-        return Canvas.blank(min(self.params.canvas_len, max_tokens))
+    def open(self, max_tokens: int, place: Place = START) -> Canvas:
+        canvas_len = min(self.params.canvas_len, max_tokens)
+        if self.dialect.has_draft_seed and canvas_len > 1:
+            return replace(Canvas.blank(canvas_len - 1), num_fixed=1)
+        return Canvas.blank(canvas_len)
 
-    def tail(self, canvas: Canvas) -> Tail:
+    def tail(self, canvas: Canvas, tokens: Sequence[int] = ()) -> Tail:
         if not canvas.is_draft:
-            return canvas_tail(canvas)
+            return self._draft_tail(canvas, tokens)
         token_ids = tuple(canvas.token_ids.tolist())
         return Tail(token_ids, (False,) * len(token_ids), is_causal=True)
+
+    def _draft_tail(self, canvas: Canvas, tokens: Sequence[int]) -> Tail:
+        if canvas.num_fixed:
+            return seeded_tail(canvas, self.dialect, tokens, is_shifted=False)
+        tail = canvas_tail(canvas)
+        if self.dialect.mask_id is None:
+            return tail
+        token_ids = masked_ids(canvas, self.dialect)[:-1]
+        return replace(tail, token_ids=token_ids, has_causal_canvas=self.dialect.has_causal_canvas)
 
     def decide(self, canvas: Canvas, proposal: Proposal) -> Decision:
         return _verified(canvas, proposal) if canvas.is_draft else _drafted(canvas, proposal)
 
 
 def _drafted(canvas: Canvas, proposal: Proposal) -> Decision:
+    if canvas.num_fixed:
+        # No causal row proposes: all tokens are drafts, and the verify forward commits at least one.
+        drafted = Canvas(proposal.token_ids, canvas.is_masked, proposal.confidence, canvas.step + 1, is_draft=True)
+        return Decision([], drafted, num_drafted=len(proposal.token_ids))
     first, *rest = proposal.token_ids.tolist()
     if not rest:
         return Decision([first])

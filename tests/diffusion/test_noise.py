@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quicksilver.diffusion.noise import gumbel, row_keys, splitmix64, uniform
+from quicksilver.diffusion.noise import gumbel, random_tokens, row_keys, splitmix64, uniform
 
 
 def column(*values: int) -> torch.Tensor:
@@ -51,3 +51,13 @@ def test_argmax_with_gumbel_noise_samples_the_softmax() -> None:
     noise = gumbel(torch.arange(trials), torch.zeros(trials).long(), torch.zeros(trials).long(), 4)
     share = torch.bincount((logits + noise).argmax(-1), minlength=4) / trials
     assert torch.allclose(share, logits.softmax(-1), atol=0.015)
+
+
+def test_random_tokens_are_uniform_and_differ_by_seed_position_and_step() -> None:
+    tokens = random_tokens(1, torch.arange(20_000), 0, 10)
+    counts = tokens.bincount(minlength=10)
+    assert counts.min() > 1_800
+    assert counts.max() < 2_200
+    for seed, step in ((2, 0), (1, 1)):
+        equal = (random_tokens(seed, torch.arange(20_000), step, 10) == tokens).float().mean()
+        assert 0.08 < equal < 0.12

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from quicksilver.core import DecoderName
+from quicksilver.dialect import Dialect
 from quicksilver.diffusion.decoder import Tail
 from quicksilver.diffusion.reference import generate, sample_rows
 from tests.support.tiny import decode_params
@@ -17,23 +18,28 @@ VOCAB_SIZE = 50
 
 
 def count_up(context: Sequence[int], tail: Tail) -> Tensor:
-    """A model that is certain that each token is the previous one plus one."""
-    logits = torch.zeros(1 + len(tail.token_ids), VOCAB_SIZE)
+    """A model that is certain that each token is the previous one plus one. Rows are in the order of the positions."""
+    logits = torch.zeros(tail.num_proposals, VOCAB_SIZE)
     for row in range(len(logits)):
         logits[row, (context[-1] + 1 + row) % VOCAB_SIZE] = 20.0
     return logits
 
 
+def write(name: DecoderName, **changes: object) -> list[int]:
+    params = decode_params(name, canvas_len=4, max_new_tokens=10, **changes)
+    if name is not DecoderName.CANVAS:
+        return generate(count_up, [1, 2, 3], params)
+    return generate(count_up, [1, 2, 3], params, Dialect(noise_vocab=VOCAB_SIZE), lambda logits: logits)
+
+
 @pytest.mark.parametrize("name", DecoderName)
 def test_every_decoder_writes_what_the_model_is_certain_of(name: DecoderName) -> None:
-    params = decode_params(name, canvas_len=4, max_new_tokens=10)
-    assert generate(count_up, [1, 2, 3], params) == list(range(4, 14))
+    assert write(name) == list(range(4, 14))
 
 
 @pytest.mark.parametrize("name", DecoderName)
 def test_a_stop_token_ends_the_answer_and_is_not_part_of_it(name: DecoderName) -> None:
-    params = decode_params(name, canvas_len=4, max_new_tokens=10, stop_ids=(7,))
-    assert generate(count_up, [1, 2, 3], params) == [4, 5, 6]
+    assert write(name, stop_ids=(7,)) == [4, 5, 6]
 
 
 def test_verify_needs_two_forwards_per_round_of_an_accepted_draft() -> None:

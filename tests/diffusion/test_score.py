@@ -9,6 +9,7 @@ from quicksilver.diffusion.decoder import Tail
 from quicksilver.diffusion.score import score_continuations
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine, Scored
+from quicksilver.errors import InvalidRequest
 from tests.support.tiny import decode_params, tiny_engine, tiny_model, uncached
 
 PROMPT = tuple(range(5, 40))
@@ -86,3 +87,58 @@ def test_usage_counts_the_tokens_and_rows_of_every_continuation() -> None:
     assert usage.rows == engine.stats().rows
     assert usage.rows >= len(PROMPT) + sum(len(tokens) - 1 for tokens in (*SHORT, LONG))
     assert usage.forwards == engine.stats().steps > 4
+
+
+NEXT = ((1, 2, 3), (4,), (9, 1), (2, 2))
+
+
+@pytest.mark.parametrize("max_rows", [10, 24, 96])
+def test_probabilities_after_a_branch_equal_those_after_the_whole_text(max_rows: int) -> None:
+    engine = tiny_engine(EngineConfig(num_pages=64, max_rows=max_rows))
+    engine.add_score(ScoreRequest("s", PROMPT, SHORT, next_tokens=NEXT))
+    together = scored(engine)
+    assert together.usage.rows <= len(PROMPT) + sum(map(len, SHORT)) + 3
+    for tokens, asked, logprobs in zip(SHORT, NEXT, together.logprobs, strict=True):
+        engine.add_score(ScoreRequest("t", (*PROMPT, *tokens), tuple((token,) for token in asked)))
+        apart = [logprob for (logprob,) in scored(engine).logprobs]
+        assert logprobs == pytest.approx(apart, abs=1e-5)
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_request_that_runs_alone_has_the_whole_row_budget(is_busy: bool) -> None:
+    engine, continuations = tiny_engine(EngineConfig(num_pages=64, max_rows=16)), ((1, 2, 3),) * 10
+    if is_busy:
+        engine.add(Request("x", PROMPT, decode_params("ar", canvas_len=1, max_new_tokens=1)))
+    engine.add_score(ScoreRequest("s", PROMPT[:1], continuations, next_tokens=((4,),) * 10))
+    # Five of three rows fit beside one context row, two into half of the budget.
+    assert scored(engine).usage.forwards == (5 if is_busy else 2)
+
+
+def test_alternatives_and_ranks_of_scored_tokens() -> None:
+    engine = tiny_engine(EngineConfig(num_pages=64, max_rows=24))
+    engine.add_score(ScoreRequest("s", PROMPT[:1], (PROMPT[1:], (3,)), num_top=3))
+    scores, predict = scored(engine), uncached(tiny_model())
+    assert [tuple(entry.logprob for entry in part) for part in scores.details] == list(scores.logprobs)
+    for i, entry in enumerate(scores.details[0]):
+        log_p = predict(PROMPT[: i + 1], Tail())[0].log_softmax(-1)
+        assert entry.token_id == PROMPT[i + 1]
+        assert entry.rank == int((log_p > log_p[entry.token_id]).sum()) + 1
+        assert [token for token, _ in entry.top] == log_p.topk(3).indices.tolist()
+        assert [value for _, value in entry.top] == pytest.approx(log_p.topk(3).values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("next_tokens", "match"),
+    [(((1,),), "at least one"), (((1,), ()), "at least one"), (((1,), (97,)), "0..96")],
+    ids=["too few", "empty", "no such token"],
+)
+def test_next_tokens_are_checked(next_tokens: tuple[tuple[int, ...], ...], match: str) -> None:
+    with pytest.raises(InvalidRequest, match=match):
+        tiny_engine().add_score(ScoreRequest("s", PROMPT, ((1,), (2,)), next_tokens=next_tokens))
+
+
+def test_a_branch_that_exceeds_a_forward_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="part of the prompt"):
+        tiny_engine(EngineConfig(num_pages=64, max_rows=24)).add_score(
+            ScoreRequest("s", PROMPT, (LONG,), next_tokens=((1,),))
+        )

@@ -1,0 +1,89 @@
+"""The `canvas` decoder: random tokens become text in steps of falling temperature (DiffusionGemma).
+
+A canvas begins as uniformly random tokens. Each step proposes all its positions. Of the sampled tokens those of least
+entropy are accepted, while the entropies before them sum to at most `entropy_bound`; all other positions become random
+again, accepted ones of earlier steps included. The distributions of a step are also an input of the next one, as *soft
+embeddings*. A canvas ends when its likeliest tokens did not change and their mean entropy is below `stop_entropy`, or
+after `steps` steps. Then the likeliest tokens are committed, all at once.
+
+The request's temperature applies to the sampled tokens, in addition to that of the step; 0 takes the likeliest tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quicksilver.core import DecoderParams
+from quicksilver.dialect import Dialect
+from quicksilver.diffusion import unmask
+from quicksilver.diffusion.decoder import START, Canvas, Decision, Place, Tail
+from quicksilver.diffusion.noise import random_tokens
+from quicksilver.diffusion.sample import Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Denoise:
+    params: DecoderParams
+    dialect: Dialect
+    seed: int = 0
+
+    def open(self, max_tokens: int, place: Place = START) -> Canvas:
+        """Always a whole canvas: the number of positions is part of what the network was trained on."""
+        noise = self._noise(place.num_tokens, self.params.canvas_len, step=0)
+        return replace(Canvas.blank(len(noise)), token_ids=noise, noisy_ids=noise, start=place.num_tokens)
+
+    def tail(self, canvas: Canvas, tokens: Sequence[int] = ()) -> Tail:
+        assert canvas.noisy_ids is not None
+        ids = tuple(canvas.noisy_ids.tolist())
+        return Tail(ids, (True,) * len(ids), proposing=(1, 1 + len(ids)), num_known=0, soft=canvas.soft)
+
+    def decide(self, canvas: Canvas, proposal: Proposal) -> Decision:
+        assert proposal.sampled_ids is not None
+        best, step = proposal.token_ids, canvas.step + 1
+        is_stable = canvas.step > 0 and torch.equal(best, canvas.token_ids)
+        if step >= self.params.steps or (is_stable and float(proposal.entropy.mean()) < self.params.stop_entropy):
+            return Decision(best.tolist())
+        everywhere = torch.ones_like(canvas.is_masked)
+        accepted = unmask.entropy_bound(proposal.entropy, everywhere, self.params.entropy_bound)
+        noise = self._noise(canvas.start, len(best), step)
+        after = replace(
+            canvas,
+            token_ids=best,
+            is_masked=~accepted,
+            confidence=proposal.confidence,
+            step=step,
+            noisy_ids=torch.where(accepted, proposal.sampled_ids, noise),
+            soft=proposal.soft,
+        )
+        return Decision([], after)
+
+    def advance(self, canvas: Canvas, count: int) -> Canvas | None:
+        """The canvas after its first `count` tokens were committed: random tokens enter at its end. None if it held no
+        others."""
+        assert canvas.noisy_ids is not None
+        if count >= len(canvas.token_ids):
+            return None
+        entering = self._noise(canvas.start + len(canvas.token_ids), count, canvas.step)
+        soft = canvas.soft
+        return replace(
+            canvas,
+            token_ids=torch.cat((canvas.token_ids[count:], entering)),
+            is_masked=torch.cat((canvas.is_masked[count:], torch.ones(count, dtype=torch.bool))),
+            confidence=torch.cat((canvas.confidence[count:], torch.zeros(count))),
+            noisy_ids=torch.cat((canvas.noisy_ids[count:], entering)),
+            soft=None if soft is None else torch.cat((soft[count:], torch.zeros_like(soft[:count]))),
+            start=canvas.start + count,
+        )
+
+    def _noise(self, start: int, count: int, step: int) -> Tensor:
+        return random_tokens(self.seed, torch.arange(start, start + count), step, self.dialect.noise_vocab)
+
+
+def step_temperature(params: DecoderParams, step: int) -> float:
+    """The temperature of a step: `first_temperature` in the first one, and close to `last_temperature` in the last."""
+    remaining = max(params.steps - step, 1) / params.steps
+    return params.last_temperature + (params.first_temperature - params.last_temperature) * remaining

@@ -1,0 +1,71 @@
+"""The `window` decoder: fill positions of low entropy in a window that moves with the text (WeDLM).
+
+All rows are causal. Their order is not that of the text: filled positions come first, then the masks, each with its
+true position. So every mask attends to all filled positions. A position is filled if its entropy, plus a penalty for
+its distance from the first mask, is below `entropy_bound`; the best one always is. The leading filled run is committed
+at once, because in the next forward its causal rows write the KV that they would have in the window. As many masks
+enter one forward later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from quicksilver.core import DecoderParams
+from quicksilver.dialect import Dialect
+from quicksilver.diffusion.blocks import masked_ids
+from quicksilver.diffusion.confidence import fill
+from quicksilver.diffusion.decoder import START, Canvas, Decision, Place, Tail
+from quicksilver.diffusion.sample import Proposal
+
+# Nats of entropy per position of distance from the first mask.
+DISTANCE_PENALTY = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    params: DecoderParams
+    dialect: Dialect
+
+    def open(self, max_tokens: int, place: Place = START) -> Canvas:
+        """Always a whole window: its length is part of what selects positions, so it must not depend on the limit."""
+        return Canvas.blank(self.params.canvas_len)
+
+    def tail(self, canvas: Canvas, tokens: Sequence[int] = ()) -> Tail:
+        order = canvas.is_masked.int().argsort(stable=True).tolist()
+        ids, is_masked = masked_ids(canvas, self.dialect), canvas.is_masked.tolist()
+        rows = sorted(range(len(order)), key=order.__getitem__)
+        return Tail(
+            tuple(ids[index] for index in order),
+            tuple(is_masked[index] for index in order),
+            has_causal_canvas=True,
+            positions=tuple(order),
+            proposing=(1, 1 + len(order)),
+            row_of=tuple(1 + row for row in rows),
+            num_known=canvas.num_decided,
+        )
+
+    def decide(self, canvas: Canvas, proposal: Proposal) -> Decision:
+        filled = fill(canvas, proposal, self._choose(canvas, proposal))
+        num_committed = filled.num_decided
+        fresh = Canvas.blank(canvas.num_entering)
+        rest = replace(
+            filled,
+            token_ids=torch.cat([filled.token_ids[num_committed:], fresh.token_ids]),
+            is_masked=torch.cat([filled.is_masked[num_committed:], fresh.is_masked]),
+            confidence=torch.cat([filled.confidence[num_committed:], fresh.confidence]),
+            num_entering=num_committed,
+        )
+        # A window in which everything was filled at once is empty for one forward; a new one takes its place.
+        return Decision(filled.token_ids[:num_committed].tolist(), rest if len(rest.token_ids) else None)
+
+    def _choose(self, canvas: Canvas, proposal: Proposal) -> Tensor:
+        is_masked = canvas.is_masked
+        distance = torch.arange(len(is_masked)) - int(is_masked.int().argmax())
+        score = (proposal.entropy + DISTANCE_PENALTY * distance).masked_fill(~is_masked, torch.inf)
+        best = torch.zeros_like(is_masked).scatter(0, score.argmin()[None], True)
+        return is_masked & ((score < self.params.entropy_bound) | best)
