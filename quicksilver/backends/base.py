@@ -12,11 +12,14 @@ from typing import Protocol
 
 from torch import Tensor
 
+from quicksilver.backends.persistent_batch import PersistentBatch
 from quicksilver.backends.round_cost import RoundCost
 from quicksilver.backends.sequence import Sequence
 from quicksilver.core import TokenLogprob
 from quicksilver.diffusion.decoder import Tail
 from quicksilver.diffusion.sample import Proposal
+from quicksilver.model.lowrank import Adapter
+from quicksilver.model.row_adapters import RowAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,10 @@ class MemoryNeeds:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The rows of one sequence in one forward: tokens `[start, end)` and, if they reach the last token, the tail."""
+    """The rows of one sequence in one forward: tokens `[start, end)` and, if the context ends there, the tail.
+
+    The context may be empty, and it ends before the tail's fixed tokens.
+    """
 
     sequence: Sequence
     start: int
@@ -42,8 +48,8 @@ class Work:
 
     @property
     def num_proposals(self) -> int:
-        """Rows whose logits are needed: the last context row and the tail; none while a prompt is being prefilled."""
-        return 1 + len(self.tail.token_ids) if self.tail is not None else 0
+        """Rows whose logits are needed, one per canvas position; none while a prompt is being prefilled."""
+        return self.tail.num_proposals if self.tail is not None else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ class Outcome:
     proposal: Proposal
     logprobs: list[TokenLogprob]  # one per proposing row if the request asks for them, else empty
     target_logprobs: Tensor | None = None  # of the tail's targets, in order
+    target_details: tuple[TokenLogprob, ...] = ()  # the same with ranks and alternatives, if the tail asks for them
 
 
 class Backend(Protocol):
@@ -61,6 +68,17 @@ class Backend(Protocol):
     @property
     def round_cost(self) -> RoundCost | None:
         """Measured times of forwards and rounds; None if the backend measures none."""
+
+    @property
+    def persistent(self) -> PersistentBatch | None:
+        """Slots whose sequences decode ahead of the host; None if the device has none. `run` is independent of them."""
+
+    @property
+    def supports_adapters(self) -> bool:
+        """Whether sequences may have adapters."""
+
+    def convert_adapter(self, adapter: Adapter) -> RowAdapter:
+        """The adapter, which fits the network, in the form that this backend computes. Any thread may call it."""
 
     def run(self, works: Seq[Work]) -> list[Outcome | None]:
         """One forward over all rows of `works`. An outcome is None for work without a tail (a chunk of a prompt).

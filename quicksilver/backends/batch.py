@@ -1,21 +1,25 @@
 """Builds the rows of one forward from the works of a step.
 
-Each sequence has its context rows first (causal, written to its pages), then the rows of its tail.
+Each sequence has its context rows first (causal or block-causal, written to its pages), then the rows of its tail.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from quicksilver.backends.base import Work
 from quicksilver.backends.sequence import Sequence
+from quicksilver.dialect import ContextKind
 from quicksilver.diffusion.decoder import Tail
 from quicksilver.model.attention import RowPlan, Segment
+from quicksilver.model.row_adapters import AdapterRows, RowAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,7 @@ class Batch:
     proposing: Tensor  # rows whose hidden state becomes logits, in order of work
     has_canvas: bool
     has_prompt: bool = False  # some sequence has more than one context row
+    row_adapters: tuple[AdapterRows, ...] = ()
 
     def to(self, device: torch.device | str) -> Batch:
         return Batch(
@@ -37,12 +42,17 @@ class Batch:
             self.proposing.to(device),
             self.has_canvas,
             self.has_prompt,
+            tuple(one.to(device) for one in self.row_adapters),
         )
+
+
+# From this many context rows on, arrays are faster than lists.
+MANY_ROWS = 128
 
 
 @dataclass(slots=True)
 class _Columns:
-    """One list per row attribute; converted to tensors at the end."""
+    """One list per row attribute for the newest rows, and arrays of all attributes for the rows before them."""
 
     token_ids: list[int] = field(default_factory=list)
     mask_index: list[int] = field(default_factory=list)
@@ -52,6 +62,35 @@ class _Columns:
     span_start: list[int] = field(default_factory=list)
     span_end: list[int] = field(default_factory=list)
     is_canvas: list[bool] = field(default_factory=list)
+    parts: list[list[npt.NDArray[np.int64]]] = field(default_factory=list)
+    num_in_parts: int = 0
+
+    def __len__(self) -> int:
+        return self.num_in_parts + len(self.token_ids)
+
+    @property
+    def lists(self) -> list[list[int]]:
+        rows = [self.token_ids, self.mask_index, self.positions, self.slots, self.prefix_end]
+        return [*rows, self.span_start, self.span_end, self.is_canvas]  # type: ignore[list-item]
+
+    def flush(self) -> None:
+        """Converts the lists to arrays."""
+        if self.token_ids:
+            self._add_part([np.array(values, dtype=np.int64) for values in self.lists])
+            for values in self.lists:
+                values.clear()
+
+    def add_many(self, token_ids: Seq[int], start: int, slots: npt.NDArray[np.int64]) -> None:
+        """As `add`, with arrays."""
+        self.flush()
+        positions = np.arange(start, start + len(token_ids))
+        zeros = np.zeros_like(positions)
+        tokens = np.array(token_ids, dtype=np.int64)
+        self._add_part([tokens, zeros - 1, positions, slots, positions + 1, zeros, zeros, zeros])
+
+    def _add_part(self, part: list[npt.NDArray[np.int64]]) -> None:
+        self.parts.append(part)
+        self.num_in_parts += len(part[0])
 
     def add(self, token_ids: Seq[int], start: int, slots: Seq[int]) -> None:
         """Adds causal rows from position `start` on, with empty spans and no mask embeddings."""
@@ -70,24 +109,36 @@ class _Columns:
         in `span_end`."""
         first, count = len(self.token_ids), len(token_ids)
         self.add(token_ids, start, [-1] * count)
+        first_row = self.num_in_parts + first
         self.prefix_end[first:] = [start] * count
-        self.span_start[first:] = [first] * count
-        self.span_end[first:] = [first + end for end in span_end]
+        self.span_start[first:] = [first_row] * count
+        self.span_end[first:] = [first_row + end for end in span_end]
 
 
 def build_batch(works: Seq[Work], page_size: int) -> Batch:
     columns, segments, proposing = _Columns(), [], list[int]()
     for work in works:
-        start = len(columns.token_ids)
+        start = len(columns)
         _add_context(columns, work, page_size)
         if work.tail is not None:
-            first = len(columns.token_ids) - 1
+            last_context, (first, end) = len(columns) - 1, work.tail.proposing_rows
             if work.tail.token_ids:
                 _add_tail(columns, work, work.tail, page_size)
-            proposing.extend(range(first, len(columns.token_ids)))
-        segments.append(Segment(start, len(columns.token_ids), _page_ids(work.sequence)))
+            rows = work.tail.row_of or range(first, end)
+            proposing.extend(last_context + row for row in rows)
+        segments.append(Segment(start, len(columns), _page_ids(work.sequence)))
     has_prompt = any(work.end - work.start > 1 for work in works)
-    return _to_tensors(columns, segments, proposing, has_prompt)
+    batch = _to_tensors(columns, segments, proposing, has_prompt)
+    return replace(batch, row_adapters=adapters) if (adapters := _row_adapters(works, segments)) else batch
+
+
+def _row_adapters(works: Seq[Work], segments: list[Segment]) -> tuple[AdapterRows, ...]:
+    """The rows of every adapter of the batch."""
+    rows: dict[RowAdapter, list[range]] = {}
+    for work, segment in zip(works, segments, strict=True):
+        if work.sequence.adapter is not None:
+            rows.setdefault(work.sequence.adapter, []).append(range(segment.row_start, segment.row_end))
+    return tuple(AdapterRows(adapter, _tensor(list(chain(*ranges)))) for adapter, ranges in rows.items())
 
 
 def _page_ids(sequence: Sequence) -> Tensor:
@@ -99,8 +150,19 @@ def _page_ids(sequence: Sequence) -> Tensor:
 
 
 def _add_context(columns: _Columns, work: Work, page_size: int) -> None:
-    slots = _slots(work.sequence.pages, work.start, work.end, page_size)
-    columns.add(work.sequence.tokens[work.start : work.end], work.start, slots)
+    sequence, first = work.sequence, len(columns.token_ids)
+    tokens, is_block = sequence.tokens[work.start : work.end], sequence.dialect.context is ContextKind.BLOCK
+    if len(tokens) >= MANY_ROWS and not is_block:
+        positions = np.arange(work.start, work.end)
+        pages = _page_ids(sequence).numpy()[positions // page_size]
+        columns.add_many(tokens, work.start, pages * page_size + positions % page_size)
+        return
+    columns.add(tokens, work.start, _slots(sequence.pages, work.start, work.end, page_size))
+    if is_block:
+        length = sequence.dialect.block_len
+        columns.prefix_end[first:] = [
+            min((position // length + 1) * length, work.end) for position in range(work.start, work.end)
+        ]
 
 
 def _slots(pages: Seq[int], start: int, end: int, page_size: int) -> list[int]:
@@ -127,9 +189,12 @@ def _add_drafted(columns: _Columns, work: Work, tail: Tail, page_size: int) -> N
 
 
 def _add_canvas(columns: _Columns, num_committed: int, tail: Tail) -> None:
-    """Canvas rows see all committed positions and each other, and write no KV."""
+    """Canvas rows see all positions of the context and each other, and write no KV."""
     first, count = len(columns.token_ids), len(tail.token_ids)
-    columns.add_unwritten(tail.token_ids, num_committed, [count] * count)
+    span_end = range(1, count + 1) if tail.has_causal_canvas else [count] * count
+    columns.add_unwritten(tail.token_ids, num_committed, span_end)
+    if tail.positions:
+        columns.positions[first:] = [num_committed + position for position in tail.positions]
     columns.mask_index[first:] = [index if is_masked else -1 for index, is_masked in enumerate(tail.is_masked)]
     columns.is_canvas[first:] = [True] * count
 
@@ -143,17 +208,21 @@ def _add_branches(columns: _Columns, num_committed: int, tail: Tail) -> None:
 
 
 def _to_tensors(columns: _Columns, segments: list[Segment], proposing: list[int], has_prompt: bool) -> Batch:
+    columns.flush()
+    arrays = (
+        columns.parts[0] if len(columns.parts) == 1 else [np.concatenate(p) for p in zip(*columns.parts, strict=True)]
+    )
+    token_ids, mask_index, positions, slots, prefix_end, span_start, span_end, is_canvas = map(torch.from_numpy, arrays)
     plan = RowPlan(
-        positions=_tensor(columns.positions),
-        slots=_tensor(columns.slots),
-        is_canvas=torch.from_numpy(np.array(columns.is_canvas, dtype=np.bool_)),
-        prefix_end=_tensor(columns.prefix_end),
-        span_start=_tensor(columns.span_start),
-        span_end=_tensor(columns.span_end),
+        positions=positions,
+        slots=slots,
+        is_canvas=is_canvas.bool(),
+        prefix_end=prefix_end,
+        span_start=span_start,
+        span_end=span_end,
         segments=segments,
     )
-    token_ids, mask_index = _tensor(columns.token_ids), _tensor(columns.mask_index)
-    return Batch(token_ids, mask_index, plan, _tensor(proposing), any(columns.is_canvas), has_prompt)
+    return Batch(token_ids, mask_index, plan, _tensor(proposing), bool(arrays[-1].any()), has_prompt)
 
 
 def _tensor(values: list[int]) -> Tensor:

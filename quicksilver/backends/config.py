@@ -12,7 +12,8 @@ MAX_TREE_ROWS = 32
 class BackendConfig:
     """Limits and number formats of a backend. `EngineConfig` and `LoadConfig` determine it."""
 
-    max_rows: int = 512  # rows of one forward
+    max_rows: int = 512  # rows of one forward with requests that decode, and proposals of any forward
+    prompt_rows: int = 512  # rows of one forward of prompts
     max_sequences: int = 64  # sequences in one forward
     context_len: int = 4096  # tokens of one sequence
     logit_rows: int = 64  # rows of logits that exist at the same time

@@ -58,9 +58,9 @@ class AcceptanceHistory:
             self._verified[i] += 1
             self._accepted[i] += i < num_accepted
 
-    def decay(self) -> None:
-        self._verified = [count * DECAY for count in self._verified]
-        self._accepted = [count * DECAY for count in self._accepted]
+    def decay(self, factor: float = DECAY) -> None:
+        self._verified = [count * factor for count in self._verified]
+        self._accepted = [count * factor for count in self._accepted]
 
     def prefix_acceptance(self) -> list[float]:
         """The probability that the first token of a draft is accepted, the first two, the first three and so on. With
@@ -81,6 +81,9 @@ class RoundCost:
     forward_ms: Mapping[tuple[int, bool], float]
     # Rounds in one graph, which run ahead of the host.
     rounds: tuple[TimedRound, ...] = ()
+    # Rounds of the persistent batch by the number of its slots. Requests that decode in ordinary forwards do not use
+    # them.
+    slots: tuple[TimedRound, ...] = ()
     _options_of: dict[int, tuple[TimedRound, ...]] = field(default_factory=dict)
 
     def canvas_len(self, num_requests: int, acceptance: Seq[float], current: int = 0) -> int:
@@ -95,6 +98,15 @@ class RoundCost:
         speeds[1] *= MARGIN
         best = max(speeds, key=lambda n: speeds[n])
         return current if MARGIN * speeds.get(current, 0.0) > speeds[best] else best
+
+    def rows_within(self, ms: float) -> int:
+        """Rows of a forward that takes this long, from the two largest measured forwards; 0 if there are not two."""
+        measured = sorted((rows, time) for (rows, uses_adapter), time in self.forward_ms.items() if not uses_adapter)
+        if len(measured) < 2:
+            return 0
+        (few, short), (many, long) = measured[-2:]
+        per_row = max(long - short, 1e-6) / (many - few)
+        return max(int(many + (ms - long) / per_row), 0)
 
     def _options(self, num_requests: int) -> tuple[TimedRound, ...]:
         """The rounds that this number of requests can run: the smallest graphs that hold them, and single forwards."""

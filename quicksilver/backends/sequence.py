@@ -1,17 +1,21 @@
 """The working state of one request: committed tokens, cached KV, canvas and counters.
 
-Invariants: the KV of `tokens[:kv_len]` is final and stored in `pages`. Between forwards the last token is never cached,
-because its row predicts the next token.
+Invariants: the KV of `tokens[:kv_len]` is final and stored in `pages`. Between forwards at most
+`dialect.max_kept(len(tokens))` tokens are cached: where the last token's row predicts the next one, it is not.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from quicksilver.core import DecoderName, Request, TokenConstraint, TokenLogprob, Usage
-from quicksilver.diffusion.decoder import Canvas, Decoder, Tail
+from quicksilver.dialect import AUTOREGRESSIVE, Dialect
+from quicksilver.diffusion.decoder import Canvas, Decoder, Place, Tail
+from quicksilver.diffusion.prediction import Prediction
+from quicksilver.model.row_adapters import RowAdapter
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +26,9 @@ class Sequence:
     decoder: Decoder
     constraint: TokenConstraint | None = None
     canvas: Canvas | None = None
+    dialect: Dialect = AUTOREGRESSIVE
+    adapter: RowAdapter | None = None  # of all rows
+    adapter_lease: object = None  # as long as it exists, the adapter is not evicted
     tokens: list[int] = field(default_factory=list)  # prompt and answer so far
 
     # KV cache
@@ -34,13 +41,21 @@ class Sequence:
     # Scheduling
     has_run: bool = False
     num_overtaken: int = 0  # requests that were admitted although they came later
+    slot: int = -1  # in the persistent batch; -1 while the sequence runs in ordinary forwards
+    is_plain: bool | None = None  # whether its request may decode in a slot; None before the first check
     canvas_limit: int = 0  # longest canvas that the load allows where the length changes no token; 0 is no limit
     overrun_s: float = 0.0  # seconds of the last step that the grammar used beyond its allowance
+    runs_alone: bool = False  # until the first Delta
+    start_by: float = 0.0  # time of the queue's clock after which a request that has not run is refused; 0: never
 
     # Results
     is_thinking: bool = False
     logprob_at: dict[int, TokenLogprob] = field(default_factory=dict)  # by position
     scored: list[float] = field(default_factory=list)  # log-probabilities of the scoring passes that are done
+    scored_details: list[TokenLogprob] = field(default_factory=list)  # the same with ranks and alternatives
+
+    # Drafts from the request's prediction; only for `verify`.
+    prediction: Prediction | None = None
 
     # Usage
     cached_tokens: int = 0
@@ -49,14 +64,26 @@ class Sequence:
     drafted: int = 0
     accepted: int = 0
     rounds: int = 0
+    predicted: int = 0
+    acceptance: list[int] = field(default_factory=list)  # number of drafts by the number of their accepted tokens
+    migrated: int = 0
+    created_at: float = field(default_factory=time.perf_counter)
+    queued_s: float = 0.0  # from `created_at` to the first forward
 
     def __post_init__(self) -> None:
         self.tokens = self.tokens or list(self.request.prompt_ids)
         self.is_thinking = self.request.think is not None
+        if self.request.prediction and self.request.params.decoder.name is DecoderName.VERIFY:
+            self.prediction = Prediction(self.request.prediction)
+        self.runs_alone = self.request.runs_alone
 
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def age_s(self) -> float:
+        return time.perf_counter() - self.created_at
 
     @property
     def num_prompt(self) -> int:
@@ -74,7 +101,8 @@ class Sequence:
     @property
     def is_prefilling(self) -> bool:
         """Whether more tokens are uncached than a decoding sequence has."""
-        return len(self.tokens) - self.kv_len > self.request.params.decoder.canvas_len + 1
+        decoding = max(self.request.params.decoder.canvas_len, 2 * self.dialect.block_len) + 1
+        return len(self.tokens) - self.kv_len > decoding
 
     @property
     def is_verifying(self) -> bool:
@@ -85,7 +113,7 @@ class Sequence:
     def tail(self) -> Tail:
         """The rows after the context in the next forward. A canvas must be open."""
         assert self.canvas is not None
-        return self.decoder.tail(self.canvas)
+        return self.decoder.tail(self.canvas, self.tokens)
 
     def open_canvas(self) -> None:
         """Opens a canvas if there is none, or if `canvas_limit` is below the length of one that has not run yet."""
@@ -93,9 +121,31 @@ class Sequence:
         longest = max(min(self.room, self.canvas_limit) if is_limited else self.room, 1)
         canvas = self.canvas
         if canvas is None or (is_limited and canvas.is_fresh and len(canvas.token_ids) > longest):
-            self.canvas = self.decoder.open(longest)
+            place = Place(len(self.tokens), self.num_prompt)
+            self.canvas = self._predicted_draft() or self.decoder.open(longest, place)
 
-    def usage(self) -> Usage:
+    def _predicted_draft(self) -> Canvas | None:
+        """The next tokens of the prediction, if the answer follows it and its grammar allows them."""
+        if self.prediction is None or self.is_thinking:
+            return None
+        draft = self.prediction.draft(self.generated, self.room - 1)
+        if self.constraint is not None and draft:
+            draft = draft[: self.constraint.legal_prefix(draft)]
+        return Canvas.predicted(draft) if draft else None
+
+    def count_draft(self, num_accepted: int, num_drafted: int, *, is_predicted: bool) -> None:
+        """Counts a verified draft. `num_accepted` are the tokens that became part of the answer, or ended it."""
+        self.accepted += num_accepted
+        self.acceptance += [0] * (num_accepted + 1 - len(self.acceptance))
+        self.acceptance[num_accepted] += 1
+        if is_predicted and self.prediction is not None:
+            self.prediction.observe(num_accepted, num_drafted)
+            self.predicted += num_accepted
+            self.drafted += num_drafted
+            self.rounds += 1
+
+    def usage(self, *, is_last: bool = False) -> Usage:
+        """`acceptance` is part of the last counts only: it would make every message longer."""
         return Usage(
             prompt_tokens=self.num_prompt,
             cached_tokens=self.cached_tokens,
@@ -105,4 +155,10 @@ class Sequence:
             drafted=self.drafted,
             accepted=self.accepted,
             rounds=self.rounds,
+            prediction_tokens=len(self.request.prediction),
+            predicted=self.predicted,
+            acceptance=tuple(self.acceptance) if is_last else (),
+            migrated=self.migrated,
+            queued_s=self.queued_s,
+            engine_s=self.age_s,
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from quicksilver.backends.base import Work
-from quicksilver.backends.batch import Batch, build_batch
+from quicksilver.backends.batch import MANY_ROWS, Batch, build_batch
 from quicksilver.backends.sequence import Sequence
 from quicksilver.core import Request
 from quicksilver.diffusion.decoder import Tail
@@ -79,3 +81,23 @@ def test_page_ids_are_cached_until_the_pages_change() -> None:
     assert build_batch([one], PAGE).plan.segments[0].page_ids.tolist() == [5, 2, 7, 3]
     one.sequence.pages = [5, 2, 7, 8]
     assert build_batch([one], PAGE).plan.segments[0].page_ids.tolist() == [5, 2, 7, 8]
+
+
+@pytest.mark.parametrize("num_prompt", [20, MANY_ROWS, MANY_ROWS + 40])
+def test_long_contexts_have_the_rows_of_short_ones(num_prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Works of all kinds around a prompt, whose rows are built from arrays if there are many."""
+
+    def rows() -> list[list[int]]:
+        built = []
+        for start, tokens in ((0, num_prompt), (0, 5), (3, num_prompt)):
+            one = sequence(tuple(range(tokens)), [7 * page % 61 for page in range(20)])
+            one.open_canvas()
+            built.append(Work(one, start, tokens, one.tail))
+        batch = build_batch(built, 16)
+        plan = batch.plan
+        columns = (batch.token_ids, batch.mask_index, plan.positions, plan.slots, plan.prefix_end, plan.span_start)
+        return [one.tolist() for one in (*columns, plan.span_end, plan.is_canvas, batch.proposing)]
+
+    found = rows()
+    monkeypatch.setattr("quicksilver.backends.batch.MANY_ROWS", 10_000)
+    assert found == rows()

@@ -151,3 +151,10 @@ def test_history_decays_to_the_prior() -> None:
         history.decay()
     assert history.prefix_acceptance() == pytest.approx(usual, rel=1e-3)
     assert pytest.approx(0.5, abs=0.01) == DECAY**100
+
+
+def test_rows_within_a_time_follow_the_largest_forwards() -> None:
+    cost = RoundCost({(16, False): 1.0, (256, False): 2.5, (512, False): 4.0, (512, True): 9.0})
+    assert cost.rows_within(4.0) == 512
+    assert cost.rows_within(7.0) == 1024
+    assert RoundCost({(512, False): 4.0}).rows_within(7.0) == 0

@@ -38,7 +38,7 @@ from tests.support.kernel_checks import FEW_ROWS, KINDS, expect_close, here, ran
 
 SMALL = ModelConfig("qwen2", 3, 128, 256, 6, 2, 32, 500, 1024, qkv_bias=True, tied_head=True)
 SMALL_NORMED = replace(SMALL, family="qwen3", qkv_bias=False, qk_norm=True, tied_head=False)
-# Widths of the 135M model: layer-fused up to 32 rows, persistent above.
+# Widths of the 135M model: layer-fused up to 32 rows.
 NANO_WIDTHS = ModelConfig("llama", 3, 576, 1536, 9, 3, 64, 500, 1024, tied_head=True)
 # Wide enough for column blocks that are batch-invariant over 16, 32 and 64 rows.
 WIDE = ModelConfig("qwen3", 2, 1152, 640, 4, 2, 128, 500, 1024, qk_norm=True, tied_head=True)
@@ -48,8 +48,8 @@ LAYER_FUSED = ModelConfig("qwen3", 2, 1280, 2304, 10, 2, 128, 500, 1024, qk_norm
 CLUSTERED = ModelConfig("qwen3", 2, 1024, 5120, 8, 2, 128, 500, 1024, qk_norm=True, tied_head=True)
 # For Triton's interpreter, where every program takes milliseconds.
 TINIEST = ModelConfig("qwen3", 1, 32, 64, 2, 1, 32, 70, 64, qk_norm=True, tied_head=True)
-# The same, supported by the persistent kernel.
-TINIEST_PERSISTENT = replace(TINIEST, family="llama", qk_norm=False)
+# The same without norms of queries and keys.
+TINIEST_PLAIN = replace(TINIEST, family="llama", qk_norm=False)
 
 
 def model_of(
@@ -74,9 +74,15 @@ def model_of(
 
 
 def check_network(
-    config: ModelConfig, seed: int, has_canvas: bool, kinds: tuple[str, ...] = KINDS, most_rows: int = 512
+    config: ModelConfig,
+    seed: int,
+    has_canvas: bool,
+    kinds: tuple[str, ...] = KINDS,
+    most_rows: int = 512,
+    graph_rows: int = 512,
 ) -> None:
-    """Hidden states of a ragged batch, and the cache afterwards, equal those of the eager network."""
+    """Hidden states of a ragged batch, and the cache afterwards, equal those of the eager network. Batches of more than
+    `graph_rows` run without a graph."""
     rng = random.Random(seed)
     model, place = model_of(config, seed), here()
     plan = random_plan(rng, 160, 16, kinds)
@@ -93,7 +99,7 @@ def check_network(
     cache.v.normal_()
     before = (cache.k.clone(), cache.v.clone())
     other = PagedCache(cache.k.clone(), cache.v.clone(), 16)
-    executor = GraphExecutor(model, other, 64, GraphLimits(max_rows=512, max_segments=8, context_len=1024))
+    executor = GraphExecutor(model, other, 64, GraphLimits(graph_rows, 8, 1024, prompt_rows=512))
     for _ in range(2):
         found = model.norm(executor.launch(batch)[:rows])
     plain = eager_forward(model, batch, cache)
@@ -159,6 +165,20 @@ def check_batch_invariant_matmul(config: ModelConfig, counts: tuple[int, ...]) -
         expect_close(found[:5], alone, place.tolerance)
         plain = eager_forward(model, batch, PagedCache(cache.k.clone(), cache.v.clone(), 16))
         expect_close(model.norm(found), plain, 4e-2 if place.dtype is torch.bfloat16 else 1e-4)
+
+
+def check_prompts_without_graph(config: ModelConfig, prompt_lens: list[int], max_rows: int) -> None:
+    """Prompts with more rows than any graph have the answers of the eager backend, with and without log-probabilities,
+    which take their logits from another path. For float32 only."""
+    model, rng = model_of(config), random.Random(2)
+    prompts = [[rng.randrange(config.vocab_size) for _ in range(length)] for length in prompt_lens]
+    limits = GraphLimits(max_rows, 8, config.context_len, prompt_rows=4 * sum(prompt_lens))
+    executor = GraphExecutor(model, PagedCache.allocate(config, 512, 16, here().device, here().dtype), 64, limits)
+    engine = engine_of(model, None)
+    fast = Engine(executor, engine.info, replace(engine.config, max_rows=max_rows, prompt_rows=limits.prompt_rows))
+    for logprobs in (None, 1):
+        params = DecodeParams(3, logprobs=logprobs, decoder=DecoderParams(DecoderName.AR, 1))
+        assert generate_all(fast, prompts, params) == generate_all(engine, prompts, params)
 
 
 def eager_forward(model: Transformer, batch: Batch, cache: PagedCache) -> Tensor:
@@ -282,7 +302,7 @@ def check_acceptance(seed: int, canvas_len: int) -> None:
 
 
 ROUND_CONFIGS = (
-    ("persistent", SMALL), ("wide", WIDE), ("nano", NANO_WIDTHS), ("fused", LAYER_FUSED), ("cluster", CLUSTERED),
+    ("small", SMALL), ("wide", WIDE), ("nano", NANO_WIDTHS), ("fused", LAYER_FUSED), ("cluster", CLUSTERED),
 )  # fmt: skip
 
 
@@ -302,6 +322,9 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
             yield name, lambda s=seed, h=has_canvas, n=rows: check_network(CLUSTERED, s, h, FEW_ROWS, n)
     for kind, config in (("fused", LAYER_FUSED), ("cluster", CLUSTERED)):
         yield f"network {kind} single-sequence variant", lambda c=config: check_single_sequence_variant(c)
+    for config in (SMALL, WIDE):
+        name = f"prompts without a graph {config.family}"
+        yield name, lambda c=config: check_network(c, 1, True, graph_rows=16)
     for config in (NANO_WIDTHS, WIDE):
         name = f"batch-invariant matmul {config.family}"
         yield name, lambda c=config: check_batch_invariant_matmul(c, (3, 6, 12, 13, 25))

@@ -280,7 +280,7 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     for heat in (0.0, 0.8):
         yield f"head with masks of one token, temperature={heat}", lambda t=heat: check_narrow_masks(64, t)
     names = (DecoderName.AR, DecoderName.VERIFY, DecoderName.CONFIDENCE)
-    for kind, config in (("persistent", SMALL), ("wide", WIDE), ("nano", NANO_WIDTHS)):
+    for kind, config in (("small", SMALL), ("wide", WIDE), ("nano", NANO_WIDTHS)):
         for heat in (0.0, 0.8):
             name = f"constrained texts {kind} at temperature {heat}"
             yield name, lambda c=config, t=heat: check_constrained_texts(c, names, 60, t)

@@ -17,6 +17,8 @@ from quicksilver.backends.cpu.vector_ops import make_key_scores, make_value_sum
 
 _scores_16, _scores_64, _scores_128 = make_key_scores(1), make_key_scores(4), make_key_scores(8)
 _sum_16, _sum_64, _sum_128 = make_value_sum(1), make_value_sum(4), make_value_sum(8)
+# One head of 64 has too few sums to keep the multipliers busy.
+_sum_64_of_3 = make_value_sum(4, num_heads=3)
 
 
 class RowArrays(NamedTuple):
@@ -57,20 +59,31 @@ def attend(
     - scores: (query heads, keys or more), workspace
     """
     group, head_dim = shape
-    q, out = addresses
-    span_len = rows.span_end[row] - rows.span_start[row]
+    num_keys = rows.prefix_end[row] + rows.span_end[row] - rows.span_start[row]
+    _visit(row, rows, heads[0], shape, (addresses[0], address_of(scores)), (4 * scores.shape[1], np.int64(0)))
     for i in range(group):
-        weights = scores[i, : rows.prefix_end[row] + span_len]
-        _visit(row, rows, heads[0], head_dim, (q + 4 * i * head_dim, address_of(weights)), np.int64(0))
-        _softmax(weights, np.float32(1) / np.sqrt(np.float32(head_dim)))
-        _visit(row, rows, heads[1], head_dim, (out + 4 * i * head_dim, address_of(weights)), np.int64(1))
+        _softmax(scores[i, :num_keys], np.float32(1) / np.sqrt(np.float32(head_dim)))
+    _visit(row, rows, heads[1], shape, (addresses[1], address_of(scores)), (4 * scores.shape[1], np.int64(1)))
 
 
 @inner
-def _visit(row: int, rows: RowArrays, head: KvHead, head_dim: int, addresses: tuple[int, int], is_value: int) -> None:
-    """Visit everything that the row attends to, page by page, then its span: score keys, or sum values."""
+def _visit(
+    row: int,
+    rows: RowArrays,
+    head: KvHead,
+    shape: tuple[int, int],
+    addresses: tuple[int, int],
+    options: tuple[int, int],
+) -> None:
+    """Visit everything that the row attends to, page by page, then its span: score keys, or sum values.
+
+    All query heads read a page before the next page is visited, so that the page stays in the first-level cache.
+
+    - addresses: of the queries or results, and of the scores
+    - options: (bytes between the scores of two heads, whether values are summed)
+    """
     prefix_end, page_size = rows.prefix_end[row], rows.page_size
-    vector, scores = addresses
+    (group, head_dim), (score_stride, is_value) = shape, options
     num_pages = (prefix_end + page_size - 1) // page_size
     for page in range(num_pages + 1):
         first, count, stride = page * page_size, min(page_size, prefix_end - page * page_size), head.slot_stride
@@ -80,10 +93,15 @@ def _visit(row: int, rows: RowArrays, head: KvHead, head_dim: int, addresses: tu
         else:
             first, count, stride = prefix_end, rows.span_end[row] - rows.span_start[row], head.row_stride
             start = head.batch + rows.span_start[row] * stride
-        if is_value:
-            _sum_values(scores + 4 * first, start, stride, count, vector, head_dim)
-        else:
-            _score_keys(vector, start, stride, count, scores + 4 * first, head_dim)
+        for i in range(group):
+            vector, scores = addresses[0] + 4 * i * head_dim, addresses[1] + i * score_stride + 4 * first
+            is_triple = head_dim == 64 and i // 3 * 3 + 3 <= group
+            if not is_value:
+                _score_keys(vector, start, stride, count, scores, head_dim)
+            elif not is_triple:
+                _sum_values(scores, start, stride, count, vector, head_dim)
+            elif i % 3 == 0:
+                _sum_64_of_3(scores, score_stride, start, stride, count, vector)
 
 
 @inner
@@ -100,12 +118,12 @@ def _score_keys(q: int, keys: int, stride: int, count: int, scores: int, head_di
 @inner
 def _sum_values(weights: int, values: int, stride: int, count: int, out: int, head_dim: int) -> None:
     if head_dim == 64:
-        _sum_64(weights, values, stride, count, out)
+        _sum_64(weights, np.int64(0), values, stride, count, out)
     elif head_dim == 128:
-        _sum_128(weights, values, stride, count, out)
+        _sum_128(weights, np.int64(0), values, stride, count, out)
     else:
         for start in range(0, 4 * head_dim, 64):
-            _sum_16(weights, values + start, stride, count, out + start)
+            _sum_16(weights, np.int64(0), values + start, stride, count, out + start)
 
 
 @inner

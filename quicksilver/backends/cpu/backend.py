@@ -12,9 +12,12 @@ from quicksilver.backends.base import Work
 from quicksilver.backends.batch import build_batch
 from quicksilver.backends.cpu.greedy import propose_greedy
 from quicksilver.backends.cpu.network import CompiledNetwork
+from quicksilver.backends.cpu.quantise import quantise_linear
 from quicksilver.backends.torch.backend import TorchBackend
 from quicksilver.diffusion.sample import Proposal, SampleRows, sample_tokens
 from quicksilver.model.attention import PagedCache
+from quicksilver.model.lowrank import LowRank, LowRankModules
+from quicksilver.model.row_adapters import Pair
 from quicksilver.model.transformer import Transformer
 
 
@@ -29,8 +32,11 @@ class CpuBackend(TorchBackend):
 
     def _forward(self, works: Seq[Work]) -> Tensor:
         batch = build_batch(works, self.cache.page_size)
-        x = self.model.embed(batch.token_ids, batch.mask_index if batch.has_canvas else None)
-        return self.model.norm(self.network.hidden(x, batch.plan, self.cache)[batch.proposing])
+        hidden = self.network.hidden(self._embed(batch), batch.plan, self.cache, batch.row_adapters)
+        return self.model.norm(hidden[batch.proposing])
+
+    def _convert_pair(self, pair: LowRank) -> Pair:
+        return LowRankModules(quantise_linear(pair.A), quantise_linear(pair.B))
 
     def _choose(self, logits: Tensor, rows: SampleRows) -> Proposal:
         if not logits.is_contiguous():
@@ -40,3 +46,11 @@ class CpuBackend(TorchBackend):
         # p(sampled) = p(greedy) * exp(logit difference)
         gap = logits.gather(-1, token_ids[:, None]) - logits.gather(-1, greedy.token_ids[:, None])
         return replace(greedy, token_ids=token_ids, confidence=greedy.confidence * gap[:, 0].exp())
+
+    def _target_logprobs(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, bool]:
+        if not logits.is_contiguous():
+            return super()._target_logprobs(logits, rows, tokens)
+        greedy = Proposal(*propose_greedy(logits))
+        # log p(token) = log p(greedy) + logit difference
+        best = greedy.confidence.log() - logits.gather(-1, greedy.token_ids[:, None])[:, 0]
+        return logits[rows, tokens] + best[rows], bool(greedy.is_finite.all())

@@ -1,7 +1,7 @@
 """All layers of a forward in one compiled call, run by every thread of the pool.
 
 The call is a sequence of phases; in each phase the threads share the chunks of its work (see `work_queue`). A layer has
-five steps, each with up to three phases:
+five steps, each with up to four phases:
 
 1. per row: add the last residual, RMSNorm, quantise; then the qkv matmul
 2. per row: bias, head norms, rotation, KV cache write; then attention per row and KV head
@@ -9,7 +9,7 @@ five steps, each with up to three phases:
 4. per row: add the residual, RMSNorm, quantise; then the gate and up matmul
 5. per row: SwiGLU, quantise; then the down matmul
 
-The third phase of a matmul step adds the canvas adapter's B (A x) for canvas rows.
+The third phase of a matmul step adds the canvas adapter's B (A x) for canvas rows, the fourth that of row adapters.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ BASE, A, B = range(3)
 # The steps of a layer, named by their work per row.
 NORM_FOR_QKV, ROTATE, QUANTISE, NORM_FOR_FFN, ACTIVATE = range(5)
 _LAYER_STEPS = 5
-# Phases of a step: rows; matmul or attention; second half of the adapter.
-_STEP_PHASES = 3
+# Phases of a step: rows; matmul or attention; second half of the canvas adapter; second half of the row adapters.
+_STEP_PHASES = 4
 Cache = tuple[Floats, Floats]
 
 
@@ -74,6 +74,8 @@ class Workspace(NamedTuple):
     low_rank: Floats  # (rows, rank): A x
     inputs: QuantisedRows  # (rows, widest input)
     low_rank_inputs: QuantisedRows  # (threads * rows, rank): each thread quantises A x for itself
+    row_low_rank: Floats  # the same two for row adapters, with their largest rank
+    row_low_rank_inputs: QuantisedRows
     scores: Floats  # (threads, group, keys)
     counters: PhaseCounters  # new for every call
 
@@ -86,46 +88,105 @@ class BatchArrays(NamedTuple):
     sin: Floats
     rows: NDArray[np.int64]  # 0, 1, 2, …
     canvas_rows: NDArray[np.int64]
+    adapters: NDArray[
+        np.int64
+    ]  # (layers, 4 linears, row adapters, A and B, 5): matrices; no strips where one is absent
+    adapter_rows: NDArray[np.int64]  # rows of the first adapter, of the second, …
+    adapter_ends: NDArray[np.int64]  # (row adapters + 1,): where the rows of each begin and end
 
 
 @inner
 def _project(
-    matrices: NDArray[np.int64], space: Workspace, batch: BatchArrays, phase: int, thread: ThreadIndex
+    matrices: NDArray[np.int64],
+    adapters: NDArray[np.int64],
+    space: Workspace,
+    batch: BatchArrays,
+    phase: int,
+    thread: ThreadIndex,
 ) -> None:
-    """y = W x for all rows and A x for canvas rows, then y += B (A x) for canvas rows.
+    """y = W x for all rows, then y += B (A x) for canvas rows, then the same for the rows of each row adapter.
 
-    `multiply` is called in one place, because each call site is inlined and compiled separately.
+    All A x are computed in the stage of W x. `multiply` is called in one place, because each call site is inlined and
+    compiled separately.
     """
-    own_inputs = _low_rank_inputs(space, thread[0])
-    for stage in range(2 if len(batch.canvas_rows) else 1):
-        main = B if stage else BASE
-        chunks = num_chunks(matrices[main, 3], thread[1])
-        a_chunks = num_chunks(matrices[A, 3], thread[1]) if stage == 0 and len(batch.canvas_rows) else 0
-        is_quantised = False
+    canvas_inputs = _own_part(space.low_rank_inputs, len(space.x), thread[0])
+    row_inputs = _own_part(space.row_low_rank_inputs, len(space.x), thread[0])
+    for stage in range(3):
+        num_canvas, num_adapted, num_base = _chunks_of_stage(matrices, adapters, batch, stage, thread[1])
+        chunks, half, quantised = num_canvas + num_adapted + num_base, np.int64(stage > 0), -1
+        if chunks == 0:
+            continue
         chunk = claim(space.counters, phase + stage)
-        while chunk < a_chunks + chunks:
-            part = A if chunk < a_chunks else main
-            if part == B and not is_quantised:
-                for row in batch.canvas_rows:
-                    quantise_row(space.low_rank[row], own_inputs, row)
-                is_quantised = True
-            strips = (
-                chunk_range(matrices[A, 3], chunk, a_chunks) if part == A
-                else chunk_range(matrices[part, 3], chunk - a_chunks, chunks)
-            )  # fmt: skip
-            rows = batch.rows if part == BASE else batch.canvas_rows
-            x, y = own_inputs if part == B else space.inputs, space.low_rank if part == A else space.y
-            multiply(x, matrices[part], rows, y, strips, np.int64(part == B))
+        while chunk < chunks:
+            matrix, rows, x, y = matrices[BASE], batch.rows, space.inputs, space.y
+            if chunk < num_canvas:
+                matrix, rows = matrices[A + half], batch.canvas_rows
+                strips = chunk_range(matrix[3], chunk, num_canvas)
+                if stage == 0:
+                    y = space.low_rank
+                else:
+                    x = canvas_inputs
+                    if quantised < 0:
+                        _quantise_rows(space.low_rank, rows, x)
+                        quantised = 0
+            elif chunk < num_canvas + num_adapted:
+                group, part, parts = _find_adapter(adapters, half, chunk - num_canvas, thread[1])
+                matrix = adapters[group, half]
+                rows = batch.adapter_rows[batch.adapter_ends[group] : batch.adapter_ends[group + 1]]
+                strips = chunk_range(matrix[3], part, parts)
+                if stage == 0:
+                    y = space.row_low_rank
+                else:
+                    x = row_inputs
+                    if quantised != group:
+                        _quantise_rows(space.row_low_rank, rows, x)
+                        quantised = group
+            else:
+                strips = chunk_range(matrix[3], chunk - num_canvas - num_adapted, num_base)
+            multiply(x, matrix, rows, y, strips, half)
             complete(space.counters, phase + stage)
             chunk = claim(space.counters, phase + stage)
-        wait_for(space.counters, phase + stage, a_chunks + chunks)
+        wait_for(space.counters, phase + stage, chunks)
 
 
 @inner
-def _low_rank_inputs(space: Workspace, thread: int) -> QuantisedRows:
-    """The part of `low_rank_inputs` that belongs to this thread."""
-    first = thread * len(space.x)
-    rows = space.low_rank_inputs
+def _chunks_of_stage(
+    matrices: NDArray[np.int64], adapters: NDArray[np.int64], batch: BatchArrays, stage: int, num_threads: int
+) -> tuple[int, int, int]:
+    """Chunks of the canvas adapter, of the row adapters and of W in one stage of a projection."""
+    num_canvas, num_adapted, num_base, half = 0, 0, 0, np.int64(stage > 0)
+    if stage < 2 and len(batch.canvas_rows) > 0:
+        num_canvas = num_chunks(matrices[A + half, 3], num_threads)
+    if stage != 1:
+        for group in range(len(adapters)):
+            num_adapted += num_chunks(adapters[group, half, 3], num_threads)
+    if stage == 0:
+        num_base = num_chunks(matrices[BASE, 3], num_threads)
+    return num_canvas, num_adapted, num_base
+
+
+@inner
+def _find_adapter(adapters: NDArray[np.int64], half: int, chunk: int, num_threads: int) -> tuple[int, int, int]:
+    """The adapter of a chunk, the number of the chunk within it, and its number of chunks."""
+    group = 0
+    count = num_chunks(adapters[0, half, 3], num_threads)
+    while chunk >= count:
+        chunk -= count
+        group += 1
+        count = num_chunks(adapters[group, half, 3], num_threads)
+    return group, chunk, count
+
+
+@inner
+def _quantise_rows(low_rank: Floats, rows: NDArray[np.int64], out: QuantisedRows) -> None:
+    for row in rows:
+        quantise_row(low_rank[row], out, row)
+
+
+@inner
+def _own_part(rows: QuantisedRows, num_rows: int, thread: int) -> QuantisedRows:
+    """The part of a buffer for all threads that belongs to this thread."""
+    first = thread * num_rows
     return QuantisedRows(rows.values[first:], rows.scales[first:], rows.offsets[first:], rows.sums[first:])
 
 
@@ -173,14 +234,15 @@ def _rotate_and_cache_row(
 def _attend_rows(
     network: NetworkArrays, space: Workspace, batch: BatchArrays, cache: Cache, phase: int, thread: ThreadIndex
 ) -> None:
-    """A chunk is one KV head of one row."""
+    """A chunk is one KV head of one row. All rows of a head come before the next head, so that its keys and values stay
+    in the second-level cache."""
     num_heads, num_kv_heads = network.heads
     head_dim, chunks = batch.cos.shape[1], len(space.x) * num_kv_heads
     group = num_heads // num_kv_heads
     slot_stride, row_stride = 4 * num_kv_heads * head_dim, 4 * space.y.shape[1]
     chunk = claim(space.counters, phase)
     while chunk < chunks:
-        row, head = chunk // num_kv_heads, chunk % num_kv_heads
+        row, head = chunk % len(space.x), chunk // len(space.x)
         offset, batch_keys = 4 * head * head_dim, address_of(space.y) + 4 * (num_heads + head) * head_dim
         keys = KvHead(address_of(cache[0]) + offset, slot_stride, batch_keys, row_stride)
         values = KvHead(address_of(cache[1]) + offset, slot_stride, batch_keys + slot_stride, row_stride)
@@ -234,4 +296,5 @@ def run_layers(
             _attend_rows(network, space, batch, cache, _STEP_PHASES * step + 1, thread)
         elif step < _LAYER_STEPS * num_layers:
             linear = work - np.int64(work > ROTATE)
-            _project(network.matrices[layer, linear], space, batch, _STEP_PHASES * step + 1, thread)
+            matrices, adapters = network.matrices[layer, linear], batch.adapters[layer, linear]
+            _project(matrices, adapters, space, batch, _STEP_PHASES * step + 1, thread)

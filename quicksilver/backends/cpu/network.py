@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -14,11 +16,13 @@ from quicksilver.backends.cpu.attention import RowArrays
 from quicksilver.backends.cpu.forward import BatchArrays, NetworkArrays, Workspace, num_phases, run_layers
 from quicksilver.backends.cpu.linear import PackedLinear
 from quicksilver.backends.cpu.matmul import Matrix
+from quicksilver.backends.cpu.matmul_tile import GROUP_LEN
 from quicksilver.backends.cpu.row_ops import Floats, QuantisedRows, empty_quantised, padded_len
 from quicksilver.backends.cpu.threads import shared_pool
 from quicksilver.backends.cpu.work_queue import new_counters
 from quicksilver.model.attention import PagedCache, RowPlan
 from quicksilver.model.lowrank import LINEARS, LowRankModules
+from quicksilver.model.row_adapters import AdapterRows, RowAdapter
 from quicksilver.model.transformer import Layer, Transformer
 
 # The smallest workspace: buffers are allocated for at least this many rows and keys, and grow when needed.
@@ -33,26 +37,40 @@ class CompiledNetwork:
         self.pool = shared_pool()
         self._network = _collect(model)
         self._space: Workspace | None = None
+        self._no_adapters = np.zeros((model.config.num_layers, len(LINEARS), 0, 2, len(Matrix._fields)), np.int64)
+        self._adapter_tables: WeakKeyDictionary[RowAdapter, NDArray[np.int64]] = WeakKeyDictionary()
 
-    def hidden(self, x: Tensor, plan: RowPlan, cache: PagedCache) -> Tensor:
+    def hidden(self, x: Tensor, plan: RowPlan, cache: PagedCache, row_adapters: Sequence[AdapterRows] = ()) -> Tensor:
         """(rows, dim) -> (rows, dim) before the final norm; keys and values are written to the cache.
 
         The result is a view of the workspace: the next call overwrites it.
         """
-        batch = _batch(self.model, plan, cache.page_size)
+        batch = _batch(self.model, plan, cache.page_size, self._adapter_arrays(row_adapters))
         num_keys = int((plan.prefix_end + plan.span_end - plan.span_start).max())
-        space = self._workspace(len(x), num_keys)
+        row_rank = max((padded_len(one.adapter.rank) for one in row_adapters), default=0)
+        space = self._workspace(len(x), num_keys, row_rank)
         space.x[:] = x.numpy()
         k, v = cache.k.numpy(), cache.v.numpy()
         self.pool.run(lambda thread: run_layers(self._network, space, batch, k, v, thread))
         return torch.from_numpy(space.x)
 
-    def _workspace(self, num_rows: int, num_keys: int) -> Workspace:
+    def _adapter_arrays(self, row_adapters: Sequence[AdapterRows]) -> AdapterArrays:
+        if not row_adapters:
+            return AdapterArrays(self._no_adapters, np.zeros(0, np.int64), np.zeros(1, np.int64))
+        for one in row_adapters:
+            if one.adapter not in self._adapter_tables:
+                self._adapter_tables[one.adapter] = _adapter_matrices(one.adapter)
+        tables = [self._adapter_tables[one.adapter] for one in row_adapters]
+        ends = np.cumsum([0, *(len(one.rows) for one in row_adapters)])
+        return AdapterArrays(np.stack(tables, axis=2), torch.cat([one.rows for one in row_adapters]).numpy(), ends)
+
+    def _workspace(self, num_rows: int, num_keys: int, row_rank: int) -> Workspace:
         """Views of the workspace, which is reallocated if it is too small; new counters."""
-        space = self._space
-        if space is None or len(space.x) < num_rows or space.scores.shape[2] < num_keys:
-            rows = max(num_rows, _MIN_ROWS, 0 if space is None else len(space.x))
-            space = self._space = self._allocate(rows, 1 << max(num_keys - 1, _MIN_KEYS - 1).bit_length())
+        space = self._space or self._allocate(_MIN_ROWS, _MIN_KEYS, GROUP_LEN)
+        sizes = (len(space.x), space.scores.shape[2], space.row_low_rank.shape[1])
+        if self._space is None or len(space.x) < num_rows or sizes[1] < num_keys or sizes[2] < row_rank:
+            num_keys = 1 << (max(num_keys, sizes[1]) - 1).bit_length()
+            space = self._space = self._allocate(max(num_rows, sizes[0]), num_keys, max(row_rank, sizes[2]))
         end = self.pool.num_threads * num_rows
         low_rank_inputs = QuantisedRows(*(part[:end] for part in space.low_rank_inputs))  # type: ignore[arg-type]
         return space._replace(
@@ -61,7 +79,7 @@ class CompiledNetwork:
             counters=new_counters(num_phases(self.model.config.num_layers)),
         )  # fmt: skip
 
-    def _allocate(self, num_rows: int, num_keys: int) -> Workspace:
+    def _allocate(self, num_rows: int, num_keys: int, row_rank: int) -> Workspace:
         config, threads = self.model.config, self.pool.num_threads
         widths = (config.q_dim + 2 * config.kv_dim, config.dim, 2 * config.ffn_dim)
         rank = padded_len(_rank(self.model))
@@ -74,6 +92,8 @@ class CompiledNetwork:
             low_rank=_floats(num_rows, rank),
             inputs=empty_quantised(num_rows, max(config.dim, config.q_dim, config.ffn_dim)),
             low_rank_inputs=empty_quantised(threads * num_rows, rank),
+            row_low_rank=_floats(num_rows, row_rank),
+            row_low_rank_inputs=empty_quantised(threads * num_rows, row_rank),
             scores=_floats(threads, config.num_heads // config.num_kv_heads, num_keys),
             counters=new_counters(0),
         )
@@ -81,6 +101,8 @@ class CompiledNetwork:
 
 def is_supported(model: Transformer) -> bool:
     """Whether every matrix of the model is packed, and heads fill whole vectors."""
+    if not model.config.is_plain:
+        return False
     linears = [linear for layer in model.layers for linear in _linears(layer)]
     if model.canvas is not None:
         pairs = [pair for _, _, pair in model.canvas.low_rank()]
@@ -137,7 +159,27 @@ def _matrices(model: Transformer) -> NDArray[np.int64]:
     return table
 
 
-def _batch(model: Transformer, plan: RowPlan, page_size: int) -> BatchArrays:
+class AdapterArrays(NamedTuple):
+    """The row adapters of a forward, as in `BatchArrays`."""
+
+    matrices: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+def _adapter_matrices(adapter: RowAdapter) -> NDArray[np.int64]:
+    """(layers, 4 linears, A and B, 5); zeros where the adapter has no pair."""
+    table = np.zeros((len(adapter.layers), len(LINEARS), 2, len(Matrix._fields)), np.int64)
+    for index, layer in enumerate(adapter.layers):
+        for number, name in enumerate(LINEARS):
+            pair = layer.get(name)
+            for half, linear in enumerate((pair.a, pair.b) if isinstance(pair, LowRankModules) else ()):
+                assert isinstance(linear, PackedLinear)
+                table[index, number, half] = linear.matrix
+    return table
+
+
+def _batch(model: Transformer, plan: RowPlan, page_size: int, adapters: AdapterArrays) -> BatchArrays:
     cos, sin = (part[:, 0].numpy() for part in model.rope(plan.positions))
     segment = np.zeros(len(plan.positions), np.int64)
     most = max(len(s.page_ids) for s in plan.segments)
@@ -148,4 +190,4 @@ def _batch(model: Transformer, plan: RowPlan, page_size: int) -> BatchArrays:
     slots, prefix_end, span_start, span_end = (column.numpy() for column in ends)
     arrays = RowArrays(slots, prefix_end, span_start, span_end, segment, pages.numpy(), page_size)
     canvas = np.flatnonzero(plan.is_canvas.numpy()) if model.canvas is not None else np.zeros(0, np.int64)
-    return BatchArrays(arrays, cos, sin, np.arange(len(segment)), canvas)
+    return BatchArrays(arrays, cos, sin, np.arange(len(segment)), canvas, *adapters)

@@ -15,9 +15,13 @@ from quicksilver.backends.cuda.graphs import GraphExecutor
 from quicksilver.backends.cuda.inflight import InFlightRounds, RoundShape
 from quicksilver.backends.cuda.kernels.head import read_results
 from quicksilver.backends.cuda.logit_bias import UNMASKED_OPTIONS, fits_rounds
+from quicksilver.backends.cuda.persistent_batch import CudaPersistentBatch
 from quicksilver.backends.cuda.rounds import RoundGraph
 from quicksilver.backends.round_cost import RoundCost, TimedRound
 from quicksilver.diffusion.sample import Proposal
+from quicksilver.errors import InvalidRequest
+from quicksilver.model.lowrank import Adapter
+from quicksilver.model.row_adapters import RowAdapter
 
 # Maximum number of rounds in flight when the host starts to wait. Two are enough (one runs, one is queued), except for
 # rounds of a single token. Rounds in flight when a request ends are wasted, and the next request waits for them.
@@ -26,10 +30,13 @@ DEPTH, SINGLE_TOKEN_DEPTH = 2, 3
 
 class CudaBackend:
     round_cost: RoundCost | None = None
+    # The kernels have no path for them, and a captured graph cannot take other matrices.
+    supports_adapters = False
 
     def __init__(self, executor: GraphExecutor) -> None:
         self.executor, self.model, self.cache = executor, executor.model, executor.cache
         self.device = executor.device
+        self.persistent: CudaPersistentBatch | None = None
         self.rounds: dict[RoundShape, RoundGraph] = {}
         self._in_flight: InFlightRounds | None = None
         self._graph: RoundGraph | None = None  # of the rounds in flight
@@ -42,6 +49,16 @@ class CudaBackend:
                 for has_draft in (False, True):
                     self.rounds[shape].prepare(options, has_draft)
 
+    def prepare_slots(self, num_slots: int) -> None:
+        """Capture the rounds of a persistent batch of this many slots."""
+        self.persistent = CudaPersistentBatch(self.executor, num_slots)
+        self.persistent.prepare()
+        self.executor.before_wait = self._queue_rounds
+
+    def _queue_rounds(self) -> None:
+        if self.persistent is not None:
+            self.persistent.before_wait()
+
     def measure(self) -> None:
         """Time the captured graphs, so that the scheduler can choose canvas lengths. Call it before the first
         request."""
@@ -49,7 +66,15 @@ class CudaBackend:
             TimedRound(shape.num_sequences, shape.canvas_len, graph.time(), shape.tree_rows)
             for shape, graph in self.rounds.items()
         )
-        self.round_cost = RoundCost(self.executor.forward_ms(), rounds)
+        slots = self.persistent.measure() if self.persistent is not None else ()
+        self.round_cost = RoundCost(self.executor.forward_ms(), rounds, slots)
+
+    def convert_adapter(self, adapter: Adapter) -> RowAdapter:
+        raise InvalidRequest(
+            "the CUDA kernels cannot apply adapters to single requests; start with --no-cuda-graphs, or merge the "
+            "adapter with --adapter PATH",
+            param="model",
+        )
 
     def run(self, works: Seq[Work]) -> list[Outcome | None]:
         """One forward, from the rounds in flight if they match; the contract of `Backend.run`."""

@@ -27,12 +27,13 @@ SMALLEST_BUCKET = 16
 class GraphLimits:
     """The capacity of the fixed buffers, and how the kernels hold and multiply weights."""
 
-    max_rows: int = 512
+    max_rows: int = 512  # of a graph
     max_segments: int = 64
     context_len: int = 4096
     # bfloat16 keeps the model's weights; fp8 and int4 quantise its matrices.
     scheme: str = "bfloat16"
     matmul_mode: MatmulMode = MatmulMode.FASTEST
+    prompt_rows: int = 0  # of a forward without a graph; 0 runs none
 
 
 def bucket_of(count: int) -> int:
@@ -140,12 +141,17 @@ class HeadBuffers:
         self.workspace = HeadWorkspace.allocate(head, num_rows, dtype)
         self.bias = BiasTable(num_rows, self.workspace.tiles.shape[1], BLOCK_V, device)
         self.host_results = torch.zeros(4, num_rows, dtype=torch.int32, pin_memory=is_pinned)
+        self._results_sent = StreamMarker(device)
 
-    def fill(self, batch: Batch, index: Tensor, works: Seq[Work], options: SamplingOptions) -> None:
-        """`index`: the rows of `batch` that propose for `works`. Only what the graph of `options` reads is written."""
+    def fill(
+        self, batch: Batch, index: Tensor, works: Seq[Work], options: SamplingOptions, is_gathered: bool = False
+    ) -> None:
+        """`index`: the proposals of `batch` that belong to `works`. Only what the graph of `options` reads is written.
+        `is_gathered`: the hidden states of proposing rows follow each other, without the other rows."""
+        proposing = batch.proposing[index].numpy()
         self._ints[:] = 0
-        self._ints[0, : len(index)] = index.numpy()
-        self._ints[1, : len(index)] = batch.plan.positions.numpy()[index.numpy()] + 1
+        self._ints[0, : len(index)] = index.numpy() if is_gathered else proposing
+        self._ints[1, : len(index)] = batch.plan.positions.numpy()[proposing] + 1
         start = 0
         for work in works:
             rows = slice(start, start + work.num_proposals)
@@ -175,12 +181,14 @@ class HeadBuffers:
         draws, bits = self.draws if options.is_sampled else None, self.bits if options.is_masked else None
         return HeadRows(self.ints[0], draws, bits, bias)
 
+    def send_results(self) -> None:
+        """Queue the copy of the results to the host."""
+        self.host_results.copy_(self.workspace.results, non_blocking=True)
+        self._results_sent.record()
+
     def read(self, count: int) -> Proposal:
-        """Wait for the device and return the first `count` proposals."""
-        results = self.workspace.results
-        self.host_results.copy_(results, non_blocking=True)
-        if results.is_cuda:
-            torch.cuda.current_stream(results.device).synchronize()
+        """Wait for the results, not for what was queued after them, and return the first `count` proposals."""
+        self._results_sent.wait()
         return Proposal(*read_results(self.host_results[:, :count].clone()))
 
 

@@ -18,11 +18,15 @@ TREE_ROWS, SMALL_TREE_ROWS = 32, 16
 def build_backend(model: Transformer, cache: PagedCache, config: BackendConfig) -> CudaBackend:
     """Captures its graphs before it returns; the first start on a machine also compiles the kernels."""
     mode = MatmulMode(config.matmul)
-    limits = GraphLimits(config.max_rows, config.max_sequences, config.context_len, config.weights, mode)
+    limits = GraphLimits(
+        config.max_rows, config.max_sequences, config.context_len, config.weights, mode, config.prompt_rows
+    )
     executor = GraphExecutor(model, cache, config.logit_rows, limits)
+    executor.free_matrices()
     executor.prepare(_buckets(config.max_rows), _buckets(config.max_rows))
     backend = CudaBackend(executor)
     backend.prepare_rounds(round_shapes(config, executor.network.is_small, has_canvas=model.canvas is not None))
+    backend.prepare_slots(config.max_sequences)
     backend.measure()
     return backend
 

@@ -32,7 +32,7 @@ from quicksilver.backends.cuda.capture import capture, time_replay
 from quicksilver.backends.cuda.kernels.head import propose_rows
 from quicksilver.backends.cuda.kernels.network import CudaNetwork
 from quicksilver.backends.cuda.kernels.rope_kernel import angle_table
-from quicksilver.backends.cuda.kernels.weights import collect
+from quicksilver.backends.cuda.kernels.weights import collect, free_matrices
 from quicksilver.backends.cuda.kernels.workspace import Workspace
 from quicksilver.backends.cuda.logit_bias import (
     MASKED_OPTIONS,
@@ -41,11 +41,16 @@ from quicksilver.backends.cuda.logit_bias import (
     fits_fused_head,
     options_of,
 )
+from quicksilver.backends.persistent_batch import PersistentBatch
 from quicksilver.backends.round_cost import RoundCost
 from quicksilver.backends.torch.backend import TorchBackend, with_prompt_lookup
 from quicksilver.diffusion.sample import Proposal
+from quicksilver.errors import RowFailed
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.transformer import Transformer
+
+# Row counts of forwards without a graph are multiples of it.
+PROMPT_ROW_STEP = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,7 @@ class GraphExecutor:
     """Runs batches as graph replays. Graphs are captured at first use, or in advance by `prepare`."""
 
     round_cost: RoundCost | None = None  # rounds are measured by CudaBackend
+    persistent: PersistentBatch | None = None  # see CudaBackend
 
     def __init__(self, model: Transformer, cache: PagedCache, logit_rows: int, limits: GraphLimits) -> None:
         # Serves batches that exceed the buffers and requests with rare sampling options.
@@ -76,8 +82,11 @@ class GraphExecutor:
         self.pages = self._host_pages.to(self.device)
         self._bitmasks = BitmaskTable(len(self._x), model.config.vocab_size, self.device)
         self._sent = StreamMarker(self.device)
+        self.has_matrices = True  # False after `free_matrices`
+        self.before_wait: Callable[[], None] = lambda: None  # see `PersistentBatch`
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
         self._rows: dict[tuple[int, bool], tuple[RowBuffers, Workspace]] = {}
+        self._prompt_rows: dict[int, RowBuffers] = {}
         self._heads: dict[int, HeadBuffers] = {}
         self._replays: dict[tuple[object, ...], Callable[[], None]] = {}
 
@@ -85,11 +94,20 @@ class GraphExecutor:
         """One forward; the contract of `Backend.run`."""
         batch = build_batch(works, self.cache.page_size)
         if not self._holds(batch):
+            if not self.has_matrices:
+                raise RowFailed("the batch exceeds the buffers of the CUDA backend")
             return self.eager.run(works)
-        x, is_rare = self.launch(batch), [not fits_fused_head(work) for work in works]
+        x, is_rare = self.launch(batch), [not fits_fused_head(work.sequence) for work in works]
         if any(is_rare):
             return with_prompt_lookup(works, self._split_heads(batch, works, is_rare, x))
-        return with_prompt_lookup(works, self._fused_head(batch, batch.proposing, works))
+        return with_prompt_lookup(works, self._fused_head(batch, torch.arange(len(batch.proposing)), works))
+
+    def free_matrices(self) -> None:
+        """Drop the 16-bit matrices of which the kernels hold quantised copies. Batches that exceed the buffers are
+        refused from now on."""
+        if self.limits.scheme != "bfloat16":
+            free_matrices(self.model)
+            self.has_matrices = False
 
     def prepare(self, row_counts: Seq[int], proposal_counts: Seq[int] = (1, 16)) -> None:
         """Capture the graphs of these numbers of rows and of proposals before the first request needs them."""
@@ -115,14 +133,33 @@ class GraphExecutor:
 
     def launch(self, batch: Batch) -> Tensor:
         """Queue the forward of a batch -> the residual stream of its rows."""
+        if len(batch.token_ids) > len(self._x):
+            return self._launch_prompts(batch)
         key = self.key_of(batch)
         count, _, variant = key
         buffers, workspace = self.row_buffers(count, variant.has_prompt)
         self._sent.wait()
-        buffers.fill(batch, self.network.attention_shape(count, variant.has_prompt).tile_rows)
+        buffers.fill(batch, self.network.attention_shape(count).tile_rows)
         self._sent.record()
         self.replay(key, lambda: self.run_network(*key))
         return workspace.x
+
+    def _launch_prompts(self, batch: Batch) -> Tensor:
+        """A forward with more rows than a graph has: its kernels run longer than their launches take. The proposing
+        rows are copied to where the head graphs read."""
+        count = -(-len(batch.token_ids) // PROMPT_ROW_STEP) * PROMPT_ROW_STEP
+        tile_rows = self.network.attention_shape(count).tile_rows
+        if count not in self._prompt_rows:
+            num_tiles = -(-count // tile_rows) + self.limits.max_segments
+            pages = (self._host_pages, self.pages)
+            self._prompt_rows[count] = RowBuffers(count, num_tiles, pages, self.cache.page_size)
+        buffers = self._prompt_rows[count]
+        self._sent.wait()
+        buffers.fill(batch, tile_rows)
+        x = self.network.run(buffers.inputs, self.network.workspace(count), batch.has_canvas)
+        self._x[: len(batch.proposing)] = x[batch.proposing.to(self.device, non_blocking=True)]
+        self._sent.record()
+        return x
 
     def key_of(self, batch: Batch) -> tuple[int, bool, GraphVariant]:
         """The forward graph of a batch: its bucket, whether canvas rows use the adapter, and the variant."""
@@ -148,7 +185,7 @@ class GraphExecutor:
     def row_buffers(self, count: int, has_prompt: bool = False) -> tuple[RowBuffers, Workspace]:
         """`has_prompt` may be set only where it selects another variant."""
         if (count, has_prompt) not in self._rows:
-            tile_rows = self.network.attention_shape(count, has_prompt).tile_rows
+            tile_rows = self.network.attention_shape(count).tile_rows
             num_tiles = -(-count // tile_rows) + min(count, self.limits.max_segments)
             buffers = RowBuffers(count, num_tiles, (self._host_pages, self.pages), self.cache.page_size)
             workspace = self.network.workspace(count, has_prompt).with_x(self._x)
@@ -178,16 +215,16 @@ class GraphExecutor:
         """Eager logits for requests with rare sampling options, the fused head for all others."""
         num_proposals = torch.tensor([work.num_proposals for work in works])
         is_rare_row = torch.tensor(is_rare).repeat_interleave(num_proposals)
-        rows, fused_rows = batch.proposing[is_rare_row], batch.proposing[~is_rare_row]
+        rows = batch.proposing[is_rare_row]
         rare = list(compress(works, is_rare))
         fused = list(compress(works, (not one for one in is_rare)))
         # The eager path may raise, so it runs before the head's copies are queued.
         eager_outcomes = iter(self.eager.answer(rare, self.model.norm(x[rows.to(self.device)])))
-        fused_outcomes = iter(self._fused_head(batch, fused_rows, fused))
+        fused_outcomes = iter(self._fused_head(batch, (~is_rare_row).nonzero()[:, 0], fused))
         return [next(eager_outcomes if one else fused_outcomes) for one in is_rare]
 
     def _fused_head(self, batch: Batch, index: Tensor, works: Seq[Work]) -> list[Outcome | None]:
-        """`index`: the rows of `batch` that propose for `works`."""
+        """`index`: the proposals of `batch` that belong to `works`."""
         proposing, count = [work for work in works if work.num_proposals], bucket_of(len(index))
         if not proposing:
             return [None] * len(works)
@@ -196,13 +233,17 @@ class GraphExecutor:
             # Overlaps with the forward. A grammar may raise, so this comes before the head's copies are queued.
             self._bitmasks.write(proposing)
             self._bitmasks.send()
-        head.fill(batch, index, proposing, options)
+        is_gathered = len(batch.token_ids) > len(self._x)
+        head.fill(batch, index, proposing, options, is_gathered)
         self.replay(("head", count, options), lambda: self.run_head(head, options))
+        head.send_results()
+        self.before_wait()
         return _split_proposals(works, head.read(len(index)))
 
     def _holds(self, batch: Batch) -> bool:
-        rows_fit = len(batch.token_ids) <= len(self._x)
-        return rows_fit and len(batch.plan.segments) <= len(self.pages)
+        rows_fit = len(batch.token_ids) <= max(len(self._x), self.limits.prompt_rows)
+        heads_fit = len(batch.proposing) <= len(self._x)
+        return rows_fit and heads_fit and len(batch.plan.segments) <= len(self.pages)
 
     def _single_tiles(self, count: int) -> int:
         """Attention tiles of a bucket whose rows all belong to one sequence."""

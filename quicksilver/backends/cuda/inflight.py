@@ -58,7 +58,9 @@ class RoundShape:
         return slice(b * self.verify_rows, (b + 1) * self.verify_rows)
 
     def accepts(self, works: Seq[Work]) -> bool:
-        """Whether rounds of this shape can start with `works`."""
+        """Whether rounds of this shape can start with `works`. Drafts from a prediction are made by the host."""
+        if any(work.sequence.request.prediction for work in works):
+            return False
         if not works or len(works) > self.num_sequences or not all(fits(work, self.canvas_len) for work in works):
             return False
         num_verified = sum(is_verification(work) for work in works)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quicksilver.backends.base import Work
+from quicksilver.backends.sequence import Sequence
 from quicksilver.core import DecodeParams, DecoderName
 from quicksilver.diffusion.score import Scorer
 
@@ -55,13 +56,12 @@ def options_of(works: Iterable[Work]) -> SamplingOptions:
 
 def fits_rounds(work: Work) -> bool:
     """Whether device-side rounds can serve `work`: the fused head can, and there is no grammar."""
-    return work.sequence.constraint is None and fits_fused_head(work)
+    return work.sequence.constraint is None and fits_fused_head(work.sequence)
 
 
-def fits_fused_head(work: Work) -> bool:
-    """Whether the fused head can serve `work`: greedy or temperature sampling, at most NUM_BIAS biased tokens, with or
-    without a grammar, without penalties and logprobs."""
-    sequence = work.sequence
+def fits_fused_head(sequence: Sequence) -> bool:
+    """Whether the fused head can serve the request: greedy or temperature sampling, at most NUM_BIAS biased tokens,
+    with or without a grammar, without penalties and logprobs."""
     params = sequence.request.params
     if isinstance(sequence.decoder, Scorer) or params.logprobs is not None:
         return False
@@ -109,6 +109,10 @@ class BiasTable:
     def tiles(self) -> Tensor:
         """(tiles,) int32, on the device."""
         return self._pairs[2][1]
+
+    def holds(self, row: int, params: DecodeParams) -> bool:
+        """Whether `write` would not change the row."""
+        return self._number_of_row[row] == self._number(params)
 
     def write(self, rows: slice, params: DecodeParams) -> None:
         """Write a request's bias for all of its proposing rows, canvas rows included. On the host; no copy may be in

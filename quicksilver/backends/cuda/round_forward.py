@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quicksilver.backends.cuda.buffers import SMALLEST_BUCKET, HeadBuffers, RowBuffers, bucket_of
+from quicksilver.backends.cuda.buffers import HeadBuffers, RowBuffers, bucket_of
 from quicksilver.backends.cuda.inflight import RoundShape
 from quicksilver.backends.cuda.kernels.attention import cut_tiles
 from quicksilver.backends.cuda.kernels.head import propose_rows
@@ -28,7 +28,7 @@ class RoundForward:
         """`pages`: the page tables of the sequences on the host and on the device."""
         self.network, self.shape = executor.network, shape
         self.num_heads = bucket_of(shape.num_verify)
-        self.num_rows = self._num_rows()
+        self.num_rows = bucket_of(shape.num_verify)
         tiles = self._tiles(self.network.attention_shape(self.num_rows).tile_rows)
         tree_slots = tree_slot_table(shape) if shape.tree_rows else None
         self.rows = RowBuffers(self.num_rows, len(tiles), pages, executor.cache.page_size, tree_slots)
@@ -40,12 +40,6 @@ class RoundForward:
         # Per sequence: the parameters that were written last.
         self._written: dict[int, tuple[object, ...]] = {}
 
-    def _num_rows(self) -> int:
-        count = self.shape.num_verify
-        if self.network.is_persistent(self.num_heads):
-            return -(-count // SMALLEST_BUCKET) * SMALLEST_BUCKET
-        return bucket_of(count)
-
     def _tiles(self, tile_rows: int) -> list[tuple[int, int, int]]:
         """Attention tiles: the rows of each sequence, and for trees also one tile per row."""
         shape = self.shape
@@ -53,8 +47,6 @@ class RoundForward:
         shared = cut_tiles(segments, tile_rows)
         if not shape.tree_rows:
             return shared
-        is_aligned = shape.tree_rows % tile_rows == 0 or len(segments) == 1
-        assert is_aligned or not self.network.is_persistent(self.num_heads), "row // 16 is the tile of a row"
         return shared + [(b, row, row + 1) for b, (first, end) in enumerate(segments) for row in range(first, end)]
 
     def write_params(self, b: int, params: DecodeParams, options: SamplingOptions) -> None:

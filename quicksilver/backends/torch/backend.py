@@ -15,23 +15,29 @@ import torch
 from torch import Tensor
 
 from quicksilver.backends.base import Outcome, Work
-from quicksilver.backends.batch import build_batch
+from quicksilver.backends.batch import Batch, build_batch
+from quicksilver.backends.persistent_batch import PersistentBatch
 from quicksilver.backends.round_cost import RoundCost
 from quicksilver.backends.sequence import Sequence
 from quicksilver.core import DecoderName, TokenLogprob
+from quicksilver.diffusion.canvas import step_temperature
 from quicksilver.diffusion.decoder import Tail
 from quicksilver.diffusion.decoders import noise_step
 from quicksilver.diffusion.edit import left_neighbours
 from quicksilver.diffusion.logit_processing import LogitContext, process_logits
 from quicksilver.diffusion.prompt_lookup import WINDOW, lookup
 from quicksilver.diffusion.reference import sample_rows
-from quicksilver.diffusion.sample import Proposal, SampleRows, propose
-from quicksilver.model.attention import PagedCache, SdpaAttend
+from quicksilver.diffusion.sample import Proposal, SampleRows, propose, propose_with_samples
+from quicksilver.model.attention import PagedCache
+from quicksilver.model.gemma import DiffusionGemma
+from quicksilver.model.lowrank import Adapter, LowRank
+from quicksilver.model.row_adapters import Pair, RowAdapter, convert
 from quicksilver.model.transformer import Transformer
 
 
 class TorchBackend:
     round_cost: RoundCost | None = None  # set by subclasses that measure their forwards
+    persistent: PersistentBatch | None = None
 
     def __init__(self, model: Transformer, cache: PagedCache, logit_rows: int) -> None:
         self.model = model
@@ -55,31 +61,52 @@ class TorchBackend:
     def _forward(self, works: Seq[Work]) -> Tensor:
         """Hidden states of the proposing rows."""
         batch = build_batch(works, self.cache.page_size).to(self.device)
-        x = self.model.embed(batch.token_ids, batch.mask_index if batch.has_canvas else None)
-        attend = SdpaAttend(batch.plan, self.cache)
+        x = self._embed(batch)
         is_canvas = batch.plan.is_canvas if batch.has_canvas else None
-        return self.model(x, batch.plan.positions, attend, is_canvas)[batch.proposing]
+        if isinstance(self.model, DiffusionGemma) and is_canvas is not None:
+            x = self.model.condition(x, is_canvas, _soft_embeddings(works, x))
+        attend = self.model.attention(batch.plan, self.cache)
+        return self.model(x, batch.plan.positions, attend, is_canvas, batch.row_adapters)[batch.proposing]
+
+    @property
+    def supports_adapters(self) -> bool:
+        return not isinstance(self.model, DiffusionGemma)
+
+    def _embed(self, batch: Batch) -> Tensor:
+        return self.model.embed(batch.token_ids, batch.mask_index if batch.has_canvas else None, batch.row_adapters)
+
+    def convert_adapter(self, adapter: Adapter) -> RowAdapter:
+        return convert(self.model.config, adapter, self._convert_pair, self.device)
+
+    def _convert_pair(self, pair: LowRank) -> Pair:
+        return pair.to(device=self.device, dtype=self.model.dtype)
 
     def _read(self, tile: Seq[Work], hidden: Tensor) -> list[Outcome | None]:
         if not len(hidden):
             return [None] * len(tile)
         tail = tile[0].tail
         if tail is not None and tail.targets:
-            return [self._score(tail, hidden)]
+            return [self._score(tail, hidden, tile[0].sequence.adapter)]
         logits = self.model.logits(hidden).float()
         parts = _cut(tile)
+        for work, rows in parts:
+            if work.sequence.adapter is not None:
+                work.sequence.adapter.replace_logits(logits[rows], hidden[rows])
         raw = [_raw_logprobs(work, logits[rows]) for work, rows in parts]
         for work, rows in parts:
             if work.num_proposals:
                 process_logits(logits[rows], self._adjustment(work))
         proposal = self._choose(logits, _settings(tile, self.device))
+        if isinstance(self.model, DiffusionGemma):
+            proposal = replace(proposal, soft=self.model.soft_embedding(logits))
         return [
             Outcome(proposal[rows], _logprobs(log_p, proposal[rows], work)) if work.num_proposals else None
             for (work, rows), log_p in zip(parts, raw, strict=True)
         ]
 
     def _choose(self, logits: Tensor, rows: SampleRows) -> Proposal:
-        return propose(logits, rows).cpu()
+        has_noise = self.model.config.dialect.noise_vocab > 0
+        return (propose_with_samples if has_noise else propose)(logits, rows).cpu()
 
     def _adjustment(self, work: Work) -> LogitContext:
         sequence, tail = work.sequence, work.tail
@@ -87,7 +114,11 @@ class TorchBackend:
         params = sequence.request.params
         avoid = left_neighbours(tail, sequence.tokens[-1]) if params.decoder.name is DecoderName.EDIT else []
         bitmask = self._bitmask(sequence, tail.known)
-        return LogitContext(params, sequence.request.prompt_ids, sequence.generated, tail.known, bitmask, avoid)
+        temperature = 1.0
+        if params.decoder.name is DecoderName.CANVAS and sequence.canvas is not None:
+            temperature = step_temperature(params.decoder, sequence.canvas.step)
+        prompt = sequence.request.prompt_ids
+        return LogitContext(params, prompt, sequence.generated, tail.known, bitmask, temperature, avoid)
 
     def _bitmask(self, sequence: Sequence, known: Seq[int]) -> Tensor | None:
         """Bitmasks of legal tokens now and after each known token, (rows, words)."""
@@ -97,18 +128,37 @@ class TorchBackend:
         num_rows = sequence.constraint.write_masks(known, words.data)
         return torch.from_numpy(words[:num_rows]).to(self.device)
 
-    def _score(self, tail: Tail, hidden: Tensor) -> Outcome:
+    def _score(self, tail: Tail, hidden: Tensor, adapter: RowAdapter | None) -> Outcome:
+        """Logits are computed only for rows that have targets."""
         rows, tokens = torch.tensor(tail.targets, device=self.device).unbind(1)
-        found = torch.empty(len(rows))
+        needed, index = rows.unique(return_inverse=True)
+        found, details = torch.empty(len(rows)), dict[int, TokenLogprob]()
         finite = True
-        for start in range(0, len(hidden), self.logit_rows):
-            log_p = self.model.logits(hidden[start : start + self.logit_rows]).float().log_softmax(-1)
-            here = ((rows >= start) & (rows < start + len(log_p))).nonzero()[:, 0]
-            found[here.cpu()] = log_p[rows[here] - start, tokens[here]].cpu()
-            finite = finite and bool(log_p.isfinite().all())
+        for start in range(0, len(needed), self.logit_rows):
+            part = hidden[needed[start : start + self.logit_rows]]
+            logits = self.model.logits(part).float()
+            if adapter is not None:
+                adapter.replace_logits(logits, part)
+            here = ((index >= start) & (index < start + len(logits))).nonzero()[:, 0]
+            asked = (index[here] - start, tokens[here])
+            if tail.num_top is None:
+                found[here.cpu()], is_usable = self._target_logprobs(logits, *asked)
+            else:
+                log_p = logits.log_softmax(-1)
+                found[here.cpu()], is_usable = _read_logprobs(log_p, *asked)
+                details |= zip(here.tolist(), _details(log_p[asked[0]], asked[1], tail.num_top), strict=True)
+            finite = finite and is_usable
         token_ids = torch.zeros(1, dtype=torch.int64)
         proposal = Proposal(token_ids, torch.ones(1), torch.zeros(1), torch.tensor([finite]))
-        return Outcome(proposal, [], found)
+        return Outcome(proposal, [], found, tuple(details[i] for i in sorted(details)))
+
+    def _target_logprobs(self, logits: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, bool]:
+        """Log-probabilities of `tokens` in `rows` of the logits, and whether all logits are finite."""
+        return _read_logprobs(logits.log_softmax(-1), rows, tokens)
+
+
+def _read_logprobs(log_p: Tensor, rows: Tensor, tokens: Tensor) -> tuple[Tensor, bool]:
+    return log_p[rows, tokens].cpu(), bool(log_p.isfinite().all())
 
 
 def with_prompt_lookup(works: Seq[Work], outcomes: list[Outcome | None]) -> list[Outcome | None]:
@@ -129,6 +179,13 @@ def _looked_up(work: Work, outcome: Outcome | None) -> Outcome | None:
         return outcome
     token_ids = torch.cat((proposed[:1], follows, proposed[1 + len(follows) :]))
     return replace(outcome, proposal=replace(outcome.proposal, token_ids=token_ids))
+
+
+def _soft_embeddings(works: Seq[Work], x: Tensor) -> Tensor:
+    """Of the canvas rows of all works; zeros where a canvas is new."""
+    tails = [work.tail for work in works if work.tail is not None]
+    parts = [x.new_zeros(len(t.token_ids), x.shape[-1]) if t.soft is None else t.soft.to(x) for t in tails]
+    return torch.cat(parts)
 
 
 def _tiles(works: Seq[Work], logit_rows: int) -> Iterator[list[Work]]:
@@ -162,7 +219,9 @@ def _settings(works: Seq[Work], device: torch.device) -> SampleRows:
 def _sample_rows(work: Work) -> SampleRows:
     sequence, params = work.sequence, work.sequence.request.params
     assert sequence.canvas is not None
-    return sample_rows(params, work.end, work.num_proposals, noise_step(params.decoder, sequence.canvas.step))
+    return sample_rows(
+        params, len(sequence.tokens), work.num_proposals, noise_step(params.decoder, sequence.canvas.step)
+    )
 
 
 def _raw_logprobs(work: Work, logits: Tensor) -> Tensor | None:
@@ -175,11 +234,22 @@ def _raw_logprobs(work: Work, logits: Tensor) -> Tensor | None:
 def _logprobs(log_p: Tensor | None, proposal: Proposal, work: Work) -> list[TokenLogprob]:
     if log_p is None:
         return []
-    count = work.sequence.request.params.logprobs or 0
-    chosen = log_p.gather(-1, proposal.token_ids.to(log_p.device)[:, None])[:, 0].tolist()
-    best = log_p.topk(count, dim=-1)
+    return _entries(log_p, proposal.token_ids.to(log_p.device), work.sequence.request.params.logprobs or 0)
+
+
+def _entries(log_p: Tensor, token_ids: Tensor, num_top: int) -> list[TokenLogprob]:
+    """One entry per row of `log_p`."""
+    chosen = log_p.gather(-1, token_ids[:, None])[:, 0].tolist()
+    best = log_p.topk(num_top, dim=-1)
     tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [
         TokenLogprob(token_id, value, tuple(zip(ids, values, strict=True)))
-        for token_id, value, (ids, values) in zip(proposal.token_ids.tolist(), chosen, tops, strict=True)
+        for token_id, value, (ids, values) in zip(token_ids.tolist(), chosen, tops, strict=True)
     ]
+
+
+def _details(log_p: Tensor, token_ids: Tensor, num_top: int) -> list[TokenLogprob]:
+    """Entries with the rank of each token: 1 plus the number of likelier tokens."""
+    ranks = (log_p > log_p.gather(-1, token_ids[:, None])).sum(-1) + 1
+    entries = _entries(log_p, token_ids, num_top)
+    return [replace(entry, rank=rank) for entry, rank in zip(entries, ranks.tolist(), strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from quicksilver.engine.load import CPU_CANVAS_ROWS, LoadConfig, for_serving
 from quicksilver.model.adapters import attach_canvas, new_canvas
 from quicksilver.model.transformer import Transformer
 from tests.model.build import random_model, small_config
+from tests.support.row_adapters import random_adapter, saved
 from tests.support.tiny import answers, decode_params, finish_all, generate, tiny_engine
 
 if unsupported_reason() is not None:
@@ -87,6 +89,27 @@ def test_alone_equals_batched_and_chunked(name: str) -> None:
         engine.add(Request(str(i), tuple(prompt), params))
     together = answers(finish_all(engine))
     assert [together[str(i)] for i in range(len(PROMPTS))] == alone
+
+
+@pytest.mark.parametrize("name", ["ar", "verify"])
+def test_three_adapters_mixed_equal_each_alone(tmp_path: Path, name: str) -> None:
+    params, config = decode_params(name, canvas_len=8, max_new_tokens=20), int8_model().config
+    made = (
+        random_adapter(1, 4, config, 0.2),
+        random_adapter(2, 9, config, 0.2, embedding_ids=(5, 3)),
+        random_adapter(3, 66, config, 0.1),
+    )
+    choices = [None, *(saved(tmp_path, adapter, str(i)) for i, adapter in enumerate(made))]
+    engine = int8_engine(EngineConfig(num_pages=128, max_rows=48))
+    for i, prompt in enumerate(PROMPTS):
+        for choice, ref in enumerate(choices):
+            engine.add(Request(f"{choice} {i}", tuple(prompt), params, adapter=ref))
+    together = answers(finish_all(engine))
+    found = [[together[f"{choice} {i}"] for i in range(len(PROMPTS))] for choice in range(len(choices))]
+    for ref, texts in zip(choices, found, strict=True):
+        alone = int8_engine()
+        assert texts == [generate(alone, prompt, params, adapter=ref) for prompt in PROMPTS]
+    assert all(texts != found[0] for texts in found[1:])
 
 
 def test_served_canvases_are_short_on_a_cpu_unless_configured() -> None:

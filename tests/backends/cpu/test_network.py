@@ -9,14 +9,17 @@ from quicksilver.backends.cpu.support import unsupported_reason
 from quicksilver.model.adapters import attach_canvas, new_canvas
 from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
 from quicksilver.model.families import FAMILIES
+from quicksilver.model.lowrank import LowRank, LowRankModules
+from quicksilver.model.row_adapters import AdapterRows, Pair, RowAdapter, convert
 from quicksilver.model.transformer import Transformer
 from tests.model.build import PAGE_SIZE, causal_plan, random_model, small_config, token_ids
+from tests.support.row_adapters import random_adapter
 
 if unsupported_reason() is not None:
     pytest.skip(f"compiled CPU backend: {unsupported_reason()}", allow_module_level=True)
 
 from quicksilver.backends.cpu.network import CompiledNetwork, is_supported
-from quicksilver.backends.cpu.quantise import quantise_model
+from quicksilver.backends.cpu.quantise import quantise_linear, quantise_model
 
 SHAPES = {16: {}, 64: {"head_dim": 64, "num_heads": 6, "num_kv_heads": 2}, 128: {"head_dim": 128, "dim": 100}}
 
@@ -44,8 +47,13 @@ def canvas_plan(start: int, num_rows: int, pages: torch.Tensor) -> RowPlan:
     return plan
 
 
+@pytest.mark.parametrize("family", [family for family in FAMILIES if not small_config(family).is_plain])
+def test_a_network_with_other_layers_runs_in_torch(family: str) -> None:
+    assert not is_supported(int8_model(family, 16))
+
+
 @pytest.mark.parametrize("head_dim", [16, 64, 128])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if small_config(family).is_plain])
 @torch.inference_mode()
 def test_prompt_and_canvas_equal_torch_but_for_rounding(family: str, head_dim: int) -> None:
     model = int8_model(family, head_dim)
@@ -131,3 +139,54 @@ def test_many_pages_and_few_segments() -> None:
     assert isinstance(plan.segments[0], Segment)
     last = causal_plan([torch.tensor([599])], [pages])
     assert torch.equal(network.hidden(model.embed(token_ids(600)[-1:]), last, cache), found[-1:].clone())
+
+
+def packed(pair: LowRank) -> Pair:
+    return LowRankModules(quantise_linear(pair.A), quantise_linear(pair.B))
+
+
+def packed_adapter(model: Transformer, seed: int, rank: int, only: tuple[str, ...] = ()) -> RowAdapter:
+    """An adapter of all linears, or of some in the first layer."""
+    adapter = random_adapter(seed, rank, model.config, std=0.2)
+    for index, layer in enumerate(adapter.layers):
+        for name in list(layer) if only else ():  # type: ignore[call-overload]
+            if index or name not in only:
+                del layer[name]  # type: ignore[operator, union-attr]
+    return convert(model.config, adapter, packed, "cpu")
+
+
+@torch.inference_mode()
+def test_row_adapters_equal_torch_but_for_rounding_and_keep_their_bits_in_any_company() -> None:
+    """Ranks below, at and above one strip, one adapter of some linears only, and rows with a canvas adapter as well."""
+    model = int8_model()
+    network, cache = CompiledNetwork(model), new_cache(model)
+    adapters = [packed_adapter(model, 1, 5), packed_adapter(model, 2, 64, ("qkv", "dn")), packed_adapter(model, 3, 70)]
+    pages = [torch.arange(i, i + 3) for i in (0, 4, 8, 12)]
+    x = model.embed(token_ids(6), torch.arange(-1, 5))
+    alone = []
+    for adapter, own in zip([*adapters, None], pages, strict=True):
+        network.hidden(model.embed(token_ids(4)), causal_plan([torch.arange(4)], [own]), cache)
+        plan = canvas_plan(4, 6, own)
+        rows = [AdapterRows(adapter, torch.arange(6))] if adapter else []
+        alone.append(network.hidden(x, plan, cache, rows).clone())
+        wanted = model(x, plan.positions, SdpaAttend(plan, cache), plan.is_canvas, rows)
+        assert (model.norm(alone[-1]) - wanted).norm() < 0.03 * wanted.norm()
+    assert not any(torch.equal(alone[i], alone[3]) for i in range(3))
+    plan = joined([canvas_plan(4, 6, own) for own in pages])
+    rows = [AdapterRows(adapters[i], torch.arange(6 * i, 6 * i + 6)) for i in (2, 0, 1)]
+    together = network.hidden(x.repeat(4, 1), plan, cache, rows)
+    for i in range(4):
+        assert torch.equal(together[6 * i : 6 * i + 6], alone[i])
+
+
+def joined(plans: list[RowPlan]) -> RowPlan:
+    """The rows of several plans of six rows each in one forward."""
+    segments = [Segment(6 * i, 6 * i + 6, plan.segments[0].page_ids) for i, plan in enumerate(plans)]
+    shifts = [torch.where(plan.span_end > 0, 6 * i, 0) for i, plan in enumerate(plans)]
+    return RowPlan(
+        *(torch.cat([getattr(plan, name) for plan in plans]) for name in ("positions", "slots", "is_canvas")),
+        torch.cat([plan.prefix_end for plan in plans]),
+        torch.cat([plan.span_start + shift for plan, shift in zip(plans, shifts, strict=True)]),
+        torch.cat([plan.span_end + shift for plan, shift in zip(plans, shifts, strict=True)]),
+        segments,
+    )

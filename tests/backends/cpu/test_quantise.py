@@ -40,8 +40,9 @@ def test_a_quantised_model_stays_close_to_its_parent(family: str) -> None:
     model = quantise_model(random_model(config))
     found = model.logits(run_dense(model, ids))
     assert (found - wanted).norm() < LOGIT_ERROR * wanted.norm()
-    assert not any(isinstance(module, torch.nn.Linear) for module in model.modules())
-    assert model.weight_bytes < 0.45 * parent.weight_bytes
+    if config.moe is None:  # Experts keep their float weights.
+        assert not any(isinstance(module, torch.nn.Linear) for module in model.modules())
+        assert model.weight_bytes < 0.45 * parent.weight_bytes
     assert (model.dtype, model.weight_format) == (torch.float32, "int8")
 
 

@@ -40,14 +40,46 @@ def test_scores_and_sums_of_strided_keys(num_vectors: int) -> None:
     def run(q, keys, scores, out):  # type: ignore[no-untyped-def]
         stride = 4 * keys.shape[1]
         key_scores(address_of(q), address_of(keys), stride, len(keys), address_of(scores), np.int64(0))
-        value_sum(address_of(scores), address_of(keys), stride, len(keys), address_of(out))
+        value_sum(address_of(scores), 0, address_of(keys), stride, len(keys), address_of(out))
 
     head_dim = 16 * num_vectors
-    q, keys, scores, out = random(head_dim), random(7, head_dim + 5), np.zeros(7, np.float32), random(head_dim)
-    before = out.copy()
-    run(q, keys, scores, out)
-    assert np.allclose(scores, keys[:, :head_dim] @ q, rtol=1e-4, atol=1e-4)
-    assert np.allclose(out, before + scores @ keys[:, :head_dim], rtol=1e-4, atol=1e-4)
+    for count in (7, 16, 37):
+        q, keys, out = random(head_dim), random(count, head_dim + 5), random(head_dim)
+        scores, before = np.zeros(count, np.float32), out.copy()
+        run(q, keys, scores, out)
+        assert np.allclose(scores, keys[:, :head_dim] @ q, rtol=1e-4, atol=1e-4)
+        assert np.allclose(out, before + scores @ keys[:, :head_dim], rtol=1e-4, atol=1e-3)
+
+
+def test_a_block_of_keys_has_the_bits_of_single_keys() -> None:
+    """The order of additions must not depend on how many keys are scored in one call."""
+    key_scores = make_key_scores(4)
+
+    @inner
+    def run(q, keys, scores):  # type: ignore[no-untyped-def]
+        key_scores(address_of(q), address_of(keys), 256, len(keys), address_of(scores), np.int64(0))
+
+    q, keys = random(64), random(37, 64)
+    together, apart = np.zeros((2, 37), np.float32)
+    run(q, keys, together)
+    for i in range(37):
+        run(q, keys[i : i + 1], apart[i : i + 1])
+    assert np.array_equal(together, apart)
+
+
+def test_sums_of_three_heads_have_the_bits_of_single_heads() -> None:
+    one_head, three_heads = make_value_sum(4), make_value_sum(4, num_heads=3)
+
+    @inner
+    def run(weights, values, apart, together):  # type: ignore[no-untyped-def]
+        for i in range(3):
+            one_head(address_of(weights[i]), 0, address_of(values), 256, len(values), address_of(apart[i]))
+        stride = 4 * weights.shape[1]
+        three_heads(address_of(weights), stride, address_of(values), 256, len(values), address_of(together))
+
+    apart, together = np.ones((2, 3, 64), np.float32)
+    run(random(3, 19), random(19, 64), apart, together)
+    assert np.array_equal(apart, together)
 
 
 def test_scores_accumulate_on_request() -> None:
@@ -57,6 +89,6 @@ def test_scores_accumulate_on_request() -> None:
     def run(q, keys, scores, accumulate):  # type: ignore[no-untyped-def]
         key_scores(address_of(q), address_of(keys), 64, len(keys), address_of(scores), accumulate)
 
-    q, keys, scores = random(16), random(3, 16), np.ones(3, np.float32)
+    q, keys, scores = random(16), random(19, 16), np.ones(19, np.float32)
     run(q, keys, scores, 1)
     assert np.allclose(scores, 1 + keys @ q, rtol=1e-4, atol=1e-5)

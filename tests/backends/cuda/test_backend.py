@@ -12,7 +12,7 @@ if (reason := refusal()) is not None:
 
 from quicksilver.backends.cuda.inflight import RoundShape
 from tests.support.bias_checks import check_bias_beyond_table, check_rounds_with_bias
-from tests.support.graph_checks import TINIEST_PERSISTENT
+from tests.support.graph_checks import TINIEST_PLAIN
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
@@ -29,9 +29,9 @@ def test_rounds_with_a_biased_request_equal_the_eager_path(
     prompt_lens: list[int], shape: RoundShape, temperature: float
 ) -> None:
     with torch.inference_mode():
-        check_rounds_with_bias(TINIEST_PERSISTENT, prompt_lens, shape, 12, temperature)
+        check_rounds_with_bias(TINIEST_PLAIN, prompt_lens, shape, 12, temperature)
 
 
 def test_a_request_with_more_bias_than_the_table_holds_gives_the_same_answer() -> None:
     with torch.inference_mode():
-        check_bias_beyond_table(TINIEST_PERSISTENT, 5)
+        check_bias_beyond_table(TINIEST_PLAIN, 5)

@@ -73,7 +73,7 @@ def test_options_of_one_request_apply_to_the_whole_batch() -> None:
 def test_the_fused_head_supports_grammars_and_rounds_do_not() -> None:
     for temperature in (0.0, 0.7):
         work = work_of(decode_params("verify", temperature=temperature), Staircase())
-        assert fits_fused_head(work)  # type: ignore[arg-type]
+        assert fits_fused_head(work.sequence)
         assert not fits_rounds(work)  # type: ignore[arg-type]
         options = options_of([work_of(decode_params("ar")), work])  # type: ignore[list-item]
         assert options == SamplingOptions(temperature > 0, is_biased=True, is_masked=True)
@@ -91,8 +91,8 @@ def test_the_fused_head_supports_grammars_and_rounds_do_not() -> None:
     ],
 )
 def test_a_grammar_with_rare_options_takes_the_eager_path(options: dict[str, object]) -> None:
-    assert not fits_fused_head(work_of(decode_params("verify", **options), Staircase()))  # type: ignore[arg-type]
-    assert not fits_fused_head(work_of(decode_params("edit"), Staircase()))  # type: ignore[arg-type]
+    assert not fits_fused_head(work_of(decode_params("verify", **options), Staircase()).sequence)
+    assert not fits_fused_head(work_of(decode_params("edit"), Staircase()).sequence)
 
 
 def test_a_ban_takes_precedence_over_a_bias() -> None:

@@ -1,7 +1,7 @@
 """The forward of `model/transformer.py` on CUDA kernels and fixed buffers; a CUDA graph can capture it.
 
 Three paths by the number of rows: two launches per layer up to 32 rows if GPU and shape allow (`layer_fused.py`), six
-launches per layer up to 64, cuBLAS for more. A small model at 33 to 128 rows may run in one launch (`persistent.py`).
+launches per layer up to 64, cuBLAS for more.
 
 The layer-fused path (up to 32 rows) and the six-launch path (up to 64) are batch-invariant.
 """
@@ -28,19 +28,11 @@ from quicksilver.backends.cuda.kernels.linears import (
     LinearExtras,
     LowRankTerm,
     Norm,
-    NormInput,
     QkvEpilogue,
     Weight,
     linear_add,
     linear_qkv,
     linear_swiglu,
-)
-from quicksilver.backends.cuda.kernels.persistent_weights import (
-    PERSISTENT_MAX_ROWS,
-    fits_persistent,
-    persistent_attention_shape,
-    run_persistent,
-    stack_weights,
 )
 from quicksilver.backends.cuda.kernels.rope_kernel import rotate_and_write
 from quicksilver.backends.cuda.kernels.row_kernels import (
@@ -76,11 +68,11 @@ class MatmulMode(StrEnum):
 # Switches of optional paths. `benchmarks/gpu_setup.py` changes them.
 # Everything between two attentions in one launch.
 USE_LAYER_FUSED = True
-# The whole forward of a small model in one launch, at 33 to 128 rows.
-USE_PERSISTENT = True
 # Weight bytes, including the head, of the largest model that uses PDL. In larger models an early launch takes resources
 # from the loading of weights.
 PDL_MAX_BYTES = 8_000_000_000
+# Weight bytes, including the head, of the largest model whose forwards are bound by launches rather than by loading.
+SMALL_MODEL_BYTES = 500_000_000
 
 
 class CudaNetwork:
@@ -91,8 +83,7 @@ class CudaNetwork:
     ) -> None:
         self.config, self.weights, self.cache, self.angles = config, weights, cache, angles
         self.matmul_mode = matmul_mode
-        self.is_small = matmul_mode is MatmulMode.FASTEST and fits_persistent(config, weights)
-        self.stacked = stack_weights(config, weights) if self.is_small and USE_PERSISTENT else None
+        self.is_small = weights.num_bytes <= SMALL_MODEL_BYTES
         can_fuse = (
             matmul_mode is MatmulMode.FASTEST and USE_LAYER_FUSED and can_run_layer_fused(config, weights, SPLITS)
         )
@@ -117,17 +108,7 @@ class CudaNetwork:
         the prompt's KV must not depend on that."""
         return self.layer_fused is not None and num_rows <= self.layer_fused.max_rows and not has_prompt
 
-    def is_persistent(self, num_rows: int, has_prompt: bool = False) -> bool:
-        """Whether the whole forward is one launch."""
-        return (
-            self.stacked is not None
-            and num_rows <= PERSISTENT_MAX_ROWS
-            and not self.is_layer_fused(num_rows, has_prompt)
-        )
-
-    def attention_shape(self, num_rows: int, has_prompt: bool = False) -> AttentionShape:
-        if self.is_persistent(num_rows, has_prompt):
-            return persistent_attention_shape(self.config)
+    def attention_shape(self, num_rows: int) -> AttentionShape:
         return attention_shape(self.config, num_rows if self.matmul_mode is MatmulMode.FASTEST else SMALL_BATCH_ROWS)
 
     def workspace(self, num_rows: int, has_prompt: bool = False) -> Workspace:
@@ -143,17 +124,12 @@ class CudaNetwork:
                 workspace,
                 layer_fused=tuple(self.layer_fused.workspace(min(num_rows, LAYER_FUSED_ROWS)) for _ in starts),
             )
-        workspace = Workspace.allocate(
-            self.config, self.weights, num_rows, self.attention_shape(num_rows, has_prompt), activations
-        )
+        workspace = Workspace.allocate(self.config, self.weights, num_rows, self.attention_shape(num_rows), activations)
         if is_invariant:
             partials = PartialSums.allocate(partial_floats(self.config, SMALL_BATCH_ROWS), workspace.x.device)
             small = (self.config, self.weights, SMALL_BATCH_ROWS, self.attention_shape(SMALL_BATCH_ROWS), activations)
             return replace(workspace, partials=partials).in_chunks(lambda: Workspace.allocate(*small))
-        if not self.is_persistent(num_rows, has_prompt):
-            return workspace
-        squares = torch.zeros(self.config.dim // 16, num_rows, device=workspace.x.device)
-        return replace(workspace, scaled=NormInput(workspace.scaled.y, squares))
+        return workspace
 
     def run(self, rows: RowInputs, workspace: Workspace, is_gated: bool) -> Tensor:
         """-> `workspace.x`, the residual stream before the final norm. `is_gated`: canvas rows use the adapter;
@@ -161,9 +137,6 @@ class CudaNetwork:
         if self.layer_fused is not None and workspace.layer_fused:
             with pdl_launches(True, is_early=True):
                 return self._run_layer_fused(self.layer_fused, rows, workspace, is_gated)
-        if self.stacked is not None and len(rows.token_ids) <= PERSISTENT_MAX_ROWS:
-            place = (self.cache, self.angles)
-            return run_persistent(self.config, (self.weights, self.stacked), place, rows, workspace, is_gated)
         with pdl_launches(self.uses_pdl):
             return self._run(rows, workspace, is_gated)
 

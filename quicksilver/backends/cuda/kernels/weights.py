@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from quicksilver.backends.cuda.kernels.int4_packing import quantise_to_words
 from quicksilver.backends.cuda.kernels.linears import Norm, Weight
 from quicksilver.backends.cuda.kernels.rope_kernel import HeadNorms
+from quicksilver.dialect import AUTOREGRESSIVE
 from quicksilver.errors import InvalidRequest
 from quicksilver.model.lowrank import LowRank
 from quicksilver.model.transformer import Layer, Transformer
@@ -63,6 +64,8 @@ class NetworkWeights:
 def refusal(model: Transformer) -> str | None:
     """Why the kernels cannot run this model; None if they can."""
     config = model.config
+    if config.dialect != AUTOREGRESSIVE or not config.is_plain:
+        return f"the CUDA kernels do not support {config.family} yet; plain torch runs it"
     if model.tokens.weight.dtype not in (torch.bfloat16, torch.float16):
         return f"weights are {model.tokens.weight.dtype}, not 16-bit"
     if config.head_dim < 32 or config.head_dim & (config.head_dim - 1):
@@ -98,6 +101,15 @@ def collect(model: Transformer, scheme: str = "bfloat16") -> NetworkWeights:
     masks = None if canvas is None else canvas.mask_embedding.detach()
     head = _weight(model.head, "fp8" if scheme == "int4" else scheme)
     return NetworkWeights(model.tokens.weight.detach(), masks, layers, _norm(model.norm), head)
+
+
+def free_matrices(model: Transformer) -> None:
+    """Drop the matrices of the layers, of which `collect` made quantised copies. Embeddings and head stay: requests
+    with rare sampling options get their logits from them."""
+    stack: list[Layer] = list(model.layers)  # type: ignore[arg-type]
+    for layer in stack:
+        for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            linear.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
 
 
 def _layer(layer: Layer, index: int, model: Transformer, scheme: str) -> LayerWeights:

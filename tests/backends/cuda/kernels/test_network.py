@@ -25,21 +25,14 @@ def test_batch_invariant_matmul_gives_a_sequence_the_same_values_alone_and_in_a_
     checks.check_batch_invariant_matmul(replace(PLAIN, num_layers=1), (14,))
 
 
-def test_without_the_persistent_kernel_a_small_network_equals_the_eager_network(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(network, "USE_PERSISTENT", False)
+def test_a_small_network_equals_the_eager_network() -> None:
     checks.check_network(replace(PLAIN, num_layers=1), 0, True, ("one", "canvas"))
 
 
-@pytest.mark.parametrize("is_on", [True, False])
-def test_the_switch_changes_the_path_of_a_small_network_and_not_its_size(
-    monkeypatch: pytest.MonkeyPatch, is_on: bool
-) -> None:
-    monkeypatch.setattr(network, "USE_PERSISTENT", is_on)
+@pytest.mark.parametrize("limit", [0, 1 << 40])
+def test_a_model_is_small_by_the_bytes_of_its_weights(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    monkeypatch.setattr(network, "SMALL_MODEL_BYTES", limit)
     place, model = here(), checks.model_of(PLAIN)
     cache = PagedCache.allocate(PLAIN, 4, 16, place.device, place.dtype)
     executor = GraphExecutor(model, cache, 64, GraphLimits(max_rows=64, max_segments=4, context_len=64))
-    assert executor.network.is_small
-    assert executor.network.is_persistent(64) == is_on
-    assert not executor.network.is_persistent(256)
+    assert executor.network.is_small == bool(limit)

@@ -1,0 +1,220 @@
+"""The persistent batch on a GPU: one CUDA graph per round of one token for 16 to 512 slots.
+
+Last token, position and page table of every slot are parts of one device buffer that graphs of all sizes share. What
+changes between two rounds (sequences that join or leave, new pages) is sent as one list of (index, value) pairs. Graphs
+are replayed in the order in which they were queued, so a slot that was emptied is not written by later rounds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from quicksilver.backends.cuda.buffers import SMALLEST_BUCKET, StreamMarker, bucket_of
+from quicksilver.backends.cuda.capture import capture, time_replay
+from quicksilver.backends.cuda.graphs import GraphExecutor
+from quicksilver.backends.cuda.inflight import RoundShape
+from quicksilver.backends.cuda.logit_bias import UNMASKED_OPTIONS, SamplingOptions, fits_fused_head
+from quicksilver.backends.cuda.round_forward import RoundForward
+from quicksilver.backends.cuda.round_kernels import RoundState, store_draft, write_rows
+from quicksilver.backends.persistent_batch import RoundTokens
+from quicksilver.backends.round_cost import TimedRound
+from quicksilver.backends.sequence import Sequence
+
+# Rounds whose results may be unread.
+MAX_QUEUED = 4
+# Whether the host continues while a round that it queued runs. Off until it is checked on a GPU: the measured path
+# waits for each round when it is queued. `benchmarks/load.py --ahead` turns it on.
+RUNS_AHEAD = False
+# Cached tokens that rounds are timed with.
+TIMED_CONTEXT = 256
+
+
+class SlotState:
+    """Last token, position and page table of every slot on the device; -1 is unset. The host collects changes and sends
+    them together."""
+
+    def __init__(self, num_slots: int, max_pages: int, device: torch.device) -> None:
+        self.num_slots, self.max_pages = num_slots, max_pages
+        self.buffer = torch.full((num_slots * (2 + max_pages),), -1, dtype=torch.int32, device=device)
+        self.last, self.position = self.buffer[:num_slots], self.buffer[num_slots : 2 * num_slots]
+        self.pages = self.buffer[2 * num_slots :].view(num_slots, max_pages)
+        self._changes: dict[int, tuple[int, int]] = {}  # slot -> last token and position
+        self._new_pages: list[tuple[int, int, list[int]]] = []  # slot, first index, pages
+
+    def set(self, slot: int, last: int, position: int) -> None:
+        self._changes[slot] = (last, position)
+
+    def set_pages(self, slot: int, first: int, pages: list[int]) -> None:
+        """Only entries of pages that the slot did not have before: those of one slot never overlap between two sends,
+        except after it was emptied."""
+        self._new_pages.append((slot, first, pages[: self.max_pages - first]))
+
+    def forget_pages(self, slot: int) -> None:
+        self._new_pages = [one for one in self._new_pages if one[0] != slot]
+
+    def send(self) -> None:
+        """Queue the changes since the last call."""
+        if not self._changes and not self._new_pages:
+            return
+        index, values = self._pairs()
+        is_cuda = self.buffer.is_cuda
+        host = [torch.from_numpy(array) for array in (index, values)]
+        where, what = (t.pin_memory().to(self.buffer.device, non_blocking=True) if is_cuda else t for t in host)
+        self.buffer.index_copy_(0, where, what)
+        self._changes.clear()
+        self._new_pages.clear()
+
+    def _pairs(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        slots = np.fromiter(self._changes, np.int64, len(self._changes))
+        pairs = np.array(list(self._changes.values()), dtype=np.int32).reshape(-1, 2)
+        starts = [2 * self.num_slots + slot * self.max_pages + first for slot, first, _ in self._new_pages]
+        index = [slots, slots + self.num_slots]
+        index += [np.arange(a, a + len(one[2])) for a, one in zip(starts, self._new_pages, strict=True)]
+        pages = [np.array(one[2], dtype=np.int32) for one in self._new_pages]
+        return np.concatenate(index), np.concatenate([pairs[:, 0], pairs[:, 1], *pages])
+
+
+class SlotGraph:
+    """The round of the first `num_slots` slots."""
+
+    def __init__(self, executor: GraphExecutor, state: SlotState, num_slots: int) -> None:
+        self.executor, self.num_slots = executor, num_slots
+        device = executor.device
+        nothing = torch.zeros(num_slots, 1, dtype=torch.int32, device=device)
+        self.pages = state.pages[:num_slots]
+        self.state = RoundState(
+            state.buffer, state.last[:num_slots], state.position[:num_slots], nothing, nothing[:, :0, None], self.pages,
+            nothing.view(-1, 1, 1, 1)[..., :0].expand(-1, 2, -1, -1), nothing, nothing,
+        )  # fmt: skip
+        host_pages = torch.zeros(0, dtype=torch.int32)
+        self.forward = RoundForward(executor, RoundShape(num_slots, 1), (host_pages, self.pages))
+        self.results = torch.zeros(4, self.forward.num_heads, dtype=torch.int32, device=device)
+        self._replays: dict[SamplingOptions, Callable[[], None]] = {}
+
+    def prepare(self, options: SamplingOptions) -> Callable[[], None]:
+        """The replay of these options. Captured while all slots are empty: a capture runs the round."""
+        if options not in self._replays:
+            self._replays[options] = capture(partial(self._round, options), self.executor.device, self.executor.pool)
+        return self._replays[options]
+
+    def _round(self, options: SamplingOptions) -> None:
+        rows, head = self.forward.rows, self.forward.head
+        write_rows(self.state, rows.device, head.ints[1], self.pages, self.executor.cache.page_size, is_draft=True)
+        self.forward.run(False, options, self.results)
+        store_draft(self.state, self.results)
+
+
+class CudaPersistentBatch:
+    def __init__(self, executor: GraphExecutor, num_slots: int) -> None:
+        self.before_wait: Callable[[], None] = lambda: None
+        self.executor, self.num_slots = executor, bucket_of(num_slots)
+        self.slots = SlotState(self.num_slots, executor.pages.shape[1], executor.device)
+        self.graphs: dict[int, SlotGraph] = {}
+        self._sequences: dict[int, Sequence] = {}
+        self._unwritten: set[int] = set()  # slots whose sampling parameters the current graph does not hold
+        self._written_for: tuple[int, SamplingOptions] | None = None
+        self._sent = StreamMarker(executor.device)
+        # Results on the host, in turn: each is read before its turn comes again.
+        is_pinned = executor.device.type == "cuda"
+        self._hosts = [
+            torch.zeros(4 * self.num_slots, dtype=torch.int32, pin_memory=is_pinned) for _ in range(MAX_QUEUED)
+        ]
+        self._markers = [StreamMarker(executor.device) for _ in range(MAX_QUEUED)]
+        self._turn = 0
+        # Index of the marker, results on the host, and slots.
+        self._queued: deque[tuple[int, npt.NDArray[np.int32], int]] = deque()
+
+    def prepare(self) -> None:
+        """Capture the graphs of all sizes. No slot may be occupied."""
+        size = self.num_slots
+        while size >= SMALLEST_BUCKET:
+            for options in UNMASKED_OPTIONS:
+                self.graph(size).prepare(options)
+            size //= 2
+
+    def measure(self) -> tuple[TimedRound, ...]:
+        """The time of a round by size, with every slot after `TIMED_CONTEXT` tokens. Writes into the first pages."""
+        cache = self.executor.cache
+        last_page = cache.num_paged // cache.page_size - 1
+        self.slots.pages.copy_((torch.arange(self.slots.pages.numel()) % (last_page + 1)).view_as(self.slots.pages))
+        timed = []
+        for size, graph in sorted(self.graphs.items()):
+            self.slots.last.fill_(0)
+            self.slots.position.fill_(min(TIMED_CONTEXT, self.slots.pages.shape[1] * cache.page_size // 2))
+            timed.append(TimedRound(size, 1, time_replay(graph.prepare(SamplingOptions()))))
+        self.slots.buffer.fill_(-1)
+        return tuple(timed)
+
+    def graph(self, num_slots: int) -> SlotGraph:
+        if num_slots not in self.graphs:
+            self.graphs[num_slots] = SlotGraph(self.executor, self.slots, num_slots)
+        return self.graphs[num_slots]
+
+    def accepts(self, sequence: Sequence) -> bool:
+        return fits_fused_head(sequence)
+
+    def join(self, slot: int, sequence: Sequence) -> None:
+        self._sequences[slot] = sequence
+        self._unwritten.add(slot)
+        self.slots.set(slot, sequence.tokens[-1], len(sequence.tokens) - 1)
+        self.slots.forget_pages(slot)
+        self.slots.set_pages(slot, 0, sequence.pages)
+
+    def leave(self, slot: int) -> None:
+        del self._sequences[slot]
+        self.slots.set(slot, -1, -1)
+
+    def extend_pages(self, slot: int, first: int, pages: list[int]) -> None:
+        self.slots.set_pages(slot, first, pages)
+
+    def launch(self, num_slots: int) -> None:
+        graph = self.graph(bucket_of(num_slots))
+        options = self._options()
+        self._write_params(graph, options)
+        self.slots.send()
+        graph.prepare(options)()
+        host = self._hosts[self._turn][: graph.results.numel()].view_as(graph.results)
+        host.copy_(graph.results, non_blocking=True)
+        self._markers[self._turn].record()
+        if not RUNS_AHEAD:
+            self._markers[self._turn].wait()
+        self._queued.append((self._turn, host.numpy(), num_slots))
+        self._turn = (self._turn + 1) % MAX_QUEUED
+
+    def wait(self) -> RoundTokens:
+        turn, results, num_slots = self._queued.popleft()
+        self._markers[turn].wait()
+        return RoundTokens(results[0, :num_slots, None], np.ones(num_slots, np.int64), results[3, :num_slots] != 0)
+
+    def discard_rounds(self) -> None:
+        self._queued.clear()
+
+    def _options(self) -> SamplingOptions:
+        params = [sequence.request.params for sequence in self._sequences.values()]
+        is_sampled = any(one.temperature > 0 for one in params)
+        return SamplingOptions(is_sampled, any(one.banned_ids or one.logit_bias for one in params))
+
+    def _write_params(self, graph: SlotGraph, options: SamplingOptions) -> None:
+        """Write the sampling parameters that the graph does not hold yet: those of sequences that joined, or of all if
+        another graph held them."""
+        if self._written_for != (graph.num_slots, options):
+            self._written_for, self._unwritten = (graph.num_slots, options), set(self._sequences)
+        if not self._unwritten or options == SamplingOptions():
+            self._unwritten.clear()
+            return
+        head = graph.forward.head
+        changed = [(slot, self._sequences[slot]) for slot in self._unwritten if slot in self._sequences]
+        if options.is_biased and not all(head.bias.holds(slot, one.request.params) for slot, one in changed):
+            # A copy that is still queued must not read a table that is being written.
+            self._sent.wait()
+        for slot, sequence in changed:
+            head.write_params(slice(slot, slot + 1), sequence.request.params, options)
+        head.send_params(options)
+        self._sent.record()
+        self._unwritten.clear()
