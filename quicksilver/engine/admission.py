@@ -6,8 +6,11 @@ Each refusal names the field and says what to change. A request that passes fits
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
-from quicksilver.core import DecodeParams, EngineInfo, Request, ScoreRequest
+from quicksilver.core import DecodeParams, DecoderName, DecoderParams, EngineInfo, Request, ScoreRequest
+from quicksilver.dialect import AUTOREGRESSIVE, Dialect
 from quicksilver.diffusion.score import Scorer
 from quicksilver.engine.config import EngineConfig
 from quicksilver.errors import ContextTooLong, InvalidRequest
@@ -15,15 +18,37 @@ from quicksilver.errors import ContextTooLong, InvalidRequest
 
 def check_request(request: Request, info: EngineInfo, config: EngineConfig) -> None:
     params = request.params
+    _check_decoder(params.decoder.name, info)
     _check_ids(request.prompt_ids, info.vocab_size)
     _check_ids(tuple(params.logit_bias), info.vocab_size, "logit_bias")
     _check_numbers(params)
     _check_canvas(params.decoder.canvas_len, info)
+    if request.resume is not None:
+        _check_ids(request.resume.token_ids, info.vocab_size, "resume")
     _check_fits(len(request.prompt_ids), params.max_new_tokens, params.decoder.canvas_len, info)
+
+
+def in_dialect(request: Request, dialect: Dialect) -> Request:
+    """The request as a checkpoint of this dialect must decode it: the decoder of the dialect if none was chosen, its
+    stop tokens, and no mask token in the answer."""
+    if dialect == AUTOREGRESSIVE:
+        return request
+    params = request.params
+    decoder = dialect.default if params.decoder == DecoderParams() else params.decoder
+    banned = params.banned_ids if dialect.mask_id is None else (*params.banned_ids, dialect.mask_id)
+    stop_ids = (*params.stop_ids, *dialect.stop_ids) if params.stop_ids else ()
+    return replace(request, params=replace(params, decoder=decoder, banned_ids=banned, stop_ids=stop_ids))
+
+
+def _check_decoder(name: DecoderName, info: EngineInfo) -> None:
+    if name not in info.decoders:
+        known = ", ".join(info.decoders)
+        raise InvalidRequest(f"decoder {name} is not available for {info.family}: use {known}", param="decoder")
 
 
 def check_score(request: ScoreRequest, info: EngineInfo, config: EngineConfig) -> None:
     """The longest continuation must fit the context, and all together the KV memory and the row limit."""
+    _check_likelihood(info)
     _check_ids(request.prompt_ids, info.vocab_size)
     if not request.continuations or not all(request.continuations):
         raise InvalidRequest("every continuation needs at least one token", param="continuations")
@@ -32,9 +57,31 @@ def check_score(request: ScoreRequest, info: EngineInfo, config: EngineConfig) -
     lengths = [len(continuation) for continuation in request.continuations]
     _check_fits(len(request.prompt_ids), max(lengths), 0, info)
     _check_score_rows(len(request.prompt_ids), sum(lengths), info, config)
+    if request.next_tokens:
+        _check_next(request, config.score_pass_rows, info.vocab_size)
+
+
+def _check_next(request: ScoreRequest, max_rows: int, vocab_size: int) -> None:
+    if len(request.next_tokens) != len(request.continuations) or not all(request.next_tokens):
+        raise InvalidRequest("next_tokens: every continuation needs at least one token after it", param="next_tokens")
+    for tokens in request.next_tokens:
+        _check_ids(tokens, vocab_size, "next_tokens")
+    longest = max(map(len, request.continuations))
+    if longest > max_rows:
+        raise InvalidRequest(
+            f"a continuation has {longest} tokens, and at most {max_rows} are scored in one forward; make it part of "
+            "the prompt",
+            param="continuations",
+        )
+
+
+def _check_likelihood(info: EngineInfo) -> None:
+    if DecoderName.AR not in info.decoders:
+        raise InvalidRequest(f"{info.family} has no autoregressive likelihood: it cannot score text", param="model")
 
 
 def check_scorer(request: ScoreRequest, scorer: Scorer, info: EngineInfo, config: EngineConfig) -> None:
+    _check_likelihood(info)
     _check_ids(request.prompt_ids, info.vocab_size)
     num_rows = sum(len(one.tail.token_ids) + 1 for one in scorer.passes)
     _check_fits(len(request.prompt_ids), max(len(one.tail.token_ids) for one in scorer.passes), 0, info)
@@ -62,14 +109,30 @@ def _check_numbers(params: DecodeParams) -> None:
     bounds = {
         "temperature": (0, 10), "top_p": (0, 1), "min_p": (0, 1), "top_k": (0, math.inf),
         "presence_penalty": (-10, 10), "frequency_penalty": (-10, 10), "repetition_penalty": (0.01, 100),
-        "seed": (-(2**63), 2**63 - 1), "max_new_tokens": (1, math.inf),
+        "seed": (-(2**63), 2**63 - 1), "max_new_tokens": (1, math.inf), "logprobs": (0, math.inf),
     }  # fmt: skip
-    for name, (low, high) in bounds.items():
-        value = getattr(params, name)
-        if math.isnan(value) or not low <= value <= high or value == math.inf:
-            raise InvalidRequest(f"{name} must be between {low} and {high}", param=name)
+    of_decoder = {
+        "threshold": (0, 1), "edit_threshold": (0, 1), "steps": (1, math.inf), "factor": (0, math.inf),
+        "entropy_bound": (0, math.inf), "edit_passes": (0, math.inf), "stutter_penalty": (0, math.inf),
+        "first_temperature": (0.01, 10), "last_temperature": (0.01, 10), "stop_entropy": (0, math.inf),
+    }  # fmt: skip
+    _check_bounds(params, bounds)
+    _check_bounds(params.decoder, of_decoder)
     if not all(math.isfinite(value) for value in params.logit_bias.values()):
         raise InvalidRequest("logit_bias values must be finite", param="logit_bias")
+
+
+def _check_bounds(record: object, bounds: Mapping[str, tuple[float, float]]) -> None:
+    """None is a field that is not set."""
+    for name, (low, high) in bounds.items():
+        value = getattr(record, name)
+        if value is None:
+            continue
+        if not isinstance(value, int | float):
+            raise InvalidRequest(f"{name} must be a number, not {value!r}", param=name)
+        if math.isnan(value) or not low <= value <= high or value == math.inf:
+            allowed = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+            raise InvalidRequest(f"{name} must be {allowed}", param=name)
 
 
 def _check_canvas(canvas_len: int, info: EngineInfo) -> None:

@@ -3,28 +3,45 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import replace
 
 import torch
 
 from quicksilver.backends.choose import make_backend, memory_needs
 from quicksilver.core import EngineInfo
-from quicksilver.engine.config import EngineConfig, plan_pages
+from quicksilver.engine.adapter_cache import AdapterCache, read_adapter
+from quicksilver.engine.config import EngineConfig, plan_pages, plan_prompt_rows, plan_running
 from quicksilver.engine.engine import ConstraintFactory, Engine
 from quicksilver.model.attention import PagedCache
+from quicksilver.model.config import ModelConfig
 from quicksilver.model.transformer import Transformer
 
 
 def build_engine(
-    model: Transformer, name: str, config: EngineConfig, constraints: ConstraintFactory | None = None
+    model: Transformer,
+    name: str,
+    config: EngineConfig,
+    constraints: ConstraintFactory | None = None,
+    base_sha256: str = "",
 ) -> Engine:
-    """Allocates the KV cache on the device of the weights."""
-    device, dtype = model.device, model.dtype
+    """Allocates the KV cache on the device of the weights. `base_sha256` is that of the base file, if it is known."""
+    device, dtype, dialect = model.device, model.dtype, model.config.dialect
+    config = replace(config, page_size=math.lcm(config.page_size, dialect.page_multiple))
     context_len = config.context_len or model.config.context_len
     num_pages = _num_pages(model, config, context_len)
+    is_cuda = device.type == "cuda"
+    config = replace(
+        config,
+        max_running=plan_running(config, num_pages, is_cuda),
+        prompt_rows=plan_prompt_rows(config, is_cuda),
+        doubling_context=config.doubling_context or (0 if is_cuda else doubling_context(model.config)),
+    )
     backend_config = config.for_backend(context_len, model.weight_format or "bfloat16")
     needs = memory_needs(backend_config, device)
     cache = PagedCache.allocate(model.config, num_pages, config.page_size, device, dtype, needs.scratch_slots)
+    # The backend may free matrices that it holds in another format.
+    samples, weight_bytes = weight_samples(model), model.weight_bytes
     backend = make_backend(model.eval(), cache, backend_config)
     dtype_name = str(dtype).removeprefix("torch.")
     numerics = f"{type(backend).__name__} {model.weight_format or dtype_name} {config.matmul}"
@@ -38,43 +55,70 @@ def build_engine(
         dtype=dtype_name,
         num_pages=num_pages,
         page_size=config.page_size,
-        weight_bytes=model.weight_bytes,
-        fingerprint=fingerprint(name, model, numerics),
+        weight_bytes=weight_bytes,
+        fingerprint=fingerprint(name, samples, numerics),
+        decoders=dialect.decoders,
+        default_decoder=dialect.default,
+        score_pass_rows=config.score_pass_rows,
+        supports_adapters=backend.supports_adapters,
     )
+    network = model.config
+    adapters = AdapterCache(lambda ref: read_adapter(ref, network, base_sha256, backend), config.adapter_bytes)
     config = replace(config, spare_pages=config.spare_pages or needs.spare_pages)
-    return Engine(backend, info, config, constraints)
+    return Engine(backend, info, config, constraints, dialect, adapters if backend.supports_adapters else None)
+
+
+def doubling_context(config: ModelConfig) -> int:
+    """Cached tokens after which the attention of a row takes as long as its products, with the compiled CPU kernels: a
+    product takes a 30th of the time that attention needs for one number of a key."""
+    per_layer = config.dim * (2 * config.q_dim + 2 * config.kv_dim + 3 * config.ffn_dim)
+    return max(per_layer // (30 * config.q_dim), 1)
 
 
 def _num_pages(model: Transformer, config: EngineConfig, context_len: int) -> int:
     bytes_per_token = model.config.kv_bytes_per_token(model.dtype.itemsize)
     full_context = bytes_per_token * (context_len + config.max_canvas_len)
-    return plan_pages(config, context_len, bytes_per_token, free_bytes(model.device, full_context))
+    return plan_pages(config, context_len, bytes_per_token, free_bytes(model.device, full_context, config))
 
 
-def free_bytes(device: torch.device, full_context: int) -> int:
+def free_bytes(device: torch.device, full_context: int, config: EngineConfig) -> int:
     """Memory that is available for KV pages. On a CPU it is at most 2 GiB, or the KV of two full contexts if that is
     more. The operating system commits this memory only when it is first written."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        return own_share(int(torch.cuda.mem_get_info(device)[0]), config)
     with open("/proc/meminfo") as meminfo:
         facts = dict(line.split(":") for line in meminfo)
-    return min(int(facts["MemAvailable"].split()[0]) * 1024, max(2 << 30, 2 * full_context))
+    free = own_share(int(facts["MemAvailable"].split()[0]) * 1024, config)
+    return min(free, max(2 << 30, 2 * full_context))
 
 
-def fingerprint(name: str, model: Transformer, numerics: str) -> str:
-    """Identifies a numerically identical engine: a hash of the model name, of sampled values of every tensor, and of
-    `numerics` (backend, weight format and matmul mode)."""
-    digest = hashlib.sha256(f"{name}\0{numerics}".encode())
+def own_share(free: int, config: EngineConfig) -> int:
+    """The part of `free` for this model, where several share the memory. Other models can reserve at most half."""
+    return int(max(free - config.reserved_bytes, free // 2) * config.memory_share)
+
+
+def fingerprint(name: str, samples: bytes, numerics: str) -> str:
+    """Identifies a numerically identical engine: a hash of the model name, of `weight_samples`, and of `numerics`
+    (backend, weight format and matmul mode)."""
+    return "fp_" + hashlib.sha256(f"{name}\0{numerics}".encode() + samples).hexdigest()[:16]
+
+
+def weight_samples(model: Transformer) -> bytes:
+    """Names, shapes and up to 64 values of every tensor."""
+    parts = []
     for key, tensor in sorted(model.state_dict().items()):
         if isinstance(tensor, torch.Tensor):
             flat = tensor.detach().flatten()
             sample = flat[:: max(len(flat) // 64, 1)][:64].float().cpu()
-            digest.update(key.encode() + str(tuple(tensor.shape)).encode() + sample.numpy().tobytes())
-    return "fp_" + digest.hexdigest()[:16]
+            parts.append(key.encode() + str(tuple(tensor.shape)).encode() + sample.numpy().tobytes())
+    return b"".join(parts)
 
 
 def _max_canvas_len(model: Transformer, config: EngineConfig) -> int:
-    """A canvas of n tokens has n - 1 mask rows; a canvas adapter has one learned embedding for each."""
-    if model.canvas is None:
+    """A canvas of n tokens has n - 1 mask rows; a canvas adapter has one learned embedding for each. A dialect with a
+    mask token has one embedding for all."""
+    if model.config.dialect.noise_vocab:
+        return max(config.max_canvas_len, model.config.dialect.default.canvas_len)
+    if model.canvas is None or model.config.dialect.mask_id is not None:
         return config.max_canvas_len
     return min(config.max_canvas_len, len(model.canvas.mask_embedding) + 1)

@@ -9,11 +9,13 @@ from dataclasses import dataclass, replace
 
 from quicksilver.backends.base import Outcome, Work
 from quicksilver.backends.sequence import Sequence
-from quicksilver.core import Delta, Event, FinishReason, Frame, TokenLogprob
+from quicksilver.core import Delta, Event, FinishReason, Frame, Scores, TokenConstraint, TokenLogprob
+from quicksilver.diffusion.canvas import Denoise
 from quicksilver.diffusion.decoder import Canvas, Decision
 from quicksilver.diffusion.finish import stop_early, truncate
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.diffusion.score import Scorer
+from quicksilver.engine.resume import canvas_state, contains, restore
 from quicksilver.errors import RowFailed
 
 # A grammar may reject parts of a canvas again and again. After this many steps per position the longest prefix of the
@@ -40,8 +42,14 @@ class NewTokens:
 
 
 def begin(sequence: Sequence) -> list[Event]:
-    """Before the first forward: commits what the grammar already determines."""
-    if sequence.constraint is None or sequence.is_thinking:
+    """Before the first forward: restores the state of an interrupted request, or commits what the grammar already
+    determines."""
+    resume = sequence.request.resume
+    if resume is not None:
+        restore(sequence, resume)
+        _append(sequence, list(resume.token_ids))
+    is_continued = resume is not None and len(resume.token_ids) > 0
+    if sequence.constraint is None or (sequence.is_thinking and not is_continued):
         return []
     forced, finish = _forced(sequence)
     return _events(sequence, NewTokens([], forced, finish)) if forced or finish else []
@@ -53,6 +61,7 @@ def commit(work: Work, outcome: Outcome) -> CommitResult:
     _check_finite(outcome)
     assert sequence.canvas is not None
     assert work.tail is not None
+    is_predicted = sequence.canvas.is_predicted
     decision = sequence.decoder.decide(sequence.canvas, outcome.proposal)
     num_verified = len(work.tail.token_ids) if work.tail.is_causal else 0
     num_accepted = decision.num_accepted
@@ -61,27 +70,35 @@ def commit(work: Work, outcome: Outcome) -> CommitResult:
     _keep_logprobs(sequence, outcome, decision)
     sequence.canvas = decision.canvas
     new = _extend(sequence, decision.commit)
-    # Count accepted tokens only if they became part of the answer or are the stop token.
-    sequence.accepted += min(decision.num_accepted, len(new.decided) + (new.finish is FinishReason.STOP))
+    if num_verified:
+        # Count accepted tokens only if they became part of the answer or are the stop token.
+        num_kept = min(decision.num_accepted, len(new.decided) + (new.finish is FinishReason.STOP))
+        sequence.count_draft(num_kept, num_verified, is_predicted=is_predicted)
     sequence.drafted += decision.num_drafted
     sequence.rounds += decision.num_drafted > 0
-    # The KV of the last token is not kept, even if nothing was committed: its row predicts the next token again.
-    sequence.kv_len = min(work.end + decision.num_accepted, len(sequence.tokens) - 1)
-    return CommitResult(_events(sequence, new), num_verified, num_accepted)
+    # Where the last context row predicts the next token, its KV is not kept, even if nothing was committed: it runs
+    # again.
+    sequence.kv_len = min(work.end + decision.num_accepted, sequence.dialect.max_kept(len(sequence.tokens)))
+    # The best canvas length depends on what canvases predict, so other drafts are not reported.
+    return CommitResult(_events(sequence, new), 0 if is_predicted else num_verified, num_accepted)
 
 
-def commit_scores(work: Work, outcome: Outcome, scorer: Scorer) -> tuple[tuple[float, ...], ...] | None:
+def commit_scores(work: Work, outcome: Outcome, scorer: Scorer) -> Scores | None:
     """Adds the log-probabilities of one pass. Returns those of all continuations after the last pass, else None."""
     sequence = work.sequence
     _check_finite(outcome)
     assert sequence.canvas is not None
     assert outcome.target_logprobs is not None
     sequence.scored += outcome.target_logprobs.tolist()
+    sequence.scored_details += outcome.target_details
     decision = scorer.decide(sequence.canvas, outcome.proposal)
     sequence.tokens += decision.commit
     sequence.kv_len = min(work.end + decision.num_accepted, len(sequence.tokens) - 1)
     sequence.canvas = decision.canvas
-    return scorer.split(sequence.scored) if decision.canvas is None else None
+    if decision.canvas is not None:
+        return None
+    details = scorer.split(sequence.scored_details) if sequence.scored_details else ()
+    return Scores(scorer.split(sequence.scored), sequence.usage(), details)
 
 
 def _check_finite(outcome: Outcome) -> None:
@@ -96,8 +113,10 @@ def _keep_legal(sequence: Sequence, decision: Decision, proposal: Proposal) -> D
     legal = sequence.constraint.legal_prefix(decision.commit)
     if legal < len(decision.commit):
         return replace(decision, commit=decision.commit[:legal], canvas=None)
-    if decision.canvas is None or decision.commit:
+    if decision.canvas is None or decision.commit or decision.canvas.is_draft:
         return decision
+    if isinstance(sequence.decoder, Denoise):
+        return _legal_run(sequence.constraint, sequence.decoder, decision.canvas)
     before = sequence.canvas
     assert before is not None
     canvas = _fill_first_mask(decision.canvas, before.num_decided, proposal)
@@ -105,6 +124,16 @@ def _keep_legal(sequence: Sequence, decision: Decision, proposal: Proposal) -> D
     if canvas.step >= MAX_STEPS_PER_POSITION * len(canvas.token_ids) or _only_completion_fits(before, canvas):
         return replace(decision, commit=canvas.token_ids[: canvas.num_decided].tolist(), canvas=None)
     return replace(decision, canvas=canvas)
+
+
+def _legal_run(constraint: TokenConstraint, decoder: Denoise, canvas: Canvas) -> Decision:
+    """Under a grammar a random canvas commits the leading tokens that are accepted and legal; the rest moves up. The
+    first token obeys the bitmask: if it is not legal, only the shortest completion of the grammar still fits."""
+    run = canvas.token_ids[: canvas.num_decided].tolist()
+    legal = constraint.legal_prefix(run)
+    if legal:
+        return Decision(run[:legal], decoder.advance(canvas, legal))
+    return Decision([], None if run else canvas)
 
 
 def _fill_first_mask(canvas: Canvas, index: int, proposal: Proposal) -> Canvas:
@@ -145,13 +174,15 @@ def _bound_thinking(
     think = sequence.request.think
     assert think is not None
     left = think.max_tokens - len(sequence.generated)
-    if _contains(sequence.generated[-len(think.close_ids) :] + decided, think.close_ids):
+    if contains(sequence.generated[-len(think.close_ids) :] + decided, think.close_ids):
         sequence.is_thinking = False
         return decided, [], finish
     if finish is not FinishReason.STOP and len(decided) < left:
         return decided, [], finish
     sequence.is_thinking, sequence.canvas = False, None
-    return decided[: max(left, 0)], list(think.close_ids), None
+    is_cut = finish is not FinishReason.STOP and think.max_tokens > 0
+    closing = (*think.cut_ids, *think.close_ids) if is_cut else think.close_ids
+    return decided[: max(left, 0)], list(closing), None
 
 
 def _forced(sequence: Sequence) -> tuple[list[int], FinishReason | None]:
@@ -161,7 +192,7 @@ def _forced(sequence: Sequence) -> tuple[list[int], FinishReason | None]:
         return [], None
     forced, _ = truncate(constraint.forced(), sequence.request.params.stop_ids, sequence.room)
     _append(sequence, forced)
-    sequence.canvas = _after_forced(sequence.canvas, forced)
+    sequence.canvas = _after_forced(sequence, forced)
     if constraint.must_stop():
         return forced, FinishReason.STOP
     if sequence.room <= 0:
@@ -174,21 +205,25 @@ def _forced(sequence: Sequence) -> tuple[list[int], FinishReason | None]:
     return forced + closing, FinishReason.LENGTH
 
 
-def _after_forced(canvas: Canvas | None, forced: list[int]) -> Canvas | None:
-    """A draft stays if it begins with the forced tokens; any other canvas is dropped."""
+def _after_forced(sequence: Sequence, forced: list[int]) -> Canvas | None:
+    """A draft stays if it begins with the forced tokens, a random canvas moves up; any other canvas is dropped."""
+    canvas = sequence.canvas
     if canvas is None or not forced:
         return canvas
+    if isinstance(sequence.decoder, Denoise):
+        return sequence.decoder.advance(canvas, len(forced))
     if canvas.is_draft and canvas.token_ids[: len(forced)].tolist() == forced:
         return _shorten(canvas, len(forced), len(canvas.token_ids))
     return None
 
 
 def _legal_draft(sequence: Sequence) -> Canvas | None:
-    """Cuts a draft before its first illegal token."""
+    """Cuts a draft before its first illegal token. Where only a verify forward commits, one token stays."""
     canvas, constraint = sequence.canvas, sequence.constraint
     if canvas is None or constraint is None or not canvas.is_draft:
         return canvas
-    return _shorten(canvas, 0, constraint.legal_prefix(canvas.token_ids.tolist()))
+    legal = constraint.legal_prefix(canvas.token_ids.tolist())
+    return _shorten(canvas, 0, max(legal, int(sequence.dialect.has_draft_seed)))
 
 
 def _shorten(canvas: Canvas, start: int, end: int) -> Canvas | None:
@@ -212,10 +247,6 @@ def _append(sequence: Sequence, tokens: list[int]) -> None:
             sequence.constraint = None
 
 
-def _contains(tokens: list[int], wanted: tuple[int, ...]) -> bool:
-    return any(tuple(tokens[i : i + len(wanted)]) == wanted for i in range(len(tokens) - len(wanted) + 1))
-
-
 def _keep_logprobs(sequence: Sequence, outcome: Outcome, decision: Decision) -> None:
     """Stores, by position, the log-probability from the row that proposed the token at this position."""
     if not outcome.logprobs:
@@ -236,10 +267,11 @@ def _events(sequence: Sequence, new: NewTokens) -> list[Event]:
             Delta(
                 sequence.id,
                 tuple(tokens),
-                _logprobs_of(sequence, tokens),
+                _logprobs_of(sequence, tokens, new.finish),
                 num_forced=len(new.forced),
                 finish=new.finish,
-                usage=sequence.usage(),
+                usage=sequence.usage(is_last=new.finish is not None),
+                canvas=canvas_state(sequence) if new.finish is None else None,
             )
         )
     if sequence.request.wants_frames:
@@ -247,13 +279,16 @@ def _events(sequence: Sequence, new: NewTokens) -> list[Event]:
     return events
 
 
-def _logprobs_of(sequence: Sequence, tokens: list[int]) -> tuple[TokenLogprob, ...]:
+def _logprobs_of(sequence: Sequence, tokens: list[int], finish: FinishReason | None) -> tuple[TokenLogprob, ...]:
     if sequence.request.params.logprobs is None:
         return ()
     first = len(sequence.tokens) - len(tokens)
     found = (sequence.logprob_at.pop(first + i, None) for i in range(len(tokens)))
     # A forced token has probability 1.
-    return tuple(lp or TokenLogprob(token, 0.0) for token, lp in zip(tokens, found, strict=True))
+    logprobs = tuple(lp or TokenLogprob(token, 0.0) for token, lp in zip(tokens, found, strict=True))
+    stop = sequence.logprob_at.get(len(sequence.tokens)) if finish is FinishReason.STOP else None
+    is_stop_token = stop is not None and stop.token_id in sequence.request.params.stop_ids
+    return (*logprobs, stop) if stop is not None and is_stop_token else logprobs
 
 
 def _frame(sequence: Sequence) -> Frame:

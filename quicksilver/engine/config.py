@@ -14,6 +14,11 @@ from quicksilver.errors import InvalidRequest
 MATMUL_MODES = ("fastest", "batch_invariant")
 # Share of free memory that KV pages may use: normally, and if one full context needs more.
 USUAL_SHARE, LARGEST_SHARE = 0.5, 0.9
+# Defaults of `max_running`. On a GPU every request gets this many tokens of KV memory on average.
+CPU_MAX_RUNNING, GPU_MAX_RUNNING, GPU_TOKENS_EACH = 64, 512, 2048
+# Default of `prompt_rows` on a GPU. Batch-invariant products take 64 rows at a time, so larger forwards gain nothing
+# there.
+GPU_PROMPT_ROWS = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,43 +26,75 @@ class EngineConfig:
     page_size: int = setting(16, "Tokens per KV page.")
     num_pages: int = setting(0, "KV pages; 0 plans them from `kv_bytes` or from free memory.")
     kv_bytes: int = setting(0, "Memory for KV pages; 0 takes half of the free memory, or what one full context needs.")
+    memory_share: float = setting(1.0, "Share of the free memory that this model may use, beside others.")
+    reserved_bytes: int = setting(0, "Free memory that is left to models that are loaded later.")
     spare_pages: int = setting(0, "KV pages held beyond a request's next forward; 0 leaves it to the backend.")
     cuda_graphs: bool = setting(True, "Run CUDA kernels in captured graphs on a GPU; otherwise plain torch.")
     matmul: str = setting(
         "fastest", "fastest, or batch_invariant: on a GPU the numbers of a request do not depend on its batch."
     )
     max_rows: int = setting(512, "Rows of one forward; longer prompts are prefilled in chunks.")
+    prompt_rows: int = setting(
+        0, "Rows of a forward while no request decodes; 0 is 8192 on a GPU, and `max_rows` elsewhere."
+    )
+    doubling_context: int = setting(
+        0, "Cached tokens that double the time of a prompt's row; 0 estimates it from the model's shape on a CPU."
+    )
     max_score_rows: int = setting(16384, "Tokens of all continuations of one scoring request.")
-    max_running: int = setting(64, "Requests that hold KV pages at the same time.")
+    max_running: int = setting(
+        0, "Requests that hold KV pages at the same time; 0 is 64 on a CPU, and up to 512 on a GPU by its KV memory."
+    )
     max_waiting: int = setting(1024, "Requests in the queue; further ones are refused.")
+    max_tenant_rows: int = setting(
+        0, "Prompt and scoring rows that one tenant may have open while other tenants are active; 0 sets no limit."
+    )
     context_len: int = setting(0, "Tokens of prompt and answer together; 0 takes the checkpoint's limit.")
     max_canvas_len: int = setting(32, "Longest canvas that a request may ask for.")
     canvas_rows: int = setting(
-        0, "Rows of all `verify` canvases together: under load each gets fewer, at least 4. 0 sets no limit."
+        0, "Rows of all `verify` canvases together: under load each gets fewer, at least 1. 0 sets no limit."
     )
     tree_rows: int = setting(
         -1, "Rows of a draft tree on a GPU: 0, 16 or 32; -1 picks by model size. Changes speed, never tokens."
     )
     logit_rows: int = setting(64, "Rows of logits that exist at the same time in the sampler.")
+    adapter_bytes: int = setting(1 << 30, "Memory for adapters that requests name; the least recently used go first.")
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "max_rows", "max_running", "max_canvas_len", "logit_rows", "max_score_rows"):
+        for name in ("page_size", "max_rows", "max_canvas_len", "logit_rows", "max_score_rows"):
             if getattr(self, name) < 1:
                 raise InvalidRequest(f"engine setting {name} must be at least 1", param=name)
+        if self.prompt_rows and self.prompt_rows < self.max_rows:
+            raise InvalidRequest("engine setting prompt_rows must be at least max_rows", param="prompt_rows")
+        if self.max_running < 0:
+            raise InvalidRequest(
+                "engine setting max_running must be at least 1, or 0 for a default", param="max_running"
+            )
         if self.tree_rows not in (-1, 0, 16, MAX_TREE_ROWS):
             raise InvalidRequest(f"engine setting tree_rows is 0, 16, {MAX_TREE_ROWS} or -1", param="tree_rows")
         if self.matmul not in MATMUL_MODES:
             raise InvalidRequest(f"engine setting matmul is {' or '.join(MATMUL_MODES)}", param="matmul")
 
     @property
+    def running_limit(self) -> int:
+        """`max_running`, or its default on a CPU."""
+        return self.max_running or CPU_MAX_RUNNING
+
+    @property
+    def prompt_limit(self) -> int:
+        """`prompt_rows`, or its default without a GPU."""
+        return self.prompt_rows or self.max_rows
+
+    @property
     def score_pass_rows(self) -> int:
-        """Rows that a scoring request may have in one forward: half of the budget, so that others run beside it."""
+        """Rows that a scoring request may have in one forward beside other requests: half of the budget. It is also the
+        length of the longest continuation whose next token can be scored."""
         return max(self.max_rows // 2, 1)
 
     def for_backend(self, context_len: int, weights: str) -> BackendConfig:
         return BackendConfig(
             max_rows=self.max_rows,
-            max_sequences=self.max_running,
+            prompt_rows=self.prompt_limit,
+            max_sequences=self.running_limit,
             context_len=context_len,
             logit_rows=self.logit_rows,
             weights=weights,
@@ -85,3 +122,19 @@ def plan_pages(config: EngineConfig, context_len: int, bytes_per_token: int, fre
             param="kv_bytes" if config.kv_bytes else "context_len",
         )
     return max(usual // page_bytes, needed)
+
+
+def plan_running(config: EngineConfig, num_pages: int, is_cuda: bool) -> int:
+    """`max_running` if set, else the default of the device. More requests than the KV memory holds would only preempt
+    each other."""
+    if config.max_running or not is_cuda:
+        return config.running_limit
+    fitting = num_pages * config.page_size // GPU_TOKENS_EACH
+    return min(max(fitting, CPU_MAX_RUNNING), GPU_MAX_RUNNING)
+
+
+def plan_prompt_rows(config: EngineConfig, is_cuda: bool) -> int:
+    """`prompt_rows` if set, else the default of the device."""
+    if config.prompt_rows or not is_cuda or not config.cuda_graphs or config.matmul == "batch_invariant":
+        return config.prompt_limit
+    return max(GPU_PROMPT_ROWS, config.max_rows)

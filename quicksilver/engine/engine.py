@@ -6,13 +6,15 @@ A step is: plan, forward, commit, emit. If one request fails, the others in the 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from quicksilver.adapters import AdapterRef
 from quicksilver.backends.base import Backend, Outcome, Work
 from quicksilver.backends.sequence import Sequence
 from quicksilver.core import (
@@ -30,15 +32,29 @@ from quicksilver.core import (
     Scores,
     TokenConstraint,
 )
+from quicksilver.dialect import AUTOREGRESSIVE, Dialect
 from quicksilver.diffusion.decoders import make_decoder
-from quicksilver.diffusion.score import Scorer, score_continuations
-from quicksilver.engine.admission import check_request, check_score, check_scorer
+from quicksilver.diffusion.score import Scorer, score_continuations, score_next
+from quicksilver.engine.adapter_cache import AdapterCache, Lease
+from quicksilver.engine.admission import check_request, check_score, check_scorer, in_dialect
 from quicksilver.engine.commit import begin, commit, commit_scores
 from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.decode_slots import DecodeSlots
 from quicksilver.engine.grammar_budget import TimedConstraint, take_overrun_s
-from quicksilver.engine.pages import PagePool, prefix_hashes
+from quicksilver.engine.pages import PagePool
 from quicksilver.engine.scheduler import Scheduler
-from quicksilver.errors import ContextTooLong, EngineUnavailable, InvalidGrammar, QuicksilverError, RowFailed
+from quicksilver.engine.tenant_load import TenantLoad
+from quicksilver.errors import (
+    ContextTooLong,
+    EngineOverloaded,
+    EngineUnavailable,
+    InvalidGrammar,
+    InvalidRequest,
+    QuicksilverError,
+    RowFailed,
+)
+
+log = logging.getLogger(__name__)
 
 ConstraintFactory = Callable[[ConstraintSpec], TokenConstraint]
 
@@ -65,15 +81,28 @@ class Prepared:
 
 class Engine:
     def __init__(
-        self, backend: Backend, info: EngineInfo, config: EngineConfig, constraints: ConstraintFactory | None = None
+        self,
+        backend: Backend,
+        info: EngineInfo,
+        config: EngineConfig,
+        constraints: ConstraintFactory | None = None,
+        dialect: Dialect = AUTOREGRESSIVE,
+        adapters: AdapterCache | None = None,
     ) -> None:
-        self.backend, self.info, self.config = backend, info, config
+        self.backend, self.info, self.config, self.dialect = backend, info, config, dialect
         self.constraints = constraints
+        self._adapters = adapters
         self.pool = PagePool(info.num_pages)
-        self.scheduler = Scheduler(config, self.pool, backend.round_cost)
+        self.slots = _decode_slots(backend, self.pool, config)
+        self.scheduler = Scheduler(config, self.pool, backend.round_cost, slots=self.slots)
+        # Called before a forward with the ids of the requests in it, and after their commit with none.
+        self.on_step: Callable[[list[str]], None] = lambda ids: None
+        self._tenant_load = TenantLoad(config.max_tenant_rows)
         self._sequences: dict[str, Sequence] = {}
         self._events: list[StepEvent] = []
         self._counts: Counter[str] = Counter()
+        if backend.persistent is not None:
+            backend.persistent.before_wait = self._launch_rounds
 
     @property
     def has_work(self) -> bool:
@@ -82,17 +111,55 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[StepEvent]:
         """One forward over the rows of all planned sequences. Returns the events that it produced."""
+        self._refuse_overdue()
         works = self.scheduler.plan()
-        for work, outcome in self._forward(works):
+        self.on_step(self._ids_in_step(works))
+        done = self._forward(works)
+        self._commit_round()
+        for work, outcome in done:
             self._commit(work, outcome)
+        self.on_step([])
         self.scheduler.finish(works)
         self._fail_impossible(works)
         return self._drain()
 
+    def _ids_in_step(self, works: list[Work]) -> list[str]:
+        in_slots = () if self.slots is None else self.slots.request_ids
+        return [*(work.sequence.id for work in works), *in_slots]
+
+    def _launch_rounds(self) -> None:
+        """Queues rounds of the persistent batch. If the device refuses one, its sequences run in ordinary forwards."""
+        if self.slots is None:
+            return
+        try:
+            self.slots.launch()
+        except Exception:
+            log.exception("a decoding round could not be queued")
+            self.slots.drop_rounds()
+
+    def _commit_round(self) -> None:
+        """Adds the tokens of the oldest round of the persistent batch."""
+        self._launch_rounds()
+        if self.slots is None or not self.slots.has_rounds:
+            return
+        try:
+            found = self.slots.commit()
+        except Exception:
+            log.exception("a decoding round failed")
+            self.slots.drop_rounds()
+            return
+        self._add_counts(steps=1, rows=found.num_sequences, generated_tokens=found.num_tokens)
+        self._events += found.deltas
+        for delta in found.deltas:
+            if delta.finish is not None:
+                self._finish(delta.request_id, delta.finish)
+        for sequence in found.failed:
+            self._fail(sequence, RowFailed("the model returned non-finite numbers for this request"))
+
     def warm_up(self) -> None:
         """Runs one short request that is not counted. It compiles CPU kernels that are not cached on this machine, so
         that the first real request does not wait for them."""
-        decoder = DecoderParams(canvas_len=min(4, self.info.max_canvas_len))
+        decoder = replace(self.info.default_decoder, canvas_len=min(4, self.info.max_canvas_len), steps=2)
         self.add(Request("warm-up", (1, 2), DecodeParams(max_new_tokens=4, decoder=decoder)))
         while self.has_work:
             self.step()
@@ -105,15 +172,39 @@ class Engine:
     def prepare(self, request: Request) -> Prepared:
         """Everything that can be done before a request is queued: checks, its grammar, the text that this determines.
         Reads no changing state of the engine, so any thread may call it while the engine steps."""
+        request = in_dialect(request, self.dialect)
         check_request(request, self.info, self.config)
+        lease = self._lease(request.adapter)
         constraint = self._constraint(request)
-        sequence = Sequence(request, make_decoder(request.params.decoder), constraint)
+        decoder = make_decoder(request.params.decoder, self.dialect, request.params.seed)
+        sequence = Sequence(
+            request,
+            decoder,
+            constraint,
+            dialect=self.dialect,
+            adapter=lease.adapter if lease else None,
+            adapter_lease=lease,
+        )
         try:
             events = tuple(begin(sequence))
             self._measure_mask(sequence)
         except Exception as error:
             return Prepared(sequence, error=error)
         return Prepared(sequence, events)
+
+    @property
+    def adapters(self) -> AdapterCache:
+        """Any thread may use it."""
+        if self._adapters is None:
+            raise InvalidRequest("this engine cannot apply adapters to single requests", param="model")
+        return self._adapters
+
+    def has_adapter(self, ref: AdapterRef) -> bool:
+        """Whether `prepare` need not load this adapter."""
+        return self._adapters is None or ref in self._adapters
+
+    def _lease(self, ref: AdapterRef | None) -> Lease | None:
+        return None if ref is None else self.adapters.lease(ref)
 
     def _constraint(self, request: Request) -> TimedConstraint | None:
         if request.constraint is None:
@@ -140,7 +231,13 @@ class Engine:
     def add_score(self, request: ScoreRequest) -> None:
         """Queues the scoring of `request.continuations`; a later step returns `Scored`."""
         check_score(request, self.info, self.config)
-        self._enqueue_scorer(request, score_continuations(request.continuations, self.config.score_pass_rows))
+        # A forward of its own has room for one context row and the rest of the budget.
+        max_rows = self.config.score_pass_rows if self.has_work else max(self.config.max_rows - 1, 1)
+        if request.next_tokens:
+            scorer = score_next(request.continuations, request.next_tokens, max_rows)
+        else:
+            scorer = score_continuations(request.continuations, max_rows)
+        self._enqueue_scorer(request, scorer.with_top(request.num_top))
 
     def add_scorer(self, request: ScoreRequest, scorer: Scorer) -> None:
         """Queues any other question about log-probabilities after `request.prompt_ids`."""
@@ -149,14 +246,38 @@ class Engine:
 
     def _enqueue_scorer(self, request: ScoreRequest, scorer: Scorer) -> None:
         params = DecodeParams(decoder=DecoderParams(DecoderName.AR, canvas_len=1))
-        self._enqueue(Sequence(Request(request.id, request.prompt_ids, params, request.tenant), scorer))
+        ref, lease = request.adapter, self._lease(request.adapter)
+        as_request = Request(
+            request.id, request.prompt_ids, params, request.tenant, runs_alone=request.runs_alone, adapter=ref
+        )
+        self._enqueue(Sequence(as_request, scorer, adapter=lease.adapter if lease else None, adapter_lease=lease))
 
     def _enqueue(self, sequence: Sequence) -> None:
         if self.scheduler.num_waiting >= self.config.max_waiting:
             raise EngineUnavailable("the queue is full; retry shortly")
+        if sequence.request.resume is None:
+            self._tenant_load.check(sequence.request.tenant, self._sequences.values())
+            self._check_start(sequence.request)
         self._sequences[sequence.id] = sequence
         self.scheduler.add(sequence)
         self._add_counts(requests=1, prompt_tokens=sequence.num_prompt)
+
+    def _check_start(self, request: Request) -> None:
+        """Raises EngineOverloaded if the request would wait longer than it may."""
+        limit_s = request.start_within_s
+        wait_s = self.scheduler.waiting.start_s(request.tenant) if limit_s and not request.is_batch else 0.0
+        if wait_s > limit_s:
+            self._add_counts(refused=1)
+            raise EngineOverloaded(
+                f"this request would wait about {wait_s:.0f} s and may wait {limit_s:g} s; retry later",
+                retry_after_s=wait_s - limit_s,
+            )
+
+    def _refuse_overdue(self) -> None:
+        for sequence in self.scheduler.waiting.overdue():
+            self._add_counts(refused=1)
+            limit_s = sequence.request.start_within_s
+            self._fail(sequence, EngineOverloaded(f"this request could not start within {limit_s:g} s; retry later"))
 
     def abort(self, request_id: str) -> None:
         """Ends a request of any kind with an ABORT delta; its pages are free before the next step. Unknown ids are
@@ -217,20 +338,16 @@ class Engine:
     def _commit_scores(self, work: Work, outcome: Outcome, scorer: Scorer) -> None:
         sequence, canvas = work.sequence, work.sequence.canvas
         assert canvas is not None
-        logprobs = commit_scores(work, outcome, scorer)
-        if logprobs is not None:
-            self._emit(Scored(sequence.id, Scores(logprobs, sequence.usage())))
+        scores = commit_scores(work, outcome, scorer)
+        if scores is not None:
+            self._emit(Scored(sequence.id, scores))
         elif scorer.ends_chunks(canvas):
             self.scheduler.rewind(sequence, sequence.num_prompt)
 
     def _publish(self, sequence: Sequence) -> None:
         """Makes full pages of final text available to other sequences."""
-        if sequence.id not in self._sequences:
-            return
-        hashes = prefix_hashes(sequence, self.config.page_size, sequence.kv_len)
-        for index in range(sequence.num_published, len(hashes)):
-            self.pool.publish(sequence.pages[index], hashes[index])
-        sequence.num_published = max(sequence.num_published, len(hashes))
+        if sequence.id in self._sequences:
+            self.scheduler.publish(sequence)
 
     def _fail_impossible(self, works: list[Work]) -> None:
         """Admission checks make sure that every request fits an empty engine. If one does not, it must not block the
@@ -247,6 +364,7 @@ class Engine:
     def _emit(self, event: StepEvent) -> None:
         self._events.append(event)
         if isinstance(event, Delta):
+            self._sequences[event.request_id].runs_alone = False
             self._add_counts(generated_tokens=len(event.token_ids), forced_tokens=event.num_forced)
         if isinstance(event, Scored):
             self._finish(event.request_id, FinishReason.STOP)
@@ -273,3 +391,7 @@ class Engine:
     def _drain(self) -> list[StepEvent]:
         events, self._events = self._events, []
         return events
+
+
+def _decode_slots(backend: Backend, pool: PagePool, config: EngineConfig) -> DecodeSlots | None:
+    return DecodeSlots(backend.persistent, pool, config.page_size) if backend.persistent is not None else None

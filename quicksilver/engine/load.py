@@ -12,10 +12,13 @@ from quicksilver.core import setting
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import ConstraintFactory, Engine
+from quicksilver.engine.memory import check_memory, free_memory, supported_formats
 from quicksilver.hub.resolve import ModelFiles, default_home
 from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter, merge_skill
 from quicksilver.model.assemble import extend_context
+from quicksilver.model.config import ModelConfig
 from quicksilver.model.files.checkpoint import build, load_model, open_source
+from quicksilver.model.files.draft_adapter import load_draft_adapter
 from quicksilver.model.formats.weight_formats import AUTO, check_format, formats_of, unsupported_format
 from quicksilver.model.transformer import Transformer
 
@@ -32,17 +35,20 @@ class LoadConfig:
 
 # On a CPU the time of a forward grows with every row. Short canvases are faster there. A small row budget costs no
 # throughput and bounds how long a prompt or a scoring request of one caller delays the others.
-CPU_CANVAS_ROWS, CPU_MAX_ROWS = 8, 128
+CPU_CANVAS_ROWS, CPU_MAX_ROWS = 8, 64
+# About 7 s of work for a model of 135M parameters on two cores. One full context more may be open.
+CPU_TENANT_ROWS = 4096
 
 
 def for_serving(config: EngineConfig, load: LoadConfig) -> EngineConfig:
-    """On a CPU, replaces the defaults of `canvas_rows` and `max_rows`. The text stays the same."""
+    """On a CPU, replaces the defaults of `canvas_rows`, `max_rows` and `max_tenant_rows`. The text stays the same."""
     if pick_device(load.device) != "cpu":
         return config
     has_default_rows = config.max_rows == EngineConfig().max_rows
     return replace(
         config,
         canvas_rows=config.canvas_rows or CPU_CANVAS_ROWS,
+        max_tenant_rows=config.max_tenant_rows or CPU_TENANT_ROWS,
         max_rows=CPU_MAX_ROWS if has_default_rows else config.max_rows,
     )
 
@@ -52,16 +58,18 @@ def load_engine(
 ) -> Engine:
     if load.threads:
         torch.set_num_threads(load.threads)
+    device, network = pick_device(load.device), open_source(checkpoint.weights).config
+    check_memory(network, weights_for(network, load.weights, device), device, config, free_memory(device))
     model = load_transformer(checkpoint, load)
     if load.yarn != 1:
         extend_context(model, load.yarn)
-    return build_engine(model, checkpoint.name, config, constraints)
+    return build_engine(model, checkpoint.name, config, constraints, checkpoint.sha256)
 
 
 def load_transformer(checkpoint: ModelFiles, load: LoadConfig) -> Transformer:
     """The base model with the skill adapter merged and the canvas adapter attached, in the number format of `load`."""
-    device = pick_device(load.device)
-    weights = pick_weights(load.weights, device)
+    device, config = pick_device(load.device), open_source(checkpoint.weights).config
+    weights = weights_for(config, load.weights, device)
     if weights == "int8":
         return load_int8(checkpoint)
     dtype = torch.float32 if weights == "float32" else torch.bfloat16
@@ -72,6 +80,9 @@ def load_transformer(checkpoint: ModelFiles, load: LoadConfig) -> Transformer:
         merge_skill(model, load_adapter(checkpoint.skill))
     if checkpoint.canvas is not None:
         _attach(model, checkpoint.canvas)
+    draft = load_draft_adapter(checkpoint.weights, config) if config.dialect.has_draft_seed else None
+    if draft is not None:
+        attach_canvas(model, draft)
     return model.requires_grad_(False)
 
 
@@ -102,6 +113,16 @@ def _attach(model: Transformer, path: Path) -> None:
     adapter = load_adapter(path)
     assert isinstance(adapter, CanvasAdapter)
     attach_canvas(model, adapter)
+
+
+def weights_for(config: ModelConfig, setting: str, device: str) -> str:
+    """As `pick_weights`, for a network that the compiled backends may not support."""
+    weights = pick_weights(setting, device)
+    if weights in supported_formats(config, device):
+        return weights
+    if setting == AUTO:
+        return "float32"
+    raise unsupported_format(setting, f"{config.family} runs in float32 or bfloat16 only")
 
 
 def pick_weights(setting: str, device: str) -> str:

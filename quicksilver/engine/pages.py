@@ -11,12 +11,14 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
 
+from quicksilver.adapters import AdapterRef
 from quicksilver.backends.sequence import Sequence
 
 
-def salt_hash(tenant: str) -> bytes:
-    """The first hash of a tenant's chain, so that tenants never share pages."""
-    return hashlib.sha256(b"quicksilver prefix\0" + tenant.encode()).digest()
+def salt_hash(tenant: str, adapter: AdapterRef | None = None) -> bytes:
+    """The first hash of a chain: tenants never share pages, nor do adapters with different weights."""
+    salt = hashlib.sha256(b"quicksilver prefix\0" + tenant.encode()).digest()
+    return salt if adapter is None else hashlib.sha256(b"adapter\0" + salt + adapter.id.encode()).digest()
 
 
 def page_hash(previous: bytes, token_ids: Seq[int]) -> bytes:
@@ -29,7 +31,8 @@ def prefix_hashes(sequence: Sequence, page_size: int, num_tokens: int) -> list[b
     is hashed once."""
     while (len(sequence.hashes) + 1) * page_size <= num_tokens:
         start = len(sequence.hashes) * page_size
-        previous = sequence.hashes[-1] if sequence.hashes else salt_hash(sequence.request.tenant)
+        request = sequence.request
+        previous = sequence.hashes[-1] if sequence.hashes else salt_hash(request.tenant, request.adapter)
         sequence.hashes.append(page_hash(previous, sequence.tokens[start : start + page_size]))
     return sequence.hashes[: num_tokens // page_size]
 

@@ -1,32 +1,47 @@
 """Decides which sequences run in a step, and with how many rows. No torch.
 
-Order: sequences that decode, then prompts in chunks of the remaining row budget, then waiting requests. If KV pages run
-out, the youngest sequence is preempted: it loses its pages, keeps its tokens and canvas, and is recomputed later. The
-oldest running sequence can always proceed, so every request finishes.
+Order: sequences that decode, then waiting requests with half of the remaining row budget, then prompts in chunks of the
+rest. If KV pages run out, the youngest sequence is preempted: it loses its pages, keeps its tokens and canvas, and is
+recomputed later. The oldest running sequence can always proceed, so every request finishes.
 
-Admission is round robin over tenants, and first come, first served within a tenant. A request whose pages are not free
+The order of admission is that of `wait_queue.py`: priority, then the least served tenant, then arrival. If all places
+are taken and an interactive request waits, the youngest batch request is preempted. A request whose pages are not free
 now does not block the others: up to `LOOK_AHEAD` candidates are tried in one step. After `MAX_OVERTAKEN` requests were
-admitted past it, no other request is admitted before it, so it cannot starve. No request passes a preempted one: it
-would take the pages that were just freed, and be preempted next.
+admitted past it, other requests of its tenant wait, and those of other tenants may use a quarter of the free pages.
+After `MAX_OVERTAKEN_BY_OTHERS` no request is admitted before it, so it cannot starve. The same holds at once for a
+preempted request: others would take the pages that were just freed, and be preempted next.
+
+Requests that run alone (`Request.runs_alone`) come first, one at a time: the others keep their pages and wait.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator
-from itertools import chain, islice, zip_longest
-from time import thread_time
+from collections.abc import Callable, Collection
+from time import monotonic, thread_time
 
 from quicksilver.backends.base import Work
 from quicksilver.backends.round_cost import RoundCost
 from quicksilver.backends.sequence import Sequence
+from quicksilver.dialect import ContextKind
+from quicksilver.diffusion.score import Scorer
 from quicksilver.engine.canvas_length import CanvasLength
 from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.decode_slots import DecodeSlots
 from quicksilver.engine.grammar_budget import GrammarBudget
 from quicksilver.engine.pages import PagePool, prefix_hashes
+from quicksilver.engine.wait_queue import BATCH_EVERY, WaitQueue
 
-LOOK_AHEAD = 16
-MAX_OVERTAKEN = 64
+MAX_OVERTAKEN, MAX_OVERTAKEN_BY_OTHERS = 64, 1024
+# A prompt runs in a forward of its own beside the rounds of the slots. From this many slots on, new requests are
+# admitted together: once this many wait, or this many steps after the last admission.
+MANY_SLOTS, ADMITTED_TOGETHER, ADMISSION_STEPS = 16, 4, 4
+# Milliseconds that a forward of prompts may delay requests that decode, and the number of cached tokens that doubles
+# the time of a prompt's row.
+PROMPT_MS, DOUBLING_CONTEXT = 12.0, 8192
+# For this many steps after several requests were open, prompts run in chunks that bound the delay of a new request.
+SHARED_STEPS = 256
+# Rows of such a chunk, however long the context is.
+MIN_CHUNK_ROWS = 4
 
 
 class Scheduler:
@@ -36,35 +51,44 @@ class Scheduler:
         pool: PagePool,
         round_cost: RoundCost | None = None,
         clock: Callable[[], float] = thread_time,
+        slots: DecodeSlots | None = None,
+        wall_clock: Callable[[], float] = monotonic,
     ) -> None:
         self.config = config
         self.pool = pool
-        self.canvas_length = CanvasLength(config.canvas_rows, round_cost)
+        self.slots = slots
+        self.canvas_length = CanvasLength(config.canvas_rows, round_cost, config.max_rows)
         self.grammar_budget = GrammarBudget(clock)
         self.running: list[Sequence] = []  # in order of admission: the last is the youngest
         self.num_preemptions = 0
-        self._waiting: OrderedDict[str, deque[Sequence]] = OrderedDict()
+        self.waiting = WaitQueue(wall_clock)
         self._step = 0
         self._rows_left = 0
+        self._promised_pages = 0  # to running prompts, while requests are admitted before them
+        self._proposals_left = 0
+        self._admitted_at = 0  # step of the last admission
+        self._shared_at = -SHARED_STEPS  # last step with several open requests
 
     @property
     def num_waiting(self) -> int:
-        return sum(len(queue) for queue in self._waiting.values())
+        return len(self.waiting)
 
     @property
     def has_work(self) -> bool:
         return bool(self.running) or self.num_waiting > 0
 
     def add(self, sequence: Sequence) -> None:
-        self._waiting.setdefault(sequence.request.tenant, deque()).append(sequence)
+        self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Drops a running or waiting sequence and releases its pages."""
         if sequence in self.running:
+            self._leave_slot(sequence)
             self.running.remove(sequence)
+            self.waiting.charge(sequence.request.tenant, len(sequence.tokens) - sequence.num_prompt)
+            self.waiting.leave(sequence.request.tenant)
         else:
-            self._waiting[sequence.request.tenant].remove(sequence)
-            self._drop_if_empty(sequence.request.tenant)
+            self.waiting.drop(sequence)
         self._release(sequence)
 
     def rewind(self, sequence: Sequence, num_tokens: int) -> None:
@@ -79,9 +103,18 @@ class Scheduler:
         sequence.num_published = min(sequence.num_published, num_pages)
 
     def plan(self) -> list[Work]:
-        """The work of the next forward. Sequences over their grammar budget are skipped if any other can run."""
-        self.canvas_length.begin_step(self.running)
-        skipped = self.grammar_budget.begin_step([*self.running, *chain(*self._waiting.values())])
+        """The work of the next forward, without the sequences that decode in slots. Sequences over their grammar budget
+        are skipped if any other can run."""
+        self._preempt_batch()
+        sequences = [*self.running, *self.waiting]
+        alone = next((sequence for sequence in sequences if sequence.runs_alone), None)
+        if self.slots is not None:
+            self.slots.begin_step(self.running if alone is None else [])
+            self.slots.grow_pages()
+        self.canvas_length.begin_step([sequence for sequence in self.running if sequence.slot < 0])
+        skipped = self.grammar_budget.begin_step(sequences)
+        if alone is not None and (works := self._plan(set(sequences) - {alone})):
+            return works
         return self._plan(skipped) or (self._plan(()) if skipped else [])
 
     def finish(self, works: list[Work]) -> None:
@@ -90,38 +123,112 @@ class Scheduler:
 
     def impossible(self) -> Sequence | None:
         """A waiting sequence that no page is held against and that still cannot be admitted."""
-        return next(self._candidates(), None) if not self.running else None
+        return next(self.waiting.candidates(), None) if not self.running else None
 
     def _plan(self, skipped: Collection[Sequence]) -> list[Work]:
         works: list[Work] = []
-        self._rows_left = self.config.max_rows
-        for sequence in self._rotated():
+        rotated = self._rotated()
+        if len(self.running) + self.num_waiting > 1:
+            self._shared_at = self._step
+        self._rows_left, self._proposals_left = self._row_budget(), self.config.max_rows
+        held = [sequence for sequence in rotated if self._is_held(sequence)]
+        rotated = [sequence for sequence in rotated if sequence not in held]
+        prefilling = [sequence for sequence in rotated if sequence.is_prefilling]
+        for sequence in rotated[: len(rotated) - len(prefilling)]:
+            if sequence not in skipped and not self._take_slot(sequence):
+                self._add_work(sequence, works)
+        if prefilling and len(self.waiting):
+            self._admit_beside(prefilling, skipped, works)
+        for sequence in prefilling:
+            if sequence not in skipped and not self._take_slot(sequence):
+                self._add_work(sequence, works)
+        self._admit_all(skipped, works)
+        for sequence in held if not works else ():
             if sequence not in skipped:
                 self._add_work(sequence, works)
-        while self._admit():
+        return works
+
+    def _is_held(self, sequence: Sequence) -> bool:
+        """Whether a scoring request waits in this step: while requests wait, one whose pass leaves no rows for others
+        runs in every second step only."""
+        if not len(self.waiting) or self._step % 2 == 0 or not isinstance(sequence.decoder, Scorer):
+            return False
+        self._open_canvas(sequence)
+        return len(sequence.tail.token_ids) > self.config.score_pass_rows
+
+    def _admit_beside(self, prefilling: list[Sequence], skipped: Collection[Sequence], works: list[Work]) -> None:
+        """Admits requests with half of the rows that are left, before long prompts take all of them. The pages that
+        these prompts still need are not given away."""
+        kept_rows = self._rows_left // 2
+        self._rows_left -= kept_rows
+        self._promised_pages = sum(max(self._missing_pages(sequence), 0) for sequence in prefilling)
+        self._admit_all(skipped, works)
+        self._rows_left += kept_rows
+        self._promised_pages = 0
+
+    def _admit_all(self, skipped: Collection[Sequence], works: list[Work]) -> None:
+        while self._may_admit() and self._admit():
             if self.running[-1] not in skipped:
                 self._add_work(self.running[-1], works)
-        return works
+
+    def _row_budget(self) -> int:
+        """Rows of the next forward: as many as a prompt may have if no request decodes, else as many as the measured
+        times allow without delaying the others for long."""
+        if all(sequence.is_prefilling for sequence in self.running):
+            return self.config.prompt_limit
+        cost = self.canvas_length.round_cost
+        rows = cost.rows_within(PROMPT_MS) if cost is not None else 0
+        longest = max((sequence.kv_len for sequence in self.running if sequence.is_prefilling), default=0)
+        rows = int(rows / (1 + longest / DOUBLING_CONTEXT))
+        return min(max(rows, self.config.max_rows), self.config.prompt_limit)
+
+    def _may_admit(self) -> bool:
+        """Whether enough requests wait, or have waited long enough, for another forward of prompts."""
+        if self.slots is None or len(self.slots) < MANY_SLOTS or self._admitted_at == self._step:
+            return True
+        return self.num_waiting >= ADMITTED_TOGETHER or self._step - self._admitted_at >= ADMISSION_STEPS
 
     def _rotated(self) -> list[Sequence]:
         """Decoding sequences before prefilling ones. The first one rotates, so a tight row budget starves none."""
         self._step += 1
-        start = self._step % max(len(self.running), 1)
-        rotated = self.running[start:] + self.running[:start]
+        stepped = [sequence for sequence in self.running if sequence.slot < 0]
+        start = self._step % max(len(stepped), 1)
+        rotated = stepped[start:] + stepped[:start]
         return sorted(rotated, key=lambda sequence: sequence.is_prefilling)
 
     def _add_work(self, sequence: Sequence, works: list[Work]) -> None:
         if sequence not in self.running:  # preempted earlier in this plan
             return
         self._open_canvas(sequence)
-        work = _cut(sequence, self._rows_left, is_first=not works)
+        cost = self._row_cost(sequence)
+        budget = max(int(self._rows_left / cost), min(self._rows_left, MIN_CHUNK_ROWS))
+        work = _cut(sequence, budget, self._proposals_left, is_first=not works)
         if work is not None and self._has_pages(work, works):
             works.append(work)
-            self._rows_left -= work.num_rows
+            self._rows_left -= min(int(work.num_rows * cost), max(self._rows_left, work.num_rows))
+            self._proposals_left -= work.num_proposals
+
+    def _row_cost(self, sequence: Sequence) -> float:
+        """The time of a prompt's row, in rows without context. Counted while several requests are open: a forward with
+        a long context then has few rows, so that a new request waits no longer for it than for any other."""
+        doubling = self.config.doubling_context
+        is_shared = self._step - self._shared_at < SHARED_STEPS
+        return 1 + sequence.kv_len / doubling if doubling and is_shared and sequence.is_prefilling else 1
+
+    def _take_slot(self, sequence: Sequence) -> bool:
+        return self.slots is not None and self.slots.take(sequence)
+
+    def _leave_slot(self, sequence: Sequence) -> None:
+        if self.slots is not None and sequence.slot >= 0:
+            self.slots.leave(sequence)
 
     def _open_canvas(self, sequence: Sequence) -> None:
         if not sequence.is_verifying:
-            sequence.canvas_limit = self.canvas_length.limit(len(self.running))
+            joins_slot = self.slots is not None and self.slots.will_take(sequence)
+            num_stepped = len(self.running) - (len(self.slots) if self.slots is not None else 0)
+            sequence.canvas_limit = (
+                1 if joins_slot else self.canvas_length.limit(num_stepped, has_backlog=len(self.waiting) > 0)
+            )
         sequence.open_canvas()
 
     def _has_pages(self, work: Work, works: list[Work]) -> bool:
@@ -148,8 +255,11 @@ class Scheduler:
             sequence.pages += self.pool.allocate(missing) or []
 
     def _victim(self, sequence: Sequence, works: list[Work]) -> Sequence | None:
-        """The youngest sequence without work in this plan; never one older than `sequence`."""
+        """The youngest sequence without work in this plan: of an interactive request first any batch request, then one
+        that is not older than `sequence`."""
         busy = {work.sequence.id for work in works}
+        if not sequence.request.is_batch and (batch := self._youngest_batch(busy)) is not None:
+            return batch
         for candidate in reversed(self.running):
             if candidate.id not in busy:
                 return candidate if len(self.running) > 1 else None
@@ -157,12 +267,35 @@ class Scheduler:
                 return None
         return None
 
+    def _youngest_batch(self, busy: Collection[str] = ()) -> Sequence | None:
+        youngest_first = reversed(self.running)
+        return next((s for s in youngest_first if s.request.is_batch and s.id not in busy), None)
+
+    def _preempt_batch(self) -> None:
+        """Makes place for an interactive request that waits while all places are taken. Batch requests keep the share
+        of the places that they have of the admissions."""
+        limit = self.config.running_limit
+        if len(self.running) < limit or not self.waiting.has_interactive:
+            return
+        num_batch = sum(sequence.request.is_batch for sequence in self.running)
+        batch = self._youngest_batch() if num_batch > max(limit // BATCH_EVERY, 1) else None
+        if batch is not None:
+            self._preempt(batch)
+
     def _preempt(self, sequence: Sequence) -> None:
         self.num_preemptions += 1
+        self.publish(sequence)
+        self._leave_slot(sequence)
         self.running.remove(sequence)
         self._release(sequence)
-        self._waiting.setdefault(sequence.request.tenant, deque()).appendleft(sequence)
-        self._waiting.move_to_end(sequence.request.tenant, last=False)
+        self.waiting.put_back(sequence)
+
+    def publish(self, sequence: Sequence) -> None:
+        """Makes full pages of final text available to other sequences."""
+        hashes = prefix_hashes(sequence, self.config.page_size, sequence.kv_len)
+        for index in range(sequence.num_published, len(hashes)):
+            self.pool.publish(sequence.pages[index], hashes[index])
+        sequence.num_published = max(sequence.num_published, len(hashes))
 
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.pages)
@@ -170,60 +303,67 @@ class Scheduler:
 
     def _admit(self) -> bool:
         """Moves one waiting sequence to `running`, if rows, slots and pages allow it."""
-        if not self._waiting or len(self.running) >= self.config.max_running or self._rows_left < 2:
+        if not len(self.waiting) or len(self.running) >= self.config.running_limit or self._rows_left < 2:
             return False
         overtaken: list[Sequence] = []
-        for sequence in self._candidates():
-            if self._take_prefix(sequence):
+        held_tenants: set[str] = set()
+        kept_pages = self._promised_pages
+        for sequence in self.waiting.candidates():
+            if sequence.request.tenant in held_tenants:
+                continue
+            if self._take_prefix(sequence, kept_pages):
                 self._start(sequence)
                 for earlier in overtaken:
                     earlier.num_overtaken += 1
                 return True
+            if sequence.num_overtaken >= MAX_OVERTAKEN_BY_OTHERS:
+                return False
             is_preempted = sequence.has_run
             if is_preempted or sequence.num_overtaken >= MAX_OVERTAKEN:
-                return False
+                held_tenants.add(sequence.request.tenant)
+                kept_pages = max(kept_pages, self.pool.num_free * 3 // 4)
             overtaken.append(sequence)
         return False
 
-    def _candidates(self) -> Iterator[Sequence]:
-        """The first request of every tenant, then the second of every tenant, and so on."""
-        by_place = chain.from_iterable(zip_longest(*(islice(queue, LOOK_AHEAD) for queue in self._waiting.values())))
-        return islice((sequence for sequence in by_place if sequence is not None), LOOK_AHEAD)
-
     def _start(self, sequence: Sequence) -> None:
-        tenant = sequence.request.tenant
-        self._waiting[tenant].remove(sequence)
-        self._waiting.move_to_end(tenant)
-        self._drop_if_empty(tenant)
+        self.waiting.admit(sequence, len(sequence.tokens) - sequence.kv_len)
         self.running.append(sequence)
+        self._admitted_at = self._step
 
-    def _take_prefix(self, sequence: Sequence) -> bool:
-        """Shares cached pages. False, with no page held, if there are not enough pages for the rest of the text."""
+    def _take_prefix(self, sequence: Sequence, kept_pages: int) -> bool:
+        """Shares cached pages. False, with no page held, if fewer than `kept_pages` would be free after the rest of the
+        text."""
         page_size, num_tokens = self.config.page_size, len(sequence.tokens)
         self._open_canvas(sequence)
-        pages = self.pool.share(prefix_hashes(sequence, page_size, num_tokens - 1))
-        needed = self._pages_for(num_tokens + _num_written(sequence)) - len(pages)
-        if needed > self.pool.num_free:
+        context_end = num_tokens - sequence.tail.num_fixed
+        pages = self.pool.share(prefix_hashes(sequence, page_size, min(num_tokens - 1, context_end)))
+        needed = self._pages_for(_text_end(sequence)) - len(pages)
+        if needed > max(self.pool.num_free - kept_pages, 0):
             self.pool.release(pages)
             return False
         sequence.pages, sequence.kv_len = pages, len(pages) * page_size
         sequence.num_published = len(pages)
         if not sequence.has_run:
-            sequence.cached_tokens, sequence.has_run = sequence.kv_len, True
+            sequence.has_run = True
+            if sequence.forwards == 0:  # a request that is continued keeps the figures of its first worker
+                sequence.cached_tokens = sequence.kv_len
+                sequence.queued_s = sequence.age_s
         return True
 
-    def _drop_if_empty(self, tenant: str) -> None:
-        if not self._waiting[tenant]:
-            del self._waiting[tenant]
+    def _missing_pages(self, sequence: Sequence) -> int:
+        """Pages that a running sequence needs until it decodes."""
+        return self._pages_for(_text_end(sequence)) - len(sequence.pages) if sequence.canvas is not None else 0
 
     def _pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.config.page_size)
 
 
-def _num_written(sequence: Sequence) -> int:
-    """Positions after the text whose KV this forward or the next one writes. Branches of a scorer write none."""
+def _text_end(sequence: Sequence) -> int:
+    """One past the last position whose KV this forward or the next one writes. Branches of a scorer write none."""
     tail = sequence.tail
-    return 0 if tail.branches else len(tail.token_ids)
+    if sequence.dialect.context is ContextKind.FULL:
+        return 0
+    return len(sequence.tokens) - tail.num_fixed + (0 if tail.branches else len(tail.token_ids))
 
 
 def _write_end(work: Work) -> int:
@@ -232,12 +372,16 @@ def _write_end(work: Work) -> int:
     return work.end + drafted
 
 
-def _cut(sequence: Sequence, budget: int, *, is_first: bool) -> Work | None:
-    """As much of the sequence's next forward as fits `budget`. The last token runs only together with the whole tail.
-    A tail that exceeds the budget runs in a forward of its own."""
-    start, num_tokens, tail = sequence.kv_len, len(sequence.tokens), sequence.tail
-    context = num_tokens - start
-    if context + len(tail.token_ids) <= budget or (is_first and context == 1):
-        return Work(sequence, start, num_tokens, tail)
-    length = min(context - 1, budget)
-    return Work(sequence, start, start + length, None) if length > 0 else None
+def _cut(sequence: Sequence, budget: int, num_proposals: int, *, is_first: bool) -> Work | None:
+    """As much of the sequence's next forward as fits `budget` rows and `num_proposals`. The end of the context runs
+    only together with the whole tail. A tail that exceeds the budget runs in a forward of its own. Chunks of a
+    block-causal context end with a block."""
+    start, tail, multiple = sequence.kv_len, sequence.tail, sequence.dialect.page_multiple
+    context_end = len(sequence.tokens) - tail.num_fixed
+    context = context_end - start
+    fits = context + len(tail.token_ids) <= budget and tail.num_proposals <= num_proposals
+    if fits or (is_first and context <= multiple):
+        return Work(sequence, start, context_end, tail)
+    end = start + min(context - 1, max(budget, multiple) if is_first else budget)
+    end -= end % multiple
+    return Work(sequence, start, end, None) if end > start else None

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from itertools import pairwise
+
 import pytest
 
 from quicksilver.backends.base import Work
 from quicksilver.backends.round_cost import RoundCost, TimedRound
+from quicksilver.backends.sequence import Sequence
 from quicksilver.core import Request, Usage
+from quicksilver.diffusion.decoders import make_decoder
+from quicksilver.engine.canvas_length import CanvasLength
 from quicksilver.engine.config import EngineConfig
 from tests.support.tiny import decode_params, finish_all, generate, tiny_engine
 
@@ -14,6 +20,9 @@ PROMPTS = [(i, *range(5, 25)) for i in range(6)]
 # Forwards whose time does not depend on their rows, and forwards whose time is proportional to them.
 FREE = RoundCost({(rows, gated): 1.0 for rows in (16, 64, 512) for gated in (False, True)})
 COSTLY = RoundCost({(rows, gated): 1.0 * rows for rows in (1, 2, 4, 8, 16, 64, 512) for gated in (False, True)})
+# Forwards of coder-1.5b on an H200, without and with the canvas adapter.
+_MS = {16: (1.04, 1.14), 32: (1.14, 1.29), 64: (1.7, 1.92), 128: (1.99, 3.39), 256: (2.61, 4.15), 512: (3.77, 5.44)}
+MEASURED = RoundCost({(rows, gated): ms[gated] for rows, ms in _MS.items() for gated in (False, True)})
 # Rounds of nano on an H200.
 NANO = (TimedRound(1, 1, 0.652), TimedRound(1, 16, 1.443))
 
@@ -110,3 +119,37 @@ def test_no_cost_changes_a_token(cost: RoundCost) -> None:
     assert [[t for part in finished[str(i)] for t in part.token_ids] for i in range(len(PROMPTS))] == alone
     drafted = engine.stats().drafted_tokens
     assert drafted == 0 if cost is COSTLY else drafted > 0
+
+
+def simulate(num_requests: int, rate: float, num_steps: int = 3000) -> list[int]:
+    """The canvas lengths that requests open, step by step, with drafts of which each token is accepted at `rate`."""
+    lengths, rng, chosen = CanvasLength(0, MEASURED), random.Random(0), list[int]()
+    params = decode_params("verify", max_new_tokens=100)
+    one = Sequence(Request("x", (1,), params), make_decoder(params.decoder))
+    for _ in range(num_steps):
+        lengths.begin_step([one] * num_requests)
+        chosen.append(lengths.limit(num_requests))
+        for _ in range(num_requests if chosen[-1] > 1 else 0):
+            accepted = next((i for i in range(chosen[-1] - 1) if rng.random() >= rate), chosen[-1] - 1)
+            lengths.observe(accepted, chosen[-1] - 1)
+    return chosen
+
+
+@pytest.mark.parametrize("num_requests", [8, 16, 24, 32, 48, 64])
+@pytest.mark.parametrize("rate", [0.2, 0.5, 0.75])
+def test_the_length_is_stable_under_a_steady_load(num_requests: int, rate: float) -> None:
+    chosen = simulate(num_requests, rate)
+    changes = sum(a != b for a, b in pairwise(chosen[300:]))
+    assert changes <= 4, f"{changes} changes among {sorted(set(chosen))}"
+
+
+def test_rejected_drafts_end_in_autoregression_under_load() -> None:
+    assert set(simulate(32, 0.05)[300:]) == {1}
+    assert min(simulate(8, 0.9)[300:]) > 1
+
+
+def test_canvases_are_shortened_while_requests_wait() -> None:
+    length = CanvasLength(canvas_rows=0, round_cost=None, max_rows=64)
+    assert length.limit(4) == 0
+    assert length.limit(4, has_backlog=True) == 4
+    assert length.limit(100, has_backlog=True) == 1

@@ -129,6 +129,20 @@ def test_thinking_is_closed_at_its_budget() -> None:
     assert not one.is_thinking
 
 
+def test_a_thought_that_is_cut_off_ends_with_a_closing_line() -> None:
+    params = decode_params("ar", canvas_len=1, max_new_tokens=20, stop_ids=(99,))
+
+    def thinking() -> Sequence:
+        think = ThinkBudget((90,), max_tokens=2, cut_ids=(70, 71))
+        return Sequence(Request("x", PROMPT, params, think=think), make_decoder(params.decoder))
+
+    cut = thinking()
+    assert delta(forward(cut, 10)).token_ids == (10,)
+    assert delta(forward(cut, 11)).token_ids == (11, 70, 71, 90)
+    ended = thinking()
+    assert delta(forward(ended, 99)).token_ids == (90,)
+
+
 def test_logprobs_belong_to_the_row_that_proposed_the_committed_token() -> None:
     one = sequence(name="ar", logprobs=1, canvas_len=1)
     first = delta(forward(one, 10, logprobs=[TokenLogprob(10, -0.5, ((10, -0.5),))]))

@@ -8,7 +8,7 @@ import pytest
 
 from quicksilver.constrain.compile.pool import PoolConfig
 from quicksilver.core import help_texts
-from quicksilver.engine.config import EngineConfig, plan_pages
+from quicksilver.engine.config import EngineConfig, plan_pages, plan_running
 from quicksilver.engine.load import LoadConfig
 from quicksilver.errors import InvalidRequest
 from quicksilver.worker.client import WorkerTimeouts
@@ -18,7 +18,14 @@ MIB = 1 << 20
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("tree_rows", 7), ("tree_rows", 64), ("matmul", "slow"), ("page_size", 0), ("max_score_rows", 0)],
+    [
+        ("tree_rows", 7),
+        ("tree_rows", 64),
+        ("matmul", "slow"),
+        ("page_size", 0),
+        ("max_score_rows", 0),
+        ("max_running", -1),
+    ],
 )
 def test_a_setting_that_cannot_work_is_named(name: str, value: object) -> None:
     with pytest.raises(InvalidRequest, match=name) as refused:
@@ -67,3 +74,10 @@ def test_kv_bytes_is_taken_as_given_and_refused_below_one_context() -> None:
 
 def test_num_pages_is_taken_as_given() -> None:
     assert plan(free_mib=1, num_pages=3) == 3
+
+
+@pytest.mark.parametrize(("num_pages", "running"), [(200_000, 512), (20_000, 156), (100, 64)])
+def test_running_requests_on_a_gpu_follow_its_memory(num_pages: int, running: int) -> None:
+    assert plan_running(EngineConfig(), num_pages, is_cuda=True) == running
+    assert plan_running(EngineConfig(), num_pages, is_cuda=False) == 64
+    assert plan_running(EngineConfig(max_running=7), num_pages, is_cuda=True) == 7

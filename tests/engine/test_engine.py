@@ -18,6 +18,7 @@ from quicksilver.core import (
     FinishReason,
     Frame,
     Request,
+    ResumePoint,
     ScoreRequest,
     ThinkBudget,
 )
@@ -26,7 +27,8 @@ from quicksilver.diffusion.decoder import Canvas, Decision, Tail
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine, Scored
-from quicksilver.errors import EngineUnavailable
+from quicksilver.engine.wait_queue import WaitQueue
+from quicksilver.errors import EngineOverloaded, EngineUnavailable
 from tests.support.tiny import answers, decode_params, finish_all, generate, tiny_engine, tiny_model, uncached
 
 PROMPT = tuple(range(5, 40))
@@ -40,6 +42,20 @@ def test_a_warm_up_is_not_counted_and_changes_no_answer() -> None:
     assert (warm.stats().requests, warm.stats().steps, warm.stats().free_pages) == (0, 0, free)
     params = decode_params("verify", max_new_tokens=12)
     assert generate(warm, PROMPT, params) == generate(cold, PROMPT, params)
+
+
+def test_usage_has_the_wait_for_the_first_forward_and_the_time_in_the_engine() -> None:
+    engine = tiny_engine(EngineConfig(max_running=1))
+    for name in ("first", "second"):
+        engine.add(Request(name, PROMPT, decode_params("ar", max_new_tokens=6)))
+    deltas = finish_all(engine)
+    first, second = deltas["first"][-1].usage, deltas["second"][-1].usage
+    assert first is not None
+    assert second is not None
+    # The second request waits for the end of the first, so longer than that one took.
+    assert 0 < first.queued_s < first.engine_s <= second.queued_s < second.engine_s
+    times = [delta.usage.engine_s for delta in deltas["second"] if delta.usage is not None]
+    assert times == sorted(times)
 
 
 def test_five_hundred_random_aborts_return_every_counter_to_its_start_value() -> None:
@@ -189,7 +205,7 @@ def test_frames_show_the_canvas_and_the_deltas_the_text(name: str) -> None:
 @pytest.mark.parametrize("name", DECODERS)
 def test_logprobs_are_the_models_own_at_the_committed_position(name: str) -> None:
     engine = tiny_engine()
-    params = decode_params(name, canvas_len=4, threshold=2.0, edit_threshold=2.0, max_new_tokens=12, logprobs=3)
+    params = decode_params(name, canvas_len=4, threshold=1.0, edit_threshold=1.0, max_new_tokens=12, logprobs=3)
     engine.add(Request("x", PROMPT, params))
     deltas = finish_all(engine)["x"]
     tokens, logprobs = answers({"x": deltas})["x"], [lp for delta in deltas for lp in delta.logprobs]
@@ -202,7 +218,7 @@ def test_logprobs_are_the_models_own_at_the_committed_position(name: str) -> Non
 
 def test_frames_carry_alternatives_where_logprobs_are_asked_for() -> None:
     engine = tiny_engine()
-    params = decode_params("confidence", canvas_len=4, threshold=2.0, max_new_tokens=8, logprobs=3)
+    params = decode_params("confidence", canvas_len=4, threshold=1.0, max_new_tokens=8, logprobs=3)
     engine.add(Request("x", PROMPT, params, wants_frames=True))
     events = [event for event in iter_events(engine) if isinstance(event, Frame) and event.token_ids]
     told = [(token, top) for frame in events for token, top in zip(frame.token_ids, frame.top, strict=True) if top]
@@ -289,3 +305,74 @@ def _second_token_distribution(prompt: tuple[int, ...], temperature: float) -> t
 
 def test_params_default_to_a_request_that_runs() -> None:
     assert len(generate(tiny_engine(), PROMPT, DecodeParams(max_new_tokens=3))) == 3
+
+
+class SetClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def backlogged_engine(clock: SetClock) -> Engine:
+    """One request runs, three wait; none was admitted from the queue for 30 s."""
+    engine = tiny_engine(EngineConfig(num_pages=64, max_running=1))
+    engine.scheduler.waiting = WaitQueue(clock)
+    for i in range(4):
+        engine.add(Request(f"early {i}", PROMPT, decode_params("ar", max_new_tokens=4)))
+    engine.step()
+    clock.now += 30
+    return engine
+
+
+def test_a_request_that_cannot_start_in_time_is_refused_at_once() -> None:
+    engine = backlogged_engine(SetClock())
+    with pytest.raises(EngineOverloaded) as refused:
+        engine.add(Request("late", PROMPT, decode_params("ar"), start_within_s=10))
+    assert refused.value.retry_after_s == pytest.approx(35)
+    assert engine.stats().refused == 1
+    params = decode_params("ar", max_new_tokens=2)
+    engine.add(Request("patient", PROMPT, params, start_within_s=60))
+    engine.add(Request("unlimited", PROMPT, params))
+    engine.add(Request("other tenant", PROMPT, params, "b", start_within_s=20))
+    engine.add(Request("batch", PROMPT, params, is_batch=True))
+    engine.add(Request("continued", PROMPT, params, start_within_s=1, resume=ResumePoint()))
+    assert {"patient", "unlimited", "other tenant", "batch", "continued"} <= set(finish_all(engine))
+
+
+def test_a_request_that_did_not_start_in_time_is_refused_when_its_time_is_over() -> None:
+    clock = SetClock()
+    engine = backlogged_engine(clock)
+    engine.add(Request("late", PROMPT, decode_params("ar"), start_within_s=60))
+    clock.now += 61
+    (delta,) = [event for event in engine.step() if event.request_id == "late"]
+    assert isinstance(delta, Delta)
+    assert delta.finish is FinishReason.ERROR
+    assert (delta.error or "").startswith("engine_overloaded: ")
+    assert len(finish_all(engine)) == 4
+    assert engine.stats().refused == 1
+
+
+def test_the_order_of_admission_changes_no_token() -> None:
+    alone = generate(tiny_engine(), PROMPT, decode_params("verify", max_new_tokens=12))
+    engine = tiny_engine(EngineConfig(num_pages=64, max_running=2))
+    for i in range(6):
+        params = decode_params("verify", max_new_tokens=12)
+        engine.add(Request(str(i), PROMPT, params, f"tenant {i % 2}", is_batch=i < 3))
+    assert all(tokens == alone for tokens in answers(finish_all(engine)).values())
+
+
+def test_a_request_is_answered_while_a_large_scoring_request_runs() -> None:
+    engine = tiny_engine(EngineConfig(num_pages=256, page_size=4, max_rows=16))
+    engine.add_score(ScoreRequest("s", PROMPT, tuple((i % 90, 1, 2) for i in range(300))))
+    for _ in range(3):
+        assert not any(isinstance(event, Scored) for event in engine.step())
+    engine.add(Request("short", (7, *PROMPT), decode_params("ar", max_new_tokens=2)))
+    events: list[object] = []
+    while not any(isinstance(event, Delta) and event.finish for event in events):
+        events += engine.step()
+        assert not any(isinstance(event, Scored) for event in events), "the scoring request should end last"
+    while engine.has_work:
+        events += engine.step()
+    assert any(isinstance(event, Scored) for event in events)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from quicksilver.backends.round_cost import RoundCost
 from quicksilver.backends.sequence import Sequence
 from quicksilver.core import DecoderName, DecoderParams, Request
 from quicksilver.diffusion.decoders import make_decoder
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.pages import PagePool
-from quicksilver.engine.scheduler import LOOK_AHEAD, MAX_OVERTAKEN, Scheduler
+from quicksilver.engine.scheduler import MAX_OVERTAKEN, MAX_OVERTAKEN_BY_OTHERS, MIN_CHUNK_ROWS, Scheduler
+from quicksilver.engine.wait_queue import LOOK_AHEAD
 from tests.support.tiny import decode_params
 
 PAGE = 16
@@ -149,3 +153,143 @@ def test_a_request_larger_than_the_pool_is_found_when_nothing_runs() -> None:
     plan.add(giant)
     assert plan.plan() == []
     assert plan.impossible() is giant
+
+
+def test_prompts_alone_have_more_rows_than_prompts_beside_decoding_requests() -> None:
+    plan = scheduler(num_pages=256, max_rows=32, prompt_rows=100)
+    plan.add(sequence("first", 150))
+    assert [work.num_rows for work in plan.plan()] == [100]
+    first = plan.running[0]
+    first.kv_len = 149
+    plan.add(sequence("second", 150))
+    assert [work.num_rows for work in plan.plan()] == [1, 31]
+
+
+def test_the_measured_times_bound_the_rows_beside_decoding_requests() -> None:
+    plan = scheduler(num_pages=2048, max_rows=512, prompt_rows=8192)
+    plan.canvas_length.round_cost = RoundCost({(256, False): 2.0, (512, False): 4.0})
+    plan.add(sequence("first", 150))
+    plan.plan()
+    plan.running[0].kv_len = 149
+    plan.add(sequence("second", 9000))
+    # 12 ms at 1 ms per 128 rows, one row of which decodes.
+    assert [work.num_rows for work in plan.plan()] == [1, 1535]
+    plan.running[1].kv_len = 8192
+    assert sum(work.num_rows for work in plan.plan()) == 768
+
+
+def test_a_long_prompt_does_not_keep_others_from_being_admitted() -> None:
+    plan = scheduler(num_pages=64, max_rows=2 * PAGE)
+    plan.add(sequence("long", 40 * PAGE, "a"))
+    assert planned(plan) == ["long"]
+    plan.add(sequence("short", PAGE - 1, "b"))
+    works = {work.sequence.id: work.num_rows for work in plan.plan()}
+    assert works["short"] == PAGE - 1
+    assert works["long"] == 2 * PAGE - works["short"], "the long prompt has the rest of the rows"
+
+
+def test_pages_that_a_running_prompt_still_needs_are_not_given_to_others() -> None:
+    plan = scheduler(num_pages=42, max_rows=2 * PAGE)
+    plan.add(sequence("long", 40 * PAGE, "a"))
+    assert planned(plan) == ["long"]
+    plan.add(sequence("other", 4 * PAGE, "b"))
+    assert planned(plan) == ["long"]
+    plan.add(sequence("short", PAGE - 1, "c"))
+    assert set(planned(plan)) == {"long", "short"}
+
+
+def test_a_starving_request_holds_its_own_tenant_and_others_later() -> None:
+    plan = scheduler(num_pages=64)
+    plan.add(sequence("first", 32 * PAGE, "a"))
+    plan.plan()
+    starving = sequence("starving", 48 * PAGE, "a")
+    starving.num_overtaken = MAX_OVERTAKEN
+    plan.add(starving)
+    plan.add(sequence("same tenant", PAGE - 1, "a"))
+    plan.add(sequence("large", 16 * PAGE, "b"))
+    plan.add(sequence("small", PAGE - 1, "b"))
+    names = planned(plan)
+    assert "small" in names
+    assert not {"starving", "same tenant", "large"} & set(names), "others may use a quarter of the free pages"
+    starving.num_overtaken = MAX_OVERTAKEN_BY_OTHERS
+    plan.add(sequence("late", PAGE - 1, "c"))
+    assert "late" not in planned(plan)
+
+
+def batch(name: str, num_tokens: int, tenant: str = "") -> Sequence:
+    one = sequence(name, num_tokens, tenant)
+    one.request = replace(one.request, is_batch=True)
+    return one
+
+
+def test_an_interactive_request_takes_the_place_of_a_batch_request() -> None:
+    plan = scheduler(num_pages=64, max_running=3)
+    for i in range(3):
+        plan.add(batch(f"batch {i}", PAGE))
+    plan.plan()
+    plan.add(sequence("first", PAGE))
+    plan.add(sequence("second", PAGE))
+    plan.add(sequence("third", PAGE))
+    plan.plan()
+    plan.plan()
+    # One batch request keeps its place.
+    assert [one.id for one in plan.running] == ["batch 0", "first", "second"]
+    assert plan.num_preemptions == 2
+    for name in ("first", "second", "batch 0"):
+        finish(plan, name)
+    plan.plan()
+    assert {one.id for one in plan.running} == {"third", "batch 1", "batch 2"}
+
+
+def test_batch_requests_lose_their_pages_first() -> None:
+    plan = scheduler(num_pages=4)
+    plan.add(batch("batch", 2 * PAGE + 1))
+    plan.plan()
+    plan.add(sequence("interactive", PAGE))
+    plan.plan()
+    older, younger = plan.running
+    older.kv_len, younger.kv_len = 2 * PAGE, PAGE
+    younger.tokens = [*younger.tokens, 1]
+    while younger.canvas is not None and plan.num_preemptions == 0:
+        plan.plan()
+        younger.kv_len = len(younger.tokens) - 1
+        younger.tokens = [*younger.tokens, *range(PAGE)]
+    assert [one.id for one in plan.running] == ["interactive"]
+
+
+def rows_of(scheduler: Scheduler) -> dict[str, int]:
+    """Rows of each sequence in the next step, which is taken as done: context that was computed is cached."""
+    works = scheduler.plan()
+    for work in works:
+        work.sequence.kv_len = work.end
+    return {work.sequence.id: work.num_rows for work in works}
+
+
+def test_a_long_context_gets_fewer_rows_while_other_requests_are_open() -> None:
+    plan = scheduler(num_pages=256, max_rows=64, doubling_context=64)
+    plan.add(sequence("long", 1024))
+    assert [rows_of(plan)["long"] for _ in range(3)] == [64, 64, 64], "alone, a prompt has every row"
+    plan.add(sequence("short", 20))
+    assert rows_of(plan) == {"short": 20, "long": 11}, "44 rows are left, and each costs four"
+    assert plan.running[0].kv_len == 203
+    finish(plan, "short")
+    assert rows_of(plan)["long"] == 15, "another request may arrive"
+
+
+def test_a_long_context_gets_a_few_rows_at_least() -> None:
+    plan = scheduler(num_pages=256, max_rows=64, doubling_context=1)
+    for name in ("long", "other"):
+        plan.add(sequence(name, 1024))
+    rows_of(plan)
+    rows_of(plan)
+    steps = [rows_of(plan) for _ in range(4)]
+    assert steps == [{"other": MIN_CHUNK_ROWS}, {"long": MIN_CHUNK_ROWS}] * 2, "each in its turn"
+
+
+def test_a_new_prompt_is_not_charged_for_the_context_of_others() -> None:
+    plan = scheduler(num_pages=256, max_rows=64, doubling_context=64)
+    plan.add(sequence("long", 1024))
+    for _ in range(8):
+        rows_of(plan)
+    plan.add(sequence("short", 31))
+    assert rows_of(plan)["short"] == 31

@@ -1,0 +1,149 @@
+"""AdapterCache: the row adapters in memory, loaded on demand within a limit of bytes, least recently used out first.
+
+An adapter is in use as long as a `Lease` on it exists, and is then not evicted. Every method may be called from any
+thread. Only `lease` can take long: it reads and converts an adapter that is not in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from weakref import WeakSet
+
+from quicksilver.adapters import AdapterInfo, AdapterRef
+from quicksilver.backends.base import Backend
+from quicksilver.errors import CheckpointRefused, EngineUnavailable, QuicksilverError
+from quicksilver.hub.adapter_files import find_adapter
+from quicksilver.model.config import ModelConfig
+from quicksilver.model.files.adapter_file import load_adapter
+from quicksilver.model.files.peft import load_peft
+from quicksilver.model.row_adapters import RowAdapter, check_row_adapter
+
+log = logging.getLogger(__name__)
+
+# Converts the adapter of a reference for the backend; raises CheckpointRefused.
+LoadAdapter = Callable[[AdapterRef], RowAdapter]
+
+
+class Lease:
+    """One use of an adapter. It ends when the object is freed."""
+
+    __slots__ = ("__weakref__", "adapter")
+
+    def __init__(self, adapter: RowAdapter) -> None:
+        self.adapter = adapter
+
+
+@dataclass(slots=True)
+class _Entry:
+    ref: AdapterRef
+    adapter: RowAdapter
+    leases: WeakSet[Lease] = field(default_factory=WeakSet)
+
+    @property
+    def info(self) -> AdapterInfo:
+        adapter = self.adapter
+        return AdapterInfo(self.ref.id, self.ref.path, adapter.rank, adapter.num_bytes, len(self.leases) > 0)
+
+
+class AdapterCache:
+    def __init__(self, load: LoadAdapter, max_bytes: int) -> None:
+        self._load, self._max_bytes = load, max_bytes
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        # `_lock` is held briefly. `_loading` is held while an adapter is read: one at a time, and each once.
+        self._lock, self._loading = threading.Lock(), threading.Lock()
+
+    def __contains__(self, ref: AdapterRef) -> bool:
+        return ref.id in self._entries
+
+    def lease(self, ref: AdapterRef) -> Lease:
+        """Loads the adapter if it is not in memory. Raises CheckpointRefused if it cannot be used, and
+        EngineUnavailable if the adapters in use leave no room for it."""
+        if (found := self._find(ref)) is not None:
+            return found
+        with self._loading:
+            if (found := self._find(ref)) is not None:
+                return found
+            started = time.monotonic()
+            adapter = self._load(ref)
+            with self._lock:
+                self._make_room(adapter.num_bytes)
+                entry = self._entries[ref.id] = _Entry(ref, adapter)
+                lease = _lease(entry)
+        log.info("loaded adapter %s in %.1f s", ref.id[:12], time.monotonic() - started)
+        return lease
+
+    def info(self, ref: AdapterRef) -> AdapterInfo:
+        """Loads the adapter if it is not in memory."""
+        adapter = self.lease(ref).adapter
+        with self._lock:
+            entry = self._entries.get(ref.id) or _Entry(ref, adapter)
+            return entry.info
+
+    def unload(self, adapter_id: str) -> bool:
+        """False if the adapter is in use or not in memory."""
+        with self._lock:
+            entry = self._entries.get(adapter_id)
+            if entry is None or len(entry.leases):
+                return False
+            del self._entries[adapter_id]
+            return True
+
+    def list(self) -> tuple[AdapterInfo, ...]:
+        """Least recently used first."""
+        with self._lock:
+            return tuple(entry.info for entry in self._entries.values())
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.adapter.num_bytes for entry in self._entries.values())
+
+    def _find(self, ref: AdapterRef) -> Lease | None:
+        with self._lock:
+            entry = self._entries.get(ref.id)
+            if entry is None:
+                return None
+            self._entries.move_to_end(ref.id)
+            return _lease(entry)
+
+    def _make_room(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            raise CheckpointRefused(
+                f"the adapter needs {num_bytes:,} bytes, and all adapters together may use {self._max_bytes:,}; "
+                "raise adapter_bytes"
+            )
+        idle = [key for key, entry in self._entries.items() if not len(entry.leases)]
+        while self.num_bytes + num_bytes > self._max_bytes:
+            if not idle:
+                raise EngineUnavailable("the adapters in use fill the memory for adapters; retry shortly")
+            del self._entries[idle.pop(0)]
+
+
+def _lease(entry: _Entry) -> Lease:
+    lease = Lease(entry.adapter)
+    entry.leases.add(lease)
+    return lease
+
+
+def read_adapter(ref: AdapterRef, config: ModelConfig, base_sha256: str, backend: Backend) -> RowAdapter:
+    """Reads an adapter, checks it against its hash and the model, and converts it for the backend. Raises
+    CheckpointRefused, with a reason that names no folder of this machine."""
+    path = Path(ref.path)
+    try:
+        if find_adapter(path).id != ref.id:
+            raise CheckpointRefused(f"adapter {path.name}: its files were changed after the server had read them")
+        adapter = load_peft(path, config) if path.is_dir() else load_adapter(path)
+        trained_on = adapter.metadata.get("base_sha256", "")
+        if trained_on and base_sha256 and trained_on != base_sha256:
+            raise CheckpointRefused(f"adapter {path.name}: it was trained on another base file ({trained_on[:12]}…)")
+        check_row_adapter(config, adapter)
+        return backend.convert_adapter(adapter)
+    except QuicksilverError:
+        raise
+    except Exception as error:
+        raise CheckpointRefused(f"adapter {path.name} cannot be read: {type(error).__name__}") from error

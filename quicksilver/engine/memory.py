@@ -1,0 +1,54 @@
+"""Refuses a checkpoint that does not fit the memory of its device, before its weights are read."""
+
+from __future__ import annotations
+
+import torch
+
+from quicksilver.dialect import AUTOREGRESSIVE
+from quicksilver.engine.config import LARGEST_SHARE, EngineConfig
+from quicksilver.errors import InvalidRequest
+from quicksilver.model.config import ModelConfig
+from quicksilver.model.files.inspect import weight_bytes
+from quicksilver.model.formats.weight_formats import formats_of
+
+# Formats that are made from 16-bit weights, which are in memory while a model is loaded.
+_MADE_FROM_16_BIT = ("fp8",)
+
+
+def free_memory(device: str) -> int:
+    if device == "cuda":
+        return int(torch.cuda.mem_get_info()[0])
+    with open("/proc/meminfo") as meminfo:
+        facts = dict(line.split(":") for line in meminfo)
+    return int(facts["MemAvailable"].split()[0]) * 1024
+
+
+def check_memory(config: ModelConfig, weights: str, device: str, engine: EngineConfig, free: int) -> None:
+    """Raises InvalidRequest with the formats and the context length that would fit."""
+    context_len = 0 if engine.num_pages or engine.kv_bytes else engine.context_len or config.context_len
+    per_token = config.kv_bytes_per_token(4 if weights in ("float32", "int8") else 2)
+    needed, kv = size_of(config, weights), per_token * context_len
+    usable = int(free * LARGEST_SHARE)
+    if needed + kv <= usable:
+        return
+    smaller = [name for name in supported_formats(config, device) if size_of(config, name) + kv <= usable]
+    advice = [f"--weights {name} ({size_of(config, name) / 1e9:.1f} GB)" for name in smaller]
+    if needed < usable and (fitting := (usable - needed) // per_token // 1024 * 1024):
+        advice.append(f"--context-len {fitting}")
+    raise InvalidRequest(
+        f"{config.family} needs {needed / 1e9:.1f} GB for weights in {weights} and {kv / 1e9:.1f} GB for a context of "
+        f"{context_len} tokens, and {usable / 1e9:.1f} GB can be used. "
+        + (f"These fit: {', '.join(advice)}" if advice else "No number format of this device fits"),
+        param="weights",
+    )
+
+
+def supported_formats(config: ModelConfig, device: str) -> tuple[str, ...]:
+    """The number formats that a backend of the device computes this network in."""
+    has_kernels = config.is_plain and (device == "cpu" or config.dialect == AUTOREGRESSIVE)
+    return tuple(name for name in formats_of(device) if has_kernels or name in ("float32", "bfloat16"))
+
+
+def size_of(config: ModelConfig, weights: str) -> int:
+    """Memory of the weights while they are loaded."""
+    return weight_bytes(config)["bfloat16" if weights in _MADE_FROM_16_BIT else weights]

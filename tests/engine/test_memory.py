@@ -1,0 +1,60 @@
+"""A checkpoint that does not fit is refused before its weights are read, with what would fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quicksilver.engine import load
+from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.load import LoadConfig, load_engine
+from quicksilver.engine.memory import check_memory, free_memory, size_of, supported_formats
+from quicksilver.errors import InvalidRequest
+from quicksilver.hub.resolve import ModelFiles
+from quicksilver.model.files.checkpoint import save_model
+from tests.model.build import random_model, small_config
+
+CONFIG = small_config("sdar", num_layers=8, context_len=4096)
+KV = CONFIG.kv_bytes_per_token(4) * 4096
+
+
+def test_enough_memory_is_accepted() -> None:
+    check_memory(CONFIG, "float32", "cpu", EngineConfig(), 2 * (size_of(CONFIG, "float32") + KV))
+
+
+def test_a_smaller_format_is_named_if_it_fits() -> None:
+    free = int(size_of(CONFIG, "bfloat16") * 1.2)
+    with pytest.raises(InvalidRequest, match="--weights bfloat16"):
+        check_memory(CONFIG, "float32", "cpu", EngineConfig(num_pages=8), free)
+
+
+def test_a_shorter_context_is_named_if_it_fits() -> None:
+    free = int((size_of(CONFIG, "float32") + KV * 0.6) / 0.9)
+    with pytest.raises(InvalidRequest, match="--context-len 2048"):
+        check_memory(CONFIG, "float32", "cpu", EngineConfig(), free)
+    check_memory(CONFIG, "float32", "cpu", EngineConfig(context_len=2048), free)
+
+
+def test_a_model_that_never_fits_is_refused_plainly() -> None:
+    with pytest.raises(InvalidRequest, match="No number format"):
+        check_memory(CONFIG, "bfloat16", "cuda", EngineConfig(), 1000)
+
+
+def test_formats_follow_the_kernels_of_the_device() -> None:
+    assert "int8" in supported_formats(CONFIG, "cpu")
+    assert set(supported_formats(CONFIG, "cuda")) == {"float32", "bfloat16"}
+    assert set(supported_formats(small_config("llada2"), "cpu")) == {"float32", "bfloat16"}
+    assert {"fp8", "int4"} <= set(supported_formats(small_config("llama"), "cuda"))
+
+
+def test_free_memory_is_that_of_this_machine() -> None:
+    assert free_memory("cpu") > 0
+
+
+def test_loading_checks_before_it_reads_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_model(random_model(CONFIG), tmp_path)
+    monkeypatch.setattr(load, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(load, "load_model", None)
+    with pytest.raises(InvalidRequest, match="sdar needs"):
+        load_engine(ModelFiles("x", tmp_path), LoadConfig(device="cpu", weights="float32"), EngineConfig())
