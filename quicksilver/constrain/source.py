@@ -74,11 +74,13 @@ class ResponseFormat:
 
 @dataclass(frozen=True, slots=True)
 class ToolSignature:
-    """`parameters` is the schema of the arguments; None means no arguments. Only strict tools are refused for it."""
+    """`parameters` is the schema of the arguments; None means no arguments. Only strict tools are refused for it. A
+    tool with `text` takes plain text of that format instead; a Lark format without a value admits any text."""
 
     name: str
     parameters: Json | None = None
     is_strict: bool = False
+    text: ResponseFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)

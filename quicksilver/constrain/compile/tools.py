@@ -93,8 +93,24 @@ def call_rules(plan: ToolCallFormat, parts: _Parts) -> list[str]:
     close = f"{quoted(tags.padding)} {tag(tags.close)}" if tags.padding else tag(tags.close)
     again = f"{quoted(tags.between)} {tag(tags.open)}" if tags.between else tag(tags.open)
     body = f"{quoted(tags.padding)} call" if tags.padding else "call"
-    rules = [f"calls: body {close}" + (f" ({again} body {close}){{0,{more}}}" if more else ""), f"body: {body}"]
-    return [*rules, "call: " + " | ".join(call(plan, tool, i, parts) for i, tool in enumerate(plan.tools))]
+    calls = [call(plan, tool, i, parts) for i, tool in enumerate(plan.tools) if not ends_itself(plan, tool)]
+    open_texts = [(i, tool) for i, tool in enumerate(plan.tools) if ends_itself(plan, tool)]
+    ended = [f"body {close}"] * bool(calls) + [f"text{i}" for i, _ in open_texts]
+    one = ended[0] if len(ended) == 1 else f"({' | '.join(ended)})"
+    rules = [f"calls: {one}" + (f" ({again} {one}){{0,{more}}}" if more else "")]
+    rules += [f"body: {body}", "call: " + " | ".join(calls)] if calls else []
+    return [*rules, *(rule for i, tool in open_texts for rule in open_text_rules(plan, tool, i))]
+
+
+def ends_itself(plan: ToolCallFormat, tool: ToolSignature) -> bool:
+    """Whether only the closing tag, as text, ends the input of the tool."""
+    return tool.text is not None and tool.text.value is None and isinstance(plan.tags.close, str)
+
+
+def open_text_rules(plan: ToolCallFormat, tool: ToolSignature, index: int) -> list[str]:
+    """A call of a tool that takes any text, with its closing tag: the text ends at the first one."""
+    head = plan.tags.padding + text_head(plan, tool)
+    return [f"text{index}: {quoted(head)} input{index}", until(plan.tags.close, f"input{index}")]
 
 
 def quiet_rules(plan: ToolCallFormat) -> list[str]:
@@ -103,9 +119,16 @@ def quiet_rules(plan: ToolCallFormat) -> list[str]:
     return [f"QUIET: TEXT & ~OPENED\nOPENED: TEXT {quoted(plan.tags.open)} TEXT"]
 
 
+def text_head(plan: ToolCallFormat, tool: ToolSignature) -> str:
+    return f'{{"name"{SEPARATORS[plan.tags.layout][1]}{quoted(tool.name)}}}\n'
+
+
 def call(plan: ToolCallFormat, tool: ToolSignature, index: int, parts: _Parts) -> str:
-    """The JSON object of a call of one tool."""
+    """The JSON object of a call of one tool, or the object with its name and its input as plain text."""
     comma, colon = SEPARATORS[plan.tags.layout]
+    if tool.text is not None:
+        text = "TEXT" if tool.text.value is None else parts.add(f"input{index}", *write_body(tool.text))
+        return f"{quoted(text_head(plan, tool))} {text}"
     policy = Policy.GUARANTEED if tool.is_strict else Policy.VALIDATED
     schema = NO_ARGUMENTS if tool.parameters is None else tool.parameters
     arguments = parts.add(f"arguments{index}", *write_schema(schema, policy, plan.tags.layout))

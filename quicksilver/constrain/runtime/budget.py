@@ -17,6 +17,8 @@ from quicksilver.constrain.shortest import TooCostly, shortest
 NEAR = 192
 # Spare tokens: forced text may tokenise longer than the shortest completion assumed.
 SLACK = 3
+# Tokens that must be left beyond the last completion found, if it is to be used again instead of a search.
+COMFORT = 16
 # Tokens between two searches while none succeeds, as in free text that only a tag can end.
 REST = 16
 
@@ -43,6 +45,8 @@ class CompletionBudget:
         self._is_off = False
         # Tokens to wait after a search that found nothing.
         self._num_resting = 0
+        # The last completion that a search found, in the alphabet and in tokens.
+        self._known: tuple[list[int], list[int]] | None = None
         # Tokens that were found affordable, and the completion after them.
         self._foreseen: tuple[list[int], list[int]] = ([], [])
 
@@ -50,6 +54,7 @@ class CompletionBudget:
         twin = CompletionBudget(self._tokens, self._matcher.deep_copy(), self._words)
         twin._unread, twin._room = list(self._unread), self._room
         twin._is_due, twin._is_off, twin._num_resting = self._is_due, self._is_off, self._num_resting
+        twin._known = self._known
         return twin
 
     def advance(self, token_id: int) -> None:
@@ -82,6 +87,13 @@ class CompletionBudget:
         """How many of `tokens` may be accepted so that a completion still fits after them."""
         if self._room is None or self._room - len(tokens) > NEAR or not tokens:
             return len(tokens)
+        if self._known is not None and len(tokens) + len(self._known[1]) + COMFORT <= self._room:
+            # Most tokens continue a value, and what completed the text before still completes it.
+            self._catch_up()
+            ahead = self._matcher.deep_copy()
+            if self._feed(ahead, tokens) and _completes(ahead, self._known[0]):
+                self._foreseen = (list(tokens), self._known[1])
+                return len(tokens)
         for num_taken in range(len(tokens), 0, -1):
             rest = self._completion_after(tokens[:num_taken])
             if rest is not None and num_taken + len(rest) + slack_of(rest) <= self._room:
@@ -121,7 +133,11 @@ class CompletionBudget:
         if path is None:
             self._num_resting = REST
             return None
-        return self._tokens.join(path)
+        joined = self._tokens.join(path)
+        if self._known is not None and len(self._known[1]) < len(joined) and _completes(matcher, self._known[0]):
+            return self._known[1]
+        self._known = (path, joined)
+        return joined
 
     def _catch_up(self) -> None:
         self._feed(self._matcher, self._unread)
@@ -134,3 +150,9 @@ class CompletionBudget:
             if spelled is None or not matcher.consume_tokens(spelled):
                 return False
         return True
+
+
+def _completes(matcher: LLMatcher, path: list[int]) -> bool:
+    """Whether the text is complete after `path`. The matcher is not advanced."""
+    after = matcher.deep_copy()
+    return (not path or bool(after.consume_tokens(path))) and bool(after.is_accepting())

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quicksilver.constrain.runtime.canvas_masks import sweep
-from quicksilver.core import ConstraintSpec
+from quicksilver.constrain.runtime.min_tokens import MinTokens
+from quicksilver.core import ConstraintSpec, TokenConstraint
 from quicksilver.errors import InvalidGrammar, RowFailed
 from quicksilver.text.tokenizer import Tokenizer
 
@@ -26,6 +27,7 @@ class ForcedPrefixes:
 
     def __init__(self, texts: Sequence[bytes], vocab_size: int) -> None:
         self._texts = texts
+        self._vocab_size = vocab_size
         self._size = min(len(texts), vocab_size)
         self.num_words = -(-vocab_size // 32)
 
@@ -34,9 +36,12 @@ class ForcedPrefixes:
         """For engines without grammars."""
         return cls([tokenizer.token_bytes(i) for i in range(tokenizer.vocab_size)], vocab_size)
 
-    def constraint(self, spec: ConstraintSpec) -> ForcedPrefix:
+    def constraint(self, spec: ConstraintSpec) -> TokenConstraint:
+        """Every constraint that needs no grammar."""
         if spec.grammar:
             raise InvalidGrammar("this engine was started without structured output", param="response_format")
+        if spec.min_tokens:
+            return MinTokens(spec.min_tokens, spec.end_ids, self._vocab_size)
         return ForcedPrefix(self, spec.lead.encode())
 
     def rest(self, text_left: bytes, token_id: int) -> bytes | None:

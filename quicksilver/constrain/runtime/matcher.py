@@ -18,12 +18,12 @@ from llguidance import LLMatcher
 from quicksilver.constrain.compile.trial_compile import LIMITS, refusal_of
 from quicksilver.constrain.runtime.budget import CompletionBudget
 from quicksilver.constrain.runtime.canvas_masks import sweep
-from quicksilver.constrain.runtime.forced_prefix import ForcedPrefix, ForcedPrefixes
+from quicksilver.constrain.runtime.forced_prefix import ForcedPrefixes
 from quicksilver.constrain.runtime.literals import words_of
 from quicksilver.constrain.runtime.lookahead import Lookahead
 from quicksilver.constrain.runtime.tokens import Tokens
 from quicksilver.constrain.runtime.trial_walk import trial_walk
-from quicksilver.core import ConstraintSpec
+from quicksilver.core import ConstraintSpec, TokenConstraint
 from quicksilver.errors import RowFailed
 
 MAX_CACHED = 64
@@ -50,10 +50,10 @@ class Grammars:
         self._cached_bytes = 0
         self._lock = Lock()
 
-    def constraint(self, spec: ConstraintSpec) -> GrammarConstraint | ForcedPrefix:
+    def constraint(self, spec: ConstraintSpec) -> TokenConstraint:
         """A constraint at the start of its grammar. A new grammar takes as long as its trial compile, without the GIL;
         a cached one takes microseconds. Raises InvalidGrammar if the automaton is too large for this vocabulary."""
-        if spec.lead:
+        if spec.lead or spec.min_tokens:
             return self._prefixes.constraint(spec)
         with self._lock:
             built = self._automata.get(spec.grammar)

@@ -172,3 +172,27 @@ def test_inconsistent_tools_are_refused(change: dict[str, Any], message: str) ->
 def test_the_largest_number_of_tools_is_allowed() -> None:
     plan = ToolCallFormat(tuple(ToolSignature(f"t{i}") for i in range(MAX_TOOLS)), SPECIAL, max_calls=MAX_CALLS)
     assert taken(plan, *call('{"name": "t77", "arguments": {}}', SPECIAL))
+
+
+PATCH_GRAMMAR = ResponseFormat(FormatKind.LARK, 'start: "*** Begin\\n" /[a-z]+/ "\\n*** End"')
+DIGITS = ResponseFormat(FormatKind.REGEX, "[0-9]+")
+FREE = ResponseFormat(FormatKind.LARK)
+
+
+@pytest.mark.parametrize("tags", [SPECIAL, TEXT])
+def test_a_text_tool_takes_text_that_follows_its_grammar(tags: ToolTags) -> None:
+    tools = (ToolSignature("patch", text=PATCH_GRAMMAR), ToolSignature("count", text=DIGITS), *TOOLS)
+    plan = ToolCallFormat(tools, tags)
+    assert taken(plan, *call('{"name": "patch"}\n*** Begin\nabc\n*** End', tags))
+    assert taken(plan, *call('{"name": "count"}\n42', tags))
+    assert taken(plan, *call(WEATHER, tags))
+    assert not taken(plan, *call('{"name": "patch"}\nanything', tags))
+    assert not taken(plan, *call('{"name": "count"}\nforty', tags))
+    assert not taken(plan, *call('{"name": "patch", "arguments": {"input": "x"}}', tags))
+
+
+@pytest.mark.parametrize("tags", [SPECIAL, TEXT])
+def test_a_text_tool_without_a_grammar_takes_any_text(tags: ToolTags) -> None:
+    plan = ToolCallFormat((ToolSignature("note", text=FREE),), tags, ToolChoice.NAMED)
+    assert taken(plan, *call('{"name": "note"}\nany { text \n\n</tool', tags))
+    assert not taken(plan, "no call")
