@@ -13,9 +13,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from quicksilver.editing.loss_check import lost_lines
 from quicksilver.editing.merge_parts import LineEdit
 from quicksilver.editing.splice import Change, Segment, Source, balance, plan_change, split_update
 from quicksilver.editing.syntax_merge import merge_by_syntax
+from quicksilver.errors import InvalidRequest
 from quicksilver.text.conversation import Message
 
 _MARK = "<|!@#IS_APPLY!@#|>"
@@ -50,11 +52,10 @@ class Rewrite:
 MergedPart = Copy | Rewrite
 
 
-def parse_apply(prompt: str) -> ApplyRequest | None:
-    """None if the prompt has no tags and is a plain instruction."""
+def parse_apply(prompt: str) -> ApplyRequest:
+    """Raises InvalidRequest if a section is missing: an editor would write any other answer into the file."""
     prompt = prompt.replace(_MARK, "")
-    original, update = _section(prompt, "original_code"), _section(prompt, "update_snippet")
-    return None if original is None or update is None else ApplyRequest(original, update)
+    return ApplyRequest(_section(prompt, "original_code"), _section(prompt, "update_snippet"))
 
 
 def merge(original: str, update: str) -> list[MergedPart]:
@@ -71,9 +72,11 @@ def merge(original: str, update: str) -> list[MergedPart]:
         low = max(low, change.end or 0)
     parts = list(_join(_assemble(source, planned), original.endswith("\n")))
     merged = "".join(part.text for part in parts if isinstance(part, Copy))
-    is_complete = all(isinstance(part, Copy) for part in parts)
+    if not all(isinstance(part, Copy) for part in parts):
+        return parts
     is_unbalanced = balance(original) == (0, 0, 0) != balance(merged)
-    if is_complete and (is_unbalanced or _num_lost(original, merged) > _MAX_LOST):
+    has_lost = _num_lost(original, merged) > _MAX_LOST or bool(lost_lines(original, update, merged))
+    if is_unbalanced or has_lost:
         return [Rewrite(original, update)]
     return parts
 
@@ -90,17 +93,23 @@ def rewrite_messages(part: Rewrite) -> list[Message]:
     return [Message("user", f"Code:\n```\n{part.original}\n```\n\nUpdate:\n```\n{part.update}\n```\n\n{task}")]
 
 
+def checked_reply(part: Rewrite, answer: str) -> str | None:
+    """The text of a rewritten part, or None if it lost code that the update does not replace."""
+    text = rewrite_reply(part, answer)
+    return None if lost_lines(part.original, part.update, text) else text
+
+
 def rewrite_reply(part: Rewrite, answer: str) -> str:
-    """The text of a rewritten part: the answer without its fence, with the line end of the original."""
+    """The answer without its fence, with the line end of the original."""
     if fenced := _FENCED.fullmatch(answer):
         answer = fenced[1]
     return answer.rstrip("\n") + "\n" if part.original.endswith("\n") else answer.rstrip("\n")
 
 
-def _section(prompt: str, name: str) -> str | None:
+def _section(prompt: str, name: str) -> str:
     start, end = prompt.find(f"<|{name}|>"), prompt.rfind(f"<|/{name}|>")
     if start < 0 or end < start:
-        return None
+        raise InvalidRequest(f"the message has no section <|{name}|> … <|/{name}|>", param="messages")
     return prompt[start + len(f"<|{name}|>") : end].removeprefix("\n").removesuffix("\n")
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-_FUNCTION, _TYPE, _SPACE = "function", "type", "namespace"
+_FUNCTION, _TYPE, _SPACE, _KEY = "function", "type", "namespace", "key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +26,13 @@ class Language:
     line_comment: str = "//"
     # Node types of variables. They are definitions if their value is a function, class or object.
     variables: frozenset[str] = field(default_factory=frozenset)
+    # The beginning of a text of keys, sections or elements instead of code; empty for code.
+    data_opening: str = ""
+
+    @property
+    def is_data(self) -> bool:
+        """A shown key, section or element without a marker may still be a part of the old one."""
+        return bool(self.data_opening)
 
 
 ENCLOSING_NAME = "Enclosure"
@@ -186,7 +192,42 @@ LANGUAGES = (
         (r"\bfunc \w+", r"\blet \w+", r"\bguard let\b", r"^import \w+$", r"\binit\(", r"\bextension \w+", r"-> \w+"),
     ),
     Language("css", {"rule_set": _TYPE, "media_statement": _SPACE}, (r"^[.#]?[\w-]+.*\{$", r"^\s*[\w-]+: [^;{]+;$")),
+    Language(
+        "json",
+        {"pair": _KEY},
+        (r"^\s*\"[^\"]+\": ", r"^[\[{]\s*$", r"^\s*[\]}],?\s*$", r"\A\s*[\[{]\s*$"),
+        enclosures=(("{", "}"),),
+        data_opening=r"\s*[\[{]\s*$",
+    ),
+    Language(
+        "yaml",
+        {"block_mapping_pair": _KEY},
+        (r"^[\w.-]+:( |$)", r"^\s+[\w.-]+:( |$)", r"^\s*- ", r"^---$"),
+        line_comment="#",
+        data_opening=r"(\s*#.*\n|\s*\n)*(---\s*$|- |['\"\w.-]+:(\s|$))",
+    ),
+    Language(
+        "markdown",
+        {"section": "section"},
+        (r"^#{1,6} \w", r"^```", r"^\s*[-*] \w", r"\[[^\]]+\]\([^)]+\)", r"\*\*\w"),
+        line_comment="<!--",
+        data_opening=r"\s*(#{1,6} |---\s*$|<|!?\[|\w)",
+    ),
+    Language(
+        "html",
+        {"element": "element", "script_element": "element", "style_element": "element"},
+        (r"^\s*<(html|head|body|div|p|ul|section|main|nav)\b", r"</\w+>\s*$", r"\A\s*<!doctype html", r"\bclass=\""),
+        line_comment="<!--",
+        data_opening=r"\s*<[!\w]",
+    ),
 )
+
+
+def placeholder(language: Language) -> str:
+    """A line that parses in the place of omitted code. Python needs a statement in each block."""
+    closing = {"css": "*/", "html": "-->", "markdown": "-->"}.get(language.name, "")
+    opening = "/*" if language.name == "css" else language.line_comment
+    return "..." if language.name == "python" else f"{opening} ... {closing}".rstrip()
 
 
 @cache
@@ -198,13 +239,18 @@ def parser(name: str) -> Any:
 
 
 def guess_languages(text: str, count: int = 3) -> list[Language]:
-    """The likeliest languages of a text by its hints, best first."""
+    """The likeliest languages of a text by its hints, best first. A text of data has one candidate: any text parses as
+    Markdown, so that the parser's errors do not tell data from code."""
     sample = text[:60_000]
-    scores = {language.name: _score(sample, language.hints) for language in LANGUAGES}
-    ranked = sorted(LANGUAGES, key=lambda language: -scores[language.name])
-    return [language for language in ranked if scores[language.name] > 0][:count]
+    scores = {language.name: _score(sample, language) for language in LANGUAGES}
+    ranked = [each for each in sorted(LANGUAGES, key=lambda each: -scores[each.name]) if scores[each.name] > 0]
+    code = [each for each in ranked if not each.is_data]
+    best = scores[code[0].name] if code else 0
+    return ranked[:1] if ranked and ranked[0].is_data and scores[ranked[0].name] > 1.2 * best else code[:count]
 
 
-def _score(text: str, hints: Iterable[str]) -> float:
+def _score(text: str, language: Language) -> float:
     """Few matches of each hint suffice: many distinct features count more than many matches of one."""
-    return sum(min(len(re.findall(hint, text, re.MULTILINE)), 6) for hint in hints)
+    if language.is_data and not re.match(language.data_opening, text, re.MULTILINE):
+        return 0
+    return sum(min(len(re.findall(hint, text, re.MULTILINE)), 6) for hint in language.hints)

@@ -106,3 +106,46 @@ def joined(edits: Sequence[LineEdit]) -> list[LineEdit]:
 
 def indent_of(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
+
+
+def is_bracket(line: str) -> bool:
+    return not line.strip(" \t\r[]{},")
+
+
+def inside_brackets(lines: Sequence[str], scope: LineScope) -> LineScope:
+    """The scope without the lines of the outermost brackets of a JSON file."""
+    filled = [i for i in range(scope.low, scope.high) if lines[i].strip()]
+    low = filled[0] + 1 if filled and is_bracket(lines[filled[0]]) else scope.low
+    high = filled[-1] if filled and is_bracket(lines[filled[-1]]) else scope.high
+    return LineScope(low, max(low, high), scope.definitions)
+
+
+def has_missing_child(new: Definition, old: Definition) -> bool:
+    """Whether the old definition has a key, section or element that the new one does not have."""
+    names = {child.name for child in new.children}
+    return any(child.name not in names for child in old.children)
+
+
+def with_commas(original: Sequence[str], edits: Sequence[LineEdit]) -> list[LineEdit]:
+    """Edits of a JSON file with commas between all members and none after the last one."""
+    result: list[LineEdit] = []
+    for index, edit in enumerate(edits):
+        lines = [line.rstrip() for line in edit.lines]
+        filled = [i for i, line in enumerate(lines) if line.strip()]
+        following = next((line for line in (original[i].strip() for i in range(edit.end, len(original))) if line), "")
+        is_followed = any(later.start == edit.end and later.lines for later in edits[index + 1 :])
+        if filled:
+            last = lines[filled[-1]].rstrip(",")
+            lines[filled[-1]] = last if following[:1] in ("}", "]") and not is_followed else last + ","
+            result += _comma_above(original, result, edit.start)
+        result.append(LineEdit(edit.start, edit.end, tuple(lines), edit.update))
+    return result
+
+
+def _comma_above(original: Sequence[str], before: Sequence[LineEdit], start: int) -> list[LineEdit]:
+    """The edit that adds a comma to the member above an inserted one, unless an earlier edit replaced that member."""
+    above = next((i for i in reversed(range(start)) if original[i].strip()), None)
+    is_edited = above is None or any(edit.start <= above < edit.end for edit in before)
+    if above is None or is_edited or original[above].rstrip()[-1:] in (",", "{", "["):
+        return []
+    return [LineEdit(above, above + 1, (original[above].rstrip() + ",",))]

@@ -11,14 +11,15 @@ from quicksilver.editing.languages import ENCLOSING_NAME, Language, parser
 from quicksilver.editing.splice import is_marker
 
 _COMMENT_OR_DECORATOR = re.compile(r"\s*(//|#(?!include|define|if|endif|el|pragma)|/?\*|--|@\w|\[\w[^=]*\]\s*$|<!--)")
-_NAME_FIELDS = ("name", "declarator", "type", "left", "selectors")
+_NAME_FIELDS = ("name", "declarator", "type", "left", "selectors", "key")
 _NAMED_VALUES = frozenset(
     (
         *("arrow_function", "function_expression", "function", "generator_function", "class", "object"),
         *("call_expression", "as_expression", "satisfies_expression"),
     )
 )
-_MAX_DEPTH = 12
+_MAX_DEPTH = 24
+_SINGLE_ELEMENTS = frozenset(("html", "head", "body", "header", "main", "footer", "title", "nav"))
 
 
 @dataclass(slots=True, eq=False)
@@ -126,6 +127,8 @@ class _Reader:
         if not kind or not name or not starts_line or last == first - 1:
             return None
         end = last + 1 if outer.end_point[1] else last
+        while node.type == "section" and end > first + 1 and self._is_blank_or_marker(end - 1):
+            end -= 1
         start = self._lead_start(first)
         head = next((i for i in range(start, node.start_point[0] + 1) if not self._is_lead(i)), node.start_point[0])
         head = self._after_annotations(head, end)
@@ -147,10 +150,16 @@ class _Reader:
 
     def _is_lead(self, line: int) -> bool:
         text = self.lines[line]
+        if self.language.name == "markdown":
+            return False
         return not text.strip() or (_COMMENT_OR_DECORATOR.match(text) is not None and not is_marker(text))
 
+    def _is_blank_or_marker(self, line: int) -> bool:
+        """A marker after the last paragraph of a section stands for the sections that follow."""
+        return not self.lines[line].strip() or is_marker(self.lines[line])
+
     def _after_annotations(self, line: int, end: int) -> int:
-        while line < end - 1 and _COMMENT_OR_DECORATOR.match(self.lines[line]):
+        while line < end - 1 and self._is_lead(line):
             line += 1
         return line
 
@@ -189,6 +198,10 @@ def _has_named_value(node: Any) -> bool:
 
 def _body(node: Any, head: int, end: int) -> tuple[int, int]:
     """Lines between the header and the closing line. Languages without braces end the body with the definition."""
+    if node.type.endswith("element"):
+        return min(node.named_children[0].end_point[0] + 1, end), node.named_children[-1].start_point[0]
+    if node.type == "section":
+        return min(head + 1, end), end
     body = _body_node(node)
     if body is None:
         return end, end
@@ -211,12 +224,18 @@ def _body_node(node: Any) -> Any:
     if node.type == "object":
         return node
     value = node.child_by_field_name("value")
+    if node.type == "block_mapping_pair":
+        return value if value is not None and value.type == "block_node" else None
     blocks = (child for child in node.named_children if child.type.endswith(("body", "block", "declaration_list")))
     return node.child_by_field_name("body") or (_body_node(value) if value is not None else next(blocks, None))
 
 
 def _name_of(node: Any) -> str:
     """The identifier of a definition; methods of Go and blocks of Rust include their type."""
+    if node.type == "section":
+        return str(node.named_children[0].text.decode().strip()) if "heading" in node.named_children[0].type else ""
+    if node.type.endswith("element"):
+        return _element_name(node)
     if node.type in ("lexical_declaration", "variable_declaration", "type_declaration"):
         inner = [child for child in node.named_children if child.child_by_field_name("name") is not None]
         return _name_of(inner[0]) if inner else ""
@@ -233,6 +252,16 @@ def _name_of(node: Any) -> str:
             return ".".join([*prefix, _innermost(found)])
     identifiers = [child for child in node.named_children if child.type.endswith(("identifier", "selectors"))]
     return identifiers[0].text.decode() if identifiers else "init" if node.type.startswith("init") else ""
+
+
+def _element_name(node: Any) -> str:
+    """Tag and id of an element; without an id only those of elements that a page has once."""
+    tag = next((child for child in node.named_children if child.type == "start_tag"), None)
+    if tag is None or node.start_point[0] == node.end_point[0]:
+        return ""
+    name = tag.named_children[0].text.decode()
+    found = re.search(r"""\bid=["']?([\w-]+)""", tag.text.decode())
+    return f"{name}#{found[1]}" if found else name if name in _SINGLE_ELEMENTS else ""
 
 
 def _statement_name(node: Any) -> str:

@@ -28,6 +28,7 @@ __all__ = [
     "fim_prompt",
     "fim_space",
     "parse_edit",
+    "rewritten_region",
 ]
 
 # Some clients send this instead of an empty suffix.
@@ -126,10 +127,12 @@ def edit_prompt(tokenizer: Tokenizer, request: EditRequest, max_tokens: int | No
 
 def edit_reply(request: EditRequest, answer: str) -> str:
     """The region in a bare fence; an empty answer repeats the original region."""
+    return f"```\n{rewritten_region(request, answer)}\n```"
+
+
+def rewritten_region(request: EditRequest, answer: str) -> str:
     region = _clean(request, answer)
-    if not region.strip() or region.strip() == "None":
-        region = request.region
-    return f"```\n{region}\n```"
+    return request.region if not region.strip() or region.strip() == "None" else region
 
 
 def _clean(request: EditRequest, answer: str) -> str:

@@ -160,7 +160,7 @@ def _interleave(source: Source, segment: Segment, placement: Placement) -> list[
 def _num_replaced(new: Sequence[str], old: Sequence[str]) -> int:
     """How many lines next to an anchor are changed old lines."""
     pairs = zip(new, old, strict=False)
-    return next((n for n, pair in enumerate(pairs) if not _is_alike(*pair)), min(len(new), len(old)))
+    return next((n for n, pair in enumerate(pairs) if not is_alike(*pair)), min(len(new), len(old)))
 
 
 def _fits_above(new: Sequence[str], old: Sequence[str]) -> bool:
@@ -202,10 +202,10 @@ def _has_firm_edges(source: Source, segment: Segment, placement: Placement) -> b
 
 
 def _any_alike(new: Sequence[str], old: Sequence[str]) -> bool:
-    return any(_is_alike(a, b) for a in new for b in old)
+    return any(is_alike(a, b) for a in new for b in old)
 
 
-def _is_alike(new: str, old: str) -> bool:
+def is_alike(new: str, old: str) -> bool:
     """Whether one line may be a changed form of the other. Words are compared, since short lines share most letters."""
     a, b = Counter(_WORD.findall(new)), Counter(_WORD.findall(old))
     total = a.total() + b.total()

@@ -13,13 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from quicksilver.editing.languages import guess_languages
+from quicksilver.editing.languages import Language, guess_languages, placeholder
 from quicksilver.editing.merge_parts import (
     LineEdit,
     LineScope,
     SnippetItem,
     Unclear,
+    has_missing_child,
     indent_of,
+    inside_brackets,
+    is_bracket,
     is_import,
     joined,
     last_before,
@@ -28,6 +31,7 @@ from quicksilver.editing.merge_parts import (
     same_last_name,
     trimmed,
     usual_gap,
+    with_commas,
 )
 from quicksilver.editing.outline import Definition, Outline, best_outline, read_outline
 from quicksilver.editing.splice import Segment, Source, is_marker, plan_change, split_update
@@ -45,17 +49,21 @@ def merge_by_syntax(original: Sequence[str], update: Sequence[str]) -> list[Line
     old = best_outline(original, guess_languages("\n".join(original)))
     if old is None:
         return None
-    new = read_outline(_with_placeholders(update, old.language.name, old.language.line_comment), old.language)
+    new = read_outline(with_placeholders(update, old.language), old.language)
     if _is_whole_file(original, update):
         return None
     is_known = bool(new.definitions) or all(is_import(line) or is_marker(line) for line in update)
-    if not is_known or (new.num_errors and not old.num_errors):
+    # A comma before an elided member of JSON is an error to the parser.
+    has_errors = new.num_errors > 0 and not old.num_errors and old.language.name != "json"
+    if not is_known or has_errors:
         return None
     try:
         edits = _Merger(original, update, old).merge(new)
     except Unclear:
         return None
     ordered = sorted(edits, key=lambda edit: (edit.start, edit.end))
+    if old.language.name == "json":
+        ordered = with_commas(original, ordered)
     is_disjoint = all(a.end <= b.start for a, b in pairwise(ordered))
     return ordered if is_disjoint else None
 
@@ -66,13 +74,13 @@ def _is_whole_file(original: Sequence[str], update: Sequence[str]) -> bool:
     return not any(map(is_marker, update)) and 2 * (old & new).total() > old.total()
 
 
-def _with_placeholders(lines: Sequence[str], language: str, comment: str) -> list[str]:
-    """Markers become comments of the language, so that the snippet parses. Python needs a statement in each block."""
-    text = "..." if language == "python" else f"{comment} ..." if language != "css" else "/* ... */"
+def with_placeholders(lines: Sequence[str], language: Language) -> list[str]:
+    """Markers become comments of the language, so that the snippet parses."""
+    text = placeholder(language)
     placed: list[str] = []
     for line in lines:
         indent = indent_of(line)
-        if is_marker(line) and placed and placed[-1].rstrip().endswith(":") and language == "python":
+        if is_marker(line) and placed and placed[-1].rstrip().endswith(":") and language.name == "python":
             indent = max(indent, indent_of(placed[-1]) + "    ", key=len)
         placed.append(indent + text if is_marker(line) else line)
     return placed
@@ -97,6 +105,8 @@ class _Merger:
 
     def merge(self, snippet: Outline) -> list[LineEdit]:
         file_scope = LineScope(0, len(self.original), self.outline.definitions)
+        if self.outline.language.name == "json":
+            file_scope = inside_brackets(self.original, file_scope)
         return self._scope(file_scope, LineScope(0, len(self.update), snippet.definitions), is_top=True)
 
     def _scope(self, old: LineScope, new: LineScope, is_top: bool = False) -> list[LineEdit]:
@@ -192,6 +202,8 @@ class _Merger:
         head = new.head - new.start
         lead = merged_lead(lines[:head], self.original[old.start : old.head])
         if not any(is_marker(line) for line in lines):
+            if self.outline.language.is_data and has_missing_child(new, old):
+                raise Unclear  # The shown keys or sections may be only some of the old ones.
             return [LineEdit(old.start, old.end, (*lead, *lines[head:]))]
         header = self._replaced_header(new, old, lines, lead)
         if new.children or (old.children and old.kind != "function"):
@@ -281,6 +293,8 @@ class _Merger:
         following = next((matches[i] for i in range(at + 1, len(items)) if i in matches), None)
         high = following.start if following is not None and following.start >= cursor.end else old.high
         region, low = self.original[cursor.end : high], cursor.end
+        if self.outline.language.name == "json" and all(map(is_bracket, self.update[item.start : item.end])):
+            return []
         if all(map(is_import, self.update[item.start : item.end])):
             return self._imports(self.update[item.start : item.end], old, cursor, item)
         if old.low == 0 and indent_of(self.update[item.start]):

@@ -13,6 +13,7 @@ from typing import Protocol
 from quicksilver.core import Delta, Event, FinishReason, Frame, Request, TokenLogprob, Usage
 from quicksilver.errors import (
     ContextTooLong,
+    EngineOverloaded,
     EngineUnavailable,
     InvalidGrammar,
     InvalidRequest,
@@ -27,8 +28,10 @@ from quicksilver.text.tokenizer import Tokenizer
 
 # Of the reason why an output is invalid: it may name keys that the model wrote.
 MAX_FAULT_CHARS = 200
-# Errors that the engine reports by code and that the caller can correct.
-CALLER_ERRORS = {kind.code: kind for kind in (InvalidRequest, ContextTooLong, InvalidGrammar)}
+# Errors that the engine reports by code and that are not failures of its own.
+KNOWN_ERRORS: dict[str, type[QuicksilverError]] = {
+    kind.code: kind for kind in (InvalidRequest, ContextTooLong, InvalidGrammar, EngineOverloaded)
+}
 
 # Content and (name, arguments) of every tool call -> why they are invalid, or None.
 FindFault = Callable[[str, Sequence[tuple[str, str]]], str | None]
@@ -40,6 +43,10 @@ class ReadOptions:
 
     stop: tuple[str, ...] = ()
     tool_names: frozenset[str] = frozenset()
+    # Of them, tools that take plain text instead of JSON arguments.
+    text_tools: frozenset[str] = frozenset()
+    # The text between such a call and its closing tag.
+    call_padding: str = ""
     # The prompt ends inside the reasoning channel.
     opens_thinking: bool = False
     # The answer ends after this many tool calls.
@@ -54,7 +61,14 @@ class ReadOptions:
     def open_source(self, tokenizer: Tokenizer) -> TextSource:
         if self.is_plain:
             return PlainText(tokenizer, self.stop, self.lead)
-        return Channels(tokenizer, stop=self.stop, tool_names=self.tool_names, opens_thinking=self.opens_thinking)
+        return Channels(
+            tokenizer,
+            stop=self.stop,
+            tool_names=self.tool_names,
+            opens_thinking=self.opens_thinking,
+            text_tools=self.text_tools,
+            call_padding=self.call_padding,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +85,8 @@ class TextDelta:
     committed: tuple[CommittedToken, ...] = ()
     # Tokens of all channels, tags included.
     token_ids: tuple[int, ...] = ()
+    # Seconds that the request waited in the engine for its first forward.
+    queued_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +109,29 @@ class Finished:
     usage: Usage = field(default_factory=Usage)
     num_reasoning: int = 0
     num_calls: int = 0
+    # The stop string that ended the answer.
+    stop: str | None = None
+    # Of the token that ended the answer, if the request asks for log-probabilities.
+    stop_logprob: TokenLogprob | None = None
     # Of each label, for an answer that was chosen from labels.
     probabilities: Mapping[str, float] | None = None
 
 
-AnswerPiece = TextDelta | FrameSnapshot | Finished
+@dataclass(frozen=True, slots=True)
+class ScoredPrompt:
+    """The log-probabilities of the prompt's tokens; the first token has none. Comes before every other piece."""
+
+    logprobs: tuple[TokenLogprob | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The log-probabilities of the options of each question."""
+
+    logprobs: tuple[tuple[float, ...], ...]
+
+
+AnswerPiece = ScoredPrompt | Decided | TextDelta | FrameSnapshot | Finished
 
 
 @dataclass(slots=True)
@@ -116,10 +150,16 @@ class CollectedAnswer:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     finished: Finished = field(default_factory=Finished)
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    decided: tuple[tuple[float, ...], ...] = ()
 
     def add(self, piece: AnswerPiece) -> None:
         if isinstance(piece, Finished):
             self.finished = piece
+        elif isinstance(piece, ScoredPrompt):
+            self.prompt_logprobs = piece.logprobs
+        elif isinstance(piece, Decided):
+            self.decided = piece.logprobs
         elif isinstance(piece, TextDelta):
             self.logprobs += piece.logprobs
             self.token_ids += piece.token_ids
@@ -230,8 +270,9 @@ class AnswerReader:
         self._collect_calls(kept_deltas)
         logprobs = zip(event.logprobs, kept, strict=False)
         of_content = tuple(logprob for logprob, channel in logprobs if channel is Channel.CONTENT)
-        cached = event.usage.cached_tokens if event.usage else None
-        return TextDelta(tuple(kept_deltas), of_content, len(kept), cached, committed, event.token_ids[: len(kept)])
+        usage, ids = event.usage, event.token_ids[: len(kept)]
+        cached, queued_s = (usage.cached_tokens, usage.queued_s) if usage else (None, 0.0)
+        return TextDelta(tuple(kept_deltas), of_content, len(kept), cached, committed, ids, queued_s)
 
     def _within_calls(self, deltas: list[ChannelDelta]) -> list[ChannelDelta]:
         limit = self._options.max_calls
@@ -257,7 +298,9 @@ class AnswerReader:
         if event.finish is FinishReason.STOP and self._source.stopped is None:
             self._require_valid()
         usage = replace(self._usage, completion_tokens=self._num_tokens)
-        return Finished(FinishReason.LENGTH if is_cut else FinishReason.STOP, usage, num_reasoning, len(self._calls))
+        reason = FinishReason.LENGTH if is_cut else FinishReason.STOP
+        stop_logprob = event.logprobs[-1] if len(event.logprobs) > len(event.token_ids) else None
+        return Finished(reason, usage, num_reasoning, len(self._calls), self._source.stopped, stop_logprob)
 
     def _require_valid(self) -> None:
         find_fault = self._options.find_fault
@@ -268,4 +311,4 @@ class AnswerReader:
 
 def _failure(event: Delta) -> QuicksilverError:
     code, _, message = (event.error or "row_failed: this request failed").partition(": ")
-    return CALLER_ERRORS.get(code, RowFailed)(message or code, code=code)
+    return KNOWN_ERRORS.get(code, RowFailed)(message or code, code=code)

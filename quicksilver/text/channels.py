@@ -14,6 +14,7 @@ from enum import StrEnum
 
 from quicksilver.text.default_template import THINK_CLOSE, THINK_OPEN, TOOL_CLOSE, TOOL_OPEN
 from quicksilver.text.detokenize import Scanner
+from quicksilver.text.special_tokens import CHANNEL_NAME, CHANNEL_OPEN
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.text.tool_calls import CallParser
 
@@ -60,11 +61,15 @@ class _Deltas:
         self._holds_blank = self._is_blank = bool(tool_names)
         self._blank = ""
         self._drops_newlines = False
+        # The first line of the reasoning that is not part of it, and how much of it was read.
+        self._name, self._held_name = "", ""
         self._has_calls = False
         self._out: list[ChannelDelta] = []
         self.stopped: str | None = None
 
     def write(self, channel: Channel, text: str) -> None:
+        if self._name:
+            text = self._after_name(text)
         if self._drops_newlines:
             text = text.lstrip("\n")
             self._drops_newlines = not text
@@ -83,10 +88,26 @@ class _Deltas:
         else:
             self._out.append(delta)
 
-    def end_thinking(self) -> None:
-        """Reasoning begins or ends here: line breaks that follow belong to neither side."""
+    def turn_thinking(self, name: str = "") -> None:
+        """Reasoning begins or ends here: line breaks that follow belong to neither side, nor does a line `name`."""
+        self._end_name()
         self.begin_call()
-        self._drops_newlines = True
+        self._drops_newlines, self._name = True, name
+
+    def _after_name(self, text: str) -> str:
+        """`text` without the name, which may come in pieces."""
+        held = self._held_name + text
+        if self._name.startswith(held) and held != self._name:
+            self._held_name = held
+            return ""
+        name, self._name, self._held_name = self._name, "", ""
+        return held.removeprefix(name)
+
+    def _end_name(self) -> None:
+        """Nothing follows: an incomplete name is reasoning, unless only its line break is missing."""
+        held, name, self._name, self._held_name = self._held_name, self._name, "", ""
+        if held and held != name.rstrip("\n"):
+            self.add(ChannelDelta(Channel.REASONING, held))
 
     def begin_call(self) -> None:
         """Content ends here; where it was blank it was no answer, only space before a tag."""
@@ -94,6 +115,7 @@ class _Deltas:
         self.flush()
 
     def flush(self) -> None:
+        self._end_name()
         blank, self._blank = "" if self._has_calls else self._blank, ""
         if self.stopped is None:
             certain, self.stopped, _ = self._stop.push(blank)
@@ -129,12 +151,17 @@ class Channels:
         stop: Sequence[str] = (),
         tool_names: Collection[str] = (),
         opens_thinking: bool = False,
+        text_tools: Collection[str] = (),
+        call_padding: str = "",
     ) -> None:
         self._tokenizer = tokenizer
         self._tool_names = tool_names
+        self._text_tools = text_tools
+        self._call_padding = call_padding
         self._tag_ids, texts = _find_tags(tokenizer, tool_names)
         self._call_close = TOOL_CLOSE if _Tag.TOOL_CLOSE in texts else ""
         self._tags = Scanner(texts)
+        self._channel_name = ""
         self._deltas = _Deltas(stop, tool_names)
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._call: CallParser | None = None
@@ -144,6 +171,8 @@ class Channels:
         self.token_channels: list[Channel] = []
         if opens_thinking:
             self._turn(_Tag.THINK_OPEN)
+        # After the prompt: a channel that the prompt opens is named there.
+        self._channel_name = _channel_name(tokenizer)
 
     @property
     def stopped(self) -> str | None:
@@ -209,12 +238,12 @@ class Channels:
         if tag is _Tag.TOOL_OPEN:
             self._deltas.begin_call()
             self._is_thinking = False
-            self._call = CallParser(self._tool_names, self._call_close)
+            self._call = CallParser(self._tool_names, self._call_close, self._text_tools, self._call_padding)
             return True
         if tag is _Tag.TOOL_CLOSE or (tag is _Tag.THINK_OPEN) is self._is_thinking:
             return False
-        self._deltas.end_thinking()
         self._is_thinking = not self._is_thinking
+        self._deltas.turn_thinking(self._channel_name if self._is_thinking else "")
         return True
 
     def _end_call(self) -> None:
@@ -232,6 +261,12 @@ class Channels:
     def _stream_call(self, call: CallParser) -> None:
         name, arguments = call.take()
         self._deltas.add(ChannelDelta(Channel.TOOL_CALL, arguments, self.num_calls, name))
+
+
+def _channel_name(tokenizer: Tokenizer) -> str:
+    """The first line of a reasoning channel that names it; empty where reasoning has a tag of its own."""
+    opens = tokenizer.special_tokens.get(CHANNEL_OPEN)
+    return CHANNEL_NAME if opens is not None and opens == tokenizer.roles.think_open else ""
 
 
 def _find_tags(tokenizer: Tokenizer, tool_names: Collection[str]) -> tuple[dict[int, _Tag], list[str]]:

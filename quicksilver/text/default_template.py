@@ -1,7 +1,7 @@
 """The default chat template: ChatML turns, tools as JSON lines in the system turn, calls between tags.
 
-Used for nano, which was trained on it, and for checkpoints whose template has no tools. Built from ids and text, never
-from a rendered string, so untrusted text cannot become a special token.
+Used for nano, which was trained on it, for checkpoints without a template, and for tools where a template has none.
+Built from ids and text, never from a rendered string, so untrusted text cannot become a special token.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ TOOL_OPEN, TOOL_CLOSE = "<tool_call>", "</tool_call>"
 # The tags as plain text, for tokenizers that have no token in that role.
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
-_NANO = "You are quicksilver nano, a small diffusion language model. Answer clearly and briefly."
-_OTHER = "You are quicksilver, a diffusion language model. Answer clearly and briefly."
+# The system message that nano was trained with, and the one of checkpoints without a chat template.
+NANO_SYSTEM = "You are quicksilver nano, a small diffusion language model. Answer clearly and briefly."
+OTHER_SYSTEM = "You are quicksilver, a diffusion language model. Answer clearly and briefly."
 
 MAX_ARGUMENTS_DEPTH = 64
 
@@ -31,17 +32,21 @@ class OwnTemplate:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._system = _NANO if tokenizer.identity == "smollm2" else _OTHER
         roles = tokenizer.roles
         self._tool_open: Segment = TOOL_OPEN if roles.tool_open is None else roles.tool_open
         self._tool_close: Segment = TOOL_CLOSE if roles.tool_close is None else roles.tool_close
+
+    @property
+    def can_think(self) -> bool:
+        return self._tokenizer.roles.think_open is not None
 
     def write(self, request: PromptRequest) -> list[int]:
         return self._encode(self._segments(request))
 
     def _segments(self, request: PromptRequest) -> Iterator[Segment]:
-        head, turns = self._split_system(request.messages)
-        yield from self._turn("system", head + self._tool_lines(request.tools))
+        head, turns = _split_system(request.messages)
+        if system := (head + self._tool_lines(request.tools)).removeprefix("" if head else "\n\n"):
+            yield from self._turn("system", system)
         last_user = max((i for i, message in enumerate(turns) if message.role == "user"), default=-1)
         for i, message in enumerate(turns):
             # Reasoning before the last user message is dropped. Reasoning after it belongs to the current answer.
@@ -51,11 +56,6 @@ class OwnTemplate:
             think = self._tokenizer.roles.think_open
             if think is not None and asks_to_think(request.effort):
                 yield think
-
-    def _split_system(self, messages: tuple[Message, ...]) -> tuple[str, tuple[Message, ...]]:
-        if messages and messages[0].role == "system":
-            return messages[0].content, messages[1:]
-        return self._system, messages
 
     def _tool_lines(self, tools: tuple[Tool, ...]) -> str:
         if not tools:
@@ -110,6 +110,12 @@ class OwnTemplate:
                 ids += [*self._tokenizer.encode(text), segment]
                 text = ""
         return ids + self._tokenizer.encode(text)
+
+
+def _split_system(messages: tuple[Message, ...]) -> tuple[str, tuple[Message, ...]]:
+    if messages and messages[0].role == "system":
+        return messages[0].content, messages[1:]
+    return "", messages
 
 
 def write_call(call: ToolCall) -> str:

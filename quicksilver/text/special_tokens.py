@@ -86,19 +86,23 @@ RESERVED: tuple[Reserved, ...] = (
     ),
 )
 
+# Opens a channel of Gemma 4, whose name is the first line: `thought` is the only one.
+CHANNEL_OPEN, CHANNEL_NAME = "<|channel>", "thought\n"
+
 _USUAL_NAMES: Mapping[str, tuple[str, ...]] = {
-    "turn_open": ("<|im_start|>",),
-    "turn_close": ("<|im_end|>",),
+    "turn_open": ("<|im_start|>", "<|turn>"),
+    "turn_close": ("<|im_end|>", "<turn|>"),
     "mask_id": ("<|mask|>", "<|MASK|>", "<|mdm_mask|>", "[MASK]", "<mask>"),
     "fim_prefix": ("<|fim_prefix|>", "<fim_prefix>", "<fim-prefix>"),
     "fim_suffix": ("<|fim_suffix|>", "<fim_suffix>", "<fim-suffix>"),
     "fim_middle": ("<|fim_middle|>", "<fim_middle>", "<fim-middle>"),
     "repo_name": ("<|repo_name|>", "<repo_name>"),
     "file_sep": ("<|file_sep|>", "<file_sep>"),
-    "tool_open": ("<tool_call>", "<|tool_call|>"),
-    "tool_close": ("</tool_call>", "<|/tool_call|>"),
-    "think_open": ("<think>", "<|think|>"),
-    "think_close": ("</think>", "<|/think|>"),
+    "tool_open": ("<tool_call>", "<|tool_call|>", "<|tool_call>"),
+    "tool_close": ("</tool_call>", "<|/tool_call|>", "<tool_call|>"),
+    # Gemma 4 also has <|think|>, which asks for thinking in the system turn and opens nothing.
+    "think_open": ("<think>", CHANNEL_OPEN, "<|think|>"),
+    "think_close": ("</think>", "<channel|>", "<|/think|>"),
 }
 
 

@@ -27,10 +27,20 @@ class CheckpointTemplate:
         self._tokenizer = tokenizer
         self._quoting = Quoting(tokenizer.markup_tokens)
         self._think_tags = _reserved_think_tags(tokenizer, source)
+        self._source = source
         try:
             self._template = Sandbox().compile_bounded(source)
         except (TemplateError, RecursionError) as error:
             raise CheckpointRefused(f"the checkpoint's chat template cannot be read: {error}") from error
+
+    @property
+    def can_think(self) -> bool:
+        """Whether thinking tokens are reserved for these weights, or the template writes or switches it."""
+        if self._think_tags is not None:
+            return True
+        names = {token_id: name for name, token_id in self._tokenizer.special_tokens.items()}
+        tag = names.get(self._tokenizer.roles.think_open or -1)
+        return "enable_thinking" in self._source or (tag is not None and tag in self._source)
 
     def write(self, request: PromptRequest) -> list[int]:
         ids: list[int] = []

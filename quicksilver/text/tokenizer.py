@@ -127,6 +127,10 @@ class Tokenizer:
             ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         except (UnicodeEncodeError, TypeError):  # which of the two depends on the library's version
             raise InvalidRequest("text holds a lone surrogate, which no encoding can carry") from None
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of the library: no Exception, and not importable
+                raise
+            raise InvalidRequest("the patterns of this model's tokenizer give up on the text") from None
         if self._added.keys().isdisjoint(ids):
             return ids
         # A vocabulary that lists a special token among its words can spell it by accident; single characters cannot.

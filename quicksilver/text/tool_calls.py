@@ -11,14 +11,22 @@ import re
 from collections.abc import Collection
 
 _HEADER = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*')
+_TEXT_HEADER = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*\}')
 _LONGEST_HEADER = 4096
 
 
 class CallParser:
-    """One call. `close_tag` is the text that ends it, or empty where a special token does."""
+    """One call. `close_tag` is the text that ends it, or empty where a special token does. A call of one of the
+    `text_tools` is an object with its name, a line break, and plain text, which `padding` separates from the end."""
 
-    def __init__(self, tool_names: Collection[str], close_tag: str = "") -> None:
+    def __init__(
+        self, tool_names: Collection[str], close_tag: str = "", text_tools: Collection[str] = (), padding: str = ""
+    ) -> None:
         self._tool_names = tool_names
+        self._text_tools = text_tools
+        self._padding = padding
+        # The end of the plain text, which may be padding or part of the closing tag.
+        self._held = ""
         self._close_tag = close_tag
         self._step = self._in_header
         # What was read in the present step: all of a header, or all that follows the arguments.
@@ -53,6 +61,9 @@ class CallParser:
         rest = "".join(self._body)
         if self.is_closed and self._close_tag:
             rest = rest[: -len(self._close_tag)]
+        if self.name and self.name in self._text_tools:
+            self._fresh.append(self._held.removesuffix(self._padding))
+            return ""
         if self.name:
             return "" if rest.strip() in ("", "}") else rest
         if (whole := _parse_whole(rest, self._tool_names)) is None:
@@ -67,6 +78,9 @@ class CallParser:
             self._body.clear()
             self._step = self._in_arguments
             self._in_arguments(char)
+        elif char == "\n" and self._text_tools and self._read_text_name():
+            self._body.clear()
+            self._step = self._in_text
         else:
             self._look_for_end(char)
 
@@ -77,6 +91,24 @@ class CallParser:
             return False
         self._set_name(name)
         return True
+
+    def _read_text_name(self) -> bool:
+        match = _TEXT_HEADER.fullmatch("".join(self._body)) if len(self._body) < _LONGEST_HEADER else None
+        name = _parse_string(match[1]) if match else None
+        if name is None or name not in self._text_tools:
+            return False
+        self._set_name(name)
+        return True
+
+    def _in_text(self, char: str) -> None:
+        self._held += char
+        if self._close_tag and self._held.endswith(self._close_tag):
+            self._held = self._held.removesuffix(self._close_tag)
+            self.is_closed = True
+            return
+        certain = max(0, len(self._held) - len(self._padding) - len(self._close_tag))
+        self._fresh.append(self._held[:certain])
+        self._held = self._held[certain:]
 
     def _set_name(self, name: str) -> None:
         self.name = self._pending_name = name

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from quicksilver.editing.apply import Copy, MergedPart, Rewrite, merge, parse_apply, rewrite_messages, rewrite_reply
 from quicksilver.editing.splice import split_update
+from quicksilver.errors import InvalidRequest
 
 _PYTHON = """\
 import os
@@ -250,13 +251,13 @@ def test_tagged_prompt_is_read() -> None:
     original = "<|original_code|>\na\nb\n<|/original_code|>"
     update = "<|update_snippet|>\n// ...\nc\n<|/update_snippet|>"
     request = parse_apply(f"{original}\n\n{update}\n<|!@#IS_APPLY!@#|>")
-    assert request is not None
     assert (request.original, request.update) == ("a\nb", "// ...\nc")
 
 
 @pytest.mark.parametrize("prompt", ["apply this", "<|original_code|>\na", "<|original_code|>a<|/original_code|>", ""])
-def test_untagged_prompt_is_a_plain_instruction(prompt: str) -> None:
-    assert parse_apply(prompt) is None
+def test_a_prompt_without_both_sections_is_refused(prompt: str) -> None:
+    with pytest.raises(InvalidRequest, match="has no section"):
+        parse_apply(prompt)
 
 
 @pytest.mark.parametrize("answer", ["x = 2", "x = 2\n", "```\nx = 2\n```", "```py\nx = 2\n```\n"])

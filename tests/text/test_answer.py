@@ -97,7 +97,7 @@ def test_tokens_after_a_stop_string_are_not_counted() -> None:
     answer = read(ids, [], make_options())
     assert answer.content == "one "
     assert answer.finished.usage.completion_tokens == len("one STOP")
-    assert answer.finished == Finished(FinishReason.STOP, Usage(3, 0, 8), 0, 0)
+    assert answer.finished == Finished(FinishReason.STOP, Usage(3, 0, 8), 0, 0, stop="STOP")
 
 
 def test_an_invalid_output_is_refused_without_its_text() -> None:

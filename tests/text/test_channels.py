@@ -214,3 +214,41 @@ def test_any_cut_of_the_text_gives_the_same_channels_and_loses_nothing(
     said = "".join(name + piece for _, _, name, piece in merged(deltas))
     for word in ("word", "é😀", "Bonn"):
         assert said.count(word) == text.count(word)
+
+
+_GEMMA = Tokenizer(
+    Vocabulary(
+        json.dumps(tokenizer_json(("<pad>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|think|>"))),
+        262,
+        (0,),
+    )
+)
+
+
+def split_gemma(pieces: Sequence[int | str], *, size: int = 99, opens_thinking: bool = False) -> list[Part]:
+    """The answer in cuts of `size` tokens."""
+    ids = [i for piece in pieces for i in ([piece] if isinstance(piece, int) else _GEMMA.encode(piece))]
+    channels = Channels(_GEMMA, tool_names=_TOOLS, opens_thinking=opens_thinking)
+    deltas = [delta for at in range(0, len(ids), size) for delta in channels.push(ids[at : at + size])]
+    return merged([*deltas, *channels.finish()])
+
+
+@pytest.mark.parametrize("size", [1, 3, 99])
+def test_the_name_of_gemmas_thinking_channel_is_not_part_of_the_reasoning(size: int) -> None:
+    found = split_gemma([1, "thought\nhm, so", 2, "Hi", 3, _CALL, 4], size=size)
+    assert found == [
+        (Channel.REASONING, 0, "", "hm, so"),
+        (Channel.CONTENT, 0, "", "Hi"),
+        (Channel.TOOL_CALL, 0, "get", '{"city": "Bonn"}'),
+    ]
+    assert split_gemma([1, "thought\n", 2, "Hi"], size=size) == [(Channel.CONTENT, 0, "", "Hi")]
+    assert split_gemma([1, "thought", 2, "Hi"], size=size) == [(Channel.CONTENT, 0, "", "Hi")]
+
+
+@pytest.mark.parametrize("size", [1, 99])
+def test_another_first_line_of_gemmas_thinking_channel_stays(size: int) -> None:
+    assert split_gemma([1, "tho", 2, "Hi"], size=size)[0] == (Channel.REASONING, 0, "", "tho")
+    assert split_gemma([1, "though\nx", 2], size=size)[0] == (Channel.REASONING, 0, "", "though\nx")
+    assert split_gemma([1, "tho"], size=size) == [(Channel.REASONING, 0, "", "tho")]
+    opened = split_gemma(["thought\nx", 2, "y"], size=size, opens_thinking=True)
+    assert opened[0] == (Channel.REASONING, 0, "", "thought\nx")

@@ -106,8 +106,48 @@ def test_checkpoint_with_tools_in_its_template_speaks_for_itself() -> None:
     assert kept(with_tools, {})
     assert kept(with_tools, {"fim_prefix": 11})
     assert not kept(with_tools, {"tool_open": 8})
-    assert not kept("as its authors wrote", {})
+    assert kept("as its authors wrote", {})
     assert not kept(None, {})
+
+
+def test_a_template_without_tools_is_replaced_for_conversations_with_tools() -> None:
+    tokenizer = Tokenizer(Vocabulary(json.dumps(tokenizer_json()), 273, (2,), "as its authors wrote"))
+    template = ChatTemplate.for_tokenizer(tokenizer)
+    question, called = Message("user", "hi"), Message("assistant", tool_calls=(ToolCall("f", "{}"),))
+    assert tokenizer.decode(template.render([question]).ids) == "as its authors wrote"
+    assert "Tools:" in tokenizer.decode(template.render([question], [Tool("f")]).ids)
+    for turns in ([question, called], [question, called, Message("tool", "r")]):
+        assert tokenizer.decode(template.render(turns).ids).startswith("user\nhi\n")
+
+
+def test_no_system_message_is_added_to_a_checkpoint_with_a_template_of_its_own() -> None:
+    def system(source: str | None, roles: dict[str, int], chosen: str | None = None) -> str:
+        tokenizer = Tokenizer(Vocabulary(json.dumps(tokenizer_json()), 273, (2,), source)).with_roles(roles)
+        return ChatTemplate.for_tokenizer(tokenizer, chosen).system
+
+    with_tools = "{{ messages[0].content }}{% if tools %}{% endif %}"
+    assert system(with_tools, {}) == ""
+    assert system("{{ messages[0].content }}", {}) == ""
+    assert "quicksilver nano" in system(with_tools, {"tool_open": 8})
+    assert "quicksilver" in system(None, {})
+    assert system(None, {}, "") == ""
+    assert system(with_tools, {}, "Be brief.") == "Be brief."
+
+
+def test_a_chosen_system_message_is_written_by_every_template(tiny: Tokenizer) -> None:
+    for template in (ChatTemplate.own(tiny, "Be brief."), ChatTemplate.from_source(tiny, _CHATML, "Be brief.")):
+        assert tiny.decode(template.render([Message("user", "hi")]).ids).startswith("system\nBe brief.")
+        given = tiny.decode(template.render([Message("system", "Be long."), Message("user", "hi")]).ids)
+        assert "Be brief." not in given
+
+
+def test_a_template_that_writes_no_thinking_cannot_think(tiny: Tokenizer) -> None:
+    bare = Tokenizer(Vocabulary(json.dumps(tokenizer_json(("<s>", "<think>"))), 258, (0,)))
+    assert ChatTemplate.own(tiny).can_think
+    assert ChatTemplate.own(bare).can_think
+    assert not ChatTemplate.from_source(bare, "{{ messages }}").can_think
+    assert ChatTemplate.from_source(bare, "{{ messages }}<think>").can_think
+    assert ChatTemplate.from_source(bare, "{% if enable_thinking %}{% endif %}").can_think
 
 
 def test_reserved_thinking_in_a_template_that_knows_none_begins_with_the_effort(tiny: Tokenizer) -> None:

@@ -39,6 +39,12 @@ def test_system_message_takes_the_place_of_our_own_line(tiny: Tokenizer) -> None
     assert text.startswith("system\nBe brief.\nuser\nhi\n")
 
 
+def test_no_system_turn_is_written_without_a_system_message_and_tools(tiny: Tokenizer) -> None:
+    template = ChatTemplate.own(tiny, system="")
+    assert tiny.decode(template.render([Message("user", "hi")]).ids) == "user\nhi\nassistant\n"
+    assert tiny.decode(template.render([Message("user", "hi")], [Tool("f")]).ids).startswith("system\nTools:\n")
+
+
 def test_bare_checkpoint_is_told_how_to_call(tiny: Tokenizer) -> None:
     bare = ByteTokenizer()
     messages = [Message("assistant", tool_calls=(ToolCall("f", "{}"),))]

@@ -60,3 +60,11 @@ def test_reservations_name_real_roles() -> None:
 def test_unknown_role_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         Specials().with_ids({name: 1})
+
+
+def test_gemma_thinks_in_a_channel_and_not_in_the_token_that_asks_for_it() -> None:
+    names = ("<|think|>", "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|turn>", "<turn|>")
+    roles = find_roles({name: i for i, name in enumerate(names)}, (6,))
+    assert (roles.think_open, roles.think_close) == (1, 2)
+    assert (roles.tool_open, roles.tool_close) == (3, 4)
+    assert (roles.turn_open, roles.turn_close) == (5, 6)

@@ -101,3 +101,27 @@ def test_any_arguments_come_through_as_written(arguments: dict[str, object], spa
     written = json.dumps(arguments, ensure_ascii=spaced, indent=2 if spaced else None)
     text = f'{{"name": "set_x", "arguments": {written}}}{_CLOSE}'
     assert parse(text, _CLOSE) == ("set_x", written, "", "")
+
+
+@pytest.mark.parametrize("close_tag", ["", "</tool_call>"])
+@pytest.mark.parametrize("padding", ["", "\n"])
+@pytest.mark.parametrize("text", ["*** Begin\n+a\n*** End", "", "\n", "a < b", '{"x": 1}', "</tool", "ends\n"])
+def test_a_text_tool_takes_plain_text_however_it_is_cut(text: str, padding: str, close_tag: str) -> None:
+    whole = f'{{"name": "patch"}}\n{text}{padding}{close_tag}'
+    for size in (1, 3, len(whole)):
+        parser = CallParser({"patch", "look"}, close_tag, {"patch"}, padding)
+        name, read = "", ""
+        for at in range(0, len(whole), size):
+            assert parser.push(whole[at : at + size]) == ""
+            new_name, piece = parser.take()
+            name, read = name + new_name, read + piece
+        assert parser.is_closed is bool(close_tag)
+        assert parser.close() == ""
+        assert (name, read + parser.take()[1]) == ("patch", text)
+
+
+def test_a_tool_with_arguments_is_no_text_tool() -> None:
+    parser = CallParser({"patch", "look"}, "", {"patch"})
+    parser.push('{"name": "look"}\nhello')
+    assert parser.take() == ("", "")
+    assert parser.close() == '{"name": "look"}\nhello'

@@ -1,0 +1,83 @@
+"""Lines that a merge may not lose."""
+
+from __future__ import annotations
+
+import pytest
+
+from quicksilver.editing.apply import Copy, Rewrite, checked_reply, merge
+from quicksilver.editing.loss_check import lost_lines
+
+_FILE = """import os
+
+
+def first(path):
+    data = os.stat(path)
+    return data.st_size
+
+
+def second(path):
+    name = path.strip()
+    return os.path.exists(name)
+"""
+
+
+def test_an_unchanged_file_lost_nothing() -> None:
+    assert lost_lines(_FILE, "# ...\n", _FILE) == []
+
+
+def test_a_missing_definition_that_the_update_does_not_show_is_lost() -> None:
+    merged = _FILE[: _FILE.index("def second")]
+    assert "return os.path.exists(name)" in lost_lines(_FILE, "def first(path):\n    return 1\n", merged)
+
+
+def test_a_definition_that_the_update_shows_whole_may_be_replaced() -> None:
+    update = "def first(path):\n    return 1\n"
+    merged = _FILE.replace("    data = os.stat(path)\n    return data.st_size\n", "    return 1\n")
+    assert lost_lines(_FILE, update, merged) == []
+
+
+def test_a_line_between_two_shown_lines_may_be_removed() -> None:
+    update = "# ... existing code ...\ndef second(path):\n    return os.path.exists(name)\n# ... existing code ..."
+    assert lost_lines(_FILE, update, _FILE.replace("    name = path.strip()\n", "")) == []
+
+
+def test_a_removed_line_with_a_marker_in_its_place_is_lost() -> None:
+    update = "def second(path):\n    # ... existing code ...\n    return os.path.exists(name)\n"
+    merged = _FILE.replace("    name = path.strip()\n", "")
+    assert lost_lines(_FILE, update, merged) == ["name = path.strip()"]
+
+
+def test_a_changed_line_is_not_lost() -> None:
+    merged = _FILE.replace("os.stat(path)", "os.stat(path, follow=False)")
+    assert lost_lines(_FILE, "    data = os.stat(path, follow=False)", merged) == []
+
+
+def test_a_line_that_moved_to_another_definition_is_lost() -> None:
+    update = "def first(path):\n    # ...\n\ndef added(path):\n    return data.st_size\n"
+    merged = _FILE.replace("    return data.st_size\n", "\n\ndef added(path):\n    return data.st_size\n")
+    assert lost_lines(_FILE, update, merged) == ["return data.st_size"]
+
+
+def test_a_renamed_definition_keeps_its_lines() -> None:
+    merged = _FILE.replace("def second(path)", "def second_name(path)")
+    assert lost_lines(_FILE, "def second_name(path):\n    name = path.strip()\n    # ...", merged) == []
+
+
+def test_text_in_no_known_language_is_compared_by_lines() -> None:
+    assert lost_lines("one\ntwo\nthree\n", "one\n", "one\nthree\n") == ["two"]
+
+
+@pytest.mark.parametrize("answer", ["", "import os\n"])
+def test_a_model_answer_that_loses_code_is_refused(answer: str) -> None:
+    assert checked_reply(Rewrite(_FILE, "x = 1"), answer) is None
+
+
+def test_a_model_answer_that_keeps_the_code_is_used() -> None:
+    assert checked_reply(Rewrite(_FILE, "x = 1"), f"```python\n{_FILE}x = 1\n```") == _FILE + "x = 1\n"
+
+
+def test_a_merge_by_lines_does_not_drop_a_line_at_a_blank_edge() -> None:
+    original = "Notes.\n\nThe first line.\nA second line that stays.\n\nThe end.\n"
+    pieces = merge(original, "The first line.\nThe added line.\n\n# ... unchanged ...")
+    text = "".join(piece.text if isinstance(piece, Copy) else piece.original for piece in pieces)
+    assert "A second line that stays." in text
