@@ -1,8 +1,8 @@
 """AsyncEngine: the engine on a thread of its own, as an EngineClient of this process.
 
 Only the engine's thread accesses the engine; `Engine.prepare` is the exception. Callers post commands to it and get
-events back on their event loop. Grammars are built on other threads with a lower priority, so that no step waits for
-one.
+events back on their event loop. Grammars are built and adapters are loaded on other threads with a lower priority, so
+that no step waits for them.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol, TypeVar
 
+from quicksilver.adapters import AdapterInfo, AdapterRef
 from quicksilver.core import (
     Delta,
     EngineHealth,
@@ -30,12 +34,22 @@ from quicksilver.core import (
 from quicksilver.engine.engine import Engine, Prepared, Scored, StepEvent
 from quicksilver.errors import EngineDied, EngineUnavailable, RowFailed
 from quicksilver.worker.mailbox import Mailbox
+from quicksilver.worker.step_record import StepRecord
 
-# Grammars that are built at the same time, and how much lower their priority is than the engine's.
+# Grammars and adapters that are built at the same time, and how much lower their priority is than the engine's.
 NUM_BUILDERS = 2
 NICENESS = 10
 
-_Receive = Callable[[StepEvent | Exception], None]
+Result = TypeVar("Result")
+
+
+class EventSink(Protocol):
+    """Receives events on the event loop that it belongs to. Those of one step arrive together."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def take(self, events: Seq[tuple[str, StepEvent | Exception]]) -> None:
+        """Request ids and their events, in order. An exception is the last event of its request."""
 
 
 class AsyncEngine:
@@ -43,7 +57,7 @@ class AsyncEngine:
         self._engine = engine
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
-        self._receivers: dict[str, _Receive] = {}
+        self._sinks: dict[str, EventSink] = {}
         self._is_closed = False
         self._death: Exception | None = None
         self._step_start: float | None = None  # None while the engine's thread waits for work
@@ -60,35 +74,50 @@ class AsyncEngine:
         return self._thread.is_alive() and self._death is None and not self._is_closed
 
     async def stream(self, request: Request) -> AsyncGenerator[Event, None]:
-        mailbox, loop = Mailbox(), asyncio.get_running_loop()
-
-        def receive(event: StepEvent | Exception) -> None:
-            if isinstance(event, Exception):
-                loop.call_soon_threadsafe(mailbox.fail, event)
-            elif not isinstance(event, Scored):
-                loop.call_soon_threadsafe(mailbox.put, event)
-
-        prepared = await self._prepare(request)
-        self._post(lambda: self._add(request.id, receive, lambda: self._engine.enqueue(prepared)))
+        mailbox = Mailbox()
+        await self.submit(request, _MailboxSink(mailbox))
         try:
             async for event in mailbox.read():
                 yield event
         finally:
             if not mailbox.is_finished:
-                self._post(lambda: self._engine.abort(request.id))
+                self.abort(request.id)
+
+    async def submit(self, request: Request, sink: EventSink) -> None:
+        """Queues a request, whose events `sink` receives. Raises if it can never run."""
+        prepared = await self._prepare(request)
+        self._post(lambda: self._add(request.id, sink, lambda: self._engine.enqueue(prepared)))
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request of any kind within one step. Its sink still receives the last event."""
+        self._post(lambda: self._engine.abort(request_id))
+
+    async def load_adapter(self, adapter: AdapterRef) -> AdapterInfo:
+        return await self._beside(lambda: self._engine.adapters.info(adapter))
+
+    async def unload_adapter(self, adapter_id: str) -> bool:
+        return self._engine.adapters.unload(adapter_id)
+
+    async def list_adapters(self) -> tuple[AdapterInfo, ...]:
+        return self._engine.adapters.list()
 
     async def score(self, request: ScoreRequest) -> Scores:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Scores] = loop.create_future()
+        # A lease keeps the adapter in memory until the engine's thread has one of its own.
+        ref = request.adapter
+        lease = await self._beside(lambda: self._engine.adapters.lease(ref)) if ref is not None else None
+        try:
+            return await self._score(request, lease)
+        finally:
+            del lease
 
-        def receive(event: StepEvent | Exception) -> None:
-            loop.call_soon_threadsafe(_resolve, future, event)
-
-        self._post(lambda: self._add(request.id, receive, lambda: self._engine.add_score(request)))
+    async def _score(self, request: ScoreRequest, lease: object) -> Scores:
+        future: asyncio.Future[Scores] = asyncio.get_running_loop().create_future()
+        sink = _FutureSink(future)
+        self._post(lambda: self._add(request.id, sink, lambda: self._engine.add_score(request)))
         try:
             return await future
         except asyncio.CancelledError:
-            self._post(lambda: self._engine.abort(request.id))
+            self.abort(request.id)
             raise
 
     async def stats(self) -> EngineStats:
@@ -100,6 +129,10 @@ class AsyncEngine:
         state = EngineState.READY if self.is_ready else EngineState.CLOSED
         return EngineHealth(state, step_s=step_s, stats=self._engine.stats())
 
+    def record_steps(self, path: Path) -> None:
+        """Keeps the ids of the requests in the current step in this file."""
+        self._engine.on_step = StepRecord(path).write
+
     async def close(self) -> None:
         with self._wake:
             self._is_closed = True
@@ -108,10 +141,14 @@ class AsyncEngine:
         await asyncio.to_thread(self._thread.join)
 
     async def _prepare(self, request: Request) -> Prepared:
-        if request.constraint is None or not self.is_ready:
+        needs_adapter = request.adapter is not None and not self._engine.has_adapter(request.adapter)
+        if not self.is_ready or (request.constraint is None and not needs_adapter):
             return self._engine.prepare(request)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._builders, self._engine.prepare, request)
+        return await self._beside(lambda: self._engine.prepare(request))
+
+    async def _beside(self, work: Callable[[], Result]) -> Result:
+        """Runs `work` on a thread with a lower priority than the engine's."""
+        return await asyncio.get_running_loop().run_in_executor(self._builders, work)
 
     def _post(self, command: Callable[[], None]) -> None:
         if self._death is not None:
@@ -128,8 +165,7 @@ class AsyncEngine:
                 self._step_start = time.monotonic()
                 while self._commands:
                     self._commands.popleft()()
-                for event in self._engine.step():
-                    self._deliver(event)
+                self._deliver(self._engine.step())
                 self._step_start = None
         except Exception as error:
             self._death = error
@@ -142,27 +178,68 @@ class AsyncEngine:
                 self._wake.wait()
         return not self._is_closed
 
-    def _add(self, request_id: str, receive: _Receive, add: Callable[[], None]) -> None:
+    def _add(self, request_id: str, sink: EventSink, add: Callable[[], None]) -> None:
         try:
             add()
         except Exception as error:
-            receive(error)
+            _send([(sink, [(request_id, error)])])
         else:
-            self._receivers[request_id] = receive
+            self._sinks[request_id] = sink
 
-    def _deliver(self, event: StepEvent) -> None:
-        receive = self._receivers.get(event.request_id)
-        is_last = isinstance(event, Scored) or (isinstance(event, Delta) and event.finish is not None)
-        if is_last:
-            self._receivers.pop(event.request_id, None)
-        if receive is not None:
-            receive(event)
+    def _deliver(self, events: Seq[StepEvent]) -> None:
+        batches: dict[EventSink, list[tuple[str, StepEvent | Exception]]] = {}
+        for event in events:
+            sink = self._sinks.get(event.request_id)
+            if sink is not None:
+                batches.setdefault(sink, []).append((event.request_id, event))
+                if isinstance(event, Scored) or (isinstance(event, Delta) and event.finish is not None):
+                    del self._sinks[event.request_id]
+        _send(batches.items())
 
     def _fail_all(self) -> None:
         reason = EngineDied(f"the engine stopped: {self._death or 'closed'}")
-        for receive in self._receivers.values():
-            receive(reason)
-        self._receivers.clear()
+        _send([(sink, [(request_id, reason)]) for request_id, sink in self._sinks.items()])
+        self._sinks.clear()
+
+
+class _MailboxSink:
+    def __init__(self, mailbox: Mailbox) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._mailbox = mailbox
+
+    def take(self, events: Seq[tuple[str, StepEvent | Exception]]) -> None:
+        for _, event in events:
+            if isinstance(event, Exception):
+                self._mailbox.fail(event)
+            elif not isinstance(event, Scored):
+                self._mailbox.put(event)
+
+
+class _FutureSink:
+    def __init__(self, future: asyncio.Future[Scores]) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._future = future
+
+    def take(self, events: Seq[tuple[str, StepEvent | Exception]]) -> None:
+        for _, event in events:
+            _resolve(self._future, event)
+
+
+_Batches = Iterable[tuple[EventSink, Seq[tuple[str, StepEvent | Exception]]]]
+
+
+def _send(batches: _Batches) -> None:
+    """Passes events to their sinks, with one call for each event loop: a call from another thread is expensive."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[EventSink, Seq[tuple[str, StepEvent | Exception]]]]] = {}
+    for sink, events in batches:
+        by_loop.setdefault(sink.loop, []).append((sink, events))
+    for loop, parts in by_loop.items():
+        loop.call_soon_threadsafe(_take_all, parts)
+
+
+def _take_all(batches: _Batches) -> None:
+    for sink, events in batches:
+        sink.take(events)
 
 
 def _lower_priority() -> None:

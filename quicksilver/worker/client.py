@@ -1,7 +1,8 @@
 """RemoteEngine: an EngineClient whose engine runs in a worker process, and the supervisor of that process.
 
-The API process imports no torch. If the worker dies, every open request fails with EngineDied, new requests are refused
-with EngineUnavailable, and a new worker is started with exponential backoff. A worker that sends no heartbeat, or whose
+The API process imports no torch. If the worker dies, a new one is started with exponential backoff, and open requests
+continue in it (`pending.py`). Until it is ready new requests are refused with EngineUnavailable; open requests that
+cannot be continued fail with EngineDied. A worker that sends no heartbeat, or whose
 step does not end, is killed and replaced in the same way. Loading a model may take minutes: heartbeats are expected
 only after the worker's first message.
 """
@@ -13,12 +14,14 @@ import contextlib
 import logging
 import tempfile
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from quicksilver.adapters import AdapterInfo, AdapterRef
 from quicksilver.core import (
     EngineHealth,
     EngineInfo,
@@ -32,13 +35,17 @@ from quicksilver.core import (
 )
 from quicksilver.errors import EngineDied, EngineUnavailable, QuicksilverError
 from quicksilver.worker import protocol
-from quicksilver.worker.mailbox import Mailbox
+from quicksilver.worker.pending import PendingRequest, PendingScore, PendingStream
+from quicksilver.worker.process import StartProcess, WorkerProcess, available_bytes
+from quicksilver.worker.step_record import read_step, record_path
 
 log = logging.getLogger("quicksilver.supervisor")
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
-
-_Pending = Mailbox | asyncio.Future[Scores | EngineStats]
+# After a worker is ready: the requests that continue in it come first.
+SPARE_DELAY_S = 10.0
+# Memory that a spare worker leaves to everything else.
+SPARE_RESERVE_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +54,40 @@ class WorkerTimeouts:
 
     start_s: float = setting(600.0, "From process start to the first message, including loading and compiling.")
     stats_s: float = setting(3.0, "For an answer to `stats`.")
+    adapter_s: float = setting(60.0, "For loading an adapter.")
     unresponsive_s: float = setting(2.0, "Without a message: `health` reports the worker as unresponsive.")
     silent_s: float = setting(5.0, "Without a message: the worker is killed and replaced.")
     step_s: float = setting(300.0, "For one step: a worker that takes longer is killed and replaced.")
+    resume_s: float = setting(60.0, "For a new worker: open requests that wait longer for it fail.")
 
 
 class RemoteEngine:
-    """`command` starts a worker; `--socket PATH` is appended to it."""
+    """`command` starts a worker; `--socket PATH` is appended to it. With `has_spare`, a second worker is kept loaded
+    on a CPU while memory allows it, so that the next one is ready at once."""
 
-    def __init__(self, command: Sequence[str], timeouts: WorkerTimeouts | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        timeouts: WorkerTimeouts | None = None,
+        *,
+        has_spare: bool = False,
+        start_process: StartProcess = WorkerProcess.start,
+    ) -> None:
+        self.has_spare = has_spare
+        self._start_process = start_process
         self._command = list(command)
         self._timeouts = timeouts or WorkerTimeouts()
         self._folder = tempfile.TemporaryDirectory(prefix="quicksilver-")  # created with mode 0700
         self._info: EngineInfo | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._process: asyncio.subprocess.Process | None = None
-        self._pending: dict[str, _Pending] = {}
+        self._worker: WorkerProcess | None = None
+        self._spare: WorkerProcess | None = None
+        self._num_processes = 0
+        self._pending: dict[str, PendingRequest] = {}
+        self._stats: dict[str, asyncio.Future[EngineStats]] = {}
+        self._adapter_calls: dict[str, asyncio.Future[protocol.GotAdapters]] = {}
+        self._resume_deadline: asyncio.TimerHandle | None = None
+        self._num_migrations = 0
         self._ready = asyncio.Event()
         self._is_closed = False
         self._supervisor: asyncio.Task[None] | None = None
@@ -91,11 +116,17 @@ class RemoteEngine:
         return self._ready.is_set()
 
     @property
+    def socket_path(self) -> Path:
+        """The socket of the current worker. Other processes of the same user may connect to it too."""
+        assert self._worker is not None
+        return self._worker.socket_path
+
+    @property
     def worker_pid(self) -> int | None:
-        return self._process.pid if self._process else None
+        return self._worker.pid if self._worker else None
 
     def health(self) -> EngineHealth:
-        stats = replace(self._heartbeat.stats, restarts=max(self._starts - 1, 0))
+        stats = self._with_counts(self._heartbeat.stats)
         if self._is_closed or not self.is_ready:
             return EngineHealth(EngineState.CLOSED if self._is_closed else EngineState.STARTING, stats=stats)
         silent_s = asyncio.get_running_loop().time() - self._last_message
@@ -103,36 +134,59 @@ class RemoteEngine:
         return EngineHealth(state, silent_s, self._heartbeat.step_s, stats)
 
     async def stream(self, request: Request) -> AsyncGenerator[Event, None]:
-        mailbox = Mailbox()
-        self._ask(request.id, mailbox, protocol.Submit(request))
+        pending = PendingStream(request)
+        self._submit(pending)
         try:
-            async for event in mailbox.read():
+            async for event in pending.mailbox.read():
                 yield event
         finally:
-            self._pending.pop(request.id, None)
-            if not mailbox.is_finished:
-                self._abort(request.id)
+            self._drop(pending)
 
     async def score(self, request: ScoreRequest) -> Scores:
+        pending = PendingScore(request)
+        self._submit(pending)
         try:
-            scores = await self._ask_once(request.id, protocol.Score(request))
-        except asyncio.CancelledError:
-            self._abort(request.id)
-            raise
-        assert isinstance(scores, Scores)
-        return scores
+            return await pending.future
+        finally:
+            self._drop(pending)
+
+    async def load_adapter(self, adapter: AdapterRef) -> AdapterInfo:
+        return (await self._call_adapters(protocol.LoadAdapter(uuid.uuid4().hex, adapter))).adapters[0]
+
+    async def unload_adapter(self, adapter_id: str) -> bool:
+        return (await self._call_adapters(protocol.UnloadAdapter(uuid.uuid4().hex, adapter_id))).is_unloaded
+
+    async def list_adapters(self) -> tuple[AdapterInfo, ...]:
+        return tuple((await self._call_adapters(protocol.ListAdapters(uuid.uuid4().hex))).adapters)
+
+    async def _call_adapters(self, command: protocol.AdapterCommand) -> protocol.GotAdapters:
+        answer: asyncio.Future[protocol.GotAdapters] = asyncio.get_running_loop().create_future()
+        self._adapter_calls[command.ticket] = answer
+        try:
+            self._send(command)
+            async with asyncio.timeout(self._timeouts.adapter_s):
+                return await answer
+        except TimeoutError:
+            raise EngineUnavailable("the engine worker did not load the adapter in time; retry") from None
+        finally:
+            del self._adapter_calls[command.ticket]
 
     async def stats(self) -> EngineStats:
         if not self.is_ready:
-            return EngineStats(restarts=max(self._starts - 1, 0))
+            return self._with_counts(EngineStats())
         ticket = uuid.uuid4().hex
+        answer = self._stats[ticket] = asyncio.get_running_loop().create_future()
         try:
+            self._send(protocol.AskStats(ticket))
             async with asyncio.timeout(self._timeouts.stats_s):
-                stats = await self._ask_once(ticket, protocol.AskStats(ticket))
+                return self._with_counts(await answer)
         except TimeoutError:
             raise EngineUnavailable("the engine worker does not answer; retry shortly") from None
-        assert isinstance(stats, EngineStats)
-        return replace(stats, restarts=self._starts - 1)
+        finally:
+            self._stats.pop(ticket, None)
+
+    def _with_counts(self, stats: EngineStats) -> EngineStats:
+        return replace(stats, restarts=max(self._starts - 1, 0), migrations=self._num_migrations)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -141,27 +195,30 @@ class RemoteEngine:
             with contextlib.suppress(asyncio.CancelledError, QuicksilverError):
                 await self._supervisor
         await self._stop_worker()
+        if self._spare is not None:
+            await self._spare.stop()
         self._ready.clear()
+        self._cancel_resume_deadline()
         self._fail_all(EngineUnavailable("the engine is closed"))
+        for answer in self._open_calls():
+            answer.cancel()
         self._folder.cleanup()
 
-    async def _ask_once(self, key: str, command: protocol.Command) -> Scores | EngineStats:
-        future: asyncio.Future[Scores | EngineStats] = asyncio.get_running_loop().create_future()
-        self._ask(key, future, command)
-        try:
-            return await future
-        finally:
-            self._pending.pop(key, None)
+    def _submit(self, pending: PendingRequest) -> None:
+        self._send(pending.command())
+        self._pending[pending.id] = pending
 
-    def _ask(self, key: str, pending: _Pending, command: protocol.Command) -> None:
+    def _drop(self, pending: PendingRequest) -> None:
+        """Forgets a request whose reader is done, and aborts it in the worker if it is unfinished."""
+        self._pending.pop(pending.id, None)
+        if not pending.is_finished:
+            with contextlib.suppress(EngineUnavailable):
+                self._send(protocol.Abort(pending.id))
+
+    def _send(self, command: protocol.Command) -> None:
         if self._writer is None or not self.is_ready:
             raise EngineUnavailable("the engine is starting; retry shortly")
-        self._pending[key] = pending
         self._writer.write(protocol.pack(command))
-
-    def _abort(self, request_id: str) -> None:
-        if self._writer is not None:
-            self._writer.write(protocol.pack(protocol.Abort(request_id)))
 
     async def _supervise(self) -> None:
         """Keeps one worker alive. Raises if the first start fails; later starts are retried with backoff."""
@@ -178,42 +235,37 @@ class RemoteEngine:
             pause_s = min(pause_s * 2, MAX_PAUSE_S)
 
     async def _start_worker(self) -> asyncio.StreamReader | None:
+        """Takes over the spare worker if there is one, else starts a worker. None if it does not become ready."""
         self._starts += 1
-        path = Path(self._folder.name) / f"engine-{self._starts}.sock"
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command, "--socket", str(path), stdin=asyncio.subprocess.PIPE
-        )
-        return await self._connect(path)
+        self._worker, self._spare = self._spare or await self._new_process(), None
+        streams = await self._worker.connect(self._timeouts.start_s, self._timeouts.silent_s)
+        if streams is None:
+            return None
+        reader, self._writer = streams
+        return reader
 
-    async def _connect(self, path: Path) -> asyncio.StreamReader | None:
-        """The worker opens its socket when the model is loaded. None if it ends, is stopped or takes too long."""
-        assert self._process is not None
-        loop = asyncio.get_running_loop()
-        now = last_running = loop.time()
-        deadline = now + self._timeouts.start_s
-        while self._process.returncode is None and now < deadline:
-            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-                reader, self._writer = await asyncio.open_unix_connection(str(path))
-                return reader
-            await asyncio.sleep(0.02)
-            now = loop.time()
-            last_running = last_running if _is_stopped(self._process.pid) else now
-            if now - last_running > self._timeouts.silent_s:
-                break
-        if self._process.returncode is None:
-            self._kill("it did not start in time, or was stopped")
-        return None
+    async def _new_process(self) -> WorkerProcess:
+        self._num_processes += 1
+        path = Path(self._folder.name) / f"engine-{self._num_processes}.sock"
+        return await self._start_process(self._command, path)
+
+    async def _start_spare(self) -> None:
+        """Loads a second worker that takes over when the first one ends."""
+        await self._ready.wait()
+        await asyncio.sleep(SPARE_DELAY_S)
+        if self.info.device == "cpu" and available_bytes() > spare_needs(self.info):
+            self._spare = await self._new_process()
 
     def _kill(self, reason: str) -> None:
-        assert self._process is not None
-        log.error("killing the engine worker: %s", reason)
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        assert self._worker is not None
+        self._worker.kill(reason)
 
     async def _read_while_alive(self, reader: asyncio.StreamReader) -> None:
         self._last_message = asyncio.get_running_loop().time()
         self._heartbeat = protocol.Heartbeat(EngineStats(), 0.0)
-        watch = asyncio.create_task(self._kill_if_hung())
+        tasks = [asyncio.create_task(self._kill_if_hung())]
+        if self.has_spare and self._spare is None:
+            tasks.append(asyncio.create_task(self._start_spare()))
         try:
             while (body := await protocol.read_body(reader)) is not None:
                 self._last_message = asyncio.get_running_loop().time()
@@ -221,7 +273,8 @@ class RemoteEngine:
         except msgspec.MsgspecError as error:
             log.error("the worker sent an unreadable message: %s", error)
         finally:
-            watch.cancel()
+            for task in tasks:
+                task.cancel()
 
     async def _kill_if_hung(self) -> None:
         """Ends when the worker is killed; the supervisor then sees the end of the connection."""
@@ -242,63 +295,93 @@ class RemoteEngine:
 
     def _take(self, reply: protocol.Reply) -> None:
         if isinstance(reply, protocol.Ready):
-            self._info = reply.info
-            self._ready.set()
+            self._take_ready(reply.info)
         elif isinstance(reply, protocol.Heartbeat):
             self._heartbeat = reply
-        elif isinstance(reply, protocol.GotDelta | protocol.GotFrame):
-            event: Event = reply.delta if isinstance(reply, protocol.GotDelta) else reply.frame
-            mailbox = self._pending.get(event.request_id)
-            if isinstance(mailbox, Mailbox):
-                mailbox.put(event)
-        elif isinstance(reply, protocol.Refused):
-            _fail(self._pending.pop(reply.request_id, None), protocol.to_error(reply))
+        elif isinstance(reply, protocol.GotEvents):
+            events: list[Event] = [*reply.deltas, *reply.frames]
+            for event in events:
+                stream = self._pending.get(event.request_id)
+                if isinstance(stream, PendingStream):
+                    stream.put(event)
+        elif isinstance(reply, protocol.GotScores):
+            score = self._pending.get(reply.request_id)
+            if isinstance(score, PendingScore):
+                score.resolve(reply.scores)
+        elif isinstance(reply, protocol.GotStats):
+            answer = self._stats.pop(reply.ticket, None)
+            if answer is not None and not answer.done():
+                answer.set_result(reply.stats)
+        elif isinstance(reply, protocol.GotAdapters):
+            call = self._adapter_calls.get(reply.ticket)
+            if call is not None and not call.done():
+                call.set_result(reply)
         else:
-            self._resolve(reply)
+            self._take_refusal(protocol.to_error(reply), reply.request_id)
 
-    def _resolve(self, reply: protocol.GotScores | protocol.GotStats) -> None:
-        key = reply.request_id if isinstance(reply, protocol.GotScores) else reply.ticket
-        future = self._pending.pop(key, None)
-        if isinstance(future, asyncio.Future) and not future.done():
-            future.set_result(reply.scores if isinstance(reply, protocol.GotScores) else reply.stats)
+    def _take_refusal(self, error: QuicksilverError, request_id: str) -> None:
+        call = self._adapter_calls.get(request_id)
+        if call is not None and not call.done():
+            call.set_exception(error)
+        pending = self._pending.get(request_id)
+        # An engine that died ends its worker: the request is continued in the next one.
+        if pending is not None and not isinstance(error, EngineDied):
+            pending.fail(error)
+
+    def _take_ready(self, info: EngineInfo) -> None:
+        """Continues the requests that were open when the previous worker ended."""
+        if self._info is not None and self._info.fingerprint != info.fingerprint:
+            self._fail_all(EngineDied("the model was replaced under this request; retry"))
+        self._info = info
+        self._ready.set()
+        self._cancel_resume_deadline()
+        # Requests under suspicion go last: a worker that is killed from outside soon after its start must not end in
+        # the step of the same request again.
+        for pending in sorted(self._unfinished(), key=lambda each: each.num_ended_alone):
+            self._send(pending.command())
+            self._num_migrations += 1
 
     async def _replace_worker(self) -> None:
         self._ready.clear()
-        self._fail_all(EngineDied("the engine worker died under this request; retry"))
+        self._interrupt_all(read_step(record_path(self.socket_path)))
         await self._stop_worker()
-        code = self._process.returncode if self._process else None
+        code = self._worker.exit_code if self._worker else None
         log.error("the engine worker ended (exit code %s); starting another", code)
 
+    def _interrupt_all(self, in_step: Collection[str]) -> None:
+        for answer in self._open_calls():
+            if not answer.done():
+                answer.set_exception(EngineDied("the engine worker died; retry"))
+        for pending in self._unfinished():
+            if (error := pending.interrupt(in_step)) is not None:
+                pending.fail(error)
+        if self._resume_deadline is None:
+            loop, error = asyncio.get_running_loop(), EngineDied("the engine worker died under this request; retry")
+            self._resume_deadline = loop.call_later(self._timeouts.resume_s, self._fail_all, error)
+
+    def _open_calls(self) -> list[asyncio.Future[Any]]:
+        return [*self._stats.values(), *self._adapter_calls.values()]
+
+    def _cancel_resume_deadline(self) -> None:
+        if self._resume_deadline is not None:
+            self._resume_deadline.cancel()
+            self._resume_deadline = None
+
+    def _unfinished(self) -> list[PendingRequest]:
+        return [pending for pending in self._pending.values() if not pending.is_finished]
+
     def _fail_all(self, error: QuicksilverError) -> None:
-        pending, self._pending = self._pending, {}
-        for waiting in pending.values():
-            _fail(waiting, error)
+        for pending in self._unfinished():
+            pending.fail(error)
 
     async def _stop_worker(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        if self._process is None or self._process.returncode is not None:
-            return
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), timeout=5)
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        if self._worker is not None:
+            await self._worker.stop()
 
 
-def _is_stopped(pid: int) -> bool:
-    """Whether the process is stopped by a signal (Linux; elsewhere False)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    except OSError:
-        return False
-
-
-def _fail(pending: _Pending | None, error: QuicksilverError) -> None:
-    if isinstance(pending, Mailbox):
-        pending.fail(error)
-    elif pending is not None and not pending.done():
-        pending.set_exception(error)
+def spare_needs(info: EngineInfo) -> int:
+    """Bytes of memory that must be available so that a spare worker is loaded."""
+    return SPARE_RESERVE_BYTES + 2 * info.weight_bytes

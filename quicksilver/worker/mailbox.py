@@ -1,16 +1,32 @@
 """The queue of events between the engine and the reader of one request.
 
-Deltas are never dropped. Only the newest frame is kept, so a slow reader of a `diffusing` stream has at most one frame
-in memory. All methods run in one event loop; the engine's thread calls them through `call_soon_threadsafe`.
+No token is dropped. Deltas that wait for a reader that is behind are joined into one, so such a reader gets fewer and
+larger events. Only the newest frame is kept, so a slow reader of a `diffusing` stream has at most one frame in memory.
+All methods run in one event loop; the engine's thread calls them through `call_soon_threadsafe`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
+from dataclasses import replace
+from itertools import chain
 
 from quicksilver.core import Delta, Event, Frame
+
+
+def join_deltas(deltas: Collection[Delta]) -> Delta:
+    """One Delta with the tokens of all, and the state after the last one."""
+    *_, last = deltas
+    usage = next((delta.usage for delta in reversed([*deltas]) if delta.usage is not None), None)
+    return replace(
+        last,
+        token_ids=tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
+        logprobs=tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
+        num_forced=sum(delta.num_forced for delta in deltas),
+        usage=usage,
+    )
 
 
 class Mailbox:
@@ -35,13 +51,20 @@ class Mailbox:
         self.is_finished = True
         self._arrived.set()
 
+    def _take_all(self) -> Delta:
+        if len(self._deltas) == 1:
+            return self._deltas.popleft()
+        joined = join_deltas(self._deltas)
+        self._deltas.clear()
+        return joined
+
     async def read(self) -> AsyncGenerator[Event, None]:
         """Events until the finishing delta; raises the error that `fail` was called with."""
         while True:
             await self._arrived.wait()
             self._arrived.clear()
             while self._deltas:
-                delta = self._deltas.popleft()
+                delta = self._take_all()
                 yield delta
                 if delta.finish is not None:
                     return

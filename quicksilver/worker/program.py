@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import signal
 import sys
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from quicksilver.engine.engine import ConstraintFactory
 
 
+# Thresholds of the garbage collector: a step with many requests creates thousands of objects, and none of them are
+# part of a cycle.
+COLLECT_AFTER = (50_000, 20, 100)
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
     """The configuration of a worker, passed as JSON on its command line."""
@@ -30,6 +36,7 @@ class WorkerConfig:
     model: str
     load: dict[str, Any] = field(default_factory=dict)  # fields of LoadConfig
     engine: dict[str, Any] = field(default_factory=dict)  # fields of EngineConfig
+    adapters: list[str] = field(default_factory=list)  # adapter files that replace the model's own
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "quicksilver.worker", "--config", json.dumps(asdict(self))]
@@ -50,12 +57,20 @@ async def _serve(config: WorkerConfig, socket_path: Path) -> None:
     from quicksilver.worker.async_engine import AsyncEngine
     from quicksilver.worker.server import serve
 
-    checkpoint = resolve(config.model)
+    checkpoint = resolve(config.model).with_adapters(map(Path, config.adapters))
     load = LoadConfig(**config.load)
     engine = load_engine(checkpoint, load, for_serving(EngineConfig(**config.engine), load))
     engine.constraints = _constraints(checkpoint, engine.info.vocab_size)
     engine.warm_up()
+    _collect_rarely()
     await serve(AsyncEngine(engine), socket_path)
+
+
+def _collect_rarely() -> None:
+    """Excludes the objects of the start-up from garbage collection: a full collection would delay all requests."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT_AFTER)
 
 
 def _constraints(checkpoint: ModelFiles, vocab_size: int) -> ConstraintFactory:

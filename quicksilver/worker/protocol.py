@@ -11,6 +11,7 @@ import asyncio
 import msgspec
 
 from quicksilver import errors
+from quicksilver.adapters import AdapterInfo, AdapterRef
 from quicksilver.core import Delta, EngineInfo, EngineStats, Frame, Request, ScoreRequest, Scores
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -35,6 +36,20 @@ class AskStats(msgspec.Struct, tag=True):
     ticket: str
 
 
+class LoadAdapter(msgspec.Struct, tag=True):
+    ticket: str
+    adapter: AdapterRef
+
+
+class UnloadAdapter(msgspec.Struct, tag=True):
+    ticket: str
+    adapter_id: str
+
+
+class ListAdapters(msgspec.Struct, tag=True):
+    ticket: str
+
+
 class Ready(msgspec.Struct, tag=True):
     info: EngineInfo
 
@@ -45,12 +60,11 @@ class Heartbeat(msgspec.Struct, tag=True):
     """Seconds since the running step began; 0 if the engine is idle."""
 
 
-class GotDelta(msgspec.Struct, tag=True):
-    delta: Delta
+class GotEvents(msgspec.Struct, tag=True):
+    """Events of all requests of this connection since the last message. Frames follow the deltas of their request."""
 
-
-class GotFrame(msgspec.Struct, tag=True):
-    frame: Frame
+    deltas: list[Delta]
+    frames: list[Frame] = []
 
 
 class GotScores(msgspec.Struct, tag=True):
@@ -63,6 +77,14 @@ class GotStats(msgspec.Struct, tag=True):
     stats: EngineStats
 
 
+class GotAdapters(msgspec.Struct, tag=True):
+    """The answer to LoadAdapter (that adapter), UnloadAdapter (none, and whether it was unloaded) and ListAdapters."""
+
+    ticket: str
+    adapters: list[AdapterInfo]
+    is_unloaded: bool = False
+
+
 class Refused(msgspec.Struct, tag=True):
     """The error of one command: the name of its class, and its fields."""
 
@@ -71,17 +93,19 @@ class Refused(msgspec.Struct, tag=True):
     message: str
     param: str | None
     code: str
+    retry_after_s: float = 1.0
 
 
-Command = Submit | Score | Abort | AskStats
-Reply = Ready | Heartbeat | GotDelta | GotFrame | GotScores | GotStats | Refused
+AdapterCommand = LoadAdapter | UnloadAdapter | ListAdapters
+Command = Submit | Score | Abort | AskStats | AdapterCommand
+Reply = Ready | Heartbeat | GotEvents | GotScores | GotStats | GotAdapters | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 command_decoder = msgspec.msgpack.Decoder(Command)
 reply_decoder = msgspec.msgpack.Decoder(Reply)
 
 
-def pack(message: Command | Reply) -> bytes:
+def pack(message: msgspec.Struct) -> bytes:
     body = _encoder.encode(message)
     return len(body).to_bytes(4, "little") + body
 
@@ -97,7 +121,8 @@ async def read_body(reader: asyncio.StreamReader) -> bytes | None:
 
 def refuse(request_id: str, error: Exception) -> Refused:
     if isinstance(error, errors.QuicksilverError):
-        return Refused(request_id, type(error).__name__, error.message, error.param, error.code)
+        retry_after_s = getattr(error, "retry_after_s", 1.0)
+        return Refused(request_id, type(error).__name__, error.message, error.param, error.code, retry_after_s)
     return Refused(request_id, "RowFailed", type(error).__name__, None, errors.RowFailed.code)
 
 
@@ -108,4 +133,6 @@ def to_error(refused: Refused) -> errors.QuicksilverError:
         kind = errors.QuicksilverError
     error = kind(refused.message)
     error.param, error.code = refused.param, refused.code
+    if isinstance(error, errors.Unavailable):
+        error.retry_after_s = refused.retry_after_s
     return error

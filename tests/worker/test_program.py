@@ -30,4 +30,4 @@ def test_the_command_runs_this_interpreter_with_json() -> None:
     command = WorkerConfig("nano").command()
     assert command[1:3] == ["-m", "quicksilver.worker"]
     fields: dict[str, Any] = json.loads(command[-1])
-    assert fields == {"model": "nano", "load": {}, "engine": {}}
+    assert fields == {"model": "nano", "load": {}, "engine": {}, "adapters": []}

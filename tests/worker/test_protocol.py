@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from quicksilver.core import Delta, EngineStats, Frame, Request, ScoreRequest, Scores, TokenLogprob, Usage
-from quicksilver.errors import ContextTooLong, EngineUnavailable, QuicksilverError, RowFailed
+from quicksilver.errors import ContextTooLong, EngineOverloaded, EngineUnavailable, QuicksilverError, RowFailed
 from quicksilver.worker import protocol
 from tests.support.tiny import decode_params
 
@@ -20,8 +20,10 @@ COMMANDS = [
 ]
 REPLIES = [
     protocol.Heartbeat(EngineStats(running=2, steps=9), 0.25),
-    protocol.GotDelta(Delta("a", (1, 2), (TokenLogprob(1, -0.5, ((1, -0.5),)),), usage=Usage(3, rows=7))),
-    protocol.GotFrame(Frame("a", 1, (5,), (True,), (0.5,))),
+    protocol.GotEvents(
+        [Delta("a", (1, 2), (TokenLogprob(1, -0.5, ((1, -0.5),)),), usage=Usage(3, rows=7)), Delta("b", (3,))],
+        [Frame("a", 1, (5,), (True,), (0.5,))],
+    ),
     protocol.GotScores("s", Scores(((-1.0, -2.0), (-3.0,)), Usage(1, completion_tokens=3, rows=4))),
     protocol.GotStats("ticket", EngineStats(waiting=1)),
     protocol.Refused("a", "ContextTooLong", "too long", "messages", "context_length_exceeded"),
@@ -86,3 +88,9 @@ def test_foreign_errors_do_not_carry_their_text() -> None:
 
 def test_only_error_classes_are_built_from_a_name() -> None:
     assert type(protocol.to_error(protocol.Refused("a", "annotations", "x", None, "c"))) is QuicksilverError
+
+
+def test_the_time_to_wait_of_a_refusal_arrives() -> None:
+    found = protocol.to_error(protocol.refuse("a", EngineOverloaded("full", retry_after_s=17.0)))
+    assert isinstance(found, EngineOverloaded)
+    assert found.retry_after_s == 17.0
