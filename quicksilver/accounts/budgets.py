@@ -13,9 +13,16 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select, update
 
 from quicksilver.accounts.limits import NAMES, Amounts, Window, caps_of, load_windows, save_windows
-from quicksilver.accounts.records import Limits, next_period_start, period_start
+from quicksilver.accounts.records import Limits, in_credits, next_period_start, period_start
 from quicksilver.accounts.schema import accounts
-from quicksilver.errors import AuthenticationFailed, InsufficientQuota, InvalidRequest, QuicksilverError, RateLimited
+from quicksilver.errors import (
+    AuthenticationFailed,
+    InsufficientQuota,
+    InvalidRequest,
+    QuicksilverError,
+    RateLimited,
+    TooManyInFlight,
+)
 
 _READ = select(accounts).where(accounts.c.id.in_(bindparam("ids", expanding=True))).order_by(accounts.c.id)
 _LOCK = _READ.with_for_update()
@@ -99,8 +106,13 @@ class Budget:
         if self.left is None or self.left - self.reserved >= amount:
             return None
         if self.left < amount:
-            what = "credits are" if self.kind == "org" else "budget is"
-            return InsufficientQuota(f"the {_KINDS[self.kind]}'s {what} spent; add to it or ask for fewer tokens")
+            what = f"the {_KINDS[self.kind]}'s {'balance' if self.kind == 'org' else 'budget'}"
+            if self.left <= 0:
+                return InsufficientQuota(f"{what} is spent; add to it")
+            return InsufficientQuota(
+                f"this request may cost {in_credits(amount)} credits and {what} has {in_credits(self.left)} left; "
+                "set max_tokens lower or add to it"
+            )
         return RateLimited(f"requests in flight hold what the {_KINDS[self.kind]} has left; try again when they end")
 
     def _size_refusal(self, demand: Demand) -> QuicksilverError | None:
@@ -114,7 +126,8 @@ class Budget:
 
     def _rate_refusal(self, demand: Demand) -> QuicksilverError | None:
         if self.limits.concurrency is not None and self.in_flight >= self.limits.concurrency:
-            return RateLimited(f"{self.limits.concurrency} requests are in flight, which is the limit; let one end")
+            message = f"{self.limits.concurrency} requests are in flight, which is the limit; let one end"
+            return TooManyInFlight(message)
         waits = [
             (self.window.wait_s(which, cap - demand.amounts[which]), which)
             for which, cap in enumerate(caps_of(self.limits))

@@ -18,8 +18,10 @@ class AccountsConfig:
     signup_credits: int = 10_000_000
     # Price of a model without a price of its own.
     default_price: Price = field(default_factory=lambda: Price(input=1_000_000, cached=100_000, output=1_000_000))
-    # Limits of a new key that is created without limits.
-    key_limits: Limits = field(default_factory=lambda: Limits(concurrency=64))
+    # Limits of a new organisation, for all its keys together.
+    org_limits: Limits = field(default_factory=lambda: Limits(concurrency=256))
+    # Limits of a new key that is created without limits. By default those of its organisation and project suffice.
+    key_limits: Limits = field(default_factory=Limits)
     # Cache time of a key lookup. Unpaid calls of a revoked key are refused after at most this long, paid ones at once.
     auth_cache_s: float = 0.4
     # Wait for a locked database before paid calls are refused.

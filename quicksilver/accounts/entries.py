@@ -45,7 +45,7 @@ class How(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Give a row its final state. `usage` and `reply` apply to SETTLE, `checkpoint` to ORPHAN."""
+    """Give a row its final state. `usage` applies to SETTLE, `reply` to SETTLE and RELEASE, `checkpoint` to ORPHAN."""
 
     request_id: str
     how: How
@@ -55,7 +55,21 @@ class Close:
     checkpoint: Checkpoint | None = None
 
 
-Entry = Reserve | Checkpoint | Close
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Close one row and reserve the next one of the same request. The request keeps its place in flight and its
+    Idempotency-Key. If the reservation is refused, the first row stays open."""
+
+    close: Close
+    reserve: Reserve
+
+    @property
+    def request_id(self) -> str:
+        """The row that exists before."""
+        return self.close.request_id
+
+
+Entry = Reserve | Checkpoint | Close | HandOver
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ read again; a released request leaves no claim.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, select, update
@@ -64,6 +64,13 @@ def save_replies(connection: Connection, saved: dict[str, SavedReply]) -> None:
         change = update(replies).where(replies.c.request_id == bindparam("request"))
         rows = [{"request": request_id, "status": r.status, "body": r.body} for request_id, r in saved.items()]
         connection.execute(change.values(status=bindparam("status"), body=bindparam("body")), rows)
+
+
+def move_claims(connection: Connection, moved: Mapping[str, str]) -> None:
+    """Claims of one row become those of another: `moved` maps the old request id to the new one."""
+    if moved:
+        change = update(replies).where(replies.c.request_id == bindparam("old")).values(request_id=bindparam("new"))
+        connection.execute(change, [{"old": old, "new": new} for old, new in moved.items()])
 
 
 def drop_claims(connection: Connection, request_ids: Collection[str]) -> None:

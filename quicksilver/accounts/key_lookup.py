@@ -68,6 +68,10 @@ class KeyLookup:
                 return False
         return True
 
+    def by_id(self, key_id: str) -> Identity:
+        with self._store.read() as connection:
+            return self._identity(connection, key_id, None)
+
     def _identity(self, connection: Connection, key_id: str, secret_expires_at: int | None) -> Identity:
         path = connection.execute(select(accounts.c.path).where(accounts.c.id == key_id)).scalar_one()
         rows = _chain(connection, path)

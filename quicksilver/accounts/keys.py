@@ -56,12 +56,17 @@ def load_pepper(path: Path) -> Pepper:
     if not path.exists():
         _create_pepper(path)
     info = path.stat()
-    if stat.S_IMODE(info.st_mode) & 0o077:
+    if is_exposed(stat.S_IMODE(info.st_mode), info.st_uid, os.geteuid()):
         raise QuicksilverError("other users can read the pepper file; run chmod 600 on it", code="pepper_exposed")
     secret = path.read_bytes()
     if len(secret) != _PEPPER_BYTES:
         raise QuicksilverError("the pepper file is damaged; restore it from its backup", code="pepper_damaged")
     return Pepper(secret)
+
+
+def is_exposed(mode: int, owner: int, user: int) -> bool:
+    """Whether others than `user` can read the file. One group may read a file of root: Kubernetes mounts secrets so."""
+    return bool(mode & (0o037 if owner == 0 and user != 0 else 0o077))
 
 
 def _create_pepper(path: Path) -> None:

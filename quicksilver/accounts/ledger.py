@@ -8,15 +8,22 @@ as the ledger row, so they always agree with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
 from quicksilver.accounts.budgets import Budget, Demand, load_budgets, refusal_of, save_budgets
 from quicksilver.accounts.charging import RequestOutcome, charge_for
-from quicksilver.accounts.entries import CHANGING, Checkpoint, Close, Entry, How, LedgerRow, Reserve
-from quicksilver.accounts.idempotency import drop_claims, find_claims, save_claims, save_replies, saved_reply
+from quicksilver.accounts.entries import CHANGING, Checkpoint, Close, Entry, HandOver, How, LedgerRow, Reserve
+from quicksilver.accounts.idempotency import (
+    drop_claims,
+    find_claims,
+    move_claims,
+    save_claims,
+    save_replies,
+    saved_reply,
+)
 from quicksilver.accounts.limits import tightest
 from quicksilver.accounts.records import Charge, Idempotency, Price, Reservation, SavedReply, State
 from quicksilver.accounts.schema import ledger, prices
@@ -66,13 +73,16 @@ class _Batch:
         self._now = ledger.clock()
         self._rows = _load_rows(connection, entries)
         self._budgets = load_budgets(connection, self._account_ids(entries), self._now)
-        self._prices = _load_prices(connection, {entry.order.model for entry in reserves})
+        opening = [*reserves, *(entry.reserve for entry in entries if isinstance(entry, HandOver))]
+        self._prices = load_prices(connection, {entry.order.model for entry in opening})
         self._claims = find_claims(connection, _claims_of(reserves), self._now - ledger.reply_kept_s)
         self._rollup = Rollup()
         self._opened: list[LedgerRow] = []
         self._changed: dict[str, LedgerRow] = {}
         self._new_claims: list[dict[str, Any]] = []
         self._saved: dict[str, SavedReply] = {}
+        # Claims that pass from one row to another.
+        self._moved: dict[str, str] = {}
         self._dropped: set[str] = set()
 
     def write(self, entry: Entry) -> Outcome:
@@ -84,6 +94,8 @@ class _Batch:
                     self._checkpoint(entry)
                 case Close():
                     return self._close(entry)
+                case HandOver():
+                    return self._hand_over(entry)
         except QuicksilverError as refusal:
             return refusal
         return None
@@ -94,11 +106,12 @@ class _Batch:
         save_budgets(connection, self._budgets.values())
         self._rollup.save(connection)
         save_claims(connection, self._new_claims)
+        move_claims(connection, self._moved)
         save_replies(connection, self._saved)
         drop_claims(connection, self._dropped)
 
     def _account_ids(self, entries: Sequence[Entry]) -> set[str]:
-        closing = {entry.request_id for entry in entries if isinstance(entry, Close)}
+        closing = {entry.request_id for entry in entries if isinstance(entry, Close | HandOver)}
         paths = [entry.identity.path for entry in entries if isinstance(entry, Reserve)]
         paths += [row.path for row in self._rows.values() if row.is_open and row.request_id in closing]
         return {account_id for path in paths for account_id in path.split("/")}
@@ -111,9 +124,11 @@ class _Batch:
         order, identity = entry.order, entry.identity
         identity.require_model(order.model)
         self._require_valid(entry)
-        price = self._prices.get(order.model, self._ledger.default_price)
+        price = order.price or self._prices.get(order.model, self._ledger.default_price)
+        price = price.half if order.is_half_price else price
         amount = price.cost(Usage(order.max_input, 0, order.max_output))
-        path, demand = self._path(identity.path), Demand(amount, order.max_input, order.max_output)
+        rated = (order.max_input, order.max_output) if order.is_rated else (0, 0)
+        path, demand = self._path(identity.path), Demand(amount, *rated)
         if (refusal := refusal_of(path, demand)) is not None:
             raise refusal
         for budget in path:
@@ -152,7 +167,7 @@ class _Batch:
             max_output=order.max_output,
             price=price,
             reserved=amount,
-            is_rated=int(any(budget.limits.is_rated for budget in self._path(identity.path))),
+            is_rated=int(order.is_rated and any(budget.limits.is_rated for budget in self._path(identity.path))),
             has_claim=int(order.idempotency is not None),
         )
         self._rows[row.request_id] = row
@@ -185,13 +200,32 @@ class _Batch:
             raise LedgerUnavailable("the ledger has closed this request; send it again")
         return row.charge()
 
+    def _hand_over(self, entry: HandOver) -> Reservation:
+        row, order = self._rows.get(entry.request_id), entry.reserve.order
+        if row is None or not row.is_open:
+            raise LedgerUnavailable("the ledger has closed this request; send it again")
+        path = self._path(row.path)
+        # The place in flight of the first row is that of the second one.
+        for budget in path:
+            budget.in_flight -= 1
+        try:
+            reservation = self._reserve(replace(entry.reserve, order=replace(order, idempotency=None)))
+        finally:
+            for budget in path:
+                budget.in_flight += 1
+        if row.has_claim:
+            row.has_claim, self._rows[order.request_id].has_claim = 0, 1
+            self._moved[row.request_id] = order.request_id
+        self._close(entry.close)
+        return reservation
+
     def _finish(self, row: LedgerRow, entry: Close) -> None:
         if entry.checkpoint is not None:
             row.advance(entry.checkpoint)
         usage = _charged_usage(row, entry)
         row.close(State.RELEASED if usage is None else State.SETTLED, _closer(entry), self._now)
         self._charge(row, usage or Usage())
-        if row.has_claim and entry.how is How.SETTLE and entry.reply is not None:
+        if row.has_claim and entry.how is not How.ORPHAN and entry.reply is not None:
             self._saved[row.request_id] = entry.reply
         elif row.has_claim:
             self._dropped.add(row.request_id)
@@ -241,7 +275,7 @@ def _load_rows(connection: Connection, entries: Sequence[Entry]) -> dict[str, Le
     return {row.request_id: LedgerRow.of(row) for row in found}
 
 
-def _load_prices(connection: Connection, models: set[str]) -> dict[str, Price]:
+def load_prices(connection: Connection, models: set[str]) -> dict[str, Price]:
     if not models:
         return {}
     rows = connection.execute(_PRICES, {"models": sorted(models)})

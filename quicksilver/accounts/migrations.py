@@ -147,7 +147,44 @@ def m0002_accounts(connection: Connection) -> None:
         connection.execute(text(statement))
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (m0001_books, m0002_accounts)
+# Responses, conversations, files and batches. `owner` is a project; `parent` is the object that contains this one.
+_V3 = """
+CREATE TABLE objects (
+  seq {serial},
+  owner TEXT NOT NULL,
+  kind TEXT NOT NULL,
+  id TEXT NOT NULL,
+  parent TEXT NOT NULL DEFAULT '',
+  created_at BIGINT NOT NULL,
+  size BIGINT NOT NULL,
+  is_open BIGINT NOT NULL DEFAULT 0,
+  leased_by TEXT NOT NULL DEFAULT '',
+  leased_until BIGINT NOT NULL DEFAULT 0,
+  body {blob} NOT NULL,
+  UNIQUE (owner, kind, id)
+);
+CREATE INDEX objects_in_order ON objects (owner, kind, parent, seq);
+CREATE INDEX objects_open ON objects (kind, seq) WHERE is_open = 1
+"""
+
+
+def m0003_objects(connection: Connection) -> None:
+    """Objects that requests store; also the schema of a server's own file where there are no accounts."""
+    for statement in _V3.format(**_TYPES[connection.dialect.name]).split(";"):
+        connection.execute(text(statement))
+
+
+def m0004_may_leave(connection: Connection) -> None:
+    """Whether the prompts of a project may be sent to upstreams of hybrid routing."""
+    connection.execute(text("ALTER TABLE accounts ADD COLUMN may_leave BIGINT NOT NULL DEFAULT 0"))
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
+    m0001_books,
+    m0002_accounts,
+    m0003_objects,
+    m0004_may_leave,
+)
 
 
 def upgrade(store: Store) -> list[str]:

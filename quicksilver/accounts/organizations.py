@@ -38,6 +38,8 @@ class Organizations:
         amount = self.config.signup_credits if credits is None else credits
         with self.store.write() as connection:
             org_id = self.insert_account(connection, "org", "", name, 0)
+            limits = limit_columns(self.config.org_limits)
+            connection.execute(update(accounts).where(accounts.c.id == org_id).values(limits))
             self.insert_account(connection, "project", org_id, "default", None)
             if amount:
                 self._grant(connection, org_id, amount * MICRO, f"sign-up {org_id}")
@@ -133,6 +135,20 @@ class Organizations:
             change = update(accounts).where(accounts.c.id == account_id)
             connection.execute(change.values(allowance=amount, period=period, **since))
             return find_account(connection, by, account_id)
+
+    def set_may_leave(self, by: Identity, project_id: str, may_leave: bool) -> AccountRecord:
+        """Sets whether the prompts of a project may be sent to upstreams of hybrid routing."""
+        by.require(Scope.ADMIN)
+        with self.store.write() as connection:
+            find_account(connection, by, project_id, "project")
+            change = update(accounts).where(accounts.c.id == project_id)
+            connection.execute(change.values(may_leave=int(may_leave)))
+            return find_account(connection, by, project_id, "project")
+
+    def may_leave(self, project_id: str) -> bool:
+        query = select(accounts.c.may_leave).where(accounts.c.id == project_id, accounts.c.kind == "project")
+        with self.store.read() as connection:
+            return bool(connection.execute(query).scalar_one_or_none())
 
     def set_limits(self, by: Identity, account_id: str, limits: Limits) -> None:
         by.require(Scope.ADMIN)
@@ -231,4 +247,5 @@ def record_of(row: Any) -> AccountRecord:
         period=row.period,
         period_at=row.period_at,
         spent_before=row.spent_before,
+        may_leave=bool(row.may_leave),
     )

@@ -69,6 +69,11 @@ class Price:
         if not 0 <= self.cached <= self.input <= MAX_PRICE or not 0 <= self.output <= MAX_PRICE:
             raise InvalidRequest(f"a price needs 0 <= cached <= input and all of it <= {MAX_PRICE}", param="price")
 
+    @property
+    def half(self) -> Price:
+        """Half of it, rounded up to whole micro-credits."""
+        return Price(-(-self.input // 2), -(-self.cached // 2), -(-self.output // 2))
+
     def cost(self, usage: Usage) -> int:
         uncached = usage.prompt_tokens - usage.cached_tokens
         return uncached * self.input + usage.cached_tokens * self.cached + usage.completion_tokens * self.output
@@ -120,10 +125,33 @@ class Order:
     max_input: int
     max_output: int
     idempotency: Idempotency | None = None
+    # A line of a batch.
+    is_half_price: bool = False
+    # Instead of the price of the model.
+    price: Price | None = None
+    # Whether the tokens count against the limits per minute. Those of training do not.
+    is_rated: bool = True
 
     def __post_init__(self) -> None:
         if not (0 <= self.max_input <= MAX_TOKENS and 0 <= self.max_output <= MAX_TOKENS):
             raise InvalidRequest(f"a request may hold at most {MAX_TOKENS} tokens", param="max_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """Something that a project stored: a response, an item of a conversation, a file, a batch."""
+
+    kind: str
+    id: str
+    body: bytes
+    # The id of the object that contains this one, such as the conversation of an item.
+    parent: str = ""
+    created_at: int = 0
+    # Work on it is not finished. One process at a time holds the lease.
+    is_open: bool = False
+    leased_by: str = ""
+    # Seconds since the epoch.
+    leased_until: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +219,8 @@ class AccountRecord:
     period: str | None
     period_at: int
     spent_before: int
+    # Of a project: whether its prompts may be sent to upstreams of hybrid routing.
+    may_leave: bool = False
 
     @property
     def is_disabled(self) -> bool:

@@ -22,7 +22,7 @@ def _ints(names: str) -> list[ColumnClause[Any]]:
 accounts: TableClause = table(
     "accounts",
     *_texts("id kind path name period"),
-    *_ints("created_at disabled_at allowance spent reserved in_flight period_at spent_before"),
+    *_ints("created_at disabled_at allowance spent reserved in_flight period_at spent_before may_leave"),
     *_ints("max_requests max_input max_output max_in_flight"),
 )
 api_keys: TableClause = table("api_keys", *_texts("id user_id scopes models"), *_ints("expires_at"))
@@ -51,7 +51,14 @@ replies: TableClause = table(
     column("body", LargeBinary()),
 )
 owners: TableClause = table("owners", *_texts("id"), *_ints("heartbeat"))
+objects: TableClause = table(
+    "objects",
+    *_texts("owner kind id parent leased_by"),
+    *_ints("seq created_at size is_open leased_until"),
+    column("body", LargeBinary()),
+)
 settings: TableClause = table("settings", *_texts("name value"))
 TABLES = (
     accounts, api_keys, secrets, users, grants, prices, ledger, usage, rate_buckets, replies, owners, settings,
+    objects,
 )  # fmt: skip

@@ -20,7 +20,7 @@ from quicksilver.accounts.api_keys import ApiKeys
 from quicksilver.accounts.budgets import Demand, limits_of, load_budgets, refusal_of
 from quicksilver.accounts.charging import RequestOutcome, charge_for
 from quicksilver.accounts.config import AccountsConfig
-from quicksilver.accounts.entries import Checkpoint, Close, How, Reserve
+from quicksilver.accounts.entries import Checkpoint, Close, HandOver, How, Reserve
 from quicksilver.accounts.idempotency import find_claims, make_idempotency, saved_reply
 from quicksilver.accounts.identity import Identity
 from quicksilver.accounts.key_lookup import KeyLookup
@@ -28,6 +28,7 @@ from quicksilver.accounts.keys import Pepper, load_pepper, make_id
 from quicksilver.accounts.ledger import Ledger
 from quicksilver.accounts.limits import load_windows, tightest
 from quicksilver.accounts.migrations import require_current, upgrade
+from quicksilver.accounts.objects import ObjectStore
 from quicksilver.accounts.organizations import Organizations
 from quicksilver.accounts.records import (
     Charge,
@@ -91,6 +92,7 @@ class Accounts:
         self._readers = ThreadPoolExecutor(config.num_readers, thread_name_prefix="accounts-reader")
         ledger = Ledger(make_id("proc"), config.default_price, config.reply_kept_s, clock)
         self._writer = Writer(admin.store, ledger, config)
+        self._objects = ObjectStore(admin.store, clock)
 
     @classmethod
     async def open(cls, url: str, config: AccountsConfig | None = None, clock: Clock = time.time) -> Accounts:
@@ -143,6 +145,10 @@ class Accounts:
         """Whether the key of a running stream is still valid. Streams ask about once a second."""
         return await self._read(lambda: self._key_lookup.is_live(identity))
 
+    def digest(self, purpose: str, message: bytes) -> str:
+        """A digest under the secret of these accounts; each purpose has a key of its own."""
+        return self._admin.pepper.digest(purpose, message)
+
     def idempotency(self, key: str, request: bytes) -> Idempotency:
         """An Idempotency-Key together with a digest of its request (method, path and body)."""
         return make_idempotency(self._admin.pepper, key, request)
@@ -157,7 +163,15 @@ class Accounts:
         Raises AuthenticationFailed, PermissionDenied, InsufficientQuota, RateLimited, InvalidRequest (one request
         above a whole minute's limit), Conflict, IdempotencyMismatch, LedgerUnavailable.
         """
-        future = self._writer.submit(Reserve(identity, order))
+        return await self._reserved(self._writer.submit(Reserve(identity, order)))
+
+    async def hand_over(self, request_id: str, usage: Usage | None, identity: Identity, order: Order) -> Reservation:
+        """Closes the row `request_id`, which is charged for `usage` or is free if that is None, and reserves the next
+        row of the same request, in one transaction. Raises what `reserve` raises; then nothing has changed."""
+        close = Close(request_id, How.RELEASE if usage is None else How.SETTLE, usage or Usage())
+        return await self._reserved(self._writer.submit(HandOver(close, Reserve(identity, order))))
+
+    async def _reserved(self, future: Future[Any]) -> Reservation:
         try:
             reservation: Reservation = await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -178,9 +192,9 @@ class Accounts:
         charge: Charge = await self._write(Close(request_id, How.SETTLE, usage, reply))
         return charge
 
-    async def release(self, request_id: str) -> Charge:
+    async def release(self, request_id: str, reply: SavedReply | None = None) -> Charge:
         """Closes a reservation without a charge. Returns the charge of the row, which may have been closed before."""
-        charge: Charge = await self._write(Close(request_id, How.RELEASE))
+        charge: Charge = await self._write(Close(request_id, How.RELEASE, reply=reply))
         return charge
 
     async def close_request(
@@ -203,6 +217,18 @@ class Accounts:
 
     async def usage(self, by: Identity, query: UsageQuery) -> list[UsageBucket]:
         return await self._read(lambda: self._admin.usage(by, query))
+
+    async def stored(self, work: Callable[[ObjectStore], T]) -> T:
+        """Runs synchronous work on the objects that projects stored."""
+        return await self._read(lambda: work(self._objects))
+
+    async def identity_of_key(self, key_id: str) -> Identity:
+        """The identity of a key that started work which outlives its request; raises AuthenticationFailed."""
+        return await self._read(lambda: self._key_lookup.by_id(key_id))
+
+    async def may_leave(self, identity: Identity) -> bool:
+        """Whether the prompts of the identity's project may be sent to upstreams. Always read from the database."""
+        return await self._read(lambda: self._admin.organizations.may_leave(identity.project_id))
 
     async def admin(self, work: Callable[[AdminService], T]) -> T:
         """Runs synchronous work, as in `await accounts.admin(lambda admin: admin.keys.list_keys(by))`."""

@@ -20,7 +20,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from quicksilver.accounts.config import AccountsConfig
-from quicksilver.accounts.entries import Checkpoint, Close, Entry, How, Reserve
+from quicksilver.accounts.entries import Checkpoint, Close, Entry, HandOver, How, Reserve
 from quicksilver.accounts.idempotency import forget_old_replies
 from quicksilver.accounts.ledger import Ledger, Outcome
 from quicksilver.accounts.limits import forget_old_windows
@@ -211,7 +211,8 @@ class Writer:
         self._fail([item for item in waiting if now - item.created_at >= _FRESH_S], error)
 
     def _deliver(self, item: _Pending, outcome: Outcome) -> None:
-        if isinstance(item.entry, Close):
+        is_refused = isinstance(outcome, QuicksilverError)
+        if isinstance(item.entry, Close) or (isinstance(item.entry, HandOver) and not is_refused):
             self._checkpoints.pop(item.entry.request_id, None)
         if isinstance(outcome, QuicksilverError):
             item.outcome.set_exception(outcome)
@@ -232,6 +233,9 @@ class Writer:
                 self._checkpoints[entry.request_id] = entry
             case Reserve() if isinstance(error, LedgerUnavailable):
                 self._owed[entry.request_id] = Close(entry.request_id, How.RELEASE)
+            case HandOver() if isinstance(error, LedgerUnavailable):
+                # The request closes its first row itself.
+                self._note_failure(entry.reserve, error)
             case Close(how=How.SETTLE):
                 last = self._checkpoints.pop(entry.request_id, None)
                 self._owed[entry.request_id] = Close(entry.request_id, How.ORPHAN, checkpoint=last)

@@ -30,8 +30,12 @@ def test_spent_money_is_a_final_refusal_and_reserved_money_is_not() -> None:
     one.close(reserved=100, cost=60)
     refusal = one.refusal(ASK)
     assert isinstance(refusal, InsufficientQuota)
-    assert "budget" in refusal.message
+    assert refusal.message.startswith("this request may cost 0.0001 credits and the key's budget has 0.00009 left;")
     assert one.refusal(Demand(90, 1, 1)) is None
+    one.close(reserved=0, cost=90)
+    spent = one.refusal(ASK)
+    assert isinstance(spent, InsufficientQuota)
+    assert spent.message == "the key's budget is spent; add to it"
 
 
 def test_refusal_of_an_organisation_mentions_credits() -> None:

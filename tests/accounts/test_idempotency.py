@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select
 
-from quicksilver.accounts.entries import Close, How, Reserve
+from quicksilver.accounts.entries import Close, HandOver, How, Reserve
 from quicksilver.accounts.idempotency import find_claims, forget_old_replies, make_idempotency, saved_reply
 from quicksilver.accounts.keys import Pepper
 from quicksilver.accounts.ledger import Ledger
@@ -109,3 +109,24 @@ def test_reply_is_deleted_after_a_day(admin: AdminService, books: Ledger, custom
     with admin.store.write() as connection:
         forget_old_replies(connection, clock.now + 10**6)
         assert connection.execute(select(replies.c.request_id)).scalars().all() == ["r2"]
+
+
+@pytest.mark.parametrize("ending", [How.SETTLE, How.RELEASE])
+def test_a_claim_passes_to_the_next_row_of_its_request(
+    admin: AdminService, books: Ledger, customer: Customer, ending: How
+) -> None:
+    apply(admin, books, reserve(customer, "r1"))
+    apply(admin, books, HandOver(Close("r1", How.SETTLE, Usage(1, 0, 1)), reserve(customer, "r2")))
+    with pytest.raises(Conflict, match="still running"):
+        recall(admin, customer)
+    assert isinstance(apply(admin, books, reserve(customer, "r3"))[0], Conflict)
+    apply(admin, books, Close("r2", ending, Usage(1, 0, 1), REPLY))
+    assert recall(admin, customer) == REPLY
+
+
+def test_a_claim_that_was_passed_on_is_free_after_a_failure(
+    admin: AdminService, books: Ledger, customer: Customer
+) -> None:
+    apply(admin, books, reserve(customer, "r1"), HandOver(Close("r1", How.RELEASE), reserve(customer, "r2")))
+    apply(admin, books, Close("r2", How.ORPHAN))
+    assert recall(admin, customer) is None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from quicksilver.accounts.keys import Pepper, display_of, load_pepper, make_id, make_secret
+from quicksilver.accounts.keys import Pepper, display_of, is_exposed, load_pepper, make_id, make_secret
 from quicksilver.errors import QuicksilverError
 
 
@@ -61,6 +61,16 @@ def test_pepper_that_others_can_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pepper").chmod(0o644)
     with pytest.raises(QuicksilverError, match="chmod 600"):
         load_pepper(tmp_path / "pepper")
+
+
+def test_a_group_may_read_a_pepper_that_belongs_to_root() -> None:
+    root, server = 0, 10001
+    assert not is_exposed(0o440, root, server)
+    assert not is_exposed(0o400, server, server)
+    assert is_exposed(0o444, root, server)
+    assert is_exposed(0o460, root, server)
+    assert is_exposed(0o440, server, server)
+    assert is_exposed(0o440, root, root)
 
 
 def test_damaged_pepper_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, text
 
-from quicksilver.accounts.entries import Checkpoint, Close, How, Reserve
+from quicksilver.accounts.entries import Checkpoint, Close, HandOver, How, Reserve
 from quicksilver.accounts.identity import OPERATOR, Identity
 from quicksilver.accounts.ledger import Ledger
 from quicksilver.accounts.maintenance import audit
@@ -25,6 +25,7 @@ from quicksilver.errors import (
     NotFound,
     PermissionDenied,
     RateLimited,
+    TooManyInFlight,
 )
 from tests.accounts.conftest import START, Customer, FakeClock, apply, make_customer
 
@@ -233,7 +234,7 @@ def test_concurrency_cap_frees_as_requests_end(admin: AdminService, books: Ledge
         admin, books, reserve(customer, "r1"), reserve(customer, "r2"), reserve(customer, "r3"),
         Close("r1", How.RELEASE), reserve(customer, "r4"),
     )  # fmt: skip
-    assert [type(outcome) for outcome in outcomes] == [Reservation, Reservation, RateLimited, Charge, Reservation]
+    assert [type(outcome) for outcome in outcomes] == [Reservation, Reservation, TooManyInFlight, Charge, Reservation]
 
 
 def test_database_constraint_refuses_a_negative_balance(admin: AdminService, customer: Customer) -> None:
@@ -282,3 +283,60 @@ def test_ledger_is_consistent_after_any_script_in_any_batches(
         apply(admin, books, *entries[start : start + cuts])
     assert audit(admin.store) == []
     assert all(value >= 0 for value in money(admin, customer.org_id))
+
+
+def hand_over(customer: Customer, old: str, new: str, usage: Usage | None, price: Price | None = None) -> HandOver:
+    close = Close(old, How.RELEASE if usage is None else SETTLE, usage or Usage())
+    return HandOver(close, Reserve(customer.identity, Order(new, "strong", 10, 20, price=price)))
+
+
+def test_hand_over_settles_one_row_and_opens_the_next_at_its_own_price(
+    admin: AdminService, books: Ledger, customer: Customer
+) -> None:
+    apply(admin, books, reserve(customer, "r1"))
+    (reserved,) = apply(admin, books, hand_over(customer, "r1", "r2", Usage(10, 0, 3), Price(7, 5, 9)))
+    assert isinstance(reserved, Reservation)
+    assert (reserved.request_id, reserved.amount) == ("r2", 10 * 7 + 20 * 9)
+    assert money(admin, customer.key_id) == (10 * 10 + 3 * 100, 250, 1)
+    apply(admin, books, Close("r2", SETTLE, Usage(10, 2, 4)))
+    assert (row(admin, "r1").cost, row(admin, "r2").cost) == (400, 8 * 7 + 2 * 5 + 4 * 9)
+    assert money(admin, customer.key_id) == (400 + 102, 0, 0)
+    assert audit(admin.store) == []
+
+
+def test_hand_over_without_usage_releases_the_first_row(admin: AdminService, books: Ledger, customer: Customer) -> None:
+    apply(admin, books, reserve(customer, "r1"))
+    apply(admin, books, hand_over(customer, "r1", "r2", None))
+    assert (row(admin, "r1").state, row(admin, "r2").state) == (State.RELEASED, State.OPEN)
+    assert money(admin, customer.key_id) == (0, 2100, 1)
+
+
+def test_hand_over_keeps_the_place_in_flight(admin: AdminService, books: Ledger, customer: Customer) -> None:
+    admin.organizations.set_limits(OPERATOR, customer.key_id, Limits(concurrency=1))
+    apply(admin, books, reserve(customer, "r1"))
+    refused, reserved = apply(admin, books, reserve(customer, "x"), hand_over(customer, "r1", "r2", Usage(1, 0, 1)))
+    assert isinstance(refused, TooManyInFlight)
+    assert isinstance(reserved, Reservation)
+    assert money(admin, customer.key_id)[2] == 1
+
+
+def test_a_refused_hand_over_changes_nothing(admin: AdminService, books: Ledger, customer: Customer) -> None:
+    apply(admin, books, reserve(customer, "r1"))
+    before = money(admin, customer.org_id)
+    (refused,) = apply(admin, books, hand_over(customer, "r1", "r2", Usage(10, 0, 3), Price(10**8, 0, 10**8)))
+    assert isinstance(refused, InsufficientQuota)
+    assert money(admin, customer.org_id) == before
+    assert row(admin, "r1").state == State.OPEN
+    (charge,) = apply(admin, books, Close("r1", SETTLE, Usage(10, 0, 3)))
+    assert isinstance(charge, Charge)
+    assert audit(admin.store) == []
+
+
+def test_a_closed_row_cannot_be_handed_over(admin: AdminService, books: Ledger, customer: Customer) -> None:
+    apply(admin, books, reserve(customer, "r1"), Close("r1", How.RELEASE))
+    closed, missing = apply(
+        admin, books, hand_over(customer, "r1", "r2", None), hand_over(customer, "none", "r3", None)
+    )
+    assert isinstance(closed, LedgerUnavailable)
+    assert isinstance(missing, LedgerUnavailable)
+    assert money(admin, customer.key_id) == (0, 0, 0)

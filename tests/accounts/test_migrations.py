@@ -36,7 +36,7 @@ def store(empty_url: str) -> Store:
 def test_upgrade_runs_each_migration_once(store: Store) -> None:
     with pytest.raises(QuicksilverError, match="db upgrade"):
         require_current(store)
-    assert upgrade(store) == ["m0001_books", "m0002_accounts"]
+    assert upgrade(store) == ["m0001_books", "m0002_accounts", "m0003_objects", "m0004_may_leave"]
     assert upgrade(store) == []
     require_current(store)
     store.close()
@@ -63,7 +63,7 @@ def test_rows_and_references_of_an_old_database_survive_the_rename(
         for statement in OLD_ROWS:
             connection.execute(text(statement))
     monkeypatch.undo()
-    assert upgrade(store) == ["m0002_accounts"]
+    assert upgrade(store) == ["m0002_accounts", "m0003_objects", "m0004_may_leave"]
     require_current(store)
     with store.read() as connection:
         kept = connection.execute(text("SELECT id, path, spent FROM accounts ORDER BY path")).all()

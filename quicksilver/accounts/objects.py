@@ -1,0 +1,208 @@
+"""ObjectStore: objects that projects stored, by owner, kind and id. No owner can read the objects of another one.
+
+Every change is one transaction, which is on disk when the method returns. Bodies are opaque bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Select, and_, delete, func, inspect, select, update
+
+from quicksilver.accounts.migrations import m0003_objects
+from quicksilver.accounts.records import StoredObject
+from quicksilver.accounts.schema import objects
+from quicksilver.accounts.store import Store, replacing
+
+_KEY = ("owner", "kind", "id")
+_REPLACED = ("parent", "size", "is_open", "leased_by", "leased_until", "body")
+
+
+def open_local(path: Path) -> ObjectStore:
+    """The store of a server without accounts: a SQLite file with this table alone."""
+    store = Store(f"sqlite:///{path}")
+    with store.write() as connection:
+        if not inspect(connection).has_table("objects"):
+            m0003_objects(connection)
+    return ObjectStore(store)
+
+
+class ObjectStore:
+    """Blocking. Safe to call from several threads and processes."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._clock = clock
+
+    def put(self, owner: str, stored: Sequence[StoredObject]) -> None:
+        """Inserts the objects; one that exists is replaced and keeps its place and time."""
+        if stored:
+            with self._store.write() as connection:
+                change = replacing(connection.dialect.name, objects, _KEY, _REPLACED)
+                connection.execute(change, [self._row(owner, each) for each in stored])
+
+    def add(self, owner: str, stored: StoredObject) -> bool:
+        """Inserts the object unless it exists; whether it was inserted."""
+        with self._store.write() as connection:
+            if connection.execute(_named(owner, stored.kind, [stored.id])).first() is not None:
+                return False
+            connection.execute(objects.insert().values(**self._row(owner, stored)))
+            return True
+
+    def get(self, owner: str, kind: str, object_id: str) -> StoredObject | None:
+        with self._store.read() as connection:
+            row = connection.execute(_named(owner, kind, [object_id])).one_or_none()
+        return None if row is None else _object(row)
+
+    def update(
+        self, owner: str, kind: str, object_id: str, change: Callable[[StoredObject], StoredObject | None]
+    ) -> StoredObject | None:
+        """Replaces an object by what `change` makes of it, in one transaction; None from `change` keeps it. Returns the
+        object as it is stored afterwards, or None if there is none."""
+        with self._store.write() as connection:
+            row = connection.execute(_named(owner, kind, [object_id]).with_for_update()).one_or_none()
+            if row is None:
+                return None
+            changed = change(_object(row))
+            if changed is None:
+                return _object(row)
+            values = {name: value for name, value in self._row(owner, changed).items() if name in _REPLACED}
+            connection.execute(update(objects).where(objects.c.seq == row.seq).values(**values))
+            return changed
+
+    def find(
+        self, owner: str, kind: str, parent: str = "", *, after: str = "", limit: int = 100, is_descending: bool = False
+    ) -> list[StoredObject] | None:
+        """Objects in the order of their insertion, after the one with the id `after`. None: there is no such id."""
+        query = select(objects).where(objects.c.owner == owner, objects.c.kind == kind, objects.c.parent == parent)
+        with self._store.read() as connection:
+            if after:
+                seq = connection.execute(_named(owner, kind, [after]).with_only_columns(objects.c.seq)).scalar()
+                if seq is None:
+                    return None
+                query = query.where(objects.c.seq < seq if is_descending else objects.c.seq > seq)
+            order = objects.c.seq.desc() if is_descending else objects.c.seq
+            rows = connection.execute(query.order_by(order).limit(limit)).all()
+        return [_object(row) for row in rows]
+
+    def count(self, owner: str, kind: str, parent: str = "") -> int:
+        query = select(func.count()).where(objects.c.owner == owner, objects.c.kind == kind, objects.c.parent == parent)
+        with self._store.read() as connection:
+            return int(connection.execute(query).scalar_one())
+
+    def delete(self, owner: str, kind: str, object_id: str) -> bool:
+        """Deletes the object with all that it contains; whether it existed."""
+        with self._store.write() as connection:
+            connection.execute(delete(objects).where(objects.c.owner == owner, objects.c.parent == object_id))
+            own = and_(objects.c.owner == owner, objects.c.kind == kind, objects.c.id == object_id)
+            return connection.execute(delete(objects).where(own)).rowcount > 0
+
+    def delete_inside(self, owner: str, parent: str) -> None:
+        """Deletes all that the object contains."""
+        with self._store.write() as connection:
+            connection.execute(delete(objects).where(objects.c.owner == owner, objects.c.parent == parent))
+
+    def ids(self, owner: str, kind: str, parent: str) -> list[str]:
+        own = and_(objects.c.owner == owner, objects.c.kind == kind, objects.c.parent == parent)
+        with self._store.read() as connection:
+            return list(connection.execute(select(objects.c.id).where(own)).scalars())
+
+    def num_bytes(self, owner: str) -> int:
+        with self._store.read() as connection:
+            return _num_bytes(connection, owner)
+
+    def trim(self, owner: str, kinds: Collection[str], max_bytes: int, before: float) -> None:
+        """Deletes finished objects of these kinds that are older than `before`, then the oldest ones until all objects
+        of the owner have at most `max_bytes`."""
+        own = and_(objects.c.owner == owner, objects.c.kind.in_(sorted(kinds)), objects.c.is_open == 0)
+        with self._store.write() as connection:
+            connection.execute(delete(objects).where(own, objects.c.created_at < before))
+            excess = _num_bytes(connection, owner) - max_bytes
+            if excess <= 0:
+                return
+            oldest = []
+            for row in connection.execute(select(objects.c.seq, objects.c.size).where(own).order_by(objects.c.seq)):
+                if excess <= 0:
+                    break
+                oldest.append(row.seq)
+                excess -= row.size
+            connection.execute(delete(objects).where(objects.c.seq.in_(oldest)))
+
+    def claim(self, kind: str, process: str, lease_s: int) -> tuple[str, StoredObject] | None:
+        """The oldest open object that no process works on, with its owner; its lease is now held by `process`."""
+        now = int(self._clock())
+        is_free = and_(objects.c.kind == kind, objects.c.is_open == 1, objects.c.leased_until < now)
+        with self._store.write() as connection:
+            row = connection.execute(select(objects).where(is_free).order_by(objects.c.seq).limit(1)).one_or_none()
+            if row is None:
+                return None
+            lease = {"leased_by": process, "leased_until": now + lease_s}
+            changed = connection.execute(update(objects).where(objects.c.seq == row.seq, is_free).values(**lease))
+            return (row.owner, _object(row)) if changed.rowcount else None
+
+    def has_claimable(self, kind: str) -> bool:
+        """Whether `claim` would find an object."""
+        is_free = and_(objects.c.is_open == 1, objects.c.leased_until < int(self._clock()))
+        with self._store.read() as connection:
+            return (
+                connection.execute(select(objects.c.seq).where(objects.c.kind == kind, is_free).limit(1)).first()
+                is not None
+            )
+
+    def renew(self, owner: str, kind: str, object_id: str, process: str, lease_s: int) -> bool:
+        """Extends the lease; false if this process no longer holds it or the object is finished or deleted."""
+        held = and_(objects.c.owner == owner, objects.c.kind == kind, objects.c.id == object_id)
+        held = and_(held, objects.c.leased_by == process, objects.c.is_open == 1)
+        with self._store.write() as connection:
+            change = update(objects).where(held).values(leased_until=int(self._clock()) + lease_s)
+            return connection.execute(change).rowcount > 0
+
+    def finish(self, owner: str, stored: StoredObject, process: str) -> bool:
+        """Replaces the body of an open object whose lease `process` holds, and closes it; whether it was open."""
+        own = and_(objects.c.owner == owner, objects.c.kind == stored.kind, objects.c.id == stored.id)
+        held = and_(own, objects.c.leased_by == process, objects.c.is_open == 1)
+        closed = {"body": stored.body, "size": len(stored.body), "is_open": 0, "leased_by": "", "leased_until": 0}
+        with self._store.write() as connection:
+            return connection.execute(update(objects).where(held).values(**closed)).rowcount > 0
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _row(self, owner: str, stored: StoredObject) -> dict[str, Any]:
+        return {
+            "owner": owner,
+            "kind": stored.kind,
+            "id": stored.id,
+            "parent": stored.parent,
+            "created_at": stored.created_at or int(self._clock()),
+            "size": len(stored.body),
+            "is_open": int(stored.is_open),
+            "leased_by": stored.leased_by,
+            "leased_until": stored.leased_until,
+            "body": stored.body,
+        }
+
+
+def _named(owner: str, kind: str, ids: Sequence[str]) -> Select[Any]:
+    return select(objects).where(objects.c.owner == owner, objects.c.kind == kind, objects.c.id.in_(ids))
+
+
+def _num_bytes(connection: Connection, owner: str) -> int:
+    query = select(func.coalesce(func.sum(objects.c.size), 0)).where(objects.c.owner == owner)
+    return int(connection.execute(query).scalar_one())
+
+
+def _object(row: Any) -> StoredObject:
+    return StoredObject(
+        row.kind,
+        row.id,
+        bytes(row.body),
+        row.parent,
+        row.created_at,
+        bool(row.is_open),
+        row.leased_by,
+        row.leased_until,
+    )
