@@ -29,7 +29,8 @@ def save_state(
         for key, value in adamw.state.get(parameter, {}).items():
             tensors[f"adamw/{key}/{name}"] = torch.as_tensor(value).detach().cpu().clone().contiguous()
     path.parent.mkdir(parents=True, exist_ok=True)
-    young = path.with_suffix(".part")
+    # Named after the process: one that lost its lease may still be writing.
+    young = path.with_suffix(f".{os.getpid()}.part")
     save_file(tensors, young, metadata={"facts": json.dumps(dict(facts))})
     os.replace(young, path)
 

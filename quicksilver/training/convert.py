@@ -19,13 +19,15 @@ from pathlib import Path
 import torch
 
 from quicksilver.errors import InvalidRequest, QuicksilverError
+from quicksilver.hub.snapshots import look_up, parse_hub_name, pull_snapshot, pulled_files
 from quicksilver.text.chat import ChatTemplate, Message
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.formats import Formatter
 from quicksilver.training.generate import PromptSet, prompt_set
 from quicksilver.training.prepared_data import EVAL_PROMPTS, PROMPTS, Facts
+from quicksilver.training.progress import RunProgress
 from quicksilver.training.recipe import load_recipe
-from quicksilver.training.run import join_ranks
+from quicksilver.training.run import join_ranks, measured
 from quicksilver.training.stages import CANVAS, Run, run_stage
 from quicksilver.training.synthesis.questions import question_rows
 
@@ -85,8 +87,10 @@ def convert(job: Conversion) -> Path:
     recipe = load_recipe(_write_recipe(job))
     prepare(job)
     run = Run(recipe, job.out, job.out / "data", job.weights, None, job.device)
-    for stage in STAGES:
-        run_stage(run, stage)
+    with RunProgress(STAGES) as progress:
+        for stage in STAGES:
+            progress.begin(stage)
+            run_stage(run, stage)
     return job.out / CANVAS
 
 
@@ -159,7 +163,7 @@ def _line(line: str) -> str:
 
 def parser() -> argparse.ArgumentParser:
     words = argparse.ArgumentParser(prog="quicksilver convert", description="Teach a checkpoint to draft for itself.")
-    words.add_argument("weights", type=Path, help="GGUF file or folder of a Llama or Qwen checkpoint")
+    words.add_argument("weights", type=Path, help="GGUF file, folder or hub name of a Llama or Qwen checkpoint")
     words.add_argument("--out", type=Path, help="folder for the adapter and the logs (default runs/NAME)")
     words.add_argument("--questions", type=Path, help="what it will be asked: a question a line, or JSON with `prompt`")
     words.add_argument("--minutes", type=float, default=20.0, help="how long to train (default 20)")
@@ -172,13 +176,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = parser().parse_args(arguments)
     out = words.out or Path("runs") / words.weights.stem
     try:
-        device = join_ranks(words.device)
-        adapter = convert(Conversion(words.weights, out, words.questions, words.minutes, words.rank, device))
+        weights, device = _local(words.weights), join_ranks(words.device)
+        adapter = convert(Conversion(weights, out, words.questions, words.minutes, words.rank, device))
     except QuicksilverError as error:
         sys.stderr.write(f"error: {error.message}\n")
         return 1
-    sys.stdout.write(f"{_put_beside(words.weights, adapter)}\nquicksilver serve --model {words.weights}\n")
+    placed = _put_beside(weights, adapter)
+    sys.stdout.write(f"{measured(out)}\nAdapter: {placed}\nServe: quicksilver serve --model {words.weights}\n")
     return 0
+
+
+def _local(weights: Path) -> Path:
+    """A path as it is; the folder of a hub repository, which is pulled if it is not on this machine."""
+    name = parse_hub_name(weights.as_posix())
+    if name is None:
+        return weights
+    pulled = pulled_files(name)
+    return pulled.weights if pulled is not None else pull_snapshot(look_up(name))
 
 
 def _put_beside(weights: Path, adapter: Path) -> Path:

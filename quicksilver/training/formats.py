@@ -66,9 +66,10 @@ class Formatter:
     def self_play_prompt(self) -> list[int]:
         """The template up to the user's first word."""
         ids = list(self._template.render((Message("user", ""),)).ids)
-        last_open = len(ids) - 1 - ids[::-1].index(self._open_id)
-        # Before the assistant's turn stands the empty user turn: cut behind its header.
-        return ids[: ids.index(self.end_id, ids[:last_open].index(self._open_id, 1))]
+        opens = [i for i, token in enumerate(ids) if token == self._open_id]
+        # The assistant's turn is the last one; the empty user turn comes before it, after a system turn if the
+        # template adds one. The prompt ends after the header of the user turn.
+        return ids[: ids.index(self.end_id, opens[-2])]
 
     def _pieces(self, row: Row) -> list[Piece]:
         if isinstance(row, ChatRow):

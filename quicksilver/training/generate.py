@@ -102,6 +102,22 @@ class StepAttention:
         return scaled_dot_product_attention(stacked, *seen, attn_mask=attn_mask).view_as(q)
 
 
+def captured(step: Callable[[], None], states: list[Tensor]) -> Callable[[], Any]:
+    """The step as one CUDA graph; elsewhere the step itself. `states` are what it changes, besides the cache."""
+    if states[0].device.type != "cuda":
+        return step
+    kept = [state.clone() for state in states]
+    for _ in range(2):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for state, before in zip(states, kept, strict=True):
+        state.copy_(before)
+    return graph.replay
+
+
 class Generator:
     """Fills packed rows. All state is on the device, and a round of `row_len` steps copies nothing back."""
 
@@ -145,24 +161,12 @@ class Generator:
 
     def _step_for(self, num_slots: int) -> Callable[[], Any]:
         if num_slots not in self._steps:
-            self._steps[num_slots] = self._captured(lambda: self._step(num_slots))
+            self._steps[num_slots] = captured(lambda: self._step(num_slots), self._states())
         return self._steps[num_slots]
 
-    def _captured(self, step: Callable[[], None]) -> Callable[[], Any]:
-        if self.network.device.type != "cuda":
-            return step
+    def _states(self) -> list[Tensor]:
         states = [self._token, self._prompt, self._at, self._doc_start, self._num_new, self._ends_left, self._slot]
-        states += [self._used, self._rows, self._is_start, self._is_new]
-        kept = [state.clone() for state in states]
-        for _ in range(2):
-            step()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-        for state, before in zip(states, kept, strict=True):
-            state.copy_(before)
-        return graph.replay
+        return [*states, self._used, self._rows, self._is_start, self._is_new]
 
     def _step(self, num_slots: int) -> None:
         """Feed each row's token, choose its next one, and put it in the next slot."""

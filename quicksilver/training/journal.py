@@ -10,24 +10,40 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, ClassVar, Protocol, TextIO
+
+
+class Listener(Protocol):
+    """Takes the reports of all journals, in place of lines on the screen."""
+
+    def report(self, stage: str, scalars: Mapping[str, float]) -> None: ...
 
 
 class Journal:
     """One per stage; `scalars.jsonl` grows, so a resumed run continues it."""
 
+    # With a listener, lines are written to `STAGE.log` instead of the stream.
+    listener: ClassVar[Listener | None] = None
+
     def __init__(self, folder: Path, stage: str, stream: TextIO | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._stage, self._stream, self._began = stage, stream or sys.stdout, time.monotonic()
-        self._file = folder / f"{stage}.jsonl"
+        self._file, self._log = folder / f"{stage}.jsonl", folder / f"{stage}.log"
         self._board = _tensorboard(folder / "tensorboard" / stage)
 
     def say(self, text: str) -> None:
-        self._stream.write(f"[{time.monotonic() - self._began:7.1f}s] {self._stage}: {text}\n")
+        line = f"[{time.monotonic() - self._began:7.1f}s] {self._stage}: {text}\n"
+        if self.listener is not None:
+            with self._log.open("a") as log:
+                log.write(line)
+            return
+        self._stream.write(line)
         self._stream.flush()
 
     def report(self, step: int, scalars: Mapping[str, float]) -> None:
         """Record scalars of one step and say them in one line."""
+        if self.listener is not None:
+            self.listener.report(self._stage, scalars)
         with self._file.open("a") as out:
             out.write(json.dumps({"step": step, **scalars}) + "\n")
         if self._board is not None:

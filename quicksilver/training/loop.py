@@ -6,8 +6,9 @@ schedule, averaging, checkpoints, ranks and time. With a step budget on a CPU, a
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -57,8 +58,16 @@ class Task(Protocol):
 class Loop:
     """Runs one task to its budget. `folder` holds the checkpoint that `run` resumes from."""
 
-    def __init__(self, task: Task, optim: Optim, folder: Path, journal: Journal) -> None:
-        self.task, self.optim, self.journal = task, optim, journal
+    def __init__(
+        self,
+        task: Task,
+        optim: Optim,
+        folder: Path,
+        journal: Journal,
+        after_step: Callable[[Loop], None] = lambda loop: None,
+    ) -> None:
+        """`after_step` may save the state, and may raise to stop the run."""
+        self.task, self.optim, self.journal, self._after_step = task, optim, journal, after_step
         self._path = folder / CHECKPOINT
         tensors = list(task.parameters.values())
         self._is_fused = tensors[0].is_cuda
@@ -87,11 +96,13 @@ class Loop:
             rows += report.num_rows * world_size()
             if self._is_due(self.optim.log_every) or self.step_number <= CLOCK_STARTS_AT:
                 now = time.monotonic()
+                self._elapsed = now - begun
                 self._report(report, rows / max(now - reported, 1e-9), progress)
                 reported, rows = time.monotonic(), 0
             self._keep()
+            self._after_step(self)
         self._elapsed = time.monotonic() - begun
-        self._save()
+        self.save()
         return self.result
 
     def _train_step(self, progress: float) -> StepReport:
@@ -133,15 +144,27 @@ class Loop:
         loss = float(report.loss)
         if loss != loss:
             raise TrainingDiverged(f"loss is NaN at step {self.step_number}: lower lr ({self.optim.lr:g}) and resume")
-        left = self._elapsed * (1 - progress) / progress if progress else 0.0
         scalars = {"loss": loss, **{name: float(value) for name, value in report.scalars.items()}}
-        scalars |= {"lr": self.lr_at(progress), "rows_per_s": rate, "seconds": self._elapsed, "eta_s": left}
+        scalars |= {
+            "lr": self.lr_at(progress),
+            "rows_per_s": rate,
+            "seconds": self._elapsed,
+            "eta_s": self._seconds_left(),
+        }
         if rank() == 0:
             self.journal.report(self.step_number, scalars)
 
+    def _seconds_left(self) -> float:
+        """Estimated time until the first of the two limits, steps and seconds, ends the stage."""
+        optim, done = self.optim, max(self.step_number, 1)
+        by_steps = self._elapsed / done * (optim.max_steps - self.step_number) if optim.max_steps else math.inf
+        by_clock = optim.max_seconds - self._elapsed if optim.max_seconds else math.inf
+        left = max(min(by_steps, by_clock), 0.0)
+        return left if math.isfinite(left) else 0.0
+
     def _keep(self) -> None:
         if self._is_due(self.optim.checkpoint_every):
-            self._save()
+            self.save()
         if self._is_due(self.optim.sample_every) and rank() == 0:
             text = self.task.sample()
             self.journal.say(text)
@@ -153,7 +176,7 @@ class Loop:
         for name, tensor in self.task.parameters.items():
             self._average[name].lerp_(tensor.detach(), 1 - decay)
 
-    def _save(self) -> None:
+    def save(self) -> None:
         if rank() == 0:
             facts = {"step": self.step_number, "elapsed_s": self._elapsed}
             save_state(self._path, self.task.parameters, self._adamw, self._average, facts)

@@ -1,6 +1,6 @@
 """Losses over a large vocabulary that never materialise all logits. The gradient of the head is computed explicitly.
 
-Both functions take hidden states after the final norm and the frozen head (vocab, dim), process them in chunks with an
+All functions take hidden states after the final norm and the frozen head (vocab, dim), process them in chunks with an
 fp32 softmax, and return the finished gradient to autograd. They equal the plain computation
 (tests/training/test_loss.py).
 """
@@ -83,6 +83,47 @@ def answer_loss(
     """Weighted mean cross-entropy of `target` (rows,). Only `trained_rows` of the head receive a gradient."""
     total = _AnswerLoss.apply(hidden, head, trained_rows, (target, weight, chunk_len, compiled(hard_chunk, hidden)))
     return total / weight.sum().clamp(min=1e-6)
+
+
+def log_prob_chunk(hidden: Tensor, head: Tensor, target: Tensor) -> Tensor:
+    """Log-probability of the target of each row of one chunk."""
+    logits = F.linear(hidden, head).float()
+    return logits.gather(1, target[:, None])[:, 0] - logits.logsumexp(-1)
+
+
+class _TokenLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, rows: Tensor, batch: tuple[Tensor, int]) -> Tensor:
+        target, chunk_len = batch
+        chunk = compiled(log_prob_chunk, hidden)
+        parts = zip(hidden.split(chunk_len), target.split(chunk_len), strict=True)
+        ctx.save_for_backward(hidden, head, rows, target)
+        ctx.chunk_len = chunk_len
+        return torch.cat([chunk(part, head, wanted) for part, wanted in parts])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        hidden, head, rows, target = ctx.saved_tensors
+        chunk = compiled(hard_chunk, hidden)
+        grad_hidden = torch.empty_like(hidden)
+        grad_rows = torch.zeros(len(rows), hidden.shape[1], device=hidden.device)
+        for start in range(0, hidden.shape[0], ctx.chunk_len):
+            span = slice(start, start + ctx.chunk_len)
+            _, grad = chunk(hidden[span], head, target[span], -grads[0][span])
+            grad_hidden[span] = grad @ head
+            grad_rows += (grad[:, rows].T @ hidden[span]).float()
+        grad_head = None
+        if ctx.needs_input_grad[1]:
+            grad_head = torch.zeros_like(head).index_copy(0, rows, grad_rows.to(head))
+        return grad_hidden, grad_head, None, None
+
+
+def token_log_probs(
+    hidden: Tensor, head: Tensor, target: Tensor, trained_rows: Tensor, chunk_len: int = 8192
+) -> Tensor:
+    """(rows,) log-probabilities of `target`. Logits are computed again for the gradient instead of being kept."""
+    result: Tensor = _TokenLogProbs.apply(hidden, head, trained_rows, (target, chunk_len))
+    return result
 
 
 class _DraftLoss(torch.autograd.Function):

@@ -83,7 +83,7 @@ class PackedRows:
 
 
 def pack(documents: Iterable[Document], row_len: int, pad_id: int, vocab_size: int) -> PackedRows:
-    """Best fit over a window of open rows; full or oldest rows are closed first."""
+    """Best fit over a window of open rows; full or oldest rows are closed first. Raises InvalidRequest without any."""
     open_rows: list[list[Document]] = []
     room: list[int] = []
     done: list[list[Document]] = []
@@ -104,10 +104,13 @@ def pack(documents: Iterable[Document], row_len: int, pad_id: int, vocab_size: i
             i = room.index(min(room))
             done.append(open_rows.pop(i))
             room.pop(i)
-    return _lay_out(done + open_rows, row_len, pad_id, vocab_size)
+    if not done and not open_rows:
+        raise InvalidRequest("there are no documents to train on; check the sources and data.row_len")
+    return lay_out(done + open_rows, row_len, pad_id, vocab_size)
 
 
-def _lay_out(rows: list[list[Document]], row_len: int, pad_id: int, vocab_size: int) -> PackedRows:
+def lay_out(rows: list[list[Document]], row_len: int, pad_id: int, vocab_size: int) -> PackedRows:
+    """One packed row per list of documents, which must fit it."""
     shape = (len(rows), row_len)
     token_ids = np.full(shape, pad_id, dtype=np.uint16 if vocab_size <= 1 << 16 else np.uint32)
     is_start, is_answer, is_text = (np.zeros(shape, dtype=np.bool_) for _ in range(3))

@@ -23,6 +23,7 @@ from quicksilver.training.generate import PromptSet, prompt_set
 from quicksilver.training.journal import Journal
 from quicksilver.training.pack import Document, PackedRows, pack
 from quicksilver.training.prepared_data import (
+    ASKS,
     EVAL_PROMPTS,
     FINALS,
     HELD,
@@ -33,9 +34,18 @@ from quicksilver.training.prepared_data import (
     write_finals,
     write_questions,
 )
+from quicksilver.training.proposals import EditAsk, write_asks
 from quicksilver.training.recipe import Data
 from quicksilver.training.rows import ChatRow, Row, row_text
-from quicksilver.training.sources import DIVIDED, HELD_OUT, PROBLEMS, SOURCES, held_out_rows, training_rows
+from quicksilver.training.sources import (
+    DIVIDED,
+    HELD_OUT,
+    PROBLEMS,
+    SOURCES,
+    held_out_edits,
+    held_out_rows,
+    training_rows,
+)
 
 LONGEST_QUESTION = 400
 # Of questions that name their answers, or ask for another tool's notation.
@@ -62,6 +72,8 @@ def prepare_data(data: Data, base: Path, folder: Path, journal: Journal) -> Fact
         journal.say(f"{share.source}: {number} documents, {collected.num_tokens / 1e6:.1f} M tokens so far")
     write_questions(folder / QUESTIONS, list(_questions(data, source, check)))
     write_finals(folder / FINALS, _finals(data, source))
+    if data.proposals:
+        write_asks(folder / ASKS, _edit_asks(data, source, formatter))
     held = _held_out(data, source, formatter)
     return _write(collected, held, data, folder)
 
@@ -69,7 +81,7 @@ def prepare_data(data: Data, base: Path, folder: Path, journal: Journal) -> Fact
 def _questions(data: Data, source: Path, check: OverlapCheck) -> Iterator[str]:
     """First user turns that ask something short and open."""
     for name, count in data.asks.items():
-        for row in picked_rows(name, count, source, data.seed):
+        for row in picked_rows(Share(name, count), source, data.seed):
             question = row.messages[0].content if isinstance(row, ChatRow) else ""
             is_open = not any(mark in question for mark in _NOT_OPEN)
             if 0 < len(question) <= LONGEST_QUESTION and is_open and not check.overlaps(question):
@@ -82,6 +94,17 @@ def _finals(data: Data, source: Path) -> dict[str, str]:
     return {row.messages[0].content: row.messages[-1].content for row in rows if isinstance(row, ChatRow)}
 
 
+def _edit_asks(data: Data, source: Path, formatter: Formatter) -> list[EditAsk]:
+    """Requests for next edits that fit a row with their answer, drawn evenly from all records."""
+    asks = []
+    for kind, row in held_out_edits(source, data.seed):
+        prompt = formatter.prompt(row)
+        if prompt is not None and any(True for _ in formatter.documents(row)):
+            asks.append(EditAsk(prompt, row.request.region, row.answer, kind))
+    random.Random(f"{data.seed}/proposals").shuffle(asks)
+    return asks[: data.proposals]
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """What one process reads of a source."""
@@ -90,6 +113,7 @@ class Share:
     count: int
     part: int = 0
     parts: int = 1
+    skip: int = 0
 
 
 def _shares(data: Data) -> list[Share]:
@@ -97,18 +121,20 @@ def _shares(data: Data) -> list[Share]:
     found = []
     for name, count in data.rows.items():
         parts = data.parts if name in DIVIDED else 1
-        found += [Share(name, -(-count // parts), part, parts) for part in range(parts)]
+        skip = -(-data.skip.get(name, 0) // parts)
+        found += [Share(name, -(-count // parts), part, parts, skip) for part in range(parts)]
     return found
 
 
-def picked_rows(name: str, count: int, source: Path, seed: int, part: int = 0, parts: int = 1) -> Iterator[Row]:
-    """`count` rows of a source, drawn from a longer reading; 0 takes all."""
-    rows = training_rows(name, source, seed, part, parts)
-    if count == 0:
+def picked_rows(share: Share, source: Path, seed: int) -> Iterator[Row]:
+    """The rows of a share, drawn from a longer reading after the first `skip`; a count of 0 takes all."""
+    rows = training_rows(share.source, source, seed, share.part, share.parts)
+    if share.count == 0:
         return rows
-    candidates = list(itertools.islice(rows, count * _CANDIDATES))
-    random.Random(f"{seed}/pick/{name}").shuffle(candidates)
-    return iter(candidates[:count])
+    wanted = share.skip + share.count
+    candidates = list(itertools.islice(rows, wanted * _CANDIDATES))
+    random.Random(f"{seed}/pick/{share.source}").shuffle(candidates)
+    return iter(candidates[share.skip : wanted])
 
 
 @dataclass(slots=True)
@@ -129,7 +155,7 @@ class Reader:
     def read(self, share: Share) -> Part:
         part = Part()
         folder, seed = Path(self._data.source), self._data.seed
-        for row in picked_rows(share.source, share.count, folder, seed, share.part, share.parts):
+        for row in picked_rows(share, folder, seed):
             if self._check.overlaps(row_text(row)):
                 part.num_overlaps += 1
                 continue
@@ -210,7 +236,8 @@ def _write(
     train = pack(collected.documents, data.row_len, end_id, tokenizer.vocab_size)
     train.save(folder / TRAIN)
     answers = [document for pairs in held.values() for _, document in pairs if document is not None]
-    pack(answers, data.row_len, end_id, tokenizer.vocab_size).save(folder / HELD)
+    if answers:
+        pack(answers, data.row_len, end_id, tokenizer.vocab_size).save(folder / HELD)
     domains = tuple(held)
     _prompt_set(collected, data, rng).save(folder / PROMPTS)
     asked = [(prompt, i) for i, d in enumerate(domains) for prompt, _ in held[d][: data.eval_prompts]]

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from quicksilver.errors import InvalidRequest
 
-TRAIN, HELD, PROMPTS, EVAL_PROMPTS, QUESTIONS, FINALS, FACTS = (
+TRAIN, HELD, PROMPTS, EVAL_PROMPTS, QUESTIONS, FINALS, ASKS, FACTS = (
     "train.safetensors.xz",
     "heldout.safetensors.xz",
     "prompts.safetensors.xz",
     "eval_prompts.safetensors.xz",
     "questions.json.xz",
     "finals.json.xz",
+    "edit_asks.json.xz",
     "facts.json",
 )
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from quicksilver.errors import InvalidRequest
 
-Stage = Literal["prepare", "distil", "skill", "generate", "canvas", "evaluate", "export"]
+Stage = Literal["prepare", "distil", "skill", "generate", "propose", "kto", "canvas", "evaluate", "export"]
 STAGES: tuple[str, ...] = typing.get_args(Stage)
 
 
@@ -26,9 +26,9 @@ class Base:
     """The frozen parent."""
 
     weights: str = ""
-    """GGUF file or safetensors folder; empty builds a tiny random model (the smoke recipe)."""
+    """GGUF file, safetensors folder, catalogue or hub name; empty builds a tiny random model (the smoke recipe)."""
     skill: str = ""
-    """Skill adapter merged before anything else runs; empty: none."""
+    """Skill adapter merged before anything else runs; empty: that of the catalogue model, if it has one."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
 
 
@@ -42,6 +42,8 @@ class Data:
     """Evaluation pack that training rows are checked against."""
     tokenizer: str = ""
     """Tokenizer file; empty takes it from the base weights."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Your own files by a name of your choice: JSON lines of chats, gaps, edits, pairs or texts. Not with `rows`."""
     row_len: int = 1024
     seed: int = 17
     parts: int = 1
@@ -54,6 +56,10 @@ class Data:
     """On-policy prompts per domain; 0 takes all there are."""
     max_prompt_len: int = 600
     """Longer prompts are not answered on-policy: reading them would take most of the time."""
+    proposals: int = 0
+    """Next edits for the propose stage, of commit records that no training row comes from."""
+    skip: Mapping[str, int] = field(default_factory=dict)
+    """Documents per source that a run with the same seed has used; they are left out."""
     eval_prompts: int = 64
     """Held-out prompts per domain."""
     reserves_tokens: bool = True
@@ -93,7 +99,7 @@ class Skill:
     """How many times the parent's own answers of the generate stage are learned in one pass over the data."""
     head_chunk: int = 8192
     warm_start: str = ""
-    """Skill adapter to start from; empty starts from nothing."""
+    """Skill adapter to start from; empty: that of the catalogue model that is the base, else nothing."""
     optim: Optim = field(default_factory=Optim)
 
 
@@ -123,6 +129,38 @@ class Distil:
     """Its weights: GGUF file or safetensors folder."""
     questions: int = 20000
     generate: Generate = field(default_factory=Generate)
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Greedy answers of the skilled model to next-edit requests."""
+
+    batch: int = 512
+    num_slots: int = 2048
+    """Tokens of a prompt and its answer."""
+    spare_tokens: int = 120
+    """Tokens that an answer may have beyond one and a half times the region."""
+    max_seconds: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kto:
+    """Preference training of the skill adapter on judged proposals."""
+
+    rank: int = 32
+    beta: float = 0.1
+    loss: Literal["kto", "apo_zero_unpaired"] = "kto"
+    """`apo_zero_unpaired` drops the divergence."""
+    row_len: int = 2048
+    rows_per_batch: int = 16
+    kl_rows: int = 4
+    """Rows of prompts paired with another proposal, for the divergence."""
+    accepted_per_rejected: float = 0.0
+    """Accepted proposals beyond this many per rejected one are left out; 0 takes all."""
+    head_chunk: int = 4096
+    warm_start: str = ""
+    """Skill adapter to start from, which is the reference; empty takes this run's skill checkpoint."""
+    optim: Optim = field(default_factory=Optim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +217,8 @@ class Recipe:
     distil: Distil = field(default_factory=Distil)
     skill: Skill = field(default_factory=Skill)
     generate: Generate = field(default_factory=Generate)
+    propose: Propose = field(default_factory=Propose)
+    kto: Kto = field(default_factory=Kto)
     canvas: Canvas = field(default_factory=Canvas)
     evaluate: Evaluate = field(default_factory=Evaluate)
     export: Export = field(default_factory=Export)

@@ -25,8 +25,41 @@ RESERVED = "reserved"
 SAMPLE_LEN = 48
 
 
-class SkillTask:
-    """Implements `loop.Task`. Parameters: LoRA pairs and `reserved` (num_reserved, dim)."""
+class SkilledRows:
+    """Causal rows of the frozen base with a trainable skill.
+
+    Parameters: LoRA pairs and `reserved` (num_reserved, dim).
+    """
+
+    def __init__(self, network: Network, rank: int, seed: int, reserved_ids: Sequence[int]) -> None:
+        self.network, self._rank = network, rank
+        self.reserved_ids = torch.tensor(sorted(reserved_ids), device=network.device)
+        self._lora = new_lora(network.config, rank, seed, network.device)
+        reserved = network.model.tokens.weight.detach()[self.reserved_ids].float().clone().requires_grad_()
+        self.parameters = {**self._lora, RESERVED: reserved}
+
+    def warm_start(self, tensors: Mapping[str, Tensor]) -> None:
+        """Initialise from another adapter with the same reserved tokens. A higher rank is truncated."""
+        copy_start(self.parameters, tensors, self._rank)
+
+    def hidden(self, batch: Batch) -> Tensor:
+        attention = DocumentAttention(batch.doc_id)
+        return self.network.forward(self.embed(batch.token_ids), batch.positions, attention, self._lora)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        frozen = self.network.embed(token_ids)
+        # One-hot times table: its gradient is a small matrix product instead of a scatter.
+        is_reserved = token_ids[..., None] == self.reserved_ids
+        learned = is_reserved.to(frozen.dtype) @ self.parameters[RESERVED].to(frozen.dtype)
+        return torch.where(is_reserved.any(-1, keepdim=True), learned, frozen)
+
+    def head(self) -> Tensor:
+        frozen = self.network.head
+        return frozen.index_copy(0, self.reserved_ids, self.parameters[RESERVED].to(frozen.dtype))
+
+
+class SkillTask(SkilledRows):
+    """Implements `loop.Task`: cross-entropy of answers."""
 
     def __init__(
         self,
@@ -36,15 +69,8 @@ class SkillTask:
         reserved_ids: Sequence[int],
         decode: Callable[[list[int]], str] = str,
     ) -> None:
-        self.network, self.store, self.spec, self._decode = network, store, spec, decode
-        self.reserved_ids = torch.tensor(sorted(reserved_ids), device=network.device)
-        self._lora = new_lora(network.config, spec.rank, spec.optim.seed, network.device)
-        reserved = network.model.tokens.weight.detach()[self.reserved_ids].float().clone().requires_grad_()
-        self.parameters = {**self._lora, RESERVED: reserved}
-
-    def warm_start(self, tensors: Mapping[str, Tensor]) -> None:
-        """Initialise from another adapter with the same reserved tokens. A higher rank is truncated."""
-        copy_start(self.parameters, tensors, self.spec.rank)
+        super().__init__(network, spec.rank, spec.optim.seed, reserved_ids)
+        self.store, self.spec, self._decode = store, spec, decode
 
     def step(self, number: int) -> StepReport:
         batch = self.store.batch(number)
@@ -65,21 +91,6 @@ class SkillTask:
             self.reserved_ids,
             self.spec.head_chunk,
         )
-
-    def hidden(self, batch: Batch) -> Tensor:
-        attention = DocumentAttention(batch.doc_id)
-        return self.network.forward(self.embed(batch.token_ids), batch.positions, attention, self._lora)
-
-    def embed(self, token_ids: Tensor) -> Tensor:
-        frozen = self.network.embed(token_ids)
-        # One-hot times table: its gradient is a small matrix product instead of a scatter.
-        is_reserved = token_ids[..., None] == self.reserved_ids
-        learned = is_reserved.to(frozen.dtype) @ self.parameters[RESERVED].to(frozen.dtype)
-        return torch.where(is_reserved.any(-1, keepdim=True), learned, frozen)
-
-    def head(self) -> Tensor:
-        frozen = self.network.head
-        return frozen.index_copy(0, self.reserved_ids, self.parameters[RESERVED].to(frozen.dtype))
 
     @torch.no_grad()
     def sample(self) -> str:

@@ -17,9 +17,10 @@ from typing import Any
 
 from quicksilver.text.chat import Message, Tool, ToolCall
 from quicksilver.training.corpus import is_held_out, read_rows
-from quicksilver.training.rows import ChatRow, PlainRow, Row, TextRow, exchange
+from quicksilver.training.rows import ChatRow, EditRow, PlainRow, Row, TextRow, exchange
 from quicksilver.training.synthesis import commits
 from quicksilver.training.synthesis.apply import apply_rows
+from quicksilver.training.synthesis.completions import completion_rows
 from quicksilver.training.synthesis.edits import edit_rows
 from quicksilver.training.synthesis.facts import fact_rows, identity_rows, thinking_rows, thought
 from quicksilver.training.synthesis.fim import fim_rows
@@ -38,6 +39,7 @@ from quicksilver.training.synthesis.tools import tool_rows
 Keep = Callable[[str], bool]
 """Whether a named thing (package, schema, question) belongs to the side being read."""
 Source = Callable[[Path, Keep, random.Random], Iterator[Row]]
+MakeRows = Callable[[Mapping[str, Any], random.Random], Iterator[Row]]
 
 # Written by another model under unclear terms: they ask, our own model answers.
 _AMBER = "gpteacher"
@@ -128,14 +130,14 @@ def _edits(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
             yield from edit_rows(row, rng)
 
 
-def _commits(*kinds: str) -> Source:
-    """Next edits of real commits, which lie in a folder beside the training data."""
+def _commits(*kinds: str, make: MakeRows = commits.commit_rows) -> Source:
+    """Rows of real commits, which lie in a folder beside the training data."""
 
     def rows(folder: Path, keep: Keep, rng: random.Random) -> Iterator[Row]:
         for record in read_rows(folder.parent / "edits" / "train.jsonl.xz"):
             kind = commits.SIMULATED if record["kind"].startswith(commits.SIMULATED) else record["kind"]
             if kind in kinds and keep(record["id"]):
-                yield from commits.commit_rows(record, rng)
+                yield from make(record, rng)
 
     return rows
 
@@ -240,6 +242,7 @@ SOURCES: dict[str, Source] = {
     "commits_half_typed": _commits(commits.HALF_TYPED),
     "commits_nothing": _commits(commits.NOTHING),
     "commits_simulated": _commits(commits.SIMULATED),
+    "commits_completed": _commits(commits.REAL, commits.PROPAGATED, commits.NOTHING, make=completion_rows),
     "apply": _apply,
     "dialogues": _sgd("tools_sgd_train.jsonl.xz"),
     "schemas": _schemas,
@@ -272,3 +275,12 @@ def training_rows(name: str, folder: Path, seed: int, part: int = 0, parts: int 
 
 def held_out_rows(domain: str, folder: Path, seed: int) -> Iterator[Row]:
     return HELD_OUT[domain](folder, is_held_out, random.Random(f"{seed}/held-out/{domain}"))
+
+
+def held_out_edits(folder: Path, seed: int) -> Iterator[tuple[str, EditRow]]:
+    """Next edits of commit records that no training row comes from, each with its kind."""
+    rng = random.Random(f"{seed}/held-out/commits")
+    for record in read_rows(folder.parent / "edits" / "train.jsonl.xz"):
+        if is_held_out(record["id"]):
+            for row in commits.commit_rows(record, rng):
+                yield str(record["kind"]), row

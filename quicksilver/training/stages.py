@@ -15,22 +15,43 @@ import torch
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.training import evaluate as measures
+from quicksilver.training.answers import AnswerDecoder
 from quicksilver.training.batches import RowStore
 from quicksilver.training.canvas import MASKS, CanvasTask, Decode
 from quicksilver.training.checkpoint import saved_facts
 from quicksilver.training.decode import CanvasWeights
-from quicksilver.training.export import canvas_tensors, export_adapter, load_base, provenance, skill_tensors
+from quicksilver.training.export import (
+    canvas_tensors,
+    export_adapter,
+    finished_tensors,
+    load_base,
+    provenance,
+    skill_tensors,
+)
 from quicksilver.training.generate import Generator, PromptSet, generated_rows
 from quicksilver.training.journal import Journal
+from quicksilver.training.kto import KtoTask
 from quicksilver.training.loop import CHECKPOINT, Loop
 from quicksilver.training.network import Network, as_written
 from quicksilver.training.pack import Document, PackedRows, documents_of, join_rows, pack, side_by_side
-from quicksilver.training.prepared_data import EVAL_PROMPTS, FINALS, HELD, PROMPTS, TRAIN, Facts, read_finals
+from quicksilver.training.prepared_data import (
+    ASKS,
+    EVAL_PROMPTS,
+    FACTS,
+    FINALS,
+    HELD,
+    PROMPTS,
+    TRAIN,
+    Facts,
+    read_finals,
+)
+from quicksilver.training.proposals import by_kind, read_asks, read_proposals, thinned, write_proposals
 from quicksilver.training.recipe import Recipe
 from quicksilver.training.skill import SkillTask
 from quicksilver.training.toy_task import write_verses
 
 GENERATED = "generated.safetensors"
+PROPOSALS = "proposals.json.xz"
 DISTILLED = "distilled.safetensors.xz"
 # An answer shorter than this leaves no room for a canvas.
 MIN_WRITTEN = 8
@@ -63,6 +84,12 @@ class Run:
         model = load_base(self.base, self._skill() if with_skill else None)
         return Network(model.to(self.device, dtype).eval())
 
+    def parent_network(self) -> Network:
+        """The model that the skill stage starts from: the base, with the adapter of a warm start merged."""
+        start = self.recipe.skill.warm_start
+        dtype = torch.bfloat16 if self.recipe.base.dtype == "bfloat16" else torch.float32
+        return Network(load_base(self.base, Path(start) if start else None).to(self.device, dtype).eval())
+
     def teacher_network(self) -> Network:
         return Network(load_base(self.teacher_path(), None).to(self.device, torch.bfloat16).eval())
 
@@ -82,14 +109,25 @@ class Run:
 
 
 def prepare(run: Run) -> None:
-    if (run.data / TRAIN).exists():
+    # The facts are written last: without them an earlier run of this stage was not completed.
+    if (run.data / FACTS).exists():
         return
     if run.base is None:
         write_verses(run.data, run.recipe.data.row_len)
         return
+    data = run.recipe.data
+    if data.files:
+        from quicksilver.training.prepare_own import prepare_own_data
+
+        if data.rows:
+            raise InvalidRequest("recipe.data: give files or rows, not both")
+        prepare_own_data(data, run.base, run.data, run.journal("prepare"))
+        return
     from quicksilver.training.prepare import prepare_data
 
-    prepare_data(run.recipe.data, run.base, run.data, run.journal("prepare"))
+    if not data.rows:
+        raise InvalidRequest("recipe.data: name your files in [data.files], or sources in [data.rows]")
+    prepare_data(data, run.base, run.data, run.journal("prepare"))
 
 
 def distil(run: Run) -> None:
@@ -148,11 +186,44 @@ def generate(run: Run) -> None:
     journal.say("sample: " + run.decode(made.token_ids[-1][:200].tolist()))
 
 
+def propose(run: Run) -> None:
+    """Greedy next edits of the skilled model, judged against what was wanted."""
+    target = run.folder / PROPOSALS
+    if target.exists():
+        return
+    if run.base is None:
+        raise InvalidRequest("the propose stage needs base weights with a tokenizer")
+    spec, journal, facts = run.recipe.propose, run.journal("propose"), Facts.load(run.data)
+    from quicksilver.text.tokenizer import Tokenizer
+    from quicksilver.training.propose import proposed
+
+    decoder = AnswerDecoder(run.network(with_skill=True), spec.batch, spec.num_slots, facts.stop_ids)
+    found = proposed(decoder, read_asks(run.data / ASKS), spec, Tokenizer.load(run.base).with_reserved())
+    write_proposals(target, found)
+    for kind, shares in by_kind(found).items():
+        journal.say(f"{kind}: {shares['count']:.0f}, shown {shares['shown']:.3f}, accepted {shares['accepted']:.3f}")
+
+
+def kto(run: Run) -> None:
+    """Preference training from this run's skill on its proposals."""
+    spec, journal, facts = run.recipe.kto, run.journal("kto"), Facts.load(run.data)
+    network, found = run.network(with_skill=False), read_proposals(run.folder / PROPOSALS)
+    found = [proposal for proposal in found if proposal.answer and len(proposal.document().token_ids) <= spec.row_len]
+    found = thinned(found, spec.accepted_per_rejected, spec.optim.seed)
+    task = KtoTask(network, found, spec, sorted(set(facts.reserved.values())), run.decode)
+    own = run.folder / "skill" / CHECKPOINT
+    has_own = not spec.warm_start
+    task.begin(finished_tensors(own) if has_own else skill_tensors(Path(spec.warm_start), task.reserved_ids))
+    accepted = sum(proposal.is_accepted for proposal in found)
+    weights = f"{task.weights.accepted:.2f} and {task.weights.rejected:.2f}"
+    journal.say(f"{accepted} accepted and {len(found) - accepted} rejected, weights {weights}")
+    Loop(task, spec.optim, run.folder / "kto", journal).run()
+
+
 def canvas(run: Run) -> None:
     spec, journal = run.recipe.canvas, run.journal("canvas")
     network = run.network(with_skill=True)
-    rows = PackedRows.load(run.folder / GENERATED)
-    rows = side_by_side(rows, spec.row_len or rows.row_len)
+    rows = own_answers(run)
     if spec.written_share:
         rows = join_rows([rows, written_rows(run, int(rows.num_rows * spec.written_share), rows.row_len)])
     journal.say(f"{rows.num_rows} rows of {rows.row_len}, {rows.is_answer.sum() / 1e6:.1f} M answer tokens")
@@ -161,6 +232,18 @@ def canvas(run: Run) -> None:
     if spec.warm_start:
         task.warm_start(canvas_tensors(Path(spec.warm_start)))
     Loop(task, spec.optim, run.folder / "canvas", journal).run()
+
+
+def own_answers(run: Run) -> PackedRows:
+    """Answers of the generate stage and, where there are some, of the propose stage, in rows of one length."""
+    rows = PackedRows.load(run.folder / GENERATED)
+    rows = side_by_side(rows, run.recipe.canvas.row_len or rows.row_len)
+    if not (run.folder / PROPOSALS).exists():
+        return rows
+    facts = Facts.load(run.data)
+    documents = [proposal.document() for proposal in read_proposals(run.folder / PROPOSALS)]
+    fitting = [document for document in documents if len(document.token_ids) <= rows.row_len]
+    return join_rows([rows, pack(fitting, rows.row_len, facts.end_id, facts.vocab_size)])
 
 
 def written_rows(run: Run, num_rows: int, row_len: int) -> PackedRows:
@@ -183,7 +266,8 @@ def export(run: Run) -> None:
     """Round every checkpoint of this run into its adapter file."""
     journal, facts = run.journal("export"), Facts.load(run.data)
     reserved = torch.tensor(sorted(set(facts.reserved.values())))
-    for stage, target in (("skill", run.folder / SKILL), ("canvas", run.folder / CANVAS)):
+    last = "kto" if (run.folder / "kto" / CHECKPOINT).exists() else "skill"
+    for stage, target in ((last, run.folder / SKILL), ("canvas", run.folder / CANVAS)):
         checkpoint = run.folder / stage / CHECKPOINT
         if not checkpoint.exists():
             continue
@@ -215,7 +299,7 @@ def _held_out_losses(run: Run, network: Network, journal: Journal) -> dict[str, 
     held = RowStore(rows, min(16, rows.num_rows), 0, run.device)
     num_batches = min(8, held.num_rows // held.rows_per_batch)
     losses = {}
-    parent = Network(run.network(with_skill=False).model, as_written)
+    parent = Network(run.parent_network().model, as_written)
     for name, model in (("parent", parent), ("skilled", network)):
         loss = measures.held_out_loss(model, held, num_batches, run.recipe.skill.head_chunk)
         losses[f"{name}_held_out_loss"] = loss
@@ -246,6 +330,8 @@ STAGES = {
     "distil": distil,
     "skill": skill,
     "generate": generate,
+    "propose": propose,
+    "kto": kto,
     "canvas": canvas,
     "export": export,
     "evaluate": evaluate,

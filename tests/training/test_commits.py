@@ -7,7 +7,7 @@ import pytest
 
 from quicksilver.editing.prompts import EditRequest, parse_edit
 from quicksilver.training.copies import deciding_tokens
-from quicksilver.training.synthesis.commits import commit_rows, new_words, request_of
+from quicksilver.training.synthesis.commits import commit_rows, new_words, request_of, without_context
 
 RECORD: dict[str, Any] = {
     "kind": "next",
@@ -89,3 +89,17 @@ def test_words_are_looked_for_in_every_part_of_a_request() -> None:
 def test_what_departs_from_the_region_and_comes_back_decides(region: str, answer: str, decides: str) -> None:
     marks = deciding_tokens(region, answer, [1] * len(answer) + [0])
     assert "".join("#" if mark else "." for mark in marks) == decides
+
+
+def test_a_diff_without_context_counts_its_lines_from_one() -> None:
+    diff = "--- a/shop.py\n+++ b/shop.py\n@@ -31,3 +31,4 @@ def total\n one\n-two\n+2\n+two and a half\n three"
+    bare = "--- shop.py\n+++ shop.py\n@@ -1,1 +1,2 @@\n-two\n+2\n+two and a half"
+    assert without_context(diff) == bare
+    assert without_context(bare) == bare
+    assert without_context("no diff") == "no diff"
+
+
+def test_half_of_the_rows_have_diffs_without_context() -> None:
+    numbered = {**RECORD, "history": [RECORD["history"][0].replace("@@ -1,1 +1,1 @@", "@@ -7,1 +7,1 @@")]}
+    heads = [next(commit_rows(numbered, random.Random(seed))).request.history[0] for seed in range(80)]
+    assert 20 < sum("@@ -1,1 +1,1 @@" in head for head in heads) < 60

@@ -34,16 +34,26 @@ _CONTROL = [
 ]
 
 
-@pytest.fixture(scope="module")
-def formatter() -> Formatter:
-    """Single bytes as tokens, with the control tokens of nano's base."""
+# As in Qwen3: no system turn unless the request has one.
+_WITHOUT_SYSTEM = """{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def _vocabulary(chat_template: str | None = None) -> Vocabulary:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate([*_CONTROL, *alphabet])}
     full = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     full.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     full.add_special_tokens(_CONTROL)
-    tokenizer = Tokenizer(Vocabulary(full.to_str(), len(vocab), eos_ids=(2, 0))).with_reserved()
-    return Formatter(tokenizer, max_len=1500)
+    return Vocabulary(full.to_str(), len(vocab), eos_ids=(2, 0), chat_template=chat_template)
+
+
+@pytest.fixture(scope="module")
+def formatter() -> Formatter:
+    """Single bytes as tokens, with the control tokens of nano's base."""
+    return Formatter(Tokenizer(_vocabulary()).with_reserved(), max_len=1500)
 
 
 def answers(formatter: Formatter, row: object) -> list[str]:
@@ -127,3 +137,9 @@ def test_self_play_stops_before_the_users_first_word(formatter: Formatter) -> No
     text = "".join(map(formatter.tokenizer.token_text, ids))
     assert text.endswith("<|im_start|>user\n")
     assert text.count("<|im_start|>") == 2
+
+
+def test_self_play_begins_with_the_user_turn_if_the_template_adds_no_system_turn() -> None:
+    formatter = Formatter(Tokenizer(_vocabulary(_WITHOUT_SYSTEM)), max_len=1500)
+    text = "".join(map(formatter.tokenizer.token_text, formatter.self_play_prompt()))
+    assert text == "<|im_start|>user\n"

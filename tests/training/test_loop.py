@@ -48,6 +48,19 @@ def test_training_lowers_the_loss_and_logs_it(network: Network, tmp_path: Path) 
     assert {"lr", "rows_per_s", "eta_s", "grad_norm"} <= reports[-1].keys()
 
 
+def test_the_time_left_is_that_of_the_first_limit_and_never_zero_before_it(network: Network, tmp_path: Path) -> None:
+    loop = skill_loop(network, tmp_path, Optim(max_steps=100, max_seconds=75.0, log_every=1))
+    loop.step_number, loop._elapsed = 2, 30.0
+    assert loop._seconds_left() == 45.0
+    loop.step_number, loop._elapsed = 80, 40.0
+    assert loop._seconds_left() == 10.0
+    loop.optim = Optim(max_steps=2, log_every=1)
+    loop.step_number, loop._elapsed = 0, 0.0
+    loop.run()
+    first = json.loads((tmp_path / "skill.jsonl").read_text().splitlines()[0])
+    assert first["eta_s"] == first["seconds"] > 1e-4
+
+
 def test_a_checkpoint_of_another_recipe_is_refused(network: Network, tmp_path: Path) -> None:
     skill_loop(network, tmp_path, Optim(max_steps=1)).run()
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from quicksilver.training.loss import answer_loss, draft_loss, rows_with_loss
+from quicksilver.training.loss import answer_loss, draft_loss, rows_with_loss, token_log_probs
 
 
 def drawn(rows: int = 10, dim: int = 6, vocab: int = 13) -> tuple[torch.Tensor, ...]:
@@ -53,3 +53,17 @@ def test_draft_loss_equals_plain_kl_to_the_cooled_teacher() -> None:
 def test_rows_with_loss_come_first_and_fill_whole_chunks() -> None:
     rows = rows_with_loss(torch.tensor([0.0, 1.0, 0.0, 0.5, 0.0, 0.2]), chunk_len=2)
     assert rows.tolist() == [1, 3, 5, 0]
+
+
+def test_token_log_probs_equal_a_plain_log_softmax_with_its_gradients() -> None:
+    hidden, head, target, weight = drawn()
+    rows = torch.tensor([2, 5, 11])
+    found = token_log_probs(hidden, head, target, rows, chunk_len=4)
+    (found * weight).sum().backward()
+    got, got_head = hidden.grad, head.grad
+    hidden.grad = head.grad = None
+    plain = (hidden @ head.T).log_softmax(-1).gather(1, target[:, None])[:, 0]
+    (plain * weight).sum().backward()
+    assert torch.allclose(found, plain, atol=1e-6)
+    assert torch.allclose(got, hidden.grad, atol=1e-6)  # type: ignore[arg-type]
+    assert torch.allclose(got_head[rows], head.grad[rows], atol=1e-6)  # type: ignore[index]

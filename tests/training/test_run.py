@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import io
 import json
+import re
+import shutil
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
+import torch
 
 from quicksilver.model.adapters import CanvasAdapter, load_adapter
+from quicksilver.training.proposals import Proposal, write_proposals
 from quicksilver.training.run import main
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -15,13 +21,22 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The smoke recipe, run once from its command line."""
     folder = tmp_path_factory.mktemp("smoke")
-    assert main([str(RECIPES / "smoke.toml"), "--run", str(folder), "--device", "cpu", "--commit", "abc"]) == 0
+    with redirect_stdout(io.StringIO()) as printed:
+        assert main([str(RECIPES / "smoke.toml"), "--run", str(folder), "--device", "cpu", "--commit", "abc"]) == 0
+    (folder / "printed.txt").write_text(printed.getvalue())
     return folder
 
 
 def reports(folder: Path, stage: str) -> list[dict[str, float]]:
     lines = [json.loads(line) for line in (folder / "log" / f"{stage}.jsonl").read_text().splitlines()]
     return [line for line in lines if "loss" in line]
+
+
+def test_a_run_ends_with_its_result_and_its_adapters(smoke: Path) -> None:
+    *_, result, adapter = (smoke / "printed.txt").read_text().splitlines()
+    expected = r"Result: held-out loss [\d.]+ -> [\d.]+; .* tokens per round with canvas 4 \(text unchanged\)"
+    assert re.match(expected, result)
+    assert adapter == f"Adapter: {smoke / 'skill.safetensors'}, {smoke / 'canvas.safetensors'}"
 
 
 def test_smoke_lowers_both_losses(smoke: Path) -> None:
@@ -58,3 +73,41 @@ def test_a_missing_skill_adapter_is_named(tmp_path: Path, capsys: pytest.Capture
     words = [str(RECIPES / "smoke.toml"), "--run", str(tmp_path), "--device", "cpu", "--skill", "nowhere.safetensors"]
     assert main([*words, "--stage", "prepare", "--stage", "generate"]) == 1
     assert "nowhere.safetensors does not exist" in capsys.readouterr().err
+
+
+def test_kto_goes_on_from_the_skill_and_is_what_is_exported(smoke: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(smoke, folder)
+    made = [Proposal([1, 3 + i % 4], [20 + i, 21, 2], "next", True, i % 2 == 0) for i in range(40)]
+    write_proposals(folder / "proposals.json.xz", made)
+    small = [
+        f"rank={skill_rank(folder)}",
+        "row_len=64",
+        "rows_per_batch=2",
+        "kl_rows=1",
+        "head_chunk=64",
+        "optim.max_steps=3",
+    ]
+    words = [
+        str(RECIPES / "smoke.toml"),
+        "--run",
+        str(folder),
+        "--device",
+        "cpu",
+        "--stage",
+        "kto",
+        "--stage",
+        "export",
+    ]
+    assert main([*words, *(word for text in small for word in ("--set", f"kto.{text}"))]) == 0
+    first = reports(folder, "kto")[0]
+    assert first["loss"] == pytest.approx(0.5, abs=1e-3)
+    before, after = (load_adapter(run / "skill.safetensors") for run in (smoke, folder))
+    changed = [
+        not torch.equal(a.B, b.B) for (_, _, a), (_, _, b) in zip(before.low_rank(), after.low_rank(), strict=True)
+    ]
+    assert any(changed)
+
+
+def skill_rank(folder: Path) -> int:
+    return next(iter(load_adapter(folder / "skill.safetensors").low_rank()))[2].A.shape[0]

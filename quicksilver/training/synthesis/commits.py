@@ -1,8 +1,8 @@
 """Next-edit rows from records of real commits: a history of diffs, a region with a cursor, the region after the edit.
 
 Every record is one row. Its context varies as editors vary it: the code around the region whole, short or absent, diff
-headers with and without a marker line, no path, no cursor, no history. A row keeps its whole context where the edit
-would otherwise bring words that stand nowhere in the prompt.
+headers with and without a marker line, hunks with and without context, no path, no cursor, no history. A row keeps its
+whole context where the edit would otherwise bring words that stand nowhere in the prompt.
 """
 
 from __future__ import annotations
@@ -21,8 +21,12 @@ SIMULATED = "sim_"
 
 _WORD = re.compile(r"[A-Za-z_]\w+")
 _ACCEPTED = "// User accepted prediction:\n"
+_HUNK_HEAD = re.compile(r"^@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@[^\n]*", re.MULTILINE)
+_PREFIXED = re.compile(r"^(--- a/|\+\+\+ b/)", re.MULTILINE)
 _SHORT_LINES = 12
 _LONGEST_REGION = 4000
+# Share of requests whose diffs are written as editors without line numbers write them.
+_BARE_SHARE = 0.5
 
 
 def commit_rows(record: Mapping[str, Any], rng: random.Random) -> Iterator[EditRow]:
@@ -33,6 +37,8 @@ def commit_rows(record: Mapping[str, Any], rng: random.Random) -> Iterator[EditR
     varied = _with_other_heads(_with_less_context(whole, record["kind"], rng), rng)
     answer = str(record["target"])
     request = varied if new_words(whole, answer) == new_words(varied, answer) else whole
+    if rng.random() < _BARE_SHARE:
+        request = replace(request, history=tuple(map(without_context, request.history)))
     yield EditRow(request, answer, counts_copies_apart=True)
 
 
@@ -50,6 +56,17 @@ def request_of(record: Mapping[str, Any]) -> EditRequest:
         snippets=tuple(Snippet(s["path"], s["text"]) for s in record["snippets"]),
         history=tuple(str(diff).strip("\n") for diff in record["history"]),
     )
+
+
+def without_context(diff: str) -> str:
+    """A one-hunk diff that counts its lines from 1, without context lines and without path prefixes."""
+    head, hunk, body = diff.partition("\n@@ ")
+    changed = [line for line in body.split("\n")[1:] if line.startswith(("-", "+"))]
+    if not hunk or not changed or _HUNK_HEAD.search(body):
+        return diff
+    num_old = sum(line.startswith("-") for line in changed)
+    paths = _PREFIXED.sub(lambda match: match[1][:4], head)
+    return "\n".join((paths, f"@@ -1,{num_old} +1,{len(changed) - num_old} @@", *changed))
 
 
 def new_words(request: EditRequest, answer: str) -> set[str]:

@@ -1,0 +1,222 @@
+"""Preference training by KTO: accepted proposals become likelier than under the reference, rejected ones less likely.
+
+The reference is the skill adapter that training starts from; its log-probabilities are computed once. Batches are
+fixed, because the estimate of the divergence pairs each prompt with the next proposal of the same batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quicksilver.errors import InvalidRequest
+from quicksilver.training.batches import Batch
+from quicksilver.training.loop import StepReport
+from quicksilver.training.loss import rows_with_loss, token_log_probs
+from quicksilver.training.network import Network
+from quicksilver.training.pack import Document, PackedRows, lay_out
+from quicksilver.training.proposals import Proposal
+from quicksilver.training.recipe import Kto
+from quicksilver.training.skill import SkilledRows
+
+# Bounds of the total weight of accepted over that of rejected proposals.
+LEAST_RATIO, MOST_RATIO = 1.0, 4 / 3
+_NO_EXAMPLE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Loss weights of an accepted and of a rejected proposal."""
+
+    accepted: float
+    rejected: float
+
+
+def balanced_weights(num_accepted: int, num_rejected: int) -> Weights:
+    """Weights that bring the total weight of accepted over rejected proposals within its bounds; the least is 1."""
+    if not num_accepted or not num_rejected:
+        raise InvalidRequest("KTO needs accepted and rejected proposals")
+    ratio = num_accepted / num_rejected
+    if ratio < LEAST_RATIO:
+        return Weights(LEAST_RATIO / ratio, 1.0)
+    return Weights(1.0, max(1.0, ratio / MOST_RATIO))
+
+
+def kto_loss(
+    log_ratio: Tensor,
+    is_accepted: Tensor,
+    divergence: Tensor,
+    beta: float,
+    weights: Weights,
+    row_weight: Tensor | float = 1.0,
+) -> Tensor:
+    """Weighted mean over proposals. log_ratio: log-probability of each under the policy less that under the reference.
+
+    Accepted: 1 - sigmoid(beta (log_ratio - divergence)); rejected: 1 - sigmoid(beta (divergence - log_ratio)).
+    """
+    sign = torch.where(is_accepted, 1.0, -1.0)
+    losses = 1 - torch.sigmoid(beta * sign * (log_ratio - divergence))
+    return (losses * torch.where(is_accepted, weights.accepted, weights.rejected) * row_weight).mean()
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleRows:
+    """Packed documents, and the number of the example at every answer token (-1 elsewhere)."""
+
+    rows: PackedRows
+    example: npt.NDArray[np.int32]
+    num_examples: int
+
+
+@dataclass(frozen=True, slots=True)
+class FixedBatch:
+    """Proposals of one step, in the order of `numbers`, and prompts with another proposal for the divergence."""
+
+    proposals: ExampleRows
+    numbers: npt.NDArray[np.int64]
+    mismatched: ExampleRows
+
+
+def fixed_batches(proposals: Sequence[Proposal], row_len: int, num_rows: int, num_kl_rows: int) -> Iterator[FixedBatch]:
+    """Batches of whole documents that fill at most `num_rows` rows. What is left at the end is dropped."""
+    documents = [proposal.document() for proposal in proposals]
+    start = 0
+    while start < len(documents):
+        count = _fitting(documents[start:], row_len, num_rows)
+        if start + count >= len(documents) and start:
+            return
+        picked = proposals[start : start + count]
+        others = [
+            replace(proposal, answer=picked[(i + 1) % count].answer).document() for i, proposal in enumerate(picked)
+        ]
+        others = [document for document in others if len(document.token_ids) <= row_len]
+        kept = others[: _fitting(others, row_len, num_kl_rows)]
+        mine = _example_rows(documents[start : start + count], row_len, num_rows)
+        yield FixedBatch(mine, np.arange(start, start + count), _example_rows(kept, row_len, num_kl_rows))
+        start += count
+
+
+def _fitting(documents: Sequence[Document], row_len: int, num_rows: int) -> int:
+    """How many of the first documents fill the rows, each in the first row with room."""
+    room = [row_len] * num_rows
+    for number, document in enumerate(documents):
+        length = len(document.token_ids)
+        row = next((i for i, space in enumerate(room) if space >= length), None)
+        if length > row_len:
+            raise InvalidRequest(f"a proposal of {length} tokens does not fit a row of {row_len}")
+        if row is None:
+            return number
+        room[row] -= length
+    return len(documents)
+
+
+def _example_rows(documents: Sequence[Document], row_len: int, num_rows: int) -> ExampleRows:
+    held: list[list[int]] = [[] for _ in range(num_rows)]
+    room = [row_len] * num_rows
+    for number, document in enumerate(documents):
+        row = next(i for i, space in enumerate(room) if space >= len(document.token_ids))
+        held[row].append(number)
+        room[row] -= len(document.token_ids)
+    rows = lay_out([[documents[i] for i in numbers] for numbers in held], row_len, 0, 1 << 20)
+    example = np.full(rows.token_ids.shape, _NO_EXAMPLE, dtype=np.int32)
+    for row, numbers in enumerate(held):
+        at = 0
+        for number in numbers:
+            end = at + len(documents[number].token_ids)
+            example[row, at:end] = np.where(documents[number].is_answer, number, _NO_EXAMPLE)
+            at = end
+    return ExampleRows(rows, example, len(documents))
+
+
+class KtoTask(SkilledRows):
+    """Implements `loop.Task`. `begin` must run once, with the reference loaded, before the first step."""
+
+    def __init__(
+        self,
+        network: Network,
+        proposals: Sequence[Proposal],
+        spec: Kto,
+        reserved_ids: Sequence[int],
+        decode: Callable[[list[int]], str] = str,
+    ) -> None:
+        super().__init__(network, spec.rank, spec.optim.seed, reserved_ids)
+        self.spec, self._proposals, self._decode = spec, proposals, decode
+        self._batches = list(fixed_batches(proposals, spec.row_len, spec.rows_per_batch, spec.kl_rows))
+        accepted = np.array([proposal.is_accepted for proposal in proposals])
+        self._is_accepted = torch.from_numpy(accepted).to(network.device)
+        self.weights = balanced_weights(int(accepted.sum()), int((~accepted).sum()))
+        self._reference: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def num_batches(self) -> int:
+        return len(self._batches)
+
+    @torch.no_grad()
+    def begin(self, tensors: Mapping[str, Tensor]) -> None:
+        """Start from an adapter, which is the reference, too."""
+        self.warm_start(tensors)
+        self._reference = [(self.log_probs(b.proposals), self._divergent(b)) for b in self._batches]
+
+    def step(self, number: int) -> StepReport:
+        index = self._order(number)
+        batch, (reference, reference_kl) = self._batches[index], self._reference[index]
+        is_accepted = self._is_accepted[torch.from_numpy(batch.numbers).to(self._is_accepted.device)]
+        with torch.no_grad():
+            # The divergence is an estimate over few pairs; it cannot be negative.
+            divergence = (self._divergent(batch) - reference_kl).mean().clamp(min=0)
+        log_ratio = self.log_probs(batch.proposals) - reference
+        loss = kto_loss(log_ratio, is_accepted, divergence, self.spec.beta, self.weights)
+        loss.backward()
+        scalars = {"divergence": divergence, **_means(log_ratio.detach(), is_accepted)}
+        return StepReport(loss.detach(), batch.proposals.rows.token_ids.size, scalars)
+
+    def log_probs(self, examples: ExampleRows) -> Tensor:
+        """(num_examples,) log-probability of each answer."""
+        batch, example = self._on_device(examples)
+        number = example.roll(-1, dims=1)
+        number[:, -1] = _NO_EXAMPLE
+        flat, target = number.flatten(), batch.token_ids.roll(-1, dims=1).flatten()
+        rows = rows_with_loss((flat >= 0).float(), self.spec.head_chunk)
+        hidden = self.hidden(batch).flatten(0, 1).index_select(0, rows)
+        found = token_log_probs(hidden, self.head(), target[rows], self.reserved_ids, self.spec.head_chunk)
+        # Rows without an example are added to a place after the last one.
+        place = torch.where(flat[rows] >= 0, flat[rows], examples.num_examples).long()
+        return found.new_zeros(examples.num_examples + 1).index_add(0, place, found)[:-1]
+
+    def sample(self) -> str:
+        """The first proposal and its judgement."""
+        proposal = self._proposals[0]
+        return f"{'accepted' if proposal.is_accepted else 'rejected'} {self._decode(proposal.answer)!r}"
+
+    def _divergent(self, batch: FixedBatch) -> Tensor:
+        if self.spec.loss == "apo_zero_unpaired":
+            return torch.zeros(1, device=self.network.device)
+        return self.log_probs(batch.mismatched)
+
+    def _order(self, number: int) -> int:
+        pass_number, place = divmod(number, len(self._batches))
+        order = np.random.default_rng((self.spec.optim.seed, pass_number)).permutation(len(self._batches))
+        return int(order[place])
+
+    def _on_device(self, examples: ExampleRows) -> tuple[Batch, Tensor]:
+        device, rows = self.network.device, examples.rows
+        is_start = torch.from_numpy(rows.is_start).to(device)
+        index = torch.arange(rows.row_len, device=device)
+        start_of = torch.where(is_start, index, 0).cummax(1).values
+        flags = (torch.from_numpy(flag).to(device) for flag in (rows.is_answer, rows.is_text))
+        token_ids = torch.from_numpy(rows.token_ids.astype(np.int64)).to(device)
+        batch = Batch(token_ids, is_start.cumsum(1, dtype=torch.int32), index - start_of, *flags)
+        return batch, torch.from_numpy(examples.example).to(device)
+
+
+def _means(log_ratio: Tensor, is_accepted: Tensor) -> dict[str, Tensor]:
+    """Mean log-ratio of accepted and of rejected proposals."""
+    return {
+        name: (log_ratio * mask).sum() / mask.sum().clamp(min=1)
+        for name, mask in (("accepted", is_accepted), ("rejected", ~is_accepted))
+    }

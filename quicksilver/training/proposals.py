@@ -1,0 +1,171 @@
+"""Proposed next edits and their judgement: accepted as the wanted region, or rejected.
+
+A proposal is accepted where it equals the wanted region or its changed lines are nearly those of the wanted one; of a
+region that should stay, every change is rejected. Standard library and numpy only.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from quicksilver.training.pack import Document
+
+ACCEPTED_CHRF = 95.0
+_ORDER, _BETA = 6, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class EditAsk:
+    """A request for a next edit with the wanted region."""
+
+    prompt: list[int]
+    region: str
+    target: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """An answer of the model to an ask. `log_prob` is that of the whole answer."""
+
+    prompt: list[int]
+    answer: list[int]
+    kind: str
+    is_shown: bool
+    is_accepted: bool
+    log_prob: float = 0.0
+
+    def document(self) -> Document:
+        ids = np.array([*self.prompt, *self.answer], dtype=np.int32)
+        is_answer = np.arange(len(ids)) >= len(self.prompt)
+        return Document(ids, is_answer, np.zeros_like(is_answer))
+
+
+def judged(ask: EditAsk, answer: list[int], text: str, log_prob: float) -> Proposal:
+    """The proposal for an answer, given as ids and as text."""
+    is_shown = text.rstrip() != ask.region.rstrip()
+    return Proposal(ask.prompt, answer, ask.kind, is_shown, is_accepted(ask, text), log_prob)
+
+
+def is_accepted(ask: EditAsk, text: str) -> bool:
+    if text.rstrip() == ask.target.rstrip():
+        return True
+    if ask.target.rstrip() == ask.region.rstrip() or text.rstrip() == ask.region.rstrip():
+        return False
+    return delta_chrf(ask.region, text, ask.target) >= ACCEPTED_CHRF
+
+
+def delta_chrf(region: str, answer: str, target: str) -> float:
+    """Character n-gram F-score (0 to 100) of the lines that the answer changes against those that should change."""
+    before = region.rstrip("\n").split("\n")
+    got, wanted = (_changed(before, text.rstrip("\n").split("\n")) for text in (answer, target))
+    return chrf(got, wanted)
+
+
+def chrf(candidate: str, reference: str) -> float:
+    """chrF with n-grams of 1 to 6 characters, recall weighted twice, white space included."""
+    scores = []
+    for size in range(1, _ORDER + 1):
+        a, b = _grams(candidate, size), _grams(reference, size)
+        if not a and not b:
+            continue
+        shared = (a & b).total()
+        precision, recall = shared / max(a.total(), 1), shared / max(b.total(), 1)
+        weight = _BETA**2
+        scores.append((1 + weight) * precision * recall / (weight * precision + recall) if shared else 0.0)
+    return 100 * sum(scores) / len(scores) if scores else 100.0
+
+
+def _grams(text: str, size: int) -> Counter[str]:
+    return Counter(text[i : i + size] for i in range(len(text) - size + 1))
+
+
+def _changed(before: list[str], after: list[str]) -> str:
+    """Lines of `after` between the common head and the common tail."""
+    shorter = min(len(before), len(after))
+    head = next((i for i in range(shorter) if before[i] != after[i]), shorter)
+    rest = shorter - head
+    tail = next((i for i in range(rest) if before[-1 - i] != after[-1 - i]), rest)
+    return "\n".join(after[head : len(after) - tail])
+
+
+def selectivity_curve(proposals: Sequence[Proposal], num_points: int = 11) -> list[dict[str, float]]:
+    """Shares of all requests that are shown and accepted, if only the surest proposals are shown.
+
+    A proposal is surer the higher its log-probability is. The first point shows every proposal that changes its region.
+    """
+    shown = sorted((p for p in proposals if p.is_shown), key=lambda p: -p.log_prob)
+    points = []
+    for number in range(num_points):
+        kept = shown[: round(len(shown) * (num_points - number) / num_points)]
+        accepted = sum(p.is_accepted for p in kept)
+        points.append(
+            {
+                "shown": len(kept) / max(len(proposals), 1),
+                "accepted": accepted / max(len(proposals), 1),
+                "accepted_of_shown": accepted / max(len(kept), 1),
+                "log_prob": kept[-1].log_prob if kept else 0.0,
+            }
+        )
+    return points
+
+
+def thinned(proposals: Sequence[Proposal], accepted_per_rejected: float, seed: int) -> list[Proposal]:
+    """All rejected proposals and at most so many accepted ones per rejected one, in a random order."""
+    rng = random.Random(seed)
+    accepted = [p for p in proposals if p.is_accepted]
+    rejected = [p for p in proposals if not p.is_accepted]
+    rng.shuffle(accepted)
+    kept = accepted[: round(len(rejected) * accepted_per_rejected)] if accepted_per_rejected else accepted
+    mixed = [*kept, *rejected]
+    rng.shuffle(mixed)
+    return mixed
+
+
+def by_kind(proposals: Iterable[Proposal]) -> dict[str, dict[str, float]]:
+    """Per kind of ask: the number, and the shares that are shown and accepted."""
+    kinds: dict[str, list[Proposal]] = {}
+    for proposal in proposals:
+        kinds.setdefault(proposal.kind, []).append(proposal)
+    return {
+        kind: {
+            "count": len(found),
+            "shown": sum(p.is_shown for p in found) / len(found),
+            "accepted": sum(p.is_accepted for p in found) / len(found),
+        }
+        for kind, found in sorted(kinds.items())
+    }
+
+
+def write_asks(path: Path, asks: Sequence[EditAsk]) -> None:
+    _write(path, [asdict(ask) for ask in asks])
+
+
+def read_asks(path: Path) -> list[EditAsk]:
+    return [EditAsk(**fields) for fields in _read(path)]
+
+
+def write_proposals(path: Path, proposals: Sequence[Proposal]) -> None:
+    _write(path, [asdict(proposal) for proposal in proposals])
+
+
+def read_proposals(path: Path) -> list[Proposal]:
+    return [Proposal(**fields) for fields in _read(path)]
+
+
+def _write(path: Path, items: Sequence[Mapping[str, object]]) -> None:
+    path.write_bytes(lzma.compress(json.dumps(items).encode(), preset=1))
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(lzma.decompress(path.read_bytes()))
+    return found

@@ -1,0 +1,123 @@
+"""Results: what a job leaves: measurements, the registered adapter, and its files in CSV and in the layout of PEFT."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quicksilver.accounts.stored_files import describe, write_file
+from quicksilver.errors import InvalidRequest
+from quicksilver.hub.files import ModelFiles
+from quicksilver.model.adapters import Adapter, merge_skill, save_adapter
+from quicksilver.text.tokenizer import Tokenizer
+from quicksilver.training.export import low_rank_layers
+from quicksilver.training.lora import num_lora_params
+from quicksilver.training.network import Network
+from quicksilver.training.service.examples import Example
+from quicksilver.training.service.measure import draft_prompts, losses, tokens_per_round
+from quicksilver.training.service.peft import from_peft, to_peft
+from quicksilver.training.service.tasks import LoraRows
+from quicksilver.tuning.jobs import EVENT, JobStore, TuningJob
+from quicksilver.tuning.models import describe_model, register, tuned_name
+from quicksilver.tuning.settings import TrainerSettings
+
+COLUMNS = ("step", "train_loss", "train_mean_token_accuracy", "valid_loss", "valid_mean_token_accuracy")
+PURPOSE = "fine-tune-results"
+# Bytes per value of a stored adapter, and copies of it: the model, its two checkpoints and the archive.
+VALUE_BYTES, NUM_COPIES = 2, 4
+
+
+class Results:
+    def __init__(
+        self, jobs: JobStore, job: TuningJob, settings: TrainerSettings, network: Network, files: ModelFiles
+    ) -> None:
+        self._jobs, self._job, self._settings = jobs, job, settings
+        self._network, self._files = network, files
+        self.sha256 = ""
+
+    def check_room(self, rank: int) -> None:
+        """Raises before training if the project may not store what the job would leave."""
+        needed = NUM_COPIES * VALUE_BYTES * num_lora_params(self._network.config, rank)
+        if self._jobs.objects.num_bytes(self._job.owner) + needed > self._settings.stored_bytes:
+            raise InvalidRequest(
+                f"the results need {needed} bytes and this project may store {self._settings.stored_bytes}; "
+                "delete files or models first",
+                param="training_file",
+                code="quota_exceeded",
+            )
+
+    def imported(self, content: bytes) -> dict[str, Tensor]:
+        """The adapter of an uploaded archive."""
+        tensors = from_peft(content, self._network.config)
+        self.check_room(max(a.shape[0] for name, a in tensors.items() if name.endswith(".A")))
+        return tensors
+
+    def measured(
+        self, task: LoraRows, validation: Sequence[Example], tensors: Mapping[str, Tensor] | None
+    ) -> dict[str, float]:
+        """Loss and token accuracy of the validation file, and tokens per draft round on its prompts (without the file:
+        on prompts of the training file). With `tensors` the adapter is merged into the network, so it comes last."""
+        found: dict[str, float] = {}
+        documents = [example.document for example in validation if example.label]
+        if documents:
+            found["valid_loss"], found["valid_mean_token_accuracy"] = losses(task, documents, tensors)
+        prompts = draft_prompts(documents or [example.document for example in task.examples], self._network.device)
+        if tensors is not None:
+            merge_skill(self._network.model, Adapter(low_rank_layers(tensors)))
+        stop_ids = Tokenizer.for_model(self._files.weights, self._files.skill).eos_ids
+        per_round = tokens_per_round(self._network, self._files.canvas, prompts, stop_ids)
+        if per_round is not None:
+            found["tokens_per_round"] = per_round
+        return {name: round(value, 5) for name, value in found.items()}
+
+    def register(self, tensors: Mapping[str, Tensor], step: int = 0) -> str:
+        """Stores the adapter as a model of the project; its name."""
+        reply = self._job.reply
+        name = tuned_name(reply["model"], reply["user_provided_suffix"], self._job.id, step)
+        rank = max(tensor.shape[0] for key, tensor in tensors.items() if key.endswith(".A"))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "adapter.safetensors"
+            save_adapter(path, Adapter(low_rank_layers(_plain(tensors))), {}, bits=16)
+            model = describe_model(path, name, reply["model"], rank, self._job.id, step)
+            with path.open("rb") as adapter:
+                register(self._jobs.objects, self._job.owner, model, adapter)
+        self.sha256 = model.sha256
+        return name
+
+    def write_files(self, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Ids of the metrics of all steps (CSV) and, of a trained adapter, of the archive in the layout of PEFT."""
+        contents = {"metrics": ("step_metrics.csv", self._metrics())}
+        if self._job.method != "import":
+            archive = to_peft(_plain(tensors), self._network.config, self._job.reply["model"])
+            contents["adapter"] = ("adapter.zip", archive)
+        ids = []
+        for kind, (filename, content) in contents.items():
+            reply = {**describe(filename, PURPOSE, len(content)), "id": f"file-{self._job.id}-{kind}"}
+            write_file(self._jobs.objects, self._job.owner, reply, io.BytesIO(content))
+            ids.append(reply["id"])
+        return ids
+
+    def _metrics(self) -> bytes:
+        rows: dict[int, dict[str, float]] = {}
+        after = ""
+        while found := self._jobs.objects.find(self._job.owner, EVENT, self._job.id, after=after, limit=500):
+            for event in (json.loads(each.body) for each in found):
+                if event["type"] == "metrics":
+                    rows.setdefault(event["data"]["step"], {}).update(event["data"])
+            after = found[-1].id
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows[step] for step in sorted(rows))
+        return text.getvalue().encode()
+
+
+def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to(torch.float32).cpu() for name, tensor in tensors.items()}

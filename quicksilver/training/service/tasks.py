@@ -1,0 +1,233 @@
+"""Training tasks of fine-tuning jobs: a LoRA on every row of the frozen base, by cross-entropy, DPO or KTO.
+
+The examples of a step depend on the seed and the step's number alone. The reference of DPO and KTO is the base without
+the LoRA, computed in the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quicksilver.training.attention import DocumentAttention
+from quicksilver.training.batches import Batch
+from quicksilver.training.kto import Weights, balanced_weights, kto_loss
+from quicksilver.training.loop import StepReport
+from quicksilver.training.lora import new_lora
+from quicksilver.training.loss import answer_loss, rows_with_loss, token_log_probs
+from quicksilver.training.network import Lora, Network
+from quicksilver.training.pack import Document
+from quicksilver.training.service.examples import Example, with_answer_of
+
+# Rows whose logits are in memory at a time.
+HEAD_CHUNK = 512
+# Row lengths are rounded up, so that few shapes occur.
+LEN_STEP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """How the examples are divided into steps."""
+
+    num_examples: int
+    batch_size: int
+    num_epochs: int
+    seed: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches have at least `batch_size` examples, so that KTO always has another answer to compare with."""
+        return max(1, self.num_examples // self.batch_size)
+
+    @property
+    def num_steps(self) -> int:
+        return self.steps_per_epoch * self.num_epochs
+
+    def indices(self, step: int) -> list[int]:
+        """The examples of a step. Every epoch has its own order."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        order = np.random.default_rng((self.seed, epoch)).permutation(self.num_examples)
+        picked: list[int] = np.array_split(order, self.steps_per_epoch)[place].tolist()
+        return picked
+
+
+@dataclass(frozen=True, slots=True)
+class PackedDocuments:
+    """Documents packed into rows, and the number of the document at each answer token (-1 elsewhere)."""
+
+    batch: Batch
+    document: Tensor
+    num_documents: int
+
+
+def packed(documents: Sequence[Document], device: torch.device) -> PackedDocuments:
+    """Each document in the first row with room."""
+    row_len = -(-max(len(document.token_ids) for document in documents) // LEN_STEP) * LEN_STEP
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for number, document in enumerate(documents):
+        length = len(document.token_ids)
+        row = next((i for i, space in enumerate(room) if space >= length), len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(row_len)
+        rows[row].append(number)
+        room[row] -= length
+    shape = (len(rows), row_len)
+    token_ids, doc_id, positions = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+    answer = np.full(shape, -1, dtype=np.int64)
+    for row, numbers in enumerate(rows):
+        at = 0
+        for place, number in enumerate(numbers, start=1):
+            document, end = documents[number], at + len(documents[number].token_ids)
+            token_ids[row, at:end], doc_id[row, at:end] = document.token_ids, place
+            positions[row, at:end] = np.arange(end - at)
+            answer[row, at:end] = np.where(document.is_answer, number, -1)
+            at = end
+    ids, docs, places, owner = (torch.from_numpy(each).to(device) for each in (token_ids, doc_id, positions, answer))
+    is_answer = owner >= 0
+    return PackedDocuments(Batch(ids, docs, places, is_answer, torch.zeros_like(is_answer)), owner, len(documents))
+
+
+def targets(rows: PackedDocuments) -> tuple[Tensor, Tensor]:
+    """Flat next tokens, and the number of the document whose answer each belongs to (-1: none)."""
+    target = rows.batch.token_ids.roll(-1, dims=1)
+    number = rows.document.roll(-1, dims=1).clone()
+    number[:, -1] = -1
+    number[rows.batch.doc_id != rows.batch.doc_id.roll(-1, dims=1)] = -1
+    return target.flatten(), number.flatten()
+
+
+class LoraRows:
+    """Causal rows of the frozen base with a trainable LoRA."""
+
+    def __init__(self, network: Network, examples: Sequence[Example], plan: StepPlan, rank: int) -> None:
+        self.network, self.examples, self.plan = network, examples, plan
+        self.parameters = new_lora(network.config, rank, plan.seed, network.device)
+        self._nothing = torch.empty(0, dtype=torch.long, device=network.device)
+
+    def hidden(self, rows: PackedDocuments, lora: Lora | None) -> Tensor:
+        batch = rows.batch
+        x = self.network.embed(batch.token_ids)
+        return self.network.forward(x, batch.positions, DocumentAttention(batch.doc_id), lora).flatten(0, 1)
+
+    def log_probs(self, documents: Sequence[Document], lora: Lora | None) -> Tensor:
+        """(documents,) log-probability of each answer."""
+        rows = packed(documents, self.network.device)
+        target, number = targets(rows)
+        picked = rows_with_loss((number >= 0).float(), HEAD_CHUNK)
+        hidden = self.hidden(rows, lora).index_select(0, picked)
+        found = token_log_probs(hidden, self.network.head, target[picked], self._nothing, HEAD_CHUNK)
+        # Rows without an answer are added to a place after the last document.
+        place = torch.where(number[picked] >= 0, number[picked], rows.num_documents)
+        return found.new_zeros(rows.num_documents + 1).index_add(0, place, found)[:-1]
+
+    def log_ratio(self, documents: Sequence[Document]) -> Tensor:
+        """Log-probabilities less those of the base."""
+        with torch.no_grad():
+            reference = self.log_probs(documents, None)
+        return self.log_probs(documents, self.parameters) - reference
+
+    def picked(self, step: int) -> list[Example]:
+        return [self.examples[index] for index in self.plan.indices(step)]
+
+    def sample(self) -> str:
+        return ""
+
+
+class SupervisedTask(LoraRows):
+    """Mean cross-entropy of the answer tokens."""
+
+    def step(self, number: int) -> StepReport:
+        rows = packed([example.document for example in self.picked(number)], self.network.device)
+        target, document = targets(rows)
+        weight = (document >= 0).float()
+        picked = rows_with_loss(weight, HEAD_CHUNK)
+        hidden = self.hidden(rows, self.parameters).index_select(0, picked)
+        head, target, weight = self.network.head, target[picked], weight[picked]
+        loss = answer_loss(hidden, head, target, weight, self._nothing, HEAD_CHUNK)
+        loss.backward()
+        hits = num_hits(hidden.detach(), head, target, weight)
+        return StepReport(loss.detach(), rows.batch.token_ids.numel(), {"accuracy": hits / weight.sum().clamp(min=1)})
+
+
+class DpoTask(LoraRows):
+    """Direct preference optimisation: -log sigmoid(beta (r_chosen - r_rejected)), r the log-ratio to the base."""
+
+    def __init__(self, network: Network, examples: Sequence[Example], plan: StepPlan, rank: int, beta: float) -> None:
+        super().__init__(network, examples, plan, rank)
+        self._beta = beta
+
+    def step(self, number: int) -> StepReport:
+        examples = self.picked(number)
+        rejected = [example.rejected for example in examples if example.rejected is not None]
+        documents = [*(example.document for example in examples), *rejected]
+        chosen, other = self.log_ratio(documents).split(len(examples))
+        loss, margin = dpo_loss(chosen, other, self._beta)
+        loss.backward()
+        num_rows = sum(len(document.token_ids) for document in documents)
+        margin = margin.detach()
+        scalars = {"accuracy": (margin > 0).float().mean(), "margin": margin.mean()}
+        return StepReport(loss.detach(), num_rows, scalars)
+
+
+def dpo_loss(chosen: Tensor, rejected: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """Mean loss over pairs, and the scaled margin of each pair. The arguments are log-ratios to the reference."""
+    margin = beta * (chosen - rejected)
+    return -F.logsigmoid(margin).mean(), margin
+
+
+class KtoJobTask(LoraRows):
+    """KTO on judged answers; the divergence is estimated on prompts with the next answer of the batch."""
+
+    def __init__(self, network: Network, examples: Sequence[Example], plan: StepPlan, rank: int, beta: float) -> None:
+        super().__init__(network, examples, plan, rank)
+        self._beta = beta
+        desirable = sum(example.label for example in examples)
+        self.weights: Weights = balanced_weights(desirable, len(examples) - desirable)
+
+    def step(self, number: int) -> StepReport:
+        examples = self.picked(number)
+        documents = [example.document for example in examples]
+        mismatched = [with_answer_of(a, b) for a, b in zip(documents, documents[1:] + documents[:1], strict=True)]
+        with torch.no_grad():
+            # The divergence is an estimate over few pairs; it cannot be negative.
+            divergence = self.log_ratio(mismatched).mean().clamp(min=0)
+        device = self.network.device
+        label = torch.tensor([example.label for example in examples], device=device)
+        weight = torch.tensor([example.weight for example in examples], device=device)
+        log_ratio = self.log_ratio(documents)
+        loss = kto_loss(log_ratio, label, divergence, self._beta, self.weights, weight)
+        loss.backward()
+        num_rows = sum(len(document.token_ids) for document in documents)
+        agrees = (log_ratio.detach() > divergence) == label
+        return StepReport(loss.detach(), num_rows, {"accuracy": agrees.float().mean(), "divergence": divergence})
+
+
+JobTask = SupervisedTask | DpoTask | KtoJobTask
+
+
+def make_task(
+    method: str, network: Network, examples: Sequence[Example], plan: StepPlan, chosen: Mapping[str, float]
+) -> JobTask:
+    """`chosen` are the resolved hyperparameters of the method."""
+    rank = int(chosen["rank"])
+    if method == "supervised":
+        return SupervisedTask(network, examples, plan, rank)
+    task = DpoTask if method == "dpo" else KtoJobTask
+    return task(network, examples, plan, rank, float(chosen["beta"]))
+
+
+@torch.no_grad()
+def num_hits(hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """Number of rows with weight whose likeliest token is the target."""
+    total = torch.zeros((), device=hidden.device)
+    for start in range(0, len(hidden), HEAD_CHUNK):
+        span = slice(start, start + HEAD_CHUNK)
+        total += ((F.linear(hidden[span], head).argmax(-1) == target[span]) & (weight[span] > 0)).sum()
+    return total

@@ -1,0 +1,336 @@
+"""Trainer: takes one job from its files to a registered adapter.
+
+On a CPU the adapter depends on the base, the files, the hyperparameters, the seed and the number of threads alone: a
+run that was killed and continued ends in the same bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from quicksilver.accounts.stored_files import FILE, read_pieces
+from quicksilver.accounts.training_charges import TrainingCharges
+from quicksilver.errors import InvalidRequest, QuicksilverError
+from quicksilver.hub.files import ModelFiles
+from quicksilver.model.transformer import Layer
+from quicksilver.text.tokenizer import Tokenizer
+from quicksilver.training.corpus import OverlapCheck, evaluation_texts
+from quicksilver.training.export import load_base
+from quicksilver.training.formats import Formatter
+from quicksilver.training.journal import Journal
+from quicksilver.training.loop import Loop
+from quicksilver.training.network import Network, as_written
+from quicksilver.training.recipe import Optim
+from quicksilver.training.service.examples import Example, read_examples
+from quicksilver.training.service.faults import DataRefused
+from quicksilver.training.service.lease import Interrupted, Lease, Signals
+from quicksilver.training.service.measure import losses
+from quicksilver.training.service.results import Results
+from quicksilver.training.service.tasks import JobTask, StepPlan, make_task
+from quicksilver.tuning.hyperparameters import LEARNING_RATE, resolved
+from quicksilver.tuning.jobs import JobStore, TuningJob
+from quicksilver.tuning.settings import TrainerSettings
+
+log = logging.getLogger("quicksilver.training")
+
+# Reports of one job, about.
+NUM_REPORTS = 100
+# Validation examples that are measured after every epoch; all are measured at the end.
+NUM_VALIDATED = 64
+# Checkpoints that are kept as models: those of the last epochs.
+NUM_CHECKPOINTS = 3
+WARMUP_SHARE = 0.05
+# Between two updates of the progress in the job itself; events have every report.
+PROGRESS_S = 1.0
+
+Scalars = Mapping[str, float]
+# The job, the step, the number of steps, and the scalars of the step.
+Watch = Callable[[TuningJob, int, int, Scalars], None]
+
+
+@dataclass(frozen=True, slots=True)
+class JobData:
+    """The examples of a job, and how they are divided into steps."""
+
+    train: list[Example]
+    validation: list[Example]
+    plan: StepPlan
+    chosen: dict[str, Any]
+
+    @property
+    def epoch_tokens(self) -> int:
+        return sum(example.num_tokens for example in self.train)
+
+    def tokens_of_steps(self, first: int, end: int) -> int:
+        return sum(self.train[i].num_tokens for step in range(first, end) for i in self.plan.indices(step))
+
+
+class JobJournal(Journal):
+    """Passes the reports of the loop on; nothing is printed."""
+
+    def __init__(self, on_report: Callable[[int, Scalars], None]) -> None:
+        self._on_report = on_report
+
+    def say(self, text: str) -> None:
+        log.debug("%s", text)
+
+    def report(self, step: int, scalars: Scalars) -> None:
+        self._on_report(step, scalars)
+
+
+class Trainer:
+    """Works on one job at a time, in the calling thread."""
+
+    def __init__(
+        self,
+        jobs: JobStore,
+        settings: TrainerSettings,
+        process: str,
+        charges: TrainingCharges | None = None,
+        signals: Signals | None = None,
+        watch: Watch = lambda job, step, num_steps, scalars: None,
+    ) -> None:
+        self._jobs, self._settings, self._process = jobs, settings, process
+        self._charges, self._signals, self._watch = charges, signals, watch
+
+    def run(self, job: TuningJob) -> None:
+        """Works on a job whose lease this process holds, to its end or until it is interrupted."""
+        try:
+            with Lease(self._jobs, job, self._process, self._signals) as lease:
+                JobRun(self, job, lease).run()
+        except Interrupted as interrupted:
+            if interrupted.is_held:
+                self._jobs.release(job, self._process)
+            log.info("job %s is interrupted", job.id)
+            return
+        except DataRefused as refused:
+            for fault in refused.faults:
+                self._jobs.event(job, str(fault), "error", fault.as_json())
+            self._fail(job, refused)
+        except QuicksilverError as error:
+            self._fail(job, error)
+        except Exception as error:
+            log.exception("job %s failed", job.id)
+            self._fail(job, QuicksilverError(f"training failed: {type(error).__name__}", code="training_failed"))
+        shutil.rmtree(self._settings.home / "fine_tuning" / job.id, ignore_errors=True)
+
+    def _fail(self, job: TuningJob, error: QuicksilverError) -> None:
+        told = {"code": error.code, "message": error.message, "param": error.param}
+        now = self._jobs.get(job.owner, job.id) or job
+        changes = {"status": "failed", "error": told, "finished_at": int(time.time()), "estimated_finish": None}
+        if self._jobs.save(now, self._process, is_open=False, **changes) is not None:
+            self._jobs.event(job, f"The job failed: {error.message}", "error")
+
+    @cached_property
+    def overlap(self) -> OverlapCheck:
+        evals = self._settings.evals
+        return OverlapCheck(evaluation_texts(evals) if evals is not None else ())
+
+
+class JobRun:
+    """One job at work."""
+
+    def __init__(self, trainer: Trainer, job: TuningJob, lease: Lease) -> None:
+        self._trainer, self._lease = trainer, lease
+        self._jobs, self._settings, self._process = trainer._jobs, trainer._settings, trainer._process
+        self._charges = trainer._charges
+        self.job = job
+        self._saved_at = time.monotonic()
+        self._told_at = 0.0
+
+    @property
+    def files(self) -> ModelFiles:
+        name = str(self.job.reply["model"])
+        if name not in self._settings.models:
+            raise InvalidRequest(f"model {name} is not on this machine", param="model", code="model_not_found")
+        return self._settings.models[name]
+
+    def run(self) -> None:
+        self._fix_threads()
+        if self.job.method == "import":
+            results = Results(self._jobs, self.job, self._settings, self._network(), self.files)
+            self.finish(results, results.imported(self.read_file("training_file")), 0)
+            return
+        data = self._read_data()
+        self._lease.hold()
+        network = self._network()
+        results = Results(self._jobs, self.job, self._settings, network, self.files)
+        results.check_room(int(data.chosen["rank"]))
+        task = make_task(self.job.method, network, data.train, data.plan, data.chosen)
+        self._measure_before(results, task, data)
+        self._save(status="running")
+        tensors = self._train(task, data, results)
+        after = results.measured(task, data.validation, tensors)
+        self.finish(results, tensors, data.epoch_tokens * data.plan.num_epochs, after)
+
+    def _fix_threads(self) -> None:
+        """The number of threads decides the order of sums, so a continued run must have that of its first start."""
+        threads = self.job.facts.get("threads") or self._settings.threads or max(1, (os.cpu_count() or 2) // 2)
+        torch.set_num_threads(int(threads))
+        self._save(facts={**self.job.facts, "threads": int(threads)})
+
+    def _save(self, **changes: Any) -> None:
+        """Raises Interrupted if the lease is lost."""
+        saved = self._jobs.save(self.job, self._process, **changes)
+        if saved is None:
+            raise Interrupted(is_held=False)
+        self.job = saved
+
+    def read_file(self, param: str) -> bytes:
+        file_id = str(self.job.reply[param])
+        if self._jobs.objects.get(self.job.owner, FILE, file_id) is None:
+            raise InvalidRequest(f"{param}: the file was deleted", param=param, code="file_not_found")
+        return b"".join(read_pieces(self._jobs.objects, self.job.owner, file_id))
+
+    def _read_data(self) -> JobData:
+        """Validates the files and resolves the hyperparameters. The same for every run of the job."""
+        formatter = Formatter(self.tokenizer, self._settings.max_example_len)
+        method, check = self.job.method, self._trainer.overlap
+        train = read_examples(self.read_file("training_file"), method, formatter, check, "training_file")
+        validation = []
+        if self.job.reply["validation_file"]:
+            content = self.read_file("validation_file")
+            validation = read_examples(content, method, formatter, check, "validation_file", min_examples=1)
+        given = self.job.reply["method"].get(method, {}).get("hyperparameters", {})
+        chosen = resolved(method, given, len(train))
+        plan = StepPlan(len(train), chosen["batch_size"], chosen["n_epochs"], int(self.job.reply["seed"]))
+        data = JobData(train, validation, plan, chosen)
+        if self._charges is not None and self.job.key_id is not None:
+            self._charges.check(self.job.key_id, str(self.job.reply["model"]), data.epoch_tokens * plan.num_epochs)
+        if self.job.status == "validating_files":
+            described = {"type": method, method: {"hyperparameters": chosen}}
+            self._save(status="queued", hyperparameters=chosen, method=described)
+            tokens = f"{data.epoch_tokens} tokens in an epoch"
+            self._jobs.event(self.job, f"Validated {len(train)} examples, {tokens}.", event_id="validated")
+        return data
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.for_model(self.files.weights, self.files.skill)
+
+    def _network(self) -> Network:
+        chosen = self._settings.device
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if chosen == "auto" else chosen)
+        model = load_base(self.files.weights, self.files.skill)
+        if not all(isinstance(layer, Layer) for layer in model.layers):
+            raise InvalidRequest("models with experts cannot be fine-tuned here", param="model")
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        return Network(model.to(device, dtype).eval(), as_written)
+
+    def _measure_before(self, results: Results, task: JobTask, data: JobData) -> None:
+        if "before" not in self.job.facts:
+            before = results.measured(task, data.validation, None)
+            self._save(facts={**self.job.facts, "before": before}, quicksilver={"before": before})
+
+    def _train(self, task: JobTask, data: JobData, results: Results) -> dict[str, torch.Tensor]:
+        plan = data.plan
+        optim = Optim(
+            lr=LEARNING_RATE[self.job.method] * float(data.chosen["learning_rate_multiplier"]),
+            warmup_steps=max(1, round(WARMUP_SHARE * plan.num_steps)),
+            max_steps=plan.num_steps,
+            log_every=max(1, plan.num_steps // NUM_REPORTS),
+            seed=plan.seed,
+        )
+        folder = self._settings.home / "fine_tuning" / self.job.id
+        last: dict[str, float] = {}
+
+        def report(step: int, scalars: Scalars) -> None:
+            last.update(scalars)
+            self._report(step, plan, scalars)
+
+        def after_step(loop: Loop) -> None:
+            if loop.step_number % plan.steps_per_epoch == 0:
+                self._end_epoch(loop, task, data, results, last)
+                loop.save()
+            self._pause_point(loop, data)
+
+        tensors = Loop(task, optim, folder, JobJournal(report), after_step).run()
+        return {name: tensor.detach() for name, tensor in tensors.items()}
+
+    def _pause_point(self, loop: Loop, data: JobData) -> None:
+        if time.monotonic() - self._saved_at >= self._settings.checkpoint_s:
+            loop.save()
+            self._saved_at = time.monotonic()
+        try:
+            self._lease.hold()
+        except Interrupted:
+            loop.save()
+            now = self._jobs.get(self.job.owner, self.job.id)
+            if now is not None and now.status == "cancelled":
+                self._charge_part(loop.step_number, data)
+            raise
+
+    def _report(self, step: int, plan: StepPlan, scalars: Scalars) -> None:
+        data = {
+            "step": step,
+            "total_steps": plan.num_steps,
+            "train_loss": round(scalars["loss"], 5),
+            "train_mean_token_accuracy": round(scalars["accuracy"], 5),
+            "learning_rate": scalars["lr"],
+        }
+        message = f"Step {step}/{plan.num_steps}: training loss {scalars['loss']:.4f}"
+        self._jobs.event(self.job, message, data=data, event_id=f"step-{step}")
+        self._trainer._watch(self.job, step, plan.num_steps, scalars)
+        if time.monotonic() - self._told_at < PROGRESS_S and step < plan.num_steps:
+            return
+        self._told_at = time.monotonic()
+        finish = int(time.time() + scalars["eta_s"])
+        progress = {**self.job.reply["quicksilver"], "step": step, "total_steps": plan.num_steps}
+        # A lost lease is noticed after the step, where the state is saved.
+        saved = self._jobs.save(self.job, self._process, estimated_finish=finish, quicksilver=progress)
+        self.job = saved or self.job
+
+    def _end_epoch(self, loop: Loop, task: JobTask, data: JobData, results: Results, last: Scalars) -> None:
+        """Charges the epoch, measures it, and stores a checkpoint of each of the last epochs."""
+        plan, step = data.plan, loop.step_number
+        epoch = step // plan.steps_per_epoch
+        self._charge_part(step, data)
+        metrics = {"train_loss": last.get("loss"), "train_mean_token_accuracy": last.get("accuracy")}
+        if data.validation:
+            documents = [example.document for example in data.validation[:NUM_VALIDATED]]
+            loss, accuracy = losses(task, documents, task.parameters)
+            metrics |= {"valid_loss": round(loss, 5), "valid_mean_token_accuracy": round(accuracy, 5)}
+        message = f"Epoch {epoch}/{plan.num_epochs} is complete."
+        self._jobs.event(self.job, message, data={"step": step, **metrics}, event_id=f"epoch-{epoch}")
+        if epoch > plan.num_epochs - NUM_CHECKPOINTS:
+            name = results.register(loop.result, 0 if epoch == plan.num_epochs else step)
+            self._jobs.checkpoint(self.job, step, metrics, name)
+
+    def _charge_part(self, step: int, data: JobData) -> None:
+        """Charges the steps of the epoch that `step` ends or interrupts; an epoch is charged once."""
+        epoch = (step - 1) // data.plan.steps_per_epoch
+        num_tokens = data.tokens_of_steps(epoch * data.plan.steps_per_epoch, step)
+        if self._charges is not None and self.job.key_id is not None and num_tokens:
+            part = f"{self.job.id}-epoch-{epoch + 1}"
+            self._charges.charge(self.job.key_id, part, str(self.job.reply["model"]), num_tokens)
+
+    def finish(
+        self,
+        results: Results,
+        tensors: dict[str, torch.Tensor],
+        num_tokens: int,
+        after: Mapping[str, float] | None = None,
+    ) -> None:
+        name = results.register(tensors)
+        files = results.write_files(tensors)
+        extra = {**self.job.reply["quicksilver"], "after": after or {}, "adapter_sha256": results.sha256}
+        self._save(
+            is_open=False,
+            status="succeeded",
+            fine_tuned_model=name,
+            finished_at=int(time.time()),
+            estimated_finish=None,
+            trained_tokens=num_tokens,
+            result_files=files,
+            quicksilver=extra,
+        )
+        self._jobs.event(self.job, f"The model {name} is ready.", event_id="ready")

@@ -1,0 +1,239 @@
+"""JobStore: fine-tuning jobs with their events and checkpoints, as stored objects. Blocking.
+
+States: validating_files -> queued -> running, then succeeded, failed or cancelled. A job that is paused becomes queued
+again when it is resumed. One trainer process at a time holds the lease of an open job. A job that is paused or
+cancelled is closed at once, so its trainer loses the lease at the next renewal and stops.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from quicksilver.accounts.records import StoredObject
+from quicksilver.errors import Conflict
+
+if TYPE_CHECKING:
+    from quicksilver.accounts.objects import ObjectStore
+
+JOB, EVENT, CHECKPOINT = "fine_tuning_job", "fine_tuning_event", "fine_tuning_checkpoint"
+OPEN = ("validating_files", "queued", "running")
+ENDED = ("succeeded", "failed", "cancelled")
+# A trainer renews its lease every second; a lease that is not renewed is taken over after LEASE_S.
+LEASE_S, RENEW_S = 5, 1.0
+
+Reply = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TuningJob:
+    """`reply` is the job as clients read it."""
+
+    owner: str
+    reply: Reply
+    # The key that is charged; None without accounts.
+    key_id: str | None = None
+    # What a resumed run must repeat: the number of threads, and what was measured before training.
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        return str(self.reply["id"])
+
+    @property
+    def status(self) -> str:
+        return str(self.reply["status"])
+
+    @property
+    def method(self) -> str:
+        return str(self.reply["method"]["type"])
+
+    def body(self) -> bytes:
+        return orjson.dumps({"reply": self.reply, "key_id": self.key_id, "facts": dict(self.facts)})
+
+
+def read_job(owner: str, stored: StoredObject) -> TuningJob:
+    return TuningJob(owner, **orjson.loads(stored.body))
+
+
+def new_job(model: str, training_file: str, method: Mapping[str, Any], **fields: Any) -> Reply:
+    """A job in OpenAI's form that waits for its validation."""
+    return {
+        "id": f"ftjob-{uuid.uuid4().hex[:24]}",
+        "object": "fine_tuning.job",
+        "created_at": int(time.time()),
+        "error": None,
+        "fine_tuned_model": None,
+        "finished_at": None,
+        "hyperparameters": dict(method.get(method["type"], {}).get("hyperparameters", {})),
+        "model": model,
+        "organization_id": fields.get("organization_id", ""),
+        "result_files": [],
+        "seed": fields.get("seed", 0),
+        "status": "validating_files",
+        "trained_tokens": None,
+        "training_file": training_file,
+        "validation_file": fields.get("validation_file"),
+        "estimated_finish": None,
+        "integrations": [],
+        "metadata": fields.get("metadata"),
+        "method": dict(method),
+        "user_provided_suffix": fields.get("suffix"),
+        "quicksilver": {},
+    }
+
+
+class JobStore:
+    def __init__(self, objects: ObjectStore) -> None:
+        self.objects = objects
+
+    def create(self, job: TuningJob, process: str = "") -> None:
+        """With `process`, its lease is held from the start."""
+        until = int(time.time()) + LEASE_S if process else 0
+        created = int(job.reply["created_at"])
+        stored = StoredObject(JOB, job.id, job.body(), "", created, True, process, until)
+        self.objects.put(job.owner, [stored])
+        self.event(job, "Created the job; its files are validated next.", event_id="created")
+
+    def get(self, owner: str, job_id: str) -> TuningJob | None:
+        stored = self.objects.get(owner, JOB, job_id)
+        return None if stored is None else read_job(owner, stored)
+
+    def num_open(self, owner: str) -> int:
+        """Jobs that have not ended, paused ones included."""
+        count, after = 0, ""
+        while found := self.objects.find(owner, JOB, after=after, limit=100):
+            count += sum(read_job(owner, each).status not in ENDED for each in found)
+            after = found[-1].id
+        return count
+
+    def cancel(self, owner: str, job_id: str) -> TuningJob | None:
+        return self._close(owner, job_id, "cancelled", "The job was cancelled.", (*OPEN, "paused"))
+
+    def pause(self, owner: str, job_id: str) -> TuningJob | None:
+        return self._close(owner, job_id, "paused", "The job was paused.", OPEN)
+
+    def resume(self, owner: str, job_id: str) -> TuningJob | None:
+        job = self._change(owner, job_id, ("paused",), lambda job: _with(job, status="queued"), is_open=True)
+        if job is not None:
+            self.event(job, "The job was resumed.")
+        return job
+
+    def claim(self, process: str) -> TuningJob | None:
+        """The oldest open job that no trainer works on; `process` now holds its lease."""
+        claimed = self.objects.claim(JOB, process, LEASE_S)
+        return None if claimed is None else read_job(*claimed)
+
+    def take(self, owner: str, matches: Callable[[TuningJob], bool], process: str) -> TuningJob | None:
+        """The newest job of a project that matches, has not ended and is not leased; `process` now holds its lease."""
+        after = ""
+        while found := self.objects.find(owner, JOB, after=after, limit=100, is_descending=True):
+            for stored in found:
+                job = read_job(owner, stored)
+                if job.status not in ENDED and matches(job) and self._take(job, process):
+                    return self.get(owner, job.id)
+            after = found[-1].id
+        return None
+
+    def _take(self, job: TuningJob, process: str) -> bool:
+        now = int(time.time())
+
+        def change(stored: StoredObject) -> StoredObject | None:
+            current = read_job(job.owner, stored)
+            if current.status in ENDED or stored.leased_until >= now:
+                return None
+            status = "queued" if current.status == "paused" else current.status
+            body = _with(current, status=status).body()
+            return replace(stored, body=body, is_open=True, leased_by=process, leased_until=now + LEASE_S)
+
+        taken = self.objects.update(job.owner, JOB, job.id, change)
+        return taken is not None and taken.leased_by == process
+
+    def renew(self, job: TuningJob, process: str) -> bool:
+        return self.objects.renew(job.owner, JOB, job.id, process, LEASE_S)
+
+    def release(self, job: TuningJob, process: str) -> None:
+        """Gives the lease back, so that another process can continue at once."""
+
+        def change(stored: StoredObject) -> StoredObject | None:
+            return replace(stored, leased_by="", leased_until=0) if stored.leased_by == process else None
+
+        self.objects.update(job.owner, JOB, job.id, change)
+
+    def save(self, job: TuningJob, process: str, *, is_open: bool = True, **changes: Any) -> TuningJob | None:
+        """Writes changed fields of the reply (and `facts`) if `process` holds the lease; None if it does not."""
+        held = False
+
+        def change(stored: StoredObject) -> StoredObject | None:
+            nonlocal held
+            held = stored.is_open and stored.leased_by == process
+            until = int(time.time()) + LEASE_S
+            lease = ("", 0) if not is_open else (process, until)
+            kept = replace(stored, body=changed.body(), is_open=is_open, leased_by=lease[0], leased_until=lease[1])
+            return kept if held else None
+
+        facts = changes.pop("facts", job.facts)
+        changed = replace(_with(job, **changes), facts=facts)
+        self.objects.update(job.owner, JOB, job.id, change)
+        return changed if held else None
+
+    def event(
+        self, job: TuningJob, message: str, level: str = "info", data: Any = None, event_id: str | None = None
+    ) -> None:
+        """Adds an event. One with an `event_id` is added once, also where a resumed run reports it again."""
+        number = f"ftevent-{job.id.removeprefix('ftjob-')}-{event_id or uuid.uuid4().hex[:12]}"
+        event = {
+            "id": number,
+            "object": "fine_tuning.job.event",
+            "created_at": int(time.time()),
+            "level": level,
+            "message": message,
+            "type": "metrics" if data and "step" in data else "message",
+            "data": data or {},
+        }
+        self.objects.add(job.owner, StoredObject(EVENT, number, orjson.dumps(event), job.id))
+
+    def checkpoint(self, job: TuningJob, step: int, metrics: Mapping[str, Any], model: str | None) -> None:
+        """Adds the checkpoint of a step, once."""
+        number = f"ftckpt-{job.id.removeprefix('ftjob-')}-{step}"
+        checkpoint = {
+            "id": number,
+            "object": "fine_tuning.job.checkpoint",
+            "created_at": int(time.time()),
+            "fine_tuned_model_checkpoint": model,
+            "fine_tuning_job_id": job.id,
+            "metrics": {"step": step, **metrics},
+            "step_number": step,
+        }
+        self.objects.add(job.owner, StoredObject(CHECKPOINT, number, orjson.dumps(checkpoint), job.id))
+
+    def _close(self, owner: str, job_id: str, status: str, message: str, allowed: tuple[str, ...]) -> TuningJob | None:
+        finished = int(time.time()) if status in ENDED else None
+        changes = {"status": status, "finished_at": finished, "estimated_finish": None}
+        job = self._change(owner, job_id, allowed, lambda job: _with(job, **changes), is_open=False)
+        if job is not None:
+            self.event(job, message)
+        return job
+
+    def _change(
+        self, owner: str, job_id: str, allowed: tuple[str, ...], change: Callable[[TuningJob], TuningJob], is_open: bool
+    ) -> TuningJob | None:
+        """None if there is no such job. Raises Conflict if its status is not one of `allowed`."""
+
+        def changed(stored: StoredObject) -> StoredObject | None:
+            job = read_job(owner, stored)
+            if job.status not in allowed:
+                raise Conflict(f"The job is {job.status}.", param="fine_tuning_job_id")
+            return replace(stored, body=change(job).body(), is_open=is_open, leased_by="", leased_until=0)
+
+        stored = self.objects.update(owner, JOB, job_id, changed)
+        return None if stored is None else read_job(owner, stored)
+
+
+def _with(job: TuningJob, **changes: Any) -> TuningJob:
+    return replace(job, reply={**job.reply, **changes})

@@ -1,0 +1,48 @@
+"""TrainerSettings: what a trainer process is started with, as one line of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quicksilver.accounts.config import AccountsConfig
+from quicksilver.hub.files import ModelFiles
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    home: Path
+    # Models that can be tuned, by the name that jobs use.
+    models: Mapping[str, ModelFiles]
+    # Database URL and configuration of the accounts; None: the objects are in a file of `home`.
+    accounts: tuple[str, AccountsConfig] | None = None
+    device: str = "auto"
+    # CPU threads of training; 0: half of the cores.
+    threads: int = 0
+    # Evaluation pack (`.jsonl.xz`) that training data is checked against.
+    evals: Path | None = None
+    # Longest example, in tokens.
+    max_example_len: int = 4096
+    # Bytes that one project may store.
+    stored_bytes: int = 256 * 2**20
+    # Seconds between two checkpoints.
+    checkpoint_s: float = 20.0
+    # Seconds without work after which the process ends.
+    idle_s: float = field(default=10.0)
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self, enc_hook=str)
+
+    @classmethod
+    def decode(cls, line: bytes) -> TrainerSettings:
+        return msgspec.json.decode(line, type=cls, dec_hook=_decode_path)
+
+
+def _decode_path(kind: type, value: Any) -> Any:
+    if kind is Path:
+        return Path(value)
+    raise NotImplementedError(kind)

@@ -1,0 +1,114 @@
+"""Losses of the methods against plain computations, and the division into steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from quicksilver.training.network import Network
+from quicksilver.training.pack import Document
+from quicksilver.training.service.examples import Example
+from quicksilver.training.service.tasks import (
+    DpoTask,
+    KtoJobTask,
+    StepPlan,
+    SupervisedTask,
+    dpo_loss,
+    packed,
+    targets,
+)
+from quicksilver.training.toy_task import tiny_model
+
+
+@pytest.fixture
+def network() -> Network:
+    return Network(tiny_model())
+
+
+def document(*ids: int, prompt_len: int = 2) -> Document:
+    is_answer = np.arange(len(ids)) >= prompt_len
+    return Document(np.array(ids), is_answer, np.zeros_like(is_answer))
+
+
+DOCUMENTS = [document(1, 5, 30, 31, 2), document(1, 6, 40, 2), document(1, 7, 50, 51, 52, 2)]
+
+
+def log_prob(network: Network, doc: Document) -> float:
+    """Sum over the answer of a document alone in its row."""
+    rows = packed([doc], network.device)
+    from quicksilver.training.attention import DocumentAttention
+
+    x = network.embed(rows.batch.token_ids)
+    hidden = network.forward(x, rows.batch.positions, DocumentAttention(rows.batch.doc_id))[0]
+    logits = F.log_softmax(hidden @ network.head.T, dim=-1)
+    ids = doc.token_ids.tolist()
+    return float(sum(logits[i - 1, ids[i]] for i in range(1, len(ids)) if doc.is_answer[i]))
+
+
+def test_every_epoch_has_every_example_once_in_its_own_order() -> None:
+    plan = StepPlan(num_examples=11, batch_size=4, num_epochs=2, seed=1)
+    assert (plan.steps_per_epoch, plan.num_steps) == (2, 4)
+    first, second = ([i for step in steps for i in plan.indices(step)] for steps in ((0, 1), (2, 3)))
+    assert sorted(first) == sorted(second) == list(range(11))
+    assert first != second
+    assert plan.indices(3) == StepPlan(11, 4, 2, 1).indices(3)
+
+
+def test_targets_stay_inside_their_document() -> None:
+    rows = packed(DOCUMENTS, torch.device("cpu"))
+    target, number = targets(rows)
+    for index, doc in enumerate(DOCUMENTS):
+        assert target[number == index].tolist() == doc.token_ids[doc.is_answer].tolist()
+
+
+def test_log_probs_equal_those_of_each_document_alone(network: Network) -> None:
+    task = SupervisedTask(network, [Example(doc) for doc in DOCUMENTS], StepPlan(3, 3, 1, 0), rank=4)
+    found = task.log_probs(DOCUMENTS, None).tolist()
+    assert found == pytest.approx([log_prob(network, doc) for doc in DOCUMENTS], rel=1e-4)
+
+
+def test_supervised_loss_is_the_mean_over_answer_tokens(network: Network) -> None:
+    task = SupervisedTask(network, [Example(doc) for doc in DOCUMENTS], StepPlan(3, 3, 1, 0), rank=4)
+    report = task.step(0)
+    num = sum(int(doc.is_answer.sum()) for doc in DOCUMENTS)
+    assert float(report.loss) == pytest.approx(-sum(log_prob(network, doc) for doc in DOCUMENTS) / num, rel=1e-4)
+    assert all(tensor.grad is not None for name, tensor in task.parameters.items() if name.endswith("B"))
+
+
+def test_dpo_loss_has_known_values() -> None:
+    # -log sigmoid(0.1 * 2) = 0.598139, -log sigmoid(0.1 * -1) = 0.744397
+    loss, margin = dpo_loss(torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 1.0]), beta=0.1)
+    assert float(loss) == pytest.approx((0.598139 + 0.744397) / 2, abs=1e-5)
+    assert margin.tolist() == pytest.approx([0.2, -0.1])
+
+
+def test_preference_training_begins_at_the_base(network: Network) -> None:
+    """A new adapter changes nothing, so the log-ratios are zero."""
+    pairs = [Example(DOCUMENTS[i], document(1, 5 + i, 60, 2)) for i in range(3)]
+    report = DpoTask(network, pairs, StepPlan(3, 3, 1, 0), rank=4, beta=0.1).step(0)
+    assert float(report.loss) == pytest.approx(0.693147, abs=1e-5)
+    judged = [Example(doc, label=index != 1) for index, doc in enumerate(DOCUMENTS)]
+    task = KtoJobTask(network, judged, StepPlan(3, 3, 1, 0), rank=4, beta=0.1)
+    weights = (2 * task.weights.accepted + task.weights.rejected) / 3
+    assert float(task.step(0).loss) == pytest.approx(0.5 * weights, abs=1e-5)
+
+
+@pytest.mark.parametrize("method", ["dpo", "kto"])
+def test_preferences_are_learned(network: Network, method: str) -> None:
+    good, bad = DOCUMENTS, [document(1, 5 + i, 60 + i, 2) for i in range(3)]
+    plan = StepPlan(6 if method == "kto" else 3, 3, 8, 0)
+    task: DpoTask | KtoJobTask
+    if method == "dpo":
+        task = DpoTask(network, [Example(a, b) for a, b in zip(good, bad, strict=True)], plan, 4, 0.5)
+    else:
+        task = KtoJobTask(network, [*map(Example, good), *(Example(doc, label=False) for doc in bad)], plan, 4, 0.5)
+    adamw = torch.optim.AdamW(task.parameters.values(), lr=2e-2)
+    for step in range(plan.num_steps):
+        task.step(step)
+        adamw.step()
+        adamw.zero_grad()
+    with torch.no_grad():
+        assert float(task.log_ratio(good).mean()) > 0.5
+        assert float(task.log_ratio(bad).mean()) < -0.5

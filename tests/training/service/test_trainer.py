@@ -1,0 +1,292 @@
+"""Jobs from their files to a registered model: what is learned, measured, refused, paused and continued."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from quicksilver.accounts.config import AccountsConfig
+from quicksilver.accounts.service import AdminService, open_admin
+from quicksilver.accounts.stored_files import read_pieces
+from quicksilver.accounts.training_charges import TrainingCharges
+from quicksilver.adapters import AdapterRef
+from quicksilver.hub.adapter_files import find_adapter
+from quicksilver.hub.files import ModelFiles
+from quicksilver.model.adapters import load_adapter, merge_skill
+from quicksilver.model.files.checkpoint import load_model
+from quicksilver.text.tokenizer import Tokenizer
+from quicksilver.training.corpus import OverlapCheck
+from quicksilver.training.formats import Formatter
+from quicksilver.training.network import Network, as_written
+from quicksilver.training.service import trainer as trainer_module
+from quicksilver.training.service.examples import read_examples
+from quicksilver.training.service.lease import Signals
+from quicksilver.training.service.measure import losses
+from quicksilver.training.service.peft import CONFIG, WEIGHTS
+from quicksilver.training.service.tasks import LoraRows, StepPlan
+from quicksilver.tuning.jobs import JobStore
+from quicksilver.tuning.models import adapter_file, find_model, list_models
+from tests.accounts.test_training_charges import new_key, spent
+from tests.support.tiny import decode_params, generate, tiny_engine
+from tests.support.tuning import Shop, chat_lines
+
+SHORT = {"n_epochs": 2, "batch_size": 5, "rank": 4}
+
+
+def adapter(shop: Shop, name: str) -> Path:
+    model = find_model(shop.objects, "", name)
+    assert model is not None
+    return adapter_file(shop.objects, "", model, shop.settings.home / "adapters")
+
+
+def test_a_job_is_measured_before_and_after(shop: Shop, base: ModelFiles) -> None:
+    chosen = {**SHORT, "n_epochs": 5, "learning_rate_multiplier": 20}
+    job = shop.create(chat_lines(), hyperparameters=chosen, validation=chat_lines(10), suffix="colours")
+    shop.run()
+    reply = shop.reply(job)
+    assert reply["status"] == "succeeded", reply["error"]
+    name = reply["fine_tuned_model"]
+    assert name.startswith("ft:toy:colours:")
+    before, after = (reply["quicksilver"][key] for key in ("before", "after"))
+    assert after["valid_loss"] < 0.8 * before["valid_loss"]
+    assert after["valid_mean_token_accuracy"] > before["valid_mean_token_accuracy"]
+    assert min(before["tokens_per_round"], after["tokens_per_round"]) >= 1
+    # The figures are those of the adapter that was stored.
+    merged = load_model(base.weights)
+    merge_skill(merged, load_adapter(adapter(shop, name)))
+    examples = read_examples(
+        chat_lines(10), "supervised", Formatter(Tokenizer.load(base.weights), 256), OverlapCheck(()), "training_file"
+    )
+    rows = LoraRows(Network(merged, as_written), examples, StepPlan(10, 1, 1, 0), 1)
+    loss, _ = losses(rows, [example.document for example in examples], None)
+    assert loss == pytest.approx(after["valid_loss"], rel=0.01)
+    assert find_model(shop.objects, "another project", name) is None
+
+
+def test_an_engine_serves_the_stored_adapter_as_if_it_were_merged(shop: Shop, base: ModelFiles) -> None:
+    job = shop.create(chat_lines(), hyperparameters={**SHORT, "learning_rate_multiplier": 50})
+    shop.run()
+    model = find_model(shop.objects, "", shop.reply(job)["fine_tuned_model"])
+    assert model is not None
+    path = adapter_file(shop.objects, "", model, shop.settings.home / "adapters")
+    ref = AdapterRef(model.sha256, str(path))
+    assert ref == find_adapter(path)
+    merged = load_model(base.weights)
+    merge_skill(merged, load_adapter(path))
+    prompt, params = tuple(Tokenizer.load(base.weights).encode("colour 3?")), decode_params("ar", max_new_tokens=8)
+    plain = tiny_engine(model=load_model(base.weights))
+    tuned = generate(plain, prompt, params, adapter=ref)
+    assert tuned == generate(tiny_engine(model=merged), prompt, params)
+    assert tuned != generate(plain, prompt, params)
+
+
+def test_events_checkpoints_and_result_files_of_a_job(shop: Shop) -> None:
+    job = shop.create(chat_lines(), hyperparameters=SHORT)
+    shop.run()
+    reply = shop.reply(job)
+    assert reply["hyperparameters"] == {**SHORT, "learning_rate_multiplier": 1.0}
+    tokens = reply["trained_tokens"]
+    assert tokens > 0
+    assert tokens % 2 == 0
+    steps = [event["data"]["step"] for event in shop.events(job) if event["id"].rpartition("-")[0].endswith("step")]
+    assert steps == list(range(1, 9))
+    checkpoints = [json.loads(each.body) for each in shop.objects.find("", "fine_tuning_checkpoint", job.id) or []]
+    assert [each["step_number"] for each in checkpoints] == [4, 8]
+    names = [each["fine_tuned_model_checkpoint"] for each in checkpoints]
+    assert names == [f"{reply['fine_tuned_model']}:ckpt-step-4", reply["fine_tuned_model"]]
+    assert sorted(model.id for model in list_models(shop.objects, "")) == sorted(names)
+    metrics, archive = (b"".join(read_pieces(shop.objects, "", file)) for file in reply["result_files"])
+    assert metrics.startswith(b"step,train_loss")
+    assert len(metrics.splitlines()) == 9
+    with zipfile.ZipFile(io.BytesIO(archive)) as file:
+        assert file.namelist() == [CONFIG, WEIGHTS]
+    assert not (shop.settings.home / "fine_tuning" / job.id).exists()
+
+
+def test_equal_jobs_give_equal_adapters_and_another_seed_another_one(shop: Shop) -> None:
+    jobs = [shop.create(chat_lines(), hyperparameters=SHORT, seed=seed) for seed in (1, 1, 2)]
+    for _ in jobs:
+        shop.run()
+    first, second, third = (shop.reply(job)["quicksilver"]["adapter_sha256"] for job in jobs)
+    assert first == second != third
+
+
+class StopAfter:
+    """Tells the trainer to stop after some reports, and counts them."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.signals, self._numbers, self.num = Signals(), numbers, 0
+
+    def __call__(self, *_: Any) -> None:
+        self.num += 1
+        if self.num in self._numbers:
+            self.signals.is_stopping.set()
+
+
+def test_an_interrupted_job_ends_in_the_same_bytes(shop: Shop) -> None:
+    whole = shop.create(chat_lines(), hyperparameters=SHORT)
+    shop.run()
+    cut = shop.create(chat_lines(), hyperparameters=SHORT)
+    for number in (1, 2, 3):
+        stop = StopAfter(number)
+        shop.run(f"process {number}", signals=stop.signals, watch=stop)
+        assert shop.reply(cut)["status"] == "running"
+    shop.run("last")
+    digests = [shop.reply(job)["quicksilver"]["adapter_sha256"] for job in (whole, cut)]
+    assert digests[0] == digests[1]
+    steps = [event["data"]["step"] for event in shop.events(cut) if "-step-" in event["id"]]
+    assert sorted(steps) == list(range(1, 9))
+
+
+@pytest.mark.parametrize("verb", ["pause", "cancel"])
+def test_a_job_that_is_paused_or_cancelled_stops(shop: Shop, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quicksilver.training.service.lease.RENEW_S", 0.01)
+    job = shop.create(chat_lines(), hyperparameters={**SHORT, "n_epochs": 5})
+    shop.run(watch=lambda *_: getattr(shop.jobs, verb)("", job.id) if shop.reply(job)["status"] == "running" else None)
+    assert shop.reply(job)["status"] == {"pause": "paused", "cancel": "cancelled"}[verb]
+    assert shop.jobs.claim("another") is None
+    if verb == "pause":
+        shop.jobs.resume("", job.id)
+        monkeypatch.setattr(trainer_module, "NUM_REPORTS", 1)
+        shop.run("another")
+        assert shop.reply(job)["status"] == "succeeded"
+
+
+def test_training_waits_while_requests_wait(shop: Shop) -> None:
+    import threading
+
+    signals = Signals()
+    signals.is_busy.set()
+    job = shop.create(chat_lines(), hyperparameters=SHORT)
+    thread = threading.Thread(target=shop.run, kwargs={"signals": signals})
+    thread.start()
+    thread.join(0.5)
+    assert thread.is_alive()
+    assert not [event for event in shop.events(job) if event["type"] == "metrics"]
+    signals.is_busy.clear()
+    thread.join(60)
+    assert shop.reply(job)["status"] == "succeeded"
+
+
+def test_faults_of_the_data_are_events_and_the_error_of_the_job(shop: Shop) -> None:
+    content = chat_lines(10) + b'{"messages": []}\nnot json\n'
+    job = shop.create(content)
+    shop.run()
+    reply = shop.reply(job)
+    assert reply["status"] == "failed"
+    assert reply["error"]["code"] == "invalid_row"
+    assert reply["error"]["param"] == "training_file"
+    faults = [event["data"] for event in shop.events(job) if event["level"] == "error" and event["data"]]
+    assert [(fault["line"], fault["code"]) for fault in faults] == [(11, "invalid_row"), (12, "invalid_jsonl")]
+
+
+def test_bad_validation_data_names_its_file(shop: Shop) -> None:
+    job = shop.create(chat_lines(), validation=b"x")
+    shop.run()
+    assert shop.reply(job)["error"]["param"] == "validation_file"
+
+
+def test_data_of_an_evaluation_is_refused(base: ModelFiles, tmp_path: Path) -> None:
+    import lzma
+
+    words = " ".join(f"word{i}" for i in range(13))
+    pack = tmp_path / "pack.jsonl.xz"
+    pack.write_bytes(lzma.compress(json.dumps({"task": "t", "question": words}).encode()))
+    shop = Shop(tmp_path, base, evals=pack)
+    job = shop.create(chat_lines(10) + json.dumps({"text": words}).encode())
+    shop.run()
+    assert shop.reply(job)["error"]["code"] == "training_data_matches_eval"
+
+
+def test_a_project_without_room_is_refused_before_training(base: ModelFiles, tmp_path: Path) -> None:
+    shop = Shop(tmp_path, base, stored_bytes=50_000)
+    job = shop.create(chat_lines(), hyperparameters={"rank": 64})
+    shop.run()
+    assert shop.reply(job)["error"]["code"] == "quota_exceeded"
+
+
+def test_a_deleted_file_fails_the_job(shop: Shop) -> None:
+    job = shop.create(chat_lines())
+    shop.objects.delete("", "file", job.reply["training_file"])
+    shop.run()
+    assert shop.reply(job)["error"]["code"] == "file_not_found"
+
+
+def test_preference_jobs_end(shop: Shop) -> None:
+    pair = {"prompt": "a?", "chosen": "yes", "rejected": "no"}
+    judged = [
+        {"prompt": "a?", "completion": "yes", "label": True},
+        {"prompt": "a?", "completion": "no", "label": False},
+    ]
+    for method, rows in (("dpo", [pair] * 10), ("kto", judged * 5)):
+        job = shop.create(b"\n".join(json.dumps(row).encode() for row in rows), method, hyperparameters=SHORT)
+        shop.run()
+        assert shop.reply(job)["status"] == "succeeded", shop.reply(job)["error"]
+
+
+def test_an_adapter_of_elsewhere_is_imported(shop: Shop) -> None:
+    job = shop.create(chat_lines(), hyperparameters=SHORT)
+    shop.run()
+    reply = shop.reply(job)
+    archive = b"".join(read_pieces(shop.objects, "", reply["result_files"][1]))
+    imported = shop.create(archive, "import", suffix="mine")
+    shop.run()
+    name = shop.reply(imported)["fine_tuned_model"]
+    assert name.startswith("ft:toy:mine:")
+    one, two = (load_adapter(adapter(shop, each)) for each in (reply["fine_tuned_model"], name))
+    for (_, _, a), (_, _, b) in zip(one.low_rank(), two.low_rank(), strict=True):
+        assert torch.equal(a.A, b.A)
+        assert torch.equal(a.B, b.B)
+
+
+def test_a_hostile_import_is_refused_with_its_reason(shop: Shop) -> None:
+    job = shop.create(b"not a zip", "import")
+    shop.run()
+    error = shop.reply(job)["error"]
+    assert error["code"] == "invalid_adapter"
+    assert "zip" in error["message"]
+
+
+@pytest.fixture
+def paid(base: ModelFiles, tmp_path: Path) -> Iterator[tuple[Shop, AdminService, TrainingCharges]]:
+    """A shop whose objects are in an accounts database."""
+    url, config = f"sqlite:///{tmp_path}/books.db", AccountsConfig()
+    admin, charges = open_admin(url, config), TrainingCharges(url, config)
+    shop = Shop(tmp_path, base)
+    shop.objects = charges.objects
+    shop.jobs = JobStore(charges.objects)
+    yield shop, admin, charges
+    charges.close()
+    admin.store.close()
+
+
+def test_trained_tokens_are_charged_once_for_each_epoch(paid: tuple[Shop, AdminService, TrainingCharges]) -> None:
+    shop, admin, charges = paid
+    org, key = new_key(admin)
+    job = shop.create(chat_lines(), hyperparameters=SHORT, key_id=key)
+    stop = StopAfter(6)
+    shop.run("first", charges=charges, signals=stop.signals, watch=stop)
+    assert spent(admin, org) > 0
+    # A trainer that was killed before its checkpoint trains the same steps again.
+    shutil.rmtree(shop.settings.home / "fine_tuning")
+    shop.run("second", charges=charges)
+    assert spent(admin, org) == shop.reply(job)["trained_tokens"]
+
+
+def test_a_job_that_the_balance_does_not_allow_fails_before_training(
+    paid: tuple[Shop, AdminService, TrainingCharges],
+) -> None:
+    shop, admin, charges = paid
+    org, key = new_key(admin, credits=10)
+    job = shop.create(chat_lines(), hyperparameters=SHORT, key_id=key)
+    shop.run(charges=charges)
+    assert shop.reply(job)["error"]["code"] == "insufficient_quota"
+    assert spent(admin, org) == 0
