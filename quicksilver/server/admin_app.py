@@ -6,21 +6,27 @@ metrics, which are totals over all tenants.
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import Depends, FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from quicksilver import __version__
+from quicksilver.core import EngineState
 from quicksilver.server.accounts import organizations_route as organizations
 from quicksilver.server.accounts import projects_route as projects
 from quicksilver.server.accounts import settings_route as arrangements
 from quicksilver.server.accounts import usage_route as usage
 from quicksilver.server.accounts.wire import ADMIN_BODIES
+from quicksilver.server.adapters import AdapterEngine
 from quicksilver.server.endpoints.health import route as health
 from quicksilver.server.http.auth import require_admin, require_metrics
 from quicksilver.server.http.errors import add_refusals
 from quicksilver.server.http.guard import Guard
+from quicksilver.server.http.metrics import ModelFigures
 from quicksilver.server.http.openapi import describe
+from quicksilver.server.models import known_info
 from quicksilver.server.services import Services, services_of
 
 ACCOUNTS = (organizations.router, projects.router, arrangements.router, usage.router)
@@ -40,7 +46,16 @@ def build_admin_app(services: Services) -> FastAPI:
 
 
 async def metrics(request: Request) -> Response:
-    """Always answers: without a reply of the engine its last figures are sent, with their age."""
+    """Always answers: without a reply of an engine its last figures are sent, with their age."""
     services = services_of(request)
-    reading = await services.engine_probe.read()
-    return Response(services.metrics.render(services.engine.info, reading), media_type=CONTENT_TYPE_LATEST)
+    # An adapter has no engine of its own.
+    with_engines = [each for each in services.by_model.values() if not isinstance(each.engine, AdapterEngine)]
+    figures = await asyncio.gather(*(read_figures(each) for each in with_engines))
+    return Response(services.metrics.render(figures), media_type=CONTENT_TYPE_LATEST)
+
+
+async def read_figures(services: Services) -> ModelFigures:
+    info = known_info(services.engine)
+    if info is None or services.engine.health().state is EngineState.UNLOADED:
+        return ModelFigures(services.model_id)
+    return ModelFigures(services.model_id, info, await services.engine_probe.read())

@@ -96,10 +96,18 @@ class ServerConfig:
     # Most input that is discarded so that the last reply of a connection is delivered.
     linger_bytes: int = 32 * 2**20
     num_headers: int = 100
+    # Connections open on one listener; one more displaces an idle one without a key, or is a 503. Less if the process
+    # may not open so many files.
+    max_connections: int = 8192
     # Requests in flight, all kinds together; one more is a 503.
     max_open: int = 4096
     # Of them, requests to routes that need no key.
     max_open_public: int = 128
+    # Requests of one key that wait while it has its most requests in flight, and how long one waits before it is a 429.
+    max_in_flight_waiting: int = 512
+    in_flight_wait_s: float = 30.0
+    # Seconds that a request may wait in the engine before it starts; one that would wait longer is a 503. 0: no limit.
+    start_within_s: float = 120.0
     # A stream without events for this long sends an SSE comment.
     keep_alive_comment_s: float = 15.0
     # Most `diffusing` snapshots sent on one stream in a second.
@@ -112,5 +120,23 @@ class ServerConfig:
     card: ModelCard = ModelCard()
     chat_aliases: tuple[str, ...] = CHAT_ALIASES
     code_aliases: tuple[str, ...] = CODE_ALIASES
-    # Where feedback is kept.
+    # Responses, conversations, chat completions, files and batches may be stored. Without accounts they are in a file
+    # of `home`.
+    stores: bool = True
+    # Bytes that one project may store. Beyond them its oldest responses and chat completions are deleted.
+    stored_bytes: int = 256 * 2**20
+    # Responses and chat completions are deleted after this many days.
+    stored_days: int = 30
+    # Largest uploaded file.
+    file_bytes: int = 64 * 2**20
+    # Lines of batches that are generated at the same time.
+    batch_lines: int = 8
+    # Address of the OpenTelemetry collector; empty: requests are not traced.
+    otlp_endpoint: str = ""
+    # Fine-tuning jobs are accepted: a trainer process works on them.
+    tunes: bool = True
+    # Fine-tuning jobs of one project that have not ended.
+    tuning_jobs: int = 8
+    # Where feedback is kept, and stored objects without accounts. `serve` sets it to QUICKSILVER_HOME or
+    # ~/.cache/quicksilver.
     home: Path = field(default_factory=lambda: Path.home() / ".quicksilver")

@@ -7,13 +7,14 @@ finish within `drain_s`.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import ipaddress
 import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 import uvicorn
 import uvloop
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.config import ServerConfig
@@ -32,6 +34,8 @@ FORCED_EXIT_S = 3
 # Thresholds of the garbage collector: new objects per collection of generation 0, and collections of one generation per
 # collection of the next.
 COLLECT_AFTER = (50_000, 20, 100)
+# Between two returns of freed memory to the operating system.
+TRIM_S = 30.0
 Result = TypeVar("Result")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -88,12 +92,14 @@ class Listener(uvicorn.Server):
 
 def check_address(config: ServerConfig, *, has_accounts: bool) -> None:
     """Listening on a public address without keys requires --allow-anonymous."""
-    if is_loopback(config.host) or has_accounts or config.allow_anonymous:
+    if has_accounts or config.allow_anonymous:
         return
-    raise InvalidRequest(
-        f"Refusing to listen on {config.host} without keys: turn accounts on, or insist with --allow-anonymous.",
-        param="host",
-    )
+    for host, param in ((config.host, "host"), (config.admin_host, "admin_host")):
+        if not is_loopback(host):
+            raise InvalidRequest(
+                f"Refusing to listen on {host} without keys: turn accounts on, or insist with --allow-anonymous.",
+                param=param,
+            )
 
 
 def check_ports(config: ServerConfig) -> None:
@@ -130,47 +136,92 @@ def collect_rarely() -> None:
     gc.set_threshold(*COLLECT_AFTER)
 
 
+async def trim_memory() -> None:
+    """Returns freed memory to the operating system now and then. Large bodies leave holes in the heap of glibc, which
+    it does not return by itself; other C libraries have no such function."""
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError):
+        return
+    while True:
+        await asyncio.sleep(TRIM_S)
+        await asyncio.to_thread(trim, 0)
+
+
 async def serve_until_stopped(
     app: FastAPI,
     admin_app: FastAPI,
     config: ServerConfig,
     announce: Callable[[ServerConfig], None] = lambda _: None,
 ) -> bool:
-    """Serves until the process is told to stop; whether every open reply could finish.
+    """Serves the API and the admin routes until the process is told to stop; whether every open reply could finish.
 
-    The one way to start the server. `announce` is called when both listeners accept connections, with their ports.
+    `announce` is called when both listeners accept connections, with their ports.
     """
-    open_requests: OpenRequests = app.state.services.open_requests
-    check_address(config, has_accounts=app.state.services.accounts is not None)
-    collect_rarely()
     listeners = (
         make_listener(app, config.host, config.port, config),
         make_listener(admin_app, config.admin_host, config.admin_port, config),
     )
-    stop = asyncio.create_task(_stop_on_signal(listeners, config, open_requests))
-    serving = [asyncio.create_task(listener.serve()) for listener in listeners]
-    announcing = asyncio.create_task(_announce(listeners, config, announce))
+
+    def announce_ports() -> None:
+        port, admin_port = (int(listener.servers[0].sockets[0].getsockname()[1]) for listener in listeners)
+        announce(replace(config, port=port, admin_port=admin_port))
+
+    return await _serve(app, listeners, [listener.serve() for listener in listeners], config, announce_ports)
+
+
+async def serve_socket_until_stopped(
+    app: FastAPI,
+    listening: socket.socket,
+    config: ServerConfig,
+    announce: Callable[[], None],
+    on_drained: Callable[[], None],
+) -> bool:
+    """As `serve_until_stopped`, for one API process of several: the API alone, on a socket that listens already.
+
+    After `on_drained` the process still refuses new requests, until a second signal or the end of `drain_s`: the other
+    processes may still be draining, and the kernel gives this one its share of connections.
+    """
+    listener = make_listener(app, config.host, config.port, config)
+    return await _serve(app, (listener,), [listener.serve([listening])], config, announce, on_drained)
+
+
+async def _serve(
+    app: FastAPI,
+    listeners: tuple[Listener, ...],
+    runs: Sequence[Coroutine[Any, Any, None]],
+    config: ServerConfig,
+    announce: Callable[[], None],
+    on_drained: Callable[[], None] | None = None,
+) -> bool:
+    open_requests: OpenRequests = app.state.services.open_requests
+    check_address(config, has_accounts=app.state.services.accounts is not None)
+    collect_rarely()
+    batches = asyncio.create_task(app.state.batches.watch())
+    stop = asyncio.create_task(stop_on_signal(listeners, config, open_requests, on_drained))
+    serving = [asyncio.create_task(run) for run in runs]
+    announcing = asyncio.create_task(_announce(listeners, announce))
+    trimming = asyncio.create_task(trim_memory())
     try:
         await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED)
     finally:
         all_finished = open_requests.num_open == 0
-        _tell_to_exit(listeners)
+        tell_to_exit(listeners)
         await asyncio.gather(*serving)
         stop.cancel()
         announcing.cancel()
+        trimming.cancel()
+        batches.cancel()
     return all_finished
 
 
-async def _announce(
-    listeners: tuple[Listener, ...], config: ServerConfig, announce: Callable[[ServerConfig], None]
-) -> None:
+async def _announce(listeners: tuple[Listener, ...], announce: Callable[[], None]) -> None:
     while not all(listener.started for listener in listeners):
         await asyncio.sleep(0.01)
-    port, admin_port = (int(listener.servers[0].sockets[0].getsockname()[1]) for listener in listeners)
-    announce(replace(config, port=port, admin_port=admin_port))
+    announce()
 
 
-def make_listener(app: FastAPI, host: str, port: int, config: ServerConfig) -> Listener:
+def make_listener(app: ASGIApp, host: str, port: int, config: ServerConfig) -> Listener:
     return Listener(
         uvicorn.Config(
             app,
@@ -188,22 +239,39 @@ def make_listener(app: FastAPI, host: str, port: int, config: ServerConfig) -> L
     )
 
 
-async def _stop_on_signal(listeners: tuple[Listener, ...], config: ServerConfig, open_requests: OpenRequests) -> None:
-    """The handlers stay until the loop closes: a late signal must not cut off what is being written at the end."""
+def stop_signals() -> asyncio.Queue[int]:
+    """The signals that tell this process to stop, as they arrive."""
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
         loop.add_signal_handler(number, signals.put_nowait, number)
+    return signals
+
+
+async def stop_on_signal(
+    listeners: tuple[Listener, ...],
+    config: ServerConfig,
+    open_requests: OpenRequests,
+    on_drained: Callable[[], None] | None = None,
+) -> None:
+    """Drains after the first signal, and tells the listeners to exit after that or after a second signal.
+
+    The handlers stay until the loop closes: a late signal must not cut off what is being written at the end.
+    """
+    signals = stop_signals()
     await signals.get()
     log.info("draining", extra={"open": open_requests.num_open, "seconds": config.timeouts.drain_s})
     drained = asyncio.create_task(open_requests.drain(config.timeouts.drain_s))
     again = asyncio.create_task(signals.get())
     await asyncio.wait({drained, again}, return_when=asyncio.FIRST_COMPLETED)
+    if on_drained is not None and drained.done():
+        on_drained()
+        await asyncio.wait({again}, timeout=config.timeouts.drain_s)
     drained.cancel()
     again.cancel()
-    _tell_to_exit(listeners)
+    tell_to_exit(listeners)
 
 
-def _tell_to_exit(listeners: tuple[Listener, ...]) -> None:
+def tell_to_exit(listeners: tuple[Listener, ...]) -> None:
     for listener in listeners:
         listener.should_exit = True

@@ -74,6 +74,7 @@ class PaidServer:
     port: int = field(default_factory=free_port)
     admin_port: int = field(default_factory=free_port)
     database: str = ""
+    program: str = "tests.server.paid_server"
 
     def __post_init__(self) -> None:
         self.database = self.database or f"sqlite:///{self.home}/books.db"
@@ -87,7 +88,7 @@ class PaidServer:
         return f"http://127.0.0.1:{self.admin_port}"
 
     def start(self) -> PaidServer:
-        command = [sys.executable, "-m", "tests.server.paid_server", str(self.home), self.database]
+        command = [sys.executable, "-m", self.program, str(self.home), self.database]
         with self.log.open("a") as sink:
             self.process = subprocess.Popen([*command, str(self.port), str(self.admin_port)], stderr=sink)
         return self

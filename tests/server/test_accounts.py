@@ -271,6 +271,12 @@ async def test_a_revoked_key_ends_its_open_stream(bank: Bank, monkeypatch: pytes
     assert "[DONE]" not in response.text
 
 
+UNCLEAR_UPDATE = (
+    "<|original_code|>\ndef a():\n    return 1\n<|/original_code|>\n"
+    "<|update_snippet|>\nx = compute()\nif x:\n    launch(x)\n<|/update_snippet|>"
+)
+
+
 async def test_every_paid_route_is_charged(bank: Bank) -> None:
     key = await bank.key()
     region = "<|code_to_edit|>\nx\n<|/code_to_edit|>"
@@ -280,7 +286,7 @@ async def test_every_paid_route_is_charged(bank: Bank) -> None:
         ("fim/completions", {"prompt": "a"}),
         ("completions", {"prompt": ["a", "b"]}),
         ("edit/completions", {"messages": user}),
-        ("apply/completions", {"messages": user}),
+        ("apply/completions", {"messages": [{"role": "user", "content": UNCLEAR_UPDATE}]}),
         ("chat/completions", {"messages": user, "choice": ["a", "b"]}),
         ("chat/completions", {"messages": user, "choice": ["a", "b"], "stream": True}),
         ("responses", {"input": "x"}),

@@ -39,6 +39,13 @@ def test_beyond_loopback_needs_keys_or_an_explicit_flag(host: str) -> None:
     assert check_address(replace(config, allow_anonymous=True), has_accounts=False) is None
 
 
+def test_an_admin_address_beyond_loopback_needs_keys_too() -> None:
+    config = replace(ServerConfig(), admin_host="0.0.0.0")
+    with pytest.raises(InvalidRequest, match=r"0\.0\.0\.0 without keys"):
+        check_address(config, has_accounts=False)
+    assert check_address(config, has_accounts=True) is None
+
+
 @pytest.mark.parametrize("name", ["port", "admin_port"])
 def test_a_port_that_is_taken_is_named_before_anything_is_loaded(name: str) -> None:
     free = replace(ServerConfig(), port=0, admin_port=0)

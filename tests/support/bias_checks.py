@@ -254,7 +254,7 @@ def gpu_checks() -> Iterator[tuple[str, Callable[[], None]]]:
     for rows, heat in ((16, 0.0), (32, 0.8), (64, 0.8), (256, 0.0)):
         name = f"head with bias rows={rows} temperature={heat}"
         yield name, lambda r=rows, t=heat: check_biased_head(0, (49153, 576), r, t)
-    for kind, config in (("persistent", SMALL), ("wide", WIDE), ("nano", NANO_WIDTHS)):
+    for kind, config in (("small", SMALL), ("wide", WIDE), ("nano", NANO_WIDTHS)):
         for lens, shape in (
             ([40], RoundShape(1, 1)),
             ([40], RoundShape(1, 16)),

@@ -23,6 +23,7 @@ from quicksilver.core import (
     Request,
     ScoreRequest,
     Scores,
+    TokenLogprob,
     Usage,
 )
 from quicksilver.errors import EngineUnavailable
@@ -161,4 +162,13 @@ def canvas_frame(delta: Delta, step: int, share: float) -> Frame:
 
 
 def likeliest_first(request: ScoreRequest) -> Scores:
-    return Scores(tuple((-0.5 * (i + 1),) * len(ids) for i, ids in enumerate(request.continuations)))
+    parts = request.next_tokens or request.continuations
+    logprobs = tuple((-0.5 * (i + 1),) * len(ids) for i, ids in enumerate(parts))
+    if request.num_top is None:
+        return Scores(logprobs)
+    top = tuple((token, -0.25 * (token + 1)) for token in range(request.num_top))
+    details = (
+        tuple(TokenLogprob(i, p, top, 7) for i, p in zip(*one, strict=True))
+        for one in zip(parts, logprobs, strict=True)
+    )
+    return Scores(logprobs, details=tuple(details))

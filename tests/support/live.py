@@ -22,17 +22,17 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(log: Path, *flags: str) -> Iterator[str]:
+def serving(log: Path, *flags: str, model: str = MODEL) -> Iterator[str]:
     """Yield the base URL of a running server. SIGTERM at the end must drain it and exit cleanly."""
-    with serving_process(log, *flags) as (url, _):
+    with serving_process(log, *flags, model=model) as (url, _):
         yield url
 
 
 @contextmanager
-def serving_process(log: Path, *flags: str) -> Iterator[tuple[str, int]]:
+def serving_process(log: Path, *flags: str, model: str = MODEL) -> Iterator[tuple[str, int]]:
     """As `serving`; also yields the process id."""
     port = free_port()
-    command = [sys.executable, "-c", "from quicksilver.cli import main; main()", "serve", "--model", MODEL]
+    command = [sys.executable, "-c", "from quicksilver.cli import main; main()", "serve", "--model", model]
     command += ["--port", str(port), "--admin-port", str(free_port()), *flags]
     with log.open("w") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=sink, env={**os.environ, "OMP_NUM_THREADS": "1"})
@@ -46,7 +46,7 @@ def serving_process(log: Path, *flags: str) -> Iterator[tuple[str, int]]:
 
 
 def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 900
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
         try:

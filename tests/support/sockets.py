@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from quicksilver.server.config import ServerConfig
 from quicksilver.server.run import Listener, make_listener
@@ -15,7 +15,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
-async def listening(app: FastAPI, config: ServerConfig) -> AsyncIterator[Listener]:
+async def listening(app: ASGIApp, config: ServerConfig) -> AsyncIterator[Listener]:
     listener = make_listener(app, "127.0.0.1", 0, config)
     task = asyncio.create_task(listener.serve())
     while not listener.started:

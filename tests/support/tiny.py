@@ -16,6 +16,7 @@ from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.model.adapters import attach_canvas, new_canvas
+from quicksilver.model.assemble import new_transformer
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.transformer import Transformer
 from tests.support.dense_attend import DenseAttend
@@ -47,10 +48,12 @@ def drafting_model(config: ModelConfig, seed: int = 0) -> Transformer:
 def random_weights(config: ModelConfig, seed: int) -> Transformer:
     """Random weights with enough variance that greedy text does not loop at once."""
     torch.manual_seed(seed)
-    model = Transformer(config)
-    for parameter in model.parameters():
+    model = new_transformer(config)
+    for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.4)
+        elif "scal" in name:
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
     return model
 
 

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from quicksilver.accounts.records import MICRO
 from quicksilver.server.accounts.reply_wire import (
     DeletedReply,
+    NewOrganizationReply,
     OrganizationList,
     OrganizationReply,
     UserList,
@@ -35,13 +36,16 @@ async def list_organizations(request: Request) -> Response:
     return json_response(list_page([organization_reply(org, now) for org in orgs], [org.id for org in orgs], query))
 
 
-@router.post("/organizations", responses=answers(OrganizationReply), openapi_extra=takes(OrganizationBody))
+@router.post("/organizations", responses=answers(NewOrganizationReply), openapi_extra=takes(OrganizationBody))
 async def create_organization(request: Request) -> Response:
     """Creates an organisation with a project named `default`, and with the credits of a sign-up by default."""
     by = identity_of(request)
     body = await read_body(request, OrganizationBody, services_of(request).config)
-    org = await accounts_of(request).admin(lambda admin: admin.organizations.create_org(by, body.name, body.credits))
-    return json_response(organization_reply(org, time.time()))
+    accounts = accounts_of(request)
+    org = await accounts.admin(lambda admin: admin.organizations.create_org(by, body.name, body.credits))
+    (project,) = await accounts.admin(lambda admin: admin.organizations.list_accounts(by, "project", org.id))
+    reply: NewOrganizationReply = {**organization_reply(org, time.time()), "default_project_id": project.id}
+    return json_response(reply)
 
 
 @router.get("/organizations/{org_id}", responses=answers_read(OrganizationReply))

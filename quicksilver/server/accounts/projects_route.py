@@ -59,11 +59,16 @@ async def get_project(request: Request, project_id: str) -> Response:
 
 
 @router.post("/{project_id}", responses=answers(ProjectReply), openapi_extra=takes(ProjectChangeBody))
-async def rename_project(request: Request, project_id: str) -> Response:
+async def change_project(request: Request, project_id: str) -> Response:
+    """Changes the name of a project, or its consent to hybrid routing."""
     by, wanted = identity_of(request), checked_id(project_id)
     body = await read_body(request, ProjectChangeBody, services_of(request).config)
     await _project(request, wanted)
-    await accounts_of(request).admin(lambda admin: admin.organizations.rename(by, wanted, body.name))
+    name, may_leave = body.name, body.may_leave
+    if name is not None:
+        await accounts_of(request).admin(lambda admin: admin.organizations.rename(by, wanted, name))
+    if may_leave is not None:
+        await accounts_of(request).admin(lambda admin: admin.organizations.set_may_leave(by, wanted, may_leave))
     return await _project(request, wanted)
 
 

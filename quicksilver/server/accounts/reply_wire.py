@@ -145,6 +145,10 @@ class OrganizationReply(TypedDict):
     limits: LimitsReply
 
 
+class NewOrganizationReply(OrganizationReply):
+    default_project_id: str
+
+
 class ProjectReply(TypedDict):
     object: Literal["organization.project"]
     id: str
@@ -153,6 +157,7 @@ class ProjectReply(TypedDict):
     created_at: int
     archived_at: int | None
     status: Literal["active", "archived"]
+    may_leave: bool
     limits: LimitsReply
     budget: str | None
     period: Period

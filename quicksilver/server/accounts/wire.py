@@ -98,7 +98,11 @@ class ProjectBody(AccountBody):
 
 
 class ProjectChangeBody(AccountBody):
-    name: Title
+    """Fields that are left out do not change."""
+
+    name: Title | None = None
+    # Whether prompts of the project may be sent to upstreams of hybrid routing.
+    may_leave: bool | None = None
 
 
 class UserBody(AccountBody):

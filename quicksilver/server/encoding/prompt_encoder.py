@@ -1,7 +1,8 @@
 """PromptEncoder: the one way from text of a request to token ids.
 
-Text is refused by its length before it is encoded. Long texts, and all templates that came with a checkpoint, are
-encoded by the pool; short texts are encoded in this process, in a thread.
+Text is refused by its length before it is encoded. Long texts, and all texts for a checkpoint that brings its own
+template, are encoded by the pool: its template and the patterns of its tokenizer may take very long. Other short texts
+are encoded in this process, in a thread.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class PromptEncoder:
     async def _run(self, job: Job, tenant: str, param: str) -> Encoded:
         length = num_chars(job)
         self.check_length(length, param)
-        is_foreign = isinstance(job, RenderChat) and self._template.source is not None
+        is_foreign = self._template.source is not None
         if self._pool is not None and (is_foreign or length > POOL_CHARS):
             return await self._pool.encode(job, tenant)
         return await asyncio.to_thread(perform, job, self._tokenizer, self._template)

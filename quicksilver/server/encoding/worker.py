@@ -28,16 +28,20 @@ class Setup(msgspec.Struct, frozen=True):
     vocabulary: Vocabulary
     roles: Specials
     template: str | None
+    # The default system message.
+    system: str
+    # Whether conversations with tools are written by the default template.
+    lacks_tools: bool = False
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, template: ChatTemplate) -> Setup:
-        return cls(tokenizer.vocabulary, tokenizer.roles, template.source)
+        return cls(tokenizer.vocabulary, tokenizer.roles, template.source, template.system, template.lacks_tools)
 
     def build(self) -> tuple[Tokenizer, ChatTemplate]:
         tokenizer = Tokenizer(self.vocabulary).replace_roles(self.roles)
         if self.template is None:
-            return tokenizer, ChatTemplate.own(tokenizer)
-        return tokenizer, ChatTemplate.from_source(tokenizer, self.template)
+            return tokenizer, ChatTemplate.own(tokenizer, self.system)
+        return tokenizer, ChatTemplate.from_source(tokenizer, self.template, self.system, lacks_tools=self.lacks_tools)
 
 
 class Refusal(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from types import TracebackType
@@ -19,12 +19,16 @@ from quicksilver.accounts.identity import Identity
 from quicksilver.accounts.records import LimitState, Order, SavedReply
 from quicksilver.core import Usage
 from quicksilver.errors import AuthenticationFailed, LedgerUnavailable, RateLimited
+from quicksilver.server.generation.in_flight import InFlightQueue
 from quicksilver.server.generation.plan import AnswerRequest, ReplyPlan
 from quicksilver.server.services import Services
 from quicksilver.text.answer import AnswerPiece, CollectedAnswer, Finished, TextDelta
 
 if TYPE_CHECKING:
     from quicksilver.accounts.service import Accounts
+
+    # Needs an optional extra.
+    from quicksilver.server.generation.reply_trace import ReplyTrace
 
 # A reply whose first piece takes longer starts without it, so that proxies see a live connection.
 FIRST_PIECE_WAIT_S = 1.0
@@ -41,8 +45,9 @@ Item = TypeVar("Item")
 class Billing:
     """The ledger's row of one request: reserved before the engine is called, closed once."""
 
-    def __init__(self, accounts: Accounts, identity: Identity, order: Order) -> None:
+    def __init__(self, accounts: Accounts, identity: Identity, order: Order, queue: InFlightQueue) -> None:
         self._accounts = accounts
+        self._queue = queue
         self._identity = identity
         self._order = order
         self._is_open = False
@@ -62,13 +67,28 @@ class Billing:
 
     async def reserve(self) -> None:
         try:
-            reservation = await self._accounts.reserve(self._identity, self._order)
+            reservation = await self._queue.admit(
+                self._identity, lambda: self._accounts.reserve(self._identity, self._order)
+            )
         except RateLimited:
             self.limits = await self._accounts.limits(self._identity)
             raise
         self._is_open = True
         self.limits = reservation.limits
         self._next_key_check = time.monotonic() + KEY_CHECK_S
+
+    async def reserve_after(self, previous: Billing, usage: Usage | None) -> None:
+        """Reserves the next row of a request and closes `previous`, which is charged for `usage` or is free. If this is
+        refused, `previous` stays open."""
+        reservation = await self._accounts.hand_over(previous._order.request_id, usage, self._identity, self._order)
+        previous._is_open, self._is_open = False, True
+        self.limits = reservation.limits
+        self._next_key_check = time.monotonic() + KEY_CHECK_S
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an amount is reserved."""
+        return self._is_open
 
     def checkpoint(self, delivered: Usage) -> None:
         """To be called after every chunk; raises the error of an earlier checkpoint or key check."""
@@ -92,25 +112,45 @@ class Billing:
         if self._is_open:
             await self._accounts.settle(self._order.request_id, usage, reply)
             self._is_open = False
+            self._queue.end(self._identity)
 
-    async def close(self, error: BaseException | None, usage: Usage, delivered: int | None) -> None:
-        """Closes a row that was not settled, as the charging rule decides."""
+    async def release(self, reply: SavedReply | None = None) -> None:
+        """Closes the row without a charge. `reply` is kept for an equal request with the same Idempotency-Key."""
+        await self._stop_checkpoints()
+        if self._is_open:
+            await self._accounts.release(self._order.request_id, reply)
+            self._is_open = False
+            self._queue.end(self._identity)
+
+    async def _stop_checkpoints(self) -> None:
         if self._checkpoint is not None:
             self._checkpoint.cancel()
             await asyncio.gather(self._checkpoint, return_exceptions=True)
+
+    async def close(self, error: BaseException | None, usage: Usage, delivered: int | None) -> None:
+        """Closes a row that was not settled, as the charging rule decides."""
+        await self._stop_checkpoints()
         if self._is_open:
             # A ledger that cannot be written now keeps the entry and closes the row later.
             with suppress(LedgerUnavailable):
                 await self._accounts.close_request(self._order.request_id, outcome_of(error), usage, delivered)
                 self._is_open = False
+            self._queue.end(self._identity)
 
 
 class ReplyJob:
     def __init__(
-        self, plan: ReplyPlan, services: Services, billing: Billing | None = None, *, is_streamed: bool = False
+        self,
+        plan: ReplyPlan,
+        services: Services,
+        billing: Billing | None = None,
+        *,
+        is_streamed: bool = False,
+        trace: ReplyTrace | None = None,
     ) -> None:
         self.plan = plan
         self.billing = billing
+        self.headers: Mapping[str, str] = {}
         # How each answer ended; complete after the last piece.
         self.finished = [Finished() for _ in plan.answers]
         self._services = services
@@ -119,7 +159,10 @@ class ReplyJob:
         self._first: asyncio.Task[Numbered] | None = None
         self._has_pieces = False
         self._usages = [_initial_usage(answer) for answer in plan.answers]
-        self._has_text = False
+        # Seconds to the first text of each answer that has some.
+        self._first_s: dict[int, float] = {}
+        self._num_finished = 0
+        self._trace = trace
         # None for a reply that is sent as a whole.
         self._num_delivered = 0 if is_streamed else None
         self._error: BaseException | None = None
@@ -129,6 +172,8 @@ class ReplyJob:
         try:
             if self.billing is not None:
                 await self.billing.reserve()
+            if self._trace is not None:
+                self._trace.admitted()
             if self.plan.answers:
                 await self._open_stream()
         except BaseException as error:
@@ -142,6 +187,12 @@ class ReplyJob:
         self._first = asyncio.create_task(_next(self._stream))
         await asyncio.wait({self._first}, timeout=FIRST_PIECE_WAIT_S)
         if self._first.done():
+            self._first.result()
+
+    async def wait_for_first(self) -> None:
+        """Waits for the first piece, however long it takes. Raises what ended the reply before it."""
+        if self._first is not None:
+            await asyncio.wait({self._first})
             self._first.result()
 
     async def next_piece(self) -> Numbered | None:
@@ -166,7 +217,11 @@ class ReplyJob:
         """Counts tokens that were sent. Raises when the ledger or the key no longer permit this stream."""
         self._num_delivered = (self._num_delivered or 0) + num_tokens
         if self.billing is not None:
-            self.billing.checkpoint(replace(self.usage(), completion_tokens=self._num_delivered))
+            self.billing.checkpoint(self.usage_delivered(self._num_delivered))
+
+    def usage_delivered(self, num_tokens: int) -> Usage:
+        """The usage of a reply of which `num_tokens` tokens were sent."""
+        return replace(self.usage(), completion_tokens=num_tokens)
 
     async def settle(self, reply: SavedReply | None = None) -> None:
         """Charges the whole reply; to be called once it is complete and before its last byte is sent."""
@@ -194,6 +249,9 @@ class ReplyJob:
             await self._stream.aclose()
         if self.billing is not None:
             await self.billing.close(self._error, self.usage(), self._num_delivered)
+        if self._trace is not None:
+            is_complete = self._error is None and self._num_finished == len(self.finished)
+            self._trace.end(self.finished, is_complete=is_complete, error=self._error)
 
     async def __aenter__(self) -> Self:
         return self
@@ -210,19 +268,26 @@ class ReplyJob:
         seconds = time.perf_counter() - self._started
         if isinstance(piece, TextDelta):
             self._usages[index] = _usage_after(self._usages[index], piece)
-            if not self._has_text:
-                self._has_text = True
-                self._services.metrics.first_token(seconds)
+            if not self._first_s:
+                self._observe_first(piece, seconds)
+            self._first_s.setdefault(index, seconds)
         elif isinstance(piece, Finished):
             self.finished[index] = piece
             self._usages[index] = piece.usage
-            self._services.metrics.finished(piece.reason, piece.usage, seconds)
+            self._num_finished += 1
+            decode_s = seconds - self._first_s.get(index, seconds)
+            self._services.metrics.finished(self._services.metrics_id, piece.reason, piece.usage, seconds, decode_s)
         return numbered
+
+    def _observe_first(self, piece: TextDelta, seconds: float) -> None:
+        self._services.metrics.first_token(self._services.metrics_id, seconds)
+        if self._trace is not None:
+            self._trace.first_token(piece.queued_s)
 
 
 def _initial_usage(answer: AnswerRequest) -> Usage:
     """Until the engine reports the cached share of the prompt, all of it counts as cached: nothing is overcharged."""
-    num_prompt = len(answer.request.prompt_ids)
+    num_prompt = answer.num_prompt_tokens
     return Usage(prompt_tokens=num_prompt, cached_tokens=num_prompt)
 
 

@@ -14,15 +14,28 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from quicksilver.core import CommitRule, DecodeParams, DecoderName, DecoderParams, EngineClient, EngineInfo, Request
+from quicksilver.core import (
+    CommitRule,
+    ConstraintSpec,
+    DecodeParams,
+    DecoderName,
+    DecoderParams,
+    EngineClient,
+    EngineInfo,
+    FinishReason,
+    Request,
+    Usage,
+)
 from quicksilver.errors import ContextTooLong, InvalidRequest
-from quicksilver.server.http.fields import DecoderBody
+from quicksilver.server.http.fields import DecoderBody, PredictionBody, join_text
 from quicksilver.server.services import Services
-from quicksilver.text.answer import AnswerPiece, AnswerReader, ReadOptions
+from quicksilver.text.answer import AnswerPiece, AnswerReader, Finished, ReadOptions
 from quicksilver.text.tokenizer import Tokenizer
 
 # Of a `realtime` request: a smaller canvas commits its first token sooner.
 REALTIME_CANVAS_LEN = 8
+# Of the fields that a warning names.
+MAX_NAMES, MAX_NAME_CHARS = 8, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +45,11 @@ class AnswerRequest:
     request: Request
     options: ReadOptions = field(default_factory=ReadOptions)
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Input tokens to charge."""
+        return len(self.request.prompt_ids)
+
     def numbered(self, request_id: str, seed_offset: int) -> Self:
         """The same request under an id of its own, with another seed."""
         params = replace(self.request.params, seed=self.request.params.seed + seed_offset)
@@ -39,6 +57,9 @@ class AnswerRequest:
 
     async def pieces(self, engine: EngineClient, tokenizer: Tokenizer) -> AsyncGenerator[AnswerPiece, None]:
         """The answer, ending with `Finished`. Closing the generator, or a stop string, aborts the engine's request."""
+        if not self.request.params.max_new_tokens:
+            yield Finished(FinishReason.LENGTH, Usage(len(self.request.prompt_ids)))
+            return
         reader = AnswerReader(self.request, self.options, tokenizer)
         async with aclosing(engine.stream(self.request)) as events:  # type: ignore[type-var]
             async for event in events:
@@ -63,7 +84,7 @@ class ReplyPlan:
     @property
     def num_prompt_tokens(self) -> int:
         """A prompt counts once, however many answers are made to it."""
-        return sum(len(answer.request.prompt_ids) for answer in self.answers[:: self.num_answers])
+        return sum(answer.num_prompt_tokens for answer in self.answers[:: self.num_answers])
 
     @property
     def max_output_tokens(self) -> int:
@@ -80,6 +101,19 @@ def plan_reply(
     return ReplyPlan(reply_id, model, int(time.time()), numbered, num_answers, warning)
 
 
+def add_warning(warning: str | None, added: str | None) -> str | None:
+    return "; ".join(filter(None, (warning, added))) or None
+
+
+def with_ignored(plan: ReplyPlan, ignored: Sequence[str]) -> ReplyPlan:
+    """The plan with a warning that names the fields that were ignored."""
+    if not ignored:
+        return plan
+    names = ", ".join(name[:MAX_NAME_CHARS] for name in ignored[:MAX_NAMES])
+    more = f" and {len(ignored) - MAX_NAMES} more" if len(ignored) > MAX_NAMES else ""
+    return replace(plan, warning=add_warning(plan.warning, f"ignored fields: {names}{more}"))
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLimit:
     """How many tokens an answer may have, and a warning if that is less than the caller asked for."""
@@ -92,14 +126,14 @@ def limit_tokens(num_prompt: int, requested: int | None, services: Services, par
     """A limit beyond the context is lowered, with a warning; a prompt that fills the context is refused."""
     context_len = services.engine.info.context_len
     left = context_len - num_prompt
-    if left < 1:
+    if left < (requested != 0):
         raise ContextTooLong(
             f"The prompt has {num_prompt} tokens; this model's context is {context_len} tokens, answer included.",
             param=param,
         )
     if requested is not None and requested > left:
         return TokenLimit(left, f"max_tokens was lowered to {left}, the room left in this model's context")
-    return TokenLimit(min(requested or services.config.card.max_output_len, left))
+    return TokenLimit(min(services.config.card.max_output_len if requested is None else requested, left))
 
 
 def read_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -133,15 +167,52 @@ def read_logit_bias(bias: Mapping[str, float] | None, info: EngineInfo) -> dict[
     return by_id
 
 
-def read_stop_ids(ids: Sequence[int] | None, info: EngineInfo) -> tuple[int, ...] | None:
+def read_stop_ids(ids: Sequence[int] | None, info: EngineInfo, param: str = "stop_ids") -> tuple[int, ...] | None:
     if ids and max(ids) >= info.vocab_size:
-        raise InvalidRequest(f"stop_ids: token ids end at {info.vocab_size - 1}", param="stop_ids")
+        raise InvalidRequest(f"{param}: token ids end at {info.vocab_size - 1}", param=param)
     return None if ids is None else tuple(ids)
 
 
+async def read_prediction(prediction: PredictionBody | None, services: Services, tenant: str) -> tuple[int, ...]:
+    """The tokens of a predicted output; what could not fit into the context is dropped."""
+    if prediction is None:
+        return ()
+    (ids,) = await services.prompts.encode([join_text(prediction.content)], tenant, "prediction")
+    return ids[: services.engine.info.context_len]
+
+
+@dataclass(frozen=True, slots=True)
+class EndRules:
+    """vLLM's fields on how an answer ends."""
+
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    extra_ids: tuple[int, ...] = ()
+
+    def stop_ids(self, default: tuple[int, ...]) -> tuple[int, ...]:
+        """The tokens that end the answer."""
+        return tuple(dict.fromkeys((*(() if self.ignore_eos else default), *self.extra_ids)))
+
+    def constraint(
+        self, stop_ids: tuple[int, ...], max_tokens: int, other: ConstraintSpec | None
+    ) -> ConstraintSpec | None:
+        """`other` is the constraint of the answer's text, which knows nothing of lengths."""
+        name = "ignore_eos" if self.ignore_eos else "min_tokens"
+        if other is not None and (self.ignore_eos or self.min_tokens):
+            raise InvalidRequest(f"{name}: cannot be combined with a fixed form of the answer", param=name)
+        if self.min_tokens > max_tokens:
+            raise InvalidRequest(f"min_tokens: at most max_tokens, {max_tokens}", param="min_tokens")
+        if self.min_tokens and stop_ids:
+            return ConstraintSpec(min_tokens=self.min_tokens, end_ids=stop_ids)
+        return other
+
+
 def read_decoder(body: DecoderBody | None, *, is_realtime: bool, info: EngineInfo) -> DecoderParams:
-    defaults = DecoderParams(canvas_len=REALTIME_CANVAS_LEN) if is_realtime else DecoderParams()
-    defaults = replace(defaults, canvas_len=min(defaults.canvas_len, info.max_canvas_len))
+    defaults = info.default_decoder
+    # The network of a random canvas was trained with one length.
+    is_short = is_realtime and defaults.name is not DecoderName.CANVAS
+    longest = min(REALTIME_CANVAS_LEN, info.max_canvas_len) if is_short else info.max_canvas_len
+    defaults = replace(defaults, canvas_len=min(defaults.canvas_len, longest))
     if body is None:
         return defaults
     given = body.model_dump(exclude_none=True)
@@ -149,6 +220,9 @@ def read_decoder(body: DecoderBody | None, *, is_realtime: bool, info: EngineInf
         given["name"] = DecoderName(given["name"])
     if "rule" in given:
         given["rule"] = CommitRule(given["rule"])
+    if given.get("name", defaults.name) not in info.decoders:
+        known = ", ".join(info.decoders)
+        raise InvalidRequest(f"decoder.name: {info.family} supports {known}", param="decoder.name")
     if given.get("canvas_len", 1) > info.max_canvas_len:
         raise InvalidRequest(f"decoder.canvas_len: at most {info.max_canvas_len} here", param="decoder.canvas_len")
     return replace(defaults, **given)

@@ -10,24 +10,33 @@ import logging
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import orjson
 from fastapi import Request
 from starlette.responses import Response
 
-from quicksilver.accounts.records import Gauge, Order, SavedReply
+from quicksilver.accounts.records import Gauge, Idempotency, Order, SavedReply
 from quicksilver.errors import QuicksilverError
-from quicksilver.server.generation.job import Billing, ReplyJob
+from quicksilver.server.generation.job import Billing, Numbered, ReplyJob
 from quicksilver.server.generation.plan import ReplyPlan
+from quicksilver.server.generation.scheduling import with_scheduling
+from quicksilver.server.generation.usage import RunningUsage
 from quicksilver.server.http.access_log import record_of
-from quicksilver.server.http.auth import caller_of
+from quicksilver.server.http.auth import BATCH_CALLER, caller_of
 from quicksilver.server.http.errors import JSON, envelope, error_response, internal_error
 from quicksilver.server.http.fields import StreamOptions
 from quicksilver.server.http.json_reply import while_connected
-from quicksilver.server.http.sse import DONE, EventStream, data_event
-from quicksilver.server.services import services_of
+from quicksilver.server.http.sse import DONE, KEEP_ALIVE, EventStream, data_event
+from quicksilver.server.services import Services, services_of
 from quicksilver.text.answer import AnswerPiece, CollectedAnswer, Finished, TextDelta
+
+if TYPE_CHECKING:
+    from quicksilver.accounts.service import Accounts
+
+    # Needs an optional extra.
+    from quicksilver.server.generation.reply_trace import ReplyTrace
 
 log = logging.getLogger("quicksilver.server")
 
@@ -50,11 +59,18 @@ class StreamableBody(Protocol):
     def raw(self) -> bytes:
         """The body as it was sent."""
 
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of fields that were sent and ignored."""
+
 
 class ReplyFormat(ABC):
     """How one dialect writes one reply. Streams are OpenAI's unless a subclass overrides `encode` and `last_bytes`."""
 
     last_bytes = DONE
+    stream_type: type[EventStream] = EventStream
+    # Sent while the stream is idle.
+    keep_alive = KEEP_ALIVE
 
     @abstractmethod
     def whole(self, answers: Sequence[CollectedAnswer]) -> Mapping[str, Any]:
@@ -71,6 +87,9 @@ class ReplyFormat(ABC):
     def end(self, finished: Sequence[Finished]) -> Iterable[Chunk]:
         """Chunks that follow every answer."""
         return ()
+
+    async def save(self) -> None:  # noqa: B027
+        """Called once the reply is complete, before it is charged and its last bytes are sent."""
 
     def failure(self, error: QuicksilverError) -> Iterable[Chunk]:
         """Chunks for an error inside the stream; nothing follows them."""
@@ -97,49 +116,123 @@ class Recording:
         return SavedReply(200, b"".join(self._chunks)) if self._num_bytes <= MAX_RECORDED_BYTES else None
 
 
+class Job(Protocol):
+    """A reply that is being generated: a ReplyJob, or one that chooses between several."""
+
+    @property
+    def plan(self) -> ReplyPlan:
+        """Fixed once `start` has returned."""
+
+    @property
+    def billing(self) -> Billing | None: ...
+
+    @property
+    def finished(self) -> Sequence[Finished]: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers of the reply, besides those of the rate limits."""
+
+    async def start(self) -> None: ...
+
+    async def next_piece(self) -> Numbered | None: ...
+
+    async def collect(self) -> list[CollectedAnswer]: ...
+
+    def add_delivered(self, num_tokens: int) -> None: ...
+
+    async def settle(self, reply: SavedReply | None = None) -> None: ...
+
+    def fail(self, error: BaseException) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
 async def respond(request: Request, body: StreamableBody, plan: ReplyPlan, form: ReplyFormat) -> Response:
     """The reply to `body`. What is refused before the first piece has an HTTP status of its own."""
-    job = open_job(request, body, plan)
+    return await respond_with(request, body, open_job(request, body, plan), form)
+
+
+async def respond_with(request: Request, body: StreamableBody, job: Job, form: ReplyFormat) -> Response:
+    """As `respond`, for a job that is not started."""
     saved = await job.billing.find_saved_reply() if job.billing else None
     if saved is not None:
-        return _replay(saved, is_streamed=bool(body.stream))
+        return _replay(saved, form.stream_type.media_type if body.stream else None)
     try:
         if not body.stream:
             reply = await while_connected(request, _whole_reply(job, form))
-            return Response(reply, 200, rate_limit_headers(job), media_type=JSON)
+            return Response(reply, 200, reply_headers(job), media_type=JSON)
         await while_connected(request, job.start())
     except QuicksilverError as error:
-        return error_response(error, rate_limit_headers(job))
+        return error_response(error, reply_headers(job), request.scope["path"])
     keep_alive_s = services_of(request).config.keep_alive_comment_s
-    return EventStream(stream_reply(job, form), job, keep_alive_s, rate_limit_headers(job))
+    return form.stream_type(stream_reply(job, form), job, keep_alive_s, reply_headers(job), form.keep_alive)
 
 
 def wants_usage(body: StreamableBody) -> bool:
     return bool(body.stream_options and body.stream_options.include_usage)
 
 
+def running_usage(plan: ReplyPlan, body: StreamableBody) -> RunningUsage | None:
+    """The counts for every chunk, if the request asks for them."""
+    if not wants_usage(body) or body.stream_options is None or not body.stream_options.continuous_usage_stats:
+        return None
+    return RunningUsage([len(answer.request.prompt_ids) for answer in plan.answers], plan.num_answers)
+
+
 def open_job(request: Request, body: StreamableBody, plan: ReplyPlan) -> ReplyJob:
     services, identity = services_of(request), caller_of(request).identity
+    is_background = bool(getattr(body, "background", False))
+    plan = with_scheduling(plan, request, services.config, is_background=is_background)
     record_of(request).reply_id = plan.id
+    trace = open_trace(request, services, plan, is_streamed=bool(body.stream))
     if services.accounts is None or identity is None:
-        return ReplyJob(plan, services, is_streamed=bool(body.stream))
+        return ReplyJob(plan, services, is_streamed=bool(body.stream), trace=trace)
+    order = Order(
+        plan.id,
+        # An adapter costs what its base costs, and keys that may use the base may use it.
+        services.base_id or services.config.card.id,
+        plan.num_prompt_tokens,
+        plan.max_output_tokens,
+        idempotency_of(request, body, services.accounts),
+        is_half_price=BATCH_CALLER in request.scope,
+    )
+    billing = Billing(services.accounts, identity, order, services.in_flight)
+    return ReplyJob(plan, services, billing, is_streamed=bool(body.stream), trace=trace)
+
+
+def open_trace(request: Request, services: Services, plan: ReplyPlan, *, is_streamed: bool) -> ReplyTrace | None:
+    parent = record_of(request).trace
+    if parent is None:
+        return None
+    from quicksilver.server.generation.reply_trace import ReplyTrace
+
+    return ReplyTrace(parent, request.scope["route"].path, plan, services.metrics_id, is_streamed=is_streamed)
+
+
+def idempotency_of(request: Request, body: StreamableBody, accounts: Accounts) -> Idempotency | None:
+    """The Idempotency-Key of a request. Two requests are equal if their method, path and body are."""
     key = request.headers.get("idempotency-key")
-    # Two requests are equal if their method, path and body are.
     essence = b"\n".join((request.method.encode(), request.scope["path"].encode(), body.raw))
-    idempotency = services.accounts.idempotency(key, essence) if key is not None else None
-    order = Order(plan.id, services.config.card.id, plan.num_prompt_tokens, plan.max_output_tokens, idempotency)
-    return ReplyJob(plan, services, Billing(services.accounts, identity, order), is_streamed=bool(body.stream))
+    return accounts.idempotency(key, essence) if key is not None else None
 
 
-async def _whole_reply(job: ReplyJob, form: ReplyFormat) -> bytes:
+async def _whole_reply(job: Job, form: ReplyFormat) -> bytes:
     async with job:
         await job.start()
         reply = orjson.dumps(form.whole(await job.collect()))
+        await form.save()
         await job.settle(SavedReply(200, reply))
         return reply
 
 
-async def stream_reply(job: ReplyJob, form: ReplyFormat) -> AsyncGenerator[bytes, None]:
+async def stream_reply(job: Job, form: ReplyFormat) -> AsyncGenerator[bytes, None]:
     """The encoded chunks. The last ones are sent after the reply was settled, or replaced by an error."""
     recording = Recording() if job.billing is not None and job.billing.is_idempotent else None
     num_left, last = len(job.plan.answers), list[bytes]()
@@ -158,6 +251,7 @@ async def stream_reply(job: ReplyJob, form: ReplyFormat) -> AsyncGenerator[bytes
             if isinstance(piece, TextDelta):
                 job.add_delivered(piece.num_tokens)
         last += _encoded(form, form.end(job.finished), recording)
+        await form.save()
         if recording is not None:
             recording.add(form.last_bytes)
         await job.settle(recording.reply() if recording else None)
@@ -186,20 +280,23 @@ def _as_refusal(error: Exception) -> QuicksilverError:
     return internal_error()
 
 
-def _replay(saved: SavedReply, *, is_streamed: bool) -> Response:
+def _replay(saved: SavedReply, stream_media: str | None) -> Response:
+    """`stream_media` is None for a reply that was not streamed."""
     headers = {"idempotent-replayed": "true"}
-    if not is_streamed:
+    if stream_media is None:
         return Response(saved.body, saved.status, headers, media_type=JSON)
-    return Response(
-        saved.body, saved.status, {**headers, "cache-control": "no-cache"}, media_type=EventStream.media_type
-    )
+    return Response(saved.body, saved.status, {**headers, "cache-control": "no-cache"}, media_type=stream_media)
 
 
-def rate_limit_headers(job: ReplyJob) -> dict[str, str]:
+def reply_headers(job: Job) -> dict[str, str]:
+    return {**rate_limit_headers(job.billing), **job.headers}
+
+
+def rate_limit_headers(billing: Billing | None) -> dict[str, str]:
     """OpenAI's names, where `tokens` counts input; input and output also have names of their own."""
-    if job.billing is None:
+    if billing is None:
         return {}
-    limits = job.billing.limits
+    limits = billing.limits
     gauges = {
         "requests": limits.requests,
         "tokens": limits.input_tokens,

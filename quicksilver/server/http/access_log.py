@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -15,16 +16,22 @@ from starlette.types import Message, Scope, Send
 
 from quicksilver.server.http.metrics import Metrics
 
+if TYPE_CHECKING:
+    # Needs an optional extra.
+    from quicksilver.server.http.tracing import RequestTrace
+
 log = logging.getLogger("quicksilver.server")
 
 
 class RequestRecord:
-    def __init__(self, scope: Scope, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send, trace: RequestTrace | None = None) -> None:
         self.id = f"req_{uuid.uuid4().hex}"
         # None until the reply starts.
         self.status: int | None = None
         # The id of the generated reply, if there is one.
         self.reply_id: str | None = None
+        # None if the server does not trace this request.
+        self.trace = trace
         self._started = time.perf_counter()
         self._scope = scope
         self._send = send
@@ -40,7 +47,11 @@ class RequestRecord:
                 (b"x-request-id", self.id.encode()),
                 (b"openai-processing-ms", str(elapsed_ms).encode()),
                 (b"x-content-type-options", b"nosniff"),
+                # The name under which Anthropic's clients read the id.
+                (b"request-id", self.id.encode()),
             ]
+            if self.trace is not None:
+                message["headers"].append((b"traceparent", self.trace.traceparent.encode()))
         await self._send(message)
 
     def write(self, metrics: Metrics) -> None:
@@ -49,7 +60,11 @@ class RequestRecord:
         seconds = time.perf_counter() - self._started
         metrics.count_request(route, self.status or 500, seconds)
         fields = {"request_id": self.id, "route": route, "status": self.status, "ms": round(seconds * 1000, 1)}
-        log.info("request", extra={**fields, "reply_id": self.reply_id, "retry": retry_count(self._scope)})
+        fields |= {"reply_id": self.reply_id, "retry": retry_count(self._scope)}
+        if self.trace is not None:
+            fields["trace_id"] = self.trace.trace_id
+            self.trace.end(route, self.status or 500, self.id)
+        log.info("request", extra=fields)
 
 
 def record_of(request: Request) -> RequestRecord:

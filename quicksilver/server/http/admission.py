@@ -18,7 +18,7 @@ from quicksilver.server.services import Services
 # Answered while draining and beyond the cap on open requests.
 ALWAYS_ANSWERED = ("/health", "/ready", "/metrics")
 # Headers that decide how a request is treated. With two of one name, a proxy may have checked the other one.
-SINGLE_HEADERS = (b"host", b"authorization", b"origin", b"content-length")
+SINGLE_HEADERS = (b"host", b"authorization", b"x-api-key", b"origin", b"content-length")
 # Of 2**63 - 1.
 MAX_LENGTH_DIGITS = 19
 
@@ -46,7 +46,7 @@ def check_headers(scope: Scope, config: ServerConfig) -> None:
         raise HeadersTooLarge(f"At most {config.num_headers} headers and {config.header_bytes} bytes of them.")
     names = [name for name, _ in headers if name in SINGLE_HEADERS]
     if len(names) != len(set(names)):
-        raise InvalidRequest("Host, Authorization, Origin and Content-Length may come once.")
+        raise InvalidRequest("Host, Authorization, X-Api-Key, Origin and Content-Length may come once.")
     if any(name == b"content-length" and len(value) > MAX_LENGTH_DIGITS for name, value in headers):
         raise InvalidRequest(f"Content-Length has more than {MAX_LENGTH_DIGITS} digits.")
 
@@ -56,7 +56,7 @@ def check_host(headers: Headers, config: ServerConfig) -> str:
     host = headers.get("host", "")
     name = _name_in(host)
     if "*" not in config.hosts and (name is None or name not in {h.strip("[]") for h in config.hosts}):
-        raise HostNotServed("This server does not answer to that Host.")
+        raise HostNotServed("This server does not answer to that Host; start it with --allow-host NAME to add one.")
     return host
 
 

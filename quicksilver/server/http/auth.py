@@ -7,19 +7,23 @@ routers in `app.PROBES` and `app.PUBLIC`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fastapi import Request
 
 from quicksilver.accounts.identity import Identity, Scope
-from quicksilver.errors import NotFound, Unavailable
+from quicksilver.errors import NotFound, TooManyInFlight, Unavailable
+from quicksilver.server.http.connections import TRUST
 from quicksilver.server.services import services_of
 
 if TYPE_CHECKING:
     from quicksilver.accounts.service import Accounts
 
 MAX_KEY_CHARS = 512
+# Key of the scope of a request that is a line of a batch.
+BATCH_CALLER = "quicksilver.batch_caller"
 # Longer bodies take noticeable time to read, parse and encode.
 LONG_BODY_BYTES = 32 * 2**10
 
@@ -35,9 +39,15 @@ class Caller:
 
 
 async def require_key(request: Request) -> None:
-    """Dependency of every route that is not public; `caller_of` returns the result."""
+    """Dependency of every route that is not public; `caller_of` returns the result. A line of a batch has the caller of
+    the batch; only code of this process can set that key of the scope."""
+    if (of_batch := request.scope.get(BATCH_CALLER)) is not None:
+        request.state.caller = of_batch
+        return
     accounts = services_of(request).accounts
     identity = await accounts.authenticate(bearer_of(request)) if accounts else None
+    if trust := request.scope.get(TRUST):
+        trust()
     # On this listener an admin key is limited to its own tenant.
     request.state.caller = Caller(identity.as_tenant if identity else None)
 
@@ -84,7 +94,9 @@ async def _check_long_body(request: Request, identity: Identity) -> None:
     length = request.headers.get("content-length", "")
     is_short = 0 < len(length) < 10 and length.isdecimal() and int(length) <= LONG_BODY_BYTES
     if not is_short and "idempotency-key" not in request.headers:
-        await accounts_of(request).check_budgets(identity)
+        # A request above the limit in flight waits for its turn after its body was read.
+        with suppress(TooManyInFlight):
+            await accounts_of(request).check_budgets(identity)
 
 
 def caller_of(request: Request) -> Caller:
@@ -108,6 +120,11 @@ def identity_of(request: Request) -> Identity:
 
 
 def bearer_of(request: Request) -> str | None:
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    """The key of `Authorization: Bearer`, or of Anthropic's `x-api-key` where there is no Authorization header."""
+    authorization = request.headers.get("authorization")
+    if authorization is None:
+        scheme, token = "bearer", request.headers.get("x-api-key", "")
+    else:
+        scheme, _, token = authorization.partition(" ")
     token = token.strip()
     return token if scheme.lower() == "bearer" and 0 < len(token) <= MAX_KEY_CHARS else None

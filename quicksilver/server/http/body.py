@@ -19,6 +19,7 @@ from quicksilver.errors import BodyTooLarge, InvalidRequest
 from quicksilver.server.config import ServerConfig, Timeouts
 from quicksilver.server.http.errors import RequestTimeout, invalid_body
 from quicksilver.server.http.fields import GenerationBody, Wire
+from quicksilver.server.http.refused_fields import refuse_fields
 
 BodyType = TypeVar("BodyType", bound=Wire)
 
@@ -55,7 +56,7 @@ async def read_bytes(request: Request, config: ServerConfig, max_bytes: int | No
         raw += message.get("body", b"")
         more = message.get("more_body", False)
         if len(raw) > cap:
-            raise _too_large(cap)
+            raise too_large(cap)
     return bytes(raw)
 
 
@@ -64,7 +65,7 @@ def check_announced(request: Request, cap: int) -> None:
         raise InvalidRequest("Compressed request bodies are not read here; send plain JSON.", param=None)
     announced = request.headers.get("content-length", "0")
     if announced.isascii() and announced.isdigit() and int(announced) > cap:
-        raise _too_large(cap)
+        raise too_large(cap)
 
 
 class BodyClock:
@@ -89,7 +90,7 @@ class BodyClock:
         return max(0.0, min(left_s, self._timeouts.body_idle_s))
 
 
-def _too_large(cap: int) -> BodyTooLarge:
+def too_large(cap: int) -> BodyTooLarge:
     return BodyTooLarge(f"The request body is over {cap} bytes.")
 
 
@@ -100,7 +101,8 @@ def parse_body(raw: bytes, model: type[BodyType]) -> BodyType:
     except ValidationError as error:
         raise invalid_body(error, fields) from None
     if isinstance(body, GenerationBody):
-        body.keep_raw(raw)
+        refuse_fields(fields, model)
+        body.keep_source(raw, fields)
     return body
 
 

@@ -1,6 +1,8 @@
-"""The one shape of a refusal."""
+"""The shapes of a refusal: OpenAI's, and Anthropic's below `/v1/messages`."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from typing_extensions import TypedDict
 
@@ -14,3 +16,13 @@ class ErrorDetail(TypedDict):
 
 class ErrorReply(TypedDict):
     error: ErrorDetail
+
+
+class AnthropicErrorDetail(TypedDict):
+    type: str
+    message: str
+
+
+class AnthropicErrorReply(TypedDict):
+    type: Literal["error"]
+    error: AnthropicErrorDetail

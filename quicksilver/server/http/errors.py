@@ -1,4 +1,4 @@
-"""Errors as OpenAI's error envelope, with the headers that tell a client whether to retry.
+"""Errors as the error envelope of the request's dialect, with the headers that tell a client whether to retry.
 
 Errors of the framework, unknown paths and unexpected exceptions get the same envelope.
 """
@@ -6,7 +6,7 @@ Errors of the framework, unknown paths and unexpected exceptions get the same en
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -73,6 +73,39 @@ def envelope(error: QuicksilverError) -> dict[str, Any]:
     }
 
 
+# By status; any other status of 500 and above is an `api_error`.
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
+
+def anthropic_envelope(error: QuicksilverError) -> dict[str, Any]:
+    kind = ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": error.message[:MAX_MESSAGE_CHARS]}}
+
+
+def ollama_envelope(error: QuicksilverError) -> dict[str, Any]:
+    return {"error": error.message[:MAX_MESSAGE_CHARS]}
+
+
+# Path prefixes whose errors have another envelope than OpenAI's.
+ENVELOPES: dict[str, Callable[[QuicksilverError], dict[str, Any]]] = {
+    "/v1/messages": anthropic_envelope,
+    "/api/": ollama_envelope,
+}
+
+
+def envelope_for(path: str, error: QuicksilverError) -> dict[str, Any]:
+    write = next((write for prefix, write in ENVELOPES.items() if path.startswith(prefix)), envelope)
+    return write(error)
+
+
 def internal_error() -> QuicksilverError:
     """The error of an unexpected exception, without any detail of it."""
     return QuicksilverError("The server had an error while processing your request.")
@@ -88,11 +121,12 @@ def retry_headers(error: QuicksilverError) -> dict[str, str]:
     return {"x-should-retry": "true" if error.status in (408, 409) or error.status >= 500 else "false"}
 
 
-def error_response(error: QuicksilverError, headers: Mapping[str, str] | None = None) -> Response:
+def error_response(error: QuicksilverError, headers: Mapping[str, str] | None = None, path: str = "") -> Response:
+    """`path` is that of the request, which decides the envelope."""
     # The rest of a body that is too large or too slow may still be on its way.
     closing = {"connection": "close"} if error.status in (408, 413) else {}
     all_headers = {**retry_headers(error), **closing, **(headers or {})}
-    return Response(orjson.dumps(envelope(error)), error.status, all_headers, media_type=JSON)
+    return Response(orjson.dumps(envelope_for(path, error)), error.status, all_headers, media_type=JSON)
 
 
 def invalid_body(error: ValidationError, body: Any) -> InvalidRequest:
@@ -132,17 +166,18 @@ def add_refusals(app: FastAPI) -> None:
 
 async def _on_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, QuicksilverError)
-    return error_response(error)
+    return error_response(error, path=request.scope["path"])
 
 
 async def _on_framework_refusal(request: Request, error: Exception) -> Response:
     """Errors of Starlette: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
+    path = request.scope["path"]
     if error.status_code == 404:
-        return error_response(NotFound("There is nothing at this path."))
+        return error_response(NotFound("There is nothing at this path."), path=path)
     if error.status_code == 405:
-        return error_response(MethodNotAllowed("This path takes another method."), _allowed(request, error))
-    return error_response(InvalidRequest(str(error.detail)))
+        return error_response(MethodNotAllowed("This path takes another method."), _allowed(request, error), path)
+    return error_response(InvalidRequest(str(error.detail)), path=path)
 
 
 def _allowed(request: Request, error: HTTPException) -> Mapping[str, str]:

@@ -1,14 +1,25 @@
 """Fields that several bodies share: the strict base model, numbers with their bounds, text parts, tools.
 
 Every list and number of a request has an upper bound here, with a test at the bound and one beyond it.
-Unknown fields are ignored, since clients send many; a known field of the wrong type is refused.
+Unknown fields are ignored, since clients send many, and a reply names those at the top level in `warning`. A known
+field of the wrong type is refused, and so is an unknown field inside an object that only this server defines.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    WithJsonSchema,
+    model_validator,
+)
 
 # Beyond it JSON parsers disagree on the value of an integer.
 MAX_SAFE_INT = 2**53
@@ -41,17 +52,45 @@ class Wire(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True)
 
 
-class GenerationBody(Wire):
+class OwnWire(Wire):
+    """An object that only this server defines: an unknown field is a typing error, and is refused."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def absent(value: Any) -> Any:
+    return "" if value is None else value
+
+
+ModelName = Annotated[str, Field(max_length=256)]
+
+
+class ModelBody(Wire):
+    """A body that names a model; an empty name and null select the default model."""
+
+    model: Annotated[ModelName, BeforeValidator(absent, json_schema_input_type=ModelName | None)] = ""
+
+
+class GenerationBody(ModelBody):
     """The body of a request that generates; keeps the bytes that were sent, so that two requests can be compared."""
 
     _raw: bytes = PrivateAttr(b"")
+    _ignored: tuple[str, ...] = PrivateAttr(())
 
     @property
     def raw(self) -> bytes:
         return self._raw
 
-    def keep_raw(self, raw: bytes) -> None:
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Names of fields that were sent and that no field of this body reads."""
+        return self._ignored
+
+    def keep_source(self, raw: bytes, names: Iterable[str]) -> None:
+        """Keep the bytes of the body and the names of its fields."""
+        known = {field.alias or name for name, field in type(self).model_fields.items()}
         self._raw = raw
+        self._ignored = tuple(name for name in names if name not in known)
 
 
 def whole(value: Any) -> Any:
@@ -108,6 +147,10 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 SpeakerName = Annotated[str, Field(max_length=256, pattern=r"^[^\x00-\x1f\x7f\x85\u2028\u2029]*$")]
 FreeObject = Annotated[dict[str, Any], AfterValidator(tame)]
 OutputTokens = Annotated[int, Field(ge=1, le=MAX_OUTPUT_TOKENS), WHOLE]
+# 0 generates nothing: only the prompt is read.
+AnyOutputTokens = Annotated[int, Field(ge=0, le=MAX_OUTPUT_TOKENS), WHOLE]
+MinTokens = Annotated[int, Field(ge=0, le=MAX_OUTPUT_TOKENS), WHOLE]
+PromptLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE]
 Temperature = Annotated[float, Field(ge=0, le=2)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -133,18 +176,39 @@ Effort = Literal["none", "minimal", "instant", "low", "medium", "high", "xhigh"]
 
 class StreamOptions(Wire):
     include_usage: bool | None = None
+    # Together with `include_usage`: every chunk has the counts so far.
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
+
+
+def text_kind(value: Any) -> Any:
+    if value not in ("text", "input_text", "output_text", "refusal"):
+        raise ValueError(f"only text is supported here: write a part of the type 'text' instead of {str(value)[:40]!r}")
+    return value
 
 
 class TextPart(Wire):
     """Text is the only kind of part. Nothing that a request refers to is fetched."""
 
-    type: Literal["text", "input_text", "output_text", "refusal"]
+    type: Annotated[Literal["text", "input_text", "output_text", "refusal"], BeforeValidator(text_kind)]
     text: str | None = None
     refusal: str | None = None
 
 
 Content = str | Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
+
+
+def join_text(content: Content | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text or part.refusal or "" for part in content)
+
+
+class PredictionBody(Wire):
+    """OpenAI's predicted output: text that the answer is expected to repeat."""
+
+    type: Literal["content"]
+    content: Content
 
 
 class FunctionSpec(Wire):
@@ -168,10 +232,10 @@ class NamedTool(Wire):
     function: NamedFunction
 
 
-class DecoderBody(Wire):
-    """Extension: the decoder and its parameters, for a trade of speed against quality."""
+class DecoderBody(OwnWire):
+    """Extension: the decoder and its parameters, for a trade of speed against quality. A string is its name."""
 
-    name: Literal["ar", "verify", "confidence", "edit"] | None = None
+    name: Literal["ar", "verify", "confidence", "edit", "window", "canvas"] | None = None
     canvas_len: Annotated[int, Field(ge=1, le=1024), WHOLE] | None = None
     rule: Literal["threshold", "static", "factor", "entropy"] | None = None
     threshold: Probability | None = None
@@ -181,3 +245,15 @@ class DecoderBody(Wire):
     edit_threshold: Probability | None = None
     edit_passes: Annotated[int, Field(ge=0, le=1024), WHOLE] | None = None
     stutter_penalty: Annotated[float, Field(ge=0, le=100)] | None = None
+    first_temperature: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    last_temperature: Annotated[float, Field(ge=0.01, le=10)] | None = None
+    stop_entropy: Annotated[float, Field(ge=0, le=100)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"name": value}
+        if not isinstance(value, dict):
+            raise ValueError('must be the name of a decoder, or an object such as {"name": "ar"}')
+        return value

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quicksilver.errors import QuicksilverError
 from quicksilver.server.http.access_log import RequestRecord
-from quicksilver.server.http.admission import check_admission
+from quicksilver.server.http.admission import ALWAYS_ANSWERED, check_admission
 from quicksilver.server.http.errors import error_response, internal_error
 from quicksilver.server.services import Services
 
@@ -32,8 +32,9 @@ class Guard:
             await self.app(scope, receive, send)
             return
         services: Services = scope["app"].state.services
-        record = RequestRecord(scope, send)
-        with services.open_requests.counted():
+        tracing = services.tracing if scope["path"] not in ALWAYS_ANSWERED else None
+        record = RequestRecord(scope, send, tracing.begin(scope) if tracing is not None else None)
+        with services.open_requests.counted(), services.metrics.num_open.track_inprogress():
             try:
                 check_admission(scope, services)
                 await self.app(scope, receive, record.send)
@@ -43,7 +44,7 @@ class Guard:
                 refusal = as_refusal(error, record.id)
                 if record.status is None:
                     # The rest of the request may still be on its way, so the connection is not used again.
-                    await error_response(refusal, {"connection": "close"})(scope, receive, record.send)
+                    await error_response(refusal, {"connection": "close"}, scope["path"])(scope, receive, record.send)
             finally:
                 record.write(services.metrics)
 

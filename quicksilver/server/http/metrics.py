@@ -1,21 +1,24 @@
 """Prometheus metrics: HTTP figures are counted here, engine figures are read at each scrape.
 
-Labels are route templates, statuses and finish reasons only, so the number of series is bounded and no label contains a
-tenant or a prompt.
+Labels are route templates, statuses, finish reasons and ids of served models only, so the number of series is bounded
+and no label contains a tenant or a prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from quicksilver.core import EngineInfo, Usage
 from quicksilver.server.engine_probe import Reading
-from quicksilver.server.run import OpenRequests
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+SECONDS_PER_TOKEN = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 TOKENS_PER_FORWARD = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 32)
 
 GAUGES = {
@@ -36,71 +39,158 @@ COUNTERS = {
     "preemptions": ("preemptions", "Requests put back to wait for pages"),
     "aborts": ("aborts", "Requests ended by their readers"),
     "failures": ("failures", "Requests that failed alone"),
+    "refused": ("refused", "Requests refused because they could not start in time"),
     "restarts": ("worker_restarts", "Engine workers started anew"),
+    "migrations": ("migrated_requests", "Requests continued in another engine worker"),
 }
 
 
 class Metrics:
-    """One registry per app: two apps in one process do not share counts."""
+    """One registry per app: two apps in one process do not share counts.
 
-    def __init__(self, open_requests: OpenRequests) -> None:
+    Of several API processes, each writes its counts to files in the folder that PROMETHEUS_MULTIPROC_DIR names, and the
+    supervisor, which is given the same `folder`, adds them up. Counters stay when a process ends.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
         self.registry = registry = CollectorRegistry()
+        self._folder = folder
+        self._first = _per_model("time_to_first_token_seconds", "Request to first token", SECONDS, registry)
+        self._whole = _per_model("e2e_request_latency_seconds", "Request to last token", SECONDS, registry)
+        text = "Wait in the engine for the first forward"
+        self._queued = _per_model("request_queue_time_seconds", text, SECONDS, registry)
+        text = "Time per token after the first"
+        self._per_token = _per_model("time_per_output_token_seconds", text, SECONDS_PER_TOKEN, registry)
+        self._per_forward = _per_model("tokens_per_forward", "Tokens per forward", TOKENS_PER_FORWARD, registry)
         self._requests = Counter(
             "quicksilver_http_requests", "Requests by route and status", ("route", "status"), registry=registry
         )
         self._seconds = Histogram(
             "quicksilver_http_request_seconds", "Whole requests", ("route",), buckets=SECONDS, registry=registry
         )
-        self._first = Histogram(
-            "quicksilver_time_to_first_token_seconds", "Request to first token", buckets=SECONDS, registry=registry
-        )
-        self._whole = Histogram(
-            "quicksilver_e2e_request_latency_seconds", "Request to last token", buckets=SECONDS, registry=registry
-        )
         self._finished = Counter(
-            "quicksilver_request_success", "Answers by how they ended", ("finished_reason",), registry=registry
+            "quicksilver_request_success", "Answers by how they ended", ("model", "finished_reason"), registry=registry
         )
-        self._per_forward = Histogram(
-            "quicksilver_tokens_per_forward", "Tokens per forward", buckets=TOKENS_PER_FORWARD, registry=registry
+        self._legs = Counter(
+            "quicksilver_hybrid_legs", "Targets of hybrid routing by outcome", ("target", "outcome"), registry=registry
         )
-        gauge = Gauge("quicksilver_http_requests_open", "Requests in flight", registry=registry)
-        gauge.set_function(lambda: open_requests.num_open)
+        self.num_open = Gauge(
+            "quicksilver_http_requests_open", "Requests in flight", registry=registry, multiprocess_mode="livesum"
+        )
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
-    def first_token(self, seconds: float) -> None:
-        self._first.observe(seconds)
+    def count_leg(self, target: str, outcome: str) -> None:
+        self._legs.labels(target, outcome).inc()
 
-    def finished(self, reason: str, usage: Usage, seconds: float) -> None:
-        self._finished.labels(reason).inc()
-        self._whole.observe(seconds)
+    def first_token(self, model: str, seconds: float) -> None:
+        self._first.labels(model).observe(seconds)
+
+    def finished(self, model: str, reason: str, usage: Usage, seconds: float, decode_s: float) -> None:
+        """An answer ended after `seconds`, `decode_s` of them after its first token."""
+        self._finished.labels(model, reason).inc()
+        self._whole.labels(model).observe(seconds)
+        self._queued.labels(model).observe(usage.queued_s)
+        if usage.completion_tokens > 1:
+            self._per_token.labels(model).observe(decode_s / (usage.completion_tokens - 1))
         if usage.forwards:
-            self._per_forward.observe(usage.completion_tokens / usage.forwards)
+            self._per_forward.labels(model).observe(usage.completion_tokens / usage.forwards)
 
-    def render(self, info: EngineInfo, reading: Reading) -> bytes:
+    def render(self, figures: Sequence[ModelFigures]) -> bytes:
         scrape = CollectorRegistry()
-        scrape.register(EngineFigures(info, reading))
-        return generate_latest(self.registry) + generate_latest(scrape)
+        scrape.register(EngineFigures(figures))
+        scrape.register(SummedProcesses(self.registry, self._folder))
+        return generate_latest(scrape)
+
+
+def _per_model(name: str, text: str, buckets: Sequence[float], registry: CollectorRegistry) -> Histogram:
+    return Histogram(f"quicksilver_{name}", text, ("model",), buckets=buckets, registry=registry)
+
+
+class SummedProcesses:
+    """The counts of this process and of the API processes that write to `folder`, added up."""
+
+    def __init__(self, registry: CollectorRegistry, folder: Path | None) -> None:
+        self._registry = registry
+        self._folder = folder
+
+    def collect(self) -> Iterable[Metric]:
+        own = list(self._registry.collect())
+        if self._folder is None:
+            return own
+        files = MultiProcessCollector(None, str(self._folder)).collect()  # type: ignore[no-untyped-call]
+        return add_up([*own, *files])
+
+
+def add_up(families: Iterable[Metric]) -> list[Metric]:
+    """Families of one name become one; samples of one name with the same labels are added."""
+    merged: dict[str, Metric] = {}
+    for family in families:
+        known = merged.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+        sums = {(sample.name, *sorted(sample.labels.items())): sample for sample in known.samples}
+        for sample in family.samples:
+            key = (sample.name, *sorted(sample.labels.items()))
+            sums[key] = sums[key]._replace(value=sums[key].value + sample.value) if key in sums else sample
+        known.samples = list(sums.values())
+    return list(merged.values())
+
+
+def forget_process(pid: int, folder: Path) -> None:
+    """Drops the gauges of a process that has ended. Its counters stay."""
+    mark_process_dead(pid, str(folder))  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFigures:
+    """One model at a scrape; `info` and `reading` are None while it is not loaded."""
+
+    model: str
+    info: EngineInfo | None = None
+    reading: Reading | None = None
 
 
 class EngineFigures:
-    """The engine's counters as of its last reply, in Prometheus' terms."""
+    """The engines' counters as of their last replies, in Prometheus' terms."""
 
-    def __init__(self, info: EngineInfo, reading: Reading) -> None:
-        self._info = info
-        self._stats = reading.stats
-        self._reading = reading
+    def __init__(self, figures: Sequence[ModelFigures]) -> None:
+        self._figures = figures
 
     def collect(self) -> Iterable[Metric]:
-        is_up = float(self._reading.is_fresh)
-        yield GaugeMetricFamily("quicksilver_engine_up", "Whether the engine answered this scrape", value=is_up)
-        text, age_s = "Seconds since the engine stated the figures of this scrape", self._reading.age_s
-        yield GaugeMetricFamily("quicksilver_engine_stats_age_seconds", text, value=age_s)
+        yield self._gauge("model_loaded", "Whether the model is loaded", lambda f: float(f.reading is not None), True)
+        yield self._gauge("engine_up", "Whether the engine answered this scrape", lambda f: float(_reading(f).is_fresh))
+        text = "Seconds since the engine stated the figures of this scrape"
+        yield self._gauge("engine_stats_age_seconds", text, lambda f: _reading(f).age_s)
         for field, (name, text) in GAUGES.items():
-            yield GaugeMetricFamily(f"quicksilver_{name}", text, value=getattr(self._stats, field))
+            yield self._gauge(name, text, _stat(field))
         for field, (name, text) in COUNTERS.items():
-            yield CounterMetricFamily(f"quicksilver_{name}", text, value=getattr(self._stats, field))
-        used = 1 - self._stats.free_pages / self._info.num_pages if self._info.num_pages else 0.0
-        yield GaugeMetricFamily("quicksilver_kv_cache_usage", "Share of KV pages in use", value=used)
+            yield self._filled(CounterMetricFamily(f"quicksilver_{name}", text, labels=("model",)), _stat(field))
+        yield self._gauge("kv_cache_usage", "Share of KV pages in use", _kv_usage)
+
+    def _gauge(self, name: str, text: str, value: FigureOf, of_all: bool = False) -> Metric:
+        return self._filled(GaugeMetricFamily(f"quicksilver_{name}", text, labels=("model",)), value, of_all)
+
+    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, value: FigureOf, of_all: bool = False) -> Metric:
+        """One sample per loaded model, or per model."""
+        for figures in self._figures:
+            if of_all or figures.reading is not None:
+                family.add_metric((figures.model,), value(figures))
+        return family
+
+
+FigureOf = Callable[[ModelFigures], float]
+
+
+def _reading(figures: ModelFigures) -> Reading:
+    assert figures.reading is not None
+    return figures.reading
+
+
+def _stat(field: str) -> FigureOf:
+    return lambda figures: float(getattr(_reading(figures).stats, field))
+
+
+def _kv_usage(figures: ModelFigures) -> float:
+    num_pages = figures.info.num_pages if figures.info else 0
+    return 1 - _reading(figures).stats.free_pages / num_pages if num_pages else 0.0

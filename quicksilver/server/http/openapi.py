@@ -37,13 +37,13 @@ def may_take(model: type[Wire]) -> dict[str, Any]:
     return extra
 
 
-def refusals(statuses: tuple[int, ...] = BODY_REFUSALS) -> Responses:
-    return {status: {"model": ErrorReply} for status in statuses}
+def refusals(statuses: tuple[int, ...] = BODY_REFUSALS, reply: Any = ErrorReply) -> Responses:
+    return {status: {"model": reply} for status in statuses}
 
 
-def answers(reply: Any) -> Responses:
+def answers(reply: Any, refusal: Any = ErrorReply) -> Responses:
     """A route that answers with JSON."""
-    return {200: {"model": reply}, **refusals()}
+    return {200: {"model": reply}, **refusals(reply=refusal)}
 
 
 def answers_read(reply: Any) -> Responses:
@@ -51,10 +51,12 @@ def answers_read(reply: Any) -> Responses:
     return {200: {"model": reply}, **refusals(PLAIN_REFUSALS)}
 
 
-def answers_or_streams(reply: Any, chunk: Any) -> Responses:
-    """A route that answers with JSON, or with events whose data has the chunk's schema."""
+def answers_or_streams(
+    reply: Any, chunk: Any, refusal: Any = ErrorReply, media_type: str = "text/event-stream"
+) -> Responses:
+    """A route that answers with JSON, or with events or lines that have the chunk's schema."""
     events = {"x-event-schema": TypeAdapter(chunk).json_schema(ref_template=REF)}
-    return {200: {"model": reply, "content": {"text/event-stream": events}}, **refusals()}
+    return {200: {"model": reply, "content": {media_type: events}}, **refusals(reply=refusal)}
 
 
 def describe(app: FastAPI, bodies: Sequence[type[Wire]]) -> dict[str, Any]:

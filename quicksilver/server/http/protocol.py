@@ -6,6 +6,7 @@ One object per connection, on the event loop. It adds these rules to uvicorn's:
 - At most `header_bytes` of input may pass without a body byte or a complete head. This bounds heads, trailers and
   chunk extensions. Trailers are dropped.
 - While a complete request is answered, later input is kept unparsed, at most `header_bytes` and one read of it.
+- At most `max_connections` are open (`connections.py`); one more is answered with a 503 and closed.
 - A connection that is closed before its request was read sends its reply first: input is discarded until the peer
   closes, within `linger_s` and `linger_bytes`. Nothing else is written to such a connection.
 """
@@ -20,8 +21,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from quicksilver.errors import InvalidRequest, QuicksilverError
+from quicksilver.errors import InvalidRequest, QuicksilverError, Unavailable
 from quicksilver.server.config import ServerConfig
+from quicksilver.server.http.connections import MAX_REFUSING, TRUST, ConnectionTable, usable_connections
 from quicksilver.server.http.errors import HeadersTooLarge, envelope
 
 # Input is parsed in pieces of this size, so that at most this much is parsed past the end of a request.
@@ -32,6 +34,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """`protocol_for` makes the class for one configuration."""
 
     settings = ServerConfig()
+    table = ConnectionTable(settings.max_connections)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -44,15 +47,29 @@ class BoundedProtocol(HttpToolsProtocol):
         self._discarded_bytes = 0
         self._is_in_head = False
         self._is_discarding = False
+        self._is_refused = False
         self._answering: RequestResponseCycle | None = None
         self._input: InputGate
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = self._input = InputGate(transport)
-        self._await_head()
+        if self.table.add(self):
+            self._await_head()
+        else:
+            self._refuse_connection()
+
+    def _refuse_connection(self) -> None:
+        self._is_refused = True
+        self.table.num_refusing += 1
+        if self.table.num_refusing > MAX_REFUSING:
+            self.transport.abort()
+        else:
+            self._reply_and_close(Unavailable("Too many connections are open here.", code="server_overloaded"))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.table.remove(self)
+        self.table.num_refusing -= self._is_refused
         for deadline in (self._head_deadline, self._stall_deadline, self._linger_deadline):
             if deadline is not None:
                 deadline.cancel()
@@ -71,6 +88,17 @@ class BoundedProtocol(HttpToolsProtocol):
     def num_unparsed(self) -> int:
         """Bytes kept until the current request is answered."""
         return len(self._unparsed)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being read or answered; a head that is incomplete does not count."""
+        return self._is_between_requests() and not self.pipeline
+
+    def evict(self) -> None:
+        self.transport.abort()
+
+    def _trust(self) -> None:
+        self.table.trust(self)
 
     # Input
 
@@ -117,6 +145,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head = True
         self._trailer_bytes = 0
         super().on_message_begin()
+        cast(dict[str, Any], self.scope)[TRUST] = self._trust
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._is_in_head:
@@ -187,8 +216,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _reply_and_close(self, error: QuicksilverError) -> None:
         body = orjson.dumps(envelope(error))
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-        self.transport.write(STATUS_LINE[error.status] + head + body)
+        head = b"content-type: application/json\r\nx-content-type-options: nosniff\r\n"
+        head += b"content-length: %d\r\nconnection: close\r\n" % len(body)
+        head += b"retry-after: %d\r\n" % error.retry_after_s if isinstance(error, Unavailable) else b""
+        self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
         self._is_discarding = True
         self.close_after_reply()
 
@@ -293,5 +324,7 @@ def _closing_if_unread(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
 
 
 def protocol_for(config: ServerConfig) -> type[BoundedProtocol]:
-    """uvicorn creates the protocol itself and passes it none of our objects, so the settings are on a class."""
-    return type("ConfiguredProtocol", (BoundedProtocol,), {"settings": config})
+    """The class for one listener. uvicorn creates the protocol itself and passes it none of our objects, so settings
+    and table are on the class."""
+    table = ConnectionTable(usable_connections(config.max_connections))
+    return type("ConfiguredProtocol", (BoundedProtocol,), {"settings": config, "table": table})

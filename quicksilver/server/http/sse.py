@@ -41,6 +41,7 @@ class EventStream(Response):
         source: Closable,
         idle_s: float,
         headers: Mapping[str, str] | None = None,
+        keep_alive: bytes = KEEP_ALIVE,
     ) -> None:
         self.status_code = 200
         self.background = None
@@ -50,6 +51,7 @@ class EventStream(Response):
         self._events = events
         self._source = source
         self._idle_s = idle_s
+        self._keep_alive = keep_alive
         self._num_sent = 0
         self._is_done = False
 
@@ -86,10 +88,20 @@ class EventStream(Response):
                 message = await asyncio.wait_for(receive(), self._idle_s)
             except TimeoutError:
                 if self._num_sent == before and not self._is_done:
-                    await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                    await send({"type": "http.response.body", "body": self._keep_alive, "more_body": True})
                 continue
             if message["type"] == "http.disconnect":
                 return
+
+
+class LineStream(EventStream):
+    """One JSON object per line. There are no comments in this form, so an idle stream sends nothing."""
+
+    media_type = "application/x-ndjson"
+
+    async def _watch(self, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
 
 
 def _raise_failures(results: Sequence[object]) -> None:

@@ -198,5 +198,5 @@ async def test_allow_names_every_method_of_a_path(bank: Bank) -> None:
     async with bank.served.client() as client:
         assert (await client.put("/v1/account/keys")).headers["allow"] == "GET, POST"
         assert (await client.put("/v1/account/keys/x")).headers["allow"] == "GET, DELETE"
-        assert (await client.put("/v1/models/a/b")).headers["allow"] == "GET"
+        assert (await client.put("/v1/models/a/b")).headers["allow"] == "GET, DELETE"
         assert (await client.put("/playground/about")).headers["allow"] == "GET"

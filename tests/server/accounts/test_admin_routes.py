@@ -89,6 +89,8 @@ async def test_without_accounts_metrics_need_no_key_and_admin_routes_are_404(ser
 async def test_an_organisation_gets_sign_up_credits_and_more(office: Office) -> None:
     org = await office.made("/v1/organizations", {"name": "acme"})
     assert (org["granted"], org["balance"], org["status"]) == ("10000000", "10000000", "active")
+    projects = (await office.ask("GET", f"/v1/organization/projects?organization_id={org['id']}")).json()["data"]
+    assert [(one["id"], one["name"]) for one in projects] == [(org["default_project_id"], "default")]
     path = f"/v1/organizations/{org['id']}"
     paid = await office.made(f"{path}/credits", {"credits": 500, "reference": "invoice 7"})
     assert paid["balance"] == "10000500"
@@ -115,6 +117,18 @@ async def test_openais_client_manages_projects(office: Office) -> None:
     assert restored["status"] == "active"
     with pytest.raises(NotFoundError):
         await projects.retrieve(f"proj_{MISSING}")
+
+
+async def test_a_project_consents_to_hybrid_routing_and_withdraws(office: Office) -> None:
+    made = await office.made("/v1/organization/projects", {"name": "search"})
+    assert made["may_leave"] is False
+    path = f"/v1/organization/projects/{made['id']}"
+    changed = await office.made(path, {"may_leave": True})
+    assert (changed["may_leave"], changed["name"]) == (True, "search")
+    assert (await office.made(path, {"name": "find"}))["may_leave"] is True
+    assert (await office.made(path, {"may_leave": False}))["may_leave"] is False
+    refused = await office.ask("POST", path, {"may_leave": "yes"})
+    assert refused.status_code == 400
 
 
 async def test_openais_client_lists_and_revokes_keys_of_a_project(office: Office) -> None:

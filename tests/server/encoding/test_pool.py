@@ -15,6 +15,7 @@ from quicksilver.editing.edit_request import EditRequest
 from quicksilver.errors import InvalidRequest, Unavailable
 from quicksilver.server.encoding.jobs import EncodeEdit, EncodeFim, EncodeTexts, Job, RenderChat, perform
 from quicksilver.server.encoding.pool import EncoderConfig, EncoderPool
+from quicksilver.server.encoding.worker import Setup
 from quicksilver.text.chat import ChatTemplate, Message, PromptRequest, Tool, ToolCall
 from quicksilver.text.tokenizer import Tokenizer
 from tests.support.small_tokenizer import small_tokenizer
@@ -77,6 +78,13 @@ async def test_a_lost_process_is_replaced_and_the_job_done(death: signal.Signals
         os.kill(pool.pids[0], death)
         assert (await pool.encode(EncodeTexts(("one",)), "")).ids
         assert pool.num_replaced == 1
+
+
+def test_a_setup_builds_the_same_template() -> None:
+    tokenizer = small_tokenizer()
+    template = ChatTemplate.from_source(tokenizer, "as written", "Be brief.", lacks_tools=True)
+    _, built = Setup.of(tokenizer, template).build()
+    assert (built.source, built.system, built.lacks_tools) == ("as written", "Be brief.", True)
 
 
 async def test_processor_time_is_bounded() -> None:

@@ -45,3 +45,16 @@ def test_a_template_that_writes_no_calls_gets_the_plain_form() -> None:
 def test_a_model_without_tokens_for_tags_writes_them_as_text() -> None:
     plain = small_tokenizer(("<|endoftext|>", "<|im_start|>", "<|im_end|>"))
     assert read_tool_tags(ChatTemplate.own(plain), plain) == ToolTags(TOOL_OPEN, TOOL_CLOSE)
+
+
+def test_gemmas_calls_are_json_between_its_own_tags() -> None:
+    """Its template writes arguments in a notation of its own; ours are JSON, without spaces as there."""
+    names = ("<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", "<|im_end|>")
+    tokenizer = small_tokenizer(names)
+    source = (
+        "{% for m in messages %}<|turn>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "<|tool_call>call:{{ c.function.name }}{a:1}<tool_call|>{% endfor %}<turn|>\n{% endfor %}{{ tools and '' }}"
+    )
+    tags = read_tool_tags(ChatTemplate.from_source(tokenizer, source), tokenizer)
+    assert (tags.open, tags.close) == (258, 259)
+    assert (tags.padding, tags.between, tags.layout) == ("", "", Layout.COMPACT)

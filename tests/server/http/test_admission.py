@@ -22,6 +22,7 @@ async def test_other_names_are_not(served: Served, host: str) -> None:
     response = await served.get("/health", {"host": host})
     assert response.status_code == 421
     assert response.json()["error"]["code"] == "host_not_served"
+    assert "--allow-host" in response.json()["error"]["message"]
 
 
 async def test_a_star_answers_to_every_name(served: Served) -> None:

@@ -106,7 +106,7 @@ async def test_big_integers_in_free_json_are_refused(served: Served) -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"messages": []}, "model"),
+        (chat(model=5), "model"),
         (chat(messages=[]), "messages"),
         (chat(messages=[{"role": "robot", "content": "x"}]), "messages.0.role"),
         (chat(messages=[{"role": "user", "content": 5}]), "messages.0.content"),
@@ -217,7 +217,6 @@ def one_line(text: str) -> str:
         ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_text", "text": "§"}]}]}),
         ("/v1/completions", {"prompt": ["§", "§"]}),
         ("/v1/completions", {"prompt": "§", "echo": True}),
-        ("/v1/apply/completions", {"messages": [{"role": "user", "content": "§"}]}),
         (
             "/v1/apply/completions",
             {

@@ -63,9 +63,9 @@ async def plan_choice(body: ChatBody, services: Services, tenant: str) -> ReplyP
     ids = choice.continuations(labels, encoded.__getitem__, services.tokenizer.eos_ids[0])
     bounded = body.model_copy(update={"max_tokens": max(map(len, ids)), "max_completion_tokens": None})
     plan = await plan_chat(bounded, services, tenant)
-    if plan.warning is not None:
-        raise InvalidRequest("choice: the longest label does not fit after the prompt", param="choice")
     (answer,) = plan.answers
+    if answer.request.params.max_new_tokens < max(map(len, ids)):
+        raise InvalidRequest("choice: the longest label does not fit after the prompt", param="choice")
     params = replace(answer.request.params, max_new_tokens=sum(map(len, ids)))
     scored = ChoiceRequest(replace(answer.request, params=params), answer.options, labels, ids)
     return replace(plan, answers=(scored,))

@@ -14,6 +14,7 @@ from typing import Any
 
 from quicksilver.core import FinishReason, TokenLogprob
 from quicksilver.server.endpoints.chat.frames import FrameFormat
+from quicksilver.server.endpoints.chat.stored import StoredChat
 from quicksilver.server.endpoints.chat.wire import (
     ChatBody,
     ChatChoice,
@@ -27,9 +28,10 @@ from quicksilver.server.endpoints.chat.wire import (
     ToolCallReply,
     TopLogprob,
 )
-from quicksilver.server.generation.plan import ReplyPlan
-from quicksilver.server.generation.respond import ReplyFormat, StreamableBody, wants_usage
-from quicksilver.server.generation.usage import usage_reply
+from quicksilver.server.generation.plan import ReplyPlan, with_ignored
+from quicksilver.server.generation.prompt_scores import prompt_logprobs_reply
+from quicksilver.server.generation.respond import ReplyFormat, StreamableBody, running_usage, wants_usage
+from quicksilver.server.generation.usage import metrics_field, usage_reply
 from quicksilver.server.services import Services
 from quicksilver.text.answer import AnswerPiece, CollectedAnswer, Finished, FrameSnapshot, TextDelta
 from quicksilver.text.channels import Channel, ChannelDelta
@@ -85,9 +87,12 @@ class LogprobFormat:
 class ChatReplyFormat(ReplyFormat):
     """What all replies in the form of a chat completion share."""
 
-    def __init__(self, plan: ReplyPlan, body: StreamableBody, services: Services) -> None:
-        self.plan = plan
-        self.fingerprint = services.engine.info.fingerprint
+    def __init__(
+        self, plan: ReplyPlan, body: StreamableBody, services: Services, fingerprint: str | None = None
+    ) -> None:
+        """`fingerprint` is that of the engine, unless it is given."""
+        self.plan = plan = with_ignored(plan, body.ignored)
+        self.fingerprint = fingerprint or services.engine.info.fingerprint
         self.has_usage = wants_usage(body)
         self.chat_chunks = ChatChunks(plan, self.fingerprint, has_usage=self.has_usage)
 
@@ -98,7 +103,7 @@ class ChatReplyFormat(ReplyFormat):
         self, answers: Sequence[CollectedAnswer], finished: Sequence[Finished], logprobs: LogprobFormat | None = None
     ) -> ChatCompletion:
         """`finished` is what the usage counts."""
-        return {
+        reply: ChatCompletion = {
             "id": self.plan.id,
             "object": "chat.completion",
             "created": self.plan.created,
@@ -109,14 +114,24 @@ class ChatReplyFormat(ReplyFormat):
             "reasoning_summary": None,
             "system_fingerprint": self.fingerprint,
         }
+        if "metrics" in (fields := metrics_field(finished)):
+            reply["metrics"] = fields["metrics"]
+        return reply
 
 
 class ChatFormat(ChatReplyFormat):
-    def __init__(self, plan: ReplyPlan, body: ChatBody, services: Services) -> None:
-        super().__init__(plan, body, services)
+    def __init__(
+        self, plan: ReplyPlan, body: ChatBody, services: Services, owner: str = "", fingerprint: str | None = None
+    ) -> None:
+        """A reply that is stored belongs to `owner`."""
+        super().__init__(plan, body, services, fingerprint)
         self._has_summary = bool(body.reasoning_summary)
         self._may_think = plan.answers[0].options.opens_thinking
+        self._reply: ChatCompletion | None = None
         self._logprobs = LogprobFormat(services.tokenizer) if body.logprobs else None
+        self._tokenizer = services.tokenizer
+        self._running = running_usage(plan, body)
+        self._stored = StoredChat(services.storage, owner, body) if body.store and services.storage.is_on else None
         style = read_style(body, plan, services)
         self._streams = [ChatStream(i, self.chat_chunks, services.tokenizer, style) for i in range(len(plan.answers))]
 
@@ -124,10 +139,23 @@ class ChatFormat(ChatReplyFormat):
         reply = self.completion(answers, [answer.finished for answer in answers], self._logprobs)
         if self._has_summary:
             reply["reasoning_summary"] = summarise(answers[0].reasoning, may_think=self._may_think)
+        if answers[0].prompt_logprobs:
+            reply["prompt_logprobs"] = prompt_logprobs_reply(answers[0].prompt_logprobs, self._tokenizer)
+        self._reply = reply
         return reply
 
+    async def save(self) -> None:
+        if self._stored is not None:
+            reply = self._reply or self.whole([stream.answer for stream in self._streams])
+            await self._stored.save(reply)
+
     def chunks(self, index: int, piece: AnswerPiece) -> Iterable[ChatChunk]:
-        return self._streams[index].chunks(piece)
+        chunks = self._streams[index].chunks(piece)
+        if self._running is None:
+            return chunks
+        self._running.observe(index, piece)
+        usage = self._running.reply()
+        return [{**chunk, "usage": usage} for chunk in chunks]
 
 
 def choice(index: int, answer: CollectedAnswer, logprobs: LogprobFormat | None) -> ChatChoice:
@@ -177,10 +205,13 @@ class ChatChunks:
         }
         self._tail: dict[str, Any] = {"usage": None} if has_usage else {}
         self._num_answers = plan.num_answers
+        # Fields of the first chunk alone.
+        self._first: dict[str, Any] = {"warning": plan.warning} if plan.warning else {}
 
     def chunk(self, index: int, delta: dict[str, Any], finish: FinishReply | None = None) -> ChatChunk:
         choices = [{"index": index, "delta": delta, "finish_reason": finish, "logprobs": None}]
-        return {**self._head, "choices": choices, **self._tail}  # type: ignore[typeddict-item]
+        first, self._first = self._first, {}
+        return {**self._head, "choices": choices, **self._tail, **first}  # type: ignore[typeddict-item]
 
     def opening(self, index: int) -> ChatChunk:
         """Mercury repeats the role on every chunk; here it comes once, since clients append repeated strings."""
@@ -189,7 +220,8 @@ class ChatChunks:
         return chunk
 
     def usage(self, finished: Sequence[Finished]) -> ChatChunk:
-        return {**self._head, "choices": [], "usage": usage_reply(finished, self._num_answers)}  # type: ignore[typeddict-item]
+        usage = usage_reply(finished, self._num_answers)
+        return {**self._head, "choices": [], "usage": usage, **metrics_field(finished)}  # type: ignore[typeddict-item]
 
 
 class CallDeltas:
@@ -269,6 +301,11 @@ class ChatStream:
         self._shown_text = ""
         self._has_frames = False
 
+    @property
+    def answer(self) -> CollectedAnswer:
+        """All that was streamed so far."""
+        return self._answer
+
     def chunks(self, piece: AnswerPiece) -> Iterator[ChatChunk]:
         if not self._is_open:
             self._is_open = True
@@ -278,7 +315,7 @@ class ChatStream:
             yield from self._text_chunks(piece)
         elif isinstance(piece, FrameSnapshot):
             yield from self._snapshot_chunks(piece)
-        else:
+        elif isinstance(piece, Finished):
             yield from self._closing_chunks(piece)
 
     def _text_chunks(self, text: TextDelta) -> Iterator[ChatChunk]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quicksilver.constrain.pinned import Hole, pinned_grammar
 from quicksilver.constrain.source import (
     FormatKind,
     GrammarSource,
@@ -23,62 +25,89 @@ from quicksilver.server.endpoints.chat.prompt import ToolOptions, read_messages,
 from quicksilver.server.endpoints.chat.wire import (
     ChatBody,
     GrammarFormat,
+    HolePart,
     JsonObjectFormat,
     JsonSchemaFormat,
     RegexFormat,
+    TemplateFormat,
 )
 from quicksilver.server.generation.grammar import OutputValidator, compile_grammar
 from quicksilver.server.generation.plan import (
     AnswerRequest,
+    EndRules,
     ReplyPlan,
     TokenLimit,
+    add_warning,
     limit_tokens,
     plan_reply,
     read_decoder,
     read_logit_bias,
+    read_prediction,
     read_seed,
     read_stop,
     read_top_k,
     with_given,
 )
+from quicksilver.server.generation.prompt_scores import ScoredPromptRequest
 from quicksilver.server.http.fields import FunctionSpec
 from quicksilver.server.services import Services
 from quicksilver.text.answer import ReadOptions
 from quicksilver.text.chat import RenderedPrompt
 from quicksilver.text.conversation import PromptRequest
-from quicksilver.text.reasoning_effort import think_budget
+from quicksilver.text.reasoning_effort import asks_to_think, limit_thinking
 from quicksilver.text.tokenizer import Tokenizer
 
 # OpenAI's names of efforts that have another name here.
 EFFORTS = {"minimal": "instant", "xhigh": "high"}
 # In one answer that may call tools in parallel.
 MAX_CALLS = 16
+NO_INPUTS: Mapping[str, ResponseFormat] = {}
 
 
-async def plan_chat(body: ChatBody, services: Services, tenant: str) -> ReplyPlan:
-    services.directory.check(body.model)
+async def plan_chat(
+    body: ChatBody, services: Services, tenant: str, inputs: Mapping[str, ResponseFormat] = NO_INPUTS
+) -> ReplyPlan:
+    """`inputs` names the tools that take plain text, each with the format of the text."""
     tools, effort = read_tools(body), read_effort(body, services)
     prompt = await render(body, tools, effort, services, tenant)
-    limit = limit_tokens(len(prompt.ids), body.max_completion_tokens or body.max_tokens, services, "messages")
-    params = read_params(body, limit, banned_ids(prompt, tools, services.tokenizer), services)
-    constraint = find_constraint(body, tools, services.tool_tags, find_thinking(prompt, services.tokenizer))
+    requested = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    limit = limit_tokens(len(prompt.ids), requested, services, "messages")
+    may_open = asks_to_think(effort) and services.template.can_think
+    banned = banned_ids(prompt, tools, services.tokenizer, may_open_thinking=may_open)
+    params = read_params(body, limit, banned, services)
+    thinking = find_thinking(prompt, services.tokenizer)
+    constraint = find_constraint(body, tools, services.tool_tags, thinking, inputs)
+    compiled = await compile_constraint(constraint, services, tenant) if constraint else None
     request = Request(
         id="",
         prompt_ids=prompt.ids,
         params=params,
         tenant=tenant,
-        constraint=await compile_constraint(constraint, services, tenant) if constraint else None,
+        constraint=read_ends(body).constraint(params.stop_ids, params.max_new_tokens, compiled),
         think=find_budget(prompt, effort, limit, services),
         wants_frames=bool(body.stream and body.diffusing),
+        prediction=await read_prediction(body.prediction, services, tenant),
     )
     options = ReadOptions(
         stop=read_stop(body.stop),
         tool_names=tools.names,
+        text_tools=frozenset(inputs),
+        call_padding=services.tool_tags.padding,
         opens_thinking=prompt.opens_thinking,
         max_calls=None if tools.allows_parallel else 1,
         find_fault=constraint.validator.find_fault if constraint and constraint.validator else None,
     )
-    return plan_reply("chatcmpl", body.model, [AnswerRequest(request, options)], body.n or 1, limit.warning)
+    warning = add_warning(limit.warning, effort_warning(body, services))
+    answer = AnswerRequest(request, options)
+    if body.prompt_logprobs is not None:
+        if body.stream:
+            raise InvalidRequest("prompt_logprobs: not in a stream", param="prompt_logprobs")
+        answer = ScoredPromptRequest(request, options, body.prompt_logprobs)
+    return plan_reply("chatcmpl", body.model, [answer], body.n or 1, warning)
+
+
+def read_ends(body: ChatBody) -> EndRules:
+    return EndRules(bool(body.ignore_eos), body.min_tokens or 0)
 
 
 async def render(
@@ -93,12 +122,24 @@ def read_effort(body: ChatBody, services: Services) -> str | None:
     return EFFORTS.get(effort, effort) if effort else None
 
 
+def effort_warning(body: ChatBody, services: Services) -> str | None:
+    """A warning if the request asks for reasoning and this model's prompt format has none."""
+    effort = EFFORTS.get(body.reasoning_effort, body.reasoning_effort) if body.reasoning_effort else None
+    if not asks_to_think(effort) or services.template.can_think:
+        return None
+    return "reasoning_effort has no effect: this model's chat template has no reasoning"
+
+
 def read_params(body: ChatBody, limit: TokenLimit, banned: tuple[int, ...], services: Services) -> DecodeParams:
     info, tokenizer = services.engine.info, services.tokenizer
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs: needs logprobs to be true", param="top_logprobs")
     return with_given(
-        DecodeParams(temperature=services.config.temperature, stop_ids=tokenizer.eos_ids, banned_ids=banned),
+        DecodeParams(
+            temperature=services.config.temperature,
+            stop_ids=read_ends(body).stop_ids(tokenizer.eos_ids),
+            banned_ids=banned,
+        ),
         {
             "max_new_tokens": limit.max_new_tokens,
             "temperature": body.temperature,
@@ -116,11 +157,15 @@ def read_params(body: ChatBody, limit: TokenLimit, banned: tuple[int, ...], serv
     )
 
 
-def banned_ids(prompt: RenderedPrompt, tools: ToolOptions, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Special tokens without a meaning in this answer: they decode to nothing, or open a section that is not read."""
+def banned_ids(
+    prompt: RenderedPrompt, tools: ToolOptions, tokenizer: Tokenizer, *, may_open_thinking: bool
+) -> tuple[int, ...]:
+    """Special tokens without a meaning in this answer: they decode to nothing, or open a section that is not read.
+    Some models open the thinking section themselves, if their prompt asks for it."""
     roles = tokenizer.roles
     useful: set[int | None] = {*tokenizer.eos_ids}
     useful |= {roles.think_close} if prompt.opens_thinking else set()
+    useful |= {roles.think_open, roles.think_close} if may_open_thinking and not prompt.opens_thinking else set()
     useful |= {roles.tool_open, roles.tool_close} if tools.specs else set()
     return tuple(sorted(tokenizer.mute_ids - useful))
 
@@ -131,7 +176,7 @@ def find_budget(
     close_id = services.tokenizer.roles.think_close
     if not prompt.opens_thinking or close_id is None:
         return None
-    return ThinkBudget((close_id,), think_budget(effort, limit.max_new_tokens))
+    return limit_thinking(effort, limit.max_new_tokens, close_id, services.tokenizer.encode)
 
 
 def find_thinking(prompt: RenderedPrompt, tokenizer: Tokenizer) -> Thinking | None:
@@ -151,7 +196,11 @@ class OutputConstraint:
 
 
 def find_constraint(
-    body: ChatBody, tools: ToolOptions, tags: ToolTags, thinking: Thinking | None
+    body: ChatBody,
+    tools: ToolOptions,
+    tags: ToolTags,
+    thinking: Thinking | None,
+    inputs: Mapping[str, ResponseFormat] = NO_INPUTS,
 ) -> OutputConstraint | None:
     form = read_format(body)
     schema = _schema_of(form)
@@ -161,14 +210,15 @@ def find_constraint(
         validator = OutputValidator(schema) if schema is not None else None
         return OutputConstraint(replace(form, thinking=thinking), validator, "response_format")
     source = ToolCallFormat(
-        tools=tuple(ToolSignature(spec.name, spec.parameters, bool(spec.strict)) for spec in tools.specs),
+        tools=tuple(signature(spec, inputs.get(spec.name)) for spec in tools.specs),
         tags=tags,
         choice=_choice(tools),
         max_calls=MAX_CALLS if tools.allows_parallel else 1,
         answer=form,
         thinking=thinking,
     )
-    validator = OutputValidator(schema, _argument_schemas(tools.specs), requires_call=tools.is_required)
+    schemas = _argument_schemas(spec for spec in tools.specs if spec.name not in inputs)
+    validator = OutputValidator(schema, schemas, requires_call=tools.is_required)
     return OutputConstraint(source, validator, "tools")
 
 
@@ -188,7 +238,17 @@ def read_format(body: ChatBody) -> ResponseFormat | None:
         return ResponseFormat(FormatKind.REGEX, form.pattern)
     if isinstance(form, GrammarFormat):
         return ResponseFormat(FormatKind.LARK, form.grammar)
+    if isinstance(form, TemplateFormat):
+        return ResponseFormat(FormatKind.LARK, pinned_grammar([read_part(part) for part in form.parts]))
     return None
+
+
+def read_part(part: str | HolePart) -> str | Hole:
+    if isinstance(part, str):
+        return part
+    if part.min_chars > part.max_chars:
+        raise InvalidRequest("response_format.parts: min_chars exceeds max_chars", param="response_format.parts")
+    return Hole(part.min_chars, part.max_chars, part.multiline)
 
 
 def _choice(tools: ToolOptions) -> ToolChoice:
@@ -205,5 +265,9 @@ def _schema_of(form: ResponseFormat | None) -> Any:
     return form.value if form.kind is FormatKind.JSON_SCHEMA else None
 
 
-def _argument_schemas(specs: tuple[FunctionSpec, ...]) -> dict[str, Any]:
+def signature(spec: FunctionSpec, text: ResponseFormat | None) -> ToolSignature:
+    return ToolSignature(spec.name, spec.parameters, bool(spec.strict), text)
+
+
+def _argument_schemas(specs: Iterable[FunctionSpec]) -> dict[str, Any]:
     return {spec.name: spec.parameters for spec in specs if spec.parameters is not None}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.endpoints.chat.wire import AllowedToolChoice, ChatBody, ChatMessage, ToolChoice
-from quicksilver.server.http.fields import Content, FunctionSpec, NamedTool
+from quicksilver.server.http.fields import FunctionSpec, NamedTool, join_text
 from quicksilver.text.chat import Message, Role, Tool, ToolCall
 
 ROLES: dict[str, Role] = {
@@ -57,18 +57,12 @@ def _read_message(message: ChatMessage, place: str) -> Message:
         raise InvalidRequest(f"{place}.tool_calls: only the assistant calls tools", param=f"{place}.tool_calls")
     return Message(
         role=ROLES[message.role],
-        content=join_parts(message.content),
+        content=join_text(message.content),
         reasoning=message.reasoning_content or "",
         tool_calls=calls,
         tool_call_id=message.tool_call_id or "",
         name=message.name or "",
     )
-
-
-def join_parts(content: Content | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part.text or part.refusal or "" for part in content)
 
 
 def read_tools(body: ChatBody) -> ToolOptions:

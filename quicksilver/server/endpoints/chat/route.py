@@ -13,6 +13,10 @@ from quicksilver.server.generation.respond import respond
 from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.body import read_body
 from quicksilver.server.http.openapi import answers_or_streams, takes
+from quicksilver.server.hybrid.respond import respond_auto
+from quicksilver.server.hybrid.rules import profile_of
+from quicksilver.server.model_body import choose_model
+from quicksilver.server.models import RouteKind
 from quicksilver.server.services import services_of
 
 router = APIRouter(prefix="/v1", tags=["chat"])
@@ -22,10 +26,14 @@ router = APIRouter(prefix="/v1", tags=["chat"])
     "/chat/completions", responses=answers_or_streams(ChatCompletion, ChatChunk), openapi_extra=takes(ChatBody)
 )
 async def chat_completions(request: Request) -> Response:
-    services = services_of(request)
+    services, tenant = services_of(request), caller_of(request).tenant
     body = await read_body(request, ChatBody, services.config)
-    make_plan = plan_chat
+    if services.hybrid is not None and (profile := profile_of(body.model)) is not None:
+        return await respond_auto(request, body, services, services.hybrid, profile)
+    body, services = await choose_model(request, body, RouteKind.CHAT)
     if body.choice is not None:
-        body, make_plan = without_writing_options(body), plan_choice
-    plan = await make_plan(body, services, caller_of(request).tenant)
-    return await respond(request, body, plan, ChatFormat(plan, body, services))
+        body = without_writing_options(body)
+        plan = await plan_choice(body, services, tenant)
+    else:
+        plan = await plan_chat(body, services, tenant)
+    return await respond(request, body, plan, ChatFormat(plan, body, services, tenant))

@@ -7,15 +7,18 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from quicksilver.server.generation.usage import UsageReply
+from quicksilver.server.generation.prompt_scores import PromptLogprobsReply
+from quicksilver.server.generation.usage import ReplyMetrics, UsageReply
 from quicksilver.server.http.fields import (
     MAX_ANSWERS,
     MAX_CHOICE_CHARS,
     MAX_CHOICES,
     MAX_MESSAGES,
+    MAX_PARTS,
     MAX_TOOLS,
     MAX_TOP_LOGPROBS,
     WHOLE,
+    AnyOutputTokens,
     Content,
     DecoderBody,
     Effort,
@@ -24,12 +27,13 @@ from quicksilver.server.http.fields import (
     GenerationBody,
     LogitBias,
     Metadata,
-    Name,
+    MinTokens,
     NamedTool,
-    Off,
-    OutputTokens,
+    OwnWire,
     Penalty,
+    PredictionBody,
     Probability,
+    PromptLogprobs,
     RepetitionPenalty,
     Seed,
     SpeakerName,
@@ -40,6 +44,9 @@ from quicksilver.server.http.fields import (
     TopK,
     Wire,
 )
+
+# Of a template: characters of one hole, and of one fixed part.
+MAX_HOLE_CHARS, MAX_FIXED_CHARS = 1000, 4000
 
 
 class CalledFunction(Wire):
@@ -96,22 +103,41 @@ class JsonSchemaFormat(Wire):
     json_schema: SchemaFormat
 
 
-class RegexFormat(Wire):
+class RegexFormat(OwnWire):
     """Extension: the whole answer matches a regular expression."""
 
     type: Literal["regex"]
     pattern: Annotated[str, Field(min_length=1, max_length=1024)]
 
 
-class GrammarFormat(Wire):
+class GrammarFormat(OwnWire):
     """Extension: the whole answer follows a Lark grammar."""
 
     type: Literal["grammar"]
     grammar: Annotated[str, Field(min_length=1, max_length=262_144)]
 
 
+class HolePart(OwnWire):
+    """A gap of a template."""
+
+    type: Literal["hole"]
+    min_chars: Annotated[int, Field(ge=0, le=MAX_HOLE_CHARS), WHOLE] = 1
+    max_chars: Annotated[int, Field(ge=1, le=MAX_HOLE_CHARS), WHOLE] = 80
+    multiline: bool = False
+
+
+class TemplateFormat(OwnWire):
+    """Extension: the answer is this text with its holes filled; strings are kept as they are."""
+
+    type: Literal["template"]
+    parts: Annotated[
+        list[Annotated[str, Field(max_length=MAX_FIXED_CHARS)] | HolePart], Field(min_length=1, max_length=MAX_PARTS)
+    ]
+
+
 ResponseFormat = Annotated[
-    TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | GrammarFormat, Field(discriminator="type")
+    TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | GrammarFormat | TemplateFormat,
+    Field(discriminator="type"),
 ]
 
 
@@ -119,10 +145,9 @@ Label = Annotated[str, Field(min_length=1, max_length=MAX_CHOICE_CHARS)]
 
 
 class ChatBody(GenerationBody):
-    model: Name
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_tokens: OutputTokens | None = None
-    max_completion_tokens: OutputTokens | None = None
+    max_tokens: AnyOutputTokens | None = None
+    max_completion_tokens: AnyOutputTokens | None = None
     temperature: Temperature | None = None
     top_p: Probability | None = None
     top_k: TopK | None = None
@@ -136,6 +161,13 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None = None
     logit_bias: LogitBias | None = None
+    prediction: PredictionBody | None = None
+    # vLLM: log-probabilities of the prompt's tokens, with this many alternatives.
+    prompt_logprobs: PromptLogprobs | None = None
+    # vLLM: the answer goes on after the model's end token, up to `max_tokens`.
+    ignore_eos: bool | None = None
+    # vLLM: no token may end the answer before it has this many tokens.
+    min_tokens: MinTokens | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     diffusing: bool | None = None
@@ -152,7 +184,8 @@ class ChatBody(GenerationBody):
     decoder: DecoderBody | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
     metadata: Metadata | None = None
-    store: Off | None = None
+    # Stored only if it is true.
+    store: bool | None = None
     modalities: list[Literal["text"]] | None = None
 
 
@@ -218,6 +251,8 @@ class ChatCompletion(TypedDict):
     warning: str | None
     reasoning_summary: ReasoningSummary | None
     system_fingerprint: NotRequired[str]
+    prompt_logprobs: NotRequired[PromptLogprobsReply]
+    metrics: NotRequired[ReplyMetrics]
 
 
 # [text, "forced" | "committed" | "decided" | "masked", confidence or null] and, with `top_logprobs`, [[text, p]].
@@ -253,4 +288,8 @@ class ChatChunk(TypedDict):
     system_fingerprint: NotRequired[str]
     reasoning_summary: NotRequired[ReasoningSummary | None]
     usage: NotRequired[UsageReply | None]
+    # Only in the chunk of the whole usage.
+    metrics: NotRequired[ReplyMetrics]
     quicksilver: NotRequired[FrameReply]
+    # Only in the first chunk, and only if there is one.
+    warning: NotRequired[str]

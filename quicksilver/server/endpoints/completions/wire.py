@@ -7,21 +7,24 @@ from typing import Annotated, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from quicksilver.server.generation.usage import UsageReply
+from quicksilver.server.generation.prompt_scores import PromptLogprobsReply
+from quicksilver.server.generation.usage import ReplyMetrics, UsageReply
 from quicksilver.server.http.fields import (
     MAX_ANSWERS,
     MAX_PROMPTS,
     MAX_SAFE_INT,
     MAX_STOP_IDS,
     WHOLE,
+    AnyOutputTokens,
     CodeStop,
     DecoderBody,
     GenerationBody,
     LogitBias,
-    Name,
-    OutputTokens,
+    MinTokens,
     Penalty,
+    PredictionBody,
     Probability,
+    PromptLogprobs,
     RepetitionPenalty,
     Seed,
     StreamOptions,
@@ -36,7 +39,6 @@ FIM_TOKENS = 512
 
 
 class FimBody(GenerationBody):
-    model: Name
     prompt: str
     suffix: str | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_FIM_TOKENS), WHOLE] | None = None
@@ -63,10 +65,14 @@ StopIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_IDS)]
 class CompletionBody(GenerationBody):
     """With `suffix` this is a fill-in-the-middle request."""
 
-    model: Name
-    prompt: str | TokenIds | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+    prompt: (
+        str
+        | TokenIds
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    )
     suffix: str | None = None
-    max_tokens: OutputTokens | None = None
+    max_tokens: AnyOutputTokens | None = None
     temperature: Temperature | None = None
     top_p: Probability | None = None
     top_k: TopK | None = None
@@ -77,10 +83,20 @@ class CompletionBody(GenerationBody):
     seed: Seed | None = None
     stop: CodeStop | None = None
     n: Annotated[int, Field(ge=1, le=MAX_ANSWERS), WHOLE] | None = None
-    best_of: Annotated[int, Field(ge=1, le=1), WHOLE] | None = None
+    # Answers to generate, of which the `n` with the highest mean log-probability are returned; 0 is `n`.
+    best_of: Annotated[int, Field(ge=0, le=MAX_ANSWERS), WHOLE] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5), WHOLE] | None = None
     logit_bias: LogitBias | None = None
+    prediction: PredictionBody | None = None
+    # vLLM: log-probabilities of the prompt's tokens, with this many alternatives.
+    prompt_logprobs: PromptLogprobs | None = None
+    # vLLM: the answer goes on after the model's end token, up to `max_tokens`.
+    ignore_eos: bool | None = None
+    # vLLM: no token may end the answer before it has this many tokens.
+    min_tokens: MinTokens | None = None
+    # vLLM: tokens that end the answer, besides the model's own.
+    stop_token_ids: StopIds | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     realtime: bool | None = None
@@ -90,6 +106,8 @@ class CompletionBody(GenerationBody):
     allow_special_ids: bool | None = None
     # Extension: tokens that end the answer, instead of the model's own.
     stop_ids: StopIds | None = None
+    # Extension: `off` reads a prompt in the template of a code model as plain text.
+    template: Literal["auto", "off"] | None = None
     # Extension: the text that the answer must begin with, in any tokenisation. Not with `suffix`.
     lead: Annotated[str, Field(max_length=512)] | None = None
     # Extension: choices contain the answer's tokens, special ones included, as `token_ids`.
@@ -98,8 +116,9 @@ class CompletionBody(GenerationBody):
 
 class TextLogprobs(TypedDict):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    # Null for the first token of an echoed prompt.
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -112,6 +131,7 @@ class TextChoice(TypedDict):
     finish_reason: FinishReply
     logprobs: TextLogprobs | None
     token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[PromptLogprobsReply]
 
 
 class TextCompletion(TypedDict):
@@ -123,6 +143,7 @@ class TextCompletion(TypedDict):
     usage: UsageReply
     warning: str | None
     system_fingerprint: str
+    metrics: NotRequired[ReplyMetrics]
 
 
 class TextChunkChoice(TypedDict):
@@ -141,3 +162,7 @@ class TextChunk(TypedDict):
     choices: list[TextChunkChoice]
     system_fingerprint: str
     usage: NotRequired[UsageReply | None]
+    # Only in the chunk of the whole usage.
+    metrics: NotRequired[ReplyMetrics]
+    # Only in the first chunk, and only if there is one.
+    warning: NotRequired[str]

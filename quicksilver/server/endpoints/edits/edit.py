@@ -20,7 +20,6 @@ from quicksilver.editing.prompts import (
     parse_edit,
 )
 from quicksilver.server.endpoints.chat.format import ChatReplyFormat, finish_reason
-from quicksilver.server.endpoints.chat.prompt import join_parts
 from quicksilver.server.endpoints.chat.wire import ChatChunk, ChatCompletion
 from quicksilver.server.endpoints.completions.plan import code_limit, code_stop_ids
 from quicksilver.server.endpoints.edits.wire import EDIT_TOKENS, EditBody
@@ -33,20 +32,24 @@ from quicksilver.server.generation.plan import (
     read_seed,
     with_given,
 )
+from quicksilver.server.http.fields import join_text
 from quicksilver.server.services import Services
 from quicksilver.text.answer import AnswerPiece, CollectedAnswer, Finished, ReadOptions
 from quicksilver.text.conversation import PromptRequest
 
 
 async def plan_edit(body: EditBody, services: Services, tenant: str) -> tuple[ReplyPlan, EditRequest]:
-    services.directory.check(body.model)
-    text = join_parts(body.messages[0].content)
+    text = join_text(body.messages[0].content)
     services.prompts.check_length(len(text), "messages")
     edit = parse_edit(text)
+    return await plan_parsed_edit(body, edit, services, tenant), edit
+
+
+async def plan_parsed_edit(body: EditBody, edit: EditRequest, services: Services, tenant: str) -> ReplyPlan:
     max_new_tokens = code_limit(body.max_tokens or EDIT_TOKENS, services).max_new_tokens
     ids, options = await _edit_prompt(edit, max_new_tokens, services, tenant)
     request = Request("", ids, edit_params(body, max_new_tokens, services), tenant)
-    return plan_reply("chatcmpl", body.model, [AnswerRequest(request, options)]), edit
+    return plan_reply("chatcmpl", body.model, [AnswerRequest(request, options)])
 
 
 async def _edit_prompt(

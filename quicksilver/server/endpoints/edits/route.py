@@ -9,11 +9,13 @@ from quicksilver.server.endpoints.chat.wire import ChatChunk, ChatCompletion
 from quicksilver.server.endpoints.edits.apply import ApplyFormat, plan_apply
 from quicksilver.server.endpoints.edits.edit import EditFormat, plan_edit
 from quicksilver.server.endpoints.edits.wire import ApplyBody, EditBody
+from quicksilver.server.endpoints.feedback.capture import captured_edit
 from quicksilver.server.generation.respond import respond
 from quicksilver.server.http.auth import caller_of
-from quicksilver.server.http.body import read_body
+from quicksilver.server.http.fields import join_text
 from quicksilver.server.http.openapi import answers_or_streams, takes
-from quicksilver.server.services import services_of
+from quicksilver.server.model_body import read_for_model
+from quicksilver.server.models import RouteKind
 
 router = APIRouter(prefix="/v1")
 RESPONSES = answers_or_streams(ChatCompletion, ChatChunk)
@@ -22,16 +24,16 @@ RESPONSES = answers_or_streams(ChatCompletion, ChatChunk)
 @router.post("/edit/completions", tags=["edit"], responses=RESPONSES, openapi_extra=takes(EditBody))
 async def edit_completions(request: Request) -> Response:
     """The region at the cursor, rewritten. It is only right as a whole, so a stream sends it in one delta."""
-    services = services_of(request)
-    body = await read_body(request, EditBody, services.config)
+    body, services = await read_for_model(request, EditBody, RouteKind.CODE)
     plan, edit = await plan_edit(body, services, caller_of(request).tenant)
-    return await respond(request, body, plan, EditFormat(plan, edit, body, services))
+    message = join_text(body.messages[0].content)
+    form = await captured_edit(request, EditFormat(plan, edit, body, services), plan, message, edit)
+    return await respond(request, body, plan, form)
 
 
 @router.post("/apply/completions", tags=["apply"], responses=RESPONSES, openapi_extra=takes(ApplyBody))
 async def apply_completions(request: Request) -> Response:
     """An update merged into a file."""
-    services = services_of(request)
-    body = await read_body(request, ApplyBody, services.config)
+    body, services = await read_for_model(request, ApplyBody, RouteKind.CODE)
     plan, parts = await plan_apply(body, services, caller_of(request).tenant)
     return await respond(request, body, plan, ApplyFormat(plan, parts, body, services))

@@ -12,7 +12,6 @@ from quicksilver.server.http.fields import (
     Content,
     DecoderBody,
     GenerationBody,
-    Name,
     Penalty,
     Probability,
     Seed,
@@ -32,7 +31,6 @@ class EditMessage(Wire):
 
 
 class EditBody(GenerationBody):
-    model: Name
     messages: Annotated[list[EditMessage], Field(min_length=1, max_length=1)]
     max_tokens: Annotated[int, Field(ge=1, le=MAX_EDIT_TOKENS), WHOLE] | None = None
     temperature: Temperature | None = None
@@ -45,7 +43,6 @@ class EditBody(GenerationBody):
 
 
 class ApplyBody(GenerationBody):
-    model: Name
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=16)]
     max_tokens: Annotated[int, Field(ge=1, le=MAX_APPLY_TOKENS), WHOLE] | None = None
     temperature: Temperature | None = None

@@ -6,6 +6,7 @@ file, so the newest reports are kept. A report above the rate limit is dropped, 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -16,6 +17,8 @@ from pathlib import Path
 import orjson
 
 from quicksilver.server.endpoints.feedback.wire import FeedbackBody
+
+log = logging.getLogger("quicksilver.server")
 
 MAX_FILE_BYTES = 32 * 2**20
 # Token bucket of one address: capacity in reports, and refill rate in reports per minute.
@@ -52,12 +55,21 @@ class FeedbackLog:
         self._limits = SenderLimits()
 
     def append(self, body: FeedbackBody, sender: str = "") -> bool:
-        """Blocking. Returns whether it was kept. One write per line: lines of several processes do not mix."""
+        """Blocking. Returns whether it was kept; a report that the disk does not take, or whose file is a link, is
+        dropped. One write per line: lines of several processes do not mix."""
         if not self._limits.take(sender):
             return False
+        try:
+            self._write(body)
+        except OSError as error:
+            log.warning("a feedback report was dropped: %s", os.strerror(error.errno or 0))
+            return False
+        return True
+
+    def _write(self, body: FeedbackBody) -> None:
         line = orjson.dumps({"time": int(time.time()), **body.model_dump(exclude_none=True)}) + b"\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             os.write(handle, line)
             is_full = os.fstat(handle).st_size >= self._max_bytes
@@ -65,4 +77,3 @@ class FeedbackLog:
             os.close(handle)
         if is_full:
             os.replace(self.path, self.older_path)
-        return True

@@ -24,9 +24,10 @@ class ReadyReply(TypedDict):
     waiting: int
 
 
-# A closed engine is one that is being replaced, or the end of the process.
+# A closed engine is one that is being replaced, or the end of the process. The next request loads an unloaded model.
 ENGINE_STATUS = {
     EngineState.READY: "ready",
+    EngineState.UNLOADED: "ready",
     EngineState.STARTING: "starting",
     EngineState.CLOSED: "starting",
     EngineState.UNRESPONSIVE: "engine_unresponsive",
@@ -43,7 +44,9 @@ async def ready(request: Request) -> Response:
     services = services_of(request)
     status = readiness(services)
     is_ready = status == "ready"
-    stats = (await services.engine_probe.read()).stats if is_ready else EngineStats()
+    # A draining server still has replies to finish; their number is what its operator waits for.
+    has_figures = is_ready or status == "draining"
+    stats = (await services.engine_probe.read()).stats if has_figures else EngineStats()
     reply: ReadyReply = {
         "status": status,
         "model": services.config.card.id,

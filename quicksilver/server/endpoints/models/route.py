@@ -5,25 +5,41 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from quicksilver.errors import ModelNotFound
+from quicksilver.server.endpoints.messages.models import anthropic_model, anthropic_models, is_anthropic
+from quicksilver.server.endpoints.models.codex import FullModelList, with_codex_models
 from quicksilver.server.endpoints.models.wire import ModelList, ModelReply
+from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.error_body import ErrorReply
 from quicksilver.server.http.json_reply import json_response
+from quicksilver.server.http.list_query import DeletedReply
+from quicksilver.server.http.openapi import answers_read
+from quicksilver.server.models import RouteKind
 from quicksilver.server.services import services_of
+from quicksilver.tuning.models import delete_model
 
 router = APIRouter(prefix="/v1", tags=["models"])
 LIST: dict[int | str, dict[str, object]] = {200: {"model": ModelList}}
 
 
-@router.get("/models", responses=LIST)
+@router.get("/models", responses={200: {"model": FullModelList}})
 async def list_models(request: Request) -> Response:
     directory = services_of(request).directory
-    return json_response(directory.listing(directory.names))
+    listed = directory.listing(directory.names)
+    adapters = await adapter_entries(request)
+    listed["data"] += adapters
+    if is_anthropic(request):
+        return json_response(anthropic_models(listed["data"]))
+    names = {*directory.chat_names, *(entry["id"] for entry in adapters)}
+    return json_response(with_codex_models(listed, names))
 
 
 @router.get("/chat/completions/models", responses=LIST)
 async def list_chat_models(request: Request) -> Response:
     directory = services_of(request).directory
-    return json_response(directory.listing(directory.chat_names))
+    listed = directory.listing(directory.chat_names)
+    listed["data"] += await adapter_entries(request)
+    return json_response(listed)
 
 
 @router.get("/fim/completions/models", responses=LIST)
@@ -31,9 +47,33 @@ async def list_chat_models(request: Request) -> Response:
 @router.get("/apply/completions/models", responses=LIST)
 async def list_code_models(request: Request) -> Response:
     directory = services_of(request).directory
-    return json_response(directory.listing(directory.code_names))
+    listed = directory.listing(directory.code_names, RouteKind.CODE)
+    listed["data"] += await adapter_entries(request)
+    return json_response(listed)
 
 
 @router.get("/models/{name:path}", responses={200: {"model": ModelReply}, 404: {"model": ErrorReply}})
 async def get_model(request: Request, name: str) -> Response:
-    return json_response(services_of(request).directory.entry(name))
+    services = services_of(request)
+    found = await services.for_tenant(name, RouteKind.CHAT, caller_of(request).tenant)
+    directory = services.directory
+    is_model = found.model_id in services.by_model
+    entry = directory.entry(name) if is_model else directory.describe(name, found.listed)
+    return json_response(anthropic_model(entry) if is_anthropic(request) else entry)
+
+
+@router.delete("/models/{name:path}", responses=answers_read(DeletedReply))
+async def delete_tuned_model(request: Request, name: str) -> Response:
+    """Deletes a tuned model of the project; other models cannot be deleted."""
+    storage, owner = services_of(request).storage, caller_of(request).tenant
+    if not storage.has_objects or not await storage.run(lambda store: delete_model(store, owner, name)):
+        raise ModelNotFound(f"there is no tuned model `{name[:100]}`", param="model")
+    return json_response({"id": name, "object": "model", "deleted": True})
+
+
+async def adapter_entries(request: Request) -> list[ModelReply]:
+    """The entries of the adapters that only some callers may use."""
+    services = services_of(request)
+    served = await services.adapter_source.list(caller_of(request).tenant)
+    here = [each for each in served if each.base in services.by_model]
+    return [services.directory.describe(each.name, services.for_adapter(each).listed) for each in here]

@@ -23,6 +23,9 @@ from quicksilver.server.services import services_of
 
 router = APIRouter(include_in_schema=False)
 
+# The documentation of a checkout. An installed package has none.
+DOCS = Path(__file__).parents[4] / "docs"
+DOCS_FOLDERS = ("concepts", "guides", "reference")
 STATIC = Path(__file__).parents[2] / "static"
 POLICY = "; ".join(
     (
@@ -72,6 +75,13 @@ def _read(path: Path) -> Built:
     return Built(body, gzip.compress(body, mtime=0), media_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
 
 
+@cache
+def docs_pages() -> dict[str, bytes]:
+    """Markdown by path below `docs/`, in order of the paths."""
+    found = (path for folder in DOCS_FOLDERS for path in sorted((DOCS / folder).rglob("*.md")))
+    return {path.relative_to(DOCS).as_posix(): path.read_bytes() for path in found}
+
+
 @router.get("/")
 async def page(request: Request) -> Response:
     return _send(request, "index.html", "no-cache")
@@ -94,8 +104,18 @@ async def about(request: Request) -> Response:
         "accounts": services.accounts is not None,
         "context_len": info.context_len,
         "max_canvas_len": info.max_canvas_len,
+        "reasoning_effort": services.config.reasoning_effort or "none",
+        "docs": list(docs_pages()),
     }
     return json_response(reply, {"cache-control": "no-store"})
+
+
+@router.get("/playground/docs/{name:path}")
+async def docs_page(name: str) -> Response:
+    page = docs_pages().get(name)
+    if page is None:
+        raise NotFound("There is no page of this name in the documentation.")
+    return Response(page, headers={**PAGE_HEADERS, "cache-control": "no-cache"}, media_type="text/plain; charset=utf-8")
 
 
 def _send(request: Request, name: str, caching: str) -> Response:

@@ -15,6 +15,8 @@ from quicksilver.core import FinishReason, TokenLogprob
 from quicksilver.errors import QuicksilverError
 from quicksilver.server.endpoints.chat.format import LogprobFormat, summarise
 from quicksilver.server.endpoints.chat.wire import TokenLogprobReply
+from quicksilver.server.endpoints.responses.plan import read_response_tools
+from quicksilver.server.endpoints.responses.turn import ResponseTurn
 from quicksilver.server.endpoints.responses.wire import ReasoningConfig, ResponseReply, ResponsesBody, ResponseUsage
 from quicksilver.server.generation.plan import ReplyPlan
 from quicksilver.server.generation.respond import Chunk, ReplyFormat
@@ -37,6 +39,10 @@ class Item:
     channel: Channel
     call_index: int = 0
     name: str = ""
+    # The group of a function tool.
+    namespace: str | None = None
+    # A call whose input is plain text.
+    is_custom: bool = False
     text: str = ""
     logprobs: list[TokenLogprobReply] = field(default_factory=list)
     # Whether a closed reasoning item has a summary.
@@ -60,8 +66,11 @@ class Item:
         if self.channel is Channel.REASONING:
             summary = self._summary() if status != "in_progress" else []
             return {**head, "type": "reasoning", "summary": summary, "content": parts}
-        call = {"call_id": self.call_id, "name": self.name, "arguments": self.text}
-        return {**head, "type": "function_call", **call}
+        call = {"call_id": self.call_id, "name": self.name}
+        if self.is_custom:
+            return {**head, "type": "custom_tool_call", **call, "input": self.text}
+        group = {"namespace": self.namespace} if self.namespace else {}
+        return {**head, "type": "function_call", **call, **group, "arguments": self.text}
 
     def _summary(self) -> list[dict[str, Any]]:
         text = summarise(self.text, may_think=True)["content"] if self.has_summary else None
@@ -72,9 +81,13 @@ class ResponsesFormat(ReplyFormat):
     # The event `response.completed` ends a stream.
     last_bytes = b""
 
-    def __init__(self, plan: ReplyPlan, body: ResponsesBody, services: Services) -> None:
+    def __init__(
+        self, plan: ReplyPlan, body: ResponsesBody, services: Services, turn: ResponseTurn | None = None
+    ) -> None:
         self._plan = plan
         self._body = body
+        self._tools = read_response_tools(body.tools)
+        self._turn = turn or ResponseTurn(services.storage)
         self._logprobs = LogprobFormat(services.tokenizer)
         self._items: list[Item] = []
         self._unsent_logprobs: list[TokenLogprob] = []
@@ -96,7 +109,7 @@ class ResponsesFormat(ReplyFormat):
 
     def _final_events(self, finished: Finished) -> Iterator[Event]:
         self._finished = finished
-        status = "incomplete" if finished.reason is FinishReason.LENGTH else "completed"
+        status = self.final_status
         if not self._items:
             yield from self._open(Item(Channel.CONTENT))
         if self._items[-1].channel is Channel.CONTENT:
@@ -120,18 +133,37 @@ class ResponsesFormat(ReplyFormat):
         reply: ResponseReply = events[-1]["response"]
         return reply
 
+    async def save(self) -> None:
+        if self._finished is not None:
+            await self._turn.save(self.response(self.final_status))
+
+    @property
+    def final_status(self) -> str:
+        is_cut = self._finished is not None and self._finished.reason is FinishReason.LENGTH
+        return "incomplete" if is_cut else "completed"
+
     def _delta_events(self, delta: ChannelDelta) -> Iterator[Event]:
         item = self._items[-1] if self._is_open else None
         if item is None or (item.channel, item.call_index) != (delta.channel, delta.index):
             yield from self._close("completed")
-            has_summary = bool(self._body.reasoning and self._body.reasoning.summary)
-            yield from self._open(Item(delta.channel, delta.index, delta.name, has_summary=has_summary))
+            yield from self._open(self._new_item(delta))
         if delta.text:
             yield self._grow(self._items[-1], delta.text)
 
+    def _new_item(self, delta: ChannelDelta) -> Item:
+        namespace, name = self._tools.namespaces.get(delta.name, (None, delta.name))
+        return Item(
+            delta.channel,
+            delta.index,
+            name,
+            namespace,
+            is_custom=delta.name in self._tools.inputs,
+            has_summary=bool(self._body.reasoning and self._body.reasoning.summary),
+        )
+
     def _grow(self, item: Item, text: str) -> Event:
         item.text += text
-        event = self._about(item, DELTAS[item.channel], delta=text)
+        event = self._about(item, CUSTOM_DELTA if item.is_custom else DELTAS[item.channel], delta=text)
         if item.channel is Channel.CONTENT:
             event["logprobs"] = self._take_logprobs()
             item.logprobs += event["logprobs"]
@@ -154,7 +186,9 @@ class ResponsesFormat(ReplyFormat):
             return
         self._is_open = False
         item = self._items[-1]
-        if item.channel is Channel.TOOL_CALL:
+        if item.is_custom:
+            yield self._about(item, CUSTOM_DONE, input=item.text)
+        elif item.channel is Channel.TOOL_CALL:
             yield self._about(item, DONES[item.channel], arguments=item.text, name=item.name)
         else:
             scores = {"logprobs": item.logprobs} if item.channel is Channel.CONTENT else {}
@@ -189,21 +223,26 @@ class ResponsesFormat(ReplyFormat):
             "instructions": body.instructions,
             "metadata": dict(body.metadata or {}),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
+            "conversation": {"id": body.conversation_id} if body.conversation_id else None,
+            "background": bool(body.background),
             "reasoning": (body.reasoning or ReasoningConfig()).model_dump(),
-            "store": False,
+            "store": self._turn.is_stored,
             "temperature": params.temperature,
             "text": _plain(body.text) or {"format": {"type": "text"}},
             "tool_choice": _plain(body.tool_choice) or "auto",
-            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "tools": [tool.model_dump(exclude_unset=True) for tool in body.tools or ()],
             "top_p": params.top_p,
             "max_output_tokens": body.max_output_tokens,
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "usage": response_usage(self._finished) if self._finished else None,
             "user": body.user,
+            "warning": plan.warning,
         }
 
 
+CUSTOM_DELTA = "response.custom_tool_call_input.delta"
+CUSTOM_DONE = "response.custom_tool_call_input.done"
 DELTAS = {
     Channel.CONTENT: "response.output_text.delta",
     Channel.REASONING: "response.reasoning_text.delta",

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from quicksilver.server.endpoints.chat.plan import plan_chat
+from quicksilver.errors import InvalidRequest, QuicksilverError
+from quicksilver.server.endpoints.chat.plan import read_effort, render
+from quicksilver.server.endpoints.chat.prompt import read_tools
+from quicksilver.server.endpoints.responses.background import start_background
+from quicksilver.server.endpoints.responses.compact import CompactFormat, plan_compaction
 from quicksilver.server.endpoints.responses.format import ResponsesFormat
-from quicksilver.server.endpoints.responses.plan import as_chat
-from quicksilver.server.endpoints.responses.wire import ResponseReply, ResponsesBody
-from quicksilver.server.generation.respond import respond
+from quicksilver.server.endpoints.responses.plan import as_chat, plan_response
+from quicksilver.server.endpoints.responses.replay import stream_stored
+from quicksilver.server.endpoints.responses.turn import ResponseTurn, open_turn
+from quicksilver.server.endpoints.responses.wire import (
+    CompactBody,
+    CompactionReply,
+    InputTokensReply,
+    ResponseReply,
+    ResponsesBody,
+)
+from quicksilver.server.generation.job import ReplyJob
+from quicksilver.server.generation.respond import open_job, rate_limit_headers, respond
 from quicksilver.server.http.auth import caller_of
-from quicksilver.server.http.body import read_body
-from quicksilver.server.http.openapi import answers_or_streams, takes
+from quicksilver.server.http.errors import error_response
+from quicksilver.server.http.json_reply import json_response
+from quicksilver.server.http.openapi import answers, answers_or_streams, takes
+from quicksilver.server.model_body import read_for_model
+from quicksilver.server.models import RouteKind
 from quicksilver.server.services import services_of
 
 router = APIRouter(prefix="/v1", tags=["responses"])
@@ -24,8 +38,48 @@ router = APIRouter(prefix="/v1", tags=["responses"])
     "/responses", responses=answers_or_streams(ResponseReply, ResponseReply), openapi_extra=takes(ResponsesBody)
 )
 async def responses(request: Request) -> Response:
+    body, services = await read_for_model(request, ResponsesBody, RouteKind.CHAT)
+    tenant = caller_of(request).tenant
+    turn = await open_turn(body, services.storage, tenant)
+    plan = await plan_response(body, services, tenant, turn.past)
+    form = ResponsesFormat(plan, body, services, turn)
+    if body.background:
+        job = open_job(request, body, plan)
+        return await _in_background(request, job, form, turn, is_streamed=bool(body.stream))
+    return await respond(request, body, plan, form)
+
+
+async def _in_background(
+    request: Request, job: ReplyJob, form: ResponsesFormat, turn: ResponseTurn, *, is_streamed: bool
+) -> Response:
     services = services_of(request)
-    body = await read_body(request, ResponsesBody, services.config)
-    plan = await plan_chat(as_chat(body), services, caller_of(request).tenant)
-    plan = replace(plan, id=plan.id.replace("chatcmpl-", "resp_").replace("-", ""))
-    return await respond(request, body, plan, ResponsesFormat(plan, body, services))
+    services.storage.require_on("background")
+    if not turn.is_stored:
+        raise InvalidRequest("background: needs store to be true", param="background")
+    try:
+        reply = await start_background(job, form, turn, services)
+    except QuicksilverError as error:
+        return error_response(error, rate_limit_headers(job.billing))
+    if is_streamed:
+        return stream_stored(request, turn.owner, reply["id"])
+    return json_response(reply, rate_limit_headers(job.billing))
+
+
+@router.post("/responses/input_tokens", responses=answers(InputTokensReply), openapi_extra=takes(ResponsesBody))
+async def count_input_tokens(request: Request) -> Response:
+    body, services = await read_for_model(request, ResponsesBody, RouteKind.CHAT)
+    tenant = caller_of(request).tenant
+    turn = await open_turn(body, services.storage, tenant)
+    chat = as_chat(body, turn.past)
+    prompt = await render(chat, read_tools(chat), read_effort(chat, services), services, tenant)
+    return json_response({"object": "response.input_tokens", "input_tokens": len(prompt.ids)})
+
+
+@router.post("/responses/compact", responses=answers(CompactionReply), openapi_extra=takes(CompactBody))
+async def compact(request: Request) -> Response:
+    """Replaces a conversation by the messages of the user and a summary that the model writes."""
+    body, services = await read_for_model(request, CompactBody, RouteKind.CHAT)
+    tenant = caller_of(request).tenant
+    turn = await open_turn(body, services.storage, tenant)
+    plan = await plan_compaction(body, turn, services, tenant)
+    return await respond(request, body, plan, CompactFormat(plan, turn))

@@ -1,10 +1,13 @@
-"""Body and reply of `/v1/responses`: text and function tools; nothing is stored between requests."""
+"""Bodies and replies of `/v1/responses`: text, function tools and custom tools.
+
+Hosted tools are accepted and skipped with a warning, and so are the items that they left in a conversation.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from quicksilver.server.http.fields import (
@@ -19,7 +22,6 @@ from quicksilver.server.http.fields import (
     FunctionName,
     GenerationBody,
     Metadata,
-    Name,
     Off,
     OutputTokens,
     Probability,
@@ -42,6 +44,7 @@ class CallItem(Wire):
     type: Literal["function_call"]
     call_id: ItemId
     name: FunctionName
+    namespace: FunctionName | None = None
     arguments: str
 
 
@@ -51,13 +54,83 @@ class CallOutputItem(Wire):
     output: Content
 
 
-class ReasoningItem(Wire):
-    """Reasoning of an earlier reply; it is not part of the prompt."""
+class CustomCallItem(Wire):
+    type: Literal["custom_tool_call"]
+    call_id: ItemId
+    name: FunctionName
+    input: str
 
-    type: Literal["reasoning"]
+
+class CustomOutputItem(Wire):
+    type: Literal["custom_tool_call_output"]
+    call_id: ItemId
+    output: Content
 
 
-InputItem = CallItem | CallOutputItem | ReasoningItem | MessageItem
+class CompactionItem(Wire):
+    """The summary that `/v1/responses/compact` made of earlier items."""
+
+    type: Literal["compaction", "compaction_summary"]
+    encrypted_content: str
+
+
+class ReferenceItem(Wire):
+    """An item of the conversation so far, by its id; it is part of the prompt already."""
+
+    type: Literal["item_reference"]
+    id: ItemId
+
+
+SKIPPED_ITEMS = (
+    "reasoning",
+    "web_search_call",
+    "file_search_call",
+    "computer_call",
+    "computer_call_output",
+    "image_generation_call",
+    "code_interpreter_call",
+    "local_shell_call",
+    "local_shell_call_output",
+    "shell_call",
+    "shell_call_output",
+    "apply_patch_call",
+    "apply_patch_call_output",
+    "tool_search_call",
+    "tool_search_output",
+    "mcp_list_tools",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "mcp_call",
+)
+
+
+class SkippedItem(Wire):
+    """Reasoning of an earlier reply, or an item of a hosted tool; it is not part of the prompt."""
+
+    type: Annotated[
+        str,
+        AfterValidator(lambda kind: one_of(kind, SKIPPED_ITEMS)),
+        WithJsonSchema({"type": "string", "enum": list(SKIPPED_ITEMS)}),
+    ]
+
+
+def one_of(kind: str, kinds: tuple[str, ...]) -> str:
+    if kind not in kinds:
+        raise ValueError("no item of this type can be read here")
+    return kind
+
+
+InputItem = (
+    CallItem
+    | CallOutputItem
+    | CustomCallItem
+    | CustomOutputItem
+    | CompactionItem
+    | ReferenceItem
+    | SkippedItem
+    | MessageItem
+)
+Items = Annotated[list[InputItem], Field(max_length=MAX_MESSAGES)]
 
 
 class FunctionToolItem(Wire):
@@ -68,15 +141,66 @@ class FunctionToolItem(Wire):
     strict: bool | None = None
 
 
+class GrammarInput(Wire):
+    type: Literal["grammar"]
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Field(min_length=1, max_length=262_144)]
+
+
+class TextInput(Wire):
+    type: Literal["text"]
+
+
+class CustomToolItem(Wire):
+    """A tool whose input is text, which may have to follow a grammar."""
+
+    type: Literal["custom"]
+    name: FunctionName
+    description: str | None = None
+    format: Annotated[TextInput | GrammarInput, Field(discriminator="type")] | None = None
+
+
+class NamespaceItem(Wire):
+    """Function tools whose calls carry the name of the group."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    description: str | None = None
+    tools: Annotated[list[FunctionToolItem], Field(max_length=MAX_TOOLS)]
+
+
+OWN_TOOLS = ("function", "custom", "namespace")
+
+
+def hosted_type(kind: str) -> str:
+    if kind in OWN_TOOLS:
+        raise ValueError(f"this is no valid tool of the type {kind}")
+    return kind
+
+
+class HostedToolItem(Wire):
+    """A tool that OpenAI's servers run; it is skipped with a warning."""
+
+    type: Annotated[
+        str,
+        Field(max_length=64),
+        AfterValidator(hosted_type),
+        WithJsonSchema({"type": "string", "maxLength": 64, "not": {"enum": list(OWN_TOOLS)}}),
+    ]
+
+
+ToolItem = FunctionToolItem | CustomToolItem | NamespaceItem | HostedToolItem
+
+
 class NamedToolItem(Wire):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: FunctionName
 
 
 class AllowedToolItems(Wire):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedToolItem], Field(max_length=MAX_TOOLS)]
+    tools: Annotated[list[NamedToolItem | HostedToolItem], Field(max_length=MAX_TOOLS)]
 
 
 class PlainTextFormat(Wire):
@@ -107,31 +231,48 @@ class ReasoningConfig(Wire):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesBody(GenerationBody):
-    model: Name
-    input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
+class ConversationRef(Wire):
+    id: ItemId
+
+
+class CompactBody(GenerationBody):
+    stream: Off | None = None
+    stream_options: StreamOptions | None = None
+    # The items that follow those of `previous_response_id` or `conversation`.
+    input: str | Items | None = None
     instructions: str | None = None
+    previous_response_id: ItemId | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        return None
+
+
+class ResponsesBody(CompactBody):
     max_output_tokens: OutputTokens | None = None
     temperature: Temperature | None = None
     top_p: Probability | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None = None
     seed: Seed | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    tools: Annotated[list[FunctionToolItem], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["auto", "required", "none"] | NamedToolItem | AllowedToolItems | None = None
+    tools: Annotated[list[ToolItem], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["auto", "required", "none"] | NamedToolItem | AllowedToolItems | HostedToolItem | None = None
     parallel_tool_calls: bool | None = None
     decoder: DecoderBody | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
     metadata: Metadata | None = None
-    store: Off | None = None
-    background: Off | None = None
-    previous_response_id: None = None
-    conversation: None = None
+    # Stored unless it is false, as with OpenAI.
+    store: bool | None = None
+    background: bool | None = None
+    conversation: ItemId | ConversationRef | None = None
     prompt: None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
 
 
 class InputDetails(TypedDict):
@@ -155,7 +296,9 @@ class ResponseReply(TypedDict):
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool
+    conversation: dict[str, str] | None
     model: str
     output: list[dict[str, Any]]
     error: dict[str, Any] | None
@@ -163,7 +306,7 @@ class ResponseReply(TypedDict):
     instructions: str | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
     reasoning: dict[str, Any]
     store: bool
     temperature: float
@@ -172,6 +315,23 @@ class ResponseReply(TypedDict):
     tools: list[dict[str, Any]]
     top_p: float
     max_output_tokens: int | None
-    truncation: Literal["disabled"]
+    truncation: Literal["auto", "disabled"]
     usage: ResponseUsage | None
     user: str | None
+    # Null if nothing was skipped or lowered.
+    warning: str | None
+
+
+class InputTokensReply(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class CompactionReply(TypedDict):
+    """Items that replace a conversation: the messages of the user, and a summary of all the rest."""
+
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: ResponseUsage

@@ -121,3 +121,14 @@ async def test_a_server_without_grammars_refuses_formats(served: Served) -> None
     served.configure()
     response = await served.post(CHAT, chat(response_format={"type": "json_object"}))
     assert (response.status_code, response.json()["error"]["param"]) == (400, "response_format")
+
+
+async def test_a_template_keeps_its_fixed_parts(served: Served) -> None:
+    served.engine.script = says("Dear Ada, bye.")
+    hole = {"type": "hole", "max_chars": 10}
+    body = chat(response_format={"type": "template", "parts": ["Dear ", hole, ", bye."]})
+    assert (await served.post("/v1/chat/completions", body)).status_code == 200
+    assert served.engine.seen[0].constraint is not None
+    wrong = {"type": "template", "parts": [{**hole, "min_chars": 11}]}
+    refused = await served.post("/v1/chat/completions", chat(response_format=wrong))
+    assert refused.json()["error"]["param"] == "response_format.parts"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from quicksilver.core import Delta, FinishReason, Request, TokenLogprob, Usage
+from quicksilver.core import DecoderName, Delta, FinishReason, Request, TokenLogprob, Usage
 from quicksilver.errors import EngineDied, EngineUnavailable
+from quicksilver.text.chat import ChatTemplate
+from quicksilver.text.reasoning_effort import CUT_THOUGHT
 from tests.server.conftest import HELLO, Served, chat, content_of, events, says
 from tests.support.fake_engine import Step, spoken
 from tests.support.small_tokenizer import small_tokenizer
@@ -241,11 +244,89 @@ async def test_an_unexpected_error_reveals_no_details(served: Served) -> None:
 
 async def test_unknown_fields_are_ignored_and_known_ones_that_cannot_be_honoured_are_named(served: Served) -> None:
     fine = chat(service_tier="auto", prompt_cache_key="k", nextEdit=True, store=False, user="u", metadata={"a": "b"})
-    assert (await served.post(CHAT, fine)).status_code == 200
-    for field, value in (("store", True), ("modalities", ["audio"]), ("top_logprobs", 2)):
+    reply = await served.post(CHAT, fine)
+    assert reply.status_code == 200
+    assert reply.json()["warning"] == "ignored fields: service_tier, prompt_cache_key, nextEdit"
+    for field, value in (("modalities", ["audio"]), ("top_logprobs", 2)):
         response = await served.post(CHAT, chat(**{field: value}))
         assert response.status_code == 400
         assert response.json()["error"]["param"].startswith(field)
+
+
+async def test_a_stream_names_ignored_fields_in_its_first_chunk(served: Served) -> None:
+    first, *others = events(await served.post(CHAT, chat(stream=True, temprature=0.1)))
+    assert first["warning"] == "ignored fields: temprature"
+    assert all("warning" not in chunk for chunk in others)
+    assert all("warning" not in chunk for chunk in events(await served.post(CHAT, chat(stream=True))))
+
+
+async def test_a_decoder_can_be_given_as_its_name(served: Served) -> None:
+    assert (await served.post(CHAT, chat(decoder="ar"))).status_code == 200
+    assert served.engine.seen[0].params.decoder.name is DecoderName.AR
+
+
+@pytest.mark.parametrize(
+    ("decoder", "param", "message"),
+    [("greedy", "decoder", "'verify'"), (5, "decoder", 'an object such as {"name": "ar"}')],
+)
+async def test_another_value_for_the_decoder_is_refused_with_an_example(
+    served: Served, decoder: object, param: str, message: str
+) -> None:
+    response = await served.post(CHAT, chat(decoder=decoder))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert message in error["message"]
+    assert "DecoderBody" not in error["message"]
+
+
+async def test_an_image_is_refused_in_words_that_name_the_alternative(served: Served) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:,"}}
+    response = await served.post(CHAT, chat(messages=[{"role": "user", "content": [image]}]))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "messages.0.content.0.type")
+    assert "only text is supported here" in error["message"]
+    assert "image_url" in error["message"]
+
+
+async def test_a_warning_names_at_most_a_few_fields(served: Served) -> None:
+    reply = (await served.post(CHAT, chat(**{f"{i}{'x' * 200}": 1 for i in range(100)}))).json()
+    assert reply["warning"].endswith("and 92 more")
+    assert len(reply["warning"]) < 700
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"decoder": {"kind": "confidence"}}, "decoder.kind"),
+        ({"decoder": {"name": "verify", "canvas": 8}}, "decoder.canvas"),
+        ({"response_format": {"type": "regex", "pattern": "a+", "flags": "i"}}, "response_format.flags"),
+        # The format and its field have the same name, and the path ends at the field.
+        ({"response_format": {"type": "grammar", "grammar": "x", "syntax": "lark"}}, "response_format.grammar"),
+    ],
+)
+async def test_unknown_fields_inside_our_own_objects_are_refused(
+    served: Served, fields: dict[str, object], param: str
+) -> None:
+    response = await served.post(CHAT, chat(**fields))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert "Extra inputs are not permitted" in response.json()["error"]["message"]
+    assert served.engine.seen == []
+
+
+async def test_an_effort_that_the_template_cannot_honour_is_a_warning(served: Served) -> None:
+    assert (await served.post(CHAT, chat(reasoning_effort="low"))).json()["warning"] is None
+    plain = ChatTemplate.from_source(served.services.tokenizer, "{{ messages[0].content }}{% if tools %}{% endif %}")
+    served.app.state.services = replace(served.services, template=plain)
+    assert "no effect" in (await served.post(CHAT, chat(reasoning_effort="low"))).json()["warning"]
+    assert (await served.post(CHAT, chat(reasoning_effort="none"))).json()["warning"] is None
+
+
+async def test_a_thought_ends_with_a_closing_line_within_its_budget(served: Served) -> None:
+    await served.post(CHAT, chat(reasoning_effort="medium", max_tokens=100))
+    think = served.engine.seen[0].think
+    assert think is not None
+    assert served.services.tokenizer.decode(think.cut_ids) == CUT_THOUGHT
+    assert think.max_tokens + len(think.cut_ids) == 50
 
 
 async def test_extra_body_counts_as_fields(served: Served) -> None:

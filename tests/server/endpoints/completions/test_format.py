@@ -41,7 +41,7 @@ def test_tokens_without_text_are_sent_with_the_next_text() -> None:
 
 
 def test_offsets_continue_over_chunks() -> None:
-    logprobs = LegacyLogprobs(small_tokenizer())
+    logprobs = LegacyLogprobs(small_tokenizer(), 5)
     first = logprobs.reply([TokenLogprob(97, -0.5), TokenLogprob(98, float("-inf"), ((97, -1.0),))])
     assert (first["tokens"], first["text_offset"]) == (["a", "b"], [0, 1])
     assert first["token_logprobs"] == [-0.5, -9999.0]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from quicksilver.core import ConstraintSpec, Delta, FinishReason, Request, TokenLogprob, Usage
-from tests.server.conftest import HELLO, Served, events, says
+from tests.server.conftest import HELLO, Served, chat, events, says
 from tests.support.fake_engine import Step
 from tests.support.small_tokenizer import SPECIALS, small_tokenizer
 
@@ -17,6 +17,22 @@ KEYS = {"id", "object", "created", "model", "choices", "usage", "warning"}
 
 def decoded(request: Request) -> str:
     return "".join(map(small_tokenizer().token_text, request.prompt_ids))
+
+
+@pytest.mark.parametrize("tag", ["<|fim_{}|>", "<fim_{}>"])
+async def test_fim_tags_in_a_prompt_are_read_as_prefix_and_suffix(served: Served, tag: str) -> None:
+    prefix, suffix, middle = (tag.format(name) for name in ("prefix", "suffix", "middle"))
+    tagged = {"model": "nano", "prompt": f"{prefix}def f(\n{suffix}):\n<|im_end|>{middle}"}
+    assert (await served.post(PLAIN, tagged)).status_code == 200
+    plain = {"model": "nano", "prompt": "def f(\n", "suffix": "):\n<|im_end|>"}
+    assert (await served.post(PLAIN, plain)).status_code == 200
+    assert served.engine.seen[0].prompt_ids == served.engine.seen[1].prompt_ids
+
+
+async def test_other_prompts_with_fim_tags_stay_text(served: Served) -> None:
+    for prompt in ("<|fim_prefix|>a<|fim_middle|>", "a<|fim_prefix|>b<|fim_suffix|>c<|fim_middle|>"):
+        assert (await served.post(PLAIN, {"model": "nano", "prompt": prompt})).status_code == 200
+        assert decoded(served.engine.seen[-1]) == prompt
 
 
 async def test_fim_reply_shape(served: Served) -> None:
@@ -218,4 +234,94 @@ async def test_legacy_logprobs(served: Served) -> None:
         "top_logprobs": [{"o": -0.1}, {"k": -0.2}],
         "text_offset": [0, 1],
     }
-    assert (await served.post(PLAIN, {**body, "echo": True})).json()["error"]["param"] == "echo"
+
+
+async def test_ignore_eos_and_min_tokens(served: Served) -> None:
+    def stop_ids(index: int) -> tuple[int, ...]:
+        return served.engine.seen[index].params.stop_ids
+
+    await served.post("/v1/completions", {"prompt": "x", "ignore_eos": True})
+    await served.post("/v1/completions", {"prompt": "x", "min_tokens": 3, "stop_token_ids": [7]})
+    await served.post("/v1/chat/completions", chat(ignore_eos=True))
+    await served.post("/v1/chat/completions", chat(min_tokens=3))
+    eos_ids = small_tokenizer().eos_ids
+    assert [stop_ids(i) for i in range(4)] == [(), (*eos_ids, 7), (), eos_ids]
+    constraints = [request.constraint for request in served.engine.seen]
+    assert constraints[0] is constraints[2] is None
+    assert constraints[1] == ConstraintSpec(min_tokens=3, end_ids=(*eos_ids, 7))
+    assert constraints[3] == ConstraintSpec(min_tokens=3, end_ids=eos_ids)
+
+
+@pytest.mark.parametrize("name", ["ignore_eos", "min_tokens"])
+async def test_lengths_and_grammars_exclude_each_other(served: Served, name: str) -> None:
+    body = chat(response_format={"type": "json_object"}, **{name: 1 if name == "min_tokens" else True})
+    refused = await served.post("/v1/chat/completions", body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == name
+
+
+async def test_every_chunk_may_carry_the_usage(served: Served) -> None:
+    served.engine.script = says("Hello there, world", piece_len=1)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", chat())):
+        chunks = events(await served.post(path, {**body, "stream": True, "stream_options": options}))
+        counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+        assert counts == sorted(counts)
+        assert counts[-1] == chunks[-1]["usage"]["total_tokens"] - chunks[-1]["usage"]["prompt_tokens"] > 2
+        assert len(set(counts)) > 2
+        assert all(chunk["usage"]["prompt_tokens"] == chunks[-1]["usage"]["prompt_tokens"] for chunk in chunks)
+
+
+async def test_best_of_returns_the_likeliest_answers_in_order(served: Served) -> None:
+    def script(request: Request) -> list[Step]:
+        token = 70 + request.params.seed
+        logprob = {70: -0.5, 71: -0.1, 72: -0.9, 73: -0.2}[token]
+        usage = Usage(1, 0, 1)
+        return [Delta(request.id, (token,), (TokenLogprob(token, logprob),), finish=FinishReason.STOP, usage=usage)]
+
+    served.engine.script = script
+    reply = (await served.post("/v1/completions", {"prompt": "x", "n": 2, "best_of": 4, "seed": 0})).json()
+    text = small_tokenizer().token_text
+    assert [(choice["index"], choice["text"]) for choice in reply["choices"]] == [(0, text(71)), (1, text(73))]
+    assert [choice["logprobs"] for choice in reply["choices"]] == [None, None]
+    assert reply["usage"]["completion_tokens"] == 4
+    assert (await served.post("/v1/completions", {"prompt": "x", "best_of": 0, "seed": 0})).status_code == 200
+    refused = await served.post("/v1/completions", {"prompt": "x", "best_of": 2, "stream": True})
+    assert refused.json()["error"]["param"] == "best_of"
+
+
+async def test_the_prediction_reaches_the_engine_and_its_counts_the_usage(served: Served) -> None:
+    def script(request: Request) -> list[Step]:
+        usage = Usage(1, 0, 1, prediction_tokens=len(request.prediction), predicted=2)
+        return [Delta(request.id, (70,), finish=FinishReason.STOP, usage=usage)]
+
+    served.engine.script = script
+    expected = small_tokenizer().encode("Hello world")
+    for content in ("Hello world", [{"type": "text", "text": "Hello "}, {"type": "text", "text": "world"}]):
+        for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", chat())):
+            sent = {**body, "prediction": {"type": "content", "content": content}}
+            details = (await served.post(path, sent)).json()["usage"]["completion_tokens_details"]
+            assert served.engine.seen[-1].prediction == tuple(expected)
+            assert details["accepted_prediction_tokens"] == 2
+            assert details["rejected_prediction_tokens"] == len(expected) - 2
+
+
+async def test_counts_of_drafts_in_vllm_form(served: Served) -> None:
+    def script(request: Request) -> list[Step]:
+        usage = Usage(1, 0, 9, 6, drafted=12, accepted=6, rounds=4, acceptance=(1, 0, 3))
+        return [Delta(request.id, (70,), finish=FinishReason.STOP, usage=usage)]
+
+    served.engine.script = script
+    for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", chat())):
+        whole = (await served.post(path, body)).json()["metrics"]
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        assert events(await served.post(path, {**body, **options}))[-1]["metrics"] == whole
+        assert whole["speculative_decoding"] == {
+            "acceptance_histogram": [1, 0, 3],
+            "mean_acceptance_length": 2.5,
+            "draft_acceptance_rate": 0.5,
+            "num_accepted_draft_tokens": 6,
+            "num_draft_tokens": 12,
+            "num_spec_steps": 4,
+            "num_spec_tokens": 2,
+        }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from quicksilver.core import FinishReason
 from tests.server.conftest import Served, content_of, events, says
 from tests.support.fake_engine import spoken
@@ -33,7 +35,7 @@ async def test_a_certain_merge_streams_too(served: Served) -> None:
 
 
 async def test_an_ambiguous_span_is_rewritten_by_the_model(served: Served) -> None:
-    served.engine.script = says("```python\nx = compute()\n```")
+    served.engine.script = says(f"```python\n{ORIGINAL}x = compute()\n```")
     reply = (await served.post(APPLY, apply(ORIGINAL, UNCLEAR))).json()
     assert len(served.engine.seen) == 1
     assert "x = compute()" in reply["choices"][0]["message"]["content"]
@@ -43,6 +45,16 @@ async def test_an_ambiguous_span_is_rewritten_by_the_model(served: Served) -> No
     assert streamed == reply["choices"][0]["message"]["content"]
 
 
+async def test_a_rewrite_that_loses_code_is_not_used_and_a_warning_names_that(served: Served) -> None:
+    served.engine.script = says("def a():\n    return 1\n")
+    reply = (await served.post(APPLY, apply(ORIGINAL, UNCLEAR))).json()
+    assert reply["choices"][0]["message"]["content"].strip() == ORIGINAL.strip()
+    assert "not applied" in reply["warning"]
+    chunks = events(await served.post(APPLY, apply(ORIGINAL, UNCLEAR, stream=True)))
+    assert content_of(chunks).strip() == ORIGINAL.strip()
+    assert "not applied" in chunks[-1]["warning"]
+
+
 async def test_a_cut_rewrite_keeps_the_original_and_finishes_with_length(served: Served) -> None:
     served.engine.script = lambda r: spoken(r, small_tokenizer().encode("x = com"), finish=FinishReason.LENGTH)
     reply = (await served.post(APPLY, apply(ORIGINAL, UNCLEAR))).json()
@@ -50,8 +62,21 @@ async def test_a_cut_rewrite_keeps_the_original_and_finishes_with_length(served:
     assert reply["choices"][0]["message"]["content"].strip() == ORIGINAL.strip()
 
 
-async def test_a_prompt_without_tags_is_a_plain_instruction(served: Served) -> None:
-    served.engine.script = says("merged by hand")
-    body = {"model": "mercury-coder", "messages": [{"role": "user", "content": "Merge these files"}], "stream": True}
-    assert content_of(events(await served.post(APPLY, body))) == "merged by hand"
-    assert b"Merge these files" in bytes(i for i in served.engine.seen[0].prompt_ids if i < 256)
+@pytest.mark.parametrize(
+    ("content", "missing"),
+    [
+        ("Merge these files", "original_code"),
+        ("<code>a</code><update>b</update>", "original_code"),
+        ("<|original_code|>a<|/original_code|>", "update_snippet"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_message_without_both_sections_is_refused(
+    served: Served, content: str, missing: str, stream: bool
+) -> None:
+    """An editor writes the answer into a file, so the endpoint never answers as a chat."""
+    body = {"model": "nano", "messages": [{"role": "user", "content": content}], "stream": stream}
+    reply = await served.post(APPLY, body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "messages")
+    assert f"<|{missing}|>" in reply.json()["error"]["message"]
+    assert served.engine.seen == []

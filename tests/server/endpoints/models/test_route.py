@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from quicksilver.text.chat import ChatTemplate
 from tests.server.conftest import Served, chat
 
 
@@ -34,6 +35,22 @@ async def test_an_unknown_model_suggests_a_name(served: Served) -> None:
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "model_not_found"
     assert "mercury-2" in response.json()["error"]["message"]
+
+
+async def test_an_unknown_model_names_those_that_exist(served: Served) -> None:
+    message = (await served.post("/v1/chat/completions", chat(model="gpt-4"))).json()["error"]["message"]
+    assert "this server has `nano` (also named " in message
+    assert all(name in message for name in served.services.directory.names)
+
+
+async def test_reasoning_is_listed_only_for_a_template_that_has_it(served: Served) -> None:
+    async def features() -> list[str]:
+        return list((await served.get("/v1/models/nano")).json()["supported_features"])
+
+    assert "reasoning" in await features()
+    plain = ChatTemplate.from_source(served.services.tokenizer, "{{ messages[0].content }}{% if tools %}{% endif %}")
+    served.app.state.services = replace(served.services, template=plain)
+    assert await features() == ["tools", "json_mode", "structured_outputs", "logprobs"]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def prompt_text(served: Served) -> str:
 
 async def test_plain_reply_has_one_message_item(served: Served) -> None:
     reply = (await served.post(RESPONSES, ask(instructions="Be kind.", metadata={"a": "b"}))).json()
-    assert (reply["object"], reply["status"], reply["store"]) == ("response", "completed", False)
+    assert (reply["object"], reply["status"], reply["store"]) == ("response", "completed", True)
     assert [item["type"] for item in reply["output"]] == ["message"]
     assert reply["output"][0]["content"][0]["text"] == HELLO
     assert reply["usage"]["output_tokens"] == len(HELLO.encode())
@@ -107,14 +107,12 @@ async def test_an_error_inside_the_stream_fails_the_response(served: Served) -> 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("previous_response_id", "resp_1"),
         ("prompt", {"id": "pmpt_1"}),
-        ("conversation", "conv_1"),
-        ("store", True),
-        ("background", True),
-        ("truncation", "auto"),
-        ("tools", [{"type": "web_search"}]),
+        ("truncation", "always"),
+        ("tools", [{"type": "function"}]),
+        ("tools", [{"type": "custom", "name": "f", "format": {"type": "grammar", "syntax": "bnf", "definition": "x"}}]),
         ("input", [{"type": "item_reference", "id": "x"}]),
+        ("input", [{"type": "no_such_item"}]),
         ("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "http://example.com/a.png"}]}]),
     ],
 )
@@ -146,3 +144,47 @@ async def test_reasoning_is_summarised_when_asked(served: Served) -> None:
     assert reply["reasoning"] == wanted
     silent = (await served.post(RESPONSES, ask(reasoning={"effort": "low"}))).json()
     assert silent["output"][0]["summary"] == []
+
+
+PATCH = {
+    "type": "custom",
+    "name": "apply_patch",
+    "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin\\n" /[a-z]+/ "\\n*** End"'},
+}
+PATCH_TEXT = "*** Begin\nabc\n*** End"
+
+
+async def test_hosted_tools_are_skipped_with_a_warning(served: Served) -> None:
+    hosted = [{"type": "web_search", "external_web_access": False}, {"type": "image_generation"}]
+    reply = (await served.post(RESPONSES, ask(tools=hosted, tool_choice={"type": "web_search"}))).json()
+    assert "web_search, image_generation" in reply["warning"]
+    assert served.engine.seen[-1].constraint is None
+    past = [{"type": "web_search_call", "id": "ws_1", "status": "completed"}, {"role": "user", "content": "x"}]
+    assert (await served.post(RESPONSES, ask(past))).status_code == 200
+
+
+async def test_a_custom_tool_is_called_with_plain_text(served: Served) -> None:
+    served.engine.script = says(f'<tool_call>{{"name": "apply_patch"}}\n{PATCH_TEXT}</tool_call>')
+    reply = (await served.post(RESPONSES, ask(tools=[PATCH]))).json()
+    (item,) = reply["output"]
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "apply_patch", PATCH_TEXT)
+    received = named_events(await served.post(RESPONSES, ask(tools=[PATCH], stream=True)))
+    deltas = [event["delta"] for event in received if event["type"] == "response.custom_tool_call_input.delta"]
+    assert "".join(deltas) == PATCH_TEXT
+    output = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"}
+    await served.post(RESPONSES, ask([{"role": "user", "content": "x"}, item, output], tools=[PATCH]))
+    assert prompt_text(served).index("*** Begin") < prompt_text(served).rindex("done")
+
+
+async def test_tools_of_a_namespace_are_called_by_their_own_name(served: Served) -> None:
+    served.engine.script = says('<tool_call>{"name": "agents__spawn", "arguments": {}}</tool_call>')
+    tools = [{"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "spawn"}]}]
+    (item,) = (await served.post(RESPONSES, ask(tools=tools))).json()["output"]
+    assert (item["type"], item["namespace"], item["name"]) == ("function_call", "agents", "spawn")
+    output = {"type": "function_call_output", "call_id": item["call_id"], "output": "done"}
+    assert (await served.post(RESPONSES, ask([item, output], tools=tools))).status_code == 200
+    assert "agents__spawn" in prompt_text(served).partition("<|im_end|>")[2]
+
+
+async def test_a_request_without_input_is_answered(served: Served) -> None:
+    assert (await served.post(RESPONSES, {})).json()["status"] == "completed"

@@ -26,3 +26,24 @@ async def test_tokenize_counts_what_a_chat_would_cost(served: Served) -> None:
 @pytest.mark.parametrize("fields", [{}, {"prompt": "x", "messages": [{"role": "user", "content": "x"}]}])
 async def test_tokenize_takes_either_prompt_or_messages(served: Served, fields: dict[str, object]) -> None:
     assert (await served.post("/v1/tokenize", {"model": "nano", **fields})).status_code == 400
+
+
+async def test_routes_where_vllm_has_them(served: Served) -> None:
+    body = {"prompt": "Hi there", "add_special_tokens": False, "return_token_strs": True}
+    reply = (await served.post("/tokenize", body)).json()
+    assert reply == (await served.post("/v1/tokenize", body)).json()
+    assert "".join(reply["token_strs"]) == "Hi there"
+    assert (await served.post("/detokenize", {"tokens": reply["tokens"]})).json() == {"prompt": "Hi there"}
+    info = (await served.get("/tokenizer_info")).json()
+    assert info == (await served.get("/v1/tokenizer_info")).json()
+    tokenizer = small_tokenizer()
+    assert tokenizer.special_tokens[info["eos_token"]] == tokenizer.eos_ids[0]
+    assert info["model_max_length"] == 4096
+
+
+async def test_the_name_of_a_special_token_is_its_id_for_clients_of_vllm_alone(served: Served) -> None:
+    name, token_id = next(iter(small_tokenizer().special_tokens.items()))
+    body = {"prompt": name, "add_special_tokens": False}
+    assert (await served.post("/tokenize", body)).json()["tokens"] == [token_id]
+    assert token_id not in (await served.post("/tokenize", {**body, "prompt": f"{name} "})).json()["tokens"]
+    assert token_id not in (await served.post("/tokenize", {"prompt": name})).json()["tokens"]

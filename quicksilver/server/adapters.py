@@ -1,0 +1,108 @@
+"""Adapters that are served under a model name of their own, and the engine client that applies one to every request.
+
+A request that names an adapter runs in the worker of its base model, in one batch with the other requests there.
+Adapters that the command line names are models of the server. Further ones come from an `AdapterSource`, which may
+return other adapters to each tenant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from quicksilver.adapters import AdapterRef
+from quicksilver.core import (
+    EngineClient,
+    EngineHealth,
+    EngineInfo,
+    EngineStats,
+    Event,
+    Request,
+    ScoreRequest,
+    Scores,
+)
+from quicksilver.errors import ModelNotFound
+from quicksilver.server.models import LoadableEngine
+
+
+@dataclass(frozen=True, slots=True)
+class ServedAdapter:
+    """An adapter under the name that requests use."""
+
+    name: str
+    # Id of the model that it belongs to, which this server serves.
+    base: str
+    adapter: AdapterRef
+    # Seconds since the epoch; 0 prints the server's start.
+    created: int = 0
+    owned_by: str = "quicksilver"
+
+
+class AdapterSource(Protocol):
+    """Adapters that come and go while the server runs. `tenant` is the project of the caller, empty without accounts.
+
+    An adapter that was trained again has another hash: the source returns it from the next request on, and requests
+    that run keep the old one.
+    """
+
+    async def find(self, name: str, tenant: str) -> ServedAdapter | None:
+        """None if there is no such adapter, or if this tenant may not use it."""
+
+    async def list(self, tenant: str) -> Sequence[ServedAdapter]:
+        """The adapters that this tenant may use, in the order of the model list."""
+
+
+class AdapterEngine:
+    """The engine client of a base model whose requests all use one adapter."""
+
+    def __init__(self, name: str, engine: EngineClient, adapter: AdapterRef) -> None:
+        self.name, self.engine, self.adapter = name, engine, adapter
+
+    @property
+    def info(self) -> EngineInfo:
+        info = self.engine.info
+        digest = hashlib.sha256(f"{info.fingerprint}\0{self.adapter.id}".encode()).hexdigest()[:16]
+        return replace(info, model=self.name, fingerprint=f"fp_{digest}")
+
+    @property
+    def is_ready(self) -> bool:
+        return self.engine.is_ready
+
+    @property
+    def is_loaded(self) -> bool:
+        return not isinstance(self.engine, LoadableEngine) or self.engine.is_loaded
+
+    async def load(self) -> None:
+        if isinstance(self.engine, LoadableEngine):
+            await self.engine.load()
+
+    async def stream(self, request: Request) -> AsyncGenerator[Event, None]:
+        self._check_support()
+        async with aclosing(self.engine.stream(replace(request, adapter=self.adapter))) as events:
+            async for event in events:
+                yield event
+
+    async def score(self, request: ScoreRequest) -> Scores:
+        self._check_support()
+        return await self.engine.score(replace(request, adapter=self.adapter))
+
+    async def stats(self) -> EngineStats:
+        return await self.engine.stats()
+
+    def health(self) -> EngineHealth:
+        return self.engine.health()
+
+    async def close(self) -> None:
+        """The engine belongs to the base model, which closes it."""
+
+    def _check_support(self) -> None:
+        info = self.engine.info
+        if not info.supports_adapters:
+            raise ModelNotFound(
+                f"{self.name}: the engine of {info.model} on {info.device} cannot apply adapters to single requests; "
+                "serve the base with --no-cuda-graphs or --device cpu, or merge the adapter with --adapter PATH",
+                param="model",
+            )

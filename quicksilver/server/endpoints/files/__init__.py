@@ -1,0 +1,1 @@
+"""`/v1/files`: uploaded files, and the results of batches."""

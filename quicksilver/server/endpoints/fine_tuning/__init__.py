@@ -1,0 +1,1 @@
+"""`/v1/fine_tuning/jobs`: fine-tuning in OpenAI's form."""

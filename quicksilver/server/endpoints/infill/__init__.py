@@ -1,0 +1,1 @@
+"""`/infill`: llama.cpp's fill-in-the-middle."""

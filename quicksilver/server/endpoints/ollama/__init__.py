@@ -1,0 +1,1 @@
+"""Ollama's API under `/api`: chat, generate, and what clients ask about the models."""

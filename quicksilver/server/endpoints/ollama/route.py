@@ -1,0 +1,124 @@
+"""`/api/chat`, `/api/generate`, `/api/tags`, `/api/show` and `/api/version`."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from quicksilver.server.endpoints.ollama.format import OllamaFormat, timestamp
+from quicksilver.server.endpoints.ollama.plan import plan_generate, plan_ollama_chat
+from quicksilver.server.endpoints.ollama.wire import (
+    OllamaChatBody,
+    OllamaDetails,
+    OllamaError,
+    OllamaGenerateBody,
+    OllamaModel,
+    OllamaModelList,
+    OllamaReply,
+    OllamaShown,
+    OllamaVersion,
+    ShowBody,
+)
+from quicksilver.server.generation.respond import respond
+from quicksilver.server.http.auth import caller_of
+from quicksilver.server.http.json_reply import json_response
+from quicksilver.server.http.openapi import answers, answers_or_streams, answers_read, takes
+from quicksilver.server.model_body import read_for_model
+from quicksilver.server.models import RouteKind
+from quicksilver.server.services import Services, services_of
+
+router = APIRouter(prefix="/api", tags=["ollama"])
+listing_router = APIRouter(prefix="/api", tags=["ollama"])
+
+# The version of Ollama's API that these routes follow.
+OLLAMA_VERSION = "0.13.0"
+REPLIES = answers_or_streams(OllamaReply, OllamaReply, OllamaError, "application/x-ndjson")
+
+
+@router.post("/chat", responses=REPLIES, openapi_extra=takes(OllamaChatBody))
+async def chat(request: Request) -> Response:
+    """Without messages the model is only loaded."""
+    body, services = await read_for_model(request, OllamaChatBody, RouteKind.CHAT)
+    if not body.messages:
+        return json_response(loaded(body.model, is_chat=True))
+    plan = await plan_ollama_chat(body, services, caller_of(request).tenant)
+    tokenizer = services.tokenizer if body.logprobs else None
+    return await respond(request, body, plan, OllamaFormat(plan, tokenizer, is_chat=True))
+
+
+@router.post("/generate", responses=REPLIES, openapi_extra=takes(OllamaGenerateBody))
+async def generate(request: Request) -> Response:
+    """With a suffix this is fill-in-the-middle. Without a prompt the model is only loaded."""
+    body, services = await read_for_model(request, OllamaGenerateBody, RouteKind.CHAT)
+    if not body.prompt and body.suffix is None:
+        return json_response(loaded(body.model, is_chat=False))
+    plan = await plan_generate(body, services, caller_of(request).tenant)
+    tokenizer = services.tokenizer if body.logprobs else None
+    return await respond(request, body, plan, OllamaFormat(plan, tokenizer, is_chat=False))
+
+
+def loaded(model: str, *, is_chat: bool) -> OllamaReply:
+    reply: OllamaReply = {"model": model, "created_at": timestamp(), "done": True, "done_reason": "load"}
+    if is_chat:
+        reply["message"] = {"role": "assistant", "content": ""}
+    else:
+        reply["response"] = ""
+    return reply
+
+
+@listing_router.get("/tags", responses=answers_read(OllamaModelList))
+async def tags(request: Request) -> Response:
+    services = services_of(request)
+    models = [list_model(name, each) for name, each in services.by_model.items()]
+    aliases = [name for name in services.directory.names if name not in services.by_model]
+    models += [list_model(name, services.for_model(name, RouteKind.CHAT)) for name in aliases]
+    return json_response({"models": models})
+
+
+@listing_router.post("/show", responses=answers(OllamaShown, OllamaError), openapi_extra=takes(ShowBody))
+async def show(request: Request) -> Response:
+    body, services = await read_for_model(request, ShowBody, RouteKind.CHAT)
+    if body.name:
+        services = services.for_model(body.name, RouteKind.CHAT)
+    info, family = services.engine.info, services.engine.info.family
+    shown: OllamaShown = {
+        "modelfile": "",
+        "parameters": "",
+        "template": services.template.source or "",
+        "modified_at": timestamp(services.config.card.created or time.time()),
+        "details": details(services),
+        "model_info": {"general.architecture": family, f"{family}.context_length": info.context_len},
+        "capabilities": ["completion", "tools", "insert", *(["thinking"] if services.template.can_think else [])],
+    }
+    return json_response(shown)
+
+
+@listing_router.get("/version", responses=answers_read(OllamaVersion))
+async def version() -> Response:
+    return json_response({"version": OLLAMA_VERSION})
+
+
+def list_model(name: str, services: Services) -> OllamaModel:
+    info = services.engine.info
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": timestamp(services.config.card.created or time.time()),
+        "size": info.weight_bytes,
+        "digest": info.fingerprint,
+        "details": details(services),
+    }
+
+
+def details(services: Services) -> OllamaDetails:
+    info = services.engine.info
+    return {
+        "parent_model": "",
+        "format": "quicksilver",
+        "family": info.family,
+        "families": [info.family],
+        "parameter_size": "",
+        "quantization_level": info.dtype,
+    }

@@ -1,0 +1,118 @@
+"""Responses that are generated after their request was answered.
+
+The stored response is `queued` until the work ends. The process that works on it holds a lease on it: a response whose
+lease ran out was interrupted, and is reported as failed. Cancelling and deleting end the lease, and so the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from contextlib import suppress
+from typing import Any
+
+from quicksilver.accounts.records import StoredObject
+from quicksilver.errors import InvalidRequest, QuicksilverError
+from quicksilver.server.endpoints.responses.format import ResponsesFormat
+from quicksilver.server.endpoints.responses.turn import RESPONSE, ResponseTurn
+from quicksilver.server.generation.job import ReplyJob
+from quicksilver.server.http.errors import internal_error
+from quicksilver.server.services import Services
+from quicksilver.server.storage import read_json, write_json
+
+LEASE_S = 10
+RENEW_S = 1.0
+OPEN = ("queued", "in_progress")
+
+# Strong references: the event loop keeps only weak ones.
+_running: set[asyncio.Task[None]] = set()
+
+
+async def start_background(
+    job: ReplyJob, form: ResponsesFormat, turn: ResponseTurn, services: Services
+) -> dict[str, Any]:
+    """Stores the response as queued and starts the work; what is refused at once is raised."""
+    process = uuid.uuid4().hex
+    reply: dict[str, Any] = dict(form.response("queued"))
+    await job.start()
+    until = int(time.time()) + LEASE_S
+    await turn.storage.put(turn.owner, turn.stored(reply, leased_by=process, leased_until=until))
+    task = asyncio.create_task(_work(job, form, turn, services, process))
+    _running.add(task)
+    task.add_done_callback(_running.discard)
+    return reply
+
+
+async def _work(job: ReplyJob, form: ResponsesFormat, turn: ResponseTurn, services: Services, process: str) -> None:
+    # Counted as an open request, so that a stop waits for it.
+    with services.open_requests.counted():
+        async with job:
+            working = asyncio.create_task(_finish(job, form, turn, process))
+            holding = asyncio.create_task(_hold_lease(turn, form.response("queued")["id"], process))
+            try:
+                await asyncio.wait({working, holding}, return_when=asyncio.FIRST_COMPLETED)
+                if not working.done():
+                    job.fail(asyncio.CancelledError())
+            finally:
+                for task in (working, holding):
+                    task.cancel()
+                await asyncio.gather(working, holding, return_exceptions=True)
+
+
+async def _finish(job: ReplyJob, form: ResponsesFormat, turn: ResponseTurn, process: str) -> None:
+    try:
+        answers = await job.collect()
+        reply: dict[str, Any] = dict(form.whole(answers))
+        if await _close(turn, reply, process):
+            if turn.conversation is not None:
+                await turn.append([*turn.items, *reply["output"]])
+            await job.settle()
+    except Exception as error:
+        job.fail(error)
+        refusal = error if isinstance(error, QuicksilverError) else internal_error()
+        (failed,) = form.failure(refusal)
+        await _close(turn, dict(failed["response"]), process)
+
+
+async def _close(turn: ResponseTurn, reply: dict[str, Any], process: str) -> bool:
+    """Whether the response was still open."""
+    stored = turn.stored(reply)
+    return await turn.storage.run(lambda store: store.finish(turn.owner, stored, process))
+
+
+async def _hold_lease(turn: ResponseTurn, response_id: str, process: str) -> None:
+    """Returns when the response was cancelled or deleted."""
+    while True:
+        await asyncio.sleep(RENEW_S)
+        with suppress(QuicksilverError):
+            if not await turn.storage.run(
+                lambda store: store.renew(turn.owner, RESPONSE, response_id, process, LEASE_S)
+            ):
+                return
+
+
+async def current_reply(stored: StoredObject, services: Services, owner: str) -> dict[str, Any]:
+    """The stored response; one whose work was interrupted becomes a failed one."""
+    reply: dict[str, Any] = read_json(stored)["reply"]
+    if not stored.is_open or stored.leased_until >= time.time():
+        return reply
+    error = {"code": "server_error", "message": "The server stopped while it worked on this response."}
+    return await _end(stored, services, owner, {"status": "failed", "error": error})
+
+
+async def cancel_response(stored: StoredObject, services: Services, owner: str) -> dict[str, Any]:
+    reply: dict[str, Any] = read_json(stored)["reply"]
+    if not reply.get("background"):
+        raise InvalidRequest("Only a response that was created with background=true can be cancelled.")
+    return await _end(stored, services, owner, {"status": "cancelled"}) if stored.is_open else reply
+
+
+async def _end(stored: StoredObject, services: Services, owner: str, changes: dict[str, Any]) -> dict[str, Any]:
+    whole = read_json(stored)
+    reply = {**whole["reply"], **changes}
+    body = write_json({**whole, "reply": reply})
+    ended = StoredObject(stored.kind, stored.id, body, stored.parent, stored.created_at)
+    if await services.storage.run(lambda store: store.finish(owner, ended, stored.leased_by)):
+        return reply
+    return dict(read_json(await services.storage.get(owner, RESPONSE, stored.id))["reply"])

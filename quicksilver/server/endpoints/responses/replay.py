@@ -1,0 +1,54 @@
+"""The events of a stored response. Those of one that is still being generated come when it is complete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+from fastapi import Request
+
+from quicksilver.server.endpoints.responses.background import OPEN, current_reply
+from quicksilver.server.endpoints.responses.turn import RESPONSE
+from quicksilver.server.http.sse import EventStream, named_event
+from quicksilver.server.services import Services, services_of
+
+POLL_S = 0.2
+ENDINGS = {"failed": "response.failed", "incomplete": "response.incomplete"}
+
+
+class NothingToClose:
+    async def aclose(self) -> None:
+        """The work goes on without a reader."""
+
+
+def stream_stored(request: Request, owner: str, response_id: str, starting_after: int = -1) -> EventStream:
+    services = services_of(request)
+    events = _events(services, owner, response_id, starting_after)
+    return EventStream(events, NothingToClose(), services.config.keep_alive_comment_s)
+
+
+async def _events(services: Services, owner: str, response_id: str, starting_after: int) -> AsyncGenerator[bytes, None]:
+    reply = await _reply(services, owner, response_id)
+    opening = {**reply, "status": "in_progress", "output": [], "usage": None}
+    created: dict[str, Any] = {"type": "response.created", "response": opening}
+    if starting_after < 0:
+        yield named_event(created["type"], {**created, "sequence_number": 0})
+    while reply["status"] in OPEN:
+        await asyncio.sleep(POLL_S)
+        reply = await _reply(services, owner, response_id)
+    for number, event in enumerate(_closing_events(reply), start=1):
+        if number > starting_after:
+            yield named_event(event["type"], {**event, "sequence_number": number})
+
+
+async def _reply(services: Services, owner: str, response_id: str) -> dict[str, Any]:
+    stored = await services.storage.get(owner, RESPONSE, response_id)
+    return await current_reply(stored, services, owner)
+
+
+def _closing_events(reply: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for index, item in enumerate(reply["output"]):
+        yield {"type": "response.output_item.added", "output_index": index, "item": item}
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+    yield {"type": ENDINGS.get(reply["status"], "response.completed"), "response": reply}

@@ -1,0 +1,98 @@
+"""/v1/conversations: items that responses continue and extend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from tests.server.conftest import HELLO, Served
+from tests.support.bank import Bank
+from tests.support.small_tokenizer import small_tokenizer
+
+CONVERSATIONS = "/v1/conversations"
+ITEM = {"type": "message", "role": "user", "content": "My name is Ada."}
+
+
+async def call(served: Served, method: str, path: str, **fields: Any) -> httpx.Response:
+    async with served.client() as client:
+        return await client.request(method, path, **fields)
+
+
+async def create(served: Served, **fields: object) -> str:
+    return str((await served.post(CONVERSATIONS, fields)).json()["id"])
+
+
+async def texts(served: Served, conversation: str, **query: object) -> list[Any]:
+    listed = await call(served, "GET", f"{CONVERSATIONS}/{conversation}/items", params={"order": "asc", **query})
+    return [item["content"][0]["text"] for item in listed.json()["data"]]
+
+
+async def test_a_conversation_lives_and_ends(served: Served) -> None:
+    made = (await call(served, "POST", CONVERSATIONS)).json()
+    place = f"{CONVERSATIONS}/{made['id']}"
+    assert (made["object"], made["metadata"]) == ("conversation", {})
+    changed = (await served.post(place, {"metadata": {"topic": "names"}})).json()
+    assert changed == (await served.get(place)).json() == {**made, "metadata": {"topic": "names"}}
+    assert (await call(served, "DELETE", place)).json() == {
+        "id": made["id"],
+        "object": "conversation.deleted",
+        "deleted": True,
+    }
+    assert (await served.get(place)).status_code == (await served.get(f"{place}/items")).status_code == 404
+
+
+async def test_items_are_added_listed_and_deleted(served: Served) -> None:
+    conversation = await create(served, items=[ITEM])
+    items = f"{CONVERSATIONS}/{conversation}/items"
+    added = (await served.post(items, {"items": [{**ITEM, "content": "I live in Oslo."}]})).json()["data"]
+    assert await texts(served, conversation) == ["My name is Ada.", "I live in Oslo."]
+    assert await texts(served, conversation, limit=1) == ["My name is Ada."]
+    last = added[0]["id"]
+    assert (await served.get(f"{items}/{last}")).json()["content"][0]["text"] == "I live in Oslo."
+    assert (await call(served, "DELETE", f"{items}/{last}")).json()["id"] == conversation
+    assert (await served.get(f"{items}/{last}")).status_code == 404
+    other = await create(served)
+    first = (await served.get(items)).json()["first_id"]
+    assert (await served.get(f"{CONVERSATIONS}/{other}/items/{first}")).status_code == 404
+
+
+async def test_a_response_continues_and_extends_a_conversation(served: Served) -> None:
+    conversation = await create(served, items=[ITEM])
+    body = {"model": "nano", "input": "Who am I?", "conversation": conversation}
+    reply = (await served.post("/v1/responses", body)).json()
+    assert reply["conversation"] == {"id": conversation}
+    prompt = "".join(map(small_tokenizer().token_text, served.engine.seen[-1].prompt_ids))
+    assert prompt.index("My name is Ada.") < prompt.index("Who am I?")
+    question, answer = (await texts(served, conversation))[1:]
+    assert (question, answer) == ("Who am I?", HELLO)
+    await served.post("/v1/responses", {**body, "conversation": {"id": conversation}, "input": "And now?"})
+    prompt = "".join(map(small_tokenizer().token_text, served.engine.seen[-1].prompt_ids))
+    assert prompt.index("Who am I?") < prompt.index("And now?")
+
+
+async def test_what_is_refused(served: Served, monkeypatch: Any) -> None:
+    unread = [{"type": "message", "role": "user", "content": [{"type": "input_image"}]}]
+    assert (await served.post(CONVERSATIONS, {"items": unread})).status_code == 400
+    assert (await served.post(CONVERSATIONS, {"items": [ITEM] * 21})).status_code == 400
+    both = {"model": "nano", "input": "x", "conversation": "c", "previous_response_id": "r"}
+    assert (await served.post("/v1/responses", both)).json()["error"]["param"] == "conversation"
+    missing = await served.post("/v1/responses", {"model": "nano", "input": "x", "conversation": "conv_none"})
+    assert missing.status_code == 404
+    monkeypatch.setattr("quicksilver.server.endpoints.conversations.route.MAX_ITEMS", 1)
+    conversation = await create(served, items=[ITEM])
+    assert (await served.post(f"{CONVERSATIONS}/{conversation}/items", {"items": [ITEM]})).status_code == 400
+    served.configure(stores=False)
+    assert (await served.post(CONVERSATIONS, {})).status_code == 400
+
+
+async def test_another_project_sees_nothing(served: Served, bank: Bank) -> None:
+    one, other = await bank.key(), await bank.key()
+    conversation = (await served.post(CONVERSATIONS, {"items": [ITEM]}, one)).json()["id"]
+    place = f"{CONVERSATIONS}/{conversation}"
+    assert (await served.get(place, one)).status_code == 200
+    for method, path in (("GET", place), ("DELETE", place), ("GET", f"{place}/items"), ("POST", place)):
+        assert (await call(served, method, path, headers=other, json={})).status_code == 404
+    body = {"model": "nano", "input": "x", "conversation": conversation}
+    assert (await served.post("/v1/responses", body, other)).status_code == 404
+    assert (await served.get(place)).status_code == 401

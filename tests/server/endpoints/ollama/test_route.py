@@ -1,0 +1,122 @@
+"""Ollama's API: chat and generate as lines of JSON, and the lists of models."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from quicksilver.core import Delta
+from quicksilver.errors import EngineDied
+from tests.server.conftest import Served, says
+
+HI = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+def lines(response: httpx.Response) -> list[dict[str, Any]]:
+    assert response.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+async def test_a_chat_is_streamed_unless_it_is_refused(served: Served) -> None:
+    served.engine.script = says("Hello world", piece_len=3)
+    streamed = lines(await served.post("/api/chat", {"model": "nano:latest", "messages": HI}))
+    assert "".join(line["message"]["content"] for line in streamed) == "Hello world"
+    assert [line["done"] for line in streamed] == [False] * (len(streamed) - 1) + [True]
+    whole = (await served.post("/api/chat", {"model": "nano", "messages": HI, "stream": False})).json()
+    assert whole["message"] == {"role": "assistant", "content": "Hello world"}
+    for reply in (streamed[-1], whole):
+        assert (reply["done"], reply["done_reason"], reply["eval_count"]) == (True, "stop", len("Hello world"))
+        assert reply["total_duration"] >= reply["prompt_eval_duration"] >= 0
+
+
+async def test_options_reach_the_engine(served: Served) -> None:
+    options = {
+        "num_predict": 7,
+        "temperature": 0.5,
+        "top_k": 9,
+        "seed": 3,
+        "stop": ["x"],
+        "repeat_penalty": 1.1,
+        "num_ctx": 9,
+    }
+    await served.post("/api/chat", {"messages": HI, "stream": False, "options": options})
+    params = served.engine.seen[0].params
+    assert (params.max_new_tokens, params.temperature, params.top_k, params.seed) == (7, 0.5, 9, 3)
+    assert params.repetition_penalty == 1.1
+
+
+async def test_tool_calls_have_objects_as_arguments(served: Served) -> None:
+    served.engine.script = says('<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>')
+    body = {"messages": HI, "tools": [TOOL]}
+    call = {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
+    whole = (await served.post("/api/chat", {**body, "stream": False})).json()
+    assert whole["message"]["tool_calls"] == [call]
+    streamed = lines(await served.post("/api/chat", body))
+    assert [line["message"]["tool_calls"] for line in streamed if "tool_calls" in line["message"]] == [[call]]
+    history = [
+        *HI,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "sunny", "tool_name": "weather"},
+    ]
+    assert (await served.post("/api/chat", {**body, "messages": history, "stream": False})).status_code == 200
+
+
+async def test_thinking_is_a_field_of_its_own(served: Served) -> None:
+    served.engine.script = says("Hmm.</think>Hello")
+    reply = (await served.post("/api/chat", {"messages": HI, "think": True, "stream": False})).json()
+    assert (reply["message"]["thinking"], reply["message"]["content"]) == ("Hmm.", "Hello")
+
+
+@pytest.mark.parametrize("form", ["json", {"type": "object", "properties": {"a": {"type": "integer"}}}])
+async def test_a_format_constrains_the_answer(served: Served, form: object) -> None:
+    served.engine.script = says('{"a": 1}')
+    reply = (await served.post("/api/chat", {"messages": HI, "format": form, "stream": False})).json()
+    assert json.loads(reply["message"]["content"]) == {"a": 1}
+    assert served.engine.seen[0].constraint is not None
+
+
+async def test_generate(served: Served) -> None:
+    served.engine.script = says("Hello")
+    assert (await served.post("/api/generate", {"prompt": "Hi", "system": "Be brief.", "stream": False})).json()[
+        "response"
+    ] == "Hello"
+    await served.post("/v1/chat/completions", {"messages": [{"role": "system", "content": "Be brief."}, *HI]})
+    assert served.engine.seen[0].prompt_ids == served.engine.seen[1].prompt_ids
+    streamed = lines(await served.post("/api/generate", {"prompt": "Hi", "raw": True}))
+    assert "".join(line["response"] for line in streamed) == "Hello"
+    await served.post("/v1/completions", {"prompt": "Hi"})
+    assert served.engine.seen[2].prompt_ids == served.engine.seen[3].prompt_ids
+    await served.post("/api/generate", {"prompt": "a = ", "suffix": "\n", "stream": False})
+    await served.post("/v1/fim/completions", {"prompt": "a = ", "suffix": "\n"})
+    assert served.engine.seen[4].prompt_ids == served.engine.seen[5].prompt_ids
+
+
+@pytest.mark.parametrize(("path", "field"), [("/api/chat", "message"), ("/api/generate", "response")])
+async def test_an_empty_request_only_loads_the_model(served: Served, path: str, field: str) -> None:
+    reply = (await served.post(path, {"model": "nano"})).json()
+    assert (reply["done"], reply["done_reason"], field in reply, served.engine.seen) == (True, "load", True, [])
+
+
+async def test_lists(served: Served) -> None:
+    listed = (await served.get("/api/tags")).json()["models"]
+    assert {"nano", "mercury-2"} <= {model["name"] for model in listed}
+    shown = (await served.post("/api/show", {"model": "nano:latest"})).json()
+    assert shown["model_info"]["fake.context_length"] == 4096
+    assert {"completion", "tools"} <= set(shown["capabilities"])
+    assert (await served.post("/api/show", {"name": "mercury-2"})).status_code == 200
+    assert (await served.get("/api/version")).json()["version"]
+
+
+async def test_errors_are_text(served: Served) -> None:
+    missing = await served.post("/api/chat", {"model": "llama9", "messages": HI})
+    assert missing.status_code == 404
+    assert "llama9" in missing.json()["error"]
+    images = await served.post("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]})
+    assert images.status_code == 400
+    served.engine.script = lambda request: [Delta(request.id, (70,)), EngineDied("the worker died")]
+    streamed = lines(await served.post("/api/chat", {"messages": HI}))
+    assert "worker" in streamed[-1]["error"]

@@ -1,0 +1,267 @@
+"""Stored responses: continued, read, deleted, generated in the background, compacted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from quicksilver.core import Request
+from quicksilver.errors import EngineDied
+from quicksilver.server.endpoints.responses import background
+from tests.server.conftest import HELLO, Served, says
+from tests.server.endpoints.responses.test_route import RESPONSES, ask, named_events, prompt_text
+from tests.support.bank import Bank
+from tests.support.fake_engine import Step
+
+
+async def call(served: Served, method: str, path: str, **fields: Any) -> httpx.Response:
+    async with served.client() as client:
+        return await client.request(method, path, **fields)
+
+
+async def create(served: Served, given: object = "Hi", **fields: object) -> dict[str, Any]:
+    response = await served.post(RESPONSES, ask(given, **fields))
+    assert response.status_code == 200, response.text
+    return dict(response.json())
+
+
+async def test_a_response_is_stored_read_and_deleted(served: Served) -> None:
+    made = await create(served)
+    place = f"{RESPONSES}/{made['id']}"
+    assert (await served.get(place)).json() == made
+    assert (await call(served, "DELETE", place)).json()["deleted"] is True
+    assert (await served.get(place)).status_code == (await call(served, "DELETE", place)).status_code == 404
+
+
+async def test_nothing_is_stored_unless_request_and_operator_agree(served: Served) -> None:
+    unstored = await create(served, store=False)
+    assert unstored["store"] is False
+    assert (await served.get(f"{RESPONSES}/{unstored['id']}")).status_code == 404
+    stored = await create(served)
+    served.configure(stores=False)
+    assert (await create(served, store=True))["store"] is False
+    assert (await served.get(f"{RESPONSES}/{stored['id']}")).status_code == 404
+    for fields in ({"previous_response_id": stored["id"]}, {"conversation": "c"}, {"background": True}):
+        refused = await served.post(RESPONSES, ask(**fields))
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == next(iter(fields))
+
+
+async def test_a_streamed_response_is_stored_as_it_was_sent(served: Served) -> None:
+    received = named_events(await served.post(RESPONSES, ask(stream=True)))
+    final = received[-1]["response"]
+    assert (await served.get(f"{RESPONSES}/{final['id']}")).json() == final
+
+
+async def test_a_failed_stream_is_not_stored(served: Served) -> None:
+    served.engine.script = lambda request: [EngineDied("the worker died")]
+    assert (await served.post(RESPONSES, ask())).status_code == 503
+    listed = await served.services.storage.run(lambda store: store.find("", "response"))
+    assert listed == []
+
+
+async def test_a_response_continues_another_without_its_instructions(served: Served) -> None:
+    served.engine.script = says("Hello Ada.")
+    first = await create(served, "My name is Ada.", instructions="Be brief.")
+    second = await create(served, "Who am I?", previous_response_id=first["id"])
+    assert second["previous_response_id"] == first["id"]
+    third = await create(served, "Again?", previous_response_id=second["id"])
+    text = prompt_text(served)
+    places = [text.index(part) for part in ("My name is Ada.", "Hello Ada.", "Who am I?", "Again?")]
+    assert places == sorted(places)
+    assert "Be brief." not in text
+    items = (await served.get(f"{RESPONSES}/{third['id']}/input_items?order=asc")).json()
+    assert [item["role"] for item in items["data"]] == ["user", "assistant", "user", "assistant", "user"]
+    page = (await served.get(f"{RESPONSES}/{third['id']}/input_items?limit=1&after={items['last_id']}")).json()
+    assert page["has_more"] is True
+    await call(served, "DELETE", f"{RESPONSES}/{first['id']}")
+    broken = await served.post(RESPONSES, ask(previous_response_id=second["id"]))
+    assert (broken.status_code, broken.json()["error"]["code"]) == (404, "previous_response_not_found")
+
+
+async def test_a_call_and_its_output_continue(served: Served) -> None:
+    served.engine.script = says('<tool_call>{"name": "look", "arguments": {"at": "Oslo"}}</tool_call>')
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
+    first = await create(served, tools=tools)
+    (made,) = first["output"]
+    served.engine.script = says(HELLO)
+    output = {"type": "function_call_output", "call_id": made["call_id"], "output": "rain"}
+    await create(served, [output], tools=tools, previous_response_id=first["id"])
+    text = prompt_text(served)
+    assert text.index("Oslo") < text.index("rain")
+
+
+async def test_an_item_is_referred_to_only_within_its_conversation(served: Served) -> None:
+    first = await create(served)
+    reference = {"type": "item_reference", "id": first["output"][0]["id"]}
+    await create(served, [reference, {"role": "user", "content": "x"}], previous_response_id=first["id"])
+    assert (await served.post(RESPONSES, ask([reference]))).json()["error"]["param"] == "input.0"
+
+
+async def test_the_oldest_responses_make_room(served: Served) -> None:
+    served.configure(stored_bytes=4000)
+    made = [(await create(served))["id"] for _ in range(6)]
+    found = [(await served.get(f"{RESPONSES}/{each}")).status_code for each in made]
+    assert found[0] == 404
+    assert found[-1] == 200
+    assert found == sorted(found, reverse=True)
+
+
+async def test_old_items_are_dropped_where_truncation_is_auto(served: Served) -> None:
+    history = [{"role": "user", "content": f"<{i}>" + "x" * 900} for i in range(8)]
+    assert (await served.post(RESPONSES, ask(history, max_output_tokens=8))).status_code == 400
+    await create(served, history, max_output_tokens=8, truncation="auto")
+    assert "<7>" in prompt_text(served)
+    assert "<0>" not in prompt_text(served)
+
+
+async def wait_for(served: Served, place: str, status: str) -> dict[str, Any]:
+    async with asyncio.timeout(10):
+        while (reply := (await served.get(place)).json())["status"] != status:
+            await asyncio.sleep(0.01)
+    return dict(reply)
+
+
+async def test_a_background_response_is_queued_and_completed(served: Served) -> None:
+    made = await create(served, background=True)
+    assert (made["status"], made["background"], made["output"]) == ("queued", True, [])
+    place = f"{RESPONSES}/{made['id']}"
+    done = await wait_for(served, place, "completed")
+    assert done["output"][0]["content"][0]["text"] == HELLO
+    assert (await call(served, "POST", f"{place}/cancel")).json() == done
+    received = named_events(await served.get(f"{place}?stream=true"))
+    assert [event["sequence_number"] for event in received] == list(range(len(received)))
+    assert received[-1]["response"] == done
+    assert len(named_events(await served.get(f"{place}?stream=true&starting_after=1"))) == len(received) - 2
+
+
+async def test_a_background_response_may_be_streamed(served: Served) -> None:
+    received = named_events(await served.post(RESPONSES, ask(background=True, stream=True)))
+    assert (received[0]["type"], received[-1]["type"]) == ("response.created", "response.completed")
+
+
+async def test_a_background_response_fails_with_its_engine(served: Served) -> None:
+    first = says(HELLO)
+
+    def script(request: Request) -> list[Step]:
+        return [first(request)[0], EngineDied("the worker died")]
+
+    served.engine.script = script
+    made = await create(served, background=True)
+    failed = await wait_for(served, f"{RESPONSES}/{made['id']}", "failed")
+    assert failed["error"] == {"code": "server_error", "message": "the worker died"}
+
+
+@pytest.mark.parametrize(("method", "suffix"), [("POST", "/cancel"), ("DELETE", "")])
+async def test_cancelling_and_deleting_end_the_work(
+    served: Served, monkeypatch: pytest.MonkeyPatch, method: str, suffix: str
+) -> None:
+    monkeypatch.setattr(background, "RENEW_S", 0.01)
+    first, never = says(HELLO), asyncio.Event()
+    served.engine.script = lambda request: [first(request)[0], never.wait, *first(request)[1:]]
+    made = await create(served, background=True)
+    assert served.engine.num_open == 1
+    assert (await call(served, method, f"{RESPONSES}/{made['id']}{suffix}")).status_code == 200
+    async with asyncio.timeout(10):
+        while served.engine.num_open:
+            await asyncio.sleep(0.01)
+    after = await served.get(f"{RESPONSES}/{made['id']}")
+    assert after.status_code == 404 if method == "DELETE" else after.json()["status"] == "cancelled"
+
+
+async def test_work_that_was_interrupted_is_reported_as_failed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "LEASE_S", -5)
+    never = asyncio.Event()
+    served.engine.script = lambda request: [says(HELLO)(request)[0], never.wait]
+    made = await create(served, background=True)
+    monkeypatch.setattr(background, "RENEW_S", 0.01)
+    reply = (await served.get(f"{RESPONSES}/{made['id']}")).json()
+    assert (reply["status"], reply["error"]["code"]) == ("failed", "server_error")
+    async with asyncio.timeout(10):
+        while served.engine.num_open:
+            await asyncio.sleep(0.01)
+
+
+async def test_only_background_responses_are_cancelled(served: Served) -> None:
+    made = await create(served)
+    assert (await call(served, "POST", f"{RESPONSES}/{made['id']}/cancel")).status_code == 400
+    assert (await served.post(RESPONSES, ask(background=True, store=False))).json()["error"]["param"] == "background"
+
+
+async def test_a_compacted_conversation_keeps_the_words_of_the_user(served: Served) -> None:
+    first = await create(served, "My name is Ada.")
+    served.engine.script = says("Ada said her name.")
+    compacted = await served.post(
+        f"{RESPONSES}/compact", {"model": "nano", "previous_response_id": first["id"], "input": "Go on."}
+    )
+    reply = compacted.json()
+    assert reply["object"] == "response.compaction"
+    assert [item["type"] for item in reply["output"]] == ["message", "message", "compaction"]
+    assert reply["usage"]["output_tokens"] > 0
+    await create(served, [*reply["output"], {"role": "user", "content": "Who am I?"}])
+    text = prompt_text(served)
+    assert text.index("Go on.") < text.index("Ada said her name.") < text.index("Who am I?")
+    forged = {"type": "compaction", "encrypted_content": "\u00fc"}
+    assert (await served.post(RESPONSES, ask([forged]))).status_code == 400
+
+
+async def test_a_conversation_that_cannot_be_compacted_is_refused(served: Served) -> None:
+    calls = [{"type": "function_call", "call_id": "", "name": "f", "arguments": ""}] * 200
+    refused = await served.post(f"{RESPONSES}/compact", {"model": "nano", "input": calls})
+    assert refused.status_code == 400
+
+
+async def test_input_tokens_are_counted(served: Served) -> None:
+    counted = (await served.post(f"{RESPONSES}/input_tokens", ask("How long?"))).json()
+    made = await create(served, "How long?")
+    assert counted == {"object": "response.input_tokens", "input_tokens": made["usage"]["input_tokens"]}
+
+
+async def test_another_project_sees_nothing(served: Served, bank: Bank) -> None:
+    one, other = await bank.key(), await bank.key()
+    made = (await served.post(RESPONSES, ask(), one)).json()["id"]
+    place = f"{RESPONSES}/{made}"
+    assert (await served.get(place, one)).status_code == 200
+    for method, path in (
+        ("GET", place),
+        ("DELETE", place),
+        ("POST", f"{place}/cancel"),
+        ("GET", f"{place}/input_items"),
+    ):
+        assert (await call(served, method, path, headers=other)).status_code == 404
+    assert (await served.post(RESPONSES, ask(previous_response_id=made), other)).status_code == 404
+    assert (await served.get(place)).status_code == 401
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from quicksilver.accounts.objects import open_local
+from quicksilver.accounts.records import StoredObject
+store = open_local(Path(sys.argv[1]))
+for number in range(10**6):
+    store.put("", [StoredObject("response", f"resp_{number}", b"x" * 1000)])
+    print(number, flush=True)
+"""
+
+
+def test_what_was_stored_survives_a_kill(tmp_path: Path) -> None:
+    from quicksilver.accounts.objects import open_local
+
+    path = tmp_path / "objects.db"
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        told = [int(writer.stdout.readline()) for _ in range(20)]
+        os.kill(writer.pid, signal.SIGKILL)
+        told += [int(line) for line in writer.stdout.read().split()]
+    store = open_local(path)
+    assert all(store.get("", "response", f"resp_{number}") for number in told)
+    store.close()
