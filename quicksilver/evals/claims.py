@@ -1,0 +1,218 @@
+"""Published figures and their evidence: the claims of a TOML file against pages, result files and fresh runs.
+
+A claim names the page that publishes a figure, the result file that it comes from, the command that measures it and the
+band in which a measured value must lie. Paths in the file are relative to the checkout, the parent of its folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quicksilver.errors import InvalidRequest
+
+MAX_RUN_S = 1800
+PLACEHOLDER = "{value}"
+# In a quote: any other cell of the table's row.
+OTHER_CELL = "*"
+Step = str | int | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One published figure. `value` leads through a JSON report; `scale` and `format` turn it into the printed text."""
+
+    id: str
+    text: str
+    hardware: str
+    harness: str
+    page: str = ""
+    quote: str = ""
+    result: str = ""
+    where: Mapping[str, Any] | None = None
+    value: Sequence[Step] = ()
+    scale: float = 1.0
+    format: str = "g"
+    band: Sequence[float] = ()
+    command: str = ""
+    data: str = ""
+    is_measured: bool = False
+
+    def __post_init__(self) -> None:
+        if bool(self.page) != bool(self.quote) or (self.quote and PLACEHOLDER not in self.quote and self.value):
+            raise InvalidRequest(f"claim {self.id}: page and quote belong together, and the quote has {PLACEHOLDER}")
+        if self.value and len(self.band) != 2:
+            raise InvalidRequest(f"claim {self.id}: a claim with a value has a band of two numbers")
+        if not self.value and not self.command:
+            raise InvalidRequest(f"claim {self.id}: a claim has a value, or a command that must succeed")
+        if self.value and not self.is_measured and not self.result:
+            raise InvalidRequest(f"claim {self.id}: a claim that is not measured here has a result file")
+
+    def printed(self, text: str, value: float) -> str:
+        """A text of the claim with the value as the page prints it."""
+        return text.replace(PLACEHOLDER, format(value, self.format))
+
+    def holds(self, value: float) -> bool:
+        low, high = self.band
+        return low <= value <= high
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`problems` is empty for a claim that holds. `skipped` says why a measurable claim was not measured."""
+
+    claim: Claim
+    recorded: float | None = None
+    measured: float | None = None
+    source: str = ""
+    skipped: str = ""
+    problems: tuple[str, ...] = ()
+
+    def plain(self) -> dict[str, Any]:
+        """The outcome as JSON."""
+        claim = self.claim
+        text = claim.text if self.recorded is None else claim.printed(claim.text, self.recorded)
+        named = {"id": claim.id, "text": text, "page": claim.page, "hardware": claim.hardware}
+        run = {"harness": claim.harness, "command": claim.command, "band": list(claim.band), "source": self.source}
+        found = {"recorded": self.recorded, "measured": self.measured, "skipped": self.skipped}
+        return {**named, **run, **found, "passed": not self.problems, "problems": list(self.problems)}
+
+
+def read_claims(path: Path) -> list[Claim]:
+    try:
+        entries = tomllib.loads(path.read_text())["claim"]
+        claims = [Claim(**entry) for entry in entries]
+    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        raise InvalidRequest(f"{path} is not a claims file: {error}") from error
+    if len({claim.id for claim in claims}) != len(claims):
+        raise InvalidRequest(f"{path}: two claims have the same id")
+    return claims
+
+
+def look_up(report: Any, steps: Sequence[Step]) -> float:
+    """The number at a path. A mapping as a step selects the first entry of a list that has these fields."""
+    for step in steps:
+        if isinstance(step, Mapping):
+            report = next(entry for entry in report if has_fields(entry, step))
+        else:
+            report = report[step]
+    return float(report.partition("/")[0] if isinstance(report, str) else report)
+
+
+def has_fields(report: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether the report has these values; a dot in a name leads into an object."""
+    for name, value in wanted.items():
+        found: Any = report
+        for part in name.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        if found != value:
+            return False
+    return True
+
+
+def newest_value(claim: Claim, folder: Path, pattern: str) -> tuple[float, str]:
+    """The claim's value, in published units, from the newest matching report that has it, and that report's name."""
+    found = []
+    for path in sorted(folder.glob(pattern)):
+        report = json.loads(path.read_text())
+        if has_fields(report, claim.where or {}):
+            try:
+                found.append((str(report.get("date", "")), look_up(report, claim.value), path.name))
+            except (KeyError, IndexError, StopIteration, TypeError, ValueError):
+                continue
+    if not found:
+        raise InvalidRequest(f"no report that matches {pattern} has the value")
+    _, value, name = max(found, key=lambda entry: (entry[0], entry[2]))
+    return claim.scale * value, name
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """Checks claims of a checkout. `data` is a folder with evaluation data, which is not part of the project. `gpu` is
+    the name of the device, such as NVIDIA H200; a claim for a GPU is measured if its hardware is part of the name."""
+
+    root: Path
+    data: Path | None = None
+    gpu: str = ""
+    is_measuring: bool = True
+
+    def check(self, claim: Claim) -> Outcome:
+        if not claim.value:
+            return self._check_command(claim)
+        problems, recorded, measured, source = list[str](), None, None, ""
+        if claim.result:
+            try:
+                recorded, source = newest_value(claim, self.root, claim.result)
+            except InvalidRequest as error:
+                problems.append(error.message)
+        if recorded is not None:
+            problems += self._page_problems(claim, recorded)
+            problems += [] if claim.holds(recorded) else [f"the recorded value {recorded:g} is outside the band"]
+        skipped = self._reason_to_skip(claim)
+        if claim.is_measured and not skipped:
+            try:
+                measured = self._measure(claim)
+            except InvalidRequest as error:
+                problems.append(error.message)
+        if measured is not None and not claim.holds(measured):
+            problems.append(f"the measured value {measured:g} is outside the band")
+        return Outcome(claim, recorded, measured, source, skipped, tuple(problems))
+
+    def _check_command(self, claim: Claim) -> Outcome:
+        """A claim without a value holds if its command exits with 0."""
+        skipped = self._reason_to_skip(claim)
+        try:
+            if not skipped:
+                self._run(claim, self.root)
+        except InvalidRequest as error:
+            return Outcome(claim, problems=(error.message,))
+        return Outcome(claim, skipped=skipped)
+
+    def _page_problems(self, claim: Claim, recorded: float) -> list[str]:
+        if not claim.page:
+            return []
+        printed = claim.printed(claim.quote, recorded)
+        pattern = "[^|]*".join(map(re.escape, printed.split(OTHER_CELL)))
+        try:
+            text = (self.root / claim.page).read_text()
+        except OSError:
+            return [f"{claim.page} cannot be read"]
+        return [] if re.search(pattern, " ".join(text.split())) else [f"{claim.page} does not contain: {printed}"]
+
+    def _reason_to_skip(self, claim: Claim) -> str:
+        if not claim.is_measured:
+            return ""
+        if not self.is_measuring:
+            return "not measured on request"
+        if claim.hardware != "cpu" and claim.hardware not in self.gpu:
+            return f"needs a GPU of type {claim.hardware}"
+        if claim.data and (self.data is None or not (self.data / claim.data).exists()):
+            return f"needs --data with {claim.data}"
+        return ""
+
+    def _measure(self, claim: Claim) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            self._run(claim, Path(folder))
+            return newest_value(claim, Path(folder), "**/*.json")[0]
+
+    def _run(self, claim: Claim, out: Path) -> None:
+        """Run the claim's command in the checkout. `{out}` is a folder for its report, `{data}` the claim's data."""
+        data = self.data / claim.data if self.data is not None else ""
+        names = {"python": sys.executable, "out": str(out), "data": str(data)}
+        words = [word.format(**names) for word in shlex.split(claim.command)]
+        try:
+            done = subprocess.run(words, cwd=self.root, capture_output=True, text=True, timeout=MAX_RUN_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise InvalidRequest(f"the command failed: {error}") from error
+        if done.returncode:
+            last = (done.stderr or done.stdout).strip().splitlines()[-1:]
+            raise InvalidRequest(f"the command exited with {done.returncode}: {' '.join(last)}")

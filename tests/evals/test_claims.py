@@ -1,0 +1,137 @@
+"""Claims against pages, result files and commands, in a small made-up checkout."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from quicksilver.errors import InvalidRequest
+from quicksilver.evals.claims import Claim, Verifier, has_fields, look_up, read_claims
+
+ROOT = Path(__file__).parents[2]
+SPEED = Claim(
+    id="speed",
+    text="{value} tokens/s",
+    hardware="cpu",
+    harness="a script",
+    page="docs/page.md",
+    quote="| nano | * | {value} |",
+    result="results/speed-*.json",
+    where={"settings.model": "nano"},
+    value=["rows", {"way": "verify"}, "speed"],
+    format=",.0f",
+    band=[1000, 2000],
+)
+WRITE = "{{python}} -c \"import sys; open(sys.argv[1] + '/r.json', 'w').write(sys.argv[2])\" {{out}} '{}'"
+
+
+def report(speed: float, date: str, model: str = "nano") -> str:
+    return json.dumps({"date": date, "settings": {"model": model}, "rows": [{"way": "verify", "speed": speed}]})
+
+
+def measured(speed: float) -> Claim:
+    text = report(speed, "2026-02-01").replace("{", "{{").replace("}", "}}")
+    return replace(SPEED, is_measured=True, command=WRITE.format(text))
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "results").mkdir()
+    (tmp_path / "docs/page.md").write_text("# Speed\n\n| model | x | y |\n|---|---|---|\n| nano | 7 | 1,234 |\n")
+    (tmp_path / "results/speed-a.json").write_text(report(900, "2026-01-01"))
+    (tmp_path / "results/speed-b.json").write_text(report(1234.2, "2026-01-02"))
+    (tmp_path / "results/speed-c.json").write_text(report(1, "2026-01-03", model="other"))
+    return tmp_path
+
+
+def test_a_claim_holds_with_the_newest_report_of_its_kind(checkout: Path) -> None:
+    outcome = Verifier(checkout).check(SPEED)
+    assert (outcome.problems, outcome.recorded, outcome.source) == ((), 1234.2, "speed-b.json")
+    assert outcome.plain()["text"] == "1,234 tokens/s"
+
+
+def test_a_figure_edited_by_hand_is_found(checkout: Path) -> None:
+    page = checkout / "docs/page.md"
+    page.write_text(page.read_text().replace("1,234", "1,999"))
+    (problem,) = Verifier(checkout).check(SPEED).problems
+    assert problem == "docs/page.md does not contain: | nano | * | 1,234 |"
+
+
+def test_a_wildcard_stays_within_its_cell(checkout: Path) -> None:
+    assert Verifier(checkout).check(replace(SPEED, quote="| nano | {value} |")).problems
+    assert Verifier(checkout).check(replace(SPEED, quote="| model | * | {value} |")).problems
+
+
+def test_a_recorded_value_outside_its_band_is_found(checkout: Path) -> None:
+    (problem,) = Verifier(checkout).check(replace(SPEED, band=[1300, 2000])).problems
+    assert "recorded value 1234.2 is outside" in problem
+
+
+@pytest.mark.parametrize(("speed", "num_problems"), [(1500, 0), (2500, 1)])
+def test_a_measured_value_must_lie_in_the_band(checkout: Path, speed: float, num_problems: int) -> None:
+    outcome = Verifier(checkout).check(measured(speed))
+    assert (outcome.measured, len(outcome.problems)) == (speed, num_problems)
+
+
+def test_claims_that_this_machine_cannot_run_are_checked_against_their_record(checkout: Path) -> None:
+    gpu, data = replace(measured(1500), hardware="H200"), replace(measured(1500), data="items.jsonl")
+    assert Verifier(checkout).check(gpu).skipped == "needs a GPU of type H200"
+    assert Verifier(checkout, gpu="NVIDIA A100").check(gpu).skipped == "needs a GPU of type H200"
+    assert Verifier(checkout, gpu="NVIDIA H200").check(gpu).measured == 1500
+    assert Verifier(checkout).check(data).skipped == "needs --data with items.jsonl"
+    assert Verifier(checkout, is_measuring=False).check(measured(1500)).measured is None
+
+
+def test_a_command_that_fails_or_writes_nothing_is_a_problem(checkout: Path) -> None:
+    failing = replace(SPEED, is_measured=True, command="{python} -c 'raise SystemExit(\"no disk\")'")
+    assert Verifier(checkout).check(failing).problems == ("the command exited with 1: no disk",)
+    silent = replace(SPEED, is_measured=True, command="{python} -c pass")
+    assert "no report" in Verifier(checkout).check(silent).problems[0]
+
+
+def test_a_claim_without_a_value_holds_if_its_command_succeeds(checkout: Path) -> None:
+    check = Claim("tables", "Tables are current.", "cpu", "a script", command="{python} -c pass")
+    assert Verifier(checkout).check(check).problems == ()
+    assert Verifier(checkout).check(replace(check, command="{python} -c 1/0")).problems
+
+
+def test_a_missing_page_or_report_is_a_problem(checkout: Path) -> None:
+    assert Verifier(checkout).check(replace(SPEED, page="docs/none.md")).problems == ("docs/none.md cannot be read",)
+    assert "no report" in Verifier(checkout).check(replace(SPEED, result="results/x-*.json")).problems[0]
+
+
+def test_paths_lead_through_objects_lists_and_shares() -> None:
+    assert look_up({"a": [{"b": 1}, {"b": 2, "c": "36/40"}]}, ["a", {"b": 2}, "c"]) == 36
+    assert has_fields({"a": {"b": 1}}, {"a.b": 1})
+    assert not has_fields({"a": 1}, {"a.b": 1})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"quote": ""}, {"quote": "no figure"}, {"band": [1]}, {"value": ()}, {"result": ""}],
+    ids=lambda change: next(iter(change)),
+)
+def test_an_incomplete_claim_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest, match="claim speed"):
+        replace(SPEED, **change)
+
+
+def test_a_file_that_is_not_a_claims_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "claims.toml"
+    for text in ("[[claim]]\nunknown = 1\n", "not toml", ""):
+        path.write_text(text)
+        with pytest.raises(InvalidRequest, match="is not a claims file"):
+            read_claims(path)
+    with pytest.raises(InvalidRequest):
+        read_claims(tmp_path / "none.toml")
+
+
+def test_the_claims_of_this_checkout_hold_without_new_runs() -> None:
+    verifier = Verifier(ROOT, is_measuring=False)
+    claims = [claim for claim in read_claims(ROOT / "docs/claims.toml") if claim.value]
+    assert len(claims) > 20
+    assert [(claim.id, problems) for claim in claims if (problems := verifier.check(claim).problems)] == []
