@@ -1,0 +1,178 @@
+"""Ray Serve applications of the engines: start, join, status, drain and end.
+
+Serve runs without its HTTP proxies; API processes call the deployments by handle. Ray carries out code of every process
+that reaches its ports, so token authentication is always on. A cluster that is started here has a loopback address
+unless another one is given; some ports of Ray listen on all interfaces all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from quicksilver.cluster.ray import messages
+from quicksilver.cluster.ray.client import ClusterEngine
+from quicksilver.cluster.ray.config import ClusterConfig, ClusterModel, app_name
+from quicksilver.errors import QuicksilverError
+from quicksilver.worker.program import WorkerConfig
+
+ROUTER = "quicksilver.cluster.ray.router:AffinityRouter"
+QUEUE_ANSWER_S = 0.5
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 10.0
+
+
+def require_ray() -> None:
+    """Turns token authentication on. Raises QuicksilverError if Ray is not installed."""
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # A replica that is slow to report its queue would lose its requests to another one, and with them its prefixes.
+    os.environ.setdefault("RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S", str(QUEUE_ANSWER_S))
+    try:
+        import ray.serve  # noqa: F401
+    except ImportError:
+        raise QuicksilverError("a cluster needs one more package: pip install 'quicksilver-llm[cluster]'") from None
+
+
+def connect(config: ClusterConfig, node_ip: str = "127.0.0.1") -> None:
+    """Joins the cluster, or starts one on this machine if the file names none."""
+    require_ray()
+    import ray
+
+    if ray.is_initialized():
+        return
+    path = os.pathsep.join(filter(None, (config.python_path, os.environ.get("PYTHONPATH", ""))))
+    settings: dict[str, Any] = {
+        "namespace": "quicksilver",
+        "log_to_driver": False,
+        "runtime_env": {"env_vars": {"PYTHONPATH": path}} if path else None,
+    }
+    if config.address:
+        ray.init(address=config.address, **settings)
+    else:
+        # Not a cluster that happens to run on this machine already.
+        ray.init(address="local", include_dashboard=False, _node_ip_address=node_ip, **settings)
+
+
+def worker_arguments(model: ClusterModel) -> list[str]:
+    """The arguments of Python for a worker of the model."""
+    return WorkerConfig(model.model, dict(model.load), dict(model.engine)).command()[1:]
+
+
+def deploy(config: ClusterConfig, arguments: Callable[[ClusterModel], list[str]] = worker_arguments) -> None:
+    """Starts or updates every engine; returns when each has its least number of replicas."""
+    from ray import serve
+
+    serve.start(proxy_location="Disabled")
+    targets = [
+        serve.RunTarget(
+            target=_application(model, config, arguments(model)), name=app_name(model.model), route_prefix=None
+        )
+        for model in config.models
+    ]
+    serve.run_many(targets)
+
+
+def _application(model: ClusterModel, config: ClusterConfig, arguments: list[str]) -> Any:
+    from ray import serve
+    from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+
+    from quicksilver.cluster.ray.replica import EngineReplica
+
+    deployment = serve.deployment(
+        EngineReplica,
+        name=app_name(model.model),
+        ray_actor_options={
+            "num_cpus": model.num_cpus,
+            "num_gpus": model.num_gpus,
+            "resources": model.resources,
+        },
+        max_ongoing_requests=model.max_open,
+        max_queued_requests=4 * model.max_open,
+        autoscaling_config=AutoscalingConfig(
+            min_replicas=model.min_replicas,
+            max_replicas=model.max_replicas,
+            target_ongoing_requests=model.target_open,
+            upscale_delay_s=model.upscale_delay_s,
+            downscale_delay_s=model.downscale_delay_s,
+        ),
+        graceful_shutdown_timeout_s=config.drain_s,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
+    )
+    return deployment.bind(messages.encode(messages.ReplicaConfig(arguments)))
+
+
+def open_engine(model: str) -> ClusterEngine:
+    """A client of the model's replicas; `start` before use."""
+    from ray import serve
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import RayServeException
+
+    return ClusterEngine(serve.get_app_handle(app_name(model)), (RayError, RayServeException))
+
+
+def status_of(config: ClusterConfig) -> dict[str, Any]:
+    """Nodes and models of the cluster as JSON."""
+    import ray
+    from ray import serve
+
+    applications = serve.status().applications
+    return {
+        "nodes": [
+            {
+                "id": node["NodeID"],
+                "address": node["NodeManagerAddress"],
+                "is_alive": node["Alive"],
+                "resources": node["Resources"],
+            }
+            for node in ray.nodes()
+        ],
+        "models": [_model_status(model, applications.get(app_name(model.model))) for model in config.models],
+    }
+
+
+def _model_status(model: ClusterModel, application: Any) -> dict[str, Any]:
+    states: dict[str, int] = {}
+    if application is not None:
+        for deployment in application.deployments.values():
+            states = {_text(state): count for state, count in deployment.replica_states.items()}
+    return {
+        "model": model.model,
+        "status": _text(application.status) if application is not None else "NOT_DEPLOYED",
+        "replicas": states,
+        "min_replicas": model.min_replicas,
+        "max_replicas": model.max_replicas,
+    }
+
+
+def _text(state: Any) -> str:
+    """The value of an enumeration, or a string as it is."""
+    return str(getattr(state, "value", state))
+
+
+def drain(node_id: str, seconds: float) -> None:
+    """Moves all replicas away from a node; their open requests may finish within `seconds`."""
+    import ray
+
+    command = [
+        *(str(Path(sys.executable).parent / "ray"), "drain-node", "--address", ray.get_runtime_context().gcs_address),
+        *("--node-id", node_id, "--reason", "DRAIN_NODE_REASON_PREEMPTION"),
+        *("--reason-message", "quicksilver cluster drain", "--deadline-remaining-seconds", str(int(seconds))),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise QuicksilverError(f"the node cannot be drained: {done.stderr.strip().splitlines()[-1:]}")
+
+
+def take_down(config: ClusterConfig) -> None:
+    """Ends the engines of the file; the Ray cluster goes on."""
+    from ray import serve
+
+    for model in config.models:
+        serve.delete(app_name(model.model))

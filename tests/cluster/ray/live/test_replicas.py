@@ -1,0 +1,150 @@
+"""Engine replicas on real raylets: equal answers, lost nodes, drain, affinity, scaling."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from quicksilver.cluster.ray.client import ClusterEngine
+from quicksilver.core import Delta, Request, Usage
+from quicksilver.engine.config import EngineConfig
+from tests.cluster.ray.live.conftest import TestCluster
+from tests.support.small_tokenizer import VOCAB_SIZE
+from tests.support.tiny import answers, decode_params, finish_all, tiny_engine, tiny_model
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
+
+DECODERS = ("verify", "ar", "confidence", "edit")
+# Nodes that are killed under open streams.
+NUM_KILLS = int(os.environ.get("QUICKSILVER_NODE_KILLS", "3"))
+WaitUntil = Callable[..., Any]
+
+
+def request(number: int, num_tokens: int = 40) -> Request:
+    """Every decoder, greedy and sampled."""
+    sampling = {"temperature": 0.8, "seed": number} if number % 3 == 0 else {}
+    params = decode_params(DECODERS[number % 4], canvas_len=8, max_new_tokens=num_tokens, **sampling)
+    return Request(f"request {number}", tuple(5 + (number + i) % 60 for i in range(30 + number)), params)
+
+
+def undisturbed(requests: list[Request]) -> list[list[int]]:
+    """The answers of an engine in this process."""
+    engine = tiny_engine(EngineConfig(num_pages=2048, max_rows=96), tiny_model(vocab_size=VOCAB_SIZE))
+    for each in requests:
+        engine.add(each)
+    found = answers(finish_all(engine))
+    return [found[each.id] for each in requests]
+
+
+async def ask(engine: ClusterEngine, each: Request, prefix: str = "") -> tuple[list[int], Usage]:
+    tokens: list[int] = []
+    usage = Usage()
+    async for event in engine.stream(replace(each, id=prefix + each.id)):
+        if isinstance(event, Delta):
+            tokens += event.token_ids
+            usage = event.usage or usage
+    return tokens, usage
+
+
+async def test_streams_equal_those_of_one_engine(cluster: TestCluster) -> None:
+    engine = await cluster.engine()
+    requests = [request(i) for i in range(24)]
+    found = await asyncio.gather(*(ask(engine, each) for each in requests))
+    assert [tokens for tokens, _ in found] == undisturbed(requests)
+    assert all(usage.migrated == 0 for _, usage in found)
+    assert all(usage.completion_tokens == len(tokens) for tokens, usage in found)
+
+
+async def test_a_cancelled_stream_frees_its_replica(cluster: TestCluster, wait_until: WaitUntil) -> None:
+    engine = await cluster.engine()
+    stream = engine.stream(replace(request(1, 400), id="cancelled"))
+    await anext(stream)
+    await wait_until(lambda: engine.health().stats.running == 1)
+    await stream.aclose()
+    await wait_until(lambda: engine.health().stats.running == 0)
+    assert engine.health().stats.aborts > 0
+
+
+async def test_equal_prefixes_share_a_replica(cluster: TestCluster, wait_until: WaitUntil) -> None:
+    engine = await cluster.engine()
+    before = await engine.stats()
+    params = decode_params("ar", max_new_tokens=2)
+    prompts = [tuple((7 * prefix + i) % 90 for i in range(128)) for prefix in range(8)]
+    cached: Counter[int] = Counter()
+    for turn in range(6):
+        each = [Request(f"turn {turn} {i}", (*prompt, turn, 1, 2), params) for i, prompt in enumerate(prompts)]
+        for i, (_, usage) in enumerate(await asyncio.gather(*(ask(engine, one) for one in each))):
+            cached[i] += usage.cached_tokens
+    # Every turn but the first finds the whole prefix.
+    assert sum(cached.values()) >= 0.9 * 8 * 5 * 128, cached
+    # The replicas report them, and perhaps what earlier tests left to report.
+    await wait_until(lambda: engine.health().stats.cached_tokens - before.cached_tokens >= sum(cached.values()))
+
+
+async def test_streams_survive_the_loss_of_their_node(cluster: TestCluster, wait_until: WaitUntil) -> None:
+    engine = await cluster.engine()
+    requests = [request(i, 120) for i in range(12)]
+    expected = undisturbed(requests)
+    num_migrated = 0
+    for kill in range(NUM_KILLS):
+        await wait_until(lambda: cluster.replicas().get("RUNNING", 0) == 2, 120.0)
+        streams = [asyncio.create_task(ask(engine, each, f"kill {kill} ")) for each in requests]
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(cluster.kill_node)
+        found = await asyncio.gather(*streams)
+        # Ray starts nodes from the main thread only.
+        cluster.add_node()
+        assert [tokens for tokens, _ in found] == expected
+        # No token twice: what was counted is what arrived.
+        assert all(usage.completion_tokens == len(tokens) for tokens, usage in found)
+        num_migrated += sum(usage.migrated for _, usage in found)
+    assert num_migrated > 0
+
+
+async def test_no_request_fails_while_replicas_are_drained_and_added(
+    cluster: TestCluster, wait_until: WaitUntil
+) -> None:
+    engine = await cluster.engine()
+    await wait_until(lambda: cluster.replicas().get("RUNNING", 0) == 2, 120.0)
+    is_over, num_done = asyncio.Event(), 0
+
+    async def keep_asking(number: int) -> None:
+        nonlocal num_done
+        while not is_over.is_set():
+            each = request(number, 20)
+            tokens, usage = await ask(engine, each, f"drain {num_done} ")
+            assert usage.completion_tokens == len(tokens)
+            num_done += 1
+
+    asking = [asyncio.create_task(keep_asking(i)) for i in range(4)]
+    await asyncio.to_thread(cluster.deploy, min_replicas=1, max_replicas=1)
+    await wait_until(lambda: cluster.replicas().get("RUNNING", 0) == 1, 120.0)
+    await asyncio.to_thread(cluster.deploy, min_replicas=2, max_replicas=2)
+    await wait_until(lambda: cluster.replicas().get("RUNNING", 0) == 2, 120.0)
+    is_over.set()
+    await asyncio.gather(*asking)
+    assert num_done > 20
+
+
+async def test_replicas_follow_the_load(cluster: TestCluster, wait_until: WaitUntil) -> None:
+    engine = await cluster.engine()
+    scaling = {"target_open": 2.0, "upscale_delay_s": 1.0, "downscale_delay_s": 2.0}
+    await asyncio.to_thread(lambda: cluster.deploy(min_replicas=1, max_replicas=2, **scaling))
+    await wait_until(lambda: cluster.replicas().get("RUNNING", 0) == 1, 120.0)
+
+    async def keep_asking(number: int) -> None:
+        for turn in range(1000):
+            await ask(engine, request(number, 200), f"load {turn} ")
+
+    streams = [asyncio.create_task(keep_asking(i)) for i in range(1, 33, 4)]
+    await wait_until(lambda: cluster.replicas().get("RUNNING", 0) == 2, 120.0)
+    for stream in streams:
+        stream.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
+    await wait_until(lambda: cluster.replicas().get("RUNNING", 0) == 1, 120.0)
