@@ -1,4 +1,4 @@
-"""`quicksilver orgs|keys|usage|prices|db`: manages the accounts database directly, with or without a running server.
+"""`quicksilver orgs|projects|keys|usage|prices|db`: manages the accounts database directly, with or without a server.
 
 Uses the same `AdminService` as the admin HTTP API.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +17,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from quicksilver.cli import options
+from quicksilver.cli.account_names import find_id, project_titles
 from quicksilver.cli.console import errors, out
 from quicksilver.errors import QuicksilverError
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from quicksilver.accounts.store import Store
 
 orgs = typer.Typer(help="Manage organisations and their credits.", no_args_is_help=True)
+projects = typer.Typer(help="Manage projects of organisations.", no_args_is_help=True)
 keys = typer.Typer(help="Manage API keys.", no_args_is_help=True)
 prices = typer.Typer(help="Manage the price of each model.", no_args_is_help=True)
 db = typer.Typer(help="Maintain the accounts database.", no_args_is_help=True)
@@ -35,7 +37,9 @@ DAY_S = 86_400
 SCOPES = ["inference", "usage"]
 
 Name = Annotated[str, typer.Argument(help="Display name.")]
-KeyId = Annotated[str, typer.Argument(help="Key id, as `keys list` shows it.")]
+OrgId = Annotated[str, typer.Argument(help="Id or name of the organisation.")]
+KeyId = Annotated[str, typer.Argument(help="Id or name of the key.")]
+PerMinute = Annotated[int | None, typer.Option(min=0, help="Limit of the key per minute; default: none of its own.")]
 
 
 @orgs.command("list")
@@ -60,7 +64,7 @@ def orgs_create(name: Name, database_url: options.DatabaseUrl = "", pepper: opti
 
 @orgs.command("credit")
 def orgs_credit(
-    org_id: Annotated[str, typer.Argument(help="Organisation id, as `orgs list` shows it.")],
+    org: OrgId,
     credits: Annotated[int, typer.Argument(min=1, help="Whole credits to add.")],
     reference: Annotated[str, typer.Option(help="Reason. Each reference is accepted once.")],
     database_url: options.DatabaseUrl = "",
@@ -71,7 +75,50 @@ def orgs_credit(
     from quicksilver.accounts.records import MICRO
 
     with _admin(database_url, pepper) as admin:
+        org_id = find_id(admin, "org", org)
         _show([_org_row(admin.organizations.add_credits(OPERATOR, org_id, credits * MICRO, reference))])
+
+
+@projects.command("list")
+def projects_list(database_url: options.DatabaseUrl = "", pepper: options.Pepper = None) -> None:
+    """List projects with their organisations and budgets."""
+    from quicksilver.accounts.identity import OPERATOR
+
+    with _admin(database_url, pepper) as admin:
+        titles = project_titles(admin)
+        _show([_project_row(one, titles[one.id]) for one in admin.organizations.list_accounts(OPERATOR, "project")])
+
+
+@projects.command("create")
+def projects_create(
+    name: Name,
+    org: Annotated[str, typer.Option(help="Id or name of the organisation.")],
+    database_url: options.DatabaseUrl = "",
+    pepper: options.Pepper = None,
+) -> None:
+    """Create a project in an organisation."""
+    from quicksilver.accounts.identity import OPERATOR
+
+    with _admin(database_url, pepper) as admin:
+        project = admin.organizations.create_project(OPERATOR, find_id(admin, "org", org), name)
+        _show([_project_row(project, project_titles(admin)[project.id])])
+
+
+@projects.command("consent")
+def projects_consent(
+    project: Annotated[str, typer.Argument(help="Id or name of the project, or name of its organisation.")],
+    may_leave: Annotated[
+        bool, typer.Option("--may-leave/--may-not-leave", help="Whether its prompts may be sent to upstreams.")
+    ],
+    database_url: options.DatabaseUrl = "",
+    pepper: options.Pepper = None,
+) -> None:
+    """Set whether prompts of a project may leave the server, for hybrid routing."""
+    from quicksilver.accounts.identity import OPERATOR
+
+    with _admin(database_url, pepper) as admin:
+        found = admin.organizations.set_may_leave(OPERATOR, find_id(admin, "project", project), may_leave)
+        _show([_project_row(found, project_titles(admin)[found.id])])
 
 
 @keys.command("list")
@@ -80,34 +127,44 @@ def keys_list(database_url: options.DatabaseUrl = "", pepper: options.Pepper = N
     from quicksilver.accounts.identity import OPERATOR
 
     with _admin(database_url, pepper) as admin:
-        _show([_key_row(key) for key in admin.keys.list_keys(OPERATOR)])
+        titles = project_titles(admin)
+        _show([_key_row(key, titles) for key in admin.keys.list_keys(OPERATOR)])
 
 
 @keys.command("create")
 def keys_create(
     name: Name,
-    project: Annotated[str, typer.Option(help="Project id, as `orgs create` shows it.")],
-    scope: Annotated[list[str], typer.Option(help="inference, usage, keys, metrics or admin.")] = SCOPES,
+    project: Annotated[str, typer.Option(help="Id or name of the project, or name of its organisation.")],
+    scope: Annotated[
+        list[str], typer.Option(help="inference, usage, keys, metrics or admin; default: inference and usage.")
+    ] = SCOPES,
     model: Annotated[list[str], typer.Option(help="Models that the key may use; default: all.")] = [],  # noqa: B006
     days: Annotated[int, typer.Option(min=0, help="Days until the key expires; 0: never.")] = 0,
     budget: Annotated[str, typer.Option(help="Credits that the key may spend; default: no limit of its own.")] = "",
+    requests: PerMinute = None,
+    input_tokens: PerMinute = None,
+    output_tokens: PerMinute = None,
     database_url: options.DatabaseUrl = "",
     pepper: options.Pepper = None,
 ) -> None:
-    """Create a key and print its secret, which cannot be shown again."""
+    """Create a key and print its secret, which cannot be shown again. The id is printed on stderr."""
     from quicksilver.accounts.identity import OPERATOR, parse_scopes
-    from quicksilver.accounts.records import KeyDraft, from_credits
+    from quicksilver.accounts.records import KeyDraft, Limits, from_credits
 
+    limits = Limits(requests, input_tokens, output_tokens)
     draft = KeyDraft(
         name,
-        project,
         scopes=parse_scopes(scope),
         models=frozenset(model) or None,
         expires_at=int(time.time()) + days * DAY_S if days else None,
         budget=from_credits(budget, "budget") if budget else None,
+        limits=None if limits == Limits() else limits,
     )
     with _admin(database_url, pepper) as admin:
-        typer.echo(admin.keys.create_key(OPERATOR, draft).secret)
+        draft = replace(draft, project_id=find_id(admin, "project", project))
+        key = admin.keys.create_key(OPERATOR, draft)
+    typer.echo(f"created {key.id}", err=True)
+    typer.echo(key.secret)
 
 
 @keys.command("rotate")
@@ -121,7 +178,7 @@ def keys_rotate(
     from quicksilver.accounts.identity import OPERATOR
 
     with _admin(database_url, pepper) as admin:
-        typer.echo(admin.keys.rotate_key(OPERATOR, key_id, overlap_s).secret)
+        typer.echo(admin.keys.rotate_key(OPERATOR, find_id(admin, "key", key_id), overlap_s).secret)
 
 
 @keys.command("revoke")
@@ -130,7 +187,9 @@ def keys_revoke(key_id: KeyId, database_url: options.DatabaseUrl = "", pepper: o
     from quicksilver.accounts.identity import OPERATOR
 
     with _admin(database_url, pepper) as admin:
-        admin.organizations.disable(OPERATOR, admin.organizations.get_account(OPERATOR, key_id, "key").id)
+        found = find_id(admin, "key", key_id)
+        admin.organizations.disable(OPERATOR, found)
+    typer.echo(f"revoked {found}", err=True)
 
 
 def usage(
@@ -241,13 +300,29 @@ def _org_row(org: AccountRecord) -> Row:
     }
 
 
-def _key_row(key: KeyRecord) -> Row:
+def _project_row(project: AccountRecord, title: str) -> Row:
+    from quicksilver.accounts.records import in_credits
+
+    return {
+        "id": project.id,
+        "name": title,
+        "created": _date(project.created_at),
+        "state": "disabled" if project.is_disabled else "active",
+        "spent": in_credits(project.spent),
+        "budget": "unlimited" if project.allowance is None else in_credits(project.allowance),
+        "may_leave": "yes" if project.may_leave else "no",
+    }
+
+
+def _key_row(key: KeyRecord, projects: Mapping[str, str]) -> Row:
     from quicksilver.accounts.records import in_credits
 
     account = key.account
+    limits = {name: value for name, value in asdict(account.limits).items() if value is not None}
     return {
         "id": account.id,
         "name": account.name,
+        "project": projects.get(account.path.split("/")[1], ""),
         "key": " ".join(key.displays),
         "state": "revoked" if account.is_disabled else "active",
         "scopes": " ".join(sorted(key.scopes)),
@@ -255,6 +330,7 @@ def _key_row(key: KeyRecord) -> Row:
         "expires": "never" if key.expires_at is None else _date(key.expires_at),
         "spent": in_credits(account.spent),
         "budget": "unlimited" if account.allowance is None else in_credits(account.allowance),
+        "limits": " ".join(f"{name}={value}" for name, value in limits.items()) or "none of its own",
     }
 
 

@@ -1,27 +1,43 @@
-"""`quicksilver chat`: a conversation in the terminal. Each answer is drawn with its canvas while it is decoded.
+"""`quicksilver chat`: a conversation in the terminal, with a model in this process or with a running server.
 
-If the output is a pipe or a terminal that cannot redraw, only committed text is printed, as it is committed.
+Each answer of a model in this process is drawn with its canvas while it is decoded. If the output is a pipe or a
+terminal that cannot redraw, and with `--url`, only committed text is printed, as it is committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
 
 from quicksilver.cli import options
 from quicksilver.cli.console import out
 from quicksilver.cli.live_canvas import CanvasView, show_answer
 from quicksilver.core import DecodeParams, DecoderName
-from quicksilver.text.chat import Message
+from quicksilver.text.conversation import Message
 
 if TYPE_CHECKING:
-    from quicksilver.llm import LLM, Piece
+    from quicksilver.llm import LLM
 
-_HELP = "Ctrl-C stops an answer, /new starts a new conversation, Ctrl-D quits."
+COMMANDS = {
+    "/help": "show this list",
+    "/new": "start a new conversation",
+    "/system TEXT": "start a new conversation with this system message",
+    "/quit": "end the program (also Ctrl-D)",
+}
+_HINT = "Ctrl-C stops an answer, /help lists the commands, Ctrl-D quits."
+
+Answer = Callable[[list[Message]], str]
+Effort = Literal["none", "low", "medium", "high"]
 
 
 def chat(
     model: options.Model = options.DEFAULT_MODEL,
+    system: Annotated[str | None, typer.Option(help="System message of the conversation.")] = None,
+    effort: Annotated[Effort | None, typer.Option(help="How long the model may reason before it answers.")] = None,
+    url: Annotated[str, typer.Option(help="Address of a running server; the model is not loaded here.")] = "",
+    api_key: Annotated[str, typer.Option(envvar="QUICKSILVER_API_KEY", help="API key for --url.")] = "",
     max_tokens: options.MaxTokens = 256,
     temperature: options.Temperature = 0.0,
     seed: options.Seed = 0,
@@ -30,44 +46,94 @@ def chat(
     device: options.Device = "auto",
     weights: options.Weights = "auto",
     threads: options.Threads = 0,
+    adapter: options.Adapters = [],  # noqa: B006
 ) -> None:
-    """Chat with a model in the terminal. Ctrl-C stops an answer, /new starts a new conversation, Ctrl-D quits."""
-    with out.status(f"loading {model}"):
-        llm = options.open_llm(model, device, weights, threads)
-    out.print(f"[bold]{model}[/] on {llm.engine.info.device}. {_HELP}")
+    """Chat with a model in the terminal, or with a running server. Ctrl-C stops an answer, /help lists the commands,
+    Ctrl-D quits."""
     params = options.decode_params(max_tokens, temperature, seed, decoder, canvas_len)
-    turns: list[Message] = []
+    if url:
+        out.print(f"[bold]{model}[/] at {url}. {_HINT}")
+        talk(remote_answers(url, model, api_key, params, effort), system)
+        return
+    with out.status(f"loading {model}"):
+        llm = options.open_llm(model, device, weights, threads, adapter)
+    params = options.for_model(params, llm.engine.info)
+    out.print(f"[bold]{model}[/] on {llm.engine.info.device}. {_HINT}")
+    talk(lambda turns: answer(llm, turns, params, effort), system)
+
+
+def talk(answer_to: Answer, system: str | None) -> None:
+    """Read lines and answer them until the input ends. A line that begins with / is a command, never a question."""
+    turns = _first_turns(system)
     for line in _lines():
-        if line == "/new":
-            turns = []
-            continue
-        turns.append(Message("user", line))
-        turns.append(Message("assistant", answer(llm, turns, params)))
+        word, _, rest = line.partition(" ")
+        if word == "/quit":
+            return
+        if word == "/new":
+            turns = _first_turns(system)
+        elif word == "/system":
+            system = rest.strip() or None
+            turns = _first_turns(system)
+        elif word.startswith("/"):
+            _show_help(None if word == "/help" else word)
+        else:
+            turns.append(Message("user", line))
+            turns.append(Message("assistant", answer_to(turns)))
+
+
+def _first_turns(system: str | None) -> list[Message]:
+    return [Message("system", system)] if system else []
+
+
+def _show_help(unknown: str | None) -> None:
+    if unknown is not None:
+        out.print(f"{unknown} is not a command. The commands are:", markup=False, highlight=False)
+    for name, meaning in COMMANDS.items():
+        out.print(f"  {name:14}{meaning}", markup=False, highlight=False)
 
 
 def _lines() -> Iterator[str]:
+    """Lines of input without blank ones. Ctrl-C at the prompt discards the line."""
     while True:
         try:
             line = out.input("[bold cyan]>[/] ").strip()
         except EOFError:
             out.print()
             return
+        except KeyboardInterrupt:
+            out.print()
+            continue
         if line:
             yield line
 
 
-def answer(llm: LLM, turns: list[Message], params: DecodeParams) -> str:
+def answer(llm: LLM, turns: list[Message], params: DecodeParams, effort: str | None = None) -> str:
     """Show one answer while it is decoded and return its text."""
-    prompt = llm.chat_prompt(turns)
     if out.is_terminal and not out.is_dumb_terminal:
-        return show_answer(out, llm.frames(prompt, params), CanvasView(llm.tokenizer, params.decoder.canvas_len))
-    return _plain(llm.stream(prompt, params))
-
-
-def _plain(pieces: Iterator[Piece]) -> str:
+        pieces = llm.stream_chat(turns, params, effort=effort, frames=True)
+        return show_answer(out, pieces, CanvasView(llm.tokenizer, params.decoder.canvas_len))
     text = ""
-    for piece in pieces:
+    for piece in llm.stream_chat(turns, params, effort=effort):
         text += piece.text
-        out.print(piece.text, end="", markup=False, highlight=False)
+        out.print(piece.reasoning + piece.text, end="", markup=False, highlight=False)
     out.print()
     return text
+
+
+def remote_answers(url: str, model: str, api_key: str, params: DecodeParams, effort: str | None) -> Answer:
+    from quicksilver.cli.remote_chat import RemoteModel
+
+    remote = RemoteModel(url, model, api_key)
+
+    def answer_to(turns: list[Message]) -> str:
+        text = ""
+        try:
+            for piece in remote.answer(turns, params, effort):
+                text += piece
+                out.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
+        except KeyboardInterrupt:
+            pass
+        out.print()
+        return text
+
+    return answer_to

@@ -1,6 +1,7 @@
 """`quicksilver eval`: measure one model, or compare two, and print a table.
 
-The model runs in this process or, with `--url`, in a running server.
+The model runs in this process or, with `--url`, in a running server. `quicksilver eval verify` checks published
+figures instead.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from quicksilver.cli import options
+from quicksilver.cli.claims import DEFAULT_CLAIMS, verify_claims
 from quicksilver.cli.console import errors
 from quicksilver.core import DecoderName, DecoderParams
 from quicksilver.errors import InvalidRequest, QuicksilverError
@@ -23,8 +26,18 @@ if TYPE_CHECKING:
     from quicksilver.evals.run import EvalSettings
 
 
+class Action(StrEnum):
+    TASKS = "tasks"
+    VERIFY = "verify"
+
+
 def evaluate(
-    data: Annotated[Path, typer.Option(help="Folder with the evaluation data; see docs/guides/evaluation.md.")],
+    action: Annotated[
+        Action, typer.Argument(help="`tasks` measures a model; `verify` checks the published figures of a checkout.")
+    ] = Action.TASKS,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with the evaluation data; see docs/guides/evaluation.md.")
+    ] = None,
     model: options.Model = options.DEFAULT_MODEL,
     against: Annotated[str, typer.Option(help="Another model for the second column, such as the parent.")] = "",
     tasks: Annotated[list[str], typer.Option("--task", help="Task or group; may be repeated.")] = ["sanity"],  # noqa: B006
@@ -38,9 +51,16 @@ def evaluate(
         typer.Option(help="Evaluate a running server, such as http://127.0.0.1:8480/v1."),
     ] = "",
     key: Annotated[str, typer.Option(envvar="QUICKSILVER_API_KEY", help="API key for --url.")] = "",
-    out: Annotated[Path | None, typer.Option(help="JSON file; a plot is drawn beside it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file; for tasks a plot is drawn beside it.")] = None,
+    claims: Annotated[Path, typer.Option(help="File with the claims, for verify.")] = DEFAULT_CLAIMS,
+    claim: Annotated[list[str], typer.Option(help="Claim for verify; may be repeated. All if absent.")] = [],  # noqa: B006
+    measure: Annotated[bool, typer.Option(help="Let verify run the commands of claims.")] = True,
 ) -> None:
     """Measure quality and speed on held-out tasks."""
+    if action is Action.VERIFY:
+        return verify_claims(claims, data, claim, measure, out)
+    if data is None:
+        raise InvalidRequest("eval needs --data, the folder with the evaluation data", param="data")
     from quicksilver.evals.plot import draw
     from quicksilver.evals.report import write_reports
     from quicksilver.evals.run import EvalSettings

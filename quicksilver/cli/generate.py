@@ -25,11 +25,13 @@ def generate(
     device: options.Device = "auto",
     weights: options.Weights = "auto",
     threads: options.Threads = 0,
+    adapter: options.Adapters = [],  # noqa: B006
 ) -> None:
     """Continue a text, or answer it with --chat."""
     text = sys.stdin.read() if prompt == "-" else prompt
-    llm = options.open_llm(model, device, weights, threads)
+    llm = options.open_llm(model, device, weights, threads, adapter)
     params = options.decode_params(max_tokens, temperature, seed, decoder, canvas_len)
+    params = options.for_model(params, llm.engine.info)
     start = time.perf_counter()
     answer = llm.chat(text, params) if chat else llm.generate(text, params)
     seconds = time.perf_counter() - start

@@ -1,27 +1,125 @@
-"""`quicksilver inspect NAME`: family, sizes and memory needs of a checkpoint, read from its headers only."""
+"""`quicksilver inspect NAME`: family, sizes and a memory plan of a checkpoint, read from its headers only."""
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Annotated
+import os
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from quicksilver.cli.console import out
-from quicksilver.hub.resolve import resolve
+from quicksilver.cli.console import errors, out
+from quicksilver.cli.download import check_family, find, missing_tokenizer
+from quicksilver.dialect import AUTOREGRESSIVE, Dialect
+from quicksilver.hub.snapshots import look_up, parse_hub_name, pulled_files
+
+if TYPE_CHECKING:
+    from quicksilver.hub.resolve import ModelFiles
+    from quicksilver.model.files.inspect import CheckpointSummary
+
+# Number formats of each device, and the type of the keys and values there.
+FORMATS = (
+    ("CPU", ("int8", "bfloat16", "float32"), "float32"),
+    ("GPU", ("bfloat16", "fp8", "int4"), "bfloat16"),
+)
+# fp8 and int4 are made from the 16-bit weights, which stay in memory.
+KEEPS_16_BIT = ("fp8", "int4")
 
 
-def inspect(model: Annotated[str, typer.Argument(help="Catalogue name or path.")]) -> None:
+def inspect(
+    model: Annotated[str, typer.Argument(help="Catalogue name, path or hub name.")],
+    context_len: Annotated[int, typer.Option(min=0, help="Context for the plan; 0: the checkpoint's.")] = 0,
+) -> None:
     """Describe a checkpoint: family, sizes, number formats, memory plan."""
-    from quicksilver.model.files.inspect import describe
+    files, summary = _summary(model)
+    for name, value in facts(files, summary).items():
+        out.print(f"{name:>12}  {value}", markup=False, highlight=False, soft_wrap=True)
+    context_len = context_len or summary.config.context_len
+    out.print(f"\nMemory for one request with the full context of {context_len:,} tokens:", highlight=False)
+    out.print(memory_table(summary, context_len))
+    out.print(f"This machine has {_free_memory() / 1e9:.1f} GB of free memory.", highlight=False)
 
-    checkpoint = resolve(model)
-    summary = describe(checkpoint.weights)
-    table = Table("property", "value", show_header=False)
-    table.add_row("weights", str(checkpoint.weights))
-    for field in fields(summary):
-        table.add_row(field.name, str(getattr(summary, field.name)))
-    for kind in ("skill", "canvas"):
-        table.add_row(f"{kind} adapter", str(getattr(checkpoint, kind) or "none"))
-    out.print(table)
+
+def _summary(model: str) -> tuple[ModelFiles, CheckpointSummary]:
+    """Of a hub repository that is not on this machine, only the config is fetched."""
+    from quicksilver.hub.resolve import ModelFiles
+    from quicksilver.model.config import ModelConfig
+    from quicksilver.model.files.inspect import describe, describe_config
+    from quicksilver.model.files.shards import checkpoint_name, read_json
+
+    name = parse_hub_name(model)
+    if name is None or pulled_files(name) is not None:
+        files = find(model)
+        if missing_tokenizer(files) is not None:
+            errors.print(
+                f"{files.weights} has no tokenizer.json and cannot be served without it",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
+        return files, describe(files.weights)
+    snapshot = look_up(name)
+    folder = check_family(snapshot)
+    config = ModelConfig.from_hf(read_json(folder / "config.json"), checkpoint_name(folder))
+    weights = sum(size for file, size in snapshot.sizes.items() if file.endswith(".safetensors"))
+    return ModelFiles(str(name), folder), describe_config(config, folder, weights)
+
+
+def dialect_words(dialect: Dialect) -> str:
+    """How the checkpoint predicts masked positions, in one line."""
+    if dialect == AUTOREGRESSIVE:
+        return "autoregressive; drafts with a canvas adapter"
+    if dialect.noise_vocab:
+        return f"{dialect.context} context; a canvas of {dialect.default.canvas_len} random tokens, denoised in steps"
+    blocks = f", blocks of {dialect.block_len}" if dialect.block_len else ""
+    shift = "predicts the next position" if dialect.is_shifted else "predicts its own position"
+    return f"{dialect.context} context{blocks}; a masked row {shift}; mask token {dialect.mask_id}"
+
+
+def facts(files: ModelFiles, summary: CheckpointSummary) -> dict[str, str]:
+    """One line per property, in words."""
+    config = summary.config
+    stored = ", ".join(
+        f"{name} {100 * count / sum(summary.dtypes.values()):.0f} %" for name, count in summary.dtypes.items()
+    )
+    canvas = str(files.canvas or f"no adapter: quicksilver convert {files.weights} makes one")
+    return {
+        "weights": str(files.weights),
+        "family": config.family,
+        "dialect": dialect_words(config.dialect),
+        "decoders": f"{', '.join(config.dialect.decoders)} (default {config.dialect.default.name})",
+        "parameters": f"{summary.num_params / 1e6:,.0f} million",
+        "layers": f"{config.num_layers}, width {config.dim:,}",
+        "heads": f"{config.num_heads}, {config.num_kv_heads} of keys and values",
+        "vocabulary": f"{config.vocab_size:,} tokens",
+        "context": f"{config.context_len:,} tokens",
+        "file": f"{summary.format}, {summary.file_bytes / 1e6:,.0f} MB{': ' if stored else ''}{stored}",
+        "skill": str(files.skill or "no adapter"),
+        **({"canvas": canvas} if config.dialect == AUTOREGRESSIVE else {}),
+    }
+
+
+def memory_table(summary: CheckpointSummary, context_len: int) -> Table:
+    """Weights, keys and values and their sum, for each number format."""
+    table = Table("device", "--weights", "weights", "KV cache", "together")
+    for device, formats, kv_type in FORMATS:
+        kv = summary.kv_bytes_per_token[kv_type] * context_len
+        # The kernels of other formats have plain layers, and on a GPU autoregressive models only.
+        is_any = summary.config.is_plain and (device == "CPU" or summary.config.dialect == AUTOREGRESSIVE)
+        for name in formats:
+            if not is_any and name not in ("float32", "bfloat16"):
+                continue
+            weights = weight_bytes(summary, name)
+            table.add_row(device, name, *(f"{size / 1e9:.2f} GB" for size in (weights, kv, weights + kv)))
+    return table
+
+
+def weight_bytes(summary: CheckpointSummary, name: str) -> int:
+    """Bytes of the weights in memory, with the 16-bit weights where they are kept too."""
+    half = summary.weight_bytes["bfloat16"]
+    own = half // 2 if name == "fp8" else summary.weight_bytes[name]
+    return own + half if name in KEEPS_16_BIT else own
+
+
+def _free_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")

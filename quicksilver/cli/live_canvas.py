@@ -110,7 +110,7 @@ def show_answer(console: Console, pieces: Iterable[Piece], view: CanvasView) -> 
             for piece in pieces:
                 stats.count(piece)
                 whole += piece.text
-                open_line = _print_lines(live.console, open_line + piece.text)
+                open_line = _print_lines(live.console, open_line + piece.reasoning + piece.text)
                 canvas = view.show(piece.frame) if piece.frame else Text()
                 live.update(Group(Text(open_line) + canvas, stats.line()))
         except KeyboardInterrupt:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from quicksilver.core import DecodeParams, DecoderName, DecoderParams, help_texts
+from quicksilver.core import DecodeParams, DecoderName, DecoderParams, EngineInfo, help_texts
 from quicksilver.engine.config import EngineConfig
 from quicksilver.hub.resolve import default_home
 
@@ -18,7 +19,44 @@ if TYPE_CHECKING:
 
 DEFAULT_MODEL = "nano"
 
-Model = Annotated[str, typer.Option("--model", "-m", envvar="QUICKSILVER_MODEL", help="Catalogue name or path.")]
+Model = Annotated[
+    str, typer.Option("--model", "-m", envvar="QUICKSILVER_MODEL", help="Catalogue name, path or hub name.")
+]
+Models = Annotated[
+    list[str],
+    typer.Option(
+        "--model",
+        "-m",
+        envvar="QUICKSILVER_MODEL",
+        help="Catalogue name, path, or owner/name[@revision] of the hub. Several: repeat it; the first is the default.",
+        show_default=DEFAULT_MODEL,
+    ),
+]
+ServedName = Annotated[
+    list[str], typer.Option(envvar="QUICKSILVER_SERVED_NAME", help="NAME=MODEL: a further name of a served model.")
+]
+Companion = Annotated[
+    bool, typer.Option(envvar="QUICKSILVER_COMPANION", help="Serve the code model that the catalogue adds to a model.")
+]
+Pin = Annotated[list[str], typer.Option(envvar="QUICKSILVER_PIN", help="Model that is never unloaded.")]
+IdleUnload = Annotated[
+    float,
+    typer.Option(
+        envvar="QUICKSILVER_IDLE_UNLOAD_S", min=0.0, help="Unload a model after this time without requests; 0: never."
+    ),
+]
+ApiProcesses = Annotated[
+    int,
+    typer.Option(
+        envvar="QUICKSILVER_API_PROCESSES", min=0, max=64, help="Processes that serve the API; 0: one per four cores."
+    ),
+]
+Cluster = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="QUICKSILVER_CLUSTER", help="Use the engines of this cluster file instead of workers of this server."
+    ),
+]
 Host = Annotated[str, typer.Option(envvar="QUICKSILVER_HOST", help="Address to listen on.")]
 Port = Annotated[int, typer.Option(envvar="QUICKSILVER_PORT", min=0, max=65535, help="Port of the API.")]
 AdminPort = Annotated[
@@ -27,13 +65,29 @@ AdminPort = Annotated[
         envvar="QUICKSILVER_ADMIN_PORT",
         min=0,
         max=65535,
-        help="Port for metrics and accounts, on loopback.",
+        help="Port for metrics and accounts, on loopback unless --admin-host is given.",
         show_default="the port after --port",
     ),
 ]
 WithAccounts = Annotated[bool, typer.Option(envvar="QUICKSILVER_ACCOUNTS", help="Require API keys.")]
+AdminHost = Annotated[
+    str,
+    typer.Option(envvar="QUICKSILVER_ADMIN_HOST", help="Address of the port for metrics and accounts."),
+]
 AllowAnonymous = Annotated[
     bool, typer.Option(envvar="QUICKSILVER_ALLOW_ANONYMOUS", help="Allow a public address without API keys.")
+]
+StoreObjects = Annotated[
+    bool,
+    typer.Option(
+        "--store/--no-store",
+        envvar="QUICKSILVER_STORE",
+        help="Store responses, conversations, files and batches where a request asks for it.",
+    ),
+]
+FineTuning = Annotated[
+    bool,
+    typer.Option("--fine-tuning/--no-fine-tuning", envvar="QUICKSILVER_FINE_TUNING", help="Accept fine-tuning jobs."),
 ]
 AllowHost = Annotated[
     list[str], typer.Option(envvar="QUICKSILVER_ALLOW_HOST", help="Accepted Host header besides loopback names.")
@@ -44,6 +98,25 @@ AllowOrigin = Annotated[
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],
     typer.Option(envvar="QUICKSILVER_LOG_LEVEL", help="Least severity of log lines."),
+]
+LogFormat = Annotated[
+    Literal["auto", "json", "text"],
+    typer.Option(envvar="QUICKSILVER_LOG_FORMAT", help="Form of log lines; auto: text on a terminal, else JSON."),
+]
+OtlpEndpoint = Annotated[
+    str,
+    typer.Option(
+        envvar="QUICKSILVER_OTLP_ENDPOINT",
+        help="OpenTelemetry collector that gets traces over OTLP/HTTP, such as http://127.0.0.1:4318; empty: none.",
+    ),
+]
+Adapters = Annotated[
+    list[Path],
+    typer.Option(
+        "--adapter",
+        envvar="QUICKSILVER_ADAPTER",
+        help="Adapter file in place of the model's own, or NAME=PATH to serve it as MODEL:NAME; may be repeated.",
+    ),
 ]
 Device = Annotated[str, typer.Option(envvar="QUICKSILVER_DEVICE", help="cpu, cuda or auto.")]
 Weights = Annotated[
@@ -57,6 +130,14 @@ Matmul = Annotated[
 Threads = Annotated[int, typer.Option(envvar="QUICKSILVER_THREADS", help="CPU threads; 0 for all.")]
 Yarn = Annotated[
     float, typer.Option(envvar="QUICKSILVER_YARN", min=1.0, help="Extend the context by this factor with YaRN.")
+]
+SystemPrompt = Annotated[
+    str | None,
+    typer.Option(
+        envvar="QUICKSILVER_SYSTEM_PROMPT",
+        help='System message of chats that have none; "" adds none.',
+        show_default="nano's own; none for a checkpoint with a chat template",
+    ),
 ]
 
 
@@ -109,12 +190,19 @@ def accounts_database(
     return database, AccountsConfig(pepper_path=pepper, signup_credits=signup_credits)
 
 
-def open_llm(model: str, device: str, weights: str, threads: int) -> LLM:
+def open_llm(model: str, device: str, weights: str, threads: int, adapters: Sequence[Path] = ()) -> LLM:
     """Load a model. This imports torch."""
     from quicksilver.engine.load import LoadConfig
     from quicksilver.llm import LLM
 
-    return LLM(model, LoadConfig(device=device, weights=weights, threads=threads))
+    return LLM(model, LoadConfig(device=device, weights=weights, threads=threads), adapters=adapters)
+
+
+def for_model(params: DecodeParams, info: EngineInfo) -> DecodeParams:
+    """A diffusion checkpoint that cannot verify decodes with its own decoder, unless another one is named."""
+    own, name = info.default_decoder, params.decoder.name
+    is_own = DecoderName.VERIFY not in info.decoders and name in (DecoderName.VERIFY, own.name)
+    return replace(params, decoder=own) if is_own else params
 
 
 def decode_params(

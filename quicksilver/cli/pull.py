@@ -1,4 +1,4 @@
-"""`quicksilver pull NAME`: download a model's base file with a progress bar, or use a local folder."""
+"""`quicksilver pull NAME`: download a model of the catalogue or of the Hugging Face hub, or use a local folder."""
 
 from __future__ import annotations
 
@@ -6,37 +6,45 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from quicksilver.cli.console import errors
+from quicksilver.cli.download import progress_bar, pull_hub
 from quicksilver.errors import QuicksilverError
 from quicksilver.hub.catalogue import load_catalogue
 from quicksilver.hub.pull import adopt, disown, is_pulled
 from quicksilver.hub.pull import pull as pull_files
+from quicksilver.hub.snapshots import parse_hub_name
 
 
 def pull(
-    name: Annotated[str, typer.Argument(help="Catalogue name; omit it to list all names.")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(help="Catalogue name, or owner/name[@revision] on the hub; omit it to list the catalogue."),
+    ] = "",
     folder: Annotated[
         Path | None,
         typer.Option("--from", help="Local safetensors folder of the checkpoint; not copied."),
     ] = None,
 ) -> None:
-    """Download a model's weights and check them against the catalogue. An interrupted download is resumed."""
+    """Download a model's weights and check them. An interrupted download is resumed."""
     if not name:
         for model in load_catalogue().models.values():
             typer.echo(f"{model.name:16} {model.about}")
+        return
+    hub_name = parse_hub_name(name)
+    if hub_name is not None and folder is None:
+        typer.echo(str(pull_hub(hub_name)))
         return
     if folder is not None:
         typer.echo(str(_use_folder(name, folder)))
         return
     disown(name)
     was_there = is_pulled(name)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=errors) as progress:
-        task = progress.add_task(f"pulling {name}", total=None)
-        path = pull_files(name, report=lambda done, total: progress.update(task, completed=done, total=total))
-    if not was_there:
+    if was_there:
+        path = pull_files(name)
+    else:
+        with progress_bar(f"pulling {name}") as report:
+            path = pull_files(name, report=report)
         with errors.status("packing weights for this machine"):
             _prepare(name)
     typer.echo(str(path))

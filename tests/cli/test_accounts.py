@@ -53,7 +53,7 @@ def org_ids(url: str, config: AccountsConfig) -> tuple[str, str]:
 
 def test_database_commands(empty_url: str, config: AccountsConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     run = _runner(empty_url, config, monkeypatch)
-    assert run("db", "upgrade").split() == ["m0001_books", "m0002_accounts"]
+    assert run("db", "upgrade").split() == ["m0001_books", "m0002_accounts", "m0003_objects", "m0004_may_leave"]
     assert run("db", "upgrade").strip() == "up to date"
     assert run("db", "check").strip() == "the ledger is consistent"
 
@@ -84,6 +84,60 @@ def test_organisations_and_keys(run: Run, url: str, config: AccountsConfig) -> N
     assert "revoked" in run("keys", "list")
 
 
+def test_names_are_accepted_for_ids(run: Run, url: str, config: AccountsConfig) -> None:
+    run("orgs", "create", "acme")
+    run("projects", "create", "search", "--org", "acme")
+    listed = run("projects", "list")
+    assert "acme/default" in listed
+    assert "acme/search" in listed
+    for project in ("search", "acme/default"):
+        assert run("keys", "create", f"of {project}", "--project", project).startswith("qs-")
+    assert "17" in run("orgs", "credit", "acme", "17", "--reference", "gift")
+    assert run("keys", "rotate", "of search").startswith("qs-")
+    run("keys", "revoke", "of search")
+    assert "revoked" in run("keys", "list")
+
+
+def test_the_name_of_an_organisation_stands_for_its_only_project(run: Run) -> None:
+    run("orgs", "create", "acme")
+    run("orgs", "create", "other")
+    assert run("keys", "create", "ci", "--project", "acme", "--requests", "5").startswith("qs-")
+    run("projects", "create", "second", "--org", "acme")
+    with pytest.raises(
+        QuicksilverError,
+        match=r"2 projects match 'acme'; give the id or organisation/project: proj_\w+ \(acme/default\), proj_",
+    ):
+        run("keys", "create", "ci", "--project", "acme")
+    with pytest.raises(QuicksilverError, match="2 projects match 'default'"):
+        run("keys", "create", "ci", "--project", "default")
+    with pytest.raises(
+        QuicksilverError, match="no project has the id or name 'nobody'; see: quicksilver projects list"
+    ):
+        run("keys", "create", "ci", "--project", "nobody")
+
+
+def test_a_new_key_may_have_limits(run: Run, url: str, config: AccountsConfig) -> None:
+    run("orgs", "create", "acme")
+    run("keys", "create", "ci", "--project", "acme", "--requests", "5", "--output-tokens", "1000")
+    admin = open_admin(url, config)
+    (key,) = admin.keys.list_keys(OPERATOR)
+    admin.store.close()
+    assert (key.account.limits.requests, key.account.limits.output_tokens) == (5, 1000)
+    listed = run("keys", "list")
+    assert "acme/default" in listed
+    assert "requests=5 output_tokens=1000" in listed
+
+
+def test_the_id_of_a_new_or_revoked_key_is_printed_on_stderr(run: Run) -> None:
+    run("orgs", "create", "acme")
+    created = CliRunner().invoke(app, ("keys", "create", "ci", "--project", "acme"), catch_exceptions=False)
+    key_id = created.stderr.strip().removeprefix("created ")
+    assert key_id.startswith("key_")
+    assert created.stdout.startswith("qs-")
+    revoked = CliRunner().invoke(app, ("keys", "revoke", key_id), catch_exceptions=False)
+    assert (revoked.stdout, revoked.stderr) == ("", f"revoked {key_id}\n")
+
+
 def test_usage(run: Run, url: str, config: AccountsConfig) -> None:
     run("orgs", "create", "acme")
     org_id, project_id = org_ids(url, config)
@@ -100,6 +154,17 @@ def test_usage(run: Run, url: str, config: AccountsConfig) -> None:
     shown = run("usage", "--by", "key", "--by", "model")
     assert all(text in shown for text in (key.account.id, "nano", "0.00055"))
     assert "project_id" not in shown
+
+
+def test_a_project_consents_to_hybrid_routing(run: Run, url: str, config: AccountsConfig) -> None:
+    run("orgs", "create", "acme")
+    _, project_id = org_ids(url, config)
+    assert "yes" in run("projects", "consent", "acme", "--may-leave").splitlines()[-2]
+    admin = open_admin(url, config)
+    assert admin.organizations.may_leave(project_id)
+    run("projects", "consent", project_id, "--may-not-leave")
+    assert not admin.organizations.may_leave(project_id)
+    admin.store.close()
 
 
 def test_prices(run: Run) -> None:
@@ -123,6 +188,6 @@ def test_lists_are_readable_at_80_columns(
     admin = open_admin(sqlite_url, config)
     (key,) = admin.keys.list_keys(OPERATOR)
     admin.store.close()
-    for command in (("orgs", "list"), ("keys", "list"), ("prices", "list"), ("usage",)):
+    for command in (("orgs", "list"), ("projects", "list"), ("keys", "list"), ("prices", "list"), ("usage",)):
         assert all(len(line) <= 80 for line in run(*command).splitlines())
     assert f"id       {key.account.id}\n" in run("keys", "list")

@@ -5,14 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
 
 from quicksilver import __version__
+from quicksilver.cli.app import COMMANDS, GROUPS, app
 from tests.support.command import quicksilver
 from tests.support.weights import MODEL
 
 
 def test_version_and_help() -> None:
     assert quicksilver("version").stdout.strip() == __version__
+    assert quicksilver("--version").stdout.strip() == __version__
     shown = quicksilver("--help").stdout
     for verb in ("generate", "chat", "serve", "pull", "inspect", "bench", "doctor"):
         assert verb in shown
@@ -29,5 +34,32 @@ def test_errors_are_one_line_that_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_the_command_line_itself_does_not_import_torch() -> None:
-    code = "import sys, quicksilver.cli.app; sys.exit('torch' in sys.modules)"
+    code = "import sys; from quicksilver.cli.app import app; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_help_imports_no_command() -> None:
+    code = """
+import sys
+from quicksilver.cli import main
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+heavy = {"torch", "numpy", "fastapi", "sqlalchemy", "tokenizers", "quicksilver.cli.serve"} & set(sys.modules)
+sys.exit(", ".join(sorted(heavy)) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_listed_help_is_that_of_the_commands() -> None:
+    group: Any = get_command(app)
+    for command in (*COMMANDS, *GROUPS):
+        assert group.commands[command.name].help.startswith(command.help), command.name
+
+
+def test_an_unknown_command_suggests_a_known_one() -> None:
+    refused = quicksilver("serv")
+    assert refused.returncode == 2
+    assert "serve" in refused.stderr

@@ -1,7 +1,13 @@
-"""`quicksilver chat` in a pipe."""
+"""`quicksilver chat`: in a pipe, and its commands."""
 
 from __future__ import annotations
 
+from collections import deque
+
+import pytest
+
+from quicksilver.cli import chat
+from quicksilver.text.conversation import Message
 from tests.support.command import quicksilver
 from tests.support.weights import MODEL, nano
 
@@ -11,3 +17,39 @@ def test_chat_in_a_pipe_answers_line_by_line() -> None:
     talk = quicksilver("chat", "--model", MODEL, "--max-tokens", "8", stdin="What is the capital of France?\n/new\n")
     assert talk.returncode == 0, talk.stderr
     assert "capital of France" in talk.stdout
+
+
+def lines_of(monkeypatch: pytest.MonkeyPatch, *lines: str) -> list[list[Message]]:
+    """Runs a conversation with these lines of input; returns the turns of each question."""
+    waiting = deque(lines)
+    asked: list[list[Message]] = []
+
+    def read(_: str) -> str:
+        if not waiting:
+            raise EOFError
+        return waiting.popleft()
+
+    def answer_to(turns: list[Message]) -> str:
+        asked.append(list(turns))
+        return "ok"
+
+    monkeypatch.setattr(chat.out, "input", read)
+    chat.talk(answer_to, "Be brief.")
+    return asked
+
+
+def test_commands_are_never_sent_to_the_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = lines_of(monkeypatch, "/help", "/hepl", "one", "/new", "two", "/system Be long.", "three", "/quit", "four")
+    assert [turns[-1].content for turns in asked] == ["one", "two", "three"]
+    assert [turns[0].content for turns in asked] == ["Be brief.", "Be brief.", "Be long."]
+    shown = capsys.readouterr().out
+    assert "/hepl is not a command" in shown
+    assert all(name in shown for name in chat.COMMANDS)
+
+
+def test_a_conversation_keeps_its_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = lines_of(monkeypatch, "one", "two")
+    assert [turn.role for turn in first] == ["system", "user"]
+    assert [turn.content for turn in second] == ["Be brief.", "one", "ok", "two"]

@@ -23,6 +23,9 @@ def test_tables_are_returned_by_name_and_whole_numbers_are_valid_seconds() -> No
         ('[engine]\nmax_running = "many"\n', "max_running"),
         ("[timeouts]\ndrain_s = true\n", "drain_s"),
         ("engine = 3\n", "[engine]"),
+        ("hybrid = 3\n", "[hybrid]"),
+        ("[hybrid]\nrules = []\n", "rules"),
+        ('[hybrid]\n[[hybrid.rules]]\nname = "a"\nto = ["nano"]\ngatte = 1\n', "gatte"),
     ],
 )
 def test_wrong_values_in_a_table_are_refused_by_name(tmp_path: Path, text: str, named: str) -> None:

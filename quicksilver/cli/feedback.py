@@ -1,0 +1,84 @@
+"""`quicksilver feedback`: which suggestions are captured, and their export as lines for a KTO job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import orjson
+import typer
+
+from quicksilver.cli import options
+from quicksilver.cli.account_names import find_id
+from quicksilver.cli.console import out
+from quicksilver.errors import InvalidRequest
+from quicksilver.hub.resolve import default_home
+from quicksilver.tuning.feedback import KINDS, forget_captures, kto_lines, read_reports, set_capture
+
+if TYPE_CHECKING:
+    from quicksilver.accounts.objects import ObjectStore
+
+feedback = typer.Typer(help="Capture suggestions and export them with their feedback.", no_args_is_help=True)
+
+Project = Annotated[str, typer.Option(help="Id or name of the project; empty: a server without accounts.")]
+
+
+@feedback.command("capture")
+def capture(
+    kinds: Annotated[list[str] | None, typer.Argument(help="edit, fim or both; none with --off.")] = None,
+    off: Annotated[bool, typer.Option("--off", help="Capture nothing from now on.")] = False,
+    project: Project = "",
+    database_url: options.DatabaseUrl = "",
+    pepper: options.Pepper = None,
+) -> None:
+    """Keep prompts and answers of edits and infills for 30 days, so that feedback can be joined."""
+    if bool(kinds) == off:
+        raise InvalidRequest(f"name {' or '.join(KINDS)}, or --off")
+    with _objects(project, database_url, pepper) as (objects, owner):
+        set_capture(objects, owner, kinds or [])
+    out.print(f"captured: {', '.join(sorted(set(kinds or []))) or 'nothing'}")
+
+
+@feedback.command("export")
+def export(
+    target: Annotated[Path, typer.Argument(help="File to write, one JSON object per line.")],
+    kto: Annotated[bool, typer.Option("--kto", help="Lines for a KTO job, which is the only form.")] = True,
+    project: Project = "",
+    database_url: options.DatabaseUrl = "",
+    pepper: options.Pepper = None,
+) -> None:
+    """Write captured suggestions with their feedback as lines for `quicksilver tune --method kto`."""
+    with _objects(project, database_url, pepper) as (objects, owner):
+        lines = list(kto_lines(objects, owner, read_reports(default_home())))
+    target.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    accepted = sum(line["label"] for line in lines)
+    out.print(f"{len(lines)} lines, {accepted} accepted, in {target}", soft_wrap=True)
+
+
+@feedback.command("forget")
+def forget(project: Project = "", database_url: options.DatabaseUrl = "", pepper: options.Pepper = None) -> None:
+    """Delete all captured suggestions of the project."""
+    with _objects(project, database_url, pepper) as (objects, owner):
+        out.print(f"{forget_captures(objects, owner)} captured suggestions deleted")
+
+
+@contextmanager
+def _objects(project: str, database_url: str, pepper: Path | None) -> Iterator[tuple[ObjectStore, str]]:
+    """The store and the owner of the project's objects."""
+    from quicksilver.accounts.objects import ObjectStore, open_local
+    from quicksilver.accounts.service import open_admin
+
+    if not project:
+        local = open_local(default_home() / "objects.db")
+        try:
+            yield local, ""
+        finally:
+            local.close()
+        return
+    admin = open_admin(*options.accounts_database(database_url, pepper))
+    try:
+        yield ObjectStore(admin.store), find_id(admin, "project", project)
+    finally:
+        admin.store.close()

@@ -1,0 +1,32 @@
+"""`quicksilver feedback`: capture is turned on, and captured suggestions are exported."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from quicksilver.accounts.objects import open_local
+from quicksilver.accounts.records import StoredObject
+from quicksilver.tuning.feedback import CAPTURE, captured_kinds
+from tests.support.command import quicksilver
+
+
+def test_capture_export_and_forget(tmp_path: Path) -> None:
+    assert "edit, fim" in quicksilver("feedback", "capture", "edit", "fim", home=tmp_path).stdout
+    store = open_local(tmp_path / "objects.db")
+    assert captured_kinds(store, "") == {"edit", "fim"}
+    row = {"prompt": "a", "suffix": "", "completion": "b"}
+    store.put("", [StoredObject(CAPTURE, "cmpl-1", json.dumps(row).encode())])
+    store.close()
+    (tmp_path / "feedback.jsonl").write_text('{"time": 1, "request_id": "cmpl-1", "user_action": "reject"}\n')
+    target = tmp_path / "kto.jsonl"
+    assert "1 lines, 0 accepted" in quicksilver("feedback", "export", "--kto", str(target), home=tmp_path).stdout
+    assert json.loads(target.read_text()) == {**row, "label": False, "weight": 1.0, "source": "reject"}
+    assert "1 captured" in quicksilver("feedback", "forget", home=tmp_path).stdout
+    assert "nothing" in quicksilver("feedback", "capture", "--off", home=tmp_path).stdout
+
+
+def test_a_kind_that_cannot_be_captured_is_refused(tmp_path: Path) -> None:
+    done = quicksilver("feedback", "capture", "chat", home=tmp_path)
+    assert (done.returncode, "edit or fim" in done.stderr) == (2, True)
+    assert quicksilver("feedback", "capture", home=tmp_path).returncode == 2
