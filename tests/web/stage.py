@@ -36,12 +36,17 @@ PERSON = '{"name": "Ada", "age": 36, "city": "Oslo"}'
 FREE = ("Ada", "36", "Oslo")
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Oslo"}}</tool_call>'
 WEATHER = "It is 7 degrees in Oslo."
-NEXT_EDIT = """def total(items, tax):
-    sum = 0
-    for item in items:
-        sum += item.price
-    return sum * (1 + tax)
+NEXT_EDIT = """def read(path):
+    log.info('read %s', path)
+
+    return open(path).read()
+
+
+def write(path, text):
+    log.info('write %s', path)
+    open(path, 'w').write(text)
 """
+HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 LONG = "".join(f"- item {i}: some *words* and `code` for the list\n" for i in range(2000))
 
 
@@ -57,6 +62,8 @@ def perform(request: Request) -> Iterable[Step]:
     text = reply_to(prompt)
     ids = tokenizer.encode_markup(text)
     others = [tokenizer.encode(letter)[0] for letter in "ea"]
+    if "wait_for_it" in prompt:
+        return [wait_for_ever]
     pause_s = 0.0 if "echo:" in prompt else 0.02
     steps = denoise(request, Score(ids, others, forced_in(text, ids), pause_s))
     return [*opening(steps), wait_for_ever] if "take your time" in last_turn(prompt) else steps
@@ -71,9 +78,12 @@ def opening(steps: list[Step]) -> list[Step]:
 
 def reply_to(prompt: str) -> str:
     if "<|fim_middle|>" in prompt:
-        return "return n % 2 == 0"
-    if "<|code_to_edit|>" in prompt or "cart.py" in prompt:
-        return NEXT_EDIT
+        return f"return {HOSTILE!r}" if "hostile" in prompt else "return n % 2 == 0"
+    if "<|code_to_edit|>" in prompt or "files.py" in prompt:
+        if "log.info('write %s'" in prompt:
+            # Both edits were accepted: the region begins five lines above the cursor and stays as it is.
+            return "".join(NEXT_EDIT.splitlines(keepends=True)[2:])
+        return NEXT_EDIT.replace("'write %s'", f"'{HOSTILE}'") if "hostile" in prompt else NEXT_EDIT
     return reply_in_chat(last_turn(prompt))
 
 

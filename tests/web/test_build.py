@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import re
 from pathlib import Path
 
 from quicksilver.server.endpoints.playground.route import STATIC
@@ -13,6 +14,8 @@ ROOT = Path(__file__).parents[2]
 WEB = ROOT / "web"
 SOURCES = ("index.html", "package.json", "package-lock.json", "stamp.ts", "tsconfig.json", "vite.config.ts")
 MAX_FIRST_LOAD_BYTES = 300_000
+PAGE_FILES = re.compile(r'(?:src|href)="(/assets/[^"]+)"')
+STATIC_IMPORTS = re.compile(r"""(?:^|[;}])(?:import|export)[^;"'()]*["'](\./[^"']+)["']""")
 
 
 def digests(root: Path, paths: list[Path]) -> dict[str, str]:
@@ -36,9 +39,35 @@ def test_built_files_are_those_that_were_recorded() -> None:
     assert digests(STATIC, paths) == record()["files"]
 
 
-def test_everything_together_is_a_small_first_load() -> None:
+def first_load() -> set[Path]:
+    """The page, the files that it names, and the files that these import when they are loaded, not on demand."""
+    found: set[Path] = set()
+    waiting = [STATIC / "index.html"]
+    while waiting:
+        path = waiting.pop()
+        found.add(path)
+        text = path.read_text() if path.suffix in {".html", ".js"} else ""
+        named = PAGE_FILES.findall(text) if path.suffix == ".html" else STATIC_IMPORTS.findall(text)
+        waiting.extend(STATIC / "assets" / Path(name).name for name in named)
+        waiting = [each for each in waiting if each not in found]
+    return found
+
+
+def test_first_load_is_small() -> None:
+    assert sum(len(gzip.compress(p.read_bytes())) for p in first_load()) < MAX_FIRST_LOAD_BYTES
+    # Also uncompressed, as a proxy without gzip would send it.
+    assert sum(p.stat().st_size for p in first_load()) < MAX_FIRST_LOAD_BYTES
+
+
+def test_everything_together_is_small() -> None:
     files = [p for p in STATIC.rglob("*") if p.is_file()]
     assert sum(len(gzip.compress(p.read_bytes())) for p in files) < MAX_FIRST_LOAD_BYTES
+
+
+def test_editor_is_loaded_on_demand() -> None:
+    with_editor = [p for p in STATIC.rglob("*.js") if "cm-content" in p.read_text()]
+    assert with_editor
+    assert first_load().isdisjoint(with_editor)
 
 
 def test_page_names_no_other_origin_and_holds_nothing_inline() -> None:

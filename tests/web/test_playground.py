@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 WEB = Path(__file__).parents[2] / "web"
-SCENES = ("chat", "panels", "accounts", "hostile", "quality")
+SCENES = ("chat", "conversations", "code", "panels", "accounts", "hostile", "quality")
 
 
 def missing() -> str | None:

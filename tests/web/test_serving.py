@@ -8,6 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from quicksilver.server.endpoints.playground import route
 from quicksilver.server.endpoints.playground.route import built_files
 from tests.web.playground_app import playground_app
 
@@ -63,4 +64,22 @@ async def test_nothing_else_is_served(app: FastAPI, path: str) -> None:
 async def test_about_says_what_the_page_needs(app: FastAPI) -> None:
     about = (await get(app, "/playground/about")).json()
     assert about["accounts"] is False
-    assert set(about) == {"version", "model", "device", "accounts", "context_len", "max_canvas_len"}
+    assert about["reasoning_effort"] == "none"
+    fields = {"version", "model", "device", "accounts", "context_len", "max_canvas_len", "reasoning_effort", "docs"}
+    assert set(about) == fields
+
+
+async def test_docs_are_plain_text_and_nothing_beside_them_is_served(app: FastAPI) -> None:
+    assert "guides/playground.md" in (await get(app, "/playground/about")).json()["docs"]
+    page = await get(app, "/playground/docs/guides/playground.md")
+    assert page.headers["content-type"] == "text/plain; charset=utf-8"
+    assert page.text.startswith("# Playground")
+    for path in ("guides/..%2findex.md", "..%2fREADME.md", "guides", "", "design/architecture.md"):
+        assert (await get(app, f"/playground/docs/{path}")).status_code == 404
+
+
+async def test_server_without_docs_lists_none(app: FastAPI, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(route, "DOCS", tmp_path)
+    route.docs_pages.cache_clear()
+    assert (await get(app, "/playground/about")).json()["docs"] == []
+    route.docs_pages.cache_clear()

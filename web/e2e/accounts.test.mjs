@@ -21,15 +21,23 @@ after(async () => {
   await stage.close();
 });
 
-test("without a key the page says what it needs, and where to give it", async () => {
+test("without a key a card asks for it in place of the panel, on a phone too", async () => {
   await page.goto(stage.url);
-  await page.getByRole("alert").waitFor();
-  await page.getByRole("button", { name: "Give a key" }).click();
-  await page.getByLabel("API key").fill("qs-wrong");
-  await page.getByRole("button", { name: "Use this key" }).click();
-  await page.getByRole("alert").waitFor();
-  await page.getByLabel("API key").fill(stage.key);
-  await page.getByRole("button", { name: "Use this key" }).click();
+  const card = page.getByRole("region", { name: "This server needs a key" });
+  await card.waitFor();
+  assert.equal(await page.getByRole("alert").count(), 0, "nothing has failed yet");
+  assert.equal(await page.getByLabel("Message", { exact: true }).count(), 0);
+  await page.setViewportSize({ width: 390, height: 780 });
+  const box = await card.boundingBox();
+  assert.ok(box.x >= 0 && box.x + box.width <= 390);
+  await page.setViewportSize({ width: 1280, height: 800 });
+  await card.getByLabel("API key").fill("qs-wrong");
+  await page.keyboard.press("Enter");
+  await card.getByRole("alert").waitFor();
+  await card.getByLabel("API key").fill(stage.key);
+  await page.keyboard.press("Enter");
+  await page.getByLabel("Message", { exact: true }).waitFor();
+  await page.goto(`${stage.url}/#/keys`);
   const facts = page.getByLabel("This key", { exact: true });
   await facts.getByText("demo, acme").waitFor();
   assert.match(await facts.textContent(), /inference.*1,000,000.*not limited/u);
@@ -93,7 +101,7 @@ test("no key is stored, or part of an address, and a reload forgets the one that
     assert.ok(!addresses.some((address) => address.includes(secret)));
   }
   await page.reload();
-  await page.getByRole("button", { name: "Give a key" }).waitFor();
+  await page.getByLabel("API key").waitFor();
   assert.equal(await page.getByLabel("This key", { exact: true }).count(), 0);
 });
 

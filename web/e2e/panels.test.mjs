@@ -46,38 +46,6 @@ test("tools: the call is shown, answered, and used", async () => {
   assert.equal(await page.locator(".turn").count(), 4);
 });
 
-test("fill in the middle: the proposal stands between the two, and Tab takes it", async () => {
-  await openPanel(page, stage.url, "code");
-  await page.getByRole("button", { name: "Complete" }).click();
-  const ins = page.locator(".ghosted ins");
-  await ins.waitFor();
-  assert.equal(await ins.textContent(), "return n % 2 == 0");
-  await page.getByLabel("Before the cursor").focus();
-  await page.keyboard.press("Tab");
-  assert.match(await page.getByLabel("Before the cursor").inputValue(), /return n % 2 == 0$/u);
-});
-
-test("next edit: shown as a diff, accepted, reported", async () => {
-  await page.getByRole("tab", { name: "Next edit" }).click();
-  await page.getByRole("button", { name: "Predict next edit" }).click();
-  const diff = page.getByLabel("Proposed edit");
-  await diff.waitFor();
-  assert.match(await diff.locator(".added").textContent(), /\* \(1 \+ tax\)/u);
-  const told = page.waitForRequest((request) => request.url().endsWith("/feedback"));
-  await page.getByRole("button", { name: "Accept" }).click();
-  assert.equal((await told).postDataJSON().user_action, "accept");
-  assert.match(await page.getByLabel("cart.py").inputValue(), /\* \(1 \+ tax\)/u);
-});
-
-test("apply edit: untouched lines stay, changed ones are marked", async () => {
-  await page.getByRole("tab", { name: "Apply edit" }).click();
-  await page.getByRole("button", { name: "Apply", exact: true }).click();
-  const diff = page.getByLabel("Applied edit");
-  await diff.waitFor();
-  assert.match(await diff.locator(".added").first().textContent(), /hello \{name\}!/u);
-  assert.ok((await diff.locator(".kept").allTextContents()).some((line) => line.includes("def main")));
-});
-
 test("race: both lanes end with clocks and forward counts", async () => {
   await openPanel(page, stage.url, "race");
   await page.getByLabel("Prompt").fill("Say something about masks");
@@ -101,6 +69,20 @@ test("race: both lanes end with clocks and forward counts", async () => {
   assert.equal(committed, 2 * ahead);
 });
 
+test("compare: two decoders answer one prompt side by side, and each lane names its own", async () => {
+  await openPanel(page, stage.url, "compare");
+  await page.getByLabel("Prompt").fill("Say something about masks");
+  await page.getByLabel("Left decoder").selectOption("ar");
+  await page.getByLabel("Right decoder").selectOption("edit");
+  await page.getByRole("button", { name: "Compare", exact: true }).click();
+  await page.locator(".verdict").waitFor();
+  assert.match(await page.locator(".verdict").textContent(), /identical/u);
+  const titles = await page.locator(".lane h2").allTextContents();
+  assert.deepEqual(titles, ["Left: nano, ar", "Right: nano, edit"]);
+  const [ar, edit] = (await page.locator(".lane .counts strong:first-child").allTextContents()).map(Number);
+  assert.ok(ar > edit && edit > 0, `${ar} and ${edit} forwards`);
+});
+
 test("the API panel prints what was sent", async () => {
   await page.goto(`${stage.url}/#/api`);
   const code = page.locator(".code pre");
@@ -116,7 +98,7 @@ test("usage adds up what this browser asked for", async () => {
   await page.goto(`${stage.url}/#/usage`);
   await page.locator("tbody tr").first().waitFor();
   const kinds = await page.locator("tbody tr td:nth-child(2)").allTextContents();
-  assert.deepEqual([...new Set(kinds)].sort(), ["apply", "edit", "fim", "race", "structured", "tools"]);
+  assert.deepEqual([...new Set(kinds)].sort(), ["compare", "race", "structured", "tools"]);
   await page.getByRole("button", { name: "Forget all" }).click();
   await page.getByText("Nothing yet.").waitFor();
 });
@@ -129,4 +111,26 @@ test("without accounts the Keys panel says how to switch them on", async () => {
 
 test("nothing went wrong on the way", () => {
   assert.deepEqual(stage.seen, { errors: [], violations: [], outbound: [], executions: [] });
+});
+
+test("tune: a job is created from uploaded rows, its losses are drawn, and it can be cancelled", async () => {
+  await openPanel(page, stage.url, "tune");
+  const rows = JSON.stringify({ messages: [{ role: "user", content: "a" }, { role: "assistant", content: "b" }] });
+  const file = { name: "rows.jsonl", mimeType: "application/jsonl", buffer: Buffer.from(`${rows}\n`.repeat(12)) };
+  await page.route("**/events?limit=100", async (route) => {
+    const reply = await (await route.fetch()).json();
+    const losses = [2.5, 1.5, 0.5].map((loss, i) => ({
+      id: `loss${i}`, created_at: 1, level: "info", type: "metrics", message: "", data: { step: i + 1, train_loss: loss },
+    }));
+    await route.fulfill({ json: { ...reply, data: [...reply.data, ...losses] } });
+  });
+  assert.ok(await page.getByRole("button", { name: "Start" }).isDisabled(), "without rows there is nothing to start");
+  await page.getByLabel("Rows (JSON Lines)").setInputFiles(file);
+  await page.getByLabel("Name").fill("demo");
+  await page.getByRole("button", { name: "Start" }).click();
+  await page.getByRole("img", { name: "Training loss: from 2.500 to 0.500 in 3 steps" }).waitFor();
+  await page.getByRole("button", { name: "Cancel" }).click();
+  await page.getByRole("cell", { name: "cancelled" }).waitFor();
+  assert.equal(await page.getByRole("button", { name: "Cancel" }).count(), 0);
+  await page.unroute("**/events?limit=100");
 });

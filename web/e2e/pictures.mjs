@@ -82,9 +82,10 @@ async function takePanels(page, url) {
   await page.getByText("Valid JSON.").waitFor(PATIENCE);
   await shoot(page, "playground-structured");
   await openPanel(page, url, "code");
-  await page.getByRole("button", { name: "Complete" }).click();
-  await page.locator(".ghosted ins").waitFor(PATIENCE);
-  await shoot(page, "playground-fim");
+  await page.getByLabel("files.py").waitFor(PATIENCE);
+  await page.getByRole("button", { name: "Predict next edit" }).click();
+  await page.locator(".qs-added").first().waitFor(PATIENCE);
+  await shoot(page, "playground-editor");
   await openPanel(page, url, "race");
   await page.getByRole("button", { name: "Race", exact: true }).click();
   await page.locator(".verdict").waitFor(PATIENCE);

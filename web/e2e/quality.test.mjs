@@ -8,7 +8,7 @@ import { openPanel, openStage, ready, say } from "./stage.mjs";
 import { mainThreadTasks, traced } from "./trace.mjs";
 
 const MAX_TASK_MS = 100;
-const PANELS = ["chat", "race", "structured", "tools", "code", "usage", "api", "keys"];
+const PANELS = ["chat", "race", "compare", "structured", "tools", "code", "usage", "api", "keys", "docs/guides/playground.md"];
 const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 let stage, page;
 
@@ -60,6 +60,7 @@ for (const theme of ["light", "dark"]) {
     const findings = [];
     for (const panel of PANELS) {
       await openPanel(page, stage.url, panel);
+      if (panel === "code") await page.getByLabel("files.py").waitFor();
       findings.push(...(await serious(panel)));
     }
     assert.deepEqual(findings, []);

@@ -3,6 +3,7 @@
 import { render } from "preact";
 import { loadConversations } from "./chat/session";
 import { loadEntries } from "./store/ledger";
+import { loadPresets } from "./store/presets";
 import { meetServer } from "./store/server";
 import { loadSettings } from "./store/settings";
 import { App } from "./ui/app";
@@ -19,7 +20,7 @@ async function boot(): Promise<void> {
   followTheme();
   const host = document.getElementById("app");
   if (host) render(<App />, host);
-  await Promise.all([loadConversations(), loadEntries(), meetServer()]);
+  await Promise.all([loadConversations(), loadEntries(), loadPresets(), meetServer()]);
 }
 
 void boot();

@@ -2,7 +2,7 @@
 
 import { describe, expect, test } from "vitest";
 import { editPrompt, regionAround, unfence } from "../src/panels/edit_prompt";
-import { linesOf } from "../src/panels/diff_view";
+import { hunksOf, linesOf } from "../src/editor/hunks";
 import { snippet } from "../src/panels/snippet";
 import { bucketed, type Entry } from "../src/store/ledger";
 import { printable } from "../src/ui/format";
@@ -30,8 +30,25 @@ describe("next edit", () => {
   });
 });
 
-test("a diff keeps, removes and adds lines", () => {
-  expect(linesOf("a\nb\n", "a\nc\n").map(({ sign, text }) => sign + text)).toEqual([" a", "-b", "+c"]);
+describe("hunks", () => {
+  const apply = (text: string, after: string) =>
+    hunksOf(text, after).reduceRight((code, { from, to, insert }) => code.slice(0, from) + insert + code.slice(to), text);
+  test("are whole lines, in order", () => {
+    expect(hunksOf("a\nb\nc\nd\n", "a\nB\nc\n\nd\n")).toEqual([
+      { from: 2, to: 4, insert: "B\n" },
+      { from: 6, to: 6, insert: "\n" },
+    ]);
+    expect(hunksOf("a\n", "a\n")).toEqual([]);
+  });
+  test("give the second text when they are applied", () => {
+    const texts = ["", "a", "a\n", "a\nb", "b\na\n", "\n\na\n\nb\n", "a\nx\nb\ny\nc", "x\n\ny"];
+    for (const before of texts) for (const after of texts) expect(apply(before, after)).toBe(after);
+  });
+  test("keep blank lines", () => {
+    expect(linesOf("a\n\nb\n")).toEqual(["a", "", "b"]);
+    expect(linesOf("\n")).toEqual([""]);
+    expect(linesOf("")).toEqual([]);
+  });
 });
 
 describe("a snippet", () => {

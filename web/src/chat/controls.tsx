@@ -2,13 +2,14 @@
 
 import { useState } from "preact/hooks";
 import { useStore } from "../store/observable";
-import { models, server } from "../store/server";
+import { models, server, servedModels } from "../store/server";
 import { change, settings, type Settings } from "../store/settings";
 import type { DecoderName, Effort } from "../wire/types";
-import { current, setSystem } from "./session";
+import { ModelCard } from "./model_card";
+import { SystemPrompt } from "./system_prompt";
 
 const EFFORTS: (Effort | "")[] = ["", "none", "instant", "low", "medium", "high"];
-const DECODERS: Record<DecoderName, string> = {
+export const DECODERS: Record<DecoderName, string> = {
   verify: "verify: exact",
   confidence: "confidence: when sure",
   edit: "edit: may still change",
@@ -21,16 +22,10 @@ export function Controls() {
       <summary>Settings</summary>
       <div class="fields">
         <ModelPicker />
+        <ModelCard />
         <DecoderFields />
         <SamplingFields />
-        <label>
-          System prompt
-          <textarea
-            rows={4}
-            value={useStore(current).system}
-            onInput={(event) => setSystem(event.currentTarget.value)}
-          />
-        </label>
+        <SystemPrompt />
         <label class="inline">
           <input
             type="checkbox"
@@ -50,7 +45,7 @@ export function ModelPicker() {
     <label>
       Model
       <select value={model} onChange={(event) => change({ model: event.currentTarget.value })}>
-        {useStore(models).map(({ id }) => (
+        {servedModels(useStore(models)).map(({ id }) => (
           <option key={id} value={id}>
             {id}
           </option>
@@ -62,7 +57,8 @@ export function ModelPicker() {
 
 function DecoderFields() {
   const { effort, decoder, canvasLen } = useStore(settings);
-  const max = useStore(server)?.max_canvas_len ?? 64;
+  const info = useStore(server);
+  const max = info?.max_canvas_len ?? 64;
   return (
     <>
       <label>
@@ -72,7 +68,7 @@ function DecoderFields() {
           onChange={(event) => change({ effort: event.currentTarget.value as Settings["effort"] })}
         >
           {EFFORTS.map((name) => (
-            <option value={name}>{name || "server's default"}</option>
+            <option value={name}>{name || `server's default${info ? ` (${info.reasoning_effort})` : ""}`}</option>
           ))}
         </select>
       </label>

@@ -2,7 +2,7 @@
 // and sent. Nothing is lost by branching. Pure data; every change returns a new conversation.
 
 import { newId } from "../store/identity";
-import type { ToolCall, Usage, WireMessage } from "../wire/types";
+import type { ChatBody, ToolCall, Usage, WireMessage } from "../wire/types";
 
 export interface Message {
   id: string;
@@ -23,6 +23,8 @@ export interface Outcome {
   model: string;
   seconds: number;
   usage: Usage | null;
+  /** The request without its messages; unknown for an imported answer. */
+  sent?: Omit<ChatBody, "messages">;
 }
 
 export interface Conversation {
@@ -81,6 +83,11 @@ export function switchTo(conversation: Conversation, id: string): Conversation {
 export function wireMessages(conversation: Conversation): WireMessage[] {
   const system: WireMessage[] = conversation.system.trim() ? [{ role: "system", content: conversation.system }] : [];
   return [...system, ...path(conversation).map(wireMessage)];
+}
+
+/** The messages that an answer was asked with. */
+export function messagesBefore(conversation: Conversation, answer: Message): WireMessage[] {
+  return wireMessages({ ...conversation, leaf: answer.parent });
 }
 
 function wireMessage(message: Message): WireMessage {

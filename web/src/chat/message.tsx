@@ -6,11 +6,13 @@ import { pack } from "../diffusion/recording_file";
 import { Markdown } from "../markdown/render";
 import { useStore } from "../store/observable";
 import { models } from "../store/server";
-import { settings } from "../store/settings";
+import { snippet } from "../panels/snippet";
+import { chatFields, settings } from "../store/settings";
+import { hasKey } from "../wire/client";
 import { CopyButton } from "../ui/copy_button";
 import { saveFile } from "../ui/save_file";
 import { money } from "../ui/format";
-import { siblings, type Conversation, type Message, type Outcome } from "./conversation";
+import { messagesBefore, siblings, type Conversation, type Message, type Outcome } from "./conversation";
 import { cost, formatReading } from "./meter";
 import { findRecording, recordings, retry, send, showBranch } from "./session";
 
@@ -101,9 +103,17 @@ function AnswerView({ message, conversation }: Props) {
           Retry
         </button>
         <CopyButton text={message.content} label="Copy answer" />
+        <CopyButton text={() => curlOf(message, conversation)} label="Copy as cURL" face="cURL" />
       </div>
     </article>
   );
+}
+
+/** The request of an answer as a command. */
+function curlOf(message: Message, conversation: Conversation): string {
+  const fields = message.outcome?.sent ?? chatFields(settings.get());
+  const body = { ...fields, messages: messagesBefore(conversation, message) };
+  return snippet("curl", location.origin, { path: "/v1/chat/completions", body, at: 0, hadKey: hasKey() });
 }
 
 function Replay({ id }: { id: string }) {

@@ -65,6 +65,11 @@ export async function retry(message: Message): Promise<void> {
   await answer();
 }
 
+export function addConversations(added: readonly Conversation[]): void {
+  conversations.update((known) => [...added, ...known].sort((a, b) => b.updatedAt - a.updatedAt));
+  for (const conversation of added) void put("conversations", conversation.id, conversation);
+}
+
 export function showBranch(id: string): void {
   keep(switchTo(current.get(), id));
 }
@@ -95,6 +100,7 @@ async function answer(): Promise<void> {
 }
 
 function messageOf(run: Run, parent: string | null): Message {
+  const { messages: _, ...sent } = run.body;
   return {
     id: newId(),
     parent,
@@ -109,6 +115,7 @@ function messageOf(run: Run, parent: string | null): Message {
       model: run.body.model,
       seconds: run.elapsedMs / 1000,
       usage: run.usage,
+      sent,
     },
   };
 }

@@ -1,19 +1,15 @@
 // The race: the same model and prompt, once token by token and once by diffusion, each with a clock and a count of
 // forwards. The lanes run in turn, so that neither slows the other; the replay then shows both from the same gun.
 
-import { useEffect, useMemo, useState } from "preact/hooks";
-import { useRedraw } from "../chat/answering";
-import { formatReading, readMeter } from "../chat/meter";
+import { useEffect, useState } from "preact/hooks";
+import { readMeter } from "../chat/meter";
 import { Run } from "../chat/run";
 import { recordRun } from "../chat/session";
 import { useStore } from "../store/observable";
 import { chatFields, diffusionFields, settings, type Settings } from "../store/settings";
 import type { ChatBody, DecoderName } from "../wire/types";
-import { numCellsBefore } from "./recording";
-import { Resolve } from "./resolve";
-import { frameAt } from "./scrubber";
+import { Lane } from "./lane";
 
-const CLOCK_MS = 100;
 const PROMPT = "Write a Python function that returns the n-th Fibonacci number.";
 
 interface Race {
@@ -45,7 +41,8 @@ export function RacePanel() {
       <p class="lead">
         The same weights answer the same prompt twice. What differs is how many tokens one pass of the model settles.
         Each is warmed up by one canvas and then has the machine to itself; afterwards both are shown from the same
-        start.
+        start. The last forward finds the end of the answer and adds no token, so one token at a time is a little less
+        than one token per forward.
       </p>
       <label>
         Prompt
@@ -115,57 +112,6 @@ function runClock(race: Race, tell: (ms: number | null) => void): () => void {
     if (at < end) request = requestAnimationFrame(tick);
   }
   return () => cancelAnimationFrame(request);
-}
-
-function Lane({ title, run, clock }: { title: string; run: Run; clock: number | null }) {
-  useRedraw(run);
-  useTick(run);
-  const listen = useMemo(() => (listener: () => void) => run.listen(listener), [run]);
-  const frame = clock === null ? -1 : frameAt(run.recording, clock);
-  const shown = run.recording.frames.at(frame);
-  const shownMs = clock === null ? run.elapsed : Math.min(clock, run.elapsedMs);
-  const numTokens = numCellsBefore(run.recording.cells, shown?.committed ?? 0);
-  const isWaiting = run.state === "waiting" && run.elapsed === 0;
-  return (
-    <section class={run.isOver && shownMs >= run.elapsedMs ? "lane home" : "lane"} aria-label={title}>
-      <header>
-        <h2>{title}</h2>
-        <p class="clock mono" role="timer">
-          {(shownMs / 1000).toFixed(2)} s
-        </p>
-      </header>
-      <progress value={numTokens} max={run.isOver ? run.recording.cells.length : maxTokens(run)} aria-hidden="true" />
-      <p class="counts">
-        <strong>{shown?.step ?? 0}</strong> forwards <strong>{numTokens}</strong> tokens
-      </p>
-      {isWaiting ? (
-        <p class="faint">waits for its turn</p>
-      ) : (
-        <Resolve
-          recording={run.recording}
-          frame={frame}
-          canvasLen={run.body.decoder?.canvas_len ?? 1}
-          listen={listen}
-          label={`${title} answer`}
-        />
-      )}
-      {run.isOver && <p class="meter mono">{formatReading(readMeter(run))}</p>}
-      {run.error && <p class="trouble">{run.error}</p>}
-    </section>
-  );
-}
-
-function maxTokens(run: Run): number {
-  return run.body.max_tokens ?? 1;
-}
-
-/** The clock goes on while nothing arrives. */
-function useTick(run: Run): void {
-  const [, tick] = useState(0);
-  useEffect(() => {
-    const timer = setInterval(() => run.isOver || tick((n) => n + 1), CLOCK_MS);
-    return () => clearInterval(timer);
-  }, [run]);
 }
 
 function Verdict({ race }: { race: Race }) {

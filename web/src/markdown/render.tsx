@@ -3,11 +3,15 @@
 // http, https and mailto only, no referrer, and images become links.
 
 import { marked, type Token, type Tokens } from "marked";
-import { Fragment, type ComponentChildren, type VNode } from "preact";
+import { createContext, Fragment, type ComponentChildren, type VNode } from "preact";
+import { useContext } from "preact/hooks";
 import { memo } from "./memo";
 import { CodeBlock } from "./code";
 
 const SAFE_URL = /^(https?:\/\/|mailto:)/iu;
+
+/** Turns a relative link into an address of this page, or null. Answers have none: their relative links stay text. */
+export const LinkResolver = createContext<(href: string) => string | null>(() => null);
 
 export function Markdown({ text }: { text: string }) {
   return (
@@ -128,7 +132,17 @@ function span(token: Token): ComponentChildren {
 }
 
 function link(href: string, children: ComponentChildren, raw: string): ComponentChildren {
-  if (!SAFE_URL.test(href)) return raw;
+  return (
+    <Link href={href} raw={raw}>
+      {children}
+    </Link>
+  );
+}
+
+function Link({ href, raw, children }: { href: string; raw: string; children: ComponentChildren }) {
+  const own = useContext(LinkResolver)(href);
+  if (own !== null) return <a href={own}>{children}</a>;
+  if (!SAFE_URL.test(href)) return <>{raw}</>;
   return (
     <a href={href} target="_blank" rel="noopener noreferrer nofollow">
       {children}

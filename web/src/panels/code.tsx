@@ -1,15 +1,14 @@
-// The code panel: fill in the middle, the next edit, and applying an edit, each as an editor would use it.
+// The code panel: an editor with completions and next edits, and applying an edit to a file.
 
 import { useState } from "preact/hooks";
 import { ApplyTab } from "./apply";
-import { FimTab } from "./fim";
-import { NextEditTab } from "./next_edit";
+import { EditorTab } from "./editor_tab";
 
-const TABS = { fim: "Fill in the middle", edit: "Next edit", apply: "Apply edit" };
+const TABS = { editor: "Editor", apply: "Apply edit" };
 type Tab = keyof typeof TABS;
 
 export function CodePanel() {
-  const [tab, setTab] = useState<Tab>("fim");
+  const [tab, setTab] = useState<Tab>("editor");
   return (
     <div class="panel">
       <div class="tabs" role="tablist" aria-label="Code tasks">
@@ -33,8 +32,7 @@ export function CodePanel() {
         ))}
       </div>
       <div id="code-tab" role="tabpanel" aria-labelledby={`tab-${tab}`}>
-        {tab === "fim" && <FimTab />}
-        {tab === "edit" && <NextEditTab />}
+        {tab === "editor" && <EditorTab />}
         {tab === "apply" && <ApplyTab />}
       </div>
     </div>

@@ -23,6 +23,20 @@ export function KeysPanel() {
   );
 }
 
+/** In place of a panel that cannot work without a key. */
+export function KeyCard() {
+  return (
+    <section class="panel key-card" aria-labelledby="key-card-title">
+      <h2 id="key-card-title">This server needs a key</h2>
+      <OwnKey />
+      <p class="faint">
+        A key begins with <code>qs-</code>. The operator of the server creates one with{" "}
+        <code>quicksilver keys create NAME --project ID</code>, or in the Keys panel.
+      </p>
+    </section>
+  );
+}
+
 function NoAccounts() {
   return (
     <div class="panel prose">
@@ -33,8 +47,8 @@ function NoAccounts() {
       </pre>
       <p>
         The first start prints an admin key, once. <code>quicksilver orgs create NAME</code> and{" "}
-        <code>quicksilver keys create NAME --project ID</code> make the first keys for others; whoever has a key with
-        the right to make keys can do the rest here.
+        <code>quicksilver keys create NAME --project ID</code> create the first keys. A key with the scope{" "}
+        <code>keys</code> can create more of them here.
       </p>
     </div>
   );
@@ -79,7 +93,13 @@ function OwnKey() {
           Forget it
         </button>
       </div>
-      <p role="status">{isHeld && (problem ?? "Key accepted.")}</p>
+      {isHeld && problem ? (
+        <p class="trouble" role="alert">
+          {problem}
+        </p>
+      ) : (
+        <p role="status">{isHeld && "Key accepted."}</p>
+      )}
     </form>
   );
 }

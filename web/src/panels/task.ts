@@ -1,6 +1,6 @@
-// One request of the code panel: sent, timed, recorded; what it said or why it failed.
+// The requests of one editor: sent, timed, recorded. A new request cancels the one before it, whose answer would be stale.
 
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { record } from "../store/ledger";
 import { useStore } from "../store/observable";
 import { currentModel } from "../store/server";
@@ -14,35 +14,50 @@ export interface Task<T> {
   ms: number;
   problem: string | null;
   isBusy: boolean;
-  ask: (body: Record<string, unknown>) => Promise<T | null>;
-  clear: () => void;
+  /** The reply, or null if the request failed or was cancelled. */
+  ask: (path: string, body: Record<string, unknown>) => Promise<T | null>;
+  /** Returns whether a request was under way. */
+  cancel: () => boolean;
 }
 
-export function useTask<T extends { usage: Usage }>(path: string): Task<T> {
+export function useTask<T extends { usage: Usage }>(): Task<T> {
   const { model } = useStore(settings);
   const [reply, setReply] = useState<T | null>(null);
   const [ms, setMs] = useState(0);
   const [problem, setProblem] = useState<string | null>(null);
   const [isBusy, setBusy] = useState(false);
-  const ask = async (body: Record<string, unknown>) => {
+  const current = useRef<AbortController | null>(null);
+  const cancel = () => {
+    const wasBusy = current.current !== null;
+    current.current?.abort();
+    current.current = null;
+    setBusy(false);
+    return wasBusy;
+  };
+  useEffect(() => () => void current.current?.abort(), []);
+  const ask = async (path: string, body: Record<string, unknown>) => {
+    cancel();
+    const abort = new AbortController();
+    current.current = abort;
     const startedAt = performance.now();
     setBusy(true);
     setProblem(null);
     try {
-      const found = await postJson<T>(path, { model, ...body });
+      const found = await postJson<T>(path, { model, ...body }, abort.signal);
+      if (abort.signal.aborted) return null;
       const took = performance.now() - startedAt;
       setReply(found);
       setMs(took);
       recordTask(path, model, found.usage, took);
       return found;
     } catch (error) {
-      setProblem((error as Error).message);
+      if (!abort.signal.aborted) setProblem((error as Error).message);
       return null;
     } finally {
-      setBusy(false);
+      if (current.current === abort) cancel();
     }
   };
-  return { reply, ms, problem, isBusy, ask, clear: () => setReply(null) };
+  return { reply, ms, problem, isBusy, ask, cancel };
 }
 
 function recordTask(path: string, model: string, usage: Usage, ms: number): void {

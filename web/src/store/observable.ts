@@ -1,4 +1,4 @@
-// The smallest store that will do: a value, and those who want to know when it changes.
+// A value with listeners that are called when it changes.
 
 import { useEffect, useState } from "preact/hooks";
 

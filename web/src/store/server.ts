@@ -1,5 +1,5 @@
-// What the server says of itself: its models, whether it keeps accounts, and then whose key the page calls with. Asked
-// once at the start, and again when a key is given.
+// Facts about the server: its models, whether it has accounts, and the account of the page's key. Fetched at the start and
+// again when a key is entered.
 
 import { getAccount, type Account } from "../wire/account";
 import { about, hasKey, keyWanted, listModels } from "../wire/client";
@@ -22,10 +22,20 @@ export async function meetServer(): Promise<void> {
     keyWanted.set(false);
     if (info.accounts && hasKey()) account.set(await getAccount());
     trouble.set(null);
-    if (!found.some((model) => model.id === settings.get().model)) change({ model: found[0]?.id ?? "" });
+    const chosen = found.find((model) => model.id === settings.get().model) ?? found[0];
+    change({ model: chosen?.quicksilver.model ?? "" });
   } catch (error) {
     trouble.set((error as Error).message);
   }
+}
+
+/** One entry per model: aliases are other names of the same model. */
+export function servedModels(known: readonly ModelEntry[]): ModelEntry[] {
+  return known.filter((model) => model.id === model.quicksilver.model);
+}
+
+export function aliasesOf(known: readonly ModelEntry[], id: string): string[] {
+  return known.filter((model) => model.quicksilver.model === id && model.id !== id).map((model) => model.id);
 }
 
 /** Balance and limits as they are now; the page goes on if they cannot be had. */

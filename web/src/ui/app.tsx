@@ -1,16 +1,19 @@
 // The frame of the page: navigation at the side, one panel in the middle, keys that work everywhere.
 
 import type { VNode } from "preact";
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { ChatPanel } from "../chat/chat_panel";
 import { stopAll } from "../chat/run";
 import { startConversation } from "../chat/session";
 import { RacePanel } from "../diffusion/race";
 import { ApiPanel } from "../panels/api";
 import { CodePanel } from "../panels/code";
-import { KeysPanel } from "../panels/keys";
+import { ComparePanel } from "../panels/compare";
+import { DocsPanel } from "../panels/docs";
+import { KeyCard, KeysPanel } from "../panels/keys";
 import { StructuredPanel } from "../panels/structured";
 import { ToolsPanel } from "../panels/tools";
+import { TunePanel } from "../panels/tune";
 import { UsagePanel } from "../panels/usage";
 import { useStore } from "../store/observable";
 import { meetServer, trouble } from "../store/server";
@@ -22,22 +25,25 @@ import { Sidebar } from "./sidebar";
 const VIEWS: Record<PanelName, () => VNode> = {
   chat: ChatPanel,
   race: RacePanel,
+  compare: ComparePanel,
   structured: StructuredPanel,
   tools: ToolsPanel,
   code: CodePanel,
+  tune: TunePanel,
   usage: UsagePanel,
   api: ApiPanel,
   keys: KeysPanel,
+  docs: DocsPanel,
 };
 
 export function App() {
   const panel = useStore(route);
-  const [isOpen, setOpen] = useState(false);
+  const isKeyWanted = useStore(keyWanted);
+  const [isOpen, setOpen] = useDrawer(panel);
   useEffect(() => {
     document.addEventListener("keydown", globalKey);
     return () => document.removeEventListener("keydown", globalKey);
   }, []);
-  useEffect(() => setOpen(false), [panel]);
   const View = VIEWS[panel];
   return (
     <div class={isOpen ? "app open" : "app"}>
@@ -45,35 +51,59 @@ export function App() {
         Skip to content
       </a>
       <Sidebar onPick={() => setOpen(false)} />
-      <main id="main" tabIndex={-1} aria-label={TITLES[panel]}>
+      {isOpen && <div class="scrim" aria-hidden="true" onClick={() => setOpen(false)} />}
+      <main id="main" tabIndex={-1} aria-label={TITLES[panel]} inert={isOpen}>
         <header class="bar">
           <button
             type="button"
             class="ghost menu"
             aria-expanded={isOpen}
             aria-controls="sidebar"
-            onClick={() => setOpen(!isOpen)}
+            onClick={() => setOpen(true)}
           >
             ☰<span class="hidden">Menu</span>
           </button>
           <h1>{TITLES[panel]}</h1>
         </header>
-        <Trouble />
-        <View />
+        {!isKeyWanted && <Trouble />}
+        {isKeyWanted && panel !== "keys" && panel !== "docs" ? <KeyCard /> : <View />}
       </main>
       <Shortcuts />
     </div>
   );
 }
 
+/** The navigation on a narrow screen. Focus moves into it when it opens and back to the button when it closes. */
+function useDrawer(panel: PanelName): [boolean, (isOpen: boolean) => void] {
+  const [isOpen, setOpen] = useState(false);
+  const wasOpen = useRef(false);
+  useEffect(() => setOpen(false), [panel]);
+  useEffect(() => {
+    if (isOpen) document.querySelector<HTMLElement>("#sidebar .close")?.focus();
+    else if (wasOpen.current) document.querySelector<HTMLElement>(".menu")?.focus();
+    wasOpen.current = isOpen;
+    if (!isOpen) return;
+    const close = (event: Event) => {
+      if (!(event instanceof KeyboardEvent) || event.key === "Escape") setOpen(false);
+    };
+    const wide = matchMedia("(min-width: 761px)");
+    document.addEventListener("keydown", close);
+    wide.addEventListener("change", close);
+    return () => {
+      document.removeEventListener("keydown", close);
+      wide.removeEventListener("change", close);
+    };
+  }, [isOpen]);
+  return [isOpen, setOpen];
+}
+
 function Trouble() {
   const message = useStore(trouble);
-  const isKeyWanted = useStore(keyWanted);
   return message === null ? null : (
     <p class="trouble" role="alert">
       {message}{" "}
-      <button type="button" class="small" onClick={() => (isKeyWanted ? go("keys") : void meetServer())}>
-        {isKeyWanted ? "Give a key" : "Try again"}
+      <button type="button" class="small" onClick={() => void meetServer()}>
+        Try again
       </button>
     </p>
   );
@@ -93,8 +123,8 @@ function globalKey(event: KeyboardEvent): void {
     go("chat");
     focusComposer();
   }
-  if (event.key === "?" && !isTyping(event.target)) showShortcuts();
-  if (event.key === "/" && !isTyping(event.target)) {
+  if (event.key === "?" && !isTyping(event)) showShortcuts();
+  if (event.key === "/" && !isTyping(event)) {
     event.preventDefault();
     focusComposer();
   }
@@ -104,6 +134,9 @@ function focusComposer(): void {
   requestAnimationFrame(() => document.querySelector<HTMLElement>("[data-composer]")?.focus());
 }
 
-function isTyping(target: EventTarget | null): boolean {
-  return target instanceof HTMLElement && /^(INPUT|TEXTAREA|SELECT)$/u.test(target.tagName);
+/** The path leads into shadow roots, where the editors are; the target of the event stays outside. */
+function isTyping(event: KeyboardEvent): boolean {
+  const target = event.composedPath()[0];
+  if (!(target instanceof HTMLElement)) return false;
+  return target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/u.test(target.tagName);
 }

@@ -4,16 +4,24 @@ import { useState } from "preact/hooks";
 
 const SAID_MS = 1500;
 
-export function CopyButton({ text, label }: { text: string; label: string }) {
+interface Props {
+  /** A function is called when the button is pressed. */
+  text: string | (() => string);
+  label: string;
+  /** What the button reads. */
+  face?: string;
+}
+
+export function CopyButton({ text, label, face = "Copy" }: Props) {
   const [isCopied, setCopied] = useState(false);
   const copy = async () => {
-    await putOnClipboard(text);
+    await putOnClipboard(typeof text === "string" ? text : text());
     setCopied(true);
     setTimeout(() => setCopied(false), SAID_MS);
   };
   return (
     <button type="button" class="ghost" aria-label={label} onClick={() => void copy()}>
-      <span aria-live="polite">{isCopied ? "Copied" : "Copy"}</span>
+      <span aria-live="polite">{isCopied ? "Copied" : face}</span>
     </button>
   );
 }

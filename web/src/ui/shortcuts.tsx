@@ -5,12 +5,14 @@ import { useRef } from "preact/hooks";
 const SHORTCUTS: [keys: string, meaning: string][] = [
   ["Enter", "send"],
   ["Shift Enter", "break the line"],
-  ["Escape", "stop the answer"],
   ["Ctrl K", "new conversation"],
   ["/", "go to the composer"],
   ["← → Home End", "walk the tokens of a focused answer, or the scrubber"],
   ["Space", "play or pause the focused scrubber"],
-  ["Tab", "take a completion (Code)"],
+  ["Ctrl Space", "complete at the cursor (Code)"],
+  ["Ctrl Enter", "predict the next edit (Code)"],
+  ["Tab", "accept a suggestion, or jump to it (Code)"],
+  ["Escape", "reject a suggestion (Code); stop the answer"],
   ["?", "this list"],
 ];
 const ID = "shortcuts";

@@ -9,7 +9,7 @@ export interface Sent {
   path: string;
   body: unknown;
   at: number;
-  /** Whether it carried a key; which one is nobody's business. */
+  /** Whether it carried a key. The key itself is not kept. */
   hadKey: boolean;
 }
 
@@ -45,6 +45,12 @@ export async function getJson<T>(path: string): Promise<T> {
   return (await response.json()) as T;
 }
 
+export async function getText(path: string): Promise<string> {
+  const response = await fetch(path, { headers: headers() });
+  await check(response);
+  return response.text();
+}
+
 export async function postJson<T>(path: string, body: unknown, signal?: AbortSignal): Promise<T> {
   const response = await post(path, body, signal);
   return (await response.json()) as T;
@@ -54,6 +60,16 @@ export async function postJson<T>(path: string, body: unknown, signal?: AbortSig
 export async function manage<T>(method: "POST" | "DELETE", path: string, body?: unknown): Promise<T> {
   const init: RequestInit = { method, headers: { ...headers(), "content-type": "application/json" } };
   const response = await fetch(path, body === undefined ? init : { ...init, body: JSON.stringify(body) });
+  await check(response);
+  return (await response.json()) as T;
+}
+
+/** Sends a file with form fields. */
+export async function upload<T>(path: string, file: File, fields: Record<string, string>): Promise<T> {
+  const body = new FormData();
+  for (const [name, value] of Object.entries(fields)) body.append(name, value);
+  body.append("file", file);
+  const response = await fetch(path, { method: "POST", headers: headers(), body });
   await check(response);
   return (await response.json()) as T;
 }

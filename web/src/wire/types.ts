@@ -50,7 +50,7 @@ export interface Usage {
   total_tokens: number;
   reasoning_tokens: number;
   cached_input_tokens: number;
-  quicksilver?: { forwards: number; tokens_per_forward: number };
+  quicksilver?: { forwards: number; tokens_per_forward: number; rounds?: number };
 }
 
 export type TokenState = "forced" | "committed" | "decided" | "masked";
@@ -91,21 +91,27 @@ export interface ChatReply {
   id: string;
   choices: { message: { content: string | null }; finish_reason: string }[];
   usage: Usage;
+  warning?: string | null;
 }
 
 export interface TextReply {
   id: string;
   choices: { text: string; finish_reason: string }[];
   usage: Usage;
+  warning?: string | null;
 }
 
 export interface ModelEntry {
   id: string;
   name: string;
-  context_length: number;
-  max_output_length: number;
+  description: string;
+  /** Unknown until the model is loaded for the first time. */
+  context_length?: number;
+  max_output_length?: number;
   pricing: { prompt: string; completion: string; input_cache_reads: string };
   supported_features: string[];
+  /** The model that the name selects. */
+  quicksilver: { model: string; state: string };
 }
 
 export interface About {
@@ -115,4 +121,8 @@ export interface About {
   accounts: boolean;
   context_len: number;
   max_canvas_len: number;
+  /** Of chat requests that name none. */
+  reasoning_effort: string;
+  /** Pages of the documentation that the server has. */
+  docs: string[];
 }
