@@ -1,0 +1,1 @@
+"""Example applications around frameworks. They run in the environment of `make frameworks`."""

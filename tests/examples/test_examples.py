@@ -1,0 +1,173 @@
+"""The applications in `examples/` against one live server with nano: form, loop and exactness, not quality."""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletion
+
+from benchmarks.example_costs import EXAMPLES, read_costs
+from examples import agent_loop, coding_agent, compact, helpers, invoices, rag, summary, transcript
+from examples.measure import Chat, compare
+from tests.support.live import serving
+from tests.support.weights import nano
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = sorted(p for p in (ROOT / "examples").glob("*.py") if p.name not in ("__init__.py", "measure.py"))
+# `tests/contract/clients/frameworks` runs them, in the environment of the frameworks.
+WITH_FRAMEWORKS = sorted(
+    p for p in (ROOT / "examples/frameworks").glob("*.py") if p.name not in ("__init__.py", "counters.py")
+)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    nano()
+    with serving(tmp_path_factory.mktemp("examples") / "server.log") as url:
+        yield url
+
+
+@pytest.fixture
+def chat(url: str) -> Iterator[Chat]:
+    with OpenAI(base_url=f"{url}/v1", api_key="none", timeout=300) as client:
+        yield Chat(client)
+
+
+@pytest.mark.parametrize("path", [*PROGRAMS, *WITH_FRAMEWORKS], ids=lambda path: path.stem)
+def test_an_example_is_short_and_on_its_page(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 150
+    assert ast.get_docstring(ast.parse(path.read_text()))
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    assert f"python -m {module}" in (ROOT / "docs/guides/examples.md").read_text()
+
+
+@pytest.mark.contract
+@pytest.mark.timeout(600)
+class TestLive:
+    def test_agent_loop_calls_a_tool_in_every_step_from_a_cached_prompt(self, chat: Chat) -> None:
+        shop = agent_loop.run(chat, num_steps=9)
+        assert len(shop.called) == 9
+        assert {reply.choices[0].finish_reason for reply in chat.replies} == {"tool_calls"}
+        assert agent_loop.cached_share(chat) >= 0.8
+
+    def test_compare_prints_the_cost_of_both_decoders_with_the_same_answers(
+        self, chat: Chat, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        right = compare(chat, lambda chat: invoices.run(chat, count=1))
+        assert right.keys() == invoices.PROPERTIES.keys()
+        costs = read_costs("invoices", capsys.readouterr().out)
+        assert costs["is_same"]
+        assert costs["ar"]["rounds"] == 0
+        assert costs["verify"]["rounds"] > 0
+        assert costs["verify"]["tokens"] == costs["ar"]["tokens"]
+
+    def test_answers_cite_a_passage_that_was_shown(self, chat: Chat) -> None:
+        cited = rag.answer(chat, "How long does the battery last?")
+        assert len(cited.candidates) == 3
+        assert "battery" in cited.candidates
+        assert cited.passage in cited.candidates
+
+    def test_the_compacted_log_has_the_form_and_only_paths_of_the_log(self, chat: Chat) -> None:
+        log = compact.make_log(12)
+        state = compact.compact(chat, log)
+        assert state.keys() == {"files", "decisions", "open_points"}
+        assert set(state["files"]) <= set(compact.PATH.findall(log))
+        usage = chat.replies[0].usage
+        assert usage is not None
+        assert usage.completion_tokens < usage.prompt_tokens
+
+    def test_a_prediction_changes_the_rounds_and_not_the_text(self, chat: Chat) -> None:
+        cleaned = transcript.run(chat)
+        assert all(one.is_same_without for one in cleaned)
+        assert sum(one.accepted for one in cleaned) > 0
+        assert sum(one.rounds for one in cleaned) < sum(one.rounds_without for one in cleaned)
+
+    def test_every_part_is_summarised_before_the_whole(self, chat: Chat) -> None:
+        document = "\n\n".join(f"Room {i} is {colour}." for i, colour in enumerate(("red", "blue", "green")))
+        found = summary.run(chat, document, num_chars=20)
+        assert len(found.parts) == 3
+        assert len(chat.replies) == 4
+        assert found.text
+
+    def test_the_coding_agent_repairs_every_function(self, chat: Chat) -> None:
+        tried = coding_agent.run(chat)
+        assert tried.keys() == coding_agent.TESTS.keys()
+        assert tried["is_even"][-1].after.strip() == "return number % 2 == 0"
+        assert len(chat.replies) == sum(map(len, tried.values()))
+        assert all(len(set(edits)) == len(edits) for edits in tried.values())
+
+    def test_helpers_share_a_cached_prefix_and_answer_as_alone(self, chat: Chat) -> None:
+        together = helpers.run(chat)
+        assert together == helpers.run(chat, num_parallel=1)
+        usages = [reply.usage for reply in chat.replies[len(together) :]]
+        assert all(u.prompt_tokens_details.cached_tokens > 0.8 * u.prompt_tokens for u in usages)
+
+
+def test_parts_of_a_document_are_whole_paragraphs() -> None:
+    paragraphs = ["a" * 30, "b" * 30, "c" * 200, "d" * 5]
+    parts = summary.split("\n\n".join(paragraphs), num_chars=70)
+    assert parts == ["a" * 30 + "\n\n" + "b" * 30, "c" * 200, "d" * 5]
+
+
+def test_the_repository_of_the_coding_agent_has_one_bug_in_every_function(tmp_path: Path) -> None:
+    repository = coding_agent.Repository(tmp_path)
+    repository.path.write_text(coding_agent.CODE)
+    assert repository.failing() == list(coding_agent.TESTS)
+    for name in coding_agent.TESTS:
+        assert coding_agent.candidates(repository.function(name))
+
+
+def test_bm25_finds_the_passage_of_every_question() -> None:
+    found = {question: rag.bm25(question, 5) for question in rag.QUESTIONS}
+    assert all(rag.QUESTIONS[question] in names for question, names in found.items())
+
+
+def test_invoices_are_made_by_rule_with_their_fields_in_the_text() -> None:
+    text, invoice = invoices.make(random.Random(3))
+    assert all(str(getattr(invoice, name)) in text for name in invoices.PROPERTIES)
+
+
+def answering(texts: dict[str, str]) -> Any:
+    """A client whose answer, tokens and forwards depend on the decoder."""
+
+    def create(extra_body: dict[str, Any], **_: object) -> ChatCompletion:
+        name = extra_body["decoder"]["name"]
+        figures = {"forwards": 6, "rounds": 0} if name == "ar" else {"forwards": 4, "rounds": 2}
+        usage = {"completion_tokens": 5, "prompt_tokens": 3, "total_tokens": 8, "quicksilver": figures}
+        message = {"role": "assistant", "content": texts[name]}
+        choices = [{"index": 0, "finish_reason": "stop", "message": message}]
+        reply = {
+            "id": "1",
+            "choices": choices,
+            "created": 0,
+            "model": "nano",
+            "object": "chat.completion",
+            "usage": usage,
+        }
+        return ChatCompletion.model_validate(reply)
+
+    return SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
+
+
+@pytest.mark.parametrize(("plain", "is_same"), [("Paris", True), ("Rome", False)])
+def test_printed_costs_are_those_of_the_replies(plain: str, is_same: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    chat = Chat(answering({"verify": "Paris", "ar": plain}))
+    assert compare(chat, lambda chat: [chat.ask("a").content, chat.ask("b").content]) == ["Paris", "Paris"]
+    costs = read_costs("two calls", capsys.readouterr().out)
+    assert costs["is_same"] is is_same
+    expected = {"ar": (2, 10, 0, 12), "verify": (2, 10, 4, 8)}
+    names = ("calls", "tokens", "rounds", "forwards")
+    assert {decoder: tuple(costs[decoder][name] for name in names) for decoder in expected} == expected
+
+
+def test_every_example_has_its_costs_measured() -> None:
+    assert sorted(example.split()[0] for example in EXAMPLES) == [path.stem for path in PROGRAMS]
+    with pytest.raises(SystemExit, match="printed no costs"):
+        read_costs("rag", "nothing")
