@@ -6,9 +6,10 @@ from dataclasses import dataclass, fields
 
 import pytest
 
-from quicksilver.core import DecodeParams, DecoderName, DecoderParams, help_texts, setting
+from quicksilver.core import CommitRule, DecodeParams, DecoderName, DecoderParams, help_texts, setting
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.load import LoadConfig
+from quicksilver.errors import InvalidRequest
 
 
 def test_a_setting_has_its_default_and_its_help_text() -> None:
@@ -30,3 +31,20 @@ def test_every_operator_setting_has_a_help_text(config: type) -> None:
 def test_the_default_decoder_is_exact_and_greedy() -> None:
     assert DecoderParams().name is DecoderName.VERIFY
     assert DecodeParams().temperature == 0.0
+
+
+@pytest.mark.parametrize("name", list(DecoderName))
+def test_a_decoder_name_given_as_a_string_becomes_the_enum_member(name: DecoderName) -> None:
+    assert DecoderParams(name=name.value).name is name  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", list(CommitRule))
+def test_a_commit_rule_given_as_a_string_becomes_the_enum_member(rule: CommitRule) -> None:
+    assert DecoderParams(rule=rule.value).rule is rule  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("field", "param"), [("name", "decoder"), ("rule", "rule")])
+def test_an_unknown_decoder_or_rule_is_refused_by_name(field: str, param: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"unknown {param} 'bogus'; the names are: ") as refused:
+        DecoderParams(**{field: "bogus"})  # type: ignore[arg-type]
+    assert refused.value.param == param

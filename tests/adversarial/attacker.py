@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import random
+import statistics
 import sys
 import tempfile
 import time
@@ -33,10 +34,21 @@ from tests.adversarial.attacks import ATTACKS, CHAT, HANG_S, Exchange, Target
 from tests.support.live import serving_process
 
 NUM_ATTACKERS = 8
-QUIET_S = 10.0
+# One-token chats before the attack begins. A p99 needs this many.
+QUIET_CHATS = 1000
 # Replies with these statuses may be sent for any request; each is documented with its code.
 DECLARED = ("503",)
 MAX_EXAMPLES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long to attack, after how many quiet chats, and the seconds after which an exchange counts as a hang."""
+
+    seed: int
+    seconds: float
+    quiet_chats: int = QUIET_CHATS
+    hang_s: float = HANG_S
 
 
 @dataclass
@@ -115,9 +127,10 @@ async def repeat(work: Callable[[], Any], pause_s: float, until: float) -> None:
         await asyncio.sleep(pause_s)
 
 
-async def watch(url: str, pid: int, neighbour: dict[str, str], observed: Observed, until: float) -> None:
+async def watch(plan: Plan, url: str, pid: int, neighbour: dict[str, str], observed: Observed, until: float) -> None:
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=HANG_S)) for _ in range(3)]
+        made = [httpx.AsyncClient(base_url=url, timeout=plan.hang_s) for _ in range(3)]
+        clients = [await stack.enter_async_context(client) for client in made]
         await asyncio.gather(
             repeat(lambda: chat(clients[0], neighbour, observed.chat_s, observed.chat_failures), 0.2, until),
             repeat(lambda: probe(clients[1], observed), 0.05, until),
@@ -125,16 +138,16 @@ async def watch(url: str, pid: int, neighbour: dict[str, str], observed: Observe
         )
 
 
-async def run(url: str, pid: int, keys: list[dict[str, str]], seed: int, seconds: float) -> Observed:
+async def run(url: str, pid: int, keys: list[dict[str, str]], plan: Plan) -> Observed:
     observed = Observed()
     attacker, neighbour = keys
-    async with httpx.AsyncClient(base_url=url, timeout=HANG_S) as client:
-        quiet_until = time.monotonic() + min(QUIET_S, seconds / 4)
-        await repeat(lambda: chat(client, neighbour, observed.quiet_chat_s, Counter()), 0.1, quiet_until)
-        until = time.monotonic() + seconds
-        target = Target(int(url.rpartition(":")[2]), attacker)
-        attackers = [attack(random.Random(f"{seed}/{i}"), target, observed, until) for i in range(NUM_ATTACKERS)]
-        await asyncio.gather(watch(url, pid, neighbour, observed, until), *attackers)
+    async with httpx.AsyncClient(base_url=url, timeout=plan.hang_s) as client:
+        for _ in range(plan.quiet_chats):
+            await chat(client, neighbour, observed.quiet_chat_s, Counter())
+        until = time.monotonic() + plan.seconds
+        target = Target(int(url.rpartition(":")[2]), attacker, plan.hang_s)
+        attackers = [attack(random.Random(f"{plan.seed}/{i}"), target, observed, until) for i in range(NUM_ATTACKERS)]
+        await asyncio.gather(watch(plan, url, pid, neighbour, observed, until), *attackers)
         await settle(client, observed)
     return observed
 
@@ -168,7 +181,7 @@ def ledger_faults(admin: AdminService) -> list[str]:
     return [*map(str, audit(admin.store)), *held]
 
 
-def attack_server(home: Path, seed: int, seconds: float) -> dict[str, Any]:
+def attack_server(home: Path, plan: Plan) -> dict[str, Any]:
     """Starts a server, attacks it, stops it, and returns the report."""
     database, pepper = f"sqlite:///{home}/accounts.db", home / "pepper"
     flags = ("--accounts", "--database-url", database, "--pepper", str(pepper), "--log-level", "warning")
@@ -176,17 +189,17 @@ def attack_server(home: Path, seed: int, seconds: float) -> dict[str, Any]:
         admin = open_admin(database, AccountsConfig(pepper_path=pepper))
         try:
             keys = [make_key(admin, name) for name in ("attacker", "neighbour")]
-            observed = asyncio.run(run(url, pid, keys, seed, seconds))
-            return report(observed, seed, seconds, ledger_faults(admin))
+            observed = asyncio.run(run(url, pid, keys, plan))
+            return report(observed, plan, ledger_faults(admin))
         finally:
             admin.store.close()
 
 
-def report(observed: Observed, seed: int, seconds: float, faults: list[str]) -> dict[str, Any]:
-    warm = observed.rss_mb[len(observed.rss_mb) // 4 :]
+def report(observed: Observed, plan: Plan, faults: list[str]) -> dict[str, Any]:
     return {
-        "seed": seed,
-        "seconds": seconds,
+        "seed": plan.seed,
+        "seconds": plan.seconds,
+        "hang_s": plan.hang_s,
         "exchanges": sum(counts.total() for counts in observed.statuses.values()),
         "statuses": {name: dict(counts.most_common()) for name, counts in sorted(observed.statuses.items())},
         "undeclared_5xx": len(observed.undeclared),
@@ -197,9 +210,22 @@ def report(observed: Observed, seed: int, seconds: float, faults: list[str]) -> 
         "neighbour_failures": dict(observed.chat_failures),
         "health_ms": quantiles(observed.health_s),
         "not_ready_samples": dict(observed.not_ready),
-        "rss_mb": {"warm": min(warm, default=0.0), "largest": max(warm, default=0.0), "last": (warm or [0.0])[-1]},
+        "rss_mb": memory(observed.rss_mb),
         "ledger_faults": faults[:MAX_EXAMPLES],
         "is_sound": not (observed.undeclared or observed.hangs or faults),
+    }
+
+
+def memory(rss_mb: list[float]) -> dict[str, float]:
+    """Medians of the second and of the last quarter of the run: the first quarter is the warm-up. Single samples
+    contain bodies in flight."""
+    quarter = max(len(rss_mb) // 4, 1)
+    warm, last = (statistics.median(part) for part in (rss_mb[quarter : 2 * quarter] or rss_mb, rss_mb[-quarter:]))
+    return {
+        "warm": round(warm, 1),
+        "last": round(last, 1),
+        "largest": round(max(rss_mb), 1),
+        "growth": round(last / warm - 1, 3),
     }
 
 
@@ -217,7 +243,7 @@ def main() -> int:
     parser.add_argument("--report", type=Path, help="file for the JSON report; standard output without it")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
-        result = attack_server(Path(home), options.seed, options.minutes * 60)
+        result = attack_server(Path(home), Plan(options.seed, options.minutes * 60))
     text = json.dumps(result, indent=2)
     if options.report:
         options.report.write_text(text + "\n")

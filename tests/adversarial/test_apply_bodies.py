@@ -65,13 +65,21 @@ async def test_odd_prompts(served: Served, content: str, stream: bool) -> None:
         {"seed": 2**60},
         {"stream_options": []},
         {"decoder": {"canvas_len": 100_000}},
-        {"model": ""},
+        {"model": 5},
+        {"model": "x" * 257},
     ],
 )
 async def test_fields_out_of_bounds_are_refused(served: Served, changes: dict[str, object]) -> None:
     reply = await served.post(APPLY, {**body(ORIGINAL + UPDATE), **changes})
     assert (reply.status_code, reply.json()["error"]["type"]) == (400, "invalid_request_error")
     assert served.engine.seen == []
+
+
+@pytest.mark.parametrize("model", ["", None])
+async def test_an_empty_model_selects_the_default_model(served: Served, model: str | None) -> None:
+    reply = await served.post(APPLY, {**body(ORIGINAL + UPDATE), "model": model})
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["model"] == "nano"
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,29 @@
-"""A minute of mixed attacks on a live server with nano: nothing undeclared, nothing left behind, and a sound ledger."""
+"""Half a minute of mixed attacks on a live server with nano: nothing undeclared, no hang, and a sound ledger.
+
+`python -m tests.adversarial.attacker --minutes 30` is the long run.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from tests.adversarial.attacker import attack_server
+from tests.adversarial.attacker import Plan, attack_server
+from tests.adversarial.attacks import HANG_S
 from tests.support.weights import nano
 
 
 @pytest.mark.contract
 @pytest.mark.timeout(600)
-def test_a_minute_of_mixed_attacks_breaks_no_promise(tmp_path: Path) -> None:
+def test_half_a_minute_of_mixed_attacks_breaks_no_promise(tmp_path: Path) -> None:
     nano()
-    report = attack_server(tmp_path, seed=1, seconds=60)
+    # If other processes use the cores, the engine has a fraction of the machine and a prompt of 8,000 tokens takes
+    # longer. An exchange that never ends is found in both cases.
+    is_shared = os.getloadavg()[0] > (os.cpu_count() or 1) / 2
+    plan = Plan(seed=1, seconds=30, quiet_chats=20, hang_s=HANG_S * 3 if is_shared else HANG_S)
+    report = attack_server(tmp_path, plan)
     assert report["undeclared_5xx"] == 0, report["undeclared_examples"]
     assert report["hangs"] == []
     assert report["ledger_faults"] == []

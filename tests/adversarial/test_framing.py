@@ -50,6 +50,7 @@ async def test_trailers_beyond_the_bound_get_a_431(served: Served) -> None:
     async with listening(served.app, served.services.config) as listener:
         reply = await exchange(port_of(listener), CHUNKED + b"x: " + b"v" * 40_000)
         assert reply.startswith(b"HTTP/1.1 431")
+        assert b"x-content-type-options: nosniff" in reply
         assert reply.count(b"HTTP/1.1") == 1
         assert b"headers_too_large" in reply
 

@@ -54,13 +54,13 @@ async def test_ready_is_503_while_the_engine_does_not_answer(served: Served, hun
 async def test_metrics_answer_while_the_engine_does_not(served: Served, hung: asyncio.Event) -> None:
     hung.set()
     text = await scrape(served)
-    assert "quicksilver_engine_up 1.0" in text
-    assert "quicksilver_engine_stats_age_seconds 0.0" in text
+    assert 'quicksilver_engine_up{model="nano"} 1.0' in text
+    assert 'quicksilver_engine_stats_age_seconds{model="nano"} 0.0' in text
     hung.clear()
     text = await asyncio.wait_for(scrape(served), 10)
-    assert "quicksilver_engine_up 0.0" in text
-    assert "quicksilver_engine_stats_age_seconds 7.0" in text
-    assert "quicksilver_num_requests_running 5.0" in text
+    assert 'quicksilver_engine_up{model="nano"} 0.0' in text
+    assert 'quicksilver_engine_stats_age_seconds{model="nano"} 7.0' in text
+    assert 'quicksilver_num_requests_running{model="nano"} 5.0' in text
     hung.set()
 
 

@@ -45,14 +45,10 @@ async def test_an_edit_prompt_encodes_them_as_text(served: Served, token: str) -
 
 
 @pytest.mark.parametrize("token", SPECIAL)
-@pytest.mark.parametrize("content", ["", "instruction only: "])
-async def test_an_apply_prompt_encodes_them_as_text(served: Served, token: str, content: str) -> None:
-    def body(text: str) -> dict[str, object]:
-        return apply_body(text) if not content else chat(content + text)
-
-    assert (await served.post(APPLY, body("plain"))).status_code == 200
+async def test_an_apply_prompt_encodes_them_as_text(served: Served, token: str) -> None:
+    assert (await served.post(APPLY, apply_body("plain"))).status_code == 200
     expected = special_ids(served)
-    assert (await served.post(APPLY, body(token))).status_code == 200
+    assert (await served.post(APPLY, apply_body(token))).status_code == 200
     assert special_ids(served) in (expected, [])
 
 

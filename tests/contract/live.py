@@ -9,9 +9,10 @@ import asyncio
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from quicksilver.constrain.compile.pool import CompilePool
-from quicksilver.core import Delta, Request
+from quicksilver.core import Delta, EngineInfo, Request
 from quicksilver.errors import EngineDied
 from quicksilver.server.admin_app import build_admin_app
 from quicksilver.server.app import build_app
@@ -21,7 +22,7 @@ from quicksilver.server.run import Listener, make_listener
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
 from tests.contract.improvise import improvise
-from tests.support.fake_engine import FakeEngine, Step, resolving, spoken
+from tests.support.fake_engine import INFO, FakeEngine, Step, resolving, spoken
 from tests.support.small_tokenizer import small_tokenizer
 
 ANSWER = "Paris is the capital of France."
@@ -31,11 +32,12 @@ POEM = "Line of a long poem that goes on and on.\n" * 40
 class LiveServer:
     """A server on its own thread, because the clients under test block."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, info: EngineInfo = INFO, **settings: Any) -> None:
+        """`settings` are fields of ServerConfig."""
         tokenizer = small_tokenizer()
-        self.engine = FakeEngine(answer_by_prompt)
+        self.engine = FakeEngine(answer_by_prompt, info=info)
         self.grammars = CompilePool()
-        config = ServerConfig(home=home, port=0, frames_per_s=1e9)
+        config = ServerConfig(home=home, port=0, frames_per_s=1e9, **settings)
         template = ChatTemplate.own(tokenizer)
         self.encoders = EncoderPool(tokenizer, template)
         services = Services(

@@ -19,7 +19,7 @@ from quicksilver.server.endpoints.responses.wire import ResponsesBody
 from tests.contract.live import ANSWER, LiveServer, url_of
 
 DOCS = Path(__file__).parents[2] / "docs"
-GUIDES = ("chat", "structured-output", "tools", "code", "reasoning", "streaming-diffusion")
+GUIDES = ("chat", "structured-output", "tools", "code", "reasoning", "streaming-diffusion", "batches")
 PAGES = ("reference/http-api", "quickstart", *(f"guides/{name}" for name in GUIDES))
 
 
@@ -76,7 +76,7 @@ def test_python_examples(live: LiveServer, example: str) -> None:
 
 def test_every_path_that_is_served_has_an_example(live: LiveServer) -> None:
     """All served paths except the playground and the accounts, which have their own page."""
-    shown = set(re.findall(r"\$(?:ADMIN_)?URL(/[\w/.-]+)", "".join(SHELL)))
+    shown = set(re.findall(r"\$(?:ADMIN_)?URL(/[\w/.$-]+)", "".join(SHELL)))
     app = live.listener.config.app
     served = set(app.openapi()["paths"]) | {"/metrics", "/openapi.json"}
     absent = [path for path in served if not any(re.fullmatch(as_pattern(path), example) for example in shown)]

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from quicksilver.accounts.service import Accounts
+from quicksilver.constrain.compile.pool import CompilePool
 from quicksilver.core import EngineStats
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig
@@ -16,6 +18,7 @@ from quicksilver.server.run import make_listener
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.worker.client import RemoteEngine
+from quicksilver.worker.process import StartProcess, WorkerProcess
 from tests.support.small_tokenizer import VOCAB_SIZE, small_tokenizer
 
 COMMAND = [sys.executable, "-m", "tests.worker.worker_program", "--vocab-size", str(VOCAB_SIZE)]
@@ -40,11 +43,16 @@ class WorkerServer:
 
 
 @asynccontextmanager
-async def worker_server(home: Path) -> AsyncIterator[WorkerServer]:
+async def worker_server(
+    home: Path,
+    start_process: StartProcess = WorkerProcess.start,
+    accounts: Accounts | None = None,
+    grammars: CompilePool | None = None,
+) -> AsyncIterator[WorkerServer]:
     tokenizer = small_tokenizer()
-    engine = await RemoteEngine(COMMAND).start()
+    engine = await RemoteEngine(COMMAND, start_process=start_process).start()
     config = ServerConfig(home=home, frames_per_s=1e9)
-    services = Services(engine, tokenizer, ChatTemplate.own(tokenizer), config=config)
+    services = Services(engine, tokenizer, ChatTemplate.own(tokenizer), grammars, accounts, config)
     listener = make_listener(build_app(services), "127.0.0.1", 0, config)
     serving = asyncio.create_task(listener.serve())
     try:

@@ -6,12 +6,14 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from typing import Any
 
 import pytest
 from typer.main import get_command
 
 from quicksilver.cli.app import app
+from quicksilver.core import DecoderParams
 from tests.docs.pages import PAGES, README, ROOT, blocks, command_lines, run_command, run_python
 from tests.support.weights import nano
 
@@ -58,10 +60,14 @@ def test_short_commands_run(command: str) -> None:
 
 @pytest.mark.contract
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("number", range(len(blocks("python", ROOT / "docs/guides/python.md"))))
-def test_python_guide_runs(number: int) -> None:
+def test_python_guide_runs() -> None:
+    """The cells run in one process, one after another, and each prints something."""
     nano()
-    assert run_python(blocks("python", ROOT / "docs/guides/python.md")[number]).strip()
+    cells = blocks("python", ROOT / "docs/guides/python.md")
+    printed = run_python("\nprint('-- end of cell --')\n".join(cells)).split("-- end of cell --\n")
+    assert len(printed) == len(cells)
+    assert all(text.strip() for text in printed)
+    assert "Paris" in printed[0]
 
 
 def test_links_point_to_files() -> None:
@@ -100,3 +106,15 @@ def test_decisions_are_all_in_their_index() -> None:
 
 def test_readme_links_into_the_documentation() -> None:
     assert len(re.findall(r"\]\(docs/[\w/.-]+\.md", README.read_text())) >= 10
+
+
+def test_model_pages_begin_with_purpose_and_limits() -> None:
+    rows = ["for", "languages", "context", "memory", "licence", "weaknesses"]
+    for page in (ROOT / "docs/reference/models").glob("*.md"):
+        found = re.findall(r"^\| (\w+) \|", page.read_text(), re.MULTILINE)
+        assert found[: len(rows)] == rows, page.name
+
+
+def test_every_decoder_parameter_is_explained() -> None:
+    section = (ROOT / "docs/concepts/decoding.md").read_text().split("### Parameters")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == [field.name for field in fields(DecoderParams)]

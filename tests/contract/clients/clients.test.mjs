@@ -31,7 +31,7 @@ const prompting = (prompt) => ({ model, prompt, temperature: 0, maxOutputTokens:
 
 async function figure(name) {
   const text = await (await fetch(`${process.env.QUICKSILVER_ADMIN_URL}/metrics`)).text();
-  return Number(text.match(new RegExp(`^quicksilver_${name} (\\S+)$`, "m"))[1]);
+  return Number(text.match(new RegExp(`^quicksilver_${name}\\{[^}]*\\} (\\S+)$`, "m"))[1]);
 }
 
 // What `leave` does must end one request in the engine before it is finished, and free its slot.

@@ -1,7 +1,10 @@
 """Third-party clients against a live server with real weights: `make clients`.
 
-They are installed under `.build/clients`, separately for Python and Node, at the versions of the two lock files beside
-this file. One server handles all clients, one after the other. Arguments are passed to pytest.
+They are installed under `.build/clients`, separately for Python and Node, at the versions of the lock files beside this
+file. One server handles all clients, one after the other. The clients in `frameworks` (`--frameworks`,
+`make frameworks`) have an environment of their own, because their pins conflict with the others; aider and guidellm,
+which run as programs, have one each. They take minutes to install, so `make test` leaves them out. Other arguments are
+passed to pytest.
 """
 
 from __future__ import annotations
@@ -10,32 +13,53 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from tests.support.live import free_port, serving
 
 HERE = Path(__file__).parent
 BUILD = HERE.parents[2] / ".build" / "clients"
-PYTHON = BUILD / "venv" / "bin" / "python"
+FRAMEWORKS = HERE / "frameworks"
 NODE = BUILD / "node"
+AGENTS = BUILD / "agents"
+AGENT_PACKAGES = HERE.parent / "agents" / "package.json"
 MIN_NODE = 20
 
 
 def main(arguments: list[str]) -> int:
     BUILD.mkdir(parents=True, exist_ok=True)
+    if arguments[:1] == ["--frameworks"]:
+        return run_frameworks(arguments[1:])
     has_node = node_version() >= MIN_NODE
-    install_python()
+    install_python(BUILD / "venv", HERE / "requirements.lock")
     if has_node:
         install_node()
+        install_agents()
     admin_port = free_port()
     with serving(BUILD / "server.log", "--admin-port", str(admin_port)) as url:
         addresses = {"QUICKSILVER_URL": url, "QUICKSILVER_ADMIN_URL": f"http://127.0.0.1:{admin_port}"}
-        environment = {**os.environ, **addresses}
-        failed = run_python(arguments, environment)
+        # Tests of agent programs start a server of their own, with this interpreter.
+        programs = {"QUICKSILVER_PYTHON": sys.executable, "QUICKSILVER_AGENTS": str(AGENTS) if has_node else ""}
+        environment = {**os.environ, **addresses, **programs}
+        failed = run_python(BUILD / "venv", arguments or [str(HERE)], environment)
         if not has_node:
             print(f"Node {MIN_NODE} or newer, with npm, is not installed: the Node clients were NOT run")
             return failed
         return run_node(environment) or failed
+
+
+def run_frameworks(arguments: list[str]) -> int:
+    install_python(BUILD / "frameworks", FRAMEWORKS / "requirements.lock")
+    install_python(BUILD / "aider", FRAMEWORKS / "aider.lock")
+    install_python(BUILD / "guidellm", FRAMEWORKS / "guidellm.lock")
+    lend_packages(BUILD / "guidellm")
+    admin_port = free_port()
+    with serving(BUILD / "server.log", "--admin-port", str(admin_port)) as url:
+        addresses = {"QUICKSILVER_URL": url, "QUICKSILVER_ADMIN_URL": f"http://127.0.0.1:{admin_port}"}
+        programs = {"QUICKSILVER_PYTHON": sys.executable, "QUICKSILVER_PROGRAMS": str(BUILD)}
+        environment = {**os.environ, **addresses, **programs, "QUICKSILVER_FRAMEWORKS": "1"}
+        return run_python(BUILD / "frameworks", arguments or [str(FRAMEWORKS)], environment)
 
 
 def node_version() -> int:
@@ -46,14 +70,21 @@ def node_version() -> int:
     return int(told.strip().removeprefix("v").split(".")[0])
 
 
-def install_python() -> None:
-    if is_fresh(BUILD / "venv", HERE / "requirements.lock"):
+def install_python(folder: Path, lock: Path) -> None:
+    if is_fresh(folder, lock):
         return
-    subprocess.run([sys.executable, "-m", "venv", "--clear", str(BUILD / "venv")], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
     quiet = ["--quiet", "--no-compile", "--disable-pip-version-check"]
-    wanted = ["--require-hashes", "--requirement", str(HERE / "requirements.lock")]
-    subprocess.run([str(PYTHON), "-m", "pip", "install", *quiet, *wanted], check=True)
-    shutil.copy(HERE / "requirements.lock", BUILD / "venv")
+    # The lock file is complete. With dependencies, pip refuses an extra that another package asks for.
+    wanted = ["--no-deps", "--require-hashes", "--requirement", str(lock)]
+    subprocess.run([str(folder / "bin" / "python"), "-m", "pip", "install", *quiet, *wanted], check=True)
+    shutil.copy(lock, folder)
+
+
+def lend_packages(folder: Path) -> None:
+    """Packages that an environment lacks are found in that of the project: the lock files leave out torch."""
+    site = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    (folder / site / "lent.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
 
 
 def install_node() -> None:
@@ -65,14 +96,23 @@ def install_node() -> None:
         shutil.copy(HERE / "package-lock.json", NODE / "node_modules")
 
 
+def install_agents() -> None:
+    if not is_fresh(AGENTS / "node_modules", AGENT_PACKAGES):
+        AGENTS.mkdir(exist_ok=True)
+        shutil.copy(AGENT_PACKAGES, AGENTS)
+        options = ["--no-package-lock", "--loglevel=error", "--no-audit", "--no-fund"]
+        subprocess.run(["npm", "install", *options], cwd=AGENTS, check=True)
+        shutil.copy(AGENT_PACKAGES, AGENTS / "node_modules")
+
+
 def is_fresh(folder: Path, lock: Path) -> bool:
     """Whether the folder was installed from the current lock file."""
     made_of = folder / lock.name
     return made_of.exists() and made_of.read_bytes() == lock.read_bytes()
 
 
-def run_python(arguments: list[str], environment: dict[str, str]) -> int:
-    command = [str(PYTHON), "-m", "pytest", "-q", "-c", str(HERE / "clients.ini"), *(arguments or [str(HERE)])]
+def run_python(folder: Path, paths: list[str], environment: dict[str, str]) -> int:
+    command = [str(folder / "bin" / "python"), "-m", "pytest", "-q", "-c", str(HERE / "clients.ini"), *paths]
     return subprocess.run(command, cwd=HERE, env=environment, check=False).returncode
 
 

@@ -1,0 +1,1 @@
+"""Agent programs of other projects against a scripted engine, without a network."""
