@@ -32,7 +32,7 @@ check() { # switches (gpu_setup.apply_switches), then names of checks; in parall
 
 small_compile() {
   check "" "attention h" "attention i" rotate qkv ffn layer "head r" acceptance "network qwen2" "network qwen3" \
-    "network llama" "rounds persistent" "rounds wide" "rounds nano" embed "row kernels" "network fused" cluster \
+    "network llama" "rounds small" "rounds wide" "rounds nano" embed "row kernels" "network fused" cluster \
     "network fp8" int4 "rounds fused" "rounds trees" "single-sequence"
   compile verify_135M gpu_verify --models 135M --rounds 5
   compile verify_1.5B gpu_verify --models 1.5B --rounds 5
@@ -59,7 +59,6 @@ tries_compile() {
   compile_each "$fp8_switches" "${forward_8B_fp8[@]}" --layers 2
   compile forward_8B gpu_forward --models 8B --rows 16,32 --switches pdl_bytes=0 --layers 2
   compile forward_1.5B "${forward_1_5B[@]}" --layers 2
-  compile small_rows gpu_small_rows
   compile verify_135M "${verify_135M[@]}" --rounds 5
   compile verify_1.5B gpu_verify --models 1.5B --rounds 5
 }
@@ -67,7 +66,6 @@ tries_figures() {
   figure 40 6 "${forward_8B_fp8[@]}" --switches "" $fp8_switches
   figure 30 2 gpu_forward --models 8B --rows 16,32
   figure 30 3 "${forward_1_5B[@]}"
-  figure 60 5 gpu_small_rows
   figure 30 5 "${verify_135M[@]}" --rounds 100
   figure 30 5 gpu_verify --models 1.5B --rounds 60
 }

@@ -1,6 +1,6 @@
 """Runs every check of kernels, graphs and rounds on a GPU, without a test framework.
 
-    python -m benchmarks.gpu_check --out DIR [--only NAME] [--switches persistent=0]
+    python -m benchmarks.gpu_check --out DIR [--only NAME] [--switches layer_fused=0]
 
 Writes check.log into DIR and exits 1 if a check failed. The same checks run under pytest in tests/backends/cuda and
 tests/gpu.
@@ -25,11 +25,13 @@ from tests.support import (
     kernel_checks,
     linear_checks,
     mask_checks,
+    slot_checks,
     tree_checks,
 )
 
 MODULES = (
-    kernel_checks, linear_checks, graph_checks, tree_checks, bias_checks, mask_checks, fp8_checks, int4_checks,
+    kernel_checks, linear_checks, graph_checks, slot_checks, tree_checks, bias_checks, mask_checks, fp8_checks,
+    int4_checks,
 )  # fmt: skip
 
 

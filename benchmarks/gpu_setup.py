@@ -26,7 +26,6 @@ from quicksilver.backends.cuda.kernels import (
     layer_fused,
     layer_fused_shape,
     network,
-    persistent_weights,
     weight_streaming,
 )
 from quicksilver.engine.config import EngineConfig
@@ -38,12 +37,9 @@ from quicksilver.model.transformer import Transformer
 
 DEVICE = "cuda"
 _RING_BYTES, _STAGE_BYTES = layer_fused_shape.MAX_RING_BYTES, layer_fused_shape.STAGE_BYTES
-_num_ctas_for, _gpu = persistent_weights.num_ctas_for, layer_fused._gpu
+_gpu = layer_fused._gpu
 # Switches and their defaults; see `apply_switches`.
 DEFAULTS = {
-    "persistent": int(network.USE_PERSISTENT), "tile_rows": persistent_weights.TILE_ROWS,
-    "warps": persistent_weights.WARPS, "stages": persistent_weights.STAGES, "ctas_per_sm": 0,
-    "skip_empty": int(persistent_weights.SKIP_EMPTY_TILES), "splits": persistent_weights.PERSISTENT_SPLITS,
     "pdl_bytes": network.PDL_MAX_BYTES, "fp8_block_k": weight_streaming.FP8_BLOCK_K,
     "layer_fused": int(network.USE_LAYER_FUSED), "ring_kb": 0, "stage_bytes": 0, "ctas": 0,
 }  # fmt: skip
@@ -59,29 +55,19 @@ SHAPES = {
 
 
 def apply_switches(text: str) -> dict[str, int]:
-    """Sets switches from text like `persistent=0,stages=6`; switches that are not named get their defaults.
+    """Sets switches from text like `layer_fused=0,pdl_bytes=0`; switches that are not named get their defaults.
 
-    `persistent=0` runs small networks without the persistent kernel. Its settings are `tile_rows`, `warps`, `stages`,
-    `splits`, `ctas_per_sm`, and `skip_empty=1` (attention distributes only tiles with rows).
     `layer_fused=0` runs six launches per layer. Its settings are `ring_kb` (size of the ring buffer), `stage_bytes` (of
     one warp) and `ctas` (fewer CTAs than SMs, so that a sanitizer finishes).
     `pdl_bytes` is the weight size of the largest model that uses PDL, `fp8_block_k` the k-block of the fp8 path."""
     chosen = DEFAULTS | {k: int(v) for k, v in (word.split("=") for word in text.split(",") if word)}
-    network.USE_PERSISTENT, network.USE_LAYER_FUSED = bool(chosen["persistent"]), bool(chosen["layer_fused"])
+    network.USE_LAYER_FUSED = bool(chosen["layer_fused"])
     network.PDL_MAX_BYTES, weight_streaming.FP8_BLOCK_K = chosen["pdl_bytes"], chosen["fp8_block_k"]
-    persistent_weights.TILE_ROWS, persistent_weights.WARPS = chosen["tile_rows"], chosen["warps"]
-    persistent_weights.STAGES, persistent_weights.PERSISTENT_SPLITS = chosen["stages"], chosen["splits"]
-    persistent_weights.SKIP_EMPTY_TILES = bool(chosen["skip_empty"])
-    persistent_weights.num_ctas_for = _ctas_per_sm(chosen["ctas_per_sm"]) if chosen["ctas_per_sm"] else _num_ctas_for
     ring, stage = chosen["ring_kb"] << 10, chosen["stage_bytes"]
     layer_fused_shape.MAX_RING_BYTES = dict.fromkeys(_RING_BYTES, ring) if ring else _RING_BYTES
     layer_fused_shape.STAGE_BYTES = dict.fromkeys(_STAGE_BYTES, stage) if stage else _STAGE_BYTES
     layer_fused._gpu = _gpu_with(chosen["ctas"]) if chosen["ctas"] else _gpu
     return chosen
-
-
-def _ctas_per_sm(count: int) -> Callable[[int, torch.device], int]:
-    return lambda _, device: count * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _gpu_with(num_ctas: int) -> Callable[[torch.device], layer_fused_shape.GpuProperties]:

@@ -22,6 +22,7 @@ import sqlite3
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -63,6 +64,8 @@ class Journal:
     replays: dict[str, set[str]] = field(default_factory=dict)
     # Requests that were admitted or answered from a stored reply.
     num_paid: int = 0
+    # Names of the processes that have opened the database.
+    started: set[str] = field(default_factory=set)
     rest: bytes = b""
 
     def read(self, data: bytes) -> None:
@@ -72,7 +75,9 @@ class Journal:
 
     def _note(self, what: str, subject: str, *more: str) -> None:
         self.num_paid += what in "RP"
-        if what == "N":
+        if what == "S":
+            self.started.add(subject)
+        elif what == "N":
             self.refused[more[0]] += 1
         elif what == "P":
             self.replays.setdefault(subject, set()).add(more[0])
@@ -104,14 +109,15 @@ class Fleet:
         self._random = random.Random(seed)
         self._num_started = 0
         self.pids: list[int] = []
+        self._names: dict[int, str] = {}
         self.out, self._into = os.pipe()
         os.set_blocking(self.out, False)
 
     def start(self) -> None:
         self._num_started += 1
+        name = f"p{self._num_started}"
         plan = paid_traffic.Plan(
-            self._url, self._config, self._secrets, f"p{self._num_started}", self._random.random(), self._into,
-            self._num_keys,
+            self._url, self._config, self._secrets, name, self._random.random(), self._into, self._num_keys,
         )  # fmt: skip
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         pid = os.fork()
@@ -120,10 +126,17 @@ class Fleet:
             try:
                 paid_traffic.run(plan)
                 status = 0
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(status)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self.pids.append(pid)
+        self._names[pid] = name
+
+    def has_started(self, started: set[str]) -> bool:
+        """Whether every process is among those that have opened the database."""
+        return all(self._names[pid] in started for pid in self.pids)
 
     def kill_one(self) -> None:
         pid = self.pids.pop(self._random.randrange(len(self.pids)))
@@ -167,16 +180,24 @@ class Storm:
         for _ in range(num_workers):
             self._fleet.start()
         num_faults = max(9, num_kills // 8)
-        while self.journal.num_paid < num_requests or self.faults["kill"] < num_kills:
+        while self.journal.num_paid < num_requests or self.faults.total() < num_kills + num_faults:
             self._read()
-            self.num_fallen += self._fleet.restart_fallen()
+            self._restart_fallen()
             progress = min(1.0, self.journal.num_paid / num_requests)
             if self.faults["kill"] < num_kills * progress:
                 self._fleet.kill_one()
                 self.faults["kill"] += 1
             elif self.faults.total() - self.faults["kill"] < num_faults * progress:
                 self._fault()
+        # A fault can end a process that is still opening the database, and the drain expects every exit code to be 0.
+        while self._restart_fallen() or not self._fleet.has_started(self.journal.started):
+            self._read()
         return self._fleet.drain(self._read)
+
+    def _restart_fallen(self) -> int:
+        num_fallen = self._fleet.restart_fallen()
+        self.num_fallen += num_fallen
+        return num_fallen
 
     def _read(self) -> None:
         try:

@@ -5,6 +5,7 @@ Everything a client could have observed goes line by line into a pipe the moment
   W id n         n tokens are on the wire C id n         the checkpoint of n tokens was acknowledged
   F id in c out  a plain answer is ready  D id in c out  an answer was delivered to its last byte
   N id why       refused                  P key body     a saved reply was delivered again
+  S process      the database is open
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Traffic:
 
     async def run(self) -> None:
         self._accounts = await Accounts.open(self._plan.url, self._plan.config)
+        self._say("S", self._plan.name)
         await asyncio.gather(*(self._client() for _ in range(IN_FLIGHT)))
         await self._accounts.close()
 

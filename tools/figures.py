@@ -14,6 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from quicksilver.evals.claims import Claim, newest_value, read_claims
 from tools.sections import ROOT, table, write_pages
 from tools.svg import Chart, bar_chart, document
 
@@ -219,6 +220,62 @@ def cpu_decoders() -> str:
     return table(header, lines) + "\n\n" + source(*cpu_reports())
 
 
+def example_costs() -> str:
+    """Forwards and seconds of each example under both decoders."""
+    report = newest("examples")
+    lines = [
+        (
+            f"`{row['example']}`",
+            str(row["verify"]["tokens"]),
+            str(row["ar"]["forwards"]),
+            str(row["verify"]["forwards"]),
+            f"{row['ar']['seconds']:.1f}",
+            f"{row['verify']['seconds']:.1f}",
+            "yes" if row["is_same"] else "no",
+        )
+        for row in report["rows"]
+    ]
+    header = ("example", "tokens", "forwards, `ar`", "forwards, `verify`", "s, `ar`", "s, `verify`", "same answers")
+    return table(header, lines) + "\n\n" + source(report)
+
+
+def served_speeds() -> str:
+    """Rows of `benchmarks/speed_report.py`; a level that the context excludes has no figures."""
+    report = newest("speed-report")
+    names = ("first_chunk_s", "output_tokens_per_s", "seconds_to_500", "tokens_per_forward", "quality")
+    lines = [
+        (
+            f"`{row['decoder']}`",
+            f"{row['prompt']:,}",
+            str(row["parallel"]),
+            *("none" if row.get(name) is None else f"{row[name]:.4g}" for name in names),
+        )
+        for row in report["rows"]
+    ]
+    header = (
+        *("decoder", "prompt tokens", "parallel", "first chunk, s", "output tokens/s", "s to 500 tokens"),
+        *("tokens per forward", "sanity, share right"),
+    )
+    facts = f"{report['model']}, {report['hardware']}."
+    return f"{facts}\n\n{table(header, lines)}\n\n{source(report)}"
+
+
+def claims() -> str:
+    """Every claim with its recorded value, the band and the source."""
+    header = ("claim", "what", "hardware", "band", "measured by `verify`", "result file")
+    return table(header, [claim_line(claim) for claim in read_claims(ROOT / "docs/claims.toml")])
+
+
+def claim_line(claim: Claim) -> tuple[str, ...]:
+    text, file = claim.text, "none"
+    if claim.result:
+        value, file = newest_value(claim, ROOT, claim.result)
+        text = claim.printed(text, value)
+    band = f"{claim.band[0]:g} to {claim.band[1]:g}" if claim.band else "none"
+    is_run = claim.is_measured or not claim.value
+    return f"`{claim.id}`", text, claim.hardware, band, "yes" if is_run else "recorded", file
+
+
 def speed_picture() -> str:
     peer = newest("peer_vllm")
     load = [(str(r["requests"]), (r["tok_per_s"], r["peer_tok_per_s"])) for r in peer["load"]]
@@ -259,10 +316,13 @@ def main() -> int:
         "forwards": forwards(),
         "prompts": prompts(),
         "cpu": cpu_decoders(),
+        "served": served_speeds(),
     }
     pages = {
         ROOT / "README.md": {"speed": model_speeds()},
         ROOT / "docs/reference/performance.md": performance,
+        ROOT / "docs/guides/examples.md": {"examples": example_costs()},
+        ROOT / "docs/reference/claims.md": {"claims": claims()},
         ROOT / "docs/reference/models/nano.md": {"nano": domain_speeds(nano)},
         ROOT / "docs/reference/models/coder-1.5b.md": {"coder": domain_speeds(coder)},
     }

@@ -3,6 +3,7 @@
     requirements.lock      what the server needs, and what builds the editable install
     requirements-dev.lock  the same, and what tests, checks and documentation need
     tests/contract/clients/requirements.lock  third-party clients, which have an environment of their own
+    tests/contract/clients/frameworks/*.lock  agent frameworks and harnesses, aider, guidellm: their pins conflict
 
 One lock covers Python 3.11 to 3.13 on x86_64 and aarch64. torch and the CUDA packages that it depends on are left out:
 the CPU index and PyPI publish different files under one version, so the Makefile installs torch in a step of its own
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 UV = ROOT / ".build/uv/bin/uv"
 UV_VERSION = "0.13.7"
 CLIENTS = "tests/contract/clients"
+FRAMEWORKS = f"{CLIENTS}/frameworks"
 TORCH_AND_CUDA = re.compile(r"(torch|triton|cuda-[\w-]+|nvidia-[\w-]+)==")
 
 
@@ -45,6 +47,8 @@ def main() -> None:
     compile_lock("requirements.lock", *project)
     compile_lock("requirements-dev.lock", *project, "--extra", "dev", "--constraint", "requirements.lock")
     compile_lock(f"{CLIENTS}/requirements.lock", f"{CLIENTS}/requirements.txt")
+    for name in ("requirements", "aider", "guidellm"):
+        compile_lock(f"{FRAMEWORKS}/{name}.lock", f"{FRAMEWORKS}/{name}.txt")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -32,11 +31,12 @@ RECORDS = {
 }
 PYTHON_RECORDS = {
     "DecodeParams": "quicksilver.core",
-    "DecoderParams": "quicksilver.core",
+    "DecoderParams": "quicksilver.decoder_params",
     "Answer": "quicksilver.llm",
     "Piece": "quicksilver.llm",
     "Delta": "quicksilver.core",
     "Frame": "quicksilver.core",
+    "TokenLogprob": "quicksilver.core",
     "Usage": "quicksilver.core",
     "Message": "quicksilver.text.chat",
 }
@@ -47,7 +47,8 @@ def main() -> int:
         PAGES / "cli.md": {"commands": commands()},
         PAGES / "configuration.md": {"serve": serve_options()}
         | {name: record(name, RECORDS[name]) for name in RECORDS},
-        PAGES / "python.md": {"LLM": methods("LLM", "quicksilver.llm"), "errors": errors()}
+        PAGES / "python.md": {name: methods(name, "quicksilver.llm") for name in ("LLM", "AsyncLLM")}
+        | {"errors": errors()}
         | {name: record(name, PYTHON_RECORDS[name]) for name in PYTHON_RECORDS},
         PAGES / "metrics.md": {"metrics": metrics()},
     }
@@ -193,21 +194,17 @@ def errors() -> str:
 
 
 def metrics() -> str:
-    """The families that `/metrics` renders, with stand-ins for the server's state and the engine's figures."""
+    """The families that `/metrics` renders. Those of the engines are rendered for no model at all."""
     module = import_module("quicksilver.server.http.metrics")
-    made = module.Metrics(*stand_ins(module.Metrics))
-    made_text = made.render(*stand_ins(made.render)).decode()
+    made = module.Metrics()
+    made_text = made.render([]).decode()
     labels = {c._name: ", ".join(c._labelnames) for c in made.registry._collector_to_names if hasattr(c, "_name")}
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", made_text, re.MULTILINE))
     rows = []
     for name, text in re.findall(r"^# HELP (\S+) (.*)$", made_text, re.MULTILINE):
         if not name.endswith("_created"):
-            rows.append((f"`{name}`", kinds[name], labels.get(name.removesuffix("_total"), ""), text + "."))
+            rows.append((f"`{name}`", kinds[name], labels.get(name.removesuffix("_total"), "model"), text + "."))
     return table(("metric", "kind", "labels", "meaning"), sorted(rows))
-
-
-def stand_ins(function: Any) -> list[MagicMock]:
-    return [MagicMock() for _ in inspect.signature(function).parameters]
 
 
 def join_lines(text: str) -> str:

@@ -15,25 +15,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "quicksilver"
-# The goal for the total is 38,500. The persistent CUDA kernels (770 lines) await a measurement before they can go.
-MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 44_500, 400, 60, 12
-# Lines of Python per package of quicksilver/; the modules beside the packages (core, errors, llm) count as one.
+# The total was 44,100 before model families, wire dialects, fine-tuning and the cluster were added; each has its budget
+# below.
+MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 70_000, 400, 60, 12
+# Lines of Python per package of quicksilver/; the modules beside the packages (core, errors) count as one.
 BUDGETS = {
-    "accounts": 3_150,
-    "backends": 9_000,
-    "cli": 1_500,
-    "constrain": 4_600,
-    "diffusion": 950,
-    "editing": 1_900,
-    "engine": 1_550,
-    "evals": 2_650,
-    "hub": 350,
-    "model": 2_300,
-    "server": 7_950,
-    "text": 2_200,
-    "training": 5_750,
-    "worker": 900,
-    "(modules)": 750,
+    "accounts": 3_750,
+    "backends": 10_500,
+    "cli": 3_900,
+    "cluster": 2_300,
+    "constrain": 4_800,
+    "diffusion": 1_400,
+    "editing": 2_600,
+    "engine": 2_850,
+    "evals": 2_950,
+    "hub": 900,
+    "llm": 1_100,
+    "model": 4_200,
+    "server": 17_600,
+    "text": 2_700,
+    "training": 8_600,
+    "tuning": 600,
+    "worker": 2_250,
+    "(modules)": 900,
 }
 
 

@@ -1,0 +1,63 @@
+"""Start-up of the command line: seconds of `--help` and of a short `generate`, each in a new process.
+
+    python -m benchmarks.command_line [--repeats 5] [--out results.json]
+
+Prints JSON: the median wall-clock seconds, the median processor seconds, and the ratio to a bare `python -c pass`. The
+wall-clock figures are meaningful on an idle machine only. Targets on two idle cores: `--help` 0.5 s, `generate` of 12
+tokens with nano 4 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+MAIN = "from quicksilver.cli import main; main()"
+CASES = {
+    "python": ["-c", "pass"],
+    "help": ["-c", MAIN, "--help"],
+    "version": ["-c", MAIN, "--version"],
+    "keys help": ["-c", MAIN, "keys", "--help"],
+    "generate 12 tokens": ["-c", MAIN, "generate", "--chat", "Why is the sky blue?", "--max-tokens", "12"],
+}
+
+
+def measure(arguments: list[str]) -> tuple[float, float]:
+    """Wall-clock and processor seconds of one process."""
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run([sys.executable, *arguments], check=True, capture_output=True, env={**os.environ, "COLUMNS": "80"})
+    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall, (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--repeats", type=int, default=5)
+    words.add_argument("--out", type=Path)
+    given = words.parse_args()
+    results = {}
+    for name, arguments in CASES.items():
+        measure(arguments)
+        figures = [measure(arguments) for _ in range(given.repeats)]
+        walls, cpus = zip(*figures, strict=True)
+        results[name] = {"wall_s": round(statistics.median(walls), 3), "cpu_s": round(statistics.median(cpus), 3)}
+    bare = results["python"]["wall_s"]
+    for figure in results.values():
+        figure["ratio_to_python"] = round(figure["wall_s"] / bare, 1)
+    text = json.dumps(
+        {"cores": os.cpu_count(), "load": os.getloadavg()[0], "repeats": given.repeats, "results": results}, indent=1
+    )
+    print(text)
+    if given.out:
+        given.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

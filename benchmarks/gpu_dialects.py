@@ -1,0 +1,245 @@
+"""Speed of diffusion checkpoints at their real shapes: random weights, a fixed number of steps, one engine.
+
+    python -m benchmarks.gpu_dialects [--cases gemma,gemma-8,llada2,sdar-8b,sdar-4b-128] [--out DIR]
+    python -m benchmarks.gpu_dialects --tiny --device cpu
+
+Speed does not depend on the values of weights, except through the experts that rows choose: with random weights these
+are nearly uniform, which is the worst case. The number of steps is fixed, so no figure depends on what a network has
+learned. The roofline counts the bytes of the matrices that a forward reads, with the experts that its rows chose, over
+the copy bandwidth of the same run. `--tiny` has the same code with tiny shapes, to check the script without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quicksilver.core import CommitRule, DecodeParams, DecoderName, DecoderParams, Request
+from quicksilver.engine.build import build_engine
+from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.engine import Engine
+from quicksilver.model.assemble import empty_transformer, finish, set_parameter
+from quicksilver.model.config import ModelConfig
+from quicksilver.model.moe import SparseFeedForward
+from quicksilver.model.transformer import Transformer
+
+_QWEN3 = {
+    "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "vocab_size": 151936, "max_position_embeddings": 32768, "rope_theta": 1e6, "model_type": "sdar",
+    "architectures": ["SDARForCausalLM"], "block_size": 4, "mask_token_id": 151669,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "sdar-4b": {**_QWEN3, "hidden_size": 2560, "intermediate_size": 9728},
+    "sdar-8b": {**_QWEN3, "hidden_size": 4096, "intermediate_size": 12288},
+    "llada2-mini": {
+        "model_type": "llada2_moe", "architectures": ["LLaDA2MoeModelLM"], "num_hidden_layers": 20,
+        "hidden_size": 2048, "intermediate_size": 5120, "num_attention_heads": 16, "num_key_value_heads": 4,
+        "head_dim": 128, "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+        "num_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 8, "topk_group": 4,
+        "routed_scaling_factor": 2.5, "vocab_size": 157184, "max_position_embeddings": 32768, "rope_theta": 6e5,
+        "partial_rotary_factor": 0.5, "block_size": 32, "mask_token_id": 156895,
+    },
+    "diffusion-gemma": {
+        "model_type": "diffusion_gemma", "architectures": ["DiffusionGemmaForBlockDiffusion"], "canvas_length": 256,
+        "text_config": {
+            "vocab_size": 262144, "hidden_size": 2816, "intermediate_size": 2112, "num_hidden_layers": 30,
+            "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "global_head_dim": 512,
+            "num_global_key_value_heads": 2, "sliding_window": 1024, "max_position_embeddings": 262144,
+            "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704,
+        },
+    },
+}  # fmt: skip
+# Smaller values of the same keys, for `--tiny`.
+_TINY = {
+    "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 16, "num_global_key_value_heads": 1, "num_experts": 8,
+    "num_experts_per_tok": 2, "top_k_experts": 2, "moe_intermediate_size": 16, "n_group": 2, "topk_group": 1,
+    "vocab_size": 128, "mask_token_id": 127, "max_position_embeddings": 1024, "sliding_window": 16, "canvas_length": 16,
+}  # fmt: skip
+_GEMMA = DecoderParams(DecoderName.CANVAS, canvas_len=256, steps=16, stop_entropy=0.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, concurrent streams, tokens per answer, and a decoder with a fixed number of forwards per token."""
+
+    model: str
+    streams: int
+    num_tokens: int
+    decoder: DecoderParams
+
+
+def _static(steps: int) -> DecoderParams:
+    return DecoderParams(DecoderName.CONFIDENCE, rule=CommitRule.STATIC, steps=steps)
+
+
+CASES = {
+    "gemma": Case("diffusion-gemma", 1, 1024, _GEMMA),
+    "gemma-8": Case("diffusion-gemma", 8, 1024, _GEMMA),
+    "llada2": Case("llada2-mini", 1, 512, _static(6)),
+    "sdar-8b": Case("sdar-8b", 1, 256, _static(2)),
+    "sdar-4b-128": Case("sdar-4b", 128, 128, _static(2)),
+}
+
+
+def config_of(name: str, *, is_tiny: bool) -> ModelConfig:
+    keys = _shrunk(CONFIGS[name]) if is_tiny else CONFIGS[name]
+    return ModelConfig.from_hf(keys, name)
+
+
+def _shrunk(keys: dict[str, Any]) -> dict[str, Any]:
+    return {key: _shrunk(value) if isinstance(value, dict) else _TINY.get(key, value) for key, value in keys.items()}
+
+
+def random_network(config: ModelConfig, device: str, dtype: torch.dtype) -> Transformer:
+    """Filled tensor by tensor on the device. Gains are one, so that activations stay finite in any depth."""
+    model = empty_transformer(config)
+    generator = torch.Generator(device).manual_seed(0)
+    for name, parameter in list(model.named_parameters()):
+        tensor = torch.ones(parameter.shape, device=device, dtype=dtype)
+        if parameter.dim() > 1:
+            tensor.normal_(0.0, 0.02, generator=generator)
+        set_parameter(model, name, tensor.float() if name.endswith("moe.bias") else tensor)
+    return finish(model, device)
+
+
+class ExpertCount:
+    """Distinct experts that the rows of all forwards chose, per layer and forward."""
+
+    def __init__(self) -> None:
+        self.num_touched = 0
+        self.num_calls = 0
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        choose = SparseFeedForward.choose
+
+        def counted(layer: SparseFeedForward, x: Tensor) -> tuple[Tensor, Tensor]:
+            chosen, weights = choose(layer, x)
+            self.num_touched += len(chosen.unique())
+            self.num_calls += 1
+            return chosen, weights
+
+        SparseFeedForward.choose = counted  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            SparseFeedForward.choose = choose  # type: ignore[method-assign]
+
+
+def bytes_per_forward(model: Transformer, touched: float) -> float:
+    """Matrices that a forward reads; `touched` is the mean number of experts per sparse layer."""
+    total = 0.0
+    for name, parameter in model.named_parameters():
+        if name == "tokens.weight" and not model.config.tied_head:
+            continue  # a few rows of the table
+        share = touched / len(parameter) if parameter.dim() == 3 else 1.0
+        total += parameter.nbytes * share
+    return total
+
+
+def copy_bandwidth(device: str) -> float:
+    """Bytes per second, read and written, of a copy of 1 GiB (32 MiB on a CPU)."""
+    source = torch.empty(1 << (30 if device == "cuda" else 25), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * len(source) * 10 / seconds(lambda: [target.copy_(source) for _ in range(10)], device)
+
+
+def seconds(run: Callable[[], object], device: str) -> float:
+    run()
+    _wait(device)
+    start = time.perf_counter()
+    run()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def answer_all(engine: Engine, case: Case, prompt_len: int) -> tuple[int, int]:
+    """Runs one request per stream to its end. Returns the number of tokens and of engine steps."""
+    params = DecodeParams(max_new_tokens=case.num_tokens, temperature=1.0, decoder=case.decoder)
+    for i in range(case.streams):
+        prompt = tuple(1 + (7 * i + 3 * at) % 97 for at in range(prompt_len))
+        engine.add(Request(str(i), prompt, replace(params, seed=i)))
+    before = engine.stats()
+    while engine.has_work:
+        engine.step()
+    after = engine.stats()
+    assert after.failures == 0, "a request failed"
+    return after.generated_tokens - before.generated_tokens, after.steps - before.steps
+
+
+def measure(name: str, device: str, bandwidth: float, prompt_len: int, *, is_tiny: bool) -> dict[str, Any]:
+    case, config = CASES[name], config_of(CASES[name].model, is_tiny=is_tiny)
+    if is_tiny:
+        canvas_len = min(case.decoder.canvas_len, 16)
+        case = replace(
+            case, streams=min(case.streams, 3), num_tokens=40, decoder=replace(case.decoder, canvas_len=canvas_len)
+        )
+    model = random_network(config, device, torch.bfloat16 if device == "cuda" else torch.float32)
+    context_len = prompt_len + case.num_tokens + 2 * max(case.decoder.canvas_len, config.dialect.block_len, 16)
+    num_pages = case.streams * -(-context_len // 16) + 8
+    rows = max(512, case.streams * (config.dialect.block_len or case.decoder.canvas_len) * 2)
+    settings = EngineConfig(num_pages=num_pages, max_rows=rows, max_running=case.streams, context_len=context_len)
+    engine = build_engine(model, name, settings)
+    counts = ExpertCount()
+    with counts.counting():
+        answer_all(engine, replace(case, num_tokens=min(case.num_tokens, 32)), prompt_len)
+    engine.pool.clear_cache()
+    _wait(device)
+    start = time.perf_counter()
+    num_tokens, num_forwards = answer_all(engine, case, prompt_len)
+    _wait(device)
+    elapsed = time.perf_counter() - start
+    touched = counts.num_touched / max(counts.num_calls, 1)
+    floor_ms = 1e3 * bytes_per_forward(model, touched) / bandwidth
+    return {
+        "case": name, "tokens": num_tokens, "forwards": num_forwards, "seconds": elapsed,
+        "tokens_per_s": num_tokens / elapsed, "ms_per_forward": 1e3 * elapsed / num_forwards, "floor_ms": floor_ms,
+        "roofline_pct": 100 * floor_ms * num_forwards / (1e3 * elapsed), "experts_per_layer": touched,
+        "backend": type(engine.backend).__name__, "decoder": asdict(case.decoder), "streams": case.streams,
+    }  # fmt: skip
+
+
+@torch.inference_mode()
+def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--prompt-len", type=int, default=128)
+    parser.add_argument("--tiny", action="store_true", help="tiny shapes, to check the script")
+    parser.add_argument("--out", type=Path, help="folder of a dated JSON file")
+    options = parser.parse_args(arguments)
+    bandwidth = copy_bandwidth(options.device)
+    print(f"copy bandwidth {bandwidth / 1e12:.2f} TB/s", flush=True)
+    found = []
+    for name in options.cases.split(","):
+        found.append(measure(name, options.device, bandwidth, options.prompt_len, is_tiny=options.tiny))
+        print(json.dumps(found[-1]), flush=True)
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        device = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+        report = {"device": device, "torch": torch.__version__, "bandwidth": bandwidth, "cases": found}
+        name = f"dialects-{datetime.now(UTC):%Y-%m-%d}.json"
+        (options.out / name).write_text(json.dumps(report, indent=1) + "\n")
+    return found
+
+
+if __name__ == "__main__":
+    main()
