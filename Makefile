@@ -14,8 +14,8 @@ TORCH := torch==2.13.0
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check unit parity contract clients kernels gpu lint fix types layers size generate generated docs \
-	docs-serve lock web test-web pictures newcomer browser bench bfcl weights clean
+.PHONY: help install serve test check unit parity contract clients frameworks kernels cluster-tests gpu lint fix types \
+	layers size generate generated docs docs-serve lock web test-web pictures newcomer browser bench bfcl soak weights clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -34,6 +34,8 @@ $(VENV)/.dev: $(VENV)/.base requirements-dev.lock
 	$(PIP) --require-hashes --requirement requirements-dev.lock
 	@touch $@
 
+install: $(VENV)/.base ## install everything that the server needs, and start nothing
+
 weights: $(VENV)/.base ## download the small model that the tests and the first run use
 	@$(BIN)/quicksilver pull $(MODEL) >/dev/null
 
@@ -50,6 +52,7 @@ web/node_modules/.package-lock.json: web/package-lock.json
 test: $(VENV)/.dev weights browser ## run every test that runs without a GPU
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(PYTEST) --numprocesses 2 --dist loadfile
 	$(BIN)/python -m tests.contract.clients.run
+	$(BIN)/python -m tests.contract.openai_suite.run
 
 unit: $(VENV)/.dev ## the fast tests
 	$(PYTEST) -m "not parity and not contract and not gpu"
@@ -60,14 +63,27 @@ parity: $(VENV)/.dev weights ## our numbers against other implementations
 contract: $(VENV)/.dev weights ## real clients against a live server
 	$(PYTEST) -m contract
 
-clients: $(VENV)/.dev weights ## other people's clients, Python and Node, against a live server
+clients: $(VENV)/.dev weights ## other people's clients, agents and API tests against a live server
 	$(BIN)/python -m tests.contract.clients.run
+	$(BIN)/python -m tests.contract.openai_suite.run
+
+frameworks: $(VENV)/.dev weights ## agent, voice and evaluation frameworks against a live server
+	$(BIN)/python -m tests.contract.clients.run --frameworks
 
 # An environment of its own: Triton's interpreter wants an older numpy than the lock has.
 kernels: ## the kernels' tests in Triton's interpreter, where there is no GPU
 	$(MAKE) --no-print-directory VENV=.build/kernels .build/kernels/.dev
 	.build/kernels/bin/python -m pip install --quiet --disable-pip-version-check "triton==3.6.0" "numpy==2.3.5"
 	.build/kernels/bin/python -m pytest -q --timeout=900 tests/backends/cuda
+
+soak: $(VENV)/.dev ## 30 minutes of requests under random kills, drains and database outages
+	$(BIN)/python -m tests.contract.soak --minutes 30
+
+# An environment of its own: Ray adds 240 MB and is not part of the lock.
+cluster-tests: ## engine replicas on real raylets: equal answers, lost nodes, drain, scaling
+	$(MAKE) --no-print-directory VENV=.build/cluster .build/cluster/.dev
+	.build/cluster/bin/python -m pip install --quiet --disable-pip-version-check "ray[serve]==2.60.0"
+	OMP_NUM_THREADS=1 .build/cluster/bin/python -m pytest -q -W ignore tests/cluster/ray/live
 
 gpu: $(VENV)/.dev ## tests that need a CUDA device
 	$(PYTEST) -m gpu
@@ -96,12 +112,14 @@ generate: $(VENV)/.dev ## rewrite the generated pages: figures, reference, packa
 	$(BIN)/python tools/pictures.py
 	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/architecture_map.py
+	$(BIN)/python -m tools.support_table
 
 generated: $(VENV)/.dev ## fail where a generated page is stale
 	$(BIN)/python tools/figures.py --check
 	$(BIN)/python tools/pictures.py --check
 	$(BIN)/python tools/reference.py --check
 	$(BIN)/python tools/architecture_map.py --check
+	$(BIN)/python -m tools.support_table --check
 
 docs: $(VENV)/.dev ## build the documentation into .build/site; a broken link or an orphan page is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -11,6 +11,11 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
+from quicksilver.adapters import AdapterRef
+from quicksilver.decoder_params import CommitRule as CommitRule
+from quicksilver.decoder_params import DecoderName as DecoderName
+from quicksilver.decoder_params import DecoderParams as DecoderParams
+
 
 def setting(default: object, help_text: str) -> Any:
     """A dataclass field that an operator can set, with a one-line help text."""
@@ -34,44 +39,6 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
-class DecoderName(StrEnum):
-    """Decoding algorithms. `AR` is `VERIFY` with a canvas of one token: plain autoregression."""
-
-    AR = "ar"
-    VERIFY = "verify"
-    CONFIDENCE = "confidence"
-    EDIT = "edit"
-
-
-class CommitRule(StrEnum):
-    """How `confidence` chooses the positions to commit; the rules are defined in `diffusion/unmask.py`."""
-
-    THRESHOLD = "threshold"  # every position whose probability reaches `threshold`, at least one
-    STATIC = "static"  # the same number of positions in each of `steps` steps, the most confident first
-    FACTOR = "factor"  # the largest n, most confident first, with (n + 1) * (1 - n-th confidence) <= `factor`
-    ENTROPY = "entropy"  # positions in order of entropy while their sum stays below `entropy_bound`
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderParams:
-    """A decoder and its parameters. A decoder ignores the fields of the others."""
-
-    name: DecoderName = DecoderName.VERIFY
-    canvas_len: int = 16  # tokens predicted together
-
-    # Parameters of `confidence`. `edit` also uses `threshold`, to fill masks.
-    rule: CommitRule = CommitRule.THRESHOLD
-    threshold: float = 0.9  # a masked position is decided if its confidence reaches this value
-    steps: int = 8  # static rule: forwards per canvas
-    factor: float = 1.0  # factor rule
-    entropy_bound: float = 0.1  # entropy rule: nats
-
-    # `edit`
-    edit_threshold: float = 0.9  # confidence above which a filled position is overwritten
-    edit_passes: int = 16  # forwards allowed after the last mask is filled
-    stutter_penalty: float = 2.0  # subtracted from the logit of the left neighbour's token, to avoid repeated words
-
-
 @dataclass(frozen=True, slots=True)
 class DecodeParams:
     """How one request is decoded, in token ids and numbers."""
@@ -79,40 +46,95 @@ class DecodeParams:
     max_new_tokens: int = 256
     temperature: float = 0.0
     top_p: float = 1.0
-    # 0 keeps every token.
-    top_k: int = 0
+    top_k: int = 0  # 0 keeps every token
     min_p: float = 0.0
     seed: int = 0
-    # A committed stop token ends the request and is not part of the answer.
-    stop_ids: tuple[int, ...] = ()
+    stop_ids: tuple[int, ...] = ()  # a committed stop token ends the request and is not part of the answer
     banned_ids: tuple[int, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    # None: no log-probabilities; 0: those of the chosen tokens; n: also of the n likeliest tokens.
-    logprobs: int | None = None
+    logprobs: int | None = None  # None: no log-probabilities; 0: of the chosen tokens; n: also of the n likeliest
     decoder: DecoderParams = DecoderParams()
 
 
 @dataclass(frozen=True, slots=True)
 class ThinkBudget:
-    """Limit of the reasoning channel: after `max_tokens` the engine commits `close_ids`, and the answer follows."""
+    """Limit of the reasoning channel: after `max_tokens` come `cut_ids`, `close_ids`, and then the answer."""
 
     close_ids: tuple[int, ...]
     max_tokens: int
+    cut_ids: tuple[int, ...] = ()  # a closing line: without it the answer would continue a sentence that was cut off
 
 
 @dataclass(frozen=True, slots=True)
 class ConstraintSpec:
     """A compiled grammar as text. The engine's constraint factory builds a TokenConstraint from it."""
 
-    # llguidance's serialised grammar.
-    grammar: str = ""
+    grammar: str = ""  # llguidance's serialised grammar
     # True if the grammar accepts more than the request allows, so that the finished output must be validated.
     needs_validation: bool = False
-    # Instead of a grammar: the answer begins with this text, and anything may follow.
-    lead: str = ""
+    lead: str = ""  # instead of a grammar: the answer begins with this text, and anything may follow
+    min_tokens: int = 0  # instead of a grammar: none of `end_ids` occurs before the answer has this many tokens
+    end_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """The log-probability of a committed token, and the likeliest alternatives at its position."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0  # 1 for the likeliest token; 0 if it was not computed
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Exact counts of one request so far."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # prompt tokens whose KV was found in the prefix cache
+    completion_tokens: int = 0
+    # Forwards in which the request had rows, and the number of these rows.
+    forwards: int = 0
+    rows: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    # `verify`: drafts with their verifications.
+    rounds: int = 0
+    # Tokens of `Request.prediction`, and how many of them were accepted as drafts.
+    prediction_tokens: int = 0
+    predicted: int = 0
+    # `verify`, at the end: entry i is the number of drafts of which i tokens were accepted.
+    acceptance: tuple[int, ...] = ()
+    migrated: int = 0  # how often the request was continued in another engine worker
+    queued_s: float = field(default=0.0, compare=False)  # seconds from the arrival in the engine to the first forward
+    engine_s: float = field(default=0.0, compare=False)  # seconds from the arrival in the engine to these counts
+
+
+@dataclass(frozen=True, slots=True)
+class CanvasState:
+    """A canvas between two forwards, one entry per position."""
+
+    token_ids: tuple[int, ...]
+    is_masked: tuple[bool, ...]
+    confidence: tuple[float, ...]
+    logprobs: tuple[TokenLogprob | None, ...]  # None where no log-probability is kept
+    step: int
+    num_passes: int
+    num_entering: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """Where an interrupted request continues: the state after its last Delta, or its beginning if there was none."""
+
+    token_ids: tuple[int, ...] = ()  # all of the answer so far
+    # None where the text does not depend on it: a new canvas is opened.
+    canvas: CanvasState | None = None
+    usage: Usage = Usage()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +144,17 @@ class Request:
     id: str
     prompt_ids: tuple[int, ...]
     params: DecodeParams = DecodeParams()
-    # Part of the prefix hash: KV pages are never shared between tenants.
-    tenant: str = ""
+    tenant: str = ""  # part of the prefix hash: KV pages are never shared between tenants
     constraint: ConstraintSpec | None = None
     think: ThinkBudget | None = None
-    # Also emit a Frame after every step.
-    wants_frames: bool = False
+    wants_frames: bool = False  # also emit a Frame after every step
+    # Text that the answer is expected to repeat: `verify` drafts from it. It changes the rounds, never the tokens.
+    prediction: tuple[int, ...] = ()
+    resume: ResumePoint | None = None  # continue an answer that another worker began: same prompt, parameters, seed
+    runs_alone: bool = False  # no other request has rows in its forwards until its first Delta
+    adapter: AdapterRef | None = None  # applied to all its rows; None: the model as it is
+    is_batch: bool = False  # admitted after requests that are not
+    start_within_s: float = 0.0  # refused if it cannot start within this time; 0 sets no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,32 +165,14 @@ class ScoreRequest:
     prompt_ids: tuple[int, ...]
     continuations: tuple[tuple[int, ...], ...]
     tenant: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """The log-probability of a committed token, and the likeliest alternatives at its position."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Exact counts of one request so far."""
-
-    prompt_tokens: int = 0
-    # Prompt tokens whose KV was found in the prefix cache.
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    # Forwards in which the request had rows, and the number of these rows.
-    forwards: int = 0
-    rows: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    # `verify`: drafts with their verifications.
-    rounds: int = 0
+    # If not empty: for each continuation the tokens whose probabilities right after it are returned, instead of the
+    # probabilities of its own tokens.
+    next_tokens: tuple[tuple[int, ...], ...] = ()
+    # Not None: also return ranks, and this many of the likeliest tokens of each position.
+    num_top: int | None = None
+    # No other request has rows in its forwards.
+    runs_alone: bool = False
+    adapter: AdapterRef | None = None  # as in `Request`
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +182,8 @@ class Scores:
     logprobs: tuple[tuple[float, ...], ...]
     # `completion_tokens` counts the tokens of all continuations, `rows` all rows that they took.
     usage: Usage = Usage()
+    # The same with ranks and alternatives, if the request asks for them.
+    details: tuple[tuple[TokenLogprob, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +192,16 @@ class Delta:
 
     request_id: str
     token_ids: tuple[int, ...] = ()
+    # One per token and, after the last token of an answer that a stop token ended, that of the stop token.
     logprobs: tuple[TokenLogprob, ...] = ()
     # How many of `token_ids` a grammar or budget determined without a forward.
     num_forced: int = 0
     finish: FinishReason | None = None
-    # Counts up to this Delta.
-    usage: Usage | None = None
+    usage: Usage | None = None  # up to this Delta
     # `code: message` if `finish` is ERROR.
     error: str | None = None
+    # The canvas after this Delta, for a ResumePoint; None where the text does not depend on it.
+    canvas: CanvasState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +235,11 @@ class EngineInfo:
     num_pages: int
     page_size: int
     weight_bytes: int
-    # Changes with weights, adapters, weight format, matmul mode and backend.
-    fingerprint: str
+    fingerprint: str  # changes with weights, adapters, number format and backend
+    decoders: tuple[DecoderName, ...] = tuple(DecoderName)
+    default_decoder: DecoderParams = DecoderParams()
+    score_pass_rows: int = 256  # the longest continuation whose next token can be scored
+    supports_adapters: bool = False  # whether requests may name an adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,12 +262,17 @@ class EngineStats:
     preemptions: int = 0
     aborts: int = 0
     failures: int = 0
+    refused: int = 0  # could not start in time
     restarts: int = 0
+    # Requests that were continued in another worker; counted by the client.
+    migrations: int = 0
 
 
 class EngineState(StrEnum):
-    """`UNRESPONSIVE`: the worker missed its heartbeats. It recovers, or is killed and replaced."""
+    """`UNRESPONSIVE`: the worker missed its heartbeats. It recovers, or is killed and replaced. `UNLOADED`: the next
+    request loads the model."""
 
+    UNLOADED = "unloaded"
     STARTING = "starting"
     READY = "ready"
     UNRESPONSIVE = "unresponsive"
@@ -285,7 +306,8 @@ class EngineClient(Protocol):
         """Events of one request. Deltas are never dropped; a slow reader gets only the newest Frame.
 
         Closing the generator aborts the request within one step. If only this request fails, its last Delta has the
-        finish reason ERROR. If the engine dies, the generator raises EngineDied.
+        finish reason ERROR. If the engine dies, the generator raises EngineDied; a client of a worker process first
+        tries to continue the request in the next worker.
         """
 
     async def score(self, request: ScoreRequest) -> Scores:

@@ -108,6 +108,10 @@ class RateLimited(QuicksilverError):
         self.retry_after_s = retry_after_s
 
 
+class TooManyInFlight(RateLimited):
+    """A key, project or organisation has its most requests in flight; the server queues such a request for a while."""
+
+
 class InsufficientQuota(QuicksilverError):
     """Credits or budget are spent; retrying does not help."""
 
@@ -134,10 +138,38 @@ class EngineUnavailable(Unavailable):
     code = "engine_unavailable"
 
 
+class EngineOverloaded(Unavailable):
+    """The request cannot start within the time that it may wait."""
+
+    code = "engine_overloaded"
+
+
 class EngineDied(Unavailable):
     """The engine worker died during this request; a new one is being started."""
 
     code = "engine_died"
+
+
+class UpstreamFailed(Unavailable):
+    """An upstream of hybrid routing did not answer, or answered with something unusable."""
+
+    code = "upstream_failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        asked_wait_s: float | None = None,
+        may_retry: bool = False,
+        is_refusal: bool = False,
+    ) -> None:
+        super().__init__(message)
+        # Seconds for which the upstream asked not to be called.
+        self.asked_wait_s = asked_wait_s
+        # The same call may succeed at once.
+        self.may_retry = may_retry
+        # The upstream is well and refuses this request.
+        self.is_refusal = is_refusal
 
 
 class CompilerUnavailable(Unavailable):
