@@ -132,5 +132,5 @@ test("tune: a job is created from uploaded rows, its losses are drawn, and it ca
   await page.getByRole("button", { name: "Cancel" }).click();
   await page.getByRole("cell", { name: "cancelled" }).waitFor();
   assert.equal(await page.getByRole("button", { name: "Cancel" }).count(), 0);
-  await page.unroute("**/events?limit=100");
+  await page.unrouteAll({ behavior: "wait" });
 });

@@ -25,6 +25,8 @@ logger = getLogger(__name__)
 # Wall time for the imports of a new process, and the part of it that may pass without processor time.
 START_LIMIT_S = 30.0
 START_STALL_S = 5.0
+# Wait for the exit of a process that closed its pipes.
+EXIT_WAIT_S = 1.0
 # Wait after the first failed start; doubles up to the second value.
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
@@ -109,7 +111,7 @@ class LimitedProcess:
         try:
             return await self._exchange(data)
         except BROKEN_PIPE as error:
-            status = await self.kill()
+            status = await self._exit_status()
             if status in OUTSIDE_DEATHS:
                 raise ProcessLost("the process was killed") from error
             raise RequestKilledProcess(status) from error
@@ -133,6 +135,19 @@ class LimitedProcess:
         # asyncio closes the pipes of a dead process only on request, and warns about open ones at exit.
         process._transport.close()  # type: ignore[attr-defined]
         return status
+
+    async def _exit_status(self) -> int:
+        """The exit status of a process that closed its pipes.
+
+        It is awaited before `kill`: a signal to a process that has just died lets `subprocess` reap it, and asyncio then
+        reports 255 instead of the true status.
+        """
+        try:
+            async with asyncio.timeout(EXIT_WAIT_S):
+                await self._running.wait()
+        except TimeoutError:
+            logger.warning("%s: closed its pipes and did not exit", self._arguments[1])
+        return await self.kill()
 
     async def _exchange(self, data: bytes) -> bytes:
         self.is_idle = False

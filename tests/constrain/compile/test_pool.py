@@ -109,7 +109,8 @@ async def test_every_hostile_source_is_accepted_or_refused_and_the_pool_stays_us
 
 
 async def test_a_source_that_takes_too_long_is_refused_and_the_refusal_is_cached() -> None:
-    pool = CompilePool(PoolConfig(num_processes=1, limit_s=0.01))
+    # Long limits: on a busy machine the process must not count as stopped as well.
+    pool = CompilePool(PoolConfig(num_processes=1, limit_s=0.01, stall_s=60.0, heartbeat_s=60.0))
     await pool.start()
     (before,) = pool.pids
     with pytest.raises(InvalidGrammar, match=r"more than 0\.01 s"):
