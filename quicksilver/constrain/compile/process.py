@@ -139,8 +139,8 @@ class LimitedProcess:
     async def _exit_status(self) -> int:
         """The exit status of a process that closed its pipes.
 
-        It is awaited before `kill`: a signal to a process that has just died lets `subprocess` reap it, and asyncio then
-        reports 255 instead of the true status.
+        It is awaited before `kill`: a signal to a process that has just died lets `subprocess` reap it, and asyncio
+        then reports 255 instead of the true status.
         """
         try:
             async with asyncio.timeout(EXIT_WAIT_S):
