@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from quicksilver.cluster.proxy.app import requires_key
+from quicksilver.server.app import PROBES, PUBLIC
+from quicksilver.server.http.connections import TRUST
+from tests.server.conftest import says
 from tests.support.bank import Bank
+from tests.support.routed import routed_servers
 from tests.support.sockets import Connection, connect, exchange, listening, port_of, read_to_end
 
 HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -60,3 +70,28 @@ async def test_a_connection_beyond_the_bound_is_a_503_and_is_closed(bank: Bank) 
             while (await exchange(port, HEALTH_ONCE)).startswith(b"HTTP/1.1 503"):
                 await asyncio.sleep(0.01)
         trusted[1][1].close()
+
+
+@pytest.mark.parametrize(
+    ("path", "is_trusted"),
+    [("/", False), ("/feedback", False), ("/v1/none", False), ("/v1/models", True)],
+)
+async def test_a_router_trusts_a_connection_after_a_reply_that_takes_a_key(
+    tmp_path: Path, path: str, is_trusted: bool
+) -> None:
+    trusted: list[str] = []
+    async with routed_servers(tmp_path, [says("hi")]) as found:
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            scope[TRUST] = lambda: trusted.append(path)
+            await found.app(scope, receive, send)
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            assert (await client.get(path)).status_code < 500
+    assert bool(trusted) is is_trusted
+
+
+def test_no_route_without_a_key_is_a_proof_of_one() -> None:
+    paths = [getattr(route, "path", "") for router in (*PROBES, *PUBLIC) for route in router.routes]
+    assert len(paths) >= 5
+    assert not any(map(requires_key, paths))

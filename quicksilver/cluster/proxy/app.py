@@ -47,6 +47,8 @@ REPEATABLE_POSTS = (
     *("/v1/apply/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/decisions", "/v1/systemone"),
     *("/tokenize", "/detokenize", "/infill", "/api/chat", "/api/generate"),
 )
+# Servers with accounts answer these paths, and those of REPEATABLE_POSTS, only to callers with a valid key.
+KEYED_PREFIXES = ("/v1/", "/api/")
 # Of a refusal that is kept in case no other server answers.
 MAX_REFUSAL_BYTES = 64 * 2**10
 
@@ -334,7 +336,7 @@ class Routing:
     async def _start_reply(self, head: ReplyHead, server: RoutedServer, send: Send) -> None:
         self._record.status = head.status
         headers = reply_headers(head, server.number)
-        if head.status not in (401, 403) and TRUST in self._scope:
+        if 200 <= head.status < 300 and requires_key(self._scope["path"]) and TRUST in self._scope:
             self._scope[TRUST]()
         await send({"type": "http.response.start", "status": head.status, "headers": headers})
 
@@ -364,6 +366,10 @@ class Routing:
 
 def is_event_stream(head: ReplyHead) -> bool:
     return (head.get(b"content-type") or b"").startswith(b"text/event-stream")
+
+
+def requires_key(path: str) -> bool:
+    return path.startswith(KEYED_PREFIXES) or path in REPEATABLE_POSTS
 
 
 def retry_after(head: ReplyHead) -> float:

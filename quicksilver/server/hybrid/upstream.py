@@ -220,7 +220,7 @@ class AnswerEvents:
         if (finish := choice.get("finish_reason")) is not None:
             self._finish = FINISHES.get(finish, FinishReason.STOP) if isinstance(finish, str) else FinishReason.STOP
         content, reasoning = self._text(delta, "content"), self._text(delta, "reasoning_content")
-        calls = tuple(self._call(call) for call in delta.get("tool_calls") or ())
+        calls = tuple(self._call(call) for call in self._calls(delta))
         return UpstreamEvent(content, reasoning, calls) if content or reasoning or calls else None
 
     def _text(self, delta: Mapping[str, Any], key: str) -> str:
@@ -228,6 +228,14 @@ class AnswerEvents:
         if value is None:
             return ""
         if not isinstance(value, str):
+            raise self._garbage()
+        return value
+
+    def _calls(self, delta: Mapping[str, Any]) -> list[Any]:
+        value = delta.get("tool_calls")
+        if value is None:
+            return []
+        if not isinstance(value, list):
             raise self._garbage()
         return value
 

@@ -165,6 +165,8 @@ async def test_a_redirect_is_not_followed() -> None:
         b'data: {"choices": 3}',
         b'data: {"choices": [3]}',
         b'data: {"choices": [{"delta": {"content": 3}}]}',
+        b'data: {"choices": [{"delta": {"tool_calls": 1}}]}',
+        b'data: {"choices": [{"delta": {"tool_calls": {"index": 0}}}]}',
         b'data: {"choices": [{"delta": {"tool_calls": [{"index": 1, "function": {"name": "f"}}]}}]}',
         b'data: {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {}}]}}]}',
         b'data: {"choices": [{"delta": {"tool_calls": [{"index": -1, "function": {"name": "f"}}]}}]}',
