@@ -28,6 +28,8 @@ from quicksilver.errors import (
 JSON = "application/json"
 MAX_RETRY_AFTER_S = 60
 MAX_MESSAGE_CHARS = 2000
+# Of one step of a path such as `messages.0.content`: a key of an object that the client chose.
+MAX_STEP_CHARS = 64
 
 
 class RequestTimeout(QuicksilverError):
@@ -146,10 +148,10 @@ def param_path(loc: Sequence[int | str], body: Any) -> str:
     steps, node = [], body
     for i, step in enumerate(loc):
         if isinstance(node, dict) and (step in node or (i == len(loc) - 1 and _is_missing(step, node))):
-            steps.append(str(step))
+            steps.append(str(step)[:MAX_STEP_CHARS])
             node = node.get(step)
         elif isinstance(node, list) and isinstance(step, int) and step < len(node):
-            steps.append(str(step))
+            steps.append(str(step)[:MAX_STEP_CHARS])
             node = node[step]
     return ".".join(steps)
 

@@ -156,6 +156,7 @@ async def _plan(
     num_options = sum(len(question.options) for question in questions)
     if num_options > MAX_TOTAL_OPTIONS:
         raise InvalidRequest(f"questions: at most {MAX_TOTAL_OPTIONS} options together", param="questions")
+    services.prompts.check_length(len(text) + sum(question.num_chars for question in questions), "input")
     written = await asyncio.to_thread(_write, questions, services)
     texts = [write_input(text), *(one.text for one in written)]
     prefix, *ids = await services.prompts.encode(texts, tenant, "input")

@@ -14,6 +14,9 @@ from string import ascii_uppercase
 
 from quicksilver.errors import InvalidRequest
 
+# Characters of a label that are encoded to find its first token: more than a token of any vocabulary has.
+MAX_FIRST_TOKEN_CHARS = 64
+
 Encode = Callable[[str], Sequence[int]]
 
 
@@ -35,6 +38,10 @@ class Question:
     instructions: str
     # Of a predicate: true, then false, with descriptions only.
     options: tuple[Option, ...] = ()
+
+    @property
+    def num_chars(self) -> int:
+        return len(self.instructions) + sum(len(option.text) + len(option.description) for option in self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +94,7 @@ class QuestionWriter:
         return WrittenQuestion(text + self._end, tuple(self._first_token(label) for label in labels))
 
     def _first_token(self, label: str) -> int:
-        return self._encode(self._label_start + label)[0]
+        return self._encode(self._label_start + label[:MAX_FIRST_TOKEN_CHARS])[0]
 
     def _first_tokens(self, options: Sequence[Option]) -> tuple[int, ...]:
         """The first token of each option if it tells the option from the others, else nothing."""

@@ -13,6 +13,7 @@ MAX_QUESTIONS = 400
 MAX_OPTIONS = 255
 MAX_ITEMS = 2048
 MAX_INSTRUCTION_CHARS = 20_000
+MAX_LABEL_CHARS = 1024
 
 
 class TextInput(Wire):
@@ -62,6 +63,7 @@ Instructions = (
 )
 Description = Annotated[str, Field(max_length=MAX_INSTRUCTION_CHARS)]
 QuestionName = Annotated[str, Field(max_length=256)]
+OptionLabel = Annotated[str, Field(max_length=MAX_LABEL_CHARS)]
 
 
 class PredicateQuestion(Wire):
@@ -71,7 +73,7 @@ class PredicateQuestion(Wire):
 
 
 class ChoiceOption(Wire):
-    value: StrictStr | StrictBool
+    value: Annotated[StrictStr, Field(max_length=MAX_LABEL_CHARS)] | StrictBool
     description: Description | None = None
 
 
@@ -83,7 +85,7 @@ class ChoiceQuestion(Wire):
 
 
 class ScoreLevel(Wire):
-    label: Annotated[str, Field(max_length=1024)]
+    label: OptionLabel
     description: Description | None = None
 
 
@@ -135,7 +137,7 @@ class NamedChoiceQuestion(Wire):
     type: Literal["choice"]
     instructions: FreeContent | None = None
     criteria: Annotated[
-        dict[str, FreeContent | None], Field(min_length=1, max_length=MAX_OPTIONS), at_most(MAX_OPTIONS)
+        dict[OptionLabel, FreeContent | None], Field(min_length=1, max_length=MAX_OPTIONS), at_most(MAX_OPTIONS)
     ]
 
 
