@@ -104,6 +104,13 @@ def test_decisions_are_all_in_their_index() -> None:
     assert [path.name for path in sorted(folder.glob("0*.md")) if f"]({path.name})" not in index] == []
 
 
+def test_the_glossary_is_short() -> None:
+    """Everything else uses the field's usual words."""
+    rows = re.findall(r"^\| (?!term \|)(\w.*?) \|", (ROOT / "docs/concepts/glossary.md").read_text(), re.MULTILINE)
+    assert 10 <= len(rows) <= 25
+    assert rows == sorted(rows)
+
+
 def test_readme_links_into_the_documentation() -> None:
     assert len(re.findall(r"\]\(docs/[\w/.-]+\.md", README.read_text())) >= 10
 
