@@ -56,7 +56,7 @@ class ServedEngine:
             # A server would shorten the answer. The in-process engine refuses, so the item fails visibly here too.
             raise ContextTooLong(f"{num_prompt} prompt tokens and {num_new} new ones exceed the context")
         body = {**completion_body(self.info.model, request), "stream": True, "stream_options": {"include_usage": True}}
-        reader = _Reader(request.id)
+        reader = _ReplyReader(request.id)
         async with aclosing(self._link.lines("completions", body)) as lines:
             async for line in lines:
                 with self._link.reading():
@@ -78,7 +78,7 @@ class ServedEngine:
         await self._link.aclose()
 
 
-class _Reader:
+class _ReplyReader:
     """Converts stream events into deltas. The last delta is held back until the usage event after it arrives."""
 
     def __init__(self, request_id: str) -> None:

@@ -58,7 +58,7 @@ class ReadOptions:
     # Validates an answer that ended by itself.
     find_fault: FindFault | None = None
 
-    def open_source(self, tokenizer: Tokenizer) -> TextSource:
+    def open_source(self, tokenizer: Tokenizer) -> ChannelSource:
         if self.is_plain:
             return PlainText(tokenizer, self.stop, self.lead)
         return Channels(
@@ -184,7 +184,7 @@ class CollectedAnswer:
             self.calls[delta.index].arguments += delta.text
 
 
-class TextSource(Protocol):
+class ChannelSource(Protocol):
     """Splits tokens into channels: `Channels`, or `PlainText`."""
 
     token_channels: list[Channel]

@@ -25,12 +25,12 @@ def read_fields(path: Path) -> dict[str, Any]:
             raise CheckpointRefused(f"{path} is too short for a GGUF")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
-                return _Reader(data).fields()
+                return _FieldReader(data).fields()
             except (ValueError, struct.error) as error:
                 raise CheckpointRefused(f"{path} is not a readable GGUF: {error}") from None
 
 
-class _Reader:
+class _FieldReader:
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
         self._at = 0

@@ -124,7 +124,7 @@ class ControlServer:
         try:
             # Cancelled by `close`; asyncio would log the cancellation as an error.
             with contextlib.suppress(asyncio.CancelledError):
-                await _Connection(self, writer).run(reader)
+                await _ControlConnection(self, writer).run(reader)
         finally:
             self._connections.discard(task)
 
@@ -134,7 +134,7 @@ def _status_of(engine: PooledEngine) -> ModelStatus:
     return ModelStatus(engine.model.name, engine.health().state, str(path) if path else None, engine.known_info)
 
 
-class _Connection:
+class _ControlConnection:
     """One API process."""
 
     def __init__(self, server: ControlServer, writer: asyncio.StreamWriter) -> None:

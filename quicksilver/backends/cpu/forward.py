@@ -63,7 +63,7 @@ class NetworkArrays(NamedTuple):
     eps: float
 
 
-class Workspace(NamedTuple):
+class ForwardBuffers(NamedTuple):
     """Buffers of a forward. Rows are those of the batch. Inputs of a matmul are padded with zeros to whole groups."""
 
     x: Floats  # (rows, dim): residual stream
@@ -99,7 +99,7 @@ class BatchArrays(NamedTuple):
 def _project(
     matrices: NDArray[np.int64],
     adapters: NDArray[np.int64],
-    space: Workspace,
+    space: ForwardBuffers,
     batch: BatchArrays,
     phase: int,
     thread: ThreadIndex,
@@ -191,7 +191,7 @@ def _own_part(rows: QuantisedRows, num_rows: int, thread: int) -> QuantisedRows:
 
 
 @inner
-def _norm_row(network: NetworkArrays, space: Workspace, step: int, row: int) -> None:
+def _norm_row(network: NetworkArrays, space: ForwardBuffers, step: int, row: int) -> None:
     """Add the last matmul output to the residual stream, then norm and quantise it. After the last layer only add."""
     layer, which = step // _LAYER_STEPS, np.int64(step % _LAYER_STEPS == NORM_FOR_FFN)
     if step > 0:
@@ -202,14 +202,14 @@ def _norm_row(network: NetworkArrays, space: Workspace, step: int, row: int) -> 
 
 
 @inner
-def _activate_row(network: NetworkArrays, space: Workspace, row: int) -> None:
+def _activate_row(network: NetworkArrays, space: ForwardBuffers, row: int) -> None:
     swiglu_row(space.y[row], network.ffn_dim, space.activated[row])
     quantise_row(space.activated[row], space.inputs, row)
 
 
 @inner
 def _rotate_and_cache_row(
-    network: NetworkArrays, space: Workspace, batch: BatchArrays, cache: Cache, layer: int, row: int
+    network: NetworkArrays, space: ForwardBuffers, batch: BatchArrays, cache: Cache, layer: int, row: int
 ) -> None:
     """Bias, head norms and rotation; then write keys and values to the cache."""
     num_heads, num_kv_heads = network.heads
@@ -232,7 +232,7 @@ def _rotate_and_cache_row(
 
 @inner
 def _attend_rows(
-    network: NetworkArrays, space: Workspace, batch: BatchArrays, cache: Cache, phase: int, thread: ThreadIndex
+    network: NetworkArrays, space: ForwardBuffers, batch: BatchArrays, cache: Cache, phase: int, thread: ThreadIndex
 ) -> None:
     """A chunk is one KV head of one row. All rows of a head come before the next head, so that its keys and values stay
     in the second-level cache."""
@@ -257,7 +257,7 @@ def _attend_rows(
 
 @inner
 def _prepare_rows(
-    network: NetworkArrays, space: Workspace, batch: BatchArrays, cache: Cache, step: int, num_threads: int
+    network: NetworkArrays, space: ForwardBuffers, batch: BatchArrays, cache: Cache, step: int, num_threads: int
 ) -> None:
     """The work per row before the matmul, or the attention, of this step."""
     phase, layer, work = _STEP_PHASES * step, step // _LAYER_STEPS, step % _LAYER_STEPS
@@ -281,7 +281,7 @@ def _prepare_rows(
 
 @entry
 def run_layers(
-    network: NetworkArrays, space: Workspace, batch: BatchArrays, k: Floats, v: Floats, thread: ThreadIndex
+    network: NetworkArrays, space: ForwardBuffers, batch: BatchArrays, k: Floats, v: Floats, thread: ThreadIndex
 ) -> None:
     """Run the residual stream in `space.x` through all layers; k and v are (layers, slots, kv_heads, head_dim).
 

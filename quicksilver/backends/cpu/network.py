@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from quicksilver.backends.cpu.attention import RowArrays
-from quicksilver.backends.cpu.forward import BatchArrays, NetworkArrays, Workspace, num_phases, run_layers
+from quicksilver.backends.cpu.forward import BatchArrays, ForwardBuffers, NetworkArrays, num_phases, run_layers
 from quicksilver.backends.cpu.linear import PackedLinear
 from quicksilver.backends.cpu.matmul import Matrix
 from quicksilver.backends.cpu.matmul_tile import GROUP_LEN
@@ -36,7 +36,7 @@ class CompiledNetwork:
         self.model = model
         self.pool = shared_pool()
         self._network = _collect(model)
-        self._space: Workspace | None = None
+        self._space: ForwardBuffers | None = None
         self._no_adapters = np.zeros((model.config.num_layers, len(LINEARS), 0, 2, len(Matrix._fields)), np.int64)
         self._adapter_tables: WeakKeyDictionary[RowAdapter, NDArray[np.int64]] = WeakKeyDictionary()
 
@@ -64,7 +64,7 @@ class CompiledNetwork:
         ends = np.cumsum([0, *(len(one.rows) for one in row_adapters)])
         return AdapterArrays(np.stack(tables, axis=2), torch.cat([one.rows for one in row_adapters]).numpy(), ends)
 
-    def _workspace(self, num_rows: int, num_keys: int, row_rank: int) -> Workspace:
+    def _workspace(self, num_rows: int, num_keys: int, row_rank: int) -> ForwardBuffers:
         """Views of the workspace, which is reallocated if it is too small; new counters."""
         space = self._space or self._allocate(_MIN_ROWS, _MIN_KEYS, GROUP_LEN)
         sizes = (len(space.x), space.scores.shape[2], space.row_low_rank.shape[1])
@@ -79,11 +79,11 @@ class CompiledNetwork:
             counters=new_counters(num_phases(self.model.config.num_layers)),
         )  # fmt: skip
 
-    def _allocate(self, num_rows: int, num_keys: int, row_rank: int) -> Workspace:
+    def _allocate(self, num_rows: int, num_keys: int, row_rank: int) -> ForwardBuffers:
         config, threads = self.model.config, self.pool.num_threads
         widths = (config.q_dim + 2 * config.kv_dim, config.dim, 2 * config.ffn_dim)
         rank = padded_len(_rank(self.model))
-        return Workspace(
+        return ForwardBuffers(
             x=_floats(num_rows, config.dim),
             y=_floats(num_rows, padded_len(max(widths))),
             normed=_floats(num_rows, padded_len(config.dim)),

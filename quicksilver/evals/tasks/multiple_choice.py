@@ -16,7 +16,7 @@ from quicksilver.evals.task import Answer, Likelihood, Metrics, Task
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class MultipleChoiceItem:
     """`prompt`, then one of `choices`, then `ending`. `gold` is the index of the correct choice."""
 
     prompt: str
@@ -25,22 +25,22 @@ class Question:
     ending: str = ""
 
 
-def read_question(row: Row) -> Question:
+def read_question(row: Row) -> MultipleChoiceItem:
     prompt = str(row["q"])
     if row["task"] == "sciq":
         prompt = f"Question: {prompt}\nAnswer:"
-    return Question(prompt.rstrip(), tuple(str(choice).strip() for choice in row["c"]), int(row["g"]))
+    return MultipleChoiceItem(prompt.rstrip(), tuple(str(choice).strip() for choice in row["c"]), int(row["g"]))
 
 
-def read_blank(row: Row) -> Question:
+def read_blank(row: Row) -> MultipleChoiceItem:
     """A sentence with a blank. The text after the blank determines which name is correct."""
     doc = row["doc"]
     before, _, after = str(doc["sentence"]).partition("_")
     choices = (str(doc["option1"]), str(doc["option2"]))
-    return Question(before.rstrip(), choices, int(doc["answer"]) - 1, after)
+    return MultipleChoiceItem(before.rstrip(), choices, int(doc["answer"]) - 1, after)
 
 
-def ask(question: Question, writer: PromptBuilder) -> Likelihood:
+def ask(question: MultipleChoiceItem, writer: PromptBuilder) -> Likelihood:
     space = " " if question.prompt else ""
     choices = [writer.encode(space + choice) for choice in question.choices]
     if not question.ending:
@@ -50,7 +50,7 @@ def ask(question: Question, writer: PromptBuilder) -> Likelihood:
     return Likelihood(writer.text(question.prompt), continuations, tuple(map(len, choices)))
 
 
-def score(question: Question, answer: Answer) -> Metrics:
+def score(question: MultipleChoiceItem, answer: Answer) -> Metrics:
     sums = [sum(part) for part in answer.logprobs]
     acc = float(_likeliest(sums) == question.gold)
     if question.ending:
@@ -64,10 +64,10 @@ def _likeliest(values: list[float]) -> int:
     return max(range(len(values)), key=values.__getitem__)
 
 
-def _task(name: str, headline: str, limit: int) -> Task[Question]:
+def _task(name: str, headline: str, limit: int) -> Task[MultipleChoiceItem]:
     read = read_blank if name == "winogrande" else read_question
 
-    def load(data: Path) -> Iterable[Question]:
+    def load(data: Path) -> Iterable[MultipleChoiceItem]:
         return [read(row) for row in pack_rows(data, name)]
 
     return Task(name, "multiple_choice", (headline,), load, ask, score, limit)

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from quicksilver.accounts.identity import Identity, Scope
 from quicksilver.server.accounts.keys import draft_of, make_key, revoke_key, rotate_key
-from quicksilver.server.accounts.reply_wire import AccountReply, DeletedReply, KeyList, KeyReply, NewKeyReply
+from quicksilver.server.accounts.reply_wire import AccountReply, KeyList, KeyReply, NewKeyReply
 from quicksilver.server.accounts.usage_wire import PageQuery
 from quicksilver.server.accounts.views import (
     key_reply,
@@ -22,6 +22,7 @@ from quicksilver.server.accounts.wire import KeyBody, RotateBody
 from quicksilver.server.http.auth import accounts_of, identity_of
 from quicksilver.server.http.body import read_body, read_optional_body
 from quicksilver.server.http.json_reply import json_response
+from quicksilver.server.http.list_query import DeletedReply
 from quicksilver.server.http.openapi import answers, answers_read, may_take, takes
 from quicksilver.server.http.query import asks, checked_id, list_page, read_query
 from quicksilver.server.services import services_of

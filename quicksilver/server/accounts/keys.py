@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from quicksilver.accounts.identity import Identity, Scope, parse_scopes
 from quicksilver.accounts.records import KeyDraft, KeyRecord, Limits, from_credits
-from quicksilver.server.accounts.reply_wire import DeletedReply, NewKeyReply
+from quicksilver.server.accounts.reply_wire import NewKeyReply
 from quicksilver.server.accounts.views import key_reply
 from quicksilver.server.accounts.wire import KeyBody, LimitsBody, ProjectKeyBody, RightsBody
+from quicksilver.server.http.list_query import DeletedReply
 
 if TYPE_CHECKING:
     from quicksilver.accounts.service import Accounts, AdminService

@@ -9,7 +9,6 @@ from starlette.responses import Response
 
 from quicksilver.accounts.records import MICRO
 from quicksilver.server.accounts.reply_wire import (
-    DeletedReply,
     NewOrganizationReply,
     OrganizationList,
     OrganizationReply,
@@ -22,6 +21,7 @@ from quicksilver.server.accounts.wire import CreditsBody, OrganizationBody, Orga
 from quicksilver.server.http.auth import accounts_of, identity_of
 from quicksilver.server.http.body import read_body
 from quicksilver.server.http.json_reply import json_response
+from quicksilver.server.http.list_query import DeletedReply
 from quicksilver.server.http.openapi import answers, answers_read, takes
 from quicksilver.server.http.query import asks, checked_id, list_page, read_query
 from quicksilver.server.services import services_of

@@ -13,7 +13,6 @@ from quicksilver.accounts.records import KeyRecord
 from quicksilver.errors import NotFound
 from quicksilver.server.accounts.keys import change_key, draft_of, make_key, revoke_key, rotate_key
 from quicksilver.server.accounts.reply_wire import (
-    DeletedReply,
     KeyList,
     KeyReply,
     NewKeyReply,
@@ -26,6 +25,7 @@ from quicksilver.server.accounts.wire import ProjectBody, ProjectChangeBody, Pro
 from quicksilver.server.http.auth import accounts_of, identity_of
 from quicksilver.server.http.body import read_body, read_optional_body
 from quicksilver.server.http.json_reply import json_response
+from quicksilver.server.http.list_query import DeletedReply
 from quicksilver.server.http.openapi import answers, answers_read, may_take, takes
 from quicksilver.server.http.query import asks, checked_id, list_page, read_query
 from quicksilver.server.services import services_of

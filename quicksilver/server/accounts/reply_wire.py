@@ -74,12 +74,6 @@ class NewKeyReply(KeyReply):
     value: str
 
 
-class DeletedReply(TypedDict):
-    object: str
-    id: str
-    deleted: bool
-
-
 class SpendingReply(TypedDict):
     """Amounts of one account on the path of a key."""
 

@@ -44,7 +44,7 @@ class Setup(msgspec.Struct, frozen=True):
         return tokenizer, ChatTemplate.from_source(tokenizer, self.template, self.system, lacks_tools=self.lacks_tools)
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class EncodeRefusal(msgspec.Struct, frozen=True):
     message: str
     param: str | None
     code: str
@@ -54,7 +54,7 @@ class Reply(msgspec.Struct, frozen=True):
     """Ids, or the reason why the text is refused, or the type of an unexpected exception."""
 
     encoded: Encoded | None = None
-    refusal: Refusal | None = None
+    refusal: EncodeRefusal | None = None
     failure: str = ""
 
 
@@ -65,9 +65,9 @@ def reply_to(data: bytes, tokenizer: Tokenizer, template: ChatTemplate) -> Reply
     try:
         return Reply(perform(job_decoder.decode(data), tokenizer, template))
     except InvalidRequest as error:
-        return Reply(refusal=Refusal(error.message, error.param, error.code))
+        return Reply(refusal=EncodeRefusal(error.message, error.param, error.code))
     except (MemoryError, RecursionError):
-        return Reply(refusal=Refusal("The prompt needs too much memory to encode.", None, InvalidRequest.code))
+        return Reply(refusal=EncodeRefusal("The prompt needs too much memory to encode.", None, InvalidRequest.code))
     except Exception as error:  # its message may quote the prompt
         return Reply(failure=type(error).__name__)
 

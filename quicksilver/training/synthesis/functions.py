@@ -41,7 +41,7 @@ _MIN_DOC = 25
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class SourceFunction:
     """A documented function: its signature with the docstring, all of it, how it is called, what it is said to do."""
 
     head: str
@@ -70,7 +70,7 @@ def function_rows(texts: Iterable[str], rng: random.Random) -> Iterator[ChatRow]
                 yield ChatRow(turns, domain="code", is_prompt_only=True)
 
 
-def _functions(text: str) -> Iterator[Function]:
+def _functions(text: str) -> Iterator[SourceFunction]:
     """Every documented function at the top level."""
     try:
         with warnings.catch_warnings():
@@ -87,7 +87,7 @@ def _functions(text: str) -> Iterator[Function]:
         whole = "".join(lines[node.lineno - 1 : node.end_lineno])
         if len(head) <= _MAX_CHARS:
             head = head if head.endswith("\n") else f"{head}\n"
-            yield Function(head, whole.rstrip("\n"), node.name, _call(node), _summary(said))
+            yield SourceFunction(head, whole.rstrip("\n"), node.name, _call(node), _summary(said))
 
 
 def _call(node: ast.FunctionDef) -> str:

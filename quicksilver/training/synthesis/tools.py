@@ -44,7 +44,7 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class ToolFunction:
     """A kind of tool: alternative names, and requests that call it."""
 
     names: tuple[str, ...]
@@ -110,8 +110,8 @@ SIDE_B = Parameter(
     ("b", "height", "exponent"), "number", "Second number", _number(1, 99), "and {}", "What is the second number?"
 )
 
-FUNCTIONS: tuple[Function, ...] = (
-    Function(
+FUNCTIONS: tuple[ToolFunction, ...] = (
+    ToolFunction(
         ("get_weather", "weather_lookup", "currentWeather", "fetch_forecast"),
         ("Get the weather of a city", "Returns current weather"),
         (
@@ -123,96 +123,96 @@ FUNCTIONS: tuple[Function, ...] = (
         (CITY,),
         (UNITS, DAY),
     ),
-    Function(
+    ToolFunction(
         ("book_table", "reserve_restaurant", "make_reservation"),
         ("Reserve a table at a restaurant",),
         ("Book a table {0} {1} {2}", "Please reserve a restaurant table {0} {1} {2}"),
         (CITY, DAY, GUESTS),
         (HOUR,),
     ),
-    Function(
+    ToolFunction(
         ("send_message", "send_email", "notify", "send_sms"),
         ("Send a message to somebody",),
         ("Send a message {0} {1}", "Write {0} {1}", "Text {0} {1}"),
         (TO, TEXT),
     ),
-    Function(
+    ToolFunction(
         ("search_web", "web_search", "find_articles", "search_news"),
         ("Search for documents",),
         ("Find articles {0}", "Search {0}", "Look up something {0}", "What is new {0}?"),
         (TOPIC,),
         (COUNT,),
     ),
-    Function(
+    ToolFunction(
         ("get_stock_price", "stock_quote", "share_price"),
         ("Latest share price of a company",),
         ("What is the share price {0}?", "Get me the stock price {0}"),
         (COMPANY,),
     ),
-    Function(
+    ToolFunction(
         ("create_event", "add_calendar_event", "schedule_meeting"),
         ("Put an event into the calendar",),
         ("Schedule a meeting {0} {1} {2}", "Add an appointment {0} {1} {2} to my calendar"),
         (PERSON, DAY, HOUR),
         (MINUTES,),
     ),
-    Function(
+    ToolFunction(
         ("set_volume", "change_volume"),
         ("Set the loudness of the player",),
         ("Set the volume {0}", "Turn the sound {0}"),
         (LOUD,),
     ),
-    Function(
+    ToolFunction(
         ("start_timer", "set_timer", "countdown"),
         ("Start a timer",),
         ("Set a timer {0}", "Start a countdown {0}"),
         (MINUTES,),
     ),
-    Function(
+    ToolFunction(
         ("translate_text", "translate"),
         ("Translate text into another language",),
         ("Translate a note {0} {1}", "I need a text {0} put {1}"),
         (TEXT, LANGUAGE),
     ),
-    Function(
+    ToolFunction(
         ("order_product", "place_order", "buy_item"),
         ("Order a product",),
         ("Order one unit {0}", "I want to buy a piece {0}"),
         (PRODUCT,),
         (COUNT,),
     ),
-    Function(
+    ToolFunction(
         ("transfer_money", "pay_person", "send_payment"),
         ("Transfer money to a person",),
         ("Send an amount {0} {1}", "Pay a sum {0} {1}", "Transfer money, a total {0} {1}"),
         (AMOUNT, TO),
     ),
-    Function(
+    ToolFunction(
         ("find_hotels", "search_hotels", "hotel_search"),
         ("Find hotels in a city",),
         ("Find a hotel {0} {1}", "I need a place to sleep {0} {1}"),
         (CITY, DAY),
         (GUESTS,),
     ),
-    Function(
+    ToolFunction(
         ("add_numbers", "calculate_sum", "sum_of"),
         ("Add two numbers",),
         ("Add {0} {1}", "What do {0} {1} give together?"),
         (SIDE_A, SIDE_B),
     ),
-    Function(
+    ToolFunction(
         ("rectangle_area", "compute_area"),
         ("Area of a rectangle",),
         ("What is the area of a rectangle with sides {0} {1}?",),
         (SIDE_A, SIDE_B),
     ),
-    Function(
+    ToolFunction(
         ("check_inventory", "stock_level", "get_availability"),
         ("How many of a product are in stock",),
         ("Check the stock {0}", "How many pieces {0} do we have?"),
         (PRODUCT,),
     ),
-    Function(
+    ToolFunction(
         ("find_trains", "search_trains", "train_times"),
         ("Find train connections to a city",),
         ("Find a train to a stop {0} {1}", "Which trains run to a station {0} {1}?"),
@@ -226,7 +226,7 @@ FUNCTIONS: tuple[Function, ...] = (
 class _Offer:
     """A function as offered in one row: the chosen names, the tool, and the parameters by chosen name."""
 
-    function: Function
+    function: ToolFunction
     tool: Tool
     names: tuple[str, ...]
 
@@ -247,7 +247,7 @@ def tool_rows(count: int, rng: random.Random) -> Iterator[ChatRow]:
             yield _answered(offers, rng)
 
 
-def _offer(function: Function, rng: random.Random) -> _Offer:
+def _offer(function: ToolFunction, rng: random.Random) -> _Offer:
     optional = tuple(p for p in function.optional if rng.random() < 0.6)
     names = tuple(rng.choice(p.names) for p in (*function.needed, *optional))
     properties = {

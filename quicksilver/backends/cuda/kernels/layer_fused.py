@@ -149,7 +149,7 @@ def _pad_to_tiles(a: Tensor, split: KSplit) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedLinear:
+class FusedLinear:
     w: Tensor
     scale: Tensor | None
     a: Tensor | None
@@ -160,7 +160,7 @@ class PackedLinear:
 class PackedLayer:
     """The linears of a layer by name."""
 
-    linears: dict[str, PackedLinear]
+    linears: dict[str, FusedLinear]
 
 
 def linears_of(layer: LayerWeights) -> dict[str, Weight]:
@@ -189,7 +189,7 @@ def pack_layer(config: ModelConfig, layer: LayerWeights) -> PackedLayer:
         if pair is not None:
             a = pack(_pad_to_tiles(pair.a if weight.scale is None else pair.a.half(), split), ranges, split)
             b = pack_adapter_b(scaled_adapter_b(pair, weight)[order])
-        found[name] = PackedLinear(pack_weight(weight, order, ranges, split), weight.scale, a, b)
+        found[name] = FusedLinear(pack_weight(weight, order, ranges, split), weight.scale, a, b)
     return PackedLayer(found)
 
 
@@ -333,7 +333,7 @@ class LayerFusedWeights:
         _kernel(spec).launch(spec.num_ctas, self.arguments(index, buffers, workspace), uses_pdl)
 
 
-def _pointers(linear: PackedLinear) -> _Weights:
+def _pointers(linear: FusedLinear) -> _Weights:
     tensors = (linear.w, linear.scale, linear.a, linear.b)
     return _Weights(*(0 if tensor is None else tensor.data_ptr() for tensor in tensors))
 

@@ -28,14 +28,14 @@ from quicksilver.server.endpoints.decisions.wire import (
     InputCall,
     InputContent,
     InputItem,
+    InputJson,
     InputMessage,
-    JsonInput,
+    InputText,
     NamedChoiceQuestion,
     NamedQuestion,
     NoulQuestion,
     PredicateQuestion,
     SystemOneBody,
-    TextInput,
     TypedQuestion,
 )
 from quicksilver.server.generation.plan import AnswerRequest, ReplyPlan, plan_reply
@@ -201,9 +201,9 @@ def join_input(content: InputContent) -> str:
         return content
     texts = []
     for part in content:
-        if isinstance(part, TextInput):
+        if isinstance(part, InputText):
             texts.append(part.text)
-        elif isinstance(part, JsonInput):
+        elif isinstance(part, InputJson):
             texts.append(write_content(part.value if part.json_ is None else part.json_))
         else:
             texts.append(part.refusal)

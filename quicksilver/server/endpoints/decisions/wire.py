@@ -16,23 +16,23 @@ MAX_INSTRUCTION_CHARS = 20_000
 MAX_LABEL_CHARS = 1024
 
 
-class TextInput(Wire):
+class InputText(Wire):
     type: Literal["input_text", "output_text", "text"]
     text: str
 
 
-class JsonInput(Wire):
+class InputJson(Wire):
     type: Literal["input_json", "json"]
     json_: Annotated[Any, Field(alias="json"), AfterValidator(tame)] = None
     value: Annotated[Any, AfterValidator(tame)] = None
 
 
-class RefusalInput(Wire):
+class InputRefusal(Wire):
     type: Literal["refusal"]
     refusal: str
 
 
-InputPart = Annotated[TextInput | JsonInput | RefusalInput, Field(discriminator="type")]
+InputPart = Annotated[InputText | InputJson | InputRefusal, Field(discriminator="type")]
 InputContent = str | Annotated[list[InputPart], Field(max_length=64)]
 
 
