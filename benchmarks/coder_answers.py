@@ -27,8 +27,8 @@ class Way:
 
     name: str
     decoder: DecoderParams
+    # Whether every canvas has the decoder's own length.
     is_fixed: bool = False
-    """Whether every canvas has the decoder's own length."""
     canvas_rows: int | None = None
     tree_rows: int | None = None
     banned_ids: tuple[int, ...] = ()
@@ -36,8 +36,8 @@ class Way:
 
 TELL_EVERY_S = 10.0
 AR = Way("ar", DecoderParams(DecoderName.AR, 1))
+# What a request gets that says nothing; `as_served` adds what the server bans.
 SERVED = Way("verify, as served", DecoderParams(DecoderName.VERIFY, 16))
-"""What a request gets that says nothing; `as_served` adds what the server bans."""
 
 
 def as_served(tokenizer: Tokenizer) -> Way:
@@ -58,10 +58,10 @@ def two_forwards(canvas_len: int, tree_rows: int | None = None) -> Way:
 class Reply:
     token_ids: list[int] = field(default_factory=list)
     seconds: float = 0.0
+    # Until the first tokens.
     first_s: float = 0.0
-    """Until the first tokens."""
+    # How many tokens came first.
     num_first: int = 0
-    """How many tokens came first."""
     finish: FinishReason | None = None
     usage: Usage | None = None
     error: str = ""

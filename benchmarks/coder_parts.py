@@ -38,11 +38,11 @@ from quicksilver.evals.task import Generate
 LONE_WAYS = (
     AR, *(two_forwards(16, tree_rows=rows) for rows in (MAX_TREE_ROWS, 16, 0)), two_forwards(8),
 )  # fmt: skip
+# And how many questions at a time.
 ROUND_WAYS = (
     (two_forwards(16, tree_rows=MAX_TREE_ROWS), 1), (two_forwards(16, tree_rows=0), 24),
     (two_forwards(8, tree_rows=0), 24),
 )  # fmt: skip
-"""And how many questions at a time."""
 STREAMS = (1, 8, 32, 64)
 TASKS = ("humaneval", "mbpp", "humaneval_infill_randomlight", "next_edit", "humaneval_infill_single", "gsm8k")
 UNCAPPED = ("humaneval", "mbpp", "gsm8k")

@@ -15,11 +15,11 @@ from quicksilver.evals.catalogue import pick_tasks
 from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.task import Generate
 
+# Domain -> task; the ones that are asked unless others are named.
 DOMAINS = {
     "humaneval": "humaneval", "mbpp": "mbpp", "gsm8k": "gsm8k", "chat": "", "tools": "sgd_dev", "json": "json_schema",
     "instructions": "instructions",
 }  # fmt: skip
-"""Domain -> task; the ones that are asked unless others are named."""
 MORE_DOMAINS = {"fim": "fim_python_1000", "edit": "next_edit"}
 CHAT = (
     "What is the difference between a process and a thread?",

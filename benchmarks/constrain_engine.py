@@ -69,8 +69,8 @@ class Tally:
     grammar_s: float = 0.0
     tokens: int = 0
     forwards: int = 0
+    # Tokens and forwards of the answers that ended by themselves, so that nothing was closed for want of room.
     own: list[float] = field(default_factory=lambda: [0, 1e-9])
-    """Tokens and forwards of the answers that ended by themselves, so that nothing was closed for want of room."""
 
     def add(self, usage: Usage, finish: FinishReason) -> None:
         self.tokens += usage.completion_tokens

@@ -19,13 +19,13 @@ from quicksilver.training.schedule import index_weight
 class Canvases:
     """Canvases of a batch of packed rows; all tensors are (batch, num_canvases, canvas_len) unless said otherwise."""
 
+    # (batch, num_canvases): index in the packed row of the last committed token, ascending.
     anchor: Tensor
-    """(batch, num_canvases): index in the packed row of the last committed token, ascending."""
     # Index in the packed sequence of the token at the position of each canvas row, clamped to the sequence.
     slot: Tensor
     is_revealed: Tensor
+    # Loss weight of each row; 0 where the predicted token is not a generated token of the anchor's document.
     weight: Tensor
-    """Loss weight of each row; 0 where the predicted token is not a generated token of the anchor's document."""
 
 
 def sample_anchors(is_target: Tensor, num_canvases: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -44,10 +44,10 @@ _UNWANTED = re.compile(
 @dataclass(frozen=True, slots=True)
 class Teaching:
     recipe: Recipe
+    # Where the prepared questions lie.
     data: Path
-    """Where the prepared questions lie."""
+    # The student, whose ids are written.
     base: Path
-    """The student, whose ids are written."""
     teacher: Path
 
 

@@ -20,8 +20,8 @@ from quicksilver.training.copies import deciding_tokens
 from quicksilver.training.pack import Document
 from quicksilver.training.rows import ChatRow, EditRow, FimRow, PlainRow, Row, TextRow
 
+# Ids, and whether they are an answer.
 Piece = tuple[list[int], bool]
-"""Ids, and whether they are an answer."""
 
 
 class Formatter:

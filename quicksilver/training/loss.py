@@ -19,8 +19,8 @@ from torch import Tensor
 class DraftLoss:
     """Result of one canvas batch. Per-row tensors are (rows,) without gradient."""
 
+    # Weighted mean of KL(teacher || student); differentiable with respect to the student's hidden states.
     loss: Tensor
-    """Weighted mean of KL(teacher || student); differentiable with respect to the student's hidden states."""
     # Whether student and teacher have the same argmax.
     agrees: Tensor
 

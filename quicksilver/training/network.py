@@ -18,8 +18,8 @@ from quicksilver.model.rope import Rotation
 from quicksilver.model.transformer import Layer, Transformer
 from quicksilver.training.loss import compiled
 
+# `"{layer}.{linear}.A"` (rank, in) and `"{layer}.{linear}.B"` (out, rank), fp32.
 Lora = Mapping[str, Tensor]
-"""`"{layer}.{linear}.A"` (rank, in) and `"{layer}.{linear}.B"` (out, rank), fp32."""
 
 
 # How the two functions are run: through torch.compile if shapes repeat, `as_written` otherwise.

@@ -28,8 +28,8 @@ class Document:
 
     token_ids: npt.NDArray[np.integer]
     is_answer: npt.NDArray[np.bool_]
+    # Plain text, the code around a gap, or what an edit copies: it counts, weighed apart from answers.
     is_text: npt.NDArray[np.bool_]
-    """Plain text, the code around a gap, or what an edit copies: it counts, weighed apart from answers."""
 
     @property
     def prompt_len(self) -> int:

@@ -50,8 +50,8 @@ from quicksilver.training.sources import (
 LONGEST_QUESTION = 400
 # Of questions that name their answers, or ask for another tool's notation.
 _NOT_OPEN = ("Options:", "toolformer")
+# A source is read until it gave this many times what is asked, then shuffled: files are ordered by package.
 _CANDIDATES = 4
-"""A source is read until it gave this many times what is asked, then shuffled: files are ordered by package."""
 
 
 def prepare_data(data: Data, base: Path, folder: Path, journal: Journal) -> Facts:
@@ -187,8 +187,8 @@ def _read(share: Share) -> Part:
     return _reader.read(share)
 
 
+# Of a reading process.
 _reader: Reader
-"""Of a reading process."""
 
 
 class Collected:

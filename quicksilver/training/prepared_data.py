@@ -28,17 +28,17 @@ class Facts:
     vocab_size: int
     stop_ids: tuple[int, ...]
     end_id: int
+    # Role -> id of the tokens whose embeddings the skill adapter trains.
     reserved: dict[str, int]
-    """Role -> id of the tokens whose embeddings the skill adapter trains."""
     domains: tuple[str, ...]
     documents: dict[str, int]
     tokens: int
     answer_tokens: int
     rows: int
+    # Rows dropped because they share 13 words with an evaluation.
     overlaps: int
-    """Rows dropped because they share 13 words with an evaluation."""
+    # Of the packed training rows.
     sha256: str
-    """Of the packed training rows."""
 
     def save(self, folder: Path) -> None:
         (folder / FACTS).write_text(json.dumps(asdict(self), indent=1))

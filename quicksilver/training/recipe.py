@@ -25,10 +25,10 @@ STAGES: tuple[str, ...] = typing.get_args(Stage)
 class Base:
     """The frozen parent."""
 
+    # GGUF file, safetensors folder, catalogue or hub name; empty builds a tiny random model (the smoke recipe).
     weights: str = ""
-    """GGUF file, safetensors folder, catalogue or hub name; empty builds a tiny random model (the smoke recipe)."""
+    # Skill adapter merged before anything else runs; empty: that of the catalogue model, if it has one.
     skill: str = ""
-    """Skill adapter merged before anything else runs; empty: that of the catalogue model, if it has one."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
 
 
@@ -36,34 +36,34 @@ class Base:
 class Data:
     """What `prepare` writes."""
 
+    # Folder of `.jsonl.xz` files; empty makes a generated corpus (the smoke recipe).
     source: str = ""
-    """Folder of `.jsonl.xz` files; empty makes a generated corpus (the smoke recipe)."""
+    # Evaluation pack that training rows are checked against.
     evals: str = ""
-    """Evaluation pack that training rows are checked against."""
+    # Tokenizer file; empty takes it from the base weights.
     tokenizer: str = ""
-    """Tokenizer file; empty takes it from the base weights."""
+    # Your own files by a name of your choice: JSON lines of chats, gaps, edits, pairs or texts. Not with `rows`.
     files: Mapping[str, str] = field(default_factory=dict)
-    """Your own files by a name of your choice: JSON lines of chats, gaps, edits, pairs or texts. Not with `rows`."""
     row_len: int = 1024
     seed: int = 17
+    # Processes that share the reading of one source; each takes the things whose names fall to it.
     parts: int = 1
-    """Processes that share the reading of one source; each takes the things whose names fall to it."""
+    # Documents per source; sources not named are left out, 0 takes all there are.
     rows: Mapping[str, int] = field(default_factory=dict)
-    """Documents per source; sources not named are left out, 0 takes all there are."""
+    # Questions per source for the teacher of the distil stage, besides those made by rule.
     asks: Mapping[str, int] = field(default_factory=dict)
-    """Questions per source for the teacher of the distil stage, besides those made by rule."""
+    # On-policy prompts per domain; 0 takes all there are.
     prompts: Mapping[str, int] = field(default_factory=dict)
-    """On-policy prompts per domain; 0 takes all there are."""
+    # Longer prompts are not answered on-policy: reading them would take most of the time.
     max_prompt_len: int = 600
-    """Longer prompts are not answered on-policy: reading them would take most of the time."""
+    # Next edits for the propose stage, of commit records that no training row comes from.
     proposals: int = 0
-    """Next edits for the propose stage, of commit records that no training row comes from."""
+    # Documents per source that a run with the same seed has used; they are left out.
     skip: Mapping[str, int] = field(default_factory=dict)
-    """Documents per source that a run with the same seed has used; they are left out."""
+    # Held-out prompts per domain.
     eval_prompts: int = 64
-    """Held-out prompts per domain."""
+    # Whether spare tokens of the tokenizer take the roles it lacks; needs a skill adapter that learns them.
     reserves_tokens: bool = True
-    """Whether spare tokens of the tokenizer take the roles it lacks; needs a skill adapter that learns them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class Optim:
     beta2: float = 0.95
     weight_decay: float = 0.0
     clip: float = 1.0
+    # 0 keeps no average; the average is what is exported when there is one.
     ema_decay: float = 0.0
-    """0 keeps no average; the average is what is exported when there is one."""
     log_every: int = 20
     sample_every: int = 0
     checkpoint_every: int = 0
@@ -93,13 +93,13 @@ class Skill:
 
     rank: int = 32
     rows_per_batch: int = 64
+    # Loss weight of plain text, of the code around a gap, and of what an edit copies.
     text_weight: float = 1.0
-    """Loss weight of plain text, of the code around a gap, and of what an edit copies."""
+    # How many times the parent's own answers of the generate stage are learned in one pass over the data.
     rehearsals: int = 0
-    """How many times the parent's own answers of the generate stage are learned in one pass over the data."""
     head_chunk: int = 8192
+    # Skill adapter to start from; empty: that of the catalogue model that is the base, else nothing.
     warm_start: str = ""
-    """Skill adapter to start from; empty: that of the catalogue model that is the base, else nothing."""
     optim: Optim = field(default_factory=Optim)
 
 
@@ -117,16 +117,16 @@ class Generate:
     self_play_share: float = 0.05
     self_play_temperature: float = 0.9
     seed: int = 3
+    # Prompts that earlier text of this seed answered: they come last.
     skip: int = 0
-    """Prompts that earlier text of this seed answered: they come last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distil:
     """Answers of a larger model to our questions, added to the skill rows."""
 
+    # Its weights: GGUF file or safetensors folder.
     teacher: str = ""
-    """Its weights: GGUF file or safetensors folder."""
     questions: int = 20000
     generate: Generate = field(default_factory=Generate)
 
@@ -136,10 +136,10 @@ class Propose:
     """Greedy answers of the skilled model to next-edit requests."""
 
     batch: int = 512
+    # Tokens of a prompt and its answer.
     num_slots: int = 2048
-    """Tokens of a prompt and its answer."""
+    # Tokens that an answer may have beyond one and a half times the region.
     spare_tokens: int = 120
-    """Tokens that an answer may have beyond one and a half times the region."""
     max_seconds: float = 120.0
 
 
@@ -149,17 +149,17 @@ class Kto:
 
     rank: int = 32
     beta: float = 0.1
+    # `apo_zero_unpaired` drops the divergence.
     loss: Literal["kto", "apo_zero_unpaired"] = "kto"
-    """`apo_zero_unpaired` drops the divergence."""
     row_len: int = 2048
     rows_per_batch: int = 16
+    # Rows of prompts paired with another proposal, for the divergence.
     kl_rows: int = 4
-    """Rows of prompts paired with another proposal, for the divergence."""
+    # Accepted proposals beyond this many per rejected one are left out; 0 takes all.
     accepted_per_rejected: float = 0.0
-    """Accepted proposals beyond this many per rejected one are left out; 0 takes all."""
     head_chunk: int = 4096
+    # Skill adapter to start from, which is the reference; empty takes this run's skill checkpoint.
     warm_start: str = ""
-    """Skill adapter to start from, which is the reference; empty takes this run's skill checkpoint."""
     optim: Optim = field(default_factory=Optim)
 
 
@@ -168,23 +168,23 @@ class Canvas:
     """The row-gated canvas adapter."""
 
     rank: int = 64
+    # Drawn per step, so a length listed twice comes twice as often.
     canvas_lens: tuple[int, ...] = (16,)
-    """Drawn per step, so a length listed twice comes twice as often."""
+    # Canvas rows per packed row: canvases = canvas_rows // canvas_len.
     canvas_rows: int = 1024
-    """Canvas rows per packed row: canvases = canvas_rows // canvas_len."""
+    # Learned mask embeddings.
     max_canvas_len: int = 32
-    """Learned mask embeddings."""
+    # A multiple of the generated rows' length, which are laid side by side; 0 takes them as they are.
     row_len: int = 0
-    """A multiple of the generated rows' length, which are laid side by side; 0 takes them as they are."""
+    # Of the rows: documents whose prompts were too long to answer on-policy, with the answers they came with.
     written_share: float = 0.0
-    """Of the rows: documents whose prompts were too long to answer on-policy, with the answers they came with."""
     rows_per_batch: int = 16
     index_decay: float = 8.0
     teacher_temperature: float = 0.6
     revealed_share: float = 0.0
     head_chunk: int = 4096
+    # Canvas adapter to start from; empty starts from nothing.
     warm_start: str = ""
-    """Canvas adapter to start from; empty starts from nothing."""
     optim: Optim = field(default_factory=Optim)
 
 
@@ -222,10 +222,10 @@ class Recipe:
     canvas: Canvas = field(default_factory=Canvas)
     evaluate: Evaluate = field(default_factory=Evaluate)
     export: Export = field(default_factory=Export)
+    # Of the file's bytes; set by `load_recipe`.
     sha256: str = ""
-    """Of the file's bytes; set by `load_recipe`."""
+    # What the command line changed; set by `load_recipe`.
     overrides: tuple[str, ...] = ()
-    """What the command line changed; set by `load_recipe`."""
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:

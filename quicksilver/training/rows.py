@@ -20,8 +20,8 @@ class ChatRow:
     tools: tuple[Tool, ...] = ()
     effort: str | None = None
     domain: str = "chat"
+    # The answers may not train anything (their licence is unclear): only the first user turn is used, on-policy.
     is_prompt_only: bool = False
-    """The answers may not train anything (their licence is unclear): only the first user turn is used, on-policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class EditRow:
     request: EditRequest
     answer: str
     domain: str = "edit"
+    # Whether tokens that repeat the region have the loss weight of plain text, and only what decides the edit counts in
+    # full.
     counts_copies_apart: bool = False
-    """Whether tokens that repeat the region have the loss weight of plain text, and only what decides the edit counts
-    in full."""
 
 
 @dataclass(frozen=True, slots=True)

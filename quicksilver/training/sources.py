@@ -36,8 +36,8 @@ from quicksilver.training.synthesis.records import (
 )
 from quicksilver.training.synthesis.tools import tool_rows
 
+# Whether a named thing (package, schema, question) belongs to the side being read.
 Keep = Callable[[str], bool]
-"""Whether a named thing (package, schema, question) belongs to the side being read."""
 Source = Callable[[Path, Keep, random.Random], Iterator[Row]]
 MakeRows = Callable[[Mapping[str, Any], random.Random], Iterator[Row]]
 

@@ -64,16 +64,16 @@ class Run:
 
     recipe: Recipe
     folder: Path
+    # Where the prepared files lie.
     data: Path
-    """Where the prepared files lie."""
+    # The frozen parent's weights; None where the recipe asks for a random one.
     base: Path | None
-    """The frozen parent's weights; None where the recipe asks for a random one."""
+    # A skill adapter made by another run; this run's own is used where there is none.
     skill: Path | None
-    """A skill adapter made by another run; this run's own is used where there is none."""
     device: torch.device
     commit: str = ""
+    # The distil stage's teacher, where it is not the recipe's.
     teacher: Path | None = None
-    """The distil stage's teacher, where it is not the recipe's."""
 
     def journal(self, stage: str) -> Journal:
         return Journal(self.folder / "log", stage)

@@ -56,8 +56,8 @@ class Ready(msgspec.Struct, tag=True):
 
 class Heartbeat(msgspec.Struct, tag=True):
     stats: EngineStats
+    # Seconds since the running step began; 0 if the engine is idle.
     step_s: float
-    """Seconds since the running step began; 0 if the engine is idle."""
 
 
 class GotEvents(msgspec.Struct, tag=True):

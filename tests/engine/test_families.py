@@ -22,8 +22,8 @@ from tests.model.build import random_model, small_config
 from tests.support.dense_attend import DenseAttend
 from tests.support.tiny import decode_params, generate
 
+# coder-1.5b in small: six query heads to a KV head of 128, biases on q, k and v.
 CODER = {"num_heads": 6, "num_kv_heads": 1, "head_dim": 128, "rope_theta": 1e6}
-"""coder-1.5b in small: six query heads to a KV head of 128, biases on q, k and v."""
 ARCHITECTURES = {
     "coder, tied head": ("qwen2", {**CODER, "tied_head": True}),
     "coder, own head": ("qwen2", {**CODER, "tied_head": False}),

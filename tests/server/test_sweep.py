@@ -30,6 +30,7 @@ BAD_KEYS = (
     "bearer\tqs-x",
     "Bearer " + "x" * 5000,
 )
+# The first three rewrite the path in frameworks that rebuild a URL from the Host header.
 ODD_HOSTS = (
     "localhost/health?",
     "localhost:80/health#",
@@ -41,7 +42,6 @@ ODD_HOSTS = (
     "[::1",
     "127.0.0.1:99999999",
 )
-"""The first three rewrite the path in frameworks that rebuild a URL from the Host header."""
 REFUSED = {400, 401, 403, 404, 405, 421, 431}
 
 

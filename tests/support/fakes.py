@@ -8,12 +8,12 @@ from typing import Any
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.text.vocabulary import Vocabulary
 
+# The 17 special tokens of nano's tokenizer, in order: ids 0 to 16.
 SPECIAL_NAMES = (
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<repo_name>", "<reponame>", "<file_sep>", "<filename>"),
     *("<gh_stars>", "<issue_start>", "<issue_comment>", "<issue_closed>", "<jupyter_start>", "<jupyter_text>"),
     *("<jupyter_code>", "<jupyter_output>", "<jupyter_script>", "<empty_output>"),
 )
-"""The 17 special tokens of nano's tokenizer, in order: ids 0 to 16."""
 
 
 def byte_characters() -> list[str]:

@@ -17,6 +17,7 @@ from quicksilver.constrain.source import FormatKind, Layout, ResponseFormat, Thi
 from quicksilver.constrain.validate import validate_output
 from tests.constrain.runtime.test_matcher import constrain, ids, masks, pattern
 
+# Opening an item commits to many more tokens.
 ROWS = {
     "type": "array",
     "items": {
@@ -26,7 +27,6 @@ ROWS = {
         "additionalProperties": False,
     },
 }
-"""Opening an item commits to many more tokens."""
 EMPTY_ROW = '{"label":"","weight":10}'
 
 
