@@ -351,7 +351,7 @@ class Engine:
 
     def _fail_impossible(self, works: list[Work]) -> None:
         """Admission checks make sure that every request fits an empty engine. If one does not, it must not block the
-        queue for ever."""
+        queue forever."""
         sequence = None if works else self.scheduler.impossible()
         if sequence is not None:
             self._fail(sequence, ContextTooLong("the request needs more KV memory than the engine has"))

@@ -1,4 +1,4 @@
-"""The Python API: LLM and its asynchronous twin AsyncLLM, with an engine in the calling process."""
+"""The Python API: LLM and its asynchronous version AsyncLLM, with an engine in the calling process."""
 
 from quicksilver.llm.answers import Answer, Piece
 from quicksilver.llm.async_llm import AsyncLLM

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 
 def deciding_tokens(region: str, answer: str, token_lens: Sequence[int]) -> list[bool]:
-    """Per token of the answer, whose lengths in bytes are given: whether it decides. What follows the text does."""
+    """For each token of the answer, given by its length in bytes: whether it is a decision. Tokens past its end are."""
     lines = answer.split("\n")
     is_new, comes_back = _line_marks(region.split("\n"), lines)
     starts = [0, *accumulate(len(line.encode()) + 1 for line in lines[:-1])]

@@ -44,7 +44,7 @@ _UNWANTED = re.compile(
 @dataclass(frozen=True, slots=True)
 class Teaching:
     recipe: Recipe
-    # Where the prepared questions lie.
+    # Folder of the prepared questions.
     data: Path
     # The student, whose ids are written.
     base: Path
@@ -58,14 +58,14 @@ def distil_chat(run: Teaching, network: Network, journal: Journal) -> PackedRows
     assert teacher_tokenizer.roles.turn_close is not None
     prompts = questions(recipe, read_questions(run.data / QUESTIONS), teacher_tokenizer)
     generator = Generator(network, prompts, recipe.distil.generate, teacher_tokenizer.roles.turn_close)
-    journal.say(f"{prompts.num_prompts} questions")
+    journal.print_line(f"{prompts.num_prompts} questions")
     answered = generated_rows(generator, journal)
     formatter = Formatter(tokenizer, recipe.data.row_len)
     documents = list(distilled(answered, teacher_tokenizer, formatter))
     random.Random(recipe.data.seed).shuffle(documents)
-    journal.say(f"{len(documents)} answers kept, {sum(len(d.token_ids) for d in documents) / 1e6:.2f} M tokens")
+    journal.print_line(f"{len(documents)} answers kept, {sum(len(d.token_ids) for d in documents) / 1e6:.2f} M tokens")
     for document in documents[:12]:
-        journal.say(tokenizer.decode(document.token_ids.tolist())[-400:])
+        journal.print_line(tokenizer.decode(document.token_ids.tolist())[-400:])
     return pack(documents, recipe.data.row_len, formatter.end_id, tokenizer.vocab_size)
 
 

@@ -98,7 +98,7 @@ class Formatter:
         return [*self.tokenizer.encode(text), self.end_id], True
 
     def _chat(self, row: ChatRow) -> list[Piece]:
-        """The whole conversation in one writing; answers stand between an assistant's header and its turn end."""
+        """The conversation. An answer is the text between an assistant's header and the end of its turn."""
         ids = list(self._template.render(row.messages, row.tools, effort=row.effort, add_generation_prompt=False).ids)
         pieces: list[Piece] = []
         done = 0
@@ -115,7 +115,7 @@ class Formatter:
         return pieces
 
     def _thoughts_begin(self, row: ChatRow, ids: list[int], begin: int) -> int:
-        """Behind what the prompt itself writes of the thinking: its token, and in some templates a line after it."""
+        """The index after the start of the thinking in the prompt: its token, and in some templates a line."""
         asked = list(self._template.render(row.messages[:1], effort=row.effort).ids)
         opening = asked[len(asked) - 1 - asked[::-1].index(ids[begin]) :]
         return begin + (len(opening) if ids[begin : begin + len(opening)] == opening else 1)

@@ -227,7 +227,9 @@ def generated_rows(generator: Generator, journal: Journal) -> PackedRows:
         started = time.monotonic()
         share = float(rows.is_answer.mean())
         journal.report(number, {"tokens": rows.token_ids.size, "tokens_per_s": rate, "generated": share})
-    journal.say(f"{sum(r.token_ids.size for r in made) / 1e6:.1f} M tokens, {generator.prompts_used} prompts used")
+    journal.print_line(
+        f"{sum(r.token_ids.size for r in made) / 1e6:.1f} M tokens, {generator.prompts_used} prompts used"
+    )
     return join_rows(made)
 
 

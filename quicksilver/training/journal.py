@@ -1,6 +1,6 @@
-"""What a run tells: progress lines, a JSON line per report, TensorBoard scalars where that is installed.
+"""Reports of a run: progress lines, a JSON line per report, TensorBoard scalars where that is installed.
 
-Writes only under the run's folder and to one text stream. Never raises for want of TensorBoard.
+Writes only under the run's folder and to one text stream. Does not raise if TensorBoard is missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Journal:
         self._file, self._log = folder / f"{stage}.jsonl", folder / f"{stage}.log"
         self._board = _tensorboard(folder / "tensorboard" / stage)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         line = f"[{time.monotonic() - self._began:7.1f}s] {self._stage}: {text}\n"
         if self.listener is not None:
             with self._log.open("a") as log:
@@ -41,7 +41,7 @@ class Journal:
         self._stream.flush()
 
     def report(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Record scalars of one step and say them in one line."""
+        """Record scalars of one step and print them in one line."""
         if self.listener is not None:
             self.listener.report(self._stage, scalars)
         with self._file.open("a") as out:
@@ -49,7 +49,7 @@ class Journal:
         if self._board is not None:
             for name, value in scalars.items():
                 self._board.add_scalar(f"{self._stage}/{name}", value, step)
-        self.say(f"step {step} " + " ".join(f"{name} {_short(value)}" for name, value in scalars.items()))
+        self.print_line(f"step {step} " + " ".join(f"{name} {_short(value)}" for name, value in scalars.items()))
 
     def note(self, facts: Mapping[str, Any]) -> None:
         """Record facts that are no scalars: samples, tables, counts."""

@@ -167,7 +167,7 @@ class Loop:
             self.save()
         if self._is_due(self.optim.sample_every) and rank() == 0:
             text = self.task.sample()
-            self.journal.say(text)
+            self.journal.print_line(text)
             self.journal.note({"step": self.step_number, "sample": text})
 
     def _update_average(self) -> None:
@@ -185,7 +185,7 @@ class Loop:
         if self._path.exists():
             facts = load_state(self._path, self.task.parameters, self._adamw, self._average)
             self.step_number, self._elapsed = int(facts["step"]), float(facts["elapsed_s"])
-            self.journal.say(f"resumed at step {self.step_number}")
+            self.journal.print_line(f"resumed at step {self.step_number}")
 
 
 def clip_gradients(gradients: list[Tensor], max_norm: float) -> Tensor:

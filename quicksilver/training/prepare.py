@@ -23,7 +23,7 @@ from quicksilver.training.generate import PromptSet, prompt_set
 from quicksilver.training.journal import Journal
 from quicksilver.training.pack import Document, PackedRows, pack
 from quicksilver.training.prepared_data import (
-    ASKS,
+    EDIT_PROMPTS,
     EVAL_PROMPTS,
     FINALS,
     HELD,
@@ -34,7 +34,7 @@ from quicksilver.training.prepared_data import (
     write_finals,
     write_questions,
 )
-from quicksilver.training.proposals import EditAsk, write_asks
+from quicksilver.training.proposals import EditPrompt, write_edit_prompts
 from quicksilver.training.recipe import Data
 from quicksilver.training.rows import ChatRow, Row, row_text
 from quicksilver.training.sources import (
@@ -62,18 +62,18 @@ def prepare_data(data: Data, base: Path, folder: Path, journal: Journal) -> Fact
     tokenizer = tokenizer.with_reserved() if data.reserves_tokens else tokenizer
     formatter = Formatter(tokenizer, data.row_len)
     check = OverlapCheck(evaluation_texts(Path(data.evals)) if data.evals else ())
-    journal.say("evaluation pack read")
+    journal.print_line("evaluation pack read")
     if unknown := sorted(set(data.rows) - set(SOURCES)):
         raise InvalidRequest(f"recipe.data.rows.{unknown[0]}: unknown source; known: {', '.join(sorted(SOURCES))}")
     collected = Collected(formatter)
     for share, part in zip(_shares(data), _read_sources(data, formatter, check), strict=True):
         collected.add(share.source, part)
         number = collected.documents_of[share.source]
-        journal.say(f"{share.source}: {number} documents, {collected.num_tokens / 1e6:.1f} M tokens so far")
+        journal.print_line(f"{share.source}: {number} documents, {collected.num_tokens / 1e6:.1f} M tokens so far")
     write_questions(folder / QUESTIONS, list(_questions(data, source, check)))
     write_finals(folder / FINALS, _finals(data, source))
     if data.proposals:
-        write_asks(folder / ASKS, _edit_asks(data, source, formatter))
+        write_edit_prompts(folder / EDIT_PROMPTS, _edit_prompts(data, source, formatter))
     held = _held_out(data, source, formatter)
     return _write(collected, held, data, folder)
 
@@ -94,15 +94,15 @@ def _finals(data: Data, source: Path) -> dict[str, str]:
     return {row.messages[0].content: row.messages[-1].content for row in rows if isinstance(row, ChatRow)}
 
 
-def _edit_asks(data: Data, source: Path, formatter: Formatter) -> list[EditAsk]:
+def _edit_prompts(data: Data, source: Path, formatter: Formatter) -> list[EditPrompt]:
     """Requests for next edits that fit a row with their answer, drawn evenly from all records."""
-    asks = []
+    prompts = []
     for kind, row in held_out_edits(source, data.seed):
         prompt = formatter.prompt(row)
         if prompt is not None and any(True for _ in formatter.documents(row)):
-            asks.append(EditAsk(prompt, row.request.region, row.answer, kind))
-    random.Random(f"{data.seed}/proposals").shuffle(asks)
-    return asks[: data.proposals]
+            prompts.append(EditPrompt(prompt, row.request.region, row.answer, kind))
+    random.Random(f"{data.seed}/proposals").shuffle(prompts)
+    return prompts[: data.proposals]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Share:
 
 
 def _shares(data: Data) -> list[Share]:
-    """Of every source, in the recipe's order."""
+    """The shares of all sources, in the order of the recipe."""
     found = []
     for name, count in data.rows.items():
         parts = data.parts if name in DIVIDED else 1
@@ -139,7 +139,7 @@ def picked_rows(share: Share, source: Path, seed: int) -> Iterator[Row]:
 
 @dataclass(slots=True)
 class Part:
-    """What one source gave."""
+    """Documents and prompts of one share."""
 
     documents: list[Document] = field(default_factory=list)
     prompts: dict[str, list[list[int]]] = field(default_factory=dict)
@@ -147,7 +147,7 @@ class Part:
 
 
 class Reader:
-    """Turns the rows of one source at a time into documents and prompts. Holds nothing of a source once it is read."""
+    """Turns rows into documents and prompts, one source at a time. Keeps nothing of a source after it was read."""
 
     def __init__(self, data: Data, formatter: Formatter, check: OverlapCheck) -> None:
         self._data, self._formatter, self._check = data, formatter, check
@@ -166,7 +166,7 @@ class Reader:
         return part
 
     def _take_prompt(self, row: Row, documents: list[Document], part: Part) -> None:
-        # What stands before a document's last answer is its prompt; only rows without a document must be written anew.
+        # The prompt of a document is the text before its last answer. Only rows without a document are formatted again.
         prompt = documents[0].prompt() if documents else self._formatter.prompt(row)
         if prompt is not None and len(prompt) <= self._data.max_prompt_len:
             part.prompts.setdefault(row.domain, []).append(prompt)

@@ -66,10 +66,10 @@ def _read_file(name: str, path: Path, data: Data, formatter: Formatter, found: O
     found.documents_of[name] = used
     if not used:
         raise InvalidRequest(f"{path}: no row fits {data.row_len} tokens; raise data.row_len")
-    journal.say(f"{name}: {used} rows of {path}, one of {HELD_OUT_EVERY} held out")
+    journal.print_line(f"{name}: {used} rows of {path}, one of {HELD_OUT_EVERY} held out")
     if too_long:
         listed = ", ".join(map(str, too_long[:8])) + (" …" if len(too_long) > 8 else "")
-        journal.say(f"{name}: left out {len(too_long)} rows longer than {data.row_len} tokens (lines {listed})")
+        journal.print_line(f"{name}: left out {len(too_long)} rows longer than {data.row_len} tokens (lines {listed})")
 
 
 def _write(found: OwnData, data: Data, formatter: Formatter, folder: Path) -> Facts:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from quicksilver.errors import InvalidRequest
 
-TRAIN, HELD, PROMPTS, EVAL_PROMPTS, QUESTIONS, FINALS, ASKS, FACTS = (
+TRAIN, HELD, PROMPTS, EVAL_PROMPTS, QUESTIONS, FINALS, EDIT_PROMPTS, FACTS = (
     "train.safetensors.xz",
     "heldout.safetensors.xz",
     "prompts.safetensors.xz",
     "eval_prompts.safetensors.xz",
     "questions.json.xz",
     "finals.json.xz",
-    "edit_asks.json.xz",
+    "edit_prompts.json.xz",
     "facts.json",
 )
 

@@ -1,7 +1,7 @@
-"""Proposed next edits and their judgement: accepted as the wanted region, or rejected.
+"""Proposed next edits and whether they are accepted.
 
-A proposal is accepted where it equals the wanted region or its changed lines are nearly those of the wanted one; of a
-region that should stay, every change is rejected. Standard library and numpy only.
+A proposal is accepted if it equals the expected region or if its changed lines are nearly those of the expected one.
+If the region should stay, every change is rejected. Standard library and numpy only.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _ORDER, _BETA = 6, 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class EditAsk:
-    """A request for a next edit with the wanted region."""
+class EditPrompt:
+    """The prompt of a next edit, with the region before it and the expected region after it."""
 
     prompt: list[int]
     region: str
@@ -35,7 +35,7 @@ class EditAsk:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """An answer of the model to an ask. `log_prob` is that of the whole answer."""
+    """An answer of the model to an EditPrompt. `log_prob` is that of the whole answer."""
 
     prompt: list[int]
     answer: list[int]
@@ -50,18 +50,18 @@ class Proposal:
         return Document(ids, is_answer, np.zeros_like(is_answer))
 
 
-def judged(ask: EditAsk, answer: list[int], text: str, log_prob: float) -> Proposal:
+def judged(edit: EditPrompt, answer: list[int], text: str, log_prob: float) -> Proposal:
     """The proposal for an answer, given as ids and as text."""
-    is_shown = text.rstrip() != ask.region.rstrip()
-    return Proposal(ask.prompt, answer, ask.kind, is_shown, is_accepted(ask, text), log_prob)
+    is_shown = text.rstrip() != edit.region.rstrip()
+    return Proposal(edit.prompt, answer, edit.kind, is_shown, is_accepted(edit, text), log_prob)
 
 
-def is_accepted(ask: EditAsk, text: str) -> bool:
-    if text.rstrip() == ask.target.rstrip():
+def is_accepted(edit: EditPrompt, text: str) -> bool:
+    if text.rstrip() == edit.target.rstrip():
         return True
-    if ask.target.rstrip() == ask.region.rstrip() or text.rstrip() == ask.region.rstrip():
+    if edit.target.rstrip() == edit.region.rstrip() or text.rstrip() == edit.region.rstrip():
         return False
-    return delta_chrf(ask.region, text, ask.target) >= ACCEPTED_CHRF
+    return delta_chrf(edit.region, text, edit.target) >= ACCEPTED_CHRF
 
 
 def delta_chrf(region: str, answer: str, target: str) -> float:
@@ -132,7 +132,7 @@ def thinned(proposals: Sequence[Proposal], accepted_per_rejected: float, seed: i
 
 
 def by_kind(proposals: Iterable[Proposal]) -> dict[str, dict[str, float]]:
-    """Per kind of ask: the number, and the shares that are shown and accepted."""
+    """Per kind of edit: the number, and the shares that are shown and accepted."""
     kinds: dict[str, list[Proposal]] = {}
     for proposal in proposals:
         kinds.setdefault(proposal.kind, []).append(proposal)
@@ -146,12 +146,12 @@ def by_kind(proposals: Iterable[Proposal]) -> dict[str, dict[str, float]]:
     }
 
 
-def write_asks(path: Path, asks: Sequence[EditAsk]) -> None:
-    _write(path, [asdict(ask) for ask in asks])
+def write_edit_prompts(path: Path, edits: Sequence[EditPrompt]) -> None:
+    _write(path, [asdict(edit) for edit in edits])
 
 
-def read_asks(path: Path) -> list[EditAsk]:
-    return [EditAsk(**fields) for fields in _read(path)]
+def read_edit_prompts(path: Path) -> list[EditPrompt]:
+    return [EditPrompt(**fields) for fields in _read(path)]
 
 
 def write_proposals(path: Path, proposals: Sequence[Proposal]) -> None:

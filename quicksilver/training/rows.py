@@ -72,7 +72,7 @@ def exchange(question: str, answer: str, domain: str = "chat", effort: str | Non
 
 
 def row_text(row: Row) -> str:
-    """Everything a row says, for the overlap check."""
+    """The whole text of a row, for the overlap check."""
     if isinstance(row, ChatRow):
         return "\n".join(f"{m.content}\n{m.reasoning}" for m in row.messages)
     if isinstance(row, FimRow):

@@ -41,11 +41,11 @@ Keep = Callable[[str], bool]
 Source = Callable[[Path, Keep, random.Random], Iterator[Row]]
 MakeRows = Callable[[Mapping[str, Any], random.Random], Iterator[Row]]
 
-# Written by another model under unclear terms: they ask, our own model answers.
+# Written by another model under unclear terms: only their questions are used, and our own model answers them.
 _AMBER = "gpteacher"
 _LONGEST_SCHEMA, _INSTANCES = 3600, 3
 PROBLEMS = "asked_problems"
-# More than any recipe asks of a synthesis.
+# More than any recipe takes from a synthesis.
 _ENDLESS = 1 << 30
 
 
@@ -249,7 +249,7 @@ SOURCES: dict[str, Source] = {
     **_MADE,
 }
 
-# Sources whose held-out side is asked after a run, by the domain they stand for.
+# Sources of the held-out prompts that are answered after a run, by domain.
 HELD_OUT: dict[str, Source] = {
     "chat": _mix(("gpteacher-roleplay", "chatterbot", "factbook", "opentriviaqa", "gsm8k", "exercism")),
     "fim": _fim("code_python.jsonl.xz"),
@@ -260,7 +260,7 @@ HELD_OUT: dict[str, Source] = {
 }
 
 
-# Sources that ask `keep` of everything they read, so that several processes can share one.
+# Sources that call `keep` for everything they read, so that several processes can share one.
 DIVIDED = frozenset({*SOURCES} - {"dialogues", "schemas", *_MADE})
 
 

@@ -1,6 +1,6 @@
-"""The stages of a recipe, each a function of (run): reads what earlier stages left in the run's folder, writes its own.
+"""The stages of a recipe. Each is a function of a Run that reads earlier results from its folder and writes its own.
 
-A stage whose result is there is skipped, so an interrupted run goes on where it stopped. Data preparation is imported
+A stage whose result is there is skipped, so an interrupted run continues where it stopped. Data preparation is imported
 only when it runs: the other stages need neither tokenizer code nor text.
 """
 
@@ -35,7 +35,7 @@ from quicksilver.training.loop import CHECKPOINT, Loop
 from quicksilver.training.network import Network, as_written
 from quicksilver.training.pack import Document, PackedRows, documents_of, join_rows, pack, side_by_side
 from quicksilver.training.prepared_data import (
-    ASKS,
+    EDIT_PROMPTS,
     EVAL_PROMPTS,
     FACTS,
     FINALS,
@@ -45,7 +45,7 @@ from quicksilver.training.prepared_data import (
     Facts,
     read_finals,
 )
-from quicksilver.training.proposals import by_kind, read_asks, read_proposals, thinned, write_proposals
+from quicksilver.training.proposals import by_kind, read_edit_prompts, read_proposals, thinned, write_proposals
 from quicksilver.training.recipe import Recipe
 from quicksilver.training.skill import SkillTask
 from quicksilver.training.toy_task import write_verses
@@ -60,13 +60,13 @@ SKILL, CANVAS = "skill.safetensors", "canvas.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One recipe at work in one folder."""
+    """State of one running recipe, with its folder."""
 
     recipe: Recipe
     folder: Path
-    # Where the prepared files lie.
+    # Folder of the prepared files.
     data: Path
-    # The frozen parent's weights; None where the recipe asks for a random one.
+    # The frozen parent's weights; None if the recipe uses a random one.
     base: Path | None
     # A skill adapter made by another run; this run's own is used where there is none.
     skill: Path | None
@@ -149,7 +149,7 @@ def skill(run: Run) -> None:
         rows = join_rows([rows, PackedRows.load(run.folder / DISTILLED)])
     if spec.rehearsals:
         rows = join_rows([rows, *[rehearsal(run, journal)] * spec.rehearsals])
-    journal.say(f"{rows.num_rows} rows of {rows.row_len}, {facts.answer_tokens / 1e6:.1f} M answer tokens")
+    journal.print_line(f"{rows.num_rows} rows of {rows.row_len}, {facts.answer_tokens / 1e6:.1f} M answer tokens")
     store = RowStore(rows, spec.rows_per_batch, spec.optim.seed, run.device)
     task = SkillTask(network, store, spec, sorted(set(facts.reserved.values())), run.decode)
     if spec.warm_start:
@@ -170,7 +170,7 @@ def rehearsal(run: Run, journal: Journal) -> PackedRows:
     formatter = Formatter(tokenizer.with_reserved() if data.reserves_tokens else tokenizer, data.row_len)
     finals = read_finals(run.data / FINALS)
     rows = rehearsal_rows(PackedRows.load(run.folder / GENERATED), finals, formatter, data.seed)
-    journal.say(f"{rows.num_rows} rows of rehearsal, {rows.is_answer.sum() / 1e6:.2f} M answer tokens")
+    journal.print_line(f"{rows.num_rows} rows of rehearsal, {rows.is_answer.sum() / 1e6:.2f} M answer tokens")
     return rows
 
 
@@ -183,7 +183,7 @@ def generate(run: Run) -> None:
     generator = Generator(network, PromptSet.load(run.data / PROMPTS), spec, facts.end_id)
     made = generated_rows(generator, journal)
     made.save(target)
-    journal.say("sample: " + run.decode(made.token_ids[-1][:200].tolist()))
+    journal.print_line("sample: " + run.decode(made.token_ids[-1][:200].tolist()))
 
 
 def propose(run: Run) -> None:
@@ -198,10 +198,14 @@ def propose(run: Run) -> None:
     from quicksilver.training.propose import proposed
 
     decoder = AnswerDecoder(run.network(with_skill=True), spec.batch, spec.num_slots, facts.stop_ids)
-    found = proposed(decoder, read_asks(run.data / ASKS), spec, Tokenizer.load(run.base).with_reserved())
+    found = proposed(
+        decoder, read_edit_prompts(run.data / EDIT_PROMPTS), spec, Tokenizer.load(run.base).with_reserved()
+    )
     write_proposals(target, found)
     for kind, shares in by_kind(found).items():
-        journal.say(f"{kind}: {shares['count']:.0f}, shown {shares['shown']:.3f}, accepted {shares['accepted']:.3f}")
+        journal.print_line(
+            f"{kind}: {shares['count']:.0f}, shown {shares['shown']:.3f}, accepted {shares['accepted']:.3f}"
+        )
 
 
 def kto(run: Run) -> None:
@@ -216,7 +220,7 @@ def kto(run: Run) -> None:
     task.begin(finished_tensors(own) if has_own else skill_tensors(Path(spec.warm_start), task.reserved_ids))
     accepted = sum(proposal.is_accepted for proposal in found)
     weights = f"{task.weights.accepted:.2f} and {task.weights.rejected:.2f}"
-    journal.say(f"{accepted} accepted and {len(found) - accepted} rejected, weights {weights}")
+    journal.print_line(f"{accepted} accepted and {len(found) - accepted} rejected, weights {weights}")
     Loop(task, spec.optim, run.folder / "kto", journal).run()
 
 
@@ -226,7 +230,7 @@ def canvas(run: Run) -> None:
     rows = own_answers(run)
     if spec.written_share:
         rows = join_rows([rows, written_rows(run, int(rows.num_rows * spec.written_share), rows.row_len)])
-    journal.say(f"{rows.num_rows} rows of {rows.row_len}, {rows.is_answer.sum() / 1e6:.1f} M answer tokens")
+    journal.print_line(f"{rows.num_rows} rows of {rows.row_len}, {rows.is_answer.sum() / 1e6:.1f} M answer tokens")
     store = RowStore(rows, spec.rows_per_batch, spec.optim.seed, run.device)
     task = CanvasTask(network, store, spec, run.decode)
     if spec.warm_start:
@@ -273,7 +277,7 @@ def export(run: Run) -> None:
             continue
         metadata = provenance(run.recipe, facts, run.base, saved_facts(checkpoint)) | {"commit": run.commit}
         export_adapter(checkpoint, target, run.recipe.export.bits, metadata, reserved)
-        journal.say(f"wrote {target.name}, {target.stat().st_size / 1e6:.2f} MB")
+        journal.print_line(f"wrote {target.name}, {target.stat().st_size / 1e6:.2f} MB")
 
 
 def evaluate(run: Run) -> None:
@@ -289,7 +293,7 @@ def evaluate(run: Run) -> None:
         tensors = {k: v.to(run.device) for k, v in canvas_tensors(run.folder / CANVAS).items()}
         table = measures.measure_drafts(network, CanvasWeights(tensors, tensors[MASKS]), prompts, spec)
         for line in measures.table_lines(table):
-            journal.say(line)
+            journal.print_line(line)
         results["drafts"] = table
     (run.folder / "evaluation.json").write_text(json.dumps(results, indent=1))
 
@@ -303,7 +307,7 @@ def _held_out_losses(run: Run, network: Network, journal: Journal) -> dict[str, 
     for name, model in (("parent", parent), ("skilled", network)):
         loss = measures.held_out_loss(model, held, num_batches, run.recipe.skill.head_chunk)
         losses[f"{name}_held_out_loss"] = loss
-        journal.say(f"{name}: held-out answer loss {loss:.3f}")
+        journal.print_line(f"{name}: held-out answer loss {loss:.3f}")
     return losses
 
 
@@ -311,7 +315,7 @@ def _show_answers(run: Run, network: Network, held_out: measures.HeldOut, journa
     count = held_out.prompts.num_prompts
     picked = [held_out.prompts.prompt(i).tolist() for i in range(0, count, max(1, count // 24))]
     for prompt, answer in zip(picked, measures.answers(network, picked, 96, held_out.stop_ids), strict=True):
-        journal.say(f"... {run.decode(prompt[-60:])!r}\n{'':>12}-> {run.decode(answer)!r}")
+        journal.print_line(f"... {run.decode(prompt[-60:])!r}\n{'':>12}-> {run.decode(answer)!r}")
 
 
 @cache

@@ -282,7 +282,7 @@ class RemoteEngine:
         while (reason := self._hang_reason(loop.time())) is None:
             expected = loop.time() + protocol.HEARTBEAT_S
             await asyncio.sleep(protocol.HEARTBEAT_S)
-            # If this process was stopped or busy, heartbeats may lie unread in the socket: that is not silence.
+            # If this process was stopped or busy, heartbeats may be unread in the socket, so this time does not count.
             self._last_message += max(loop.time() - expected, 0.0)
         self._kill(reason)
 

@@ -101,7 +101,7 @@ class HeldStream:
         return [first, self.go.wait, *rest]
 
 
-async def test_input_behind_an_open_stream_is_bounded(served: Served) -> None:
+async def test_input_after_an_open_stream_is_bounded(served: Served) -> None:
     held = HeldStream(served)
     async with listening(served.app, served.services.config) as listener:
         reader, writer = await connect(port_of(listener))
@@ -128,7 +128,7 @@ async def test_input_behind_an_open_stream_is_bounded(served: Served) -> None:
     assert rest.count(b"HTTP/1.1 431") == 1
 
 
-async def test_requests_behind_an_open_stream_are_answered_in_order(served: Served) -> None:
+async def test_requests_after_an_open_stream_are_answered_in_order(served: Served) -> None:
     held = HeldStream(served)
     second = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     for gap in (b"", None):
@@ -159,7 +159,7 @@ async def test_a_lost_peer_is_seen_although_it_pipelined_a_second_request(served
     assert served.engine.num_aborted == 1
 
 
-async def test_garbage_behind_an_open_stream_does_not_break_into_it(served: Served) -> None:
+async def test_garbage_after_an_open_stream_does_not_break_into_it(served: Served) -> None:
     held = HeldStream(served)
     async with listening(served.app, served.services.config) as listener:
         reader, writer = await connect(port_of(listener))

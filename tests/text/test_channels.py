@@ -170,7 +170,7 @@ def test_blank_answer_is_kept_when_nothing_was_called() -> None:
     assert split([CALL, _CALL, UNCALL, " \n"]) == [(Channel.TOOL_CALL, 0, "get", '{"city": "Bonn"}')]
 
 
-def test_each_token_knows_its_channel() -> None:
+def test_each_token_has_its_channel() -> None:
     channels = Channels(_TINY, tool_names=_TOOLS)
     channels.push(ids_of([THINK, "a", UNTHINK, "b", CALL, "{", UNCALL]))
     assert "".join(channel[0] for channel in channels.token_channels) == "rrrcttt"

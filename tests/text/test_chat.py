@@ -96,7 +96,7 @@ def test_prompt_that_closes_thinking_does_not_open_it(tiny: Tokenizer) -> None:
     assert not template.render([Message("user", "hi")]).opens_thinking
 
 
-def test_checkpoint_with_tools_in_its_template_speaks_for_itself() -> None:
+def test_the_template_of_a_checkpoint_is_kept_unless_roles_replace_its_tools() -> None:
     def kept(source: str | None, roles: dict[str, int]) -> bool:
         tokenizer = Tokenizer(Vocabulary(json.dumps(tokenizer_json()), 273, (2,), source)).with_roles(roles)
         ids = ChatTemplate.for_tokenizer(tokenizer).render([Message("user", "hi")]).ids
@@ -150,7 +150,7 @@ def test_a_template_that_writes_no_thinking_cannot_think(tiny: Tokenizer) -> Non
     assert ChatTemplate.from_source(bare, "{% if enable_thinking %}{% endif %}").can_think
 
 
-def test_reserved_thinking_in_a_template_that_knows_none_begins_with_the_effort(tiny: Tokenizer) -> None:
+def test_reserved_thinking_in_a_template_without_it_begins_with_the_effort(tiny: Tokenizer) -> None:
     source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     template = ChatTemplate.from_source(tiny, source)
     question, thought = Message("user", "2+3?"), Message("assistant", "5", reasoning="2 and 3")

@@ -100,7 +100,7 @@ def test_special_tokens_and_empty_stop_strings_do_nothing() -> None:
     assert text_of([1, *_TINY.encode("hi"), 2], [""], []) == ("hi", None)
 
 
-def test_each_token_knows_where_its_text_begins(smollm2: Tokenizer) -> None:
+def test_each_token_has_the_offset_of_its_text(smollm2: Tokenizer) -> None:
     text = "naïve 😀 café"
     ids = smollm2.encode(text)
     detokenizer = Detokenizer(smollm2)

@@ -70,7 +70,7 @@ def test_text_that_is_no_call_comes_back_whole(text: str) -> None:
     assert parse(text) == ("", "", text, "")
 
 
-def test_text_behind_the_arguments_comes_back() -> None:
+def test_text_after_the_arguments_is_returned() -> None:
     assert parse('{"name": "get", "arguments": {}} and more') == ("get", "{}", "} and more", "")
 
 

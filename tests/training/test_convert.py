@@ -31,7 +31,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_adapter_lies_where_loading_finds_it(converted: Path) -> None:
+def test_adapter_is_in_the_folder_that_loading_reads(converted: Path) -> None:
     adapter = load_adapter(converted / "adapters" / "canvas.safetensors")
     assert isinstance(adapter, CanvasAdapter)
 

@@ -12,7 +12,7 @@ from quicksilver.training.recipe import load_recipe
 _RECIPE = Path(__file__).parents[2] / "recipes" / "coder-1.5b-canvas.toml"
 
 
-def test_header_tells_what_was_changed_but_not_where_files_lay() -> None:
+def test_header_has_the_changes_without_folders() -> None:
     changes = ["canvas.optim.max_seconds=440", 'canvas.warm_start="/somewhere/else/start.safetensors"']
     facts = Facts(8, (), 0, {}, ("chat",), {"chat": 2}, 30, 20, 1, 0, "ab")
     header = provenance(load_recipe(_RECIPE, changes), facts, None, {"step": 3})

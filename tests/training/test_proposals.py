@@ -7,23 +7,23 @@ from pathlib import Path
 import pytest
 
 from quicksilver.training.proposals import (
-    EditAsk,
+    EditPrompt,
     Proposal,
     by_kind,
     chrf,
     delta_chrf,
     judged,
-    read_asks,
+    read_edit_prompts,
     read_proposals,
     selectivity_curve,
     thinned,
-    write_asks,
+    write_edit_prompts,
     write_proposals,
 )
 
 REGION = "def area(width, height):\n    return width * high\n\nprint(area(2, 3))"
 TARGET = REGION.replace("high", "height")
-ASK = EditAsk([1, 2], REGION, TARGET, "next")
+EDIT = EditPrompt([1, 2], REGION, TARGET, "next")
 
 
 def test_chrf_equals_a_score_worked_out_by_hand() -> None:
@@ -39,26 +39,26 @@ def test_delta_chrf_compares_changed_lines_only() -> None:
 
 
 def test_the_wanted_region_is_accepted_and_another_change_is_not() -> None:
-    assert judged(ASK, [5], TARGET + "\n", 0.0).is_accepted
-    wrong = judged(ASK, [5], REGION.replace("2, 3", "4, 5"), 0.0)
+    assert judged(EDIT, [5], TARGET + "\n", 0.0).is_accepted
+    wrong = judged(EDIT, [5], REGION.replace("2, 3", "4, 5"), 0.0)
     assert wrong.is_shown
     assert not wrong.is_accepted
 
 
 def test_a_nearly_equal_change_of_many_lines_is_accepted() -> None:
     lines = "\n".join(f"    total += items[{i}].price * quantity" for i in range(30))
-    ask = EditAsk([1], "", lines, "next")
-    assert judged(ask, [5], lines.replace("[29]", "[28]"), 0.0).is_accepted
+    edit = EditPrompt([1], "", lines, "next")
+    assert judged(edit, [5], lines.replace("[29]", "[28]"), 0.0).is_accepted
 
 
 def test_silence_on_a_wanted_edit_is_rejected_and_not_shown() -> None:
-    silent = judged(ASK, [5], REGION, 0.0)
+    silent = judged(EDIT, [5], REGION, 0.0)
     assert not silent.is_shown
     assert not silent.is_accepted
 
 
 def test_every_change_of_a_region_that_should_stay_is_rejected() -> None:
-    noop = EditAsk([1], REGION, REGION, "noop")
+    noop = EditPrompt([1], REGION, REGION, "noop")
     assert judged(noop, [5], REGION, 0.0).is_accepted
     assert not judged(noop, [5], TARGET, 0.0).is_accepted
 
@@ -82,19 +82,19 @@ def test_thinning_keeps_every_rejected_proposal() -> None:
 
 
 def test_shares_by_kind() -> None:
-    table = by_kind([judged(ASK, [5], text, 0.0) for text in (TARGET, REGION)])
+    table = by_kind([judged(EDIT, [5], text, 0.0) for text in (TARGET, REGION)])
     assert table == {"next": {"count": 2, "shown": 0.5, "accepted": 0.5}}
 
 
 def test_asks_and_proposals_survive_their_files(tmp_path: Path) -> None:
-    write_asks(tmp_path / "asks.xz", [ASK])
-    assert read_asks(tmp_path / "asks.xz") == [ASK]
-    proposal = judged(ASK, [5, 6], TARGET, -1.5)
+    write_edit_prompts(tmp_path / "edits.xz", [EDIT])
+    assert read_edit_prompts(tmp_path / "edits.xz") == [EDIT]
+    proposal = judged(EDIT, [5, 6], TARGET, -1.5)
     write_proposals(tmp_path / "proposals.xz", [proposal])
     assert read_proposals(tmp_path / "proposals.xz") == [proposal]
 
 
 def test_a_proposal_is_a_document_whose_answer_counts() -> None:
-    document = judged(ASK, [5, 6], TARGET, 0.0).document()
+    document = judged(EDIT, [5, 6], TARGET, 0.0).document()
     assert document.token_ids.tolist() == [1, 2, 5, 6]
     assert document.is_answer.tolist() == [False, False, True, True]

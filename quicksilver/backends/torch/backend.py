@@ -50,7 +50,7 @@ class TorchBackend:
         return with_prompt_lookup(works, self.answer(works, self._forward(works)))
 
     def answer(self, works: Seq[Work], hidden: Tensor) -> list[Outcome | None]:
-        """What the hidden states of their proposing rows say to `works`."""
+        """The outcomes of `works`, computed from the hidden states of their proposing rows."""
         outcomes: list[Outcome | None] = []
         for tile in _tiles(works, self.logit_rows):
             num_rows = sum(work.num_proposals for work in tile)

@@ -15,7 +15,7 @@ WAIT_S = 0.05
 
 
 class Interrupted(Exception):
-    """The job was paused, cancelled or taken over, or this process stops. `is_held` tells whether the lease is held."""
+    """The job was paused, cancelled or taken over, or this process stops. `is_held`: whether the lease is held."""
 
     def __init__(self, is_held: bool) -> None:
         super().__init__("interrupted")
@@ -23,7 +23,7 @@ class Interrupted(Exception):
 
 
 class Signals:
-    """What the parent process says: whether requests wait for the engine, and whether to stop."""
+    """State set by the parent process: whether requests wait for the engine, and whether to stop."""
 
     def __init__(self) -> None:
         self.is_busy = threading.Event()

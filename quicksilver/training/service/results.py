@@ -1,4 +1,4 @@
-"""Results: what a job leaves: measurements, the registered adapter, and its files in CSV and in the layout of PEFT."""
+"""Results of a job: measurements, the registered adapter, and its files in CSV and in the layout of PEFT."""
 
 from __future__ import annotations
 

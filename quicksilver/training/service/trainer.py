@@ -80,7 +80,7 @@ class JobJournal(Journal):
     def __init__(self, on_report: Callable[[int, Scalars], None]) -> None:
         self._on_report = on_report
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         log.debug("%s", text)
 
     def report(self, step: int, scalars: Scalars) -> None:
@@ -137,7 +137,7 @@ class Trainer:
 
 
 class JobRun:
-    """One job at work."""
+    """State of one running job."""
 
     def __init__(self, trainer: Trainer, job: TuningJob, lease: Lease) -> None:
         self._trainer, self._lease = trainer, lease

@@ -70,7 +70,7 @@ def without_context(diff: str) -> str:
 
 
 def new_words(request: EditRequest, answer: str) -> set[str]:
-    """Words of the answer that stand nowhere in the request."""
+    """Words of the answer that do not occur in the request."""
     parts = [request.before, request.region, request.after, *request.history, *(s.code for s in request.snippets)]
     return set(_WORD.findall(answer)) - {word for part in parts for word in _WORD.findall(part)}
 

@@ -128,16 +128,16 @@ async def test_a_reader_that_stops_reading_is_cut_off_and_its_slot_returns(serve
     assert served.services.open_requests.num_open == 0
 
 
-async def test_others_are_answered_while_many_dawdle(served: Served) -> None:
+async def test_others_are_answered_while_many_send_slowly(served: Served) -> None:
     hasty(served, header_read_s=5)
     async with listening(served) as port:
-        dawdlers = [await connect(port) for _ in range(100)]
-        for _, writer in dawdlers:
+        slow_clients = [await connect(port) for _ in range(100)]
+        for _, writer in slow_clients:
             writer.write(b"GET /health HTTP/1.1\r\nx: ")
         reader, writer = await connect(port)
         writer.write(GET)
         assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
-        for _, dawdler in [*dawdlers, (reader, writer)]:
+        for _, dawdler in [*slow_clients, (reader, writer)]:
             dawdler.close()
 
 

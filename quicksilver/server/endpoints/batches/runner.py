@@ -1,4 +1,4 @@
-"""BatchRunner: works on the batches that are open, one at a time, and survives the death of its process.
+"""BatchRunner: works on the open batches, one at a time. Work continues after its process died.
 
 The process that works on a batch holds a lease on it; when the lease runs out, another process continues. Each line
 that was answered is a stored object, so it is not answered again. With accounts a line carries an Idempotency-Key: a
