@@ -1,6 +1,6 @@
 """Creates, rotates, restricts and lists API keys, including the first admin key.
 
-A key that is created with another key lies below it in the path: its requests are charged to that key too, and it has
+A key that is created with another key is its child in the path: its requests are charged to that key too, and it has
 at most the rights of that key. Creating keys therefore never adds rights or money.
 """
 

@@ -60,7 +60,7 @@ class ObjectStore:
     def update(
         self, owner: str, kind: str, object_id: str, change: Callable[[StoredObject], StoredObject | None]
     ) -> StoredObject | None:
-        """Replaces an object by what `change` makes of it, in one transaction; None from `change` keeps it. Returns the
+        """Replaces an object by the result of `change`, in one transaction. If that is None, it is kept. Returns the
         object as it is stored afterwards, or None if there is none."""
         with self._store.write() as connection:
             row = connection.execute(_named(owner, kind, [object_id]).with_for_update()).one_or_none()

@@ -1,6 +1,6 @@
 """The interface to decoding rounds that run on a device ahead of the host, for hundreds of sequences. No torch.
 
-A sequence occupies a slot from the moment it joins until it leaves. Its last token, position and page table live on the
+A sequence occupies a slot from the moment it joins until it leaves. Its last token, position and page table are on the
 device, so a round needs no input from the host. Sequences join and leave between rounds; the other slots are not
 affected. The host reads the tokens of a round while later rounds run.
 """

@@ -82,7 +82,7 @@ def drain(
 
 @cluster.command()
 def down(file: File) -> None:
-    """End the engines of the file; the Ray cluster goes on."""
+    """End the engines of the file; the Ray cluster keeps running."""
     deploy.take_down(_joined(file))
 
 

@@ -10,7 +10,7 @@ from quicksilver.diffusion.decoder import Decision
 
 
 def stop_early(decision: Decision, stop_ids: Sequence[int]) -> Decision:
-    """Commit a canvas up to a decided stop token that has no mask before it, even if the decoder would go on. Random
+    """Commit a canvas up to a decided stop token that has no mask before it, even if the decoder would continue. Random
     canvases are excepted: their accepted tokens may still change."""
     canvas = decision.canvas
     if decision.commit or canvas is None or canvas.is_draft or canvas.noisy_ids is not None:

@@ -1,6 +1,6 @@
 """Prompt templates of code models, recognised in plain text: fill-in-the-middle marks, and next-edit forms.
 
-Editors that know a model's template send it rendered, as the prompt of a completion. A template is recognised only if
+Editors with support for a template send it rendered, as the prompt of a completion. A template is recognised only if
 all of its marks occur, each once and in order; any other prompt is plain text. The text between marks stays plain text,
 so no special token can be smuggled in.
 """

@@ -240,7 +240,7 @@ def make_listener(app: ASGIApp, host: str, port: int, config: ServerConfig) -> L
 
 
 def stop_signals() -> asyncio.Queue[int]:
-    """The signals that tell this process to stop, as they arrive."""
+    """The signals to stop this process, as they arrive."""
     signals: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:

@@ -56,7 +56,7 @@ class Detokenizer:
         self._scanner = Scanner(stop)
         self._num_chars = 0
         self.stopped: str | None = None
-        # For each token pushed, where in the text (in code points) its first character stands or will stand.
+        # For each token pushed, the index in the text, in code points, at which its first character is or will be.
         self.token_offsets: list[int] = []
 
     def push(self, ids: Iterable[int]) -> str:

@@ -17,7 +17,7 @@ from quicksilver.training.schedule import index_weight
 
 @dataclass(frozen=True, slots=True)
 class Canvases:
-    """Canvases of a batch of packed rows; all tensors are (batch, num_canvases, canvas_len) unless said otherwise."""
+    """Canvases of a batch of packed rows; all tensors are (batch, num_canvases, canvas_len) unless stated otherwise."""
 
     # (batch, num_canvases): index in the packed row of the last committed token, ascending.
     anchor: Tensor

@@ -52,7 +52,7 @@ class Teaching:
 
 
 def distil_chat(run: Teaching, network: Network, journal: Journal) -> PackedRows:
-    """Ask, answer, keep: packed rows of the recipe's length."""
+    """Answers of the teacher that pass the filters, packed into rows of the recipe's length."""
     recipe = run.recipe
     teacher_tokenizer, tokenizer = Tokenizer.load(run.teacher), Tokenizer.load(run.base).with_reserved()
     assert teacher_tokenizer.roles.turn_close is not None

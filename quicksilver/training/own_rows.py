@@ -111,7 +111,7 @@ def _text_of(fields: Mapping[str, Any], key: str) -> str:
     return value
 
 
-# Keys of a row, the one that tells its kind first.
+# Keys of a row; the first one determines its kind.
 _KINDS: dict[tuple[str, ...], Callable[[Mapping[str, Any]], Row]] = {
     ("messages",): _chat,
     ("prefix", "middle", "suffix"): _fim,

@@ -50,7 +50,7 @@ from quicksilver.training.sources import (
 LONGEST_QUESTION = 400
 # Of questions that name their answers, or ask for another tool's notation.
 _NOT_OPEN = ("Options:", "toolformer")
-# A source is read until it gave this many times what is asked, then shuffled: files are ordered by package.
+# A source is read until it has this many times the rows of the recipe, then shuffled: files are ordered by package.
 _CANDIDATES = 4
 
 
@@ -89,7 +89,7 @@ def _questions(data: Data, source: Path, check: OverlapCheck) -> Iterator[str]:
 
 
 def _finals(data: Data, source: Path) -> dict[str, str]:
-    """Short right answers to the word problems that the parent itself is asked."""
+    """The correct short answers of the word problems that the parent answers."""
     rows = training_rows(PROBLEMS, source, data.seed) if PROBLEMS in data.rows else ()
     return {row.messages[0].content: row.messages[-1].content for row in rows if isinstance(row, ChatRow)}
 

@@ -23,7 +23,7 @@ TRAIN, HELD, PROMPTS, EVAL_PROMPTS, QUESTIONS, FINALS, EDIT_PROMPTS, FACTS = (
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What later stages must know of the tokenizer and the data; travels as JSON."""
+    """Facts about the tokenizer and the data that later stages need, stored as JSON."""
 
     vocab_size: int
     stop_ids: tuple[int, ...]

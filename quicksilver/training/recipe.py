@@ -1,7 +1,7 @@
-"""A recipe: one TOML file that says how an adapter is made, parsed into frozen records.
+"""A recipe: one TOML file that defines how an adapter is made, parsed into frozen records.
 
 Standard library only. Unknown keys, wrong types and impossible values are refused with the path of the key, so that a
-run never starts from a misread recipe. The recipe's hash travels in the metadata of what it made.
+run never starts from a misread recipe. The hash of the recipe is in the metadata of its adapters.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Data:
     files: Mapping[str, str] = field(default_factory=dict)
     row_len: int = 1024
     seed: int = 17
-    # Processes that share the reading of one source; each takes the things whose names fall to it.
+    # Processes that share the reading of one source; each takes the items whose names it is assigned by hash.
     parts: int = 1
     # Documents per source; sources not named are left out, 0 takes all there are.
     rows: Mapping[str, int] = field(default_factory=dict)

@@ -20,7 +20,7 @@ _THOUGHT_SHARE = 0.65
 
 
 def rehearsal_rows(rows: PackedRows, finals: Mapping[str, str], formatter: Formatter, seed: int) -> PackedRows:
-    """Generated rows, filtered and packed anew in the formatter's row length. finals: question -> short answer."""
+    """Generated rows, filtered and packed again to the formatter's row length. finals: question -> short answer."""
     documents = list(rehearsed(rows, finals, formatter, random.Random(seed)))
     return pack(documents, formatter.max_len, formatter.end_id, formatter.tokenizer.vocab_size)
 

@@ -1,7 +1,7 @@
-"""Training rows before they are tokens: what each source and each synthesis yields.
+"""Training rows as text, before they are tokens: the records of all sources and syntheses.
 
-Plain records of text. `formats` turns them into ids through the same functions that serving uses, so that what is
-learned is what will be asked.
+Plain records of text. `formats` turns them into ids through the same functions that serving uses, so that training
+and serving have the same prompts.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def generate(run: Run) -> None:
 
 
 def propose(run: Run) -> None:
-    """Greedy next edits of the skilled model, judged against what was wanted."""
+    """Greedy next edits of the skilled model, compared with the expected ones."""
     target = run.folder / PROPOSALS
     if target.exists():
         return
@@ -251,7 +251,7 @@ def own_answers(run: Run) -> PackedRows:
 
 
 def written_rows(run: Run, num_rows: int, row_len: int) -> PackedRows:
-    """Documents with prompts too long for generation, as they were written, packed anew."""
+    """Documents with prompts too long for generation, as they were written, packed again."""
     facts = Facts.load(run.data)
     room = num_rows * row_len
     picked: list[Document] = []

@@ -1,4 +1,4 @@
-"""The control socket: the process that owns the workers tells API processes where each model's worker listens.
+"""The control socket: the process that owns the workers sends API processes the address of each model's worker.
 
 API processes connect to the workers themselves. Over this socket they ask for models to be loaded and report how many
 requests they have open, so that no model in use is unloaded. Messages are framed as in `protocol.py`.

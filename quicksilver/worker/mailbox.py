@@ -1,6 +1,6 @@
 """The queue of events between the engine and the reader of one request.
 
-No token is dropped. Deltas that wait for a reader that is behind are joined into one, so such a reader gets fewer and
+No token is dropped. Deltas that wait for a slow reader are joined into one, so such a reader gets fewer and
 larger events. Only the newest frame is kept, so a slow reader of a `diffusing` stream has at most one frame in memory.
 All methods run in one event loop; the engine's thread calls them through `call_soon_threadsafe`.
 """

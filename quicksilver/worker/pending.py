@@ -2,7 +2,7 @@
 
 A request is continued from its prompt and committed tokens, so its text and its charge are those of an undisturbed run.
 It is continued at most `MAX_MIGRATIONS` times. Requests that were in the step in which a worker ended run alone in the
-next one until they advance; a request that ends two workers in this way is failed, and the others go on.
+next one until they advance; a request that ends two workers in this way is failed, and the others continue.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PendingRequest(ABC):
     def fail(self, error: Exception) -> None: ...
 
     def interrupt(self, in_step: Collection[str]) -> QuicksilverError | None:
-        """Records that the worker ended in a step with these requests. Returns an error if this one cannot go on."""
+        """Records that the worker ended in a step with these requests. Returns an error if this one cannot continue."""
         self.num_interrupted += 1
         if self.id in in_step:
             self.is_suspect = True

@@ -23,7 +23,7 @@ def test_sent_tokens_never_fall(row: LedgerRow) -> None:
     assert row.wire_tokens == 7
 
 
-def test_input_counts_as_cached_until_a_checkpoint_says_otherwise(row: LedgerRow) -> None:
+def test_input_counts_as_cached_until_a_checkpoint_reports_its_count(row: LedgerRow) -> None:
     row.advance(Checkpoint("r", 5))
     assert row.wire_usage() == Usage(10, 10, 5)
     row.advance(Checkpoint("r", 6, cached_tokens=4))

@@ -17,7 +17,7 @@ from tests.support.weights import nano
 
 @pytest.mark.contract
 @pytest.mark.timeout(600)
-def test_half_a_minute_of_mixed_attacks_breaks_no_promise(tmp_path: Path) -> None:
+def test_mixed_attacks_do_not_affect_a_neighbour(tmp_path: Path) -> None:
     nano()
     # If other processes use the cores, the engine has a fraction of the machine and a prompt of 8,000 tokens takes
     # longer. An exchange that never ends is found in both cases.

@@ -98,7 +98,7 @@ def test_names_are_accepted_for_ids(run: Run, url: str, config: AccountsConfig) 
     assert "revoked" in run("keys", "list")
 
 
-def test_the_name_of_an_organisation_stands_for_its_only_project(run: Run) -> None:
+def test_the_name_of_an_organisation_selects_its_only_project(run: Run) -> None:
     run("orgs", "create", "acme")
     run("orgs", "create", "other")
     assert run("keys", "create", "ci", "--project", "acme", "--requests", "5").startswith("qs-")

@@ -23,7 +23,7 @@ SETTINGS = ServeSettings(
 )
 
 
-def test_settings_survive_the_way_to_an_api_process() -> None:
+def test_settings_are_passed_unchanged_to_an_api_process() -> None:
     passed = ApiProcessSettings(SETTINGS, Path("/control"), LogSettings("info", "json"), 4)
     line = passed.encode()
     assert b"\n" not in line

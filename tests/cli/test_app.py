@@ -23,7 +23,7 @@ def test_version_and_help() -> None:
         assert verb in shown
 
 
-def test_errors_are_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+def test_errors_are_one_line_with_the_next_step(tmp_path: Path) -> None:
     missing = quicksilver("generate", "x", "--model", MODEL, home=tmp_path)
     assert missing.returncode == 2
     assert f"quicksilver pull {MODEL}" in missing.stderr

@@ -46,7 +46,7 @@ def test_sure_is_yellow_and_unsure_violet_with_ink_that_can_be_read() -> None:
     assert (shade(0.0), shade(1.0)) == ("white on #440154", "black on #fde725")
 
 
-def test_a_decided_token_that_changes_stands_out_once() -> None:
+def test_a_decided_token_that_changes_is_highlighted_once() -> None:
     cells = view()
     cells.show(frame("ab", is_decided=True))
     edited = cells.show(frame("ac", is_decided=True))
@@ -54,7 +54,7 @@ def test_a_decided_token_that_changes_stands_out_once() -> None:
     assert not any("reverse" in str(span.style) for span in cells.show(frame("ac", is_decided=True)).spans)
 
 
-def test_nothing_is_shown_behind_the_end_of_the_text() -> None:
+def test_nothing_is_shown_after_the_end_of_the_text() -> None:
     assert view(9).show(frame("a<|im_end|>bc")).plain == "a"
 
 

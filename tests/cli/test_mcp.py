@@ -97,7 +97,7 @@ def test_only_a_fenced_reply_is_unfenced() -> None:
 
 
 @pytest.mark.timeout(120)
-async def test_the_command_speaks_over_standard_input_and_output() -> None:
+async def test_the_command_uses_standard_input_and_output() -> None:
     program = "from quicksilver.cli import main; main(['mcp', '--url', 'http://127.0.0.1:9'])"
     command = StdioServerParameters(command=sys.executable, args=["-c", program], env=dict(os.environ))
     async with Client(stdio_client(command)) as client:

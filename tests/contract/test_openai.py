@@ -228,7 +228,7 @@ def test_responses_stream(client: openai.OpenAI) -> None:
     assert [item.type for item in final.output] == ["reasoning", "message"]
 
 
-def test_responses_cut_at_the_limit_say_incomplete(client: openai.OpenAI) -> None:
+def test_responses_cut_at_the_limit_are_incomplete(client: openai.OpenAI) -> None:
     reply = client.responses.create(model="mercury-2", input="Hi", max_output_tokens=4)
     assert reply.status == "incomplete"
     assert reply.incomplete_details is not None

@@ -178,7 +178,7 @@ def test_a_bad_request_is_a_400_that_names_the_field(client: OpenAI) -> None:
     assert refused.value.param == "temperature"
 
 
-def test_the_server_says_what_it_serves_and_how_to_ask(client: OpenAI, log: Path) -> None:
+def test_the_server_lists_its_models_and_an_example_request(client: OpenAI, log: Path) -> None:
     shown = log.read_text()
     url = str(client.base_url).rstrip("/")
     for word in ("model", "nano", "device", "cpu", "memory", "context", "playground", url, "/metrics"):

@@ -12,7 +12,7 @@ from tests.support.live import serving
 from tests.support.weights import nano
 
 
-def test_the_two_commands_are_there_and_do_what_the_makefile_says() -> None:
+def test_the_two_commands_exist_and_match_the_makefile() -> None:
     assert [line for line in command_lines(README) if line.startswith("make")] == ["make serve", "make test"]
     for target, expected in (("serve", "quicksilver serve"), ("test", "pytest")):
         plan = subprocess.run(["make", "-n", "-C", str(ROOT), target], capture_output=True, text=True, check=True)

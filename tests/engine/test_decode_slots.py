@@ -143,7 +143,7 @@ def test_sequences_move_to_lower_slots_when_the_batch_shrinks() -> None:
     assert answers(run(engine, wanted, at_once=26)) == alone(wanted)
 
 
-def test_random_requests_leave_no_page_behind() -> None:
+def test_random_requests_release_every_page() -> None:
     engine, _ = slot_engine(num_pages=60)
     rng = random.Random(0)
     running: set[str] = set()

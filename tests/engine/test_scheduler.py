@@ -107,7 +107,7 @@ def test_prompts_are_cut_to_the_row_budget() -> None:
     assert work.tail is not None
 
 
-def test_the_youngest_is_preempted_and_the_oldest_goes_on() -> None:
+def test_the_youngest_is_preempted_and_the_oldest_continues() -> None:
     plan = scheduler(num_pages=4)
     plan.add(sequence("old", PAGE))
     plan.add(sequence("young", 2 * PAGE + 1))

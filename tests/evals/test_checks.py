@@ -38,7 +38,7 @@ CASES: list[tuple[Check, str, str]] = [
 
 
 @pytest.mark.parametrize(("check", "good", "bad"), CASES)
-def test_check_tells_good_from_bad(check: Check, good: str, bad: str) -> None:
+def test_check_separates_good_from_bad(check: Check, good: str, bad: str) -> None:
     assert check(good)
     assert not check(bad)
 
@@ -87,6 +87,6 @@ BAD_ANSWERS = (
     list(zip(sanity.QUESTIONS, GOOD_ANSWERS, BAD_ANSWERS, strict=True)),
     ids=[question.text for question in sanity.QUESTIONS],
 )
-def test_sanity_question_knows_a_right_answer(question: sanity.Question, good: str, bad: str) -> None:
+def test_sanity_question_accepts_a_right_answer(question: sanity.Question, good: str, bad: str) -> None:
     assert sanity.score(question, Answer(good)) == {"right": 1.0}
     assert sanity.score(question, Answer(bad)) == {"right": 0.0}

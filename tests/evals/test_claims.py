@@ -72,7 +72,7 @@ def test_a_recorded_value_outside_its_band_is_found(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize(("speed", "num_problems"), [(1500, 0), (2500, 1)])
-def test_a_measured_value_must_lie_in_the_band(checkout: Path, speed: float, num_problems: int) -> None:
+def test_a_measured_value_must_be_in_the_band(checkout: Path, speed: float, num_problems: int) -> None:
     outcome = Verifier(checkout).check(measured(speed))
     assert (outcome.measured, len(outcome.problems)) == (speed, num_problems)
 

@@ -44,7 +44,7 @@ async def _run(data: Path) -> Report:
         await engine.close()
 
 
-async def test_tasks_run_over_an_engine_and_verify_says_what_ar_says(tmp_path: Path) -> None:
+async def test_tasks_run_over_an_engine_and_verify_equals_ar(tmp_path: Path) -> None:
     question = {"task": "arc_easy", "q": "Question: one?\nAnswer:", "c": ["yes", "no"], "g": 1}
     data = write_pack(tmp_path, [question, question, {"task": "wikitext2_test", "text": "some words " * 400}])
     write_rows(data / "train" / "code_python.jsonl.xz", [{"p": HELD_OUT, "f": "a.py", "t": FILE}])

@@ -106,7 +106,7 @@ def test_every_part_leaves_rows_and_answers_that_can_be_scored(model: Transforme
     assert all("pass" in cell.metrics for cell in rescore(report, data).cells if cell.task == "humaneval")
 
 
-def test_a_way_is_undone_and_a_crowd_says_what_one_says(model: Transformer, data: Path, tmp_path: Path) -> None:
+def test_a_way_is_undone_and_many_streams_answer_as_one(model: Transformer, data: Path, tmp_path: Path) -> None:
     here = bench(model, data, tmp_path)
     asks = mixed_asks(data, here.writer, 4, 12)
     settings = here.engine.scheduler.config

@@ -11,7 +11,7 @@ def solved(is_right: bool, logprob: float = -0.5, tokens: int = 10, is_complete:
     return Solved(is_right, 0, tokens, logprob, is_complete)
 
 
-def test_a_gate_that_knows_what_is_wrong_beats_a_random_choice() -> None:
+def test_a_gate_that_detects_wrong_answers_beats_a_random_choice() -> None:
     small = [solved(True, -0.1), solved(True, -0.2), solved(False, -1.0), solved(False, -2.0)]
     strong = [solved(True)] * 4
     points = curve(small, strong, price=10)

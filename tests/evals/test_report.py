@@ -63,7 +63,7 @@ def test_table_shows_both_models_and_the_difference() -> None:
     assert ["multiple", "choice,", "average", "60.0", "55.0", "+5.0"] in lines
 
 
-def test_model_that_cannot_draft_stands_beside_every_decoder() -> None:
+def test_model_that_cannot_draft_is_listed_with_every_decoder() -> None:
     lines = [line.split() for line in compare([SKILL, BASE]).splitlines()]
     assert ["sanity", "(ar)", "right", "9", "90.0", "40.0", "+50.0"] in lines
     assert ["sanity", "(verify", "K=16)", "right", "9", "80.0", "40.0", "+40.0"] in lines

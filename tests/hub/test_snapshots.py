@@ -153,7 +153,7 @@ def test_a_repository_without_safetensors_is_refused(hub: Hub) -> None:
         look_up(HubName("lab/pickled"))
 
 
-def test_offline_mode_asks_nothing(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_sends_no_request(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(Unavailable, match="HF_HUB_OFFLINE"):
         look_up(HubName(REPO))

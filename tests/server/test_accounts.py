@@ -38,7 +38,7 @@ async def test_without_a_valid_key_only_public_paths_answer(bank: Bank, authoriz
         assert (await bank.served.get(path, headers)).status_code == 200
 
 
-async def test_every_route_but_the_public_ones_asks_for_a_key(bank: Bank) -> None:
+async def test_every_route_but_the_public_ones_requires_a_key(bank: Bank) -> None:
     public = {"/health", "/ready", "/feedback", "/", "/assets/{name}", "/playground/about", "/openapi.json"}
     document = (await bank.served.get("/openapi.json")).json()
     async with bank.served.client() as client:

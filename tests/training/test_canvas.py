@@ -112,7 +112,7 @@ def test_a_warm_start_keeps_the_strongest_directions() -> None:
     assert torch.equal(cut[MASKS], torch.ones(2, 3))
 
 
-def test_a_skill_goes_on_from_its_file(network: Network, tmp_path: Path) -> None:
+def test_a_skill_continues_from_its_file(network: Network, tmp_path: Path) -> None:
     optim = Optim(lr=2e-2, max_steps=6, warmup_steps=1, log_every=1000)
     spec = Skill(rank=4, rows_per_batch=8, head_chunk=256, optim=optim)
     store = RowStore(pack(verses(64), 64, PAD, 96), 8, 0, torch.device("cpu"))

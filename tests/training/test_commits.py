@@ -67,7 +67,7 @@ def test_context_stays_where_the_edit_needs_it() -> None:
     assert not new_words(requests[0], needed["target"])
 
 
-def test_region_too_long_to_ask_for_gives_no_row() -> None:
+def test_a_region_that_is_too_long_gives_no_row() -> None:
     assert not list(commit_rows({**RECORD, "region": "x\n" * 4000}, random.Random(0)))
 
 

@@ -17,7 +17,7 @@ def two_documents() -> tuple[torch.Tensor, torch.Tensor]:
     return is_target, doc_id
 
 
-def test_anchors_stand_two_before_a_target_and_ascend() -> None:
+def test_anchors_are_two_before_a_target_and_ascend() -> None:
     is_target, _ = two_documents()
     anchor, is_real = sample_anchors(is_target, 12, generator())
     places = anchor[is_real].tolist()

@@ -94,7 +94,7 @@ def test_thinking_is_opened_by_the_prompt_and_closed_by_the_answer(formatter: Fo
     assert formatter.tokenizer.token_text(prompt[-1]) == "<reponame>"
 
 
-def test_prompts_begin_the_documents_they_ask_for(formatter: Formatter) -> None:
+def test_prompts_begin_their_documents(formatter: Formatter) -> None:
     rows = [
         exchange("What?", "That."),
         FimRow("def f(", "x", "):\n    pass"),

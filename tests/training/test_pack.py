@@ -20,7 +20,7 @@ def packed() -> PackedRows:
     return pack([document(1, 2, 3), document(4, 5, 6, 7, 8), document(9, 10)], 8, pad_id=0, vocab_size=20)
 
 
-def test_every_document_lies_whole_in_one_row() -> None:
+def test_every_document_is_whole_in_one_row() -> None:
     rows = packed()
     assert rows.token_ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8], [9, 10, 0, 0, 0, 0, 0, 0]]
     assert rows.token_ids.dtype == np.uint16

@@ -86,7 +86,7 @@ def test_shares_by_kind() -> None:
     assert table == {"next": {"count": 2, "shown": 0.5, "accepted": 0.5}}
 
 
-def test_asks_and_proposals_survive_their_files(tmp_path: Path) -> None:
+def test_edit_prompts_and_proposals_are_read_as_written(tmp_path: Path) -> None:
     write_edit_prompts(tmp_path / "edits.xz", [EDIT])
     assert read_edit_prompts(tmp_path / "edits.xz") == [EDIT]
     proposal = judged(EDIT, [5, 6], TARGET, -1.5)

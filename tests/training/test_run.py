@@ -53,7 +53,7 @@ def test_smoke_raises_tokens_per_round_after_rounding(smoke: Path) -> None:
     assert verified["same_as_ar"] == 1.0
 
 
-def test_exports_say_where_they_come_from(smoke: Path) -> None:
+def test_exports_name_their_origin(smoke: Path) -> None:
     canvas = load_adapter(smoke / "canvas.safetensors")
     assert isinstance(canvas, CanvasAdapter)
     assert canvas.metadata["name"] == "smoke"
@@ -75,7 +75,7 @@ def test_a_missing_skill_adapter_is_named(tmp_path: Path, capsys: pytest.Capture
     assert "nowhere.safetensors does not exist" in capsys.readouterr().err
 
 
-def test_kto_goes_on_from_the_skill_and_is_what_is_exported(smoke: Path, tmp_path: Path) -> None:
+def test_kto_continues_from_the_skill_and_is_exported(smoke: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(smoke, folder)
     made = [Proposal([1, 3 + i % 4], [20 + i, 21, 2], "next", True, i % 2 == 0) for i in range(40)]

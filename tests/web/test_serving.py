@@ -61,7 +61,7 @@ async def test_nothing_else_is_served(app: FastAPI, path: str) -> None:
     assert (await get(app, path)).status_code == 404
 
 
-async def test_about_says_what_the_page_needs(app: FastAPI) -> None:
+async def test_about_has_the_fields_that_the_page_reads(app: FastAPI) -> None:
     about = (await get(app, "/playground/about")).json()
     assert about["accounts"] is False
     assert about["reasoning_effort"] == "none"

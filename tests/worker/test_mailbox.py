@@ -28,7 +28,7 @@ async def test_deltas_arrive_in_order_and_the_last_one_ends_the_stream() -> None
     assert [event async for event in events] == []
 
 
-async def test_a_reader_that_is_behind_gets_the_waiting_deltas_as_one() -> None:
+async def test_a_slow_reader_gets_the_waiting_deltas_as_one() -> None:
     mailbox = Mailbox()
     logprobs = [TokenLogprob(token, -0.5) for token in (1, 2, 3, 4)]
     mailbox.put(Delta("x", (1, 2), tuple(logprobs[:2]), num_forced=1, usage=Usage(completion_tokens=2)))

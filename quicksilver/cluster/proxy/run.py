@@ -29,7 +29,7 @@ from quicksilver.server.run import collect_rarely, make_listener, stop_on_signal
 
 @asynccontextmanager
 async def open_route(config: RouteConfig, listener: ServerConfig) -> AsyncIterator[RouteApp]:
-    """The router after its first health checks, which go on until it is closed."""
+    """The router after its first health checks, which continue until it is closed."""
     servers = [RoutedServer(i + 1, address, config) for i, address in enumerate(config.addresses)]
     checks = HealthChecks(servers, config)
     await checks.check_all()

@@ -171,7 +171,7 @@ def drain(node_id: str, seconds: float) -> None:
 
 
 def take_down(config: ClusterConfig) -> None:
-    """Ends the engines of the file; the Ray cluster goes on."""
+    """Ends the engines of the file; the Ray cluster keeps running."""
     from ray import serve
 
     for model in config.models:

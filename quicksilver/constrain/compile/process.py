@@ -1,4 +1,4 @@
-"""A child process with limits, as a pool sees it: start, request, heartbeat, cause of death, restart with backoff.
+"""A child process with limits, for a pool: start, request, heartbeat, cause of death, restart with backoff.
 
 A death that the request caused (processor time, memory, a crash) raises RequestKilledProcess; for a compile process it
 is an Outcome. Any other death or stall raises ProcessLost, after which the same request may be sent to a fresh process.

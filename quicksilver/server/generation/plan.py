@@ -196,7 +196,7 @@ class EndRules:
     def constraint(
         self, stop_ids: tuple[int, ...], max_tokens: int, other: ConstraintSpec | None
     ) -> ConstraintSpec | None:
-        """`other` is the constraint of the answer's text, which knows nothing of lengths."""
+        """`other` is the constraint of the answer's text, which does not limit its length."""
         name = "ignore_eos" if self.ignore_eos else "min_tokens"
         if other is not None and (self.ignore_eos or self.min_tokens):
             raise InvalidRequest(f"{name}: cannot be combined with a fixed form of the answer", param=name)

@@ -74,7 +74,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if deadline is not None:
                 deadline.cancel()
         self.pipeline.clear()
-        # uvicorn tells only the newest request of the connection, which may be a pipelined one.
+        # uvicorn notifies only the newest request of the connection, which may be a pipelined one.
         if self._answering is not None:
             _disconnect(self._answering)
         super().connection_lost(exc)

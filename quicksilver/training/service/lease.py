@@ -1,4 +1,4 @@
-"""Lease: renews the lease of one job from a thread, and tells the trainer when to wait and when to stop."""
+"""Lease: renews the lease of one job from a thread, and signals the trainer when to wait and when to stop."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Lease:
         self._thread.join()
 
     def hold(self) -> None:
-        """Returns when training may go on: at once, or when no request waits. Raises Interrupted."""
+        """Returns when training may continue: at once, or when no request waits. Raises Interrupted."""
         while True:
             if self._is_lost.is_set():
                 raise Interrupted(is_held=False)

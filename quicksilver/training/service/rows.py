@@ -41,8 +41,8 @@ _KINDS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class TuningRow:
-    """One line. Of a chat, `learned` says for each assistant turn whether it counts. Of a pair, `rejected` is the other
-    answer. Of a judged answer, `label` says whether it is desirable."""
+    """One line. Of a chat, `learned` is whether each assistant turn counts. Of a pair, `rejected` is the other
+    answer. Of a judged answer, `label` is whether it is desirable."""
 
     row: Row
     line: int

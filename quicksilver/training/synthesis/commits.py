@@ -2,7 +2,7 @@
 
 Every record is one row. Its context varies as editors vary it: the code around the region whole, short or absent, diff
 headers with and without a marker line, hunks with and without context, no path, no cursor, no history. A row keeps its
-whole context where the edit would otherwise bring words that stand nowhere in the prompt.
+whole context if the edit would otherwise add words that do not occur in the prompt.
 """
 
 from __future__ import annotations

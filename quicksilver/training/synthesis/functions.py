@@ -42,7 +42,7 @@ _MIN_DOC = 25
 
 @dataclass(frozen=True, slots=True)
 class SourceFunction:
-    """A documented function: its signature with the docstring, all of it, how it is called, what it is said to do."""
+    """A documented function: signature with docstring, whole text, name, an example call, summary of its docstring."""
 
     head: str
     whole: str

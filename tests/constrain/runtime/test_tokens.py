@@ -23,7 +23,7 @@ def tokens(tokenizer: Tokenizer) -> Tokens:
     return Tokens(tokenizer.to_json(), tokenizer.eos_ids, VOCAB_SIZE)
 
 
-def test_tokens_spell_bytes_and_special_tokens_stand_for_themselves(tokens: Tokens) -> None:
+def test_tokens_are_bytes_and_special_tokens_are_themselves(tokens: Tokens) -> None:
     assert tokens.spell(ord("a")) == [ord("a")]
     assert tokens.spell(OPEN) == [OPEN]
     assert tokens.extend(b"", OPEN) == b""

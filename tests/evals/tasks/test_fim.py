@@ -57,7 +57,7 @@ def test_several_lines_are_not_cut_at_the_first() -> None:
     assert fim.score(gap, Answer("y = 2"))["exact"] == 0.0
 
 
-def test_contexts_ask_the_same_gaps_with_more_or_less_of_the_file() -> None:
+def test_contexts_have_the_same_gaps_with_more_or_less_of_the_file() -> None:
     near, wide = (list(fim.cut_gaps(FILE * 20, "a", 1, around)) for around in (fim.Around(30, 10), fim.Around(90, 40)))
     assert [gap.middle for gap in near] == [gap.middle for gap in wide]
     assert all(long.prefix.endswith(short.prefix) for short, long in zip(near, wide, strict=True))

@@ -42,7 +42,7 @@ def test_changed_signature_is_followed_in_the_body() -> None:
     assert case.answer == case.request.region.replace("path", "name") != case.request.region
 
 
-def test_word_that_stands_nowhere_yet_cannot_be_known() -> None:
+def test_a_word_that_occurs_nowhere_cannot_be_predicted() -> None:
     done = next_edit.Hunk(0, 1, ("a(x)",), ("b(x)",))
     assert next_edit.is_implied([], done, next_edit.Hunk(3, 4, ("a(y)",), ("b(y)",)))
     assert not next_edit.is_implied([], done, next_edit.Hunk(3, 4, ("a(y)",), ("b(surprise)",)))

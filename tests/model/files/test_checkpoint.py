@@ -117,7 +117,9 @@ def test_old_exports_with_a_rotary_table_and_a_second_head_load(tmp_path: Path) 
         ({"model.safetensors": b""}, r"config\.json is missing"),
     ],
 )
-def test_a_directory_without_a_model_says_what_is_missing(tmp_path: Path, files: dict[str, bytes], reason: str) -> None:
+def test_the_error_of_a_directory_without_a_model_names_the_missing_files(
+    tmp_path: Path, files: dict[str, bytes], reason: str
+) -> None:
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckpointRefused, match=reason):

@@ -44,7 +44,7 @@ def test_auto_is_a_format_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None
     assert pick_weights("auto", "cpu") == "float32"
 
 
-def test_a_cpu_that_cannot_compute_int8_says_why_and_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_without_int8_is_refused_with_an_alternative(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "cpu_unsupported", lambda: "the CPU has no AVX2")
     with pytest.raises(InvalidRequest, match=r"AVX2.*use auto, float32, bfloat16"):
         pick_weights("int8", "cpu")

@@ -141,7 +141,7 @@ async def test_every_optional_field_may_be_null(served: Served) -> None:
     assert (await served.post(CHAT, chat(**nulls))).status_code == 200
 
 
-def test_parser_keeps_what_the_json_suite_says() -> None:
+def test_parser_agrees_with_the_json_suite() -> None:
     with tarfile.open(shared("json", "json-test-suite.tar.xz")) as suite:
         files = [member for member in suite if member.isfile() and member.name.endswith(".json")]
         cases = [(member.name.rsplit("/", 1)[-1], suite.extractfile(member)) for member in files]

@@ -34,7 +34,7 @@ def test_it_opens_after_the_failures_of_one_window() -> None:
     assert not breaker.begin()
 
 
-def test_a_success_forgets_failures() -> None:
+def test_a_success_resets_the_failures() -> None:
     breaker, _ = make()
     fail(breaker, 2)
     breaker.succeed()

@@ -29,7 +29,7 @@ def drawn(count: int = 200) -> list[EditRow]:
     return [row for seed in range(count) for row in completion_rows(LONG, random.Random(seed))]
 
 
-def test_a_half_typed_line_ends_at_the_cursor_and_the_answer_goes_on_from_there() -> None:
+def test_a_half_typed_line_ends_at_the_cursor_and_the_answer_continues_it() -> None:
     halves = [row for row in drawn() if row.request.region != row.answer]
     assert len(halves) > 40
     for row in halves:

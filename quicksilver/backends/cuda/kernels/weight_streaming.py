@@ -243,7 +243,7 @@ def _matmul_fp8(
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
 ):  # fmt: skip
     """Both products in one MMA: each MMA is waited for before its scale is applied, and a program waits for one at a
-    time. Up to `GROUPS` scales are loaded before the loop, which then hits L1; inside the loop they would queue behind
+    time. Up to `GROUPS` scales are loaded before the loop, which then hits L1; inside the loop they would queue after
     the weight loads."""
     m, k = tl.arange(0, ROWS), tl.arange(0, GROUP)
     rows = _concat_columns(first, second, BLOCK_N)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quicksilver.constrain.compile.rewrite.rewriter import Rewriter
 
 MAX_CASES = 64
-# Positions at which an item that `contains` requires may stand.
+# Positions at which an item that `contains` requires may be.
 MAX_POSITIONS = 4
 BRANCHING = ("anyOf", "oneOf", "if", "dependentSchemas", "not")
 

@@ -142,7 +142,7 @@ def texts_apart(left: list[Node], right: list[Node]) -> bool:
 
 
 def ranges_apart(left: list[Node], right: list[Node], least: str, most: str) -> bool:
-    """Whether a minimum on one side lies above a maximum on the other."""
+    """Whether a minimum of one side is above a maximum of the other."""
     return any(low > high for low, high in bounds(left, right, least, most))
 
 

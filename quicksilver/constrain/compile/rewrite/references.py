@@ -99,7 +99,7 @@ class Registry:
 
 
 def join(base: str, reference: str) -> str:
-    """`urljoin`, also for bases such as `urn:` that it does not know."""
+    """`urljoin`, also for bases such as `urn:`, which it does not support."""
     if reference.startswith("#") or not reference:
         return base + reference
     return urljoin(base, reference)

@@ -65,7 +65,7 @@ class BatchRunner:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Works until no batch is left; does nothing while it is at work already."""
+        """Works until no batch is left. Does nothing if it is running already."""
         is_at_work = self._task is not None and not self._task.done()
         if self._task is None or not is_at_work or self._task.get_loop() is not asyncio.get_running_loop():
             self._task = asyncio.create_task(self._run())

@@ -91,7 +91,7 @@ class CompletionBody(GenerationBody):
     prediction: PredictionBody | None = None
     # vLLM: log-probabilities of the prompt's tokens, with this many alternatives.
     prompt_logprobs: PromptLogprobs | None = None
-    # vLLM: the answer goes on after the model's end token, up to `max_tokens`.
+    # vLLM: the answer continues after the model's end token, up to `max_tokens`.
     ignore_eos: bool | None = None
     # vLLM: no token may end the answer before it has this many tokens.
     min_tokens: MinTokens | None = None

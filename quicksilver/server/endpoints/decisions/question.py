@@ -97,7 +97,7 @@ class QuestionWriter:
         return self._encode(self._label_start + label[:MAX_FIRST_TOKEN_CHARS])[0]
 
     def _first_tokens(self, options: Sequence[Option]) -> tuple[int, ...]:
-        """The first token of each option if it tells the option from the others, else nothing."""
+        """The first tokens of the options if they all differ, else nothing."""
         firsts = [self._first_token(option.text) if option.text else -1 for option in options]
         return tuple(firsts) if len({-1, *firsts}) == len(firsts) + 1 else ()
 

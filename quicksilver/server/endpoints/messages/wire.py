@@ -109,7 +109,7 @@ Block = Annotated[
 
 
 class MessageTurn(Wire):
-    # A system message may stand anywhere in the conversation.
+    # A system message may be anywhere in the conversation.
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], Field(max_length=MAX_BLOCKS)]
 

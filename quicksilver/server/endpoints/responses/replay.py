@@ -19,7 +19,7 @@ ENDINGS = {"failed": "response.failed", "incomplete": "response.incomplete"}
 
 class NothingToClose:
     async def aclose(self) -> None:
-        """The work goes on without a reader."""
+        """The work continues without a reader."""
 
 
 def stream_stored(request: Request, owner: str, response_id: str, starting_after: int = -1) -> EventStream:

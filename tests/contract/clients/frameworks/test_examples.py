@@ -44,7 +44,7 @@ async def test_eight_helpers_share_a_prefix_and_answer_as_alone(server: Server) 
 
 
 @pytest.mark.timeout(600)
-async def test_two_hundred_turns_with_interruptions_leave_nothing_behind(server: Server) -> None:
+async def test_two_hundred_turns_with_interruptions_release_everything(server: Server) -> None:
     names = ("num_requests_running", "num_requests_waiting", "aborts_total", "kv_pages_free")
     before = counters.read(server.admin_url, *names)
     call = await voice.talk(voice.service(server.url, "nano", "none", "verify", max_tokens=24), NUM_TURNS)

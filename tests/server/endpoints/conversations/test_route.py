@@ -28,7 +28,7 @@ async def texts(served: Served, conversation: str, **query: object) -> list[Any]
     return [item["content"][0]["text"] for item in listed.json()["data"]]
 
 
-async def test_a_conversation_lives_and_ends(served: Served) -> None:
+async def test_a_conversation_is_created_read_and_deleted(served: Served) -> None:
     made = (await call(served, "POST", CONVERSATIONS)).json()
     place = f"{CONVERSATIONS}/{made['id']}"
     assert (made["object"], made["metadata"]) == ("conversation", {})
