@@ -1,1 +1,1 @@
-"""Characters <-> token ids: tokenizer, chat templates, detokenizer, channels, edit prompts. No torch, no HTTP."""
+"""Characters <-> token ids: tokenizer, chat templates, detokenizer, channels, tool calls. No torch, no HTTP."""
