@@ -6,14 +6,18 @@ terminal that cannot redraw, and with `--url`, only committed text is printed, a
 
 from __future__ import annotations
 
+import sys
+import termios
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
+from rich.markup import escape
 
 from quicksilver.cli import options
 from quicksilver.cli.console import out
 from quicksilver.cli.live_canvas import CanvasView, show_answer
+from quicksilver.cli.remote_chat import RemoteModel
 from quicksilver.core import DecodeParams, DecoderName
 from quicksilver.text.conversation import Message
 
@@ -30,6 +34,19 @@ _HINT = "Ctrl-C stops an answer, /help lists the commands, Ctrl-D quits."
 
 Answer = Callable[[list[Message]], str]
 Effort = Literal["none", "low", "medium", "high"]
+LOCAL_CANVAS_LEN = 8
+# Without these flags a server decides by itself.
+ChosenDecoder = Annotated[
+    DecoderName | None, typer.Option(help="Decoding algorithm.", show_default="verify; with --url the server's")
+]
+ChosenCanvasLen = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Canvas length: tokens drafted together.",
+        show_default=f"{LOCAL_CANVAS_LEN}; with --url the server's",
+    ),
+]
 
 
 def chat(
@@ -41,8 +58,8 @@ def chat(
     max_tokens: options.MaxTokens = 256,
     temperature: options.Temperature = 0.0,
     seed: options.Seed = 0,
-    decoder: options.Decoder = DecoderName.VERIFY,
-    canvas_len: options.CanvasLen = 8,
+    decoder: ChosenDecoder = None,
+    canvas_len: ChosenCanvasLen = None,
     device: options.Device = "auto",
     weights: options.Weights = "auto",
     threads: options.Threads = 0,
@@ -50,16 +67,27 @@ def chat(
 ) -> None:
     """Chat with a model in the terminal, or with a running server. Ctrl-C stops an answer, /help lists the commands,
     Ctrl-D quits."""
-    params = options.decode_params(max_tokens, temperature, seed, decoder, canvas_len)
+    params = options.decode_params(
+        max_tokens, temperature, seed, decoder or DecoderName.VERIFY, canvas_len or LOCAL_CANVAS_LEN
+    )
     if url:
-        out.print(f"[bold]{model}[/] at {url}. {_HINT}")
-        talk(remote_answers(url, model, api_key, params, effort), system)
+        given = {"name": decoder, "canvas_len": canvas_len}
+        remote = RemoteModel(url, model, api_key, {name: value for name, value in given.items() if value is not None})
+        out.print(f"[bold]{escape(model)}[/] at {escape(url)}. {_HINT}", soft_wrap=True)
+        talk(remote_answers(remote, params, effort), system)
         return
-    with out.status(f"loading {model}"):
+    with out.status(f"loading {escape(model)}"):
         llm = options.open_llm(model, device, weights, threads, adapter)
+    discard_typed(sys.stdin)
     params = options.for_model(params, llm.engine.info)
-    out.print(f"[bold]{model}[/] on {llm.engine.info.device}. {_HINT}")
+    out.print(f"[bold]{escape(model)}[/] on {llm.engine.info.device}. {_HINT}")
     talk(lambda turns: answer(llm, turns, params, effort), system)
+
+
+def discard_typed(stream: TextIO) -> None:
+    """Discard what was typed before the prompt appeared: on the screen it is part of another line."""
+    if stream.isatty():
+        termios.tcflush(stream, termios.TCIFLUSH)
 
 
 def talk(answer_to: Answer, system: str | None) -> None:
@@ -120,17 +148,15 @@ def answer(llm: LLM, turns: list[Message], params: DecodeParams, effort: str | N
     return text
 
 
-def remote_answers(url: str, model: str, api_key: str, params: DecodeParams, effort: str | None) -> Answer:
-    from quicksilver.cli.remote_chat import RemoteModel
-
-    remote = RemoteModel(url, model, api_key)
+def remote_answers(remote: RemoteModel, params: DecodeParams, effort: str | None) -> Answer:
+    """Answers of a server. Reasoning is shown and is no part of the conversation."""
 
     def answer_to(turns: list[Message]) -> str:
         text = ""
         try:
             for piece in remote.answer(turns, params, effort):
-                text += piece
-                out.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
+                text += piece.text
+                out.print(piece.reasoning + piece.text, end="", markup=False, highlight=False, soft_wrap=True)
         except KeyboardInterrupt:
             pass
         out.print()

@@ -1,11 +1,11 @@
-"""A chat with a running server: the text of one answer, as the server streams it."""
+"""A chat with a running server: reasoning and text of one answer, as the server streams them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -14,15 +14,24 @@ from quicksilver.errors import QuicksilverError
 from quicksilver.text.conversation import Message
 
 
+class Delta(NamedTuple):
+    """New reasoning and new text of an answer."""
+
+    reasoning: str
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """A model on a server with OpenAI's API. `url` is the address with or without `/v1`."""
+    """A model on a server with OpenAI's API. `url` is the address with or without `/v1`. Of the decoder, only fields in
+    `decoder` are sent; the server chooses the others."""
 
     url: str
     model: str
     key: str = ""
+    decoder: Mapping[str, Any] = field(default_factory=dict)
 
-    def answer(self, turns: Sequence[Message], params: DecodeParams, effort: str | None) -> Iterator[str]:
+    def answer(self, turns: Sequence[Message], params: DecodeParams, effort: str | None) -> Iterator[Delta]:
         """Reasoning and text of the answer, in pieces. Closing the iterator aborts the request."""
         body = self._body(turns, params, effort)
         try:
@@ -36,7 +45,7 @@ class RemoteModel:
                     reply.read()
                     raise QuicksilverError(f"{self.url}: {_message(reply)}")
                 for line in reply.iter_lines():
-                    yield from _texts(line)
+                    yield from _deltas(line)
         except httpx.HTTPError as error:
             raise QuicksilverError(f"{self.url} does not answer: {error}; is a server running there?") from error
 
@@ -48,21 +57,23 @@ class RemoteModel:
         return {"authorization": f"Bearer {self.key}"} if self.key else {}
 
     def _body(self, turns: Sequence[Message], params: DecodeParams, effort: str | None) -> dict[str, Any]:
-        decoder = {name: asdict(params.decoder)[name] for name in ("name", "canvas_len")}
-        body = {
+        body: dict[str, Any] = {
             "model": self.model,
             "stream": True,
             "messages": [{"role": turn.role, "content": turn.content} for turn in turns],
             "max_tokens": params.max_new_tokens,
             "temperature": params.temperature,
             "seed": params.seed,
-            "decoder": decoder,
         }
-        return {**body, **({"reasoning_effort": effort} if effort else {})}
+        if self.decoder:
+            body["decoder"] = dict(self.decoder)
+        if effort:
+            body["reasoning_effort"] = effort
+        return body
 
 
-def _texts(line: str) -> Iterator[str]:
-    """The new text of one line of an event stream."""
+def _deltas(line: str) -> Iterator[Delta]:
+    """The new reasoning and text of one line of an event stream."""
     data = line.removeprefix("data: ")
     if data == line or data == "[DONE]":
         return
@@ -71,7 +82,7 @@ def _texts(line: str) -> Iterator[str]:
         raise QuicksilverError(chunk["error"]["message"])
     for choice in chunk["choices"]:
         delta = choice["delta"]
-        yield from filter(None, (delta.get("reasoning_content"), delta.get("content")))
+        yield Delta(delta.get("reasoning_content") or "", delta.get("content") or "")
 
 
 def _message(reply: httpx.Response) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 from collections import deque
 
 import pytest
@@ -53,3 +55,20 @@ def test_a_conversation_keeps_its_turns(monkeypatch: pytest.MonkeyPatch) -> None
     first, second = lines_of(monkeypatch, "one", "two")
     assert [turn.role for turn in first] == ["system", "user"]
     assert [turn.content for turn in second] == ["Be brief.", "one", "ok", "two"]
+
+
+def test_what_was_typed_while_a_model_loads_is_discarded() -> None:
+    keyboard, terminal = os.openpty()
+    with open(keyboard, "wb", buffering=0) as keys, open(terminal) as stream:
+        keys.write(b"too early\n")
+        assert select.select([stream], [], [], 30)[0], "the line has arrived"
+        chat.discard_typed(stream)
+        assert not select.select([stream], [], [], 0)[0]
+
+
+def test_what_a_pipe_holds_is_kept() -> None:
+    reading, writing = os.pipe()
+    with open(reading) as stream, open(writing, "w") as pipe:
+        print("a question", file=pipe, flush=True)
+        chat.discard_typed(stream)
+        assert stream.readline() == "a question\n"
