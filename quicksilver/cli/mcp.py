@@ -105,7 +105,7 @@ def build_server(client: ServerClient) -> Any:
     try:
         from mcp.server.mcpserver import MCPServer
     except ImportError:
-        raise QuicksilverError("MCP needs one more package: pip install 'quicksilver-llm[mcp]'") from None
+        raise QuicksilverError('MCP needs one more package: pip install ".[mcp]" in a checkout') from None
     tools = Tools(client)
     server = MCPServer("quicksilver", version=__version__, log_level="WARNING")
     for tool in (

@@ -45,6 +45,6 @@ def _tracing_class() -> type[Tracing]:
         import quicksilver.server.generation.reply_trace  # noqa: F401
         from quicksilver.server.http.tracing import Tracing
     except ImportError as error:
-        hint = "pip install 'quicksilver-llm[otel]'"
+        hint = 'pip install ".[otel]" in a checkout'
         raise InvalidRequest(f"--otlp-endpoint needs the package {error.name}: {hint}", param=PARAM) from error
     return Tracing

@@ -18,7 +18,7 @@ def draw(reports: Sequence[Report], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise InvalidRequest("the plot needs matplotlib: install quicksilver-llm[train]") from error
+        raise InvalidRequest('the plot needs matplotlib: pip install ".[train]" in a checkout') from error
     figure = Figure(figsize=(11, 9), layout="constrained")
     scores, speeds = figure.subplots(2, 1)
     _draw_scores(scores, reports)

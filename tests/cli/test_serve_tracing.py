@@ -20,7 +20,7 @@ def test_an_address_without_scheme_or_host_is_refused(endpoint: str) -> None:
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "quicksilver.server.http.tracing", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
-    with pytest.raises(InvalidRequest, match=r"opentelemetry.*pip install 'quicksilver-llm\[otel\]'"):
+    with pytest.raises(InvalidRequest, match=r'opentelemetry.*pip install "\.\[otel\]" in a checkout'):
         check_tracing("http://127.0.0.1:4318")
 
 

@@ -125,3 +125,10 @@ def test_model_pages_begin_with_purpose_and_limits() -> None:
 def test_every_decoder_parameter_is_explained() -> None:
     section = (ROOT / "docs/concepts/decoding.md").read_text().split("### Parameters")[1].split("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == [field.name for field in fields(DecoderParams)]
+
+
+def test_pages_install_from_a_checkout() -> None:
+    """The package is on no index, so a command that installs it by name fails."""
+    by_name = re.compile(r"pip install [\"']?quicksilver-llm")
+    sources = [*PAGES, *sorted((ROOT / "quicksilver").rglob("*.py"))]
+    assert [str(path.relative_to(ROOT)) for path in sources if by_name.search(path.read_text())] == []

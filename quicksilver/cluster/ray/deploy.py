@@ -34,7 +34,7 @@ def require_ray() -> None:
     try:
         import ray.serve  # noqa: F401
     except ImportError:
-        raise QuicksilverError("a cluster needs one more package: pip install 'quicksilver-llm[cluster]'") from None
+        raise QuicksilverError('a cluster needs one more package: pip install ".[cluster]" in a checkout') from None
 
 
 def connect(config: ClusterConfig, node_ip: str = "127.0.0.1") -> None:
