@@ -93,7 +93,9 @@ async def main() -> None:
     arguments = options.parse_args()
     async with AsyncOpenAI(base_url=f"{arguments.url}/v1", api_key=arguments.key, timeout=600) as client:
         loop = await compare(
-            arguments.admin_url, lambda decoder: run(client, arguments.model, decoder, arguments.steps)
+            arguments.admin_url,
+            lambda decoder: run(client, arguments.model, decoder, arguments.steps),
+            arguments.metrics_key,
         )
     print(f"{len(loop.shop.called)} tool calls; {len(loop.shop.notes)} notes; {len(PRICES)} items in the price list")
     print(f"prompt tokens from the cache, from step 3 on: {loop.cached_share():.0%}")

@@ -15,27 +15,37 @@ from typing import TypeVar
 import httpx
 
 Result = TypeVar("Result")
-COUNTS = ("engine_steps_total", "generation_tokens_total", "prompt_tokens_total", "cached_tokens_total")
+COUNTS = (
+    "engine_steps_total",
+    "generation_tokens_total",
+    "prompt_tokens_total",
+    "cached_tokens_total",
+    "drafted_tokens_total",
+    "accepted_tokens_total",
+)
 
 
-def read(admin_url: str, *names: str) -> dict[str, float]:
+def read(admin_url: str, *names: str, key: str = "") -> dict[str, float]:
     """Figures of `/metrics` by name, without the prefix, summed over models."""
-    text = httpx.get(f"{admin_url}/metrics", timeout=30).raise_for_status().text
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    text = httpx.get(f"{admin_url}/metrics", headers=headers, timeout=30).raise_for_status().text
     return {name: sum(map(float, re.findall(rf"^quicksilver_{name}{{[^}}]*}} (\S+)$", text, re.M))) for name in names}
 
 
-async def compare(admin_url: str, run: Callable[[str], Awaitable[Result]]) -> Result:
+async def compare(admin_url: str, run: Callable[[str], Awaitable[Result]], key: str = "") -> Result:
     """Call `run` with the name of a decoder: once to fill the prompt cache, then measured with `ar` and `verify`.
     Returns the result of the first call."""
     result = await run("verify")
     seconds = {}
     for decoder in ("ar", "verify"):
-        before, start = read(admin_url, *COUNTS), time.perf_counter()
+        before, start = read(admin_url, *COUNTS, key=key), time.perf_counter()
         await run(decoder)
         seconds[decoder] = time.perf_counter() - start
-        steps, tokens, prompt, cached = (read(admin_url, name)[name] - before[name] for name in COUNTS)
+        after = read(admin_url, *COUNTS, key=key)
+        steps, tokens, prompt, cached, drafted, accepted = (after[name] - before[name] for name in COUNTS)
         print(
             f"{decoder:6} {tokens:5.0f} tokens {steps:5.0f} forwards {tokens / max(steps, 1):5.2f} tokens/forward "
+            f"{accepted / max(drafted, 1):4.0%} of {drafted:.0f} drafted tokens accepted "
             f"{cached / max(prompt, 1):4.0%} of the prompts cached {seconds[decoder]:6.2f} s"
         )
     print(f"time ar / verify: {seconds['ar'] / seconds['verify']:.2f}")
@@ -48,6 +58,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     options.add_argument("--admin-url", default="http://127.0.0.1:8481", help="its admin listener")
     options.add_argument("--model", default="nano")
     options.add_argument("--key", default="none", help="API key, if the server has accounts")
+    options.add_argument("--metrics-key", default="", help="key with scope metrics, if the server has accounts")
     return options
 
 

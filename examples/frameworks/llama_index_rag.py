@@ -105,7 +105,7 @@ async def main() -> None:
         search = search_of(arguments.url, arguments.model, arguments.key, decoder)
         return [await asyncio.to_thread(search.answer, question) for question in QUESTIONS]
 
-    answers = await compare(arguments.admin_url, run)
+    answers = await compare(arguments.admin_url, run, arguments.metrics_key)
     for cited in answers:
         print(f"{cited.question} {cited.answer} [{cited.passage}]")
     right = sum(cited.passage == QUESTIONS[cited.question] for cited in answers)

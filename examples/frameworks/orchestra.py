@@ -91,7 +91,9 @@ async def run(llm: ChatOpenAI, tasks: tuple[str, ...] = TASKS) -> Work:
 async def main() -> None:
     arguments = parser(__doc__).parse_args()
     address = (arguments.url, arguments.model, arguments.key)
-    together = await compare(arguments.admin_url, lambda decoder: run(model_of(*address, decoder)))
+    together = await compare(
+        arguments.admin_url, lambda decoder: run(model_of(*address, decoder)), arguments.metrics_key
+    )
     start = time.perf_counter()
     alone = [await run(model_of(*address), (task,)) for task in TASKS]
     one_by_one = time.perf_counter() - start

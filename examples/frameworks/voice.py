@@ -107,8 +107,9 @@ async def main() -> None:
         print(f"{decoder}: first clause after {median(call.clause_s or [0.0]):.2f} s")
         return call
 
-    call = await compare(arguments.admin_url, run)
-    left = read(arguments.admin_url, "num_requests_running")["num_requests_running"]
+    call = await compare(arguments.admin_url, run, arguments.metrics_key)
+    running = "num_requests_running"
+    left = read(arguments.admin_url, running, key=arguments.metrics_key)[running]
     print(f"{len(call.texts)} turns, {call.num_interrupted} interrupted; requests still running: {left:.0f}")
 
 

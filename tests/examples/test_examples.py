@@ -9,12 +9,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletion
 
 from benchmarks.example_costs import EXAMPLES, read_costs
 from examples import agent_loop, coding_agent, compact, helpers, invoices, rag, summary, transcript
+from examples.frameworks import counters
 from examples.measure import Chat, compare
 from tests.support.live import serving
 from tests.support.weights import nano
@@ -171,3 +173,26 @@ def test_every_example_has_its_costs_measured() -> None:
     assert sorted(example.split()[0] for example in EXAMPLES) == [path.stem for path in PROGRAMS]
     with pytest.raises(SystemExit, match="printed no costs"):
         read_costs("rag", "nothing")
+
+
+async def test_counters_read_metrics_with_the_key_and_print_their_growth(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    growth = dict(zip(counters.COUNTS, (4, 10, 20, 5, 16, 8), strict=True))
+    runs: list[str] = []
+
+    def metrics(url: str, headers: dict[str, str], timeout: float) -> httpx.Response:
+        assert headers == {"authorization": "Bearer qs-metrics"}
+        text = "".join(f'quicksilver_{name}{{model="nano"}} {by * len(runs)}\n' for name, by in growth.items())
+        return httpx.Response(200, text=text, request=httpx.Request("GET", url))
+
+    async def run(decoder: str) -> str:
+        runs.append(decoder)
+        return decoder
+
+    monkeypatch.setattr(httpx, "get", metrics)
+    assert await counters.compare("http://127.0.0.1:1", run, "qs-metrics") == "verify"
+    assert runs == ["verify", "ar", "verify"]
+    shown = capsys.readouterr().out
+    assert shown.count("10 tokens     4 forwards  2.50 tokens/forward") == 2
+    assert shown.count("50% of 16 drafted tokens accepted  25% of the prompts cached") == 2
