@@ -95,8 +95,8 @@ def local_fields_of(body: ChatBody) -> tuple[str, ...]:
 
 
 def choose_route(policy: HybridPolicy, facts: CallFacts, default: str, *, may_leave: bool) -> CallRoute:
-    """`default` is the model of this server that answers if nothing else does: a route always ends with a model of this
-    server, so a failing upstream fails no request."""
+    """`default` is the model of this server that answers if nothing else does: a route always contains a model of
+    this server, so a failing upstream fails no request."""
     rule = next((rule for rule in policy.rules if matches(rule.when, facts)), None)
     if rule is None:
         return CallRoute(NO_RULE, (default,))
