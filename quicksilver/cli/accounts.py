@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
@@ -275,7 +276,7 @@ def _show(rows: list[Row]) -> None:
         return
     table = Table(*rows[0])
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        table.add_row(*(escape(_cell(value)) for value in row.values()))
     if Measurement.get(out, out.options.update(width=10_000), table).maximum <= out.width:
         out.print(table)
         return

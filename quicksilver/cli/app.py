@@ -144,9 +144,9 @@ def main(argv: list[str] | None = None) -> None:
     try:
         build_app(next((word for word in words if not word.startswith("-")), ""))(args=words)
     except QuicksilverError as error:
-        from quicksilver.cli.console import errors
+        from quicksilver.cli.console import print_error
 
-        errors.print(f"[bold red]error[/] {error.message}")
+        print_error(error.message)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -11,7 +11,7 @@ import typer
 from rich.progress import Progress
 
 from quicksilver.cli import options
-from quicksilver.cli.console import errors
+from quicksilver.cli.console import errors, loading
 from quicksilver.cli.serve_run import engine_pool, open_services
 from quicksilver.cli.serve_settings import ServeSettings, model_settings
 from quicksilver.constrain.compile.pool import PoolConfig
@@ -47,7 +47,7 @@ def batch(
 async def _run(settings: ServeSettings, lines: list[BatchLine], target: Path, parallel: int) -> int:
     num_failed = 0
     async with AsyncExitStack() as stack:
-        with errors.status(f"loading {settings.default.files.name}"):
+        with loading(settings.default.files.name):
             pool = await stack.enter_async_context(engine_pool(settings))
         app = build_app(await open_services(stack, settings, pool.engines))
         output = stack.enter_context(target.open("ab"))

@@ -44,7 +44,11 @@ def bench(
         base = base or rate
         cells = (rate, rate / base, tokens / forwards, forwards / seconds)
         table.add_row(name, *(f"{cell:.2f}" for cell in cells))
-    out.print(f"{model} on {llm.engine.info.device}, {llm.engine.info.dtype}, canvas {canvas_len}")
+    out.print(
+        f"{model} on {llm.engine.info.device}, {llm.engine.info.dtype}, canvas {canvas_len}",
+        markup=False,
+        soft_wrap=True,
+    )
     out.print(table)
 
 

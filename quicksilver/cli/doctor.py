@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from quicksilver.cli.console import out
@@ -21,7 +22,9 @@ def doctor() -> None:
     """Check Python, torch, device, memory, disk and models. The exit code is 1 if something must be fixed."""
     table, is_healthy = Table("", "check", "found", "fix"), True
     for name, is_good, found, advice in _checks():
-        table.add_row("[green]ok[/]" if is_good else "[red]no[/]", name, found, "" if is_good else advice)
+        table.add_row(
+            "[green]ok[/]" if is_good else "[red]no[/]", name, escape(found), "" if is_good else escape(advice)
+        )
         is_healthy = is_healthy and is_good
     out.print(table)
     if not is_healthy:

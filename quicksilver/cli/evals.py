@@ -17,7 +17,7 @@ import typer
 
 from quicksilver.cli import options
 from quicksilver.cli.claims import DEFAULT_CLAIMS, verify_claims
-from quicksilver.cli.console import errors
+from quicksilver.cli.console import errors, print_error
 from quicksilver.core import DecoderName, DecoderParams
 from quicksilver.errors import InvalidRequest, QuicksilverError
 
@@ -77,7 +77,7 @@ def evaluate(
     if out is not None:
         write_reports(reports, out)
         draw(reports, out.with_suffix(".png"))
-        errors.print(f"wrote {out} and {out.with_suffix('.png')}")
+        errors.print(f"wrote {out} and {out.with_suffix('.png')}", markup=False, soft_wrap=True)
 
 
 async def _report(model: str, device: str, weights: str, settings: EvalSettings) -> Report:
@@ -116,7 +116,7 @@ async def _served(model: str, url: str, key: str, settings: EvalSettings) -> Rep
         try:
             client = await connect(link, checkpoint.name, tokenizer, template)
         except QuicksilverError as error:
-            errors.print(f"[bold red]error[/] {error.message}")
+            print_error(error.message)
             raise typer.Exit(1) from error
         with shown_progress() as watch:
             return await run_evals(client, tokenizer, template, replace(settings, model=model), watch)

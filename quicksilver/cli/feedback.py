@@ -54,7 +54,7 @@ def export(
         lines = list(kto_lines(objects, owner, read_reports(default_home())))
     target.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
     accepted = sum(line["label"] for line in lines)
-    out.print(f"{len(lines)} lines, {accepted} accepted, in {target}", soft_wrap=True)
+    out.print(f"{len(lines)} lines, {accepted} accepted, in {target}", markup=False, soft_wrap=True)
 
 
 @feedback.command("forget")

@@ -6,9 +6,11 @@ from typing import Annotated
 
 import httpx
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from quicksilver.cli import options
+from quicksilver.cli.addresses import shown_url
 from quicksilver.cli.console import errors, out
 from quicksilver.cluster.proxy.app import RouteApp
 from quicksilver.cluster.proxy.config import Address, AffinityMode, RouteConfig
@@ -79,10 +81,12 @@ def route(
 
 
 def _announce(listener: ServerConfig, app: RouteApp) -> None:
-    errors.print(f"routing [bold]http://{listener.host}:{listener.port}/v1[/] to:", highlight=False)
+    url = escape(shown_url(listener.host, listener.port))
+    errors.print(f"routing [bold]{url}/v1[/] to:", highlight=False, soft_wrap=True)
     for server in app.servers.values():
         errors.print(f"  {server.number}  {server.name}  {server.health}", markup=False, highlight=False)
-    errors.print(f"status and metrics: http://{listener.admin_host}:{listener.admin_port}/", highlight=False)
+    admin = shown_url(listener.admin_host, listener.admin_port)
+    errors.print(f"status and metrics: {admin}/", markup=False, highlight=False, soft_wrap=True)
 
 
 def _show(admin_port: int) -> None:
@@ -93,5 +97,5 @@ def _show(admin_port: int) -> None:
         raise QuicksilverError(f"no router answers at {url}: {error}") from None
     table = Table(*COLUMNS, title=f"route: {status['status']}")
     for server in status["servers"]:
-        table.add_row(*(str(server[column]) for column in COLUMNS))
+        table.add_row(*(escape(str(server[column])) for column in COLUMNS))
     out.print(table)

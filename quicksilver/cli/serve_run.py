@@ -11,14 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
 from rich.panel import Panel
 
-from quicksilver.cli.console import errors
+from quicksilver.cli.addresses import shown_url
+from quicksilver.cli.console import errors, loading
 from quicksilver.cli.serve_adapters import check_adapters
 from quicksilver.cli.serve_settings import ModelSettings, ServeSettings
 from quicksilver.cli.serve_tracing import open_tracing
 from quicksilver.constrain.compile.pool import CompilePool, PoolConfig
 from quicksilver.core import EngineClient, EngineInfo
+from quicksilver.dialect import ADAPTER_DECODERS
 from quicksilver.errors import QuicksilverError
 from quicksilver.hub.resolve import ModelFiles
 from quicksilver.server.adapters import AdapterEngine
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
 
 async def run_server(settings: ServeSettings) -> None:
     async with AsyncExitStack() as stack:
-        with errors.status(f"loading {settings.default.files.name}"):
+        with loading(settings.default.files.name):
             pool = await stack.enter_async_context(engine_pool(settings))
             await check_adapters(settings.models, pool)
         services = await open_services(stack, settings, pool.engines)
@@ -217,18 +220,18 @@ def print_announcement(settings: ServeSettings, info: EngineInfo, config: Server
 
 
 def _panel(settings: ServeSettings, info: EngineInfo, config: ServerConfig) -> Panel:
-    url = f"http://{config.host}:{config.port}"
+    url = shown_url(config.host, config.port)
     facts = {
         "model": f"{info.model} ({info.family}, {_megabytes(info.weight_bytes)} of weights, {info.dtype} activations)",
         "also": ", ".join(settings.ids[1:]),
-        "adapter": _adapters(settings.default.files),
+        "adapter": _adapters(settings.default.files, info),
         "device": info.device,
         "memory": f"KV for {info.num_pages * info.page_size:,} tokens, context {info.context_len:,}",
         "playground": f"{url}/",
         "api": f"{url}/v1",
-        "metrics": f"http://{config.admin_host}:{config.admin_port}/metrics",
+        "metrics": f"{shown_url(config.admin_host, config.admin_port)}/metrics",
     }
-    lines = [f"[bold]{name:>10}[/]  {value}" for name, value in facts.items() if value]
+    lines = [f"[bold]{name:>10}[/]  {escape(value)}" for name, value in facts.items() if value]
     return Panel("\n".join(lines), title="quicksilver", expand=False)
 
 
@@ -237,17 +240,20 @@ def _megabytes(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:.0f} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e6:.2f} MB"
 
 
-def _adapters(files: ModelFiles) -> str:
-    """The adapters that were found; without a canvas adapter, the command that makes one."""
+def _adapters(files: ModelFiles, info: EngineInfo) -> str:
+    """The adapters that were found; for an autoregressive model without a canvas adapter, the command that makes one.
+    Diffusion checkpoints draft without an adapter."""
     skill = f"skill {files.skill.name}" if files.skill else ""
-    canvas = f"canvas {files.canvas.name}" if files.canvas else f"no canvas: quicksilver convert {files.weights}"
+    canvas = f"canvas {files.canvas.name}" if files.canvas else ""
+    if not canvas and set(info.decoders) == set(ADAPTER_DECODERS):
+        canvas = f"no canvas: quicksilver convert {files.weights}"
     return ", ".join(filter(None, (canvas, skill)))
 
 
 def _client_examples(info: EngineInfo, config: ServerConfig, key: str) -> str:
     """Commands to paste. They are printed outside the panel, because its border would be copied too."""
     bearer = "" if key == "none" else f" -H 'authorization: Bearer {key}'"
-    url = f"http://{config.host}:{config.port}/v1"
+    url = f"{shown_url(config.host, config.port)}/v1"
     body = f'{{"model": "{info.model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
     return f"""
 curl {url}/chat/completions -H 'content-type: application/json'{bearer} -d '{body}'

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from quicksilver.cli.api_process import ApiProcessSettings
-from quicksilver.cli.console import errors
+from quicksilver.cli.console import loading
 from quicksilver.cli.serve_adapters import check_adapters
 from quicksilver.cli.serve_run import engine_pool, open_accounts, print_announcement, served_engine, trainer_process
 from quicksilver.cli.serve_settings import LogSettings, ServeSettings
@@ -40,7 +40,7 @@ async def run_supervisor(settings: ServeSettings, num_processes: int, logs: LogS
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quicksilver-")))
         (metrics := folder / "metrics").mkdir()
-        with errors.status(f"loading {settings.default.files.name}"):
+        with loading(settings.default.files.name):
             pool = await stack.enter_async_context(engine_pool(settings))
             await check_adapters(settings.models, pool)
         # Opened before the API processes start: migrations run once, and the first admin key is printed once.

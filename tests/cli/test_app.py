@@ -63,3 +63,21 @@ def test_an_unknown_command_suggests_a_known_one() -> None:
     refused = quicksilver("serv")
     assert refused.returncode == 2
     assert "serve" in refused.stderr
+
+
+def test_square_brackets_of_an_error_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "server[" / "b].toml"
+    path.parent.mkdir()
+    path.write_text("[limits]\nmax_opn = 1\n")
+    refused = quicksilver("serve", "--config", str(path))
+    assert refused.returncode == 2
+    assert "Traceback" not in refused.stderr
+    assert f"{path}: unknown setting 'max_opn' in [limits]; did you mean max_open?" in refused.stderr
+
+
+def test_a_long_error_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 200) / "server.toml"
+    refused = quicksilver("serve", "--config", str(path))
+    assert refused.returncode == 2
+    assert str(path) in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1

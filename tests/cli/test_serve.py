@@ -5,11 +5,13 @@ Nothing is loaded: a model that does not exist is refused with its name, which s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.console import Console
 from safetensors.numpy import save_file
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -18,9 +20,12 @@ from quicksilver.cli import serve, serve_run, serve_settings
 from quicksilver.cli.api_process import ApiProcessSettings
 from quicksilver.cli.app import app
 from quicksilver.cli.serve_settings import LogSettings
+from quicksilver.dialect import AUTOREGRESSIVE
 from quicksilver.engine.config import EngineConfig
 from quicksilver.errors import InvalidRequest, ModelNotFound
 from quicksilver.hub.files import ModelFiles
+from quicksilver.model.families import FAMILIES
+from tests.support.fake_engine import INFO
 
 
 def refusal(*args: str, env: dict[str, str] | None = None) -> Exception:
@@ -119,8 +124,26 @@ def test_adapter_files_are_for_the_first_model(tmp_path: Path, monkeypatch: pyte
 
 def test_the_panel_names_the_adapters_or_the_command_that_makes_one() -> None:
     found = ModelFiles("mine", Path("mine.gguf"), None, Path("a/canvas.safetensors"))
-    assert serve_run._adapters(found) == "canvas canvas.safetensors"
-    assert serve_run._adapters(ModelFiles("mine", Path("mine.gguf"))) == "no canvas: quicksilver convert mine.gguf"
+    info = replace(INFO, decoders=AUTOREGRESSIVE.decoders)
+    assert serve_run._adapters(found, info) == "canvas canvas.safetensors"
+    without = ModelFiles("mine", Path("mine.gguf"))
+    assert serve_run._adapters(without, info) == "no canvas: quicksilver convert mine.gguf"
+    for family in (FAMILIES["sdar"], FAMILIES["llada"], FAMILIES["dream"]):
+        dialect = family.dialect({}, "mine")
+        assert serve_run._adapters(without, replace(INFO, decoders=dialect.decoders)) == ""
+
+
+def test_the_panel_shows_brackets_and_an_address_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ("--host", "0.0.0.0", "--admin-host", "::", "--allow-anonymous", "--model", "mine[/b]")
+    settings = kept_settings(monkeypatch, *flags)
+    console = Console(width=200)
+    monkeypatch.setattr(serve_run, "errors", console)
+    with console.capture() as capture:
+        serve_run.print_announcement(settings, replace(INFO, model="mine[/b]"), settings.server)
+    shown = capture.get()
+    assert "mine[/b] (fake" in shown
+    assert "curl http://127.0.0.1:8480/v1/chat/completions" in shown
+    assert "http://[::1]:8481/metrics" in shown
 
 
 def test_engine_settings_come_from_flag_environment_and_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
