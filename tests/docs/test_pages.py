@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,3 +133,19 @@ def test_pages_install_from_a_checkout() -> None:
     by_name = re.compile(r"pip install [\"']?quicksilver-llm")
     sources = [*PAGES, *sorted((ROOT / "quicksilver").rglob("*.py"))]
     assert [str(path.relative_to(ROOT)) for path in sources if by_name.search(path.read_text())] == []
+
+
+def test_tables_have_an_empty_line_before_them() -> None:
+    """A table row directly after a line of text is rendered as text."""
+    assert [place for page in PAGES for place in rows_after_text(page)] == []
+
+
+def rows_after_text(page: Path) -> list[str]:
+    """Rows of tables, outside code blocks, whose line follows a line of text. A comment is no text."""
+    found, before, is_code = [], "", False
+    for number, line in enumerate(map(str.strip, page.read_text().splitlines()), start=1):
+        is_code ^= line.startswith("```")
+        if line.startswith("|") and before and not is_code and not before.startswith(("|", "<!--")):
+            found.append(f"{page.relative_to(ROOT)}:{number}")
+        before = line
+    return found
