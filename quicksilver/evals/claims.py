@@ -14,7 +14,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,10 @@ MAX_RUN_S = 1800
 PLACEHOLDER = "{value}"
 # In a quote: any other cell of the table's row.
 OTHER_CELL = "*"
+# Files that a command writes into its folder.
+REPORTS_OF_RUN = "**/*.json"
 Step = str | int | Mapping[str, Any]
+NamedReports = list[tuple[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +124,19 @@ def has_fields(report: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
 
 def newest_value(claim: Claim, folder: Path, pattern: str) -> tuple[float, str]:
     """The claim's value, in published units, from the newest matching report that has it, and that report's name."""
+    return _newest(claim, _read_reports(folder, pattern), pattern)
+
+
+def _read_reports(folder: Path, pattern: str) -> NamedReports:
+    return [(path.name, json.loads(path.read_text())) for path in sorted(folder.glob(pattern))]
+
+
+def _newest(claim: Claim, reports: NamedReports, pattern: str) -> tuple[float, str]:
     found = []
-    for path in sorted(folder.glob(pattern)):
-        report = json.loads(path.read_text())
+    for name, report in reports:
         if has_fields(report, claim.where or {}):
             try:
-                found.append((str(report.get("date", "")), look_up(report, claim.value), path.name))
+                found.append((str(report.get("date", "")), look_up(report, claim.value), name))
             except (KeyError, IndexError, StopIteration, TypeError, ValueError):
                 continue
     if not found:
@@ -138,12 +148,15 @@ def newest_value(claim: Claim, folder: Path, pattern: str) -> tuple[float, str]:
 @dataclass(frozen=True, slots=True)
 class Verifier:
     """Checks claims of a checkout. `data` is a folder with evaluation data, which is not part of the project. `gpu` is
-    the name of the device, such as NVIDIA H200; a claim for a GPU is measured if its hardware is part of the name."""
+    the name of the device, such as NVIDIA H200; a claim for a GPU is measured if its hardware is part of the name. A
+    command that several claims share runs once."""
 
     root: Path
     data: Path | None = None
     gpu: str = ""
     is_measuring: bool = True
+    # Command and data of a claim -> the reports that it wrote, or its failure.
+    _runs: dict[tuple[str, str], NamedReports | InvalidRequest] = field(default_factory=dict, init=False, repr=False)
 
     def check(self, claim: Claim) -> Outcome:
         if not claim.value:
@@ -200,9 +213,21 @@ class Verifier:
         return ""
 
     def _measure(self, claim: Claim) -> float:
+        key = (claim.command, claim.data)
+        if key not in self._runs:
+            self._runs[key] = self._reports_of_run(claim)
+        reports = self._runs[key]
+        if isinstance(reports, InvalidRequest):
+            raise reports
+        return _newest(claim, reports, REPORTS_OF_RUN)[0]
+
+    def _reports_of_run(self, claim: Claim) -> NamedReports | InvalidRequest:
         with tempfile.TemporaryDirectory() as folder:
-            self._run(claim, Path(folder))
-            return newest_value(claim, Path(folder), "**/*.json")[0]
+            try:
+                self._run(claim, Path(folder))
+            except InvalidRequest as error:
+                return error
+            return _read_reports(Path(folder), REPORTS_OF_RUN)
 
     def _run(self, claim: Claim, out: Path) -> None:
         """Run the claim's command in the checkout. `{out}` is a folder for its report, `{data}` the claim's data."""

@@ -25,7 +25,8 @@ SPEED = Claim(
     format=",.0f",
     band=[1000, 2000],
 )
-WRITE = "{{python}} -c \"import sys; open(sys.argv[1] + '/r.json', 'w').write(sys.argv[2])\" {{out}} '{}'"
+WRITE_PROGRAM = "import sys; open(sys.argv[1] + '/r.json', 'w').write(sys.argv[2])"
+WRITE = f"{{{{python}}}} -c \"{WRITE_PROGRAM}\" {{{{out}}}} '{{}}'"
 
 
 def report(speed: float, date: str, model: str = "nano") -> str:
@@ -75,6 +76,25 @@ def test_a_recorded_value_outside_its_band_is_found(checkout: Path) -> None:
 def test_a_measured_value_must_be_in_the_band(checkout: Path, speed: float, num_problems: int) -> None:
     outcome = Verifier(checkout).check(measured(speed))
     assert (outcome.measured, len(outcome.problems)) == (speed, num_problems)
+
+
+def test_a_command_of_several_claims_runs_once(checkout: Path) -> None:
+    claim = measured(1500)
+    program = "import sys; open('runs', 'a').write('x'); open(sys.argv[1] + '/r.json', 'w').write(sys.argv[2])"
+    claim = replace(claim, command=claim.command.replace(WRITE_PROGRAM, program))
+    verifier = Verifier(checkout)
+    outcomes = [verifier.check(each) for each in (claim, replace(claim, id="again", scale=1.2))]
+    assert [outcome.measured for outcome in outcomes] == [1500, 1800]
+    assert (checkout / "runs").read_text() == "x"
+
+
+def test_a_failed_command_of_several_claims_runs_once_and_fails_all_of_them(checkout: Path) -> None:
+    command = "{python} -c \"open('runs', 'a').write('x'); raise SystemExit('no disk')\""
+    claim = replace(SPEED, is_measured=True, command=command)
+    verifier = Verifier(checkout)
+    for each in (claim, replace(claim, id="again")):
+        assert verifier.check(each).problems == ("the command exited with 1: no disk",)
+    assert (checkout / "runs").read_text() == "x"
 
 
 def test_claims_that_this_machine_cannot_run_are_checked_against_their_record(checkout: Path) -> None:
