@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
+from starlette.routing import BaseRoute, Match
 from starlette.types import Message, Scope, Send
 
 from quicksilver.server.http.metrics import Metrics
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from quicksilver.server.http.tracing import RequestTrace
 
 log = logging.getLogger("quicksilver.server")
+
+# Route of a path that does not exist. The path itself is never recorded, since callers invent paths.
+UNMATCHED = "unmatched"
 
 
 class RequestRecord:
@@ -56,7 +61,7 @@ class RequestRecord:
 
     def write(self, metrics: Metrics) -> None:
         """Logs and counts the request at its end."""
-        route = getattr(self._scope.get("route"), "path", "unmatched")
+        route = route_template(self._scope)
         seconds = time.perf_counter() - self._started
         metrics.count_request(route, self.status or 500, seconds)
         fields = {"request_id": self.id, "route": route, "status": self.status, "ms": round(seconds * 1000, 1)}
@@ -65,6 +70,35 @@ class RequestRecord:
             fields["trace_id"] = self.trace.trace_id
             self.trace.end(route, self.status or 500, self.id)
         log.info("request", extra=fields)
+
+
+def route_template(scope: Scope) -> str:
+    """The path of the request's route as it was declared. A request that was refused before routing has the route that
+    would have answered it."""
+    route = scope.get("route") or _matching_route(scope)
+    return getattr(route, "path", UNMATCHED)
+
+
+def _matching_route(scope: Scope) -> BaseRoute | None:
+    by_path = None
+    for route in _leaves(scope["app"].routes):
+        match, _ = route.matches(scope)
+        if match is Match.FULL:
+            return route
+        if match is Match.PARTIAL:
+            # The path exists with other methods.
+            by_path = by_path or route
+    return by_path
+
+
+def _leaves(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
+    """The routes, and those of the routers among them: FastAPI keeps an included router as one route."""
+    for route in routes:
+        router = getattr(route, "original_router", None)
+        if router is None:
+            yield route
+        else:
+            yield from _leaves(router.routes)
 
 
 def record_of(request: Request) -> RequestRecord:

@@ -39,3 +39,18 @@ async def test_log_lines_hold_no_prompt_answer_or_key(served: Served, caplog: py
     lines = [f"{record.getMessage()} {vars(record)}" for record in caplog.records if record.name.startswith("quick")]
     assert len(lines) >= 5
     assert not any("canary" in line for line in lines)
+
+
+async def test_refusals_have_the_route_that_would_have_answered(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "quicksilver")
+    served.services.open_requests.is_draining = True
+    for path in (CHAT, "/v1/responses/resp_1", "/nowhere"):
+        assert (await served.get(path)).status_code == 503
+    assert (await served.post(CHAT, chat())).status_code == 503
+    assert (await served.get("/health", {"host": "other.example"})).status_code == 421
+    routes = [record.route for record in caplog.records if record.getMessage() == "request"]
+    assert routes == [CHAT, "/v1/responses/{response_id}", "unmatched", CHAT, "/health"]
+    text = served.services.metrics.render([]).decode()
+    assert f'quicksilver_http_requests_total{{route="{CHAT}",status="503"}} 2.0' in text
