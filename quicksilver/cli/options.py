@@ -174,6 +174,13 @@ Pepper = Annotated[
         help="Secret file for key hashes; default: beside the SQLite file.",
     ),
 ]
+AdminKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="QUICKSILVER_ADMIN_KEY_FILE",
+        help="New file for the first admin key, readable by its owner only; without it the key is printed once.",
+    ),
+]
 SignupCredits = Annotated[
     int, typer.Option(envvar="QUICKSILVER_SIGNUP_CREDITS", min=0, help="Credits a new organisation starts with.")
 ]

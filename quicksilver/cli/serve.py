@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from quicksilver.cli import options
+from quicksilver.cli.admin_key import check_key_file
 from quicksilver.cli.serve_run import run_server
 from quicksilver.cli.serve_settings import LogSettings, ServeSettings, TuningSettings, model_settings, with_companions
 from quicksilver.cli.serve_tracing import check_tracing
@@ -81,6 +82,7 @@ def serve(
     database_url: options.DatabaseUrl = "",
     pepper: options.Pepper = None,
     signup_credits: options.SignupCredits = options.DEFAULT_CREDITS,
+    admin_key_file: options.AdminKeyFile = None,
     allow_anonymous: options.AllowAnonymous = False,
     store: options.StoreObjects = True,
     fine_tuning: options.FineTuning = True,
@@ -109,6 +111,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP: OpenAI's and Mercury's API, and the playground at /."""
     log_to_stderr(log_level, log_format)
+    check_key_file(admin_key_file)
     models, companions = with_companions(model) if companion else (list(model), {})
     tables: dict[str, dict[str, Any]] = context.obj or {}
     load = {"device": device, "weights": weights, "threads": threads, "yarn": yarn}
@@ -117,6 +120,7 @@ def serve(
         models=found,
         server=_checked(_server_config(context.params, found[0].card, tables), has_accounts=accounts),
         accounts=options.accounts_database(database_url, pepper, signup_credits) if accounts else None,
+        admin_key_file=admin_key_file.absolute() if admin_key_file else None,
         **_records(tables, idle_unload_s),
         system_prompt=system_prompt,
         companions=companions,

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.panel import Panel
 
 from quicksilver.cli.addresses import shown_url
+from quicksilver.cli.admin_key import hand_over
 from quicksilver.cli.console import errors, loading
 from quicksilver.cli.serve_adapters import check_adapters
 from quicksilver.cli.serve_settings import ModelSettings, ServeSettings
@@ -64,7 +65,9 @@ async def open_services(
 ) -> Services:
     """The Services of the default model, around the given engines. `stack` closes what is opened here."""
     compile_pool = await stack.enter_async_context(_compile_pool(settings.compile_pool))
-    accounts = await stack.enter_async_context(open_accounts(*settings.accounts)) if settings.accounts else None
+    accounts = None
+    if settings.accounts:
+        accounts = await stack.enter_async_context(open_accounts(*settings.accounts, settings.admin_key_file))
     tracing = await stack.enter_async_context(open_tracing(settings.server.otlp_endpoint))
     served = dict[str, ServedModel]()
     for model in settings.models:
@@ -186,14 +189,14 @@ async def _hybrid(policy: HybridPolicy) -> AsyncIterator[Hybrid]:
 
 
 @asynccontextmanager
-async def open_accounts(url: str, config: AccountsConfig) -> AsyncIterator[Accounts]:
-    """Open the accounts database. The first start creates the admin key and prints it once."""
+async def open_accounts(url: str, config: AccountsConfig, key_file: Path | None) -> AsyncIterator[Accounts]:
+    """Open the accounts database. The first start creates the admin key and prints it, or writes it to `key_file`."""
     from quicksilver.accounts.service import Accounts
 
     accounts = await Accounts.open(url, config)
     try:
         if first := await accounts.bootstrap():
-            errors.print(f"[bold]admin key, shown once:[/] {first.secret}", soft_wrap=True)
+            hand_over(first, key_file)
         watch = asyncio.create_task(_stop_when_broken(accounts))
         try:
             yield accounts

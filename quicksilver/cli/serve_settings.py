@@ -64,6 +64,8 @@ class ServeSettings:
     # Database URL and configuration of the accounts, or None to serve without accounts.
     accounts: tuple[str, AccountsConfig] | None
     compile_pool: PoolConfig
+    # Where the first admin key is written; None: it is printed.
+    admin_key_file: Path | None = None
     # System message of chats that have none; None: the default of the model.
     system_prompt: str | None = None
     model_pool: ModelPoolConfig = field(default_factory=ModelPoolConfig)

@@ -44,7 +44,9 @@ async def run_supervisor(settings: ServeSettings, num_processes: int, logs: LogS
             pool = await stack.enter_async_context(engine_pool(settings))
             await check_adapters(settings.models, pool)
         # Opened before the API processes start: migrations run once, and the first admin key is printed once.
-        accounts = await stack.enter_async_context(open_accounts(*settings.accounts)) if settings.accounts else None
+        accounts = None
+        if settings.accounts:
+            accounts = await stack.enter_async_context(open_accounts(*settings.accounts, settings.admin_key_file))
         passed = ApiProcessSettings(settings, folder / "control.sock", logs, num_processes)
         processes = ApiProcesses(
             (sys.executable, "-c", "from quicksilver.cli.api_process import main; main()"),
