@@ -95,15 +95,18 @@ class ObjectStore:
 
     def delete(self, owner: str, kind: str, object_id: str) -> bool:
         """Deletes the object with all that it contains; whether it existed."""
+        own = and_(objects.c.owner == owner, objects.c.kind == kind, objects.c.id == object_id)
         with self._store.write() as connection:
-            connection.execute(delete(objects).where(objects.c.owner == owner, objects.c.parent == object_id))
-            own = and_(objects.c.owner == owner, objects.c.kind == kind, objects.c.id == object_id)
-            return connection.execute(delete(objects).where(own)).rowcount > 0
+            # An id of another kind deletes nothing: its contents belong to an object that stays.
+            if not connection.execute(delete(objects).where(own)).rowcount:
+                return False
+            _delete_inside(connection, owner, object_id)
+            return True
 
     def delete_inside(self, owner: str, parent: str) -> None:
         """Deletes all that the object contains."""
         with self._store.write() as connection:
-            connection.execute(delete(objects).where(objects.c.owner == owner, objects.c.parent == parent))
+            _delete_inside(connection, owner, parent)
 
     def ids(self, owner: str, kind: str, parent: str) -> list[str]:
         own = and_(objects.c.owner == owner, objects.c.kind == kind, objects.c.parent == parent)
@@ -188,6 +191,10 @@ class ObjectStore:
 
 def _named(owner: str, kind: str, ids: Sequence[str]) -> Select[Any]:
     return select(objects).where(objects.c.owner == owner, objects.c.kind == kind, objects.c.id.in_(ids))
+
+
+def _delete_inside(connection: Connection, owner: str, parent: str) -> None:
+    connection.execute(delete(objects).where(objects.c.owner == owner, objects.c.parent == parent))
 
 
 def _num_bytes(connection: Connection, owner: str) -> int:

@@ -72,6 +72,13 @@ def test_deletion_takes_what_is_inside(objects: ObjectStore) -> None:
     assert objects.get("a", "y", "3") is None
 
 
+def test_deletion_of_an_id_of_another_kind_deletes_nothing(objects: ObjectStore) -> None:
+    objects.put("a", [StoredObject("x", "1", b""), StoredObject("y", "2", b"inside", "1")])
+    assert objects.delete("a", "z", "1") is False
+    assert objects.get("a", "x", "1") is not None
+    assert objects.get("a", "y", "2") is not None
+
+
 def test_old_objects_and_then_the_oldest_make_room(objects: ObjectStore, clock: Clock) -> None:
     objects.put("a", [StoredObject("x", "old", b"1234")])
     clock.now = 2000.0
