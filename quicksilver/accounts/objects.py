@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, delete, func, inspect, select, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, delete, func, inspect, not_, select, update
 
 from quicksilver.accounts.migrations import m0003_objects
 from quicksilver.accounts.records import StoredObject
@@ -88,6 +89,40 @@ class ObjectStore:
             rows = connection.execute(query.order_by(order).limit(limit)).all()
         return [_object(row) for row in rows]
 
+    def page(
+        self,
+        owner: str,
+        kind: str,
+        parent: str = "",
+        *,
+        after: str = "",
+        limit: int,
+        max_bytes: int,
+        is_descending: bool = False,
+    ) -> tuple[list[StoredObject], bool] | None:
+        """As `find`, with at most `max_bytes` of bodies but at least one object, and whether more objects follow."""
+        query = select(objects).where(objects.c.owner == owner, objects.c.kind == kind, objects.c.parent == parent)
+        order = objects.c.seq.desc() if is_descending else objects.c.seq
+        with self._store.read() as connection:
+            if after:
+                seq = connection.execute(_named(owner, kind, [after]).with_only_columns(objects.c.seq)).scalar()
+                if seq is None:
+                    return None
+                query = query.where(objects.c.seq < seq if is_descending else objects.c.seq > seq)
+            sizes = query.with_only_columns(objects.c.size).order_by(order).limit(limit + 1)
+            listed = list(connection.execute(sizes).scalars())
+            num_taken = _num_within(listed[:limit], max_bytes)
+            rows = connection.execute(query.order_by(order).limit(num_taken)).all()
+        return [_object(row) for row in rows], len(listed) > num_taken
+
+    def extent(self, owner: str, kind: str, parent: str) -> tuple[int, int]:
+        """How many objects of this kind the parent contains, and the bytes of their bodies."""
+        size = func.coalesce(func.sum(objects.c.size), 0)
+        own = and_(objects.c.owner == owner, objects.c.kind == kind, objects.c.parent == parent)
+        with self._store.read() as connection:
+            num_objects, num_bytes = connection.execute(select(func.count(), size).where(own)).one()
+        return int(num_objects), int(num_bytes)
+
     def count(self, owner: str, kind: str, parent: str = "") -> int:
         query = select(func.count()).where(objects.c.owner == owner, objects.c.kind == kind, objects.c.parent == parent)
         with self._store.read() as connection:
@@ -116,6 +151,12 @@ class ObjectStore:
     def num_bytes(self, owner: str) -> int:
         with self._store.read() as connection:
             return _num_bytes(connection, owner)
+
+    def num_kept_bytes(self, owner: str, kinds: Collection[str]) -> int:
+        """The bytes of the objects that `trim` with these kinds never deletes."""
+        trimmed = and_(objects.c.kind.in_(sorted(kinds)), objects.c.is_open == 0)
+        with self._store.read() as connection:
+            return _num_bytes(connection, owner, not_(trimmed))
 
     def trim(self, owner: str, kinds: Collection[str], max_bytes: int, before: float) -> None:
         """Deletes finished objects of these kinds that are older than `before`, then the oldest ones until all objects
@@ -197,8 +238,14 @@ def _delete_inside(connection: Connection, owner: str, parent: str) -> None:
     connection.execute(delete(objects).where(objects.c.owner == owner, objects.c.parent == parent))
 
 
-def _num_bytes(connection: Connection, owner: str) -> int:
-    query = select(func.coalesce(func.sum(objects.c.size), 0)).where(objects.c.owner == owner)
+def _num_within(sizes: Sequence[int], max_bytes: int) -> int:
+    """The length of the longest start whose sum is at most `max_bytes`; 1 if the first one alone is larger."""
+    sums = accumulate(sizes)
+    return max(min(1, len(sizes)), sum(total <= max_bytes for total in sums))
+
+
+def _num_bytes(connection: Connection, owner: str, *conditions: ColumnElement[bool]) -> int:
+    query = select(func.coalesce(func.sum(objects.c.size), 0)).where(objects.c.owner == owner, *conditions)
     return int(connection.execute(query).scalar_one())
 
 

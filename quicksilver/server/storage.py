@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 DAY_S = 86_400
-# Kinds that are deleted when they are old or a project stores too much.
-EVICTED = ("response", "chat", "capture")
+# Kinds of which finished objects are deleted when they are old or a project stores too much.
+EVICTED = ("response", "chat", "capture", "batch")
+# Of the bodies on one page of a list.
+PAGE_BYTES = 8 * 2**20
 
 
 class Storage:
@@ -46,6 +48,11 @@ class Storage:
         """False where nothing can have been stored yet; the store is not opened for this."""
         return self.is_on and (self._accounts is not None or (self._config.home / "objects.db").exists())
 
+    @property
+    def history_bytes(self) -> int:
+        """Of stored items that one request may continue: as many as a body may have."""
+        return self._config.body_bytes
+
     def require_on(self, param: str) -> None:
         if not self.is_on:
             raise InvalidRequest(f"{param}: this server stores nothing", param=param)
@@ -56,15 +63,28 @@ class Storage:
             return await self._accounts.stored(work)
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: work(self._open_local()))
 
-    async def put(self, owner: str, *stored: StoredObject) -> None:
-        """Writes the objects, and deletes old ones where the project stores too much."""
+    async def put(self, owner: str, *stored: StoredObject, is_bounded: bool = True) -> None:
+        """Writes the objects, and deletes old ones where the project stores too much. Raises InvalidRequest where an
+        object that is kept does not fit, unless `is_bounded` is false."""
         config = self._config
 
         def write(store: ObjectStore) -> None:
+            if is_bounded and any(each.kind not in EVICTED or each.is_open for each in stored):
+                self._check_room(store, owner, sum(len(each.body) for each in stored))
             store.put(owner, stored)
             store.trim(owner, EVICTED, config.stored_bytes, time.time() - config.stored_days * DAY_S)
 
         await self.run(write)
+
+    async def require_room(self, owner: str, num_bytes: int) -> None:
+        """Raises InvalidRequest where `put` would refuse objects of this size."""
+        await self.run(lambda store: self._check_room(store, owner, num_bytes))
+
+    def _check_room(self, store: ObjectStore, owner: str, num_bytes: int) -> None:
+        limit = self._config.stored_bytes
+        if store.num_kept_bytes(owner, EVICTED) + num_bytes > limit:
+            message = f"This project may store {limit} bytes; delete files or conversations first."
+            raise InvalidRequest(message, code="quota_exceeded")
 
     async def get(self, owner: str, kind: str, object_id: str) -> StoredObject:
         """Raises NotFound also for an object of another project."""
@@ -79,22 +99,23 @@ class Storage:
             raise NotFound(f"There is no {kind} with this id.")
 
     async def page(self, owner: str, kind: str, query: ListQuery, parent: str = "") -> tuple[list[StoredObject], bool]:
-        """The objects of one page, and whether more follow."""
+        """The objects of one page, and whether more follow. A page of large objects has fewer than `query.limit`."""
         if not self.is_on:
             return [], False
         found = await self.run(
-            lambda store: store.find(
+            lambda store: store.page(
                 owner,
                 kind,
                 parent,
                 after=query.after,
-                limit=query.limit + 1,
+                limit=query.limit,
+                max_bytes=PAGE_BYTES,
                 is_descending=query.order == "desc",
             )
         )
         if found is None:
             raise InvalidRequest("after: no such object in this list", param="after")
-        return found[: query.limit], len(found) > query.limit
+        return found
 
     def _open_local(self) -> ObjectStore:
         with self._opening:

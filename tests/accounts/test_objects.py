@@ -53,6 +53,25 @@ def test_objects_are_listed_in_order_and_by_owner(objects: ObjectStore) -> None:
     assert (objects.count("a", "x", "p"), sorted(objects.ids("b", "x", "p"))) == (5, ["0"])
 
 
+def test_a_page_is_bounded_in_bytes(objects: ObjectStore) -> None:
+    objects.put("a", [StoredObject("x", str(i), b"1234", "p") for i in range(5)])
+
+    def page(**options: int | str | bool) -> tuple[list[str], bool]:
+        found = objects.page("a", "x", "p", **{"limit": 10, "max_bytes": 100, **options})  # type: ignore[arg-type]
+        assert found is not None
+        return ids(found[0]), found[1]
+
+    assert page() == (["0", "1", "2", "3", "4"], False)
+    assert page(limit=2) == (["0", "1"], True)
+    assert page(max_bytes=8) == (["0", "1"], True)
+    assert page(max_bytes=1, is_descending=True) == (["4"], True)
+    assert page(max_bytes=8, after="2") == (["3", "4"], False)
+    assert page(after="4") == ([], False)
+    assert objects.page("a", "x", "p", after="none", limit=1, max_bytes=1) is None
+    assert objects.extent("a", "x", "p") == (5, 20)
+    assert objects.extent("a", "x", "none") == (0, 0)
+
+
 def test_a_replaced_object_keeps_its_place(objects: ObjectStore) -> None:
     objects.put("a", [StoredObject("x", "1", b"old"), StoredObject("x", "2", b"")])
     objects.put("a", [StoredObject("x", "1", b"newer")])
@@ -86,6 +105,7 @@ def test_old_objects_and_then_the_oldest_make_room(objects: ObjectStore, clock: 
     objects.put("a", [StoredObject("x", "open", b"1234", is_open=True), StoredObject("kept", "1", b"1234")])
     objects.trim("a", ["x"], 1000, before=1500.0)
     assert ids(objects.find("a", "x")) == ["0", "1", "2", "open"]
+    assert objects.num_kept_bytes("a", ["x"]) == 8
     objects.trim("a", ["x"], 13, before=0.0)
     assert ids(objects.find("a", "x")) == ["2", "open"]
     assert objects.get("a", "kept", "1") is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from quicksilver.server.http.fields import GenerationBody, Wire
 from quicksilver.server.http.refused_fields import refuse_fields
 
 BodyType = TypeVar("BodyType", bound=Wire)
+Parsed = TypeVar("Parsed")
 
 OFF_LOOP_BYTES = 64 * 2**10
 MAX_JSON_VALUES = 200_000
@@ -34,15 +36,20 @@ async def read_body(
 ) -> BodyType:
     """The checked body."""
     raw = await read_bytes(request, config, max_bytes)
-    if len(raw) < OFF_LOOP_BYTES:
-        return parse_body(raw, model)
-    return await asyncio.get_running_loop().run_in_executor(_parser, parse_body, raw, model)
+    return await off_loop(len(raw), lambda: parse_body(raw, model))
+
+
+async def off_loop(num_bytes: int, parse: Callable[[], Parsed]) -> Parsed:
+    """The result of `parse`, which reads so many bytes; large ones are read in a thread."""
+    if num_bytes < OFF_LOOP_BYTES:
+        return parse()
+    return await asyncio.get_running_loop().run_in_executor(_parser, parse)
 
 
 async def read_optional_body(request: Request, model: type[BodyType], config: ServerConfig) -> BodyType:
     """Like `read_body`, for bodies whose every field has a default: nothing at all counts as an empty object."""
-    raw = await read_bytes(request, config)
-    return parse_body(raw or b"{}", model)
+    raw = await read_bytes(request, config) or b"{}"
+    return await off_loop(len(raw), lambda: parse_body(raw, model))
 
 
 async def read_bytes(request: Request, config: ServerConfig, max_bytes: int | None = None) -> bytes:

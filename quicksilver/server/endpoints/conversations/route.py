@@ -21,7 +21,7 @@ from quicksilver.server.endpoints.conversations.wire import (
 )
 from quicksilver.server.endpoints.responses.turn import CONVERSATION, ITEM, MAX_ITEMS, Item, as_listed, stored_items
 from quicksilver.server.http.auth import caller_of
-from quicksilver.server.http.body import parse_body, parse_object, read_bytes
+from quicksilver.server.http.body import off_loop, parse_body, parse_object, read_body, read_bytes
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.list_query import DeletedReply, ListQuery, ObjectList
 from quicksilver.server.http.openapi import answers, answers_read, may_take, takes
@@ -37,8 +37,7 @@ async def create_conversation(request: Request) -> Response:
     services, owner = services_of(request), caller_of(request).tenant
     services.storage.require_on("items")
     raw = await read_bytes(request, services.config) or b"{}"
-    body = parse_body(raw, ConversationBody)
-    items = _new_items(raw)
+    body, items = await off_loop(len(raw), lambda: (parse_body(raw, ConversationBody), _new_items(raw)))
     reply = {
         "id": f"conv_{uuid.uuid4().hex}",
         "object": "conversation",
@@ -58,7 +57,7 @@ async def get_conversation(request: Request, conversation_id: str) -> Response:
 async def update_conversation(request: Request, conversation_id: str) -> Response:
     services = services_of(request)
     reply = await _conversation(request, conversation_id)
-    body = parse_body(await read_bytes(request, services.config), ConversationUpdateBody)
+    body = await read_body(request, ConversationUpdateBody, services.config)
     reply = {**reply, "metadata": dict(body.metadata or {})}
     await services.storage.put(caller_of(request).tenant, _stored(reply))
     return json_response(reply)
@@ -75,8 +74,7 @@ async def add_items(request: Request, conversation_id: str) -> Response:
     services, owner = services_of(request), caller_of(request).tenant
     await _conversation(request, conversation_id)
     raw = await read_bytes(request, services.config)
-    parse_body(raw, NewItemsBody)
-    items = _new_items(raw)
+    _, items = await off_loop(len(raw), lambda: (parse_body(raw, NewItemsBody), _new_items(raw)))
     if await services.storage.run(lambda store: store.count(owner, ITEM, conversation_id)) + len(items) > MAX_ITEMS:
         raise InvalidRequest(f"items: a conversation has at most {MAX_ITEMS} items", param="items")
     await services.storage.put(owner, *stored_items(conversation_id, items))
@@ -106,8 +104,12 @@ async def delete_item(request: Request, conversation_id: str, item_id: str) -> R
 
 
 def _new_items(raw: bytes) -> list[Item]:
+    """The items with ids of their own: an id that was sent may be that of an item of another conversation."""
     given: Sequence[Item] = parse_object(raw).get("items") or ()
-    return [as_listed(item) for item in given]
+    for i, item in enumerate(given):
+        if item.get("type") == "item_reference":
+            raise InvalidRequest(f"items.{i}: send the item itself instead of a reference", param=f"items.{i}")
+    return [as_listed(item, keeps_id=False) for item in given]
 
 
 def _stored(reply: dict[str, Any]) -> StoredObject:

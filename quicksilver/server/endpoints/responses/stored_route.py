@@ -11,7 +11,7 @@ from starlette.responses import Response
 from quicksilver.server.accounts.usage_wire import Query
 from quicksilver.server.endpoints.responses.background import cancel_response, current_reply
 from quicksilver.server.endpoints.responses.replay import stream_stored
-from quicksilver.server.endpoints.responses.turn import RESPONSE, read_chain
+from quicksilver.server.endpoints.responses.turn import RESPONSE, HistoryBounds, read_chain
 from quicksilver.server.endpoints.responses.wire import ResponseReply
 from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.json_reply import json_response
@@ -63,5 +63,6 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     query = read_query(request, ListQuery)
     stored = read_json(await services.storage.get(owner, RESPONSE, response_id))
     previous = stored["reply"].get("previous_response_id")
-    items = [*(await read_chain(services.storage, owner, previous) if previous else ()), *stored["input"]]
+    bounds = HistoryBounds(services.storage.history_bytes)
+    items = [*(await read_chain(services.storage, owner, previous, bounds) if previous else ()), *stored["input"]]
     return json_response(page_of(items, query))

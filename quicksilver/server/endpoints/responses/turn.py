@@ -8,20 +8,23 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from quicksilver.accounts.records import StoredObject
-from quicksilver.errors import InvalidRequest, NotFound
+from quicksilver.errors import ContextTooLong, InvalidRequest, NotFound
 from quicksilver.server.endpoints.responses.wire import CompactBody, InputItem, ResponseReply, ResponsesBody
-from quicksilver.server.http.body import parse_object
+from quicksilver.server.http.body import off_loop, parse_object
 from quicksilver.server.storage import Storage, read_json, write_json
 
+if TYPE_CHECKING:
+    from quicksilver.accounts.objects import ObjectStore
+
 RESPONSE, CONVERSATION, ITEM = "response", "conversation", "item"
-# Responses that are followed back, and items of a conversation that are read.
-MAX_CHAIN = 512
+# Items that a response continues.
 MAX_ITEMS = 2048
+MAX_ID_CHARS = 256
 ID_PREFIXES = {
     "message": "msg",
     "function_call": "fc",
@@ -46,10 +49,8 @@ class ResponseTurn:
     items: list[Item] = field(default_factory=list)
     # The items before them.
     history: list[Item] = field(default_factory=list)
-
-    @property
-    def past(self) -> list[InputItem]:
-        return parse_items(self.history, "previous_response_id")
+    # The same, checked.
+    past: list[InputItem] = field(default_factory=list)
 
     async def save(self, reply: ResponseReply) -> None:
         if self.is_stored:
@@ -72,7 +73,8 @@ class ResponseTurn:
 
     async def append(self, items: Sequence[Item]) -> None:
         assert self.conversation is not None
-        await self.storage.put(self.owner, *stored_items(self.conversation, items))
+        # The room was checked before the answer was generated.
+        await self.storage.put(self.owner, *stored_items(self.conversation, items), is_bounded=False)
 
 
 def stored_items(conversation: str, items: Sequence[Item]) -> list[StoredObject]:
@@ -81,20 +83,47 @@ def stored_items(conversation: str, items: Sequence[Item]) -> list[StoredObject]
 
 async def open_turn(body: CompactBody, storage: Storage, owner: str) -> ResponseTurn:
     """Reads what the body continues. Raises NotFound for an object of another project."""
-    turn = ResponseTurn(storage, owner, items=read_items(body))
+    turn = ResponseTurn(storage, owner)
+    bounds = HistoryBounds(storage.history_bytes)
     if isinstance(body, ResponsesBody):
         turn.is_stored = body.store is not False and storage.is_on
         turn.conversation = body.conversation_id
+        bounds = HistoryBounds(storage.history_bytes, is_cut=body.truncation == "auto")
+    turn.items = await off_loop(len(body.raw), lambda: read_items(body, keeps_ids=turn.conversation is None))
     if body.previous_response_id is not None:
         storage.require_on("previous_response_id")
         if turn.conversation is not None:
             raise InvalidRequest("conversation: cannot be combined with previous_response_id", param="conversation")
-        turn.history = await read_chain(storage, owner, body.previous_response_id)
+        turn.history = await read_chain(storage, owner, body.previous_response_id, bounds)
     elif turn.conversation is not None:
         storage.require_on("conversation")
-        turn.history = await read_conversation(storage, owner, turn.conversation)
+        turn.history = await read_conversation(storage, owner, turn.conversation, bounds)
+        await storage.require_room(owner, len(body.raw))
     check_references(turn)
+    if bounds.is_cut:
+        # One message is left for the instructions.
+        turn.history = turn.history[-max(1, MAX_ITEMS - len(turn.items) - 1) :]
+    turn.past = await off_loop(bounds.num_read, lambda: parse_items(turn.history, "previous_response_id"))
     return turn
+
+
+@dataclass
+class HistoryBounds:
+    """The most that is read of what a response continues."""
+
+    max_bytes: int
+    # Whether the oldest items are left out where there are more; otherwise they are refused.
+    is_cut: bool = False
+    num_read: int = 0
+
+    def takes(self, num_items: int, num_bytes: int) -> bool:
+        """Whether so much more may be read. Raises ContextTooLong unless the oldest items are left out."""
+        if num_items <= MAX_ITEMS and self.num_read + num_bytes <= self.max_bytes:
+            return True
+        if self.is_cut:
+            return False
+        message = f"The conversation has more than {MAX_ITEMS} items or {self.max_bytes} bytes"
+        raise ContextTooLong(f"{message}: set truncation to auto, or begin a new one.", param="input")
 
 
 def check_references(turn: ResponseTurn) -> None:
@@ -106,19 +135,21 @@ def check_references(turn: ResponseTurn) -> None:
     turn.items = [item for item in turn.items if item["type"] != "item_reference"]
 
 
-def read_items(body: CompactBody) -> list[Item]:
-    """The input as it was sent, each item in the form in which it is listed."""
+def read_items(body: CompactBody, *, keeps_ids: bool) -> list[Item]:
+    """The input as it was sent, each item in the form in which it is listed. Items that become part of a conversation
+    get ids of their own: an id that was sent may be that of an item of another conversation."""
     given = parse_object(body.raw).get("input") if body.raw else None
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    return [as_listed(item) for item in given or ()]
+    return [as_listed(item, keeps_id=keeps_ids or item.get("type") == "item_reference") for item in given or ()]
 
 
-def as_listed(item: Item) -> Item:
+def as_listed(item: Item, *, keeps_id: bool) -> Item:
     """The item with an id, a type and a status, and its content as parts."""
     kind = item.get("type") or "message"
     known = item.get("id")
-    made = known if isinstance(known, str) and known else f"{ID_PREFIXES.get(kind, 'item')}_{uuid.uuid4().hex}"
+    is_kept = keeps_id and isinstance(known, str) and 0 < len(known) <= MAX_ID_CHARS
+    made = known if is_kept else f"{ID_PREFIXES.get(kind, 'item')}_{uuid.uuid4().hex}"
     listed = {"status": "completed", **item, "type": kind, "id": made}
     if kind == "message" and isinstance(item.get("content"), str):
         is_output = item.get("role") == "assistant"
@@ -134,25 +165,49 @@ def parse_items(items: Sequence[Item], param: str) -> list[InputItem]:
         raise InvalidRequest(f"{param}: an item of it cannot be read here", param=param) from None
 
 
-async def read_chain(storage: Storage, owner: str, response_id: str) -> list[Item]:
+async def read_chain(storage: Storage, owner: str, response_id: str, bounds: HistoryBounds) -> list[Item]:
     """The items of a response and of all that it continues, oldest first."""
     turns: list[list[Item]] = []
     following: str | None = response_id
-    while following is not None and len(turns) < MAX_CHAIN:
+    while following is not None:
         try:
-            stored = read_json(await storage.get(owner, RESPONSE, following))
+            found = await storage.get(owner, RESPONSE, following)
         except NotFound:
             message = "There is no previous response with this id."
             raise NotFound(message, param="previous_response_id", code="previous_response_not_found") from None
+        stored = read_json(found)
         reply = stored["reply"]
-        turns.append([*stored["input"], *reply["output"]])
         if (conversation := reply.get("conversation")) is not None:
-            return await read_conversation(storage, owner, conversation["id"])
+            # The conversation contains the items of this response, and may have continued after it.
+            last_id = reply["output"][-1]["id"] if reply["output"] else None
+            turns.append(up_to(last_id, await read_conversation(storage, owner, conversation["id"], bounds)))
+            break
+        turn = [*stored["input"], *reply["output"]]
+        if not bounds.takes(sum(map(len, turns)) + len(turn), len(found.body)):
+            break
+        bounds.num_read += len(found.body)
+        turns.append(turn)
         following = reply.get("previous_response_id")
     return [item for turn in reversed(turns) for item in turn]
 
 
-async def read_conversation(storage: Storage, owner: str, conversation: str) -> list[Item]:
+def up_to(item_id: str | None, items: list[Item]) -> list[Item]:
+    """The items up to the one with this id; all of them if there is none."""
+    end = next((i for i, item in enumerate(items, start=1) if item["id"] == item_id), len(items))
+    return items[:end]
+
+
+async def read_conversation(storage: Storage, owner: str, conversation: str, bounds: HistoryBounds) -> list[Item]:
+    """The newest items, oldest first."""
     await storage.get(owner, CONVERSATION, conversation)
-    found = await storage.run(lambda store: store.find(owner, ITEM, conversation, limit=MAX_ITEMS))
-    return [read_json(item) for item in found or ()]
+
+    def read(store: ObjectStore) -> list[StoredObject]:
+        bounds.takes(*store.extent(owner, ITEM, conversation))
+        left = max(0, bounds.max_bytes - bounds.num_read)
+        found = store.page(owner, ITEM, conversation, limit=MAX_ITEMS, max_bytes=left, is_descending=True)
+        return found[0][::-1] if found else []
+
+    stored = await storage.run(read)
+    num_bytes = sum(len(each.body) for each in stored)
+    bounds.num_read += num_bytes
+    return await off_loop(num_bytes, lambda: [read_json(each) for each in stored])

@@ -97,6 +97,16 @@ async def test_what_is_refused(served: Served) -> None:
     assert (await served.get(f"{BATCHES}/none")).status_code == 404
 
 
+async def test_a_project_that_stores_too_much_makes_no_batch(served: Served) -> None:
+    file = (await upload(served, orjson.dumps(line(0)))).json()["id"]
+    kept = await served.services.storage.run(lambda store: store.num_bytes(""))
+    served.configure(stored_bytes=kept + 100)
+    body = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"}
+    refused = await served.post(BATCHES, body)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "quota_exceeded")
+    assert (await served.get(BATCHES)).json()["data"] == []
+
+
 async def test_a_line_is_tried_again_until_the_engine_is_back(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "FIRST_PAUSE_S", 0.01)
     tries = []
