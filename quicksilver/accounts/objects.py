@@ -175,10 +175,13 @@ class ObjectStore:
                 excess -= row.size
             connection.execute(delete(objects).where(objects.c.seq.in_(oldest)))
 
-    def claim(self, kind: str, process: str, lease_s: int) -> tuple[str, StoredObject] | None:
+    def claim(
+        self, kind: str, process: str, lease_s: int, except_owners: Collection[str] = ()
+    ) -> tuple[str, StoredObject] | None:
         """The oldest open object that no process works on, with its owner; its lease is now held by `process`."""
         now = int(self._clock())
         is_free = and_(objects.c.kind == kind, objects.c.is_open == 1, objects.c.leased_until < now)
+        is_free = and_(is_free, objects.c.owner.not_in(sorted(except_owners)))
         with self._store.write() as connection:
             row = connection.execute(select(objects).where(is_free).order_by(objects.c.seq).limit(1)).one_or_none()
             if row is None:
@@ -204,13 +207,18 @@ class ObjectStore:
             change = update(objects).where(held).values(leased_until=int(self._clock()) + lease_s)
             return connection.execute(change).rowcount > 0
 
-    def finish(self, owner: str, stored: StoredObject, process: str) -> bool:
-        """Replaces the body of an open object whose lease `process` holds, and closes it; whether it was open."""
+    def finish(self, owner: str, stored: StoredObject, process: str, *, is_emptied: bool = False) -> bool:
+        """Replaces the body of an open object whose lease `process` holds, and closes it; whether it was open.
+        `is_emptied` deletes what it contains in the same transaction."""
         own = and_(objects.c.owner == owner, objects.c.kind == stored.kind, objects.c.id == stored.id)
         held = and_(own, objects.c.leased_by == process, objects.c.is_open == 1)
         closed = {"body": stored.body, "size": len(stored.body), "is_open": 0, "leased_by": "", "leased_until": 0}
         with self._store.write() as connection:
-            return connection.execute(update(objects).where(held).values(**closed)).rowcount > 0
+            if not connection.execute(update(objects).where(held).values(**closed)).rowcount:
+                return False
+            if is_emptied:
+                _delete_inside(connection, owner, stored.id)
+            return True
 
     def close(self) -> None:
         self._store.close()

@@ -35,6 +35,8 @@ def describe(filename: str, purpose: str, num_bytes: int, expires_at: int | None
 def write_file(store: ObjectStore, owner: str, reply: dict[str, Any], content: IO[bytes]) -> None:
     """The description is written last, so that a file that can be found is complete."""
     content.seek(0)
+    # Pieces of an earlier attempt that was interrupted.
+    store.delete_inside(owner, reply["id"])
     for number, piece in enumerate(iter(lambda: content.read(PIECE_BYTES), b"")):
         store.put(owner, [StoredObject(PIECE, f"{reply['id']}/{number:06d}", piece, reply["id"])])
     store.put(owner, [StoredObject(FILE, reply["id"], orjson.dumps(reply), created_at=reply["created_at"])])

@@ -130,6 +130,24 @@ def test_one_process_at_a_time_holds_a_lease(objects: ObjectStore, clock: Clock)
     assert objects.claim("x", "third", 10) is None
 
 
+def test_a_finished_object_is_emptied_with_its_end(objects: ObjectStore) -> None:
+    inside = StoredObject("y", "2", b"", "1")
+    objects.put("a", [StoredObject("x", "1", b"", is_open=True, leased_by="me"), inside])
+    assert objects.finish("a", StoredObject("x", "1", b"late"), "other", is_emptied=True) is False
+    assert objects.get("a", "y", "2") is not None
+    assert objects.finish("a", StoredObject("x", "1", b"end"), "me", is_emptied=True) is True
+    assert objects.get("a", "y", "2") is None
+
+
+def test_claims_pass_over_owners(objects: ObjectStore) -> None:
+    objects.put("a", [StoredObject("x", "1", b"", is_open=True)])
+    objects.put("b", [StoredObject("x", "2", b"", is_open=True)])
+    assert objects.claim("x", "me", 10, ["a", "b"]) is None
+    claimed = objects.claim("x", "me", 10, ["a"])
+    assert claimed is not None
+    assert claimed[0] == "b"
+
+
 def test_a_local_store_is_opened_twice(tmp_path: Path) -> None:
     first = open_local(tmp_path / "home" / "objects.db")
     first.put("", [StoredObject("x", "1", b"body")])

@@ -14,7 +14,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from quicksilver.accounts.charging import outcome_of
+from quicksilver.accounts.charging import RequestOutcome, outcome_of
 from quicksilver.accounts.identity import Identity
 from quicksilver.accounts.records import LimitState, Order, SavedReply
 from quicksilver.core import Usage
@@ -127,13 +127,19 @@ class Billing:
             self._checkpoint.cancel()
             await asyncio.gather(self._checkpoint, return_exceptions=True)
 
+    def _outcome(self, error: BaseException | None) -> RequestOutcome:
+        outcome = outcome_of(error)
+        # No client waits for a line of a batch: one that was interrupted is generated again.
+        is_restarted = self._order.is_half_price and outcome is RequestOutcome.INTERRUPTED
+        return RequestOutcome.SERVER_FAILED if is_restarted else outcome
+
     async def close(self, error: BaseException | None, usage: Usage, delivered: int | None) -> None:
         """Closes a row that was not settled, as the charging rule decides."""
         await self._stop_checkpoints()
         if self._is_open:
             # A ledger that cannot be written now keeps the entry and closes the row later.
             with suppress(LedgerUnavailable):
-                await self._accounts.close_request(self._order.request_id, outcome_of(error), usage, delivered)
+                await self._accounts.close_request(self._order.request_id, self._outcome(error), usage, delivered)
                 self._is_open = False
             self._queue.end(self._identity)
 

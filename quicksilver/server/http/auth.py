@@ -92,7 +92,9 @@ async def _check_long_body(request: Request, identity: Identity) -> None:
     """Refuses a long body before it is read and encoded if the budgets of the caller admit no request at all. A request
     with an Idempotency-Key may replay a saved reply, which costs nothing, so it is not checked."""
     length = request.headers.get("content-length", "")
-    is_short = 0 < len(length) < 10 and length.isdecimal() and int(length) <= LONG_BODY_BYTES
+    # A request without both headers has no body: stored objects can be read and deleted when the credit is spent.
+    is_absent = not length and "transfer-encoding" not in request.headers
+    is_short = is_absent or (0 < len(length) < 10 and length.isdecimal() and int(length) <= LONG_BODY_BYTES)
     if not is_short and "idempotency-key" not in request.headers:
         # A request above the limit in flight waits for its turn after its body was read.
         with suppress(TooManyInFlight):

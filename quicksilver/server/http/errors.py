@@ -89,6 +89,8 @@ ANTHROPIC_TYPES = {
 
 def anthropic_envelope(error: QuicksilverError) -> dict[str, Any]:
     kind = ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    if isinstance(error, InsufficientQuota):
+        kind = "billing_error"
     return {"type": "error", "error": {"type": kind, "message": error.message[:MAX_MESSAGE_CHARS]}}
 
 

@@ -17,6 +17,7 @@ from quicksilver.errors import QuicksilverError
 from quicksilver.server.endpoints.batches.wire import ENDPOINTS, MAX_LINES, BatchLine
 from quicksilver.server.http.auth import BATCH_CALLER, Caller
 from quicksilver.server.http.body import parse_body
+from quicksilver.server.http.errors import envelope_for
 
 # Listed in a batch that fails.
 MAX_ERRORS = 20
@@ -111,7 +112,15 @@ async def answer_line(app: ASGIApp, line: BatchLine, headers: Mapping[str, str],
 
 def _is_final(reply: Any) -> bool:
     error = reply.get("error") if isinstance(reply, dict) else None
-    return isinstance(error, dict) and error.get("code") == "insufficient_quota"
+    return isinstance(error, dict) and (
+        # As OpenAI and as Anthropic write it.
+        error.get("code") == "insufficient_quota" or error.get("type") == "billing_error"
+    )
+
+
+def refuse_line(line: BatchLine, error: QuicksilverError) -> dict[str, Any]:
+    """The output line of a line that is not sent."""
+    return write_line(line.custom_id, error.status, envelope_for(line.url, error), f"req_{uuid.uuid4().hex}")
 
 
 def write_line(custom_id: str, status: int, reply: Any, request_id: str) -> dict[str, Any]:

@@ -44,10 +44,12 @@ async def create_batch(request: Request) -> Response:
     if file["purpose"] != "batch":
         raise InvalidRequest("input_file_id: the purpose of the file is not `batch`", param="input_file_id")
     reply = new_batch(body)
-    key_id = caller.identity.key_id if caller.identity else None
-    stored = StoredObject(
-        BATCH, reply["id"], write_json({"reply": reply, "key_id": key_id}), created_at=reply["created_at"], is_open=True
-    )
+    kept = {
+        "reply": reply,
+        "key_id": caller.identity.key_id if caller.identity else None,
+        "output_s": body.output_expires_after.seconds if body.output_expires_after else None,
+    }
+    stored = StoredObject(BATCH, reply["id"], write_json(kept), created_at=reply["created_at"], is_open=True)
     await services.storage.put(caller.tenant, stored)
     runner_of(request).start()
     return json_response(reply)

@@ -28,17 +28,19 @@ def line(number: int, url: str = CHAT, **fields: object) -> dict[str, Any]:
     return {"custom_id": f"line-{number}", "method": "POST", "url": url, "body": chat(f"{number}"), **fields}
 
 
-async def create(served: Served, given: list[dict[str, Any]] | bytes, headers: Headers = None) -> dict[str, Any]:
+async def create(
+    served: Served, given: list[dict[str, Any]] | bytes, headers: Headers = None, **fields: object
+) -> dict[str, Any]:
     content = given if isinstance(given, bytes) else b"\n".join(map(orjson.dumps, given))
     file = (await upload(served, content, headers=headers)).json()["id"]
-    body = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h", "metadata": {"a": "b"}}
+    body = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h", "metadata": {"a": "b"}, **fields}
     response = await served.post(BATCHES, body, headers)
     assert response.status_code == 200, response.text
     return dict(response.json())
 
 
 async def wait_for(served: Served, batch: dict[str, Any], *statuses: str, headers: Headers = None) -> dict[str, Any]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (reply := (await served.get(f"{BATCHES}/{batch['id']}", headers)).json())["status"] not in statuses:
             await asyncio.sleep(0.01)
     return dict(reply)
