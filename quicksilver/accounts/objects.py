@@ -6,12 +6,12 @@ Every change is one transaction, which is on disk when the method returns. Bodie
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, delete, func, inspect, not_, select, update
+from sqlalchemy import ColumnElement, Connection, Select, and_, delete, exists, func, inspect, not_, select, update
 
 from quicksilver.accounts.migrations import m0003_objects
 from quicksilver.accounts.records import StoredObject
@@ -142,6 +142,31 @@ class ObjectStore:
         """Deletes all that the object contains."""
         with self._store.write() as connection:
             _delete_inside(connection, owner, parent)
+
+    def every(self, kind: str) -> Iterator[tuple[str, StoredObject]]:
+        """All objects of this kind with their owners, in the order of their insertion."""
+        seq = 0
+        while True:
+            query = select(objects).where(objects.c.kind == kind, objects.c.seq > seq).order_by(objects.c.seq)
+            with self._store.read() as connection:
+                rows = connection.execute(query.limit(500)).all()
+            if not rows:
+                return
+            yield from ((row.owner, _object(row)) for row in rows)
+            seq = rows[-1].seq
+
+    def delete_orphans(self, kind: str, before: float) -> None:
+        """Deletes objects of this kind that are older than `before` and whose parent does not exist."""
+        parents = objects.alias()
+        has_parent = exists().where(parents.c.owner == objects.c.owner, parents.c.id == objects.c.parent)
+        old = and_(objects.c.kind == kind, objects.c.created_at < before)
+        orphaned = select(objects.c.owner, objects.c.parent).where(old, not_(has_parent)).distinct()
+        with self._store.read() as connection:
+            found = connection.execute(orphaned).all()
+        for owner, parent in found:
+            with self._store.write() as connection:
+                own = and_(objects.c.owner == owner, objects.c.parent == parent)
+                connection.execute(delete(objects).where(old, own, not_(has_parent)))
 
     def ids(self, owner: str, kind: str, parent: str) -> list[str]:
         own = and_(objects.c.owner == owner, objects.c.kind == kind, objects.c.parent == parent)

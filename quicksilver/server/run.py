@@ -26,6 +26,7 @@ from starlette.types import ASGIApp
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.config import ServerConfig
+from quicksilver.server.endpoints.files.store import sweep_files
 from quicksilver.server.http.protocol import protocol_for
 
 log = logging.getLogger("quicksilver.server")
@@ -198,6 +199,7 @@ async def _serve(
     check_address(config, has_accounts=app.state.services.accounts is not None)
     collect_rarely()
     batches = asyncio.create_task(app.state.batches.watch())
+    sweeping = asyncio.create_task(sweep_files(app.state.services.storage))
     stop = asyncio.create_task(stop_on_signal(listeners, config, open_requests, on_drained))
     serving = [asyncio.create_task(run) for run in runs]
     announcing = asyncio.create_task(_announce(listeners, announce))
@@ -212,6 +214,7 @@ async def _serve(
         announcing.cancel()
         trimming.cancel()
         batches.cancel()
+        sweeping.cancel()
     return all_finished
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 from fastapi import APIRouter, Request
@@ -10,8 +11,16 @@ from pydantic import Field, TypeAdapter, ValidationError
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
+from quicksilver.accounts.records import StoredObject
 from quicksilver.errors import InvalidRequest
-from quicksilver.server.endpoints.files.store import FILE, describe, get_file, read_content, save_file
+from quicksilver.server.endpoints.files.store import (
+    FILE,
+    describe,
+    get_file,
+    has_expired,
+    read_content,
+    save_file,
+)
 from quicksilver.server.endpoints.files.upload import read_upload
 from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.json_reply import json_response
@@ -44,6 +53,7 @@ FORM = {
 }
 # Of a file that expires, in seconds.
 MAX_AGE_S = 30 * 86_400
+MAX_AGE_DIGITS = 9
 
 
 class FileReply(TypedDict):
@@ -84,7 +94,8 @@ def _expiry(fields: dict[str, str]) -> int | None:
     seconds = fields.get("expires_after[seconds]")
     if seconds is None:
         return None
-    if not (seconds.isascii() and seconds.isdigit() and 0 < int(seconds[:9]) <= MAX_AGE_S):
+    is_number = seconds.isascii() and seconds.isdigit() and len(seconds) <= MAX_AGE_DIGITS
+    if not (is_number and 0 < int(seconds) <= MAX_AGE_S):
         raise InvalidRequest("expires_after: seconds up to 30 days", param="expires_after")
     return int(time.time()) + int(seconds)
 
@@ -95,10 +106,15 @@ async def list_files(request: Request) -> Response:
     query = read_query(request, FileQuery)
     if not query.purpose:
         found, has_more = await services.storage.page(owner, FILE, query)
-        return json_response(list_reply([read_json(each) for each in found], has_more))
+        return json_response(list_reply(_current(found), has_more))
     every, _ = await services.storage.page(owner, FILE, query.model_copy(update={"limit": MAX_LISTED}))
-    files: list[dict[str, Any]] = [read for each in every if (read := read_json(each))["purpose"] == query.purpose]
+    files = [file for file in _current(every) if file["purpose"] == query.purpose]
     return json_response(list_reply(files[: query.limit], len(files) > query.limit))
+
+
+def _current(found: Sequence[StoredObject]) -> list[dict[str, Any]]:
+    """The descriptions of the files that have not expired."""
+    return [file for each in found if not has_expired(file := read_json(each))]
 
 
 @router.get("/{file_id}", responses=answers_read(FileReply))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
 import pytest
 
 from quicksilver.accounts import stored_files
+from quicksilver.server.endpoints.files.store import sweep_files
 from tests.server.conftest import Served
 from tests.support.bank import Bank
 
@@ -51,9 +53,28 @@ async def test_files_are_listed_by_purpose(served: Served) -> None:
     assert await found(purpose="vision") == []
 
 
+async def test_an_expired_file_is_gone(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = (await upload(served, data={"expires_after[seconds]": "60"})).json()
+    kept = (await upload(served)).json()
+    place = f"{FILES}/{made['id']}"
+    assert (await served.get(f"{place}/content")).content == CONTENT
+    monkeypatch.setattr(stored_files.time, "time", lambda: made["expires_at"] + 1.0)
+    assert (await served.get(place)).status_code == (await served.get(f"{place}/content")).status_code == 404
+    assert (await served.get(FILES)).json()["data"] == [kept]
+    body = {"input_file_id": made["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    assert (await served.post("/v1/batches", body)).status_code == 404
+    sweeping = asyncio.create_task(sweep_files(served.services.storage))
+    async with asyncio.timeout(60):
+        while await served.services.storage.run(lambda store: store.get("", "file", made["id"])):
+            await asyncio.sleep(0.01)
+    sweeping.cancel()
+
+
 @pytest.mark.parametrize(
     ("fields", "status"),
     [
+        ({"files": {"file": ("a", b"x")}, "data": {"purpose": "batch", "expires_after[seconds]": "1" * 4000}}, 400),
+        ({"files": {"file": ("a", b"x")}, "data": {"purpose": "batch", "expires_after[seconds]": "0"}}, 400),
         ({"files": {"file": ("a", b"x")}, "data": {"purpose": "mischief"}}, 400),
         ({"files": {"file": ("a", b"x")}}, 400),
         ({"files": {"other": ("a", b"x")}, "data": {"purpose": "batch"}}, 400),
