@@ -163,7 +163,7 @@ async def respond_with(request: Request, body: StreamableBody, job: Job, form: R
     """As `respond`, for a job that is not started."""
     saved = await job.billing.find_saved_reply() if job.billing else None
     if saved is not None:
-        return _replay(saved, form.stream_type.media_type if body.stream else None)
+        return replay(saved, form.stream_type.media_type if body.stream else None)
     try:
         if not body.stream:
             reply = await while_connected(request, _whole_reply(job, form))
@@ -191,9 +191,11 @@ def open_job(request: Request, body: StreamableBody, plan: ReplyPlan) -> ReplyJo
     is_background = bool(getattr(body, "background", False))
     plan = with_scheduling(plan, request, services.config, is_background=is_background)
     record_of(request).reply_id = plan.id
-    trace = open_trace(request, services, plan, is_streamed=bool(body.stream))
+    # Work in the background does not depend on what its reader receives.
+    is_streamed = bool(body.stream) and not is_background
+    trace = open_trace(request, services, plan, is_streamed=is_streamed)
     if services.accounts is None or identity is None:
-        return ReplyJob(plan, services, is_streamed=bool(body.stream), trace=trace)
+        return ReplyJob(plan, services, is_streamed=is_streamed, trace=trace)
     order = Order(
         plan.id,
         # An adapter costs what its base costs, and keys that may use the base may use it.
@@ -204,7 +206,7 @@ def open_job(request: Request, body: StreamableBody, plan: ReplyPlan) -> ReplyJo
         is_half_price=BATCH_CALLER in request.scope,
     )
     billing = Billing(services.accounts, identity, order, services.in_flight)
-    return ReplyJob(plan, services, billing, is_streamed=bool(body.stream), trace=trace)
+    return ReplyJob(plan, services, billing, is_streamed=is_streamed, trace=trace)
 
 
 def open_trace(request: Request, services: Services, plan: ReplyPlan, *, is_streamed: bool) -> ReplyTrace | None:
@@ -280,7 +282,7 @@ def _as_refusal(error: Exception) -> QuicksilverError:
     return internal_error()
 
 
-def _replay(saved: SavedReply, stream_media: str | None) -> Response:
+def replay(saved: SavedReply, stream_media: str | None) -> Response:
     """`stream_media` is None for a reply that was not streamed."""
     headers = {"idempotent-replayed": "true"}
     if stream_media is None:

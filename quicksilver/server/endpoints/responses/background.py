@@ -12,7 +12,7 @@ import uuid
 from contextlib import suppress
 from typing import Any
 
-from quicksilver.accounts.records import StoredObject
+from quicksilver.accounts.records import SavedReply, StoredObject
 from quicksilver.errors import InvalidRequest, QuicksilverError
 from quicksilver.server.endpoints.responses.format import ResponsesFormat
 from quicksilver.server.endpoints.responses.turn import RESPONSE, ResponseTurn
@@ -37,19 +37,31 @@ async def start_background(
     reply: dict[str, Any] = dict(form.response("queued"))
     await job.start()
     until = int(time.time()) + LEASE_S
-    await turn.storage.put(turn.owner, turn.stored(reply, leased_by=process, leased_until=until))
-    task = asyncio.create_task(_work(job, form, turn, services, process))
+    try:
+        await turn.storage.put(turn.owner, turn.stored(reply, leased_by=process, leased_until=until))
+    except BaseException as error:
+        job.fail(error)
+        await job.aclose()
+        raise
+    task = asyncio.create_task(_work(job, form, turn, services, process, reply))
     _running.add(task)
     task.add_done_callback(_running.discard)
     return reply
 
 
-async def _work(job: ReplyJob, form: ResponsesFormat, turn: ResponseTurn, services: Services, process: str) -> None:
+async def _work(
+    job: ReplyJob,
+    form: ResponsesFormat,
+    turn: ResponseTurn,
+    services: Services,
+    process: str,
+    queued: dict[str, Any],
+) -> None:
     # Counted as an open request, so that a stop waits for it.
     with services.open_requests.counted():
         async with job:
-            working = asyncio.create_task(_finish(job, form, turn, process))
-            holding = asyncio.create_task(_hold_lease(turn, form.response("queued")["id"], process))
+            working = asyncio.create_task(_finish(job, form, turn, process, queued))
+            holding = asyncio.create_task(_hold_lease(turn, queued["id"], process))
             try:
                 await asyncio.wait({working, holding}, return_when=asyncio.FIRST_COMPLETED)
                 if not working.done():
@@ -60,14 +72,17 @@ async def _work(job: ReplyJob, form: ResponsesFormat, turn: ResponseTurn, servic
                 await asyncio.gather(working, holding, return_exceptions=True)
 
 
-async def _finish(job: ReplyJob, form: ResponsesFormat, turn: ResponseTurn, process: str) -> None:
+async def _finish(
+    job: ReplyJob, form: ResponsesFormat, turn: ResponseTurn, process: str, queued: dict[str, Any]
+) -> None:
     try:
         answers = await job.collect()
         reply: dict[str, Any] = dict(form.whole(answers))
         if await _close(turn, reply, process):
             if turn.conversation is not None:
                 await turn.append([*turn.items, *reply["output"]])
-            await job.settle()
+            # An equal request with the same Idempotency-Key gets the first reply again, and reads this response.
+            await job.settle(SavedReply(200, write_json(queued)))
     except Exception as error:
         job.fail(error)
         refusal = error if isinstance(error, QuicksilverError) else internal_error()

@@ -206,18 +206,22 @@ class ResponsesFormat(ReplyFormat):
             event["content_index"] = 0
         return event
 
+    def _output(self, *, is_cut: bool) -> list[dict[str, Any]]:
+        """All items; the limit cut off the last one only."""
+        *complete, last = self._items
+        return [*(item.reply("completed") for item in complete), last.reply("incomplete" if is_cut else "completed")]
+
     def response(self, status: str) -> ResponseReply:
         plan, body = self._plan, self._body
         params = plan.answers[0].request.params
         is_cut = status == "incomplete"
-        item_status = "incomplete" if is_cut else "completed"
         return {
             "id": plan.id,
             "object": "response",
             "created_at": plan.created,
             "status": status,  # type: ignore[typeddict-item]
             "model": plan.model,
-            "output": [item.reply(item_status) for item in self._items] if self._finished else [],
+            "output": self._output(is_cut=is_cut) if self._finished else [],
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
             "instructions": body.instructions,

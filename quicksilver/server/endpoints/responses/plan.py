@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,8 @@ from quicksilver.server.services import Services
 
 SUMMARY_HEAD = "Summary of the conversation so far:\n"
 CUSTOM_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+# Of a function in a chat body.
+MAX_NAME_CHARS = 64
 FREE_TEXT = ResponseFormat(FormatKind.LARK)
 
 
@@ -86,7 +89,12 @@ def read_response_tools(tools: Sequence[ToolItem] | None) -> ResponseTools:
 
 
 def namespaced(namespace: str | None, name: str) -> str:
-    return f"{namespace}__{name}"[:64] if namespace else name
+    """The name in the chat body. One that is too long ends with a digest, so that two tools stay apart."""
+    whole = f"{namespace}__{name}" if namespace else name
+    if len(whole) <= MAX_NAME_CHARS:
+        return whole
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:8]
+    return f"{whole[: MAX_NAME_CHARS - 9]}_{digest}"
 
 
 def _function(tool: FunctionToolItem, name: str) -> dict[str, Any]:

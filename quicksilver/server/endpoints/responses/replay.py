@@ -14,7 +14,8 @@ from quicksilver.server.http.sse import EventStream, named_event
 from quicksilver.server.services import Services, services_of
 
 POLL_S = 0.2
-ENDINGS = {"failed": "response.failed", "incomplete": "response.incomplete"}
+# A cancelled response has no event of its own: its stream ends.
+ENDINGS = {"completed": "response.completed", "failed": "response.failed", "incomplete": "response.incomplete"}
 
 
 class NothingToClose:
@@ -51,4 +52,5 @@ def _closing_events(reply: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for index, item in enumerate(reply["output"]):
         yield {"type": "response.output_item.added", "output_index": index, "item": item}
         yield {"type": "response.output_item.done", "output_index": index, "item": item}
-    yield {"type": ENDINGS.get(reply["status"], "response.completed"), "response": reply}
+    if reply["status"] in ENDINGS:
+        yield {"type": ENDINGS[reply["status"]], "response": reply}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from quicksilver.accounts.records import SavedReply
 from quicksilver.errors import InvalidRequest, QuicksilverError
 from quicksilver.server.endpoints.chat.plan import read_effort, render
 from quicksilver.server.endpoints.chat.prompt import read_tools
@@ -13,7 +15,7 @@ from quicksilver.server.endpoints.responses.compact import CompactFormat, plan_c
 from quicksilver.server.endpoints.responses.format import ResponsesFormat
 from quicksilver.server.endpoints.responses.plan import as_chat, plan_response
 from quicksilver.server.endpoints.responses.replay import stream_stored
-from quicksilver.server.endpoints.responses.turn import ResponseTurn, open_turn
+from quicksilver.server.endpoints.responses.turn import RESPONSE, ResponseTurn, open_turn
 from quicksilver.server.endpoints.responses.wire import (
     CompactBody,
     CompactionReply,
@@ -22,7 +24,7 @@ from quicksilver.server.endpoints.responses.wire import (
     ResponsesBody,
 )
 from quicksilver.server.generation.job import ReplyJob
-from quicksilver.server.generation.respond import open_job, rate_limit_headers, respond
+from quicksilver.server.generation.respond import open_job, rate_limit_headers, replay, respond
 from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.errors import error_response
 from quicksilver.server.http.json_reply import json_response
@@ -56,6 +58,9 @@ async def _in_background(
     services.storage.require_on("background")
     if not turn.is_stored:
         raise InvalidRequest("background: needs store to be true", param="background")
+    saved = await job.billing.find_saved_reply() if job.billing else None
+    if saved is not None:
+        return await _repeat(request, saved, turn.owner, is_streamed=is_streamed)
     try:
         reply = await start_background(job, form, turn, services)
     except QuicksilverError as error:
@@ -63,6 +68,15 @@ async def _in_background(
     if is_streamed:
         return stream_stored(request, turn.owner, reply["id"])
     return json_response(reply, rate_limit_headers(job.billing))
+
+
+async def _repeat(request: Request, saved: SavedReply, owner: str, *, is_streamed: bool) -> Response:
+    """The reply to an equal request before; a stream is that of the stored response, which must still exist."""
+    if not is_streamed:
+        return replay(saved, None)
+    response_id = orjson.loads(saved.body)["id"]
+    await services_of(request).storage.get(owner, RESPONSE, response_id)
+    return stream_stored(request, owner, response_id)
 
 
 @router.post("/responses/input_tokens", responses=answers(InputTokensReply), openapi_extra=takes(ResponsesBody))

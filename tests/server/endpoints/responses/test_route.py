@@ -11,6 +11,7 @@ import pytest
 
 from quicksilver.core import Delta, FinishReason, TokenLogprob, Usage
 from quicksilver.errors import EngineDied
+from quicksilver.server.endpoints.responses.plan import namespaced
 from tests.server.conftest import HELLO, Served, says
 from tests.support.fake_engine import spoken
 from tests.support.small_tokenizer import small_tokenizer
@@ -174,6 +175,29 @@ async def test_a_custom_tool_is_called_with_plain_text(served: Served) -> None:
     output = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"}
     await served.post(RESPONSES, ask([{"role": "user", "content": "x"}, item, output], tools=[PATCH]))
     assert prompt_text(served).index("*** Begin") < prompt_text(served).rindex("done")
+
+
+async def test_long_names_of_a_namespace_stay_apart(served: Served) -> None:
+    names = [f"{'n' * 60}_{end}" for end in ("one", "two")]
+    inner = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in names]
+    tools = [{"type": "namespace", "name": "s" * 60, "tools": inner}]
+    for name in names:
+        called = namespaced("s" * 60, name)
+        assert len(called) == 64
+        served.engine.script = says(f'<tool_call>{{"name": "{called}", "arguments": {{}}}}</tool_call>')
+        (item,) = (await served.post(RESPONSES, ask(tools=tools))).json()["output"]
+        assert (item["namespace"], item["name"]) == ("s" * 60, name)
+
+
+async def test_only_the_last_item_is_cut_off(served: Served) -> None:
+    ids = small_tokenizer().encode_markup("<think>Well.</think>Hello there")
+    served.engine.script = lambda request: spoken(request, ids, finish=FinishReason.LENGTH)
+    reply = (await served.post(RESPONSES, ask(reasoning={"effort": "low"}))).json()
+    assert reply["status"] == "incomplete"
+    assert [(item["type"], item["status"]) for item in reply["output"]] == [
+        ("reasoning", "completed"),
+        ("message", "incomplete"),
+    ]
 
 
 async def test_tools_of_a_namespace_are_called_by_their_own_name(served: Served) -> None:

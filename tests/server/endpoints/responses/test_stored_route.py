@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from quicksilver.accounts.identity import OPERATOR
 from quicksilver.core import Request
 from quicksilver.errors import EngineDied
 from quicksilver.server.endpoints.responses import background
@@ -123,9 +124,9 @@ async def test_old_items_are_dropped_where_truncation_is_auto(served: Served) ->
     assert "<0>" not in prompt_text(served)
 
 
-async def wait_for(served: Served, place: str, status: str) -> dict[str, Any]:
-    async with asyncio.timeout(10):
-        while (reply := (await served.get(place)).json())["status"] != status:
+async def wait_for(served: Served, place: str, status: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
+    async with asyncio.timeout(60):
+        while (reply := (await served.get(place, headers)).json())["status"] != status:
             await asyncio.sleep(0.01)
     return dict(reply)
 
@@ -146,6 +147,59 @@ async def test_a_background_response_is_queued_and_completed(served: Served) -> 
 async def test_a_background_response_may_be_streamed(served: Served) -> None:
     received = named_events(await served.post(RESPONSES, ask(background=True, stream=True)))
     assert (received[0]["type"], received[-1]["type"]) == ("response.created", "response.completed")
+
+
+async def test_a_background_response_that_cannot_be_stored_reserves_nothing(served: Served, bank: Bank) -> None:
+    headers = await bank.key()
+    served.configure(stored_bytes=100)
+    refused = await served.post(RESPONSES, ask(background=True), headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "quota_exceeded")
+    assert served.engine.num_open == 0
+    assert await bank.spent() == 0
+
+
+async def test_a_repeated_background_request_is_not_generated_again(served: Served, bank: Bank) -> None:
+    headers = {**await bank.key(), "idempotency-key": "once"}
+    for body in (ask(background=True), ask(background=True, stream=True)):
+        headers["idempotency-key"] += "!"
+        first = await served.post(RESPONSES, body, headers)
+        streamed = "stream" in body
+        made = named_events(first)[0]["response"] if streamed else first.json()
+        await wait_for(served, f"{RESPONSES}/{made['id']}", "completed", headers)
+        await settled(bank)
+        served.engine.seen.clear()
+        again = await served.post(RESPONSES, body, headers)
+        assert again.status_code == 200
+        assert (named_events(again)[0]["response"]["id"] if streamed else again.json()["id"]) == made["id"]
+        assert served.engine.seen == []
+
+
+async def settled(bank: Bank) -> None:
+    """Until no reservation is open."""
+    async with asyncio.timeout(60):
+        while True:
+            account = await bank.accounts.admin(lambda a: a.organizations.get_account(OPERATOR, bank.org_id))
+            if account.reserved == 0:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_a_cancelled_background_stream_is_charged_as_far_as_it_came(
+    served: Served, bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "RENEW_S", 0.01)
+    headers, first, never = await bank.key(), says(HELLO), asyncio.Event()
+    served.engine.script = lambda request: [first(request)[0], never.wait]
+    streaming = asyncio.create_task(served.post(RESPONSES, ask(background=True, stream=True), headers))
+    async with asyncio.timeout(60):
+        while not (found := await served.services.storage.run(lambda store: list(store.every("response")))):
+            await asyncio.sleep(0.01)
+    _, stored = found[0]
+    assert (await call(served, "POST", f"{RESPONSES}/{stored.id}/cancel", headers=headers)).status_code == 200
+    received = named_events(await streaming)
+    assert [event["type"] for event in received] == ["response.created"]
+    await settled(bank)
+    assert await bank.spent() > 0
 
 
 async def test_a_background_response_fails_with_its_engine(served: Served) -> None:
