@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import orjson
+from pydantic import ValidationError
 
+from quicksilver.editing.templates import read_fim
 from quicksilver.server.endpoints.chat.plan import plan_chat
 from quicksilver.server.endpoints.chat.wire import ChatBody
 from quicksilver.server.endpoints.completions.plan import plan_completion, plan_fim
 from quicksilver.server.endpoints.completions.wire import CompletionBody
 from quicksilver.server.endpoints.ollama.wire import (
+    NEUTRAL_OPTIONS,
     OllamaBody,
     OllamaChatBody,
     OllamaGenerateBody,
     OllamaMessage,
     OllamaOptions,
 )
-from quicksilver.server.generation.plan import ReplyPlan
-from quicksilver.server.http.fields import MAX_STOPS
+from quicksilver.server.generation.plan import ReplyPlan, read_stop
+from quicksilver.server.http.errors import invalid_body
+from quicksilver.server.http.fields import Wire
 from quicksilver.server.services import Services
+
+Checked = TypeVar("Checked", bound=Wire)
+# Options that have another name here, or that are accepted only where they change nothing.
+NOT_COPIED = {"num_predict", "repeat_penalty", *NEUTRAL_OPTIONS}
 
 
 async def plan_ollama_chat(body: OllamaChatBody, services: Services, tenant: str) -> ReplyPlan:
@@ -27,7 +36,30 @@ async def plan_ollama_chat(body: OllamaChatBody, services: Services, tenant: str
     fields["messages"] = [write_message(message) for message in body.messages]
     if body.tools:
         fields["tools"] = [tool.model_dump() for tool in body.tools]
-    return await plan_chat(ChatBody.model_validate(fields), services, tenant)
+    return await _plan(body, fields, services, tenant)
+
+
+async def _plan(body: OllamaBody, fields: dict[str, Any], services: Services, tenant: str) -> ReplyPlan:
+    """A chat body has fewer stop strings than an Ollama body, so they are set in its plan."""
+    plan = await plan_chat(checked(ChatBody, fields), services, tenant)
+    stop = read_stop(body.options.stop if body.options else None)
+    answers = tuple(replace(one, options=replace(one.options, stop=stop)) for one in plan.answers)
+    return replace(plan, answers=answers)
+
+
+def checked(model: type[Checked], fields: dict[str, Any]) -> Checked:
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise invalid_body(error, fields) from None
+
+
+def read_gap(body: OllamaGenerateBody) -> OllamaGenerateBody:
+    """A raw prompt in the fill-in-the-middle template of a code model becomes prompt and suffix."""
+    if not body.raw_ or body.suffix is not None or body.logprobs:
+        return body
+    fim = read_fim(body.prompt)
+    return body if fim is None else body.model_copy(update={"prompt": fim.prefix, "suffix": fim.suffix})
 
 
 async def plan_generate(body: OllamaGenerateBody, services: Services, tenant: str) -> ReplyPlan:
@@ -35,19 +67,17 @@ async def plan_generate(body: OllamaGenerateBody, services: Services, tenant: st
     if body.suffix is not None or body.raw_:
         logprobs = min(body.top_logprobs or 0, 5) if body.logprobs else None
         fields = {**sampling(body), "model": body.model, "prompt": body.prompt, "suffix": body.suffix}
-        completion = CompletionBody.model_validate({**fields, "logprobs": logprobs})
+        completion = checked(CompletionBody, {**fields, "logprobs": logprobs})
         make_plan = plan_completion if body.suffix is None else plan_fim
         return await make_plan(completion, services, tenant)
     system = [{"role": "system", "content": body.system}] if body.system else []
     messages = [*system, {"role": "user", "content": body.prompt}]
-    chat = ChatBody.model_validate({**chat_fields(body), "messages": messages})
-    return await plan_chat(chat, services, tenant)
+    return await _plan(body, {**chat_fields(body), "messages": messages}, services, tenant)
 
 
 def chat_fields(body: OllamaBody) -> dict[str, Any]:
     fields: dict[str, Any] = {"model": body.model, **sampling(body)}
-    if isinstance(fields.get("stop"), list):
-        fields["stop"] = fields["stop"][:MAX_STOPS]
+    fields.pop("stop", None)
     if body.think is not None:
         fields["reasoning_effort"] = body.think if isinstance(body.think, str) else "medium" if body.think else "none"
     if body.logprobs:
@@ -62,7 +92,7 @@ def chat_fields(body: OllamaBody) -> dict[str, Any]:
 
 def sampling(body: OllamaBody) -> dict[str, Any]:
     options = body.options or OllamaOptions()
-    fields = options.model_dump(exclude_none=True, exclude={"num_predict", "repeat_penalty"})
+    fields = options.model_dump(exclude_none=True, exclude=NOT_COPIED)
     if options.repeat_penalty is not None:
         fields["repetition_penalty"] = options.repeat_penalty
     # -1 and -2 set no limit.

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quicksilver.server.endpoints.ollama.format import OllamaFormat, timestamp
-from quicksilver.server.endpoints.ollama.plan import plan_generate, plan_ollama_chat
+from quicksilver.server.endpoints.ollama.plan import plan_generate, plan_ollama_chat, read_gap
 from quicksilver.server.endpoints.ollama.wire import (
     OllamaChatBody,
     OllamaDetails,
@@ -23,10 +23,11 @@ from quicksilver.server.endpoints.ollama.wire import (
 )
 from quicksilver.server.generation.respond import respond
 from quicksilver.server.http.auth import caller_of
+from quicksilver.server.http.body import read_body
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.openapi import answers, answers_or_streams, answers_read, takes
-from quicksilver.server.model_body import read_for_model
-from quicksilver.server.models import RouteKind
+from quicksilver.server.model_body import choose_model, read_for_model
+from quicksilver.server.models import RouteKind, known_info
 from quicksilver.server.services import Services, services_of
 
 router = APIRouter(prefix="/api", tags=["ollama"])
@@ -51,7 +52,9 @@ async def chat(request: Request) -> Response:
 @router.post("/generate", responses=REPLIES, openapi_extra=takes(OllamaGenerateBody))
 async def generate(request: Request) -> Response:
     """With a suffix this is fill-in-the-middle. Without a prompt the model is only loaded."""
-    body, services = await read_for_model(request, OllamaGenerateBody, RouteKind.CHAT)
+    body = read_gap(await read_body(request, OllamaGenerateBody, services_of(request).config))
+    kind = RouteKind.CHAT if body.suffix is None else RouteKind.CODE
+    body, services = await choose_model(request, body, kind)
     if not body.prompt and body.suffix is None:
         return json_response(loaded(body.model, is_chat=False))
     plan = await plan_generate(body, services, caller_of(request).tenant)
@@ -79,9 +82,9 @@ async def tags(request: Request) -> Response:
 
 @listing_router.post("/show", responses=answers(OllamaShown, OllamaError), openapi_extra=takes(ShowBody))
 async def show(request: Request) -> Response:
-    body, services = await read_for_model(request, ShowBody, RouteKind.CHAT)
-    if body.name:
-        services = services.for_model(body.name, RouteKind.CHAT)
+    body = await read_body(request, ShowBody, services_of(request).config)
+    named = body.model_copy(update={"model": body.name or body.model})
+    _, services = await choose_model(request, named, RouteKind.CHAT)
     info, family = services.engine.info, services.engine.info.family
     shown: OllamaShown = {
         "modelfile": "",
@@ -101,24 +104,25 @@ async def version() -> Response:
 
 
 def list_model(name: str, services: Services) -> OllamaModel:
-    info = services.engine.info
+    """A model that was never loaded has no size and no digest yet."""
+    info = known_info(services.engine)
     return {
         "name": name,
         "model": name,
         "modified_at": timestamp(services.config.card.created or time.time()),
-        "size": info.weight_bytes,
-        "digest": info.fingerprint,
+        "size": info.weight_bytes if info else 0,
+        "digest": info.fingerprint if info else "",
         "details": details(services),
     }
 
 
 def details(services: Services) -> OllamaDetails:
-    info = services.engine.info
+    info = known_info(services.engine)
     return {
         "parent_model": "",
         "format": "quicksilver",
-        "family": info.family,
-        "families": [info.family],
+        "family": info.family if info else "",
+        "families": [info.family] if info else [],
         "parameter_size": "",
-        "quantization_level": info.dtype,
+        "quantization_level": info.dtype if info else "",
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from quicksilver.server.http.fields import (
@@ -40,6 +40,17 @@ def without_tag(name: Any) -> Any:
 TaggedName = Annotated[ModelName, BeforeValidator(without_tag, json_schema_input_type=ModelName | None)]
 
 
+def neutral(*values: object) -> AfterValidator:
+    """Refuses every value but these, which leave the answer as it is."""
+
+    def check(value: Any) -> Any:
+        if value not in values:
+            raise ValueError("cannot be honoured here: leave this field out")
+        return value
+
+    return AfterValidator(check)
+
+
 class OllamaOptions(Wire):
     """Options that change the answer; options of the loader are ignored."""
 
@@ -53,6 +64,12 @@ class OllamaOptions(Wire):
     repeat_penalty: RepetitionPenalty | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+    mirostat: Annotated[float, neutral(0)] | None = None
+    typical_p: Annotated[float, neutral(1)] | None = None
+    tfs_z: Annotated[float, neutral(1)] | None = None
+
+
+NEUTRAL_OPTIONS = ("mirostat", "typical_p", "tfs_z")
 
 
 class OllamaBody(GenerationBody):
@@ -104,6 +121,9 @@ class OllamaGenerateBody(OllamaBody):
     system: str | None = None
     # The prompt is continued as it is, without a chat template.
     raw_: Annotated[bool | None, Field(alias="raw")] = None
+    # A template or the tokens of an earlier reply, which cannot be honoured.
+    template: Annotated[str, neutral("")] | None = None
+    context: Annotated[list[int], Field(max_length=0)] | None = None
     images: Annotated[list[str], Field(max_length=0)] | None = None
 
 

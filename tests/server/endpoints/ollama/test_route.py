@@ -11,6 +11,7 @@ import pytest
 from quicksilver.core import Delta
 from quicksilver.errors import EngineDied
 from tests.server.conftest import Served, says
+from tests.server.test_models import add_models
 
 HI = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -109,6 +110,59 @@ async def test_lists(served: Served) -> None:
     assert {"completion", "tools"} <= set(shown["capabilities"])
     assert (await served.post("/api/show", {"name": "mercury-2"})).status_code == 200
     assert (await served.get("/api/version")).json()["version"]
+
+
+async def test_models_that_were_never_loaded_are_listed(served: Served) -> None:
+    engines = add_models(served, {"nano": "edit"}, {})
+    listed = {model["name"]: model for model in (await served.get("/api/tags")).json()["models"]}
+    assert {"nano", "edit", "big"} <= listed.keys()
+    assert (listed["big"]["digest"], listed["big"]["details"]["family"]) == ("", "")
+    assert listed["nano"]["details"]["family"] == "fake"
+    assert not engines["big"].is_loaded
+    assert (await served.post("/api/show", {"name": "big"})).status_code == 200
+    assert engines["big"].is_loaded
+
+
+async def test_an_infill_is_answered_by_the_model_for_code(served: Served) -> None:
+    engines = add_models(served, {"nano": "edit"}, {})
+    await served.post("/api/generate", {"prompt": "a = ", "suffix": "\n", "stream": False})
+    assert (len(engines["edit"].seen), served.engine.seen) == (1, [])
+
+
+async def test_every_stop_string_ends_the_answer(served: Served) -> None:
+    served.engine.script = says("Hello world")
+    options = {"stop": ["q1", "q2", "q3", "q4", "q5", " w"]}
+    for path, field in (("/api/chat", {"messages": HI}), ("/api/generate", {"prompt": "Hi"})):
+        reply = (await served.post(path, {**field, "options": options, "stream": False})).json()
+        assert (reply["message"]["content"] if "message" in reply else reply["response"]) == "Hello"
+
+
+async def test_a_raw_template_is_an_infill(served: Served) -> None:
+    marked = "<|fim_prefix|>a = <|fim_suffix|>\n<|fim_middle|>"
+    await served.post("/api/generate", {"prompt": marked, "raw": True, "stream": False})
+    await served.post("/v1/fim/completions", {"prompt": "a = ", "suffix": "\n"})
+    assert served.engine.seen[0].prompt_ids == served.engine.seen[1].prompt_ids
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/chat", {"messages": [{"role": "tool", "content": "x", "tool_name": "a\nb"}]}),
+        ("/api/chat", {"messages": HI, "options": {"mirostat": 1}}),
+        ("/api/generate", {"prompt": "x", "options": {"typical_p": 0.5}}),
+        ("/api/generate", {"prompt": "x", "template": "{{ .Prompt }}"}),
+        ("/api/generate", {"prompt": "x", "context": [1, 2]}),
+    ],
+)
+async def test_what_cannot_be_honoured_is_refused(served: Served, path: str, body: dict[str, Any]) -> None:
+    assert (await served.post(path, body)).status_code == 400
+    assert served.engine.seen == []
+
+
+async def test_neutral_options_are_accepted(served: Served) -> None:
+    options = {"mirostat": 0, "typical_p": 1.0, "tfs_z": 1, "num_ctx": 4096}
+    body = {"prompt": "x", "options": options, "template": "", "context": [], "stream": False}
+    assert (await served.post("/api/generate", body)).status_code == 200
 
 
 async def test_errors_are_text(served: Served) -> None:
