@@ -170,7 +170,7 @@ async def respond_with(request: Request, body: StreamableBody, job: Job, form: R
             return Response(reply, 200, reply_headers(job), media_type=JSON)
         await while_connected(request, job.start())
     except QuicksilverError as error:
-        return error_response(error, reply_headers(job), request.scope["path"])
+        return error_response(error, reply_headers(job), request.scope["path"], record_of(request).id)
     keep_alive_s = services_of(request).config.keep_alive_comment_s
     return form.stream_type(stream_reply(job, form), job, keep_alive_s, reply_headers(job), form.keep_alive)
 

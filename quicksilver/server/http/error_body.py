@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -26,3 +26,5 @@ class AnthropicErrorDetail(TypedDict):
 class AnthropicErrorReply(TypedDict):
     type: Literal["error"]
     error: AnthropicErrorDetail
+    # Not inside a stream.
+    request_id: NotRequired[str]

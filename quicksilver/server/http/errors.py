@@ -64,7 +64,7 @@ class MethodNotAllowed(QuicksilverError):
     code = "method_not_allowed"
 
 
-def envelope(error: QuicksilverError) -> dict[str, Any]:
+def envelope(error: QuicksilverError, request_id: str | None = None) -> dict[str, Any]:
     return {
         "error": {
             "message": error.message[:MAX_MESSAGE_CHARS],
@@ -87,27 +87,28 @@ ANTHROPIC_TYPES = {
 }
 
 
-def anthropic_envelope(error: QuicksilverError) -> dict[str, Any]:
+def anthropic_envelope(error: QuicksilverError, request_id: str | None = None) -> dict[str, Any]:
     kind = ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     if isinstance(error, InsufficientQuota):
         kind = "billing_error"
-    return {"type": "error", "error": {"type": kind, "message": error.message[:MAX_MESSAGE_CHARS]}}
+    reply = {"type": "error", "error": {"type": kind, "message": error.message[:MAX_MESSAGE_CHARS]}}
+    return {**reply, "request_id": request_id} if request_id else reply
 
 
-def ollama_envelope(error: QuicksilverError) -> dict[str, Any]:
+def ollama_envelope(error: QuicksilverError, request_id: str | None = None) -> dict[str, Any]:
     return {"error": error.message[:MAX_MESSAGE_CHARS]}
 
 
 # Path prefixes whose errors have another envelope than OpenAI's.
-ENVELOPES: dict[str, Callable[[QuicksilverError], dict[str, Any]]] = {
+ENVELOPES: dict[str, Callable[[QuicksilverError, str | None], dict[str, Any]]] = {
     "/v1/messages": anthropic_envelope,
     "/api/": ollama_envelope,
 }
 
 
-def envelope_for(path: str, error: QuicksilverError) -> dict[str, Any]:
+def envelope_for(path: str, error: QuicksilverError, request_id: str | None = None) -> dict[str, Any]:
     write = next((write for prefix, write in ENVELOPES.items() if path.startswith(prefix)), envelope)
-    return write(error)
+    return write(error, request_id)
 
 
 def internal_error() -> QuicksilverError:
@@ -125,12 +126,17 @@ def retry_headers(error: QuicksilverError) -> dict[str, str]:
     return {"x-should-retry": "true" if error.status in (408, 409) or error.status >= 500 else "false"}
 
 
-def error_response(error: QuicksilverError, headers: Mapping[str, str] | None = None, path: str = "") -> Response:
+def error_response(
+    error: QuicksilverError,
+    headers: Mapping[str, str] | None = None,
+    path: str = "",
+    request_id: str | None = None,
+) -> Response:
     """`path` is that of the request, which decides the envelope."""
     # The rest of a body that is too large or too slow may still be on its way.
     closing = {"connection": "close"} if error.status in (408, 413) else {}
     all_headers = {**retry_headers(error), **closing, **(headers or {})}
-    return Response(orjson.dumps(envelope_for(path, error)), error.status, all_headers, media_type=JSON)
+    return Response(orjson.dumps(envelope_for(path, error, request_id)), error.status, all_headers, media_type=JSON)
 
 
 def invalid_body(error: ValidationError, body: Any) -> InvalidRequest:
@@ -170,18 +176,25 @@ def add_refusals(app: FastAPI) -> None:
 
 async def _on_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, QuicksilverError)
-    return error_response(error, path=request.scope["path"])
+    return error_response(error, path=request.scope["path"], request_id=_id_of(request))
+
+
+def _id_of(request: Request) -> str | None:
+    """The id that the reply has in its headers."""
+    record = getattr(request.state, "record", None)
+    return record.id if record is not None else None
 
 
 async def _on_framework_refusal(request: Request, error: Exception) -> Response:
     """Errors of Starlette: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
-    path = request.scope["path"]
+    path, request_id = request.scope["path"], _id_of(request)
     if error.status_code == 404:
-        return error_response(NotFound("There is nothing at this path."), path=path)
+        return error_response(NotFound("There is nothing at this path."), path=path, request_id=request_id)
     if error.status_code == 405:
-        return error_response(MethodNotAllowed("This path takes another method."), _allowed(request, error), path)
-    return error_response(InvalidRequest(str(error.detail)), path=path)
+        refusal = MethodNotAllowed("This path takes another method.")
+        return error_response(refusal, _allowed(request, error), path, request_id)
+    return error_response(InvalidRequest(str(error.detail)), path=path, request_id=request_id)
 
 
 def _allowed(request: Request, error: HTTPException) -> Mapping[str, str]:

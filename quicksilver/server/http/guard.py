@@ -44,7 +44,8 @@ class Guard:
                 refusal = as_refusal(error, record.id)
                 if record.status is None:
                     # The rest of the request may still be on its way, so the connection is not used again.
-                    await error_response(refusal, {"connection": "close"}, scope["path"])(scope, receive, record.send)
+                    response = error_response(refusal, {"connection": "close"}, scope["path"], record.id)
+                    await response(scope, receive, record.send)
             finally:
                 record.write(services.metrics)
 

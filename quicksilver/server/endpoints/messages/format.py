@@ -15,6 +15,7 @@ import orjson
 
 from quicksilver.core import FinishReason
 from quicksilver.errors import QuicksilverError
+from quicksilver.server.endpoints.messages.plan import own_names
 from quicksilver.server.endpoints.messages.wire import MessageObject, MessagesBody, MessageUsage, StopReason
 from quicksilver.server.generation.plan import ReplyPlan
 from quicksilver.server.generation.respond import Chunk, ReplyFormat
@@ -81,6 +82,7 @@ class MessagesFormat(ReplyFormat):
 
     def __init__(self, plan: ReplyPlan, body: MessagesBody, services: Services) -> None:
         self._plan = plan
+        self._names = own_names(body)
         self._signer = services.signer
         self._hides_thinking = bool(body.thinking and body.thinking.display == "omitted")
         self._blocks: list[OpenBlock] = []
@@ -114,7 +116,7 @@ class MessagesFormat(ReplyFormat):
         block = self._blocks[-1] if self._is_open else None
         if block is None or (block.channel, block.call_index) != (delta.channel, delta.index):
             yield from self._close()
-            block = OpenBlock(delta.channel, delta.index, delta.name)
+            block = OpenBlock(delta.channel, delta.index, self._names.get(delta.name, delta.name))
             self._blocks.append(block)
             self._is_open = True
             yield self._about("content_block_start", content_block=block.start())

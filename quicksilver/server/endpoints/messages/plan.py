@@ -13,6 +13,7 @@ from quicksilver.core import ThinkBudget
 from quicksilver.errors import ContextTooLong, InvalidRequest
 from quicksilver.server.endpoints.chat.plan import plan_chat, read_effort, render
 from quicksilver.server.endpoints.chat.prompt import read_tools
+from quicksilver.server.endpoints.chat.tool_names import short_name
 from quicksilver.server.endpoints.chat.wire import ChatBody
 from quicksilver.server.endpoints.messages.wire import (
     Block,
@@ -23,18 +24,21 @@ from quicksilver.server.endpoints.messages.wire import (
     MessageTurn,
     ResultBlock,
     SearchResultBlock,
+    SkippedBlock,
     TextBlock,
     ThinkingBlock,
     ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
-from quicksilver.server.generation.plan import ReplyPlan, read_stop
+from quicksilver.server.generation.plan import ReplyPlan, add_warning, read_stop, with_ignored
 from quicksilver.server.http.errors import invalid_body
 from quicksilver.server.services import Services
 
 # Anthropic's efforts that have another name here.
 EFFORTS = {"xhigh": "high", "max": "high"}
+# Fields that change no answer and that clients send with every request.
+SILENT = frozenset({"metadata", "service_tier", "context_management"})
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 DEFAULT_EFFORT = "medium"
 
@@ -51,13 +55,13 @@ async def plan_message(body: MessagesBody, services: Services, tenant: str) -> R
     (answer,) = plan.answers
     options = replace(answer.options, stop=read_stop(body.stop_sequences))
     request = replace(answer.request, think=_bounded(answer.request.think, body))
-    warnings = [warning for warning in (plan.warning, skipped_tools(body)) if warning]
-    return replace(
+    planned = replace(
         plan,
         id=plan.id.replace("chatcmpl-", "msg_").replace("-", ""),
         answers=(replace(answer, request=request, options=options),),
-        warning="; ".join(warnings) or None,
+        warning=add_warning(add_warning(plan.warning, skipped_tools(body)), skipped_blocks(body)),
     )
+    return with_ignored(planned, [name for name in body.ignored if name not in SILENT])
 
 
 async def count_tokens(body: CountTokensBody, services: Services, tenant: str) -> int:
@@ -85,8 +89,19 @@ def _bounded(think: ThinkBudget | None, body: MessagesBody) -> ThinkBudget | Non
 
 
 def skipped_tools(body: CountTokensBody) -> str | None:
-    skipped = [tool.name for tool in body.tools or () if not _is_custom(tool)]
+    skipped = [tool.name or tool.type or "" for tool in body.tools or () if not tool.is_custom]
     return f"tools that this server does not run were skipped: {', '.join(skipped)}" if skipped else None
+
+
+def skipped_blocks(body: CountTokensBody) -> str | None:
+    blocks = [block for turn in body.messages if isinstance(turn.content, list) for block in turn.content]
+    skipped = dict.fromkeys(block.type for block in blocks if isinstance(block, SkippedBlock))
+    return f"blocks of tools that this server does not run were skipped: {', '.join(skipped)}" if skipped else None
+
+
+def own_names(body: CountTokensBody) -> dict[str, str]:
+    """The name of each tool of the caller in the chat body -> the name that was sent."""
+    return {short_name(tool.name): tool.name for tool in body.tools or () if tool.is_custom and tool.name}
 
 
 def as_chat(body: CountTokensBody) -> ChatBody:
@@ -97,7 +112,7 @@ def as_chat(body: CountTokensBody) -> ChatBody:
         "messages": [*_system(body.system), *_turns(body.messages)],
         "reasoning_effort": _effort(body),
         "response_format": {"type": "json_schema", "json_schema": schema} if schema else None,
-        "tools": [_tool(tool) for tool in body.tools or () if _is_custom(tool)] or None,
+        "tools": [_tool(tool) for tool in body.tools or () if tool.is_custom] or None,
         **_choice(body),
     }
     if isinstance(body, MessagesBody):
@@ -144,9 +159,13 @@ def _turns(messages: Sequence[MessageTurn]) -> Iterator[dict[str, Any]]:
 
 def _assistant_turn(blocks: Sequence[Block]) -> dict[str, Any]:
     calls = [
-        {"id": b.id, "type": "function", "function": {"name": b.name, "arguments": orjson.dumps(b.input).decode()}}
-        for b in blocks
-        if isinstance(b, ToolUseBlock)
+        {
+            "id": block.id,
+            "type": "function",
+            "function": {"name": short_name(block.name), "arguments": orjson.dumps(block.input).decode()},
+        }
+        for block in blocks
+        if isinstance(block, ToolUseBlock)
     ]
     thinking = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
     return {
@@ -185,22 +204,19 @@ def _texts(blocks: Sequence[Block] | Sequence[ResultBlock]) -> Iterator[str]:
             yield block.tool_name
 
 
-def _is_custom(tool: MessageTool) -> bool:
-    return tool.type in (None, "custom")
-
-
 def _tool(tool: MessageTool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "strict": tool.strict}
+    function = {"name": short_name(tool.name or ""), "description": tool.description, "strict": tool.strict}
     return {"type": "function", "function": {**function, "parameters": tool.input_schema}}
 
 
 def _choice(body: CountTokensBody) -> dict[str, Any]:
     choice = body.tool_choice
-    if choice is None or not any(map(_is_custom, body.tools or ())):
+    if choice is None or not any(tool.is_custom for tool in body.tools or ()):
         return {}
     parallel = None if choice.disable_parallel_tool_use is None else not choice.disable_parallel_tool_use
     if choice.type != "tool":
         return {"tool_choice": CHOICES[choice.type], "parallel_tool_calls": parallel}
     if choice.name is None:
         raise InvalidRequest("tool_choice.name: the type `tool` needs the name of a tool", param="tool_choice.name")
-    return {"tool_choice": {"type": "function", "function": {"name": choice.name}}, "parallel_tool_calls": parallel}
+    named = {"type": "function", "function": {"name": short_name(choice.name)}}
+    return {"tool_choice": named, "parallel_tool_calls": parallel}

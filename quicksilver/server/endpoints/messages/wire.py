@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import TypedDict
 
 from quicksilver.server.http.fields import (
@@ -17,7 +17,6 @@ from quicksilver.server.http.fields import (
     WHOLE,
     DecoderBody,
     FreeObject,
-    FunctionName,
     GenerationBody,
     OutputTokens,
     Probability,
@@ -31,6 +30,7 @@ from quicksilver.server.http.fields import (
 MAX_BLOCKS = 512
 MAX_BUDGET_TOKENS = 1_000_000
 
+MessageToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 BlockId = Annotated[str, Field(max_length=256)]
 
 
@@ -53,10 +53,30 @@ class RedactedThinkingBlock(Wire):
     type: Literal["redacted_thinking"]
 
 
+SkippedType = Literal[
+    "server_tool_use",
+    "web_search_tool_result",
+    "web_fetch_tool_result",
+    "code_execution_tool_result",
+    "bash_code_execution_tool_result",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
+    "mcp_tool_use",
+    "mcp_tool_result",
+    "container_upload",
+]
+
+
+class SkippedBlock(Wire):
+    """A call of a tool that Anthropic's servers ran, or its result; it is not part of the prompt."""
+
+    type: SkippedType
+
+
 class ToolUseBlock(Wire):
     type: Literal["tool_use"]
     id: BlockId
-    name: FunctionName
+    name: MessageToolName
     input: FreeObject
 
 
@@ -103,7 +123,8 @@ Block = Annotated[
     | ToolUseBlock
     | ToolResultBlock
     | DocumentBlock
-    | SearchResultBlock,
+    | SearchResultBlock
+    | SkippedBlock,
     Field(discriminator="type"),
 ]
 
@@ -119,15 +140,26 @@ class MessageTool(Wire):
     only their models are trained on; it is skipped with a warning."""
 
     type: Annotated[str, Field(max_length=64)] | None = None
-    name: FunctionName
+    # A set of tools of a server has none.
+    name: MessageToolName | None = None
     description: str | None = None
     input_schema: FreeObject | None = None
     strict: bool | None = None
 
+    @property
+    def is_custom(self) -> bool:
+        return self.type in (None, "custom")
+
+    @model_validator(mode="after")
+    def _has_name(self) -> Self:
+        if self.is_custom and self.name is None:
+            raise ValueError("a tool of the caller needs a name")
+        return self
+
 
 class MessageToolChoice(Wire):
     type: Literal["auto", "any", "tool", "none"]
-    name: FunctionName | None = None
+    name: MessageToolName | None = None
     disable_parallel_tool_use: bool | None = None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from pydantic import ValidationError
 from quicksilver.constrain.source import FormatKind, ResponseFormat
 from quicksilver.errors import ContextTooLong, InvalidRequest
 from quicksilver.server.endpoints.chat.plan import plan_chat
+from quicksilver.server.endpoints.chat.tool_names import short_name
 from quicksilver.server.endpoints.chat.wire import ChatBody
 from quicksilver.server.endpoints.responses.wire import (
     AllowedToolItems,
@@ -40,15 +40,17 @@ from quicksilver.server.endpoints.responses.wire import (
     ResponsesBody,
     ToolItem,
 )
-from quicksilver.server.generation.plan import ReplyPlan
+from quicksilver.server.generation.plan import ReplyPlan, add_warning, with_ignored
 from quicksilver.server.http.errors import invalid_body
 from quicksilver.server.http.fields import Content
 from quicksilver.server.services import Services
 
 SUMMARY_HEAD = "Summary of the conversation so far:\n"
 CUSTOM_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-# Of a function in a chat body.
-MAX_NAME_CHARS = 64
+# Fields that change no answer and that clients send with every request.
+SILENT = frozenset(
+    {"client_metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier"}
+)
 FREE_TEXT = ResponseFormat(FormatKind.LARK)
 
 
@@ -89,12 +91,7 @@ def read_response_tools(tools: Sequence[ToolItem] | None) -> ResponseTools:
 
 
 def namespaced(namespace: str | None, name: str) -> str:
-    """The name in the chat body. One that is too long ends with a digest, so that two tools stay apart."""
-    whole = f"{namespace}__{name}" if namespace else name
-    if len(whole) <= MAX_NAME_CHARS:
-        return whole
-    digest = hashlib.sha256(whole.encode()).hexdigest()[:8]
-    return f"{whole[: MAX_NAME_CHARS - 9]}_{digest}"
+    return short_name(f"{namespace}__{name}" if namespace else name)
 
 
 def _function(tool: FunctionToolItem, name: str) -> dict[str, Any]:
@@ -135,9 +132,9 @@ async def plan_response(
                 raise
             new = [MessageItem(role="user", content=body.input)] if isinstance(body.input, str) else []
             history, body = (), body.model_copy(update={"input": [*items[(len(items) + 1) // 2 :], *new]})
-    warnings = [warning for warning in (plan.warning, tools.warning) if warning]
     plan_id = plan.id.replace("chatcmpl-", "resp_").replace("-", "")
-    return replace(plan, id=plan_id, warning="; ".join(warnings) or None)
+    named = replace(plan, id=plan_id, warning=add_warning(plan.warning, tools.warning))
+    return with_ignored(named, [name for name in body.ignored if name not in SILENT])
 
 
 def as_chat(body: ResponsesBody, history: Sequence[InputItem] = (), tools: ResponseTools | None = None) -> ChatBody:

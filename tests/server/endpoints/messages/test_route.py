@@ -11,6 +11,7 @@ import pytest
 
 from quicksilver.core import Request
 from quicksilver.errors import EngineDied
+from quicksilver.server.endpoints.chat.tool_names import short_name
 from tests.server.conftest import HELLO, Served, says
 from tests.support.bank import Bank
 from tests.support.fake_engine import Step, spoken
@@ -186,6 +187,53 @@ async def test_structured_output(served: Served) -> None:
 async def test_skipped_tools_are_named_in_a_warning(served: Served) -> None:
     reply = (await served.post(MESSAGES, ask(tools=[{"type": "web_search_20250305", "name": "web_search"}]))).json()
     assert "web_search" in reply["warning"]
+
+
+async def test_what_the_provider_ran_is_skipped_with_a_warning(served: Served) -> None:
+    searched = [
+        {"type": "text", "text": "Let me look."},
+        {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "x"}},
+        {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []},
+        {"type": "mcp_tool_use", "id": "m", "name": "n", "server_name": "s", "input": {}},
+    ]
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": searched},
+        {"role": "user", "content": "And?"},
+    ]
+    toolset = {"type": "mcp_toolset", "mcp_server_name": "files"}
+    ignored = {"mcp_servers": [{"type": "url", "name": "files"}], "metadata": {"user_id": "u"}}
+    given = ask(messages=turns, tools=[toolset], **ignored)
+    reply = (await served.post(MESSAGES, given)).json()
+    for part in ("mcp_toolset", "server_tool_use, web_search_tool_result, mcp_tool_use", "ignored fields: mcp_servers"):
+        assert part in reply["warning"]
+    assert "metadata" not in reply["warning"]
+    assert (await served.post(MESSAGES, ask(tools=[{"input_schema": {"type": "object"}}]))).status_code == 400
+
+
+async def test_long_names_of_tools_come_back_whole(served: Served) -> None:
+    names = [f"{'n' * 124}_{end}" for end in ("one", "two")]
+    tools = [{"name": name, "input_schema": {"type": "object"}} for name in names]
+    for name in names:
+        served.engine.script = says(f'<tool_call>{{"name": "{short_name(name)}", "arguments": {{}}}}</tool_call>')
+        choice = {"type": "tool", "name": name}
+        (block,) = (await served.post(MESSAGES, ask(tools=tools, tool_choice=choice))).json()["content"]
+        assert (block["type"], block["name"]) == ("tool_use", name)
+        turns = [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": [block]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": block["id"], "content": "x"}]},
+        ]
+        assert (await served.post(MESSAGES, ask(messages=turns, tools=tools))).status_code == 200
+    assert (await served.post(MESSAGES, ask(tools=[{**tools[0], "name": "n" * 129}]))).status_code == 400
+
+
+async def test_an_error_has_the_id_of_its_request(served: Served, bank: Bank) -> None:
+    headers = {**VERSION, **await bank.key(credits=0)}
+    refused = await served.post(MESSAGES, ask(), headers)
+    assert refused.json()["error"]["type"] == "billing_error"
+    for reply in (refused, await served.post(MESSAGES, ask(max_tokens=0), headers), await served.get(MESSAGES)):
+        assert reply.json()["request_id"] == reply.headers["request-id"]
 
 
 async def test_tokens_are_counted_as_the_prompt_has_them(served: Served) -> None:

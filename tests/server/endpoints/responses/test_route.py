@@ -177,6 +177,11 @@ async def test_a_custom_tool_is_called_with_plain_text(served: Served) -> None:
     assert prompt_text(served).index("*** Begin") < prompt_text(served).rindex("done")
 
 
+async def test_ignored_fields_are_named_in_a_warning(served: Served) -> None:
+    reply = (await served.post(RESPONSES, ask(max_tool_calls=3, service_tier="auto", temprature=1))).json()
+    assert reply["warning"] == "ignored fields: max_tool_calls, temprature"
+
+
 async def test_long_names_of_a_namespace_stay_apart(served: Served) -> None:
     names = [f"{'n' * 60}_{end}" for end in ("one", "two")]
     inner = [{"type": "function", "name": name, "parameters": {"type": "object"}} for name in names]
