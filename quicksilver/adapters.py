@@ -5,6 +5,7 @@ Standard library only, as in `core`.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -15,8 +16,17 @@ class AdapterRef:
 
     # SHA-256 of the files, in hex. It identifies the weights: KV pages and loaded adapters are keyed by it.
     id: str
-    # An adapter file, or a folder in PEFT's layout.
+    # An adapter file, or a folder in PEFT's layout; empty for a stack.
     path: str
+    # Of a stack: the adapters that are applied together, in this order.
+    parts: tuple[AdapterRef, ...] = ()
+
+
+def stacked(first: AdapterRef, second: AdapterRef) -> AdapterRef:
+    """Both adapters as one: `second` was trained on the model with `first`. Its id is the hash of both ids."""
+    parts = tuple(part for ref in (first, second) for part in (ref.parts or (ref,)))
+    digest = hashlib.sha256("\0".join(part.id for part in parts).encode()).hexdigest()
+    return AdapterRef(digest, "", parts)
 
 
 @dataclass(frozen=True, slots=True)

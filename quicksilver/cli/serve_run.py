@@ -151,6 +151,11 @@ def trainer_settings(settings: ServeSettings) -> TrainerSettings:
     return TrainerSettings(
         home=settings.server.home,
         models={model.files.name: model.files for model in settings.models},
+        adapters={
+            model.files.name: (model.base, Path(model.adapter.path))
+            for model in settings.models
+            if model.base is not None and model.adapter is not None
+        },
         accounts=settings.accounts,
         device=settings.tuning.device,
         threads=settings.tuning.threads,

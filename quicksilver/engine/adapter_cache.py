@@ -19,6 +19,7 @@ from quicksilver.adapters import AdapterInfo, AdapterRef
 from quicksilver.backends.base import Backend
 from quicksilver.errors import CheckpointRefused, EngineUnavailable, QuicksilverError
 from quicksilver.hub.adapter_files import find_adapter
+from quicksilver.model.adapters import Adapter, stack_adapters
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.files.adapter_file import load_adapter
 from quicksilver.model.files.peft import load_peft
@@ -133,17 +134,28 @@ def _lease(entry: _Entry) -> Lease:
 def read_adapter(ref: AdapterRef, config: ModelConfig, base_sha256: str, backend: Backend) -> RowAdapter:
     """Reads an adapter, checks it against its hash and the model, and converts it for the backend. Raises
     CheckpointRefused, with a reason that names no folder of this machine."""
-    path = Path(ref.path)
+    parts = ref.parts or (ref,)
     try:
-        if find_adapter(path).id != ref.id:
-            raise CheckpointRefused(f"adapter {path.name}: its files were changed after the server had read them")
-        adapter = load_peft(path, config) if path.is_dir() else load_adapter(path)
-        trained_on = adapter.metadata.get("base_sha256", "")
-        if trained_on and base_sha256 and trained_on != base_sha256:
-            raise CheckpointRefused(f"adapter {path.name}: it was trained on another base file ({trained_on[:12]}…)")
-        check_row_adapter(config, adapter)
-        return backend.convert_adapter(adapter)
+        adapters = [_read_part(part, config, base_sha256) for part in parts]
+        if len(adapters) > 1:
+            adapters = [stack_adapters(adapters)]
+            check_row_adapter(config, adapters[0])
+        return backend.convert_adapter(adapters[0])
     except QuicksilverError:
         raise
     except Exception as error:
-        raise CheckpointRefused(f"adapter {path.name} cannot be read: {type(error).__name__}") from error
+        names = ", ".join(Path(part.path).name for part in parts)
+        raise CheckpointRefused(f"adapter {names} cannot be read: {type(error).__name__}") from error
+
+
+def _read_part(ref: AdapterRef, config: ModelConfig, base_sha256: str) -> Adapter:
+    """One adapter, checked against its hash and the model."""
+    path = Path(ref.path)
+    if find_adapter(path).id != ref.id:
+        raise CheckpointRefused(f"adapter {path.name}: its files were changed after the server had read them")
+    adapter = load_peft(path, config) if path.is_dir() else load_adapter(path)
+    trained_on = adapter.metadata.get("base_sha256", "")
+    if trained_on and base_sha256 and trained_on != base_sha256:
+        raise CheckpointRefused(f"adapter {path.name}: it was trained on another base file ({trained_on[:12]}…)")
+    check_row_adapter(config, adapter)
+    return adapter

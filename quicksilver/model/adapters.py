@@ -6,7 +6,7 @@ every other row computes exactly what the parent computes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from quicksilver.errors import CheckpointRefused, InvalidRequest
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.files.adapter_file import load_adapter, save_adapter
-from quicksilver.model.lowrank import LINEARS, Adapter, CanvasAdapter, linear_shapes, new_canvas
+from quicksilver.model.lowrank import LINEARS, Adapter, CanvasAdapter, LowRank, linear_shapes, new_canvas
 from quicksilver.model.transformer import Transformer
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "merge_skill",
     "new_canvas",
     "save_adapter",
+    "stack_adapters",
 ]
 
 
@@ -46,6 +47,29 @@ def merge_skill(model: Transformer, adapter: Adapter) -> None:
         if adapter.embedding_ids is not None and adapter.embedding_rows is not None:
             table = model.tokens.weight
             table[adapter.embedding_ids.to(table.device)] = adapter.embedding_rows.to(table)
+
+
+def stack_adapters(adapters: Sequence[Adapter]) -> Adapter:
+    """One adapter that equals all of them merged in this order: A stacked, B side by side. Of an embedding that several
+    replace, the last one counts."""
+    layers: list[dict[str, list[LowRank]]] = [{} for _ in adapters[0].layers]
+    for adapter in adapters:
+        for index, name, pair in adapter.low_rank():
+            layers[index].setdefault(name, []).append(pair)
+    result = Adapter([{name: _joined(pairs) for name, pairs in layer.items()} for layer in layers])
+    rows = {
+        int(token_id): row
+        for adapter in adapters
+        if adapter.embedding_ids is not None and adapter.embedding_rows is not None
+        for token_id, row in zip(adapter.embedding_ids, adapter.embedding_rows, strict=True)
+    }
+    if rows:
+        result.replace_embeddings(torch.tensor(list(rows)), torch.stack(list(rows.values())))
+    return result.requires_grad_(False)
+
+
+def _joined(pairs: Sequence[LowRank]) -> LowRank:
+    return LowRank(torch.cat([pair.A for pair in pairs]), torch.cat([pair.B for pair in pairs], dim=1))
 
 
 def float_linear(model: Transformer, index: int, name: str) -> nn.Linear:

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from quicksilver.adapters import AdapterRef
+from quicksilver.adapters import AdapterRef, stacked
 from quicksilver.core import (
     EngineClient,
     EngineHealth,
@@ -56,7 +56,10 @@ class AdapterSource(Protocol):
 
 
 class AdapterEngine:
-    """The engine client of a base model whose requests all use one adapter."""
+    """The engine client of a base model whose requests all use one adapter.
+
+    The base may itself be an adapter of another model. A request then has both, that of the base first.
+    """
 
     def __init__(self, name: str, engine: EngineClient, adapter: AdapterRef) -> None:
         self.name, self.engine, self.adapter = name, engine, adapter
@@ -81,13 +84,13 @@ class AdapterEngine:
 
     async def stream(self, request: Request) -> AsyncGenerator[Event, None]:
         self._check_support()
-        async with aclosing(self.engine.stream(replace(request, adapter=self.adapter))) as events:
+        async with aclosing(self.engine.stream(replace(request, adapter=self._with(request.adapter)))) as events:
             async for event in events:
                 yield event
 
     async def score(self, request: ScoreRequest) -> Scores:
         self._check_support()
-        return await self.engine.score(replace(request, adapter=self.adapter))
+        return await self.engine.score(replace(request, adapter=self._with(request.adapter)))
 
     async def stats(self) -> EngineStats:
         return await self.engine.stats()
@@ -97,6 +100,10 @@ class AdapterEngine:
 
     async def close(self) -> None:
         """The engine belongs to the base model, which closes it."""
+
+    def _with(self, other: AdapterRef | None) -> AdapterRef:
+        """The adapter of a request. `other` is an adapter that was trained on this model."""
+        return self.adapter if other is None else stacked(self.adapter, other)
 
     def _check_support(self) -> None:
         info = self.engine.info

@@ -18,6 +18,8 @@ class TrainerSettings:
     home: Path
     # Models that can be tuned, by the name that jobs use.
     models: Mapping[str, ModelFiles]
+    # Of models that are served as an adapter of another one: the name of that one, and the adapter file or folder.
+    adapters: Mapping[str, tuple[str, Path]] = field(default_factory=dict)
     # Database URL and configuration of the accounts; None: the objects are in a file of `home`.
     accounts: tuple[str, AccountsConfig] | None = None
     device: str = "auto"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quicksilver.adapters import AdapterRef
+from quicksilver.adapters import AdapterRef, stacked
 from quicksilver.core import Request
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
@@ -68,6 +68,20 @@ def test_adapters_mixed_equal_each_alone_and_each_merged(adapters: list[AdapterR
         assert [together[f"{choice} {i}"] for i in range(count)] == [merged[str(i)] for i in range(count)]
     texts = [[together[f"{choice} {i}"] for i in range(count)] for choice in range(4)]
     assert all(texts[i] != texts[j] for i in range(4) for j in range(i))
+
+
+def test_a_stack_equals_its_adapters_merged_one_after_the_other(adapters: list[AdapterRef]) -> None:
+    """The second and third adapter; the second has embeddings of its own."""
+    params = CASES["verify"][1]
+    model = copy.deepcopy(tiny_model())
+    for ref in adapters[1:]:
+        merge_skill(model, load_adapter(ref.path))
+    plain, merged = tiny_engine(), tiny_engine(model=model)
+    stack = stacked(adapters[1], adapters[2])
+    answers_of = [generate(plain, prompt, params, adapter=stack) for prompt in prompts(6)]
+    assert answers_of == [generate(merged, prompt, params) for prompt in prompts(6)]
+    for ref in adapters[1:]:
+        assert answers_of != [generate(plain, prompt, params, adapter=ref) for prompt in prompts(6)]
 
 
 def test_verify_equals_ar_with_an_adapter(adapters: list[AdapterRef]) -> None:

@@ -10,7 +10,15 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from quicksilver.errors import CheckpointRefused
-from quicksilver.model.adapters import LINEARS, Adapter, CanvasAdapter, attach_canvas, merge_skill, new_canvas
+from quicksilver.model.adapters import (
+    LINEARS,
+    Adapter,
+    CanvasAdapter,
+    attach_canvas,
+    merge_skill,
+    new_canvas,
+    stack_adapters,
+)
 from quicksilver.model.transformer import Transformer
 from tests.model.build import SMALL, random_model, run_dense, small_config, token_ids
 from tests.support.dense_attend import DenseAttend
@@ -114,3 +122,16 @@ def test_an_adapter_for_another_base_is_refused() -> None:
     adapter.replace_embeddings(torch.tensor([500]), torch.zeros(1, SMALL.dim))
     with pytest.raises(CheckpointRefused, match="vocabulary"):
         merge_skill(random_model(), adapter)
+
+
+def test_a_stack_has_the_products_of_all_and_the_last_embeddings() -> None:
+    one, two = (Adapter([dict(layer.items()) for layer in random_adapter(seed=seed).layers]) for seed in (1, 2))
+    one.replace_embeddings(torch.tensor([3, 5]), torch.ones(2, SMALL.dim))
+    two.replace_embeddings(torch.tensor([5, 7]), torch.zeros(2, SMALL.dim))
+    stack = stack_adapters([one, two])
+    for (_, _, a), (_, _, b), (_, _, both) in zip(one.low_rank(), two.low_rank(), stack.low_rank(), strict=True):
+        torch.testing.assert_close(both.product(), a.product() + b.product())
+    assert stack.embedding_ids is not None
+    assert stack.embedding_rows is not None
+    rows = dict(zip(stack.embedding_ids.tolist(), stack.embedding_rows.mean(1).tolist(), strict=True))
+    assert rows == {3: 1.0, 5: 0.0, 7: 0.0}

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from io import BytesIO
 
 import pytest
 
+from quicksilver.adapters import AdapterRef, stacked
 from quicksilver.errors import InvalidRequest
+from quicksilver.server.adapters import AdapterEngine
+from quicksilver.server.config import ModelCard
+from quicksilver.server.models import ServedModel, name_table
 from quicksilver.tuning.models import TunedModel, register
 from tests.server.conftest import Served, chat
 from tests.server.endpoints.files.test_route import call
 from tests.support.bank import Bank
+from tests.support.fake_engine import INFO
 
 CONTENT = b"adapter" * 1000
 NAME = "ft:nano:mine:0123456789ab"
 MODELS = "/v1/models"
 
 
-def model(name: str = NAME, sha256: str = "") -> TunedModel:
+def model(name: str = NAME, sha256: str = "", base: str = "nano") -> TunedModel:
     return TunedModel(
-        name, "nano", sha256 or hashlib.sha256(CONTENT).hexdigest(), len(CONTENT), 4, "ftjob-1", 1_700_000_000
+        name, base, sha256 or hashlib.sha256(CONTENT).hexdigest(), len(CONTENT), 4, "ftjob-1", 1_700_000_000
     )
 
 
@@ -75,3 +81,22 @@ async def test_another_project_does_not_find_the_model(bank: Bank) -> None:
         unknown = await bank.served.post("/v1/chat/completions", {**body, "model": "ft:nano:x:y"}, headers)
         assert refused.status_code == unknown.status_code == 404
         assert refused.json()["error"]["code"] == unknown.json()["error"]["code"]
+
+
+async def test_a_tuned_model_of_an_adapter_is_served_with_both(served: Served) -> None:
+    """The adapter of its base comes first, because the tuned one was trained on the two together."""
+    skill = AdapterRef("a" * 64, "/adapters/skill")
+    served.engine.info = replace(INFO, supports_adapters=True)
+    services = served.services
+    card, engine = ModelCard("nano:sql"), AdapterEngine("nano:sql", served.engine, skill)
+    others = {"nano:sql": ServedModel(card, engine, services.tokenizer, services.template, base="nano")}
+    names = name_table(("nano", "nano:sql"), services.config)
+    served.services = served.app.state.services = replace(services, others=others, names=names)
+    name = "ft:nano:sql:mine:0123456789ab"
+    await add(served, tuned=model(name, base="nano:sql"))
+    tuned = await served.services.adapter_source.find(name, "")
+    assert tuned is not None
+    for each in (name, "nano:sql", "nano"):
+        assert (await served.post("/v1/chat/completions", chat(model=each))).status_code == 200
+    assert [request.adapter for request in served.engine.seen] == [stacked(skill, tuned.adapter), skill, None]
+    assert stacked(skill, tuned.adapter).parts == (skill, tuned.adapter)

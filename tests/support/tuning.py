@@ -99,13 +99,14 @@ class Shop:
         return str(reply["id"])
 
     def create(self, content: bytes, method: str = "supervised", **fields: Any) -> TuningJob:
-        """`hyperparameters` and the fields of `new_job`."""
+        """`hyperparameters`, `model` and the fields of `new_job`."""
         chosen = checked(method, fields.pop("hyperparameters", {}))
         if (validation := fields.pop("validation", None)) is not None:
             fields["validation_file"] = self.upload(validation)
         described = {"type": method, method: {"hyperparameters": chosen}}
         key_id = fields.pop("key_id", None)
-        job = TuningJob("", new_job("toy", self.upload(content), described, **{"seed": 3, **fields}), key_id)
+        model = fields.pop("model", "toy")
+        job = TuningJob("", new_job(model, self.upload(content), described, **{"seed": 3, **fields}), key_id)
         self.jobs.create(job)
         return job
 

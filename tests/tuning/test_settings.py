@@ -12,7 +12,11 @@ from quicksilver.tuning.settings import TrainerSettings
 def test_settings_are_one_line_that_is_read_back() -> None:
     files = ModelFiles("nano", Path("/a/nano.gguf"), Path("/a/skill"), None)
     settings = TrainerSettings(
-        Path("/home"), {"nano": files}, ("sqlite:///a.db", AccountsConfig()), evals=Path("/pack")
+        Path("/home"),
+        {"nano": files},
+        {"nano:sql": ("nano", Path("/a/sql"))},
+        ("sqlite:///a.db", AccountsConfig()),
+        evals=Path("/pack"),
     )
     line = settings.encode()
     assert b"\n" not in line

@@ -21,7 +21,9 @@ from quicksilver.accounts.stored_files import FILE, read_pieces
 from quicksilver.accounts.training_charges import TrainingCharges
 from quicksilver.errors import InvalidRequest, QuicksilverError
 from quicksilver.hub.files import ModelFiles
-from quicksilver.model.transformer import Layer
+from quicksilver.model.adapters import load_adapter, merge_skill
+from quicksilver.model.files.peft import load_peft
+from quicksilver.model.transformer import Layer, Transformer
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.corpus import OverlapCheck, evaluation_texts
 from quicksilver.training.export import load_base
@@ -220,11 +222,22 @@ class JobRun:
     def _network(self) -> Network:
         chosen = self._settings.device
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if chosen == "auto" else chosen)
-        model = load_base(self.files.weights, self.files.skill)
+        model = self._base_model()
         if not all(isinstance(layer, Layer) for layer in model.layers):
             raise InvalidRequest("models with experts cannot be fine-tuned here", param="model")
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         return Network(model.to(device, dtype).eval(), as_written)
+
+    def _base_model(self) -> Transformer:
+        """The model as it is served, in full precision: with the adapter of its name, if it has one."""
+        name = str(self.job.reply["model"])
+        if name not in self._settings.adapters:
+            return load_base(self.files.weights, self.files.skill)
+        base, path = self._settings.adapters[name]
+        files = self._settings.models[base]
+        model = load_base(files.weights, files.skill)
+        merge_skill(model, load_peft(path, model.config) if path.is_dir() else load_adapter(path))
+        return model
 
     def _measure_before(self, results: Results, task: JobTask, data: JobData) -> None:
         if "before" not in self.job.facts:

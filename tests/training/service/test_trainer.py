@@ -7,6 +7,7 @@ import json
 import shutil
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from quicksilver.hub.adapter_files import find_adapter
 from quicksilver.hub.files import ModelFiles
 from quicksilver.model.adapters import load_adapter, merge_skill
 from quicksilver.model.files.checkpoint import load_model
+from quicksilver.model.transformer import Transformer
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.corpus import OverlapCheck
 from quicksilver.training.formats import Formatter
@@ -35,7 +37,9 @@ from quicksilver.training.service.tasks import LoraRows, StepPlan
 from quicksilver.tuning.jobs import JobStore
 from quicksilver.tuning.models import adapter_file, find_model, list_models
 from tests.accounts.test_training_charges import new_key, spent
+from tests.support.row_adapters import random_adapter, saved
 from tests.support.tiny import decode_params, generate, tiny_engine
+from tests.support.tuning import CONFIG as CONFIG_OF_BASE
 from tests.support.tuning import Shop, chat_lines
 
 SHORT = {"n_epochs": 2, "batch_size": 5, "rank": 4}
@@ -45,6 +49,14 @@ def adapter(shop: Shop, name: str) -> Path:
     model = find_model(shop.objects, "", name)
     assert model is not None
     return adapter_file(shop.objects, "", model, shop.settings.home / "adapters")
+
+
+def valid_loss(model: Transformer, base: ModelFiles) -> float:
+    """The mean loss of the validation lines."""
+    formatter = Formatter(Tokenizer.load(base.weights), 256)
+    examples = read_examples(chat_lines(10), "supervised", formatter, OverlapCheck(()), "training_file")
+    rows = LoraRows(Network(model, as_written), examples, StepPlan(10, 1, 1, 0), 1)
+    return losses(rows, [example.document for example in examples], None)[0]
 
 
 def test_a_job_is_measured_before_and_after(shop: Shop, base: ModelFiles) -> None:
@@ -62,12 +74,7 @@ def test_a_job_is_measured_before_and_after(shop: Shop, base: ModelFiles) -> Non
     # The figures are those of the adapter that was stored.
     merged = load_model(base.weights)
     merge_skill(merged, load_adapter(adapter(shop, name)))
-    examples = read_examples(
-        chat_lines(10), "supervised", Formatter(Tokenizer.load(base.weights), 256), OverlapCheck(()), "training_file"
-    )
-    rows = LoraRows(Network(merged, as_written), examples, StepPlan(10, 1, 1, 0), 1)
-    loss, _ = losses(rows, [example.document for example in examples], None)
-    assert loss == pytest.approx(after["valid_loss"], rel=0.01)
+    assert valid_loss(merged, base) == pytest.approx(after["valid_loss"], rel=0.01)
     assert find_model(shop.objects, "another project", name) is None
 
 
@@ -86,6 +93,24 @@ def test_an_engine_serves_the_stored_adapter_as_if_it_were_merged(shop: Shop, ba
     tuned = generate(plain, prompt, params, adapter=ref)
     assert tuned == generate(tiny_engine(model=merged), prompt, params)
     assert tuned != generate(plain, prompt, params)
+
+
+def test_a_model_that_is_an_adapter_is_tuned_with_its_adapter(shop: Shop, base: ModelFiles) -> None:
+    """The figures before training are those of the base with the adapter."""
+    skill = saved(shop.settings.home, random_adapter(1, config=CONFIG_OF_BASE, std=0.6), "sql")
+    models = {**shop.settings.models, "toy:sql": replace(base, name="toy:sql")}
+    shop.settings = replace(shop.settings, models=models, adapters={"toy:sql": ("toy", Path(skill.path))})
+    job = shop.create(chat_lines(), hyperparameters=SHORT, validation=chat_lines(10), model="toy:sql")
+    shop.run()
+    reply = shop.reply(job)
+    assert reply["status"] == "succeeded", reply["error"]
+    merged = load_model(base.weights)
+    merge_skill(merged, load_adapter(Path(skill.path)))
+    assert valid_loss(merged, base) == pytest.approx(reply["quicksilver"]["before"]["valid_loss"], rel=1e-3)
+    assert valid_loss(load_model(base.weights), base) != pytest.approx(valid_loss(merged, base), rel=0.01)
+    # Served: the adapter of the name and the tuned one together.
+    merge_skill(merged, load_adapter(adapter(shop, reply["fine_tuned_model"])))
+    assert valid_loss(merged, base) == pytest.approx(reply["quicksilver"]["after"]["valid_loss"], rel=0.01)
 
 
 def test_events_checkpoints_and_result_files_of_a_job(shop: Shop) -> None:
