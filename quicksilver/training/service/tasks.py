@@ -1,12 +1,13 @@
 """Training tasks of fine-tuning jobs: a LoRA on every row of the frozen base, by cross-entropy, DPO or KTO.
 
-The examples of a step depend on the seed and the step's number alone. The reference of DPO and KTO is the base without
-the LoRA, computed in the same step.
+The examples of a step depend on the seed and the step's number alone. A step whose examples have many tokens is
+computed in parts, in a fixed order; the gradient is that of the whole step. The reference of DPO and KTO is the base
+without the LoRA, computed in the same step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,8 @@ from quicksilver.training.service.examples import Example, with_answer_of
 HEAD_CHUNK = 512
 # Row lengths are rounded up, so that few shapes occur.
 LEN_STEP = 32
+# Tokens of one forward and backward, which decide the memory of a step. A longer example is computed alone.
+MAX_PART_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,17 @@ class StepPlan:
         order = np.random.default_rng((self.seed, epoch)).permutation(self.num_examples)
         picked: list[int] = np.array_split(order, self.steps_per_epoch)[place].tolist()
         return picked
+
+
+def parts_of(lengths: Sequence[int]) -> Iterator[slice]:
+    """Consecutive spans of at most `MAX_PART_TOKENS` tokens; a longer item is a span of its own."""
+    start, total = 0, 0
+    for index, length in enumerate(lengths):
+        if index > start and total + length > MAX_PART_TOKENS:
+            yield slice(start, index)
+            start, total = index, 0
+        total += length
+    yield slice(start, len(lengths))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +141,12 @@ class LoraRows:
         place = torch.where(number[picked] >= 0, number[picked], rows.num_documents)
         return found.new_zeros(rows.num_documents + 1).index_add(0, place, found)[:-1]
 
+    @torch.no_grad()
+    def divergence(self, documents: Sequence[Document]) -> Tensor:
+        """Mean log-ratio. It is an estimate over few documents and cannot be negative."""
+        spans = parts_of([len(document.token_ids) for document in documents])
+        return torch.cat([self.log_ratio(documents[span]) for span in spans]).mean().clamp(min=0)
+
     def log_ratio(self, documents: Sequence[Document]) -> Tensor:
         """Log-probabilities less those of the base."""
         with torch.no_grad():
@@ -144,16 +164,26 @@ class SupervisedTask(LoraRows):
     """Mean cross-entropy of the answer tokens."""
 
     def step(self, number: int) -> StepReport:
-        rows = packed([example.document for example in self.picked(number)], self.network.device)
+        documents = [example.document for example in self.picked(number)]
+        # The first token of a document has no target.
+        num_targets = max(1, sum(int(document.is_answer[1:].sum()) for document in documents))
+        spans = parts_of([len(document.token_ids) for document in documents])
+        losses, hits, num_rows = zip(*(self._part(documents[span], num_targets) for span in spans), strict=True)
+        accuracy = torch.stack(hits).sum() / num_targets
+        return StepReport(torch.stack(losses).sum(), sum(num_rows), {"accuracy": accuracy})
+
+    def _part(self, documents: Sequence[Document], num_targets: int) -> tuple[Tensor, Tensor, int]:
+        """Adds the gradient of some documents of a step; their share of the loss, their hits and their rows."""
+        rows = packed(documents, self.network.device)
         target, document = targets(rows)
         weight = (document >= 0).float()
         picked = rows_with_loss(weight, HEAD_CHUNK)
         hidden = self.hidden(rows, self.parameters).index_select(0, picked)
         head, target, weight = self.network.head, target[picked], weight[picked]
-        loss = answer_loss(hidden, head, target, weight, self._nothing, HEAD_CHUNK)
+        mean = answer_loss(hidden, head, target, weight, self._nothing, HEAD_CHUNK)
+        loss = mean * (weight.sum() / num_targets)
         loss.backward()
-        hits = num_hits(hidden.detach(), head, target, weight)
-        return StepReport(loss.detach(), rows.batch.token_ids.numel(), {"accuracy": hits / weight.sum().clamp(min=1)})
+        return loss.detach(), num_hits(hidden.detach(), head, target, weight), rows.batch.token_ids.numel()
 
 
 class DpoTask(LoraRows):
@@ -165,15 +195,21 @@ class DpoTask(LoraRows):
 
     def step(self, number: int) -> StepReport:
         examples = self.picked(number)
+        lengths = [example.num_tokens for example in examples]
+        losses, margins = zip(*(self._part(examples[span], len(examples)) for span in parts_of(lengths)), strict=True)
+        margin = torch.cat(margins)
+        scalars = {"accuracy": (margin > 0).float().mean(), "margin": margin.mean()}
+        return StepReport(torch.stack(losses).sum(), sum(lengths), scalars)
+
+    def _part(self, examples: Sequence[Example], num_pairs: int) -> tuple[Tensor, Tensor]:
+        """Adds the gradient of some pairs of a step; their share of the loss, and their margins."""
         rejected = [example.rejected for example in examples if example.rejected is not None]
         documents = [*(example.document for example in examples), *rejected]
         chosen, other = self.log_ratio(documents).split(len(examples))
-        loss, margin = dpo_loss(chosen, other, self._beta)
+        mean, margin = dpo_loss(chosen, other, self._beta)
+        loss = mean * (len(examples) / num_pairs)
         loss.backward()
-        num_rows = sum(len(document.token_ids) for document in documents)
-        margin = margin.detach()
-        scalars = {"accuracy": (margin > 0).float().mean(), "margin": margin.mean()}
-        return StepReport(loss.detach(), num_rows, scalars)
+        return loss.detach(), margin.detach()
 
 
 def dpo_loss(chosen: Tensor, rejected: Tensor, beta: float) -> tuple[Tensor, Tensor]:
@@ -195,18 +231,23 @@ class KtoJobTask(LoraRows):
         examples = self.picked(number)
         documents = [example.document for example in examples]
         mismatched = [with_answer_of(a, b) for a, b in zip(documents, documents[1:] + documents[:1], strict=True)]
-        with torch.no_grad():
-            # The divergence is an estimate over few pairs; it cannot be negative.
-            divergence = self.log_ratio(mismatched).mean().clamp(min=0)
+        divergence = self.divergence(mismatched)
+        lengths = [example.num_tokens for example in examples]
+        parts = (self._part(examples[span], divergence, len(examples)) for span in parts_of(lengths))
+        losses, agrees = zip(*parts, strict=True)
+        scalars = {"accuracy": torch.cat(agrees).float().mean(), "divergence": divergence}
+        return StepReport(torch.stack(losses).sum(), sum(lengths), scalars)
+
+    def _part(self, examples: Sequence[Example], divergence: Tensor, num_examples: int) -> tuple[Tensor, Tensor]:
+        """Adds the gradient of some examples of a step; their share of the loss, and which fit their label."""
         device = self.network.device
         label = torch.tensor([example.label for example in examples], device=device)
         weight = torch.tensor([example.weight for example in examples], device=device)
-        log_ratio = self.log_ratio(documents)
-        loss = kto_loss(log_ratio, label, divergence, self._beta, self.weights, weight)
+        log_ratio = self.log_ratio([example.document for example in examples])
+        mean = kto_loss(log_ratio, label, divergence, self._beta, self.weights, weight)
+        loss = mean * (len(examples) / num_examples)
         loss.backward()
-        num_rows = sum(len(document.token_ids) for document in documents)
-        agrees = (log_ratio.detach() > divergence) == label
-        return StepReport(loss.detach(), num_rows, {"accuracy": agrees.float().mean(), "divergence": divergence})
+        return loss.detach(), (log_ratio.detach() > divergence) == label
 
 
 JobTask = SupervisedTask | DpoTask | KtoJobTask

@@ -9,14 +9,18 @@ import torch.nn.functional as F
 
 from quicksilver.training.network import Network
 from quicksilver.training.pack import Document
+from quicksilver.training.service import tasks
 from quicksilver.training.service.examples import Example
 from quicksilver.training.service.tasks import (
     DpoTask,
+    JobTask,
     KtoJobTask,
     StepPlan,
     SupervisedTask,
     dpo_loss,
+    make_task,
     packed,
+    parts_of,
     targets,
 )
 from quicksilver.training.toy_task import tiny_model
@@ -112,3 +116,44 @@ def test_preferences_are_learned(network: Network, method: str) -> None:
     with torch.no_grad():
         assert float(task.log_ratio(good).mean()) > 0.5
         assert float(task.log_ratio(bad).mean()) < -0.5
+
+
+def test_parts_of_a_step_have_a_bounded_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "MAX_PART_TOKENS", 10)
+    lengths = [4, 6, 1, 30, 5, 5, 5]
+    assert [lengths[span] for span in parts_of(lengths)] == [[4, 6], [1], [30], [5, 5], [5]]
+
+
+@pytest.mark.parametrize("method", ["supervised", "dpo", "kto"])
+def test_a_step_in_parts_has_the_loss_and_the_gradient_of_the_whole(
+    network: Network, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = [document(1, 5 + i, 60 + i, 2) for i in range(3)]
+    pairs = [
+        Example(a, b if method == "dpo" else None, label=i != 1, weight=1 - 0.2 * i)
+        for i, (a, b) in enumerate(zip(DOCUMENTS, bad, strict=True))
+    ]
+    largest: list[int] = []
+    lay_out = tasks.packed
+
+    def counted(documents: list[Document], device: torch.device) -> tasks.PackedDocuments:
+        largest[-1] = max(largest[-1], sum(len(each.token_ids) for each in documents))
+        return lay_out(documents, device)
+
+    def run(most: int) -> tuple[JobTask, dict[str, float]]:
+        monkeypatch.setattr(tasks, "MAX_PART_TOKENS", most)
+        task = make_task(method, network, pairs, StepPlan(3, 3, 1, 0), {"rank": 4, "beta": 0.3})
+        with torch.no_grad():
+            for index, tensor in enumerate(task.parameters.values()):
+                tensor += 0.05 * torch.sin(torch.arange(tensor.numel()) + index).view_as(tensor)
+        largest.append(0)
+        report = task.step(0)
+        scalars = {name: float(value) for name, value in report.scalars.items()}
+        return task, {"loss": float(report.loss), **scalars}
+
+    monkeypatch.setattr(tasks, "packed", counted)
+    (whole, expected), (parts, found) = run(4096), run(1)
+    assert largest[1] < largest[0]
+    assert found == pytest.approx(expected, rel=1e-5)
+    for name, tensor in whole.parameters.items():
+        torch.testing.assert_close(parts.parameters[name].grad, tensor.grad, rtol=1e-4, atol=1e-7)
