@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 JOB, EVENT, CHECKPOINT = "fine_tuning_job", "fine_tuning_event", "fine_tuning_checkpoint"
 OPEN = ("validating_files", "queued", "running")
 ENDED = ("succeeded", "failed", "cancelled")
+# Fact of a job: how many times a trainer began it since the last checkpoint, a pause or a release.
+ATTEMPTS = "attempts"
 # A trainer renews its lease every second; a lease that is not renewed is taken over after LEASE_S.
 LEASE_S, RENEW_S = 5, 1.0
 
@@ -38,7 +40,7 @@ class TuningJob:
     reply: Reply
     # The key that is charged; None without accounts.
     key_id: str | None = None
-    # What a resumed run must repeat: the number of threads, and what was measured before training.
+    # What a resumed run must know: the number of threads, what was measured before training, and the attempts.
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -119,7 +121,7 @@ class JobStore:
         return self._close(owner, job_id, "paused", "The job was paused.", OPEN)
 
     def resume(self, owner: str, job_id: str) -> TuningJob | None:
-        job = self._change(owner, job_id, ("paused",), lambda job: _with(job, status="queued"), is_open=True)
+        job = self._change(owner, job_id, ("paused",), lambda job: _again(_with(job, status="queued")), is_open=True)
         if job is not None:
             self.event(job, "The job was resumed.")
         return job
@@ -148,7 +150,7 @@ class JobStore:
             if current.status in ENDED or stored.leased_until >= now:
                 return None
             status = "queued" if current.status == "paused" else current.status
-            body = _with(current, status=status).body()
+            body = _again(_with(current, status=status)).body()
             return replace(stored, body=body, is_open=True, leased_by=process, leased_until=now + LEASE_S)
 
         taken = self.objects.update(job.owner, JOB, job.id, change)
@@ -158,10 +160,12 @@ class JobStore:
         return self.objects.renew(job.owner, JOB, job.id, process, LEASE_S)
 
     def release(self, job: TuningJob, process: str) -> None:
-        """Gives the lease back, so that another process can continue at once."""
+        """Gives the lease back, so that another process can continue at once. The attempt does not count."""
 
         def change(stored: StoredObject) -> StoredObject | None:
-            return replace(stored, leased_by="", leased_until=0) if stored.leased_by == process else None
+            if stored.leased_by != process:
+                return None
+            return replace(stored, body=_again(read_job(job.owner, stored)).body(), leased_by="", leased_until=0)
 
         self.objects.update(job.owner, JOB, job.id, change)
 
@@ -237,3 +241,8 @@ class JobStore:
 
 def _with(job: TuningJob, **changes: Any) -> TuningJob:
     return replace(job, reply={**job.reply, **changes})
+
+
+def _again(job: TuningJob) -> TuningJob:
+    """The job without failed attempts."""
+    return replace(job, facts={**job.facts, ATTEMPTS: 0})

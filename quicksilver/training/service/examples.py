@@ -14,10 +14,10 @@ from quicksilver.training.formats import Formatter
 from quicksilver.training.pack import Document
 from quicksilver.training.rows import ChatRow, Row, TextRow, row_text
 from quicksilver.training.service.faults import Faults
-from quicksilver.training.service.rows import TuningRow, read_rows
+from quicksilver.training.service.rows import MAX_ROWS, TuningRow, read_rows
 
 MIN_EXAMPLES = 10
-MAX_EXAMPLES = 100_000
+MAX_EXAMPLES = MAX_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,10 @@ def read_examples(
         if not found:
             faults.add(row.line, "", "example_too_long", f"longer than {formatter.max_len} tokens")
         examples += found
+        if len(examples) > MAX_EXAMPLES:
+            # Running text becomes several examples.
+            faults.add(row.line, "", "file_too_large", f"more than {MAX_EXAMPLES} examples; divide the file")
+            break
     if not faults.count:
         _check_file(examples, method, faults, min_examples)
     faults.require_none(param)
@@ -60,8 +64,6 @@ def read_examples(
 def _check_file(examples: Sequence[Example], method: str, faults: Faults, min_examples: int) -> None:
     if len(examples) < min_examples:
         faults.add(0, "", "too_few_examples", f"{len(examples)} examples; at least {min_examples} are needed")
-    elif len(examples) > MAX_EXAMPLES:
-        faults.add(0, "", "file_too_large", f"{len(examples)} examples; at most {MAX_EXAMPLES} are read")
     elif method == "kto" and len({example.label for example in examples}) < 2:
         faults.add(0, "/label", "invalid_row", "both labels are needed, true and false")
 

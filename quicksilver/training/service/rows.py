@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from quicksilver.text.messages import read_conversation
 from quicksilver.training.rows import ChatRow, EditRow, FimRow, PlainRow, Row, TextRow
 from quicksilver.training.service.faults import Faults, pointer_of
 
+# Lines that are read; the file is refused if it has more.
+MAX_ROWS = 100_000
 _JUDGEMENT = ("label", "weight", "source")
 _CHAT_KEYS = ("messages", "tools", "parallel_tool_calls")
 _KINDS: dict[str, tuple[str, ...]] = {
@@ -53,9 +56,12 @@ class TuningRow:
 
 
 def read_rows(content: bytes, method: str, faults: Faults) -> list[TuningRow]:
-    """The rows without fault; what is wrong with the others is added to `faults`."""
+    """The rows without fault; what is wrong with the others is added to `faults`. Nothing is read after `MAX_ROWS`."""
     rows = []
-    for number, line in _lines(content):
+    for count, (number, line) in enumerate(_lines(content), start=1):
+        if count > MAX_ROWS:
+            faults.add(number, "", "file_too_large", f"more than {MAX_ROWS} lines; divide the file")
+            break
         try:
             fields = json.loads(line.decode("utf-8"))
         except UnicodeDecodeError as error:
@@ -73,7 +79,7 @@ def read_rows(content: bytes, method: str, faults: Faults) -> list[TuningRow]:
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+    for number, line in enumerate(io.BytesIO(content.removeprefix(b"\xef\xbb\xbf")), start=1):
         if line.strip():
             yield number, line
 

@@ -19,7 +19,7 @@ import torch
 
 from quicksilver.accounts.stored_files import FILE, read_pieces
 from quicksilver.accounts.training_charges import TrainingCharges
-from quicksilver.errors import InvalidRequest, QuicksilverError
+from quicksilver.errors import InvalidRequest, QuicksilverError, Unavailable
 from quicksilver.hub.files import ModelFiles
 from quicksilver.model.adapters import load_adapter, merge_skill
 from quicksilver.model.files.peft import load_peft
@@ -39,7 +39,7 @@ from quicksilver.training.service.measure import losses
 from quicksilver.training.service.results import Results
 from quicksilver.training.service.tasks import JobTask, StepPlan, make_task
 from quicksilver.tuning.hyperparameters import LEARNING_RATE, resolved
-from quicksilver.tuning.jobs import JobStore, TuningJob
+from quicksilver.tuning.jobs import ATTEMPTS, JobStore, TuningJob
 from quicksilver.tuning.settings import TrainerSettings
 
 log = logging.getLogger("quicksilver.training")
@@ -53,6 +53,8 @@ NUM_CHECKPOINTS = 3
 WARMUP_SHARE = 0.05
 # Between two updates of the progress in the job itself; events have every report.
 PROGRESS_S = 1.0
+# Times that a job is begun without a checkpoint after it. Its trainer was killed each time, so a further one would be.
+MAX_ATTEMPTS = 3
 
 Scalars = Mapping[str, float]
 # The job, the step, the number of steps, and the scalars of the step.
@@ -103,9 +105,12 @@ class Trainer:
     ) -> None:
         self._jobs, self._settings, self._process = jobs, settings, process
         self._charges, self._signals, self._watch = charges, signals, watch
+        # Jobs that were interrupted because the store did not answer; beginning them again is no further attempt.
+        self._without_store: set[str] = set()
 
     def run(self, job: TuningJob) -> None:
-        """Works on a job whose lease this process holds, to its end or until it is interrupted."""
+        """Works on a job whose lease this process holds, to its end or until it is interrupted. Raises Unavailable if
+        the store does not answer."""
         try:
             with Lease(self._jobs, job, self._process, self._signals) as lease:
                 JobRun(self, job, lease).run()
@@ -118,6 +123,10 @@ class Trainer:
             for fault in refused.faults:
                 self._jobs.event(job, str(fault), "error", fault.as_json())
             self._fail(job, refused)
+        except Unavailable:
+            # The store does not answer. The job and its folder stay, and it is continued when the store answers again.
+            self._without_store.add(job.id)
+            raise
         except QuicksilverError as error:
             self._fail(job, error)
         except Exception as error:
@@ -157,7 +166,7 @@ class JobRun:
         return self._settings.models[name]
 
     def run(self) -> None:
-        self._fix_threads()
+        self._begin()
         if self.job.method == "import":
             results = Results(self._jobs, self.job, self._settings, self._network(), self.files)
             self.finish(results, results.imported(self.read_file("training_file")), 0)
@@ -174,11 +183,27 @@ class JobRun:
         after = results.measured(task, data.validation, tensors)
         self.finish(results, tensors, data.epoch_tokens * data.plan.num_epochs, after)
 
-    def _fix_threads(self) -> None:
-        """The number of threads decides the order of sums, so a continued run must have that of its first start."""
-        threads = self.job.facts.get("threads") or self._settings.threads or max(1, (os.cpu_count() or 2) // 2)
+    def _begin(self) -> None:
+        """Counts the attempt. The number of threads decides the order of sums, so a continued run must have that of its
+        first start."""
+        known = self.job.facts
+        attempts = int(known.get(ATTEMPTS, 0)) + (self.job.id not in self._trainer._without_store)
+        self._trainer._without_store.discard(self.job.id)
+        if attempts > MAX_ATTEMPTS:
+            raise QuicksilverError(
+                f"the trainer was lost {MAX_ATTEMPTS} times without progress, which happens when memory runs out; "
+                "use shorter examples or a lower rank",
+                code="trainer_lost",
+            )
+        threads = known.get("threads") or self._settings.threads or max(1, (os.cpu_count() or 2) // 2)
         torch.set_num_threads(int(threads))
-        self._save(facts={**self.job.facts, "threads": int(threads)})
+        self._save(facts={**known, "threads": int(threads), ATTEMPTS: attempts})
+
+    def _keep(self, loop: Loop) -> None:
+        """Writes a checkpoint, after which the attempts count from zero."""
+        loop.save()
+        if self.job.facts[ATTEMPTS]:
+            self._save(facts={**self.job.facts, ATTEMPTS: 0})
 
     def _save(self, **changes: Any) -> None:
         """Raises Interrupted if the lease is lost."""
@@ -263,7 +288,7 @@ class JobRun:
         def after_step(loop: Loop) -> None:
             if loop.step_number % plan.steps_per_epoch == 0:
                 self._end_epoch(loop, task, data, results, last)
-                loop.save()
+                self._keep(loop)
             self._pause_point(loop, data)
 
         tensors = Loop(task, optim, folder, JobJournal(report), after_step).run()
@@ -271,7 +296,7 @@ class JobRun:
 
     def _pause_point(self, loop: Loop, data: JobData) -> None:
         if time.monotonic() - self._saved_at >= self._settings.checkpoint_s:
-            loop.save()
+            self._keep(loop)
             self._saved_at = time.monotonic()
         try:
             self._lease.hold()

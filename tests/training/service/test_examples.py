@@ -10,6 +10,7 @@ import pytest
 
 from quicksilver.training.corpus import OverlapCheck
 from quicksilver.training.formats import Formatter
+from quicksilver.training.service import examples
 from quicksilver.training.service.examples import Example, read_examples, with_answer_of
 from quicksilver.training.service.faults import DataRefused
 from tests.support.small_tokenizer import small_tokenizer
@@ -83,3 +84,10 @@ def test_a_line_that_overlaps_with_an_evaluation_is_refused_with_its_number() ->
         read({"prompt": "fine", "completion": "x"}, {"text": words}, check=OverlapCheck([f"Task: {words}!"]))
     (fault,) = refused.value.faults
     assert (fault.line, fault.code) == (2, "training_data_matches_eval")
+
+
+def test_running_text_that_becomes_too_many_examples_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examples, "MAX_EXAMPLES", 2)
+    with pytest.raises(DataRefused) as refused:
+        read({"text": "a" * 2000}, {"text": "b"})
+    assert [(fault.line, fault.code) for fault in refused.value.faults] == [(1, "file_too_large")]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quicksilver.training.rows import ChatRow, EditRow, FimRow, PlainRow, TextRow
+from quicksilver.training.service import rows
 from quicksilver.training.service.faults import MAX_FAULTS, Faults
 from quicksilver.training.service.rows import TuningRow, read_rows
 
@@ -173,3 +174,10 @@ def test_judged_answers_are_read() -> None:
 def test_faults_of_judged_answers_have_their_place(line: object, pointer: str) -> None:
     _, faults = read(line, method="kto")
     assert faults.kept[0].pointer == pointer
+
+
+def test_nothing_is_read_after_the_limit_of_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_ROWS", 3)
+    found, faults = read({"text": "a"}, b"", {"text": "b"}, {"text": "c"}, b"not read", b"nor this")
+    assert len(found) == 3
+    assert [(fault.line, fault.code) for fault in faults.kept] == [(5, "file_too_large")]

@@ -19,6 +19,7 @@ from quicksilver.accounts.service import AdminService, open_admin
 from quicksilver.accounts.stored_files import read_pieces
 from quicksilver.accounts.training_charges import TrainingCharges
 from quicksilver.adapters import AdapterRef
+from quicksilver.errors import LedgerUnavailable
 from quicksilver.hub.adapter_files import find_adapter
 from quicksilver.hub.files import ModelFiles
 from quicksilver.model.adapters import load_adapter, merge_skill
@@ -34,7 +35,8 @@ from quicksilver.training.service.lease import Signals
 from quicksilver.training.service.measure import losses
 from quicksilver.training.service.peft import CONFIG, WEIGHTS
 from quicksilver.training.service.tasks import LoraRows, StepPlan
-from quicksilver.tuning.jobs import JobStore
+from quicksilver.training.service.trainer import Trainer
+from quicksilver.tuning.jobs import JOB, JobStore, TuningJob
 from quicksilver.tuning.models import adapter_file, find_model, list_models
 from tests.accounts.test_training_charges import new_key, spent
 from tests.support.row_adapters import random_adapter, saved
@@ -169,6 +171,76 @@ def test_an_interrupted_job_ends_in_the_same_bytes(shop: Shop) -> None:
     assert digests[0] == digests[1]
     steps = [event["data"]["step"] for event in shop.events(cut) if "-step-" in event["id"]]
     assert sorted(steps) == list(range(1, 9))
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def killed(shop: Shop, job: TuningJob, **changes: Any) -> None:
+    """A run whose trainer is killed; its lease has run out afterwards."""
+    with pytest.raises(Killed):
+        shop.run(**changes)
+    shop.objects.update("", JOB, job.id, lambda stored: replace(stored, leased_by="", leased_until=0))
+
+
+def test_a_job_that_kills_its_trainer_fails_and_the_next_one_runs(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison, other = (shop.create(chat_lines(), hyperparameters=SHORT) for _ in range(2))
+
+    def kill(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module, "make_task", kill)
+        for _ in range(3):
+            killed(shop, poison)
+    shop.run()
+    assert shop.reply(poison)["status"] == "failed"
+    assert shop.reply(poison)["error"]["code"] == "trainer_lost"
+    shop.run()
+    assert shop.reply(other)["status"] == "succeeded"
+
+
+def test_a_job_that_advances_is_continued_any_number_of_times(base: ModelFiles, tmp_path: Path) -> None:
+    shop = Shop(tmp_path, base, checkpoint_s=0.0)
+    job = shop.create(chat_lines(), hyperparameters=SHORT)
+    for _ in range(6):
+        reports = iter(range(2))
+
+        def watch(*_: Any, reports: Iterator[int] = reports) -> None:
+            if next(reports):
+                raise Killed
+
+        killed(shop, job, watch=watch)
+    shop.run()
+    assert shop.reply(job)["status"] == "succeeded"
+
+
+def test_a_store_that_does_not_answer_interrupts_the_job(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, cut = (shop.create(chat_lines(), hyperparameters=SHORT) for _ in range(2))
+    shop.run()
+    trainer = Trainer(shop.jobs, shop.settings, "here")
+    event = shop.jobs.event
+
+    def unavailable(job: TuningJob, message: str, *args: Any, **fields: Any) -> None:
+        if "-step-6" in f"-{fields.get('event_id')}":
+            raise LedgerUnavailable("the database is down")
+        event(job, message, *args, **fields)
+
+    # More often than a trainer may be lost.
+    for _ in range(5):
+        job = shop.jobs.claim("here")
+        assert job is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(shop.jobs, "event", unavailable)
+            with pytest.raises(LedgerUnavailable):
+                trainer.run(job)
+        assert shop.reply(cut)["status"] == "running"
+        assert (shop.settings.home / "fine_tuning" / cut.id).exists()
+        shop.objects.update("", JOB, cut.id, lambda stored: replace(stored, leased_by="", leased_until=0))
+    shop.run()
+    digests = [shop.reply(each)["quicksilver"]["adapter_sha256"] for each in (whole, cut)]
+    assert digests[0] == digests[1]
 
 
 @pytest.mark.parametrize("verb", ["pause", "cancel"])
