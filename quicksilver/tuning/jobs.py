@@ -26,6 +26,8 @@ OPEN = ("validating_files", "queued", "running")
 ENDED = ("succeeded", "failed", "cancelled")
 # Fact of a job: how many times a trainer began it since the last checkpoint, a pause or a release.
 ATTEMPTS = "attempts"
+# Fact of a job: the first step and the end of the newest span that was charged. All steps before it were charged, too.
+CHARGED = "charged"
 # A trainer renews its lease every second; a lease that is not renewed is taken over after LEASE_S.
 LEASE_S, RENEW_S = 5, 1.0
 
@@ -40,7 +42,7 @@ class TuningJob:
     reply: Reply
     # The key that is charged; None without accounts.
     key_id: str | None = None
-    # What a resumed run must know: the number of threads, what was measured before training, and the attempts.
+    # What a resumed run must know: the number of threads, what was measured before training, attempts and charges.
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -171,20 +173,38 @@ class JobStore:
 
     def save(self, job: TuningJob, process: str, *, is_open: bool = True, **changes: Any) -> TuningJob | None:
         """Writes changed fields of the reply (and `facts`) if `process` holds the lease; None if it does not."""
-        held = False
+        saved: TuningJob | None = None
+        facts = changes.pop("facts", job.facts)
 
         def change(stored: StoredObject) -> StoredObject | None:
-            nonlocal held
-            held = stored.is_open and stored.leased_by == process
-            until = int(time.time()) + LEASE_S
-            lease = ("", 0) if not is_open else (process, until)
-            kept = replace(stored, body=changed.body(), is_open=is_open, leased_by=lease[0], leased_until=lease[1])
-            return kept if held else None
+            nonlocal saved
+            if not stored.is_open or stored.leased_by != process:
+                return None
+            # Charges are recorded by `begin_charge` alone, also by a process that has lost the lease.
+            charged = {CHARGED: span} if (span := read_job(job.owner, stored).facts.get(CHARGED)) else {}
+            saved = replace(_with(job, **changes), facts={**facts, **charged})
+            lease = (process, int(time.time()) + LEASE_S) if is_open else ("", 0)
+            return replace(stored, body=saved.body(), is_open=is_open, leased_by=lease[0], leased_until=lease[1])
 
-        facts = changes.pop("facts", job.facts)
-        changed = replace(_with(job, **changes), facts=facts)
         self.objects.update(job.owner, JOB, job.id, change)
-        return changed if held else None
+        return saved
+
+    def begin_charge(self, job: TuningJob, step: int) -> tuple[int, int] | None:
+        """The span of steps before `step` that was not charged yet; None if all were. It is recorded before it is
+        charged, so a run that was killed in between finds it in the facts and charges it under the same name."""
+        span: tuple[int, int] | None = None
+
+        def change(stored: StoredObject) -> StoredObject | None:
+            nonlocal span
+            current = read_job(job.owner, stored)
+            end = current.facts.get(CHARGED, (0, 0))[1]
+            if step <= end:
+                return None
+            span = (end, step)
+            return replace(stored, body=replace(current, facts={**current.facts, CHARGED: span}).body())
+
+        self.objects.update(job.owner, JOB, job.id, change)
+        return span
 
     def event(
         self, job: TuningJob, message: str, level: str = "info", data: Any = None, event_id: str | None = None

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -54,9 +56,16 @@ class StepPlan:
     def indices(self, step: int) -> list[int]:
         """The examples of a step. Every epoch has its own order."""
         epoch, place = divmod(step, self.steps_per_epoch)
-        order = np.random.default_rng((self.seed, epoch)).permutation(self.num_examples)
-        picked: list[int] = np.array_split(order, self.steps_per_epoch)[place].tolist()
+        size, num_larger = divmod(self.num_examples, self.steps_per_epoch)
+        start = place * size + min(place, num_larger)
+        end = start + size + (place < num_larger)
+        picked: list[int] = _epoch_order(self.seed, epoch, self.num_examples)[start:end].tolist()
         return picked
+
+
+@lru_cache(maxsize=4)
+def _epoch_order(seed: int, epoch: int, num_examples: int) -> npt.NDArray[np.int64]:
+    return np.random.default_rng((seed, epoch)).permutation(num_examples)
 
 
 def parts_of(lengths: Sequence[int]) -> Iterator[slice]:

@@ -39,7 +39,7 @@ from quicksilver.training.service.measure import losses
 from quicksilver.training.service.results import Results
 from quicksilver.training.service.tasks import JobTask, StepPlan, make_task
 from quicksilver.tuning.hyperparameters import LEARNING_RATE, resolved
-from quicksilver.tuning.jobs import ATTEMPTS, JobStore, TuningJob
+from quicksilver.tuning.jobs import ATTEMPTS, CHARGED, ENDED, JobStore, TuningJob
 from quicksilver.tuning.settings import TrainerSettings
 
 log = logging.getLogger("quicksilver.training")
@@ -118,7 +118,6 @@ class Trainer:
             if interrupted.is_held:
                 self._jobs.release(job, self._process)
             log.info("job %s is interrupted", job.id)
-            return
         except DataRefused as refused:
             for fault in refused.faults:
                 self._jobs.event(job, str(fault), "error", fault.as_json())
@@ -132,7 +131,13 @@ class Trainer:
         except Exception as error:
             log.exception("job %s failed", job.id)
             self._fail(job, QuicksilverError(f"training failed: {type(error).__name__}", code="training_failed"))
-        shutil.rmtree(self._settings.home / "fine_tuning" / job.id, ignore_errors=True)
+        self._drop_folder(job)
+
+    def _drop_folder(self, job: TuningJob) -> None:
+        """Removes the checkpoint of a job that has ended."""
+        now = self._jobs.get(job.owner, job.id)
+        if now is None or now.status in ENDED:
+            shutil.rmtree(self._settings.home / "fine_tuning" / job.id, ignore_errors=True)
 
     def _fail(self, job: TuningJob, error: QuicksilverError) -> None:
         told = {"code": error.code, "message": error.message, "param": error.param}
@@ -231,14 +236,21 @@ class JobRun:
         chosen = resolved(method, given, len(train))
         plan = StepPlan(len(train), chosen["batch_size"], chosen["n_epochs"], int(self.job.reply["seed"]))
         data = JobData(train, validation, plan, chosen)
-        if self._charges is not None and self.job.key_id is not None:
-            self._charges.check(self.job.key_id, str(self.job.reply["model"]), data.epoch_tokens * plan.num_epochs)
+        self._check_balance(data)
         if self.job.status == "validating_files":
             described = {"type": method, method: {"hyperparameters": chosen}}
             self._save(status="queued", hyperparameters=chosen, method=described)
             tokens = f"{data.epoch_tokens} tokens in an epoch"
             self._jobs.event(self.job, f"Validated {len(train)} examples, {tokens}.", event_id="validated")
         return data
+
+    def _check_balance(self, data: JobData) -> None:
+        """Charges what a killed run had begun to charge. Raises if the budgets do not allow the steps that are left."""
+        first, end = self.job.facts.get(CHARGED, (0, 0))
+        self._charge(data, first, end)
+        if self._charges is not None and self.job.key_id is not None:
+            left = data.tokens_of_steps(end, data.plan.num_steps)
+            self._charges.check(self.job.key_id, str(self.job.reply["model"]), left)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -289,12 +301,17 @@ class JobRun:
             if loop.step_number % plan.steps_per_epoch == 0:
                 self._end_epoch(loop, task, data, results, last)
                 self._keep(loop)
-            self._pause_point(loop, data)
+            self._pause_point(loop)
 
-        tensors = Loop(task, optim, folder, JobJournal(report), after_step).run()
+        loop = Loop(task, optim, folder, JobJournal(report), after_step)
+        try:
+            tensors = loop.run()
+        except Interrupted:
+            self._charge_until(data, loop.step_number)
+            raise
         return {name: tensor.detach() for name, tensor in tensors.items()}
 
-    def _pause_point(self, loop: Loop, data: JobData) -> None:
+    def _pause_point(self, loop: Loop) -> None:
         if time.monotonic() - self._saved_at >= self._settings.checkpoint_s:
             self._keep(loop)
             self._saved_at = time.monotonic()
@@ -302,9 +319,6 @@ class JobRun:
             self._lease.hold()
         except Interrupted:
             loop.save()
-            now = self._jobs.get(self.job.owner, self.job.id)
-            if now is not None and now.status == "cancelled":
-                self._charge_part(loop.step_number, data)
             raise
 
     def _report(self, step: int, plan: StepPlan, scalars: Scalars) -> None:
@@ -331,7 +345,7 @@ class JobRun:
         """Charges the epoch, measures it, and stores a checkpoint of each of the last epochs."""
         plan, step = data.plan, loop.step_number
         epoch = step // plan.steps_per_epoch
-        self._charge_part(step, data)
+        self._charge_until(data, step)
         metrics = {"train_loss": last.get("loss"), "train_mean_token_accuracy": last.get("accuracy")}
         if data.validation:
             documents = [example.document for example in data.validation[:NUM_VALIDATED]]
@@ -343,12 +357,16 @@ class JobRun:
             name = results.register(loop.result, 0 if epoch == plan.num_epochs else step)
             self._jobs.checkpoint(self.job, step, metrics, name)
 
-    def _charge_part(self, step: int, data: JobData) -> None:
-        """Charges the steps of the epoch that `step` ends or interrupts; an epoch is charged once."""
-        epoch = (step - 1) // data.plan.steps_per_epoch
-        num_tokens = data.tokens_of_steps(epoch * data.plan.steps_per_epoch, step)
-        if self._charges is not None and self.job.key_id is not None and num_tokens:
-            part = f"{self.job.id}-epoch-{epoch + 1}"
+    def _charge_until(self, data: JobData, step: int) -> None:
+        """Charges all steps before `step` that were not charged yet."""
+        if self._charges is not None and (span := self._jobs.begin_charge(self.job, step)) is not None:
+            self._charge(data, *span)
+
+    def _charge(self, data: JobData, first: int, end: int) -> None:
+        """Charges a span of steps; a second call for the same span does nothing."""
+        if self._charges is not None and self.job.key_id is not None and end > first:
+            part = f"{self.job.id}-steps-{first}-{end}"
+            num_tokens = data.tokens_of_steps(first, end)
             self._charges.charge(self.job.key_id, part, str(self.job.reply["model"]), num_tokens)
 
     def finish(

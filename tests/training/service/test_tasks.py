@@ -60,6 +60,14 @@ def test_every_epoch_has_every_example_once_in_its_own_order() -> None:
     assert plan.indices(3) == StepPlan(11, 4, 2, 1).indices(3)
 
 
+@pytest.mark.parametrize(("num_examples", "batch_size"), [(11, 4), (12, 4), (7, 1), (3, 5), (100, 7)])
+def test_steps_divide_the_order_of_an_epoch_as_evenly_as_possible(num_examples: int, batch_size: int) -> None:
+    plan = StepPlan(num_examples, batch_size, num_epochs=2, seed=9)
+    order = np.random.default_rng((9, 1)).permutation(num_examples)
+    found = [plan.indices(plan.steps_per_epoch + place) for place in range(plan.steps_per_epoch)]
+    assert found == [part.tolist() for part in np.array_split(order, plan.steps_per_epoch)]
+
+
 def test_targets_stay_inside_their_document() -> None:
     rows = packed(DOCUMENTS, torch.device("cpu"))
     target, number = targets(rows)

@@ -387,3 +387,66 @@ def test_a_job_that_the_balance_does_not_allow_fails_before_training(
     shop.run(charges=charges)
     assert shop.reply(job)["error"]["code"] == "insufficient_quota"
     assert spent(admin, org) == 0
+
+
+def test_a_continued_job_needs_credit_for_what_is_left_alone(
+    paid: tuple[Shop, AdminService, TrainingCharges],
+) -> None:
+    shop, admin, charges = paid
+    job = shop.create(chat_lines(), hyperparameters=SHORT)
+    shop.run(charges=charges)
+    tokens = shop.reply(job)["trained_tokens"]
+    org, key = new_key(admin, credits=tokens)
+    job = shop.create(chat_lines(), hyperparameters=SHORT, key_id=key)
+    stop = StopAfter(6)
+    shop.run("first", charges=charges, signals=stop.signals, watch=stop)
+    assert 0 < spent(admin, org) < tokens
+    shop.run("second", charges=charges)
+    assert shop.reply(job)["status"] == "succeeded", shop.reply(job)["error"]
+    assert spent(admin, org) == tokens
+
+
+@pytest.mark.parametrize("verb", ["cancel", "resume"])
+def test_the_steps_before_a_pause_are_charged_once(
+    paid: tuple[Shop, AdminService, TrainingCharges], verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quicksilver.training.service.lease.RENEW_S", 0.01)
+    shop, admin, charges = paid
+    org, key = new_key(admin)
+    # One epoch of 20 steps, paused in its middle.
+    chosen = {"n_epochs": 1, "batch_size": 1, "rank": 4}
+    job = shop.create(chat_lines(), hyperparameters=chosen, key_id=key)
+
+    def pause(*_: Any) -> None:
+        if shop.reply(job)["status"] == "running":
+            shop.jobs.pause("", job.id)
+
+    shop.run(charges=charges, watch=pause)
+    assert shop.reply(job)["status"] == "paused"
+    before = spent(admin, org)
+    assert before > 0
+    getattr(shop.jobs, verb)("", job.id)
+    if verb == "cancel":
+        assert spent(admin, org) == before
+        return
+    shop.run("second", charges=charges)
+    assert shop.reply(job)["status"] == "succeeded"
+    assert before < spent(admin, org) == shop.reply(job)["trained_tokens"]
+
+
+def test_a_charge_that_was_begun_is_completed_by_the_next_run(
+    paid: tuple[Shop, AdminService, TrainingCharges], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop, admin, charges = paid
+    org, key = new_key(admin)
+    job = shop.create(chat_lines(), hyperparameters=SHORT, key_id=key)
+
+    def kill(*_: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(charges, "charge", kill)
+        killed(shop, job, charges=charges)
+    assert spent(admin, org) == 0
+    shop.run("second", charges=charges)
+    assert spent(admin, org) == shop.reply(job)["trained_tokens"]
