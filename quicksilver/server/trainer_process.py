@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from quicksilver.core import EngineClient
 from quicksilver.errors import QuicksilverError
 from quicksilver.server.storage import Storage
-from quicksilver.tuning.jobs import JOB
+from quicksilver.tuning.jobs import JobStore
 from quicksilver.tuning.settings import TrainerSettings
 
 log = logging.getLogger("quicksilver.server")
@@ -53,7 +53,7 @@ class TrainerProcess:
         if not self._storage.has_objects:
             return False
         try:
-            return await self._storage.run(lambda store: store.has_claimable(JOB))
+            return await self._storage.run(lambda store: JobStore(store).has_claimable(self._settings.models))
         except QuicksilverError as error:
             log.warning("fine-tuning jobs cannot be read: %s", error.message)
             return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -128,10 +128,35 @@ class JobStore:
             self.event(job, "The job was resumed.")
         return job
 
-    def claim(self, process: str) -> TuningJob | None:
-        """The oldest open job that no trainer works on; `process` now holds its lease."""
-        claimed = self.objects.claim(JOB, process, LEASE_S)
-        return None if claimed is None else read_job(*claimed)
+    def claim(self, process: str, models: Collection[str]) -> TuningJob | None:
+        """The oldest open job of one of these models that no trainer works on; `process` now holds its lease."""
+        for job in self._claimable(models):
+            if (held := self._hold(job, process)) is not None:
+                return held
+        return None
+
+    def has_claimable(self, models: Collection[str]) -> bool:
+        """Whether `claim` would find a job."""
+        return next(self._claimable(models), None) is not None
+
+    def _claimable(self, models: Collection[str]) -> Iterator[TuningJob]:
+        """Jobs of other models are left to the servers that have them."""
+        from quicksilver.accounts.object_scan import ObjectScan
+
+        jobs = (read_job(owner, stored) for owner, stored in ObjectScan(self.objects).free(JOB))
+        return (job for job in jobs if job.reply["model"] in models)
+
+    def _hold(self, job: TuningJob, process: str) -> TuningJob | None:
+        """The job as it is stored, whose lease `process` now holds; None if another process was faster."""
+        now, held = int(time.time()), False
+
+        def change(stored: StoredObject) -> StoredObject | None:
+            nonlocal held
+            held = stored.is_open and stored.leased_until < now
+            return replace(stored, leased_by=process, leased_until=now + LEASE_S) if held else None
+
+        stored = self.objects.update(job.owner, JOB, job.id, change)
+        return read_job(job.owner, stored) if stored is not None and held else None
 
     def take(self, owner: str, matches: Callable[[TuningJob], bool], process: str) -> TuningJob | None:
         """The newest job of a project that matches, has not ended and is not leased; `process` now holds its lease."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from quicksilver.core import EngineStats
+from quicksilver.hub.files import ModelFiles
 from quicksilver.server import trainer_process
 from quicksilver.server.trainer_process import TrainerProcess
 from quicksilver.tuning.jobs import JobStore, TuningJob, new_job
@@ -32,6 +33,9 @@ with open(path, "a") as out:
         out.flush()
     out.write("end ")
 """
+
+
+MODELS = {"nano": ModelFiles("nano", Path("nano.gguf"))}
 
 
 class StatsEngine:
@@ -54,7 +58,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def watching(served: Served, engine: StatsEngine, path: Path) -> AsyncIterator[TrainerProcess]:
     engines: Any = {"nano": engine}
     command = (sys.executable, "-c", PROGRAM, str(path))
-    trainer = TrainerProcess(served.services.storage, engines, TrainerSettings(path.parent, {}), command)
+    trainer = TrainerProcess(served.services.storage, engines, TrainerSettings(path.parent, MODELS), command)
     task = asyncio.create_task(trainer.watch())
     try:
         yield trainer
@@ -63,8 +67,8 @@ async def watching(served: Served, engine: StatsEngine, path: Path) -> AsyncIter
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def add_job(served: Served) -> None:
-    job = TuningJob("", new_job("nano", "file-1", {"type": "supervised"}))
+async def add_job(served: Served, model: str = "nano") -> None:
+    job = TuningJob("", new_job(model, "file-1", {"type": "supervised"}))
     await served.services.storage.run(lambda store: JobStore(store).create(job))
 
 
@@ -76,6 +80,7 @@ async def wait_for(path: Path, ending: str) -> str:
 
 
 async def test_no_process_is_started_without_a_job(served: Served, tmp_path: Path) -> None:
+    await add_job(served, "a model of another server")
     async with watching(served, StatsEngine(), tmp_path / "log") as trainer:
         await asyncio.sleep(0.2)
         assert trainer.process is None

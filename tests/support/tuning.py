@@ -112,7 +112,7 @@ class Shop:
 
     def run(self, process: str = "here", **changes: Any) -> None:
         """Works on the oldest open job."""
-        job = self.jobs.claim(process)
+        job = self.jobs.claim(process, self.settings.models)
         assert job is not None
         Trainer(self.jobs, self.settings, process, **changes).run(job)
 

@@ -12,6 +12,7 @@ from quicksilver.errors import Conflict
 from quicksilver.tuning import jobs as jobs_module
 from quicksilver.tuning.jobs import EVENT, LEASE_S, JobStore, TuningJob, new_job
 
+MODELS = ("nano",)
 METHOD = {"type": "supervised", "supervised": {"hyperparameters": {}}}
 
 
@@ -34,23 +35,23 @@ def clock(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def add(objects: ObjectStore, **fields: Any) -> TuningJob:
-    job = TuningJob("me", new_job("nano", "file-1", METHOD, **fields), "key")
+    job = TuningJob("me", new_job(fields.pop("model", "nano"), "file-1", METHOD, **fields), "key")
     JobStore(objects).create(job)
     return job
 
 
 def test_one_process_holds_a_job_until_its_lease_runs_out(objects: ObjectStore, clock: Clock) -> None:
     jobs, job = JobStore(objects), add(objects)
-    claimed = jobs.claim("a")
+    claimed = jobs.claim("a", MODELS)
     assert claimed is not None
     assert (claimed.id, claimed.key_id, claimed.owner) == (job.id, "key", "me")
-    assert jobs.claim("b") is None
+    assert jobs.claim("b", MODELS) is None
     clock.now += LEASE_S
     assert jobs.renew(job, "a")
     clock.now += LEASE_S
-    assert jobs.claim("b") is None
+    assert jobs.claim("b", MODELS) is None
     clock.now += 1
-    assert jobs.claim("b") is not None
+    assert jobs.claim("b", MODELS) is not None
     assert not jobs.renew(job, "a")
     assert jobs.save(claimed, "a", status="running") is None
     saved = jobs.save(claimed, "b", status="running")
@@ -58,22 +59,36 @@ def test_one_process_holds_a_job_until_its_lease_runs_out(objects: ObjectStore, 
     assert saved.status == "running"
 
 
+def test_a_job_of_another_model_is_left_to_a_server_that_has_it(objects: ObjectStore) -> None:
+    jobs = JobStore(objects)
+    other, job = add(objects, model="coder"), add(objects)
+    assert jobs.has_claimable(MODELS)
+    claimed = jobs.claim("a", MODELS)
+    assert claimed is not None
+    assert claimed.id == job.id
+    assert not jobs.has_claimable(MODELS)
+    assert jobs.claim("a", MODELS) is None
+    found = jobs.claim("b", ("coder",))
+    assert found is not None
+    assert found.id == other.id
+
+
 def test_a_released_job_is_claimed_at_once(objects: ObjectStore, clock: Clock) -> None:
     jobs, job = JobStore(objects), add(objects)
-    jobs.claim("a")
+    jobs.claim("a", MODELS)
     jobs.release(job, "another")
-    assert jobs.claim("b") is None
+    assert jobs.claim("b", MODELS) is None
     jobs.release(job, "a")
-    assert jobs.claim("b") is not None
+    assert jobs.claim("b", MODELS) is not None
 
 
 def test_a_job_that_ended_is_not_claimed_and_cannot_change(objects: ObjectStore, clock: Clock) -> None:
     jobs, job = JobStore(objects), add(objects)
-    claimed = jobs.claim("a")
+    claimed = jobs.claim("a", MODELS)
     assert claimed is not None
     jobs.save(claimed, "a", is_open=False, status="succeeded")
     clock.now += 100
-    assert jobs.claim("b") is None
+    assert jobs.claim("b", MODELS) is None
     for verb in (jobs.cancel, jobs.pause, jobs.resume):
         with pytest.raises(Conflict):
             verb("me", job.id)

@@ -65,7 +65,7 @@ def work(settings: TrainerSettings, signals: Signals) -> None:
     worked_at = time.monotonic()
     while not signals.is_stopping.is_set() and time.monotonic() - worked_at < settings.idle_s:
         try:
-            job = jobs.claim(process)
+            job = jobs.claim(process, settings.models)
             if job is not None:
                 trainer.run(job)
                 worked_at = time.monotonic()

@@ -32,6 +32,7 @@ from quicksilver.training.journal import Journal
 from quicksilver.training.loop import Loop
 from quicksilver.training.network import Network, as_written
 from quicksilver.training.recipe import Optim
+from quicksilver.training.service.charging import StepCharges
 from quicksilver.training.service.examples import Example, read_examples
 from quicksilver.training.service.faults import DataRefused
 from quicksilver.training.service.lease import Interrupted, Lease, Signals
@@ -39,7 +40,7 @@ from quicksilver.training.service.measure import losses
 from quicksilver.training.service.results import Results
 from quicksilver.training.service.tasks import JobTask, StepPlan, make_task
 from quicksilver.tuning.hyperparameters import LEARNING_RATE, resolved
-from quicksilver.tuning.jobs import ATTEMPTS, CHARGED, ENDED, JobStore, TuningJob
+from quicksilver.tuning.jobs import ATTEMPTS, ENDED, JobStore, TuningJob
 from quicksilver.tuning.settings import TrainerSettings
 
 log = logging.getLogger("quicksilver.training")
@@ -158,7 +159,6 @@ class JobRun:
     def __init__(self, trainer: Trainer, job: TuningJob, lease: Lease) -> None:
         self._trainer, self._lease = trainer, lease
         self._jobs, self._settings, self._process = trainer._jobs, trainer._settings, trainer._process
-        self._charges = trainer._charges
         self.job = job
         self._saved_at = time.monotonic()
         self._told_at = 0.0
@@ -236,21 +236,14 @@ class JobRun:
         chosen = resolved(method, given, len(train))
         plan = StepPlan(len(train), chosen["batch_size"], chosen["n_epochs"], int(self.job.reply["seed"]))
         data = JobData(train, validation, plan, chosen)
-        self._check_balance(data)
+        self._steps = StepCharges(self._jobs, self._trainer._charges, self.job, data.tokens_of_steps)
+        self._steps.check_balance(plan.num_steps)
         if self.job.status == "validating_files":
             described = {"type": method, method: {"hyperparameters": chosen}}
             self._save(status="queued", hyperparameters=chosen, method=described)
             tokens = f"{data.epoch_tokens} tokens in an epoch"
             self._jobs.event(self.job, f"Validated {len(train)} examples, {tokens}.", event_id="validated")
         return data
-
-    def _check_balance(self, data: JobData) -> None:
-        """Charges what a killed run had begun to charge. Raises if the budgets do not allow the steps that are left."""
-        first, end = self.job.facts.get(CHARGED, (0, 0))
-        self._charge(data, first, end)
-        if self._charges is not None and self.job.key_id is not None:
-            left = data.tokens_of_steps(end, data.plan.num_steps)
-            self._charges.check(self.job.key_id, str(self.job.reply["model"]), left)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -307,7 +300,7 @@ class JobRun:
         try:
             tensors = loop.run()
         except Interrupted:
-            self._charge_until(data, loop.step_number)
+            self._steps.charge_until(loop.step_number)
             raise
         return {name: tensor.detach() for name, tensor in tensors.items()}
 
@@ -345,7 +338,7 @@ class JobRun:
         """Charges the epoch, measures it, and stores a checkpoint of each of the last epochs."""
         plan, step = data.plan, loop.step_number
         epoch = step // plan.steps_per_epoch
-        self._charge_until(data, step)
+        self._steps.charge_until(step)
         metrics = {"train_loss": last.get("loss"), "train_mean_token_accuracy": last.get("accuracy")}
         if data.validation:
             documents = [example.document for example in data.validation[:NUM_VALIDATED]]
@@ -356,18 +349,6 @@ class JobRun:
         if epoch > plan.num_epochs - NUM_CHECKPOINTS:
             name = results.register(loop.result, 0 if epoch == plan.num_epochs else step)
             self._jobs.checkpoint(self.job, step, metrics, name)
-
-    def _charge_until(self, data: JobData, step: int) -> None:
-        """Charges all steps before `step` that were not charged yet."""
-        if self._charges is not None and (span := self._jobs.begin_charge(self.job, step)) is not None:
-            self._charge(data, *span)
-
-    def _charge(self, data: JobData, first: int, end: int) -> None:
-        """Charges a span of steps; a second call for the same span does nothing."""
-        if self._charges is not None and self.job.key_id is not None and end > first:
-            part = f"{self.job.id}-steps-{first}-{end}"
-            num_tokens = data.tokens_of_steps(first, end)
-            self._charges.charge(self.job.key_id, part, str(self.job.reply["model"]), num_tokens)
 
     def finish(
         self,

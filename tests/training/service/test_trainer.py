@@ -229,7 +229,7 @@ def test_a_store_that_does_not_answer_interrupts_the_job(shop: Shop, monkeypatch
 
     # More often than a trainer may be lost.
     for _ in range(5):
-        job = shop.jobs.claim("here")
+        job = shop.jobs.claim("here", shop.settings.models)
         assert job is not None
         with monkeypatch.context() as patch:
             patch.setattr(shop.jobs, "event", unavailable)
@@ -249,7 +249,7 @@ def test_a_job_that_is_paused_or_cancelled_stops(shop: Shop, verb: str, monkeypa
     job = shop.create(chat_lines(), hyperparameters={**SHORT, "n_epochs": 5})
     shop.run(watch=lambda *_: getattr(shop.jobs, verb)("", job.id) if shop.reply(job)["status"] == "running" else None)
     assert shop.reply(job)["status"] == {"pause": "paused", "cancel": "cancelled"}[verb]
-    assert shop.jobs.claim("another") is None
+    assert shop.jobs.claim("another", shop.settings.models) is None
     if verb == "pause":
         shop.jobs.resume("", job.id)
         monkeypatch.setattr(trainer_module, "NUM_REPORTS", 1)

@@ -123,7 +123,7 @@ async def test_a_trainer_loses_a_job_that_is_paused(served: Served) -> None:
     job = await made(served)
 
     def claim(store: Any) -> TuningJob:
-        found = JobStore(store).claim("trainer")
+        found = JobStore(store).claim("trainer", ("nano",))
         assert found is not None
         return found
 
