@@ -18,12 +18,15 @@ from quicksilver.errors import QuicksilverError
 from quicksilver.server.storage import Storage
 from quicksilver.tuning.jobs import JobStore
 from quicksilver.tuning.settings import TrainerSettings
+from quicksilver.tuning.sweep import sweep_store
 
 log = logging.getLogger("quicksilver.server")
 
 COMMAND = (sys.executable, "-m", "quicksilver.training.service.program")
 # Between two looks for open jobs, and between two looks at the engines while a trainer runs.
 POLL_S, LOOK_S = 1.0, 0.1
+# Between two deletions of what is old in the store.
+SWEEP_S = 3600.0
 # A trainer may finish its step and write a checkpoint before it is ended.
 STOP_S = 15.0
 
@@ -41,13 +44,25 @@ class TrainerProcess:
 
     async def watch(self) -> None:
         """Runs until it is cancelled; then the trainer is stopped."""
+        sweeping = asyncio.create_task(self._sweep())
         try:
             while True:
                 if await self._has_open_jobs():
                     await self._run_once()
                 await asyncio.sleep(POLL_S)
         finally:
+            sweeping.cancel()
             await self.stop()
+
+    async def _sweep(self) -> None:
+        """Also where no job is ever open: captured suggestions are kept for a limited time."""
+        while True:
+            if self._storage.has_objects:
+                try:
+                    await self._storage.run(lambda store: sweep_store(store, self._settings.stored_days))
+                except QuicksilverError as error:
+                    log.warning("old objects were not deleted: %s", error.message)
+            await asyncio.sleep(SWEEP_S)
 
     async def _has_open_jobs(self) -> bool:
         if not self._storage.has_objects:

@@ -8,7 +8,7 @@ from pathlib import Path
 from quicksilver.adapters import AdapterRef
 from quicksilver.server.adapters import ServedAdapter
 from quicksilver.server.storage import Storage
-from quicksilver.tuning.models import PREFIX, TunedModel, adapter_file, adapter_path, find_model, list_models
+from quicksilver.tuning.models import ADAPTERS, PREFIX, TunedModel, adapter_file, adapter_path, find_model, list_models
 
 
 class TunedAdapters:
@@ -16,7 +16,7 @@ class TunedAdapters:
 
     def __init__(self, storage: Storage, home: Path) -> None:
         self._storage = storage
-        self._folder = home / "adapters"
+        self._folder = home / ADAPTERS
 
     async def find(self, name: str, tenant: str) -> ServedAdapter | None:
         if not name.startswith(PREFIX) or not self._storage.has_objects:

@@ -19,8 +19,9 @@ from typing import IO, TYPE_CHECKING
 import orjson
 
 from quicksilver.accounts.records import StoredObject
-from quicksilver.accounts.stored_files import PIECE, PIECE_BYTES, read_pieces
+from quicksilver.accounts.stored_files import FILE, PIECE, PIECE_BYTES, read_pieces
 from quicksilver.errors import InvalidRequest
+from quicksilver.tuning.jobs import CHECKPOINT, TuningJob
 
 if TYPE_CHECKING:
     from quicksilver.accounts.objects import ObjectStore
@@ -29,6 +30,10 @@ MODEL = "tuned_model"
 PREFIX = "ft:"
 _SUFFIX = re.compile(r"[A-Za-z0-9_-]{1,64}")
 BLOCK_BYTES = 1 << 20
+# Below the home folder: copies of adapters, by their hash. Those of tuned models have a file with the name TUNED_MARK.
+ADAPTERS, TUNED_MARK = "adapters", "tuned_model"
+# What a job leaves beside its model, as parts of the ids of its result files.
+RESULT_KINDS = ("metrics", "adapter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,22 @@ def delete_model(objects: ObjectStore, owner: str, name: str) -> bool:
     return objects.delete(owner, MODEL, name)
 
 
+def result_file_id(job_id: str, kind: str) -> str:
+    return f"file-{job_id}-{kind}"
+
+
+def delete_results(objects: ObjectStore, job: TuningJob) -> None:
+    """Deletes the final model of a job that did not succeed, with its checkpoint and its result files. Checkpoints of
+    earlier epochs stay."""
+    name = tuned_name(job.reply["model"], job.reply["user_provided_suffix"], job.id)
+    for stored in objects.find(job.owner, CHECKPOINT, job.id) or []:
+        if orjson.loads(stored.body)["fine_tuned_model_checkpoint"] == name:
+            objects.delete(job.owner, CHECKPOINT, stored.id)
+    delete_model(objects, job.owner, name)
+    for kind in RESULT_KINDS:
+        objects.delete(job.owner, FILE, result_file_id(job.id, kind))
+
+
 def adapter_path(folder: Path, model: TunedModel) -> Path:
     """Where `adapter_file` puts the adapter: in a folder named by its hash."""
     return folder / model.sha256 / "adapter.safetensors"
@@ -104,6 +125,7 @@ def adapter_file(objects: ObjectStore, owner: str, model: TunedModel, folder: Pa
     if path.exists():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
+    (path.parent / TUNED_MARK).touch()
     digest = hashlib.sha256()
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
         for piece in read_pieces(objects, owner, model.id):

@@ -31,6 +31,8 @@ class TrainerSettings:
     max_example_len: int = 4096
     # Bytes that one project may store.
     stored_bytes: int = 256 * 2**20
+    # Days for which captured suggestions are kept.
+    stored_days: float = 30.0
     # Seconds between two checkpoints.
     checkpoint_s: float = 20.0
     # Seconds without work after which the process ends.

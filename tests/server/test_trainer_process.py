@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from quicksilver.accounts.records import StoredObject
 from quicksilver.core import EngineStats
 from quicksilver.hub.files import ModelFiles
 from quicksilver.server import trainer_process
@@ -109,3 +110,11 @@ async def test_a_killed_process_is_started_again(served: Served, tmp_path: Path)
         async with asyncio.timeout(20):
             while trainer.process.pid == first:
                 await asyncio.sleep(0.01)
+
+
+async def test_old_captures_are_deleted_without_a_job(served: Served, tmp_path: Path) -> None:
+    storage = served.services.storage
+    await storage.run(lambda store: store.put("", [StoredObject("capture", "old", b"{}", created_at=1)]))
+    async with watching(served, StatsEngine(), tmp_path / "log"), asyncio.timeout(20):
+        while await storage.run(lambda store: store.ids("", "capture", "")):
+            await asyncio.sleep(0.01)

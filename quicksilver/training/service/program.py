@@ -22,6 +22,7 @@ from quicksilver.training.service.lease import Signals
 from quicksilver.training.service.trainer import Trainer
 from quicksilver.tuning.jobs import JobStore
 from quicksilver.tuning.settings import TrainerSettings
+from quicksilver.tuning.sweep import sweep_home, sweep_store
 
 log = logging.getLogger("quicksilver.training")
 
@@ -62,6 +63,7 @@ def work(settings: TrainerSettings, signals: Signals) -> None:
     objects, charges = open_objects(settings)
     jobs = JobStore(objects)
     trainer = Trainer(jobs, settings, process, charges, signals)
+    _sweep(objects, settings)
     worked_at = time.monotonic()
     while not signals.is_stopping.is_set() and time.monotonic() - worked_at < settings.idle_s:
         try:
@@ -75,6 +77,14 @@ def work(settings: TrainerSettings, signals: Signals) -> None:
             signals.is_stopping.wait(RETRY_S)
         if job is None:
             signals.is_stopping.wait(POLL_S)
+
+
+def _sweep(objects: ObjectStore, settings: TrainerSettings) -> None:
+    try:
+        sweep_store(objects, settings.stored_days)
+        sweep_home(objects, settings.home)
+    except QuicksilverError as error:
+        log.warning("nothing was swept: %s", error.message)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from quicksilver.training.service.measure import draft_prompts, losses, tokens_p
 from quicksilver.training.service.peft import from_peft, to_peft
 from quicksilver.training.service.tasks import LoraRows
 from quicksilver.tuning.jobs import EVENT, JobStore, TuningJob
-from quicksilver.tuning.models import describe_model, register, tuned_name
+from quicksilver.tuning.models import describe_model, register, result_file_id, tuned_name
 from quicksilver.tuning.settings import TrainerSettings
 
 COLUMNS = ("step", "train_loss", "train_mean_token_accuracy", "valid_loss", "valid_mean_token_accuracy")
@@ -99,7 +99,7 @@ class Results:
             contents["adapter"] = ("adapter.zip", archive)
         ids = []
         for kind, (filename, content) in contents.items():
-            reply = {**describe(filename, PURPOSE, len(content)), "id": f"file-{self._job.id}-{kind}"}
+            reply = {**describe(filename, PURPOSE, len(content)), "id": result_file_id(self._job.id, kind)}
             write_file(self._jobs.objects, self._job.owner, reply, io.BytesIO(content))
             ids.append(reply["id"])
         return ids

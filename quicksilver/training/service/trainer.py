@@ -41,7 +41,9 @@ from quicksilver.training.service.results import Results
 from quicksilver.training.service.tasks import JobTask, StepPlan, make_task
 from quicksilver.tuning.hyperparameters import LEARNING_RATE, resolved
 from quicksilver.tuning.jobs import ATTEMPTS, ENDED, JobStore, TuningJob
+from quicksilver.tuning.models import delete_results
 from quicksilver.tuning.settings import TrainerSettings
+from quicksilver.tuning.sweep import JOBS
 
 log = logging.getLogger("quicksilver.training")
 
@@ -118,6 +120,8 @@ class Trainer:
         except Interrupted as interrupted:
             if interrupted.is_held:
                 self._jobs.release(job, self._process)
+            else:
+                self._drop_results(job)
             log.info("job %s is interrupted", job.id)
         except DataRefused as refused:
             for fault in refused.faults:
@@ -134,11 +138,18 @@ class Trainer:
             self._fail(job, QuicksilverError(f"training failed: {type(error).__name__}", code="training_failed"))
         self._drop_folder(job)
 
+    def _drop_results(self, job: TuningJob) -> None:
+        """A job that was paused or cancelled while its model was registered has none. Another process that has taken
+        the job over registers the model itself."""
+        now = self._jobs.get(job.owner, job.id)
+        if now is not None and now.status in ("paused", "cancelled"):
+            delete_results(self._jobs.objects, now)
+
     def _drop_folder(self, job: TuningJob) -> None:
         """Removes the checkpoint of a job that has ended."""
         now = self._jobs.get(job.owner, job.id)
         if now is None or now.status in ENDED:
-            shutil.rmtree(self._settings.home / "fine_tuning" / job.id, ignore_errors=True)
+            shutil.rmtree(self._settings.home / JOBS / job.id, ignore_errors=True)
 
     def _fail(self, job: TuningJob, error: QuicksilverError) -> None:
         told = {"code": error.code, "message": error.message, "param": error.param}
@@ -283,7 +294,7 @@ class JobRun:
             log_every=max(1, plan.num_steps // NUM_REPORTS),
             seed=plan.seed,
         )
-        folder = self._settings.home / "fine_tuning" / self.job.id
+        folder = self._settings.home / JOBS / self.job.id
         last: dict[str, float] = {}
 
         def report(step: int, scalars: Scalars) -> None:
@@ -347,6 +358,7 @@ class JobRun:
         message = f"Epoch {epoch}/{plan.num_epochs} is complete."
         self._jobs.event(self.job, message, data={"step": step, **metrics}, event_id=f"epoch-{epoch}")
         if epoch > plan.num_epochs - NUM_CHECKPOINTS:
+            self._save()
             name = results.register(loop.result, 0 if epoch == plan.num_epochs else step)
             self._jobs.checkpoint(self.job, step, metrics, name)
 
@@ -357,6 +369,8 @@ class JobRun:
         num_tokens: int,
         after: Mapping[str, float] | None = None,
     ) -> None:
+        # A process that has lost the lease must not write over what another one registers.
+        self._save()
         name = results.register(tensors)
         files = results.write_files(tensors)
         extra = {**self.job.reply["quicksilver"], "after": after or {}, "adapter_sha256": results.sha256}

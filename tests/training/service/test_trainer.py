@@ -34,6 +34,7 @@ from quicksilver.training.service.examples import read_examples
 from quicksilver.training.service.lease import Signals
 from quicksilver.training.service.measure import losses
 from quicksilver.training.service.peft import CONFIG, WEIGHTS
+from quicksilver.training.service.results import Results
 from quicksilver.training.service.tasks import LoraRows, StepPlan
 from quicksilver.training.service.trainer import Trainer
 from quicksilver.tuning.jobs import JOB, JobStore, TuningJob
@@ -255,6 +256,27 @@ def test_a_job_that_is_paused_or_cancelled_stops(shop: Shop, verb: str, monkeypa
         monkeypatch.setattr(trainer_module, "NUM_REPORTS", 1)
         shop.run("another")
         assert shop.reply(job)["status"] == "succeeded"
+
+
+def test_a_job_that_is_cancelled_while_it_is_registered_has_no_model(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = shop.create(chat_lines(), hyperparameters=SHORT)
+    write_files = Results.write_files
+
+    def cancel(results: Results, tensors: Any) -> list[str]:
+        ids = write_files(results, tensors)
+        shop.jobs.cancel("", job.id)
+        return ids
+
+    monkeypatch.setattr(Results, "write_files", cancel)
+    shop.run()
+    assert shop.reply(job)["status"] == "cancelled"
+    assert [model.step for model in list_models(shop.objects, "")] == [4]
+    checkpoints = [json.loads(each.body) for each in shop.objects.find("", "fine_tuning_checkpoint", job.id) or []]
+    assert [each["step_number"] for each in checkpoints] == [4]
+    assert shop.objects.ids("", "file", "") == [job.reply["training_file"]]
+    assert not (shop.settings.home / "fine_tuning" / job.id).exists()
 
 
 def test_training_waits_while_requests_wait(shop: Shop) -> None:
