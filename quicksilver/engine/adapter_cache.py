@@ -27,8 +27,12 @@ from quicksilver.model.row_adapters import RowAdapter, check_row_adapter
 
 log = logging.getLogger(__name__)
 
+# Adapters that were refused and are not read again.
+MAX_REFUSED = 256
+
 # Converts the adapter of a reference for the backend; raises CheckpointRefused.
 LoadAdapter = Callable[[AdapterRef], RowAdapter]
+FileStates = tuple[tuple[int, int], ...]
 
 
 class Lease:
@@ -56,6 +60,8 @@ class AdapterCache:
     def __init__(self, load: LoadAdapter, max_bytes: int) -> None:
         self._load, self._max_bytes = load, max_bytes
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        # The reason of each refusal, by the hash of the adapter and the state of its files.
+        self._refused: OrderedDict[tuple[str, FileStates], str] = OrderedDict()
         # `_lock` is held briefly. `_loading` is held while an adapter is read: one at a time, and each once.
         self._lock, self._loading = threading.Lock(), threading.Lock()
 
@@ -67,17 +73,39 @@ class AdapterCache:
         EngineUnavailable if the adapters in use leave no room for it."""
         if (found := self._find(ref)) is not None:
             return found
+        key = (ref.id, file_states(ref))
+        self._check_refused(key)
         with self._loading:
             if (found := self._find(ref)) is not None:
                 return found
+            self._check_refused(key)
             started = time.monotonic()
-            adapter = self._load(ref)
-            with self._lock:
-                self._make_room(adapter.num_bytes)
-                entry = self._entries[ref.id] = _Entry(ref, adapter)
-                lease = _lease(entry)
+            try:
+                lease = self._add(ref)
+            except CheckpointRefused as error:
+                self._note_refused(key, error.message)
+                raise
         log.info("loaded adapter %s in %.1f s", ref.id[:12], time.monotonic() - started)
         return lease
+
+    def _add(self, ref: AdapterRef) -> Lease:
+        adapter = self._load(ref)
+        with self._lock:
+            self._make_room(adapter.num_bytes)
+            entry = self._entries[ref.id] = _Entry(ref, adapter)
+            return _lease(entry)
+
+    def _check_refused(self, key: tuple[str, FileStates]) -> None:
+        """A refused adapter is read again only after its files have changed, so requests for it do not delay others."""
+        with self._lock:
+            if (reason := self._refused.get(key)) is not None:
+                raise CheckpointRefused(reason)
+
+    def _note_refused(self, key: tuple[str, FileStates], reason: str) -> None:
+        with self._lock:
+            self._refused[key] = reason
+            if len(self._refused) > MAX_REFUSED:
+                self._refused.popitem(last=False)
 
     def info(self, ref: AdapterRef) -> AdapterInfo:
         """Loads the adapter if it is not in memory."""
@@ -123,6 +151,23 @@ class AdapterCache:
             if not idle:
                 raise EngineUnavailable("the adapters in use fill the memory for adapters; retry shortly")
             del self._entries[idle.pop(0)]
+
+
+def file_states(ref: AdapterRef) -> FileStates:
+    """Size and time of the last change of every file of the adapter; (-1, -1) for a missing one."""
+    return tuple(_state(file) for part in ref.parts or (ref,) for file in _files(Path(part.path)))
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(path.iterdir()) if path.is_dir() else [path]
+
+
+def _state(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return -1, -1
+    return found.st_size, found.st_mtime_ns
 
 
 def _lease(entry: _Entry) -> Lease:

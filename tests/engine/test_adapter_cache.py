@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -89,6 +90,23 @@ def test_threads_that_ask_for_one_adapter_load_it_once() -> None:
         thread.join(10)
     assert loader.loaded == ["a"]
     assert len(leases) == 8
+
+
+def test_a_refused_adapter_is_read_again_only_after_its_file_changed(tmp_path: Path) -> None:
+    path, loaded = tmp_path / "adapter", list[str]()
+
+    def refuse(ref: AdapterRef) -> RowAdapter:
+        loaded.append(ref.id)
+        raise CheckpointRefused("it does not fit")
+
+    cache, ref = AdapterCache(refuse, 30), AdapterRef("a", str(path))
+    for content in ("", "", "longer", "longer"):
+        if content:
+            path.write_text(content)
+            os.utime(path, (1, 1))
+        with pytest.raises(CheckpointRefused, match="does not fit"):
+            cache.lease(ref)
+    assert len(loaded) == 2, "once while the file is missing, once with its content"
 
 
 def test_an_engine_holds_many_adapters_within_its_limit(tmp_path: Path) -> None:

@@ -98,6 +98,9 @@ def from_peft(content: bytes, config: ModelConfig) -> dict[str, Tensor]:
             pairs = [_pair(tensors, layer, name, config) for name in names]
             a, b = _fused(pairs)
             result[f"{layer}.{linear}.A"], result[f"{layer}.{linear}.B"] = a, b * scale
+    # Adapters are stored in fp16, where a scaled value may be infinite.
+    if not all(bool(tensor.half().isfinite().all()) for tensor in result.values()):
+        raise _refused("values times lora_alpha / r are too large for fp16; lower lora_alpha")
     return result
 
 

@@ -132,6 +132,10 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "huge rank": (lambda: archive(described(r=100_000), pair()), "rank"),
     "rank of a bool": (lambda: archive(described(r=True), pair()), "rank"),
     "huge alpha": (lambda: archive(described(lora_alpha=1e9), pair()), "lora_alpha"),
+    "infinite after scaling": (
+        lambda: archive(described(r=1, lora_alpha=1024), pair(1, b=torch.full((MODEL.q_dim, 1), 1e3))),
+        "too large for fp16",
+    ),
     "wrong shape": (lambda: archive(described(), pair(a=torch.ones(4, 7))), "is needed"),
     "wrong rank": (lambda: archive(described(), pair(rank=8)), "is needed"),
     "integers": (lambda: archive(described(), pair(a=torch.ones(4, MODEL.dim, dtype=torch.int32))), "is needed"),
