@@ -44,6 +44,8 @@ BOUNDS: dict[str, Bounds] = {
     # Extension: rank of the adapter.
     "rank": Bounds(1, 64, is_whole=True),
 }
+# The divergence of KTO pairs each prompt with another answer of its batch.
+BOUNDS_OF = {("kto", "batch_size"): Bounds(2, 256, is_whole=True)}
 COMMON = ("n_epochs", "batch_size", "learning_rate_multiplier", "rank")
 NAMES = {"supervised": COMMON, "dpo": (*COMMON, "beta"), "kto": (*COMMON, "beta"), "import": ()}
 
@@ -58,7 +60,7 @@ def checked(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if name not in NAMES[method]:
             raise InvalidRequest(f"hyperparameters.{name}: not of method {method}", param=f"hyperparameters.{name}")
-        BOUNDS[name].check(name, value)
+        BOUNDS_OF.get((method, name), BOUNDS[name]).check(name, value)
     return {name: AUTO if given.get(name) is None else given[name] for name in NAMES[method]}
 
 

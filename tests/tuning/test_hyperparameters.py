@@ -23,6 +23,13 @@ def test_whole_numbers_are_needed() -> None:
         checked("supervised", {"n_epochs": 1.5})
 
 
+def test_kto_needs_two_examples_in_a_batch() -> None:
+    assert checked("kto", {"batch_size": 2})["batch_size"] == 2
+    assert checked("dpo", {"batch_size": 1})["batch_size"] == 1
+    with pytest.raises(InvalidRequest, match="batch_size: a whole number from 2 to 256"):
+        checked("kto", {"batch_size": 1})
+
+
 def test_an_unknown_method_has_its_code() -> None:
     with pytest.raises(InvalidRequest) as refused:
         checked("reinforcement", {})

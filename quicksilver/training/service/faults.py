@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -57,5 +58,34 @@ class Faults:
 
 def pointer_of(param: str | None) -> str:
     """A dotted place such as `messages.0.role` as a JSON pointer."""
-    parts = param.split(".") if param else []
-    return "".join("/" + part.replace("~", "~0").replace("/", "~1") for part in parts)
+    return pointer_to(param.split(".") if param else [])
+
+
+def pointer_to(keys: Iterable[str | int]) -> str:
+    """The JSON pointer of a place that is reached by these keys and indices."""
+    return "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
+
+
+def lone_surrogate(value: Any) -> str | None:
+    """The pointer of the first text with half a surrogate pair, which JSON can write and UTF-8 cannot; None if there is
+    none."""
+    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
+    while waiting:
+        place, each = waiting.pop()
+        if isinstance(each, dict):
+            waiting += [((*place, key), item) for key, item in reversed(each.items())]
+            if any(not _is_text(key) for key in each):
+                return pointer_to(place)
+        elif isinstance(each, list):
+            waiting += [((*place, index), item) for index, item in reversed(list(enumerate(each)))]
+        elif isinstance(each, str) and not _is_text(each):
+            return pointer_to(place)
+    return None
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

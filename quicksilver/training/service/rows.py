@@ -26,8 +26,10 @@ from quicksilver.errors import InvalidRequest
 from quicksilver.text.conversation import Message, Tool
 from quicksilver.text.messages import read_conversation
 from quicksilver.training.rows import ChatRow, EditRow, FimRow, PlainRow, Row, TextRow
-from quicksilver.training.service.faults import Faults, pointer_of
+from quicksilver.training.service.faults import Faults, lone_surrogate, pointer_of
 
+# Around the region in replies of the API.
+FENCE_OPEN, FENCE_CLOSE = "```\n", "\n```"
 # Lines that are read; the file is refused if it has more.
 MAX_ROWS = 100_000
 _JUDGEMENT = ("label", "weight", "source")
@@ -64,18 +66,29 @@ def read_rows(content: bytes, method: str, faults: Faults) -> list[TuningRow]:
             break
         try:
             fields = json.loads(line.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            faults.add(number, "", "invalid_jsonl", f"not UTF-8: {error.reason} at byte {error.start}")
+        except (ValueError, RecursionError) as error:
+            faults.add(number, "", "invalid_jsonl", _reason(error))
             continue
-        except (json.JSONDecodeError, RecursionError) as error:
-            reason = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "too deep"
-            faults.add(number, "", "invalid_jsonl", f"not valid JSON ({reason})")
+        # Only an escape can write half a pair.
+        if b"\\u" in line and (pointer := lone_surrogate(fields)) is not None:
+            faults.add(number, pointer, "invalid_row", "half a surrogate pair, which is not a character")
             continue
         try:
             rows.append(_read(fields, method, number))
         except InvalidRequest as error:
             faults.add(number, pointer_of(error.param), "invalid_row", error.message)
+        except RecursionError:
+            faults.add(number, "", "invalid_row", "nested too deeply")
     return rows
+
+
+def _reason(error: ValueError | RecursionError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8: {error.reason} at byte {error.start}"
+    if isinstance(error, json.JSONDecodeError):
+        return f"not valid JSON ({error.msg}, column {error.colno})"
+    # The only other ValueError is that of a number with thousands of digits.
+    return "not valid JSON (too deep)" if isinstance(error, RecursionError) else "a number has too many digits"
 
 
 def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:
@@ -215,7 +228,7 @@ def _tools(given: Any) -> dict[str, Tool]:
         name, schema = function["name"], function.get("parameters") or {}
         try:
             _validator(schema)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise InvalidRequest("not a JSON schema", param=f"tools.{index}.function.parameters") from error
         tools[name] = Tool(name, function.get("description") or "", schema)
     return tools
@@ -237,12 +250,17 @@ def _check_calls(messages: Sequence[Message], tools: Mapping[str, Tool]) -> None
 def _check_arguments(text: str, tool: Tool, place: str) -> None:
     try:
         arguments = json.loads(text)
-    except json.JSONDecodeError:
-        raise InvalidRequest("not valid JSON", param=place) from None
+    except (ValueError, RecursionError):
+        raise InvalidRequest("not valid JSON, or nested too deeply", param=place) from None
     if not isinstance(arguments, dict):
         raise InvalidRequest("a JSON object", param=place)
-    errors = _validator(tool.parameters).iter_errors(arguments)
-    if (error := next(iter(errors), None)) is not None:
+    if lone_surrogate(arguments) is not None:
+        raise InvalidRequest("half a surrogate pair, which is not a character", param=place)
+    try:
+        error = next(iter(_validator(tool.parameters).iter_errors(arguments)), None)
+    except (ValueError, RecursionError):
+        raise InvalidRequest("nested too deeply", param=place) from None
+    if error is not None:
         raise InvalidRequest(f"does not fit the schema of {tool.name}: {error.message[:200]}", param=place)
 
 
@@ -259,7 +277,17 @@ def _as_edit(messages: Sequence[Message]) -> EditRow | None:
     """A next edit that is written as a chat: one user message in the format of `/v1/edit/completions`."""
     if len(messages) != 2 or messages[0].role != "user" or f"<|{REGION}|>" not in messages[0].content:
         return None
-    return EditRow(_edit_request(messages[0].content, "messages.0.content"), messages[1].content)
+    request = _edit_request(messages[0].content, "messages.0.content")
+    return EditRow(request, _without_fence(messages[1].content, request.region))
+
+
+def _without_fence(answer: str, region: str) -> str:
+    """A reply of `/v1/edit/completions` has the region in a bare fence, which the server adds: a model that learned it
+    would write it twice. A region that is itself such a fence keeps it."""
+    is_region = region.startswith(FENCE_OPEN) and region.rstrip("\n").endswith(FENCE_CLOSE)
+    if is_region or not (answer.startswith(FENCE_OPEN) and answer.endswith(FENCE_CLOSE)):
+        return answer
+    return answer[len(FENCE_OPEN) : -len(FENCE_CLOSE)]
 
 
 def _edit_request(text: str, place: str) -> Any:

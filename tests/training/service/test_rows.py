@@ -181,3 +181,63 @@ def test_nothing_is_read_after_the_limit_of_lines(monkeypatch: pytest.MonkeyPatc
     found, faults = read({"text": "a"}, b"", {"text": "b"}, {"text": "c"}, b"not read", b"nor this")
     assert len(found) == 3
     assert [(fault.line, fault.code) for fault in faults.kept] == [(5, "file_too_large")]
+
+
+def edit_chat(answer: str, region: str = "y = 2<|cursor|>\n") -> dict[str, Any]:
+    message = EDIT.replace("y = 2<|cursor|>\n", region)
+    return {"messages": [{"role": "user", "content": message}, {"role": "assistant", "content": answer}]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "learned"),
+    [
+        ("```\ny = 3\n\n```", "y = 3\n"),
+        ("```\ny = 3\n```", "y = 3"),
+        ("y = 3\n", "y = 3\n"),
+        ("```python\ny = 3\n```", "```python\ny = 3\n```"),
+    ],
+)
+def test_the_fence_of_a_recorded_edit_is_not_learned(answer: str, learned: str) -> None:
+    (row,), _ = read(edit_chat(answer))
+    assert isinstance(row.row, EditRow)
+    assert row.row.answer == learned
+
+
+def test_a_region_that_is_a_fence_keeps_it() -> None:
+    (row,), _ = read(edit_chat("```\nb\n```", region="```\na<|cursor|>\n```\n"))
+    assert isinstance(row.row, EditRow)
+    assert row.row.answer == "```\nb\n```"
+
+
+DEEP = '{"a": ' + '{"a": ' * 5000 + "1" + "}" * 5001
+
+
+@pytest.mark.parametrize(
+    ("line", "pointer", "code"),
+    [
+        (b'{"text": ' + b"9" * 5000 + b"}", "", "invalid_jsonl"),
+        (b'{"text": "a\\ud800"}', "/text", "invalid_row"),
+        (b'{"messages": [{"role": "user", "content": "\\udfff"}]}', "/messages/0/content", "invalid_row"),
+        (b'{"a/b": {"\\ud800": 1}}', "/a~1b", "invalid_row"),
+        (
+            {"messages": [USER, call(DEEP)], "tools": [TOOL]},
+            "/messages/1/tool_calls/0/function/arguments",
+            "invalid_row",
+        ),
+        (
+            {"messages": [USER, call('{"a": 1, "b": "\\ud800"}')], "tools": [TOOL]},
+            "/messages/1/tool_calls/0/function/arguments",
+            "invalid_row",
+        ),
+    ],
+)
+def test_values_that_cannot_be_read_have_a_place(line: object, pointer: str, code: str) -> None:
+    found, faults = read({"text": "fine"}, line)
+    assert len(found) == 1
+    assert [(fault.line, fault.pointer, fault.code) for fault in faults.kept] == [(2, pointer, code)]
+
+
+def test_a_whole_surrogate_pair_is_a_character() -> None:
+    (row,), faults = read(b'{"text": "\\ud83d\\ude00"}')
+    assert not faults.count
+    assert isinstance(row.row, TextRow)
