@@ -7,12 +7,14 @@ ambiguous span. Pure functions of text.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
+
+from quicksilver.editing.line_diff import differences
 from quicksilver.editing.loss_check import lost_lines
 from quicksilver.editing.merge_parts import LineEdit
 from quicksilver.editing.splice import Change, Segment, Source, balance, plan_change, split_update
@@ -34,15 +36,13 @@ class ApplyRequest:
     update: str
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(msgspec.Struct, frozen=True, tag=True):
     """Final text: bytes of the original, or new lines of the update."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rewrite:
+class Rewrite(msgspec.Struct, frozen=True, tag=True):
     """A span of the original that the model must rewrite so that `update` takes effect."""
 
     original: str
@@ -151,14 +151,12 @@ def _edited(source: Source, edits: list[LineEdit]) -> Iterator[str | Rewrite]:
 
 def _with_original_bytes(source: Source, edit: LineEdit) -> Iterator[str]:
     """New lines, where a line that equals one of the replaced lines keeps its bytes, such as trailing space."""
-    old = source.keys[edit.start : edit.end]
-    matcher = difflib.SequenceMatcher(None, old, [line.rstrip() for line in edit.lines], autojunk=False)
-    for tag, low, high, new_low, new_high in matcher.get_opcodes():
-        yield from (
-            source.lines[edit.start + low : edit.start + high]
-            if tag == "equal"
-            else source.new(edit.lines[new_low:new_high])
-        )
+    at = edit.start
+    for each in differences(source.keys[edit.start : edit.end], [line.rstrip() for line in edit.lines]):
+        yield from source.lines[at : edit.start + each.start]
+        yield from source.new(edit.lines[each.new_start : each.new_end])
+        at = edit.start + each.end
+    yield from source.lines[at : edit.end]
 
 
 def _rewrite(source: Source, start: int, end: int, segments: list[Segment]) -> Rewrite:

@@ -5,17 +5,19 @@ A merge by syntax keeps them by construction. A merge by lines and a model's rew
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 
-from quicksilver.editing.languages import guess_languages
-from quicksilver.editing.outline import Definition, Outline, best_outline, read_outline
-from quicksilver.editing.splice import is_alike, is_marker
-from quicksilver.editing.syntax_merge import MAX_CHARS, with_placeholders
+from quicksilver.editing.line_diff import differences
+from quicksilver.editing.nesting import is_parseable
+from quicksilver.editing.outline import Definition, Outline, outline_of, read_outline
+from quicksilver.editing.splice import is_alike, is_marker, is_whole_file
+from quicksilver.editing.syntax_merge import with_placeholders
 
+# A hunk with more pairs of removed and added lines than this is not searched for similar lines.
+_MAX_PAIRS = 1 << 14
 _Name = tuple[str, str]  # kind and last part of the name
 
 
@@ -35,9 +37,10 @@ def lost_lines(original: str, update: str, merged: str) -> list[str]:
     replaced = set(_replaced_names(outlines[1], shown)) if outlines else set()
     touched = _lines_of(outlines[0], replaced) if outlines else set()
     explained, lost = Counter[str](), list[str]()
+    segments = _segments(old, shown)
     for hunk in _hunks(old, new):
         removed = [old[i] for i in range(hunk.start, hunk.end) if old[i] and i not in touched]
-        if _is_between_shown_lines(old, hunk, shown) or _is_changed(removed, hunk.added):
+        if _is_between_shown_lines(old, hunk, segments) or _is_changed(removed, hunk.added):
             explained.update(removed)
         else:
             lost += removed
@@ -48,32 +51,43 @@ def lost_lines(original: str, update: str, merged: str) -> list[str]:
 
 
 def _hunks(old: Sequence[str], new: Sequence[str]) -> Iterator[_Hunk]:
-    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    for tag, low, high, new_low, new_high in matcher.get_opcodes():
-        if tag in ("delete", "replace"):
-            yield _Hunk(low, high, new[new_low:new_high])
+    for each in differences(old, new):
+        if each.start < each.end:
+            yield _Hunk(each.start, each.end, new[each.new_start : each.new_end])
 
 
-def _is_between_shown_lines(old: Sequence[str], hunk: _Hunk, shown: Sequence[str]) -> bool:
-    """Whether the update shows the lines above and below the hunk without a marker between them. An end of the file
-    counts as shown at the same end of the update."""
-    above = next((line for line in reversed(old[: hunk.start]) if line), None)
-    below = next((line for line in old[hunk.end :] if line), None)
-    starts = [i for i, line in enumerate(shown) if line == above] if above is not None else [-1]
-    for start in starts:
-        for line in shown[start + 1 :]:
-            if is_marker(line):
-                break
-            if line == below:
-                return True
-        else:
-            if below is None:
-                return True
-    return False
+class _Segment:
+    """Lines of the update between two markers: the first and the last position of each. None is an end of the file,
+    which only an update that is the whole new file shows."""
+
+    def __init__(self, lines: Sequence[str], *, has_ends: bool) -> None:
+        self.first: dict[str | None, int] = {None: -1} if has_ends else {}
+        self.last: dict[str | None, int] = {None: len(lines)} if has_ends else {}
+        for at, line in enumerate(lines):
+            self.first.setdefault(line, at)
+            self.last[line] = at
+
+    def shows(self, above: str | None, below: str | None) -> bool:
+        return above in self.first and below in self.last and self.first[above] < self.last[below]
+
+
+def _segments(old: Sequence[str], shown: Sequence[str]) -> list[_Segment]:
+    marks = [-1, *(i for i, line in enumerate(shown) if is_marker(line)), len(shown)]
+    is_whole = is_whole_file(old, shown)
+    return [_Segment(shown[low + 1 : high], has_ends=is_whole) for low, high in pairwise(marks)]
+
+
+def _is_between_shown_lines(old: Sequence[str], hunk: _Hunk, segments: Sequence[_Segment]) -> bool:
+    """Whether the update shows the lines above and below the hunk without a marker between them."""
+    above = next((old[i] for i in range(hunk.start - 1, -1, -1) if old[i]), None)
+    below = next((old[i] for i in range(hunk.end, len(old)) if old[i]), None)
+    return any(segment.shows(above, below) for segment in segments)
 
 
 def _is_changed(removed: Sequence[str], added: Sequence[str]) -> bool:
     """Whether every removed line has a similar new line."""
+    if len(removed) * len(added) > _MAX_PAIRS:
+        return False
     left = [line for line in added if line]
     for line in removed:
         match = next((new for new in left if is_alike(new, line)), None)
@@ -84,14 +98,13 @@ def _is_changed(removed: Sequence[str], added: Sequence[str]) -> bool:
 
 
 def _outlines(original: str, update: str, merged: str) -> tuple[Outline, Outline, Outline] | None:
-    if len(original) > MAX_CHARS:
+    texts = (text.removesuffix("\n") for text in (original, update, merged))
+    file, snippet, result = ([line.rstrip() for line in text.split("\n")] for text in texts)
+    old = outline_of("\n".join(file))
+    if old is None or not is_parseable(snippet) or not is_parseable(result):
         return None
-    old = best_outline(original.split("\n"), guess_languages(original))
-    if old is None:
-        return None
-    language = old.language
-    shown = read_outline(with_placeholders(update.split("\n"), language), language)
-    return old, shown, read_outline(merged.split("\n"), language)
+    shown = read_outline(with_placeholders(snippet, old.language), old.language)
+    return old, shown, read_outline(result, old.language)
 
 
 def _replaced_names(shown: Outline, lines: Sequence[str]) -> Iterator[_Name]:

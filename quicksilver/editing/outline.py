@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
-from quicksilver.editing.languages import ENCLOSING_NAME, Language, parser
+from quicksilver.editing.languages import ENCLOSING_NAME, Language, guess_languages, parser
+from quicksilver.editing.nesting import is_parseable
 from quicksilver.editing.splice import is_marker
 
 _COMMENT_OR_DECORATOR = re.compile(r"\s*(//|#(?!include|define|if|endif|el|pragma)|/?\*|--|@\w|\[\w[^=]*\]\s*$|<!--)")
@@ -19,6 +21,8 @@ _NAMED_VALUES = frozenset(
     )
 )
 _MAX_DEPTH = 24
+# Longer files are merged by lines: parsing takes about 20 ms for each 100,000 characters.
+MAX_CHARS = 400_000
 _SINGLE_ELEMENTS = frozenset(("html", "head", "body", "header", "main", "footer", "title", "nav"))
 
 
@@ -80,6 +84,16 @@ def best_outline(lines: Sequence[str], candidates: Sequence[Language]) -> Outlin
     return best if best is not None and best.definitions else None
 
 
+@lru_cache(maxsize=2)
+def outline_of(text: str) -> Outline | None:
+    """The outline of a file, or None if it is too long, nested too deeply or in an unknown language.
+
+    The last ones are kept: a file is read for its merge and again for the check of the merge.
+    """
+    lines = text.split("\n")
+    return best_outline(lines, guess_languages(text)) if len(text) <= MAX_CHARS and is_parseable(lines) else None
+
+
 def _parse(lines: Sequence[str], language: Language, offset: int) -> Outline:
     root = parser(language.name).parse("\n".join(lines).encode("utf-8", "replace")).root_node
     reader = _Reader(language, lines, offset)
@@ -119,7 +133,7 @@ class _Reader:
     def _definition(self, node: Any, outer: Any, depth: int) -> Definition | None:
         if node.type in self.language.wrappers:
             inner = [child for child in node.named_children if self._is_candidate(child)]
-            return self._definition(inner[-1], outer, depth) if inner else None
+            return self._definition(inner[-1], outer, depth + 1) if inner and depth < _MAX_DEPTH else None
         kind = self._kind(node)
         name = _name_of(node) if kind else ""
         first, last = outer.start_point[0], outer.end_point[0]

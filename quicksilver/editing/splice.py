@@ -67,7 +67,15 @@ class Source:
 
 def is_marker(line: str) -> bool:
     """Whether the line stands for code that stays, such as `# ... existing code ...`."""
-    return len(line) <= _LONGEST_MARKER and _MARKER.fullmatch(line.rstrip("\r\n")) is not None
+    if len(line) > _LONGEST_MARKER or ("..." not in line and "…" not in line):
+        return False
+    return _MARKER.fullmatch(line.rstrip("\r\n")) is not None
+
+
+def is_whole_file(original: Sequence[str], update: Sequence[str]) -> bool:
+    """No marker, and most of the file is repeated: the update is the new file."""
+    old, new = (Counter(line.strip() for line in lines if line.strip()) for lines in (original, update))
+    return not any(map(is_marker, update)) and 2 * (old & new).total() > old.total()
 
 
 def split_update(update: str) -> list[Segment]:

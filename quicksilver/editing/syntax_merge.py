@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from quicksilver.editing.languages import Language, guess_languages, placeholder
+from quicksilver.editing.languages import Language, placeholder
 from quicksilver.editing.merge_parts import (
     LineEdit,
     LineScope,
@@ -33,24 +33,21 @@ from quicksilver.editing.merge_parts import (
     usual_gap,
     with_commas,
 )
-from quicksilver.editing.outline import Definition, Outline, best_outline, read_outline
-from quicksilver.editing.splice import Segment, Source, is_marker, plan_change, split_update
+from quicksilver.editing.nesting import is_parseable
+from quicksilver.editing.outline import Definition, Outline, outline_of, read_outline
+from quicksilver.editing.splice import Segment, Source, is_marker, is_whole_file, plan_change, split_update
 
-# Longer files are merged by lines: parsing takes about 20 ms for each 100,000 characters.
-MAX_CHARS = 400_000
 # Preprocessor directives, which stay in the first column.
 _DIRECTIVE = re.compile(r"#(if|elif|else|endif|ifdef|ifndef|define|region|endregion|pragma)\b")
 
 
 def merge_by_syntax(original: Sequence[str], update: Sequence[str]) -> list[LineEdit] | None:
     """The edits in file order, or None if the language is unknown or the position of a part is ambiguous."""
-    if sum(map(len, original)) > MAX_CHARS:
-        return None
-    old = best_outline(original, guess_languages("\n".join(original)))
-    if old is None:
+    old = outline_of("\n".join(original))
+    if old is None or not is_parseable(update):
         return None
     new = read_outline(with_placeholders(update, old.language), old.language)
-    if _is_whole_file(original, update):
+    if is_whole_file(original, update):
         return None
     is_known = bool(new.definitions) or all(is_import(line) or is_marker(line) for line in update)
     # A comma before an elided member of JSON is an error to the parser.
@@ -66,12 +63,6 @@ def merge_by_syntax(original: Sequence[str], update: Sequence[str]) -> list[Line
         ordered = with_commas(original, ordered)
     is_disjoint = all(a.end <= b.start for a, b in pairwise(ordered))
     return ordered if is_disjoint else None
-
-
-def _is_whole_file(original: Sequence[str], update: Sequence[str]) -> bool:
-    """No marker, and most of the file is repeated: the update is the new file."""
-    old, new = (Counter(line.strip() for line in lines if line.strip()) for lines in (original, update))
-    return not any(map(is_marker, update)) and 2 * (old & new).total() > old.total()
 
 
 def with_placeholders(lines: Sequence[str], language: Language) -> list[str]:

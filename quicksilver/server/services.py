@@ -24,6 +24,7 @@ from quicksilver.server.adapters import AdapterEngine, AdapterSource, ServedAdap
 from quicksilver.server.config import ServerConfig
 from quicksilver.server.encoding.pool import EncoderPool
 from quicksilver.server.encoding.prompt_encoder import PromptEncoder
+from quicksilver.server.encoding.update_merger import UpdateMerger
 from quicksilver.server.endpoints.feedback.settings import CaptureSettings
 from quicksilver.server.endpoints.feedback.store import FeedbackLog
 from quicksilver.server.endpoints.messages.signing import Signer
@@ -188,6 +189,10 @@ class Services:
     @cached_property
     def prompts(self) -> PromptEncoder:
         return PromptEncoder(self.tokenizer, self.template, self.engine.info.context_len, self.encoders)
+
+    @cached_property
+    def merger(self) -> UpdateMerger:
+        return UpdateMerger(self.encoders)
 
     @cached_property
     def tool_tags(self) -> ToolTags:

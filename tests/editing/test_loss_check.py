@@ -63,6 +63,13 @@ def test_a_renamed_definition_keeps_its_lines() -> None:
     assert lost_lines(_FILE, "def second_name(path):\n    name = path.strip()\n    # ...", merged) == []
 
 
+def test_an_update_without_markers_does_not_replace_the_file() -> None:
+    """Only an update that repeats most of the file is the whole new file."""
+    assert lost_lines(_FILE, "def third():\n    return 3", "Hello\n")
+    assert "import os" in lost_lines(_FILE, "def second(path):\n    return 1", "def second(path):\n    return 1\n")
+    assert lost_lines(_FILE, _FILE.replace("import os\n", ""), _FILE.replace("import os\n", "")) == []
+
+
 def test_text_in_no_known_language_is_compared_by_lines() -> None:
     assert lost_lines("one\ntwo\nthree\n", "one\n", "one\nthree\n") == ["two"]
 

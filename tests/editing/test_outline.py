@@ -44,3 +44,9 @@ def test_the_language_with_the_fewest_errors_wins() -> None:
     assert outline is not None
     assert outline.language.name == "python"
     assert best_outline(["plain text"], [language("python")]) is None
+
+
+def test_many_nested_wrappers_do_not_exhaust_the_stack() -> None:
+    lines = [*["template <class T>"] * 1500, "void f() {", "}", "", "void g() {", "}"]
+    names = [definition.name for definition in read_outline(lines, language("cpp")).definitions]
+    assert names == ["g"]

@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks.apply_cases import Case, cases
 from quicksilver.editing.apply import Copy, merge
-from quicksilver.editing.syntax_merge import MAX_CHARS, merge_by_syntax
+from quicksilver.editing.outline import MAX_CHARS
+from quicksilver.editing.syntax_merge import merge_by_syntax
 
 CLASS = """\
 import os

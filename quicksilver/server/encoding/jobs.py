@@ -1,4 +1,5 @@
-"""What can be encoded: plain texts, conversations, and the prompts of code editors.
+"""What an encoder process does: it encodes texts, conversations and the prompts of code editors, merges an update into
+a file, and checks a rewritten part of a file.
 
 `perform` is the same function in this process and in an encoder process.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from quicksilver.editing.apply import MergedPart, Rewrite, checked_reply, merge
 from quicksilver.editing.edit_request import EditRequest
 from quicksilver.editing.prompts import edit_prompt, fim_prompt
 from quicksilver.text.chat import ChatTemplate
@@ -35,17 +37,55 @@ class EncodeEdit(msgspec.Struct, frozen=True, tag=True):
     max_tokens: int
 
 
-Job = EncodeTexts | RenderChat | EncodeFim | EncodeEdit
+EncodeJob = EncodeTexts | RenderChat | EncodeFim | EncodeEdit
 
 
-class Encoded(msgspec.Struct, frozen=True):
+class MergeUpdate(msgspec.Struct, frozen=True, tag=True):
+    """An update snippet and the file that it changes."""
+
+    original: str
+    update: str
+
+
+class CheckRewrite(msgspec.Struct, frozen=True, tag=True):
+    """A part of a file and the answer of the model that rewrote it."""
+
+    part: Rewrite
+    answer: str
+
+
+Job = EncodeJob | MergeUpdate | CheckRewrite
+
+
+class Encoded(msgspec.Struct, frozen=True, tag=True):
     """Ids of each text, or of the one prompt; `opens_thinking` as in RenderedPrompt."""
 
     ids: tuple[tuple[int, ...], ...]
     opens_thinking: bool = False
 
 
-def perform(job: Job, tokenizer: Tokenizer, template: ChatTemplate) -> Encoded:
+class Merged(msgspec.Struct, frozen=True, tag=True):
+    parts: tuple[MergedPart, ...]
+
+
+class Checked(msgspec.Struct, frozen=True, tag=True):
+    """The text of the rewritten part; None if the answer must not be used."""
+
+    text: str | None
+
+
+Result = Encoded | Merged | Checked
+
+
+def perform(job: Job, tokenizer: Tokenizer, template: ChatTemplate) -> Result:
+    if isinstance(job, MergeUpdate):
+        return Merged(tuple(merge(job.original, job.update)))
+    if isinstance(job, CheckRewrite):
+        return Checked(checked_reply(job.part, job.answer))
+    return encode(job, tokenizer, template)
+
+
+def encode(job: EncodeJob, tokenizer: Tokenizer, template: ChatTemplate) -> Encoded:
     if isinstance(job, EncodeTexts):
         return Encoded(tuple(tuple(tokenizer.encode(text)) for text in job.texts))
     if isinstance(job, RenderChat):
@@ -56,7 +96,7 @@ def perform(job: Job, tokenizer: Tokenizer, template: ChatTemplate) -> Encoded:
     return Encoded((tuple(edit_prompt(tokenizer, job.request, job.max_tokens)),))
 
 
-def num_chars(job: Job) -> int:
+def num_chars(job: EncodeJob) -> int:
     """Characters of text that the job encodes: a lower bound of its bytes."""
     if isinstance(job, EncodeTexts):
         return sum(map(len, job.texts))

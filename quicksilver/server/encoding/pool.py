@@ -1,7 +1,9 @@
-"""EncoderPool: a few processes that encode long prompts, each with limits on processor time and memory.
+"""EncoderPool: a few processes that encode long prompts and merge updates into files, each with limits on processor
+time and memory.
 
-The tokenizer holds the interpreter lock while it works, so a long text encoded here would stop every stream of the
-server. Tenants take turns. A process that is lost is replaced, and its job is done once more.
+The tokenizer and the parsers hold the interpreter lock while they work, so a long text read here would stop every
+stream of the server. A parser may also crash on a hostile text. Tenants take turns. A process that is lost is replaced,
+and its job is done once more.
 """
 
 from __future__ import annotations
@@ -11,16 +13,19 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from logging import getLogger
 
 import msgspec
 
 from quicksilver.constrain.compile.fair_queue import FairQueue
 from quicksilver.constrain.compile.process import LimitedProcess, ProcessLost, RequestKilledProcess
 from quicksilver.errors import InvalidRequest, Unavailable
-from quicksilver.server.encoding.jobs import Encoded, Job
+from quicksilver.server.encoding.jobs import Checked, CheckRewrite, Encoded, EncodeJob, Job, Merged, MergeUpdate
 from quicksilver.server.encoding.worker import Reply, Setup
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.tokenizer import Tokenizer
+
+logger = getLogger(__name__)
 
 START_ATTEMPTS = 3
 
@@ -83,20 +88,35 @@ class EncoderPool:
         await asyncio.gather(*(process.kill() for process in self._processes))
         self._idle = FairQueue()
 
-    async def encode(self, job: Job, tenant: str) -> Encoded:
+    async def encode(self, job: EncodeJob, tenant: str) -> Encoded:
         """Raises InvalidRequest if the text is refused, Unavailable if no process answered before the deadline."""
-        data = msgspec.msgpack.encode(job)
-        async with self._turn(tenant) as process:
-            try:
-                reply = await self._request(process, data)
-            except RequestKilledProcess as error:
-                what = f"{self.config.limit_s:g} s" if error.is_late else "the memory allowed"
-                raise InvalidRequest(f"The prompt takes more than {what} to encode.") from error
+        try:
+            reply = await self._reply(job, tenant)
+        except RequestKilledProcess as error:
+            what = f"{self.config.limit_s:g} s" if error.is_late else "the memory allowed"
+            raise InvalidRequest(f"The prompt takes more than {what} to encode.") from error
         if reply.refusal is not None:
             raise InvalidRequest(reply.refusal.message, param=reply.refusal.param, code=reply.refusal.code)
-        if reply.encoded is None:
+        if not isinstance(reply.result, Encoded):
             raise RuntimeError(f"encoder process: {reply.failure}")
-        return reply.encoded
+        return reply.result
+
+    async def perform(self, job: MergeUpdate | CheckRewrite, tenant: str) -> Merged | Checked | None:
+        """None if the job crashed its process, failed, or took more time or memory than allowed. Raises Unavailable as
+        `encode` does."""
+        try:
+            reply = await self._reply(job, tenant)
+        except RequestKilledProcess as error:
+            logger.warning("%s was not done: %s", type(job).__name__, error)
+            return None
+        if reply.failure:
+            logger.error("%s failed: %s", type(job).__name__, reply.failure)
+        return None if isinstance(reply.result, Encoded) else reply.result
+
+    async def _reply(self, job: Job, tenant: str) -> Reply:
+        data = msgspec.msgpack.encode(job)
+        async with self._turn(tenant) as process:
+            return await self._request(process, data)
 
     @asynccontextmanager
     async def _turn(self, tenant: str) -> AsyncIterator[LimitedProcess]:

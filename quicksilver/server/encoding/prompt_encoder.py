@@ -17,11 +17,11 @@ from quicksilver.server.encoding.jobs import (
     Encoded,
     EncodeEdit,
     EncodeFim,
+    EncodeJob,
     EncodeTexts,
-    Job,
     RenderChat,
+    encode,
     num_chars,
-    perform,
 )
 from quicksilver.server.encoding.pool import EncoderPool
 from quicksilver.text.chat import ChatTemplate, RenderedPrompt
@@ -70,10 +70,10 @@ class PromptEncoder:
                 param=param,
             )
 
-    async def _run(self, job: Job, tenant: str, param: str) -> Encoded:
+    async def _run(self, job: EncodeJob, tenant: str, param: str) -> Encoded:
         length = num_chars(job)
         self.check_length(length, param)
         is_foreign = self._template.source is not None
         if self._pool is not None and (is_foreign or length > POOL_CHARS):
             return await self._pool.encode(job, tenant)
-        return await asyncio.to_thread(perform, job, self._tokenizer, self._template)
+        return await asyncio.to_thread(encode, job, self._tokenizer, self._template)

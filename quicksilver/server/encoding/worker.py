@@ -1,4 +1,4 @@
-"""The program of an encoder process: reads jobs from stdin and writes ids to stdout.
+"""The program of an encoder process: reads jobs from stdin and writes results to stdout.
 
 Started by `pool` as `python -m quicksilver.server.encoding.worker MEMORY_BYTES LIMIT_S`. The first frame is a Setup;
 every later one is a Job and is answered by a Reply. Limits and frames are those of a compile process.
@@ -15,7 +15,7 @@ import msgspec
 
 from quicksilver.constrain.compile.frames import HEADER, limit_memory, write_frame
 from quicksilver.errors import InvalidRequest
-from quicksilver.server.encoding.jobs import Encoded, Job, perform
+from quicksilver.server.encoding.jobs import Job, Result, perform
 from quicksilver.text.chat import ChatTemplate
 from quicksilver.text.special_tokens import Specials
 from quicksilver.text.tokenizer import Tokenizer
@@ -51,9 +51,9 @@ class EncodeRefusal(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """Ids, or the reason why the text is refused, or the type of an unexpected exception."""
+    """The result, or the reason why the text is refused, or the type of an unexpected exception."""
 
-    encoded: Encoded | None = None
+    result: Result | None = None
     refusal: EncodeRefusal | None = None
     failure: str = ""
 

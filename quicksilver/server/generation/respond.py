@@ -76,9 +76,15 @@ class ReplyFormat(ABC):
     def whole(self, answers: Sequence[CollectedAnswer]) -> Mapping[str, Any]:
         """The reply that is not streamed."""
 
+    async def prepare(self, answers: Sequence[CollectedAnswer]) -> None:  # noqa: B027
+        """Called before `whole` with the same answers, for work that must not be done on the event loop."""
+
     def begin(self) -> Iterable[Chunk]:
         """Chunks that precede every answer."""
         return ()
+
+    async def receive(self, index: int, piece: AnswerPiece) -> None:  # noqa: B027
+        """Called before `chunks` with the same piece, for work that must not be done on the event loop."""
 
     @abstractmethod
     def chunks(self, index: int, piece: AnswerPiece) -> Iterable[Chunk]:
@@ -228,7 +234,9 @@ def idempotency_of(request: Request, body: StreamableBody, accounts: Accounts) -
 async def _whole_reply(job: Job, form: ReplyFormat) -> bytes:
     async with job:
         await job.start()
-        reply = orjson.dumps(form.whole(await job.collect()))
+        answers = await job.collect()
+        await form.prepare(answers)
+        reply = orjson.dumps(form.whole(answers))
         await form.save()
         await job.settle(SavedReply(200, reply))
         return reply
@@ -244,6 +252,7 @@ async def stream_reply(job: Job, form: ReplyFormat) -> AsyncGenerator[bytes, Non
         while (numbered := await job.next_piece()) is not None:
             index, piece = numbered
             num_left -= isinstance(piece, Finished)
+            await form.receive(index, piece)
             chunks = _encoded(form, form.chunks(index, piece), recording)
             if num_left == 0:
                 last = chunks

@@ -11,9 +11,21 @@ from dataclasses import replace
 
 import pytest
 
+from quicksilver.editing.apply import Rewrite, merge
 from quicksilver.editing.edit_request import EditRequest
 from quicksilver.errors import InvalidRequest, Unavailable
-from quicksilver.server.encoding.jobs import EncodeEdit, EncodeFim, EncodeTexts, Job, RenderChat, perform
+from quicksilver.server.encoding.jobs import (
+    Checked,
+    CheckRewrite,
+    EncodeEdit,
+    EncodeFim,
+    EncodeJob,
+    EncodeTexts,
+    Merged,
+    MergeUpdate,
+    RenderChat,
+    perform,
+)
 from quicksilver.server.encoding.pool import EncoderConfig, EncoderPool
 from quicksilver.server.encoding.worker import Setup
 from quicksilver.text.chat import ChatTemplate, Message, PromptRequest, Tool, ToolCall
@@ -30,7 +42,7 @@ CONVERSATION = PromptRequest(
     (Tool("f", "does it", {"type": "object", "properties": {"a": {"type": "integer"}}}),),
     effort="high",
 )
-JOBS: list[Job] = [
+JOBS: list[EncodeJob] = [
     EncodeTexts(("", "one", "<|im_start|> is text", "wörld 👋")),
     RenderChat(CONVERSATION),
     RenderChat(replace(CONVERSATION, add_generation_prompt=False)),
@@ -124,3 +136,20 @@ async def test_a_stopped_pool_refuses() -> None:
         pass
     with pytest.raises(Unavailable):
         await pool.encode(EncodeTexts(("one",)), "")
+
+
+async def test_a_merge_is_that_of_this_process() -> None:
+    async with running() as pool:
+        original = "def a():\n    return 1\n\n\ndef b():\n    return 2\n"
+        update = "def b():\n    return 3"
+        assert await pool.perform(MergeUpdate(original, update), "") == Merged(tuple(merge(original, update)))
+        part = Rewrite("a = 1\n", "b = 2")
+        assert await pool.perform(CheckRewrite(part, "```\na = 1\nb = 2\n```"), "") == Checked("a = 1\nb = 2\n")
+        assert await pool.perform(CheckRewrite(part, "b = 2"), "") == Checked(None)
+
+
+async def test_a_merge_whose_process_crashes_has_no_result() -> None:
+    async with running(stall_s=60.0) as pool:
+        os.kill(pool.pids[0], signal.SIGSEGV)
+        assert await pool.perform(MergeUpdate("a\n", "b"), "") is None
+        assert await pool.perform(MergeUpdate("a\n", "b"), "") is not None

@@ -1,17 +1,17 @@
 """Apply: an update merged into a file. Unchanged text is copied; ambiguous spans are rewritten by the model.
 
 A span whose rewriting was cut off or lost code keeps its original text, and `warning` names that. The finish reason of
-a cut one is `length`. If nothing is ambiguous
-the engine is not called and the usage is zero.
+a cut one is `length`. If nothing is ambiguous, or the texts are too costly to merge, the engine is not called and the
+usage is zero.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from quicksilver.core import DecodeParams, FinishReason, Request
-from quicksilver.editing.apply import Copy, MergedPart, Rewrite, checked_reply, merge, parse_apply, rewrite_messages
+from quicksilver.editing.apply import ApplyRequest, Copy, MergedPart, Rewrite, parse_apply, rewrite_messages
 from quicksilver.server.endpoints.chat.format import ChatReplyFormat, finish_reason
 from quicksilver.server.endpoints.chat.prompt import read_messages
 from quicksilver.server.endpoints.chat.wire import ChatChunk, ChatCompletion
@@ -36,23 +36,40 @@ UNCHANGED_WARNING = (
     "Part of the update was not applied: its place in the file is ambiguous and the model's rewriting was cut off or "
     "lost code. The affected lines are unchanged. Show more of the surrounding lines in the update."
 )
+NOT_MERGED_WARNING = (
+    "The update was not applied: merging it takes more time or memory than allowed. The file is unchanged. Send a "
+    "shorter file, or an update whose code is nested less deeply."
+)
 
 
-async def plan_apply(body: ApplyBody, services: Services, tenant: str) -> tuple[ReplyPlan, tuple[MergedPart, ...]]:
-    """The parts are in the order of the reply; the n-th Rewrite belongs to the n-th answer."""
+@dataclass(frozen=True, slots=True)
+class MergePlan:
+    """The parts of the file in the order of the reply; the n-th Rewrite belongs to the n-th answer of `reply`."""
+
+    reply: ReplyPlan
+    parts: tuple[MergedPart, ...]
+    tenant: str
+    # Why the update, or a part of it, was not applied.
+    warning: str | None = None
+
+
+async def plan_apply(body: ApplyBody, services: Services, tenant: str) -> MergePlan:
     read_messages(body.messages)
     text = join_text(body.messages[-1].content)
     services.prompts.check_length(len(text), "messages")
-    parts = await asyncio.to_thread(find_parts, text)
+    request = parse_apply(text)
+    parts = await services.merger.merge(request, tenant)
+    if parts is None:
+        return _unchanged(request, body, tenant)
     requests = [PromptRequest(tuple(rewrite_messages(part))) for part in parts if isinstance(part, Rewrite)]
     prompts = [await services.prompts.render(request, tenant) for request in requests]
     answers = [_make_answer(prompt, body, services, tenant) for prompt in prompts]
-    return plan_reply("chatcmpl", body.model, answers), parts
+    return MergePlan(plan_reply("chatcmpl", body.model, answers), parts, tenant)
 
 
-def find_parts(prompt: str) -> tuple[MergedPart, ...]:
-    request = parse_apply(prompt)
-    return tuple(merge(request.original, request.update))
+def _unchanged(request: ApplyRequest, body: ApplyBody, tenant: str) -> MergePlan:
+    """The file as it was, with a warning."""
+    return MergePlan(plan_reply("chatcmpl", body.model, []), (Copy(request.original),), tenant, NOT_MERGED_WARNING)
 
 
 def _make_answer(prompt: RenderedPrompt, body: ApplyBody, services: Services, tenant: str) -> AnswerRequest:
@@ -71,12 +88,6 @@ def _make_answer(prompt: RenderedPrompt, body: ApplyBody, services: Services, te
     return AnswerRequest(Request("", prompt.ids, params, tenant), options)
 
 
-def rewritten_text(part: Rewrite, answer: CollectedAnswer) -> str | None:
-    """None if the rewriting was cut off or lost code: the part then stays as it was."""
-    is_cut = answer.finished.reason is FinishReason.LENGTH
-    return None if is_cut else checked_reply(part, answer.content)
-
-
 def joint_finish(finished: Sequence[Finished]) -> Finished:
     """How the whole reply ended: cut off if any part was."""
     is_cut = any(each.reason is FinishReason.LENGTH for each in finished)
@@ -86,53 +97,65 @@ def joint_finish(finished: Sequence[Finished]) -> Finished:
 class ApplyFormat(ChatReplyFormat):
     """A stream sends the merged file in order: a part is sent once every part before it is complete."""
 
-    def __init__(self, plan: ReplyPlan, parts: Sequence[MergedPart], body: ApplyBody, services: Services) -> None:
-        super().__init__(plan, body, services)
-        self._parts = parts
-        self._answers = [CollectedAnswer() for _ in plan.answers]
-        self._is_finished = [False for _ in plan.answers]
+    def __init__(self, plan: MergePlan, body: ApplyBody, services: Services) -> None:
+        super().__init__(plan.reply, body, services)
+        self._parts = plan.parts
+        self._rewrites = [part for part in plan.parts if isinstance(part, Rewrite)]
+        self._merger, self._tenant = services.merger, plan.tenant
+        self._answers = [CollectedAnswer() for _ in plan.reply.answers]
+        # The final text of each rewritten part, once its answer is complete and checked.
+        self._texts: dict[int, str] = {}
         self._next_part = 0
         self._next_answer = 0
-        self._has_unchanged = False
+        self._warning = plan.warning
+
+    async def prepare(self, answers: Sequence[CollectedAnswer]) -> None:
+        for index, answer in enumerate(answers):
+            await self._check(index, answer)
 
     def whole(self, answers: Sequence[CollectedAnswer]) -> ChatCompletion:
-        left, finished = iter(answers), [answer.finished for answer in answers]
-        texts = [part.text if isinstance(part, Copy) else self._rewritten(part, next(left)) for part in self._parts]
+        left, finished = iter(range(len(answers))), [answer.finished for answer in answers]
+        texts = [part.text if isinstance(part, Copy) else self._texts[next(left)] for part in self._parts]
         merged = CollectedAnswer(content="".join(texts), finished=joint_finish(finished))
         reply = self.completion([merged], finished)
-        if self._has_unchanged:
-            reply["warning"] = add_warning(reply["warning"], UNCHANGED_WARNING)
+        reply["warning"] = add_warning(reply["warning"], self._warning)
         return reply
 
     def begin(self) -> Iterable[ChatChunk]:
         yield self.chat_chunks.opening(0)
         yield from self._complete_parts()
 
-    def chunks(self, index: int, piece: AnswerPiece) -> Iterable[ChatChunk]:
+    async def receive(self, index: int, piece: AnswerPiece) -> None:
         self._answers[index].add(piece)
         if isinstance(piece, Finished):
-            self._is_finished[index] = True
+            await self._check(index, self._answers[index])
+
+    def chunks(self, index: int, piece: AnswerPiece) -> Iterable[ChatChunk]:
+        if isinstance(piece, Finished):
             yield from self._complete_parts()
 
     def end(self, finished: Sequence[Finished]) -> Iterable[ChatChunk]:
         last = self.chat_chunks.chunk(0, {}, finish_reason(joint_finish(finished)))
-        if self._has_unchanged:
-            last["warning"] = UNCHANGED_WARNING
+        if self._warning is not None:
+            last["warning"] = self._warning
         yield last
         yield from super().end(finished)
 
-    def _rewritten(self, part: Rewrite, answer: CollectedAnswer) -> str:
-        text = rewritten_text(part, answer)
-        self._has_unchanged |= text is None
-        return part.original if text is None else text
+    async def _check(self, index: int, answer: CollectedAnswer) -> None:
+        """Sets the text of a rewritten part. It stays as it was if the rewriting was cut off or lost code."""
+        part, is_cut = self._rewrites[index], answer.finished.reason is FinishReason.LENGTH
+        text = None if is_cut else await self._merger.check(part, answer.content, self._tenant)
+        self._texts[index] = part.original if text is None else text
+        if text is None:
+            self._warning = UNCHANGED_WARNING
 
     def _complete_parts(self) -> Iterator[ChatChunk]:
         while self._next_part < len(self._parts):
             part = self._parts[self._next_part]
             if isinstance(part, Copy):
                 text = part.text
-            elif self._is_finished[self._next_answer]:
-                text = self._rewritten(part, self._answers[self._next_answer])
+            elif self._next_answer in self._texts:
+                text = self._texts[self._next_answer]
                 self._next_answer += 1
             else:
                 return

@@ -35,5 +35,5 @@ async def edit_completions(request: Request) -> Response:
 async def apply_completions(request: Request) -> Response:
     """An update merged into a file."""
     body, services = await read_for_model(request, ApplyBody, RouteKind.CODE)
-    plan, parts = await plan_apply(body, services, caller_of(request).tenant)
-    return await respond(request, body, plan, ApplyFormat(plan, parts, body, services))
+    plan = await plan_apply(body, services, caller_of(request).tenant)
+    return await respond(request, body, plan.reply, ApplyFormat(plan, body, services))
