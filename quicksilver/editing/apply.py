@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from quicksilver.editing.line_diff import differences
-from quicksilver.editing.loss_check import lost_lines
+from quicksilver.editing.loss_check import has_new_marker, lost_lines
 from quicksilver.editing.merge_parts import LineEdit
 from quicksilver.editing.splice import Change, Segment, Source, balance, plan_change, split_update
 from quicksilver.editing.syntax_merge import merge_by_syntax
@@ -59,26 +59,43 @@ def parse_apply(prompt: str) -> ApplyRequest:
 
 
 def merge(original: str, update: str) -> list[MergedPart]:
-    """The parts of the merged file, in order. If all are `Copy`, their joined texts are the whole file."""
+    """The parts of the merged file, in order. If all are `Copy`, their joined texts are the whole file.
+
+    A merge by syntax that would lose code is replaced by a merge by lines, and that by a rewriting of the whole file.
+    """
     source = Source(original)
     edits = merge_by_syntax(source.keys, [line.rstrip("\r") for line in update.rstrip("\r\n").split("\n")])
     if edits is not None:
-        return list(_join(_edited(source, edits), original.endswith("\n")))
+        parts = list(_join(_edited(source, edits), original.endswith("\n")))
+        if _keeps_code(original, update, _certain_text(parts)):
+            return parts
+    parts = _merge_by_lines(source, original, update)
+    text = _certain_text(parts)
+    is_settled = all(isinstance(part, Copy) for part in parts)
+    is_unbalanced = is_settled and balance(original) == (0, 0, 0) != balance(text)
+    if is_unbalanced or _num_lost(original, text) > _MAX_LOST or not _keeps_code(original, update, text):
+        return [Rewrite(original, update)]
+    return parts
+
+
+def _merge_by_lines(source: Source, original: str, update: str) -> list[MergedPart]:
     planned: list[tuple[Segment, Change]] = []
     low = 0
     for segment in split_update(update):
         change = plan_change(source, segment, low)
         planned.append((segment, change))
         low = max(low, change.end or 0)
-    parts = list(_join(_assemble(source, planned), original.endswith("\n")))
-    merged = "".join(part.text for part in parts if isinstance(part, Copy))
-    if not all(isinstance(part, Copy) for part in parts):
-        return parts
-    is_unbalanced = balance(original) == (0, 0, 0) != balance(merged)
-    has_lost = _num_lost(original, merged) > _MAX_LOST or bool(lost_lines(original, update, merged))
-    if is_unbalanced or has_lost:
-        return [Rewrite(original, update)]
-    return parts
+    return list(_join(_assemble(source, planned), original.endswith("\n")))
+
+
+def _certain_text(parts: Sequence[MergedPart]) -> str:
+    """The merged file in which the spans that are left to the model are unchanged."""
+    return "".join(part.text if isinstance(part, Copy) else part.original for part in parts)
+
+
+def _keeps_code(original: str, update: str, merged: str) -> bool:
+    """Whether no line outside the changed definitions is lost and no marker of the update is left in the result."""
+    return not has_new_marker(original, merged) and not lost_lines(original, update, merged)
 
 
 def _num_lost(original: str, merged: str) -> int:
@@ -94,9 +111,9 @@ def rewrite_messages(part: Rewrite) -> list[Message]:
 
 
 def checked_reply(part: Rewrite, answer: str) -> str | None:
-    """The text of a rewritten part, or None if it lost code that the update does not replace."""
+    """The text of a rewritten part, or None if it lost code that the update does not replace or left a marker."""
     text = rewrite_reply(part, answer)
-    return None if lost_lines(part.original, part.update, text) else text
+    return text if _keeps_code(part.original, part.update, text) else None
 
 
 def rewrite_reply(part: Rewrite, answer: str) -> str:

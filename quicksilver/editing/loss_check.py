@@ -1,6 +1,6 @@
 """Checks that a merge lost no code: lines that the update neither shows nor replaces must still be in their place.
 
-A merge by syntax keeps them by construction. A merge by lines and a model's rewriting are checked here.
+Merges by syntax, merges by lines and a model's rewriting are all checked here.
 """
 
 from __future__ import annotations
@@ -35,19 +35,25 @@ def lost_lines(original: str, update: str, merged: str) -> list[str]:
     old, shown, new = ([line.strip() for line in text.split("\n")] for text in (original, update, merged))
     outlines = _outlines(original, update, merged)
     replaced = set(_replaced_names(outlines[1], shown)) if outlines else set()
-    touched = _lines_of(outlines[0], replaced) if outlines else set()
+    touched = _touched_lines(*outlines[:2], replaced, old, shown) if outlines else set()
     explained, lost = Counter[str](), list[str]()
     segments = _segments(old, shown)
     for hunk in _hunks(old, new):
         removed = [old[i] for i in range(hunk.start, hunk.end) if old[i] and i not in touched]
         if _is_between_shown_lines(old, hunk, segments) or _is_changed(removed, hunk.added):
-            explained.update(removed)
+            explained.update(old[hunk.start : hunk.end])
         else:
             lost += removed
     if lost or outlines is None:
         return lost
     kept = [each for each in outlines[0].walk() if not each.children and _name(each) not in replaced]
     return list(_moved_lines(_texts(kept, old), _texts(outlines[2].walk(), new), explained))
+
+
+def has_new_marker(original: str, merged: str) -> bool:
+    """Whether the result has a marker, such as `# ... existing code ...`, that the original does not have."""
+    old, new = (Counter(line.strip() for line in text.split("\n") if is_marker(line)) for text in (original, merged))
+    return bool(new - old)
 
 
 def _hunks(old: Sequence[str], new: Sequence[str]) -> Iterator[_Hunk]:
@@ -85,12 +91,12 @@ def _is_between_shown_lines(old: Sequence[str], hunk: _Hunk, segments: Sequence[
 
 
 def _is_changed(removed: Sequence[str], added: Sequence[str]) -> bool:
-    """Whether every removed line has a similar new line."""
+    """Whether every removed line has a similar new line, or the same one with or without a comma at its end."""
     if len(removed) * len(added) > _MAX_PAIRS:
         return False
     left = [line for line in added if line]
     for line in removed:
-        match = next((new for new in left if is_alike(new, line)), None)
+        match = next((new for new in left if is_alike(new, line) or new.rstrip(",") == line.rstrip(",")), None)
         if match is None:
             return False
         left.remove(match)
@@ -114,9 +120,45 @@ def _replaced_names(shown: Outline, lines: Sequence[str]) -> Iterator[_Name]:
             yield _name(definition)
 
 
-def _lines_of(outline: Outline, names: set[_Name]) -> set[int]:
-    found = (definition for definition in outline.walk() if _name(definition) in names)
-    return set(chain.from_iterable(range(definition.start, definition.end) for definition in found))
+def _touched_lines(
+    old: Outline, shown: Outline, replaced: set[_Name], old_lines: Sequence[str], lines: Sequence[str]
+) -> set[int]:
+    """Lines that the update may change: replaced definitions, headers that it shows, and removed definitions."""
+    headers = {_name(definition) for definition in shown.walk()} - replaced
+    spans = list(_removed_spans(old, shown, old_lines, lines))
+    for each in old.walk():
+        if _name(each) in replaced:
+            spans.append(range(each.start, each.end))
+        elif _name(each) in headers:
+            spans.append(range(each.start, each.low))
+    return set(chain.from_iterable(spans))
+
+
+def _removed_spans(old: Outline, shown: Outline, old_lines: Sequence[str], lines: Sequence[str]) -> Iterator[range]:
+    """Lines of the file between two definitions that the update shows as neighbours. Both must be context: unchanged
+    or elided."""
+    places: dict[_Name, list[tuple[int, Definition]]] = {}
+    for number, group in enumerate(_groups(old)):
+        for each in group:
+            places.setdefault(_name(each), []).append((number, each))
+    for a, b in chain.from_iterable(pairwise(group) for group in _groups(shown)):
+        if any(lines[a.end : b.start]):
+            continue
+        for number, first in places.get(_name(a), ()):
+            for other, last in places.get(_name(b), ()):
+                is_context = _is_context(a, first, lines, old_lines) and _is_context(b, last, lines, old_lines)
+                if number == other and first.end <= last.start and is_context:
+                    yield range(first.end, last.start)
+
+
+def _groups(outline: Outline) -> list[Sequence[Definition]]:
+    """The definitions of each scope."""
+    return [outline.definitions, *(each.children for each in outline.walk())]
+
+
+def _is_context(shown: Definition, old: Definition, lines: Sequence[str], old_lines: Sequence[str]) -> bool:
+    text = lines[shown.head : shown.end]
+    return any(map(is_marker, text)) or list(text) == list(old_lines[old.head : old.end])
 
 
 def _moved_lines(

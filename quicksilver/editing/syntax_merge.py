@@ -86,6 +86,8 @@ class _Cursor:
     item: SnippetItem | None = None
     counterpart: Definition | None = None
     has_marker: bool = False
+    # Whether new code was inserted after the last anchored item.
+    has_new: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,14 +229,14 @@ class _Merger:
         return edits
 
     def _removed_between(self, cursor: _Cursor, item: SnippetItem, match: Definition) -> list[LineEdit]:
-        """Code between two neighbours of the snippet is removed if one of the two is only context."""
+        """Code between two neighbours of the snippet is removed if both are only context and nothing new is between."""
         if cursor.item is None or cursor.has_marker or cursor.end > match.start or cursor.counterpart is None:
             return []
         between = self.original[cursor.end : match.start]
         if not any(line.strip() for line in between):
             return []
-        is_context = self._is_context(cursor.item, cursor.counterpart) or self._is_context(item, match)
-        if not is_context:
+        is_context = self._is_context(cursor.item, cursor.counterpart) and self._is_context(item, match)
+        if not is_context or cursor.has_new:
             return []
         return [LineEdit(cursor.end, match.start, ("",) * self._blank_lines(cursor.item.end, item.start))]
 
@@ -255,7 +257,7 @@ class _Merger:
             anchor = cursor.counterpart or last_before(old.definitions, cursor.end)
             lines = self._reindented(item.start, item.end, self._sample_line(anchor, old))
             blank = ("",) * self._blank_lines(cursor.item.end, item.start)
-            cursor.item = item
+            cursor.item, cursor.has_new = item, True
             return LineEdit(cursor.end, cursor.end, (*blank, *lines))
         if following is not None:
             lines = self._reindented(item.start, item.end, self.original[following.head])
@@ -300,7 +302,7 @@ class _Merger:
             return [LineEdit(low + placed.start, low + placed.end, placed.lines)] if placed.lines else []
         if cursor.item is not None and not cursor.has_marker:
             blank = ("",) * self._blank_lines(cursor.item.end, item.start)
-            cursor.item = item
+            cursor.item, cursor.has_new = item, True
             return [LineEdit(cursor.end, cursor.end, (*blank, *lines))]
         if at + 1 < len(items) and at + 1 in matches:
             start = matches[at + 1].start

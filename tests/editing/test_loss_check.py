@@ -70,6 +70,34 @@ def test_an_update_without_markers_does_not_replace_the_file() -> None:
     assert lost_lines(_FILE, _FILE.replace("import os\n", ""), _FILE.replace("import os\n", "")) == []
 
 
+_THREE = f"{_FILE}\n\ndef third(path):\n    return path\n"
+_SECOND = _FILE[_FILE.index("\n\ndef second") :]
+_WITHOUT_SECOND = _THREE.replace(_SECOND, "")
+
+
+def test_a_definition_between_two_elided_neighbours_may_be_removed() -> None:
+    update = "def first(path):\n    # ...\n\n\ndef third(path):\n    # ..."
+    assert lost_lines(_THREE, update, _WITHOUT_SECOND) == []
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        "def first(path):\n    return 0\n\n\ndef third(path):\n    # ...",
+        "def first(path):\n    # ...\n\n\ndef third(path):\n    return 0",
+        "def first(path):\n    # ...\n\n# ...\n\ndef third(path):\n    # ...",
+        "def first(path):\n    # ...\n\n\ndef new():\n    return 0\n\n\ndef third(path):\n    # ...",
+    ],
+)
+def test_a_definition_between_other_neighbours_is_lost(update: str) -> None:
+    assert "name = path.strip()" in lost_lines(_THREE, update, _WITHOUT_SECOND)
+
+
+def test_the_header_of_an_elided_definition_may_be_replaced() -> None:
+    update = "def second(*, name: str | None = None) -> bool:\n    # ..."
+    assert lost_lines(_FILE, update, _FILE.replace("def second(path):", update.split("\n")[0])) == []
+
+
 def test_text_in_no_known_language_is_compared_by_lines() -> None:
     assert lost_lines("one\ntwo\nthree\n", "one\n", "one\nthree\n") == ["two"]
 
@@ -77,6 +105,14 @@ def test_text_in_no_known_language_is_compared_by_lines() -> None:
 @pytest.mark.parametrize("answer", ["", "import os\n"])
 def test_a_model_answer_that_loses_code_is_refused(answer: str) -> None:
     assert checked_reply(Rewrite(_FILE, "x = 1"), answer) is None
+
+
+def test_a_model_answer_that_keeps_a_marker_is_refused() -> None:
+    marker = "# ... existing code ..."
+    update = f"{marker}\nx = 1"
+    assert checked_reply(Rewrite(_FILE, update), f"{_FILE}{marker}\nx = 1\n") is None
+    original = f"{_FILE}{marker}\n"
+    assert checked_reply(Rewrite(original, update), f"{original}x = 1\n") == f"{original}x = 1\n"
 
 
 def test_a_model_answer_that_keeps_the_code_is_used() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.apply_cases import Case, cases
 from quicksilver.editing.apply import Copy, merge
+from quicksilver.editing.merge_parts import LineEdit
 from quicksilver.editing.outline import MAX_CHARS
 from quicksilver.editing.syntax_merge import merge_by_syntax
 
@@ -183,3 +184,52 @@ def _standard_library() -> list[Case]:
 @pytest.mark.parametrize("case", _standard_library(), ids=lambda case: case.kind)
 def test_cases_of_the_standard_library_are_exact(case: Case) -> None:
     assert merged(case.original, case.update) == case.expected
+
+
+THREE = """\
+def a(x):
+    y = x + 1
+    return y
+
+
+def b(x):
+    z = x * 2
+    return z
+
+
+def c(x):
+    w = x**3
+    return w
+"""
+ELIDED = "def {}(x):\n    # ... existing code ..."
+
+
+def test_code_between_two_elided_neighbours_of_a_new_function_is_kept() -> None:
+    new = "def new(q):\n    return q"
+    update = "\n\n\n".join((ELIDED.format("a"), new, ELIDED.format("c")))
+    assert merged(THREE, update) == THREE.replace("    return y\n", f"    return y\n\n\n{new}\n")
+
+
+def test_code_between_two_elided_neighbours_of_new_lines_is_kept() -> None:
+    update = "\n\n\n".join((ELIDED.format("a"), "LIMIT = 3", ELIDED.format("c")))
+    assert merged(THREE, update) == THREE.replace("    return y\n", "    return y\n\n\nLIMIT = 3\n")
+
+
+@pytest.mark.parametrize(("first", "last"), [("def a(x):\n    return 7", None), (None, "def c(x):\n    return 7")])
+def test_code_between_a_rewritten_function_and_an_elided_one_is_kept(first: str | None, last: str | None) -> None:
+    update = "\n\n\n".join((first or ELIDED.format("a"), last or ELIDED.format("c")))
+    name, body = ("a", "    y = x + 1\n    return y\n") if first else ("c", "    w = x**3\n    return w\n")
+    assert merged(THREE, update) == THREE.replace(f"def {name}(x):\n{body}", f"def {name}(x):\n    return 7\n")
+
+
+def test_code_between_two_elided_neighbours_is_removed() -> None:
+    update = "\n\n\n".join((ELIDED.format("a"), ELIDED.format("c")))
+    assert merged(THREE, update) == THREE.replace("def b(x):\n    z = x * 2\n    return z\n\n\n", "")
+
+
+def test_a_merge_by_syntax_that_loses_code_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    edits = [LineEdit(1, 7, ("    return 7",))]
+    monkeypatch.setattr("quicksilver.editing.apply.merge_by_syntax", lambda *_: edits)
+    pieces = merge(THREE, "def a(x):\n    return 7\n\n# ... existing code ...")
+    text = "".join(piece.text if isinstance(piece, Copy) else piece.original for piece in pieces)
+    assert THREE[THREE.index("def b") :] in text
