@@ -1,7 +1,8 @@
 """Builds apply-edit cases from source files: a file, an update snippet, and the expected result.
 
-A case is a function of the file and a seed. Six kinds: a function rewritten, a method added, a definition deleted, a
-signature changed, imports added, and two functions rewritten at once. Markers use the comment styles of the language.
+A case is a function of the file and a seed. Seven kinds: a function rewritten, a method added, a function inserted
+between two elided ones, a definition deleted, a signature changed, imports added, and two functions rewritten at once.
+Markers use the comment styles of the language.
 """
 
 from __future__ import annotations
@@ -235,10 +236,11 @@ def _add(file: _File) -> tuple[list[str], str] | None:
     return update, file.replaced(anchor.end, anchor.end, [*gap, *copy])
 
 
-def _delete(file: _File) -> tuple[list[str], str] | None:
+def _runs(file: _File) -> list[tuple[Definition, Definition, Definition]]:
+    """Three functions that follow each other, with unique names and only blank lines between them."""
     groups = [file.outline.definitions, *(d.children for d in file.outline.walk())]
     names = [d.name for d in file.outline.walk()]
-    runs = [
+    return [
         run
         for group in groups
         for run in zip(group, group[1:], group[2:], strict=False)
@@ -247,6 +249,25 @@ def _delete(file: _File) -> tuple[list[str], str] | None:
         )
         and not any(line.strip() for a, b in pairwise(run) for line in file.lines[a.end : b.start])
     ]
+
+
+def _insert(file: _File) -> tuple[list[str], str] | None:
+    """A renamed copy of a function is added between that function and the next one, or the one after that. Both are
+    elided, and there is no marker between them."""
+    runs = [run for run in _runs(file) if re.search(r"\w", run[0].name)]
+    if not runs:
+        return None
+    first, second, third = file.rng.choice(runs)
+    name = re.escape(_last(first.name))
+    copy = [re.sub(rf"\b{name}\b", "added_one", line) for line in file.lines[first.head : first.end]]
+    gap = file.lines[first.end : second.start]
+    following = file.elided(file.rng.choice((second, third)))
+    update = file.within(first, [*file.elided(first), *gap, *copy, *gap, *following])
+    return update, file.replaced(first.end, first.end, [*gap, *copy])
+
+
+def _delete(file: _File) -> tuple[list[str], str] | None:
+    runs = _runs(file)
     if not runs:
         return None
     first, second, third = file.rng.choice(runs)
@@ -304,6 +325,7 @@ def _two(file: _File) -> tuple[list[str], str] | None:
 _KINDS: dict[str, Callable[[_File], tuple[list[str], str] | None]] = {
     "rewrite": _rewrite,
     "add": _add,
+    "insert": _insert,
     "delete": _delete,
     "signature": _signature,
     "imports": _imports,
@@ -323,7 +345,8 @@ def cases(text: str, language_name: str, seed: int) -> Iterator[Case]:
     if not outline.definitions or outline.num_errors:
         return
     for kind, build in _KINDS.items():
-        made = build(_File(lines, outline, random.Random(f"{seed} {kind}")))
+        # Without the text in the seed, all files would draw the same choices.
+        made = build(_File(lines, outline, random.Random(f"{seed} {kind} {text}")))
         if made is None or made[1] == "\n".join(lines) or read_outline(made[1].split("\n"), language).num_errors:
             continue
         if made is not None:

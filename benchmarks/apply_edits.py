@@ -1,62 +1,110 @@
 """Apply-edit without a model: the share of cases that are byte-exact, by language and kind.
 
-    python -m benchmarks.apply_edits FOLDER [--seeds 2] [--out benchmarks/results]
+    python -m benchmarks.apply_edits FOLDER [--seeds 2] [--source OWNER/NAME@COMMIT ...] [--out benchmarks/results]
 
-FOLDER has one folder of source files per language, named as in `editing/languages.py`. Six cases are built from each
-file and seed (`apply_cases.py`). A case counts as exact if the merge needs no model and equals the expected file.
+FOLDER has one folder of source files per language, named as in `editing/languages.py`. Up to seven cases are built from
+each file and seed (`apply_cases.py`). A case counts as exact if the merge needs no model and equals the expected file.
+Lost lines are counted in all cases; a span that is left to the model counts as unchanged.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
+import os
 import statistics
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.apply_cases import Case, cases
 from quicksilver.editing.apply import Copy, merge
+from quicksilver.editing.outline import outline_of
 from quicksilver.evals.report import machine_facts
 
+# Files of about 1,000 lines, for which the time of a merge is reported by itself.
+LONG_FILES = range(900, 1101)
 
-def lost_lines(case: Case, result: str) -> int:
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    case: Case
+    is_settled: bool
+    is_exact: bool
+    lost: int
+    # Processor time. A merge uses one thread and waits for nothing.
+    seconds: float
+
+
+def run_case(case: Case) -> Outcome:
+    outline_of.cache_clear()  # The cases of a file follow each other.
+    started = time.process_time()
+    parts = merge(case.original, case.update)
+    seconds = time.process_time() - started
+    result = "".join(part.text if isinstance(part, Copy) else part.original for part in parts)
+    is_settled = all(isinstance(part, Copy) for part in parts)
+    return Outcome(case, is_settled, is_settled and result == case.expected, num_lost(case, result), seconds)
+
+
+def num_lost(case: Case, result: str) -> int:
     """Lines of the file that the expected result keeps and the merge lost."""
     missing = Counter(case.expected.split("\n")) - Counter(result.split("\n"))
     known = set(case.original.split("\n"))
     return sum(count for line, count in missing.items() if line.strip() and line in known)
 
 
+def run_files(paths: Sequence[Path], seeds: int) -> Iterator[Outcome]:
+    for path in paths:
+        for seed in range(seeds):
+            yield from map(run_case, cases(path.read_text(), path.parent.name, seed))
+
+
+def table(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float]]:
+    """The counts and shares of each language, of each kind and of all cases."""
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        for key in (outcome.case.language, outcome.case.kind, "all"):
+            groups.setdefault(key, []).append(outcome)
+    return {
+        key: {
+            "cases": len(group),
+            "exact": sum(each.is_exact for each in group) / len(group),
+            "without_model": sum(each.is_settled for each in group) / len(group),
+            "lost_lines": sum(each.lost for each in group),
+        }
+        for key, group in sorted(groups.items())
+    }
+
+
+def times(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    seconds = [each.seconds for each in outcomes]
+    long = [each.seconds for each in outcomes if each.case.original.count("\n") in LONG_FILES]
+    return {
+        "p50_ms": 1e3 * statistics.median(seconds),
+        "max_ms": 1e3 * max(seconds),
+        "long_files_cases": len(long),
+        "long_files_p50_ms": 1e3 * statistics.median(long) if long else 0.0,
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--source", action="append", default=[], help="where the files are from, for the report")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
-    totals, exact, without_model, lost, seconds = Counter[str](), Counter[str](), Counter[str](), 0, list[float]()
-    for path in sorted(path for path in args.folder.glob("*/*") if path.is_file()):
-        for seed in range(args.seeds):
-            for case in cases(path.read_text(), path.parent.name, seed):
-                started = time.perf_counter()
-                pieces = merge(case.original, case.update)
-                seconds.append(time.perf_counter() - started)
-                result = "".join(piece.text for piece in pieces if isinstance(piece, Copy))
-                is_settled = all(isinstance(piece, Copy) for piece in pieces)
-                lost += lost_lines(case, result) if is_settled else 0
-                for key in (case.language, case.kind, "all"):
-                    totals[key] += 1
-                    without_model[key] += is_settled
-                    exact[key] += is_settled and result == case.expected
-    rows = {
-        key: {"cases": n, "exact": exact[key] / n, "without_model": without_model[key] / n}
-        for key, n in sorted(totals.items())
-    }
-    times = {"p50_ms": 1e3 * statistics.median(seconds), "max_ms": 1e3 * max(seconds)}
-    report = {**machine_facts(), "cpu": platform.processor(), "rows": rows, "lost_lines": lost, "time": times}
+    paths = sorted(path for path in args.folder.glob("*/*") if path.is_file())
+    outcomes = list(run_files(paths, args.seeds))
+    rows, measured = table(outcomes), times(outcomes)
+    settings = {"seeds": args.seeds, "files": len(paths), "sources": args.source, "cores": os.cpu_count()}
+    report = {**machine_facts(), "settings": settings, "rows": rows, "time": measured}
     for key, row in rows.items():
-        print(f"{key:12} {row['cases']:6} cases, {row['exact']:.1%} exact, {row['without_model']:.1%} without a model")
-    print(f"lines lost: {lost}; merge p50 {times['p50_ms']:.1f} ms")
+        shares = f"{row['exact']:.1%} exact, {row['without_model']:.1%} without a model"
+        print(f"{key:12} {row['cases']:6} cases, {shares}, {row['lost_lines']} lines lost")
+    print(f"merge p50 {measured['p50_ms']:.1f} ms; files of about 1,000 lines {measured['long_files_p50_ms']:.1f} ms")
     args.out.mkdir(exist_ok=True)
     (args.out / f"apply_edits-{time.strftime('%Y%m%d-%H%M%S')}.json").write_text(json.dumps(report, indent=1) + "\n")
 
