@@ -173,6 +173,8 @@ class ScoreRequest:
     # No other request has rows in its forwards.
     runs_alone: bool = False
     adapter: AdapterRef | None = None  # as in `Request`
+    # An engine accepted it before and was lost: it is not refused because the queue is full.
+    is_continued: bool = False
 
 
 @dataclass(frozen=True, slots=True)

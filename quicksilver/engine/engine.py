@@ -222,7 +222,7 @@ class Engine:
             sequence.overrun_s = take_overrun_s(sequence.constraint)
 
     def enqueue(self, prepared: Prepared) -> None:
-        self._enqueue(prepared.sequence)
+        self._enqueue(prepared.sequence, is_continued=prepared.sequence.request.resume is not None)
         if prepared.error is not None:
             self._fail(prepared.sequence, prepared.error)
         for event in prepared.events:
@@ -250,12 +250,13 @@ class Engine:
         as_request = Request(
             request.id, request.prompt_ids, params, request.tenant, runs_alone=request.runs_alone, adapter=ref
         )
-        self._enqueue(Sequence(as_request, scorer, adapter=lease.adapter if lease else None, adapter_lease=lease))
+        sequence = Sequence(as_request, scorer, adapter=lease.adapter if lease else None, adapter_lease=lease)
+        self._enqueue(sequence, is_continued=request.is_continued)
 
-    def _enqueue(self, sequence: Sequence) -> None:
-        if self.scheduler.num_waiting >= self.config.max_waiting:
-            raise EngineUnavailable("the queue is full; retry shortly")
-        if sequence.request.resume is None:
+    def _enqueue(self, sequence: Sequence, *, is_continued: bool) -> None:
+        if not is_continued:
+            if self.scheduler.num_waiting >= self.config.max_waiting:
+                raise EngineUnavailable("the queue is full; retry shortly")
             self._tenant_load.check(sequence.request.tenant, self._sequences.values())
             self._check_start(sequence.request)
         self._sequences[sequence.id] = sequence

@@ -36,7 +36,7 @@ from quicksilver.core import (
 from quicksilver.errors import EngineDied, EngineUnavailable, QuicksilverError
 from quicksilver.worker import protocol
 from quicksilver.worker.pending import PendingRequest, PendingScore, PendingStream
-from quicksilver.worker.process import StartProcess, WorkerProcess, available_bytes
+from quicksilver.worker.process import LeftFiles, StartProcess, WorkerProcess, available_bytes
 from quicksilver.worker.step_record import read_step, record_path
 
 log = logging.getLogger("quicksilver.supervisor")
@@ -83,6 +83,7 @@ class RemoteEngine:
         self._worker: WorkerProcess | None = None
         self._spare: WorkerProcess | None = None
         self._num_processes = 0
+        self._left_files = LeftFiles()
         self._pending: dict[str, PendingRequest] = {}
         self._stats: dict[str, asyncio.Future[EngineStats]] = {}
         self._adapter_calls: dict[str, asyncio.Future[protocol.GotAdapters]] = {}
@@ -206,14 +207,14 @@ class RemoteEngine:
 
     def _submit(self, pending: PendingRequest) -> None:
         self._send(pending.command())
-        self._pending[pending.id] = pending
+        self._pending[pending.wire_id] = pending
 
     def _drop(self, pending: PendingRequest) -> None:
         """Forgets a request whose reader is done, and aborts it in the worker if it is unfinished."""
-        self._pending.pop(pending.id, None)
+        self._pending.pop(pending.wire_id, None)
         if not pending.is_finished:
             with contextlib.suppress(EngineUnavailable):
-                self._send(protocol.Abort(pending.id))
+                self._send(protocol.Abort(pending.wire_id))
 
     def _send(self, command: protocol.Command) -> None:
         if self._writer is None or not self.is_ready:
@@ -342,9 +343,13 @@ class RemoteEngine:
             self._num_migrations += 1
 
     async def _replace_worker(self) -> None:
-        self._ready.clear()
-        self._interrupt_all(read_step(record_path(self.socket_path)))
+        # Requests are sent to a worker that is ready. One that did not start has interrupted none.
+        if self.is_ready:
+            self._ready.clear()
+            self._interrupt_all(read_step(record_path(self.socket_path)))
         await self._stop_worker()
+        if self._worker is not None:
+            self._left_files.add(self._worker.socket_path)
         code = self._worker.exit_code if self._worker else None
         log.error("the engine worker ended (exit code %s); starting another", code)
 
@@ -355,6 +360,7 @@ class RemoteEngine:
         for pending in self._unfinished():
             if (error := pending.interrupt(in_step)) is not None:
                 pending.fail(error)
+        self._pending = {pending.wire_id: pending for pending in self._pending.values()}
         if self._resume_deadline is None:
             loop, error = asyncio.get_running_loop(), EngineDied("the engine worker died under this request; retry")
             self._resume_deadline = loop.call_later(self._timeouts.resume_s, self._fail_all, error)

@@ -2,7 +2,8 @@
 
 A request is continued from its prompt and committed tokens, so its text and its charge are those of an undisturbed run.
 It is continued at most `MAX_MIGRATIONS` times. Requests that were in the step in which a worker ended run alone in the
-next one until they advance; a request that ends two workers in this way is failed, and the others continue.
+next one until they advance; a request that ends two workers in this way is failed, and the others continue. Workers
+that another request ended alone do not count towards `MAX_MIGRATIONS`.
 """
 
 from __future__ import annotations
@@ -26,10 +27,18 @@ class PendingRequest(ABC):
     def __init__(self, request_id: str) -> None:
         self.id = request_id
         self.num_interrupted = 0
+        # Interruptions without those that another request caused alone.
+        self._num_unexplained = 0
         # The request was in a fatal step and has not advanced since.
         self.is_suspect = False
         # Workers in a row that ended while this request alone was in the step.
         self.num_ended_alone = 0
+
+    @property
+    def wire_id(self) -> str:
+        """The id in the worker. It is a new one after each interruption: the worker may still be ending the request
+        under the old one."""
+        return f"{self.id}#{self.num_interrupted}" if self.num_interrupted else self.id
 
     @property
     @abstractmethod
@@ -43,15 +52,18 @@ class PendingRequest(ABC):
     def fail(self, error: Exception) -> None: ...
 
     def interrupt(self, in_step: Collection[str]) -> QuicksilverError | None:
-        """Records that the worker ended in a step with these requests. Returns an error if this one cannot continue."""
+        """Records that the worker ended in a step with the requests of these wire ids. Returns an error if this one
+        cannot continue."""
+        is_in_step = self.wire_id in in_step
         self.num_interrupted += 1
-        if self.id in in_step:
+        self._num_unexplained += is_in_step or len(in_step) != 1
+        if is_in_step:
             self.is_suspect = True
             self.num_ended_alone += len(in_step) == 1
         if self.num_ended_alone >= MAX_WORKERS_ENDED:
             return RowFailed(f"{MAX_WORKERS_ENDED} engine workers ended while they computed this request")
-        if self.num_interrupted > MAX_MIGRATIONS:
-            return EngineDied(f"the engine worker died under this request {self.num_interrupted} times; retry")
+        if self._num_unexplained > MAX_MIGRATIONS:
+            return EngineDied(f"the engine worker died under this request {self._num_unexplained} times; retry")
         return None
 
     def _advanced(self) -> None:
@@ -65,21 +77,29 @@ class AnswerSoFar:
     def __init__(self, request: Request) -> None:
         start = request.resume or ResumePoint()
         self._request = request
-        self._num_migrated = start.usage.migrated
         self._tokens = list(start.token_ids)
         self._canvas = start.canvas
         self._usage = start.usage
 
+    @property
+    def has_tokens(self) -> bool:
+        return bool(self._tokens)
+
     def add(self, delta: Delta) -> None:
         self._tokens += delta.token_ids
         self._canvas = delta.canvas
-        self._usage = delta.usage or self._usage
+        if delta.usage is not None:
+            # The engine counts interruptions of its own on top of those that it was told of.
+            self._usage = replace(delta.usage, migrated=max(delta.usage.migrated, self._usage.migrated))
 
-    def continued(self, num_interrupted: int, *, runs_alone: bool = False) -> Request:
-        """The request for the rest of the answer, after this many interruptions."""
-        usage = replace(self._usage, migrated=self._num_migrated + num_interrupted)
-        point = ResumePoint(tuple(self._tokens), self._canvas, usage)
-        return replace(self._request, resume=point, runs_alone=runs_alone)
+    def interrupt(self) -> None:
+        """Counts an interruption."""
+        self._usage = replace(self._usage, migrated=self._usage.migrated + 1)
+
+    def continued(self, request_id: str, *, runs_alone: bool = False) -> Request:
+        """The request for the rest of the answer, under another id."""
+        point = ResumePoint(tuple(self._tokens), self._canvas, self._usage)
+        return replace(self._request, id=request_id, resume=point, runs_alone=runs_alone)
 
 
 class PendingStream(PendingRequest):
@@ -97,12 +117,16 @@ class PendingStream(PendingRequest):
         if isinstance(event, Delta):
             self._advanced()
             self._answer.add(event)
-        self.mailbox.put(event)
+        self.mailbox.put(replace(event, request_id=self.id) if self.num_interrupted else event)
+
+    def interrupt(self, in_step: Collection[str]) -> QuicksilverError | None:
+        self._answer.interrupt()
+        return super().interrupt(in_step)
 
     def command(self) -> protocol.Command:
         if not self.num_interrupted:
             return protocol.Submit(self._request)
-        return protocol.Submit(self._answer.continued(self.num_interrupted, runs_alone=self.is_suspect))
+        return protocol.Submit(self._answer.continued(self.wire_id, runs_alone=self.is_suspect))
 
     def fail(self, error: Exception) -> None:
         self.mailbox.fail(error)
@@ -121,7 +145,11 @@ class PendingScore(PendingRequest):
         return self.future.done() and not self.future.cancelled()
 
     def command(self) -> protocol.Command:
-        return protocol.Score(replace(self._request, runs_alone=self.is_suspect))
+        if not self.num_interrupted:
+            return protocol.Score(self._request)
+        return protocol.Score(
+            replace(self._request, id=self.wire_id, runs_alone=self.is_suspect, is_continued=True),
+        )
 
     def resolve(self, scores: Scores) -> None:
         if not self.future.done():

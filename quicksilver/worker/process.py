@@ -8,12 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+
+from quicksilver.worker.step_record import record_path
 
 log = logging.getLogger("quicksilver.supervisor")
 
 STOP_S = 5.0
+# Workers that ended and whose files are kept.
+KEPT_ENDED = 2
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 # The command of a worker and its socket path -> the started process.
 StartProcess = Callable[[Sequence[str], Path], Awaitable["WorkerProcess"]]
@@ -71,6 +76,20 @@ class WorkerProcess:
         except TimeoutError:
             self.kill("it did not stop")
             await self._process.wait()
+
+
+class LeftFiles:
+    """The files of workers that ended. The newest are kept: other processes may still read which step they show."""
+
+    def __init__(self) -> None:
+        self._sockets: deque[Path] = deque()
+
+    def add(self, socket_path: Path) -> None:
+        self._sockets.append(socket_path)
+        while len(self._sockets) > KEPT_ENDED:
+            oldest = self._sockets.popleft()
+            for path in (oldest, record_path(oldest)):
+                path.unlink(missing_ok=True)
 
 
 def available_bytes() -> int:

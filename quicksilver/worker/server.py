@@ -26,14 +26,28 @@ from quicksilver.worker.step_record import record_path
 
 async def serve(engine: AsyncEngine, socket_path: Path) -> None:
     """Serves until the parent process ends or the engine stops."""
+    writers: set[asyncio.StreamWriter] = set()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.add(writer)
+        try:
+            await _Connection(engine, writer).run(reader)
+        finally:
+            writers.discard(writer)
+
     previous = os.umask(0o177)  # the socket is created with mode 0600
     try:
         engine.record_steps(record_path(socket_path))
-        server = await asyncio.start_unix_server(lambda r, w: _Connection(engine, w).run(r), path=str(socket_path))
+        server = await asyncio.start_unix_server(accept, path=str(socket_path))
     finally:
         os.umask(previous)
-    async with server:
+    try:
         await _first_of(_parent_ended(), _engine_stopped(engine))
+    finally:
+        server.close()
+        # Not `server.wait_closed()`: since Python 3.12 it waits for the clients, which wait for the end of this worker.
+        for writer in writers:
+            writer.close()
     await engine.close()
 
 

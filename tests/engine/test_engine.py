@@ -158,6 +158,19 @@ def test_a_full_queue_refuses_and_recovers() -> None:
     assert "later" in finish_all(engine)
 
 
+def test_a_full_queue_takes_requests_that_another_engine_had_accepted() -> None:
+    engine = tiny_engine(EngineConfig(num_pages=64, max_waiting=1, max_running=1))
+    params = decode_params("ar", max_new_tokens=4)
+    engine.add(Request("first", PROMPT, params))
+    point = ResumePoint(tuple(generate(tiny_engine(), PROMPT, params)[:2]))
+    engine.add(Request("continued", PROMPT, params, resume=point))
+    engine.add_score(ScoreRequest("scored again", PROMPT, ((1,),), is_continued=True))
+    with pytest.raises(EngineUnavailable):
+        engine.add_score(ScoreRequest("new", PROMPT, ((1,),)))
+    assert set(finish_all(engine)) == {"first", "continued"}
+    assert engine.stats().requests == 3
+
+
 def test_tenants_take_turns_whatever_one_of_them_queues() -> None:
     engine = tiny_engine(EngineConfig(num_pages=64, max_running=1))
     for i in range(5):

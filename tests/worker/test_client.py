@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from quicksilver.errors import (
 )
 from quicksilver.worker.async_engine import AsyncEngine
 from quicksilver.worker.client import RemoteEngine, WorkerTimeouts
+from quicksilver.worker.process import WorkerProcess
 from tests.support.row_adapters import random_adapter, saved
 from tests.support.tiny import decode_params, generate, tiny_engine
 from tests.worker.fork_server import fork_server
@@ -210,6 +211,74 @@ async def test_a_request_that_ends_two_workers_is_failed_alone() -> None:
             assert (await client.stats()).restarts in (2, 3)
         finally:
             await client.close()
+
+
+async def test_two_requests_that_end_workers_are_failed_and_the_others_go_on() -> None:
+    """Five workers end under the other requests, four of them because of one request that ran alone."""
+    async with fork_server("--die-on", "one", "--die-on", "two") as forks:
+        client = await RemoteEngine(COMMAND, start_process=forks.start).start()
+        try:
+            long = decode_params("ar", max_new_tokens=60)
+            others = [Request(str(i), (i, *PROMPT), long) for i in range(3)]
+            streams = [asyncio.create_task(collect(client, request)) for request in others]
+            fatal = [asyncio.create_task(collect(client, Request(name, PROMPT, long))) for name in ("one", "two")]
+            for error in await asyncio.gather(*fatal, return_exceptions=True):
+                assert isinstance(error, RowFailed)
+            for request, (tokens, _, last) in zip(others, await asyncio.gather(*streams), strict=True):
+                assert tokens == generate(tiny_engine(), request.prompt_ids, request.params)
+                assert last.request_id == request.id
+                assert last.usage is not None
+                assert last.usage.migrated >= 4
+        finally:
+            await client.close()
+
+
+async def test_a_worker_whose_engine_thread_ended_is_replaced() -> None:
+    """The supervisor's own connection to the worker does not delay its end."""
+    async with fork_server("--raise-on", "fault") as forks, asyncio.timeout(120):
+        client = await RemoteEngine(COMMAND, start_process=forks.start).start()
+        try:
+            with pytest.raises(RowFailed, match="2 engine workers ended"):
+                await collect(client, Request("fault", PROMPT, PARAMS))
+            await wait_until_ready(client)
+            assert await is_replaced(client)
+        finally:
+            await client.close()
+
+
+async def test_workers_that_do_not_start_interrupt_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quicksilver.worker.client.MAX_PAUSE_S", 0.1)
+    num_starts = 0
+    async with fork_server("--forward-s", "0.01") as forks:
+
+        async def start_process(command: Sequence[str], path: Path) -> WorkerProcess:
+            nonlocal num_starts
+            num_starts += 1
+            if 2 <= num_starts <= 5:
+                return await WorkerProcess.start([sys.executable, "-c", "raise SystemExit(3)"], path)
+            return await forks.start(command, path)
+
+        client = await RemoteEngine(COMMAND, start_process=start_process).start()
+        try:
+            request = Request("open", PROMPT, decode_params("ar", max_new_tokens=100))
+            stream = asyncio.create_task(collect(client, request))
+            await wait_until_running(client)
+            await kill(client)
+            tokens, _, last = await stream
+            assert tokens == generate(tiny_engine(), PROMPT, request.params)
+            assert last.usage is not None
+            assert last.usage.migrated == 1
+            assert num_starts == 6
+            left = {path.name for path in Path(client._folder.name).iterdir()}
+            assert left == {"engine-6.sock", "engine-6.step"}, "the files of the first worker are removed"
+        finally:
+            await client.close()
+
+
+async def wait_until_running(client: RemoteEngine) -> None:
+    async with asyncio.timeout(30):
+        while not (await client.stats()).running:
+            await asyncio.sleep(0)
 
 
 async def test_a_request_that_waits_too_long_for_a_new_worker_fails() -> None:

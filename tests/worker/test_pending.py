@@ -32,7 +32,22 @@ async def test_a_continued_request_carries_the_state_after_its_last_delta() -> N
     assert request.resume.canvas == CANVAS
     assert request.resume.usage == Usage(3, 0, 3, forwards=2, migrated=1)
     assert not request.runs_alone
-    assert replace(request, resume=None) == REQUEST
+    assert replace(request, resume=None, id="a") == REQUEST
+
+
+async def test_a_continued_request_has_an_id_of_its_own_in_the_worker() -> None:
+    """The worker may still be ending the request under its first id."""
+    pending = PendingStream(REQUEST)
+    assert pending.wire_id == "a"
+    pending.interrupt(())
+    assert submitted(pending).id == pending.wire_id != "a"
+    pending.put(Delta(pending.wire_id, (4,), finish=FinishReason.STOP))
+    assert [event.request_id async for event in pending.mailbox.read()] == ["a"]
+    score = PendingScore(ScoreRequest("s", (1,), ((2,),)))
+    score.interrupt(())
+    command = score.command()
+    assert isinstance(command, protocol.Score)
+    assert command.request.id == score.wire_id != "s"
 
 
 async def test_a_finished_stream_is_not_continued() -> None:
@@ -52,16 +67,25 @@ async def test_a_request_in_the_fatal_step_runs_alone_until_it_advances() -> Non
 async def test_two_workers_ended_by_one_request_alone_fail_it() -> None:
     pending = PendingStream(REQUEST)
     assert pending.interrupt({"a", "b"}) is None
-    assert pending.interrupt({"a"}) is None
+    assert pending.interrupt({pending.wire_id}) is None
     assert pending.num_ended_alone == 1
-    assert isinstance(pending.interrupt({"a"}), RowFailed)
+    assert isinstance(pending.interrupt({pending.wire_id}), RowFailed)
 
 
 async def test_progress_between_two_ends_clears_the_suspicion() -> None:
     pending = PendingStream(REQUEST)
     assert pending.interrupt({"a"}) is None
     pending.put(Delta("a", (4,)))
-    assert pending.interrupt({"a"}) is None
+    assert pending.interrupt({pending.wire_id}) is None
+
+
+async def test_workers_that_another_request_ended_alone_do_not_count() -> None:
+    pending = PendingStream(REQUEST)
+    assert [pending.interrupt({"b"}) for _ in range(9)] == [None] * 9
+    request = submitted(pending)
+    assert request.resume is not None
+    assert request.resume.usage.migrated == 9
+    assert not request.runs_alone
 
 
 async def test_a_fourth_end_fails_any_request() -> None:
@@ -75,7 +99,7 @@ async def test_scores_are_computed_again() -> None:
     assert pending.interrupt({"s", "t"}) is None
     command = pending.command()
     assert isinstance(command, protocol.Score)
-    assert command.request == ScoreRequest("s", (1,), ((2,),), runs_alone=True)
+    assert command.request == ScoreRequest(pending.wire_id, (1,), ((2,),), runs_alone=True, is_continued=True)
     pending.resolve(Scores(((-1.0,),)))
     pending.resolve(Scores(((-2.0,),)))
     scores = await pending.future
@@ -92,3 +116,13 @@ async def test_a_continued_request_that_is_interrupted_again_keeps_its_whole_ans
     resume = submitted(pending).resume
     assert resume is not None
     assert (resume.token_ids, resume.usage.migrated) == ((4, 5, 6), 2)
+
+
+async def test_interruptions_that_the_engine_itself_counted_are_kept() -> None:
+    """A replica of a cluster replaces its own workers."""
+    pending = PendingStream(REQUEST)
+    pending.put(Delta("a", (4,), usage=Usage(3, 0, 1, migrated=2)))
+    assert pending.interrupt(()) is None
+    resume = submitted(pending).resume
+    assert resume is not None
+    assert resume.usage.migrated == 3
