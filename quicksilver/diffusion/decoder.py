@@ -130,6 +130,8 @@ class Decision:
     canvas: Canvas | None = None  # the canvas of the next forward; None opens a new one
     num_accepted: int = 0  # leading rows of a causal tail that were confirmed, so that their KV is final
     num_drafted: int = 0
+    # Leading decided positions that this forward left as they were, where decided positions may still change (`edit`).
+    num_settled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@ overwritten by another token with a confidence above `edit_threshold`. The calle
 makes repeating the left neighbour less likely, to the logits (see `left_neighbours`). Filled
 positions may change only in the first 4 * canvas length steps; later steps only fill masks, so the number of steps is
 bounded.
+
+A stop token does not end a canvas: later forwards may still replace it, or tokens before it. Under a grammar nothing
+may follow the end of the text, so there a canvas ends when a forward leaves everything up to the stop token unchanged.
 """
 
 from __future__ import annotations
@@ -56,7 +59,8 @@ class Edit:
         is_out_of_passes = not bool(is_masked.any()) and after.num_passes >= self.params.edit_passes
         if is_out_of_passes or not bool(changed.any()):
             return Decision(after.token_ids.tolist(), None)
-        return Decision([], after)
+        is_settled = ~canvas.is_masked & ~changed
+        return Decision([], after, num_settled=int(is_settled.cumprod(0).sum()))
 
     def _edits(self, canvas: Canvas, proposal: Proposal) -> Tensor:
         differs = proposal.token_ids != canvas.token_ids

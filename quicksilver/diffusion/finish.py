@@ -9,13 +9,17 @@ from quicksilver.core import FinishReason
 from quicksilver.diffusion.decoder import Decision
 
 
-def stop_early(decision: Decision, stop_ids: Sequence[int]) -> Decision:
-    """Commit a canvas up to a decided stop token that has no mask before it, even if the decoder would continue. Random
-    canvases are excepted: their accepted tokens may still change."""
-    canvas = decision.canvas
+def stop_early(decision: Decision, stop_ids: Sequence[int], *, has_grammar: bool = False) -> Decision:
+    """Commit a canvas up to a decided stop token that has no mask before it, even if the decoder would continue. Canvases
+    whose decided tokens may still change are excepted: random ones, and those of `edit`. Under a grammar, which allows
+    nothing after the stop token, a canvas of `edit` ends once a forward leaves the tokens up to there unchanged."""
+    canvas, num_settled = decision.canvas, decision.num_settled
     if decision.commit or canvas is None or canvas.is_draft or canvas.noisy_ids is not None:
         return decision
-    run = canvas.token_ids[: canvas.num_decided].tolist()
+    if num_settled is not None and not has_grammar:
+        return decision
+    num_final = canvas.num_decided if num_settled is None else min(canvas.num_decided, num_settled)
+    run = canvas.token_ids[:num_final].tolist()
     if not any(token in stop_ids for token in run):
         return decision
     return replace(decision, commit=run, canvas=None)

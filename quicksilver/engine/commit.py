@@ -66,7 +66,8 @@ def commit(work: Work, outcome: Outcome) -> CommitResult:
     num_verified = len(work.tail.token_ids) if work.tail.is_causal else 0
     num_accepted = decision.num_accepted
     decision = _keep_legal(sequence, decision, outcome.proposal)
-    decision = stop_early(decision, sequence.request.params.stop_ids)
+    has_grammar = sequence.constraint is not None
+    decision = stop_early(decision, sequence.request.params.stop_ids, has_grammar=has_grammar)
     _keep_logprobs(sequence, outcome, decision)
     sequence.canvas = decision.canvas
     new = _extend(sequence, decision.commit)

@@ -18,6 +18,7 @@ def test_filled_positions_are_revised_until_nothing_changes() -> None:
     two = decoder.decide(one.canvas, proposal([1, 7, 3], [0.9, 0.95, 0.9]))
     assert two.canvas is not None
     assert two.canvas.token_ids.tolist() == [1, 7, 3]
+    assert two.num_settled == 1
     three = decoder.decide(two.canvas, proposal([1, 8, 3], [0.9, 0.8, 0.9]))
     assert three.commit == [1, 7, 3]
 

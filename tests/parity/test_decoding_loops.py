@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from quicksilver.core import DecodeParams, Request
+from quicksilver.core import DecodeParams, FinishReason, Request
 from quicksilver.model.transformer import Transformer
 from tests.support.dense_attend import DenseAttend
 from tests.support.dialects import MASK_ID, dialect_engine, dialect_model, tiny_dialect
@@ -88,10 +89,13 @@ def fast_dllm_loop(model: Transformer, prompt: list[int], length: int, threshold
     return text[len(prompt) :][:NUM_NEW]
 
 
-def edit_loop(model: Transformer, prompt: list[int], length: int, threshold: float, edit_threshold: float) -> list[int]:
-    """LLaDA2.1: filled positions may be replaced; a block ends after a pass without a change, or after 16 passes."""
+def edit_loop(
+    model: Transformer, prompt: list[int], length: int, threshold: float, edit_threshold: float, stop: int = -1
+) -> list[int]:
+    """LLaDA2.1: filled positions may be replaced; a block ends after a pass without a change, or after 16 passes. The
+    answer ends with the first finished block that has a stop token."""
     text = list(prompt)
-    while len(text) - len(prompt) < NUM_NEW:
+    while len(text) - len(prompt) < NUM_NEW and stop not in text[len(prompt) :]:
         start, missing = len(text), length - len(text) % length
         text += [MASK_ID] * missing
         masked, spent = set(range(start, len(text))), 0
@@ -109,7 +113,8 @@ def edit_loop(model: Transformer, prompt: list[int], length: int, threshold: flo
             had_masks, masked = bool(masked), masked - filled
             if not had_masks and not edited:
                 break
-    return text[len(prompt) :][:NUM_NEW]
+    answer = text[len(prompt) :][:NUM_NEW]
+    return answer[: answer.index(stop)] if stop in answer else answer
 
 
 def nemotron_loop(model: Transformer, prompt: list[int], length: int, threshold: float) -> list[int]:
@@ -200,6 +205,18 @@ def test_the_engine_equals_the_familys_loop_without_a_cache(case: str) -> None:
     found = answers(finish_all(engine))
     for i, prompt in enumerate(prompts):
         assert found[str(i)] == loop(dialect_model(name), prompt)
+
+
+@pytest.mark.parametrize("stop", [38, 57, 81, 94])
+def test_editing_goes_on_after_a_stop_token_is_filled(stop: int) -> None:
+    """Each of these tokens is filled early and replaced later; the last two are in the answer as well."""
+    engine, prompt = dialect_engine("llada2"), prompt_of(17)
+    params = decode_params("edit", threshold=0.2, edit_threshold=0.2, stutter_penalty=0.0, max_new_tokens=NUM_NEW)
+    engine.add(Request("only", tuple(prompt), replace(params, stop_ids=(stop,))))
+    deltas = finish_all(engine)
+    found = answers(deltas)["only"]
+    assert found == edit_loop(dialect_model("llada2"), prompt, 8, 0.2, 0.2, stop)
+    assert (deltas["only"][-1].finish is FinishReason.STOP) == (len(found) < NUM_NEW) == (stop in (81, 94))
 
 
 def test_self_speculation_writes_the_autoregressive_text() -> None:
