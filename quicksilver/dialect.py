@@ -55,6 +55,11 @@ class Dialect:
         return self.block_len > 0
 
     @property
+    def keeps_kv(self) -> bool:
+        """Whether the KV of committed tokens is kept. With a full context each forward is over the whole text."""
+        return self.context is not ContextKind.FULL
+
+    @property
     def page_multiple(self) -> int:
         """KV pages must have a multiple of this many tokens: the KV of a block depends on all its tokens."""
         return self.block_len if self.context is ContextKind.BLOCK else 1

@@ -100,7 +100,10 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether more tokens are uncached than a decoding sequence has."""
+        """Whether more tokens are uncached than a decoding sequence has. Where no KV is kept, every forward is over the
+        whole text, and a sequence decodes from the first one on."""
+        if not self.dialect.keeps_kv:
+            return False
         decoding = max(self.request.params.decoder.canvas_len, 2 * self.dialect.block_len) + 1
         return len(self.tokens) - self.kv_len > decoding
 

@@ -16,7 +16,7 @@ from quicksilver.engine.config import EngineConfig
 from quicksilver.errors import ContextTooLong, InvalidRequest
 
 
-def check_request(request: Request, info: EngineInfo, config: EngineConfig) -> None:
+def check_request(request: Request, info: EngineInfo, dialect: Dialect = AUTOREGRESSIVE) -> None:
     params = request.params
     _check_decoder(params.decoder.name, info)
     _check_ids(request.prompt_ids, info.vocab_size)
@@ -25,7 +25,9 @@ def check_request(request: Request, info: EngineInfo, config: EngineConfig) -> N
     _check_canvas(params.decoder.canvas_len, info)
     if request.resume is not None:
         _check_ids(request.resume.token_ids, info.vocab_size, "resume")
-    _check_fits(len(request.prompt_ids), params.max_new_tokens, params.decoder.canvas_len, info)
+    _check_context(len(request.prompt_ids), params.max_new_tokens, info)
+    if dialect.keeps_kv:
+        _check_pages(len(request.prompt_ids) + params.max_new_tokens, params.decoder.canvas_len, info)
 
 
 def in_dialect(request: Request, dialect: Dialect) -> Request:
@@ -55,7 +57,7 @@ def check_score(request: ScoreRequest, info: EngineInfo, config: EngineConfig) -
     for continuation in request.continuations:
         _check_ids(continuation, info.vocab_size, "continuations")
     lengths = [len(continuation) for continuation in request.continuations]
-    _check_fits(len(request.prompt_ids), max(lengths), 0, info)
+    _check_fits(len(request.prompt_ids), max(lengths), info)
     _check_score_rows(len(request.prompt_ids), sum(lengths), info, config)
     if request.next_tokens:
         _check_next(request, config.score_pass_rows, info.vocab_size)
@@ -84,7 +86,7 @@ def check_scorer(request: ScoreRequest, scorer: Scorer, info: EngineInfo, config
     _check_likelihood(info)
     _check_ids(request.prompt_ids, info.vocab_size)
     num_rows = sum(len(one.tail.token_ids) + 1 for one in scorer.passes)
-    _check_fits(len(request.prompt_ids), max(len(one.tail.token_ids) for one in scorer.passes), 0, info)
+    _check_fits(len(request.prompt_ids), max(len(one.tail.token_ids) for one in scorer.passes), info)
     _check_score_rows(len(request.prompt_ids), num_rows, info, config)
 
 
@@ -140,17 +142,24 @@ def _check_canvas(canvas_len: int, info: EngineInfo) -> None:
         raise InvalidRequest(f"canvas_len must be between 1 and {info.max_canvas_len}", param="canvas_len")
 
 
-def _check_fits(num_prompt: int, num_new: int, canvas_len: int, info: EngineInfo) -> None:
-    total = num_prompt + num_new
-    if total > info.context_len:
+def _check_fits(num_prompt: int, num_new: int, info: EngineInfo) -> None:
+    _check_context(num_prompt, num_new, info)
+    _check_pages(num_prompt + num_new, 0, info)
+
+
+def _check_context(num_prompt: int, num_new: int, info: EngineInfo) -> None:
+    if num_prompt + num_new > info.context_len:
         raise ContextTooLong(
             f"{num_prompt} prompt tokens and {num_new} new ones exceed the context of {info.context_len}; "
             "shorten the prompt or lower max_tokens",
             param="messages",
         )
-    if total + canvas_len > info.num_pages * info.page_size:
+
+
+def _check_pages(num_tokens: int, canvas_len: int, info: EngineInfo) -> None:
+    if num_tokens + canvas_len > info.num_pages * info.page_size:
         raise ContextTooLong(
-            f"{total} tokens exceed the KV memory of {info.num_pages * info.page_size}; "
+            f"{num_tokens} tokens exceed the KV memory of {info.num_pages * info.page_size}; "
             "start the engine with more KV memory",
             param="messages",
         )

@@ -10,8 +10,9 @@ import torch
 
 from quicksilver.backends.choose import make_backend, memory_needs
 from quicksilver.core import EngineInfo
+from quicksilver.dialect import AUTOREGRESSIVE, Dialect
 from quicksilver.engine.adapter_cache import AdapterCache, read_adapter
-from quicksilver.engine.config import EngineConfig, plan_pages, plan_prompt_rows, plan_running
+from quicksilver.engine.config import EngineConfig, plan_decode_rows, plan_pages, plan_prompt_rows, plan_running
 from quicksilver.engine.engine import ConstraintFactory, Engine
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
@@ -27,14 +28,15 @@ def build_engine(
 ) -> Engine:
     """Allocates the KV cache on the device of the weights. `base_sha256` is that of the base file, if it is known."""
     device, dtype, dialect = model.device, model.dtype, model.config.dialect
-    config = replace(config, page_size=math.lcm(config.page_size, dialect.page_multiple))
+    config = for_dialect(config, dialect)
     context_len = config.context_len or model.config.context_len
     num_pages = _num_pages(model, config, context_len)
     is_cuda = device.type == "cuda"
+    config = replace(config, max_running=plan_running(config, num_pages, is_cuda))
     config = replace(
         config,
-        max_running=plan_running(config, num_pages, is_cuda),
-        prompt_rows=plan_prompt_rows(config, is_cuda),
+        decode_rows=plan_decode_rows(config, dialect, is_cuda),
+        prompt_rows=plan_prompt_rows(config, is_cuda and has_cuda_kernels(model.config)),
         doubling_context=config.doubling_context or (0 if is_cuda else doubling_context(model.config)),
     )
     backend_config = config.for_backend(context_len, model.weight_format or "bfloat16")
@@ -68,6 +70,21 @@ def build_engine(
     return Engine(backend, info, config, constraints, dialect, adapters if backend.supports_adapters else None)
 
 
+def for_dialect(config: EngineConfig, dialect: Dialect) -> EngineConfig:
+    """Pages of whole blocks, and canvases as long as those that the checkpoint was trained with."""
+    trained_len = 0 if dialect == AUTOREGRESSIVE else dialect.default.canvas_len
+    return replace(
+        config,
+        page_size=math.lcm(config.page_size, dialect.page_multiple),
+        max_canvas_len=max(config.max_canvas_len, trained_len),
+    )
+
+
+def has_cuda_kernels(config: ModelConfig) -> bool:
+    """Whether the CUDA kernels compute this network in its dialect; plain torch runs the others on a GPU."""
+    return config.is_plain and config.dialect == AUTOREGRESSIVE
+
+
 def doubling_context(config: ModelConfig) -> int:
     """Cached tokens after which the attention of a row takes as long as its products, with the compiled CPU kernels: a
     product takes a 30th of the time that attention needs for one number of a key."""
@@ -76,6 +93,8 @@ def doubling_context(config: ModelConfig) -> int:
 
 
 def _num_pages(model: Transformer, config: EngineConfig, context_len: int) -> int:
+    if not model.config.dialect.keeps_kv:
+        return config.num_pages or 1
     bytes_per_token = model.config.kv_bytes_per_token(model.dtype.itemsize)
     full_context = bytes_per_token * (context_len + config.max_canvas_len)
     return plan_pages(config, context_len, bytes_per_token, free_bytes(model.device, full_context, config))
@@ -117,8 +136,6 @@ def weight_samples(model: Transformer) -> bytes:
 def _max_canvas_len(model: Transformer, config: EngineConfig) -> int:
     """A canvas of n tokens has n - 1 mask rows; a canvas adapter has one learned embedding for each. A dialect with a
     mask token has one embedding for all."""
-    if model.config.dialect.noise_vocab:
-        return max(config.max_canvas_len, model.config.dialect.default.canvas_len)
-    if model.canvas is None or model.config.dialect.mask_id is not None:
+    if model.canvas is None or model.config.dialect != AUTOREGRESSIVE:
         return config.max_canvas_len
     return min(config.max_canvas_len, len(model.canvas.mask_embedding) + 1)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from quicksilver.backends.config import MAX_TREE_ROWS, BackendConfig
 from quicksilver.core import setting
+from quicksilver.dialect import Dialect
 from quicksilver.errors import InvalidRequest
 
 MATMUL_MODES = ("fastest", "batch_invariant")
@@ -19,6 +20,9 @@ CPU_MAX_RUNNING, GPU_MAX_RUNNING, GPU_TOKENS_EACH = 64, 512, 2048
 # Default of `prompt_rows` on a GPU. Batch-invariant products take 64 rows at a time, so larger forwards gain nothing
 # there.
 GPU_PROMPT_ROWS = 8192
+# Defaults of `decode_rows` on a GPU: rows of this many random canvases, or of this many blocks, each with the block
+# that is committed in the same forward, and never more than the last number.
+GPU_CANVASES, GPU_BLOCKS, GPU_DECODE_ROWS = 8, 128, 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,9 @@ class EngineConfig:
         "fastest", "fastest, or batch_invariant: on a GPU the numbers of a request do not depend on its batch."
     )
     max_rows: int = setting(512, "Rows of one forward; longer prompts are prefilled in chunks.")
+    decode_rows: int = setting(
+        0, "Rows of one forward for requests that decode; 0 is `max_rows`, and more for diffusion models on a GPU."
+    )
     prompt_rows: int = setting(
         0, "Rows of a forward while no request decodes; 0 is 8192 on a GPU, and `max_rows` elsewhere."
     )
@@ -65,6 +72,8 @@ class EngineConfig:
                 raise InvalidRequest(f"engine setting {name} must be at least 1", param=name)
         if self.prompt_rows and self.prompt_rows < self.max_rows:
             raise InvalidRequest("engine setting prompt_rows must be at least max_rows", param="prompt_rows")
+        if self.decode_rows and self.decode_rows < self.max_rows:
+            raise InvalidRequest("engine setting decode_rows must be at least max_rows", param="decode_rows")
         if self.max_running < 0:
             raise InvalidRequest(
                 "engine setting max_running must be at least 1, or 0 for a default", param="max_running"
@@ -78,6 +87,11 @@ class EngineConfig:
     def running_limit(self) -> int:
         """`max_running`, or its default on a CPU."""
         return self.max_running or CPU_MAX_RUNNING
+
+    @property
+    def decode_limit(self) -> int:
+        """`decode_rows`, or its default without a GPU."""
+        return self.decode_rows or self.max_rows
 
     @property
     def prompt_limit(self) -> int:
@@ -133,8 +147,19 @@ def plan_running(config: EngineConfig, num_pages: int, is_cuda: bool) -> int:
     return min(max(fitting, CPU_MAX_RUNNING), GPU_MAX_RUNNING)
 
 
-def plan_prompt_rows(config: EngineConfig, is_cuda: bool) -> int:
-    """`prompt_rows` if set, else the default of the device."""
-    if config.prompt_rows or not is_cuda or not config.cuda_graphs or config.matmul == "batch_invariant":
+def plan_prompt_rows(config: EngineConfig, has_kernels: bool) -> int:
+    """`prompt_rows` if set, else the default: more than `max_rows` only where CUDA kernels attend to a prompt. Plain
+    torch needs a mask of rows times keys, which would take gigabytes."""
+    if config.prompt_rows or not has_kernels or not config.cuda_graphs or config.matmul == "batch_invariant":
         return config.prompt_limit
     return max(GPU_PROMPT_ROWS, config.max_rows)
+
+
+def plan_decode_rows(config: EngineConfig, dialect: Dialect, is_cuda: bool) -> int:
+    """`decode_rows` if set, else the default of the device and the dialect. A `max_rows` that was set is kept."""
+    is_set = config.decode_rows or config.max_rows != EngineConfig().max_rows
+    if is_set or not is_cuda:
+        return config.decode_limit
+    num_requests = min(config.running_limit, GPU_BLOCKS)
+    rows = GPU_CANVASES * dialect.default.canvas_len if dialect.noise_vocab else 2 * dialect.block_len * num_requests
+    return max(min(rows, GPU_DECODE_ROWS), config.max_rows)

@@ -173,7 +173,7 @@ class Engine:
         """Everything that can be done before a request is queued: checks, its grammar, the text that this determines.
         Reads no changing state of the engine, so any thread may call it while the engine steps."""
         request = in_dialect(request, self.dialect)
-        check_request(request, self.info, self.config)
+        check_request(request, self.info, self.dialect)
         lease = self._lease(request.adapter)
         constraint = self._constraint(request)
         decoder = make_decoder(request.params.decoder, self.dialect, request.params.seed)

@@ -33,7 +33,7 @@ def check_memory(config: ModelConfig, weights: str, device: str, engine: EngineC
         return
     smaller = [name for name in supported_formats(config, device) if size_of(config, name) + kv <= usable]
     advice = [f"--weights {name} ({size_of(config, name) / 1e9:.1f} GB)" for name in smaller]
-    if needed < usable and (fitting := (usable - needed) // per_token // 1024 * 1024):
+    if kv and needed < usable and (fitting := (usable - needed) // per_token // 1024 * 1024):
         advice.append(f"--context-len {fitting}")
     raise InvalidRequest(
         f"{config.family} needs {needed / 1e9:.1f} GB for weights in {weights} and {kv / 1e9:.1f} GB for a context of "

@@ -130,13 +130,15 @@ class Scheduler:
         rotated = self._rotated()
         if len(self.running) + self.num_waiting > 1:
             self._shared_at = self._step
-        self._rows_left, self._proposals_left = self._row_budget(), self.config.max_rows
+        row_budget, decode_limit = self._row_budget(), self.config.decode_limit
+        self._rows_left, self._proposals_left = max(row_budget, decode_limit), decode_limit
         held = [sequence for sequence in rotated if self._is_held(sequence)]
         rotated = [sequence for sequence in rotated if sequence not in held]
         prefilling = [sequence for sequence in rotated if sequence.is_prefilling]
         for sequence in rotated[: len(rotated) - len(prefilling)]:
             if sequence not in skipped and not self._take_slot(sequence):
                 self._add_work(sequence, works)
+        self._rows_left = min(self._rows_left, row_budget)
         if prefilling and len(self.waiting):
             self._admit_beside(prefilling, skipped, works)
         for sequence in prefilling:
@@ -303,7 +305,10 @@ class Scheduler:
 
     def _admit(self) -> bool:
         """Moves one waiting sequence to `running`, if rows, slots and pages allow it."""
-        if not len(self.waiting) or len(self.running) >= self.config.running_limit or self._rows_left < 2:
+        if not len(self.waiting) or len(self.running) >= self.config.running_limit:
+            return False
+        # Where no KV is kept, texts that fill the row budget take turns: a new one need not wait for their end.
+        if self._rows_left < 2 and any(sequence.dialect.keeps_kv for sequence in self.running):
             return False
         overtaken: list[Sequence] = []
         held_tenants: set[str] = set()

@@ -139,6 +139,9 @@ class ModelConfig:
         return int(self.head_dim * self.partial_rotary)
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        """0 where no KV is kept."""
+        if not self.dialect.keeps_kv:
+            return 0
         return 2 * self.num_layers * self.cache_shape[0] * self.cache_shape[1] * dtype_bytes
 
     def with_yarn(self, factor: float) -> ModelConfig:

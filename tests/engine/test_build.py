@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 
-from quicksilver.engine.build import fingerprint, own_share, weight_samples
+from quicksilver.core import DecodeParams
+from quicksilver.engine.build import build_engine, fingerprint, has_cuda_kernels, own_share, weight_samples
 from quicksilver.engine.config import EngineConfig
 from quicksilver.errors import InvalidRequest
-from tests.support.tiny import tiny_engine, tiny_model
+from quicksilver.model.families import FAMILIES
+from tests.model.build import small_config
+from tests.support.dialects import DISTINCT, dialect_model
+from tests.support.tiny import TINY, generate, random_weights, tiny_engine, tiny_model
 
 
 def test_two_engines_with_the_same_weights_have_the_same_fingerprint() -> None:
@@ -48,3 +53,33 @@ def test_an_engine_without_memory_for_one_context_does_not_start() -> None:
 def test_several_models_share_the_free_memory(share: float, reserved: int, expected: int) -> None:
     """What the other models need stays free, up to half of the memory."""
     assert own_share(1000, EngineConfig(memory_share=share, reserved_bytes=reserved)) == expected
+
+
+@pytest.mark.parametrize("name", DISTINCT)
+def test_the_default_canvas_of_a_dialect_is_allowed(name: str) -> None:
+    info = build_engine(dialect_model(name), name, EngineConfig(num_pages=8, max_canvas_len=1)).info
+    assert info.max_canvas_len == info.default_decoder.canvas_len
+
+
+def test_a_trained_block_may_be_longer_than_the_usual_canvas() -> None:
+    dialect = FAMILIES["nemotron-labs-diffusion"].dialect({"block_size": 64, "mask_token_id": 95}, "")
+    engine = build_engine(random_weights(replace(TINY, dialect=dialect), 0), "nemotron", EngineConfig(num_pages=16))
+    assert engine.info.max_canvas_len == 64
+    assert len(generate(engine, [1, 2, 3], DecodeParams(max_new_tokens=3))) == 3
+
+
+def test_an_engine_that_keeps_no_kv_needs_no_pages() -> None:
+    """LLaDA attends to the whole text in every forward."""
+    engine = build_engine(dialect_model("llada"), "llada", EngineConfig(max_rows=64))
+    assert engine.info.num_pages == 1
+    params = DecodeParams(max_new_tokens=13)
+    wide = build_engine(dialect_model("llada"), "llada", EngineConfig(num_pages=64, max_rows=512))
+    prompt = [i % 90 for i in range(300)]
+    assert generate(engine, prompt, params) == generate(wide, prompt, params)
+    assert engine.stats().free_pages == 1
+
+
+def test_cuda_kernels_compute_autoregressive_networks_with_plain_layers() -> None:
+    assert has_cuda_kernels(small_config("llama"))
+    assert not has_cuda_kernels(small_config("sdar"))
+    assert not has_cuda_kernels(small_config("diffusion-gemma"))

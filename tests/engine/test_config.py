@@ -7,8 +7,9 @@ from dataclasses import fields
 import pytest
 
 from quicksilver.constrain.compile.pool import PoolConfig
-from quicksilver.core import help_texts
-from quicksilver.engine.config import EngineConfig, plan_pages, plan_running
+from quicksilver.core import DecoderName, DecoderParams, help_texts
+from quicksilver.dialect import AUTOREGRESSIVE, Dialect
+from quicksilver.engine.config import EngineConfig, plan_decode_rows, plan_pages, plan_prompt_rows, plan_running
 from quicksilver.engine.load import LoadConfig
 from quicksilver.errors import InvalidRequest
 from quicksilver.worker.client import WorkerTimeouts
@@ -25,6 +26,7 @@ MIB = 1 << 20
         ("page_size", 0),
         ("max_score_rows", 0),
         ("max_running", -1),
+        ("decode_rows", 511),
     ],
 )
 def test_a_setting_that_cannot_work_is_named(name: str, value: object) -> None:
@@ -81,3 +83,28 @@ def test_running_requests_on_a_gpu_follow_its_memory(num_pages: int, running: in
     assert plan_running(EngineConfig(), num_pages, is_cuda=True) == running
     assert plan_running(EngineConfig(), num_pages, is_cuda=False) == 64
     assert plan_running(EngineConfig(max_running=7), num_pages, is_cuda=True) == 7
+
+
+NOISE = Dialect(noise_vocab=1000, default=DecoderParams(DecoderName.CANVAS, canvas_len=256))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "rows"),
+    [(NOISE, 2048), (Dialect(block_len=4), 1024), (Dialect(block_len=32), 8192), (AUTOREGRESSIVE, 512)],
+)
+def test_a_gpu_takes_many_canvases_in_one_forward(dialect: Dialect, rows: int) -> None:
+    config = EngineConfig(max_running=256)
+    assert plan_decode_rows(config, dialect, is_cuda=True) == rows
+    assert plan_decode_rows(config, dialect, is_cuda=False) == 512
+    assert plan_decode_rows(EngineConfig(max_rows=300), dialect, is_cuda=True) == 300
+    assert plan_decode_rows(EngineConfig(decode_rows=600), dialect, is_cuda=True) == 600
+
+
+def test_few_requests_need_fewer_rows() -> None:
+    assert plan_decode_rows(EngineConfig(max_running=16), Dialect(block_len=32), is_cuda=True) == 1024
+
+
+def test_only_cuda_kernels_take_a_long_prompt_at_once() -> None:
+    assert plan_prompt_rows(EngineConfig(), has_kernels=True) == 8192
+    assert plan_prompt_rows(EngineConfig(), has_kernels=False) == 512
+    assert plan_prompt_rows(EngineConfig(matmul="batch_invariant"), has_kernels=True) == 512

@@ -41,6 +41,14 @@ def test_a_model_that_never_fits_is_refused_plainly() -> None:
         check_memory(CONFIG, "bfloat16", "cuda", EngineConfig(), 1000)
 
 
+def test_a_model_that_keeps_no_kv_needs_memory_for_weights_only() -> None:
+    config = small_config("llada", context_len=1 << 20)
+    check_memory(config, "float32", "cpu", EngineConfig(), int(size_of(config, "float32") * 1.2))
+    with pytest.raises(InvalidRequest, match="These fit: --weights bfloat16") as refusal:
+        check_memory(config, "float32", "cpu", EngineConfig(), int(size_of(config, "bfloat16") * 1.2))
+    assert "--context-len" not in str(refusal.value)
+
+
 def test_formats_follow_the_kernels_of_the_device() -> None:
     assert "int8" in supported_formats(CONFIG, "cpu")
     assert set(supported_formats(CONFIG, "cuda")) == {"float32", "bfloat16"}

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 from quicksilver.backends.round_cost import RoundCost
 from quicksilver.backends.sequence import Sequence
-from quicksilver.core import DecoderName, DecoderParams, Request
+from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Request
+from quicksilver.dialect import Dialect
 from quicksilver.diffusion.decoders import make_decoder
-from quicksilver.engine.config import EngineConfig
+from quicksilver.engine.config import EngineConfig, plan_decode_rows
 from quicksilver.engine.pages import PagePool
 from quicksilver.engine.scheduler import MAX_OVERTAKEN, MAX_OVERTAKEN_BY_OTHERS, MIN_CHUNK_ROWS, Scheduler
 from quicksilver.engine.wait_queue import LOOK_AHEAD
+from quicksilver.model.families import FAMILIES
 from tests.support.tiny import decode_params
 
 PAGE = 16
@@ -293,3 +295,44 @@ def test_a_new_prompt_is_not_charged_for_the_context_of_others() -> None:
         rows_of(plan)
     plan.add(sequence("short", 31))
     assert rows_of(plan)["short"] == 31
+
+
+def dialect_sequence(name: str, num_tokens: int, dialect: Dialect) -> Sequence:
+    prompt = tuple(range(num_tokens))
+    params = DecodeParams(max_new_tokens=400, decoder=dialect.default)
+    return Sequence(Request(name, prompt, params), make_decoder(dialect.default, dialect), dialect=dialect)
+
+
+def test_eight_random_canvases_share_a_forward() -> None:
+    dialect = FAMILIES["diffusion-gemma"].dialect({"canvas_length": 256}, "")
+    rows = plan_decode_rows(EngineConfig(), dialect, is_cuda=True)
+    plan = scheduler(num_pages=256, decode_rows=rows)
+    for i in range(8):
+        plan.add(dialect_sequence(str(i), 40, dialect))
+    for _ in range(8):
+        rows_of(plan)
+    assert rows_of(plan) == {str(i): 256 for i in range(8)}
+
+
+def test_prompts_beside_many_canvases_keep_to_the_row_budget() -> None:
+    dialect = FAMILIES["diffusion-gemma"].dialect({"canvas_length": 256}, "")
+    plan = scheduler(num_pages=512, decode_rows=2048)
+    for i in range(6):
+        plan.add(dialect_sequence(str(i), 10, dialect))
+    for _ in range(6):
+        rows_of(plan)
+    plan.add(dialect_sequence("long", 3000, dialect))
+    found = rows_of(plan)
+    assert found["long"] == 512
+    assert sum(found.values()) == 6 * 256 + 512
+
+
+def test_texts_without_kv_take_turns() -> None:
+    """Each forward of LLaDA is over a whole text, which may have more rows than the budget."""
+    dialect = FAMILIES["llada"].dialect({}, "")
+    plan = scheduler(num_pages=1, max_rows=64)
+    for name in ("a", "b", "c"):
+        plan.add(dialect_sequence(name, 300, dialect))
+    steps = [planned(plan) for _ in range(6)]
+    assert all(len(step) == 1 for step in steps)
+    assert {name for step in steps[3:] for name in step} == {"a", "b", "c"}
