@@ -189,14 +189,14 @@ class DiffusionGemma(Transformer):
         return x.index_copy(0, rows, self.self_conditioning(x[rows], soft.to(x.device, x.dtype)))
 
     def soft_embedding(self, logits: Tensor) -> Tensor:
-        """(rows, vocab) processed logits -> the expected embeddings (rows, dim)."""
+        """(rows, vocab) processed logits -> the expected embeddings (rows, dim), added in fp32."""
         p = logits.to(self.dtype).float().softmax(-1).to(self.dtype)
         p = pad(p, (0, 0, 0, missing_rows(p, ROW_TILE)))
-        table, total = self.tokens.weight, p.new_zeros(len(p), self.config.dim)
+        table, total = self.tokens.weight, torch.zeros(len(p), self.config.dim, device=p.device)
         for start in range(0, p.shape[-1], _VOCAB_CHUNK):
             end = start + _VOCAB_CHUNK
-            total = total + linear(p[:, start:end], table[start:end].t())
-        return total[: len(logits)] * self._embed_scale
+            total = total + linear(p[:, start:end], table[start:end].t()).float()
+        return total[: len(logits)].to(self.dtype) * self._embed_scale
 
     def logits(self, hidden: Tensor) -> Tensor:
         """In fp32, with the softcap. Rows are padded to whole vectors: torch's CPU kernel rounds a remainder in another

@@ -45,17 +45,17 @@ class SparseFeedForward(nn.Module):
         return route(linear(whole, self.router.float())[: len(x)], self.bias, self.config)
 
     def combine(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """The weighted sum of the chosen experts, added in the order of `chosen`, and the shared expert."""
+        """The weighted sum of the chosen experts, added in fp32 in the order of `chosen`, and the shared expert."""
         parts = x.new_zeros(len(x), self.config.top_k, x.shape[-1])
         for expert in chosen.unique().tolist():
             row, place = (chosen == expert).nonzero(as_tuple=True)
             parts[row, place] = self._expert(x[row], self.gate_up[expert], self.down[expert])
-        out = torch.zeros_like(x)
+        out = torch.zeros_like(x, dtype=torch.float32)
         for place in range(self.config.top_k):
-            out = out + parts[:, place] * weights[:, place, None].to(x.dtype)
+            out = out + parts[:, place].float() * weights[:, place, None]
         if self.config.shared_ffn_dim:
-            out = out + self._expert(x, self.shared_gate_up.weight, self.shared_down.weight)
-        return out
+            out = out + self._expert(x, self.shared_gate_up.weight, self.shared_down.weight).float()
+        return out.to(x.dtype)
 
     def _expert(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
         num_rows = len(x)

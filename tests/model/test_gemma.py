@@ -126,3 +126,17 @@ def test_sizes_that_cannot_be_built_are_refused(changes: dict[str, float]) -> No
     sizes: dict[str, object] = {"is_full": (True,), "window": 8, "full_head_dim": 8, "full_kv_heads": 1}
     with pytest.raises(CheckpointRefused):
         GemmaConfig(**{**sizes, **changes})  # type: ignore[arg-type]
+
+
+@torch.inference_mode()
+def test_soft_embeddings_are_added_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of the vocabulary that are each near 1 % of the sum are not rounded away in bf16."""
+    monkeypatch.setattr("quicksilver.model.gemma._VOCAB_CHUNK", 1)
+    network = random_model(CONFIG).bfloat16()
+    assert isinstance(network, DiffusionGemma)
+    network.tokens.weight.fill_(1.0)
+    logits = torch.randn(3, CONFIG.vocab_size, generator=torch.Generator().manual_seed(0)).bfloat16()
+    found = network.soft_embedding(logits)
+    total = logits.float().softmax(-1).bfloat16().double().sum(-1, keepdim=True)
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found.double(), (total * CONFIG.dim**0.5).expand_as(found), rtol=2**-7, atol=0)

@@ -73,3 +73,23 @@ def test_the_bits_of_a_row_do_not_depend_on_other_rows_at_real_widths(dim: int, 
         assert torch.equal(layer(x[start:end]), together[start:end])
     order = torch.randperm(65)
     assert torch.equal(layer(x[order]), together[order])
+
+
+@torch.inference_mode()
+def test_experts_are_added_in_fp32() -> None:
+    """One rounding to bf16, after the sum, whatever the number of experts."""
+    torch.manual_seed(0)
+    moe = MoeConfig(num_experts=8, top_k=8, ffn_dim=32, shared_ffn_dim=32)
+    layer = SparseFeedForward(small_config(), moe).bfloat16()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    x = torch.randn(5, small_config().dim).bfloat16()
+    chosen, weights = layer.choose(x.float())
+    total = layer._expert(x, layer.shared_gate_up.weight, layer.shared_down.weight).double()
+    for row in range(len(x)):
+        for expert, weight in zip(chosen[row].tolist(), weights[row].tolist(), strict=True):
+            part = layer._expert(x[row : row + 1], layer.gate_up[expert], layer.down[expert])[0]
+            total[row] += part.double() * weight
+    found = layer(x)
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found.double(), total, rtol=2**-8, atol=1e-6)
