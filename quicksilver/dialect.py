@@ -48,6 +48,8 @@ class Dialect:
     decoders: tuple[DecoderName, ...] = ADAPTER_DECODERS
     # Decoder of a request that names none.
     default: DecoderParams = _DEFAULT
+    # Parameters of other decoders, where they are not those of the default one.
+    others: tuple[DecoderParams, ...] = ()
 
     @property
     def has_blocks(self) -> bool:

@@ -206,10 +206,14 @@ def open_llm(model: str, device: str, weights: str, threads: int, adapters: Sequ
 
 
 def for_model(params: DecodeParams, info: EngineInfo) -> DecodeParams:
-    """A diffusion checkpoint that cannot verify decodes with its own decoder, unless another one is named."""
+    """A diffusion checkpoint that cannot verify decodes with its own decoder, unless another one is named, and with the
+    parameters that it has for the decoder."""
     own, name = info.default_decoder, params.decoder.name
-    is_own = DecoderName.VERIFY not in info.decoders and name in (DecoderName.VERIFY, own.name)
-    return replace(params, decoder=own) if is_own else params
+    if DecoderName.VERIFY in info.decoders:
+        return params
+    if name in (DecoderName.VERIFY, own.name):
+        return replace(params, decoder=own)
+    return replace(params, decoder=replace(info.decoder_params(name), canvas_len=params.decoder.canvas_len))
 
 
 def decode_params(

@@ -61,6 +61,7 @@ def build_engine(
         fingerprint=fingerprint(name, samples, numerics),
         decoders=dialect.decoders,
         default_decoder=dialect.default,
+        other_decoders=dialect.others,
         score_pass_rows=config.score_pass_rows,
         supports_adapters=backend.supports_adapters,
     )

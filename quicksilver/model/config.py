@@ -179,7 +179,8 @@ class ModelConfig:
 
 
 def _from_hf(config: Mapping[str, Any], name: str) -> ModelConfig:
-    family = family_of_hf(config, f"{name} {config.get('_name_or_path', '')}")
+    saved_name = str(config.get("_name_or_path") or "").rstrip("/").rsplit("/", 1)[-1]
+    family = family_of_hf(config, f"{name} {saved_name}")
     dialect = family.dialect(config, name)
     config = family.standard_config(config)
     _refuse_unsupported(config, family)
@@ -298,7 +299,7 @@ def _to_hf(config: ModelConfig) -> dict[str, Any]:
         **blocks,
         **({"partial_rotary_factor": config.partial_rotary} if config.partial_rotary != 1 else {}),
         **(config.moe.to_hf() if config.moe is not None else {}),
-        **({"_name_or_path": family.name} if family.name_pattern else {}),
+        **({"_name_or_path": name} if (name := family.saved_name(dialect)) else {}),
         **({} if family.has_body({}) else {"qk_norm": True}),
         "architectures": [family.architecture],
         "model_type": family.known_model_types[0],

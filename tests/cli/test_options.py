@@ -17,6 +17,6 @@ def test_a_checkpoint_that_cannot_verify_decodes_with_its_own_decoder() -> None:
 
 def test_a_named_decoder_and_the_canvas_of_verify_stay() -> None:
     edit = decode_params(9, 0.5, 1, DecoderName.EDIT, 8)
-    assert for_model(edit, dialect_engine("sdar").info) is edit
+    assert for_model(edit, dialect_engine("sdar").info) == edit
     verify = decode_params(9, 0.5, 1, DecoderName.VERIFY, 8)
     assert for_model(verify, dialect_engine("nemotron-labs-diffusion").info) is verify

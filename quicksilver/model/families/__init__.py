@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,8 @@ from quicksilver.model.families.qwen3 import QWEN3
 from quicksilver.model.families.sparse_diffusion import LLADA2, SDAR_MOE
 
 __all__ = ["FAMILIES", "Family", "family_of_gguf", "family_of_hf"]
+
+log = logging.getLogger(__name__)
 
 _ALL = (
     LLAMA, QWEN2, QWEN3, SDAR, FAST_DLLM, TINY_A2D, EFFICIENT_DLM, STABLE_DIFFCODER, NEMOTRON, IDLM, WEDLM_7B,
@@ -44,7 +47,11 @@ def family_of_hf(config: Mapping[str, Any], name: str = "") -> Family:
             f"config.json: model_type {model_type!r} with architecture {', '.join(sorted(classes)) or 'none'} is not "
             f"supported; known: {_known()}"
         )
-    return (by_name or plain)[0]
+    chosen = (by_name or plain)[0]
+    if len(fitting) > 1 and any(family.name_pattern for family in fitting):
+        others = ", ".join(family.name for family in fitting if family is not chosen)
+        log.info("%s: loaded as %s, by its name. If it is %s, give its folder that name", name, chosen.name, others)
+    return chosen
 
 
 def _classes(config: Mapping[str, Any]) -> set[str]:

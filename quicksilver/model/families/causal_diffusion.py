@@ -44,6 +44,10 @@ def _idlm(config: Mapping[str, Any], name: str) -> Dialect:
     )
 
 
+def _idlm_name(dialect: Dialect) -> str:
+    return "i-dlm"
+
+
 def _wedlm(config: Mapping[str, Any], name: str) -> Dialect:
     """Rows attend to the rows before them, in the order in which positions were filled; masked rows predict their own
     positions. The mask token is null in the published configs."""
@@ -100,5 +104,6 @@ IDLM = Family(
     model_types=("sdar",),
     dialect=_idlm,
     qk_norm=True,
-    name_pattern=r"i-?dlm",
+    name_pattern=r"(?<![a-z])i-?dlm",
+    saved_name=_idlm_name,
 )

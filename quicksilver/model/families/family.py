@@ -28,6 +28,10 @@ def _export(flat: Mapping[str, Any], gemma: GemmaConfig, dialect: Dialect) -> Ma
     return flat
 
 
+def _no_name(dialect: Dialect) -> str:
+    return ""
+
+
 def _autoregressive(config: Mapping[str, Any], name: str) -> Dialect:
     return AUTOREGRESSIVE
 
@@ -65,6 +69,8 @@ class Family:
     has_body: Callable[[Mapping[str, Any]], bool] = _any_body
     # A regular expression for names of checkpoints, where configs of another family look the same.
     name_pattern: str = ""
+    # What a saved config says of the checkpoint's name, where the config alone does not tell the dialect.
+    saved_name: Callable[[Dialect], str] = _no_name
 
     @property
     def known_model_types(self) -> tuple[str, ...]:

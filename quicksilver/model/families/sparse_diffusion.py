@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,6 +15,8 @@ from quicksilver.model.experts import MoeConfig
 from quicksilver.model.families.block_diffusion import SDAR, block_dialect, size
 from quicksilver.model.families.family import Family
 from quicksilver.model.files.tensor_names import HF_NAMES, NameTable
+
+log = logging.getLogger(__name__)
 
 _LAYER = "model.layers.{i}"
 _EXPERTS: NameTable = {
@@ -42,12 +46,28 @@ LLADA2_NAMES: NameTable = {
 
 
 def _llada2(config: Mapping[str, Any], name: str) -> Dialect:
-    """2.1 was trained to revise its tokens, 2.0 was not; their configs are the same."""
+    """2.1 was trained to revise its tokens, 2.0 was not; their configs are the same. A checkpoint whose name says
+    neither decodes by default with `confidence`, which both were trained for."""
     dialect = block_dialect(size(config, "block_size", 32), size(config, "mask_token_id", 156895), (156892,), 0.95)
-    if "2.0" in name:
+    version = _version(name) or _version(str(config.get("_name_or_path") or ""))
+    if version == "2.0":
         return replace(dialect, decoders=(DecoderName.CONFIDENCE,))
     edit = DecoderParams(DecoderName.EDIT, threshold=0.7, edit_threshold=0.5, stutter_penalty=0.0)
-    return replace(dialect, default=edit)
+    if version == "2.1":
+        return replace(dialect, default=edit, others=(dialect.default,))
+    log.info("%s: neither LLaDA2.0 nor 2.1 by its name; edit is for 2.1 and must be requested", name or "llada2")
+    return replace(dialect, others=(edit,))
+
+
+def _version(name: str) -> str:
+    found = re.search(r"(?<![\d.])2\.[01](?!\d)", name.rstrip("/").rsplit("/", 1)[-1])
+    return found[0] if found else ""
+
+
+def _llada2_name(dialect: Dialect) -> str:
+    if DecoderName.EDIT not in dialect.decoders:
+        return "llada2.0"
+    return "llada2.1" if dialect.default.name is DecoderName.EDIT else ""
 
 
 def _llada2_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -97,6 +117,7 @@ LLADA2 = Family(
     moe=_llada2_experts,
     qk_norm=True,
     standard_config=_llada2_config,
+    saved_name=_llada2_name,
     hf_names=LLADA2_NAMES,
 )
 SDAR_MOE = Family(

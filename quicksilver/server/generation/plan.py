@@ -208,19 +208,17 @@ class EndRules:
 
 
 def read_decoder(body: DecoderBody | None, *, is_realtime: bool, info: EngineInfo) -> DecoderParams:
-    defaults = info.default_decoder
-    # The network of a random canvas was trained with one length.
-    is_short = is_realtime and defaults.name is not DecoderName.CANVAS
-    longest = min(REALTIME_CANVAS_LEN, info.max_canvas_len) if is_short else info.max_canvas_len
-    defaults = replace(defaults, canvas_len=min(defaults.canvas_len, longest))
-    if body is None:
-        return defaults
-    given = body.model_dump(exclude_none=True)
+    given = {} if body is None else body.model_dump(exclude_none=True)
     if "name" in given:
         given["name"] = DecoderName(given["name"])
     if "rule" in given:
         given["rule"] = CommitRule(given["rule"])
-    if given.get("name", defaults.name) not in info.decoders:
+    defaults = info.decoder_params(given.get("name", info.default_decoder.name))
+    # The network of a random canvas was trained with one length.
+    is_short = is_realtime and defaults.name is not DecoderName.CANVAS
+    longest = min(REALTIME_CANVAS_LEN, info.max_canvas_len) if is_short else info.max_canvas_len
+    defaults = replace(defaults, canvas_len=min(defaults.canvas_len, longest))
+    if defaults.name not in info.decoders:
         known = ", ".join(info.decoders)
         raise InvalidRequest(f"decoder.name: {info.family} supports {known}", param="decoder.name")
     if given.get("canvas_len", 1) > info.max_canvas_len:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from quicksilver.core import DecoderName
 from quicksilver.errors import CheckpointRefused
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.families import FAMILIES, Family
@@ -66,6 +67,46 @@ def test_two_families_with_one_class_are_told_apart_by_the_name_of_the_checkpoin
     config = small_config("sdar").to_hf()
     assert ModelConfig.from_hf(config, "SDAR-8B-Chat").family == "sdar"
     assert ModelConfig.from_hf(config, "I-DLM-8B").family == "i-dlm"
+    assert ModelConfig.from_hf(config, "idlm").family == "i-dlm"
+    assert ModelConfig.from_hf(config, "checkpoint-500").family == "sdar"
+    assert ModelConfig.from_hf(config | {"_name_or_path": "org/I-DLM-8B"}, "checkpoint-500").family == "i-dlm"
+
+
+@pytest.mark.parametrize("name", ["multidlm", "SDAR-8B"])
+@pytest.mark.parametrize("path", ["/data/multidlm/SDAR-8B", "/data/i-dlm/SDAR-8B", "", None])
+def test_a_part_of_a_word_or_of_a_path_is_no_name(name: str, path: str | None) -> None:
+    config = small_config("sdar").to_hf() | {"_name_or_path": path}
+    assert ModelConfig.from_hf(config, name).family == "sdar"
+
+
+def test_a_choice_by_name_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    ModelConfig.from_hf(small_config("sdar").to_hf(), "renamed")
+    assert "loaded as sdar" in caplog.text
+    assert "i-dlm" in caplog.text
+    ModelConfig.from_hf(small_config("llada2").to_hf(), "renamed")
+    assert "neither LLaDA2.0 nor 2.1" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "default", "decoders"),
+    [
+        ("LLaDA2.1-mini", "", "edit", {"confidence", "edit"}),
+        ("LLaDA2.0-flash-CAP", "", "confidence", {"confidence"}),
+        ("renamed", "inclusionAI/LLaDA2.0-mini", "confidence", {"confidence"}),
+        ("renamed", "inclusionAI/LLaDA2.1-mini/", "edit", {"confidence", "edit"}),
+        ("renamed", "/data/LLaDA2.0/other", "confidence", {"confidence", "edit"}),
+        ("tuned-v12.0", "", "confidence", {"confidence", "edit"}),
+    ],
+)
+def test_only_llada2_1_edits_by_default(name: str, path: str, default: str, decoders: set[str]) -> None:
+    """`confidence` is right for both versions; it has a threshold of its own."""
+    read = ModelConfig.from_hf(small_config("llada2").to_hf() | {"_name_or_path": path}, name)
+    assert (read.dialect.default.name, set(read.dialect.decoders)) == (default, decoders)
+    params = {params.name: params for params in (read.dialect.default, *read.dialect.others)}
+    assert params[DecoderName.CONFIDENCE].threshold == 0.95
+    assert set(params) == decoders
+    assert ModelConfig.from_hf(read.to_hf(), "saved copy").dialect == read.dialect
 
 
 def test_the_block_length_of_sdar_is_in_its_name_if_the_config_has_none() -> None:

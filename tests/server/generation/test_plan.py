@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from quicksilver.core import DecodeParams, DecoderName, Request
+from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Request
 from quicksilver.errors import ContextTooLong, InvalidRequest
 from quicksilver.server.generation.plan import (
     REALTIME_CANVAS_LEN,
@@ -85,3 +87,14 @@ def test_decoder_options() -> None:
     assert (given.name, given.canvas_len) == (DecoderName.AR, 4)
     with pytest.raises(InvalidRequest, match="canvas_len"):
         read_decoder(DecoderBody(canvas_len=INFO.max_canvas_len + 1), is_realtime=False, info=INFO)
+
+
+def test_another_decoder_has_its_own_parameters() -> None:
+    edit = DecoderParams(DecoderName.EDIT, threshold=0.7, edit_threshold=0.5)
+    confidence = DecoderParams(DecoderName.CONFIDENCE, threshold=0.95)
+    info = replace(INFO, default_decoder=edit, other_decoders=(confidence,))
+    assert read_decoder(DecoderBody(name="confidence"), is_realtime=False, info=info) == confidence
+    assert read_decoder(DecoderBody(name="confidence", threshold=0.8), is_realtime=False, info=info).threshold == 0.8
+    assert read_decoder(DecoderBody(edit_threshold=0.6), is_realtime=False, info=info).threshold == 0.7
+    assert read_decoder(None, is_realtime=False, info=info) == edit
+    assert read_decoder(DecoderBody(name="ar"), is_realtime=False, info=info).threshold == 0.7
