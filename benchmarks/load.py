@@ -1,12 +1,16 @@
 """Load generator: tokens per second, time to the first token and gaps at 1 to 512 concurrent streams.
 
     python -m benchmarks.load --engine --model nano --streams 1 8 16 [--decoder ar] [--schema] [--prompts 4096]
+    python -m benchmarks.load --socket --model nano --streams 1 8 16 [--rate 20]
+    python -m benchmarks.load --server --model nano --streams 1 8 16 [--rate 20] [--processes 4]
     python -m benchmarks.load --url http://127.0.0.1:8480 --model nano --streams 1 8 [--rate 20] [--processes 4]
 
-`--engine` runs the engine in this process, without HTTP, and reports its time by phase. `--url` sends streaming chat
-requests from several client processes, which only stamp what arrives; it is parsed after the level. A closed loop keeps
-`--streams` requests open; `--rate` sends that many requests per second instead (Poisson), up to `--streams` at a time.
-`--out` writes a JSON report.
+`--engine` runs the engine in this process, without HTTP, and reports its time by phase. `--socket` runs it in a worker
+process and reads its socket. `--server` adds the API in this process. Both report the time of the worker and of this
+process by phase. `--url` and `--server` send streaming chat requests from several client processes, which only stamp
+what arrives; it is parsed after the level. A closed loop keeps `--streams` requests open; `--rate` sends that many
+requests per second instead (Poisson), up to `--streams` at a time, and counts the time to the first token from the
+scheduled arrival. `--out` is the folder of a JSON report.
 """
 
 from __future__ import annotations
@@ -83,6 +87,12 @@ def run_clients(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def run_processes(options: argparse.Namespace) -> list[dict[str, Any]]:
+    from benchmarks.load_socket import run
+
+    return run(options, requests_of, show)
+
+
 def show(row: dict[str, Any]) -> None:
     print(json.dumps(row), flush=True)
 
@@ -92,7 +102,12 @@ def write(options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     report = {
         "benchmark": "load",
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "gpu": gpu_name()},
+        "machine": {
+            "cpu": platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "gpu": gpu_name(),
+            "load_average": os.getloadavg(),
+        },
         "commit": commit or "unknown",
         "settings": {name: value for name, value in vars(options).items() if name != "out"},
         "rows": rows,
@@ -111,6 +126,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--engine", action="store_true", help="the engine in this process")
+    where.add_argument("--socket", action="store_true", help="the engine in a worker process, over its socket")
+    where.add_argument("--server", action="store_true", help="a server in this process, with one worker process")
     where.add_argument("--url", help="a server with OpenAI's chat API")
     parser.add_argument("--model", default="nano")
     parser.add_argument("--streams", type=int, nargs="*", default=[1, 8, 16])
@@ -119,7 +136,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--schema", action="store_true", help="answers follow a JSON schema")
     parser.add_argument("--out", default="", help="folder of the report")
-    engine = parser.add_argument_group("with --engine")
+    engine = parser.add_argument_group("with --engine, --socket and --server")
     engine.add_argument("--decoder", default="verify", help="verify or ar")
     engine.add_argument("--weights", default="auto")
     engine.add_argument("--matmul", default="")
@@ -130,7 +147,7 @@ def parse() -> argparse.Namespace:
     engine.add_argument("--prompts", type=int, nargs="*", default=[], help="lengths of long prompts to time alone")
     engine.add_argument("--schema-streams", type=int, nargs="*", default=[], help="levels with a JSON schema")
     engine.add_argument("--check", type=int, default=0, help="compare this many requests together with each alone")
-    clients = parser.add_argument_group("with --url")
+    clients = parser.add_argument_group("with --socket, --server and --url")
     clients.add_argument("--rate", type=float, default=0.0, help="requests per second (Poisson); 0 is a closed loop")
     clients.add_argument("--processes", type=int, default=4)
     clients.add_argument("--key", default="", help="API key")
@@ -139,7 +156,8 @@ def parse() -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    rows = run_engine(options) if options.engine else run_clients(options)
+    run = run_engine if options.engine else run_clients if options.url else run_processes
+    rows = run(options)
     if options.out:
         write(options, rows)
 

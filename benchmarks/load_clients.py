@@ -1,7 +1,8 @@
 """Streaming chat clients in several processes, for `load.py --url`.
 
 A client only stamps the bytes that arrive; events are parsed after the level, so that the clients are not measured.
-Standard library only.
+In an open loop the time to the first token counts from the scheduled arrival of a request, also if it is sent later
+because `streams` requests are open: a slow server must not hide its own queue. Standard library only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import multiprocessing
 import random
 import time
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,9 +35,17 @@ class Level:
 
 @dataclass
 class Answer:
-    start: float
-    status: int = 0
+    start: float  # the scheduled arrival in an open loop, else when the request was sent
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
+
+
+@dataclass
+class Arrivals:
+    """When the chunks of one answer arrived, and its tokens."""
+
+    start: float
+    times: list[float] = field(default_factory=list)
+    num_tokens: int = 0
 
 
 def body_of(options: Any, index: int) -> bytes:
@@ -58,9 +67,9 @@ def body_of(options: Any, index: int) -> bytes:
     return json.dumps(body).encode()
 
 
-async def ask(level: Level, body: bytes) -> Answer:
+async def ask(level: Level, body: bytes, arrival: float | None = None) -> Answer:
     """One request on a connection of its own. A refused connection is an answer without bytes."""
-    answer = Answer(time.monotonic())
+    answer = Answer(time.monotonic() if arrival is None else arrival)
     try:
         reader, writer = await asyncio.open_connection(level.host, level.port)
     except OSError:
@@ -79,20 +88,26 @@ async def ask(level: Level, body: bytes) -> Answer:
     return answer
 
 
+def arrival_times(rate: float, count: int, seed: int) -> list[float] | list[None]:
+    """Scheduled times of a Poisson process, from now on; None for each request of a closed loop."""
+    if not rate:
+        return [None] * count
+    rng = random.Random(seed)
+    return list(accumulate((rng.expovariate(rate) for _ in range(count - 1)), initial=time.monotonic()))[:count]
+
+
 async def run_level(level: Level) -> list[Answer]:
     """All requests of one process, `streams` at a time, in a closed loop or at Poisson times."""
-    gate, rng = asyncio.Semaphore(level.streams), random.Random(level.seed)
+    gate = asyncio.Semaphore(level.streams)
 
-    async def guarded(body: bytes) -> Answer:
+    async def guarded(body: bytes, arrival: float | None) -> Answer:
+        if arrival is not None:
+            await asyncio.sleep(max(arrival - time.monotonic(), 0.0))
         async with gate:
-            return await ask(level, body)
+            return await ask(level, body, arrival)
 
-    tasks = []
-    for body in level.bodies:
-        tasks.append(asyncio.create_task(guarded(body)))
-        if level.rate:
-            await asyncio.sleep(rng.expovariate(level.rate))
-    return await asyncio.gather(*tasks)
+    times = arrival_times(level.rate, len(level.bodies), level.seed)
+    return await asyncio.gather(*map(guarded, level.bodies, times))
 
 
 def client(level: Level, results: Any) -> None:
@@ -138,23 +153,28 @@ def measure(options: Any, streams: int, num_requests: int) -> dict[str, Any]:
 
 
 def summary(streams: int, found: list[tuple[float, list[tuple[float, bytes]]]]) -> dict[str, Any]:
-    first, gaps, num_tokens, num_chunks, failed = list[float](), list[float](), 0, 0, list[str]()
+    answers, failed = list[Arrivals](), list[str]()
     for start, pieces in found:
         try:
-            times, tokens = parse(pieces)
+            answers.append(Arrivals(start, *parse(pieces)))
         except (ValueError, KeyError, IndexError) as error:
             failed.append(str(error)[:200])
-            continue
-        num_tokens, num_chunks = num_tokens + tokens, num_chunks + len(times)
-        first += [1e3 * (times[0] - start)] if times else []
-        gaps += [1e3 * (b - a) for a, b in pairwise(times)]
-    begin, end = min(start for start, _ in found), max((p[-1][0] for _, p in found if p), default=0.0)
+    return summary_of(streams, answers) | {"failed": len(failed), **({"error": failed[0]} if failed else {})}
+
+
+def summary_of(streams: int, answers: list[Arrivals]) -> dict[str, Any]:
+    """Tokens per second from the first start to the last chunk, and percentiles of waits and gaps."""
+    first = [1e3 * (one.times[0] - one.start) for one in answers if one.times]
+    gaps = [1e3 * (b - a) for one in answers for a, b in pairwise(one.times)]
+    num_tokens, num_chunks = sum(one.num_tokens for one in answers), sum(len(one.times) for one in answers)
+    begin = min((one.start for one in answers), default=0.0)
+    seconds = max((one.times[-1] for one in answers if one.times), default=begin) - begin
     return {
-        "streams": streams, "requests": len(found), "failed": len(failed),
-        "tokens_per_s": round(num_tokens / (end - begin)),
+        "streams": streams, "requests": len(answers), "tokens": num_tokens,
+        "tokens_per_s": round(num_tokens / seconds) if seconds else 0,
         "ttft_ms": [round(_percentile(first, share), 1) for share in (0.5, 0.99)],
         "gap_ms": [round(_percentile(gaps, share), 2) for share in (0.5, 0.99)],
-        "tokens_per_chunk": round(num_tokens / max(num_chunks, 1), 2), **({"error": failed[0]} if failed else {}),
+        "tokens_per_chunk": round(num_tokens / max(num_chunks, 1), 2),
     }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ class Throughput:
 
     model: str
     hardware: str
-    # `engine`: without HTTP; `server`: streamed chat requests.
+    # `engine`: without HTTP; `socket`: the engine in a worker process, without HTTP; `server`: streamed chat requests.
     path: str
     streams: int
     tokens_per_s: float
@@ -65,9 +65,12 @@ def read_report(report: Any, file: str) -> Iterator[Throughput]:
     """The figures of one report; none if it measures something else."""
     kind = report.get("benchmark") if isinstance(report, Mapping) else None
     if kind == "load":
-        path = "engine" if report["settings"]["engine"] else "server"
-        rows = ((row["streams"], row["tokens_per_s"]) for row in report["rows"] if is_level(row))
-        yield from _figures(report, file, report["settings"]["model"], path, rows)
+        settings = report["settings"]
+        # At a given rate of arrivals the throughput is that of the clients.
+        if not settings.get("rate"):
+            path = "engine" if settings["engine"] else "socket" if settings.get("socket") else "server"
+            rows = ((row["streams"], row["tokens_per_s"]) for row in report["rows"] if is_level(row))
+            yield from _figures(report, file, settings["model"], path, rows)
     elif kind == "peer_vllm":
         rows = ((row["requests"], row["tok_per_s"]) for row in report["load"])
         yield from _figures(report, file, report["model"], "server", rows)

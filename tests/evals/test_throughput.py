@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quicksilver.errors import InvalidRequest
-from quicksilver.evals.throughput import Throughput, choose, cost_of, read_results
+from quicksilver.evals.throughput import Throughput, choose, cost_of, read_report, read_results
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results"
 
@@ -69,3 +69,12 @@ def test_the_published_results_give_figures_for_both_models() -> None:
     (engine,) = choose(found, "coder-1.5b", by_load["streams"], "H200", "engine")
     assert engine.tokens_per_s == by_load["tokens_per_s"]
     assert choose(found, "coder-1.5b", 1, "H200", "server")
+
+
+def test_reports_over_the_socket_are_a_path_of_their_own_and_open_loops_are_left_out() -> None:
+    machine = {"gpu": "H200", "cpu": "x86_64", "cores": 2}
+    report = {"benchmark": "load", "date": "2026-11-17", "machine": machine,
+              "rows": [{"streams": 4, "tokens_per_s": 50}]}  # fmt: skip
+    settings = {"engine": False, "socket": True, "model": "m", "rate": 0.0}
+    assert [one.path for one in read_report(report | {"settings": settings}, "f")] == ["socket"]
+    assert not list(read_report(report | {"settings": settings | {"rate": 5.0}}, "f"))
