@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from quicksilver.adapters import AdapterRef
 from quicksilver.decoder_params import CommitRule as CommitRule
@@ -330,12 +330,28 @@ class EngineClient(Protocol):
     async def close(self) -> None: ...
 
 
+# A constraint, tokens that may follow its text, and the rows for its masks: arguments of `write_masks`.
+ConstraintType = TypeVar("ConstraintType")
+MaskTask = tuple[ConstraintType, Sequence[int], memoryview]
+
+
+class MaskGroup(Protocol):
+    """Computes the masks of several constraints in one call. Groups are compared by equality."""
+
+    def write_masks(self, tasks: Sequence[MaskTask[Any]]) -> list[int]:
+        """As `write_masks` of each constraint, all of which have this group. If it raises, no row can be used."""
+
+
 class TokenConstraint(Protocol):
     """A left-to-right automaton over tokens. Its state is that of one request's committed text.
 
     Bitmasks are int32 words, least significant bit first, `ceil(vocab_size / 32)` words per row, written to `out`.
     Only `advance` changes the state. If a method raises, only its own request fails.
     """
+
+    @property
+    def group(self) -> MaskGroup | None:
+        """Constraints of one group can compute their masks together; None if this one computes its own."""
 
     def forced(self, ahead: Sequence[int] = ()) -> list[int]:
         """Tokens that must come next, or after `ahead`, whatever the model predicts; often empty."""

@@ -12,15 +12,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from quicksilver.backends.sequence import Sequence
-from quicksilver.core import TokenConstraint
+from quicksilver.core import MaskGroup, MaskTask, TokenConstraint
 
 # Seconds per step that a grammar may use; ordinary grammars use a tenth of it.
 ALLOWANCE_S = 0.005
 # Share of the time of all other steps that requests over budget may use together.
 SHARE = 0.15
+# Seconds per row from which masks are computed together with those of other requests. A parallel call takes about as
+# long as this; masks inside JSON strings take a microsecond.
+GROUPED_ROW_S = 50e-6
+# Calls for a group after which a constraint computes its masks by itself again, so that its time is known.
+MAX_GROUPED = 15
 
 Result = TypeVar("Result")
 
@@ -29,10 +35,25 @@ class TimedConstraint:
     """A TokenConstraint that measures the time of its calls."""
 
     def __init__(self, inner: TokenConstraint, clock: Callable[[], float]) -> None:
-        self._inner = inner
+        self.inner = inner
         self._clock = clock
         self._spent_s = 0.0
         self.total_s = 0.0
+        # Seconds per row of the last masks that the constraint computed by itself, and calls for its group since then.
+        self._row_s = 0.0
+        self.num_grouped = 0
+
+    @property
+    def group(self) -> MaskGroup | None:
+        """Only expensive masks are worth a parallel call, and masks over the allowance are charged to their request."""
+        group = self.inner.group
+        if group is None or self.num_grouped >= MAX_GROUPED or not GROUPED_ROW_S <= self._row_s <= ALLOWANCE_S:
+            return None
+        return TimedGroup(group)
+
+    def add_spent(self, seconds: float) -> None:
+        self._spent_s += seconds
+        self.total_s += seconds
 
     def take_spent_s(self) -> float:
         """Seconds spent in the constraint since the last call of this method."""
@@ -40,40 +61,63 @@ class TimedConstraint:
         return spent_s
 
     def forced(self, ahead: Seq[int] = ()) -> list[int]:
-        return self._timed(lambda: self._inner.forced(ahead))
+        return self._timed(lambda: self.inner.forced(ahead))
 
     def write_masks(self, ahead: Seq[int], out: memoryview) -> int:
-        return self._timed(lambda: self._inner.write_masks(ahead, out))
+        start = self._clock()
+        num_rows = self._timed(lambda: self.inner.write_masks(ahead, out))
+        self._row_s, self.num_grouped = (self._clock() - start) / max(num_rows, 1), 0
+        return num_rows
 
     def legal_prefix(self, tokens: Seq[int]) -> int:
-        return self._timed(lambda: self._inner.legal_prefix(tokens))
+        return self._timed(lambda: self.inner.legal_prefix(tokens))
 
     def sweep(self, canvas: Seq[int | None]) -> list[int | None]:
-        return self._timed(lambda: self._inner.sweep(canvas))
+        return self._timed(lambda: self.inner.sweep(canvas))
 
     def advance(self, tokens: Seq[int]) -> None:
-        self._timed(lambda: self._inner.advance(tokens))
+        self._timed(lambda: self.inner.advance(tokens))
 
     def can_stop(self) -> bool:
-        return self._timed(self._inner.can_stop)
+        return self._timed(self.inner.can_stop)
 
     def must_stop(self) -> bool:
-        return self._timed(self._inner.must_stop)
+        return self._timed(self.inner.must_stop)
 
     def closing(self, room: int) -> list[int] | None:
-        return self._timed(lambda: self._inner.closing(room))
+        return self._timed(lambda: self.inner.closing(room))
 
     def is_over(self) -> bool:
-        return self._timed(self._inner.is_over)
+        return self._timed(self.inner.is_over)
 
     def _timed(self, call: Callable[[], Result]) -> Result:
         start = self._clock()
         try:
             return call()
         finally:
-            seconds = self._clock() - start
-            self._spent_s += seconds
-            self.total_s += seconds
+            self.add_spent(self._clock() - start)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedGroup:
+    """Masks of several TimedConstraints in one call.
+
+    The time of each is not known: it is measured as a whole, on the wall clock, because other threads take part. A call
+    that took longer than one allowance is nobody's overrun, but in the next step, as after `MAX_GROUPED` calls, its
+    constraints compute their masks by themselves.
+    """
+
+    inner: MaskGroup
+    clock: Callable[[], float] = field(default=time.perf_counter, compare=False)
+
+    def write_masks(self, tasks: Seq[MaskTask[TimedConstraint]]) -> list[int]:
+        start = self.clock()
+        num_rows = self.inner.write_masks([(constraint.inner, ahead, out) for constraint, ahead, out in tasks])
+        seconds = self.clock() - start
+        for constraint, _, _ in tasks:
+            constraint.add_spent(min(seconds / len(tasks), ALLOWANCE_S))
+            constraint.num_grouped = MAX_GROUPED if seconds > ALLOWANCE_S else constraint.num_grouped + 1
+        return num_rows
 
 
 class GrammarBudget:

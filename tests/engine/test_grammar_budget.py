@@ -6,12 +6,21 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from quicksilver.backends.base import Outcome, Work
-from quicksilver.core import ConstraintSpec, Delta, Request, TokenConstraint
+from quicksilver.core import ConstraintSpec, Delta, MaskTask, Request, TokenConstraint
 from quicksilver.engine.engine import Engine
-from quicksilver.engine.grammar_budget import GrammarBudget
+from quicksilver.engine.grammar_budget import (
+    ALLOWANCE_S,
+    GROUPED_ROW_S,
+    MAX_GROUPED,
+    GrammarBudget,
+    TimedConstraint,
+    TimedGroup,
+    take_overrun_s,
+)
 from quicksilver.errors import InvalidGrammar
 from quicksilver.worker.async_engine import AsyncEngine
 from tests.engine.test_constrained import PROMPT, run
@@ -184,3 +193,76 @@ def test_a_grammar_that_is_refused_when_built_refuses_its_request() -> None:
 
 async def count(client: AsyncEngine, request: Request) -> int:
     return sum([len(event.token_ids) async for event in client.stream(request) if isinstance(event, Delta)])
+
+
+class TimedMasks:
+    """A group whose calls take `seconds` of scripted time."""
+
+    def __init__(self, clock: ScriptedClock, seconds: float) -> None:
+        self._clock, self.seconds = clock, seconds
+
+    def write_masks(self, tasks: Sequence[MaskTask[Staircase]]) -> list[int]:
+        end = self._clock.now + self.seconds
+        num_rows = [constraint.write_masks(ahead, out) for constraint, ahead, out in tasks]
+        self._clock.now = end
+        return num_rows
+
+
+def grouped(clock: ScriptedClock, group: TimedMasks, mask_s: float = 2 * GROUPED_ROW_S) -> TimedConstraint:
+    """A constraint whose own masks take `mask_s`, which has computed one."""
+    inner = Slow(clock, mask_s)
+    inner.group = group  # type: ignore[assignment]
+    constraint = TimedConstraint(inner, clock)
+    write_alone(constraint)
+    constraint.take_spent_s()
+    return constraint
+
+
+def write_alone(constraint: TimedConstraint) -> None:
+    constraint.write_masks((), np.zeros((1, 4), dtype=np.int32).data)
+
+
+def write_together(clock: ScriptedClock, group: TimedMasks, constraints: Sequence[TimedConstraint]) -> None:
+    rows = np.zeros((len(constraints), 1, 4), dtype=np.int32)
+    tasks = [(constraint, (), row.data) for constraint, row in zip(constraints, rows, strict=True)]
+    TimedGroup(group, clock).write_masks(tasks)
+
+
+def test_only_masks_of_medium_cost_are_computed_together() -> None:
+    clock = ScriptedClock()
+    group = TimedMasks(clock, 0.0)
+    costs = (GROUPED_ROW_S / 10, 2 * GROUPED_ROW_S, 2 * ALLOWANCE_S)
+    assert [grouped(clock, group, mask_s).group is not None for mask_s in costs] == [False, True, False]
+    assert grouped(clock, group).group == grouped(clock, group).group
+    assert TimedConstraint(Staircase(), clock).group is None
+
+
+def test_a_call_for_several_constraints_is_charged_in_equal_parts() -> None:
+    clock = ScriptedClock()
+    group = TimedMasks(clock, ALLOWANCE_S / 2)
+    pair = [TimedConstraint(Staircase(), clock) for _ in range(2)]
+    write_together(clock, group, pair)
+    assert [one.take_spent_s() for one in pair] == pytest.approx([ALLOWANCE_S / 4] * 2)
+
+
+def test_after_a_slow_call_each_constraint_is_measured_alone() -> None:
+    clock = ScriptedClock()
+    group = TimedMasks(clock, 10 * ALLOWANCE_S)
+    pair = [grouped(clock, group) for _ in range(2)]
+    write_together(clock, group, pair)
+    assert [one.group for one in pair] == [None, None]
+    assert [take_overrun_s(one) for one in pair] == [0.0, 0.0]
+    write_alone(pair[0])
+    assert [one.group is None for one in pair] == [False, True]
+
+
+def test_a_constraint_is_measured_alone_from_time_to_time() -> None:
+    clock = ScriptedClock()
+    group = TimedMasks(clock, GROUPED_ROW_S)
+    pair = [grouped(clock, group) for _ in range(2)]
+    for _ in range(MAX_GROUPED):
+        assert pair[0].group is not None
+        write_together(clock, group, pair)
+    assert pair[0].group is None
+    write_alone(pair[0])
+    assert pair[0].group is not None

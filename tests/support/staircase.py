@@ -28,6 +28,8 @@ class Staircase:
             return [place % 7 + 7]
         return [token for token in range(self.stop) if token % 7 == place % 7]
 
+    group = None
+
     def forced(self, ahead: Sequence[int] = ()) -> list[int]:
         found: list[int] = []
         start = len(self.taken) + len(ahead)

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 
 from quicksilver.backends.base import Work
+from quicksilver.backends.grammar_masks import write_masks
+from quicksilver.core import MaskTask, TokenConstraint
 
 # A word whose 32 tokens are all allowed.
 ALL_ALLOWED = -1
@@ -34,11 +36,18 @@ class BitmaskTable:
     def write(self, works: Iterable[Work]) -> None:
         """Write the masks of the proposing rows of `works`, in order. On the host; no copy may be in progress. An
         exception of a grammar propagates and leaves a table that can be written again."""
-        start = 0
+        start, tasks, spans = 0, list[MaskTask[TokenConstraint]](), list[tuple[int, int]]()
         for work in works:
             end = start + work.num_proposals
-            self._open(start + self._write_masks(start, work), end)
+            constraint, tail = work.sequence.constraint, work.tail
+            if constraint is None or tail is None:
+                self._open(start, end)
+            else:
+                tasks.append((constraint, tail.known, self._cleared(start, start + len(tail.known) + 1)))
+                spans.append((start, end))
             start = end
+        for (first, end), num_masked in zip(spans, write_masks(tasks), strict=True):
+            self._open(first + num_masked, end)
 
     def send(self) -> None:
         """Queue the copy of the changed rows."""
@@ -47,16 +56,12 @@ class BitmaskTable:
             self.bits[first:end].copy_(self._host[first:end], non_blocking=True)
         self._unsent = (len(self._rows), 0)
 
-    def _write_masks(self, start: int, work: Work) -> int:
-        """-> how many rows have a mask: the first one, and those after known tokens."""
-        constraint = work.sequence.constraint
-        if constraint is None or work.tail is None:
-            return 0
-        end = start + len(work.tail.known) + 1
+    def _cleared(self, start: int, end: int) -> memoryview:
+        """Rows for masks: the first row of a request, and those after known tokens."""
         self._mark_changed(start, end)
         self._is_open[start:end] = False
         self._rows[start:end] = 0
-        return constraint.write_masks(work.tail.known, self._rows[start:end].data)
+        return self._rows[start:end].data
 
     def _open(self, start: int, end: int) -> None:
         closed = start + np.flatnonzero(~self._is_open[start:end])

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from quicksilver.backends.base import Outcome, Work
 from quicksilver.backends.batch import Batch, build_batch
+from quicksilver.backends.grammar_masks import write_masks
 from quicksilver.backends.persistent_batch import PersistentBatch
 from quicksilver.backends.round_cost import RoundCost
 from quicksilver.backends.sequence import Sequence
-from quicksilver.core import DecoderName, TokenLogprob
+from quicksilver.core import DecoderName, MaskTask, TokenConstraint, TokenLogprob
 from quicksilver.diffusion.canvas import step_temperature
 from quicksilver.diffusion.decoder import Tail
 from quicksilver.diffusion.decoders import noise_step
@@ -93,9 +94,10 @@ class TorchBackend:
             if work.sequence.adapter is not None:
                 work.sequence.adapter.replace_logits(logits[rows], hidden[rows])
         raw = [_raw_logprobs(work, logits[rows]) for work, rows in parts]
+        bitmasks = self._bitmasks(tile)
         for work, rows in parts:
             if work.num_proposals:
-                process_logits(logits[rows], self._adjustment(work))
+                process_logits(logits[rows], self._adjustment(work, bitmasks.get(work.sequence)))
         proposal = self._choose(logits, _settings(tile, self.device))
         if isinstance(self.model, DiffusionGemma):
             proposal = replace(proposal, soft=self.model.soft_embedding(logits))
@@ -108,25 +110,28 @@ class TorchBackend:
         has_noise = self.model.config.dialect.noise_vocab > 0
         return (propose_with_samples if has_noise else propose)(logits, rows).cpu()
 
-    def _adjustment(self, work: Work) -> LogitContext:
+    def _adjustment(self, work: Work, bitmask: Tensor | None) -> LogitContext:
         sequence, tail = work.sequence, work.tail
         assert tail is not None
         params = sequence.request.params
         avoid = left_neighbours(tail, sequence.tokens[-1]) if params.decoder.name is DecoderName.EDIT else []
-        bitmask = self._bitmask(sequence, tail.known)
         temperature = 1.0
         if params.decoder.name is DecoderName.CANVAS and sequence.canvas is not None:
             temperature = step_temperature(params.decoder, sequence.canvas.step)
         prompt = sequence.request.prompt_ids
         return LogitContext(params, prompt, sequence.generated, tail.known, bitmask, temperature, avoid)
 
-    def _bitmask(self, sequence: Sequence, known: Seq[int]) -> Tensor | None:
-        """Bitmasks of legal tokens now and after each known token, (rows, words)."""
-        if sequence.constraint is None:
-            return None
-        words = np.zeros((len(known) + 1, -(-self.model.config.vocab_size // 32)), dtype=np.int32)
-        num_rows = sequence.constraint.write_masks(known, words.data)
-        return torch.from_numpy(words[:num_rows]).to(self.device)
+    def _bitmasks(self, works: Seq[Work]) -> dict[Sequence, Tensor]:
+        """Bitmasks of legal tokens now and after each known token, (rows, words), of the constrained sequences."""
+        num_words = -(-self.model.config.vocab_size // 32)
+        tasks, rows = list[MaskTask[TokenConstraint]](), dict[Sequence, np.ndarray]()
+        for work in works:
+            constraint, tail = work.sequence.constraint, work.tail
+            if constraint is not None and tail is not None and work.num_proposals:
+                words = rows[work.sequence] = np.zeros((len(tail.known) + 1, num_words), dtype=np.int32)
+                tasks.append((constraint, tail.known, words.data))
+        written = zip(rows.items(), write_masks(tasks), strict=True)
+        return {sequence: torch.from_numpy(words[:num]).to(self.device) for (sequence, words), num in written}
 
     def _score(self, tail: Tail, hidden: Tensor, adapter: RowAdapter | None) -> Outcome:
         """Logits are computed only for rows that have targets."""

@@ -73,6 +73,8 @@ class ForcedPrefixes:
 class ForcedPrefix:
     """A `core.TokenConstraint`."""
 
+    group = None
+
     def __init__(self, prefixes: ForcedPrefixes, text_left: bytes) -> None:
         self._prefixes = prefixes
         self._rest = text_left

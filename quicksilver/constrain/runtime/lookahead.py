@@ -19,7 +19,7 @@ class Lookahead:
 
     def __init__(self, tokens: Tokens, matcher: LLMatcher, tail: bytes, due: list[int] | None) -> None:
         self._tokens = tokens
-        self._matcher = matcher
+        self.matcher = matcher
         self.tail = tail
         self.due = due
         self.num_taken = 0
@@ -27,7 +27,7 @@ class Lookahead:
     def forced(self) -> list[int]:
         """The rest of the forced run, in the tokenisation with which it began."""
         if self.due is None:
-            self.due = [] if self._matcher.is_stopped() else forced_tokens(self._matcher, self._tokens)
+            self.due = [] if self.matcher.is_stopped() else forced_tokens(self.matcher, self._tokens)
         return self.due
 
     def take(self, token_id: int) -> bool:
@@ -60,32 +60,36 @@ class Lookahead:
 
     def write(self, row: Bits) -> None:
         """Writes the bitmask of the current position."""
+        if not self.write_forced(row):
+            self._tokens.write_allowed(self.matcher, row)
+            self.keep_short(row)
+
+    def write_forced(self, row: Bits) -> bool:
+        """Writes the bitmask of the current position if one token must follow; whether that is so."""
         due = self.forced()
         if due:
             row[:] = 0
             row[due[0] >> 5] = np.uint32(1 << (due[0] & 31)).view(np.int32)
-            return
-        row[:] = self._tokens.allowed_bits(self._matcher)
-        self._keep_short(row)
+        return bool(due)
 
     def go_back(self) -> None:
-        self._matcher.rollback(self.num_taken)
+        self.matcher.rollback(self.num_taken)
         self.num_taken = 0
 
     def _consume(self, token_id: int) -> bool:
         """Consumes the token if the grammar and the limit on numbers allow it."""
         if not 0 <= token_id < self._tokens.vocab_size or self._is_overlong(token_id):
             return False
-        return bool(self._matcher.try_consume_tokens([token_id]) == 1)
+        return bool(self.matcher.try_consume_tokens([token_id]) == 1)
 
     def _is_overlong(self, token_id: int) -> bool:
         if not self._tokens.guard.exceeds(self.tail, token_id):
             return False
-        row = self._tokens.allowed_bits(self._matcher)
-        self._keep_short(row)
+        row = self._tokens.allowed_bits(self.matcher)
+        self.keep_short(row)
         return not row[token_id >> 5] >> (token_id & 31) & 1
 
-    def _keep_short(self, row: Bits) -> None:
+    def keep_short(self, row: Bits) -> None:
         """Removes tokens that would make a number too long, unless no other token is allowed."""
         banned = self._tokens.guard.too_long(self.tail)
         if banned is None or self._tokens.allows_letter(row):

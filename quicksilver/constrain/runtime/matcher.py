@@ -21,6 +21,7 @@ from quicksilver.constrain.runtime.canvas_masks import sweep
 from quicksilver.constrain.runtime.forced_prefix import ForcedPrefixes
 from quicksilver.constrain.runtime.literals import words_of
 from quicksilver.constrain.runtime.lookahead import Lookahead
+from quicksilver.constrain.runtime.mask_group import MaskGroup
 from quicksilver.constrain.runtime.tokens import Tokens
 from quicksilver.constrain.runtime.trial_walk import trial_walk
 from quicksilver.core import ConstraintSpec, TokenConstraint
@@ -45,6 +46,7 @@ class Grammars:
 
     def __init__(self, tokenizer_json: str, eos_ids: Sequence[int], vocab_size: int) -> None:
         self._tokens = Tokens(tokenizer_json, eos_ids, vocab_size)
+        self._group = MaskGroup.for_machine(self._tokens)
         self._prefixes = ForcedPrefixes(self._tokens.texts, vocab_size)
         self._automata: OrderedDict[str, _Built] = OrderedDict()
         self._cached_bytes = 0
@@ -61,7 +63,7 @@ class Grammars:
             built = self._build(spec.grammar)
         self._keep(spec.grammar, built)
         budget = CompletionBudget(self._tokens, built.byte_matcher.deep_copy(), built.words)
-        return GrammarConstraint(self._tokens, built.matcher.deep_copy(), budget)
+        return GrammarConstraint(self._tokens, built.matcher.deep_copy(), budget, self._group)
 
     def _build(self, grammar: str) -> _Built:
         matcher = LLMatcher(self._tokens.tokenizer, grammar, log_level=0, limits=LIMITS)
@@ -87,21 +89,24 @@ class Grammars:
 class GrammarConstraint:
     """A `core.TokenConstraint`. A stop token ends it."""
 
-    def __init__(self, tokens: Tokens, matcher: LLMatcher, budget: CompletionBudget) -> None:
+    def __init__(
+        self, tokens: Tokens, matcher: LLMatcher, budget: CompletionBudget, group: MaskGroup | None = None
+    ) -> None:
         self._tokens = tokens
         self._matcher = matcher
         self._budget = budget
+        self.group = group
         self._tail = b""
         self._due: list[int] | None = None
-        self._has_ended = False
+        self.has_ended = False
 
     def copy(self) -> GrammarConstraint:
-        twin = GrammarConstraint(self._tokens, self._matcher.deep_copy(), self._budget.copy())
-        twin._tail, twin._due, twin._has_ended = self._tail, self._due, self._has_ended
+        twin = GrammarConstraint(self._tokens, self._matcher.deep_copy(), self._budget.copy(), self.group)
+        twin._tail, twin._due, twin.has_ended = self._tail, self._due, self.has_ended
         return twin
 
     def forced(self, ahead: Sequence[int] = ()) -> list[int]:
-        if self._has_ended:
+        if self.has_ended:
             return []
         with self._walk() as walk:
             if not all(walk.follow(token_id) for token_id in ahead):
@@ -113,7 +118,7 @@ class GrammarConstraint:
 
     def write_masks(self, ahead: Sequence[int], out: memoryview) -> int:
         rows = np.asarray(out).reshape(-1, self._tokens.num_words)
-        if self._has_ended:
+        if self.has_ended:
             rows[0] = self._tokens.end_bits
             return 1
         num_rows = 0
@@ -129,7 +134,7 @@ class GrammarConstraint:
         return sweep(self, canvas)
 
     def legal_prefix(self, tokens: Sequence[int]) -> int:
-        if self._has_ended:
+        if self.has_ended:
             return 0
         with self._walk() as walk:
             num_taken = next((i for i, token_id in enumerate(tokens) if not walk.follow(token_id)), len(tokens))
@@ -139,30 +144,30 @@ class GrammarConstraint:
         return num_taken + 1 if may_end and affordable == num_taken else affordable
 
     def advance(self, tokens: Sequence[int]) -> None:
-        walk = Lookahead(self._tokens, self._matcher, self._tail, self._due)
+        walk = self.lookahead()
         for token_id in tokens:
             if token_id in self._tokens.eos_ids and self.can_stop():
-                self._has_ended = True
+                self.has_ended = True
                 continue
-            if not self._has_ended:
+            if not self.has_ended:
                 walk.forced()
-            if self._has_ended or not self._matcher.consume_token(token_id):
+            if self.has_ended or not self._matcher.consume_token(token_id):
                 raise RowFailed(f"token {token_id} does not fit the grammar")
             walk.note(token_id)
             self._budget.advance(token_id)
         self._tail, self._due = walk.tail, walk.due
 
     def can_stop(self) -> bool:
-        return self._has_ended or self._matcher.is_accepting()
+        return self.has_ended or self._matcher.is_accepting()
 
     def must_stop(self) -> bool:
-        self._require_sound()
-        return self._has_ended or self._matcher.is_stopped()
+        self.require_sound()
+        return self.has_ended or self._matcher.is_stopped()
 
     def closing(self, room: int) -> list[int] | None:
         """See `CompletionBudget`. The call also sets the number of remaining tokens for `legal_prefix`. An empty list
         means that the text is complete and nothing else fits."""
-        if self._has_ended:
+        if self.has_ended:
             return None
         path = self._budget.closing(room)
         return None if path is None or self._matcher.validate_tokens(path) < len(path) else path
@@ -174,13 +179,18 @@ class GrammarConstraint:
     @contextmanager
     def _walk(self) -> Iterator[Lookahead]:
         """A lookahead that leaves the automaton unchanged; raises RowFailed if the automaton failed."""
-        walk = Lookahead(self._tokens, self._matcher, self._tail, self._due)
+        walk = self.lookahead()
         try:
             yield walk
         finally:
             walk.go_back()
-        self._require_sound()
+        self.require_sound()
 
-    def _require_sound(self) -> None:
+    def lookahead(self) -> Lookahead:
+        """A lookahead from the committed text. It must end with `go_back`."""
+        return Lookahead(self._tokens, self._matcher, self._tail, self._due)
+
+    def require_sound(self) -> None:
+        """Raises RowFailed if the automaton failed."""
         if self._matcher.is_error():
             raise RowFailed(f"the grammar's automaton failed: {self._matcher.get_error()[:300]}")

@@ -14,6 +14,8 @@ from quicksilver.errors import RowFailed
 class MinTokens:
     """A `core.TokenConstraint`. `end_ids` are illegal until `num_left` tokens are committed."""
 
+    group = None
+
     def __init__(self, num_left: int, end_ids: Sequence[int], vocab_size: int) -> None:
         self._num_left = num_left
         self._end_ids = frozenset(i for i in end_ids if i < vocab_size)

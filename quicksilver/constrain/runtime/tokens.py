@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Sequence
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from quicksilver.constrain.alphabet import make_alphabet
 from quicksilver.constrain.runtime.digits import TAIL_LEN, Bits, DigitGuard
@@ -36,6 +36,8 @@ class Tokens:
         self.width_bits = bits_of(range(vocab_size), self.num_words)
         self.end_bits = bits_of([i for i in eos_ids if i < vocab_size], self.num_words)
         self._full_words = max(-(-size // 32), self.num_words)
+        # Whether masks of an automaton are as wide as the logits, without bits behind the last token.
+        self._is_whole_width = self._full_words == self.num_words and bool((self.width_bits == -1).all())
         self._joins: dict[tuple[int, int], bool] = {}
 
     def extend(self, tail: bytes, token_id: int) -> bytes:
@@ -85,9 +87,25 @@ class Tokens:
 
     def allowed_bits(self, matcher: LLMatcher) -> Bits:
         """The tokens that an automaton allows next, as wide as the logits."""
+        row: Bits = np.zeros(self.num_words, dtype=np.int32)
+        self.write_allowed(matcher, row)
+        return row
+
+    def write_allowed(self, matcher: LLMatcher, row: Bits) -> None:
+        """As `allowed_bits`, to a contiguous row."""
+        if self._is_whole_width:
+            matcher.unsafe_compute_mask_ptr(row.__array_interface__["data"][0], row.nbytes)
+            return
         full: Bits = np.zeros(self._full_words, dtype=np.int32)
         matcher.unsafe_compute_mask_ptr(full.ctypes.data, full.nbytes)
-        return full[: self.num_words] & self.width_bits
+        np.bitwise_and(full[: self.num_words], self.width_bits, out=row)
+
+    def allowed_rows(self, matchers: Sequence[LLMatcher], executor: LLExecutor) -> Bits:
+        """As `allowed_bits`, for several automata in parallel: one row for each."""
+        full: Bits = np.zeros((len(matchers), self._full_words), dtype=np.int32)
+        places = [(matcher, row) for row, matcher in enumerate(matchers)]
+        executor.unsafe_compute_mask_ptr(places, full.ctypes.data, full.strides[0], len(full))
+        return full if self._is_whole_width else full[:, : self.num_words] & self.width_bits
 
     def allowed_bytes(self, bits: Bits) -> list[int]:
         """Bytes that are allowed next as single-byte tokens."""
