@@ -22,8 +22,6 @@ FORMATS = (
     ("CPU", ("int8", "bfloat16", "float32"), "float32"),
     ("GPU", ("bfloat16", "fp8", "int4"), "bfloat16"),
 )
-# fp8 and int4 are made from the 16-bit weights, which stay in memory.
-KEEPS_16_BIT = ("fp8", "int4")
 
 
 def inspect(
@@ -93,6 +91,7 @@ def facts(files: ModelFiles, summary: CheckpointSummary) -> dict[str, str]:
         "heads": f"{config.num_heads}, {config.num_kv_heads} of keys and values",
         "vocabulary": f"{config.vocab_size:,} tokens",
         "context": f"{config.context_len:,} tokens",
+        "KV per token": kv_words(summary),
         "file": f"{summary.format}, {summary.file_bytes / 1e6:,.0f} MB{': ' if stored else ''}{stored}",
         "skill": str(files.skill or "no adapter"),
         **({"canvas": canvas} if config.dialect == AUTOREGRESSIVE else {}),
@@ -100,8 +99,8 @@ def facts(files: ModelFiles, summary: CheckpointSummary) -> dict[str, str]:
 
 
 def memory_table(summary: CheckpointSummary, context_len: int) -> Table:
-    """Weights, keys and values and their sum, for each number format."""
-    table = Table("device", "--weights", "weights", "KV cache", "together")
+    """Weights, keys and values and their sum, for each number format, and the most that loading takes."""
+    table = Table("device", "--weights", "weights", "KV cache", "together", "at load")
     for device, formats, kv_type in FORMATS:
         kv = summary.kv_bytes_per_token[kv_type] * context_len
         # The kernels of other formats have plain layers, and on a GPU autoregressive models only.
@@ -109,16 +108,17 @@ def memory_table(summary: CheckpointSummary, context_len: int) -> Table:
         for name in formats:
             if not is_any and name not in ("float32", "bfloat16"):
                 continue
-            weights = weight_bytes(summary, name)
-            table.add_row(device, name, *(f"{size / 1e9:.2f} GB" for size in (weights, kv, weights + kv)))
+            weights, loading = summary.weight_bytes[name], summary.loading_bytes[name]
+            sizes = (weights, kv, weights + kv, loading + kv)
+            table.add_row(device, name, *(f"{size / 1e9:.2f} GB" for size in sizes))
     return table
 
 
-def weight_bytes(summary: CheckpointSummary, name: str) -> int:
-    """Bytes of the weights in memory, with the 16-bit weights where they are kept too."""
-    half = summary.weight_bytes["bfloat16"]
-    own = half // 2 if name == "fp8" else summary.weight_bytes[name]
-    return own + half if name in KEEPS_16_BIT else own
+def kv_words(summary: CheckpointSummary) -> str:
+    """Memory of one token's keys and values on each device."""
+    return ", ".join(
+        f"{summary.kv_bytes_per_token[kv_type] / 1024:,.1f} KiB on a {device}" for device, _, kv_type in FORMATS
+    )
 
 
 def _free_memory() -> int:

@@ -8,11 +8,8 @@ from quicksilver.dialect import AUTOREGRESSIVE
 from quicksilver.engine.config import LARGEST_SHARE, EngineConfig
 from quicksilver.errors import InvalidRequest
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.files.inspect import weight_bytes
+from quicksilver.model.files.inspect import loading_bytes
 from quicksilver.model.formats.weight_formats import formats_of
-
-# Formats that are made from 16-bit weights, which are in memory while a model is loaded.
-_MADE_FROM_16_BIT = ("fp8",)
 
 
 def free_memory(device: str) -> int:
@@ -50,5 +47,5 @@ def supported_formats(config: ModelConfig, device: str) -> tuple[str, ...]:
 
 
 def size_of(config: ModelConfig, weights: str) -> int:
-    """Memory of the weights while they are loaded."""
-    return weight_bytes(config)["bfloat16" if weights in _MADE_FROM_16_BIT else weights]
+    """The most memory that the weights take while they are loaded."""
+    return loading_bytes(config)[weights]

@@ -27,7 +27,8 @@ def test_inspect_describes_real_weights() -> None:
     rows = [line.split("│")[1:-1] for line in shown.splitlines() if line.startswith("│")]
     plan = {cells[1].strip(): [float(cell.split()[0]) for cell in cells[2:]] for cells in rows}
     assert set(plan) == {"int8", "bfloat16", "float32", "fp8", "int4"}
-    assert all(abs(weights + kv - together) <= 0.011 for weights, kv, together in plan.values())
+    assert all(abs(weights + kv - together) <= 0.011 for weights, kv, together, _ in plan.values())
+    assert "KV per token  45.0 KiB on a CPU, 22.5 KiB on a GPU" in shown
     assert "ModelConfig(" not in shown
     assert max(len(line) for line in shown.splitlines() if "│" in line) <= 80
 
@@ -51,6 +52,20 @@ def test_inspect_describes_a_hub_repository_from_its_config(tmp_path: Path, monk
     assert answer.returncode == 2
     assert "NewDiffusionLM" in answer.stderr
     assert "LLaDA2MoeModelLM" in " ".join(answer.stderr.split())
+
+
+def test_only_embeddings_and_head_stay_in_16_bits_on_a_gpu(tmp_path: Path) -> None:
+    config = small_config("llama", num_layers=16)
+    summary = describe_config(config, tmp_path, 1000)
+    after, peak, half = summary.weight_bytes, summary.loading_bytes, summary.weight_bytes["bfloat16"]
+    assert after["int4"] < after["fp8"] < half
+    assert half < peak["int4"] < peak["fp8"] < 2 * half
+    assert all(after[name] == peak[name] for name in ("float32", "bfloat16", "int8"))
+    columns = {column.header: list(column.cells) for column in memory_table(summary, 0).columns}
+    together = dict(zip(columns["--weights"], columns["together"], strict=True))
+    assert together["int4"] == f"{after['int4'] / 1e9:.2f} GB"
+    at_load = dict(zip(columns["--weights"], columns["at load"], strict=True))
+    assert at_load["fp8"] == f"{peak['fp8'] / 1e9:.2f} GB"
 
 
 @pytest.mark.parametrize("family", DIALECTS)

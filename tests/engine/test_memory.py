@@ -66,3 +66,12 @@ def test_loading_checks_before_it_reads_weights(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(load, "load_model", None)
     with pytest.raises(InvalidRequest, match="sdar needs"):
         load_engine(ModelFiles("x", tmp_path), LoadConfig(device="cpu", weights="float32"), EngineConfig())
+
+
+@pytest.mark.parametrize("weights", ["fp8", "int4"])
+def test_formats_made_from_16_bit_weights_need_both_copies_while_they_are_loaded(weights: str) -> None:
+    config = small_config("llama")
+    half = size_of(config, "bfloat16")
+    assert size_of(config, weights) > half
+    with pytest.raises(InvalidRequest, match="needs"):
+        check_memory(config, weights, "cuda", EngineConfig(num_pages=8), half)

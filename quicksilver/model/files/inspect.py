@@ -25,6 +25,7 @@ class CheckpointSummary:
     file_bytes: int
     dtypes: Mapping[str, int]  # number of stored values by type, most frequent first
     weight_bytes: Mapping[str, int]  # memory of the weights in each number format
+    loading_bytes: Mapping[str, int]  # the most that they take while they are loaded
     kv_bytes_per_token: Mapping[str, int]  # KV memory per token, by dtype of the cache
 
 
@@ -43,6 +44,7 @@ def describe(path_or_dir: Path | str) -> CheckpointSummary:
         file_bytes=sum(entry.end - entry.start for entry in entries),
         dtypes=dict(dtypes.most_common()),
         weight_bytes=weight_bytes(config),
+        loading_bytes=loading_bytes(config),
         kv_bytes_per_token={"float32": config.kv_bytes_per_token(4), "bfloat16": config.kv_bytes_per_token(2)},
     )
 
@@ -57,6 +59,7 @@ def describe_config(config: ModelConfig, path: Path, file_bytes: int) -> Checkpo
         file_bytes=file_bytes,
         dtypes={},
         weight_bytes=weight_bytes(config),
+        loading_bytes=loading_bytes(config),
         kv_bytes_per_token={"float32": config.kv_bytes_per_token(4), "bfloat16": config.kv_bytes_per_token(2)},
     )
 
@@ -73,16 +76,36 @@ def _entries(folder: Path) -> list[TensorEntry]:
 
 
 def weight_bytes(config: ModelConfig) -> dict[str, int]:
-    """Bytes of the weights in memory: float32, bfloat16, int8 (CPU) and int4 (CUDA, without the 16-bit copy).
+    """Bytes of the weights in memory once a model is loaded, by number format.
 
-    Quantised models store the head and the embedding table separately; both are counted with one byte per value.
+    int8 (CPU) stores the head and the embedding table separately, with one byte per value. fp8 and int4 (CUDA) keep
+    embeddings and head in 16 bits, beside a head in fp8.
     """
-    tables = 2 * config.vocab_size * config.dim
-    layers = config.num_params - config.vocab_size * config.dim * (1 if config.tied_head else 2)
-    int4 = layers // 2 + layers // 32 * 4
+    table, layers = _table_and_layers(config)
+    wide_tables = 2 * table * (1 if config.tied_head else 2)
     return {
         "float32": config.num_params * 4,
         "bfloat16": config.num_params * 2,
-        "int8": layers + tables,
-        "int4": int4 + tables,
+        "int8": layers + 2 * table,
+        "fp8": layers + table + wide_tables,
+        "int4": _int4_bytes(layers) + table + wide_tables,
     }
+
+
+def loading_bytes(config: ModelConfig) -> dict[str, int]:
+    """The most memory that the weights take while a model is loaded, by number format: fp8 and int4 are made from all
+    16-bit weights, which are freed afterwards."""
+    table, layers = _table_and_layers(config)
+    made = {"fp8": layers + table, "int4": _int4_bytes(layers) + table}
+    return weight_bytes(config) | {name: config.num_params * 2 + size for name, size in made.items()}
+
+
+def _table_and_layers(config: ModelConfig) -> tuple[int, int]:
+    """Parameters of one table over the vocabulary, and of everything but embeddings and head."""
+    table = config.vocab_size * config.dim
+    return table, config.num_params - table * (1 if config.tied_head else 2)
+
+
+def _int4_bytes(num_weights: int) -> int:
+    """Four bits per weight, and a scale and a zero point of 16 bits each per 32 weights."""
+    return num_weights // 2 + num_weights // 32 * 4

@@ -18,7 +18,8 @@ DEVICES = {
     "int4": ("cuda",),
 }
 SETTINGS = (AUTO, *DEVICES)
-# Formats of the CUDA kernels. They are made from 16-bit weights, which stay in memory for the plain torch path.
+# Formats of the CUDA kernels. fp8 and int4 are made from 16-bit weights. Afterwards only embeddings and head stay in
+# 16 bits, for requests with rare sampling options.
 CUDA_FORMATS = ("bfloat16", "fp8", "int4")
 
 

@@ -32,7 +32,12 @@ def test_the_memory_plan_counts_weights_and_cache(tmp_path: Path) -> None:
     save_model(random_model(config), tmp_path)
     summary = describe(tmp_path)
     assert summary.weight_bytes["float32"] == 4 * config.num_params
-    assert summary.weight_bytes["int4"] < summary.weight_bytes["int8"] < summary.weight_bytes["bfloat16"]
+    assert summary.weight_bytes["int8"] < summary.weight_bytes["bfloat16"]
+    # int4 keeps embeddings and head in 16 bits, beside a head in fp8.
+    table = config.vocab_size * config.dim
+    layers = config.num_params - table * (1 if config.tied_head else 2)
+    assert summary.weight_bytes["int4"] == layers * 5 // 8 + table + 2 * (config.num_params - layers)
+    assert summary.loading_bytes["int4"] == layers * 5 // 8 + table + 2 * config.num_params
     assert summary.kv_bytes_per_token["bfloat16"] == config.kv_bytes_per_token(2)
 
 
