@@ -10,11 +10,12 @@ import argparse
 import asyncio
 import gc
 import json
+import logging
 import signal
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from quicksilver.engine.config import EngineConfig
 from quicksilver.hub.resolve import ModelFiles, resolve
@@ -49,7 +50,20 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     # Ctrl-C in a terminal reaches every process of the group. The parent drains its requests, then stops the worker.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    show_start(sys.stderr)
     asyncio.run(_serve(WorkerConfig(**args.config), args.socket))
+
+
+def show_start(stream: TextIO) -> None:
+    """Writes what the backend compiles and captures while it starts. On a terminal a line first erases the status line
+    of the parent process."""
+    handler = logging.StreamHandler(stream)
+    erase = "\r\x1b[2K" if stream.isatty() else ""
+    handler.setFormatter(logging.Formatter(f"{erase}engine worker: %(message)s"))
+    log = logging.getLogger("quicksilver.start")
+    log.handlers = [handler]
+    log.setLevel(logging.INFO)
+    log.propagate = False
 
 
 async def _serve(config: WorkerConfig, socket_path: Path) -> None:

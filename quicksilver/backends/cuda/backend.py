@@ -9,6 +9,7 @@ wrote KV only after the committed tokens, and the next forward overwrites it.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from itertools import product
 
 from quicksilver.backends.base import Outcome, Work
 from quicksilver.backends.cuda.graphs import GraphExecutor
@@ -17,6 +18,7 @@ from quicksilver.backends.cuda.kernels.head import read_results
 from quicksilver.backends.cuda.logit_bias import UNMASKED_OPTIONS, fits_rounds
 from quicksilver.backends.cuda.persistent_batch import CudaPersistentBatch
 from quicksilver.backends.cuda.rounds import RoundGraph
+from quicksilver.backends.progress import counted
 from quicksilver.backends.round_cost import RoundCost, TimedRound
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.errors import InvalidRequest
@@ -43,11 +45,11 @@ class CudaBackend:
 
     def prepare_rounds(self, shapes: Seq[RoundShape]) -> None:
         """Capture these rounds; a batch that fits none of them runs forward by forward."""
-        for shape in shapes:
-            self.rounds[shape] = RoundGraph(self.executor, shape)
-            for options in UNMASKED_OPTIONS:
-                for has_draft in (False, True):
-                    self.rounds[shape].prepare(options, has_draft)
+        variants = list(product(shapes, UNMASKED_OPTIONS, (False, True)))
+        for shape, options, has_draft in counted("capturing rounds", variants):
+            if shape not in self.rounds:
+                self.rounds[shape] = RoundGraph(self.executor, shape)
+            self.rounds[shape].prepare(options, has_draft)
 
     def prepare_slots(self, num_slots: int) -> None:
         """Capture the rounds of a persistent batch of this many slots."""

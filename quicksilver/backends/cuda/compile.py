@@ -1,11 +1,13 @@
 """Compiles CUDA source at run time with the NVRTC library that torch ships; no CUDA toolkit is needed.
 
-`find_compiler` returns None without NVRTC. A compilation takes about a second; callers cache kernels per process.
+`find_compiler` returns None without NVRTC. A compilation takes about a second. Binaries are cached on disk, in the
+folder `cuda` of `$QUICKSILVER_HOME`, by their source, options and compiler; callers cache kernels per process.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import site
 from functools import cache
 from importlib.resources import files
@@ -13,6 +15,13 @@ from pathlib import Path
 
 import torch
 
+from quicksilver.backends.cuda.binary_cache import cached_binary, key_of
+from quicksilver.hub.files import default_home
+
+log = logging.getLogger("quicksilver.start")
+
+# The header that every source file may include.
+HEADER = "device.cuh"
 # Constants of the CUDA driver API.
 _FUNC_MAX_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _DEVICE_MAX_SHARED = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
@@ -113,16 +122,23 @@ def compile_kernel(
 
 
 def compile_binary(name: str, macros: dict[str, int], capability: tuple[int, int]) -> bytes:
+    """The binary of `name`.cu, from the cache in `$QUICKSILVER_HOME` if this version was compiled before."""
     compiler = find_compiler()
     if compiler is None:
         raise CudaError("libnvrtc is missing: install torch with its CUDA packages")
-    program, header = ctypes.c_void_p(), "device.cuh"
-    texts, names = (ctypes.c_char_p * 1)(source(header).encode()), (ctypes.c_char_p * 1)(header.encode())
-    file = f"{name}.cu"
-    compiler.nvrtcCreateProgram(ctypes.byref(program), source(file).encode(), file.encode(), 1, texts, names)
     # Architecture-specific features (the `a` suffix) are allowed, because the binary runs on this GPU only.
     options = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}a", "--std=c++17"]
     options += [f"-D{key}={value}" for key, value in macros.items()]
+    code, header = source(f"{name}.cu"), source(HEADER)
+    key = key_of([name, code, HEADER, header, _compiler_version(compiler), *options])
+    return cached_binary(default_home() / "cuda", key, lambda: _compile(compiler, f"{name}.cu", code, header, options))
+
+
+def _compile(compiler: ctypes.CDLL, file: str, code: str, header: str, options: list[str]) -> bytes:
+    log.info("compiling %s", file)
+    program = ctypes.c_void_p()
+    texts, names = (ctypes.c_char_p * 1)(header.encode()), (ctypes.c_char_p * 1)(HEADER.encode())
+    compiler.nvrtcCreateProgram(ctypes.byref(program), code.encode(), file.encode(), 1, texts, names)
     encoded = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     try:
         if compiler.nvrtcCompileProgram(program, len(options), encoded):
@@ -130,6 +146,12 @@ def compile_binary(name: str, macros: dict[str, int], capability: tuple[int, int
         return _text(compiler, program, "CUBIN")
     finally:
         compiler.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _compiler_version(compiler: ctypes.CDLL) -> str:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    compiler.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return f"{major.value}.{minor.value}"
 
 
 def _text(compiler: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:

@@ -42,6 +42,7 @@ from quicksilver.backends.cuda.logit_bias import (
     options_of,
 )
 from quicksilver.backends.persistent_batch import PersistentBatch
+from quicksilver.backends.progress import counted
 from quicksilver.backends.round_cost import RoundCost
 from quicksilver.backends.torch.backend import TorchBackend, with_prompt_lookup
 from quicksilver.diffusion.sample import Proposal
@@ -113,13 +114,18 @@ class GraphExecutor:
         """Capture the graphs of these numbers of rows and of proposals before the first request needs them."""
         adapters = (False, True) if self.model.canvas is not None else (False,)
         variants = (GraphVariant(), GraphVariant(is_single=True), GraphVariant(has_prompt=True))
-        for count in sorted({bucket_of(count) for count in row_counts}):
-            count_variants = variants if self.network.is_layer_fused(count) else variants[:1]
-            for variant, is_gated in product(count_variants, adapters):
-                self.graph((count, is_gated, variant), partial(self.run_network, count, is_gated, variant))
-        for count in sorted({bucket_of(count) for count in proposal_counts}):
-            for options in UNMASKED_OPTIONS + MASKED_OPTIONS:
-                self.head_graph(count, options)
+        forwards = [
+            (count, is_gated, variant)
+            for count in sorted({bucket_of(count) for count in row_counts})
+            for variant in (variants if self.network.is_layer_fused(count) else variants[:1])
+            for is_gated in adapters
+        ]
+        for key in counted("capturing forwards", forwards):
+            self.graph(key, partial(self.run_network, *key))
+        counts = sorted({bucket_of(count) for count in proposal_counts})
+        heads = list(product(counts, UNMASKED_OPTIONS + MASKED_OPTIONS))
+        for count, options in counted("capturing heads", heads):
+            self.head_graph(count, options)
 
     def forward_ms(self) -> dict[tuple[int, bool], float]:
         """Times of the graphs captured so far, by rows and by whether canvas rows use the adapter, including the head

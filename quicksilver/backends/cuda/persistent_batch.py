@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from quicksilver.backends.cuda.logit_bias import UNMASKED_OPTIONS, SamplingOptio
 from quicksilver.backends.cuda.round_forward import RoundForward
 from quicksilver.backends.cuda.round_kernels import RoundState, store_draft, write_rows
 from quicksilver.backends.persistent_batch import RoundTokens
+from quicksilver.backends.progress import counted
 from quicksilver.backends.round_cost import TimedRound
 from quicksilver.backends.sequence import Sequence
 
@@ -132,11 +134,11 @@ class CudaPersistentBatch:
 
     def prepare(self) -> None:
         """Capture the graphs of all sizes. No slot may be occupied."""
-        size = self.num_slots
-        while size >= SMALLEST_BUCKET:
-            for options in UNMASKED_OPTIONS:
-                self.graph(size).prepare(options)
-            size //= 2
+        sizes = [self.num_slots]
+        while sizes[-1] // 2 >= SMALLEST_BUCKET:
+            sizes.append(sizes[-1] // 2)
+        for size, options in counted("capturing slots", list(product(sizes, UNMASKED_OPTIONS))):
+            self.graph(size).prepare(options)
 
     def measure(self) -> tuple[TimedRound, ...]:
         """The time of a round by size, with every slot after `TIMED_CONTEXT` tokens. Writes into the first pages."""
