@@ -86,7 +86,7 @@ def _notes(reports: Sequence[Report]) -> str:
         for decoder in report.speeds():
             same, count = report.agreement(decoder)
             if count and decoder != "ar":
-                lines.append(f"{report.model}: {decoder} says what ar says in {same} of {count} answers")
+                lines.append(f"{report.model}: {decoder} gives the answer of ar in {same} of {count} answers")
         for cell in report.cells:
             where = f"{report.model}: {cell.task} ({cell.decoder})"
             if cell.num_failed:

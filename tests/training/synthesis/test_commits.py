@@ -3,10 +3,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import pytest
-
 from quicksilver.editing.prompts import EditRequest, parse_edit
-from quicksilver.training.copies import deciding_tokens
 from quicksilver.training.synthesis.commits import commit_rows, new_words, request_of, without_context
 
 RECORD: dict[str, Any] = {
@@ -74,21 +71,6 @@ def test_a_region_that_is_too_long_gives_no_row() -> None:
 def test_words_are_looked_for_in_every_part_of_a_request() -> None:
     request = EditRequest("a.py", "one_", "two_", "three_", history=("four_",))
     assert new_words(request, "one_ two_ three_ four_ five_") == {"five_"}
-
-
-@pytest.mark.parametrize(
-    ("region", "answer", "decides"),
-    [
-        ("a\nb\nc", "a\nX\nc", ".#####"),
-        ("a\nb\nc", "a\nc", "..##"),
-        ("a\nb", "a\nb\nc", "...###"),
-        ("a\nb\nc", "a\nb", "...#"),
-        ("a\nb", "a\nb", "#.##"),
-    ],
-)
-def test_what_departs_from_the_region_and_comes_back_decides(region: str, answer: str, decides: str) -> None:
-    marks = deciding_tokens(region, answer, [1] * len(answer) + [0])
-    assert "".join("#" if mark else "." for mark in marks) == decides
 
 
 def test_a_diff_without_context_counts_its_lines_from_one() -> None:
