@@ -138,11 +138,6 @@ def pulled_files(name: HubName, home: Path | None = None) -> ModelFiles | None:
     return ModelFiles.in_folder(str(name), folder)
 
 
-def pulled_commit(name: HubName, home: Path | None = None) -> str | None:
-    entry = _read_record(_record_path(name.repo, home or default_home())).get(name.revision)
-    return None if entry is None else entry["commit"]
-
-
 def _is_wanted(file: str) -> bool:
     if "/" in file:
         return file in _ADAPTER_FILES

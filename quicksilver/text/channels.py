@@ -191,11 +191,6 @@ class Channels:
                 self._push_one(token_id)
         return self._deltas.take()
 
-    def push_text(self, text: str) -> list[ChannelDelta]:
-        """Text of a source that has no tokens."""
-        self._route(text)
-        return self._deltas.take()
-
     def finish(self) -> list[ChannelDelta]:
         """Whatever was held back; the splitter is spent."""
         self._settle()

@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from quicksilver.errors import ModelNotFound, Unavailable
 from quicksilver.hub import snapshots
 from quicksilver.hub.resolve import resolve
-from quicksilver.hub.snapshots import HubName, fetch, look_up, parse_hub_name, pull_snapshot, pulled_commit
+from quicksilver.hub.snapshots import HubName, fetch, look_up, parse_hub_name, pull_snapshot, pulled_files
 from tests.support.hub_server import COMMITS, Hub, serve_hub
 
 REPO = "lab/tiny-1.5B"
@@ -79,7 +79,9 @@ def test_the_commit_is_recorded_and_used_without_the_hub(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = pull_snapshot(look_up(HubName(REPO)), tmp_path)
-    assert pulled_commit(HubName(REPO), tmp_path) == COMMITS["main"]
+    by_commit = pulled_files(HubName(REPO, COMMITS["main"]), tmp_path)
+    assert by_commit is not None
+    assert by_commit.weights == folder
     asked = len(hub.requests)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     files = resolve(REPO, tmp_path)
@@ -110,7 +112,7 @@ def test_an_interrupted_download_resumes_at_its_byte(hub: Hub, tmp_path: Path, m
     try:
         pull_snapshot(snapshot, tmp_path)
     except Unavailable:
-        assert pulled_commit(HubName(REPO), tmp_path) is None
+        assert pulled_files(HubName(REPO), tmp_path) is None
     folder = pull_snapshot(snapshot, tmp_path)
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert any(1 < int(asked.split("=")[1].split("-")[0]) <= 5000 for asked in hub.ranges)

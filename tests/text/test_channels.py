@@ -60,7 +60,7 @@ def split(pieces: Sequence[int | str], *, stop: Sequence[str] = (), opens_thinki
 
 def split_text(text: str, *, tools: Sequence[str] = _TOOLS) -> list[Part]:
     channels = Channels(_BARE, tool_names=tools)
-    return merged([*channels.push_text(text), *channels.finish()])
+    return merged([*channels.push(_BARE.encode(text)), *channels.finish()])
 
 
 def test_plain_answer_is_content() -> None:
@@ -207,7 +207,7 @@ def test_any_cut_of_the_text_gives_the_same_channels_and_loses_nothing(
     rest, deltas = text, []
     while rest:
         size = data.draw(st.integers(1, len(rest)))
-        deltas += channels.push_text(rest[:size])
+        deltas += channels.push(_BARE.encode(rest[:size]))
         rest = rest[size:]
     deltas += channels.finish()
     assert merged(deltas) == split_text(text)
