@@ -8,16 +8,15 @@ import httpx
 import pytest
 
 from tests.contract.soak import (
-    Books,
     Chaos,
     Client,
     Memory,
     Tally,
     close_ledger,
     ledger_faults,
-    soaked_server,
     undisturbed,
 )
+from tests.contract.soak_server import Books, soaked_server
 from tests.contract.worker_kills import Stream, make_key
 
 pytestmark = pytest.mark.contract
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.contract
 
 @pytest.mark.timeout(300)
 async def test_each_fault_once_loses_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.contract.soak.find_binaries", lambda: None)
+    monkeypatch.setattr("tests.contract.soak_server.find_binaries", lambda: None)
     monkeypatch.setattr("tests.contract.soak.NUM_BODIES", 4)
     monkeypatch.setattr("tests.contract.soak.OUTAGE_S", 1.0)
     books, tally = Books(tmp_path), Tally()

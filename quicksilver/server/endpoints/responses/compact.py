@@ -60,7 +60,8 @@ class CompactFormat(ReplyFormat):
         }
 
     def chunks(self, index: int, piece: AnswerPiece) -> Sequence[Chunk]:
-        raise NotImplementedError("a compaction is not streamed")
+        """A compaction is not streamed."""
+        return ()
 
     def _user_messages(self) -> list[dict[str, Any]]:
         items = [*self._turn.history, *self._turn.items]

@@ -147,4 +147,5 @@ async def test_replicas_follow_the_load(cluster: TestCluster, wait_until: WaitUn
     for stream in streams:
         stream.cancel()
     await asyncio.gather(*streams, return_exceptions=True)
+    assert all(stream.cancelled() for stream in streams), "a request failed while replicas were added"
     await wait_until(lambda: cluster.replicas().get("RUNNING", 0) == 1, 120.0)
