@@ -68,7 +68,9 @@ ModelName = Annotated[str, Field(max_length=256)]
 class ModelBody(Wire):
     """A body that names a model; an empty name and null select the default model."""
 
-    model: Annotated[ModelName, BeforeValidator(absent, json_schema_input_type=ModelName | None)] = ""
+    model: Annotated[ModelName, BeforeValidator(absent, json_schema_input_type=ModelName | None)] = Field(
+        default="", description="Name of a served model. Default: the first one."
+    )
 
 
 class GenerationBody(ModelBody):
@@ -235,19 +237,49 @@ class NamedTool(Wire):
 class DecoderBody(OwnWire):
     """Extension: the decoder and its parameters, for a trade of speed against quality. A string is its name."""
 
-    name: Literal["ar", "verify", "confidence", "edit", "window", "canvas"] | None = None
-    canvas_len: Annotated[int, Field(ge=1, le=1024), WHOLE] | None = None
-    rule: Literal["threshold", "static", "factor", "entropy"] | None = None
-    threshold: Probability | None = None
-    steps: Annotated[int, Field(ge=1, le=1024), WHOLE] | None = None
-    factor: Annotated[float, Field(ge=0, le=100)] | None = None
-    entropy_bound: Annotated[float, Field(ge=0, le=100)] | None = None
-    edit_threshold: Probability | None = None
-    edit_passes: Annotated[int, Field(ge=0, le=1024), WHOLE] | None = None
-    stutter_penalty: Annotated[float, Field(ge=0, le=100)] | None = None
-    first_temperature: Annotated[float, Field(ge=0.01, le=10)] | None = None
-    last_temperature: Annotated[float, Field(ge=0.01, le=10)] | None = None
-    stop_entropy: Annotated[float, Field(ge=0, le=100)] | None = None
+    name: Literal["ar", "verify", "confidence", "edit", "window", "canvas"] | None = Field(
+        default=None, description="The decoder. Default: that of the model."
+    )
+    canvas_len: Annotated[int, Field(ge=1, le=1024), WHOLE] | None = Field(
+        default=None,
+        description="Positions predicted together; all decoders but `ar`. Default: 16, on a CPU at most 8.",
+    )
+    rule: Literal["threshold", "static", "factor", "entropy"] | None = Field(
+        default=None, description="`confidence`: how positions are chosen. Default: threshold."
+    )
+    threshold: Probability | None = Field(
+        default=None, description="`confidence` and `edit`: probability at which a position is filled. Default: 0.9."
+    )
+    steps: Annotated[int, Field(ge=1, le=1024), WHOLE] | None = Field(
+        default=None,
+        description="`confidence` with the rule static: forwards per canvas; `canvas`: the most. Default: 8.",
+    )
+    factor: Annotated[float, Field(ge=0, le=100)] | None = Field(
+        default=None,
+        description="`confidence` with the rule factor: larger commits more positions at a time. Default: 1.",
+    )
+    entropy_bound: Annotated[float, Field(ge=0, le=100)] | None = Field(
+        default=None, description="Rule entropy, `window` and `canvas`: nats that one step may commit. Default: 0.1."
+    )
+    edit_threshold: Probability | None = Field(
+        default=None, description="`edit`: probability above which a filled position is overwritten. Default: 0.9."
+    )
+    edit_passes: Annotated[int, Field(ge=0, le=1024), WHOLE] | None = Field(
+        default=None, description="`edit`: forwards after the last position is filled. Default: 16."
+    )
+    stutter_penalty: Annotated[float, Field(ge=0, le=100)] | None = Field(
+        default=None, description="`edit`: logit penalty for repeating the token on the left. Default: 2."
+    )
+    first_temperature: Annotated[float, Field(ge=0.01, le=10)] | None = Field(
+        default=None, description="`canvas`: temperature of the first step. Default: 0.8."
+    )
+    last_temperature: Annotated[float, Field(ge=0.01, le=10)] | None = Field(
+        default=None, description="`canvas`: temperature of the last step. Default: 0.4."
+    )
+    stop_entropy: Annotated[float, Field(ge=0, le=100)] | None = Field(
+        default=None,
+        description="`canvas`: mean entropy below which an unchanged canvas ends; 0: never. Default: 0.005.",
+    )
 
     @model_validator(mode="before")
     @classmethod

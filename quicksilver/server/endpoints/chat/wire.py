@@ -145,48 +145,101 @@ Label = Annotated[str, Field(min_length=1, max_length=MAX_CHOICE_CHARS)]
 
 
 class ChatBody(GenerationBody):
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_tokens: AnyOutputTokens | None = None
-    max_completion_tokens: AnyOutputTokens | None = None
-    temperature: Temperature | None = None
-    top_p: Probability | None = None
-    top_k: TopK | None = None
-    min_p: Probability | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    seed: Seed | None = None
-    stop: Stop | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS), WHOLE] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None = None
-    logit_bias: LogitBias | None = None
-    prediction: PredictionBody | None = None
-    # vLLM: log-probabilities of the prompt's tokens, with this many alternatives.
-    prompt_logprobs: PromptLogprobs | None = None
-    # vLLM: the answer continues after the model's end token, up to `max_tokens`.
-    ignore_eos: bool | None = None
-    # vLLM: no token may end the answer before it has this many tokens.
-    min_tokens: MinTokens | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    diffusing: bool | None = None
-    diffusion_detail: Literal["summary", "tokens"] | None = None
-    realtime: bool | None = None
-    reasoning_effort: Effort | None = None
-    reasoning_summary: bool | None = None
-    reasoning_summary_wait: bool | None = None
-    tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS)] | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
-    choice: Annotated[list[Label], Field(min_length=1, max_length=MAX_CHOICES)] | None = None
-    decoder: DecoderBody | None = None
-    user: Annotated[str, Field(max_length=512)] | None = None
-    metadata: Metadata | None = None
-    # Stored only if it is true.
-    store: bool | None = None
-    modalities: list[Literal["text"]] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] = Field(
+        description="The conversation, oldest message first."
+    )
+    max_tokens: AnyOutputTokens | None = Field(
+        default=None, description="Longest answer, in tokens. Default: what the context has left, at most 8,192."
+    )
+    max_completion_tokens: AnyOutputTokens | None = Field(
+        default=None, description="OpenAI's newer name of `max_tokens`; it takes precedence."
+    )
+    temperature: Temperature | None = Field(default=None, description="0 is greedy. Default: 0.75.")
+    top_p: Probability | None = Field(
+        default=None,
+        description="Keep the likeliest tokens whose probabilities add up to this. Default: 1, all tokens.",
+    )
+    top_k: TopK | None = Field(default=None, description="Keep this many of the likeliest tokens. Default: all.")
+    min_p: Probability | None = Field(
+        default=None, description="Drop tokens less likely than this share of the likeliest one. Default: 0."
+    )
+    frequency_penalty: Penalty | None = Field(
+        default=None, description="Subtracted from a token's logit for each time it occurs in the answer. Default: 0."
+    )
+    presence_penalty: Penalty | None = Field(
+        default=None, description="Subtracted from the logit of a token that occurs in the answer. Default: 0."
+    )
+    repetition_penalty: RepetitionPenalty | None = Field(
+        default=None, description="Makes tokens of prompt and answer less likely. Default: 1, no effect."
+    )
+    seed: Seed | None = Field(
+        default=None,
+        description="The same seed gives the same tokens on the same `system_fingerprint`. Default: random.",
+    )
+    stop: Stop | None = Field(default=None, description="Strings that end the answer; they are not part of it.")
+    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS), WHOLE] | None = Field(
+        default=None, description="Number of answers. Default: 1."
+    )
+    logprobs: bool | None = Field(default=None, description="Return the log-probability of every token.")
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), WHOLE] | None = Field(
+        default=None, description="Alternatives per token; needs `logprobs`."
+    )
+    logit_bias: LogitBias | None = Field(
+        default=None, description="Added to the logits: token id in decimal -> number."
+    )
+    prediction: PredictionBody | None = Field(
+        default=None, description="Text that most of the answer is expected to repeat. It is used as a draft."
+    )
+    prompt_logprobs: PromptLogprobs | None = Field(
+        default=None, description="vLLM: log-probabilities of the prompt's tokens, with this many alternatives."
+    )
+    ignore_eos: bool | None = Field(
+        default=None, description="vLLM: the answer continues after the model's end token, up to `max_tokens`."
+    )
+    min_tokens: MinTokens | None = Field(
+        default=None, description="vLLM: no token may end the answer before it has this many tokens."
+    )
+    stream: bool | None = Field(default=None, description="Send the answer in chunks, as server-sent events.")
+    stream_options: StreamOptions | None = Field(default=None, description="Options of a stream.")
+    diffusing: bool | None = Field(
+        default=None, description="In a stream: send the whole text with its drafts after each step."
+    )
+    diffusion_detail: Literal["summary", "tokens"] | None = Field(
+        default=None, description="With `diffusing`: counts of each step, or also its tokens."
+    )
+    realtime: bool | None = Field(
+        default=None, description="Use shorter canvases, so that the first token comes sooner."
+    )
+    reasoning_effort: Effort | None = Field(
+        default=None, description="How long the model may reason before it answers. Default: none."
+    )
+    reasoning_summary: bool | None = Field(default=None, description="Return the first part of the reasoning.")
+    reasoning_summary_wait: bool | None = Field(default=None, description="Accepted, without effect.")
+    tools: Annotated[list[ToolSpec], Field(max_length=MAX_TOOLS)] | None = Field(
+        default=None, description="Functions that the model may call. Every call satisfies the schema of its function."
+    )
+    tool_choice: ToolChoice | None = Field(
+        default=None,
+        description="Whether the model may, must or must not call a function, or which one. Default: auto.",
+    )
+    parallel_tool_calls: bool | None = Field(
+        default=None, description="Whether an answer may have several calls. Default: true."
+    )
+    response_format: ResponseFormat | None = Field(
+        default=None, description="Form of the answer, enforced while it is decoded. Default: text."
+    )
+    choice: Annotated[list[Label], Field(min_length=1, max_length=MAX_CHOICES)] | None = Field(
+        default=None, description="Labels. The answer is the likeliest of them."
+    )
+    decoder: DecoderBody | None = Field(
+        default=None, description="The decoder and its parameters, or the decoder's name. Default: that of the model."
+    )
+    user: Annotated[str, Field(max_length=512)] | None = Field(
+        default=None, description="Name of the end user, without effect."
+    )
+    metadata: Metadata | None = Field(default=None, description="Stored with the answer if `store` is true.")
+    store: bool | None = Field(default=None, description="Store the answer for later retrieval. Default: false.")
+    modalities: list[Literal["text"]] | None = Field(default=None, description="Only text is supported.")
 
 
 class FunctionReply(TypedDict):
