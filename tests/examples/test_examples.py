@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import random
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,7 @@ from benchmarks.example_costs import EXAMPLES, read_costs
 from examples import agent_loop, coding_agent, compact, helpers, invoices, rag, summary, transcript
 from examples.frameworks import counters
 from examples.measure import Chat, compare
-from tests.support.live import serving
+from tests.support.live import free_port, serving
 from tests.support.weights import nano
 
 ROOT = Path(__file__).parents[2]
@@ -29,10 +31,15 @@ WITH_FRAMEWORKS = sorted(
 )
 
 
+ADMIN_PORT = free_port()
+NUM_CANCELLED = 200
+
+
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     nano()
-    with serving(tmp_path_factory.mktemp("examples") / "server.log") as url:
+    log = tmp_path_factory.mktemp("examples") / "server.log"
+    with serving(log, "--admin-port", str(ADMIN_PORT)) as url:
         yield url
 
 
@@ -54,10 +61,22 @@ def test_an_example_is_short_and_on_its_page(path: Path) -> None:
 @pytest.mark.timeout(600)
 class TestLive:
     def test_agent_loop_calls_a_tool_in_every_step_from_a_cached_prompt(self, chat: Chat) -> None:
-        shop = agent_loop.run(chat, num_steps=9)
-        assert len(shop.called) == 9
+        shop = agent_loop.run(chat)
+        assert len(shop.called) == 50
         assert {reply.choices[0].finish_reason for reply in chat.replies} == {"tool_calls"}
         assert agent_loop.cached_share(chat) >= 0.8
+
+    def test_cancelled_turns_give_their_pages_back(self, url: str) -> None:
+        """As a voice application cancels a turn when the user speaks: the stream is closed after its first text."""
+        turn = {"role": "user", "content": "Tell me a long story about a lighthouse."}
+        body = {"model": "nano", "messages": [turn], "stream": True, "temperature": 0, "max_tokens": 200}
+        cancel_after_first_text(url, body)
+        before = when_idle()
+        for _ in range(NUM_CANCELLED):
+            cancel_after_first_text(url, body)
+        after = when_idle()
+        assert after["kv_pages_free"] == before["kv_pages_free"]
+        assert after["aborts_total"] - before["aborts_total"] >= 0.9 * NUM_CANCELLED
 
     def test_compare_prints_the_cost_of_both_decoders_with_the_same_answers(
         self, chat: Chat, capsys: pytest.CaptureFixture[str]
@@ -110,6 +129,24 @@ class TestLive:
         assert together == helpers.run(chat, num_parallel=1)
         usages = [reply.usage for reply in chat.replies[len(together) :]]
         assert all(u.prompt_tokens_details.cached_tokens > 0.8 * u.prompt_tokens for u in usages)
+
+
+def cancel_after_first_text(url: str, body: dict[str, Any]) -> None:
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=300) as reply:
+        assert reply.status_code == 200
+        assert any(re.search(r'"content": ?"[^"]', line) for line in reply.iter_lines())
+
+
+def when_idle() -> dict[str, float]:
+    """Figures of the engine as soon as no request is left."""
+    names = ("num_requests_running", "num_requests_waiting", "aborts_total", "kv_pages_free")
+    deadline = time.monotonic() + 120
+    while True:
+        figures = counters.read(f"http://127.0.0.1:{ADMIN_PORT}", *names)
+        if not figures["num_requests_running"] and not figures["num_requests_waiting"]:
+            return figures
+        assert time.monotonic() < deadline, "a cancelled turn kept its slot"
+        time.sleep(0.1)
 
 
 def test_parts_of_a_document_are_whole_paragraphs() -> None:
