@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import orjson
+import pytest
 
 from quicksilver.accounts.identity import OPERATOR
 from quicksilver.core import Request
@@ -69,10 +70,23 @@ def cost_of(leg: dict[str, Any]) -> int:
     return (prompt - cached) * price["input"] + cached * price["cached_input"] + completion * price["output"]
 
 
-async def test_a_thousand_requests_against_a_faulty_upstream(hybrid: HybridServed, bank: Bank) -> None:
+@pytest.mark.parametrize(
+    ("settings", "has_breaker"),
+    [
+        ({"retries": 0, "max_failures": 10**6}, False),
+        ({"max_failures": 10**6}, False),
+        ({}, True),
+        # It opens and tries again many times.
+        ({"open_s": 0.05}, True),
+    ],
+    ids=["one try", "default retries", "default retries and breaker", "short breaker"],
+)
+async def test_a_thousand_requests_against_a_faulty_upstream(
+    hybrid: HybridServed, bank: Bank, settings: dict[str, Any], has_breaker: bool
+) -> None:
     keys = {word: await bank.key(credits=10**9) for word in (SECRET, OPEN)}
     await bank.accounts.admin(lambda admin: _consent_of_last(admin, bank))
-    await hybrid.change_upstream(idle_s=0.25, retries=0, max_failures=10**6)
+    await hybrid.change_upstream(idle_s=0.25, **settings)
     hybrid.upstream.script, hybrid.served.engine.script = upstream_script, engine_script
     replies: dict[int, httpx.Response] = {}
     left = iter(range(NUM_REQUESTS))
@@ -100,7 +114,9 @@ async def test_a_thousand_requests_against_a_faulty_upstream(hybrid: HybridServe
             continue
         expected += sum(map(cost_of, legs))
         assert [leg["outcome"] for leg in legs].count("answered") == 1
-    assert 0 < num_cut < NUM_REQUESTS // 50
+    assert num_cut < NUM_REQUESTS // 50
+    assert num_cut > 0 or has_breaker
+    assert any("is not called for a while" in reply.text for reply in replies.values()) is has_breaker
     rows = await rows_of(bank)
     assert sum(row.cost for row in rows) == expected
     assert {row.state for row in rows} == {"settled", "released"}
