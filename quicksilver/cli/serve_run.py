@@ -65,7 +65,7 @@ async def open_services(
 ) -> Services:
     """The Services of the default model, around the given engines. `stack` closes what is opened here."""
     compile_pool = await stack.enter_async_context(_compile_pool(settings.compile_pool))
-    accounts = None
+    accounts: Accounts | None = None
     if settings.accounts:
         accounts = await stack.enter_async_context(open_accounts(*settings.accounts, settings.admin_key_file))
     tracing = await stack.enter_async_context(open_tracing(settings.server.otlp_endpoint))

@@ -156,7 +156,9 @@ class Verifier:
     gpu: str = ""
     is_measuring: bool = True
     # Command and data of a claim -> the reports that it wrote, or its failure.
-    _runs: dict[tuple[str, str], NamedReports | InvalidRequest] = field(default_factory=dict, init=False, repr=False)
+    _runs: dict[tuple[str, str], NamedReports | InvalidRequest] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def check(self, claim: Claim) -> Outcome:
         if not claim.value:

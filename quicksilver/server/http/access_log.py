@@ -76,11 +76,12 @@ def route_template(scope: Scope) -> str:
     """The path of the request's route as it was declared. A request that was refused before routing has the route that
     would have answered it."""
     route = scope.get("route") or _matching_route(scope)
-    return getattr(route, "path", UNMATCHED)
+    path: str = getattr(route, "path", UNMATCHED)
+    return path
 
 
 def _matching_route(scope: Scope) -> BaseRoute | None:
-    by_path = None
+    by_path: BaseRoute | None = None
     for route in _leaves(scope["app"].routes):
         match, _ = route.matches(scope)
         if match is Match.FULL:
