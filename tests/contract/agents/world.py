@@ -1,28 +1,34 @@
 """Runs one agent program against a scripted engine and prints what happened as JSON.
 
-`python -m tests.contract.agents.world AGENT WORKSPACE PROGRAM` is to be started in a network namespace of its own: it
-brings up the loopback interface, which is then the only one. The engine answers with the tool calls of `SCRIPTS`.
+`python -m tests.contract.agents.world AGENT WORKSPACE PROGRAM COURSE` is to be started in a network namespace of its
+own: it brings up the loopback interface, which is then the only one. The engine answers with the tool calls of the
+agent.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
 import re
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quicksilver.core import Request
+from quicksilver.errors import EngineUnavailable
 from tests.contract.live import LiveServer, choose_text, spelled_out
 from tests.support.fake_engine import INFO, Step, spoken
 from tests.support.small_tokenizer import small_tokenizer
@@ -34,6 +40,18 @@ TASK = "In greet.py, let greet() return 'good morning'."
 # ioctl numbers and the flag of an interface that is up, from linux/sockios.h and linux/if.h.
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 LIMIT_S = 120
+ABORT_S = 60
+
+
+class Course(StrEnum):
+    """What happens to the program."""
+
+    # It does its task.
+    WHOLE = "whole"
+    # Its first request is refused with a 503; it must try again.
+    REFUSED = "refused"
+    # It is killed while it reads a reply.
+    KILLED = "killed"
 
 
 def bring_up_loopback() -> None:
@@ -98,8 +116,11 @@ class Calls:
         await self.app(scope, receive, noting)
 
 
-def script_for(agent: Agent, workspace: Path) -> Callable[[Request], list[Step]]:
+def script_for(agent: Agent, workspace: Path, course: Course) -> Callable[[Request], list[Step]]:
+    num_refused = 0
+
     def script(request: Request) -> list[Step]:
+        nonlocal num_refused
         prompt = spelled_out(request)
         head, _, turns = prompt.partition("<|im_end|>")
         answers = agent.answers(workspace)
@@ -109,12 +130,16 @@ def script_for(agent: Agent, workspace: Path) -> Callable[[Request], list[Step]]
         text = text if request.think is None else f"I see.</think>{text}"
         # Programs also ask for a title of the session and the like.
         text = text if is_task else choose_text(request, prompt)
-        return spoken(request, small_tokenizer().encode_markup(text))
+        steps = spoken(request, small_tokenizer().encode_markup(text))
+        if is_task and course is Course.REFUSED and not num_refused:
+            num_refused += 1
+            return [EngineUnavailable("the queue is full")]
+        return [steps[0], asyncio.Event().wait] if is_task and course is Course.KILLED else steps
 
     return script
 
 
-def main(name: str, workspace: Path, program: str) -> None:
+def main(name: str, workspace: Path, program: str, course: Course) -> None:
     from tests.contract.agents.programs import AGENTS
 
     agent = AGENTS[name]
@@ -123,17 +148,23 @@ def main(name: str, workspace: Path, program: str) -> None:
     (workspace / "greet.py").write_text(BEFORE)
     with tempfile.TemporaryDirectory() as home:
         server = LiveServer(Path(home) / "server", replace(INFO, context_len=1_000_000, num_pages=1 << 20))
-        server.engine.script = script_for(agent, workspace)
+        server.engine.script = script_for(agent, workspace, course)
         calls = Calls(server.listener.config.app)  # type: ignore[arg-type]
         server.listener.config.app = calls
         server.start()
-        done = run_program(agent, program, Job(server.url, workspace), Path(home), LIMIT_S)
+        job = Job(server.url, workspace)
+        if course is Course.KILLED:
+            done = kill_program(agent, program, job, Path(home), server)
+        else:
+            done = run_program(agent, program, job, Path(home), LIMIT_S)
+        num_open = server.engine.num_open
         server.stop()
     print(
         json.dumps(
             {
                 "exit": done.returncode,
                 "calls": calls.seen,
+                "num_open": num_open,
                 "errors": calls.errors,
                 "file": (workspace / "greet.py").read_text(),
                 "prompt": spelled_out(server.engine.seen[-1])[:2000],
@@ -156,6 +187,39 @@ def run_program(agent: Agent, program: str, job: Job, home: Path, limit_s: float
     )
 
 
+def kill_program(
+    agent: Agent, program: str, job: Job, home: Path, server: LiveServer
+) -> subprocess.CompletedProcess[str]:
+    """Starts the program, kills it and all that it started while it reads a reply, and waits until the engine is idle
+    or the time for that is over."""
+    with (home / "output").open("w+") as output:
+        command, environment = agent.command(program, job), {**minimal_environment(home), **agent.environment(job)}
+        process = subprocess.Popen(
+            command,
+            cwd=job.workspace,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            wait_until(lambda: server.engine.num_open > 0 or process.poll() is not None, LIMIT_S)
+            has_begun = server.engine.num_open > 0
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        wait_until(lambda: server.engine.num_open == 0, ABORT_S)
+        output.seek(0)
+        return subprocess.CompletedProcess(command, 0 if has_begun else 1, output.read(), "")
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def minimal_environment(home: Path) -> dict[str, str]:
     """No variable of the developer's own reaches the program; proxies lead to a port where nothing listens."""
     closed = "http://127.0.0.1:9"
@@ -165,4 +229,4 @@ def minimal_environment(home: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]).resolve(), sys.argv[3])
+    main(sys.argv[1], Path(sys.argv[2]).resolve(), sys.argv[3], Course(sys.argv[4]))

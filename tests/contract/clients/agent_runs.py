@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[3]
 PYTHON = os.environ.get("QUICKSILVER_PYTHON", "")
 AFTER = "def greet():\n    return 'good morning'\n"
 MESSAGES, RESPONSES, CHAT = "POST /v1/messages 200", "POST /v1/responses 200", "POST /v1/chat/completions 200"
+REFUSED = tuple(f"POST /v1/{path} 503" for path in ("messages", "responses", "chat/completions"))
 MODELS = "GET /v1/models 200"
 
 
@@ -25,11 +26,15 @@ def own_network() -> list[str]:
     return words if is_allowed else []
 
 
-def run_agent(agent: str, program: str, workspace: Path) -> dict[str, Any]:
-    command = [*own_network(), PYTHON, "-m", "tests.contract.agents.world", agent, str(workspace), program]
+def run_agent(agent: str, program: str, workspace: Path, course: str = "whole") -> dict[str, Any]:
+    """`course` is one of `tests.contract.agents.world`; unless the program is killed, it must do its task."""
+    command = [*own_network(), PYTHON, "-m", "tests.contract.agents.world", agent, str(workspace), program, course]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "QUICKSILVER_OWN_NETWORK": "1" if own_network() else ""}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
-    assert (told["exit"], told["file"]) == (0, AFTER), told["output"]
+    assert told["exit"] == 0, told["output"]
+    if course != "killed":
+        assert told["file"] == AFTER, told["output"]
+    assert told["num_open"] == 0, "a slot of the engine was not given back"
     return told

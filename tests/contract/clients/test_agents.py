@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_runs import CHAT, MESSAGES, MODELS, RESPONSES, run_agent
+from agent_runs import CHAT, MESSAGES, MODELS, REFUSED, RESPONSES, run_agent
 
 PROGRAMS = os.environ.get("QUICKSILVER_AGENTS", "")
 
@@ -41,3 +41,19 @@ def test_codex(tmp_path: Path) -> None:
 def test_opencode(tmp_path: Path) -> None:
     # One call more, for the title of the session.
     assert run_agent("opencode", node_program("opencode"), tmp_path)["calls"] == [CHAT] * 4
+
+
+def program_of(agent: str) -> str:
+    return sys.executable if agent == "claude" else node_program(agent)
+
+
+@pytest.mark.parametrize("agent", ["claude", "codex", "opencode"])
+def test_a_refused_request_is_sent_again(tmp_path: Path, agent: str) -> None:
+    told = run_agent(agent, program_of(agent), tmp_path, "refused")
+    assert sum(call in REFUSED for call in told["calls"]) == 1
+
+
+@pytest.mark.parametrize("agent", ["claude", "codex", "opencode"])
+def test_a_program_that_is_killed_leaves_nothing_open(tmp_path: Path, agent: str) -> None:
+    told = run_agent(agent, program_of(agent), tmp_path, "killed")
+    assert told["calls"]
