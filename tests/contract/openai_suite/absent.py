@@ -7,9 +7,6 @@ out. A test that is not in this table must pass.
 from __future__ import annotations
 
 ABSENT = {
-    "test_models.py::test_method_delete": "models are not deleted through the API",
-    "test_models.py::test_raw_response_delete": "models are not deleted through the API",
-    "test_models.py::test_streaming_response_delete": "models are not deleted through the API",
     "test_responses.py::test_method_create_with_all_params_overload_1": "prompt templates that a provider hosts",
     "test_responses.py::test_method_create_with_all_params_overload_2": "prompt templates that a provider hosts",
     "test_responses.py::test_method_compact_with_all_params": "the reply's type admits no message of the user",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from quicksilver.server.endpoints.batches.route import new_batch
 from quicksilver.server.endpoints.batches.wire import BatchBody
 from quicksilver.server.endpoints.files.store import describe
 from quicksilver.server.storage import Storage, write_json
+from quicksilver.tuning.models import MODEL, TunedModel
 from tests.contract.live import LiveServer
 
 # Names of models in the tests; a server maps them with --served-name.
@@ -25,7 +27,12 @@ MODELS = ("gpt-5.6", "gpt-6-astra", "gpt-3.5-turbo-instruct", "model", "string")
 
 
 def seeds() -> list[StoredObject]:
-    return [*responses(), *conversations(), *chats(), *files(), *batches()]
+    return [*responses(), *conversations(), *chats(), *files(), *batches(), tuned_model()]
+
+
+def tuned_model() -> StoredObject:
+    model = TunedModel("ft:gpt-4o-mini:acemeco:suffix:abc123", "nano", "", 0, 1, "ftjob-1", 1)
+    return StoredObject(MODEL, model.id, write_json(asdict(model)))
 
 
 def responses() -> list[StoredObject]:
