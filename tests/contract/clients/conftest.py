@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
@@ -51,3 +53,18 @@ class Server:
 @pytest.fixture(scope="session")
 def server() -> Server:
     return Server(os.environ["QUICKSILVER_URL"], os.environ["QUICKSILVER_ADMIN_URL"])
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose scripted engine calls a tool that it is offered: a small model may answer in words instead."""
+    root = Path(__file__).parents[3]
+    command = [os.environ["QUICKSILVER_PYTHON"], "-m", "tests.contract.live", str(tmp_path_factory.mktemp("home"))]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=root, env=environment, text=True, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        yield Server(url, url)
+        process.stdin.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import openai
 import pytest
@@ -56,6 +57,21 @@ def test_responses(client: openai.OpenAI) -> None:
     assert CITY in reply.output_text
     parsed = client.responses.parse(model="mercury-2", input=DESCRIBE, text_format=Person, max_output_tokens=LIMIT)
     assert isinstance(parsed.output_parsed, Person)
+
+
+def decide(client: openai.OpenAI, state: str, model: str = "nano") -> dict[str, Any]:
+    """The route of typed questions, through the client's own method for other paths."""
+    questions = [{"type": "predicate", "name": "sport", "instructions": "Is the text about sport?"}]
+    body = {"model": model, "input": state, "questions": questions}
+    return client.post("/decisions", cast_to=dict[str, Any], body=body)
+
+
+def test_decisions(client: openai.OpenAI) -> None:
+    (answer,) = decide(client, "The match ended 3:1.")["answers"]
+    assert answer["name"] == "sport"
+    assert 0 <= answer["probability"] <= 1
+    with pytest.raises(openai.NotFoundError):
+        decide(client, "The match ended 3:1.", "gpt-9")
 
 
 def test_refusal(client: openai.OpenAI) -> None:

@@ -32,11 +32,19 @@ def test_generate(client: ollama.Client) -> None:
     assert client.generate(model="nano", prompt="def add(a, b):\n    return ", suffix="\n", options=OPTIONS).response
 
 
-def test_tools(client: ollama.Client) -> None:
-    reply = client.chat(model="nano", messages=user(ASK_WEATHER), tools=[WEATHER], options=OPTIONS)
-    for call in reply.message.tool_calls or ():
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools(scripted: Server, stream: bool) -> None:
+    client = ollama.Client(host=scripted.url)
+    replied = client.chat(model="nano", messages=user(ASK_WEATHER), tools=[WEATHER], options=OPTIONS, stream=stream)
+    replies = list(replied) if stream else [replied]
+    calls = [call for reply in replies for call in reply.message.tool_calls or ()]
+    assert calls
+    for call in calls:
         assert call.function.name == "weather"
         assert isinstance(call.function.arguments["city"], str)
+    result = {"role": "tool", "tool_name": "weather", "content": "sunny"}
+    history = [*user(ASK_WEATHER), {"role": "assistant", "content": "", "tool_calls": calls[:1]}, result]
+    assert client.chat(model="nano", messages=history, options=OPTIONS).message.content
 
 
 def test_schema(client: ollama.Client) -> None:
