@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -17,9 +18,11 @@ from quicksilver.errors import InvalidRequest, QuicksilverError
 from quicksilver.server.endpoints.responses.format import ResponsesFormat
 from quicksilver.server.endpoints.responses.turn import RESPONSE, ResponseTurn
 from quicksilver.server.generation.job import ReplyJob
+from quicksilver.server.generation.respond import Chunk
 from quicksilver.server.http.errors import internal_error
 from quicksilver.server.services import Services
 from quicksilver.server.storage import read_json, write_json
+from quicksilver.text.answer import Finished
 
 LEASE_S = 10
 RENEW_S = 1.0
@@ -27,6 +30,48 @@ OPEN = ("queued", "in_progress")
 
 # Strong references: the event loop keeps only weak ones.
 _running: set[asyncio.Task[None]] = set()
+
+
+class LiveEvents:
+    """The encoded events of a response that this process generates; the place of an event is its number."""
+
+    def __init__(self) -> None:
+        self._encoded: list[bytes] = []
+        self._is_ended = False
+        self._changed = asyncio.Event()
+
+    def add(self, encoded: Iterable[bytes]) -> None:
+        self._encoded += encoded
+        self._wake()
+
+    def end(self) -> None:
+        self._is_ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def follow(self, starting_after: int) -> AsyncGenerator[bytes, None]:
+        """The events after this number, until the last one."""
+        number = starting_after + 1
+        while True:
+            changed = self._changed
+            for encoded in self._encoded[number:]:
+                yield encoded
+                number += 1
+            if self._is_ended and number >= len(self._encoded):
+                return
+            await changed.wait()
+
+
+# By the id of the response.
+_live: dict[str, LiveEvents] = {}
+
+
+def live_events(response_id: str) -> LiveEvents | None:
+    """None for a response that another process generates, or that is complete."""
+    return _live.get(response_id)
 
 
 async def start_background(
@@ -43,6 +88,7 @@ async def start_background(
         job.fail(error)
         await job.aclose()
         raise
+    _live[reply["id"]] = LiveEvents()
     task = asyncio.create_task(_work(job, form, turn, services, process, reply))
     _running.add(task)
     task.add_done_callback(_running.discard)
@@ -70,24 +116,41 @@ async def _work(
                 for task in (working, holding):
                     task.cancel()
                 await asyncio.gather(working, holding, return_exceptions=True)
+                _live.pop(queued["id"]).end()
 
 
 async def _finish(
     job: ReplyJob, form: ResponsesFormat, turn: ResponseTurn, process: str, queued: dict[str, Any]
 ) -> None:
+    live = _live[queued["id"]]
     try:
-        answers = await job.collect()
-        reply: dict[str, Any] = dict(form.whole(answers))
+        closing = await _generate(job, form, live)
+        reply: dict[str, Any] = dict(closing[-1]["response"])
         if await _close(turn, reply, process):
             if turn.conversation is not None:
                 await turn.append([*turn.items, *reply["output"]])
             # An equal request with the same Idempotency-Key gets the first reply again, and reads this response.
             await job.settle(SavedReply(200, write_json(queued)))
+            live.add(map(form.encode, closing))
     except Exception as error:
         job.fail(error)
         refusal = error if isinstance(error, QuicksilverError) else internal_error()
         (failed,) = form.failure(refusal)
-        await _close(turn, dict(failed["response"]), process)
+        if await _close(turn, dict(failed["response"]), process):
+            live.add([form.encode(failed)])
+
+
+async def _generate(job: ReplyJob, form: ResponsesFormat, live: LiveEvents) -> list[Chunk]:
+    """The last events, which are sent when the response is stored and charged; those before them are sent at once."""
+    live.add(map(form.encode, form.begin()))
+    closing: list[Chunk] = []
+    while (numbered := await job.next_piece()) is not None:
+        events = list(form.chunks(*numbered))
+        if isinstance(numbered[1], Finished):
+            closing = list(events)
+        else:
+            live.add(map(form.encode, events))
+    return closing
 
 
 async def _close(turn: ResponseTurn, reply: dict[str, Any], process: str) -> bool:

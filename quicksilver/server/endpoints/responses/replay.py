@@ -1,4 +1,5 @@
-"""The events of a stored response. Those of one that is still being generated come when it is complete."""
+"""The events of a stored response. Those of one that this process generates come as they are made; those of one that
+another process generates come when it is complete, with whole items instead of deltas."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 from fastapi import Request
 
-from quicksilver.server.endpoints.responses.background import OPEN, current_reply
+from quicksilver.server.endpoints.responses.background import OPEN, current_reply, live_events
 from quicksilver.server.endpoints.responses.turn import RESPONSE
 from quicksilver.server.http.sse import EventStream, named_event
 from quicksilver.server.services import Services, services_of
@@ -31,6 +32,11 @@ def stream_stored(request: Request, owner: str, response_id: str, starting_after
 
 async def _events(services: Services, owner: str, response_id: str, starting_after: int) -> AsyncGenerator[bytes, None]:
     reply = await _reply(services, owner, response_id)
+    live = live_events(response_id)
+    if live is not None:
+        async for encoded in live.follow(starting_after):
+            yield encoded
+        return
     opening = {**reply, "status": "in_progress", "output": [], "usage": None}
     created: dict[str, Any] = {"type": "response.created", "response": opening}
     if starting_after < 0:
@@ -38,9 +44,12 @@ async def _events(services: Services, owner: str, response_id: str, starting_aft
     while reply["status"] in OPEN:
         await asyncio.sleep(POLL_S)
         reply = await _reply(services, owner, response_id)
-    for number, event in enumerate(_closing_events(reply), start=1):
-        if number > starting_after:
-            yield named_event(event["type"], {**event, "sequence_number": number})
+    closing = list(_closing_events(reply))
+    for number, event in enumerate(closing, start=1):
+        # A reader that has received deltas before continues after a higher number; it still gets the last event.
+        is_last = number == len(closing)
+        if number > starting_after or is_last:
+            yield named_event(event["type"], {**event, "sequence_number": max(number, starting_after + 1)})
 
 
 async def _reply(services: Services, owner: str, response_id: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from quicksilver.accounts.identity import OPERATOR
 from quicksilver.core import Request
 from quicksilver.errors import EngineDied
 from quicksilver.server.endpoints.responses import background
+from quicksilver.server.endpoints.responses.background import LiveEvents
 from tests.server.conftest import HELLO, Served, says
 from tests.server.endpoints.responses.test_route import RESPONSES, ask, named_events, prompt_text
 from tests.support.bank import Bank
@@ -146,7 +148,38 @@ async def test_a_background_response_is_queued_and_completed(served: Served) -> 
 
 async def test_a_background_response_may_be_streamed(served: Served) -> None:
     received = named_events(await served.post(RESPONSES, ask(background=True, stream=True)))
-    assert (received[0]["type"], received[-1]["type"]) == ("response.created", "response.completed")
+    direct = named_events(await served.post(RESPONSES, ask(stream=True)))
+    assert [event["type"] for event in received] == [event["type"] for event in direct]
+    assert [event["sequence_number"] for event in received] == list(range(len(received)))
+    final = received[-1]["response"]
+    assert (await served.get(f"{RESPONSES}/{final['id']}")).json() == final
+
+
+async def test_a_background_stream_is_continued_where_it_ended(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, go_on = says(HELLO), asyncio.Event()
+    readers: list[int] = []
+    follow = LiveEvents.follow
+
+    def noted(self: LiveEvents, starting_after: int) -> AsyncGenerator[bytes, None]:
+        readers.append(starting_after)
+        return follow(self, starting_after)
+
+    monkeypatch.setattr(LiveEvents, "follow", noted)
+    served.engine.script = lambda request: [first(request)[0], go_on.wait, *first(request)[1:]]
+    made = await create(served, background=True)
+    place = f"{RESPONSES}/{made['id']}"
+    whole = asyncio.create_task(served.get(f"{place}?stream=true"))
+    rest = asyncio.create_task(served.get(f"{place}?stream=true&starting_after=2"))
+    async with asyncio.timeout(60):
+        while len(readers) < 2:
+            await asyncio.sleep(0.01)
+    go_on.set()
+    events = named_events(await whole)
+    continued = named_events(await rest)
+    assert events[-1]["type"] == continued[-1]["type"] == "response.completed"
+    assert continued == events[3:]
+    late = named_events(await served.get(f"{place}?stream=true&starting_after=500"))
+    assert [(event["type"], event["sequence_number"]) for event in late] == [("response.completed", 501)]
 
 
 async def test_a_background_response_that_cannot_be_stored_reserves_nothing(served: Served, bank: Bank) -> None:
@@ -196,8 +229,9 @@ async def test_a_cancelled_background_stream_is_charged_as_far_as_it_came(
             await asyncio.sleep(0.01)
     _, stored = found[0]
     assert (await call(served, "POST", f"{RESPONSES}/{stored.id}/cancel", headers=headers)).status_code == 200
-    received = named_events(await streaming)
-    assert [event["type"] for event in received] == ["response.created"]
+    kinds = [event["type"] for event in named_events(await streaming)]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert not {"response.completed", "response.incomplete", "response.failed"} & set(kinds)
     await settled(bank)
     assert await bank.spent() > 0
 
