@@ -49,7 +49,7 @@ SUMMARY_HEAD = "Summary of the conversation so far:\n"
 CUSTOM_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 # Fields that change no answer and that clients send with every request.
 SILENT = frozenset(
-    {"client_metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier"}
+    {"client_metadata", "include", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier"}
 )
 FREE_TEXT = ResponseFormat(FormatKind.LARK)
 

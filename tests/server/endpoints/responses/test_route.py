@@ -178,7 +178,7 @@ async def test_a_custom_tool_is_called_with_plain_text(served: Served) -> None:
 
 
 async def test_ignored_fields_are_named_in_a_warning(served: Served) -> None:
-    reply = (await served.post(RESPONSES, ask(max_tool_calls=3, service_tier="auto", temprature=1))).json()
+    reply = (await served.post(RESPONSES, ask(max_tool_calls=3, service_tier="auto", include=[], temprature=1))).json()
     assert reply["warning"] == "ignored fields: max_tool_calls, temprature"
 
 
