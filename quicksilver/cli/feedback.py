@@ -16,6 +16,8 @@ from quicksilver.cli.console import out
 from quicksilver.errors import InvalidRequest
 from quicksilver.hub.resolve import default_home
 from quicksilver.tuning.feedback import KINDS, forget_captures, kto_lines, read_reports, set_capture
+from quicksilver.tuning.proposing import MIN_LINES, Schedule, accept, set_schedule
+from quicksilver.tuning.proposing import propose as make_proposal
 
 if TYPE_CHECKING:
     from quicksilver.accounts.objects import ObjectStore
@@ -55,6 +57,40 @@ def export(
     target.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
     accepted = sum(line["label"] for line in lines)
     out.print(f"{len(lines)} lines, {accepted} accepted, in {target}", markup=False, soft_wrap=True)
+
+
+@feedback.command("propose")
+def propose(
+    model: Annotated[str, typer.Option(help="Model that the proposal is for.")] = options.DEFAULT_MODEL,
+    every_days: Annotated[
+        float | None, typer.Option(help="Let the server propose again after so many days, where there is new feedback.")
+    ] = None,
+    off: Annotated[bool, typer.Option("--off", help="End the schedule.")] = False,
+    min_lines: Annotated[int, typer.Option(min=10, help="Reported suggestions that are needed.")] = MIN_LINES,
+    project: Project = "",
+    database_url: options.DatabaseUrl = "",
+    pepper: options.Pepper = None,
+) -> None:
+    """Create a KTO job from the feedback. Its adapter is measured, and served only after `feedback accept`."""
+    with _objects(project, database_url, pepper) as (objects, owner):
+        if off or every_days is not None:
+            set_schedule(objects, owner, None if off else Schedule(model, every_days or 0))
+            out.print("no schedule" if off else f"a proposal for {model} every {every_days:g} days", soft_wrap=True)
+            return
+        job = make_proposal(objects, default_home(), owner, model, min_lines=min_lines)
+        out.print(f"{job.id}: `quicksilver serve` trains it; see its status at /v1/fine_tuning/jobs", soft_wrap=True)
+
+
+@feedback.command("accept")
+def accept_proposal(
+    job_id: Annotated[str, typer.Argument(help="Id of the job of the proposal.")],
+    project: Project = "",
+    database_url: options.DatabaseUrl = "",
+    pepper: options.Pepper = None,
+) -> None:
+    """Serve the model of a proposal from now on."""
+    with _objects(project, database_url, pepper) as (objects, owner):
+        out.print(f"model: {accept(objects, owner, job_id)}", highlight=False, soft_wrap=True, markup=False)
 
 
 @feedback.command("forget")

@@ -12,13 +12,18 @@ import os
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from quicksilver.core import EngineClient
 from quicksilver.errors import QuicksilverError
 from quicksilver.server.storage import Storage
 from quicksilver.tuning.jobs import JobStore
+from quicksilver.tuning.proposing import propose_due
 from quicksilver.tuning.settings import TrainerSettings
 from quicksilver.tuning.sweep import sweep_store
+
+if TYPE_CHECKING:
+    from quicksilver.accounts.objects import ObjectStore
 
 log = logging.getLogger("quicksilver.server")
 
@@ -55,14 +60,19 @@ class TrainerProcess:
             await self.stop()
 
     async def _sweep(self) -> None:
-        """Also where no job is ever open: captured suggestions are kept for a limited time."""
+        """Deletes what is old and makes proposals that are due. Also where no job is ever open: captured suggestions
+        are kept for a limited time."""
         while True:
             if self._storage.has_objects:
                 try:
                     await self._storage.run(lambda store: sweep_store(store, self._settings.stored_days))
+                    await self._storage.run(self._propose)
                 except QuicksilverError as error:
-                    log.warning("old objects were not deleted: %s", error.message)
+                    log.warning("old objects were not swept: %s", error.message)
             await asyncio.sleep(SWEEP_S)
+
+    def _propose(self, store: ObjectStore) -> None:
+        propose_due(store, self._settings.home, self._settings.models)
 
     async def _has_open_jobs(self) -> bool:
         if not self._storage.has_objects:

@@ -22,7 +22,7 @@ class TunedAdapters:
         if not name.startswith(PREFIX) or not self._storage.has_objects:
             return None
         model = await self._storage.run(lambda store: find_model(store, tenant, name))
-        if model is None:
+        if model is None or model.is_proposed:
             return None
         await self._storage.run(lambda store: adapter_file(store, tenant, model, self._folder))
         return self._served(model)
@@ -31,7 +31,7 @@ class TunedAdapters:
         if not self._storage.has_objects:
             return []
         models = await self._storage.run(lambda store: list(list_models(store, tenant)))
-        return [self._served(model) for model in models]
+        return [self._served(model) for model in models if not model.is_proposed]
 
     def _served(self, model: TunedModel) -> ServedAdapter:
         ref = AdapterRef(model.sha256, str(adapter_path(self._folder, model)))

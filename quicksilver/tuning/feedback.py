@@ -62,10 +62,17 @@ def read_reports(home: Path) -> dict[str, str]:
 
 def kto_lines(objects: ObjectStore, owner: str, reports: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """A line per captured suggestion that was reported, oldest first."""
+    return (line for _, line in judged_captures(objects, owner, reports))
+
+
+def judged_captures(
+    objects: ObjectStore, owner: str, reports: Mapping[str, str]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The same with the id of each reply."""
     for reply_id, row in _captures(objects, owner):
         if reply_id in reports:
             label, weight = LABELS[reports[reply_id]]
-            yield {**row, "label": label, "weight": weight, "source": reports[reply_id]}
+            yield reply_id, {**row, "label": label, "weight": weight, "source": reports[reply_id]}
 
 
 def _captures(objects: ObjectStore, owner: str) -> Iterable[tuple[str, dict[str, Any]]]:

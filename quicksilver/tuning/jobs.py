@@ -1,8 +1,8 @@
 """JobStore: fine-tuning jobs with their events and checkpoints, as stored objects. Blocking.
 
-States: validating_files -> queued -> running, then succeeded, failed or cancelled. A job that is paused becomes queued
-again when it is resumed. One trainer process at a time holds the lease of an open job. A job that is paused or
-cancelled is closed at once, so its trainer loses the lease at the next renewal and stops.
+States: validating_files -> queued -> running, then succeeded, proposed, failed or cancelled. A job that is paused
+becomes queued again when it is resumed. One trainer process at a time holds the lease of an open job. A job that is
+paused or cancelled is closed at once, so its trainer loses the lease at the next renewal and stops.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 
 JOB, EVENT, CHECKPOINT = "fine_tuning_job", "fine_tuning_event", "fine_tuning_checkpoint"
 OPEN = ("validating_files", "queued", "running")
-ENDED = ("succeeded", "failed", "cancelled")
+ENDED = ("succeeded", "proposed", "failed", "cancelled")
 # Fact of a job: how many times a trainer began it since the last checkpoint, a pause or a release.
 ATTEMPTS = "attempts"
 # Fact of a job: the first step and the end of the newest span that was charged. All steps before it were charged, too.
 CHARGED = "charged"
+# Fact of a job: its model is served only after it was accepted.
+PROPOSAL = "is_proposal"
 # A trainer renews its lease every second; a lease that is not renewed is taken over after LEASE_S.
 LEASE_S, RENEW_S = 5, 1.0
 

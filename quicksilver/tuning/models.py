@@ -49,6 +49,8 @@ class TunedModel:
     created_at: int
     # The step of a checkpoint; 0 for the model at the end of its job.
     step: int = 0
+    # It is neither listed nor served until the proposal is accepted.
+    is_proposed: bool = False
 
 
 def tuned_name(base: str, suffix: str | None, job_id: str, step: int = 0) -> str:

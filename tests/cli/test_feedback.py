@@ -9,6 +9,7 @@ from quicksilver.accounts.objects import open_local
 from quicksilver.accounts.records import StoredObject
 from quicksilver.tuning.feedback import CAPTURE, captured_kinds
 from tests.support.command import quicksilver
+from tests.support.feedback import add_feedback
 
 
 def test_capture_export_and_forget(tmp_path: Path) -> None:
@@ -30,3 +31,16 @@ def test_a_kind_that_cannot_be_captured_is_refused(tmp_path: Path) -> None:
     done = quicksilver("feedback", "capture", "chat", home=tmp_path)
     assert (done.returncode, "edit or fim" in done.stderr) == (2, True)
     assert quicksilver("feedback", "capture", home=tmp_path).returncode == 2
+
+
+def test_a_proposal_is_made_scheduled_and_accepted(tmp_path: Path) -> None:
+    assert "0 reported" in quicksilver("feedback", "propose", home=tmp_path).stderr
+    assert "every 7 days" in quicksilver("feedback", "propose", "--every-days", "7", home=tmp_path).stdout
+    assert "no schedule" in quicksilver("feedback", "propose", "--off", home=tmp_path).stdout
+    store = open_local(tmp_path / "objects.db")
+    add_feedback(store, tmp_path, 60)
+    made = quicksilver("feedback", "propose", home=tmp_path).stdout
+    (stored,) = store.find("", "fine_tuning_job") or []
+    assert stored.id in made
+    assert "validating_files" in quicksilver("feedback", "accept", stored.id, home=tmp_path).stderr
+    store.close()

@@ -100,3 +100,10 @@ async def test_a_tuned_model_of_an_adapter_is_served_with_both(served: Served) -
         assert (await served.post("/v1/chat/completions", chat(model=each))).status_code == 200
     assert [request.adapter for request in served.engine.seen] == [stacked(skill, tuned.adapter), skill, None]
     assert stacked(skill, tuned.adapter).parts == (skill, tuned.adapter)
+
+
+async def test_a_proposed_model_is_not_served(served: Served) -> None:
+    await add(served, tuned=replace(model(), is_proposed=True))
+    assert (await served.get(f"{MODELS}/{NAME}")).status_code == 404
+    assert NAME not in (await served.get(MODELS)).text
+    assert (await served.post("/v1/chat/completions", chat(model=NAME))).status_code == 404

@@ -34,7 +34,7 @@ describe("a curve", () => {
 });
 
 test("a job is open until it has ended", () => {
-  const statuses = ["validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"] as const;
+  const statuses = ["validating_files", "queued", "running", "paused", "succeeded", "proposed", "failed", "cancelled"] as const;
   const open = statuses.filter((status) => isOpen({ status } as Job));
   expect(open).toEqual(["validating_files", "queued", "running", "paused"]);
 });

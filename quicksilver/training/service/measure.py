@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -13,6 +15,8 @@ from quicksilver.training.export import canvas_tensors
 from quicksilver.training.loss import answer_loss, rows_with_loss
 from quicksilver.training.network import Lora, Network
 from quicksilver.training.pack import Document
+from quicksilver.training.proposals import Proposal, selectivity_curve
+from quicksilver.training.service.examples import Example
 from quicksilver.training.service.tasks import HEAD_CHUNK, LoraRows, num_hits, packed, targets
 
 # Documents of one forward.
@@ -40,6 +44,25 @@ def losses(rows: LoraRows, documents: Sequence[Document], lora: Lora | None) -> 
         hits += float(num_hits(hidden, rows.network.head, target, weight))
         count += num
     return total / max(count, 1.0), hits / max(count, 1.0)
+
+
+@torch.no_grad()
+def selectivity(rows: LoraRows, examples: Sequence[Example], lora: Lora | None) -> dict[str, Any]:
+    """What is shown and accepted of judged suggestions, if only those above a mean log-probability per token are shown:
+    `curve` for eleven thresholds, and `all_accepted` for the highest one that loses no accepted suggestion."""
+    judged = []
+    for start in range(0, len(examples), BATCH):
+        part = examples[start : start + BATCH]
+        totals = rows.log_probs([example.document for example in part], lora).tolist()
+        for example, total in zip(part, totals, strict=True):
+            ids, at = example.document.token_ids.tolist(), example.document.prompt_len
+            mean = total / max(1, len(ids) - at)
+            judged.append(Proposal(ids[:at], ids[at:], "feedback", True, example.label, mean))
+    least = min((proposal.log_prob for proposal in judged if proposal.is_accepted), default=0.0)
+    kept = [replace(proposal, is_shown=proposal.log_prob >= least) for proposal in judged]
+    points = [*selectivity_curve(judged), selectivity_curve(kept, num_points=1)[0]]
+    rounded = [{name: round(value, 5) for name, value in point.items()} for point in points]
+    return {"num": len(judged), "curve": rounded[:-1], "all_accepted": rounded[-1]}
 
 
 def draft_prompts(documents: Sequence[Document], device: torch.device) -> list[list[int]]:

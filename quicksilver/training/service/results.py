@@ -7,7 +7,9 @@ import io
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ from quicksilver.training.export import low_rank_layers
 from quicksilver.training.lora import num_lora_params
 from quicksilver.training.network import Network
 from quicksilver.training.service.examples import Example
-from quicksilver.training.service.measure import draft_prompts, losses, tokens_per_round
+from quicksilver.training.service.measure import draft_prompts, losses, selectivity, tokens_per_round
 from quicksilver.training.service.peft import from_peft, to_peft
 from quicksilver.training.service.tasks import LoraRows
 from quicksilver.tuning.jobs import EVENT, JobStore, TuningJob
@@ -30,6 +32,9 @@ from quicksilver.tuning.settings import TrainerSettings
 
 COLUMNS = ("step", "train_loss", "train_mean_token_accuracy", "valid_loss", "valid_mean_token_accuracy")
 PURPOSE = "fine-tune-results"
+
+# Figures by name; `selectivity` is a curve.
+Measured = dict[str, Any]
 # Bytes per value of a stored adapter, and copies of it: the model, its two checkpoints and the archive.
 VALUE_BYTES, NUM_COPIES = 2, 4
 
@@ -59,15 +64,16 @@ class Results:
         self.check_room(max(a.shape[0] for name, a in tensors.items() if name.endswith(".A")))
         return tensors
 
-    def measured(
-        self, task: LoraRows, validation: Sequence[Example], tensors: Mapping[str, Tensor] | None
-    ) -> dict[str, float]:
-        """Loss and token accuracy of the validation file, and tokens per draft round on its prompts (without the file:
-        on prompts of the training file). With `tensors` the adapter is merged into the network, so it comes last."""
-        found: dict[str, float] = {}
+    def measured(self, task: LoraRows, validation: Sequence[Example], tensors: Mapping[str, Tensor] | None) -> Measured:
+        """Loss and token accuracy of the validation file, of judged answers their selectivity, and tokens per draft
+        round on its prompts (without the file: on prompts of the training file). With `tensors` the adapter is merged
+        into the network, so that comes last."""
+        found: Measured = {}
         documents = [example.document for example in validation if example.label]
         if documents:
             found["valid_loss"], found["valid_mean_token_accuracy"] = losses(task, documents, tensors)
+        if self._job.method == "kto" and len({example.label for example in validation}) == 2:
+            found["selectivity"] = selectivity(task, validation, tensors)
         prompts = draft_prompts(documents or [example.document for example in task.examples], self._network.device)
         if tensors is not None:
             merge_skill(self._network.model, Adapter(low_rank_layers(tensors)))
@@ -75,9 +81,9 @@ class Results:
         per_round = tokens_per_round(self._network, self._files.canvas, prompts, stop_ids)
         if per_round is not None:
             found["tokens_per_round"] = per_round
-        return {name: round(value, 5) for name, value in found.items()}
+        return {name: round(value, 5) if isinstance(value, float) else value for name, value in found.items()}
 
-    def register(self, tensors: Mapping[str, Tensor], step: int = 0) -> str:
+    def register(self, tensors: Mapping[str, Tensor], step: int = 0, is_proposed: bool = False) -> str:
         """Stores the adapter as a model of the project; its name."""
         reply = self._job.reply
         name = tuned_name(reply["model"], reply["user_provided_suffix"], self._job.id, step)
@@ -86,6 +92,7 @@ class Results:
             path = Path(folder) / "adapter.safetensors"
             save_adapter(path, Adapter(low_rank_layers(_plain(tensors))), {}, bits=16)
             model = describe_model(path, name, reply["model"], rank, self._job.id, step)
+            model = replace(model, is_proposed=is_proposed)
             with path.open("rb") as adapter:
                 register(self._jobs.objects, self._job.owner, model, adapter)
         self.sha256 = model.sha256

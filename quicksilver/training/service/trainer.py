@@ -10,8 +10,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -28,19 +27,19 @@ from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.corpus import OverlapCheck, evaluation_texts
 from quicksilver.training.export import load_base
 from quicksilver.training.formats import Formatter
-from quicksilver.training.journal import Journal
 from quicksilver.training.loop import Loop
 from quicksilver.training.network import Network, as_written
 from quicksilver.training.recipe import Optim
 from quicksilver.training.service.charging import StepCharges
-from quicksilver.training.service.examples import Example, read_examples
+from quicksilver.training.service.examples import read_examples
 from quicksilver.training.service.faults import DataRefused
+from quicksilver.training.service.job_data import JobData, JobJournal, Scalars
 from quicksilver.training.service.lease import Interrupted, Lease, Signals
 from quicksilver.training.service.measure import losses
-from quicksilver.training.service.results import Results
+from quicksilver.training.service.results import Measured, Results
 from quicksilver.training.service.tasks import JobTask, StepPlan, make_task
 from quicksilver.tuning.hyperparameters import LEARNING_RATE, resolved
-from quicksilver.tuning.jobs import ATTEMPTS, ENDED, JobStore, TuningJob
+from quicksilver.tuning.jobs import ATTEMPTS, ENDED, PROPOSAL, JobStore, TuningJob
 from quicksilver.tuning.models import delete_results
 from quicksilver.tuning.settings import TrainerSettings
 from quicksilver.tuning.sweep import JOBS
@@ -59,39 +58,8 @@ PROGRESS_S = 1.0
 # Times that a job is begun without a checkpoint after it. Its trainer was killed each time, so a further one would be.
 MAX_ATTEMPTS = 3
 
-Scalars = Mapping[str, float]
 # The job, the step, the number of steps, and the scalars of the step.
 Watch = Callable[[TuningJob, int, int, Scalars], None]
-
-
-@dataclass(frozen=True, slots=True)
-class JobData:
-    """The examples of a job, and how they are divided into steps."""
-
-    train: list[Example]
-    validation: list[Example]
-    plan: StepPlan
-    chosen: dict[str, Any]
-
-    @property
-    def epoch_tokens(self) -> int:
-        return sum(example.num_tokens for example in self.train)
-
-    def tokens_of_steps(self, first: int, end: int) -> int:
-        return sum(self.train[i].num_tokens for step in range(first, end) for i in self.plan.indices(step))
-
-
-class JobJournal(Journal):
-    """Passes the reports of the loop on; nothing is printed."""
-
-    def __init__(self, on_report: Callable[[int, Scalars], None]) -> None:
-        self._on_report = on_report
-
-    def print_line(self, text: str) -> None:
-        log.debug("%s", text)
-
-    def report(self, step: int, scalars: Scalars) -> None:
-        self._on_report(step, scalars)
 
 
 class Trainer:
@@ -357,7 +325,8 @@ class JobRun:
             metrics |= {"valid_loss": round(loss, 5), "valid_mean_token_accuracy": round(accuracy, 5)}
         message = f"Epoch {epoch}/{plan.num_epochs} is complete."
         self._jobs.event(self.job, message, data={"step": step, **metrics}, event_id=f"epoch-{epoch}")
-        if epoch > plan.num_epochs - NUM_CHECKPOINTS:
+        # The checkpoints of a proposal are not served.
+        if epoch > plan.num_epochs - NUM_CHECKPOINTS and not self.job.facts.get(PROPOSAL):
             self._save()
             name = results.register(loop.result, 0 if epoch == plan.num_epochs else step)
             self._jobs.checkpoint(self.job, step, metrics, name)
@@ -367,21 +336,23 @@ class JobRun:
         results: Results,
         tensors: dict[str, torch.Tensor],
         num_tokens: int,
-        after: Mapping[str, float] | None = None,
+        after: Measured | None = None,
     ) -> None:
         # A process that has lost the lease must not write over what another one registers.
         self._save()
-        name = results.register(tensors)
+        is_proposal = bool(self.job.facts.get(PROPOSAL))
+        name = results.register(tensors, is_proposed=is_proposal)
         files = results.write_files(tensors)
         extra = {**self.job.reply["quicksilver"], "after": after or {}, "adapter_sha256": results.sha256}
         self._save(
             is_open=False,
-            status="succeeded",
-            fine_tuned_model=name,
+            status="proposed" if is_proposal else "succeeded",
+            fine_tuned_model=None if is_proposal else name,
             finished_at=int(time.time()),
             estimated_finish=None,
             trained_tokens=num_tokens,
             result_files=files,
             quicksilver=extra,
         )
-        self._jobs.event(self.job, f"The model {name} is ready.", event_id="ready")
+        state = "proposed; it is served after it was accepted" if is_proposal else "ready"
+        self._jobs.event(self.job, f"The model {name} is {state}.", event_id="ready")

@@ -39,7 +39,9 @@ from quicksilver.training.service.tasks import LoraRows, StepPlan
 from quicksilver.training.service.trainer import Trainer
 from quicksilver.tuning.jobs import JOB, JobStore, TuningJob
 from quicksilver.tuning.models import adapter_file, find_model, list_models
+from quicksilver.tuning.proposing import propose
 from tests.accounts.test_training_charges import new_key, spent
+from tests.support.feedback import add_feedback
 from tests.support.row_adapters import random_adapter, saved
 from tests.support.tiny import decode_params, generate, tiny_engine
 from tests.support.tuning import CONFIG as CONFIG_OF_BASE
@@ -349,6 +351,27 @@ def test_preference_jobs_end(shop: Shop) -> None:
         job = shop.create(b"\n".join(json.dumps(row).encode() for row in rows), method, hyperparameters=SHORT)
         shop.run()
         assert shop.reply(job)["status"] == "succeeded", shop.reply(job)["error"]
+
+
+def test_a_proposal_is_measured_on_held_out_feedback_and_not_served(shop: Shop) -> None:
+    add_feedback(shop.objects, shop.settings.home, 100)
+    chosen = {"n_epochs": 3, "batch_size": 10, "learning_rate_multiplier": 100, "rank": 4}
+    job = propose(shop.objects, shop.settings.home, "", "toy", hyperparameters=chosen)
+    shop.run()
+    reply = shop.reply(job)
+    assert (reply["status"], reply["fine_tuned_model"]) == ("proposed", None), reply["error"]
+    (model,) = list_models(shop.objects, "")
+    assert model.is_proposed
+    before, after = (reply["quicksilver"][key]["selectivity"] for key in ("before", "after"))
+    assert before["num"] == after["num"] >= 10
+    assert len(after["curve"]) == 11
+    # With a threshold that loses no accepted suggestion.
+    assert after["all_accepted"]["accepted"] == before["all_accepted"]["accepted"]
+    rise = after["all_accepted"]["accepted_of_shown"] / before["all_accepted"]["accepted_of_shown"]
+    assert rise >= 1.2, (before, after)
+    # At every threshold of the curve as many or more of the shown ones are accepted.
+    for old, new in zip(before["curve"], after["curve"], strict=True):
+        assert new["accepted"] >= old["accepted"]
 
 
 def test_an_adapter_of_elsewhere_is_imported(shop: Shop) -> None:

@@ -2,7 +2,7 @@
 
 import { getJson, manage, upload } from "./client";
 
-export type JobStatus = "validating_files" | "queued" | "running" | "paused" | "succeeded" | "failed" | "cancelled";
+export type JobStatus = "validating_files" | "queued" | "running" | "paused" | "succeeded" | "proposed" | "failed" | "cancelled";
 
 export interface Job {
   id: string;

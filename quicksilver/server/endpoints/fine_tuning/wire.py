@@ -80,7 +80,7 @@ class JobReply(TypedDict):
     organization_id: str
     result_files: list[str]
     seed: int
-    status: Literal["validating_files", "queued", "running", "paused", "succeeded", "failed", "cancelled"]
+    status: Literal["validating_files", "queued", "running", "paused", "succeeded", "proposed", "failed", "cancelled"]
     trained_tokens: int | None
     training_file: str
     validation_file: str | None

@@ -1,0 +1,46 @@
+"""JobData: the examples of a fine-tuning job and their division into steps; JobJournal: the reports of its loop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quicksilver.training.journal import Journal
+from quicksilver.training.service.examples import Example
+from quicksilver.training.service.tasks import StepPlan
+
+log = logging.getLogger("quicksilver.training")
+
+Scalars = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class JobData:
+    """The examples of a job, and how they are divided into steps."""
+
+    train: list[Example]
+    validation: list[Example]
+    plan: StepPlan
+    chosen: dict[str, Any]
+
+    @property
+    def epoch_tokens(self) -> int:
+        return sum(example.num_tokens for example in self.train)
+
+    def tokens_of_steps(self, first: int, end: int) -> int:
+        return sum(self.train[i].num_tokens for step in range(first, end) for i in self.plan.indices(step))
+
+
+class JobJournal(Journal):
+    """Passes the reports of the loop on; nothing is printed."""
+
+    def __init__(self, on_report: Callable[[int, Scalars], None]) -> None:
+        self._on_report = on_report
+
+    def print_line(self, text: str) -> None:
+        log.debug("%s", text)
+
+    def report(self, step: int, scalars: Scalars) -> None:
+        self._on_report(step, scalars)
