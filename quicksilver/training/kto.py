@@ -162,6 +162,15 @@ class KtoTask(SkilledRows):
         self.warm_start(tensors)
         self._reference = [(self.log_probs(b.proposals), self._divergent(b)) for b in self._batches]
 
+    @torch.no_grad()
+    def scored(self) -> list[Proposal]:
+        """The proposals of all batches, with their log-probabilities under the current adapter."""
+        return [
+            replace(self._proposals[number], log_prob=value)
+            for batch in self._batches
+            for number, value in zip(batch.numbers.tolist(), self.log_probs(batch.proposals).tolist(), strict=True)
+        ]
+
     def step(self, number: int) -> StepReport:
         index = self._order(number)
         batch, (reference, reference_kl) = self._batches[index], self._reference[index]

@@ -119,6 +119,15 @@ def selectivity_curve(proposals: Sequence[Proposal], num_points: int = 11) -> li
     return points
 
 
+def selectivity_text(proposals: Sequence[Proposal]) -> str:
+    """The curve in one line: at each share that is shown, the share that is accepted and its part of what is shown."""
+    points = (
+        f"{point['shown']:.2f} -> {point['accepted']:.2f} ({100 * point['accepted_of_shown']:.0f} %)"
+        for point in selectivity_curve(proposals, num_points=5)
+    )
+    return "shown -> accepted: " + ", ".join(points)
+
+
 def thinned(proposals: Sequence[Proposal], accepted_per_rejected: float, seed: int) -> list[Proposal]:
     """All rejected proposals and at most so many accepted ones per rejected one, in a random order."""
     rng = random.Random(seed)

@@ -45,7 +45,14 @@ from quicksilver.training.prepared_data import (
     Facts,
     read_finals,
 )
-from quicksilver.training.proposals import by_kind, read_edit_prompts, read_proposals, thinned, write_proposals
+from quicksilver.training.proposals import (
+    by_kind,
+    read_edit_prompts,
+    read_proposals,
+    selectivity_text,
+    thinned,
+    write_proposals,
+)
 from quicksilver.training.recipe import Recipe
 from quicksilver.training.skill import SkillTask
 from quicksilver.training.toy_task import write_verses
@@ -206,6 +213,7 @@ def propose(run: Run) -> None:
         journal.print_line(
             f"{kind}: {shares['count']:.0f}, shown {shares['shown']:.3f}, accepted {shares['accepted']:.3f}"
         )
+    journal.print_line(f"selectivity: {selectivity_text(found)}")
 
 
 def kto(run: Run) -> None:
@@ -221,7 +229,9 @@ def kto(run: Run) -> None:
     accepted = sum(proposal.is_accepted for proposal in found)
     weights = f"{task.weights.accepted:.2f} and {task.weights.rejected:.2f}"
     journal.print_line(f"{accepted} accepted and {len(found) - accepted} rejected, weights {weights}")
+    journal.print_line(f"selectivity before: {selectivity_text(task.scored())}")
     Loop(task, spec.optim, run.folder / "kto", journal).run()
+    journal.print_line(f"selectivity after: {selectivity_text(task.scored())}")
 
 
 def canvas(run: Run) -> None:

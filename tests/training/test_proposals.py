@@ -16,6 +16,7 @@ from quicksilver.training.proposals import (
     read_edit_prompts,
     read_proposals,
     selectivity_curve,
+    selectivity_text,
     thinned,
     write_edit_prompts,
     write_proposals,
@@ -71,6 +72,11 @@ def test_the_curve_shows_the_surest_proposals_first() -> None:
     assert [point["accepted"] for point in curve] == pytest.approx([0.3, 0.3, 0.3, 0.2, 0.1])
     assert curve[0]["accepted_of_shown"] == pytest.approx(0.6)
     assert curve[2]["accepted_of_shown"] == pytest.approx(1.0)
+
+
+def test_the_curve_is_one_line() -> None:
+    made = [Proposal([1], [2], "next", True, i < 3, -float(i)) for i in range(5)]
+    assert selectivity_text(made).startswith("shown -> accepted: 1.00 -> 0.60 (60 %), 0.80 -> 0.60 (75 %)")
 
 
 def test_thinning_keeps_every_rejected_proposal() -> None:

@@ -75,7 +75,9 @@ def test_a_missing_skill_adapter_is_named(tmp_path: Path, capsys: pytest.Capture
     assert "nowhere.safetensors does not exist" in capsys.readouterr().err
 
 
-def test_kto_continues_from_the_skill_and_is_exported(smoke: Path, tmp_path: Path) -> None:
+def test_kto_continues_from_the_skill_and_is_exported(
+    smoke: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "run"
     shutil.copytree(smoke, folder)
     made = [Proposal([1, 3 + i % 4], [20 + i, 21, 2], "next", True, i % 2 == 0) for i in range(40)]
@@ -100,6 +102,9 @@ def test_kto_continues_from_the_skill_and_is_exported(smoke: Path, tmp_path: Pat
         "export",
     ]
     assert main([*words, *(word for text in small for word in ("--set", f"kto.{text}"))]) == 0
+    printed = capsys.readouterr()
+    for when in ("before", "after"):
+        assert f"selectivity {when}: shown -> accepted: 1.00 -> 0.5" in printed.out
     first = reports(folder, "kto")[0]
     assert first["loss"] == pytest.approx(0.5, abs=1e-3)
     before, after = (load_adapter(run / "skill.safetensors") for run in (smoke, folder))
