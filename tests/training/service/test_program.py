@@ -1,24 +1,30 @@
 """The trainer process: killed at random moments, a job ends in the same bytes; `python -m` for more kills.
 
-`python -m tests.training.service.test_program 10` kills a job ten times and compares the hashes.
+`python -m tests.training.service.test_program 10 result.json` kills a job ten times, compares the hashes and writes the
+result.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
+import platform
 import random
 import sys
 import tempfile
 import threading
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
+import torch
 
 from quicksilver.hub.files import ModelFiles
+from quicksilver.training.export import commit
 from quicksilver.training.service.lease import Signals
 from quicksilver.training.service.program import listen, work
 from quicksilver.tuning.jobs import ENDED, JOB
@@ -27,7 +33,7 @@ from tests.support.tuning import Shop, chat_lines, write_base
 
 EPOCHS = {"n_epochs": 10, "batch_size": 10, "rank": 8}
 NUM_STEPS = 20
-LIMIT_S = 100.0
+LIMIT_S = 250.0
 # Imports torch once; every trainer is then forked from it.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["quicksilver.training.service.program"])
@@ -51,8 +57,9 @@ def wait_for_step(shop: Shop, job_id: str, process: BaseProcess, least: int) -> 
     raise AssertionError("the trainer does not advance")
 
 
-def killed_run(home: Path, files: ModelFiles, num_kills: int, seed: int) -> str:
-    """The hash of the adapter of a job whose trainer is killed `num_kills` times."""
+def killed_run(home: Path, files: ModelFiles, num_kills: int, seed: int, num_events: list[int] | None = None) -> str:
+    """The hash of the adapter of a job whose trainer is killed `num_kills` times. `num_events` gets the events that the
+    job had at each kill."""
     rng = random.Random(seed)
     shop = Shop(home, files, checkpoint_s=0.05)
     job = shop.create(chat_lines(), hyperparameters=EPOCHS)
@@ -66,6 +73,8 @@ def killed_run(home: Path, files: ModelFiles, num_kills: int, seed: int) -> str:
         time.sleep(rng.random() * 0.1)
         process.kill()
         process.join()
+        if num_events is not None and number < num_kills:
+            num_events.append(shop.objects.count("", "fine_tuning_event", job.id))
         # As if the lease had run out.
         shop.objects.update("", JOB, job.id, lambda stored: replace(stored, leased_by="", leased_until=0))
     reply = shop.reply(job)
@@ -97,16 +106,32 @@ def test_the_letters_of_the_parent_are_followed() -> None:
     assert signals.is_stopping.is_set()
 
 
-def main(num_kills: int) -> None:
+def main(num_kills: int, target: Path | None = None) -> None:
+    seed, num_events, began = int(time.time()), list[int](), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         for name in ("base", "whole", "killed"):
             (Path(folder) / name).mkdir()
         files = write_base(Path(folder) / "base", has_canvas=False)
         whole = killed_run(Path(folder) / "whole", files, 0, 0)
-        killed = killed_run(Path(folder) / "killed", files, num_kills, int(time.time()))
-        print(f"undisturbed {whole}\nkilled      {killed}")
-        assert whole == killed, "the adapters differ"
+        killed = killed_run(Path(folder) / "killed", files, num_kills, seed, num_events)
+    print(f"undisturbed {whole}\nkilled      {killed}\nevents at the kills {num_events}", flush=True)
+    assert whole == killed, "the adapters differ"
+    if target is not None:
+        result = {
+            "undisturbed_sha256": whole,
+            "killed_sha256": killed,
+            "num_kills": len(num_events),
+            "events_at_kills": num_events,
+            "args": {"num_kills": num_kills, "seed": seed, "hyperparameters": EPOCHS, "num_steps": NUM_STEPS},
+            "seconds": round(time.monotonic() - began, 1),
+            "cpu": platform.machine(),
+            "cores": os.cpu_count(),
+            "torch": torch.__version__,
+            "commit": commit(),
+            "taken": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        target.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 10, Path(sys.argv[2]) if len(sys.argv) > 2 else None)
