@@ -50,9 +50,8 @@ def run_case(case: Case) -> Outcome:
 
 def num_lost(case: Case, result: str) -> int:
     """Lines of the file that the expected result keeps and the merge lost."""
-    missing = Counter(case.expected.split("\n")) - Counter(result.split("\n"))
-    known = set(case.original.split("\n"))
-    return sum(count for line, count in missing.items() if line.strip() and line in known)
+    original, expected, merged = (Counter(text.split("\n")) for text in (case.original, case.expected, result))
+    return sum(count for line, count in ((original & expected) - merged).items() if line.strip())
 
 
 def run_files(paths: Sequence[Path], seeds: int) -> Iterator[Outcome]:

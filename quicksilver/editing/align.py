@@ -58,12 +58,13 @@ def _anchors(snippet: Sequence[str], file: Sequence[str], start: int) -> list[Pa
     for j in range(start, len(file)):
         found[file[j]].append(j)
     counts = [len(found.get(line, ())) for line in snippet]
-    rare = [i for i, line in enumerate(snippet) if _is_distinctive(line) and 0 < counts[i] <= _MAX_OCCURRENCES]
+    rare = [i for i, line in enumerate(snippet) if is_distinctive(line) and 0 < counts[i] <= _MAX_OCCURRENCES]
     rarest = sorted(rare, key=counts.__getitem__)
     return sorted(islice(((i, j) for i in rarest for j in found[snippet[i]]), _MAX_ANCHORS))
 
 
-def _is_distinctive(line: str) -> bool:
+def is_distinctive(line: str) -> bool:
+    """Whether the line has words, unlike a brace or a blank."""
     return len(re.sub(r"\W", "", line)) >= 3
 
 

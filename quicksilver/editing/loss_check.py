@@ -6,10 +6,11 @@ Merges by syntax, merges by lines and a model's rewriting are all checked here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
+from quicksilver.editing.align import is_distinctive
 from quicksilver.editing.line_diff import differences
 from quicksilver.editing.nesting import is_parseable
 from quicksilver.editing.outline import Definition, Outline, outline_of, read_outline
@@ -37,7 +38,7 @@ def lost_lines(original: str, update: str, merged: str) -> list[str]:
     replaced = set(_replaced_names(outlines[1], shown)) if outlines else set()
     touched = _touched_lines(*outlines[:2], replaced, old, shown) if outlines else set()
     explained, lost = Counter[str](), list[str]()
-    segments = _segments(old, shown)
+    segments = _segments(old, shown, new)
     for hunk in _hunks(old, new):
         removed = [old[i] for i in range(hunk.start, hunk.end) if old[i] and i not in touched]
         if _is_between_shown_lines(old, hunk, segments) or _is_changed(removed, hunk.added):
@@ -66,21 +67,24 @@ class _Segment:
     """Lines of the update between two markers: the first and the last position of each. None is an end of the file,
     which only an update that is the whole new file shows."""
 
-    def __init__(self, lines: Sequence[str], *, has_ends: bool) -> None:
+    def __init__(self, lines: Sequence[str], left_out: Set[str], *, has_ends: bool) -> None:
         self.first: dict[str | None, int] = {None: -1} if has_ends else {}
         self.last: dict[str | None, int] = {None: len(lines)} if has_ends else {}
         for at, line in enumerate(lines):
-            self.first.setdefault(line, at)
-            self.last[line] = at
+            if line not in left_out:
+                self.first.setdefault(line, at)
+                self.last[line] = at
 
     def shows(self, above: str | None, below: str | None) -> bool:
         return above in self.first and below in self.last and self.first[above] < self.last[below]
 
 
-def _segments(old: Sequence[str], shown: Sequence[str]) -> list[_Segment]:
+def _segments(old: Sequence[str], shown: Sequence[str], new: Sequence[str]) -> list[_Segment]:
+    """Lines that occur more often in the result than in the original may be new ones, which show no position."""
+    added = {line for line in Counter(new) - Counter(old) if is_distinctive(line)}
     marks = [-1, *(i for i, line in enumerate(shown) if is_marker(line)), len(shown)]
     is_whole = is_whole_file(old, shown)
-    return [_Segment(shown[low + 1 : high], has_ends=is_whole) for low, high in pairwise(marks)]
+    return [_Segment(shown[low + 1 : high], added, has_ends=is_whole) for low, high in pairwise(marks)]
 
 
 def _is_between_shown_lines(old: Sequence[str], hunk: _Hunk, segments: Sequence[_Segment]) -> bool:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from quicksilver.editing.outline import Definition
+from quicksilver.editing.outline import Definition, annotation_end, is_decorator
 
 _IMPORT = re.compile(r"\s*(import|from|use|using|#include|require|require_relative|package|include)\b|.*\brequire\(")
 
@@ -68,14 +68,19 @@ def last_before(definitions: Sequence[Definition], line: int) -> Definition | No
 def merged_lead(new: Sequence[str], old: Sequence[str]) -> list[str]:
     """Comments and decorators of the result: those of the snippet. If it has none of a kind, those of the file."""
     new, kept = [line for line in new if line.strip()], [line.rstrip("\r\n") for line in old]
-    has_comment, has_decorator = (any(is_decorator(line) == wanted for line in new) for wanted in (False, True))
-    above = [] if has_comment else [line for line in kept if not is_decorator(line)]
-    below = [] if has_decorator else [line for line in kept if is_decorator(line)]
-    return [*above, *new, *below] if new else kept
+    comments, decorators = _split_lead(new)
+    above, below = _split_lead(kept)
+    return [*([] if comments else above), *new, *([] if decorators else below)] if new else kept
 
 
-def is_decorator(line: str) -> bool:
-    return line.lstrip().startswith(("@", "#[", "["))
+def _split_lead(lines: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The comments, and the decorators with their arguments."""
+    comments, decorators, at = list[str](), list[str](), 0
+    while at < len(lines):
+        end = annotation_end(lines, at, len(lines))
+        (decorators if is_decorator(lines[at]) else comments).extend(lines[at:end])
+        at = end
+    return comments, decorators
 
 
 def usual_gap(scope: LineScope) -> int:

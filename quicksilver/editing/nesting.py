@@ -11,9 +11,11 @@ from collections.abc import Sequence
 
 MAX_DEPTH = 100
 MAX_OPENERS = 40
+_OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 # Block quotes and list items that open on one line, each inside the one before.
 _OPENERS = re.compile(rf"(?:(?:>|[-*+?:][ \t]|\d{{1,9}}[.)][ \t])[ \t]*+){{{MAX_OPENERS + 1}}}")
-_BRACKET = re.compile(r"[(\[{]|[)\]}]")
+# Short strings are matched as a whole, because their brackets need not be balanced.
+_TOKEN = re.compile(r"""\"(?:\\.|[^"\\\n]){0,200}\"|'(?:\\.|[^'\\\n]){0,200}'|[(\[{]|[)\]}]""")
 
 
 def is_parseable(lines: Sequence[str]) -> bool:
@@ -39,12 +41,12 @@ def _indent_depth(lines: Sequence[str]) -> int:
 
 
 def _bracket_depth(text: str) -> int:
-    """The largest number of open brackets. Brackets in strings and comments count too."""
+    """The largest number of open brackets outside of short strings."""
     deepest = depth = 0
-    for found in _BRACKET.finditer(text):
-        if found[0] in "([{":
+    for token in _TOKEN.findall(text):
+        if token in _OPENING:
             depth += 1
             deepest = max(deepest, depth)
-        elif depth:
+        elif depth and token in _CLOSING:
             depth -= 1
     return deepest

@@ -144,8 +144,7 @@ class _Reader:
         while node.type == "section" and end > first + 1 and self._is_blank_or_marker(end - 1):
             end -= 1
         start = self._lead_start(first)
-        head = next((i for i in range(start, node.start_point[0] + 1) if not self._is_lead(i)), node.start_point[0])
-        head = self._after_annotations(head, end)
+        head = node.start_point[0] if outer.type == "decorated_definition" else self._head(start, end)
         low, high = _body(node, head, end)
         children = self.definitions(node, depth + 1)
         return self._shifted(Definition(kind, name, start, head, low, high, end, children))
@@ -172,9 +171,12 @@ class _Reader:
         """A marker after the last paragraph of a section stands for the sections that follow."""
         return not self.lines[line].strip() or is_marker(self.lines[line])
 
-    def _after_annotations(self, line: int, end: int) -> int:
+    def _head(self, start: int, end: int) -> int:
+        """The first line after comments and annotations, which may have arguments over several lines."""
+        line = start
         while line < end - 1 and self._is_lead(line):
-            line += 1
+            last = annotation_end(self.lines, line, end)
+            line = last if last < end else line + 1
         return line
 
     def _lead_start(self, line: int) -> int:
@@ -190,6 +192,22 @@ class _Reader:
         for name in ("start", "head", "low", "high", "end") if self.offset else ():
             setattr(found, name, getattr(found, name) - self.offset)
         return found
+
+
+def annotation_end(lines: Sequence[str], line: int, end: int) -> int:
+    """The line after the annotation or decorator that starts at `line`, or after the line if it is neither."""
+    if not is_decorator(lines[line]):
+        return line + 1
+    depth = 0
+    for at in range(line, end):
+        depth += sum(lines[at].count(bracket) for bracket in "([{") - sum(map(lines[at].count, ")]}"))
+        if depth <= 0:
+            return at + 1
+    return end
+
+
+def is_decorator(line: str) -> bool:
+    return line.lstrip().startswith(("@", "#[", "["))
 
 
 def _column(line: str, node: Any) -> int:

@@ -98,6 +98,14 @@ def test_the_header_of_an_elided_definition_may_be_replaced() -> None:
     assert lost_lines(_FILE, update, _FILE.replace("def second(path):", update.split("\n")[0])) == []
 
 
+def test_a_copied_line_does_not_show_the_position_of_the_old_one() -> None:
+    original = "head of first\n\nthe shared line\n\nlabel of second\nhead of second\n"
+    update = "head of first\n# ...\n\nhead of new\n\nthe shared line\n\nhead of second\n# ..."
+    merged = original.replace("head of first\n", "head of first\n\nhead of new\n\nthe shared line\n")
+    assert lost_lines(original, update, merged) == []
+    assert lost_lines(original, update, merged.replace("label of second\n", "")) == ["label of second"]
+
+
 def test_text_in_no_known_language_is_compared_by_lines() -> None:
     assert lost_lines("one\ntwo\nthree\n", "one\n", "one\nthree\n") == ["two"]
 

@@ -14,6 +14,7 @@ HOSTILE = {
     "after text": "text " + "> - " * 30,
     "keys": "\n".join(" " * n + "a:" for n in range(101)),
     "brackets": "([{" * 40,
+    "string templates": '"${' * 300,
     "brackets over lines": "(\n" * 101,
 }
 USUAL = {
@@ -23,6 +24,7 @@ USUAL = {
     "numbers": "\n".join(f"{n}. item" for n in range(1000)),
     "closed brackets": "f(a[{}])\n" * 1000,
     "indented": "\n".join(" " * (n % 30) + "a" for n in range(1000)),
+    "brackets in strings": "write(\"\\x1b[31m\", '{')\n" * 1000,
     "lost closings": ")" * 1000,
 }
 

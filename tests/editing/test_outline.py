@@ -50,3 +50,12 @@ def test_many_nested_wrappers_do_not_exhaust_the_stack() -> None:
     lines = [*["template <class T>"] * 1500, "void f() {", "}", "", "void g() {", "}"]
     names = [definition.name for definition in read_outline(lines, language("cpp")).definitions]
     assert names == ["g"]
+
+
+def test_decorators_may_have_arguments_over_several_lines() -> None:
+    lines = ["@option(", '    "--name",', ")", "def f(name):", "    return name"]
+    (found,) = read_outline(lines, language("python")).definitions
+    assert (found.start, found.head, found.low) == (0, 3, 4)
+    lines = ["class A {", "    @Test(", "        timeout = 1", "    )", "    void f() {", "    }", "}"]
+    (method,) = read_outline(lines, language("java")).definitions[0].children
+    assert (method.start, method.head) == (1, 4)

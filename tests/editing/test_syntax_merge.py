@@ -233,3 +233,9 @@ def test_a_merge_by_syntax_that_loses_code_is_not_used(monkeypatch: pytest.Monke
     pieces = merge(THREE, "def a(x):\n    return 7\n\n# ... existing code ...")
     text = "".join(piece.text if isinstance(piece, Copy) else piece.original for piece in pieces)
     assert THREE[THREE.index("def b") :] in text
+
+
+def test_decorators_over_several_lines_are_kept() -> None:
+    original = '@option(\n    "--name",\n)\ndef f(name):\n    """Old."""\n    return name\n\n\ndef g():\n    return 1\n'
+    update = '# Prints it.\ndef f(name):\n    """New."""\n    return name\n\n# ... existing code ...'
+    assert merged(original, update) == "# Prints it.\n" + original.replace("Old.", "New.")
