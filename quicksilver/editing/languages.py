@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import islice
 from typing import Any
 
 _FUNCTION, _TYPE, _SPACE, _KEY = "function", "type", "namespace", "key"
+# Of a text whose language is guessed. The hints are counted up to a few matches, so a longer sample tells no more.
+_SAMPLE_CHARS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,12 @@ LANGUAGES = (
         variables=_ECMA_VARIABLES,
     ),
     Language(
-        "tsx", _ECMA, (r"return \(\s*$", r"</\w+>", r"\bclassName="), frozenset(("export_statement",)), _ECMA_ENCLOSURES
+        "tsx",
+        _ECMA,
+        (r"return \(\s*$", r"</\w+>", r"\bclassName="),
+        frozenset(("export_statement", "ambient_declaration")),
+        _ECMA_ENCLOSURES,
+        variables=_ECMA_VARIABLES,
     ),
     Language(
         "go",
@@ -241,7 +249,7 @@ def parser(name: str) -> Any:
 def guess_languages(text: str, count: int = 3) -> list[Language]:
     """The likeliest languages of a text by its hints, best first. A text of data has one candidate: any text parses as
     Markdown, so that the parser's errors do not tell data from code."""
-    sample = text[:60_000]
+    sample = text[:_SAMPLE_CHARS]
     scores = {language.name: _score(sample, language) for language in LANGUAGES}
     ranked = [each for each in sorted(LANGUAGES, key=lambda each: -scores[each.name]) if scores[each.name] > 0]
     code = [each for each in ranked if not each.is_data]
@@ -253,4 +261,4 @@ def _score(text: str, language: Language) -> float:
     """Few matches of each hint suffice: many distinct features count more than many matches of one."""
     if language.is_data and not re.match(language.data_opening, text, re.MULTILINE):
         return 0
-    return sum(min(len(re.findall(hint, text, re.MULTILINE)), 6) for hint in language.hints)
+    return sum(sum(1 for _ in islice(re.finditer(hint, text, re.MULTILINE), 6)) for hint in language.hints)

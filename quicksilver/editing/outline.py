@@ -123,7 +123,9 @@ class _Reader:
         found: list[Definition] = []
         if depth > _MAX_DEPTH:
             return found
-        for child in node.named_children:
+        # Of a node within one line, only the first child can start the line.
+        is_one_line = node.start_point[0] == node.end_point[0]
+        for child in node.named_children[:1] if is_one_line else node.named_children:
             definition = self._definition(child, child, depth)
             for one in [definition] if definition else self.definitions(child, depth + 1):
                 if not found or found[-1].end <= one.start:
@@ -136,9 +138,11 @@ class _Reader:
             return self._definition(inner[-1], outer, depth + 1) if inner and depth < _MAX_DEPTH else None
         kind = self._kind(node)
         name = _name_of(node) if kind else ""
+        if not name:
+            return None
         first, last = outer.start_point[0], outer.end_point[0]
         starts_line = not self.lines[first][: _column(self.lines[first], outer)].strip()
-        if not kind or not name or not starts_line or last == first - 1:
+        if not starts_line or last == first - 1:
             return None
         end = last + 1 if outer.end_point[1] else last
         while node.type == "section" and end > first + 1 and self._is_blank_or_marker(end - 1):

@@ -239,3 +239,30 @@ def test_decorators_over_several_lines_are_kept() -> None:
     original = '@option(\n    "--name",\n)\ndef f(name):\n    """Old."""\n    return name\n\n\ndef g():\n    return 1\n'
     update = '# Prints it.\ndef f(name):\n    """New."""\n    return name\n\n# ... existing code ...'
     assert merged(original, update) == "# Prints it.\n" + original.replace("Old.", "New.")
+
+
+def test_components_of_tsx_are_definitions() -> None:
+    original = """\
+import * as React from 'react';
+
+export const Title = ({ text }: { text: string }) => {
+  return (
+    <h1 className="title">{text}</h1>
+  );
+};
+
+export const Page = () => {
+  return (
+    <Title text="one" />
+  );
+};
+"""
+    update = """\
+// ... existing code ...
+
+export const Page = () => {
+  return (
+    <Title text="two" />
+  );
+};"""
+    assert merged(original, update) == original.replace('"one"', '"two"')
