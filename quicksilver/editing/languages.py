@@ -56,6 +56,10 @@ _ECMA = {
 _ECMA_VARIABLES = frozenset(
     ("lexical_declaration", "variable_declaration", "public_field_definition", "field_definition")
 )
+_TYPESCRIPT_HINTS = (
+    *(r"\b(const|let) \w+(: [\w<>\[\]|]+)? =", r"^\s*(export )?(interface|type) \w+", r"^import .* from ['\"]"),
+    *(r"\w+\??: (string|number|boolean|\w+\[\])", r"=> ?[{(\w]", r"\b(private|public|readonly) \w+", r"==="),
+)
 _C = {"function_definition": _FUNCTION, "struct_specifier": _TYPE, "enum_specifier": _TYPE, "union_specifier": _TYPE}
 
 
@@ -98,10 +102,7 @@ LANGUAGES = (
     Language(
         "typescript",
         _ECMA,
-        (
-            *(r"\b(const|let) \w+(: [\w<>\[\]|]+)? =", r"^\s*(export )?(interface|type) \w+", r"^import .* from ['\"]"),
-            *(r"\w+\??: (string|number|boolean|\w+\[\])", r"=> ?[{(\w]", r"\b(private|public|readonly) \w+", r"==="),
-        ),
+        _TYPESCRIPT_HINTS,
         frozenset(("export_statement", "ambient_declaration")),
         _ECMA_ENCLOSURES,
         variables=_ECMA_VARIABLES,
@@ -109,7 +110,7 @@ LANGUAGES = (
     Language(
         "tsx",
         _ECMA,
-        (r"return \(\s*$", r"</\w+>", r"\bclassName="),
+        (*_TYPESCRIPT_HINTS, r"return \(\s*$", r"</[\w.]+>|/>", r"\bclassName="),
         frozenset(("export_statement", "ambient_declaration")),
         _ECMA_ENCLOSURES,
         variables=_ECMA_VARIABLES,

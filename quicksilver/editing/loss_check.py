@@ -13,9 +13,9 @@ from itertools import chain, pairwise
 from quicksilver.editing.align import is_distinctive
 from quicksilver.editing.line_diff import differences
 from quicksilver.editing.nesting import is_parseable
-from quicksilver.editing.outline import Definition, Outline, outline_of, read_outline
+from quicksilver.editing.outline import Definition, Outline, is_decorator, outline_of, read_outline
 from quicksilver.editing.splice import is_alike, is_marker, is_whole_file
-from quicksilver.editing.syntax_merge import with_placeholders
+from quicksilver.editing.syntax_merge import is_trusted, with_placeholders
 
 # A hunk with more pairs of removed and added lines than this is not searched for similar lines.
 _MAX_PAIRS = 1 << 14
@@ -35,13 +35,18 @@ def lost_lines(original: str, update: str, merged: str) -> list[str]:
     """Lines of the original that the result lost or moved into another definition. Indentation is not compared."""
     old, shown, new = ([line.strip() for line in text.split("\n")] for text in (original, update, merged))
     outlines = _outlines(original, update, merged)
-    replaced = set(_replaced_names(outlines[1], shown)) if outlines else set()
-    touched = _touched_lines(*outlines[:2], replaced, old, shown) if outlines else set()
+    is_readable = outlines is not None and is_trusted(outlines[1], outlines[0])
+    replaced = set(_replaced_names(outlines[1], shown)) if outlines and is_readable else set()
+    touched = _touched_lines(*outlines[:2], replaced, old, shown) if outlines and is_readable else set()
     explained, lost = Counter[str](), list[str]()
     segments = _segments(old, shown, new)
+    decorated = _decorated_lines(outlines[0], old) if outlines else {}
     for hunk in _hunks(old, new):
-        removed = [old[i] for i in range(hunk.start, hunk.end) if old[i] and i not in touched]
-        if _is_between_shown_lines(old, hunk, segments) or _is_changed(removed, hunk.added):
+        lines = [i for i in range(hunk.start, hunk.end) if old[i] and i not in touched]
+        removed = [old[i] for i in lines]
+        has_decorator = any(decorated.get(i, hunk.start) not in range(hunk.start, hunk.end) for i in lines)
+        is_removable = not has_decorator and _is_between_shown_lines(old, hunk, segments)
+        if is_removable or _is_changed(removed, hunk.added):
             explained.update(old[hunk.start : hunk.end])
         else:
             lost += removed
@@ -94,6 +99,11 @@ def _is_between_shown_lines(old: Sequence[str], hunk: _Hunk, segments: Sequence[
     return any(segment.shows(above, below) for segment in segments)
 
 
+def _decorated_lines(outline: Outline, lines: Sequence[str]) -> dict[int, int]:
+    """The decorators of the file, each with the header below it. A snippet that shows only the header keeps them."""
+    return {line: each.head for each in outline.walk() for line in _decorators(each, lines)}
+
+
 def _is_changed(removed: Sequence[str], added: Sequence[str]) -> bool:
     """Whether every removed line has a similar new line, or the same one with or without a comma at its end."""
     if len(removed) * len(added) > _MAX_PAIRS:
@@ -127,15 +137,21 @@ def _replaced_names(shown: Outline, lines: Sequence[str]) -> Iterator[_Name]:
 def _touched_lines(
     old: Outline, shown: Outline, replaced: set[_Name], old_lines: Sequence[str], lines: Sequence[str]
 ) -> set[int]:
-    """Lines that the update may change: replaced definitions, headers that it shows, and removed definitions."""
-    headers = {_name(definition) for definition in shown.walk()} - replaced
-    spans = list(_removed_spans(old, shown, old_lines, lines))
+    """Lines that the update may change: replaced definitions, headers that it shows, and removed definitions.
+    Decorators belong to the header only if the update shows decorators too."""
+    headers = {_name(each): bool(_decorators(each, lines)) for each in shown.walk() if _name(each) not in replaced}
+    touched = set(chain.from_iterable(_removed_spans(old, shown, old_lines, lines)))
     for each in old.walk():
         if _name(each) in replaced:
-            spans.append(range(each.start, each.end))
+            touched.update(range(each.start, each.end))
         elif _name(each) in headers:
-            spans.append(range(each.start, each.low))
-    return set(chain.from_iterable(spans))
+            kept = () if headers[_name(each)] else _decorators(each, old_lines)
+            touched.update(set(range(each.start, each.low)).difference(kept))
+    return touched
+
+
+def _decorators(definition: Definition, lines: Sequence[str]) -> list[int]:
+    return [i for i in range(definition.start, definition.head) if is_decorator(lines[i])]
 
 
 def _removed_spans(old: Outline, shown: Outline, old_lines: Sequence[str], lines: Sequence[str]) -> Iterator[range]:

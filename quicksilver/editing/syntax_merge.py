@@ -50,9 +50,7 @@ def merge_by_syntax(original: Sequence[str], update: Sequence[str]) -> list[Line
     if is_whole_file(original, update):
         return None
     is_known = bool(new.definitions) or all(is_import(line) or is_marker(line) for line in update)
-    # A comma before an elided member of JSON is an error to the parser.
-    has_errors = new.num_errors > 0 and not old.num_errors and old.language.name != "json"
-    if not is_known or has_errors:
+    if not is_known or not is_trusted(new, old):
         return None
     try:
         edits = _Merger(original, update, old).merge(new)
@@ -63,6 +61,11 @@ def merge_by_syntax(original: Sequence[str], update: Sequence[str]) -> list[Line
         ordered = with_commas(original, ordered)
     is_disjoint = all(a.end <= b.start for a, b in pairwise(ordered))
     return ordered if is_disjoint else None
+
+
+def is_trusted(snippet: Outline, file: Outline) -> bool:
+    """Whether the snippet has no syntax errors, or the file has some too. Elided members of JSON are errors."""
+    return not snippet.num_errors or file.num_errors > 0 or file.language.name == "json"
 
 
 def with_placeholders(lines: Sequence[str], language: Language) -> list[str]:
@@ -167,7 +170,7 @@ class _Merger:
         return any(is_marker(line) for line in self.update[item.start : item.end])
 
     def _most_similar(self, new: Definition, olds: Sequence[Definition]) -> Definition:
-        """The definition with the most similar header. Overloads with equal headers are matched in order."""
+        """The definition with the most similar header and members. Equal overloads are matched in order."""
         scores = [self._similarity(new, old) for old in olds]
         best = max(scores)
         first = olds[scores.index(best)]
@@ -179,12 +182,14 @@ class _Merger:
         return first
 
     def _similarity(self, new: Definition, old: Definition) -> float:
-        """The share of common words of the headers."""
+        """The share of common words of the headers, and that of shown members which the old definition has."""
         a, b = (
             Counter(re.findall(r"\w+", " ".join(lines[d.head : max(d.low, d.head + 1)])))
             for lines, d in ((self.update, new), (self.original, old))
         )
-        return 2 * (a & b).total() / max(a.total() + b.total(), 1)
+        known = {(child.kind, child.name) for child in old.children}
+        members = sum((child.kind, child.name) in known for child in new.children) / max(len(new.children), 1)
+        return 2 * (a & b).total() / max(a.total() + b.total(), 1) + members
 
     def _replaced(self, item: SnippetItem, old: Definition) -> list[LineEdit]:
         """The edits that turn the definition of the file into the one of the snippet."""

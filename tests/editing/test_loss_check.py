@@ -106,6 +106,18 @@ def test_a_copied_line_does_not_show_the_position_of_the_old_one() -> None:
     assert lost_lines(original, update, merged.replace("label of second\n", "")) == ["label of second"]
 
 
+def test_a_decorator_above_a_shown_header_is_lost() -> None:
+    original = _FILE.replace("def second", "@cached\ndef second")
+    update = "    return data.st_size\n\n\ndef second(path):\n    name = path.strip()\n    # ..."
+    assert lost_lines(original, update, _FILE) == ["@cached"]
+
+
+def test_an_update_with_syntax_errors_does_not_replace_a_definition() -> None:
+    update = "def second(path:\n    return (1\n"
+    merged = _FILE.replace("    name = path.strip()\n    return os.path.exists(name)\n", "    return (1\n")
+    assert "name = path.strip()" in lost_lines(_FILE, update, merged)
+
+
 def test_text_in_no_known_language_is_compared_by_lines() -> None:
     assert lost_lines("one\ntwo\nthree\n", "one\n", "one\nthree\n") == ["two"]
 

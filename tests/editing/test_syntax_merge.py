@@ -266,3 +266,34 @@ export const Page = () => {
   );
 };"""
     assert merged(original, update) == original.replace('"one"', '"two"')
+
+
+def test_of_several_extensions_the_one_with_the_shown_method_is_changed() -> None:
+    original = """\
+import Foundation
+
+extension Point {
+  func first() -> Int {
+    return 1
+  }
+}
+
+extension Point {
+  func second() -> Int {
+    let value = 2
+    return value
+  }
+}
+"""
+    update = """\
+extension Point {
+  // ... existing code ...
+
+  func second() -> Int {
+    let value = 3
+    return value
+  }
+
+  // ... existing code ...
+}"""
+    assert merged(original, update) == original.replace("value = 2", "value = 3")
