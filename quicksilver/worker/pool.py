@@ -180,7 +180,9 @@ class PooledEngine:
 
     @property
     def can_unload(self) -> bool:
-        return self.is_loaded and not (self.model.is_pinned or self._num_open or self.num_open_elsewhere)
+        # A request that waited for the load counts before it is open.
+        in_use = self._num_open or self._num_waiting or self.num_open_elsewhere
+        return self.is_loaded and not (self.model.is_pinned or in_use)
 
     @property
     def needed_bytes(self) -> int:

@@ -81,6 +81,8 @@ class ControlClient:
 
     async def load(self, model: str) -> None:
         """Returns when the model is loaded; raises the refusal of the process that owns the workers."""
+        if self.ended.is_set():
+            raise EngineUnavailable("the server is shutting down")
         ticket = next(self._tickets)
         answer = self._loads[ticket] = asyncio.get_running_loop().create_future()
         try:
@@ -209,6 +211,7 @@ class SharedEngine(RemoteEngine):
         self._starts += 1
         self._left_at = asyncio.get_running_loop().time()
         while True:
+            await self._load_for_open_requests()
             socket = self._control.status(self._model).socket
             if socket is not None and self._may_connect(socket):
                 with suppress(FileNotFoundError, ConnectionError):
@@ -217,6 +220,12 @@ class SharedEngine(RemoteEngine):
                     return reader
                 self._socket, self._left_at = socket, asyncio.get_running_loop().time()
             await self._control.wait_for_change(RECONNECT_S)
+
+    async def _load_for_open_requests(self) -> None:
+        """Asks for a model that was unloaded before the owner learned of the requests that are open here."""
+        if self._unfinished() and self._control.status(self._model).state is EngineState.UNLOADED:
+            with suppress(EngineUnavailable):
+                await self._control.load(self._model)
 
     def _may_connect(self, socket: str) -> bool:
         """Whether this is another worker, or the same one after a pause."""

@@ -145,6 +145,26 @@ async def test_a_model_with_open_requests_is_not_unloaded(fleet: Fleet) -> None:
         await until(lambda: not pool.engines["a"].is_loaded)
 
 
+async def test_a_model_is_not_unloaded_before_the_request_that_waited_for_it(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of the worker is measured after the load and before the waiting request goes on."""
+    seen: list[tuple[bool, bool]] = []
+    async with running(fleet, "a", "b", pinned=("a",)) as pool:
+        engine = pool.engines["b"]
+        await until(lambda: engine.is_loaded)
+        await engine.unload()
+
+        def measure(pid: int | None) -> int:
+            seen.append((engine.is_loaded, engine.can_unload))
+            return 0
+
+        monkeypatch.setattr(pool_module, "resident_bytes", measure)
+        assert await answer(pool, "b") == 3
+        assert seen == [(True, False)]
+        assert engine.can_unload
+
+
 async def test_the_model_unused_for_the_longest_time_makes_room(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory for two models of 10; the third is loaded in the place of the oldest that is not pinned."""
     monkeypatch.setattr(

@@ -174,6 +174,31 @@ async def test_a_replaced_worker_is_found_again_and_an_open_request_continues(tm
         assert list(resumed.token_ids) == list(range(10))
 
 
+async def test_a_model_that_was_unloaded_under_a_request_is_loaded_again(tmp_path: Path) -> None:
+    """The owner unloads a model before it has learned that another process has a request for it."""
+    async with shared(tmp_path) as (owner, engines):
+        go = asyncio.Event()
+        await until(lambda: engines["a"].is_ready)
+        owner.remotes[0].served.script = lambda request: [*spoken(request, range(20), 5)[:2], go.wait]
+        reading = asyncio.create_task(answer(engines["a"]))
+        await until(lambda: len(owner.remotes[0].served.seen) == 1)
+        await owner.pool.engines["a"].unload()
+        assert len(await asyncio.wait_for(reading, 30)) >= 20
+        assert [remote.worker.model for remote in owner.remotes].count("a") == 2
+        resumed = owner.remotes[-1].served.seen[-1].resume
+        assert resumed is not None
+
+
+async def test_a_load_is_refused_after_the_end_of_the_owner(tmp_path: Path) -> None:
+    async with shared(tmp_path) as (owner, _):
+        client = await ControlClient(owner.control.path).start()
+        await owner.control.close()
+        await asyncio.wait_for(client.ended.wait(), 10)
+        with pytest.raises(EngineUnavailable, match="shutting down"):
+            await client.load("a")
+        await client.close()
+
+
 async def test_the_end_of_the_owner_is_noticed(tmp_path: Path) -> None:
     owner = Owner(tmp_path, ModelPoolConfig())
     await owner.pool.start()

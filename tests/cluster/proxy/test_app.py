@@ -159,26 +159,50 @@ async def test_affinity_by_key_keeps_all_requests_of_a_key_together(tmp_path: Pa
             assert len({each.headers["x-quicksilver-server"] for each in replies}) == 1
 
 
+KEY = {"idempotency-key": "k"}
+
+
 async def test_a_dead_server_is_replaced_before_the_first_byte() -> None:
     async with raw_servers(cut, ok) as (found, servers), found.client() as client:
         for i in range(4):
-            assert (await client.post(CHAT, json={"n": i})).text == "fine"
+            assert (await client.post(CHAT, json={"n": i}, headers=KEY)).text == "fine"
         assert len(servers[1].heads) == 4
         for i in range(60):
-            await client.post(CHAT, json={"n": i})
+            await client.post(CHAT, json={"n": i}, headers=KEY)
         # The breaker keeps further requests away.
         assert len(servers[0].heads) <= 6
         status = (await client.get(found.admin_url + "/status")).json()
         assert status["servers"][0]["breaker"] == "open"
 
 
-async def test_requests_that_may_have_had_an_effect_are_not_sent_twice() -> None:
+@pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/v1/files"])
+async def test_requests_that_may_have_been_charged_are_not_sent_twice(path: str) -> None:
     async with raw_servers(cut, cut) as (found, servers), found.client() as client:
-        answer = await client.post("/v1/files", content=b"{}")
+        answer = await client.post(path, content=b"{}")
+        assert answer.status_code == 502
+        assert sum(len(server.heads) for server in servers) == 1
+        await client.post(path, content=b"{}", headers=KEY)
+        assert sum(len(server.heads) for server in servers) == 3
+
+
+async def test_requests_without_an_effect_are_sent_again() -> None:
+    async with raw_servers(cut, cut) as (found, servers), found.client() as client:
+        await client.get("/v1/models")
+        await client.post("/tokenize", content=b"{}")
+        assert sum(len(server.heads) for server in servers) == 4
+
+
+async def test_a_request_that_took_too_long_is_not_sent_twice() -> None:
+    """The server still works on it."""
+
+    async def silent(head: bytes, writer: asyncio.StreamWriter) -> None:
+        pass
+
+    settings = config(head_s=0.1, health_interval_s=0.1)
+    async with raw_servers(silent, silent, settings=settings) as (found, servers), found.client() as client:
+        answer = await client.post(CHAT, json={}, headers=KEY)
         assert (answer.status_code, answer.json()["error"]["code"]) == (502, "server_failed")
         assert sum(len(server.heads) for server in servers) == 1
-        await client.post("/v1/files", content=b"{}", headers={"idempotency-key": "k"})
-        assert sum(len(server.heads) for server in servers) == 3
 
 
 async def test_a_refusal_is_tried_elsewhere_and_passed_on_if_all_refuse() -> None:
@@ -354,7 +378,7 @@ async def test_metrics_and_status_show_every_server() -> None:
     settings = config(breaker=BreakerConfig(max_failures=1))
     async with raw_servers(ok, cut, settings=settings) as (found, _), found.client() as client:
         for i in range(30):
-            await client.post(CHAT, json={"n": i})
+            await client.post(CHAT, json={"n": i}, headers=KEY)
         text = (await client.get(found.admin_url + "/metrics")).text
         names = list(found.app.servers)
         assert f'quicksilver_route_requests_total{{outcome="answered",server="{names[0]}"}} 30.0' in text
