@@ -1,7 +1,8 @@
 """RouteApp: the router as an ASGI application. Each request goes to one server, and its reply is passed on as it comes.
 
 A request is sent to another server only if no byte of a reply has reached the client: after a failed connection, after
-a 503, and after a connection that broke before the reply, if sending the request twice does no harm. Once a reply has
+a 503, and after a connection that broke before the reply, if the request has an idempotency key or costs nothing. A
+server charges a request whose reader is gone, so other requests are not sent twice. Once a reply has
 begun, a failure of the server ends it with an error event, or cuts it off if it is not an event stream. A client that
 disconnects ends the request at the server.
 """
@@ -22,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from quicksilver.cluster.proxy.config import AffinityMode, RouteConfig
-from quicksilver.cluster.proxy.connection import ReplyHead, ServerConnection, ServerFailed
+from quicksilver.cluster.proxy.connection import ReplyHead, ServerConnection, ServerFailed, ServerTimedOut
 from quicksilver.cluster.proxy.headers import check_hops, reply_headers, request_head
 from quicksilver.cluster.proxy.metrics import RouteMetrics
 from quicksilver.cluster.proxy.request_body import RequestBody
@@ -40,15 +41,12 @@ from quicksilver.server.run import OpenRequests
 
 log = logging.getLogger("quicksilver.route")
 
-# Requests that create nothing but an answer: a second one does no harm beyond its cost.
 REPEATABLE_METHODS = ("GET", "HEAD")
-REPEATABLE_POSTS = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/fim/completions", "/v1/edit/completions"),
-    *("/v1/apply/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/decisions", "/v1/systemone"),
-    *("/tokenize", "/detokenize", "/infill", "/api/chat", "/api/generate"),
-)
-# Servers with accounts answer these paths, and those of REPEATABLE_POSTS, only to callers with a valid key.
+# Requests that change nothing and are not charged.
+REPEATABLE_POSTS = ("/v1/messages/count_tokens", "/tokenize", "/detokenize")
+# Paths that servers with accounts answer only to callers with a valid key.
 KEYED_PREFIXES = ("/v1/", "/api/")
+KEYED_PATHS = ("/tokenize", "/detokenize", "/infill")
 # Of a refusal that is kept in case no other server answers.
 MAX_REFUSAL_BYTES = 64 * 2**10
 
@@ -268,7 +266,7 @@ class Routing:
                 raise
             outcome = "failed"
             log.warning("server failed: %s", error, extra={"server": server.name, "request_id": self._record.id})
-            if self._record.status is not None or not self._may_repeat(exchange, may_retry):
+            if self._record.status is not None or not (may_retry and self._may_repeat(exchange, error)):
                 raise
         finally:
             self._settle(server, exchange, outcome)
@@ -288,15 +286,17 @@ class Routing:
         if exchange is not None:
             server.give_back(exchange.connection)
 
-    def _may_repeat(self, exchange: Exchange | None, may_retry: bool) -> bool:
+    def _may_repeat(self, exchange: Exchange | None, error: ServerFailed) -> bool:
         """Whether the request, which failed before its reply, may go to another server. A request that never left this
-        process always may; one that a server may have carried out only if that does no harm."""
-        if exchange is None:
-            return may_retry
-        has_key = Headers(scope=self._scope).get("idempotency-key") is not None
+        process always may; one that a server may have received only if it is carried out and charged once."""
         method, path = self._scope["method"], self._scope["path"]
-        is_harmless = method in REPEATABLE_METHODS or (method == "POST" and path in REPEATABLE_POSTS)
-        return may_retry and (has_key or is_harmless)
+        if exchange is None or not exchange.connection.has_sent or method in REPEATABLE_METHODS:
+            return True
+        # The server may still be working on it, and its idempotency key is in use until the work ends.
+        if isinstance(error, ServerTimedOut):
+            return False
+        has_key = Headers(scope=self._scope).get("idempotency-key") is not None
+        return has_key or (method == "POST" and path in REPEATABLE_POSTS)
 
     async def _send_request(self, exchange: Exchange) -> ReplyHead:
         connection, body = exchange.connection, self._body
@@ -369,7 +369,7 @@ def is_event_stream(head: ReplyHead) -> bool:
 
 
 def requires_key(path: str) -> bool:
-    return path.startswith(KEYED_PREFIXES) or path in REPEATABLE_POSTS
+    return path.startswith(KEYED_PREFIXES) or path in KEYED_PATHS
 
 
 def retry_after(head: ReplyHead) -> float:

@@ -23,6 +23,10 @@ class ServerFailed(Exception):
     """The server cannot be reached, ended the connection early, took too long, or did not send HTTP."""
 
 
+class ServerTimedOut(ServerFailed):
+    """The server took too long. It may still be working on the request."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplyHead:
     status: int
@@ -85,6 +89,8 @@ class ServerConnection(asyncio.Protocol):
         self._num_buffered = 0
         self._is_complete = False
         self._keeps_alive = False
+        # Whether the server may have received a part of the request.
+        self.has_sent = False
 
     def forbid_reuse(self) -> None:
         """After a reply that came before the whole request was sent."""
@@ -93,6 +99,7 @@ class ServerConnection(asyncio.Protocol):
     async def write(self, data: bytes) -> None:
         if self._transport is None or self._error is not None:
             raise self._error or ServerFailed("the connection is closed")
+        self.has_sent = True
         self._transport.write(data)
         self.last_activity = self._loop.time()
         await self._can_write.wait()
@@ -128,12 +135,15 @@ class ServerConnection(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def abort(self, reason: str = "the connection was closed") -> None:
+    def abort(self, error: ServerFailed | None = None) -> None:
         """Ends the connection; the server sees that its reader is gone."""
-        self._fail(reason)
+        self._end(error or ServerFailed("the connection was closed"))
 
     def _fail(self, reason: str) -> None:
-        self._error = self._error or ServerFailed(reason)
+        self._end(ServerFailed(reason))
+
+    def _end(self, error: ServerFailed) -> None:
+        self._error = self._error or error
         self._can_write.set()
         self._wake()
         if self._transport is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from quicksilver.cluster.proxy.config import Address, RouteConfig
-from quicksilver.cluster.proxy.connection import ServerConnection
+from quicksilver.cluster.proxy.connection import ServerConnection, ServerTimedOut
 from quicksilver.cluster.routing.breaker import Breaker
 
 # Longest time for which a server that refused a request gets only what no other one can take.
@@ -106,7 +106,7 @@ class RoutedServer:
             if connection.is_waiting:
                 limit_s = self._config.idle_s if connection.has_head else self._config.head_s
                 if now - connection.last_activity > limit_s:
-                    connection.abort("the server did not answer in time")
+                    connection.abort(ServerTimedOut("the server did not answer in time"))
 
     def close(self) -> None:
         for connection in (*self._idle, *self._active):
