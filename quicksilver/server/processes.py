@@ -120,19 +120,30 @@ class ApiProcesses:
                 process.send_signal(signal.SIGTERM)
 
     async def _keep(self, slot: int) -> None:
+        """Runs one process after another: without one, the connections of its socket are not accepted."""
         pause_s = FIRST_PAUSE_S
         while not self._is_stopping:
-            process = self._processes[slot] = await self._spawn(slot)
-            code = await process.wait()
-            was_serving = process.pid in self._serving
-            self._serving.discard(process.pid)
-            self._on_end(process.pid)
+            was_serving = await self._run_once(slot)
             self._changed.set()
             if not self._is_stopping:
                 self.num_restarts += 1
-                log.error("an API process ended; starting another", extra={"exit_code": code, "pid": process.pid})
                 pause_s = FIRST_PAUSE_S if was_serving else min(2 * pause_s, MAX_PAUSE_S)
                 await asyncio.sleep(pause_s)
+
+    async def _run_once(self, slot: int) -> bool:
+        """Returns when the process has ended, or could not be started. True if it has served."""
+        try:
+            process = self._processes[slot] = await self._spawn(slot)
+        except OSError as error:
+            log.error("an API process cannot be started; trying again: %s", error)
+            return False
+        code = await process.wait()
+        was_serving = process.pid in self._serving
+        self._serving.discard(process.pid)
+        self._on_end(process.pid)
+        if not self._is_stopping:
+            log.error("an API process ended; starting another", extra={"exit_code": code, "pid": process.pid})
+        return was_serving
 
     async def _spawn(self, slot: int) -> asyncio.subprocess.Process:
         number = self._sockets[slot].fileno()

@@ -82,3 +82,28 @@ async def test_a_process_that_does_not_start_ends_the_start(monkeypatch: pytest.
     with pytest.raises(Unavailable, match="did not start"):
         await group.start()
     await group.stop()
+
+
+async def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = make(PROGRAM, [])
+    starting = asyncio.create_task(group.start())
+    await until(lambda: len(group.pids) == 2)
+    for pid in group.pids:
+        group.mark_serving(pid)
+    await starting
+    killed, spawn, num_failed = group.pids[0], group._spawn, 0
+
+    async def fail_twice(slot: int) -> asyncio.subprocess.Process:
+        nonlocal num_failed
+        if num_failed < 2:
+            num_failed += 1
+            raise OSError("too many open files")
+        return await spawn(slot)
+
+    monkeypatch.setattr(group, "_spawn", fail_twice)
+    os.kill(killed, signal.SIGKILL)
+    await until(lambda: killed not in group.pids)
+    assert num_failed == 2
+    assert group.num_restarts == 3
+    assert len(group.pids) == 2
+    await group.stop()
