@@ -60,7 +60,8 @@ class HealthChecks:
     async def _judge(self, server: RoutedServer, status: int) -> ServerHealth:
         if status != 200:
             return ServerHealth.NOT_READY
-        if server.health is ServerHealth.READY or not self._config.is_public or self._config.allow_anonymous:
+        # Asked every time: a server may restart without keys between two checks.
+        if not self._config.is_public or self._config.allow_anonymous:
             return ServerHealth.READY
         try:
             answered, _ = await self._get(server, "/v1/models")

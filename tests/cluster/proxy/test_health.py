@@ -42,6 +42,24 @@ async def test_anonymous_servers_are_not_used_on_a_public_address() -> None:
     assert (await answered(ready, MODELS, is_public=True, allow_anonymous=True)).health is ServerHealth.READY
 
 
+async def test_a_server_that_restarts_without_keys_between_two_checks_is_not_used() -> None:
+    models = KEYED
+
+    async def answer(head: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.write(models)
+
+    async with RawServer(answer).listening() as port:
+        config = RouteConfig((Address("127.0.0.1", port),), is_public=True)
+        server = RoutedServer(1, config.addresses[0], config)
+        checks = HealthChecks([server], config)
+        await checks.check_all()
+        assert server.health is ServerHealth.READY
+        models = MODELS
+        await checks.check_all()
+        assert server.health is ServerHealth.ANONYMOUS
+        server.close()
+
+
 async def test_a_server_is_unreachable_after_two_checks_and_comes_back() -> None:
     async def answer(head: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(MODELS)
