@@ -87,8 +87,9 @@ def down(file: File) -> None:
 
 
 def _joined(file: Path) -> ClusterConfig:
+    """The file's cluster, which this process started or joins."""
     found = ClusterConfig.read(file)
-    if not found.address:
+    if not found.address and not deploy.is_connected():
         raise InvalidRequest(f"{file}: set `address`; without it the cluster belongs to `cluster up`", param="address")
     deploy.connect(found)
     return found
@@ -107,8 +108,7 @@ def _table(state: dict[str, list[dict[str, object]]]) -> Table:
 
 async def run_with_cluster(settings: ServeSettings, file: Path) -> None:
     """An API process whose engines are the replicas of the cluster."""
-    found = ClusterConfig.read(file)
-    deploy.connect(found)
+    found = _joined(file)
     async with AsyncExitStack() as stack:
         engines = {}
         for model in settings.models:

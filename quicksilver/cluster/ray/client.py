@@ -3,7 +3,8 @@
 A request goes to the replica that its prompt's leading pages select (`routing.affinity`). If the replica dies, is
 drained, or sends nothing for `SILENT_S`, the request continues at another replica with the same model, from its prompt
 and committed tokens: the same text, and the client sees a pause. The old replica gets an abort in case it still works.
-Only the API process counts and charges, so nothing is sent or charged twice.
+Only the API process counts and charges, so nothing is sent or charged twice. A request of which no token has arrived is
+tried at one other replica if the first one refuses it (`failover.py`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncGenerator
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from quicksilver.adapters import AdapterRef
 from quicksilver.cluster.ray import messages
+from quicksilver.cluster.ray.failover import Failover, ReplicaLost
 from quicksilver.cluster.routing.affinity import PREFIX_PAGES, prefix_key
 from quicksilver.core import (
     Delta,
@@ -29,9 +32,9 @@ from quicksilver.core import (
     ScoreRequest,
     Scores,
 )
-from quicksilver.errors import EngineDied, EngineUnavailable
+from quicksilver.errors import EngineDied, EngineOverloaded, EngineUnavailable, Unavailable
 from quicksilver.worker import protocol
-from quicksilver.worker.pending import MAX_MIGRATIONS, AnswerSoFar
+from quicksilver.worker.pending import AnswerSoFar
 
 log = logging.getLogger("quicksilver.cluster")
 
@@ -43,22 +46,27 @@ ACCEPT_S = 30.0
 BUSY_S = 0.5
 # Each replica is asked about this often for its figures, and forgotten if it has not answered for a while.
 POLL_S, FORGET_S = 1.0, 15.0
+# Retry delay of a request that finds all replicas and the queue of this process full.
+FULL_RETRY_S = 5.0
 
 
-class ReplicaLost(Exception):
-    """The replica cannot continue this request; another one can."""
+@dataclass(frozen=True, slots=True)
+class CallErrors:
+    """Exceptions of a call: it has lost its replica, or was refused because the queue is full."""
+
+    lost: tuple[type[Exception], ...]
+    full: tuple[type[Exception], ...] = ()
 
 
 class ClusterEngine:
-    """`handle` is the deployment's handle; a call that raises one of `lost_errors` has lost its replica. `start` before
-    use."""
+    """`handle` is the deployment's handle, `errors` what its calls raise. `start` before use."""
 
-    def __init__(self, handle: Any, lost_errors: tuple[type[Exception], ...]) -> None:
+    def __init__(self, handle: Any, errors: CallErrors) -> None:
         self._handle = handle
         # Of each replica, when it last described itself and what it reported then.
         self._figures: dict[str, tuple[float, EngineStats]] = {}
         self._polling: asyncio.Task[None] | None = None
-        self._lost_errors = lost_errors
+        self._errors = errors
         self._info: EngineInfo | None = None
         self._num_migrations = 0
         self._is_closed = False
@@ -73,9 +81,14 @@ class ClusterEngine:
         """Asks one replica after another, in random order; replicas that are gone are forgotten."""
         while True:
             await asyncio.sleep(POLL_S / max(len(self._figures), 1))
-            with contextlib.suppress(TimeoutError, *self._lost_errors):
-                async with asyncio.timeout(messages.SILENT_S):
-                    await self._ask_one()
+            # A task of its own: Ray may cancel the call, which must not end this loop.
+            asking = asyncio.ensure_future(self._ask_one())
+            try:
+                await asyncio.wait({asking}, timeout=messages.SILENT_S)
+            finally:
+                asking.cancel()
+            if asking.done() and not asking.cancelled() and (error := asking.exception()) is not None:
+                log.warning("a replica did not describe itself: %s", type(error).__name__)
             oldest = asyncio.get_running_loop().time() - FORGET_S
             self._figures = {name: each for name, each in self._figures.items() if each[0] > oldest}
 
@@ -116,47 +129,57 @@ class ClusterEngine:
             await asyncio.gather(self._polling, return_exceptions=True)
 
     async def stream(self, request: Request) -> AsyncGenerator[Event, None]:
-        answer, avoided, current, num_interrupted = AnswerSoFar(request), list[str](), request, 0
-        fingerprint = ""
+        answer, failover, current, fingerprint = AnswerSoFar(request), Failover(request.id), request, ""
+        keys = prompt_keys(request, self.info.page_size)
+        failure: ReplicaLost | Unavailable
         while True:
-            keys = prompt_keys(request, self.info.page_size)
-            attempt = _Attempt(self._handle, current, keys, avoided, self._lost_errors)
+            attempt = _Attempt(self._handle, protocol.Submit(current), keys, failover.avoided, self._errors)
             try:
                 async for event in attempt.events(fingerprint):
                     if isinstance(event, Delta):
                         answer.add(event)
+                        failover.advance()
                     yield event if current is request else replace(event, request_id=request.id)
                     if isinstance(event, Delta) and event.finish is not None:
                         return
-            except ReplicaLost as error:
-                num_interrupted += 1
-                if num_interrupted > MAX_MIGRATIONS:
-                    raise EngineDied(f"{num_interrupted} replicas were lost under this request; retry") from None
-                log.warning("continuing a request elsewhere: %s", error, extra={"replica": attempt.replica})
+            except EngineDied:
+                raise
+            except (ReplicaLost, Unavailable) as error:
+                failure = error if not attempt.has_events else ReplicaLost(str(error))
             finally:
                 await attempt.close()
-            self._num_migrations += 1
-            fingerprint = fingerprint or attempt.fingerprint
-            avoided.append(attempt.replica)
-            # Under an id of its own: an abort of the lost attempt may still be on its way to the same replica.
-            current = replace(answer.continued(num_interrupted), id=f"{request.id}~{num_interrupted}")
+            self._log_failure(failure, attempt.replica)
+            await failover.wait(failure, attempt.replica, has_begun=answer.has_tokens)
+            if isinstance(failure, ReplicaLost):
+                answer.interrupt()
+                self._num_migrations += 1
+            if answer.has_tokens:
+                fingerprint = fingerprint or attempt.fingerprint
+            is_new = not (answer.has_tokens or failover.num_lost)
+            current = replace(request, id=failover.attempt_id) if is_new else answer.continued(failover.attempt_id)
 
     async def score(self, request: ScoreRequest) -> Scores:
         """Computed again at another replica if one is lost."""
-        command = messages.encode(protocol.Score(request))
-        keys, avoided = [_pages_key(request.tenant, request.prompt_ids, self.info.page_size)], list[str]()
-        for _ in range(MAX_MIGRATIONS + 1):
+        failover = Failover(request.id)
+        keys = score_keys(request, self.info.page_size)
+        failure: ReplicaLost | Unavailable
+        while True:
+            current = replace(request, id=failover.attempt_id, is_continued=failover.num_lost > 0)
+            attempt = _Attempt(self._handle, protocol.Score(current), keys, failover.avoided, self._errors)
             try:
-                body = await self._handle.score.remote(command, [key for key in keys if key], avoided)
-            except self._lost_errors as error:
-                log.warning("scoring again elsewhere: %s", type(error).__name__)
-                continue
-            reply = messages.decode_reply(body)
-            if isinstance(reply, protocol.Refused):
-                raise protocol.to_error(reply)
-            assert isinstance(reply, protocol.GotScores)
-            return reply.scores
-        raise EngineDied("no replica could score this request; retry")
+                scores = await attempt.scores()
+                usage = replace(scores.usage, migrated=scores.usage.migrated + failover.num_lost)
+                return replace(scores, usage=usage)
+            except (ReplicaLost, Unavailable) as error:
+                failure = error
+            finally:
+                await attempt.close()
+            self._log_failure(failure, attempt.replica)
+            await failover.wait(failure, attempt.replica, has_begun=False)
+            self._num_migrations += isinstance(failure, ReplicaLost)
+
+    def _log_failure(self, error: Exception, replica: str) -> None:
+        log.warning("a request failed at a replica: %s", error, extra={"replica": replica})
 
 
 class _Attempt:
@@ -165,39 +188,51 @@ class _Attempt:
     def __init__(
         self,
         handle: Any,
-        request: Request,
+        command: protocol.Submit | protocol.Score,
         keys: list[bytes],
         avoided: list[str],
-        lost_errors: tuple[type[Exception], ...],
+        errors: CallErrors,
     ) -> None:
         self.replica = self.fingerprint = ""
-        self._lost_errors = lost_errors
+        self.has_events = False
+        self._errors = errors
         self._handle = handle
-        self._request = request
+        self._request_id = command.request.id
         self._is_finished = False
-        self._replies = handle.options(stream=True).stream.remote(
-            messages.encode(protocol.Submit(request)), keys, list(avoided)
-        )
+        self._replies = handle.options(stream=True).stream.remote(messages.encode(command), keys, list(avoided))
 
     async def events(self, fingerprint: str) -> AsyncGenerator[Event, None]:
         """Raises ReplicaLost, and the errors of the engine itself. `fingerprint` is that of the replica which began the
         answer; empty if none did."""
+        async for reply in self._results(fingerprint):
+            if isinstance(reply, protocol.GotEvents):
+                events: list[Event] = [*reply.deltas, *reply.frames]
+                for event in events:
+                    self.has_events = True
+                    self._is_finished = isinstance(event, Delta) and event.finish is not None
+                    yield event
+
+    async def scores(self) -> Scores:
+        """Raises as `events` does."""
+        async for reply in self._results(""):
+            if isinstance(reply, protocol.GotScores):
+                self._is_finished = True
+                return reply.scores
+        raise AssertionError("unreachable: _results ends with an exception")
+
+    async def _results(self, fingerprint: str) -> AsyncGenerator[protocol.Reply, None]:
+        """Replies of the engine. Ends with an exception."""
         while (reply := await self._next()) is not None:
             if isinstance(reply, messages.Accepted):
                 self.replica, self.fingerprint = reply.replica, reply.fingerprint
                 if fingerprint and reply.fingerprint != fingerprint:
                     raise EngineDied("the model was replaced under this request; retry")
-            elif isinstance(reply, protocol.GotEvents):
-                events: list[Event] = [*reply.deltas, *reply.frames]
-                for event in events:
-                    self._is_finished = isinstance(event, Delta) and event.finish is not None
-                    yield event
             elif isinstance(reply, protocol.Refused):
                 self._is_finished = True
                 error = protocol.to_error(reply)
-                if isinstance(error, EngineDied):
-                    raise ReplicaLost(error.message)
-                raise error
+                raise ReplicaLost(error.message) if isinstance(error, EngineDied) else error
+            else:
+                yield reply
         raise ReplicaLost("its stream ended early")
 
     async def _next(self) -> messages.StreamReply | None:
@@ -213,7 +248,9 @@ class _Attempt:
             return messages.decode_reply(reading.result())
         except StopAsyncIteration:
             return None
-        except self._lost_errors as error:
+        except self._errors.full:
+            raise EngineOverloaded("all replicas are full; retry later", retry_after_s=FULL_RETRY_S) from None
+        except self._errors.lost as error:
             raise ReplicaLost(type(error).__name__) from None
         finally:
             reading.cancel()
@@ -225,7 +262,7 @@ class _Attempt:
         # The cancellation is best effort.
         if self.replica:
             with contextlib.suppress(Exception):
-                self._handle.abort.remote(self._request.id, [], [], self.replica)
+                self._handle.abort.remote(self._request_id, [], [], self.replica)
 
 
 async def _read(replies: Any) -> bytes:
@@ -244,12 +281,19 @@ async def _is_done_within(reading: asyncio.Future[bytes], limit_s: float) -> boo
 
 
 def prompt_keys(request: Request, page_size: int) -> list[bytes]:
-    """The keys of `affinity.rank`: the leading pages of the prompt, within its tenant."""
-    key = _pages_key(request.tenant, request.prompt_ids, page_size)
-    return [key] if key is not None else []
+    """The keys of `affinity.rank`: the leading pages of the prompt, within its tenant and adapter."""
+    return _pages_keys(request.tenant, request.adapter, request.prompt_ids, page_size)
 
 
-def _pages_key(tenant: str, ids: tuple[int, ...], page_size: int) -> bytes | None:
+def score_keys(request: ScoreRequest, page_size: int) -> list[bytes]:
+    """As `prompt_keys`."""
+    return _pages_keys(request.tenant, request.adapter, request.prompt_ids, page_size)
+
+
+def _pages_keys(tenant: str, adapter: AdapterRef | None, ids: tuple[int, ...], page_size: int) -> list[bytes]:
     leading = ids[: PREFIX_PAGES[0] * page_size]
     content = b"".join(token.to_bytes(ID_BYTES, "little") for token in leading)
-    return prefix_key(tenant.encode(), content, page_size * ID_BYTES)
+    # The KV of a prompt depends on the adapter, so the same prompt with another one shares no page.
+    salt = f"{tenant}\n{adapter.id}" if adapter is not None else tenant
+    key = prefix_key(salt.encode(), content, page_size * ID_BYTES)
+    return [key] if key is not None else []

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from quicksilver.cluster.ray import messages
-from quicksilver.cluster.ray.client import ClusterEngine
+from quicksilver.cluster.ray.client import CallErrors, ClusterEngine
 from quicksilver.cluster.ray.config import ClusterConfig, ClusterModel, app_name
 from quicksilver.errors import QuicksilverError
 from quicksilver.worker.program import WorkerConfig
@@ -35,6 +35,12 @@ def require_ray() -> None:
         import ray.serve  # noqa: F401
     except ImportError:
         raise QuicksilverError('a cluster needs one more package: pip install ".[cluster]" in a checkout') from None
+
+
+def is_connected() -> bool:
+    """Whether this process has joined or started a cluster."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
 
 
 def connect(config: ClusterConfig, node_ip: str = "127.0.0.1") -> None:
@@ -112,9 +118,10 @@ def open_engine(model: str) -> ClusterEngine:
     """A client of the model's replicas; `start` before use."""
     from ray import serve
     from ray.exceptions import RayError
-    from ray.serve.exceptions import RayServeException
+    from ray.serve.exceptions import BackPressureError, RayServeException
 
-    return ClusterEngine(serve.get_app_handle(app_name(model)), (RayError, RayServeException))
+    errors = CallErrors(lost=(RayError, RayServeException), full=(BackPressureError,))
+    return ClusterEngine(serve.get_app_handle(app_name(model)), errors)
 
 
 def status_of(config: ClusterConfig) -> dict[str, Any]:

@@ -12,15 +12,22 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 
 from quicksilver.cluster.ray import messages
-from quicksilver.core import Delta, Event
-from quicksilver.errors import QuicksilverError
+from quicksilver.core import Delta
 from quicksilver.worker import protocol
 from quicksilver.worker.client import RemoteEngine
 
 # A worker that is not ready for longer makes its replica unhealthy.
 MAX_NOT_READY_S = 120.0
+
+
+@dataclass(slots=True)
+class _OpenRequest:
+    results: AsyncGenerator[protocol.Reply, None]
+    # The next result; None while the reader has not asked for it.
+    waiting: asyncio.Future[protocol.Reply] | None = None
 
 
 class EngineReplica:
@@ -31,7 +38,7 @@ class EngineReplica:
         self._name = serve.get_replica_context().replica_id.unique_id
         arguments = messages.decode_config(config).arguments
         self._engine = await RemoteEngine([sys.executable, *arguments]).start()
-        self._open: dict[str, asyncio.Future[Event]] = {}
+        self._open: dict[str, _OpenRequest] = {}
         self._ready_at = time.monotonic()
 
     async def describe(self, command: bytes, keys: list[bytes], avoided: list[str]) -> bytes:
@@ -40,51 +47,61 @@ class EngineReplica:
         return messages.encode(messages.ReplicaInfo(self._name, self._engine.info, stats))
 
     async def stream(self, command: bytes, keys: list[bytes], avoided: list[str]) -> AsyncGenerator[bytes, None]:
-        """Replies to a Submit: events, and heartbeats while there are none. The other arguments are for the router."""
-        submit = messages.decode_command(command)
-        assert isinstance(submit, protocol.Submit)
+        """Replies to a Submit or a Score, and heartbeats while there are none. The other arguments are for the
+        router."""
+        decoded = messages.decode_command(command)
+        assert isinstance(decoded, protocol.Submit | protocol.Score)
         yield messages.encode(messages.Accepted(self._name, self._engine.info.fingerprint))
-        async with aclosing(self._engine.stream(submit.request)) as events:
-            async for reply in self._replies(submit.request.id, events):
-                yield messages.encode(reply)
+        request_id = decoded.request.id
+        found = self._open[request_id] = _OpenRequest(self._results(decoded))
+        try:
+            async with aclosing(found.results):
+                async for reply in self._with_heartbeats(request_id, found):
+                    yield messages.encode(reply)
+        finally:
+            del self._open[request_id]
 
-    async def _replies(
-        self, request_id: str, events: AsyncGenerator[Event, None]
-    ) -> AsyncGenerator[protocol.Reply, None]:
-        is_finished = False
-        while not is_finished:
-            waiting = self._open[request_id] = asyncio.ensure_future(_next(events))
+    async def _results(self, command: protocol.Submit | protocol.Score) -> AsyncGenerator[protocol.Reply, None]:
+        if isinstance(command, protocol.Score):
+            yield protocol.GotScores(command.request.id, await self._engine.score(command.request))
+            return
+        async with aclosing(self._engine.stream(command.request)) as events:
+            async for event in events:
+                if isinstance(event, Delta):
+                    yield protocol.GotEvents([event])
+                else:
+                    yield protocol.GotEvents([], [event])
+
+    async def _with_heartbeats(self, request_id: str, found: _OpenRequest) -> AsyncGenerator[protocol.Reply, None]:
+        while True:
+            waiting = found.waiting = asyncio.ensure_future(_next(found.results))
             try:
                 while not (await asyncio.wait({waiting}, timeout=messages.HEARTBEAT_S))[0]:
                     health = self._engine.health()
                     yield protocol.Heartbeat(health.stats, health.step_s)
-                event = waiting.result()
+                reply = waiting.result()
+            except StopAsyncIteration:
+                return
             except Exception as error:
                 yield protocol.refuse(request_id, error)
                 return
             finally:
-                del self._open[request_id]
                 waiting.cancel()
                 await asyncio.gather(waiting, return_exceptions=True)
-            is_delta = isinstance(event, Delta)
-            yield protocol.GotEvents([event] if is_delta else [], [] if is_delta else [event])  # type: ignore[list-item]
-            is_finished = isinstance(event, Delta) and event.finish is not None
-
-    async def score(self, command: bytes, keys: list[bytes], avoided: list[str]) -> bytes:
-        """The reply to a Score."""
-        score = messages.decode_command(command)
-        assert isinstance(score, protocol.Score)
-        try:
-            return messages.encode(protocol.GotScores(score.request.id, await self._engine.score(score.request)))
-        except QuicksilverError as error:
-            return messages.encode(protocol.refuse(score.request.id, error))
+                found.waiting = None
+            yield reply
 
     async def abort(self, request_id: str, keys: list[bytes], avoided: list[str], replica: str) -> None:
-        """Ends a stream whose reader is gone, in case its cancellation did not arrive. The router sends the call to
+        """Ends a request whose reader is gone, in case its cancellation did not arrive. The router sends the call to
         another replica if the one that is meant is lost."""
-        waiting = self._open.get(request_id) if replica == self._name else None
-        if waiting is not None:
-            waiting.cancel()
+        found = self._open.get(request_id) if replica == self._name else None
+        if found is None:
+            return
+        if found.waiting is not None and not found.waiting.done():
+            found.waiting.cancel()
+        else:
+            # The stream waits for its reader.
+            await found.results.aclose()
 
     async def check_health(self) -> None:
         """Called by Ray Serve, which replaces a replica whose worker does not become ready again."""
@@ -99,5 +116,5 @@ class EngineReplica:
             await self._engine.close()
 
 
-async def _next(events: AsyncGenerator[Event, None]) -> Event:
-    return await anext(events)
+async def _next(results: AsyncGenerator[protocol.Reply, None]) -> protocol.Reply:
+    return await anext(results)

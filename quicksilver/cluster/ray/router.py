@@ -29,7 +29,12 @@ class AffinityRouter(RequestRouter):  # type: ignore[misc]
         num_open = Counter(self._open.values())
         names = rank(keys, [Replica(name, num_open[name]) for name in by_name], os.urandom(8))
         wanted = arguments[3] if len(arguments) == 4 else None
-        return [[by_name[name]] for name in sorted(names, key=lambda name: (name != wanted, name in avoided))]
+
+        def order(name: str) -> tuple[bool, int]:
+            # Of the avoided replicas, the first of the list is the best.
+            return name != wanted, avoided.index(name) if name in avoided else -1
+
+        return [[by_name[name]] for name in sorted(names, key=order)]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         self._open[pending_request.metadata.internal_request_id] = replica_id.unique_id

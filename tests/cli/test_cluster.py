@@ -1,0 +1,51 @@
+"""`quicksilver cluster` and `serve --cluster` without Ray: what is refused before Ray is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from quicksilver.cli import cluster
+from quicksilver.cli.serve_settings import ServeSettings
+from quicksilver.cluster.ray import deploy
+from quicksilver.cluster.ray.config import ClusterConfig
+from quicksilver.errors import InvalidRequest
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A cluster that `cluster up` starts on this machine."""
+    path = tmp_path / "cluster.toml"
+    path.write_text('address = ""\n[[models]]\nmodel = "nano"\n')
+    return path
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses of the clusters that were joined."""
+    found: list[str] = []
+
+    def connect(config: ClusterConfig, node_ip: str = "127.0.0.1") -> None:
+        found.append(config.address)
+
+    monkeypatch.setattr(deploy, "connect", connect)
+    return found
+
+
+async def test_an_api_process_does_not_start_an_empty_cluster_of_its_own(file: Path, joined: list[str]) -> None:
+    with pytest.raises(InvalidRequest, match="set `address`"):
+        await cluster.run_with_cluster(cast(ServeSettings, None), file)
+    for command in (cluster.status, cluster.down, lambda path: cluster.drain(path, "node")):
+        with pytest.raises(InvalidRequest, match="set `address`"):
+            cast(Any, command)(file)
+    assert joined == []
+
+
+def test_the_process_that_started_the_cluster_uses_it(
+    file: Path, joined: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deploy, "is_connected", lambda: True)
+    assert cluster._joined(file).models[0].model == "nano"
+    assert joined == [""]
