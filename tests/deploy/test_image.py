@@ -69,7 +69,7 @@ def test_the_health_check_calls_a_probe_on_the_exposed_port() -> None:
     (port,) = values("base", "EXPOSE")
     assert (program, flag) == ("python", "-c")
     strings = [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)]
-    assert f"http://127.0.0.1:{port}/health" in strings
+    assert f"http://127.0.0.1:{port}/ready" in strings
     assert environment()["QUICKSILVER_PORT"] == port
 
 
@@ -91,6 +91,7 @@ def test_installed_extras_exist(target: str) -> None:
     extras = re.search(r'"\.\[([\w,]+)\]"', " ".join(values(target, "RUN")))
     assert extras is not None
     assert set(extras[1].split(",")) <= set(PROJECT["optional-dependencies"])
+    assert {"postgres", "otel", "cluster"} <= set(extras[1].split(","))
 
 
 def test_secrets_are_mounted_where_the_server_looks_for_them() -> None:

@@ -55,17 +55,25 @@ class ClusterConfig:
         """Raises InvalidRequest with the file and the field."""
         try:
             table = tomllib.loads(path.read_text())
+        except OSError as error:
+            raise InvalidRequest(f"cannot read {path}: {error.strerror}", param="cluster") from error
+        except ValueError as error:
+            raise InvalidRequest(f"{path}: {error}", param="cluster") from None
+        return cls.parse(table, str(path))
+
+    @classmethod
+    def parse(cls, table: dict[str, Any], source: str) -> ClusterConfig:
+        """Raises InvalidRequest with the source and the field."""
+        try:
             _check_names(table, cls)
             for model in table.get("models", ()):
                 _check_names(model, ClusterModel)
             found = msgspec.convert(table, cls, strict=False)
-        except OSError as error:
-            raise InvalidRequest(f"cannot read {path}: {error.strerror}", param="cluster") from error
         except (ValueError, msgspec.ValidationError) as error:
-            raise InvalidRequest(f"{path}: {error}", param="cluster") from None
+            raise InvalidRequest(f"{source}: {error}", param="cluster") from None
         names = [model.model for model in found.models]
         if not names or len(set(names)) != len(names):
-            raise InvalidRequest(f"{path}: give each model once, in a table [[models]]", param="cluster")
+            raise InvalidRequest(f"{source}: give each model once, in a table [[models]]", param="cluster")
         return found
 
     def find(self, model: str) -> ClusterModel:

@@ -75,14 +75,15 @@ def deploy(config: ClusterConfig, arguments: Callable[[ClusterModel], list[str]]
     serve.start(proxy_location="Disabled")
     targets = [
         serve.RunTarget(
-            target=_application(model, config, arguments(model)), name=app_name(model.model), route_prefix=None
+            target=application(model, config, arguments(model)), name=app_name(model.model), route_prefix=None
         )
         for model in config.models
     ]
     serve.run_many(targets)
 
 
-def _application(model: ClusterModel, config: ClusterConfig, arguments: list[str]) -> Any:
+def application(model: ClusterModel, config: ClusterConfig, arguments: list[str]) -> Any:
+    """The Serve application of a model; `arguments` are those of Python for its workers."""
     from ray import serve
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
