@@ -53,7 +53,7 @@ def export(
 ) -> None:
     """Write captured suggestions with their feedback as lines for `quicksilver tune --method kto`."""
     with _objects(project, database_url, pepper) as (objects, owner):
-        lines = list(kto_lines(objects, owner, read_reports(default_home())))
+        lines = list(kto_lines(objects, owner, read_reports(default_home(), objects)))
     target.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
     accepted = sum(line["label"] for line in lines)
     out.print(f"{len(lines)} lines, {accepted} accepted, in {target}", markup=False, soft_wrap=True)

@@ -230,7 +230,10 @@ class Services:
 
     @cached_property
     def feedback(self) -> FeedbackLog:
-        return self.root.feedback if self.root else FeedbackLog(self.config.home)
+        if self.root is not None:
+            return self.root.feedback
+        is_shared = self.accounts is not None and self.storage.is_on
+        return FeedbackLog(self.config.home, storage=self.storage if is_shared else None)
 
 
 def services_of(request: Request) -> Services:

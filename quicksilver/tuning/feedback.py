@@ -1,7 +1,7 @@
 """Captured suggestions joined with feedback: lines for a KTO job. Blocking.
 
-A suggestion is captured only for a project that has turned it on. What an editor reported about it is in the feedback
-files of the home folder, by the id of the reply.
+A suggestion is captured only for a project that has turned it on. What an editor reported about it is in the accounts
+database, or without accounts in the feedback files of the home folder, by the id of the reply.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from quicksilver.errors import InvalidRequest
 if TYPE_CHECKING:
     from quicksilver.accounts.objects import ObjectStore
 
-CAPTURE, SETTING = "capture", "setting"
+CAPTURE, SETTING, FEEDBACK = "capture", "setting", "feedback"
+# Reports need no key, so they belong to no project.
+REPORTS_OWNER = ""
 KINDS = ("edit", "fim")
 # What an editor reported -> the label and the weight of a line.
 LABELS: Mapping[str, tuple[bool, float]] = {"accept": (True, 1.0), "reject": (False, 1.0), "ignore": (False, 0.3)}
@@ -45,19 +47,28 @@ def forget_captures(objects: ObjectStore, owner: str) -> int:
     return len(ids)
 
 
-def read_reports(home: Path) -> dict[str, str]:
-    """The last report about each reply."""
-    reports: dict[str, str] = {}
+def read_reports(home: Path, objects: ObjectStore | None = None) -> dict[str, str]:
+    """The last report about each reply, in the files and in the store."""
+    reports: dict[str, tuple[int, str]] = {}
+    for record in (*_file_records(home), *(_stored_records(objects) if objects is not None else ())):
+        name, time, action = record.get("request_id"), record.get("time", 0), record.get("user_action")
+        if action in LABELS and time >= reports.get(name, (0, ""))[0]:
+            reports[name] = (time, action)
+    return {name: action for name, (_, action) in reports.items()}
+
+
+def _file_records(home: Path) -> Iterator[dict[str, Any]]:
     for name in FILES:
         path = home / name
         for line in path.read_bytes().splitlines() if path.exists() else ():
             try:
-                report = orjson.loads(line)
+                yield orjson.loads(line)
             except orjson.JSONDecodeError:
                 continue
-            if report.get("user_action") in LABELS:
-                reports[report["request_id"]] = report["user_action"]
-    return reports
+
+
+def _stored_records(objects: ObjectStore) -> Iterator[dict[str, Any]]:
+    return (orjson.loads(each.body) for each in _all_of(objects, REPORTS_OWNER, FEEDBACK))
 
 
 def kto_lines(objects: ObjectStore, owner: str, reports: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -76,7 +87,11 @@ def judged_captures(
 
 
 def _captures(objects: ObjectStore, owner: str) -> Iterable[tuple[str, dict[str, Any]]]:
+    return ((each.id, orjson.loads(each.body)) for each in _all_of(objects, owner, CAPTURE))
+
+
+def _all_of(objects: ObjectStore, owner: str, kind: str) -> Iterator[StoredObject]:
     after = ""
-    while found := objects.find(owner, CAPTURE, after=after, limit=200):
-        yield from ((each.id, orjson.loads(each.body)) for each in found)
+    while found := objects.find(owner, kind, after=after, limit=200):
+        yield from found
         after = found[-1].id

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -21,4 +19,4 @@ async def feedback(request: Request) -> Response:
     services = services_of(request)
     body = await read_body(request, FeedbackBody, services.config, services.config.public_body_bytes)
     sender = request.client.host if request.client else ""
-    return json_response({"stored": await asyncio.to_thread(services.feedback.append, body, sender)})
+    return json_response({"stored": await services.feedback.add(body, sender)})
