@@ -20,7 +20,7 @@ from quicksilver.errors import InvalidRequest
 from quicksilver.server.admin_app import build_admin_app
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.run import serve_until_stopped
+from quicksilver.server.run import is_loopback, serve_until_stopped
 
 cluster = typer.Typer(no_args_is_help=True)
 
@@ -35,9 +35,13 @@ def up(
     node_ip: Annotated[
         str, typer.Option(help="Address of this machine for a Ray cluster that is started here.")
     ] = "127.0.0.1",
+    allow_remote: Annotated[
+        bool, typer.Option("--allow-remote", help="Accept a --node-ip that other machines can reach.")
+    ] = False,
 ) -> None:
     """Start the engines of the file, on a running Ray cluster or on this machine, and an API process."""
     found = ClusterConfig.read(file)
+    _check_node_ip(node_ip, allow_remote)
     with errors.status("starting the engines"):
         deploy.connect(found, node_ip)
         deploy.deploy(found)
@@ -52,6 +56,16 @@ def up(
     elif not found.address:
         errors.print("The cluster ends with this process; press Ctrl-C.")
         asyncio.run(_until_interrupted())
+
+
+def _check_node_ip(node_ip: str, allow_remote: bool) -> None:
+    """Ray runs the code of whoever reaches its ports and has the token."""
+    if not (is_loopback(node_ip) or allow_remote):
+        raise InvalidRequest(
+            f"--node-ip {node_ip}: other machines can reach Ray there; block its ports with a firewall and add"
+            " --allow-remote",
+            param="node_ip",
+        )
 
 
 async def _until_interrupted() -> None:

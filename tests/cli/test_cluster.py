@@ -49,3 +49,23 @@ def test_the_process_that_started_the_cluster_uses_it(
     monkeypatch.setattr(deploy, "is_connected", lambda: True)
     assert cluster._joined(file).models[0].model == "nano"
     assert joined == [""]
+
+
+@pytest.mark.parametrize("node_ip", ["10.0.0.5", "0.0.0.0", "fd00::1", "gpu-a"])
+def test_an_address_that_others_can_reach_needs_a_flag(file: Path, joined: list[str], node_ip: str) -> None:
+    with pytest.raises(InvalidRequest, match="--allow-remote"):
+        cluster.up(file, node_ip=node_ip)
+    assert joined == []
+
+
+@pytest.mark.parametrize(("node_ip", "allow_remote"), [("127.0.0.1", False), ("::1", False), ("10.0.0.5", True)])
+def test_loopback_and_allowed_addresses_are_used(
+    file: Path, joined: list[str], node_ip: str, allow_remote: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployed: list[ClusterConfig] = []
+    monkeypatch.setattr(deploy, "deploy", deployed.append)
+    monkeypatch.setattr(deploy, "status_of", lambda config: {"nodes": [], "models": []})
+    file.write_text('address = "auto"\n[[models]]\nmodel = "nano"\n')
+    cluster.up(file, serve=False, node_ip=node_ip, allow_remote=allow_remote)
+    assert joined == ["auto"]
+    assert len(deployed) == 1
