@@ -23,9 +23,12 @@ def find(model: str) -> ModelFiles:
 
 
 def missing_tokenizer(files: ModelFiles) -> Path | None:
-    """The tokenizer.json that a folder of weights lacks; a GGUF file contains its tokenizer."""
-    path = files.weights / "tokenizer.json"
-    return path if files.weights.is_dir() and not path.is_file() else None
+    """The tokenizer.json that a folder of weights lacks, without other files that replace it; a GGUF file contains its
+    tokenizer."""
+    from quicksilver.text.vocabulary import has_tokenizer
+
+    is_missing = files.weights.is_dir() and not has_tokenizer(files.weights)
+    return files.weights / "tokenizer.json" if is_missing else None
 
 
 def find_with_tokenizer(model: str) -> ModelFiles:

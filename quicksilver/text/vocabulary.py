@@ -1,7 +1,7 @@
 """A checkpoint's tokenizer as data: from a directory of tokenizer files, or from the metadata of a GGUF.
 
 Only reads files. Both sources give a `Vocabulary`, whose tokenizer.json is the checkpoint's own or, for byte-level
-BPE in a GGUF, rebuilt from its tokens and merges.
+BPE in a GGUF or in vocab.json and merges.txt, rebuilt from its tokens and merges.
 """
 
 from __future__ import annotations
@@ -34,19 +34,28 @@ _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 _END_NAMES = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>")
 
 _TEMPLATE_TOKENS = ("bos_token", "eos_token")
+# Files of a tokenizer without tokenizer.json, and the classes of those that split words as Qwen2 does.
+_SLOW_FILES = ("vocab.json", "merges.txt")
+_QWEN_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast", "DreamTokenizer")
 
 _QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has the files that `read_directory` needs."""
+    return (folder / "tokenizer.json").is_file() or all((folder / name).is_file() for name in _SLOW_FILES)
+
+
 def read_directory(folder: Path) -> Vocabulary:
     """The tokenizer.json of a checkpoint, with the tokens and the template of its other configuration files."""
+    if not has_tokenizer(folder):
+        raise CheckpointRefused(f"{folder} has no tokenizer.json, and no vocab.json with merges.txt")
     source = folder / "tokenizer.json"
-    if not source.is_file():
-        raise CheckpointRefused(f"{folder} has no tokenizer.json")
-    with _refusing_nonsense(source):
-        return _from_files(source.read_text(encoding="utf-8"), folder)
+    with _refusing_nonsense(source if source.is_file() else folder / "vocab.json"):
+        text = source.read_text(encoding="utf-8") if source.is_file() else _from_slow_files(folder)
+        return _from_files(text, folder)
 
 
 def read_gguf(path: Path) -> Vocabulary:
@@ -78,6 +87,34 @@ def _from_files(text: str, folder: Path) -> Vocabulary:
         chat_template=_template_of(folder, config),
         template_tokens={name: token for name in _TEMPLATE_TOKENS if (token := _content(config.get(name)))},
     )
+
+
+def _from_slow_files(folder: Path) -> str:
+    """A tokenizer.json from vocab.json, merges.txt and the lists of added tokens."""
+    config = _read_json(folder / "tokenizer_config.json")
+    if (kind := config.get("tokenizer_class")) not in _QWEN_CLASSES:
+        raise CheckpointRefused(
+            f"{folder} has no tokenizer.json; from vocab.json and merges.txt only tokenizers of Qwen2 are read, not "
+            f"{kind!r}"
+        )
+    vocab = _read_json(folder / "vocab.json")
+    lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
+    merges = [line for i, line in enumerate(lines) if line and not (i == 0 and line.startswith("#version"))]
+    full = _tokenizer_json("qwen2", vocab, merges, folder / "vocab.json")
+    return json.dumps({**full, "added_tokens": _slow_added(folder, config)}, ensure_ascii=False)
+
+
+def _slow_added(folder: Path, config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Tokens outside vocab.json, by id: those of tokenizer_config.json with their flags, then other ones."""
+    special = {_content(config.get(name)) for name in config if name.endswith("_token")}
+    special |= {_content(token) for token in config.get("additional_special_tokens") or []}
+    names = _read_json(folder / "added_tokens.json")
+    found = {i: _added(i, name, _CONTROL if name in special else _USER_DEFINED) for name, i in names.items()}
+    for key, token in (config.get("added_tokens_decoder") or {}).items():
+        kind = _CONTROL if token.get("special") else _USER_DEFINED
+        flags = {flag: bool(token.get(flag)) for flag in ("single_word", "lstrip", "rstrip", "normalized")}
+        found[int(key)] = {**_added(int(key), token["content"], kind), **flags}
+    return [found[i] for i in sorted(found)]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -123,7 +160,7 @@ def _template_of(folder: Path, config: Mapping[str, Any]) -> str | None:
     beside = folder / "chat_template.jinja"
     if beside.is_file():
         return beside.read_text(encoding="utf-8")
-    stated = config.get("chat_template")
+    stated = config.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(stated, list):
         by_name = {entry.get("name"): entry.get("template") for entry in stated if isinstance(entry, dict)}
         stated = by_name.get("tool_use", by_name.get("default"))

@@ -12,7 +12,7 @@ import tokenizers
 
 from quicksilver.errors import CheckpointRefused
 from quicksilver.text.tokenizer import Tokenizer
-from quicksilver.text.vocabulary import read_directory, read_gguf
+from quicksilver.text.vocabulary import has_tokenizer, read_directory, read_gguf
 from tests.support.fakes import SPECIAL_NAMES, byte_characters, tokenizer_json
 
 _CONTROL, _NORMAL = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
@@ -192,6 +192,74 @@ def test_folder_with_a_broken_tokenizer_is_refused(tmp_path: Path, content: str)
     (tmp_path / "tokenizer.json").write_text(content, encoding="latin-1")
     with pytest.raises(CheckpointRefused):
         Tokenizer.from_dir(tmp_path)
+
+
+def write_slow_folder(folder: Path, kind: str = "Qwen2Tokenizer") -> tokenizers.Tokenizer:
+    """A trained tokenizer of Qwen's kind, split into vocab.json, merges.txt and lists of added tokens."""
+    fast = tokenizers.Tokenizer.from_str(read_gguf(write_gguf(folder / "m.gguf", pre="qwen2")).tokenizer_json)
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+    trained.normalizer, trained.pre_tokenizer, trained.decoder = fast.normalizer, fast.pre_tokenizer, fast.decoder
+    letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, initial_alphabet=letters, show_progress=False)
+    trained.train_from_iterator(["the thing # # that they # see, l'été à 12 heures!\n\n"] * 4, trainer)
+    (folder / "m.gguf").unlink()
+    full = json.loads(trained.to_str())
+    vocab = full["model"]["vocab"]
+    merges = "\n".join(" ".join(merge) for merge in full["model"]["merges"])
+    added = {"<|endoftext|>": len(vocab), "<|im_end|>": len(vocab) + 1, "<|mask|>": len(vocab) + 2}
+    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    config = {
+        "tokenizer_class": kind,
+        "eos_token": "<|im_end|>",
+        "additional_special_tokens": ["<|mask|>"],
+        "added_tokens_decoder": {str(added[name]): {"content": name, **flags} for name in list(added)[:2]},
+    }
+    (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
+    (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "added_tokens.json").write_text(json.dumps(added))
+    trained.add_special_tokens([tokenizers.AddedToken(name, normalized=False) for name in added])
+    return trained
+
+
+@pytest.mark.parametrize("kind", ["Qwen2Tokenizer", "DreamTokenizer"])
+def test_a_tokenizer_in_two_files_equals_it_in_one(tmp_path: Path, kind: str) -> None:
+    trained = write_slow_folder(tmp_path, kind)
+    found = Tokenizer.load(tmp_path)
+    texts = [
+        "the thing that # they see",
+        "l'e\u0301te\u0301 à 1234 heures!\n\n  x",
+        "# # ##",
+        "\u3053\u3093 \U0001f600\x00",
+        "",
+    ]
+    assert [found.encode(text) for text in texts] == [trained.encode(text).ids for text in texts]
+    assert len(found.encode("the thing")) < len("the thing")
+    size = trained.get_vocab_size()
+    assert (found.vocab_size, found.eos_ids) == (size, (size - 2, size - 3))
+    assert found.special_tokens == {"<|endoftext|>": size - 3, "<|im_end|>": size - 2, "<|mask|>": size - 1}
+    assert has_tokenizer(tmp_path)
+
+
+def test_two_files_of_another_class_are_refused_by_name(tmp_path: Path) -> None:
+    write_slow_folder(tmp_path, "GPT2Tokenizer")
+    with pytest.raises(CheckpointRefused, match="GPT2Tokenizer"):
+        read_directory(tmp_path)
+    (tmp_path / "merges.txt").unlink()
+    assert not has_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("broken", ["", "[]", '{"a": "b"}'])
+def test_two_broken_files_are_refused(tmp_path: Path, broken: str) -> None:
+    write_slow_folder(tmp_path)
+    (tmp_path / "vocab.json").write_text(broken)
+    with pytest.raises(CheckpointRefused):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_template_in_a_json_file_is_read(tmp_path: Path) -> None:
+    write_folder(tmp_path, chat_template={"chat_template": "in a JSON file"})
+    assert read_directory(tmp_path).chat_template == "in a JSON file"
 
 
 def test_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
