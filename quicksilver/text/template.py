@@ -6,6 +6,7 @@ tokens in the rendered text are the template's own.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from jinja2 import TemplateError
@@ -19,6 +20,11 @@ from quicksilver.text.special_tokens import find_roles
 from quicksilver.text.template_sandbox import Sandbox, check_chars, ticker
 from quicksilver.text.tokenizer import Tokenizer
 
+# LLaDA2 and Ling write "detailed thinking on" or "off" after the system message, by a variable that their templates set
+# to a constant. The constant becomes the variable of the request.
+_THINKING_OPTION = "thinking_option"
+_THINKING_OFF = re.compile(rf"set {_THINKING_OPTION} = (?:'off'|\"off\")")
+
 
 class CheckpointTemplate:
     """Writes prompts as the checkpoint's authors do."""
@@ -27,7 +33,7 @@ class CheckpointTemplate:
         self._tokenizer = tokenizer
         self._quoting = Quoting(tokenizer.markup_tokens)
         self._think_tags = _reserved_think_tags(tokenizer, source)
-        self._source = source
+        self._source = source = _THINKING_OFF.sub(f"set {_THINKING_OPTION} = {_THINKING_OPTION}", source)
         try:
             self._template = Sandbox().compile_bounded(source)
         except (TemplateError, RecursionError) as error:
@@ -40,7 +46,8 @@ class CheckpointTemplate:
             return True
         names = {token_id: name for name, token_id in self._tokenizer.special_tokens.items()}
         tag = names.get(self._tokenizer.roles.think_open or -1)
-        return "enable_thinking" in self._source or (tag is not None and tag in self._source)
+        switches = ("enable_thinking", _THINKING_OPTION, *([tag] if tag is not None else []))
+        return any(name in self._source for name in switches)
 
     def write(self, request: PromptRequest) -> list[int]:
         ids: list[int] = []
@@ -76,6 +83,7 @@ class CheckpointTemplate:
             "tools": [self._tool(tool) for tool in request.tools] or None,
             "add_generation_prompt": request.add_generation_prompt,
             "enable_thinking": thinks,
+            _THINKING_OPTION: "on" if thinks else "off",
         }
 
     def _message(self, message: Message, effort: str | None) -> dict[str, Any]:

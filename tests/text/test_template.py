@@ -45,3 +45,22 @@ def test_refusal_of_the_template_is_the_callers_error() -> None:
     with pytest.raises(InvalidRequest, match=r"^roles must alternate <s>$") as caught:
         render("{{ raise_exception('roles must alternate ' + messages[0].content) }}", "<s>")
     assert caught.value.param == "messages"
+
+
+LING = (
+    "{% set thinking_option = 'off' %}\n{{- '<role>SYSTEM</role>' }}"
+    "{{- 'detailed thinking ' + thinking_option + '<|role_end|>' }}{{ messages[0].content }}"
+)
+
+
+@pytest.mark.parametrize(("effort", "switch"), [("none", "off"), ("high", "on")])
+def test_the_thinking_switch_of_llada2_follows_the_effort(effort: str, switch: str) -> None:
+    tokenizer = ByteTokenizer()
+    template = ChatTemplate.from_source(tokenizer, LING)
+    assert template.can_think
+    text = tokenizer.decode(template.render([Message("user", "hi")], effort=effort).ids)
+    assert text == f"<role>SYSTEM</role>detailed thinking {switch}<|role_end|>hi"
+
+
+def test_a_template_without_a_switch_cannot_think() -> None:
+    assert not ChatTemplate.from_source(ByteTokenizer(), "detailed thinking off{{ messages[0].content }}").can_think
