@@ -127,13 +127,14 @@ def test_kv_after_a_committed_block_equals_a_recomputed_prompt(name: str) -> Non
         generate(fresh, text, replace(params, max_new_tokens=1))
         num_kept = len(text) // 16 * 16 - 16
         assert num_kept >= 32
-        for ours, theirs in ((kv(engine), kv(fresh)),):
+        for ours, theirs in zip(kv(engine), kv(fresh), strict=True):
             assert torch.equal(ours[:, :num_kept], theirs[:, :num_kept])
 
 
-def kv(engine: Engine) -> torch.Tensor:
-    """Keys in text order: a single request on an empty engine takes the pages in order."""
-    return engine.backend.cache.k  # type: ignore[attr-defined]
+def kv(engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values in text order: a single request on an empty engine takes the pages in order."""
+    cache = engine.backend.cache  # type: ignore[attr-defined]
+    return cache.k, cache.v
 
 
 @pytest.mark.parametrize("name", DISTINCT)

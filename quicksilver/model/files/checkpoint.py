@@ -7,6 +7,7 @@ tensor is missing, unknown or has the wrong shape.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +28,7 @@ from quicksilver.model.files.tensor_names import part_names
 from quicksilver.model.transformer import Transformer
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_STACKED_EXPERTS = re.compile(r"(.*\.mlp\.experts)\.(gate_proj|up_proj|down_proj)(?:\.weight)?")
 
 
 class TensorSource(Protocol):
@@ -129,6 +131,7 @@ class HfSource:
                 if entry.name in self._files or entry.dtype not in _FLOATS:
                     raise CheckpointRefused(f"{path.name}: {entry.name} appears twice or is {entry.dtype}, not a float")
                 self._files[entry.name], self.shapes[entry.name] = path, entry.shape
+        self._stacked = self._split_experts()
         # Old exports also store the rotary table, and a tied head a second time.
         self.unused = {name for name in self.shapes if name.endswith("rotary_emb.inv_freq")}
         self.unused |= set(self.parts("head.weight")) if self.config.tied_head else set()
@@ -142,9 +145,25 @@ class HfSource:
             return parts
         return [name if name in self.shapes else name.replace(*family.hf_alias, 1) for name in parts]
 
+    def _split_experts(self) -> dict[str, tuple[str, int]]:
+        """Replaces tensors of all experts by one entry per expert, under the published names. Returns the tensor and
+        the index of each. Trainers store experts in one tensor."""
+        found: dict[str, tuple[str, int]] = {}
+        num_experts = _num_experts(self.config)
+        for name, shape in list(self.shapes.items()):
+            match = _STACKED_EXPERTS.fullmatch(name)
+            if match is None or len(shape) != 3 or shape[0] != num_experts:
+                continue
+            del self.shapes[name]
+            for expert in range(num_experts):
+                single = f"{match[1]}.{expert}.{match[2]}.weight"
+                found[single], self.shapes[single] = (name, expert), shape[1:]
+        return found
+
     def read(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        with open_tensors(self._files[name]) as file:
-            yield 0, file.get_tensor(name)
+        stored, expert = self._stacked.get(name, (name, None))
+        with open_tensors(self._files[stored]) as file:
+            yield 0, file.get_tensor(name) if expert is None else file.get_slice(stored)[expert]
 
     def grid(self, name: str) -> Grid | None:
         return None

@@ -28,6 +28,35 @@ def test_a_saved_model_loads_with_the_same_bits(tmp_path: Path, family: str, tie
     assert not any(p.requires_grad for p in found.parameters())
 
 
+def stack_experts(folder: Path, suffix: str = "") -> None:
+    """Rewrites a saved model with one tensor for the experts of a layer."""
+    tensors, stacked = load_file(folder / "model.safetensors"), dict[str, list[torch.Tensor]]()
+    for name in sorted(name for name in tensors if ".experts." in name):
+        before, _, rest = name.partition(".experts.")
+        stacked.setdefault(f"{before}.experts.{rest.split('.')[1]}{suffix}", []).append(tensors.pop(name))
+    save_file(tensors | {name: torch.stack(parts) for name, parts in stacked.items()}, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("family", ["llada2", "sdar-moe"])
+@pytest.mark.parametrize("suffix", ["", ".weight"])
+def test_experts_in_one_tensor_load_with_the_same_bits(tmp_path: Path, family: str, suffix: str) -> None:
+    model = random_model(small_config(family))
+    save_model(model, tmp_path)
+    stack_experts(tmp_path, suffix)
+    assert not any(".experts.0." in name for name in load_file(tmp_path / "model.safetensors"))
+    for name, parameter in load_model(tmp_path).named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name)), name
+
+
+def test_experts_in_one_tensor_must_be_as_many_as_the_config_says(tmp_path: Path) -> None:
+    save_model(random_model(small_config("sdar-moe")), tmp_path)
+    stack_experts(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts": config["num_experts"] - 1}))
+    with pytest.raises(CheckpointRefused):
+        load_model(tmp_path)
+
+
 def test_an_attached_canvas_is_not_part_of_the_base(tmp_path: Path) -> None:
     model = random_model()
     attach_canvas(model, new_canvas(SMALL, 4, 8, 0))
