@@ -1,21 +1,28 @@
 """JSON schemas and tool calls on every diffusion dialect: random networks under token masks, each answer validated.
 
-    python -m benchmarks.dialect_json [--count 200] [--tools 50] [--dialect NAME] [--batch 25]
+    python -m benchmarks.dialect_json [--count 200] [--tools 50] [--dialect NAME] [--batch 25] [--out FILE]
 
 Each dialect has a tiny network with random weights, so the text asks for everything that a grammar allows. The schemas
 are random too: case i depends on i only. Every answer must be complete and valid, whatever decoder wrote it; the exit
-status is 1 if one is not. The default takes minutes on two cores.
+status is 1 if one is not. The default takes minutes on two cores. `--out` writes the counts of each dialect as soon as
+it is done.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import random
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import cache
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from benchmarks.generation_cases import WHOLE, WORD, closed
@@ -150,20 +157,40 @@ def _request(index: int, params: DecodeParams, spec: ConstraintSpec) -> Request:
     return Request(str(index), tuple(range(60, 73 + index % 7)), sampled, constraint=spec)
 
 
+def _record(settings: dict[str, int], report: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The counts with everything that is needed to repeat them."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit,
+        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
+        "versions": {name: version(name) for name in ("llguidance", "jsonschema-rs", "torch")},
+        "settings": settings,
+        "answers": sum(row["schemas"] + row["tools"] for row in report.values()),
+        "invalid": sum(row["invalid"] for row in report.values()),
+        "dialects": report,
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=200, help="schemas per dialect")
     parser.add_argument("--tools", type=int, default=50, help="sets of tools per dialect")
     parser.add_argument("--dialect", choices=DISTINCT, help="one dialect instead of all")
     parser.add_argument("--batch", type=int, default=25)
+    parser.add_argument("--out", type=Path, help="a JSON file for the counts")
     options = parser.parse_args()
-    report = {}
+    settings = {"schemas": options.count, "tools": options.tools, "batch": options.batch, "max_tokens": MAX_TOKENS}
+    report: dict[str, dict[str, Any]] = {}
     for dialect in [options.dialect] if options.dialect else DISTINCT:
         found = [*faults(dialect, "schema", range(options.count), options.batch)]
         found += faults(dialect, "tools", range(options.tools), options.batch)
         print(*found, sep="\n", end="\n" if found else "")
-        report[dialect] = {"schemas": options.count, "tools": options.tools, "invalid": len(found)}
-        print(json.dumps({dialect: report[dialect]}), flush=True)
+        counts = {"schemas": options.count, "tools": options.tools, "invalid": len(found)}
+        report[dialect] = {**counts, "decoders": list(dialect_decoders(dialect)), "faults": found}
+        print(json.dumps({dialect: counts}), flush=True)
+        if options.out is not None:
+            options.out.write_text(json.dumps(_record(settings, report), indent=1) + "\n")
     return int(any(row["invalid"] for row in report.values()))
 
 
