@@ -41,7 +41,6 @@ def inspect(
 def _summary(model: str) -> tuple[ModelFiles, CheckpointSummary]:
     """Of a hub repository that is not on this machine, only the config is fetched."""
     from quicksilver.hub.resolve import ModelFiles
-    from quicksilver.model.config import ModelConfig
     from quicksilver.model.files.inspect import describe, describe_config
     from quicksilver.model.files.shards import checkpoint_name, read_json
 
@@ -116,6 +115,8 @@ def memory_table(summary: CheckpointSummary, context_len: int) -> Table:
 
 def kv_words(summary: CheckpointSummary) -> str:
     """Memory of one token's keys and values on each device."""
+    if not summary.config.dialect.keeps_kv:
+        return "none: every forward is over the whole text"
     return ", ".join(
         f"{summary.kv_bytes_per_token[kv_type] / 1024:,.1f} KiB on a {device}" for device, _, kv_type in FORMATS
     )

@@ -76,6 +76,8 @@ def test_a_config_of_every_diffusion_family_is_described(family: str, tmp_path: 
     assert shown["family"] == family
     assert shown["decoders"].endswith(f"(default {config.dialect.default.name})")
     assert "autoregressive" not in shown["dialect"]
+    per_token = f"{config.kv_bytes_per_token(4) / 1024:,.1f} KiB on a CPU"
+    assert shown["KV per token"].startswith(per_token if config.dialect.keeps_kv else "none")
     assert summary.num_params == sum(parameter.numel() for parameter in random_model(config).parameters())
     assert memory_table(summary, 100).row_count == (4 if config.is_plain else 3)
 
