@@ -117,6 +117,30 @@ def edit_loop(
     return answer[: answer.index(stop)] if stop in answer else answer
 
 
+def full_loop(
+    model: Transformer, prompt: list[int], length: int, threshold: float, *, is_shifted: bool = False, steps: int = 0
+) -> list[int]:
+    """LLaDA, and Dream with `is_shifted`: all rows see each other, masks included. Parts of four positions are filled
+    from left to right: by confidence, or with `steps` a fixed number of positions in each step."""
+    text = list(prompt)
+    while len(text) - len(prompt) < NUM_NEW:
+        start = len(text)
+        text += [MASK_ID] * min(length, NUM_NEW - (start - len(prompt)))
+        everything = torch.ones(len(text), len(text)).bool()
+        for first in range(start, len(text), 4):
+            masked = list(range(first, min(first + 4, len(text))))
+            counts = [len(masked) // steps + (i < len(masked) % steps) for i in range(steps)] if steps else []
+            while masked:
+                tokens, p = best(logits_of(model, text, everything))
+                row = {i: i - is_shifted for i in masked}
+                ranked = sorted(masked, key=lambda i: (-p[row[i]], i))
+                chosen = ranked[: counts.pop(0)] if steps else [i for i in masked if p[row[i]] > threshold]
+                for i in chosen or ranked[:1]:
+                    text[i] = tokens[row[i]]
+                    masked.remove(i)
+    return text[len(prompt) :]
+
+
 def nemotron_loop(model: Transformer, prompt: list[int], length: int, threshold: float) -> list[int]:
     """Nemotron's diffusion mode: a causal pass gives the first token of each block; the block's rows see each other."""
     text = list(prompt)
@@ -186,6 +210,21 @@ CASES: dict[str, tuple[str, DecodeParams, Loop]] = {
         "nemotron-labs-diffusion",
         decode_params("confidence", threshold=0.2, max_new_tokens=NUM_NEW),
         lambda model, prompt: nemotron_loop(model, prompt, 8, 0.2),
+    ),
+    "llada": (
+        "llada",
+        decode_params("confidence", threshold=0.2, max_new_tokens=NUM_NEW),
+        lambda model, prompt: full_loop(model, prompt, 12, 0.2),
+    ),
+    "llada in three steps": (
+        "llada",
+        decode_params("confidence", rule="static", steps=3, max_new_tokens=NUM_NEW),
+        lambda model, prompt: full_loop(model, prompt, 12, 0.0, steps=3),
+    ),
+    "dream": (
+        "dream",
+        decode_params("confidence", threshold=0.2, max_new_tokens=NUM_NEW),
+        lambda model, prompt: full_loop(model, prompt, 12, 0.2, is_shifted=True),
     ),
     "wedlm": (
         "wedlm-8b",
