@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from quicksilver.errors import CheckpointRefused
-from quicksilver.model.families.bidirectional import DREAM, LLADA
-from quicksilver.model.families.block_diffusion import EFFICIENT_DLM, FAST_DLLM, SDAR, STABLE_DIFFCODER, TINY_A2D
+from quicksilver.model.families.bidirectional import DREAM, LLADA, TINY_A2D
+from quicksilver.model.families.block_diffusion import EFFICIENT_DLM, FAST_DLLM, SDAR, STABLE_DIFFCODER
 from quicksilver.model.families.causal_diffusion import IDLM, NEMOTRON, WEDLM_7B, WEDLM_8B
 from quicksilver.model.families.diffusion_gemma import DIFFUSION_GEMMA
 from quicksilver.model.families.family import Family

@@ -1,6 +1,7 @@
 """Masked diffusion over the whole text: every token attends to every other one, so no KV can be kept.
 
-LLaDA-8B and LLaDA-1.5 have the network of Llama under other names; Dream and DiffuCoder that of Qwen2.5.
+LLaDA-8B and LLaDA-1.5 have the network of Llama under other names; Dream and DiffuCoder that of Qwen2.5. Tiny-A2D has
+the network of Qwen3, as masked diffusion (mdlm) and as block diffusion (bd3lm).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 from quicksilver.core import DecoderName, DecoderParams
 from quicksilver.dialect import ContextKind, Dialect
 from quicksilver.errors import CheckpointRefused
-from quicksilver.model.families.block_diffusion import QWEN_STOP_IDS, size
+from quicksilver.model.families.block_diffusion import QWEN_STOP_IDS, block_dialect, size
 from quicksilver.model.families.family import Family
 
 # Positions after the text that are masked together, and the part of them that is filled first.
@@ -37,6 +38,20 @@ def _llada(config: Mapping[str, Any], name: str) -> Dialect:
 
 def _dream(config: Mapping[str, Any], name: str) -> Dialect:
     return _full_dialect(size(config, "mask_token_id", 151666), QWEN_STOP_IDS, is_shifted=True)
+
+
+def _tiny_a2d(config: Mapping[str, Any], name: str) -> Dialect:
+    """The configs of both kinds are the same: the name of the checkpoint tells them apart."""
+    if config.get("right_shift_logits"):
+        raise CheckpointRefused("config.json: Tiny-A2D with shifted logits is not supported")
+    mask_id = size(config, "mask_token_id", 151669)
+    if "mdlm" in f"{name} {config.get('_name_or_path') or ''}".lower():
+        return _full_dialect(mask_id, QWEN_STOP_IDS, is_shifted=False)
+    return block_dialect(size(config, "block_size", 32), mask_id, QWEN_STOP_IDS, threshold=0.9)
+
+
+def _tiny_a2d_name(dialect: Dialect) -> str:
+    return "" if dialect.keeps_kv else "tiny-a2d-mdlm"
 
 
 _OLMO_KEYS = {
@@ -85,3 +100,11 @@ LLADA = Family(
     hf_names=LLADA_NAMES,
 )
 DREAM = Family(name="dream", architecture="DreamModel", model_types=("Dream",), dialect=_dream, qkv_bias=True)
+TINY_A2D = Family(
+    name="tiny-a2d",
+    architecture="A2DQwen3LMHeadModel",
+    model_types=("a2d-qwen3",),
+    dialect=_tiny_a2d,
+    qk_norm=True,
+    saved_name=_tiny_a2d_name,
+)

@@ -1,6 +1,6 @@
 """Block diffusion with an exact cache: each token attends to its own block and to all blocks before it.
 
-SDAR, Tiny-A2D and Efficient-DLM have the network of Qwen3, Stable-DiffCoder that of Llama, and Fast-dLLM v2 that of
+SDAR and Efficient-DLM have the network of Qwen3, Stable-DiffCoder that of Llama, and Fast-dLLM v2 that of
 Qwen2.5. They differ in block length, mask token, and in whether a row predicts its own position or the next one.
 """
 
@@ -12,7 +12,6 @@ from typing import Any
 
 from quicksilver.core import DecoderName, DecoderParams
 from quicksilver.dialect import ContextKind, Dialect
-from quicksilver.errors import CheckpointRefused
 from quicksilver.model.families.family import Family
 
 QWEN_STOP_IDS = (151643, 151645)
@@ -44,15 +43,6 @@ def _sdar(config: Mapping[str, Any], name: str) -> Dialect:
     return block_dialect(block_len, size(config, "mask_token_id", 151669), QWEN_STOP_IDS, threshold=0.9)
 
 
-def _tiny_a2d(config: Mapping[str, Any], name: str) -> Dialect:
-    if "mdlm" in name.lower() or config.get("right_shift_logits"):
-        raise CheckpointRefused(
-            "Tiny-A2D: only the block-diffusion checkpoints (bd3lm) without logit shift are supported"
-        )
-    mask_id = size(config, "mask_token_id", 151669)
-    return block_dialect(size(config, "block_size", 32), mask_id, QWEN_STOP_IDS, threshold=0.9)
-
-
 def _efficient_dlm(config: Mapping[str, Any], name: str) -> Dialect:
     mask_id = size(config, "mask_token_id", 151662)
     return block_dialect(size(config, "block_size", 32), mask_id, QWEN_STOP_IDS, threshold=0.9)
@@ -78,13 +68,6 @@ def _fast_dllm(config: Mapping[str, Any], name: str) -> Dialect:
 
 
 SDAR = Family(name="sdar", architecture="SDARForCausalLM", dialect=_sdar, qk_norm=True)
-TINY_A2D = Family(
-    name="tiny-a2d",
-    architecture="A2DQwen3LMHeadModel",
-    model_types=("a2d-qwen3",),
-    dialect=_tiny_a2d,
-    qk_norm=True,
-)
 EFFICIENT_DLM = Family(
     name="efficient-dlm",
     architecture="EfficientDLM",

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from quicksilver.core import DecoderName
+from quicksilver.dialect import ContextKind
 from quicksilver.errors import CheckpointRefused
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.families import FAMILIES, Family
@@ -114,6 +115,17 @@ def test_the_block_length_of_sdar_is_in_its_name_if_the_config_has_none() -> Non
     del config["block_size"]
     assert ModelConfig.from_hf(config, "SDAR-4B-Chat").dialect.block_len == 4
     assert ModelConfig.from_hf(config, "SDAR-4B-Chat-b16").dialect.block_len == 16
+
+
+def test_tiny_a2d_is_masked_or_block_diffusion_by_its_name() -> None:
+    config = small_config("tiny-a2d").to_hf()
+    masked = ModelConfig.from_hf(config, "Qwen3-0.6B-diffusion-mdlm-v0.1")
+    assert masked.dialect.context is ContextKind.FULL
+    assert ModelConfig.from_hf(masked.to_hf(), "saved copy").dialect == masked.dialect
+    blocks = ModelConfig.from_hf(config, "Qwen3-0.6B-diffusion-bd3lm-v0.1").dialect
+    assert (blocks.context, blocks.block_len) == (ContextKind.BLOCK, 4)
+    with pytest.raises(CheckpointRefused, match="shifted"):
+        ModelConfig.from_hf(config | {"right_shift_logits": True}, "Qwen3-0.6B-diffusion-mdlm-v0.1")
 
 
 @pytest.mark.parametrize("changes", [{"mask_token_id": 128}, {"mask_token_id": -1}, {"block_size": 1 << 20}])
