@@ -30,6 +30,7 @@ class CommitRule(StrEnum):
 
     THRESHOLD = "threshold"  # every position whose probability reaches `threshold`, at least one
     STATIC = "static"  # the same number of positions in each of `steps` steps, the most confident first
+    DYNAMIC = "dynamic"  # as `threshold`, but in each step at least as many as an even share of `steps` steps
     FACTOR = "factor"  # the largest n, most confident first, with (n + 1) * (1 - n-th confidence) <= `factor`
     ENTROPY = "entropy"  # positions in order of entropy while their sum stays below `entropy_bound`
 
@@ -55,7 +56,7 @@ class DecoderParams:
     # Parameters of `confidence`. `edit` also uses `threshold`, to fill masks.
     rule: CommitRule = CommitRule.THRESHOLD
     threshold: float = 0.9  # a masked position is decided if its confidence reaches this value
-    steps: int = 8  # static rule: forwards per canvas; `canvas`: the most forwards per canvas
+    steps: int = 8  # static and dynamic rule: forwards per canvas or block; `canvas`: the most forwards per canvas
     factor: float = 1.0  # factor rule
     entropy_bound: float = 0.1  # entropy rule, `window` and `canvas`: nats
 

@@ -52,6 +52,10 @@ class Confidence:
         if params.rule is CommitRule.STATIC:
             num = unmask.static_count(int(is_masked.sum()), params.steps - canvas.step % params.steps)
             return unmask.most_confident(proposal.confidence, is_masked, num)
+        if params.rule is CommitRule.DYNAMIC:
+            length = self.dialect.sub_block_len or self.dialect.block_len or len(is_masked)
+            num_least = unmask.even_share(length, params.steps, canvas.step)
+            return unmask.dynamic_threshold(proposal.confidence, is_masked, params.threshold, num_least)
         if params.rule is CommitRule.FACTOR:
             return unmask.confidence_factor(proposal.confidence, is_masked, params.factor)
         if params.rule is CommitRule.ENTROPY:

@@ -30,6 +30,19 @@ def static_count(num_masked: int, steps_left: int) -> int:
     return -(-num_masked // max(steps_left, 1))
 
 
+def even_share(num_positions: int, steps: int, step: int) -> int:
+    """How many of `num_positions` belong to step `step` of `steps`: equal shares, the first ones larger by one."""
+    return num_positions // steps + (step % steps < num_positions % steps)
+
+
+def dynamic_threshold(confidence: Tensor, is_masked: Tensor, threshold: float, num_least: int) -> Tensor:
+    """Every masked position with a confidence above `threshold`, and the `num_least` most confident ones.
+
+    The rule is SDAR's `low_confidence_dynamic`.
+    """
+    return (is_masked & (confidence > threshold)) | most_confident(confidence, is_masked, num_least)
+
+
 def confidence_factor(confidence: Tensor, is_masked: Tensor, factor: float) -> Tensor:
     """The n most confident positions, for the largest n whose n-th best confidence is >= 1 - factor / (n + 1).
 

@@ -1,4 +1,4 @@
-"""The four commit rules, against plain loops, on random canvases."""
+"""The commit rules, against plain loops, on random canvases."""
 
 from __future__ import annotations
 
@@ -87,3 +87,13 @@ def test_static_counts_spread_over_the_steps(masked: int, steps: int, taken: lis
         counts.append(unmask.static_count(masked, steps))
         masked, steps = masked - counts[-1], steps - 1
     assert counts == taken
+
+
+def test_the_dynamic_rule_takes_an_even_share_at_least() -> None:
+    confidence, is_masked = torch.tensor([0.9, 0.2, 0.3, 0.8, 0.95]), torch.tensor([True, True, True, True, False])
+    assert unmask.dynamic_threshold(confidence, is_masked, 0.7, 1).tolist() == [True, False, False, True, False]
+    assert unmask.dynamic_threshold(confidence, is_masked, 0.85, 2).tolist() == [True, False, False, True, False]
+    assert unmask.dynamic_threshold(confidence, is_masked, 0.85, 3).tolist() == [True, False, True, True, False]
+    assert unmask.dynamic_threshold(confidence, is_masked, 0.85, 9).tolist() == is_masked.tolist()
+    assert [unmask.even_share(8, 3, step) for step in range(4)] == [3, 3, 2, 3]
+    assert [unmask.even_share(4, 8, step) for step in range(5)] == [1, 1, 1, 1, 0]

@@ -54,16 +54,21 @@ def best(logits: Tensor) -> tuple[list[int], list[float]]:
     return token.tolist(), p.tolist()
 
 
-def block_loop(model: Transformer, prompt: list[int], length: int, threshold: float) -> list[int]:
-    """SDAR, LLaDA2.0, Efficient-DLM, Stable-DiffCoder: masked rows predict themselves."""
+def block_loop(model: Transformer, prompt: list[int], length: int, threshold: float, steps: int = 0) -> list[int]:
+    """SDAR, LLaDA2.0, Efficient-DLM, Stable-DiffCoder: masked rows predict themselves. With `steps`, SDAR's dynamic
+    rule: if fewer positions than their share of the block are above the threshold, the likeliest ones are taken."""
     text, known = list(prompt), [True] * len(prompt)
+    counts: list[int] = []
     while len(text) - len(prompt) < NUM_NEW or not all(known):
         if all(known):
             missing = length - len(text) % length
             text, known = text + [MASK_ID] * missing, known + [False] * missing
+            counts = [length // steps + (i < length % steps) for i in range(steps)] if steps else []
         tokens, p = best(logits_of(model, text, block_mask(len(text), length)))
         masked = [i for i, is_known in enumerate(known) if not is_known]
-        chosen = [i for i in masked if p[i] > threshold] or [max(masked, key=lambda i: (p[i], -i))]
+        chosen, least = [i for i in masked if p[i] > threshold], counts.pop(0) if counts else 1
+        if len(chosen) < least:
+            chosen = sorted(masked, key=lambda i: (-p[i], i))[:least]
         for i in chosen:
             text[i], known[i] = tokens[i], True
     return text[len(prompt) :][:NUM_NEW]
@@ -190,6 +195,16 @@ CASES: dict[str, tuple[str, DecodeParams, Loop]] = {
         "sdar",
         decode_params("confidence", threshold=0.25, max_new_tokens=NUM_NEW),
         lambda model, prompt: block_loop(model, prompt, 4, 0.25),
+    ),
+    "sdar in two steps": (
+        "sdar",
+        decode_params("confidence", rule="dynamic", threshold=0.4, steps=2, max_new_tokens=NUM_NEW),
+        lambda model, prompt: block_loop(model, prompt, 4, 0.4, steps=2),
+    ),
+    "sdar in three steps": (
+        "sdar",
+        decode_params("confidence", rule="dynamic", threshold=0.9, steps=3, max_new_tokens=NUM_NEW),
+        lambda model, prompt: block_loop(model, prompt, 4, 0.9, steps=3),
     ),
     "llada2.0": (
         "llada2",

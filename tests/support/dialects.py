@@ -103,6 +103,7 @@ def dialect_decoders(name: str, max_new_tokens: int = 22) -> dict[str, DecodePar
         "confidence": decode_params("confidence", threshold=0.2, **shared),
         "confidence sampled": decode_params("confidence", threshold=0.2, temperature=0.8, seed=4, **shared),
         "confidence static": decode_params("confidence", rule="static", steps=3, **shared),
+        "confidence dynamic": decode_params("confidence", rule="dynamic", threshold=0.4, steps=3, **shared),
         "confidence penalised": decode_params(
             "confidence", threshold=0.2, presence_penalty=0.5, repetition_penalty=1.2, **shared
         ),

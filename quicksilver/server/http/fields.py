@@ -244,7 +244,7 @@ class DecoderBody(OwnWire):
         default=None,
         description="Positions predicted together; all decoders but `ar`. Default: 16, on a CPU at most 8.",
     )
-    rule: Literal["threshold", "static", "factor", "entropy"] | None = Field(
+    rule: Literal["threshold", "static", "dynamic", "factor", "entropy"] | None = Field(
         default=None, description="`confidence`: how positions are chosen. Default: threshold."
     )
     threshold: Probability | None = Field(
@@ -252,7 +252,7 @@ class DecoderBody(OwnWire):
     )
     steps: Annotated[int, Field(ge=1, le=1024), WHOLE] | None = Field(
         default=None,
-        description="`confidence` with the rule static: forwards per canvas; `canvas`: the most. Default: 8.",
+        description="`confidence` with the rule static or dynamic: forwards per canvas; `canvas`: the most. Default: 8.",
     )
     factor: Annotated[float, Field(ge=0, le=100)] | None = Field(
         default=None,
