@@ -11,6 +11,7 @@ from quicksilver.core import DecodeParams, Delta, FinishReason, Request
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.decode_slots import MIN_SEQUENCES
 from quicksilver.engine.engine import Engine
+from tests.engine.leaks import ENDS, RandomTraffic
 from tests.support.host_rounds import HostRounds, with_host_rounds
 from tests.support.tiny import answers, decode_params, finish_all, tiny_engine
 
@@ -143,20 +144,11 @@ def test_sequences_move_to_lower_slots_when_the_batch_shrinks() -> None:
     assert answers(run(engine, wanted, at_once=26)) == alone(wanted)
 
 
-def test_random_requests_release_every_page() -> None:
-    engine, _ = slot_engine(num_pages=60)
-    rng = random.Random(0)
-    running: set[str] = set()
-    for i in range(120):
-        prompt = PROMPTS[rng.randrange(14)]
-        engine.add(Request(str(i), prompt, rng.choice(PARAMS + OTHERS)))
-        running.add(str(i))
-        if rng.random() < 0.2:
-            engine.abort(rng.choice(sorted(running)))
-        for event in engine.step():
-            if isinstance(event, Delta) and event.finish:
-                running.discard(event.request_id)
-    finish_all(engine)
-    assert engine.pool.num_free == 60
-    assert engine.slots is not None
-    assert len(engine.slots) == 0
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_requests_release_everything(seed: int) -> None:
+    """`python -m tests.engine.leaks` runs 10,000 requests."""
+    traffic = RandomTraffic(seed)
+    traffic.run(400)
+    assert set(traffic.ends) >= ENDS
+    assert traffic.rounds.num_launched > 0
+    assert traffic.leftovers() == {}

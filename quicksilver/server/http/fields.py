@@ -252,7 +252,7 @@ class DecoderBody(OwnWire):
     )
     steps: Annotated[int, Field(ge=1, le=1024), WHOLE] | None = Field(
         default=None,
-        description="`confidence` with the rule static or dynamic: forwards per canvas; `canvas`: the most. Default: 8.",
+        description="`confidence`, rules static and dynamic: forwards per canvas; `canvas`: the most. Default: 8.",
     )
     factor: Annotated[float, Field(ge=0, le=100)] | None = Field(
         default=None,
