@@ -12,8 +12,9 @@ from quicksilver.diffusion.decoder import Decision
 def stop_early(decision: Decision, stop_ids: Sequence[int], *, has_grammar: bool = False) -> Decision:
     """Commit a canvas up to a decided stop token that has no mask before it, even if the decoder would continue.
 
-    Canvases whose decided tokens may still change are excepted: random ones, and those of `edit`. Under a grammar, which
-    allows nothing after the stop token, a canvas of `edit` ends once a forward leaves the tokens up to there unchanged.
+    Canvases whose decided tokens may still change are excepted: random ones, and those of `edit`. A grammar allows
+    nothing after the stop token: under one, a canvas of `edit` ends once a forward leaves the tokens up to there
+    unchanged.
     """
     canvas, num_settled = decision.canvas, decision.num_settled
     if decision.commit or canvas is None or canvas.is_draft or canvas.noisy_ids is not None:
