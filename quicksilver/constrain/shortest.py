@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from itertools import count, islice
-from time import thread_time
+from time import perf_counter, thread_time
 
 from llguidance import LLMatcher
 
@@ -32,6 +32,19 @@ class TooCostly(Exception):
     """The search exceeded its limit on processor time."""
 
 
+class Deadline:
+    """A limit on the processor time of this thread. It is read only after as much time has passed on the wall clock:
+    processor time is never more, and reading it is a system call."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._processor, self._wall = thread_time() + limit_s, perf_counter() + limit_s
+
+    def check(self) -> None:
+        """Raises TooCostly after the limit."""
+        if perf_counter() > self._wall and thread_time() > self._processor:
+            raise TooCostly
+
+
 # Next steps from a state, each with its cost.
 Steps = Callable[[LLMatcher, Alphabet], list[tuple[int, list[int]]]]
 
@@ -39,7 +52,7 @@ Steps = Callable[[LLMatcher, Alphabet], list[tuple[int, list[int]]]]
 def shortest(matcher: LLMatcher, alphabet: Alphabet, words: Sequence[bytes] = ()) -> list[int] | None:
     """Ids, in the alphabet, of a short completion; empty if the text may end now, None if none was found. `words` are
     tried where the greedy walk does not end."""
-    deadline = thread_time() + LIMIT_S
+    deadline = Deadline(LIMIT_S)
     path = greedy(matcher.deep_copy(), alphabet, deadline)
     if path is None and words:
         spelled = [ids for word in words if (ids := alphabet.spell(word))]
@@ -47,24 +60,19 @@ def shortest(matcher: LLMatcher, alphabet: Alphabet, words: Sequence[bytes] = ()
     return search(matcher, alphabet, deadline) if path is None else path
 
 
-def greedy(matcher: LLMatcher, alphabet: Alphabet, deadline: float) -> list[int] | None:
+def greedy(matcher: LLMatcher, alphabet: Alphabet, deadline: Deadline) -> list[int] | None:
     path: list[int] = []
     for _ in range(MAX_STEPS):
         if matcher.is_error() or len(path) > MAX_BYTES:
             return None
         if matcher.is_accepting():
             return path
-        require_time(deadline)
+        deadline.check()
         step = matcher.compute_ff_tokens() or allowed(matcher, alphabet, 1)
         if not step or not matcher.consume_tokens(step):
             return None
         path += step
     return None
-
-
-def require_time(deadline: float) -> None:
-    if thread_time() > deadline:
-        raise TooCostly
 
 
 def byte_steps(matcher: LLMatcher, alphabet: Alphabet) -> list[tuple[int, list[int]]]:
@@ -95,7 +103,7 @@ def is_set(bits: bytes, token_id: int) -> bool:
     return token_id >= 0 and bool(bits[token_id >> 3] >> (token_id & 7) & 1)
 
 
-def search(start: LLMatcher, alphabet: Alphabet, deadline: float, steps: Steps = byte_steps) -> list[int] | None:
+def search(start: LLMatcher, alphabet: Alphabet, deadline: Deadline, steps: Steps = byte_steps) -> list[int] | None:
     """Uniform-cost search. States of equal cost, last bytes and allowed bytes count as equal."""
     order = count()
     heap: list[tuple[int, int, LLMatcher, tuple[int, ...]]] = [(0, next(order), start.deep_copy(), ())]
@@ -103,7 +111,7 @@ def search(start: LLMatcher, alphabet: Alphabet, deadline: float, steps: Steps =
     for _ in range(MAX_STATES):
         if not heap:
             return None
-        require_time(deadline)
+        deadline.check()
         spent, _, matcher, path = heappop(heap)
         if matcher.is_accepting():
             return list(path)

@@ -9,11 +9,11 @@ import pytest
 from quicksilver.constrain import shortest as module
 from quicksilver.constrain.compile.response_format import compile_response_format
 from quicksilver.constrain.runtime.literals import words_of
-from quicksilver.constrain.shortest import TooCostly, greedy, search, shortest
+from quicksilver.constrain.shortest import Deadline, TooCostly, greedy, search, shortest
 from quicksilver.constrain.source import FormatKind, ResponseFormat
 from tests.constrain.walks import ALPHABET, automaton, schema_spec
 
-FOREVER = float("inf")
+FOREVER = Deadline(float("inf"))
 
 
 @pytest.fixture(autouse=True)
@@ -89,3 +89,26 @@ def test_a_search_does_not_advance_the_automaton() -> None:
     shortest(matcher, ALPHABET)
     search(matcher, ALPHABET, FOREVER)
     assert matcher.compute_bitmask() == before
+
+
+def test_processor_time_is_read_only_after_as_much_wall_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = {"perf_counter": 0.0, "thread_time": 0.0}
+    reads = []
+
+    def read(name: str) -> float:
+        reads.append(name)
+        return clocks[name]
+
+    for name in clocks:
+        monkeypatch.setattr(module, name, lambda name=name: read(name))
+    deadline = Deadline(1.0)
+    reads.clear()
+    clocks["perf_counter"] = 0.9
+    deadline.check()
+    assert reads == ["perf_counter"]
+    # The thread did not run all the time.
+    clocks |= {"perf_counter": 5.0, "thread_time": 0.9}
+    deadline.check()
+    clocks["thread_time"] = 1.1
+    with pytest.raises(TooCostly):
+        deadline.check()
