@@ -91,7 +91,7 @@ class CompletionBudget:
             # Most tokens continue a value, and what completed the text before still completes it.
             self._catch_up()
             ahead = self._matcher.deep_copy()
-            if self._feed(ahead, tokens) and _completes(ahead, self._known[0]):
+            if self._feed(ahead, tokens) and self._keep_known(ahead, tokens):
                 self._foreseen = (list(tokens), self._known[1])
                 return len(tokens)
         for num_taken in range(len(tokens), 0, -1):
@@ -103,6 +103,23 @@ class CompletionBudget:
                 return len(tokens)
         self._is_due = True
         return 0
+
+    def _keep_known(self, ahead: LLMatcher, tokens: Sequence[int]) -> bool:
+        """Whether the last completion, or what is left of it if it begins with `tokens`, completes the text of `ahead`,
+        which has taken them. If so, it is the last completion from now on."""
+        assert self._known is not None
+        path = self._known[0]
+        if _completes(ahead, path):
+            return True
+        spelled = [i for token_id in tokens for i in self._tokens.spell(token_id) or (-1,)]
+        rest = path[len(spelled) :]
+        if path[: len(spelled)] != spelled or not _completes(ahead, rest):
+            return False
+        joined = self._tokens.join(rest)
+        if len(joined) > len(self._known[1]):
+            return False
+        self._known = (rest, joined)
+        return True
 
     def _fits(self) -> bool:
         """Whether a completion from here fits. If none does, no token is refused."""

@@ -162,6 +162,28 @@ def test_failed_searches_are_not_repeated_at_every_token(grammars: Grammars, mon
     assert bytes(constraint.closing(2) or []) == b"]}"
 
 
+def test_tokens_that_begin_the_last_completion_need_no_search(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constraint = constrain(grammars, ROWS)
+    constraint.advance(ids('[{"label":"'))
+    searches = []
+
+    def counted(*given: Any) -> list[int] | None:
+        searches.append(1)
+        return shortest(*given)
+
+    monkeypatch.setattr("quicksilver.constrain.runtime.budget.shortest", counted)
+    room = 150
+    for byte in ids('","weight":10}]'):
+        assert constraint.closing(room) is None
+        assert constraint.legal_prefix([byte]) == 1
+        constraint.advance([byte])
+        room -= 1
+    assert len(searches) == 1
+    assert constraint.can_stop()
+
+
 def test_a_grammar_with_a_slow_search_is_not_searched_again(grammars: Grammars, monkeypatch: Any) -> None:
     constraint = pattern(grammars, "[a-z]{90}")
     asked = []
