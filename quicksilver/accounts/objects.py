@@ -183,12 +183,16 @@ class ObjectStore:
         with self._store.read() as connection:
             return _num_bytes(connection, owner, not_(trimmed))
 
-    def trim(self, owner: str, kinds: Collection[str], max_bytes: int, before: float) -> None:
-        """Deletes finished objects of these kinds that are older than `before`, then the oldest ones until all objects
-        of the owner have at most `max_bytes`."""
-        own = and_(objects.c.owner == owner, objects.c.kind.in_(sorted(kinds)), objects.c.is_open == 0)
+    def trim(
+        self, owner: str, kinds: Collection[str], max_bytes: int, before: float, aged: Collection[str] = ()
+    ) -> None:
+        """Deletes finished objects of these kinds and of the kinds `aged` that are older than `before`, then the oldest
+        ones of `kinds` until all objects of the owner have at most `max_bytes`."""
+        finished = and_(objects.c.owner == owner, objects.c.is_open == 0)
+        own = and_(finished, objects.c.kind.in_(sorted(kinds)))
+        old = and_(finished, objects.c.kind.in_(sorted({*kinds, *aged})), objects.c.created_at < before)
         with self._store.write() as connection:
-            connection.execute(delete(objects).where(own, objects.c.created_at < before))
+            connection.execute(delete(objects).where(old))
             excess = _num_bytes(connection, owner) - max_bytes
             if excess <= 0:
                 return

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DAY_S = 86_400
 # Kinds of which finished objects are deleted when they are old or a project stores too much.
-EVICTED = ("response", "chat", "capture", "batch")
+EVICTED = ("response", "chat", "capture")
+# Kinds of which finished objects are deleted when they are old.
+AGED = ("batch",)
 # Of the bodies on one page of a list.
 PAGE_BYTES = 8 * 2**20
 
@@ -72,7 +74,7 @@ class Storage:
             if is_bounded and any(each.kind not in EVICTED or each.is_open for each in stored):
                 self._check_room(store, owner, sum(len(each.body) for each in stored))
             store.put(owner, stored)
-            store.trim(owner, EVICTED, config.stored_bytes, time.time() - config.stored_days * DAY_S)
+            store.trim(owner, EVICTED, config.stored_bytes, time.time() - config.stored_days * DAY_S, AGED)
 
         await self.run(write)
 

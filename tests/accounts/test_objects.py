@@ -106,6 +106,12 @@ def test_old_objects_and_then_the_oldest_make_room(objects: ObjectStore, clock: 
     objects.trim("a", ["x"], 1000, before=1500.0)
     assert ids(objects.find("a", "x")) == ["0", "1", "2", "open"]
     assert objects.num_kept_bytes("a", ["x"]) == 8
+    objects.put("a", [StoredObject("y", "ended", b"", created_at=1400)])
+    objects.put("a", [StoredObject("y", "open", b"", created_at=1400, is_open=True), StoredObject("y", "new", b"")])
+    objects.trim("a", ["x"], 1000, before=1500.0)
+    assert ids(objects.find("a", "y")) == ["ended", "open", "new"]
+    objects.trim("a", ["x"], 1000, before=1500.0, aged=["y"])
+    assert ids(objects.find("a", "y")) == ["open", "new"]
     objects.trim("a", ["x"], 13, before=0.0)
     assert ids(objects.find("a", "x")) == ["2", "open"]
     assert objects.get("a", "kept", "1") is not None
