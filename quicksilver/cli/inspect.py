@@ -41,6 +41,7 @@ def inspect(
 def _summary(model: str) -> tuple[ModelFiles, CheckpointSummary]:
     """Of a hub repository that is not on this machine, only the config is fetched."""
     from quicksilver.hub.resolve import ModelFiles
+    from quicksilver.model.config import ModelConfig
     from quicksilver.model.files.inspect import describe, describe_config
     from quicksilver.model.files.shards import checkpoint_name, read_json
 

@@ -127,6 +127,15 @@ async def kill(client: RemoteEngine) -> None:
             await asyncio.sleep(0.01)
 
 
+async def is_replaced(client: RemoteEngine) -> bool:
+    """Waits until another worker is ready, and checks that it answers."""
+    async with asyncio.timeout(90):
+        while not (client.is_ready and client.health().stats.restarts >= 1):
+            await asyncio.sleep(0.05)
+    tokens, _, _ = await collect(client, Request("after", PROMPT, PARAMS))
+    return tokens == generate(tiny_engine(), PROMPT, PARAMS)
+
+
 async def wait_until_ready(client: RemoteEngine) -> None:
     async with asyncio.timeout(60):
         while not client.is_ready:

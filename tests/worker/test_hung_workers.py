@@ -12,17 +12,8 @@ import pytest
 from quicksilver.core import Delta, EngineState, FinishReason, Request, ScoreRequest
 from quicksilver.errors import EngineUnavailable, RowFailed
 from quicksilver.worker.client import RemoteEngine, WorkerTimeouts
-from tests.support.tiny import decode_params, generate, tiny_engine
-from tests.worker.test_client import COMMAND, PARAMS, PROMPT, collect, wait_until_ready
-
-
-async def is_replaced(client: RemoteEngine) -> bool:
-    """Waits until another worker is ready, and checks that it answers."""
-    async with asyncio.timeout(90):
-        while not (client.is_ready and client.health().stats.restarts >= 1):
-            await asyncio.sleep(0.05)
-    tokens, _, _ = await collect(client, Request("after", PROMPT, PARAMS))
-    return tokens == generate(tiny_engine(), PROMPT, PARAMS)
+from tests.support.tiny import decode_params
+from tests.worker.test_client import COMMAND, PARAMS, PROMPT, collect, is_replaced, wait_until_ready
 
 
 async def test_a_stopped_worker_is_reported_killed_and_replaced() -> None:
