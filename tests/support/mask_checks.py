@@ -146,7 +146,10 @@ def differences(found: Outcome | None, wanted: Outcome | None) -> list[str]:
 
 
 def _is_same(a: Proposal, b: Proposal, name: str) -> bool:
-    return torch.allclose(getattr(a, name).double(), getattr(b, name).double(), atol=1e-4)
+    found, wanted = getattr(a, name), getattr(b, name)
+    if found is None or wanted is None:
+        return found is wanted
+    return torch.allclose(found.double(), wanted.double(), atol=1e-4)
 
 
 class Broken(Staircase):

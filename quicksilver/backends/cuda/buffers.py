@@ -151,10 +151,11 @@ class HeadBuffers:
         proposing = batch.proposing[index].numpy()
         self._ints[:] = 0
         self._ints[0, : len(index)] = index.numpy() if is_gathered else proposing
-        self._ints[1, : len(index)] = batch.plan.positions.numpy()[proposing] + 1
         start = 0
         for work in works:
             rows = slice(start, start + work.num_proposals)
+            first = len(work.sequence.tokens)
+            self._ints[1, rows] = range(first, first + work.num_proposals)
             self.write_params(rows, work.sequence.request.params, options)
             if options.is_sampled:
                 self._ints[2, rows] = _noise_step(work)

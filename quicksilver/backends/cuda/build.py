@@ -8,6 +8,7 @@ from quicksilver.backends.cuda.buffers import GraphLimits
 from quicksilver.backends.cuda.graphs import GraphExecutor
 from quicksilver.backends.cuda.inflight import RoundShape
 from quicksilver.backends.cuda.kernels.network import MatmulMode
+from quicksilver.dialect import AUTOREGRESSIVE
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.transformer import Transformer
 
@@ -25,8 +26,10 @@ def build_backend(model: Transformer, cache: PagedCache, config: BackendConfig) 
     executor.free_matrices()
     executor.prepare(_buckets(config.max_rows), _buckets(config.max_rows))
     backend = CudaBackend(executor)
-    backend.prepare_rounds(round_shapes(config, executor.network.is_small, has_canvas=model.canvas is not None))
-    backend.prepare_slots(config.max_sequences)
+    # Rounds on the device are autoregressive. Other dialects decode forward by forward.
+    if model.config.dialect == AUTOREGRESSIVE:
+        backend.prepare_rounds(round_shapes(config, executor.network.is_small, has_canvas=model.canvas is not None))
+        backend.prepare_slots(config.max_sequences)
     backend.measure()
     return backend
 

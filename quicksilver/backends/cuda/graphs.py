@@ -135,7 +135,10 @@ class GraphExecutor:
             key[1]: time_replay(run) for key, run in self._replays.items() if key[0] == "head" and key[2] == greedy
         }
         bodies = {key[:2]: time_replay(run) for key, run in self._replays.items() if key[2] == GraphVariant()}
-        return {(int(str(n)), bool(g)): ms + heads[n] for (n, g), ms in bodies.items() if n in heads}
+        times = {(int(str(n)), bool(g)): ms + heads[n] for (n, g), ms in bodies.items() if n in heads}
+        if self.model.canvas is None and self.model.config.dialect.mask_id is not None:
+            times |= {(n, True): ms for (n, _), ms in times.items()}  # masks are tokens, without an adapter
+        return times
 
     def launch(self, batch: Batch) -> Tensor:
         """Queue the forward of a batch -> the residual stream of its rows."""
@@ -162,7 +165,7 @@ class GraphExecutor:
         buffers = self._prompt_rows[count]
         self._sent.wait()
         buffers.fill(batch, tile_rows)
-        x = self.network.run(buffers.inputs, self.network.workspace(count), batch.has_canvas)
+        x = self.network.run(buffers.inputs, self.network.workspace(count), self._is_gated(batch))
         self._x[: len(batch.proposing)] = x[batch.proposing.to(self.device, non_blocking=True)]
         self._sent.record()
         return x
@@ -171,11 +174,15 @@ class GraphExecutor:
         """The forward graph of a batch: its bucket, whether canvas rows use the adapter, and the variant."""
         count = bucket_of(len(batch.token_ids))
         if not self.network.is_layer_fused(count):
-            return count, batch.has_canvas, GraphVariant()
+            return count, self._is_gated(batch), GraphVariant()
         tile_rows, segments = self.network.attention_shape(count).tile_rows, batch.plan.segments
         num_tiles = sum(-(-(segment.row_end - segment.row_start) // tile_rows) for segment in segments)
         is_single = not batch.has_prompt and num_tiles <= self._single_tiles(count)
-        return count, batch.has_canvas, GraphVariant(batch.has_prompt, is_single)
+        return count, self._is_gated(batch), GraphVariant(batch.has_prompt, is_single)
+
+    def _is_gated(self, batch: Batch) -> bool:
+        """Diffusion checkpoints have canvas rows and no canvas adapter."""
+        return batch.has_canvas and self.model.canvas is not None
 
     def run_network(self, count: int, is_gated: bool, variant: GraphVariant) -> None:
         """The work of a forward graph."""

@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from quicksilver.backends.cuda.kernels.int4_packing import quantise_to_words
 from quicksilver.backends.cuda.kernels.linears import Norm, Weight
 from quicksilver.backends.cuda.kernels.rope_kernel import HeadNorms
-from quicksilver.dialect import AUTOREGRESSIVE
+from quicksilver.dialect import ContextKind
 from quicksilver.errors import InvalidRequest
 from quicksilver.model.lowrank import LowRank
 from quicksilver.model.transformer import Layer, Transformer
 
 FP8_MAX = 448.0
 SCHEMES = ("bfloat16", "fp8", "int4")
+# Linears of a layer that a canvas adapter changes: qkv, output, gate and up, down.
+NUM_LINEARS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class NetworkWeights:
 def refusal(model: Transformer) -> str | None:
     """Why the kernels cannot run this model; None if they can."""
     config = model.config
-    if config.dialect != AUTOREGRESSIVE or not config.is_plain:
+    if not config.is_plain or config.dialect.context is ContextKind.FULL:
         return f"the CUDA kernels do not support {config.family} yet; plain torch runs it"
     if model.tokens.weight.dtype not in (torch.bfloat16, torch.float16):
         return f"weights are {model.tokens.weight.dtype}, not 16-bit"
@@ -87,6 +89,8 @@ def _canvas_refusal(model: Transformer) -> str | None:
     pairs = [pair for layer in model.canvas.layers for pair in layer.values()]  # type: ignore[operator]
     if not all(isinstance(pair, LowRank) for pair in pairs):
         return "the canvas adapter is merged, not gated"
+    if not all(len(layer) == NUM_LINEARS for layer in model.canvas.layers):  # type: ignore[arg-type]
+        return "the canvas adapter does not have all linears of a layer"
     return None
 
 
@@ -98,7 +102,7 @@ def collect(model: Transformer, scheme: str = "bfloat16") -> NetworkWeights:
     canvas = model.canvas
     stack: list[Layer] = list(model.layers)  # type: ignore[arg-type]
     layers = tuple(_layer(layer, index, model, scheme) for index, layer in enumerate(stack))
-    masks = None if canvas is None else canvas.mask_embedding.detach()
+    masks = None if canvas is None or not len(canvas.mask_embedding) else canvas.mask_embedding.detach()
     head = _weight(model.head, "fp8" if scheme == "int4" else scheme)
     return NetworkWeights(model.tokens.weight.detach(), masks, layers, _norm(model.norm), head)
 
