@@ -43,7 +43,17 @@ def config_of(name: str) -> ModelConfig:
 
 
 def support_table() -> str:
-    header = ("family", "class", "context", "block", "decoders, default first", "exact cache", "scoring", "CPU int8")
+    header = (
+        "family",
+        "class",
+        "context",
+        "block",
+        "decoders, default first",
+        "exact cache",
+        "scoring",
+        "CPU int8",
+        "CUDA graphs",
+    )
     return table(header, [_row(name, config_of(name)) for name in PAGES])
 
 
@@ -59,6 +69,7 @@ def _row(name: str, config: ModelConfig) -> tuple[str, ...]:
         "no" if dialect.context is ContextKind.FULL else "yes",
         "yes" if DecoderName.AR in dialect.decoders else "no",
         "yes" if config.is_plain else "no",
+        "yes" if config.fits_cuda_kernels else "no",
     )
 
 

@@ -103,8 +103,8 @@ def memory_table(summary: CheckpointSummary, context_len: int) -> Table:
     table = Table("device", "--weights", "weights", "KV cache", "together", "at load")
     for device, formats, kv_type in FORMATS:
         kv = summary.kv_bytes_per_token[kv_type] * context_len
-        # The kernels of other formats have plain layers, and on a GPU autoregressive models only.
-        is_any = summary.config.is_plain and (device == "CPU" or summary.config.dialect == AUTOREGRESSIVE)
+        # The kernels of other formats have plain layers, and on a GPU a KV cache.
+        is_any = summary.config.is_plain if device == "CPU" else summary.config.fits_cuda_kernels
         for name in formats:
             if not is_any and name not in ("float32", "bfloat16"):
                 continue

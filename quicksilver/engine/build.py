@@ -36,7 +36,7 @@ def build_engine(
     config = replace(
         config,
         decode_rows=plan_decode_rows(config, dialect, is_cuda),
-        prompt_rows=plan_prompt_rows(config, is_cuda and has_cuda_kernels(model.config)),
+        prompt_rows=plan_prompt_rows(config, is_cuda and model.config.fits_cuda_kernels),
         doubling_context=config.doubling_context or (0 if is_cuda else doubling_context(model.config)),
     )
     backend_config = config.for_backend(context_len, model.weight_format or "bfloat16")
@@ -79,11 +79,6 @@ def for_dialect(config: EngineConfig, dialect: Dialect) -> EngineConfig:
         page_size=math.lcm(config.page_size, dialect.page_multiple),
         max_canvas_len=max(config.max_canvas_len, trained_len),
     )
-
-
-def has_cuda_kernels(config: ModelConfig) -> bool:
-    """Whether the CUDA kernels compute this network in its dialect; plain torch runs the others on a GPU."""
-    return config.is_plain and config.dialect == AUTOREGRESSIVE
 
 
 def doubling_context(config: ModelConfig) -> int:

@@ -106,8 +106,8 @@ class EngineConfig:
 
     def for_backend(self, context_len: int, weights: str) -> BackendConfig:
         return BackendConfig(
-            max_rows=self.max_rows,
-            prompt_rows=self.prompt_limit,
+            max_rows=self.decode_limit,
+            prompt_rows=max(self.prompt_limit, self.decode_limit),
             max_sequences=self.running_limit,
             context_len=context_len,
             logit_rows=self.logit_rows,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from quicksilver.dialect import AUTOREGRESSIVE
 from quicksilver.engine.config import LARGEST_SHARE, EngineConfig
 from quicksilver.errors import InvalidRequest
 from quicksilver.model.config import ModelConfig
@@ -42,7 +41,7 @@ def check_memory(config: ModelConfig, weights: str, device: str, engine: EngineC
 
 def supported_formats(config: ModelConfig, device: str) -> tuple[str, ...]:
     """The number formats that a backend of the device computes this network in."""
-    has_kernels = config.is_plain and (device == "cpu" or config.dialect == AUTOREGRESSIVE)
+    has_kernels = config.is_plain if device == "cpu" else config.fits_cuda_kernels
     return tuple(name for name in formats_of(device) if has_kernels or name in ("float32", "bfloat16"))
 
 

@@ -127,6 +127,11 @@ class ModelConfig:
         return self.moe is None and self.gemma is None and self.partial_rotary == 1 and not self.query_scale_beta
 
     @property
+    def fits_cuda_kernels(self) -> bool:
+        """Whether the CUDA kernels have its layers and row forms; plain torch runs the others on a GPU."""
+        return self.is_plain and self.dialect.keeps_kv
+
+    @property
     def cache_shape(self) -> tuple[int, int]:
         """Heads and dimensions of a layer's keys in the KV cache: one of the largest size where layers differ."""
         if self.gemma is None:

@@ -79,7 +79,7 @@ def test_a_config_of_every_diffusion_family_is_described(family: str, tmp_path: 
     per_token = f"{config.kv_bytes_per_token(4) / 1024:,.1f} KiB on a CPU"
     assert shown["KV per token"].startswith(per_token if config.dialect.keeps_kv else "none")
     assert summary.num_params == sum(parameter.numel() for parameter in random_model(config).parameters())
-    assert memory_table(summary, 100).row_count == (4 if config.is_plain else 3)
+    assert memory_table(summary, 100).row_count == 3 + config.is_plain + 2 * config.fits_cuda_kernels
 
 
 def test_the_published_config_of_diffusiongemma_is_described(tmp_path: Path) -> None:

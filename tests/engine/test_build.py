@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from quicksilver.core import DecodeParams
-from quicksilver.engine.build import build_engine, fingerprint, has_cuda_kernels, own_share, weight_samples
+from quicksilver.engine.build import build_engine, fingerprint, own_share, weight_samples
 from quicksilver.engine.config import EngineConfig
 from quicksilver.errors import InvalidRequest
 from quicksilver.model.families import FAMILIES
@@ -79,7 +79,8 @@ def test_an_engine_that_keeps_no_kv_needs_no_pages() -> None:
     assert engine.stats().free_pages == 1
 
 
-def test_cuda_kernels_compute_autoregressive_networks_with_plain_layers() -> None:
-    assert has_cuda_kernels(small_config("llama"))
-    assert not has_cuda_kernels(small_config("sdar"))
-    assert not has_cuda_kernels(small_config("diffusion-gemma"))
+def test_cuda_kernels_compute_plain_layers_with_a_kv_cache() -> None:
+    assert small_config("llama").fits_cuda_kernels
+    assert small_config("sdar").fits_cuda_kernels
+    assert not small_config("dream").fits_cuda_kernels
+    assert not small_config("diffusion-gemma").fits_cuda_kernels

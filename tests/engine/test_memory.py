@@ -51,7 +51,8 @@ def test_a_model_that_keeps_no_kv_needs_memory_for_weights_only() -> None:
 
 def test_formats_follow_the_kernels_of_the_device() -> None:
     assert "int8" in supported_formats(CONFIG, "cpu")
-    assert set(supported_formats(CONFIG, "cuda")) == {"float32", "bfloat16"}
+    assert {"fp8", "int4"} <= set(supported_formats(CONFIG, "cuda"))
+    assert set(supported_formats(small_config("dream"), "cuda")) == {"float32", "bfloat16"}
     assert set(supported_formats(small_config("llada2"), "cpu")) == {"float32", "bfloat16"}
     assert {"fp8", "int4"} <= set(supported_formats(small_config("llama"), "cuda"))
 

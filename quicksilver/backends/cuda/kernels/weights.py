@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from quicksilver.backends.cuda.kernels.int4_packing import quantise_to_words
 from quicksilver.backends.cuda.kernels.linears import Norm, Weight
 from quicksilver.backends.cuda.kernels.rope_kernel import HeadNorms
-from quicksilver.dialect import ContextKind
 from quicksilver.errors import InvalidRequest
 from quicksilver.model.lowrank import LowRank
 from quicksilver.model.transformer import Layer, Transformer
@@ -66,7 +65,7 @@ class NetworkWeights:
 def refusal(model: Transformer) -> str | None:
     """Why the kernels cannot run this model; None if they can."""
     config = model.config
-    if not config.is_plain or config.dialect.context is ContextKind.FULL:
+    if not config.fits_cuda_kernels:
         return f"the CUDA kernels do not support {config.family} yet; plain torch runs it"
     if model.tokens.weight.dtype not in (torch.bfloat16, torch.float16):
         return f"weights are {model.tokens.weight.dtype}, not 16-bit"
