@@ -7,13 +7,14 @@ band in which a measured value must lie. Paths in the file are relative to the c
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from typing import Any
 from quicksilver.errors import InvalidRequest
 
 MAX_RUN_S = 1800
+# Commands of other claims, which run one at a time, keep the load at or below 1.
+MAX_LOAD_PER_CORE = 1.5
 PLACEHOLDER = "{value}"
 # In a quote: any other cell of the table's row.
 OTHER_CELL = "*"
@@ -49,6 +52,8 @@ class Claim:
     command: str = ""
     data: str = ""
     is_measured: bool = False
+    # A ratio of times, which other work on the machine changes.
+    needs_idle: bool = False
 
     def __post_init__(self) -> None:
         if bool(self.page) != bool(self.quote) or (self.quote and PLACEHOLDER not in self.quote and self.value):
@@ -145,6 +150,11 @@ def _newest(claim: Claim, reports: NamedReports, pattern: str) -> tuple[float, s
     return claim.scale * value, name
 
 
+def current_load_per_core() -> float:
+    """The load average of the last minute over the number of cores."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Verifier:
     """Checks claims of a checkout. `data` is a folder with evaluation data, which is not part of the project. `gpu` is
@@ -155,6 +165,7 @@ class Verifier:
     data: Path | None = None
     gpu: str = ""
     is_measuring: bool = True
+    load_per_core: Callable[[], float] = current_load_per_core
     # Command and data of a claim -> the reports that it wrote, or its failure.
     _runs: dict[tuple[str, str], NamedReports | InvalidRequest] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -212,6 +223,8 @@ class Verifier:
             return f"needs a GPU of type {claim.hardware}"
         if claim.data and (self.data is None or not (self.data / claim.data).exists()):
             return f"needs --data with {claim.data}"
+        if claim.needs_idle and (load := self.load_per_core()) > MAX_LOAD_PER_CORE:
+            return f"needs an idle machine; the load average is {load:.1f} per core"
         return ""
 
     def _measure(self, claim: Claim) -> float:

@@ -106,6 +106,15 @@ def test_claims_that_this_machine_cannot_run_are_checked_against_their_record(ch
     assert Verifier(checkout, is_measuring=False).check(measured(1500)).measured is None
 
 
+@pytest.mark.parametrize(("load", "is_run"), [(0.9, True), (1.6, False)])
+def test_a_ratio_of_times_is_measured_on_an_idle_machine_only(checkout: Path, load: float, is_run: bool) -> None:
+    verifier = Verifier(checkout, load_per_core=lambda: load)
+    outcome = verifier.check(replace(measured(1500), needs_idle=True))
+    assert (outcome.measured is not None) is is_run
+    assert outcome.skipped == ("" if is_run else "needs an idle machine; the load average is 1.6 per core")
+    assert verifier.check(measured(1500)).measured == 1500
+
+
 def test_a_command_that_fails_or_writes_nothing_is_a_problem(checkout: Path) -> None:
     failing = replace(SPEED, is_measured=True, command="{python} -c 'raise SystemExit(\"no disk\")'")
     assert Verifier(checkout).check(failing).problems == ("the command exited with 1: no disk",)
