@@ -2,8 +2,10 @@
 
     python -m tests.adversarial.attacker --minutes 30 --seed 1 --report attack.json
 
-Exits 1 if a promise was broken: an undeclared 5xx, a hang, a server that is not ready at the end, or a ledger that does
-not add up. Latencies and memory are reported and not judged, since they depend on the machine.
+With `--fault-every 30`, a worker, compile or encoder process is killed or stopped every 30 s. Exits 1 after an
+undeclared 5xx, a hang, a process that was not replaced, a server that is not ready at the end, or a ledger that does
+not add up.
+Latencies, memory and the seconds to a replacement are reported and not judged, since they depend on the machine.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from quicksilver.accounts.identity import OPERATOR
 from quicksilver.accounts.maintenance import audit
 from quicksilver.accounts.records import KeyDraft
 from quicksilver.accounts.service import AdminService, open_admin
-from tests.adversarial.attacks import ATTACKS, CHAT, HANG_S, Exchange, Target
+from tests.adversarial.attack_bodies import CHAT
+from tests.adversarial.attacks import ATTACKS, HANG_S, Exchange, Target
+from tests.adversarial.process_faults import Fault, inject, process_tree
 from tests.support.live import serving_process
 
 NUM_ATTACKERS = 8
@@ -43,12 +47,14 @@ MAX_EXAMPLES = 20
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long to attack, after how many quiet chats, and the seconds after which an exchange counts as a hang."""
+    """How long to attack, after how many quiet chats, the seconds after which an exchange counts as a hang, and the
+    seconds between two faults of a process (0: no faults)."""
 
     seed: int
     seconds: float
     quiet_chats: int = QUIET_CHATS
     hang_s: float = HANG_S
+    fault_every_s: float = 0.0
 
 
 @dataclass
@@ -64,6 +70,9 @@ class Observed:
     health_s: list[float] = field(default_factory=list)
     not_ready: Counter[str] = field(default_factory=Counter)
     rss_mb: list[float] = field(default_factory=list)
+    # Of the server and all processes below it.
+    tree_rss_mb: list[float] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
 
     def note(self, name: str, exchange: Exchange) -> None:
         counts = self.statuses.setdefault(name, Counter())
@@ -113,12 +122,18 @@ async def look(client: httpx.AsyncClient, pid: int, observed: Observed) -> None:
     reply = await client.get("/ready")
     if reply.status_code != 200:
         observed.not_ready[reply.json()["status"]] += 1
-    observed.rss_mb.append(rss_mb(pid))
+    tree = await asyncio.to_thread(process_tree, pid)
+    observed.rss_mb.append(next(process.rss_mb for process in tree if process.pid == pid))
+    observed.tree_rss_mb.append(sum(process.rss_mb for process in tree))
 
 
-def rss_mb(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * 4096 / 2**20
+async def disturb(plan: Plan, pid: int, observed: Observed, until: float) -> None:
+    """Faults of processes, one after another."""
+    rng = random.Random(f"{plan.seed}/faults")
+    while plan.fault_every_s and time.monotonic() + plan.fault_every_s < until:
+        await asyncio.sleep(plan.fault_every_s)
+        fault = await inject(rng, pid, plan.hang_s)
+        observed.faults += [fault] if fault is not None else []
 
 
 async def repeat(work: Callable[[], Any], pause_s: float, until: float) -> None:
@@ -147,7 +162,8 @@ async def run(url: str, pid: int, keys: list[dict[str, str]], plan: Plan) -> Obs
         until = time.monotonic() + plan.seconds
         target = Target(int(url.rpartition(":")[2]), attacker, plan.hang_s)
         attackers = [attack(random.Random(f"{plan.seed}/{i}"), target, observed, until) for i in range(NUM_ATTACKERS)]
-        await asyncio.gather(watch(plan, url, pid, neighbour, observed, until), *attackers)
+        watching = watch(plan, url, pid, neighbour, observed, until)
+        await asyncio.gather(watching, disturb(plan, pid, observed, until), *attackers)
         await settle(client, observed)
     return observed
 
@@ -196,6 +212,7 @@ def attack_server(home: Path, plan: Plan) -> dict[str, Any]:
 
 
 def report(observed: Observed, plan: Plan, faults: list[str]) -> dict[str, Any]:
+    not_replaced = [f"{fault.kind} {fault.signal}" for fault in observed.faults if fault.seconds is None]
     return {
         "seed": plan.seed,
         "seconds": plan.seconds,
@@ -211,9 +228,21 @@ def report(observed: Observed, plan: Plan, faults: list[str]) -> dict[str, Any]:
         "health_ms": quantiles(observed.health_s),
         "not_ready_samples": dict(observed.not_ready),
         "rss_mb": memory(observed.rss_mb),
+        "tree_rss_mb": memory(observed.tree_rss_mb),
+        "replaced_after_s": replacements(observed.faults),
+        "not_replaced": not_replaced,
         "ledger_faults": faults[:MAX_EXAMPLES],
-        "is_sound": not (observed.undeclared or observed.hangs or faults),
+        "is_sound": not (observed.undeclared or observed.hangs or faults or not_replaced),
     }
+
+
+def replacements(faults: list[Fault]) -> dict[str, list[float]]:
+    """Seconds until a process was replaced, by its kind and the signal that it got."""
+    found: dict[str, list[float]] = {}
+    for fault in faults:
+        if fault.seconds is not None:
+            found.setdefault(f"{fault.kind} {fault.signal}", []).append(fault.seconds)
+    return found
 
 
 def memory(rss_mb: list[float]) -> dict[str, float]:
@@ -240,10 +269,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Attack a server with a seeded mixture and report what was seen.")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--fault-every", type=float, default=0.0, help="seconds between two faults of a process")
     parser.add_argument("--report", type=Path, help="file for the JSON report; standard output without it")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
-        result = attack_server(Path(home), Plan(options.seed, options.minutes * 60))
+        result = attack_server(Path(home), Plan(options.seed, options.minutes * 60, fault_every_s=options.fault_every))
     text = json.dumps(result, indent=2)
     if options.report:
         options.report.write_text(text + "\n")

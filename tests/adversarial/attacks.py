@@ -13,21 +13,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-CHAT = "/v1/chat/completions"
-JSON_PATHS = (
-    CHAT,
-    "/v1/completions",
-    "/v1/fim/completions",
-    "/v1/edit/completions",
-    "/v1/apply/completions",
-    "/v1/responses",
-    "/v1/tokenize",
-    "/v1/detokenize",
-    "/feedback",
-)
+from tests.adversarial.attack_bodies import BODIES, CHAT, JSON_PATHS, chat_body, prompt_body
+
 # An exchange that has neither been answered nor closed after this long counts as a hang, unless the target has another
 # limit.
 HANG_S = 60.0
+# Routes for long texts, whose bodies are chats or prompts.
+LONG_PATHS = (
+    *("/v1/tokenize", CHAT, "/v1/completions", "/v1/edit/completions", "/v1/apply/completions"),
+    *("/v1/messages", "/v1/messages/count_tokens", "/api/chat"),
+)
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3})")
 CODE = re.compile(rb'"code": ?"([a-z_]+)"')
 
@@ -136,7 +131,7 @@ async def endless_trailers(rng: random.Random, target: Target) -> Exchange:
 
 async def pipelined(rng: random.Random, target: Target) -> Exchange:
     """Requests, heads without end or garbage after a request that is being answered."""
-    first = post(target, CHAT, _dump(_chat("hi", stream=True, max_tokens=4))).replace(b"connection: close\r\n", b"")
+    first = post(target, CHAT, _dump(chat_body("hi", stream=True, max_tokens=4))).replace(b"connection: close\r\n", b"")
     rest = rng.choice(
         (b"\x00garbage\r\n\r\n", first, head(target, "/health", "x: " + "v" * 50_000), b"GET / HTTP/1.1\r\n")
     )
@@ -156,20 +151,21 @@ async def slow_body(rng: random.Random, target: Target) -> Exchange:
 
 async def huge_prompt(rng: random.Random, target: Target) -> Exchange:
     text = rng.choice(("a", " ", "é", "👋", "a b ")) * rng.choice((100_000, 200_000, 1_000_000))
-    path = rng.choice(("/v1/tokenize", CHAT, "/v1/completions", "/v1/edit/completions", "/v1/apply/completions"))
-    body = _chat(text, max_tokens=1) if path not in ("/v1/tokenize", "/v1/completions") else _prompt(text)
+    path = rng.choice(LONG_PATHS)
+    body = chat_body(text, max_tokens=1) if path not in ("/v1/tokenize", "/v1/completions") else prompt_body(text)
     return await exchange(target, post(target, path, _dump(body)))
 
 
 async def odd_body(rng: random.Random, target: Target) -> Exchange:
     """A valid body with a random field replaced, or random bytes in it."""
     odd: list[Any] = [None, -1, 1e308, 2**63, "", "\x00", "a" * 5000, [], {}, [[]] * 50, True, {"a": {"b": []}}]
-    body = _chat("hi", max_tokens=1, stop=["x"], logit_bias={"1": 1}, metadata={"a": "b"}, tools=[_tool({})])
+    path = rng.choice(JSON_PATHS)
+    body = dict(BODIES[path])
     body[rng.choice(list(body))] = rng.choice(odd)
     raw = bytearray(_dump(body))
     if rng.random() < 0.3:
         raw[rng.randrange(len(raw))] = rng.randrange(256)
-    return await exchange(target, post(target, rng.choice(JSON_PATHS), bytes(raw)))
+    return await exchange(target, post(target, path, bytes(raw)))
 
 
 async def bad_schema(rng: random.Random, target: Target) -> Exchange:
@@ -188,12 +184,12 @@ async def bad_schema(rng: random.Random, target: Target) -> Exchange:
         {"type": rng.choice(("nothing", 5, [], None))},
     )
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": rng.choice(schemas)}}
-    body = _chat("hi", max_tokens=8, response_format=form, stream=rng.random() < 0.5)
+    body = chat_body("hi", max_tokens=8, response_format=form, stream=rng.random() < 0.5)
     return await exchange(target, post(target, CHAT, _dump(body)))
 
 
 async def cancelled_stream(rng: random.Random, target: Target) -> Exchange:
-    body = _chat("Tell a long story.", stream=True, max_tokens=64, diffusing=rng.random() < 0.5)
+    body = chat_body("Tell a long story.", stream=True, max_tokens=64, diffusing=rng.random() < 0.5)
     reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
     received = b""
     try:
@@ -212,7 +208,16 @@ async def cancelled_stream(rng: random.Random, target: Target) -> Exchange:
 async def choice_bomb(rng: random.Random, target: Target) -> Exchange:
     num, length = rng.choice(((2, 10), (64, 1000), (256, 1024), (256, 8)))
     labels = [(f"{i} " + "zq1 " * 300)[:length] for i in range(num)]
-    return await exchange(target, post(target, CHAT, _dump(_chat("pick", choice=labels))))
+    return await exchange(target, post(target, CHAT, _dump(chat_body("pick", choice=labels))))
+
+
+async def decision_bomb(rng: random.Random, target: Target) -> Exchange:
+    """Many questions with many or long options."""
+    num_questions, num_options, length = rng.choice(((1, 255, 1024), (16, 255, 64), (400, 2, 8), (400, 255, 8)))
+    choices = [{"value": f"{i} " + "zq1 " * (length // 4)} for i in range(num_options)]
+    question = {"type": "choice", "instructions": "Which?", "choices": choices}
+    body = {"model": "nano", "input": "a", "questions": [question] * num_questions}
+    return await exchange(target, post(target, "/v1/decisions", _dump(body)))
 
 
 async def wrong_key(rng: random.Random, target: Target) -> Exchange:
@@ -220,18 +225,6 @@ async def wrong_key(rng: random.Random, target: Target) -> Exchange:
     keys: tuple[dict[str, str], ...] = ({}, {"authorization": "Bearer qs-wrong"}, {"authorization": "Basic eDp4"})
     stranger = Target(target.port, rng.choice(keys), target.hang_s)
     return await exchange(stranger, post(stranger, rng.choice(JSON_PATHS), b"v" * rng.choice((10, 100_000, 9_000_000))))
-
-
-def _chat(text: str, **fields: Any) -> dict[str, Any]:
-    return {"model": "nano", "messages": [{"role": "user", "content": text}], **fields}
-
-
-def _prompt(text: str) -> dict[str, Any]:
-    return {"model": "nano", "prompt": text, "max_tokens": 1}
-
-
-def _tool(parameters: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
 
 
 def _dump(body: dict[str, Any]) -> bytes:
@@ -249,5 +242,6 @@ ATTACKS: dict[Attack, int] = {
     bad_schema: 4,
     cancelled_stream: 3,
     choice_bomb: 2,
+    decision_bomb: 2,
     wrong_key: 3,
 }
