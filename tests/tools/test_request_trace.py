@@ -1,0 +1,28 @@
+"""The files that a chat request passes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# A guard against growth: the request of the trace passed 68 files when the test was written.
+MAX_FILES = 75
+
+
+def test_a_chat_request_passes_few_files() -> None:
+    command = [sys.executable, str(ROOT / "tools/request_trace.py")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr
+    *files, total = done.stdout.splitlines()
+    assert total == f"{len(files)} files"
+    assert len(files) <= MAX_FILES, files
+    assert {
+        "quicksilver/server/endpoints/chat/route.py",
+        "quicksilver/server/generation/respond.py",
+        "quicksilver/engine/engine.py",
+        "quicksilver/diffusion/verify.py",
+        "quicksilver/model/transformer.py",
+    } <= set(files)
+    assert all((ROOT / file).is_file() for file in files)
