@@ -61,8 +61,9 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root = Path(__file__).parents[3]
     command = [os.environ["QUICKSILVER_PYTHON"], "-m", "tests.contract.live", str(tmp_path_factory.mktemp("home"))]
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=root, env=environment, text=True, **pipes) as process:
+    with subprocess.Popen(
+        command, cwd=root, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         url = process.stdout.readline().strip()
