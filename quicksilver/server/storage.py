@@ -17,7 +17,7 @@ import orjson
 from quicksilver.accounts.records import StoredObject
 from quicksilver.errors import InvalidRequest, NotFound
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.http.list_query import ListQuery
+from quicksilver.server.http.list_query import MAX_LISTED, ListQuery
 
 if TYPE_CHECKING:
     from quicksilver.accounts.objects import ObjectStore
@@ -118,6 +118,19 @@ class Storage:
         if found is None:
             raise InvalidRequest("after: no such object in this list", param="after")
         return found
+
+    async def matching(
+        self, owner: str, kind: str, query: ListQuery, read: Callable[[StoredObject], dict[str, Any] | None]
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """One page of the objects that `read` does not turn into None, as it reads them, and whether more follow."""
+        found: list[dict[str, Any]] = []
+        query, limit, has_more = query.model_copy(update={"limit": MAX_LISTED}), query.limit, True
+        while has_more and len(found) <= limit:
+            page, has_more = await self.page(owner, kind, query)
+            found += [value for stored in page if (value := read(stored)) is not None]
+            if page:
+                query = query.model_copy(update={"after": page[-1].id})
+        return found[:limit], len(found) > limit
 
     def _open_local(self) -> ObjectStore:
         with self._opening:

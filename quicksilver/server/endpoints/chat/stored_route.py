@@ -15,7 +15,7 @@ from quicksilver.server.endpoints.chat.wire import ChatCompletion
 from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.body import read_body
 from quicksilver.server.http.json_reply import json_response
-from quicksilver.server.http.list_query import MAX_LISTED, AscendingQuery, DeletedReply, ObjectList
+from quicksilver.server.http.list_query import AscendingQuery, DeletedReply, ObjectList
 from quicksilver.server.http.openapi import answers, answers_read, takes
 from quicksilver.server.http.query import asks, read_query
 from quicksilver.server.services import services_of
@@ -39,9 +39,12 @@ async def list_chats(request: Request) -> Response:
     if not query.model and not wanted:
         found, has_more = await services.storage.page(owner, CHAT, query)
         return json_response(list_reply([read_json(chat)["reply"] for chat in found], has_more))
-    every, _ = await services.storage.page(owner, CHAT, query.model_copy(update={"limit": MAX_LISTED}))
-    replies = [reply for chat in every if _matches(reply := read_json(chat)["reply"], query.model, wanted)]
-    return json_response(list_reply(replies[: query.limit], len(replies) > query.limit))
+
+    def read(stored: StoredObject) -> dict[str, Any] | None:
+        reply: dict[str, Any] = read_json(stored)["reply"]
+        return reply if _matches(reply, query.model, wanted) else None
+
+    return json_response(list_reply(*await services.storage.matching(owner, CHAT, query, read)))
 
 
 def _matches(reply: dict[str, Any], model: str, metadata: dict[str, str]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 from fastapi import APIRouter, Request
@@ -24,7 +23,7 @@ from quicksilver.server.endpoints.files.store import (
 from quicksilver.server.endpoints.files.upload import read_upload
 from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.json_reply import json_response
-from quicksilver.server.http.list_query import MAX_LISTED, DeletedReply, ListQuery, ObjectList
+from quicksilver.server.http.list_query import DeletedReply, ListQuery, ObjectList
 from quicksilver.server.http.openapi import answers, answers_read, refusals
 from quicksilver.server.http.query import asks, read_query
 from quicksilver.server.services import services_of
@@ -104,17 +103,13 @@ def _expiry(fields: dict[str, str]) -> int | None:
 async def list_files(request: Request) -> Response:
     services, owner = services_of(request), caller_of(request).tenant
     query = read_query(request, FileQuery)
-    if not query.purpose:
-        found, has_more = await services.storage.page(owner, FILE, query)
-        return json_response(list_reply(_current(found), has_more))
-    every, _ = await services.storage.page(owner, FILE, query.model_copy(update={"limit": MAX_LISTED}))
-    files = [file for file in _current(every) if file["purpose"] == query.purpose]
-    return json_response(list_reply(files[: query.limit], len(files) > query.limit))
 
+    def read(stored: StoredObject) -> dict[str, Any] | None:
+        file = read_json(stored)
+        is_wanted = not query.purpose or file["purpose"] == query.purpose
+        return file if is_wanted and not has_expired(file) else None
 
-def _current(found: Sequence[StoredObject]) -> list[dict[str, Any]]:
-    """The descriptions of the files that have not expired."""
-    return [file for each in found if not has_expired(file := read_json(each))]
+    return json_response(list_reply(*await services.storage.matching(owner, FILE, query, read)))
 
 
 @router.get("/{file_id}", responses=answers_read(FileReply))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.server.conftest import HELLO, Served, chat, events
 from tests.support.bank import Bank
@@ -49,6 +50,19 @@ async def test_metadata_changes_and_filters(served: Served) -> None:
     assert await found(**{"metadata[topic]": "x"}) == [one]
     assert await found(**{"metadata[topic]": "y"}) == await found(model="other") == []
     assert await found(model="mercury-2", limit="1") == [one]
+
+
+async def test_a_filter_reads_every_page(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quicksilver.server.storage.PAGE_BYTES", 1)
+    wanted = {"topic": "x"}
+    for i in range(3):
+        await served.post(CHAT, chat(f"{i}", store=True))
+        await served.post(CHAT, chat(f"{i}", store=True, metadata=wanted))
+    listed = (await served.get(f"{CHAT}?metadata[topic]=x&limit=2")).json()
+    assert (len(listed["data"]), listed["has_more"]) == (2, True)
+    rest = (await served.get(f"{CHAT}?metadata[topic]=x&limit=2&after={listed['last_id']}")).json()
+    assert (len(rest["data"]), rest["has_more"]) == (1, False)
+    assert all(reply["metadata"] == wanted for reply in [*listed["data"], *rest["data"]])
 
 
 async def test_messages_and_deletion(served: Served) -> None:
