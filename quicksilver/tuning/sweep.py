@@ -4,7 +4,7 @@
 |---|---|
 | pieces of an upload that never became a file or model | after a day |
 | captured suggestions | after `stored_days` |
-| the model and the result files of a job that was cancelled while it was registered | at once |
+| the model and the result files of a job that failed or was cancelled while it was registered | at once |
 | folders of jobs that have ended | at once; of jobs that the store does not have, after a week |
 | adapter files of models that were deleted | after an hour |
 """
@@ -47,7 +47,7 @@ def sweep_store(objects: ObjectStore, stored_days: float) -> None:
     for owner, stored in scan.all(JOB):
         job = read_job(owner, stored)
         # A trainer deletes them itself, unless it was killed.
-        if job.status == "cancelled" and int(job.reply["finished_at"] or 0) > now - 2 * DAY_S:
+        if job.status in ("failed", "cancelled") and int(job.reply["finished_at"] or 0) > now - 2 * DAY_S:
             delete_results(objects, job)
 
 

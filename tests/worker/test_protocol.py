@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
+from quicksilver.adapters import AdapterRef, stacked
 from quicksilver.core import Delta, EngineStats, Frame, Request, ScoreRequest, Scores, TokenLogprob, Usage
 from quicksilver.errors import ContextTooLong, EngineOverloaded, EngineUnavailable, QuicksilverError, RowFailed
 from quicksilver.worker import protocol
@@ -15,6 +16,7 @@ from tests.support.tiny import decode_params
 COMMANDS = [
     protocol.Submit(Request("a", (1, 2), decode_params("edit", logit_bias={3: 0.5}), tenant="t")),
     protocol.Score(ScoreRequest("s", (1,), ((2, 3), (4,)))),
+    protocol.Score(ScoreRequest("s", (1,), ((2,),), adapter=stacked(AdapterRef("a", "/a"), AdapterRef("b", "/b")))),
     protocol.Abort("a"),
     protocol.AskStats("ticket"),
 ]

@@ -125,6 +125,7 @@ class Trainer:
         changes = {"status": "failed", "error": told, "finished_at": int(time.time()), "estimated_finish": None}
         if self._jobs.save(now, self._process, is_open=False, **changes) is not None:
             self._jobs.event(job, f"The job failed: {error.message}", "error")
+            delete_results(self._jobs.objects, now)
 
     @cached_property
     def overlap(self) -> OverlapCheck:

@@ -260,20 +260,23 @@ def test_a_job_that_is_paused_or_cancelled_stops(shop: Shop, verb: str, monkeypa
         assert shop.reply(job)["status"] == "succeeded"
 
 
-def test_a_job_that_is_cancelled_while_it_is_registered_has_no_model(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("status", ["cancelled", "failed"])
+def test_a_job_that_ends_otherwise_while_it_is_registered_has_no_model(
+    shop: Shop, status: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = shop.create(chat_lines(), hyperparameters=SHORT)
     write_files = Results.write_files
 
-    def cancel(results: Results, tensors: Any) -> list[str]:
+    def end(results: Results, tensors: Any) -> list[str]:
         ids = write_files(results, tensors)
+        if status == "failed":
+            raise OSError("the disk is full")
         shop.jobs.cancel("", job.id)
         return ids
 
-    monkeypatch.setattr(Results, "write_files", cancel)
+    monkeypatch.setattr(Results, "write_files", end)
     shop.run()
-    assert shop.reply(job)["status"] == "cancelled"
+    assert shop.reply(job)["status"] == status
     assert [model.step for model in list_models(shop.objects, "")] == [4]
     checkpoints = [json.loads(each.body) for each in shop.objects.find("", "fine_tuning_checkpoint", job.id) or []]
     assert [each["step_number"] for each in checkpoints] == [4]
