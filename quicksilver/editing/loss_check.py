@@ -19,6 +19,7 @@ from quicksilver.editing.syntax_merge import is_trusted, with_placeholders
 
 # A hunk with more pairs of removed and added lines than this is not searched for similar lines.
 _MAX_PAIRS = 1 << 14
+_MAX_SHIFT = 16
 _Name = tuple[str, str]  # kind and last part of the name
 
 
@@ -41,7 +42,7 @@ def lost_lines(original: str, update: str, merged: str) -> list[str]:
     explained, lost = Counter[str](), list[str]()
     segments = _segments(old, shown, new)
     decorated = _decorated_lines(outlines[0], old) if outlines else {}
-    for hunk in _hunks(old, new):
+    for hunk in (_shifted(each, old, touched) for each in _hunks(old, new)):
         lines = [i for i in range(hunk.start, hunk.end) if old[i] and i not in touched]
         removed = [old[i] for i in lines]
         has_decorator = any(decorated.get(i, hunk.start) not in range(hunk.start, hunk.end) for i in lines)
@@ -66,6 +67,16 @@ def _hunks(old: Sequence[str], new: Sequence[str]) -> Iterator[_Hunk]:
     for each in differences(old, new):
         if each.start < each.end:
             yield _Hunk(each.start, each.end, new[each.new_start : each.new_end])
+
+
+def _shifted(hunk: _Hunk, old: Sequence[str], touched: Set[int]) -> _Hunk:
+    """A removal that may begin some lines earlier with the same result, such as at the equal decorator above, is moved
+    to where the update allows the most of it."""
+    places, start, end = [hunk], hunk.start, hunk.end
+    while not hunk.added and start and old[start - 1] == old[end - 1] and len(places) < _MAX_SHIFT:
+        start, end = start - 1, end - 1
+        places.append(_Hunk(start, end, hunk.added))
+    return min(places, key=lambda each: sum(bool(old[i]) and i not in touched for i in range(each.start, each.end)))
 
 
 class _Segment:

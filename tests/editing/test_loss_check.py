@@ -118,6 +118,12 @@ def test_an_update_with_syntax_errors_does_not_replace_a_definition() -> None:
     assert "name = path.strip()" in lost_lines(_FILE, update, merged)
 
 
+def test_a_removed_definition_may_have_the_decorator_of_the_next_one() -> None:
+    original = "\n\n".join(f"@cached\ndef {name}():\n    return '{name}'" for name in ("one", "two", "three")) + "\n"
+    merged = original.replace("@cached\ndef two():\n    return 'two'\n\n", "")
+    assert lost_lines(original, "def one():\n    # ...\n\ndef three():\n    # ...", merged) == []
+
+
 def test_text_in_no_known_language_is_compared_by_lines() -> None:
     assert lost_lines("one\ntwo\nthree\n", "one\n", "one\nthree\n") == ["two"]
 
