@@ -226,7 +226,13 @@ def test_logits_equal_the_native_class_under_the_familys_mask(tmp_path: Path, fa
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
 def test_logits_in_bf16_differ_by_rounding_only(tmp_path: Path, family: str) -> None:
-    """By less than two per cent of their size. A logit of bf16 itself is rounded by up to 0.4 per cent."""
-    model, theirs = pair(family, tmp_path / family)
-    ours, found = both_logits(model.bfloat16(), theirs.bfloat16())
-    assert float((ours.float() - found.float()).norm()) <= 2e-2 * float(found.float().norm())
+    """By less than two per cent of their size in the middle row: in a few rows rounding may choose another expert.
+    Rotary frequencies stay in fp32."""
+    folder = tmp_path / family
+    _, theirs = pair(family, folder)
+    rotary = theirs.model.rotary_emb
+    frequencies = rotary.inv_freq.clone()
+    theirs.bfloat16()
+    rotary.inv_freq = frequencies
+    ours, found = (logits.float() for logits in both_logits(load_model(folder, dtype=torch.bfloat16), theirs))
+    assert float(((ours - found).norm(dim=-1) / found.norm(dim=-1)).median()) <= 2e-2
