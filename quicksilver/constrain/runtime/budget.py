@@ -105,21 +105,18 @@ class CompletionBudget:
         return 0
 
     def _keep_known(self, ahead: LLMatcher, tokens: Sequence[int]) -> bool:
-        """Whether the last completion, or what is left of it if it begins with `tokens`, completes the text of `ahead`,
+        """Whether what is left of the last completion after `tokens`, or else all of it, completes the text of `ahead`,
         which has taken them. If so, it is the last completion from now on."""
         assert self._known is not None
-        path = self._known[0]
-        if _completes(ahead, path):
-            return True
+        path, joined = self._known
         spelled = [i for token_id in tokens for i in self._tokens.spell(token_id) or (-1,)]
-        rest = path[len(spelled) :]
-        if path[: len(spelled)] != spelled or not _completes(ahead, rest):
-            return False
-        joined = self._tokens.join(rest)
-        if len(joined) > len(self._known[1]):
-            return False
-        self._known = (rest, joined)
-        return True
+        if path[: len(spelled)] == spelled:
+            rest = path[len(spelled) :]
+            rest_joined = self._tokens.join(rest)
+            if len(rest_joined) <= len(joined) and _completes(ahead, rest):
+                self._known = (rest, rest_joined)
+                return True
+        return _completes(ahead, path)
 
     def _fits(self) -> bool:
         """Whether a completion from here fits. If none does, no token is refused."""
