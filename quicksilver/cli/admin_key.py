@@ -10,10 +10,11 @@ from quicksilver.cli.console import errors
 from quicksilver.errors import InvalidRequest, QuicksilverError
 
 
-def check_key_file(path: Path | None) -> None:
-    """Refuses, before anything is loaded, a file whose folder does not exist."""
+def checked_key_file(path: Path | None) -> Path | None:
+    """The absolute path. Refuses, before anything is loaded, a file whose folder does not exist."""
     if path is not None and not path.absolute().parent.is_dir():
         raise InvalidRequest(f"--admin-key-file {path}: there is no folder {path.parent}", param="admin_key_file")
+    return path.absolute() if path is not None else None
 
 
 def hand_over(key: NewKey, path: Path | None) -> None:

@@ -14,7 +14,7 @@ from quicksilver.errors import QuicksilverError
 from quicksilver.text.conversation import Message
 
 
-class Delta(NamedTuple):
+class RemoteDelta(NamedTuple):
     """New reasoning and new text of an answer."""
 
     reasoning: str
@@ -31,7 +31,7 @@ class RemoteModel:
     key: str = ""
     decoder: Mapping[str, Any] = field(default_factory=dict)
 
-    def answer(self, turns: Sequence[Message], params: DecodeParams, effort: str | None) -> Iterator[Delta]:
+    def answer(self, turns: Sequence[Message], params: DecodeParams, effort: str | None) -> Iterator[RemoteDelta]:
         """Reasoning and text of the answer, in pieces. Closing the iterator aborts the request."""
         body = self._body(turns, params, effort)
         try:
@@ -72,7 +72,7 @@ class RemoteModel:
         return body
 
 
-def _deltas(line: str) -> Iterator[Delta]:
+def _deltas(line: str) -> Iterator[RemoteDelta]:
     """The new reasoning and text of one line of an event stream."""
     data = line.removeprefix("data: ")
     if data == line or data == "[DONE]":
@@ -82,7 +82,7 @@ def _deltas(line: str) -> Iterator[Delta]:
         raise QuicksilverError(chunk["error"]["message"])
     for choice in chunk["choices"]:
         delta = choice["delta"]
-        yield Delta(delta.get("reasoning_content") or "", delta.get("content") or "")
+        yield RemoteDelta(delta.get("reasoning_content") or "", delta.get("content") or "")
 
 
 def _message(reply: httpx.Response) -> str:

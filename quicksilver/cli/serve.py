@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from quicksilver.cli import options
-from quicksilver.cli.admin_key import check_key_file
+from quicksilver.cli.admin_key import checked_key_file
 from quicksilver.cli.serve_run import run_server
 from quicksilver.cli.serve_settings import LogSettings, ServeSettings, TuningSettings, model_settings, with_companions
 from quicksilver.cli.serve_tracing import check_tracing
@@ -65,6 +65,11 @@ def _check_value(context: typer.Context, option: Any, value: object, path: Path)
         raise InvalidRequest(f"{path}: {option.name}: {error}", param="config") from error
 
 
+ConfigFile = Annotated[
+    Path | None, typer.Option(callback=_read_config, is_eager=True, envvar="QUICKSILVER_CONFIG", help="TOML file.")
+]
+
+
 def serve(
     context: typer.Context,
     model: options.Models = [options.DEFAULT_MODEL],  # noqa: B006
@@ -105,13 +110,10 @@ def serve(
     kv_bytes: options.KvBytes = options.ENGINE.kv_bytes,
     tree_rows: options.TreeRows = options.ENGINE.tree_rows,
     cuda_graphs: options.CudaGraphs = options.ENGINE.cuda_graphs,
-    config: Annotated[
-        Path | None, typer.Option(callback=_read_config, is_eager=True, envvar="QUICKSILVER_CONFIG", help="TOML file.")
-    ] = None,
+    config: ConfigFile = None,
 ) -> None:
     """Serve a model over HTTP: OpenAI's and Mercury's API, and the playground at /."""
     log_to_stderr(log_level, log_format)
-    check_key_file(admin_key_file)
     models, companions = with_companions(model) if companion else (list(model), {})
     tables: dict[str, dict[str, Any]] = context.obj or {}
     load = {"device": device, "weights": weights, "threads": threads, "yarn": yarn}
@@ -120,7 +122,7 @@ def serve(
         models=found,
         server=_checked(_server_config(context.params, found[0].card, tables), has_accounts=accounts),
         accounts=options.accounts_database(database_url, pepper, signup_credits) if accounts else None,
-        admin_key_file=admin_key_file.absolute() if admin_key_file else None,
+        admin_key_file=checked_key_file(admin_key_file),
         **_records(tables, idle_unload_s),
         system_prompt=system_prompt,
         companions=companions,

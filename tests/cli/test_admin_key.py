@@ -9,7 +9,7 @@ import pytest
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.records import NewKey
-from quicksilver.cli.admin_key import check_key_file, hand_over
+from quicksilver.cli.admin_key import checked_key_file, hand_over
 from quicksilver.cli.serve_run import open_accounts
 from quicksilver.errors import InvalidRequest, QuicksilverError
 
@@ -43,9 +43,9 @@ def test_a_file_that_exists_is_kept_and_the_error_says_how_to_get_a_secret(tmp_p
 
 def test_a_file_in_a_missing_folder_is_refused_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="there is no folder"):
-        check_key_file(tmp_path / "none" / "admin.key")
-    check_key_file(tmp_path / "admin.key")
-    check_key_file(None)
+        checked_key_file(tmp_path / "none" / "admin.key")
+    assert checked_key_file(tmp_path / "admin.key") == tmp_path / "admin.key"
+    assert checked_key_file(None) is None
 
 
 async def test_only_the_first_start_writes_the_key(tmp_path: Path) -> None:

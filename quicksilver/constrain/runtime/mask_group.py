@@ -45,7 +45,7 @@ class _Walk:
         return at < len(self.ahead) and self.num_rows < len(self.rows) and self.lookahead.take(self.ahead[at])
 
 
-class MaskGroup:
+class LlguidanceMasks:
     """A `core.MaskGroup` of all constraints over one tokenizer."""
 
     def __init__(self, tokens: Tokens, num_threads: int) -> None:
@@ -53,7 +53,7 @@ class MaskGroup:
         self._num_threads = num_threads
 
     @classmethod
-    def for_machine(cls, tokens: Tokens) -> MaskGroup | None:
+    def for_machine(cls, tokens: Tokens) -> LlguidanceMasks | None:
         """Leaves one core to the engine's thread and one to the event loop. None if less than two are left."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         num_threads = min(cores - 2, MAX_THREADS)

@@ -21,7 +21,7 @@ from quicksilver.constrain.runtime.canvas_masks import sweep
 from quicksilver.constrain.runtime.forced_prefix import ForcedPrefixes
 from quicksilver.constrain.runtime.literals import words_of
 from quicksilver.constrain.runtime.lookahead import Lookahead
-from quicksilver.constrain.runtime.mask_group import MaskGroup
+from quicksilver.constrain.runtime.mask_group import LlguidanceMasks
 from quicksilver.constrain.runtime.tokens import Tokens
 from quicksilver.constrain.runtime.trial_walk import trial_walk
 from quicksilver.core import ConstraintSpec, TokenConstraint
@@ -46,7 +46,7 @@ class Grammars:
 
     def __init__(self, tokenizer_json: str, eos_ids: Sequence[int], vocab_size: int) -> None:
         self._tokens = Tokens(tokenizer_json, eos_ids, vocab_size)
-        self._group = MaskGroup.for_machine(self._tokens)
+        self._group = LlguidanceMasks.for_machine(self._tokens)
         self._prefixes = ForcedPrefixes(self._tokens.texts, vocab_size)
         self._automata: OrderedDict[str, _Built] = OrderedDict()
         self._cached_bytes = 0
@@ -90,7 +90,7 @@ class GrammarConstraint:
     """A `core.TokenConstraint`. A stop token ends it."""
 
     def __init__(
-        self, tokens: Tokens, matcher: LLMatcher, budget: CompletionBudget, group: MaskGroup | None = None
+        self, tokens: Tokens, matcher: LLMatcher, budget: CompletionBudget, group: LlguidanceMasks | None = None
     ) -> None:
         self._tokens = tokens
         self._matcher = matcher

@@ -1,4 +1,4 @@
-"""`MaskGroup`: rows equal those of each constraint alone, and one failing automaton fails alone."""
+"""`LlguidanceMasks`: rows equal those of each constraint alone, and one failing automaton fails alone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from quicksilver.constrain.runtime.mask_group import MaskGroup
+from quicksilver.constrain.runtime.mask_group import LlguidanceMasks
 from quicksilver.constrain.runtime.matcher import GrammarConstraint, Grammars
 from quicksilver.constrain.runtime.tokens import Tokens
 from quicksilver.errors import InvalidGrammar, InvalidRequest, RowFailed
@@ -29,8 +29,8 @@ def alone(constraint: GrammarConstraint, ahead: list[int], num_words: int = WORD
 
 
 @cache
-def group_of(tokens: Tokens) -> MaskGroup:
-    return MaskGroup(tokens, num_threads=2)
+def group_of(tokens: Tokens) -> LlguidanceMasks:
+    return LlguidanceMasks(tokens, num_threads=2)
 
 
 def together(tasks: list[tuple[GrammarConstraint, list[int]]], num_words: int = WORDS) -> list[Rows]:
@@ -110,5 +110,5 @@ def test_threads_leave_two_cores(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch, cores: int, num_threads: int | None
 ) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)), raising=False)
-    group = MaskGroup.for_machine(grammars._tokens)
+    group = LlguidanceMasks.for_machine(grammars._tokens)
     assert (group and group._num_threads) == num_threads
