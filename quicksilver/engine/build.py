@@ -35,7 +35,7 @@ def build_engine(
     config = replace(config, max_running=plan_running(config, num_pages, is_cuda))
     config = replace(
         config,
-        decode_rows=plan_decode_rows(config, dialect, is_cuda),
+        decode_rows=plan_decode_rows(config, dialect, is_cuda, model.config.fits_cuda_kernels),
         prompt_rows=plan_prompt_rows(config, is_cuda and model.config.fits_cuda_kernels),
         doubling_context=config.doubling_context or (0 if is_cuda else doubling_context(model.config)),
     )

@@ -23,6 +23,8 @@ GPU_PROMPT_ROWS = 8192
 # Defaults of `decode_rows` on a GPU: rows of this many random canvases, or of this many blocks, each with the block
 # that is committed in the same forward, and never more than the last number.
 GPU_CANVASES, GPU_BLOCKS, GPU_DECODE_ROWS = 8, 128, 8192
+# The same with CUDA kernels: graphs of all sizes up to this one are captured when the engine starts.
+GRAPH_DECODE_ROWS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,11 +157,11 @@ def plan_prompt_rows(config: EngineConfig, has_kernels: bool) -> int:
     return max(GPU_PROMPT_ROWS, config.max_rows)
 
 
-def plan_decode_rows(config: EngineConfig, dialect: Dialect, is_cuda: bool) -> int:
+def plan_decode_rows(config: EngineConfig, dialect: Dialect, is_cuda: bool, has_kernels: bool = False) -> int:
     """`decode_rows` if set, else the default of the device and the dialect. A `max_rows` that was set is kept."""
     is_set = config.decode_rows or config.max_rows != EngineConfig().max_rows
     if is_set or not is_cuda:
         return config.decode_limit
     num_requests = min(config.running_limit, GPU_BLOCKS)
     rows = GPU_CANVASES * dialect.default.canvas_len if dialect.noise_vocab else 2 * dialect.block_len * num_requests
-    return max(min(rows, GPU_DECODE_ROWS), config.max_rows)
+    return max(min(rows, GRAPH_DECODE_ROWS if has_kernels else GPU_DECODE_ROWS), config.max_rows)

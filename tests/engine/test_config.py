@@ -100,6 +100,13 @@ def test_a_gpu_takes_many_canvases_in_one_forward(dialect: Dialect, rows: int) -
     assert plan_decode_rows(EngineConfig(decode_rows=600), dialect, is_cuda=True) == 600
 
 
+@pytest.mark.parametrize("block_len", [4, 32])
+def test_a_decoding_forward_with_kernels_fits_a_captured_graph(block_len: int) -> None:
+    dialect = Dialect(block_len=block_len)
+    rows = plan_decode_rows(EngineConfig(max_running=256), dialect, is_cuda=True, has_kernels=True)
+    assert rows == EngineConfig(decode_rows=rows).for_backend(4096, "bfloat16").max_rows == 1024
+
+
 def test_few_requests_need_fewer_rows() -> None:
     assert plan_decode_rows(EngineConfig(max_running=16), Dialect(block_len=32), is_cuda=True) == 1024
 
