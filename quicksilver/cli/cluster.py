@@ -59,7 +59,7 @@ def up(
 
 
 def _check_node_ip(node_ip: str, allow_remote: bool) -> None:
-    """Ray runs the code of whoever reaches its ports and has the token."""
+    """Ray executes code for every client that reaches its ports and has the token."""
     if not (is_loopback(node_ip) or allow_remote):
         raise InvalidRequest(
             f"--node-ip {node_ip}: other machines can reach Ray there; block its ports with a firewall and add"

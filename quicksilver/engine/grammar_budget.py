@@ -103,8 +103,8 @@ class TimedGroup:
     """Masks of several TimedConstraints in one call.
 
     The time of each is not known: it is measured as a whole, on the wall clock, because other threads take part. A call
-    that took longer than one allowance is nobody's overrun, but in the next step, as after `MAX_GROUPED` calls, its
-    constraints compute their masks by themselves.
+    that took longer than one allowance counts as an overrun of none of them. In the next step, as after `MAX_GROUPED`
+    calls, its constraints compute their masks one by one.
     """
 
     inner: MaskGroup

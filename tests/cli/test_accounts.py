@@ -111,9 +111,9 @@ def test_the_name_of_an_organisation_selects_its_only_project(run: Run) -> None:
     with pytest.raises(QuicksilverError, match="2 projects match 'default'"):
         run("keys", "create", "ci", "--project", "default")
     with pytest.raises(
-        QuicksilverError, match="no project has the id or name 'nobody'; see: quicksilver projects list"
+        QuicksilverError, match="no project has the id or name 'unknown'; see: quicksilver projects list"
     ):
-        run("keys", "create", "ci", "--project", "nobody")
+        run("keys", "create", "ci", "--project", "unknown")
 
 
 def test_a_new_key_may_have_limits(run: Run, url: str, config: AccountsConfig) -> None:

@@ -118,3 +118,4 @@ async def test_old_captures_are_deleted_without_a_job(served: Served, tmp_path: 
     async with watching(served, StatsEngine(), tmp_path / "log"), asyncio.timeout(20):
         while await storage.run(lambda store: store.ids("", "capture", "")):
             await asyncio.sleep(0.01)
+    assert await storage.run(lambda store: store.get("", "capture", "old")) is None
