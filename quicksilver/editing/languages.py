@@ -247,7 +247,7 @@ def parser(name: str) -> Any:
     return get_parser(name)  # type: ignore[arg-type]
 
 
-def guess_languages(text: str, count: int = 3) -> list[Language]:
+def guess_languages(text: str, count: int = 5) -> list[Language]:
     """The likeliest languages of a text by its hints, best first. A text of data has one candidate: any text parses as
     Markdown, so that the parser's errors do not tell data from code."""
     sample = text[:_SAMPLE_CHARS]
