@@ -48,6 +48,12 @@ class HybridFormat(ReplyFormat):
     def whole(self, answers: Sequence[CollectedAnswer]) -> Mapping[str, Any]:
         return self._with_legs(self._form.whole(answers))
 
+    async def prepare(self, answers: Sequence[CollectedAnswer]) -> None:
+        await self._form.prepare(answers)
+
+    async def receive(self, index: int, piece: AnswerPiece) -> None:
+        await self._form.receive(index, piece)
+
     def begin(self) -> Iterable[Chunk]:
         return self._form.begin()
 

@@ -64,6 +64,12 @@ class CapturedFormat(ReplyFormat):
         self._answer = answers[0]
         return self._form.whole(answers)
 
+    async def prepare(self, answers: Sequence[CollectedAnswer]) -> None:
+        await self._form.prepare(answers)
+
+    async def receive(self, index: int, piece: AnswerPiece) -> None:
+        await self._form.receive(index, piece)
+
     def begin(self) -> Iterable[Chunk]:
         return self._form.begin()
 
