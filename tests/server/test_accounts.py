@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR, Scope
 from quicksilver.accounts.records import Limits
+from quicksilver.accounts.service import Accounts
 from quicksilver.core import Delta
 from quicksilver.errors import EngineDied
 from quicksilver.server.generation import job, respond
 from tests.server.asgi import Call
-from tests.server.conftest import HELLO, chat, content_of, events
+from tests.server.conftest import HELLO, Served, chat, content_of, events
 from tests.support.bank import Bank
 from tests.support.fake_engine import spoken
 
@@ -296,3 +300,31 @@ async def test_every_paid_route_is_charged(bank: Bank) -> None:
         assert response.status_code == 200, response.text
         total = await bank.spent()
         assert total > before, path
+
+
+async def test_a_stream_ends_after_an_outage_of_the_database_and_is_charged(served: Served, tmp_path: Path) -> None:
+    config = AccountsConfig(tmp_path / "pepper", heartbeat_s=0.05, lock_wait_s=0.1)
+    accounts = await Accounts.open(f"sqlite:///{tmp_path}/outage.db", config)
+    bank = Bank(accounts, served)
+    key = await bank.key()
+    other = sqlite3.connect(tmp_path / "outage.db", 20, isolation_level=None, check_same_thread=False)
+
+    async def lock() -> None:
+        await asyncio.to_thread(other.execute, "BEGIN EXCLUSIVE")
+        while accounts.is_writable:
+            await asyncio.sleep(0.01)
+
+    served.engine.script = lambda request: [lock, *spoken(request, list(HELLO.encode()))]
+    reply = asyncio.create_task(served.post(CHAT, chat(stream=True), key))
+    async with asyncio.timeout(60):
+        while served.engine.num_finished == 0:
+            await asyncio.sleep(0.01)
+        refused = await served.post(CHAT, chat(), key)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "ledger_unavailable")
+        assert not reply.done()
+        other.execute("ROLLBACK")
+        streamed = events(await reply)
+    other.close()
+    assert content_of(streamed) == HELLO
+    assert await bank.spent() == len(served.engine.seen[0].prompt_ids) + len(HELLO.encode())
+    await accounts.close()

@@ -37,6 +37,9 @@ KEY_CHECK_S = 1.0
 # A stream waits this many times the duration of its last checkpoint before the next one, so that checkpoints take at
 # most a twentieth of the ledger's capacity.
 CHECKPOINT_BACKOFF = 20
+# A stream continues this long while the ledger cannot be written: the most that it can cost is reserved.
+OUTAGE_S = 30.0
+OUTAGE_POLL_S = 0.05
 
 Numbered = tuple[int, AnswerPiece]
 Item = TypeVar("Item")
@@ -54,6 +57,7 @@ class Billing:
         self._next_checkpoint = 0.0
         self._next_key_check = 0.0
         self._checkpoint: asyncio.Task[None] | None = None
+        self._failing_since: float | None = None  # the first of the checkpoints that failed in a row
         self.limits = LimitState()
 
     @property
@@ -91,12 +95,34 @@ class Billing:
         return self._is_open
 
     def checkpoint(self, delivered: Usage) -> None:
-        """To be called after every chunk; raises the error of an earlier checkpoint or key check."""
+        """To be called after every chunk. Raises the error of an earlier key check, or of checkpoints that have failed
+        for `OUTAGE_S`."""
         if self._checkpoint is not None and self._checkpoint.done():
             done, self._checkpoint = self._checkpoint, None
-            done.result()
+            self._read_checkpoint(done)
         if self._checkpoint is None and time.monotonic() >= self._next_checkpoint:
             self._checkpoint = asyncio.create_task(self._write_checkpoint(delivered))
+
+    def _read_checkpoint(self, done: asyncio.Task[None]) -> None:
+        try:
+            done.result()
+            self._failing_since = None
+        except LedgerUnavailable:
+            now = time.monotonic()
+            self._failing_since = now if self._failing_since is None else self._failing_since
+            if now - self._failing_since > OUTAGE_S:
+                raise
+            self._next_checkpoint = now + KEY_CHECK_S
+
+    async def wait_until_writable(self) -> None:
+        """Waits at most `OUTAGE_S` for a ledger that cannot be written. A failed settlement is final, so a stream that
+        is complete waits for the end of an outage before it is settled."""
+        try:
+            async with asyncio.timeout(OUTAGE_S):
+                while not self._accounts.is_writable and not self._accounts.needs_restart:
+                    await asyncio.sleep(OUTAGE_POLL_S)
+        except TimeoutError:
+            pass
 
     async def _write_checkpoint(self, delivered: Usage) -> None:
         started = time.monotonic()
@@ -232,6 +258,8 @@ class ReplyJob:
     async def settle(self, reply: SavedReply | None = None) -> None:
         """Charges the whole reply; to be called once it is complete and before its last byte is sent."""
         if self.billing is not None:
+            if self._num_delivered is not None:
+                await self.billing.wait_until_writable()
             await self.billing.settle(self.usage(), reply)
 
     def fail(self, error: BaseException) -> None:

@@ -176,6 +176,8 @@ class HybridJob:
     async def settle(self, reply: SavedReply | None = None) -> None:
         if self.billing is None:
             return
+        if self._num_delivered is not None:
+            await self.billing.wait_until_writable()
         if self._row is self.leg:
             await self.billing.settle(self.usage(), reply)
         else:

@@ -7,9 +7,12 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from quicksilver.accounts.identity import Identity
+from quicksilver.accounts.records import Order
 from quicksilver.core import DecodeParams, Delta, Request, Usage
-from quicksilver.errors import EngineUnavailable
-from quicksilver.server.generation.job import ReplyJob, merge_streams
+from quicksilver.errors import EngineUnavailable, LedgerUnavailable
+from quicksilver.server.generation import job as job_module
+from quicksilver.server.generation.job import Billing, ReplyJob, merge_streams
 from quicksilver.server.generation.plan import AnswerRequest, plan_reply
 from tests.server.conftest import HELLO, Served
 
@@ -114,3 +117,66 @@ async def test_an_engine_that_refuses_fails_the_start_and_leaves_nothing_open(se
 async def test_until_the_cached_share_is_known_the_prompt_counts_as_cached(served: Served) -> None:
     job = make_job(served)
     assert job.usage() == Usage(3, 3, 0)
+
+
+class OutageAccounts:
+    """A ledger that cannot be written for a while."""
+
+    needs_restart = False
+
+    def __init__(self) -> None:
+        self.is_writable = False
+        self.written: list[int] = []
+
+    async def checkpoint(self, request_id: str, num_tokens: int, num_cached: int) -> None:
+        if not self.is_writable:
+            raise LedgerUnavailable("no database")
+        self.written.append(num_tokens)
+
+    async def is_live(self, identity: Identity) -> bool:
+        return True
+
+
+async def checkpointed(billing: Billing, num_tokens: int) -> None:
+    billing.checkpoint(Usage(10, 0, num_tokens))
+    assert billing._checkpoint is not None
+    await asyncio.wait([billing._checkpoint])
+
+
+def make_billing(accounts: OutageAccounts) -> Billing:
+    return Billing(accounts, Identity("k", "o/p/k", frozenset()), Order("r", "nano", 10, 20), None)  # type: ignore[arg-type]
+
+
+async def test_a_stream_continues_while_the_ledger_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_module, "KEY_CHECK_S", 0.0)
+    accounts = OutageAccounts()
+    billing = make_billing(accounts)
+    for num_tokens in range(1, 6):
+        await checkpointed(billing, num_tokens)
+    accounts.is_writable = True
+    await checkpointed(billing, 6)
+    await checkpointed(billing, 7)
+    assert accounts.written == [6, 7]
+
+
+async def test_a_stream_ends_with_the_error_of_a_long_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_module, "KEY_CHECK_S", 0.0)
+    monkeypatch.setattr(job_module, "OUTAGE_S", -1.0)
+    billing = make_billing(OutageAccounts())
+    await checkpointed(billing, 1)
+    with pytest.raises(LedgerUnavailable):
+        billing.checkpoint(Usage(10, 0, 2))
+
+
+async def test_a_complete_stream_waits_for_the_end_of_an_outage() -> None:
+    accounts = OutageAccounts()
+    waiting = asyncio.create_task(make_billing(accounts).wait_until_writable())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    accounts.is_writable = True
+    await asyncio.wait_for(waiting, 30)
+
+
+async def test_the_wait_for_the_ledger_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_module, "OUTAGE_S", 0.0)
+    await asyncio.wait_for(make_billing(OutageAccounts()).wait_until_writable(), 30)
