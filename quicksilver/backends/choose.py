@@ -11,6 +11,7 @@ from quicksilver.backends.base import Backend, MemoryNeeds
 from quicksilver.backends.config import MAX_TREE_ROWS, BackendConfig
 from quicksilver.backends.torch.backend import TorchBackend
 from quicksilver.model.attention import PagedCache
+from quicksilver.model.moe import set_expert_kernel
 from quicksilver.model.transformer import Transformer
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,10 @@ def make_backend(model: Transformer, cache: PagedCache, config: BackendConfig) -
         return build_backend(model, cache, config)
     if cache.k.is_cuda:
         log.warning("running without CUDA graphs: %s", reason)
+        if config.cuda_graphs and model.config.moe is not None and find_spec("triton") is not None:
+            from quicksilver.backends.cuda.kernels.experts import run_experts
+
+            set_expert_kernel(model, run_experts)
     if model.weight_format == "int8":
         from quicksilver.backends.cpu.backend import CpuBackend
         from quicksilver.backends.cpu.network import is_supported

@@ -6,6 +6,8 @@ lower index, and the chosen experts of a row are added in the order of their sco
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, pad, silu
@@ -15,6 +17,8 @@ from quicksilver.model.experts import MoeConfig
 from quicksilver.model.tiles import missing_rows
 from quicksilver.model.visibility import ROW_TILE
 
+# (rows, chosen experts, their weights, gate_up, down, activation) -> the weighted sum of each row, in fp32
+ExpertKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, str], Tensor]
 # A multiple of the floats in a vector register, and of the vectors in an unrolled loop.
 _VECTOR_LEN = 64
 
@@ -23,6 +27,8 @@ class SparseFeedForward(nn.Module):
     """Routed experts, and one shared expert that every row passes through. Parameters follow `ModelConfig.moe`."""
 
     bias: nn.Parameter | None
+    # Computes the routed experts instead of plain torch; set by the backend of a device.
+    kernel: ExpertKernel | None = None
 
     def __init__(self, config: ModelConfig, moe: MoeConfig) -> None:
         super().__init__()
@@ -46,16 +52,23 @@ class SparseFeedForward(nn.Module):
 
     def combine(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """The weighted sum of the chosen experts, added in fp32 in the order of `chosen`, and the shared expert."""
-        parts = x.new_zeros(len(x), self.config.top_k, x.shape[-1])
-        for expert in chosen.unique().tolist():
-            row, place = (chosen == expert).nonzero(as_tuple=True)
-            parts[row, place] = self._expert(x[row], self.gate_up[expert], self.down[expert])
-        out = torch.zeros_like(x, dtype=torch.float32)
-        for place in range(self.config.top_k):
-            out = out + parts[:, place].float() * weights[:, place, None]
+        kernel = self.kernel or self._one_by_one
+        out = kernel(x, chosen, weights, self.gate_up, self.down, self.config.activation)
         if self.config.shared_ffn_dim:
             out = out + self._expert(x, self.shared_gate_up.weight, self.shared_down.weight).float()
         return out.to(x.dtype)
+
+    def _one_by_one(
+        self, x: Tensor, chosen: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor, activation: str
+    ) -> Tensor:
+        parts = x.new_zeros(len(x), self.config.top_k, x.shape[-1])
+        for expert in chosen.unique().tolist():
+            row, place = (chosen == expert).nonzero(as_tuple=True)
+            parts[row, place] = self._expert(x[row], gate_up[expert], down[expert])
+        out = torch.zeros_like(x, dtype=torch.float32)
+        for place in range(self.config.top_k):
+            out = out + parts[:, place].float() * weights[:, place, None]
+        return out
 
     def _expert(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
         num_rows = len(x)
@@ -63,6 +76,12 @@ class SparseFeedForward(nn.Module):
         gate, up = linear(x, gate_up).chunk(2, dim=-1)
         active = gelu(gate, approximate="tanh") if self.config.activation == "gelu_tanh" else silu(gate)
         return linear(active * up, down)[:num_rows]
+
+
+def set_expert_kernel(model: nn.Module, kernel: ExpertKernel) -> None:
+    for module in model.modules():
+        if isinstance(module, SparseFeedForward):
+            module.kernel = kernel
 
 
 def route(logits: Tensor, bias: Tensor | None, moe: MoeConfig) -> tuple[Tensor, Tensor]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from quicksilver.model.experts import MoeConfig
-from quicksilver.model.moe import SparseFeedForward, route
+from quicksilver.model.moe import SparseFeedForward, route, set_expert_kernel
 from tests.model.build import small_config
 
 SOFTMAX = MoeConfig(num_experts=4, top_k=2, ffn_dim=8)
@@ -93,3 +95,21 @@ def test_experts_are_added_in_fp32() -> None:
     found = layer(x)
     assert found.dtype is torch.bfloat16
     torch.testing.assert_close(found.double(), total, rtol=2**-8, atol=1e-6)
+
+
+def test_a_kernel_computes_the_routed_experts_and_torch_the_shared_one() -> None:
+    config = small_config("llama")
+    layer = SparseFeedForward(config, MoeConfig(4, 2, 16, shared_ffn_dim=16))
+    for parameter in layer.parameters():
+        parameter.data.normal_(std=0.2)
+    x = torch.randn(3, config.dim)
+    wanted = layer(x)
+    seen = []
+
+    def kernel(x: Tensor, chosen: Tensor, *rest: Any) -> Tensor:
+        seen.append(chosen.shape)
+        return layer._one_by_one(x, chosen, *rest)
+
+    set_expert_kernel(layer, kernel)
+    assert torch.equal(layer(x), wanted)
+    assert seen == [(3, 2)]

@@ -11,15 +11,17 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from quicksilver.backends.cuda.kernels.experts import _down_kernel, _gate_up_kernel
 from quicksilver.backends.cuda.kernels.int4_dequantise import _dequantise_kernel
 from quicksilver.backends.cuda.kernels.linear_kernels import add_kernel, qkv_kernel, swiglu_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
-_INTS = ("ax_depth", "tiles", "K", "N", "depth")
+_INTS = ("ax_depth", "tiles", "K", "N", "depth", "top_k", "D", "F")
 _FLOATS = ("eps", "head_eps")
-_FP32 = ("sums", "squares", "scale", "angles")
+_FP32 = ("sums", "squares", "scale", "angles", "parts")
+_INT64 = ("order", "tile_end", "pair_end")
 _INT32 = ("arrived", "positions", "slots")
-_BF16 = ("stream", "gain", "q_gain", "k_gain", "k_cache", "v_cache", "bias")
+_BF16 = ("stream", "gain", "q_gain", "k_gain", "k_cache", "v_cache", "bias", "x", "gate_up", "down", "hidden")
 
 
 def type_of(name: str, weight: str) -> str:
@@ -30,7 +32,7 @@ def type_of(name: str, weight: str) -> str:
         return "*i32"
     if name in _INTS or name in _FLOATS:
         return "i32" if name in _INTS else "fp32"
-    by_type = {"*fp32": _FP32, "*i32": _INT32, "*bf16": _BF16}
+    by_type = {"*fp32": _FP32, "*i32": _INT32, "*i64": _INT64, "*bf16": _BF16}
     return next((kind for kind, names in by_type.items() if name in names), "*fp16")
 
 
@@ -59,6 +61,10 @@ def main() -> None:
                 constants = {name: value for name, value in linear(rows, splits).items() if name in names}
                 compile_kernel(kernel, weight, constants)
     compile_kernel(_dequantise_kernel, "*i16", {"WORDS": 512, "PDL": 1})
+    for height in (16, 64):
+        shape = {"NUM_EXPERTS": 256, "EXPERTS": 256, "HEIGHT": height, "BLOCK_N": 64, "BLOCK_K": 64}
+        compile_kernel(_gate_up_kernel, "*bf16", {**shape, "GELU": False})
+        compile_kernel(_down_kernel, "*bf16", shape)
 
 
 if __name__ == "__main__":
