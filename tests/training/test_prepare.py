@@ -13,7 +13,7 @@ from quicksilver.training.corpus import is_held_out
 from quicksilver.training.prepare import Share, picked_rows
 from quicksilver.training.rows import TextRow
 from quicksilver.training.sources import held_out_edits, training_rows
-from tests.training.test_commits import RECORD
+from tests.training.synthesis.test_commits import RECORD
 
 
 def test_rows_that_another_run_used_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:

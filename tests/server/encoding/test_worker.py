@@ -51,7 +51,7 @@ def test_every_job_gets_a_reply_after_an_empty_frame(monkeypatch: pytest.MonkeyP
     serve(frames(setup, msgspec.msgpack.encode(JOB), b""), replies, 123, 1.0)
     ready, reply, heartbeat = read_frames(replies)
     assert (ready, heartbeat, limits) == (b"", b"", [123])
-    encoded = msgspec.msgpack.decode(reply, type=Reply).encoded
+    encoded = msgspec.msgpack.decode(reply, type=Reply).result
     assert encoded is not None
     assert encoded.ids == (tuple(tokenizer.encode("ab")),)
 

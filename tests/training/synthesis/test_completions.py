@@ -7,7 +7,7 @@ from typing import Any
 
 from quicksilver.training.rows import EditRow
 from quicksilver.training.synthesis.completions import completion_rows
-from tests.training.test_commits import RECORD
+from tests.training.synthesis.test_commits import RECORD
 
 CODE = """def total(items, rate):
     amount = 0
