@@ -156,7 +156,10 @@ test("conversations and their recordings are there after a reload", async () => 
 
 test("system prompt, settings and the plain stream reach the server", async () => {
   await page.keyboard.press("Control+k");
+  await page.waitForFunction(() => document.querySelector('article[aria-label="Answer"]') === null);
   await page.getByLabel("System prompt").fill("Be brief.");
+  // Shown while the system prompt of the conversation is not one of the presets.
+  await page.getByLabel("Name of the preset").waitFor();
   await page.getByLabel("Show the diffusion").uncheck();
   await page.getByLabel("Seed").fill("7");
   const asked = page.waitForRequest((request) => request.url().endsWith("/v1/chat/completions"));
