@@ -179,4 +179,6 @@ async def test_a_complete_stream_waits_for_the_end_of_an_outage() -> None:
 
 async def test_the_wait_for_the_ledger_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_module, "OUTAGE_S", 0.0)
-    await asyncio.wait_for(make_billing(OutageAccounts()).wait_until_writable(), 30)
+    accounts = OutageAccounts()
+    await asyncio.wait_for(make_billing(accounts).wait_until_writable(), 30)
+    assert not accounts.is_writable
