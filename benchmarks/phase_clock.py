@@ -78,6 +78,6 @@ def _places(engine: Any) -> list[tuple[Any, str, str]]:
     places = [
         (engine, "step", "rest"), (engine.scheduler, "plan", "plan"), (engine.backend, "run", "forward"),
         (engine, "_commit", "commit"), (slots, "launch", "launch"), (slots, "commit", "commit"),
-        (slots and slots.batch, "wait", "wait"),
+        (None if slots is None else slots.batch, "wait", "wait"),
     ]  # fmt: skip
     return [place for place in places if place[0] is not None]

@@ -28,6 +28,8 @@ from quicksilver.text.tokenizer import Tokenizer
 logger = getLogger(__name__)
 
 START_ATTEMPTS = 3
+# The least that a job counts against the bounds on waiting jobs.
+MIN_JOB_BYTES = 16 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,9 @@ class EncoderConfig:
     stall_s: float = 2.0
     # Longest time for one prompt, waiting included.
     deadline_s: float = 20.0
-    max_waiting: int = 256
-    # Prompts of one tenant that may wait or be in work.
-    max_waiting_tenant: int = 32
+    # Bytes of jobs that may wait or be in work, of all tenants and of one. Short prompts are many and long ones few.
+    max_waiting_bytes: int = 256 * 2**20
+    max_waiting_bytes_tenant: int = 32 * 2**20
 
 
 class EncoderPool:
@@ -60,7 +62,7 @@ class EncoderPool:
         ]
         self._idle: FairQueue[LimitedProcess] = FairQueue()
         self._restarts: set[asyncio.Task[None]] = set()
-        self._waiting: Counter[str] = Counter()
+        self._waiting_bytes: Counter[str] = Counter()
         self._is_open = False
 
     @property
@@ -115,16 +117,16 @@ class EncoderPool:
 
     async def _reply(self, job: Job, tenant: str) -> Reply:
         data = msgspec.msgpack.encode(job)
-        async with self._turn(tenant) as process:
+        async with self._turn(tenant, max(len(data), MIN_JOB_BYTES)) as process:
             return await self._request(process, data)
 
     @asynccontextmanager
-    async def _turn(self, tenant: str) -> AsyncIterator[LimitedProcess]:
-        """A process for one job, within the deadline."""
-        is_full = self._waiting.total() >= self.config.max_waiting
-        if not self._is_open or is_full or self._waiting[tenant] >= self.config.max_waiting_tenant:
+    async def _turn(self, tenant: str, num_bytes: int) -> AsyncIterator[LimitedProcess]:
+        """A process for one job of this size, within the deadline."""
+        waiting = self._waiting_bytes
+        if not self._is_open or not self._has_room(tenant, num_bytes):
             raise Unavailable("Too many long prompts wait to be encoded.", code="encoder_unavailable")
-        self._waiting[tenant] += 1
+        waiting[tenant] += num_bytes
         try:
             async with asyncio.timeout(self.config.deadline_s):
                 process = await self._idle.take(tenant)
@@ -135,9 +137,16 @@ class EncoderPool:
         except (TimeoutError, ProcessLost) as error:
             raise Unavailable("The prompt was not encoded in time.", code="encoder_unavailable") from error
         finally:
-            self._waiting[tenant] -= 1
-            if not self._waiting[tenant]:
-                del self._waiting[tenant]
+            waiting[tenant] -= num_bytes
+            if not waiting[tenant]:
+                del waiting[tenant]
+
+    def _has_room(self, tenant: str, num_bytes: int) -> bool:
+        """Whether the job may wait. A tenant without other jobs may always send one."""
+        waiting = self._waiting_bytes
+        if waiting.total() + num_bytes > self.config.max_waiting_bytes:
+            return False
+        return not waiting[tenant] or waiting[tenant] + num_bytes <= self.config.max_waiting_bytes_tenant
 
     async def _request(self, process: LimitedProcess, data: bytes) -> Reply:
         try:

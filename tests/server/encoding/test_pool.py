@@ -114,14 +114,20 @@ async def test_memory_is_bounded() -> None:
         assert (await pool.encode(EncodeTexts(("one",)), "")).ids
 
 
-async def test_a_tenant_may_have_few_prompts_waiting() -> None:
-    async with running(max_waiting_tenant=1) as pool:
+async def test_the_size_of_waiting_prompts_is_bounded_by_tenant() -> None:
+    async with running(max_waiting_bytes_tenant=100_000) as pool:
         first = asyncio.create_task(pool.encode(EncodeTexts(("a b " * 100_000,)), "ann"))
         await asyncio.sleep(0)
         with pytest.raises(Unavailable):
             await pool.encode(EncodeTexts(("one",)), "ann")
         assert (await pool.encode(EncodeTexts(("one",)), "bob")).ids
         assert (await first).ids
+
+
+async def test_many_short_prompts_of_a_tenant_may_wait() -> None:
+    async with running() as pool:
+        jobs = [pool.encode(EncodeTexts((f"number {i}",)), "ann") for i in range(300)]
+        assert all(encoded.ids for encoded in await asyncio.gather(*jobs))
 
 
 async def test_an_unexpected_exception_is_not_a_refusal() -> None:
