@@ -36,10 +36,6 @@ def requests_of(streams: int, scale: float) -> int:
 def run_engine(options: argparse.Namespace) -> list[dict[str, Any]]:
     from benchmarks.load_engine import LoadedEngine, closed_loop, equal_alone, long_prompts
 
-    if options.ahead:
-        from quicksilver.backends.cuda import persistent_batch
-
-        persistent_batch.RUNS_AHEAD = True
     start = time.perf_counter()
     loaded = LoadedEngine.load(options)
     show({"start_s": round(time.perf_counter() - start, 1), **facts_of(loaded.engine)})
@@ -143,7 +139,6 @@ def parse() -> argparse.Namespace:
     engine.add_argument("--threads", type=int, default=0)
     engine.add_argument("--max-running", type=int, default=0)
     engine.add_argument("--max-rows", type=int, default=0)
-    engine.add_argument("--ahead", action="store_true", help="GPU: do not wait for a round when it is queued")
     engine.add_argument("--prompts", type=int, nargs="*", default=[], help="lengths of long prompts to time alone")
     engine.add_argument("--schema-streams", type=int, nargs="*", default=[], help="levels with a JSON schema")
     engine.add_argument("--check", type=int, default=0, help="compare this many requests together with each alone")

@@ -28,11 +28,8 @@ from quicksilver.backends.progress import counted
 from quicksilver.backends.round_cost import TimedRound
 from quicksilver.backends.sequence import Sequence
 
-# Rounds whose results may be unread.
+# Rounds whose results may be unread: the host continues while the rounds that it queued run.
 MAX_QUEUED = 4
-# Whether the host continues while a round that it queued runs. Off until it is checked on a GPU: the measured path
-# waits for each round when it is queued. `benchmarks/load.py --ahead` turns it on.
-RUNS_AHEAD = False
 # Cached tokens that rounds are timed with.
 TIMED_CONTEXT = 256
 
@@ -184,8 +181,6 @@ class CudaPersistentBatch:
         host = self._hosts[self._turn][: graph.results.numel()].view_as(graph.results)
         host.copy_(graph.results, non_blocking=True)
         self._markers[self._turn].record()
-        if not RUNS_AHEAD:
-            self._markers[self._turn].wait()
         self._queued.append((self._turn, host.numpy(), num_slots))
         self._turn = (self._turn + 1) % MAX_QUEUED
 
