@@ -48,7 +48,10 @@ IdleUnload = Annotated[
 ApiProcesses = Annotated[
     int,
     typer.Option(
-        envvar="QUICKSILVER_API_PROCESSES", min=0, max=64, help="Processes that serve the API; 0: one per four cores."
+        envvar="QUICKSILVER_API_PROCESSES",
+        min=0,
+        max=64,
+        help="Processes that serve the API; 0: one per four cores, with a GPU one per two.",
     ),
 ]
 Cluster = Annotated[

@@ -129,7 +129,7 @@ def serve(
         served_names=parse_served_names(served_name),
         hybrid=hybrid_policy(tables.get(HYBRID), [each.files.name for each in found]),
     )
-    _run(settings, api_processes or default_num_processes(), LogSettings(log_level, log_format), cluster)
+    _run(settings, api_processes or default_num_processes(device), LogSettings(log_level, log_format), cluster)
 
 
 def _records(tables: Mapping[str, dict[str, Any]], idle_unload_s: float) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from quicksilver.errors import Unavailable
 from quicksilver.server.run import FORCED_EXIT_S
@@ -21,13 +22,17 @@ log = logging.getLogger("quicksilver.supervisor")
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
 BACKLOG = 2048
-CORES_PER_PROCESS, MAX_PROCESSES = 4, 8
+# On a CPU most cores belong to the engine.
+CORES_PER_PROCESS, CORES_PER_PROCESS_WITH_GPU, MAX_PROCESSES = 4, 2, 8
+# Present where the driver of a GPU is loaded. The API processes do not import torch.
+GPU_DEVICE = Path("/dev/nvidia0")
 
 
-def default_num_processes() -> int:
-    """One process per four cores: most of the others belong to the engine."""
+def default_num_processes(device: str) -> int:
+    """One process per four cores, or per two cores if `device` (auto, cpu, cuda) is a GPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(MAX_PROCESSES, cores // CORES_PER_PROCESS))
+    has_gpu = device.startswith("cuda") or (device == "auto" and GPU_DEVICE.exists())
+    return max(1, min(MAX_PROCESSES, cores // (CORES_PER_PROCESS_WITH_GPU if has_gpu else CORES_PER_PROCESS)))
 
 
 def listening_sockets(host: str, port: int, number: int) -> list[socket.socket]:

@@ -86,7 +86,7 @@ def test_gpu_settings_reach_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
         plans.append(plan)
 
     monkeypatch.setattr(serve, "run_server", keep)
-    monkeypatch.setattr(serve, "default_num_processes", lambda: 1)
+    monkeypatch.setattr(serve, "default_num_processes", lambda device: 1)
     monkeypatch.setattr(serve, "check_ports", lambda _: None)
     monkeypatch.setattr(serve_settings, "find_with_tokenizer", lambda name: SimpleNamespace(name=name))
     result = CliRunner().invoke(app, ["serve", "--weights", "int4"], env={"QUICKSILVER_MATMUL": "batch_invariant"})
@@ -105,7 +105,7 @@ def kept_settings(
         kept.append(settings)
 
     monkeypatch.setattr(serve, "run_server", keep)
-    monkeypatch.setattr(serve, "default_num_processes", lambda: 1)
+    monkeypatch.setattr(serve, "default_num_processes", lambda device: 1)
     monkeypatch.setattr(serve, "check_ports", lambda _: None)
     monkeypatch.setattr(serve_settings, "find_with_tokenizer", lambda name: ModelFiles(name, Path(name)))
     result = CliRunner().invoke(app, ["serve", *args], env=env)
@@ -326,7 +326,7 @@ def test_the_admin_port_follows_the_port(
         plans.append(plan)
 
     monkeypatch.setattr(serve, "run_server", keep)
-    monkeypatch.setattr(serve, "default_num_processes", lambda: 1)
+    monkeypatch.setattr(serve, "default_num_processes", lambda device: 1)
     monkeypatch.setattr(serve, "check_ports", lambda _: None)
     monkeypatch.setattr(serve_settings, "find_with_tokenizer", lambda name: SimpleNamespace(name=name))
     result = CliRunner().invoke(app, ["serve", *flags])

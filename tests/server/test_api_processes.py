@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -34,10 +35,22 @@ def test_sockets_listen_on_one_port() -> None:
             each.close()
 
 
-@pytest.mark.parametrize(("cores", "expected"), [(1, 1), (2, 1), (4, 1), (8, 2), (16, 4), (128, 8)])
-def test_the_default_follows_the_cores(monkeypatch: pytest.MonkeyPatch, cores: int, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("cores", "device", "expected"),
+    [(1, "cpu", 1), (4, "cpu", 1), (8, "cpu", 2), (16, "cpu", 4), (128, "cpu", 8), (1, "cuda", 1), (16, "cuda", 8)],
+)
+def test_the_default_follows_the_cores(monkeypatch: pytest.MonkeyPatch, cores: int, device: str, expected: int) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    assert default_num_processes() == expected
+    assert default_num_processes(device) == expected
+
+
+@pytest.mark.parametrize(("has_gpu", "expected"), [(False, 2), (True, 4)])
+def test_the_default_follows_a_gpu_that_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_gpu: bool, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(processes, "GPU_DEVICE", tmp_path if has_gpu else tmp_path / "none")
+    assert default_num_processes("auto") == expected
 
 
 async def until(condition: Callable[[], object]) -> None:
