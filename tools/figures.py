@@ -106,6 +106,47 @@ def vllm_load() -> str:
     return table(header, rows) + "\n\n" + source(report)
 
 
+def http_load() -> str:
+    """Levels of the whole server, from the newest report for each number of API processes."""
+    reports = [newest("load", _over_http(count)) for count in (4, 8)]
+    rows = [
+        (
+            str(streams),
+            str(report["settings"]["api_processes"]),
+            " and ".join(f"{row['tokens_per_s']:,}" for row in runs),
+            " and ".join(f"{row['ttft_ms'][0]:.0f}" for row in runs),
+            " and ".join(f"{row['gap_ms'][1]:.0f}" for row in runs),
+        )
+        for report in reports
+        for streams in dict.fromkeys(row["streams"] for row in report["rows"])
+        for runs in [[row for row in report["rows"] if row["streams"] == streams]]
+    ]
+    header = ("requests at a time", "API processes", "tokens/s, two runs", "TTFT p50 ms", "gap p99 ms")
+    return table(header, rows) + "\n\n" + "\n".join(source(report) for report in reports)
+
+
+def dialects() -> str:
+    """Diffusion checkpoints at their real shapes with random weights."""
+    report = newest("gpu_dialects")
+    rows = [
+        (
+            r["case"],
+            str(r["streams"]),
+            f"{r['tokens_per_s']:,.0f}",
+            f"{r['ms_per_forward']:.1f}",
+            f"{r['roofline_pct']:.0f} %",
+            "CUDA graphs" if r["backend"] == "CudaBackend" else "plain torch",
+        )
+        for r in report["cases"]
+    ]
+    header = ("network", "streams", "tokens/s", "ms per forward", "of the byte roofline", "runs in")
+    return table(header, rows) + "\n\n" + source(report)
+
+
+def _over_http(api_processes: int) -> Callable[[Report], bool]:
+    return lambda r: not r["settings"]["rate"] and r["settings"].get("api_processes") == api_processes
+
+
 def vllm_other() -> str:
     report = newest("peer_vllm")
     rows = [
@@ -310,6 +351,7 @@ def main() -> int:
         "models": model_speeds(),
         "vllm-load": vllm_load(),
         "vllm-other": vllm_other(),
+        "http-load": http_load(),
         "coder": domain_speeds(coder),
         "nano": domain_speeds(nano),
         "streams": streams(),
@@ -322,6 +364,7 @@ def main() -> int:
         ROOT / "README.md": {"speed": model_speeds()},
         ROOT / "docs/reference/performance.md": performance,
         ROOT / "docs/guides/examples.md": {"examples": example_costs()},
+        ROOT / "docs/reference/families/index.md": {"dialects": dialects()},
         ROOT / "docs/reference/claims.md": {"claims": claims()},
         ROOT / "docs/reference/models/nano.md": {"nano": domain_speeds(nano)},
         ROOT / "docs/reference/models/coder-1.5b.md": {"coder": domain_speeds(coder)},

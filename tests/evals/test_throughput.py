@@ -65,7 +65,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
 def test_the_published_results_give_figures_for_both_models() -> None:
     found = read_results(RESULTS)
     assert {each.model for each in found} == {"nano", "coder-1.5b"}
-    by_load = json.loads((RESULTS / "load-20261116-185635.json").read_text())["rows"][3]
+    by_load = json.loads((RESULTS / "load-20261117-141500.json").read_text())["rows"][1]
     (engine,) = choose(found, "coder-1.5b", by_load["streams"], "H200", "engine")
     assert engine.tokens_per_s == by_load["tokens_per_s"]
     assert choose(found, "coder-1.5b", 1, "H200", "server")
