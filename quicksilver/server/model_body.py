@@ -1,7 +1,7 @@
 """read_for_model: a checked body together with the Services of the model that it names.
 
-Every route whose body names a model begins with it. Afterwards `services_of(request)` returns the same Services, so the
-reply is generated and charged by that model.
+Every route whose body names a model begins with it, and passes the Services on: the reply is generated and charged by
+that model.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from fastapi import Request
 
-from quicksilver.server.http.auth import Caller
+from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.body import read_body
 from quicksilver.server.http.fields import ModelBody
 from quicksilver.server.http.json_reply import while_connected
@@ -29,11 +29,9 @@ async def read_for_model(request: Request, body_type: type[NamedBody], kind: Rou
 
 async def choose_model(request: Request, body: NamedBody, kind: RouteKind) -> tuple[NamedBody, Services]:
     """As `read_for_model`, for a body that has been read."""
-    caller: Caller = getattr(request.state, "caller", None) or Caller()
-    services = await services_of(request).for_tenant(body.model, kind, caller.tenant)
+    services = await services_of(request).for_tenant(body.model, kind, caller_of(request).tenant)
     if not services.is_loaded:
         await while_connected(request, services.load())
-    request.state.services = services
     if body.model:
         return body, services
     return body.model_copy(update={"model": services.directory.default}), services

@@ -237,6 +237,6 @@ class Services:
 
 
 def services_of(request: Request) -> Services:
-    """Those of the model that the request names, after `model_body.read_for_model`; before, of the default model."""
-    services: Services = getattr(request.state, "services", None) or request.app.state.services
+    """Those of the default model, which the application was built with."""
+    services: Services = request.app.state.services
     return services

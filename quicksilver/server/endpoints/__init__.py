@@ -8,7 +8,7 @@ To add a dialect, add one package here with
   that is equivalent to a chat body translates its body and calls `chat.plan.plan_chat`;
 - `format.py`: a `ReplyFormat` with `whole(answers)` for a reply in one piece and `chunks(index, piece)` for a stream.
   `begin`, `end`, `failure`, `encode` and `last_bytes` default to OpenAI's events;
-- `route.py`: a router whose functions read the body, plan, and call `respond(request, body, plan, format)`.
+- `route.py`: a router whose functions read the body, plan, and call `respond(request, services, body, plan, format)`.
 
 Then list the router in `app.PAID` and the body in `app.BODIES`. Reservation, rate limits, replay of an
 Idempotency-Key, disconnects, errors inside a stream and charging need no code in the package.

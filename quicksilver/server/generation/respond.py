@@ -160,9 +160,11 @@ class Job(Protocol):
     ) -> None: ...
 
 
-async def respond(request: Request, body: StreamableBody, plan: ReplyPlan, form: ReplyFormat) -> Response:
-    """The reply to `body`. What is refused before the first piece has an HTTP status of its own."""
-    return await respond_with(request, body, open_job(request, body, plan), form)
+async def respond(
+    request: Request, services: Services, body: StreamableBody, plan: ReplyPlan, form: ReplyFormat
+) -> Response:
+    """The reply to `body` by the model of `services`. What is refused before the first piece has its own status."""
+    return await respond_with(request, body, open_job(request, services, body, plan), form)
 
 
 async def respond_with(request: Request, body: StreamableBody, job: Job, form: ReplyFormat) -> Response:
@@ -192,8 +194,8 @@ def running_usage(plan: ReplyPlan, body: StreamableBody) -> RunningUsage | None:
     return RunningUsage([len(answer.request.prompt_ids) for answer in plan.answers], plan.num_answers)
 
 
-def open_job(request: Request, body: StreamableBody, plan: ReplyPlan) -> ReplyJob:
-    services, identity = services_of(request), caller_of(request).identity
+def open_job(request: Request, services: Services, body: StreamableBody, plan: ReplyPlan) -> ReplyJob:
+    identity = caller_of(request).identity
     is_background = bool(getattr(body, "background", False))
     plan = with_scheduling(plan, request, services.config, is_background=is_background)
     record_of(request).reply_id = plan.id

@@ -103,6 +103,7 @@ def _leaves(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
 
 
 def record_of(request: Request) -> RequestRecord:
+    """The record that Guard opened."""
     record: RequestRecord = request.state.record
     return record
 

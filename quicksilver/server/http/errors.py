@@ -24,6 +24,7 @@ from quicksilver.errors import (
     RateLimited,
     Unavailable,
 )
+from quicksilver.server.http.access_log import record_of
 
 JSON = "application/json"
 MAX_RETRY_AFTER_S = 60
@@ -176,19 +177,13 @@ def add_refusals(app: FastAPI) -> None:
 
 async def _on_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, QuicksilverError)
-    return error_response(error, path=request.scope["path"], request_id=_id_of(request))
-
-
-def _id_of(request: Request) -> str | None:
-    """The id that the reply has in its headers."""
-    record = getattr(request.state, "record", None)
-    return record.id if record is not None else None
+    return error_response(error, path=request.scope["path"], request_id=record_of(request).id)
 
 
 async def _on_framework_refusal(request: Request, error: Exception) -> Response:
     """Errors of Starlette: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
-    path, request_id = request.scope["path"], _id_of(request)
+    path, request_id = request.scope["path"], record_of(request).id
     if error.status_code == 404:
         return error_response(NotFound("There is nothing at this path."), path=path, request_id=request_id)
     if error.status_code == 405:

@@ -36,4 +36,4 @@ async def chat_completions(request: Request) -> Response:
         plan = await plan_choice(body, services, tenant)
     else:
         plan = await plan_chat(body, services, tenant)
-    return await respond(request, body, plan, ChatFormat(plan, body, services, tenant))
+    return await respond(request, services, body, plan, ChatFormat(plan, body, services, tenant))

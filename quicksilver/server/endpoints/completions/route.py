@@ -27,7 +27,7 @@ async def fim_completions(request: Request) -> Response:
     body, services = await read_for_model(request, FimBody, RouteKind.CODE)
     plan = await plan_fim(body, services, caller_of(request).tenant)
     form = await captured_infill(request, CompletionFormat(plan, body, services), plan, body.prompt, body.suffix or "")
-    return await respond(request, body, plan, form)
+    return await respond(request, services, body, plan, form)
 
 
 @router.post("/completions", responses=RESPONSES, openapi_extra=takes(CompletionBody))
@@ -40,10 +40,10 @@ async def completions(request: Request) -> Response:
     tenant = caller_of(request).tenant
     if edit is not None:
         plan = await plan_template_edit(body, edit, services, tenant)
-        return await respond(request, body, plan, TemplateEditFormat(plan, body, services, edit))
+        return await respond(request, services, body, plan, TemplateEditFormat(plan, body, services, edit))
     make_plan = plan_completion if body.suffix is None else plan_fim
     plan = await make_plan(body, services, tenant)
     form: ReplyFormat = CompletionFormat(plan, body, services)
     if body.suffix is not None and isinstance(body.prompt, str):
         form = await captured_infill(request, form, plan, body.prompt, body.suffix)
-    return await respond(request, body, plan, form)
+    return await respond(request, services, body, plan, form)

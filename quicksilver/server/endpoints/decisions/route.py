@@ -23,7 +23,7 @@ async def decisions(request: Request) -> Response:
     """Up to 400 typed questions about one input."""
     body, services = await read_for_model(request, DecisionBody, RouteKind.CHAT)
     plan = await plan_decisions(body, services, caller_of(request).tenant)
-    return await respond(request, body, plan, DecisionFormat(plan, body, calibration_of(services.model_id)))
+    return await respond(request, services, body, plan, DecisionFormat(plan, body, calibration_of(services.model_id)))
 
 
 @router.post("/systemone", responses=answers(SystemOneReply), openapi_extra=takes(SystemOneBody))
@@ -31,4 +31,4 @@ async def system_one(request: Request) -> Response:
     """The same in TypeSafe's form."""
     body, services = await read_for_model(request, SystemOneBody, RouteKind.CHAT)
     plan = await plan_system_one(body, services, caller_of(request).tenant)
-    return await respond(request, body, plan, SystemOneFormat(plan, body, calibration_of(services.model_id)))
+    return await respond(request, services, body, plan, SystemOneFormat(plan, body, calibration_of(services.model_id)))

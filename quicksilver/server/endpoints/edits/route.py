@@ -28,7 +28,7 @@ async def edit_completions(request: Request) -> Response:
     plan, edit = await plan_edit(body, services, caller_of(request).tenant)
     message = join_text(body.messages[0].content)
     form = await captured_edit(request, EditFormat(plan, edit, body, services), plan, message, edit)
-    return await respond(request, body, plan, form)
+    return await respond(request, services, body, plan, form)
 
 
 @router.post("/apply/completions", tags=["apply"], responses=RESPONSES, openapi_extra=takes(ApplyBody))
@@ -36,4 +36,4 @@ async def apply_completions(request: Request) -> Response:
     """An update merged into a file."""
     body, services = await read_for_model(request, ApplyBody, RouteKind.CODE)
     plan = await plan_apply(body, services, caller_of(request).tenant)
-    return await respond(request, body, plan.reply, ApplyFormat(plan, body, services))
+    return await respond(request, services, body, plan.reply, ApplyFormat(plan, body, services))

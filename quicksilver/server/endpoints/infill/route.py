@@ -23,7 +23,7 @@ async def infill(request: Request) -> Response:
     """llama.cpp's fill-in-the-middle, for its editor plugins."""
     body, services = await read_for_model(request, InfillBody, RouteKind.CODE)
     plan = await plan_fim(to_completion(body), services, caller_of(request).tenant)
-    return await respond(request, body, plan, InfillFormat(plan, body))
+    return await respond(request, services, body, plan, InfillFormat(plan, body))
 
 
 def to_completion(body: InfillBody) -> CompletionBody:

@@ -40,7 +40,7 @@ async def messages(request: Request) -> Response:
     check_version(request)
     body, services = await read_for_model(request, MessagesBody, RouteKind.CHAT)
     plan = await plan_message(body, services, caller_of(request).tenant)
-    return await respond(request, body, plan, MessagesFormat(plan, body, services))
+    return await respond(request, services, body, plan, MessagesFormat(plan, body, services))
 
 
 @counting_router.post(

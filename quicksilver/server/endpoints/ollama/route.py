@@ -46,7 +46,7 @@ async def chat(request: Request) -> Response:
         return json_response(loaded(body.model, is_chat=True))
     plan = await plan_ollama_chat(body, services, caller_of(request).tenant)
     tokenizer = services.tokenizer if body.logprobs else None
-    return await respond(request, body, plan, OllamaFormat(plan, tokenizer, is_chat=True))
+    return await respond(request, services, body, plan, OllamaFormat(plan, tokenizer, is_chat=True))
 
 
 @router.post("/generate", responses=REPLIES, openapi_extra=takes(OllamaGenerateBody))
@@ -59,7 +59,7 @@ async def generate(request: Request) -> Response:
         return json_response(loaded(body.model, is_chat=False))
     plan = await plan_generate(body, services, caller_of(request).tenant)
     tokenizer = services.tokenizer if body.logprobs else None
-    return await respond(request, body, plan, OllamaFormat(plan, tokenizer, is_chat=False))
+    return await respond(request, services, body, plan, OllamaFormat(plan, tokenizer, is_chat=False))
 
 
 def loaded(model: str, *, is_chat: bool) -> OllamaReply:

@@ -46,9 +46,9 @@ async def responses(request: Request) -> Response:
     plan = await plan_response(body, services, tenant, turn.past)
     form = ResponsesFormat(plan, body, services, turn)
     if body.background:
-        job = open_job(request, body, plan)
+        job = open_job(request, services, body, plan)
         return await _in_background(request, job, form, turn, is_streamed=bool(body.stream))
-    return await respond(request, body, plan, form)
+    return await respond(request, services, body, plan, form)
 
 
 async def _in_background(
@@ -96,4 +96,4 @@ async def compact(request: Request) -> Response:
     tenant = caller_of(request).tenant
     turn = await open_turn(body, services.storage, tenant)
     plan = await plan_compaction(body, turn, services, tenant)
-    return await respond(request, body, plan, CompactFormat(plan, turn))
+    return await respond(request, services, body, plan, CompactFormat(plan, turn))
