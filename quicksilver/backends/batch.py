@@ -1,4 +1,4 @@
-"""Builds the rows of one forward from the works of a step.
+"""Builds the rows of one forward from the works of a step, and writes their grammar masks.
 
 Each sequence has its context rows first (causal or block-causal, written to its pages), then the rows of its tail.
 """
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quicksilver.backends.base import Work
 from quicksilver.backends.sequence import Sequence
+from quicksilver.core import MaskGroup, MaskTask, TokenConstraint
 from quicksilver.dialect import ContextKind
 from quicksilver.diffusion.decoder import Tail
 from quicksilver.model.attention import RowPlan, Segment
@@ -228,3 +229,33 @@ def _to_tensors(columns: _Columns, segments: list[Segment], proposing: list[int]
 def _tensor(values: list[int]) -> Tensor:
     """Through numpy, which converts lists several times faster than torch."""
     return torch.from_numpy(np.array(values, dtype=np.int64))
+
+
+def write_masks(tasks: Seq[MaskTask[TokenConstraint]]) -> list[int]:
+    """-> for each task how many rows have a mask. Constraints of one group are written in one call, all others alone.
+    An exception of a constraint propagates."""
+    num_rows = [0] * len(tasks)
+    for group, members in _by_group(tasks):
+        if group is None or len(members) == 1:
+            for i in members:
+                constraint, ahead, out = tasks[i]
+                num_rows[i] = constraint.write_masks(ahead, out)
+        else:
+            found = group.write_masks([tasks[i] for i in members])
+            for i, count in zip(members, found, strict=True):
+                num_rows[i] = count
+    return num_rows
+
+
+def _by_group(tasks: Seq[MaskTask[TokenConstraint]]) -> list[tuple[MaskGroup | None, list[int]]]:
+    """Groups with the places of their tasks. There are few groups, and they need not be hashable."""
+    groups: list[tuple[MaskGroup | None, list[int]]] = []
+    for i, (constraint, _, _) in enumerate(tasks):
+        group = constraint.group
+        for known, members in groups:
+            if known == group:
+                members.append(i)
+                break
+        else:
+            groups.append((group, [i]))
+    return groups

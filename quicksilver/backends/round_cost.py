@@ -12,10 +12,6 @@ from dataclasses import dataclass, field
 
 CANVAS_LENS = (1, 2, 4, 8, 16)
 MAX_DRAFT_LEN = CANVAS_LENS[-1] - 1
-# Acceptance rate assumed before any draft is verified, and the number of verified tokens with the same weight.
-PRIOR_RATE, PRIOR_WEIGHT = 0.75, 4
-# Factor by which a step reduces the weight of older verifications; 0.5 after 100 steps.
-DECAY = 0.993
 # Factor on the accepted tokens of a draft, by the rows of its tree. Replayed from recorded canvases: coder-1.5b 1.19
 # and 1.31 over seven domains (1 to 1.7 in each), nano 1.29 and 1.4 over six.
 TREE_GAIN = {0: 1.0, 16: 1.25, 32: 1.35}
@@ -43,34 +39,6 @@ class TimedRound:
         accepted = min(gain * sum(acceptance[: self.canvas_len - 1]), self.canvas_len - 1)
         own = 1 if self.canvas_len == 1 else 2
         return (own + accepted) / self.ms
-
-
-class AcceptanceHistory:
-    """Acceptance of recently drafted tokens of all requests, by their index in the draft."""
-
-    def __init__(self) -> None:
-        self._verified = [0.0] * MAX_DRAFT_LEN
-        self._accepted = [0.0] * MAX_DRAFT_LEN
-
-    def add(self, num_accepted: int, num_drafted: int) -> None:
-        """One verification. Tokens after the first rejected one count as not verified."""
-        for i in range(min(num_accepted + 1, num_drafted, MAX_DRAFT_LEN)):
-            self._verified[i] += 1
-            self._accepted[i] += i < num_accepted
-
-    def decay(self, factor: float = DECAY) -> None:
-        self._verified = [count * factor for count in self._verified]
-        self._accepted = [count * factor for count in self._accepted]
-
-    def prefix_acceptance(self) -> list[float]:
-        """The probability that the first token of a draft is accepted, the first two, the first three and so on. With
-        few verifications an index is assumed to have the rate of the index before it."""
-        rate, product, found = PRIOR_RATE, 1.0, []
-        for verified, accepted in zip(self._verified, self._accepted, strict=True):
-            rate = (accepted + PRIOR_WEIGHT * rate) / (verified + PRIOR_WEIGHT)
-            product *= rate
-            found.append(product)
-        return found
 
 
 @dataclass(frozen=True, slots=True)

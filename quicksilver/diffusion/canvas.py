@@ -21,8 +21,7 @@ from quicksilver.core import DecoderParams
 from quicksilver.dialect import Dialect
 from quicksilver.diffusion import unmask
 from quicksilver.diffusion.decoder import START, Canvas, Decision, Place, Tail
-from quicksilver.diffusion.noise import random_tokens
-from quicksilver.diffusion.sample import Proposal
+from quicksilver.diffusion.sample import Proposal, random_tokens
 
 
 @dataclass(frozen=True, slots=True)

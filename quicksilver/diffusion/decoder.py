@@ -2,7 +2,8 @@
 
 In an autoregressive model a row at position p predicts token p + 1. So the last context row proposes canvas position 0,
 and the rows of the tail propose the other positions. `blocks` has the layouts of other dialects. A decoder is
-stateless: everything that lasts from one forward to the next is in the Canvas.
+stateless: everything that lasts from one forward to the next is in the Canvas. `stop_early` and `truncate` end a
+request at a stop token or at its token limit; the engine and the reference loop share them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from quicksilver.core import FinishReason
 from quicksilver.diffusion.sample import Proposal
 
 
@@ -164,3 +166,32 @@ class Decoder(Protocol):
 def canvas_tail(canvas: Canvas) -> Tail:
     """Rows for every position but the last: the row of position i proposes position i + 1."""
     return Tail(tuple(canvas.token_ids.tolist()[:-1]), tuple(canvas.is_masked.tolist()[:-1]))
+
+
+def stop_early(decision: Decision, stop_ids: Sequence[int], *, has_grammar: bool = False) -> Decision:
+    """Commit a canvas up to a decided stop token that has no mask before it, even if the decoder would continue.
+
+    Canvases whose decided tokens may still change are excepted: random ones, and those of `edit`. A grammar allows
+    nothing after the stop token: under one, a canvas of `edit` ends once a forward leaves the tokens up to there
+    unchanged.
+    """
+    canvas, num_settled = decision.canvas, decision.num_settled
+    if decision.commit or canvas is None or canvas.is_draft or canvas.noisy_ids is not None:
+        return decision
+    if num_settled is not None and not has_grammar:
+        return decision
+    num_final = canvas.num_decided if num_settled is None else min(canvas.num_decided, num_settled)
+    run = canvas.token_ids[:num_final].tolist()
+    if not any(token in stop_ids for token in run):
+        return decision
+    return replace(decision, commit=run, canvas=None)
+
+
+def truncate(tokens: Sequence[int], stop_ids: Sequence[int], max_tokens: int) -> tuple[list[int], FinishReason | None]:
+    """The part of `tokens` that belongs to the answer (without the stop token), and why it ends there, if it does."""
+    for i, token in enumerate(tokens[: max_tokens + 1]):
+        if token in stop_ids:
+            return list(tokens[:i]), FinishReason.STOP
+    if len(tokens) >= max_tokens:
+        return list(tokens[:max_tokens]), FinishReason.LENGTH
+    return list(tokens), None

@@ -20,18 +20,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from quicksilver.core import DecodeParams, DecoderName
 from quicksilver.dialect import AUTOREGRESSIVE, Dialect
 from quicksilver.diffusion.canvas import step_temperature
-from quicksilver.diffusion.decoder import Canvas, Place, Tail
+from quicksilver.diffusion.decoder import Canvas, Place, Tail, stop_early, truncate
 from quicksilver.diffusion.decoders import make_decoder, noise_step
 from quicksilver.diffusion.edit import left_neighbours
-from quicksilver.diffusion.finish import stop_early, truncate
-from quicksilver.diffusion.logit_processing import LogitContext, process_logits
-from quicksilver.diffusion.sample import SampleRows, propose, propose_with_samples
+from quicksilver.diffusion.sample import LogitContext, process_logits, propose, propose_with_samples, sample_rows
 
 # predict(context, tail) -> logits (num_proposals, vocab) of the proposing rows. `context` is the text without the
 # tail's fixed tokens.
@@ -78,20 +75,3 @@ def generate(
         context, answer = context + tokens, answer + tokens
         if finish:
             return answer
-
-
-def sample_rows(params: DecodeParams, first_position: int, num_rows: int, step: int) -> SampleRows:
-    """The sampling settings of one request, repeated for its rows. Row i proposes token `first_position + i`."""
-
-    def column(value: float, dtype: torch.dtype) -> Tensor:
-        return torch.full((num_rows,), value, dtype=dtype)
-
-    return SampleRows(
-        column(params.temperature, torch.float32),
-        column(params.top_p, torch.float32),
-        column(params.min_p, torch.float32),
-        column(params.top_k, torch.int64),
-        column(params.seed, torch.int64),
-        torch.arange(first_position, first_position + num_rows),
-        column(step, torch.int64),
-    )

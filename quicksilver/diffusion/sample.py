@@ -1,17 +1,78 @@
 """Sampling: logits -> for every row a proposed token, its confidence and the entropy.
 
+Noise is a function of (seed, position, step, token) and of nothing else. So a sampled answer is the same alone and in
+any batch, cached and uncached, before and after preemption; and `verify` reproduces sampled autoregressive text token
+for token.
+
+`process_logits` changes the logits of one request before sampling, in place: logit bias, bans, penalties, grammar
+bitmask, stutter penalty. Row i proposes the token after `generated + known[:i]`. Rows after the first mask have no
+fully decided left context; they are treated as following all of `known`.
+
 All settings are per row, so rows of many requests are sampled together, and no row depends on another. Callers pass
 only the rows that they need, in tiles, so that the logits of a whole batch never exist at the same time.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from quicksilver.diffusion.noise import MAX_GUMBEL, gumbel_at, row_keys
+from quicksilver.core import DecodeParams
+
+_GOLDEN = -7046029254386353131  # 2^64 / golden ratio, as a signed 64-bit integer: SplitMix64's increment
+_MIX_1 = -4658895280553007687  # SplitMix64's first multiplier, signed
+_MIX_2 = -7723592293110705685  # SplitMix64's second multiplier, signed
+# Upper bound of the noise: the largest of the 2^23 uniform values, 1 - 2^-24, gives 16.64.
+MAX_GUMBEL = 16.7
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift; torch's own shift is arithmetic on signed integers."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def splitmix64(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser: every input bit affects every output bit. Overflow wraps around."""
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+def row_keys(seeds: Tensor, positions: Tensor, steps: Tensor) -> Tensor:
+    """One 64-bit key per row."""
+    return splitmix64(splitmix64(splitmix64(seeds + _GOLDEN) + positions * _GOLDEN) + steps * _GOLDEN)
+
+
+def random_tokens(seed: int, positions: Tensor, step: int, vocab_size: int) -> Tensor:
+    """One uniformly random token per position, independent of the noise of `gumbel` at the same position and step."""
+    keys = row_keys(torch.full_like(positions, seed), positions, torch.full_like(positions, step))
+    # `uniform` hashes key + (column + 1) * _GOLDEN, so the key itself is no column of it.
+    return _shift_right(splitmix64(keys), 1) % vocab_size
+
+
+def uniform(keys: Tensor, num_columns: int) -> Tensor:
+    """(rows, num_columns) float32 in the open interval (0, 1)."""
+    return _uniform_at(keys[:, None], torch.arange(num_columns, device=keys.device))
+
+
+def _uniform_at(keys: Tensor, columns: Tensor) -> Tensor:
+    bits = _shift_right(splitmix64(keys + (columns + 1) * _GOLDEN), 41)  # 23 bits: u + 0.5 stays exact in float32
+    return (bits.to(torch.float32) + 0.5) * 2.0**-23
+
+
+def gumbel(seeds: Tensor, positions: Tensor, steps: Tensor, vocab_size: int) -> Tensor:
+    """Gumbel(0, 1) noise, (rows, vocab): argmax(logits / T + noise) is a sample of softmax(logits / T)."""
+    return -torch.log(-torch.log(uniform(row_keys(seeds, positions, steps), vocab_size)))
+
+
+def gumbel_at(keys: Tensor, token_ids: Tensor) -> Tensor:
+    """The noise of single tokens, each under the key of its row."""
+    return -torch.log(-torch.log(_uniform_at(keys, token_ids)))
+
 
 # Added to the candidate bound of `_gumbel_argmax`: larger than its rounding error in float32.
 _ROUNDING_MARGIN = 1e-3
@@ -147,3 +208,86 @@ def _keep_min_p(scaled: Tensor, min_p: Tensor) -> Tensor:
         return scaled
     bound = scaled.amax(-1) + min_p.clamp_min(1e-30).log()
     return scaled.masked_fill((scaled < bound[:, None]) & (min_p > 0)[:, None], -torch.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class LogitContext:
+    """The settings of one request and the left context of its rows in one forward."""
+
+    params: DecodeParams
+    prompt: Sequence[int]
+    generated: Sequence[int]
+    known: Sequence[int] = ()  # the leading decided tokens of the tail
+    bitmask: Tensor | None = None  # (leading rows, words) int32: tokens that a grammar allows
+    temperature: float = 1.0  # divides the logits, before the grammar applies (`canvas`)
+    left_neighbours: Sequence[int] = ()  # per row, the token of the stutter penalty; -1 or a missing entry for none
+
+
+def process_logits(logits: Tensor, context: LogitContext) -> None:
+    """In place on `logits` (rows, vocab)."""
+    _apply_bias(logits, context.params)
+    _apply_penalties(logits, context)
+    _apply_stutter_penalty(logits, context)
+    if context.temperature != 1:
+        logits /= context.temperature
+    if context.bitmask is not None:
+        rows = min(len(context.bitmask), len(logits))
+        logits[:rows].masked_fill_(~unpack_bitmask(context.bitmask[:rows], logits.shape[-1]), -torch.inf)
+
+
+def unpack_bitmask(bitmask: Tensor, vocab_size: int) -> Tensor:
+    """(rows, words) int32 -> (rows, vocab) bool."""
+    bits = torch.arange(32, device=bitmask.device, dtype=torch.int32)
+    return ((bitmask[:, :, None] >> bits) & 1).bool().flatten(1)[:, :vocab_size]
+
+
+def _apply_bias(logits: Tensor, params: DecodeParams) -> None:
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), device=logits.device)
+        logits[:, ids] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
+    if params.banned_ids:
+        logits[:, list(params.banned_ids)] = -torch.inf
+
+
+def _apply_penalties(logits: Tensor, context: LogitContext) -> None:
+    params = context.params
+    if params.presence_penalty == params.frequency_penalty == 0 and params.repetition_penalty == 1:
+        return
+    for i, row in enumerate(logits):
+        counts = Counter([*context.generated, *context.known[:i]])
+        _penalise_row(row, counts, set(counts) | set(context.prompt), params)
+
+
+def _penalise_row(row: Tensor, counts: Counter[int], seen: set[int], params: DecodeParams) -> None:
+    if params.repetition_penalty != 1 and seen:
+        ids = torch.tensor(sorted(seen), device=row.device)
+        z = row[ids]
+        row[ids] = torch.where(z > 0, z / params.repetition_penalty, z * params.repetition_penalty)
+    if counts:
+        ids = torch.tensor(list(counts), device=row.device)
+        times = torch.tensor(list(counts.values()), device=row.device, dtype=row.dtype)
+        row[ids] -= params.presence_penalty + params.frequency_penalty * times
+
+
+def _apply_stutter_penalty(logits: Tensor, context: LogitContext) -> None:
+    penalty = context.params.decoder.stutter_penalty
+    for row, token_id in zip(logits, context.left_neighbours, strict=False):
+        if token_id >= 0:
+            row[token_id] -= penalty
+
+
+def sample_rows(params: DecodeParams, first_position: int, num_rows: int, step: int) -> SampleRows:
+    """The sampling settings of one request, repeated for its rows. Row i proposes token `first_position + i`."""
+
+    def column(value: float, dtype: torch.dtype) -> Tensor:
+        return torch.full((num_rows,), value, dtype=dtype)
+
+    return SampleRows(
+        column(params.temperature, torch.float32),
+        column(params.top_p, torch.float32),
+        column(params.min_p, torch.float32),
+        column(params.top_k, torch.int64),
+        column(params.seed, torch.int64),
+        torch.arange(first_position, first_position + num_rows),
+        column(step, torch.int64),
+    )

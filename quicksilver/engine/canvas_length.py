@@ -9,15 +9,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from quicksilver.backends.round_cost import DECAY, AcceptanceHistory, RoundCost
+from quicksilver.backends.round_cost import MAX_DRAFT_LEN, RoundCost
 from quicksilver.backends.sequence import Sequence
 from quicksilver.core import DecoderName
 
+# Acceptance rate assumed before any draft is verified, and the number of verified tokens with the same weight.
+PRIOR_RATE, PRIOR_WEIGHT = 0.75, 4
+# Factor by which a step reduces the weight of older verifications; 0.5 after 100 steps.
+DECAY = 0.993
 # Decay of the acceptance rates in a step of several requests without drafts. Nothing newer replaces these rates, and a
 # faster return to the prior would start to draft again and again under load.
 DECAY_WITHOUT_DRAFTS = 0.999
 # Of the rows of a forward, for all canvases together while requests wait and costs are not measured.
 BACKLOG_SHARE = 0.25
+
+
+class AcceptanceHistory:
+    """Acceptance of recently drafted tokens of all requests, by their index in the draft."""
+
+    def __init__(self) -> None:
+        self._verified = [0.0] * MAX_DRAFT_LEN
+        self._accepted = [0.0] * MAX_DRAFT_LEN
+
+    def add(self, num_accepted: int, num_drafted: int) -> None:
+        """One verification. Tokens after the first rejected one count as not verified."""
+        for i in range(min(num_accepted + 1, num_drafted, MAX_DRAFT_LEN)):
+            self._verified[i] += 1
+            self._accepted[i] += i < num_accepted
+
+    def decay(self, factor: float = DECAY) -> None:
+        self._verified = [count * factor for count in self._verified]
+        self._accepted = [count * factor for count in self._accepted]
+
+    def prefix_acceptance(self) -> list[float]:
+        """The probability that the first token of a draft is accepted, the first two, the first three and so on. With
+        few verifications an index is assumed to have the rate of the index before it."""
+        rate, product, found = PRIOR_RATE, 1.0, []
+        for verified, accepted in zip(self._verified, self._accepted, strict=True):
+            rate = (accepted + PRIOR_WEIGHT * rate) / (verified + PRIOR_WEIGHT)
+            product *= rate
+            found.append(product)
+        return found
 
 
 class CanvasLength:

@@ -36,14 +36,13 @@ from quicksilver.dialect import AUTOREGRESSIVE, Dialect
 from quicksilver.diffusion.decoders import make_decoder
 from quicksilver.diffusion.score import Scorer, score_continuations, score_next
 from quicksilver.engine.adapter_cache import AdapterCache, Lease
-from quicksilver.engine.admission import check_request, check_score, check_scorer, in_dialect
+from quicksilver.engine.admission import TenantLoad, check_request, check_score, check_scorer, in_dialect
 from quicksilver.engine.commit import begin, commit, commit_scores
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.decode_slots import DecodeSlots
 from quicksilver.engine.grammar_budget import TimedConstraint, take_overrun_s
 from quicksilver.engine.pages import PagePool
 from quicksilver.engine.scheduler import Scheduler
-from quicksilver.engine.tenant_load import TenantLoad
 from quicksilver.errors import (
     ContextTooLong,
     EngineOverloaded,

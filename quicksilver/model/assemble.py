@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.gemma import DiffusionGemma
-from quicksilver.model.rope import Rope
-from quicksilver.model.transformer import Transformer
+from quicksilver.model.transformer import Rope, Transformer
 
 
 def new_transformer(config: ModelConfig) -> Transformer:

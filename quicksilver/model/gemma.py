@@ -14,16 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, pad, rms_norm
 
-from quicksilver.model.attention import Attend, PagedCache, RowPlan, SdpaAttend
+from quicksilver.model.attention import ROW_TILE, Attend, PagedCache, RowPlan, SdpaAttend, missing_rows, on_full_tiles
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.experts import MoeConfig
 from quicksilver.model.gemma_config import GemmaConfig
 from quicksilver.model.moe import SparseFeedForward
-from quicksilver.model.rope import Rope, Rotation, rotate
 from quicksilver.model.row_adapters import AdapterRows
-from quicksilver.model.tiles import missing_rows, on_full_tiles
-from quicksilver.model.transformer import LayerAdapter, RMSNorm, Transformer
-from quicksilver.model.visibility import ROW_TILE
+from quicksilver.model.transformer import LayerAdapter, RMSNorm, Rope, Rotation, Transformer, rotate
 
 # Columns of the vocabulary that are added at a time to a soft embedding, in this order.
 _VOCAB_CHUNK = 8192

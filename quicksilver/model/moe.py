@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, pad, silu
 
+from quicksilver.model.attention import ROW_TILE, missing_rows
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.experts import MoeConfig
-from quicksilver.model.tiles import missing_rows
-from quicksilver.model.visibility import ROW_TILE
 
 # (rows, chosen experts, their weights, gate_up, down, activation) -> the weighted sum of each row, in fp32
 ExpertKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, str], Tensor]

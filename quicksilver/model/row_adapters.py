@@ -13,10 +13,10 @@ from torch import Tensor
 
 from quicksilver.errors import CheckpointRefused
 from quicksilver.model.adapters import check_fits
+from quicksilver.model.attention import on_full_tiles
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.files.peft import MAX_PEFT_RANK
 from quicksilver.model.lowrank import Adapter, CanvasAdapter, LowRank, LowRankModules
-from quicksilver.model.tiles import on_full_tiles
 
 # Of the matrices of one adapter, after up to three fused projections were joined.
 MAX_RANK = 3 * MAX_PEFT_RANK

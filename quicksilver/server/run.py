@@ -28,6 +28,7 @@ from quicksilver.errors import InvalidRequest
 from quicksilver.server.config import ServerConfig
 from quicksilver.server.endpoints.files.store import sweep_files
 from quicksilver.server.http.protocol import protocol_for
+from quicksilver.server.services import OpenRequests
 
 log = logging.getLogger("quicksilver.server")
 
@@ -39,48 +40,6 @@ COLLECT_AFTER = (50_000, 20, 100)
 TRIM_S = 30.0
 Result = TypeVar("Result")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class OpenRequests:
-    """Counts open requests, so that a stop can wait for them. Used on one event loop only."""
-
-    def __init__(self) -> None:
-        self.num_open = 0
-        # Of them, requests to routes that need no key.
-        self.num_open_public = 0
-        self.is_draining = False
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        """One request in flight, from its head to the last byte of its reply."""
-        self.num_open += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self.num_open -= 1
-            if self.num_open == 0:
-                self._idle.set()
-
-    @contextmanager
-    def counted_public(self) -> Iterator[None]:
-        """One request in flight on a route that needs no key, from its routing to the end of its reply."""
-        self.num_open_public += 1
-        try:
-            yield
-        finally:
-            self.num_open_public -= 1
-
-    async def drain(self, seconds: float) -> bool:
-        """Turns new requests away and waits for the open ones; whether all finished in time."""
-        self.is_draining = True
-        try:
-            await asyncio.wait_for(self._idle.wait(), seconds)
-        except TimeoutError:
-            return False
-        return True
 
 
 class Listener(uvicorn.Server):

@@ -22,8 +22,7 @@ from quicksilver.errors import (
     RowFailed,
 )
 from quicksilver.text.canvas_text import CanvasText, CommittedToken
-from quicksilver.text.channels import Channel, ChannelDelta, Channels
-from quicksilver.text.detokenize import Detokenizer
+from quicksilver.text.channels import Channel, ChannelDelta, Channels, Detokenizer
 from quicksilver.text.tokenizer import Tokenizer
 
 # Of the reason why an output is invalid: it may name keys that the model wrote.

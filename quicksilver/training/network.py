@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quicksilver.model.adapters import LINEARS
-from quicksilver.model.rope import Rotation
-from quicksilver.model.transformer import Layer, Transformer
+from quicksilver.model.transformer import Layer, Rotation, Transformer
 from quicksilver.training.loss import compiled
 
 # `"{layer}.{linear}.A"` (rank, in) and `"{layer}.{linear}.B"` (out, rank), fp32.

@@ -8,8 +8,7 @@ import torch
 from quicksilver.core import DecoderName, DecoderParams
 from quicksilver.dialect import Dialect
 from quicksilver.diffusion.canvas import Denoise, step_temperature
-from quicksilver.diffusion.decoder import Place
-from quicksilver.diffusion.finish import stop_early
+from quicksilver.diffusion.decoder import Place, stop_early
 from quicksilver.diffusion.sample import Proposal
 
 PARAMS = DecoderParams(DecoderName.CANVAS, canvas_len=4, steps=5, entropy_bound=0.5, stop_entropy=0.2)

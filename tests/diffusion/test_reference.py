@@ -11,7 +11,8 @@ from torch import Tensor
 from quicksilver.core import DecoderName
 from quicksilver.dialect import Dialect
 from quicksilver.diffusion.decoder import Tail
-from quicksilver.diffusion.reference import generate, sample_rows
+from quicksilver.diffusion.reference import generate
+from quicksilver.diffusion.sample import sample_rows
 from tests.support.tiny import decode_params
 
 VOCAB_SIZE = 50

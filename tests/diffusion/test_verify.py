@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+import torch
+
 from quicksilver.core import DecoderParams
-from quicksilver.diffusion.verify import Verify, count_accepted
+from quicksilver.diffusion.verify import MIN_CANVAS_CONFIDENCE, NGRAM_LEN, WINDOW, Verify, count_accepted, with_lookup
 from tests.support.proposals import confident
 
 
@@ -38,3 +41,58 @@ def test_a_canvas_of_one_position_is_autoregression() -> None:
     assert decoder.tail(canvas).token_ids == ()
     decision = decoder.decide(canvas, confident([7]))
     assert (decision.commit, decision.canvas, decision.num_drafted) == ([7], None, 0)
+
+
+EARLIER = [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def looked_up(text: list[int], draft: list[int]) -> list[int]:
+    """With a canvas that is confident of nothing."""
+    return with_lookup(text, torch.tensor(draft, dtype=torch.int64), torch.zeros(len(draft))).tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "draft", "wanted"),
+    [
+        ([*EARLIER, 9, 1, 2, 3, 4], [5, 0, 0], [5, 6, 7]),
+        ([*EARLIER, 9, 1, 2, 3, 4], [0, 6, 7], [0, 6, 7]),
+        ([*EARLIER, 9, 0, 2, 3, 4], [5, 0, 0], [5, 0, 0]),
+        ([*EARLIER, 1, 2, 3, 4], [5, 0, 0, 0, 0, 0, 11], [5, 6, 7, 8, 1, 2, 3]),
+        ([1, 2, 3, 4, 5, 1, 2, 3, 4, 6, 1, 2, 3, 4], [6, 0], [6, 1]),
+        ([7, 7, 7, 7, 7], [7, 8, 9], [7, 8, 9]),
+        ([7, 7, 7, 7], [7, 8], [7, 8]),
+        ([1, 2], [3], [3]),
+        ([*EARLIER, 1, 2, 3, 4], [], []),
+    ],
+    ids=[
+        "what followed then follows now",
+        "the first token must be the canvas draft",
+        "three tokens are too few",
+        "the lookup reads up to the end of the text",
+        "the latest occurrence counts",
+        "a repeat that overlaps its own end",
+        "the end itself is not an earlier occurrence",
+        "a short text",
+        "nothing to draft",
+    ],
+)
+def test_drafts(text: list[int], draft: list[int], wanted: list[int]) -> None:
+    assert looked_up(text, draft) == wanted
+
+
+def test_the_canvas_draft_follows_the_looked_up_tokens() -> None:
+    text = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4]
+    assert looked_up(text, [5, 9, 9, 9, 9, 9, 8, 7]) == [5, 6, 1, 2, 3, 4, 8, 7]
+
+
+def test_a_confident_canvas_token_ends_the_lookup() -> None:
+    text, draft = [*EARLIER, 9, 1, 2, 3, 4], torch.tensor([5, 6, 30, 8])
+    for sure, wanted in ((MIN_CANVAS_CONFIDENCE - 0.01, [5, 6, 7, 8]), (MIN_CANVAS_CONFIDENCE, [5, 6, 30, 8])):
+        assert with_lookup(text, draft, torch.tensor([0.1, 1.0, sure, 1.0])).tolist() == wanted
+
+
+def test_occurrences_outside_the_window_are_ignored() -> None:
+    text = [*EARLIER, *range(100, 100 + WINDOW), 1, 2, 3, 4]
+    assert looked_up(text, [5, 0]) == [5, 0]
+    near = [*EARLIER, *range(100, 100 + WINDOW - 2 * NGRAM_LEN - 8), 1, 2, 3, 4]
+    assert looked_up(near, [5, 0]) == [5, 6]

@@ -8,7 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
+from quicksilver.model.attention import (
+    ROW_TILE,
+    PagedCache,
+    RowPlan,
+    SdpaAttend,
+    Segment,
+    Visibility,
+    min_invariant_rows,
+    missing_rows,
+    on_full_tiles,
+    padded_keys,
+)
 from tests.model.build import (
     PAGE_SIZE,
     SMALL,
@@ -246,3 +257,51 @@ def test_dense_attention_with_gradients_equals_the_exact_one() -> None:
     exact = DenseAttend(3, is_causal=True)(0, q, k, v)
     q.requires_grad_()
     torch.testing.assert_close(DenseAttend(3, is_causal=True)(0, q, k, v), exact, rtol=0, atol=1e-6)
+
+
+def test_padded_keys_hold_the_keys_and_never_shrink() -> None:
+    sizes = [padded_keys(n) for n in range(1, 3000)]
+    assert all(size >= n for n, size in enumerate(sizes, start=1))
+    assert sizes == sorted(sizes)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 64, 70])
+def test_masked_attention_equals_softmax_over_the_visible_keys(num_rows: int) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(num_rows, 4, 8), torch.randn(50, 2, 8), torch.randn(50, 2, 8)
+    visible = torch.rand(num_rows, 50) > 0.5
+    visible[:, 0] = True
+    mask = Visibility(visible)
+    padding = (0, 0, 0, 0, 0, mask.num_keys - 50)
+    found = mask.attend(q, torch.nn.functional.pad(k, padding), torch.nn.functional.pad(v, padding))
+    for head in range(4):
+        scores = (q[:, head] @ k[:, head // 2].T / 8**0.5).masked_fill(~visible, float("-inf"))
+        torch.testing.assert_close(found[:, head], scores.softmax(-1) @ v[:, head // 2], rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> None:
+    torch.manual_seed(0)
+
+
+def test_a_row_has_the_same_bits_whatever_the_number_of_rows() -> None:
+    linear = torch.nn.Linear(192, 96)
+    x = torch.randn(37, 192)
+    with torch.inference_mode():
+        whole = on_full_tiles(linear, x)
+        for count in (1, 2, 3, 5, 8, 17, 36):
+            assert torch.equal(on_full_tiles(linear, x[:count]), whole[:count]), count
+
+
+def test_rows_are_padded_to_full_tiles() -> None:
+    least = min_invariant_rows()
+    with torch.inference_mode():
+        for count in range(1, 40):
+            total = count + missing_rows(torch.zeros(count, 2), ROW_TILE)
+            assert total >= least
+            assert total % ROW_TILE == 0
+        assert missing_rows(torch.zeros(5, 2), 1) == 0
+
+
+def test_training_pads_nothing() -> None:
+    assert missing_rows(torch.zeros(1, 2), ROW_TILE) == 0

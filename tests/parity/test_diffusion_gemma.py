@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from quicksilver.core import Request
-from quicksilver.diffusion.noise import gumbel, random_tokens
+from quicksilver.diffusion.sample import gumbel, random_tokens
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.errors import CheckpointRefused

@@ -17,7 +17,8 @@ import pytest
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.run import COLLECT_AFTER, OpenRequests, check_address, check_ports
+from quicksilver.server.run import COLLECT_AFTER, check_address, check_ports
+from quicksilver.server.services import OpenRequests
 from tests.server.asgi import Call
 from tests.server.conftest import Served, chat
 

@@ -27,8 +27,7 @@ from quicksilver.backends.cuda.kernels.linears import Norm, Weight
 from quicksilver.backends.cuda.logit_bias import NUM_BIAS, BiasTable, SamplingOptions, bias_of
 from quicksilver.backends.cuda.rounds import RoundGraph
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, Request, Usage
-from quicksilver.diffusion.logit_processing import LogitContext, process_logits
-from quicksilver.diffusion.sample import Proposal, SampleRows, propose
+from quicksilver.diffusion.sample import LogitContext, Proposal, SampleRows, process_logits, propose
 from quicksilver.engine.engine import Engine
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from quicksilver.model.attention import Attend
+from quicksilver.model.attention import Attend, Visibility
 from quicksilver.model.transformer import Transformer
-from quicksilver.model.visibility import Visibility
 
 
 class DenseAttend:

@@ -35,8 +35,7 @@ from quicksilver.backends.cuda.kernels.rope_kernel import HeadNorms, RowSlots, a
 from quicksilver.backends.cuda.kernels.row_kernels import scale_rows
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.rope import Rope
-from quicksilver.model.transformer import Transformer
+from quicksilver.model.transformer import Rope, Transformer
 from tests.support.graph_checks import SMALL, TINIEST, WIDE, causal_batch, eager_forward, model_of
 from tests.support.kernel_checks import expect_close, here, shape_config
 from tests.support.linear_checks import TRUE_SHAPES, Guarded, LayerShape, adapter_term, partials_of

@@ -23,9 +23,8 @@ from quicksilver.backends.cuda.kernels.network import MatmulMode
 from quicksilver.backends.cuda.round_kernels import RoundState, accept_verified, store_draft
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Delta, Request, Usage
 from quicksilver.diffusion.decoder import Canvas
-from quicksilver.diffusion.prompt_lookup import with_lookup
 from quicksilver.diffusion.sample import Proposal
-from quicksilver.diffusion.verify import Verify
+from quicksilver.diffusion.verify import Verify, with_lookup
 from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine

@@ -23,12 +23,10 @@ from quicksilver.backends.cuda.kernels.head import Draws, HeadRows, HeadWorkspac
 from quicksilver.backends.cuda.kernels.linears import Norm, Weight
 from quicksilver.backends.cuda.kernels.rope_kernel import HeadNorms, RowSlots, angle_table, rotate_and_write
 from quicksilver.backends.cuda.kernels.row_kernels import embed, norm_rows, swiglu_rows
-from quicksilver.diffusion.logit_processing import unpack_bitmask
-from quicksilver.diffusion.sample import Proposal, SampleRows, propose
+from quicksilver.diffusion.sample import Proposal, SampleRows, propose, unpack_bitmask
 from quicksilver.model.attention import PagedCache, RowPlan, SdpaAttend, Segment
 from quicksilver.model.config import ModelConfig
-from quicksilver.model.rope import Rope, rotate
-from quicksilver.model.transformer import RMSNorm
+from quicksilver.model.transformer import RMSNorm, Rope, rotate
 from tests.support.triton_attend import TritonAttend
 
 

@@ -26,7 +26,7 @@ from quicksilver.backends.cuda.kernels.linears import (
 from quicksilver.backends.cuda.kernels.rope_kernel import HeadNorms, RowSlots, angle_table, rotate_and_write
 from quicksilver.backends.cuda.kernels.row_kernels import embed, scale_rows
 from quicksilver.backends.cuda.kernels.weight_streaming import PartialSums, pick_gate_block_n
-from quicksilver.model.rope import Rope
+from quicksilver.model.transformer import Rope
 from tests.support.kernel_checks import expect_close, here, shape_config
 
 

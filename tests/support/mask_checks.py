@@ -27,8 +27,7 @@ from quicksilver.backends.cuda.kernels.linears import Norm, Weight
 from quicksilver.backends.cuda.logit_bias import MASKED_OPTIONS, SamplingOptions
 from quicksilver.backends.torch.backend import TorchBackend
 from quicksilver.core import ConstraintSpec, DecodeParams, DecoderName, DecoderParams, Delta, Request
-from quicksilver.diffusion.logit_processing import LogitContext, process_logits
-from quicksilver.diffusion.sample import Proposal
+from quicksilver.diffusion.sample import LogitContext, Proposal, process_logits
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.transformer import Transformer

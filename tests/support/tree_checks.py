@@ -24,9 +24,8 @@ from quicksilver.backends.cuda.round_kernels import RoundState, store_draft
 from quicksilver.backends.cuda.trees import accept_tree, copy_accepted_kv, tree_slot_table, write_chain, write_tree
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Usage
 from quicksilver.diffusion.decoder import Canvas
-from quicksilver.diffusion.prompt_lookup import lookup, with_lookup
 from quicksilver.diffusion.sample import Proposal
-from quicksilver.diffusion.verify import Verify
+from quicksilver.diffusion.verify import Verify, lookup, with_lookup
 from quicksilver.engine.engine import Engine
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig

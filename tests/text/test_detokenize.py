@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quicksilver.text.detokenize import Detokenizer, Scanner
+from quicksilver.text.channels import Detokenizer, Scanner
 from quicksilver.text.tokenizer import Tokenizer
 from tests.support.fakes import tiny_tokenizer
 

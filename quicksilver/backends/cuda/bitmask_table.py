@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from quicksilver.backends.base import Work
-from quicksilver.backends.grammar_masks import write_masks
+from quicksilver.backends.batch import write_masks
 from quicksilver.core import MaskTask, TokenConstraint
 
 # A word whose 32 tokens are all allowed.

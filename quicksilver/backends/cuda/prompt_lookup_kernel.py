@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quicksilver.diffusion.prompt_lookup import MIN_CANVAS_CONFIDENCE, NGRAM_LEN, WINDOW
+from quicksilver.diffusion.verify import MIN_CANVAS_CONFIDENCE, NGRAM_LEN, WINDOW
 
 _WINDOW = tl.constexpr(WINDOW)
 _MIN_CONFIDENCE = tl.constexpr(MIN_CANVAS_CONFIDENCE)

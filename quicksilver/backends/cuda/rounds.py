@@ -22,7 +22,7 @@ from quicksilver.backends.cuda.logit_bias import SamplingOptions
 from quicksilver.backends.cuda.round_forward import RoundForward
 from quicksilver.backends.cuda.round_kernels import RoundState, accept_verified, store_draft, write_rows
 from quicksilver.backends.cuda.trees import accept_tree, copy_accepted_kv, write_chain, write_tree
-from quicksilver.diffusion.prompt_lookup import WINDOW
+from quicksilver.diffusion.verify import WINDOW
 
 # Cached tokens that rounds are timed with.
 TIMED_CONTEXT = 512

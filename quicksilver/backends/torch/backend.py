@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from quicksilver.backends.base import Outcome, Work
-from quicksilver.backends.batch import Batch, build_batch
-from quicksilver.backends.grammar_masks import write_masks
+from quicksilver.backends.batch import Batch, build_batch, write_masks
 from quicksilver.backends.persistent_batch import PersistentBatch
 from quicksilver.backends.round_cost import RoundCost
 from quicksilver.backends.sequence import Sequence
@@ -25,10 +24,16 @@ from quicksilver.diffusion.canvas import step_temperature
 from quicksilver.diffusion.decoder import Tail
 from quicksilver.diffusion.decoders import noise_step
 from quicksilver.diffusion.edit import left_neighbours
-from quicksilver.diffusion.logit_processing import LogitContext, process_logits
-from quicksilver.diffusion.prompt_lookup import WINDOW, lookup
-from quicksilver.diffusion.reference import sample_rows
-from quicksilver.diffusion.sample import Proposal, SampleRows, propose, propose_with_samples
+from quicksilver.diffusion.sample import (
+    LogitContext,
+    Proposal,
+    SampleRows,
+    process_logits,
+    propose,
+    propose_with_samples,
+    sample_rows,
+)
+from quicksilver.diffusion.verify import WINDOW, lookup
 from quicksilver.model.attention import PagedCache
 from quicksilver.model.gemma import DiffusionGemma
 from quicksilver.model.lowrank import Adapter, LowRank

@@ -22,8 +22,8 @@ from quicksilver.cluster.proxy.metrics import status_of, status_page
 from quicksilver.cluster.proxy.server_state import RoutedServer
 from quicksilver.errors import QuicksilverError
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.http.admission import check_host
 from quicksilver.server.http.errors import error_response
+from quicksilver.server.http.guard import check_host
 from quicksilver.server.run import collect_rarely, make_listener, stop_on_signal, tell_to_exit, trim_memory
 
 

@@ -1,7 +1,13 @@
 """respond: the one way from a plan to an HTTP reply, whole or streamed, for every endpoint that generates.
 
 An endpoint supplies a ReplyFormat. Reservation, replay of an Idempotency-Key, disconnects, errors inside a stream and
-charging are handled here and in `job`.
+charging are handled here and in `job`. Two headers, which every API dialect can send, say how a request waits for the
+engine:
+
+| header | value |
+|---|---|
+| `X-Quicksilver-Priority` | `interactive` (default), or `batch`: admitted after the others, without a time limit |
+| `X-Quicksilver-Start-Within` | seconds; a request that cannot start within them gets a 503 at once |
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ import logging
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -18,17 +25,16 @@ from fastapi import Request
 from starlette.responses import Response
 
 from quicksilver.accounts.records import Gauge, Idempotency, Order, SavedReply
-from quicksilver.errors import QuicksilverError
+from quicksilver.errors import InvalidRequest, QuicksilverError
+from quicksilver.server.config import ServerConfig
 from quicksilver.server.generation.job import Billing, Numbered, ReplyJob
 from quicksilver.server.generation.plan import ReplyPlan
-from quicksilver.server.generation.scheduling import with_scheduling
 from quicksilver.server.generation.usage import RunningUsage
 from quicksilver.server.http.access_log import record_of
 from quicksilver.server.http.auth import BATCH_CALLER, caller_of
 from quicksilver.server.http.errors import JSON, envelope, error_response, internal_error
 from quicksilver.server.http.fields import StreamOptions
-from quicksilver.server.http.json_reply import while_connected
-from quicksilver.server.http.sse import DONE, KEEP_ALIVE, EventStream, data_event
+from quicksilver.server.http.sse import DONE, KEEP_ALIVE, EventStream, data_event, while_connected
 from quicksilver.server.services import Services, services_of
 from quicksilver.text.answer import AnswerPiece, CollectedAnswer, Finished, TextDelta
 
@@ -327,3 +333,47 @@ def _gauge_headers(name: str, gauge: Gauge) -> dict[str, str]:
         f"x-ratelimit-remaining-{name}": str(gauge.remaining),
         f"x-ratelimit-reset-{name}": f"{gauge.reset_s:.3f}s",
     }
+
+
+PRIORITY, START_WITHIN = "x-quicksilver-priority", "x-quicksilver-start-within"
+PRIORITIES = ("interactive", "batch")
+MAX_START_S = 3600.0
+
+
+def with_scheduling(plan: ReplyPlan, request: Request, config: ServerConfig, *, is_background: bool) -> ReplyPlan:
+    """The plan with priority and time limit in each of its requests. A background response has no time limit unless
+    it states one."""
+    is_batch = read_is_batch(request)
+    limit_s = read_start_within(request)
+    if is_batch:
+        limit_s = 0.0
+    elif limit_s is None:
+        limit_s = 0.0 if is_background else config.start_within_s
+    answers = tuple(
+        replace(answer, request=replace(answer.request, is_batch=is_batch, start_within_s=limit_s))
+        for answer in plan.answers
+    )
+    return replace(plan, answers=answers)
+
+
+def read_is_batch(request: Request) -> bool:
+    """A line of a batch is a batch request."""
+    if BATCH_CALLER in request.scope:
+        return True
+    stated = request.headers.get(PRIORITY, PRIORITIES[0])
+    if stated not in PRIORITIES:
+        raise InvalidRequest(f"{PRIORITY}: {' or '.join(PRIORITIES)}", param=PRIORITY)
+    return stated == PRIORITIES[1]
+
+
+def read_start_within(request: Request) -> float | None:
+    stated = request.headers.get(START_WITHIN)
+    if stated is None:
+        return None
+    try:
+        seconds = float(stated)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_START_S:
+        raise InvalidRequest(f"{START_WITHIN}: seconds, more than 0 and at most {MAX_START_S:g}", param=START_WITHIN)
+    return seconds

@@ -1,14 +1,18 @@
 """A request body from the socket to a checked wire model: size first, then JSON, then fields.
 
 Parsed once and never again: NaN, lone surrogates and malformed UTF-8 are refused by the parser; of a key that
-comes twice the last wins. Large bodies are parsed off the event loop.
+comes twice the last wins. Large bodies are parsed off the event loop. A body that sets a field of another server that
+changes the answer and cannot be honoured here is refused; any other unknown field is ignored with a warning.
+
+Every route whose body names a model begins with `read_for_model`, and passes the Services on: the reply is generated
+and charged by that model.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -18,9 +22,12 @@ from starlette.requests import ClientDisconnect, Request
 
 from quicksilver.errors import BodyTooLarge, InvalidRequest
 from quicksilver.server.config import ServerConfig, Timeouts
+from quicksilver.server.http.auth import caller_of
 from quicksilver.server.http.errors import RequestTimeout, invalid_body
-from quicksilver.server.http.fields import GenerationBody, Wire
-from quicksilver.server.http.refused_fields import refuse_fields
+from quicksilver.server.http.fields import GenerationBody, ModelBody, Wire
+from quicksilver.server.http.sse import while_connected
+from quicksilver.server.models import RouteKind
+from quicksilver.server.services import Services, services_of
 
 BodyType = TypeVar("BodyType", bound=Wire)
 Parsed = TypeVar("Parsed")
@@ -144,3 +151,90 @@ def merge_extra(fields: dict[str, Any]) -> dict[str, Any]:
     """Mercury's literal `extra_body` field: its content counts as fields, and plain fields win."""
     extra = fields.pop("extra_body", None)
     return {**extra, **fields} if isinstance(extra, dict) else fields
+
+
+# Name -> the values that leave the answer as it is. Null, an empty list and an empty object always do.
+REFUSED: dict[str, tuple[object, ...]] = {
+    # OpenAI
+    "audio": (),
+    "best_of": (0, 1),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": (),
+    "prediction": (),
+    "web_search_options": (),
+    # vLLM
+    "add_generation_prompt": (True,),
+    "allowed_token_ids": (),
+    "bad_words": (),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": (),
+    "early_stopping": (False,),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "logits_processors": (),
+    "min_tokens": (0,),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "return_tokens_as_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "stop_token_ids": (),
+    "structured_outputs": (),
+    "truncate_prompt_tokens": (-1,),
+    "use_beam_search": (False,),
+    # SGLang
+    "ebnf": (),
+    "lora_path": (),
+    "regex": (),
+    "stop_regex": (),
+    # llama.cpp and text-generation-webui
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "eta_cutoff": (0,),
+    "grammar": ("",),
+    "json_schema": (),
+    "mirostat": (0,),
+    "mirostat_mode": (0,),
+    "n_predict": (-1,),
+    "no_repeat_ngram_size": (0,),
+    "repeat_penalty": (1,),
+    "smoothing_factor": (0,),
+    "tfs_z": (1,),
+    "top_a": (0,),
+    "typical_p": (1,),
+    "xtc_probability": (0,),
+}
+
+
+def refuse_fields(fields: Mapping[str, Any], body: type[Wire]) -> None:
+    """Raises InvalidRequest that names the first field of REFUSED that is set and that `body` does not read."""
+    for name in fields.keys() & REFUSED.keys():
+        value = fields[name]
+        if name not in body.model_fields and value not in (None, [], {}) and value not in REFUSED[name]:
+            raise InvalidRequest(f"{name}: this field is not supported here", param=name, code="unsupported_parameter")
+
+
+NamedBody = TypeVar("NamedBody", bound=ModelBody)
+
+
+async def read_for_model(request: Request, body_type: type[NamedBody], kind: RouteKind) -> tuple[NamedBody, Services]:
+    """The body, with the name of the default model if it names none. Waits while the model is loaded, and raises
+    EngineUnavailable if that takes too long."""
+    body = await read_body(request, body_type, services_of(request).config)
+    return await choose_model(request, body, kind)
+
+
+async def choose_model(request: Request, body: NamedBody, kind: RouteKind) -> tuple[NamedBody, Services]:
+    """As `read_for_model`, for a body that has been read."""
+    services = await services_of(request).for_tenant(body.model, kind, caller_of(request).tenant)
+    if not services.is_loaded:
+        await while_connected(request, services.load())
+    if body.model:
+        return body, services
+    return body.model_copy(update={"model": services.directory.default}), services

@@ -1,21 +1,24 @@
 """Server-sent events: chunks of bytes, a comment while the stream is idle, and cleanup when the client disconnects.
 
 The source is read only as fast as the socket takes the data, so nothing queues here for a slow client.
+`while_connected` does the same for a reply that is not streamed: its work is cancelled when the client disconnects.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import orjson
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+Result = TypeVar("Result")
 
 
 def data_event(payload: Mapping[str, Any]) -> bytes:
@@ -108,3 +111,23 @@ def _raise_failures(results: Sequence[object]) -> None:
     for result in results:
         if isinstance(result, Exception):
             raise result
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, which is cancelled when the client disconnects. The body must have been read before."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_until_gone(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return await working
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

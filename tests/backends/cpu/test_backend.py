@@ -11,8 +11,7 @@ import torch
 
 from quicksilver.backends.cpu.support import unsupported_reason
 from quicksilver.core import Request
-from quicksilver.diffusion.reference import sample_rows
-from quicksilver.diffusion.sample import propose
+from quicksilver.diffusion.sample import propose, sample_rows
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
 from quicksilver.engine.load import CPU_CANVAS_ROWS, LoadConfig, for_serving

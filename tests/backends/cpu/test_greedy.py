@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from quicksilver.backends.cpu.support import unsupported_reason
-from quicksilver.diffusion.reference import sample_rows
-from quicksilver.diffusion.sample import propose
+from quicksilver.diffusion.sample import propose, sample_rows
 from tests.support.tiny import decode_params
 
 if unsupported_reason() is not None:

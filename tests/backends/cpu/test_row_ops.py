@@ -20,7 +20,7 @@ from quicksilver.backends.cpu.row_ops import (
     swiglu_row,
 )
 from quicksilver.model.formats.int8 import quantise_int8_groups
-from quicksilver.model.rope import rotate
+from quicksilver.model.transformer import rotate
 
 
 def random(*shape: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from quicksilver.backends.sequence import Sequence as EngineSequence
 from quicksilver.core import Request
 from quicksilver.diffusion.decoder import Tail
 from quicksilver.diffusion.decoders import make_decoder
-from quicksilver.diffusion.logit_processing import unpack_bitmask
+from quicksilver.diffusion.sample import unpack_bitmask
 from tests.support.staircase import Staircase
 from tests.support.tiny import decode_params
 

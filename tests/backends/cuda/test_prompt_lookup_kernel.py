@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from quicksilver.backends.cuda.prompt_lookup_kernel import apply_prompt_lookup
-from quicksilver.diffusion.prompt_lookup import lookup, with_lookup
+from quicksilver.diffusion.verify import lookup, with_lookup
 from tests.support.kernel_checks import here
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.server.conftest import Served
+from tests.server.asgi import Call
+from tests.server.conftest import Served, chat
 
 EDIT = "/v1/edit/completions"
 
@@ -31,3 +32,78 @@ async def test_a_405_names_every_method_of_the_path(served: Served) -> None:
     async with served.client() as client:
         response = await client.request("PUT", "/v1/chat/completions")
     assert (response.status_code, response.headers["allow"]) == (405, "POST, GET")
+
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:8480", "127.0.0.1", "127.0.0.1:1", "[::1]:8480", "LOCALHOST"])
+async def test_our_own_names_are_answered(served: Served, host: str) -> None:
+    assert (await served.get("/health", {"host": host})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "localhost@evil", "", "a b", "localhost/x"]
+)
+async def test_other_names_are_not(served: Served, host: str) -> None:
+    response = await served.get("/health", {"host": host})
+    assert response.status_code == 421
+    assert response.json()["error"]["code"] == "host_not_served"
+    assert "--allow-host" in response.json()["error"]["message"]
+
+
+async def test_a_star_answers_to_every_name(served: Served) -> None:
+    served.configure(hosts=("*",))
+    assert (await served.get("/health", {"host": "anything.example"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "https://localhost.evil.example", "http://localhost:1"]
+)
+async def test_foreign_pages_may_not_call(served: Served, origin: str) -> None:
+    response = await served.post(CHAT, chat(), {"origin": origin})
+    assert response.status_code == 403
+    assert response.json()["error"]["code"] == "origin_not_allowed"
+    assert "access-control-allow-origin" not in response.headers
+    assert served.engine.seen == []
+
+
+async def test_our_own_page_may(served: Served) -> None:
+    response = await served.post(CHAT, chat(), {"origin": "http://localhost", "host": "localhost"})
+    assert response.status_code == 200
+
+
+async def test_listed_origins_may_and_get_cors_headers(served: Served) -> None:
+    served.configure(origins=("https://app.example",))
+    response = await served.post(CHAT, chat(), {"origin": "https://app.example"})
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-origin"] == "https://app.example"
+    assert (await served.post(CHAT, chat(), {"origin": "https://other.example"})).status_code == 403
+
+
+async def test_header_bounds(served: Served) -> None:
+    served.configure(num_headers=20, header_bytes=2000)
+    async with served.client() as client:
+        num_own = len(client.build_request("GET", "/health").headers)
+        fill = {f"x-{i}": "v" for i in range(20 - num_own)}
+        assert (await client.get("/health", headers=fill)).status_code == 200
+        assert (await client.get("/health", headers={**fill, "x-more": "v"})).status_code == 431
+        assert (await client.get("/health", headers={"x-big": "v" * 2000})).status_code == 431
+
+
+@pytest.mark.parametrize("name", ["host", "authorization", "content-length"])
+async def test_headers_that_decide_may_come_once(served: Served, name: str) -> None:
+    call = Call(served.app, CHAT, chat(), {"authorization": "Bearer a"})
+    value = dict(call._scope["headers"])[name.encode()]
+    call._scope["headers"].append((name.encode(), value))
+    call.start()
+    await call.finish()
+    assert call.sent[0]["status"] == 400
+
+
+async def test_beyond_the_cap_on_open_requests_there_is_a_503_but_probes_answer(served: Served) -> None:
+    served.configure(max_open=0)
+    response = await served.post(CHAT, chat())
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "server_overloaded")
+    assert response.headers["retry-after"] == "1"
+    assert (await served.get("/health")).status_code == 200

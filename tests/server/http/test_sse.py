@@ -8,8 +8,9 @@ from typing import Any
 
 import orjson
 import pytest
+from starlette.requests import ClientDisconnect, Request
 
-from quicksilver.server.http.sse import KEEP_ALIVE, EventStream, LineStream, data_event, named_event
+from quicksilver.server.http.sse import KEEP_ALIVE, EventStream, LineStream, data_event, named_event, while_connected
 
 LONG_S = 60.0
 
@@ -126,3 +127,33 @@ async def test_lines_have_no_comments() -> None:
     await running
     assert client.body == b"{}\n"
     assert dict(client.messages[0]["headers"])[b"content-type"].startswith(b"application/x-ndjson")
+
+
+def request(gone: asyncio.Event) -> Request:
+    async def receive() -> dict[str, str]:
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": []}, receive)
+
+
+async def test_the_result_is_returned_while_the_client_waits() -> None:
+    async def work() -> int:
+        return 7
+
+    assert await while_connected(request(asyncio.Event()), work()) == 7
+
+
+async def test_work_is_cancelled_when_the_client_disconnects() -> None:
+    gone, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        try:
+            gone.set()
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+
+    with pytest.raises(ClientDisconnect):
+        await while_connected(request(gone), work())
+    assert cancelled.is_set()

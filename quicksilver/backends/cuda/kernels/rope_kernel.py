@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quicksilver.backends.cuda.kernels.launch import pdl_options, pdl_wait_and_launch
-from quicksilver.model.rope import Rope
+from quicksilver.model.transformer import Rope
 
 
 @dataclass(frozen=True, slots=True)

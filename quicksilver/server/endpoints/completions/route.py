@@ -12,9 +12,8 @@ from quicksilver.server.endpoints.completions.wire import CompletionBody, FimBod
 from quicksilver.server.endpoints.feedback.capture import captured_infill
 from quicksilver.server.generation.respond import ReplyFormat, respond
 from quicksilver.server.http.auth import caller_of
-from quicksilver.server.http.body import read_body
+from quicksilver.server.http.body import choose_model, read_body, read_for_model
 from quicksilver.server.http.openapi import answers_or_streams, takes
-from quicksilver.server.model_body import choose_model, read_for_model
 from quicksilver.server.models import RouteKind
 from quicksilver.server.services import services_of
 

@@ -11,8 +11,8 @@ from quicksilver.server.endpoints.decisions.plan import plan_decisions, plan_sys
 from quicksilver.server.endpoints.decisions.wire import DecisionBody, DecisionReply, SystemOneBody, SystemOneReply
 from quicksilver.server.generation.respond import respond
 from quicksilver.server.http.auth import caller_of
+from quicksilver.server.http.body import read_for_model
 from quicksilver.server.http.openapi import answers, takes
-from quicksilver.server.model_body import read_for_model
 from quicksilver.server.models import RouteKind
 
 router = APIRouter(prefix="/v1", tags=["decisions"])

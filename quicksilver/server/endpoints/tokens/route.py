@@ -17,9 +17,9 @@ from quicksilver.server.endpoints.tokens.wire import (
     TokenizerInfo,
 )
 from quicksilver.server.http.auth import caller_of
+from quicksilver.server.http.body import read_for_model
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.openapi import answers, answers_read, takes
-from quicksilver.server.model_body import read_for_model
 from quicksilver.server.models import RouteKind
 from quicksilver.server.services import Services, services_of
 from quicksilver.text.conversation import PromptRequest
