@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from quicksilver.dialect import ContextKind, Dialect
-from quicksilver.diffusion.decoder import Canvas, Decision, Place, Tail
+from quicksilver.core import DecoderParams
+from quicksilver.dialect import AUTOREGRESSIVE, ContextKind, Dialect
+from quicksilver.diffusion.decoder import START, Canvas, Decision, Place, Tail, canvas_tail
+
+
+@dataclass(frozen=True, slots=True)
+class CanvasOrBlock:
+    """The part that decoders share: the canvas is the rest of a block in a dialect with blocks, else `canvas_len` masks
+    after the text."""
+
+    params: DecoderParams
+    dialect: Dialect = AUTOREGRESSIVE
+
+    def open(self, max_tokens: int, place: Place = START) -> Canvas:
+        if self.dialect.has_blocks:
+            return open_block(self.dialect, max_tokens, place)
+        return Canvas.blank(min(self.params.canvas_len, max_tokens))
+
+    def tail(self, canvas: Canvas, tokens: Sequence[int] = ()) -> Tail:
+        return block_tail(canvas, self.dialect, tokens) if self.dialect.has_blocks else canvas_tail(canvas)
 
 
 def open_block(dialect: Dialect, max_tokens: int, place: Place) -> Canvas:

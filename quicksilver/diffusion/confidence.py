@@ -10,33 +10,20 @@ decided positions never change; its tokens stay rows of the canvas until the blo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from quicksilver.core import CommitRule, DecoderParams
-from quicksilver.dialect import AUTOREGRESSIVE, Dialect
+from quicksilver.core import CommitRule
 from quicksilver.diffusion import unmask
-from quicksilver.diffusion.blocks import block_tail, in_sub_block, open_block, shrink
-from quicksilver.diffusion.decoder import START, Canvas, Decision, Place, Tail, canvas_tail
+from quicksilver.diffusion.blocks import CanvasOrBlock, in_sub_block, shrink
+from quicksilver.diffusion.decoder import Canvas, Decision
 from quicksilver.diffusion.sample import Proposal
 
 
 @dataclass(frozen=True, slots=True)
-class Confidence:
-    params: DecoderParams
-    dialect: Dialect = AUTOREGRESSIVE
-
-    def open(self, max_tokens: int, place: Place = START) -> Canvas:
-        if self.dialect.has_blocks:
-            return open_block(self.dialect, max_tokens, place)
-        return Canvas.blank(min(self.params.canvas_len, max_tokens))
-
-    def tail(self, canvas: Canvas, tokens: Sequence[int] = ()) -> Tail:
-        return block_tail(canvas, self.dialect, tokens) if self.dialect.has_blocks else canvas_tail(canvas)
-
+class Confidence(CanvasOrBlock):
     def decide(self, canvas: Canvas, proposal: Proposal) -> Decision:
         if self.dialect.has_blocks:
             eligible = replace(canvas, is_masked=in_sub_block(canvas, self.dialect.sub_block_len))

@@ -13,17 +13,14 @@ may follow the end of the text, so there a canvas ends when a forward leaves eve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from quicksilver.core import DecoderParams
-from quicksilver.dialect import AUTOREGRESSIVE, Dialect
 from quicksilver.diffusion import unmask
-from quicksilver.diffusion.blocks import block_tail, open_block
-from quicksilver.diffusion.decoder import START, Canvas, Decision, Place, Tail, canvas_tail
+from quicksilver.diffusion.blocks import CanvasOrBlock
+from quicksilver.diffusion.decoder import Canvas, Decision, Tail
 from quicksilver.diffusion.sample import Proposal
 
 # A bound on the number of steps for a model that keeps changing its proposals.
@@ -31,18 +28,7 @@ MAX_EDIT_STEPS_PER_POSITION = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
-    params: DecoderParams
-    dialect: Dialect = AUTOREGRESSIVE
-
-    def open(self, max_tokens: int, place: Place = START) -> Canvas:
-        if self.dialect.has_blocks:
-            return open_block(self.dialect, max_tokens, place)
-        return Canvas.blank(min(self.params.canvas_len, max_tokens))
-
-    def tail(self, canvas: Canvas, tokens: Sequence[int] = ()) -> Tail:
-        return block_tail(canvas, self.dialect, tokens) if self.dialect.has_blocks else canvas_tail(canvas)
-
+class Edit(CanvasOrBlock):
     def decide(self, canvas: Canvas, proposal: Proposal) -> Decision:
         filled = unmask.confidence_threshold(proposal.confidence, canvas.is_masked, self.params.threshold)
         changed = filled | self._edits(canvas, proposal)

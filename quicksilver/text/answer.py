@@ -87,6 +87,11 @@ class TextDelta:
     # Seconds that the request waited in the engine for its first forward.
     queued_s: float = field(default=0.0, compare=False)
 
+    def add_to(self, usage: Usage) -> Usage:
+        """The usage of an answer with this text after it."""
+        cached = usage.cached_tokens if self.cached_tokens is None else self.cached_tokens
+        return replace(usage, cached_tokens=cached, completion_tokens=usage.completion_tokens + self.num_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class FrameSnapshot:

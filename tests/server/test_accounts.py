@@ -16,7 +16,7 @@ from quicksilver.accounts.records import Limits
 from quicksilver.accounts.service import Accounts
 from quicksilver.core import Delta
 from quicksilver.errors import EngineDied
-from quicksilver.server.generation import job, respond
+from quicksilver.server.generation import billing, respond
 from tests.server.asgi import Call
 from tests.server.conftest import HELLO, Served, chat, content_of, events
 from tests.support.bank import Bank
@@ -145,7 +145,7 @@ async def test_a_stream_is_checkpointed_after_every_chunk(bank: Bank, monkeypatc
         noted.clear()
 
     monkeypatch.setattr(bank.accounts, "checkpoint", watched)
-    monkeypatch.setattr(job, "CHECKPOINT_BACKOFF", 0)
+    monkeypatch.setattr(billing, "CHECKPOINT_BACKOFF", 0)
     pieces = [step for _ in range(5) for step in (Delta, until_noted)]
     bank.served.engine.script = lambda r: (
         [Delta(r.id, (97,)) if step is Delta else step for step in pieces] + [asyncio.Event().wait]
@@ -251,7 +251,7 @@ async def test_a_stream_too_long_to_record_is_generated_again(bank: Bank, monkey
 
 
 async def test_a_revoked_key_ends_its_open_stream(bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "KEY_CHECK_S", 0.0)
+    monkeypatch.setattr(billing, "KEY_CHECK_S", 0.0)
     key = await bank.key()
     revoked = asyncio.Event()
 

@@ -27,6 +27,7 @@ from quicksilver.core import (
     Usage,
 )
 from quicksilver.errors import ContextTooLong, InvalidRequest
+from quicksilver.server.generation.usage import metrics_field, usage_reply
 from quicksilver.server.http.fields import DecoderBody, PredictionBody, join_text
 from quicksilver.server.services import Services
 from quicksilver.text.answer import AnswerPiece, AnswerReader, Finished, ReadOptions
@@ -224,3 +225,30 @@ def read_decoder(body: DecoderBody | None, *, is_realtime: bool, info: EngineInf
     if given.get("canvas_len", 1) > info.max_canvas_len:
         raise InvalidRequest(f"decoder.canvas_len: at most {info.max_canvas_len} here", param="decoder.canvas_len")
     return replace(defaults, **given)
+
+
+class ReplyChunks:
+    """Makes the chunks of one stream in OpenAI's form; all have the same id, time, model and fingerprint."""
+
+    def __init__(self, kind: str, plan: ReplyPlan, fingerprint: str, *, has_usage: bool) -> None:
+        """`kind` is the value of `object`."""
+        self._head: dict[str, Any] = {
+            "id": plan.id,
+            "object": kind,
+            "created": plan.created,
+            "model": plan.model,
+            "system_fingerprint": fingerprint,
+        }
+        self._tail: dict[str, Any] = {"usage": None} if has_usage else {}
+        self._num_answers = plan.num_answers
+        # Fields of the first chunk alone.
+        self._first: dict[str, Any] = {"warning": plan.warning} if plan.warning else {}
+
+    def with_choice(self, index: int, text: Mapping[str, Any], finish: str | None) -> dict[str, Any]:
+        choice = {"index": index, **text, "finish_reason": finish, "logprobs": None}
+        first, self._first = self._first, {}
+        return {**self._head, "choices": [choice], **self._tail, **first}
+
+    def with_usage(self, finished: Sequence[Finished]) -> dict[str, Any]:
+        usage = usage_reply(finished, self._num_answers)
+        return {**self._head, "choices": [], "usage": usage, **metrics_field(finished)}

@@ -17,8 +17,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 from fastapi import Request
@@ -27,7 +26,8 @@ from starlette.responses import Response
 from quicksilver.accounts.records import Gauge, Idempotency, Order, SavedReply
 from quicksilver.errors import InvalidRequest, QuicksilverError
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.generation.job import Billing, Numbered, ReplyJob
+from quicksilver.server.generation.billing import Billing
+from quicksilver.server.generation.job import Job, ReplyJob
 from quicksilver.server.generation.plan import ReplyPlan
 from quicksilver.server.generation.usage import RunningUsage
 from quicksilver.server.http.access_log import record_of
@@ -111,6 +111,35 @@ class ReplyFormat(ABC):
         return data_event(chunk)
 
 
+class WrappedFormat(ReplyFormat):
+    """Writes a reply as another format does. Subclasses override what they change."""
+
+    @property
+    @abstractmethod
+    def form(self) -> ReplyFormat: ...
+
+    def whole(self, answers: Sequence[CollectedAnswer]) -> Mapping[str, Any]:
+        return self.form.whole(answers)
+
+    async def prepare(self, answers: Sequence[CollectedAnswer]) -> None:
+        await self.form.prepare(answers)
+
+    def begin(self) -> Iterable[Chunk]:
+        return self.form.begin()
+
+    async def receive(self, index: int, piece: AnswerPiece) -> None:
+        await self.form.receive(index, piece)
+
+    def chunks(self, index: int, piece: AnswerPiece) -> Iterable[Chunk]:
+        return self.form.chunks(index, piece)
+
+    def end(self, finished: Sequence[Finished]) -> Iterable[Chunk]:
+        return self.form.end(finished)
+
+    async def save(self) -> None:
+        await self.form.save()
+
+
 class Recording:
     """The bytes of a stream, kept for an equal request with the same Idempotency-Key."""
 
@@ -126,44 +155,6 @@ class Recording:
     def reply(self) -> SavedReply | None:
         """None if the stream is too long to be kept."""
         return SavedReply(200, b"".join(self._chunks)) if self._num_bytes <= MAX_RECORDED_BYTES else None
-
-
-class Job(Protocol):
-    """A reply that is being generated: a ReplyJob, or one that chooses between several."""
-
-    @property
-    def plan(self) -> ReplyPlan:
-        """Fixed once `start` has returned."""
-
-    @property
-    def billing(self) -> Billing | None: ...
-
-    @property
-    def finished(self) -> Sequence[Finished]: ...
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Headers of the reply, besides those of the rate limits."""
-
-    async def start(self) -> None: ...
-
-    async def next_piece(self) -> Numbered | None: ...
-
-    async def collect(self) -> list[CollectedAnswer]: ...
-
-    def add_delivered(self, num_tokens: int) -> None: ...
-
-    async def settle(self, reply: SavedReply | None = None) -> None: ...
-
-    def fail(self, error: BaseException) -> None: ...
-
-    async def aclose(self) -> None: ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 async def respond(

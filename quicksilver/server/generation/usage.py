@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -126,16 +125,12 @@ class RunningUsage:
         self._answers = [Finished(usage=Usage(prompt_tokens=count)) for count in num_prompt_tokens]
         self._num_answers = num_answers
 
-    def observe(self, index: int, piece: AnswerPiece) -> None:
+    def observe(self, index: int, piece: AnswerPiece) -> UsageReply:
+        """The counts with this piece."""
         if isinstance(piece, Finished):
             self._answers[index] = piece
         elif isinstance(piece, TextDelta):
-            usage = self._answers[index].usage
-            cached = usage.cached_tokens if piece.cached_tokens is None else piece.cached_tokens
-            usage = replace(usage, cached_tokens=cached, completion_tokens=usage.completion_tokens + piece.num_tokens)
-            self._answers[index] = Finished(usage=usage)
-
-    def reply(self) -> UsageReply:
+            self._answers[index] = Finished(usage=piece.add_to(self._answers[index].usage))
         return usage_reply(self._answers, self._num_answers)
 
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
 
 from quicksilver.accounts.records import SavedReply
 from quicksilver.core import Usage
@@ -27,30 +25,29 @@ from quicksilver.errors import (
     QuicksilverError,
     TooManyInFlight,
 )
-from quicksilver.server.generation.job import Billing, Numbered
+from quicksilver.server.generation.billing import Billing
+from quicksilver.server.generation.job import Job, Numbered
 from quicksilver.server.generation.plan import ReplyPlan
 from quicksilver.server.hybrid.gate import find_doubt
 from quicksilver.server.hybrid.legs import Leg, LegOpener, LegOutcome, LegReport
 from quicksilver.server.hybrid.policy import GateSettings
 from quicksilver.server.hybrid.rules import CallRoute
-from quicksilver.text.answer import CollectedAnswer, Finished
+from quicksilver.text.answer import Finished
 
 # Refusals of the ledger that hold for every leg.
 FINAL_REFUSALS = (AuthenticationFailed, Conflict, IdempotencyMismatch, LedgerUnavailable, TooManyInFlight)
 EMPTY_PLAN = ReplyPlan("", "", 0, ())
 
 
-class HybridJob:
+class HybridJob(Job):
     def __init__(self, opener: LegOpener, route: CallRoute, *, is_streamed: bool) -> None:
-        self.billing = opener.billing()
+        super().__init__(opener.billing(), is_streamed=is_streamed)
         self.reports = [LegReport(name, LegOutcome.SKIPPED, reason) for name, reason in route.skipped.items()]
         # The leg that delivers the reply; set once `start` has returned.
         self.leg: Leg | None = None
         self._opener = opener
         self._route = route
         self._is_streamed = is_streamed
-        self._num_delivered = 0 if is_streamed else None
-        self._error: BaseException | None = None
         # The leg whose row is open, and what the row is charged if the leg is over; None: nothing.
         self._row: Leg | None = None
         self._owed: Usage | None = None
@@ -71,16 +68,8 @@ class HybridJob:
         parts = [f"rule={self._route.rule}", *(f"{report.name}={report.outcome}" for report in self.reports)]
         return {"x-quicksilver-route": "; ".join(parts)}
 
-    async def start(self) -> None:
+    async def _begin(self) -> None:
         """Returns when the first piece of the reply is there. Raises the error of the last target if none answered."""
-        try:
-            await self._choose()
-        except BaseException as error:
-            self.fail(error)
-            await self.aclose()
-            raise
-
-    async def _choose(self) -> None:
         best: Leg | None = None
         failure: QuicksilverError | None = None
         for name in self._route.targets:
@@ -152,13 +141,6 @@ class HybridJob:
     async def next_piece(self) -> Numbered | None:
         return await self.leg.next_piece() if self.leg else None
 
-    async def collect(self) -> list[CollectedAnswer]:
-        answers = [CollectedAnswer() for _ in self.plan.answers]
-        while (numbered := await self.next_piece()) is not None:
-            index, piece = numbered
-            answers[index].add(piece)
-        return answers
-
     def usage(self) -> Usage:
         return self.leg.job.usage() if self.leg else Usage()
 
@@ -183,9 +165,6 @@ class HybridJob:
         else:
             await self.billing.release(reply)
 
-    def fail(self, error: BaseException) -> None:
-        self._error = self._error or error
-
     async def aclose(self) -> None:
         if not self._is_counted:
             self._is_counted = True
@@ -203,16 +182,6 @@ class HybridJob:
                 await self.billing.settle(self._owed, None)
             else:
                 await self.billing.release()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            self.fail(error)
-        await self.aclose()
 
 
 def _is_final(error: QuicksilverError, *, has_answer: bool) -> bool:

@@ -23,7 +23,8 @@ from quicksilver.server.endpoints.chat.wire import ChatBody
 from quicksilver.server.endpoints.decisions.calibration import calibration_of
 from quicksilver.server.endpoints.decisions.plan import plan_decisions
 from quicksilver.server.endpoints.decisions.wire import DecisionBody, PredicateQuestion
-from quicksilver.server.generation.job import Billing, Numbered, ReplyJob
+from quicksilver.server.generation.billing import Billing
+from quicksilver.server.generation.job import Numbered, ReplyJob
 from quicksilver.server.generation.plan import AnswerRequest, ReplyPlan
 from quicksilver.server.generation.respond import idempotency_of
 from quicksilver.server.generation.usage import LegReply

@@ -9,7 +9,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from quicksilver.server.endpoints.chat.wire import ChatBody
-from quicksilver.server.generation.respond import Chunk, ReplyFormat, respond_with
+from quicksilver.server.generation.respond import Chunk, ReplyFormat, WrappedFormat, respond_with
 from quicksilver.server.http.access_log import record_of
 from quicksilver.server.http.auth import caller_of
 from quicksilver.server.hybrid.job import HybridJob
@@ -18,7 +18,7 @@ from quicksilver.server.hybrid.policy import Profile
 from quicksilver.server.hybrid.rules import choose_route, facts_of
 from quicksilver.server.hybrid.state import Hybrid
 from quicksilver.server.services import Services
-from quicksilver.text.answer import AnswerPiece, CollectedAnswer, Finished
+from quicksilver.text.answer import CollectedAnswer, Finished
 
 
 async def respond_auto(
@@ -34,37 +34,22 @@ async def respond_auto(
         record_of(request).reply_id = job.plan.id
 
 
-class HybridFormat(ReplyFormat):
+class HybridFormat(WrappedFormat):
     """The format of the leg that delivers the reply, with `usage.quicksilver.legs`."""
 
     def __init__(self, job: HybridJob) -> None:
         self._job = job
 
     @property
-    def _form(self) -> ReplyFormat:
+    def form(self) -> ReplyFormat:
         assert self._job.leg is not None
         return self._job.leg.form
 
     def whole(self, answers: Sequence[CollectedAnswer]) -> Mapping[str, Any]:
-        return self._with_legs(self._form.whole(answers))
-
-    async def prepare(self, answers: Sequence[CollectedAnswer]) -> None:
-        await self._form.prepare(answers)
-
-    async def receive(self, index: int, piece: AnswerPiece) -> None:
-        await self._form.receive(index, piece)
-
-    def begin(self) -> Iterable[Chunk]:
-        return self._form.begin()
-
-    def chunks(self, index: int, piece: AnswerPiece) -> Iterable[Chunk]:
-        return self._form.chunks(index, piece)
+        return self._with_legs(super().whole(answers))
 
     def end(self, finished: Sequence[Finished]) -> Iterable[Chunk]:
-        return [self._with_legs(chunk) for chunk in self._form.end(finished)]
-
-    async def save(self) -> None:
-        await self._form.save()
+        return [self._with_legs(chunk) for chunk in super().end(finished)]
 
     def _with_legs(self, reply: Chunk) -> Chunk:
         usage = reply.get("usage")

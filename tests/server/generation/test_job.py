@@ -11,8 +11,9 @@ from quicksilver.accounts.identity import Identity
 from quicksilver.accounts.records import Order
 from quicksilver.core import DecodeParams, Delta, Request, Usage
 from quicksilver.errors import EngineUnavailable, LedgerUnavailable
-from quicksilver.server.generation import job as job_module
-from quicksilver.server.generation.job import Billing, ReplyJob, merge_streams
+from quicksilver.server.generation import billing as billing_module
+from quicksilver.server.generation.billing import Billing
+from quicksilver.server.generation.job import ReplyJob, merge_streams
 from quicksilver.server.generation.plan import AnswerRequest, plan_reply
 from tests.server.conftest import HELLO, Served
 
@@ -148,7 +149,7 @@ def make_billing(accounts: OutageAccounts) -> Billing:
 
 
 async def test_a_stream_continues_while_the_ledger_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_module, "KEY_CHECK_S", 0.0)
+    monkeypatch.setattr(billing_module, "KEY_CHECK_S", 0.0)
     accounts = OutageAccounts()
     billing = make_billing(accounts)
     for num_tokens in range(1, 6):
@@ -160,8 +161,8 @@ async def test_a_stream_continues_while_the_ledger_cannot_be_written(monkeypatch
 
 
 async def test_a_stream_ends_with_the_error_of_a_long_outage(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_module, "KEY_CHECK_S", 0.0)
-    monkeypatch.setattr(job_module, "OUTAGE_S", -1.0)
+    monkeypatch.setattr(billing_module, "KEY_CHECK_S", 0.0)
+    monkeypatch.setattr(billing_module, "OUTAGE_S", -1.0)
     billing = make_billing(OutageAccounts())
     await checkpointed(billing, 1)
     with pytest.raises(LedgerUnavailable):
@@ -178,7 +179,7 @@ async def test_a_complete_stream_waits_for_the_end_of_an_outage() -> None:
 
 
 async def test_the_wait_for_the_ledger_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_module, "OUTAGE_S", 0.0)
+    monkeypatch.setattr(billing_module, "OUTAGE_S", 0.0)
     accounts = OutageAccounts()
     await asyncio.wait_for(make_billing(accounts).wait_until_writable(), 30)
     assert not accounts.is_writable

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from quicksilver.core import FinishReason, TokenLogprob
 from quicksilver.server.endpoints.chat.frames import FrameFormat
@@ -28,7 +28,7 @@ from quicksilver.server.endpoints.chat.wire import (
     ToolCallReply,
     TopLogprob,
 )
-from quicksilver.server.generation.plan import ReplyPlan, with_ignored
+from quicksilver.server.generation.plan import ReplyChunks, ReplyPlan, with_ignored
 from quicksilver.server.generation.prompt_scores import prompt_logprobs_reply
 from quicksilver.server.generation.respond import ReplyFormat, StreamableBody, running_usage, wants_usage
 from quicksilver.server.generation.usage import metrics_field, usage_reply
@@ -97,7 +97,7 @@ class ChatReplyFormat(ReplyFormat):
         self.chat_chunks = ChatChunks(plan, self.fingerprint, has_usage=self.has_usage)
 
     def end(self, finished: Sequence[Finished]) -> Iterable[ChatChunk]:
-        return (self.chat_chunks.usage(finished),) if self.has_usage else ()
+        return (cast(ChatChunk, self.chat_chunks.with_usage(finished)),) if self.has_usage else ()
 
     def completion(
         self, answers: Sequence[CollectedAnswer], finished: Sequence[Finished], logprobs: LogprobFormat | None = None
@@ -153,8 +153,7 @@ class ChatFormat(ChatReplyFormat):
         chunks = self._streams[index].chunks(piece)
         if self._running is None:
             return chunks
-        self._running.observe(index, piece)
-        usage = self._running.reply()
+        usage = self._running.observe(index, piece)
         return [{**chunk, "usage": usage} for chunk in chunks]
 
 
@@ -192,36 +191,18 @@ def message(answer: CollectedAnswer) -> MessageReply:
     return reply
 
 
-class ChatChunks:
-    """Makes the chunks of one streamed reply; all have the same id, time, model and fingerprint."""
-
+class ChatChunks(ReplyChunks):
     def __init__(self, plan: ReplyPlan, fingerprint: str, *, has_usage: bool) -> None:
-        self._head: dict[str, Any] = {
-            "id": plan.id,
-            "object": "chat.completion.chunk",
-            "created": plan.created,
-            "model": plan.model,
-            "system_fingerprint": fingerprint,
-        }
-        self._tail: dict[str, Any] = {"usage": None} if has_usage else {}
-        self._num_answers = plan.num_answers
-        # Fields of the first chunk alone.
-        self._first: dict[str, Any] = {"warning": plan.warning} if plan.warning else {}
+        super().__init__("chat.completion.chunk", plan, fingerprint, has_usage=has_usage)
 
     def chunk(self, index: int, delta: dict[str, Any], finish: FinishReply | None = None) -> ChatChunk:
-        choices = [{"index": index, "delta": delta, "finish_reason": finish, "logprobs": None}]
-        first, self._first = self._first, {}
-        return {**self._head, "choices": choices, **self._tail, **first}  # type: ignore[typeddict-item]
+        return cast(ChatChunk, self.with_choice(index, {"delta": delta}, finish))
 
     def opening(self, index: int) -> ChatChunk:
         """Mercury repeats the role on every chunk; here it comes once, since clients append repeated strings."""
         chunk = self.chunk(index, {"role": "assistant", "content": ""})
         chunk["reasoning_summary"] = None
         return chunk
-
-    def usage(self, finished: Sequence[Finished]) -> ChatChunk:
-        usage = usage_reply(finished, self._num_answers)
-        return {**self._head, "choices": [], "usage": usage, **metrics_field(finished)}  # type: ignore[typeddict-item]
 
 
 class CallDeltas:

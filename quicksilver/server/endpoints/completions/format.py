@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import fsum
-from typing import Any
+from typing import cast
 
 from quicksilver.core import FinishReason, TokenLogprob
 from quicksilver.server.endpoints.completions.wire import (
@@ -17,7 +17,7 @@ from quicksilver.server.endpoints.completions.wire import (
     TextCompletion,
     TextLogprobs,
 )
-from quicksilver.server.generation.plan import ReplyPlan, with_ignored
+from quicksilver.server.generation.plan import ReplyChunks, ReplyPlan, with_ignored
 from quicksilver.server.generation.prompt_scores import prompt_logprobs_reply
 from quicksilver.server.generation.respond import ReplyFormat, running_usage, wants_usage
 from quicksilver.server.generation.usage import metrics_field, usage_reply
@@ -131,12 +131,11 @@ class CompletionFormat(ReplyFormat):
         chunks = self._streams[index].chunks(piece)
         if self._running is None:
             return chunks
-        self._running.observe(index, piece)
-        usage = self._running.reply()
+        usage = self._running.observe(index, piece)
         return [{**chunk, "usage": usage} for chunk in chunks]
 
     def end(self, finished: Sequence[Finished]) -> Iterable[TextChunk]:
-        return (self._chunks.usage(finished),) if self._has_usage else ()
+        return (cast(TextChunk, self._chunks.with_usage(finished)),) if self._has_usage else ()
 
 
 def read_detail(body: FimBody | CompletionBody, services: Services) -> Detail:
@@ -173,30 +172,12 @@ def _choice(index: int, prefix: str, answer: CollectedAnswer, detail: Detail, fi
     return choice
 
 
-class TextChunks:
-    """Makes the chunks of one streamed reply; all have the same id, time, model and fingerprint."""
-
+class TextChunks(ReplyChunks):
     def __init__(self, plan: ReplyPlan, fingerprint: str, *, has_usage: bool) -> None:
-        self._head: dict[str, Any] = {
-            "id": plan.id,
-            "object": "text_completion",
-            "created": plan.created,
-            "model": plan.model,
-            "system_fingerprint": fingerprint,
-        }
-        self._tail: dict[str, Any] = {"usage": None} if has_usage else {}
-        self._num_answers = plan.num_answers
-        # Fields of the first chunk alone.
-        self._first: dict[str, Any] = {"warning": plan.warning} if plan.warning else {}
+        super().__init__("text_completion", plan, fingerprint, has_usage=has_usage)
 
     def chunk(self, index: int, text: str, finish: FinishReply | None = None) -> TextChunk:
-        choices = [{"index": index, "text": text, "finish_reason": finish, "logprobs": None}]
-        first, self._first = self._first, {}
-        return {**self._head, "choices": choices, **self._tail, **first}  # type: ignore[typeddict-item]
-
-    def usage(self, finished: Sequence[Finished]) -> TextChunk:
-        usage = usage_reply(finished, self._num_answers)
-        return {**self._head, "choices": [], "usage": usage, **metrics_field(finished)}  # type: ignore[typeddict-item]
+        return cast(TextChunk, self.with_choice(index, {"text": text}, finish))
 
 
 class TextStream:

@@ -15,11 +15,11 @@ from quicksilver.core import FinishReason
 from quicksilver.editing.prompts import EditRequest, rewritten_region
 from quicksilver.errors import QuicksilverError
 from quicksilver.server.generation.plan import ReplyPlan
-from quicksilver.server.generation.respond import Chunk, ReplyFormat
+from quicksilver.server.generation.respond import Chunk, ReplyFormat, WrappedFormat
 from quicksilver.server.http.auth import caller_of
 from quicksilver.server.services import services_of
 from quicksilver.server.storage import Storage, write_json
-from quicksilver.text.answer import AnswerPiece, CollectedAnswer, Finished
+from quicksilver.text.answer import AnswerPiece, CollectedAnswer
 from quicksilver.tuning.feedback import CAPTURE
 
 # An answer -> the line of a KTO job, without its label.
@@ -51,7 +51,7 @@ async def _captured(request: Request, form: ReplyFormat, plan: ReplyPlan, kind: 
     return CapturedFormat(form, services.storage, owner, plan.id, make_row)
 
 
-class CapturedFormat(ReplyFormat):
+class CapturedFormat(WrappedFormat):
     """Writes a reply as another format does, and stores its answer. An answer that was cut off is not stored."""
 
     def __init__(self, form: ReplyFormat, storage: Storage, owner: str, reply_id: str, make_row: MakeRow) -> None:
@@ -60,28 +60,20 @@ class CapturedFormat(ReplyFormat):
         self._answer = CollectedAnswer()
         self.last_bytes, self.stream_type, self.keep_alive = form.last_bytes, form.stream_type, form.keep_alive
 
+    @property
+    def form(self) -> ReplyFormat:
+        return self._form
+
     def whole(self, answers: Sequence[CollectedAnswer]) -> Mapping[str, Any]:
         self._answer = answers[0]
-        return self._form.whole(answers)
-
-    async def prepare(self, answers: Sequence[CollectedAnswer]) -> None:
-        await self._form.prepare(answers)
-
-    async def receive(self, index: int, piece: AnswerPiece) -> None:
-        await self._form.receive(index, piece)
-
-    def begin(self) -> Iterable[Chunk]:
-        return self._form.begin()
+        return super().whole(answers)
 
     def chunks(self, index: int, piece: AnswerPiece) -> Iterable[Chunk]:
         self._answer.add(piece)
-        return self._form.chunks(index, piece)
-
-    def end(self, finished: Sequence[Finished]) -> Iterable[Chunk]:
-        return self._form.end(finished)
+        return super().chunks(index, piece)
 
     async def save(self) -> None:
-        await self._form.save()
+        await super().save()
         if self._answer.finished.reason is not FinishReason.LENGTH and self._answer.content:
             row = self._make_row(self._answer.content)
             await self._storage.put(self._owner, StoredObject(CAPTURE, self._reply_id, write_json(row)))
