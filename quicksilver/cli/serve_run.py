@@ -20,7 +20,7 @@ from quicksilver.cli.console import errors, loading
 from quicksilver.cli.serve_adapters import check_adapters
 from quicksilver.cli.serve_settings import ModelSettings, ServeSettings
 from quicksilver.cli.serve_tracing import open_tracing
-from quicksilver.constrain.compile.pool import CompilePool, PoolConfig
+from quicksilver.constrain.compile.pool import CompilePool
 from quicksilver.core import EngineClient, EngineInfo
 from quicksilver.dialect import ADAPTER_DECODERS
 from quicksilver.errors import QuicksilverError
@@ -64,7 +64,7 @@ async def open_services(
     stack: AsyncExitStack, settings: ServeSettings, engines: Mapping[str, EngineClient]
 ) -> Services:
     """The Services of the default model, around the given engines. `stack` closes what is opened here."""
-    compile_pool = await stack.enter_async_context(_compile_pool(settings.compile_pool))
+    compile_pool = await stack.enter_async_context(CompilePool(settings.compile_pool))
     accounts: Accounts | None = None
     if settings.accounts:
         accounts = await stack.enter_async_context(open_accounts(*settings.accounts, settings.admin_key_file))
@@ -104,7 +104,7 @@ async def _served_model(
     template = ChatTemplate.for_tokenizer(tokenizer, settings.system_prompt)
     # One process per model where there are several, since each holds a tokenizer.
     config = EncoderConfig(num_processes=2 if len(settings.with_workers) == 1 else 1)
-    encoders = await stack.enter_async_context(_encoders(tokenizer, template, config))
+    encoders = await stack.enter_async_context(EncoderPool(tokenizer, template, config))
     return ServedModel(model.card, engine, tokenizer, template, encoders, model.parent)
 
 
@@ -163,26 +163,6 @@ def trainer_settings(settings: ServeSettings) -> TrainerSettings:
         stored_bytes=settings.server.stored_bytes,
         stored_days=settings.server.stored_days,
     )
-
-
-@asynccontextmanager
-async def _compile_pool(config: PoolConfig) -> AsyncIterator[CompilePool]:
-    pool = CompilePool(config)
-    await pool.start()
-    try:
-        yield pool
-    finally:
-        await pool.stop()
-
-
-@asynccontextmanager
-async def _encoders(tokenizer: Tokenizer, template: ChatTemplate, config: EncoderConfig) -> AsyncIterator[EncoderPool]:
-    pool = EncoderPool(tokenizer, template, config)
-    await pool.start()
-    try:
-        yield pool
-    finally:
-        await pool.stop()
 
 
 @asynccontextmanager

@@ -8,24 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import Counter
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from logging import getLogger
-from typing import Any
 
-from quicksilver.constrain.compile.fair_queue import FairQueue
 from quicksilver.constrain.compile.outcome_cache import OutcomeCache
-from quicksilver.constrain.compile.process import CompileProcess, ProcessLost
+from quicksilver.constrain.compile.process import CompileProcess
+from quicksilver.constrain.compile.process_pool import PoolRefusal, ProcessPool
 from quicksilver.constrain.compile.worker import Outcome
 from quicksilver.constrain.source import GrammarSource, encode
 from quicksilver.core import ConstraintSpec, setting
 from quicksilver.errors import CompilerUnavailable, InvalidGrammar
 
 logger = getLogger(__name__)
-
-# Failed starts before `CompilePool.start` gives up. Later restarts are unlimited.
-START_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +38,16 @@ class PoolConfig:
     max_waiting_tenant: int = setting(64, "Grammars of one tenant that wait or are compiled.")
 
 
-class CompilePool:
+class CompilePool(ProcessPool[CompileProcess]):
     """A fixed number of compile processes, shared fairly between tenants."""
 
     def __init__(self, config: PoolConfig | None = None) -> None:
-        self.config = config or PoolConfig()
-        # Processes that were killed because they exceeded a limit, stalled or died.
-        self.num_replaced = 0
-        self._cache = OutcomeCache(self.config.tenant_cache_bytes, self.config.cache_bytes)
-        self._idle: FairQueue[CompileProcess] = FairQueue()
-        self._processes: list[CompileProcess] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting: Counter[str] = Counter()
-        self._is_open = False
+        self.config = config = config or PoolConfig()
+        processes = [
+            CompileProcess(config.limit_s, config.memory_bytes, config.stall_s) for _ in range(config.num_processes)
+        ]
+        super().__init__(processes, config.deadline_s, config.max_waiting, config.max_waiting_tenant)
+        self._cache = OutcomeCache(config.tenant_cache_bytes, config.cache_bytes)
 
     @property
     def is_ready(self) -> bool:
@@ -67,96 +58,35 @@ class CompilePool:
     def num_ready(self) -> int:
         return sum(process.is_ready for process in self._processes)
 
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes if process.pid is not None]
+    def _refusal(self, reason: PoolRefusal, detail: str = "") -> CompilerUnavailable:
+        if reason is PoolRefusal.CLOSED:
+            return CompilerUnavailable(f"grammars cannot be compiled: {detail or 'the pool is not running'}")
+        if reason is PoolRefusal.FULL:
+            return CompilerUnavailable("too many grammars wait to be compiled; try again", retry_after_s=2.0)
+        return CompilerUnavailable("no process compiled the grammar in time; try again", retry_after_s=2.0)
 
     async def start(self) -> None:
-        """Returns when all processes are ready; raises CompilerUnavailable if they cannot be started."""
-        config = self.config
-        self._processes = [
-            CompileProcess(config.limit_s, config.memory_bytes, config.stall_s) for _ in range(config.num_processes)
-        ]
-        try:
-            await asyncio.gather(*(process.restart(START_ATTEMPTS) for process in self._processes))
-        except (ProcessLost, OSError) as error:
-            await self.stop()
-            raise CompilerUnavailable(f"grammars cannot be compiled: {error}") from error
-        self._is_open = True
-        for process in self._processes:
-            self._idle.give(process)
+        await super().start()
         self._run(self._watch())
-
-    async def stop(self) -> None:
-        """Kills all processes. Afterwards `compile` raises CompilerUnavailable."""
-        self._is_open = False
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(process.kill() for process in self._processes))
-        self._idle = FairQueue()
 
     async def compile(self, source: GrammarSource, tenant: str = "") -> ConstraintSpec:
         """The constraint for `source`. Raises InvalidGrammar if the source is refused, CompilerUnavailable if the queue
         is full or no process answered before the deadline."""
         data = encode(source)
         digest = hashlib.sha256(data).digest()
-        outcome = self._cache.get(tenant, digest) or await self._enqueue(data, digest, tenant)
+        outcome = self._cache.get(tenant, digest) or await self._compile(data, digest, tenant)
         if outcome.error:
             raise InvalidGrammar(outcome.error)
         return ConstraintSpec(outcome.grammar, outcome.needs_validation)
 
-    async def _enqueue(self, data: bytes, digest: bytes, tenant: str) -> Outcome:
-        if not self._is_open:
-            raise CompilerUnavailable("grammars cannot be compiled: the pool is not running")
-        if self._waiting[tenant] >= self.config.max_waiting_tenant or self._waiting.total() >= self.config.max_waiting:
-            raise CompilerUnavailable("too many grammars wait to be compiled; try again", retry_after_s=2.0)
-        self._waiting[tenant] += 1
-        try:
-            async with asyncio.timeout(self.config.deadline_s):
-                return await self._lookup_or_compile(data, digest, tenant)
-        except (TimeoutError, ProcessLost) as error:
-            raise CompilerUnavailable(
-                "no process compiled the grammar in time; try again", retry_after_s=2.0
-            ) from error
-        finally:
-            self._waiting[tenant] -= 1
-            if not self._waiting[tenant]:
-                del self._waiting[tenant]
-
-    async def _lookup_or_compile(self, data: bytes, digest: bytes, tenant: str) -> Outcome:
-        process = await self._idle.take(tenant)
-        try:
+    async def _compile(self, data: bytes, digest: bytes, tenant: str) -> Outcome:
+        async with self._turn(tenant) as process:
             # Another request may have compiled the same source while this one waited.
             outcome = self._cache.get(tenant, digest)
             if outcome is None:
-                outcome = await self._compile(process, data)
+                outcome = await self._retry(process, lambda: process.compile(data))
                 self._cache.put(tenant, digest, outcome)
             return outcome
-        finally:
-            self._give_back(process)
-
-    async def _compile(self, process: CompileProcess, data: bytes) -> Outcome:
-        """Compiles in `process`; once more in a fresh one if the first was killed or stopped."""
-        try:
-            return await process.compile(data)
-        except ProcessLost:
-            self.num_replaced += 1
-            await process.restart()
-            return await process.compile(data)
-
-    def _give_back(self, process: CompileProcess) -> None:
-        """Makes an idle process available; restarts one that owes a reply or is dead."""
-        if process.is_idle:
-            self._idle.give(process)
-        elif self._is_open:
-            self.num_replaced += 1
-            self._run(self._restart(process))
-
-    async def _restart(self, process: CompileProcess) -> None:
-        await process.restart()
-        self._idle.give(process)
 
     async def _watch(self) -> None:
         """Sends heartbeats to idle processes and replaces those that do not answer."""
@@ -171,8 +101,3 @@ class CompilePool:
             logger.exception("heartbeat of a compile process failed")
         finally:
             self._give_back(process)
-
-    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

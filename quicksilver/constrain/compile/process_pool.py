@@ -1,16 +1,28 @@
-"""Lends a few shared objects to waiting tenants in round-robin order, so that many requests of one tenant delay only
-that tenant.
+"""ProcessPool: a fixed number of child processes, lent to tenants in round-robin order.
 
-For one event loop; not safe between threads.
+Many requests of one tenant delay only that tenant. A process that was killed or stopped is replaced. For one event
+loop; not safe between threads.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
-from typing import Generic, TypeVar
+from abc import ABC, abstractmethod
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from enum import Enum, auto
+from typing import Any, Generic, Self, TypeVar
+
+from quicksilver.constrain.compile.process import LimitedProcess, ProcessLost
+from quicksilver.errors import QuicksilverError
+
+# Failed starts before `ProcessPool.start` gives up. Later restarts are unlimited.
+START_ATTEMPTS = 3
 
 Item = TypeVar("Item")
+OneProcess = TypeVar("OneProcess", bound=LimitedProcess)
+Result = TypeVar("Result")
 
 
 class FairQueue(Generic[Item]):
@@ -53,3 +65,119 @@ class FairQueue(Generic[Item]):
                 turn.set_result(item)
                 return
         self._free.append(item)
+
+
+class PoolRefusal(Enum):
+    """Why a request gets no process: the pool is not running, its queue is full, or the deadline has passed."""
+
+    CLOSED = auto()
+    FULL = auto()
+    LATE = auto()
+
+
+class ProcessPool(ABC, Generic[OneProcess]):
+    """`start`, then requests, then `stop`; all on one event loop."""
+
+    def __init__(
+        self, processes: Sequence[OneProcess], deadline_s: float, max_waiting: int, max_waiting_tenant: int
+    ) -> None:
+        """`deadline_s` is for one request, including the wait for a process. The other two bound the sizes of the requests
+        of all tenants, and of one tenant, that wait or are in work (`_turn`)."""
+        # Processes that were replaced because they exceeded a limit, stalled or died.
+        self.num_replaced = 0
+        self._processes = processes
+        self._deadline_s, self._max_waiting, self._max_waiting_tenant = deadline_s, max_waiting, max_waiting_tenant
+        self._idle: FairQueue[OneProcess] = FairQueue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting: Counter[str] = Counter()
+        self._is_open = False
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes if process.pid is not None]
+
+    @abstractmethod
+    def _refusal(self, reason: PoolRefusal, detail: str = "") -> QuicksilverError:
+        """The error for a request without a process. `detail` says why the processes cannot be started."""
+
+    async def start(self) -> None:
+        """Returns when all processes are ready; raises a refusal if they cannot be started."""
+        try:
+            await asyncio.gather(*(process.restart(START_ATTEMPTS) for process in self._processes))
+        except (ProcessLost, OSError) as error:
+            await self.stop()
+            raise self._refusal(PoolRefusal.CLOSED, str(error)) from error
+        self._is_open = True
+        for process in self._processes:
+            self._idle.give(process)
+
+    async def stop(self) -> None:
+        """Kills all processes. Afterwards every request is refused."""
+        self._is_open = False
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(process.kill() for process in self._processes))
+        self._idle = FairQueue()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    @asynccontextmanager
+    async def _turn(self, tenant: str, size: int = 1) -> AsyncIterator[OneProcess]:
+        """A process for one request of this size, within the deadline."""
+        if not self._is_open:
+            raise self._refusal(PoolRefusal.CLOSED)
+        if not self._has_room(tenant, size):
+            raise self._refusal(PoolRefusal.FULL)
+        self._waiting[tenant] += size
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                process = await self._idle.take(tenant)
+                try:
+                    yield process
+                finally:
+                    self._give_back(process)
+        except (TimeoutError, ProcessLost) as error:
+            raise self._refusal(PoolRefusal.LATE) from error
+        finally:
+            self._waiting[tenant] -= size
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
+
+    def _has_room(self, tenant: str, size: int) -> bool:
+        """Whether a request may wait. One request of a tenant without others may have any size."""
+        own = self._waiting[tenant]
+        fits = not own or own + size <= self._max_waiting_tenant
+        return fits and self._waiting.total() + size <= self._max_waiting
+
+    async def _retry(self, process: OneProcess, work: Callable[[], Awaitable[Result]]) -> Result:
+        """The result of `work`; once more in a fresh process if the first was killed or stopped."""
+        try:
+            return await work()
+        except ProcessLost:
+            self.num_replaced += 1
+            await process.restart()
+            return await work()
+
+    def _give_back(self, process: OneProcess) -> None:
+        """Makes an idle process available; restarts one that owes a reply or is dead."""
+        if process.is_idle:
+            self._idle.give(process)
+        elif self._is_open:
+            self.num_replaced += 1
+            self._run(self._restart(process))
+
+    async def _restart(self, process: OneProcess) -> None:
+        await process.restart()
+        self._idle.give(process)
+
+    def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

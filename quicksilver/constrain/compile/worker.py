@@ -8,14 +8,12 @@ one source, and refuses allocations that add more than MEMORY_BYTES to the addre
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from typing import BinaryIO
 
 import msgspec
 
-from quicksilver.constrain.compile.frames import HEADER, limit_memory, write_frame
+from quicksilver.constrain.compile.frames import limit_memory, lower_priority, serve_frames
 from quicksilver.constrain.compile.response_format import compile_response_format
 from quicksilver.constrain.compile.tools import compile_tools
 from quicksilver.constrain.source import GrammarSource, ToolCallFormat, decode
@@ -49,20 +47,10 @@ def outcome_of(data: bytes) -> Outcome:
 
 
 def serve(requests: BinaryIO, outcomes: BinaryIO, limit_s: float = 0.0) -> None:
-    """Runs until stdin closes. The first frame is empty: the process is ready. A `limit_s` of 0 means no limit."""
-    write_frame(outcomes, b"")
-    while header := requests.read(HEADER.size):
-        data = requests.read(*HEADER.unpack(header))
-        signal.setitimer(signal.ITIMER_PROF, limit_s)
-        reply = msgspec.json.encode(outcome_of(data)) if data else b""
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        write_frame(outcomes, reply)
+    serve_frames(requests, outcomes, limit_s, lambda data: msgspec.json.encode(outcome_of(data)))
 
 
 if __name__ == "__main__":
-    os.nice(5)
-    # Ctrl-C reaches the whole process group; the pool ends this process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    lower_priority()
     limit_memory(int(sys.argv[1]))
     serve(sys.stdin.buffer, sys.stdout.buffer, float(sys.argv[2]))

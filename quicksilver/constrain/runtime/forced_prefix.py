@@ -13,8 +13,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from quicksilver.constrain.runtime.canvas_masks import sweep
-from quicksilver.constrain.runtime.min_tokens import MinTokens
+from quicksilver.constrain.runtime.min_tokens import BeginningConstraint, MinTokens
 from quicksilver.core import ConstraintSpec, TokenConstraint
 from quicksilver.errors import InvalidGrammar, RowFailed
 from quicksilver.text.tokenizer import Tokenizer
@@ -70,18 +69,12 @@ class ForcedPrefixes:
         return [self._texts[i] for i in ids], np.array(ids, dtype=np.int64)
 
 
-class ForcedPrefix:
-    """A `core.TokenConstraint`."""
-
-    group = None
+class ForcedPrefix(BeginningConstraint):
+    """The answer begins with `text_left`; the model chooses its tokenisation."""
 
     def __init__(self, prefixes: ForcedPrefixes, text_left: bytes) -> None:
         self._prefixes = prefixes
         self._rest = text_left
-
-    def forced(self, ahead: Sequence[int] = ()) -> list[int]:
-        """Always empty: the model chooses the tokenisation."""
-        return []
 
     def write_masks(self, ahead: Sequence[int], out: memoryview) -> int:
         rows = np.asarray(out).reshape(-1, self._prefixes.num_words)
@@ -104,25 +97,12 @@ class ForcedPrefix:
             text_left = rest
         return len(tokens)
 
-    def sweep(self, canvas: Sequence[int | None]) -> list[int | None]:
-        return sweep(self, canvas)
-
     def advance(self, tokens: Sequence[int]) -> None:
         for token_id in tokens:
             rest = self._prefixes.rest(self._rest, token_id)
             if rest is None:
                 raise RowFailed(f"token {token_id} does not continue the required beginning of the answer")
             self._rest = rest
-
-    def can_stop(self) -> bool:
-        return not self._rest
-
-    def must_stop(self) -> bool:
-        return False
-
-    def closing(self, room: int) -> list[int] | None:
-        """Always None: there is no end to write."""
-        return None
 
     def is_over(self) -> bool:
         return not self._rest

@@ -8,17 +8,13 @@ and its job is done once more.
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from logging import getLogger
 
 import msgspec
 
-from quicksilver.constrain.compile.fair_queue import FairQueue
-from quicksilver.constrain.compile.process import LimitedProcess, ProcessLost, RequestKilledProcess
+from quicksilver.constrain.compile.process import LimitedProcess, RequestKilledProcess
+from quicksilver.constrain.compile.process_pool import PoolRefusal, ProcessPool
 from quicksilver.errors import InvalidRequest, Unavailable
 from quicksilver.server.encoding.jobs import Checked, CheckRewrite, Encoded, EncodeJob, Job, Merged, MergeUpdate
 from quicksilver.server.encoding.worker import Reply, Setup
@@ -27,7 +23,6 @@ from quicksilver.text.tokenizer import Tokenizer
 
 logger = getLogger(__name__)
 
-START_ATTEMPTS = 3
 # The least that a job counts against the bounds on waiting jobs.
 MIN_JOB_BYTES = 16 * 2**10
 
@@ -48,47 +43,20 @@ class EncoderConfig:
     max_waiting_bytes_tenant: int = 32 * 2**20
 
 
-class EncoderPool:
-    """`start`, then `encode`, then `stop`; all on one event loop."""
-
+class EncoderPool(ProcessPool[LimitedProcess]):
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, config: EncoderConfig | None = None) -> None:
-        self.config = config or EncoderConfig()
-        # Processes that were replaced.
-        self.num_replaced = 0
+        self.config = config = config or EncoderConfig()
         setup = msgspec.msgpack.encode(Setup.of(tokenizer, template))
-        program = ("-m", "quicksilver.server.encoding.worker", str(self.config.memory_bytes), str(self.config.limit_s))
-        self._processes = [
-            LimitedProcess(program, self.config.stall_s, setup) for _ in range(self.config.num_processes)
-        ]
-        self._idle: FairQueue[LimitedProcess] = FairQueue()
-        self._restarts: set[asyncio.Task[None]] = set()
-        self._waiting_bytes: Counter[str] = Counter()
-        self._is_open = False
+        program = ("-m", "quicksilver.server.encoding.worker", str(config.memory_bytes), str(config.limit_s))
+        processes = [LimitedProcess(program, config.stall_s, setup) for _ in range(config.num_processes)]
+        super().__init__(processes, config.deadline_s, config.max_waiting_bytes, config.max_waiting_bytes_tenant)
 
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes if process.pid is not None]
-
-    async def start(self) -> None:
-        """Returns when all processes are ready."""
-        try:
-            await asyncio.gather(*(process.restart(START_ATTEMPTS) for process in self._processes))
-        except (ProcessLost, OSError) as error:
-            await self.stop()
-            raise Unavailable(f"encoder processes cannot be started: {error}", code="encoder_unavailable") from error
-        self._is_open = True
-        for process in self._processes:
-            self._idle.give(process)
-
-    async def stop(self) -> None:
-        """Kills all processes. Afterwards `encode` raises Unavailable."""
-        self._is_open = False
-        restarts = list(self._restarts)
-        for task in restarts:
-            task.cancel()
-        await asyncio.gather(*restarts, return_exceptions=True)
-        await asyncio.gather(*(process.kill() for process in self._processes))
-        self._idle = FairQueue()
+    def _refusal(self, reason: PoolRefusal, detail: str = "") -> Unavailable:
+        if detail:
+            return Unavailable(f"encoder processes cannot be started: {detail}", code="encoder_unavailable")
+        if reason is PoolRefusal.LATE:
+            return Unavailable("The prompt was not encoded in time.", code="encoder_unavailable")
+        return Unavailable("Too many long prompts wait to be encoded.", code="encoder_unavailable")
 
     async def encode(self, job: EncodeJob, tenant: str) -> Encoded:
         """Raises InvalidRequest if the text is refused, Unavailable if no process answered before the deadline."""
@@ -118,55 +86,5 @@ class EncoderPool:
     async def _reply(self, job: Job, tenant: str) -> Reply:
         data = msgspec.msgpack.encode(job)
         async with self._turn(tenant, max(len(data), MIN_JOB_BYTES)) as process:
-            return await self._request(process, data)
-
-    @asynccontextmanager
-    async def _turn(self, tenant: str, num_bytes: int) -> AsyncIterator[LimitedProcess]:
-        """A process for one job of this size, within the deadline."""
-        waiting = self._waiting_bytes
-        if not self._is_open or not self._has_room(tenant, num_bytes):
-            raise Unavailable("Too many long prompts wait to be encoded.", code="encoder_unavailable")
-        waiting[tenant] += num_bytes
-        try:
-            async with asyncio.timeout(self.config.deadline_s):
-                process = await self._idle.take(tenant)
-                try:
-                    yield process
-                finally:
-                    self._give_back(process)
-        except (TimeoutError, ProcessLost) as error:
-            raise Unavailable("The prompt was not encoded in time.", code="encoder_unavailable") from error
-        finally:
-            waiting[tenant] -= num_bytes
-            if not waiting[tenant]:
-                del waiting[tenant]
-
-    def _has_room(self, tenant: str, num_bytes: int) -> bool:
-        """Whether the job may wait. A tenant without other jobs may always send one."""
-        waiting = self._waiting_bytes
-        if waiting.total() + num_bytes > self.config.max_waiting_bytes:
-            return False
-        return not waiting[tenant] or waiting[tenant] + num_bytes <= self.config.max_waiting_bytes_tenant
-
-    async def _request(self, process: LimitedProcess, data: bytes) -> Reply:
-        try:
-            answer = await process.request(data)
-        except ProcessLost:
-            self.num_replaced += 1
-            await process.restart()
-            answer = await process.request(data)
+            answer = await self._retry(process, lambda: process.request(data))
         return msgspec.msgpack.decode(answer, type=Reply)
-
-    def _give_back(self, process: LimitedProcess) -> None:
-        """Makes an idle process available; restarts one that owes a reply or is dead."""
-        if process.is_idle:
-            self._idle.give(process)
-        elif self._is_open:
-            self.num_replaced += 1
-            task = asyncio.create_task(self._restart(process))
-            self._restarts.add(task)
-            task.add_done_callback(self._restarts.discard)
-
-    async def _restart(self, process: LimitedProcess) -> None:
-        await process.restart()
-        self._idle.give(process)

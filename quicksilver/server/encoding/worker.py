@@ -6,14 +6,12 @@ every later one is a Job and is answered by a Reply. Limits and frames are those
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from typing import BinaryIO
 
 import msgspec
 
-from quicksilver.constrain.compile.frames import HEADER, limit_memory, write_frame
+from quicksilver.constrain.compile.frames import HEADER, limit_memory, lower_priority, serve_frames
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.encoding.jobs import Job, Result, perform
 from quicksilver.text.chat import ChatTemplate
@@ -73,22 +71,12 @@ def reply_to(data: bytes, tokenizer: Tokenizer, template: ChatTemplate) -> Reply
 
 
 def serve(requests: BinaryIO, replies: BinaryIO, memory_bytes: int, limit_s: float) -> None:
-    """Runs until stdin closes. The first frame out is empty: the process is ready."""
     (length,) = HEADER.unpack(requests.read(HEADER.size))
     tokenizer, template = msgspec.msgpack.decode(requests.read(length), type=Setup).build()
     limit_memory(memory_bytes)
-    write_frame(replies, b"")
-    while header := requests.read(HEADER.size):
-        data = requests.read(*HEADER.unpack(header))
-        signal.setitimer(signal.ITIMER_PROF, limit_s)
-        reply = msgspec.msgpack.encode(reply_to(data, tokenizer, template)) if data else b""
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        write_frame(replies, reply)
+    serve_frames(requests, replies, limit_s, lambda data: msgspec.msgpack.encode(reply_to(data, tokenizer, template)))
 
 
 if __name__ == "__main__":
-    os.nice(5)
-    # Ctrl-C reaches the whole process group; the pool ends this process.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    lower_priority()
     serve(sys.stdin.buffer, sys.stdout.buffer, int(sys.argv[1]), float(sys.argv[2]))

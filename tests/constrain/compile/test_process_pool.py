@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from quicksilver.constrain.compile.fair_queue import FairQueue
+from quicksilver.constrain.compile.process_pool import FairQueue
 
 
 async def take(queue: FairQueue[str], tenant: str, served: list[str]) -> None:

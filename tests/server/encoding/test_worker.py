@@ -7,6 +7,7 @@ import io
 import msgspec
 import pytest
 
+from quicksilver.constrain.compile import frames
 from quicksilver.constrain.compile.frames import HEADER
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.encoding import worker
@@ -18,7 +19,7 @@ from tests.support.small_tokenizer import small_tokenizer
 JOB = EncodeTexts(("ab",))
 
 
-def frames(*bodies: bytes) -> io.BytesIO:
+def framed(*bodies: bytes) -> io.BytesIO:
     return io.BytesIO(b"".join(HEADER.pack(len(body)) + body for body in bodies))
 
 
@@ -44,11 +45,11 @@ def test_a_tokenizer_and_a_template_are_rebuilt_from_data() -> None:
 def test_every_job_gets_a_reply_after_an_empty_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[int] = []
     monkeypatch.setattr(worker, "limit_memory", limits.append)
-    monkeypatch.setattr(worker.signal, "setitimer", lambda *_: None)
+    monkeypatch.setattr(frames.signal, "setitimer", lambda *_: None)
     tokenizer = small_tokenizer()
     setup = msgspec.msgpack.encode(Setup.of(tokenizer, ChatTemplate.own(tokenizer)))
     replies = io.BytesIO()
-    serve(frames(setup, msgspec.msgpack.encode(JOB), b""), replies, 123, 1.0)
+    serve(framed(setup, msgspec.msgpack.encode(JOB), b""), replies, 123, 1.0)
     ready, reply, heartbeat = read_frames(replies)
     assert (ready, heartbeat, limits) == (b"", b"", [123])
     encoded = msgspec.msgpack.decode(reply, type=Reply).result
