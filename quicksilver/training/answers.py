@@ -61,7 +61,7 @@ class AnswerDecoder:
         self._reader = Network(network.model, as_written)
         device = network.device
         self._stop_ids = torch.tensor(list(stop_ids), device=device)
-        self._cache = SlotCache(network, batch, num_slots)
+        self._cache = SlotCache.zeros(network, batch, num_slots)
         zeros = torch.zeros(batch, device=device, dtype=torch.long)
         self._token, self._doc_start, self._room, self._num_new = (zeros.clone() for _ in range(4))
         self._slot = zeros[:1].clone()

@@ -1,7 +1,8 @@
 """Batched decoding for held-out measurements: plain AR, draft and verify, and confidence thresholds.
 
-A simple static cache with one sequence per batch row, where slot equals position. All sequences of a batch advance
-together; finished ones idle. It is simple rather than fast; serving uses `engine`.
+A static cache with one sequence per batch row, where slot equals position. All sequences of a batch advance together;
+finished ones idle. Serving uses `engine`. A measurement does not (decision 0063): it decodes hundreds of sequences with
+weights that change in training, and counts the tokens of the canvas alone, without drafts from prompt lookup.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class BatchDecoder:
         self._prompts = torch.zeros(len(prompts), self._num_slots, dtype=torch.long, device=device)
         for row, prompt in enumerate(prompts):
             self._prompts[row, : len(prompt)] = torch.tensor(prompt, device=device)
-        self._cache = SlotCache(network, len(prompts), self._num_slots)
+        self._cache = SlotCache.zeros(network, len(prompts), self._num_slots)
 
     @torch.no_grad()
     def ar(self) -> Decoded:
@@ -126,14 +127,11 @@ class BatchDecoder:
     def _prefill(self, chunk_rows: int = 32) -> None:
         length = int(self._prompt_len.max())
         positions = torch.arange(length, device=self.network.device)
-        whole = self._cache
         for start in range(0, len(self._prompts), chunk_rows):
             rows = slice(start, start + chunk_rows)
-            part = object.__new__(SlotCache)
-            part.k, part.v = whole.k[:, rows], whole.v[:, rows]
             tokens = self._prompts[rows, :length]
             placed = positions.expand_as(tokens)
-            attention = PlacedAttention(part, placed, placed)
+            attention = PlacedAttention(self._cache.part(rows), placed, placed)
             self.network.forward(self.network.embed(tokens), placed, attention)
 
     def _run(self, propose: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Decoded:

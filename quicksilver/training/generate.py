@@ -73,11 +73,18 @@ def prompt_set(prompts: list[list[int]], domains: list[int], num_ends: list[int]
 class SlotCache:
     """Keys and values by (layer, row, slot). All batch rows write the same slot in the same step."""
 
-    def __init__(self, network: Network, batch: int, num_slots: int) -> None:
+    def __init__(self, k: Tensor, v: Tensor) -> None:
+        self.k, self.v = k, v
+
+    @classmethod
+    def zeros(cls, network: Network, batch: int, num_slots: int) -> SlotCache:
         config, dtype = network.config, network.head.dtype
         shape = (config.num_layers, batch, config.num_kv_heads, num_slots, config.head_dim)
-        self.k = torch.zeros(shape, device=network.device, dtype=dtype)
-        self.v = torch.zeros_like(self.k)
+        return cls(*(torch.zeros(shape, device=network.device, dtype=dtype) for _ in "kv"))
+
+    def part(self, rows: slice) -> SlotCache:
+        """A view of some batch rows."""
+        return SlotCache(self.k[:, rows], self.v[:, rows])
 
 
 class StepAttention:
@@ -130,7 +137,7 @@ class Generator:
         self._end = torch.from_numpy(prompts.offsets[1:][order].copy()).to(device)
         self._num_ends = torch.from_numpy(prompts.num_ends[order].copy()).to(device)
         self._heat = torch.from_numpy(temperatures(self._num_ends.cpu().numpy(), spec)).to(device)
-        self._cache = SlotCache(network, batch, spec.row_len)
+        self._cache = SlotCache.zeros(network, batch, spec.row_len)
         zeros = torch.zeros(batch, device=device, dtype=torch.long)
         self._token, self._prompt, self._at = (zeros.clone() for _ in range(3))
         self._doc_start, self._num_new, self._ends_left = (zeros.clone() for _ in range(3))
