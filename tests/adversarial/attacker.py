@@ -19,8 +19,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,15 @@ from typing import Any
 import httpx
 
 from quicksilver.accounts.config import AccountsConfig
-from quicksilver.accounts.identity import OPERATOR
+from quicksilver.accounts.identity import OPERATOR, Scope
 from quicksilver.accounts.maintenance import audit
 from quicksilver.accounts.records import KeyDraft
 from quicksilver.accounts.service import AdminService, open_admin
 from tests.adversarial.attack_bodies import CHAT
 from tests.adversarial.attacks import ATTACKS, HANG_S, Exchange, Target
+from tests.adversarial.engine_work import EngineWork
 from tests.adversarial.process_faults import Fault, inject, process_tree
-from tests.support.live import serving_process
+from tests.support.live import free_port, serving_process
 
 NUM_ATTACKERS = 8
 # One-token chats before the attack begins. A p99 needs this many.
@@ -47,8 +48,8 @@ MAX_EXAMPLES = 20
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long to attack, after how many quiet chats, the seconds after which an exchange counts as a hang, and the
-    seconds between two faults of a process (0: no faults)."""
+    """How long to attack, after how many quiet chats, the seconds without work of the engine after which an open
+    exchange counts as a hang, and the seconds between two faults of a process (0: no faults)."""
 
     seed: int
     seconds: float
@@ -153,14 +154,27 @@ async def watch(plan: Plan, url: str, pid: int, neighbour: dict[str, str], obser
         )
 
 
-async def run(url: str, pid: int, keys: list[dict[str, str]], plan: Plan) -> Observed:
+@asynccontextmanager
+async def engine_work(url: str, headers: dict[str, str]) -> AsyncIterator[EngineWork]:
+    """What the engine does, kept up to date from the metrics at `url`."""
+    work = EngineWork()
+    async with httpx.AsyncClient(base_url=url) as client:
+        following = asyncio.create_task(work.follow(client, headers))
+        try:
+            yield work
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+
+async def run(url: str, admin_url: str, pid: int, keys: list[dict[str, str]], plan: Plan) -> Observed:
     observed = Observed()
-    attacker, neighbour = keys
-    async with httpx.AsyncClient(base_url=url, timeout=plan.hang_s) as client:
+    attacker, neighbour, metrics = keys
+    async with httpx.AsyncClient(base_url=url, timeout=plan.hang_s) as client, engine_work(admin_url, metrics) as work:
         for _ in range(plan.quiet_chats):
             await chat(client, neighbour, observed.quiet_chat_s, Counter())
         until = time.monotonic() + plan.seconds
-        target = Target(int(url.rpartition(":")[2]), attacker, plan.hang_s)
+        target = Target(int(url.rpartition(":")[2]), attacker, plan.hang_s, work)
         attackers = [attack(random.Random(f"{plan.seed}/{i}"), target, observed, until) for i in range(NUM_ATTACKERS)]
         watching = watch(plan, url, pid, neighbour, observed, until)
         await asyncio.gather(watching, disturb(plan, pid, observed, until), *attackers)
@@ -179,10 +193,11 @@ async def settle(client: httpx.AsyncClient, observed: Observed) -> None:
     observed.hangs.append("not ready and idle at the end")
 
 
-def make_key(admin: AdminService, name: str) -> dict[str, str]:
+def make_key(admin: AdminService, name: str, scope: Scope = Scope.INFERENCE) -> dict[str, str]:
     org = admin.organizations.create_org(OPERATOR, name)
     project = admin.organizations.list_accounts(OPERATOR, "project", org.id)[0]
-    return {"authorization": f"Bearer {admin.keys.create_key(OPERATOR, KeyDraft('key', project.id)).secret}"}
+    draft = KeyDraft("key", project.id, scopes=frozenset({scope, Scope.USAGE}))
+    return {"authorization": f"Bearer {admin.keys.create_key(OPERATOR, draft).secret}"}
 
 
 def ledger_faults(admin: AdminService) -> list[str]:
@@ -201,11 +216,13 @@ def attack_server(home: Path, plan: Plan) -> dict[str, Any]:
     """Starts a server, attacks it, stops it, and returns the report."""
     database, pepper = f"sqlite:///{home}/accounts.db", home / "pepper"
     flags = ("--accounts", "--database-url", database, "--pepper", str(pepper), "--log-level", "warning")
-    with serving_process(home / "server.log", *flags) as (url, pid):
+    admin_port = free_port()
+    with serving_process(home / "server.log", *flags, "--admin-port", str(admin_port)) as (url, pid):
         admin = open_admin(database, AccountsConfig(pepper_path=pepper))
         try:
             keys = [make_key(admin, name) for name in ("attacker", "neighbour")]
-            observed = asyncio.run(run(url, pid, keys, plan))
+            keys.append(make_key(admin, "operator", Scope.METRICS))
+            observed = asyncio.run(run(url, f"http://127.0.0.1:{admin_port}", pid, keys, plan))
             return report(observed, plan, ledger_faults(admin))
         finally:
             admin.store.close()

@@ -9,15 +9,21 @@ import asyncio
 import json
 import random
 import re
+import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.adversarial.attack_bodies import BODIES, CHAT, JSON_PATHS, chat_body, prompt_body
+from tests.adversarial.engine_work import EngineWork
 
-# An exchange that has neither been answered nor closed after this long counts as a hang, unless the target has another
-# limit.
+# An open exchange counts as a hang once the engine has computed nothing for this long, unless the target has another
+# limit. Bytes do not count as progress: a stream sends comments while it waits.
 HANG_S = 60.0
+# It also counts as a hang if it is open for this many times the limit, whatever the engine computes.
+MAX_LIMITS = 10
+# Between two checks of an open exchange.
+CHECK_S = 1.0
 # Routes for long texts, whose bodies are chats or prompts.
 LONG_PATHS = (
     *("/v1/tokenize", CHAT, "/v1/completions", "/v1/edit/completions", "/v1/apply/completions"),
@@ -29,11 +35,21 @@ CODE = re.compile(rb'"code": ?"([a-z_]+)"')
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to attack, the headers of a paying tenant, and the seconds after which an exchange counts as a hang."""
+    """Where to attack, the headers of a paying tenant, and the seconds without work of the engine after which an open
+    exchange counts as a hang."""
 
     port: int
     headers: dict[str, str]
     hang_s: float = HANG_S
+    work: EngineWork = field(default_factory=EngineWork)
+
+    @property
+    def max_exchange_s(self) -> float:
+        return MAX_LIMITS * self.hang_s
+
+    def is_hung(self, started: float, now: float) -> bool:
+        """Whether an exchange that is open since `started` waits for an engine that computes nothing."""
+        return now - max(started, self.work.changed_at) > self.hang_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +74,13 @@ def post(target: Target, path: str, body: bytes) -> bytes:
 
 async def exchange(target: Target, *pieces: bytes, pause_s: float = 0.0) -> Exchange:
     """Sends the pieces and reads until the connection ends."""
-    received = bytearray()
+    received, started = bytearray(), time.monotonic()
     try:
-        async with asyncio.timeout(target.hang_s):
+        async with asyncio.timeout(target.max_exchange_s):
             reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
             sending = asyncio.create_task(_send(writer, pieces, pause_s))
             try:
-                while piece := await reader.read(65536):
+                while piece := await _read(reader, target, started, 65536):
                     received += piece
             finally:
                 writer.transport.abort()
@@ -75,6 +91,18 @@ async def exchange(target: Target, *pieces: bytes, pause_s: float = 0.0) -> Exch
     except OSError:
         pass
     return Exchange(_replies(received))
+
+
+async def _read(reader: asyncio.StreamReader, target: Target, started: float, num_bytes: int) -> bytes:
+    """The next bytes of an exchange, none at its end. Raises TimeoutError if it hangs."""
+    reading = asyncio.ensure_future(reader.read(num_bytes))
+    try:
+        while not (await asyncio.wait({reading}, timeout=min(CHECK_S, target.hang_s)))[0]:
+            if target.is_hung(started, time.monotonic()):
+                raise TimeoutError
+        return reading.result()
+    finally:
+        reading.cancel()
 
 
 async def _send(writer: asyncio.StreamWriter, pieces: tuple[bytes, ...], pause_s: float) -> None:
@@ -152,7 +180,9 @@ async def slow_body(rng: random.Random, target: Target) -> Exchange:
 async def huge_prompt(rng: random.Random, target: Target) -> Exchange:
     text = rng.choice(("a", " ", "é", "👋", "a b ")) * rng.choice((100_000, 200_000, 1_000_000))
     path = rng.choice(LONG_PATHS)
-    body = chat_body(text, max_tokens=1) if path not in ("/v1/tokenize", "/v1/completions") else prompt_body(text)
+    # The routes read the limit of the answer from different fields. Without one, it fills the context.
+    limit: dict[str, Any] = {"options": {"num_predict": 1}} if path == "/api/chat" else {"max_tokens": 1}
+    body = chat_body(text, **limit) if path not in ("/v1/tokenize", "/v1/completions") else prompt_body(text)
     return await exchange(target, post(target, path, _dump(body)))
 
 
@@ -191,11 +221,11 @@ async def bad_schema(rng: random.Random, target: Target) -> Exchange:
 async def cancelled_stream(rng: random.Random, target: Target) -> Exchange:
     body = chat_body("Tell a long story.", stream=True, max_tokens=64, diffusing=rng.random() < 0.5)
     reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
-    received = b""
+    received, started = b"", time.monotonic()
     try:
         writer.write(post(target, CHAT, _dump(body)))
         for _ in range(rng.randint(0, 6)):
-            received += await asyncio.wait_for(reader.read(200), target.hang_s)
+            received += await _read(reader, target, started, 200)
     except TimeoutError:
         return Exchange(_replies(received), hung=True)
     except OSError:
@@ -223,7 +253,7 @@ async def decision_bomb(rng: random.Random, target: Target) -> Exchange:
 async def wrong_key(rng: random.Random, target: Target) -> Exchange:
     """No key, or a wrong one, with a body that is not read."""
     keys: tuple[dict[str, str], ...] = ({}, {"authorization": "Bearer qs-wrong"}, {"authorization": "Basic eDp4"})
-    stranger = Target(target.port, rng.choice(keys), target.hang_s)
+    stranger = replace(target, headers=rng.choice(keys))
     return await exchange(stranger, post(stranger, rng.choice(JSON_PATHS), b"v" * rng.choice((10, 100_000, 9_000_000))))
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.adversarial.attacker import Plan, attack_server
-from tests.adversarial.attacks import HANG_S
 from tests.support.weights import nano
 
 
@@ -18,12 +17,9 @@ from tests.support.weights import nano
 @pytest.mark.timeout(900)
 def test_mixed_attacks_do_not_affect_a_neighbour(tmp_path: Path) -> None:
     nano()
-    # Other tests use the cores at the same time. An exchange that never ends is found all the same.
-    plan = Plan(seed=1, seconds=60, quiet_chats=20, hang_s=HANG_S * 3)
-    report = attack_server(tmp_path, plan)
+    report = attack_server(tmp_path, Plan(seed=1, seconds=60, quiet_chats=20))
     assert report["undeclared_5xx"] == 0, report["undeclared_examples"]
-    if report["hangs"]:
-        pytest.xfail(f"open fault: in some runs an exchange gets no reply in time: {report['hangs']}")
+    assert report["hangs"] == []
     assert report["ledger_faults"] == []
     assert report["exchanges"] > 100
     assert not report["neighbour_failures"], "a well-behaved tenant is served"
