@@ -36,16 +36,13 @@ from quicksilver.core import (
 from quicksilver.errors import EngineDied, EngineUnavailable, QuicksilverError
 from quicksilver.worker import protocol
 from quicksilver.worker.pending import PendingRequest, PendingScore, PendingStream
-from quicksilver.worker.process import LeftFiles, StartProcess, WorkerProcess, available_bytes
+from quicksilver.worker.process import LeftFiles, StartProcess, WorkerProcess
+from quicksilver.worker.spare import FIRST_DELAY_S, NEXT_DELAY_S, SpareWorker
 from quicksilver.worker.step_record import read_step, record_path
 
 log = logging.getLogger("quicksilver.supervisor")
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 10.0
-# After a worker is ready: the requests that continue in it come first.
-SPARE_DELAY_S = 10.0
-# Memory that a spare worker leaves to everything else.
-SPARE_RESERVE_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,9 @@ class WorkerTimeouts:
     start_s: float = setting(600.0, "From process start to the first message, including loading and compiling.")
     stats_s: float = setting(3.0, "For an answer to `stats`.")
     adapter_s: float = setting(60.0, "For loading an adapter.")
-    unresponsive_s: float = setting(2.0, "Without a message: `health` reports the worker as unresponsive.")
+    unresponsive_s: float = setting(
+        2.0, "Without a message: `health` reports the worker as unresponsive, and a stopped one is replaced."
+    )
     silent_s: float = setting(5.0, "Without a message: the worker is killed and replaced.")
     step_s: float = setting(300.0, "For one step: a worker that takes longer is killed and replaced.")
     resume_s: float = setting(60.0, "For a new worker: open requests that wait longer for it fail.")
@@ -81,7 +80,7 @@ class RemoteEngine:
         self._info: EngineInfo | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._worker: WorkerProcess | None = None
-        self._spare: WorkerProcess | None = None
+        self._spare = SpareWorker(self._new_process)
         self._num_processes = 0
         self._left_files = LeftFiles()
         self._pending: dict[str, PendingRequest] = {}
@@ -196,8 +195,7 @@ class RemoteEngine:
             with contextlib.suppress(asyncio.CancelledError, QuicksilverError):
                 await self._supervisor
         await self._stop_worker()
-        if self._spare is not None:
-            await self._spare.stop()
+        await self._spare.stop()
         self._ready.clear()
         self._cancel_resume_deadline()
         self._fail_all(EngineUnavailable("the engine is closed"))
@@ -238,8 +236,8 @@ class RemoteEngine:
     async def _start_worker(self) -> asyncio.StreamReader | None:
         """Takes over the spare worker if there is one, else starts a worker. None if it does not become ready."""
         self._starts += 1
-        self._worker, self._spare = self._spare or await self._new_process(), None
-        streams = await self._worker.connect(self._timeouts.start_s, self._timeouts.silent_s)
+        self._worker = self._spare.take() or await self._new_process()
+        streams = await self._worker.connect(self._timeouts.start_s, self._timeouts.unresponsive_s)
         if streams is None:
             return None
         reader, self._writer = streams
@@ -250,12 +248,9 @@ class RemoteEngine:
         path = Path(self._folder.name) / f"engine-{self._num_processes}.sock"
         return await self._start_process(self._command, path)
 
-    async def _start_spare(self) -> None:
-        """Loads a second worker that takes over when the first one ends."""
+    async def _keep_spare(self) -> None:
         await self._ready.wait()
-        await asyncio.sleep(SPARE_DELAY_S)
-        if self.info.device == "cpu" and available_bytes() > spare_needs(self.info):
-            self._spare = await self._new_process()
+        await self._spare.keep(self.info, FIRST_DELAY_S if self._starts == 1 else NEXT_DELAY_S)
 
     def _kill(self, reason: str) -> None:
         assert self._worker is not None
@@ -265,8 +260,8 @@ class RemoteEngine:
         self._last_message = asyncio.get_running_loop().time()
         self._heartbeat = protocol.Heartbeat(EngineStats(), 0.0)
         tasks = [asyncio.create_task(self._kill_if_hung())]
-        if self.has_spare and self._spare is None:
-            tasks.append(asyncio.create_task(self._start_spare()))
+        if self.has_spare:
+            tasks.append(asyncio.create_task(self._keep_spare()))
         try:
             while (body := await protocol.read_body(reader)) is not None:
                 self._last_message = asyncio.get_running_loop().time()
@@ -288,8 +283,11 @@ class RemoteEngine:
         self._kill(reason)
 
     def _hang_reason(self, now: float) -> str | None:
-        if now - self._last_message > self._timeouts.silent_s:
+        silent_s = now - self._last_message
+        if silent_s > self._timeouts.silent_s:
             return f"no message for {self._timeouts.silent_s:g} s"
+        if silent_s > self._timeouts.unresponsive_s and self._worker is not None and self._worker.is_stopped:
+            return "it is stopped"
         if self._heartbeat.step_s > self._timeouts.step_s:
             return f"one step takes more than {self._timeouts.step_s:g} s"
         return None
@@ -386,8 +384,3 @@ class RemoteEngine:
             self._writer = None
         if self._worker is not None:
             await self._worker.stop()
-
-
-def spare_needs(info: EngineInfo) -> int:
-    """Bytes of memory that must be available so that a spare worker is loaded."""
-    return SPARE_RESERVE_BYTES + 2 * info.weight_bytes

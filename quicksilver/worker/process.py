@@ -44,6 +44,19 @@ class WorkerProcess:
         """None while the process runs."""
         return self._process.returncode
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process is stopped by a signal (Linux; elsewhere False)."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
+        except OSError:
+            return False
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether the process has opened its socket, also if it has ended since."""
+        return self.socket_path.exists()
+
     async def connect(self, start_s: float, stopped_s: float) -> Streams | None:
         """The worker opens its socket when the model is loaded. None, and the process is killed, if that takes longer
         than `start_s` or if the process is stopped for longer than `stopped_s`; None also if it ends."""
@@ -55,10 +68,23 @@ class WorkerProcess:
                 return await asyncio.open_unix_connection(str(self.socket_path))
             await asyncio.sleep(0.02)
             now = loop.time()
-            last_running = last_running if _is_stopped(self.pid) else now
+            last_running = last_running if self.is_stopped else now
         if self.exit_code is None:
             self.kill("it did not start in time, or was stopped")
         return None
+
+    async def wait_until_lost(self, check_s: float) -> None:
+        """Returns when the process has ended. One that is stopped at two checks in a row is killed."""
+        ended = asyncio.ensure_future(self._process.wait())
+        try:
+            was_stopped = False
+            while not (await asyncio.wait({ended}, timeout=check_s))[0]:
+                is_stopped = self.is_stopped
+                if was_stopped and is_stopped:
+                    self.kill("it is stopped")
+                was_stopped = is_stopped
+        finally:
+            ended.cancel()
 
     def kill(self, reason: str) -> None:
         log.error("killing the engine worker: %s", reason)
@@ -87,9 +113,13 @@ class LeftFiles:
     def add(self, socket_path: Path) -> None:
         self._sockets.append(socket_path)
         while len(self._sockets) > KEPT_ENDED:
-            oldest = self._sockets.popleft()
-            for path in (oldest, record_path(oldest)):
-                path.unlink(missing_ok=True)
+            remove_files(self._sockets.popleft())
+
+
+def remove_files(socket_path: Path) -> None:
+    """The files of a worker that ended."""
+    for path in (socket_path, record_path(socket_path)):
+        path.unlink(missing_ok=True)
 
 
 def available_bytes() -> int:
@@ -97,11 +127,3 @@ def available_bytes() -> int:
     with open("/proc/meminfo") as meminfo:
         facts = dict(line.split(":") for line in meminfo)
     return int(facts["MemAvailable"].split()[0]) * 1024
-
-
-def _is_stopped(pid: int) -> bool:
-    """Whether the process is stopped by a signal (Linux; elsewhere False)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
-    except OSError:
-        return False

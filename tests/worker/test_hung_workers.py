@@ -12,11 +12,26 @@ import pytest
 from quicksilver.core import Delta, EngineState, FinishReason, Request, ScoreRequest
 from quicksilver.errors import EngineUnavailable, RowFailed
 from quicksilver.worker.client import RemoteEngine, WorkerTimeouts
+from quicksilver.worker.process import WorkerProcess
 from tests.support.tiny import decode_params
+from tests.worker.fork_server import fork_server
 from tests.worker.test_client import COMMAND, PARAMS, PROMPT, collect, is_replaced, wait_until_ready
 
 
-async def test_a_stopped_worker_is_reported_killed_and_replaced() -> None:
+async def test_a_stopped_worker_is_replaced_before_the_limit_of_a_silent_one() -> None:
+    timeouts = WorkerTimeouts(unresponsive_s=0.6, silent_s=3600)
+    async with fork_server() as forks:
+        client = await RemoteEngine(COMMAND, timeouts, start_process=forks.start).start()
+        try:
+            assert client.worker_pid is not None
+            os.kill(client.worker_pid, signal.SIGSTOP)
+            assert await is_replaced(client)
+        finally:
+            await client.close()
+
+
+async def test_a_silent_worker_is_reported_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WorkerProcess, "is_stopped", False)
     client = await RemoteEngine(COMMAND, WorkerTimeouts(stats_s=0.5, unresponsive_s=0.6, silent_s=4.0)).start()
     try:
         stream = client.stream(Request("open", PROMPT, decode_params("ar", max_new_tokens=400)))

@@ -54,5 +54,15 @@ async def test_a_worker_that_is_stopped_while_it_starts_is_killed(tmp_path: Path
     assert worker.exit_code == -signal.SIGKILL
 
 
+async def test_a_stopped_worker_counts_as_lost_and_a_running_one_does_not(tmp_path: Path) -> None:
+    worker = await start(tmp_path, SLEEPS)
+    waiting = asyncio.create_task(worker.wait_until_lost(0.05))
+    await asyncio.wait({waiting}, timeout=0.3)
+    assert (waiting.done(), worker.is_stopped) == (False, False)
+    os.kill(worker.pid, signal.SIGSTOP)
+    await asyncio.wait_for(waiting, 60)
+    assert worker.exit_code == -signal.SIGKILL
+
+
 def test_available_memory_is_known() -> None:
     assert available_bytes() > 1 << 20
