@@ -27,6 +27,8 @@ START_LIMIT_S = 30.0
 START_STALL_S = 5.0
 # Wait for the exit of a process that closed its pipes.
 EXIT_WAIT_S = 1.0
+# Wait for a reply that may lie in the pipe.
+LATE_READ_S = 0.1
 # Wait after the first failed start; doubles up to the second value.
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
@@ -166,13 +168,16 @@ class LimitedProcess:
             raise BrokenPipeError("the process is gone") from error
 
     async def _read(self, stall_s: float) -> bytes:
-        """The next frame. Raises ProcessLost if none came and the process used no processor time for `stall_s`."""
+        """The next frame. Raises ProcessLost if none came and the process used no processor time for `stall_s`, unless
+        it waits for a processor."""
         frame = asyncio.ensure_future(self._read_frame())
         try:
-            spent = self._processor_time()
+            spent, _ = self._activity()
             while not (await asyncio.wait({frame}, timeout=stall_s))[0]:
-                before, spent = spent, self._processor_time()
-                if spent == before:
+                before, (spent, is_runnable) = spent, self._activity()
+                is_idle = spent == before and not is_runnable
+                # A reply that came while this event loop was busy is read first.
+                if is_idle and not (await asyncio.wait({frame}, timeout=LATE_READ_S))[0]:
                     self.is_ready = False
                     raise ProcessLost(f"the process made no progress for {stall_s:g} s")
             return frame.result()
@@ -185,14 +190,14 @@ class LimitedProcess:
         (length,) = HEADER.unpack(await stdout.readexactly(HEADER.size))
         return await stdout.readexactly(length)
 
-    def _processor_time(self) -> int:
-        """Clock ticks that the process has used; -1 if it no longer exists."""
+    def _activity(self) -> tuple[int, bool]:
+        """Clock ticks that the process has used, -1 if it no longer exists; and whether it runs or waits to run."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
-            return -1
-        return int(fields[11]) + int(fields[12])
+            return -1, False
+        return int(fields[11]) + int(fields[12]), fields[0] == b"R"
 
 
 class CompileProcess(LimitedProcess):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 
 import pytest
+import uvloop
 
 from quicksilver.constrain.compile import process as module
 from quicksilver.constrain.compile.process import CompileProcess, ProcessLost, minimal_environment
@@ -60,6 +63,43 @@ async def test_a_stopped_process_misses_its_heartbeat(process: CompileProcess) -
     os.kill(process.pid, signal.SIGSTOP)
     assert not await process.answers()
     assert not process.is_ready
+
+
+async def test_a_process_that_waits_for_a_processor_is_not_lost(
+    process: CompileProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine: three times the limit passes, in which the process is runnable and is given no time."""
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    looks = iter([(7, True)] * 4)
+
+    def look(_: CompileProcess) -> tuple[int, bool]:
+        if (seen := next(looks, None)) is None:
+            os.kill(process.pid or 0, signal.SIGCONT)
+        return seen or (7, True)
+
+    monkeypatch.setattr(CompileProcess, "_activity", look)
+    monkeypatch.setattr(process, "_stall_s", 0.02)
+    assert await process.answers()
+
+
+def test_a_reply_that_came_while_this_process_was_busy_is_read() -> None:
+    """On uvloop, as in the server: it runs timers before it reads."""
+
+    async def scenario() -> None:
+        process = CompileProcess(limit_s=2.0, memory_bytes=2**29, stall_s=0.05)
+        await process.start()
+        try:
+            for _ in range(8):
+                answering = asyncio.create_task(process.answers())
+                for _ in range(4):
+                    await asyncio.sleep(0)
+                time.sleep(0.15)
+                assert await answering
+        finally:
+            await process.kill()
+
+    uvloop.run(scenario())
 
 
 async def test_restart_tries_again_until_a_start_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
