@@ -6,7 +6,6 @@ caused is cached. A process that was killed or stopped is replaced, and its sour
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from dataclasses import dataclass
 from logging import getLogger
@@ -46,17 +45,10 @@ class CompilePool(ProcessPool[CompileProcess]):
         processes = [
             CompileProcess(config.limit_s, config.memory_bytes, config.stall_s) for _ in range(config.num_processes)
         ]
-        super().__init__(processes, config.deadline_s, config.max_waiting, config.max_waiting_tenant)
+        super().__init__(
+            processes, config.deadline_s, config.heartbeat_s, config.max_waiting, config.max_waiting_tenant
+        )
         self._cache = OutcomeCache(config.tenant_cache_bytes, config.cache_bytes)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether at least one process answered its last request or heartbeat."""
-        return self._is_open and self.num_ready > 0
-
-    @property
-    def num_ready(self) -> int:
-        return sum(process.is_ready for process in self._processes)
 
     def _refusal(self, reason: PoolRefusal, detail: str = "") -> CompilerUnavailable:
         if reason is PoolRefusal.CLOSED:
@@ -64,10 +56,6 @@ class CompilePool(ProcessPool[CompileProcess]):
         if reason is PoolRefusal.FULL:
             return CompilerUnavailable("too many grammars wait to be compiled; try again", retry_after_s=2.0)
         return CompilerUnavailable("no process compiled the grammar in time; try again", retry_after_s=2.0)
-
-    async def start(self) -> None:
-        await super().start()
-        self._run(self._watch())
 
     async def compile(self, source: GrammarSource, tenant: str = "") -> ConstraintSpec:
         """The constraint for `source`. Raises InvalidGrammar if the source is refused, CompilerUnavailable if the queue
@@ -87,17 +75,3 @@ class CompilePool(ProcessPool[CompileProcess]):
                 outcome = await self._retry(process, lambda: process.compile(data))
                 self._cache.put(tenant, digest, outcome)
             return outcome
-
-    async def _watch(self) -> None:
-        """Sends heartbeats to idle processes and replaces those that do not answer."""
-        while True:
-            await asyncio.sleep(self.config.heartbeat_s)
-            await asyncio.gather(*(self._heartbeat(process) for process in self._idle.take_free()))
-
-    async def _heartbeat(self, process: CompileProcess) -> None:
-        try:
-            await process.answers()
-        except Exception:  # one process must not end the heartbeats of all
-            logger.exception("heartbeat of a compile process failed")
-        finally:
-            self._give_back(process)

@@ -1,7 +1,7 @@
 """ProcessPool: a fixed number of child processes, lent to tenants in round-robin order.
 
-Many requests of one tenant delay only that tenant. A process that was killed or stopped is replaced. For one event
-loop; not safe between threads.
+Many requests of one tenant delay only that tenant. Idle processes get heartbeats. A process that was killed, stopped or
+exceeded a limit is restarted until it works. For one event loop; not safe between threads.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum, auto
+from logging import getLogger
 from typing import Any, Generic, Self, TypeVar
 
 from quicksilver.constrain.compile.process import LimitedProcess, ProcessLost
 from quicksilver.errors import QuicksilverError
+
+logger = getLogger(__name__)
 
 # Failed starts before `ProcessPool.start` gives up. Later restarts are unlimited.
 START_ATTEMPTS = 3
@@ -79,18 +82,33 @@ class ProcessPool(ABC, Generic[OneProcess]):
     """`start`, then requests, then `stop`; all on one event loop."""
 
     def __init__(
-        self, processes: Sequence[OneProcess], deadline_s: float, max_waiting: int, max_waiting_tenant: int
+        self,
+        processes: Sequence[OneProcess],
+        deadline_s: float,
+        heartbeat_s: float,
+        max_waiting: int,
+        max_waiting_tenant: int,
     ) -> None:
-        """`deadline_s` is for one request, including the wait for a process. The other two bound the sizes of the requests
-        of all tenants, and of one tenant, that wait or are in work (`_turn`)."""
+        """`deadline_s` is for one request, including the wait for a process. The last two bound the sizes (`_turn`) of
+        the requests of all tenants, and of one tenant, that wait or are in work."""
         # Processes that were replaced because they exceeded a limit, stalled or died.
         self.num_replaced = 0
         self._processes = processes
-        self._deadline_s, self._max_waiting, self._max_waiting_tenant = deadline_s, max_waiting, max_waiting_tenant
+        self._deadline_s, self._heartbeat_s = deadline_s, heartbeat_s
+        self._max_waiting, self._max_waiting_tenant = max_waiting, max_waiting_tenant
         self._idle: FairQueue[OneProcess] = FairQueue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiting: Counter[str] = Counter()
         self._is_open = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether at least one process answered its last request or heartbeat."""
+        return self._is_open and self.num_ready > 0
+
+    @property
+    def num_ready(self) -> int:
+        return sum(process.is_ready for process in self._processes)
 
     @property
     def pids(self) -> list[int]:
@@ -110,6 +128,7 @@ class ProcessPool(ABC, Generic[OneProcess]):
         self._is_open = True
         for process in self._processes:
             self._idle.give(process)
+        self._run(self._watch())
 
     async def stop(self) -> None:
         """Kills all processes. Afterwards every request is refused."""
@@ -176,6 +195,20 @@ class ProcessPool(ABC, Generic[OneProcess]):
     async def _restart(self, process: OneProcess) -> None:
         await process.restart()
         self._idle.give(process)
+
+    async def _watch(self) -> None:
+        """Sends heartbeats to idle processes and replaces those that do not answer."""
+        while True:
+            await asyncio.sleep(self._heartbeat_s)
+            await asyncio.gather(*(self._heartbeat(process) for process in self._idle.take_free()))
+
+    async def _heartbeat(self, process: OneProcess) -> None:
+        try:
+            await process.answers()
+        except Exception:  # one process must not end the heartbeats of all
+            logger.exception("the heartbeat of a process failed")
+        finally:
+            self._give_back(process)
 
     def _run(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)

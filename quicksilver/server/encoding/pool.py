@@ -36,6 +36,8 @@ class EncoderConfig:
     memory_bytes: int = 2**30
     # A process that owes a reply and uses no processor time for this long is replaced.
     stall_s: float = 2.0
+    # Between two heartbeats to idle processes.
+    heartbeat_s: float = 1.0
     # Longest time for one prompt, waiting included.
     deadline_s: float = 20.0
     # Bytes of jobs that may wait or be in work, of all tenants and of one. Short prompts are many and long ones few.
@@ -49,7 +51,13 @@ class EncoderPool(ProcessPool[LimitedProcess]):
         setup = msgspec.msgpack.encode(Setup.of(tokenizer, template))
         program = ("-m", "quicksilver.server.encoding.worker", str(config.memory_bytes), str(config.limit_s))
         processes = [LimitedProcess(program, config.stall_s, setup) for _ in range(config.num_processes)]
-        super().__init__(processes, config.deadline_s, config.max_waiting_bytes, config.max_waiting_bytes_tenant)
+        super().__init__(
+            processes,
+            config.deadline_s,
+            config.heartbeat_s,
+            config.max_waiting_bytes,
+            config.max_waiting_bytes_tenant,
+        )
 
     def _refusal(self, reason: PoolRefusal, detail: str = "") -> Unavailable:
         if detail:

@@ -62,7 +62,9 @@ def with_edit_tokens() -> Tokenizer:
 async def running(source: str | None = None, **limits: float) -> AsyncIterator[EncoderPool]:
     tokenizer = with_edit_tokens()
     template = ChatTemplate.own(tokenizer) if source is None else ChatTemplate.from_source(tokenizer, source)
-    pool = EncoderPool(tokenizer, template, EncoderConfig(num_processes=1, **limits))  # type: ignore[arg-type]
+    # No heartbeats: in these tests it is a job that finds a lost process.
+    config = EncoderConfig(num_processes=1, heartbeat_s=3600, **limits)  # type: ignore[arg-type]
+    pool = EncoderPool(tokenizer, template, config)
     await pool.start()
     try:
         yield pool
