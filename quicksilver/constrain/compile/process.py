@@ -11,9 +11,10 @@ import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from itertools import count
 from logging import getLogger
+from typing import Any
 
 import msgspec
 
@@ -24,11 +25,11 @@ logger = getLogger(__name__)
 
 # Wall time for the imports of a new process, and the part of it that may pass without processor time.
 START_LIMIT_S = 30.0
-START_STALL_S = 5.0
+START_STALL_S = 2.0
 # Wait for the exit of a process that closed its pipes.
 EXIT_WAIT_S = 1.0
-# Wait for a reply that may lie in the pipe.
-LATE_READ_S = 0.1
+# Turns of the event loop in which a reply that lies in the pipe is read.
+LATE_TURNS = 10
 # Wait after the first failed start; doubles up to the second value.
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
@@ -88,9 +89,7 @@ class LimitedProcess:
         )
         try:
             async with asyncio.timeout(START_LIMIT_S):
-                if self._setup:
-                    await self._write(self._setup)
-                await self._read(START_STALL_S)
+                await self._watch(self._transfer(self._setup or None), START_STALL_S)
         except (*BROKEN_PIPE, TimeoutError) as error:
             raise ProcessLost("the process did not start") from error
         self.is_ready = self.is_idle = True
@@ -153,8 +152,7 @@ class LimitedProcess:
 
     async def _exchange(self, data: bytes) -> bytes:
         self.is_idle = False
-        await self._write(data)
-        reply = await self._read(self._stall_s)
+        reply = await self._watch(self._transfer(data), self._stall_s)
         self.is_idle = True
         return reply
 
@@ -167,22 +165,27 @@ class LimitedProcess:
         except RuntimeError as error:  # what uvloop raises for a closed pipe
             raise BrokenPipeError("the process is gone") from error
 
-    async def _read(self, stall_s: float) -> bytes:
-        """The next frame. Raises ProcessLost if none came and the process used no processor time for `stall_s`, unless
-        it waits for a processor."""
-        frame = asyncio.ensure_future(self._read_frame())
+    async def _watch(self, transfer: Coroutine[Any, Any, bytes], stall_s: float) -> bytes:
+        """The result of `transfer`. Raises ProcessLost if the process has no part in it for `stall_s`: it neither used
+        processor time nor waited for a processor or a disk at two checks in a row."""
+        task, num_idle = asyncio.ensure_future(transfer), 0
         try:
             spent, _ = self._activity()
-            while not (await asyncio.wait({frame}, timeout=stall_s))[0]:
-                before, (spent, is_runnable) = spent, self._activity()
-                is_idle = spent == before and not is_runnable
-                # A reply that came while this event loop was busy is read first.
-                if is_idle and not (await asyncio.wait({frame}, timeout=LATE_READ_S))[0]:
+            while not (await asyncio.wait({task}, timeout=stall_s / 2))[0]:
+                before, (spent, is_active) = spent, self._activity()
+                num_idle = 0 if is_active or spent != before else num_idle + 1
+                if num_idle > 1 and not await _ends_soon(task):
                     self.is_ready = False
                     raise ProcessLost(f"the process made no progress for {stall_s:g} s")
-            return frame.result()
+            return task.result()
         finally:
-            frame.cancel()
+            task.cancel()
+
+    async def _transfer(self, data: bytes | None) -> bytes:
+        """Writes `data` as a frame, unless it is None, and reads the next frame."""
+        if data is not None:
+            await self._write(data)
+        return await self._read_frame()
 
     async def _read_frame(self) -> bytes:
         stdout = self._running.stdout
@@ -191,13 +194,21 @@ class LimitedProcess:
         return await stdout.readexactly(length)
 
     def _activity(self) -> tuple[int, bool]:
-        """Clock ticks that the process has used, -1 if it no longer exists; and whether it runs or waits to run."""
+        """Clock ticks that the process has used, -1 if it no longer exists; and whether it runs, or waits for a
+        processor or a disk."""
         try:
             with open(f"/proc/{self.pid}/stat", "rb") as file:
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
             return -1, False
-        return int(fields[11]) + int(fields[12]), fields[0] == b"R"
+        return int(fields[11]) + int(fields[12]), fields[0] in (b"R", b"D")
+
+
+async def _ends_soon(task: asyncio.Future[bytes]) -> bool:
+    """Whether the input that has arrived ends the task. While this process was busy, none was read."""
+    for _ in range(LATE_TURNS):
+        await asyncio.sleep(0)
+    return task.done()
 
 
 class CompileProcess(LimitedProcess):

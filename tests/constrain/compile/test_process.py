@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from quicksilver.constrain.compile import process as module
-from quicksilver.constrain.compile.process import CompileProcess, ProcessLost, minimal_environment
+from quicksilver.constrain.compile.process import CompileProcess, LimitedProcess, ProcessLost, minimal_environment
 from quicksilver.constrain.source import FormatKind, ResponseFormat, encode
 
 SIMPLE = encode(ResponseFormat(FormatKind.JSON_OBJECT))
@@ -100,6 +100,24 @@ def test_a_reply_that_came_while_this_process_was_busy_is_read() -> None:
             await process.kill()
 
     uvloop.run(scenario())
+
+
+@pytest.mark.parametrize("setup", [b"", b"x" * 2**20])
+async def test_a_process_that_is_stopped_while_it_starts_is_lost(setup: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that does not read its setup, which is larger than a pipe."""
+    monkeypatch.setattr(module, "START_STALL_S", 0.2)
+    monkeypatch.setattr(module, "START_LIMIT_S", 3600)
+    process = LimitedProcess(("-S", "-c", f"import os; os.kill(os.getpid(), {signal.SIGSTOP:d})"), 3600, setup)
+    with pytest.raises(ProcessLost, match="no progress"):
+        await asyncio.wait_for(process.start(), 60)
+    await process.kill()
+
+
+async def test_a_stopped_process_that_does_not_read_its_request_is_lost(process: CompileProcess) -> None:
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(ProcessLost, match="no progress"):
+        await asyncio.wait_for(process.request(b"x" * 2**20), 60)
 
 
 async def test_restart_tries_again_until_a_start_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
