@@ -13,6 +13,7 @@ from quicksilver.engine.build import build_engine
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import ConstraintFactory, Engine
 from quicksilver.engine.memory import check_memory, free_memory, supported_formats
+from quicksilver.errors import CheckpointRefused
 from quicksilver.hub.resolve import ModelFiles, default_home
 from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter, merge_skill
 from quicksilver.model.assemble import extend_context
@@ -111,7 +112,8 @@ def load_int8(checkpoint: ModelFiles) -> Transformer:
 
 def _attach(model: Transformer, path: Path) -> None:
     adapter = load_adapter(path)
-    assert isinstance(adapter, CanvasAdapter)
+    if not isinstance(adapter, CanvasAdapter):
+        raise CheckpointRefused(f"{path}: a canvas adapter has mask embeddings, and this file has none")
     attach_canvas(model, adapter)
 
 

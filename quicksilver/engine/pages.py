@@ -76,7 +76,7 @@ class PagePool:
 
     def publish(self, page: int, key: bytes) -> None:
         """Caches a held page under a prefix hash. The page must be full and final. An existing entry stays."""
-        assert self._refs[page] > 0, "only a held page can be published"
+        self._check_held(page)
         if key not in self._page_of and page not in self._hash_of:
             self._page_of[key] = page
             self._hash_of[page] = key
@@ -84,7 +84,7 @@ class PagePool:
     def release(self, pages: Seq[int]) -> None:
         """Drops one reference to each page. Last pages first, so that the beginning of a prefix is evicted last."""
         for page in reversed(pages):
-            assert self._refs[page] > 0, f"page {page} released twice"
+            self._check_held(page)
             self._refs[page] -= 1
             if self._refs[page] == 0:
                 self._unhold(page)
@@ -95,6 +95,11 @@ class PagePool:
         self._hash_of.clear()
         self._free.extend(self._idle)
         self._idle.clear()
+
+    def _check_held(self, page: int) -> None:
+        """Not an `assert`: under `python -O` a page would pass to another request while its text is still used."""
+        if self._refs[page] <= 0:
+            raise RuntimeError(f"page {page} is not held: it was released twice")
 
     def _unhold(self, page: int) -> None:
         if page in self._hash_of:

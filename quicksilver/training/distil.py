@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from quicksilver.errors import InvalidRequest
 from quicksilver.text.chat import ChatTemplate, Message
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.formats import Formatter
@@ -55,7 +56,8 @@ def distil_chat(run: Teaching, network: Network, journal: Journal) -> PackedRows
     """Answers of the teacher that pass the filters, packed into rows of the recipe's length."""
     recipe = run.recipe
     teacher_tokenizer, tokenizer = Tokenizer.load(run.teacher), Tokenizer.load(run.base).with_reserved()
-    assert teacher_tokenizer.roles.turn_close is not None
+    if teacher_tokenizer.roles.turn_close is None:
+        raise InvalidRequest(f"{run.teacher.name}: the teacher's tokenizer has no token that ends a turn")
     prompts = questions(recipe, read_questions(run.data / QUESTIONS), teacher_tokenizer)
     generator = Generator(network, prompts, recipe.distil.generate, teacher_tokenizer.roles.turn_close)
     journal.print_line(f"{prompts.num_prompts} questions")

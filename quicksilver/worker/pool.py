@@ -239,6 +239,12 @@ class PooledEngine:
         finally:
             self._num_waiting -= 1
 
+    async def _loaded(self) -> RemoteEngine:
+        await self.load()
+        if self._engine is None:
+            raise EngineUnavailable(f"{self.model.name} was unloaded; retry shortly")
+        return self._engine
+
     async def begin_load(self) -> None:
         """Starts loading, or joins a load that has begun, and waits for its end without a limit."""
         now = asyncio.get_running_loop().time()
@@ -273,24 +279,21 @@ class PooledEngine:
             await engine.close()
 
     async def stream(self, request: Request) -> AsyncGenerator[Event, None]:
-        await self.load()
-        assert self._engine is not None
+        engine = await self._loaded()
         with self._in_use():
-            async with aclosing(self._engine.stream(request)) as events:
+            async with aclosing(engine.stream(request)) as events:
                 async for event in events:
                     yield event
 
     async def score(self, request: ScoreRequest) -> Scores:
-        await self.load()
-        assert self._engine is not None
+        engine = await self._loaded()
         with self._in_use():
-            return await self._engine.score(request)
+            return await engine.score(request)
 
     async def load_adapter(self, adapter: AdapterRef) -> AdapterInfo:
-        await self.load()
-        assert self._engine is not None
+        engine = await self._loaded()
         with self._in_use():
-            return await self._engine.load_adapter(adapter)
+            return await engine.load_adapter(adapter)
 
     async def unload_adapter(self, adapter_id: str) -> bool:
         return await self._engine.unload_adapter(adapter_id) if self._engine is not None else False

@@ -6,6 +6,7 @@ of the run, so that one warning is not an error here.
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -18,10 +19,50 @@ SELECTED = (
     "tests/adversarial/test_charging.py",
     "tests/adversarial/test_special_tokens.py",
     "tests/engine/test_admission.py",
+    "tests/engine/test_pages.py",
     "tests/model/files",
     "tests/server/http",
     "tests/server/endpoints/chat",
 )
+
+
+# Conditions on constants and shapes of kernels, which no request can change.
+KERNELS = Path("backends/cuda")
+
+
+def test_asserts_only_narrow_types() -> None:
+    """`x is not None` and `isinstance` without calls: no work is lost under `-O`, and no value from outside is judged.
+    What a wrong value would break is checked by a raise."""
+    package, others = ROOT / "quicksilver", []
+    for path in sorted(package.rglob("*.py")):
+        if not path.relative_to(package).is_relative_to(KERNELS):
+            found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
+            others += [f"{path.name}:{node.lineno}" for node in found if not narrows_a_type(node.test)]
+    assert others == []
+
+
+def narrows_a_type(test: ast.expr) -> bool:
+    calls = [node for node in ast.walk(test) if isinstance(node, ast.Call | ast.Await | ast.NamedExpr)]
+    if isinstance(test, ast.Call):
+        return calls == [test] and isinstance(test.func, ast.Name) and test.func.id == "isinstance"
+    return not calls and isinstance(test, ast.Compare) and [type(one) for one in test.ops] == [ast.IsNot]
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("x is not None", True),
+        ("self.x is not None", True),
+        ("isinstance(x, int)", True),
+        ("isinstance(read(), int)", False),
+        ("read() is not None", False),
+        ("(x := y) is not None", False),
+        ("x > 0", False),
+        ("is_valid(x)", False),
+    ],
+)
+def test_what_counts_as_narrowing(condition: str, expected: bool) -> None:
+    assert narrows_a_type(ast.parse(condition, mode="eval").body) is expected
 
 
 @pytest.mark.contract

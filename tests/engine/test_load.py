@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from quicksilver.engine.config import EngineConfig
-from quicksilver.engine.load import CPU_CANVAS_ROWS, CPU_MAX_ROWS, LoadConfig, for_serving, pick_device, pick_weights
-from quicksilver.errors import InvalidRequest
+from quicksilver.engine.load import (
+    CPU_CANVAS_ROWS,
+    CPU_MAX_ROWS,
+    LoadConfig,
+    for_serving,
+    load_transformer,
+    pick_device,
+    pick_weights,
+)
+from quicksilver.errors import CheckpointRefused, InvalidRequest
+from quicksilver.hub.files import ModelFiles
+from quicksilver.model.adapters import Adapter, new_canvas, save_adapter
+from quicksilver.model.files.checkpoint import save_model
+from tests.support.tiny import TINY, tiny_model
 
 CPU = LoadConfig(device="cpu")
 
@@ -29,6 +43,16 @@ def test_auto_takes_a_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
         assert pick_device("auto") == device
     assert pick_device("cpu") == "cpu"
+
+
+def test_a_skill_adapter_in_the_place_of_a_canvas_adapter_is_refused(tmp_path: Path) -> None:
+    save_model(tiny_model(), tmp_path)
+    skill = Adapter([])
+    skill.layers = new_canvas(TINY, rank=4, max_canvas_len=8, seed=1).layers
+    (tmp_path / "adapters").mkdir()
+    save_adapter(tmp_path / "adapters" / "canvas.safetensors", skill, {})
+    with pytest.raises(CheckpointRefused, match="mask embeddings"):
+        load_transformer(ModelFiles.in_folder("tiny", tmp_path), LoadConfig("cpu", "float32"))
 
 
 def test_weights_are_picked_and_checked_by_device() -> None:

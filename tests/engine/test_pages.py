@@ -76,8 +76,10 @@ def test_a_page_released_twice_is_an_error() -> None:
     pages = pool.allocate(1)
     assert pages is not None
     pool.release(pages)
-    with pytest.raises(AssertionError, match="released twice"):
+    with pytest.raises(RuntimeError, match="released twice"):
         pool.release(pages)
+    with pytest.raises(RuntimeError, match="not held"):
+        pool.publish(pages[0], b"key")
 
 
 def test_equal_text_of_two_tenants_shares_nothing() -> None:

@@ -165,6 +165,15 @@ async def test_a_model_is_not_unloaded_before_the_request_that_waited_for_it(
         assert engine.can_unload
 
 
+async def test_a_request_whose_model_is_unloaded_before_it_goes_on_is_refused(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(fleet, "a") as pool:
+        monkeypatch.setattr(pool.engines["a"], "load", pool.engines["a"].unload)
+        with pytest.raises(EngineUnavailable, match="a was unloaded"):
+            await answer(pool, "a")
+
+
 async def test_the_model_unused_for_the_longest_time_makes_room(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory for two models of 10; the third is loaded in the place of the oldest that is not pinned."""
     monkeypatch.setattr(
