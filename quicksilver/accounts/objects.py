@@ -219,15 +219,6 @@ class ObjectStore:
             changed = connection.execute(update(objects).where(objects.c.seq == row.seq, is_free).values(**lease))
             return (row.owner, _object(row)) if changed.rowcount else None
 
-    def has_claimable(self, kind: str) -> bool:
-        """Whether `claim` would find an object."""
-        is_free = and_(objects.c.is_open == 1, objects.c.leased_until < int(self._clock()))
-        with self._store.read() as connection:
-            return (
-                connection.execute(select(objects.c.seq).where(objects.c.kind == kind, is_free).limit(1)).first()
-                is not None
-            )
-
     def renew(self, owner: str, kind: str, object_id: str, process: str, lease_s: int) -> bool:
         """Extends the lease; false if this process no longer holds it or the object is finished or deleted."""
         held = and_(objects.c.owner == owner, objects.c.kind == kind, objects.c.id == object_id)

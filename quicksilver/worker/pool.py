@@ -198,10 +198,6 @@ class PooledEngine:
         return self._engine.socket_path if self._engine is not None else None
 
     @property
-    def worker_pid(self) -> int | None:
-        return self._engine.worker_pid if self._engine is not None else None
-
-    @property
     def info(self) -> EngineInfo:
         if self._info is None:
             raise EngineUnavailable(f"{self.model.name} has not been loaded yet")
