@@ -156,10 +156,7 @@ test("conversations and their recordings are there after a reload", async () => 
 
 test("system prompt, settings and the plain stream reach the server", async () => {
   await page.keyboard.press("Control+k");
-  await page.waitForFunction(() => document.querySelector('article[aria-label="Answer"]') === null);
   await page.getByLabel("System prompt").fill("Be brief.");
-  // Shown while the system prompt of the conversation is not one of the presets.
-  await page.getByLabel("Name of the preset").waitFor();
   await page.getByLabel("Show the diffusion").uncheck();
   await page.getByLabel("Seed").fill("7");
   const asked = page.waitForRequest((request) => request.url().endsWith("/v1/chat/completions"));
@@ -169,6 +166,36 @@ test("system prompt, settings and the plain stream reach the server", async () =
   assert.equal(body.seed, 7);
   assert.equal(body.diffusing, undefined);
   await page.getByLabel("Show the diffusion").check();
+});
+
+test("a field that is entered right after Ctrl+K keeps the focus", async () => {
+  await page.evaluate(() => {
+    document.dispatchEvent(new KeyboardEvent("keydown", { key: "k", ctrlKey: true }));
+    document.querySelector(".controls textarea").focus();
+  });
+  assert.ok(await keepsFocus(".controls textarea"));
+});
+
+test("a field that is entered right after the drawer has closed keeps the focus", async () => {
+  await page.setViewportSize({ width: 390, height: 780 });
+  await page.getByRole("button", { name: "Menu" }).click();
+  await page.evaluate(async () => {
+    document.querySelector("#sidebar .new").click();
+    await Promise.resolve();
+    document.querySelector("[data-composer]").focus();
+  });
+  assert.ok(await keepsFocus("[data-composer]"));
+  await page.setViewportSize({ width: 1280, height: 800 });
+});
+
+test("from another panel, Ctrl+K and / lead into the composer", async () => {
+  for (const keys of ["Control+k", "/"]) {
+    await page.getByRole("link", { name: "Keys" }).click();
+    await page.getByText("quicksilver serve --accounts").waitFor();
+    await page.keyboard.press(keys);
+    await page.waitForFunction(() => document.activeElement?.matches("[data-composer]"));
+    assert.equal(await page.getByLabel("Message", { exact: true }).inputValue(), "");
+  }
 });
 
 test("a phone's width and the dark theme work", async () => {
@@ -192,6 +219,18 @@ test("a phone's width and the dark theme work", async () => {
 test("nothing went wrong on the way", () => {
   assert.deepEqual(stage.seen, { errors: [], violations: [], outbound: [], executions: [] });
 });
+
+/** Whether the element has the focus now and after the next frames, in which effects of the page run. */
+function keepsFocus(selector) {
+  return page.evaluate(async (wanted) => {
+    const states = [];
+    for (let i = 0; i < 4; i++) {
+      states.push(document.activeElement?.matches(wanted));
+      await new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve, 20)));
+    }
+    return states.every(Boolean);
+  }, selector);
+}
 
 function snapshots(stream) {
   const events = stream.split("\n").filter((line) => line.startsWith("data: {"));

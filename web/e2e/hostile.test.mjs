@@ -65,7 +65,7 @@ test("nothing ran, nothing was blocked, nothing left", () => {
   assert.deepEqual(stage.seen, { errors: [], violations: [], outbound: [], executions: [] });
 });
 
-test("the watch would have noticed", async () => {
+test("the watch would have noticed", { timeout: 30_000 }, async () => {
   await page.evaluate(() => {
     alert("seen");
     const image = document.createElement("img");
@@ -77,7 +77,8 @@ test("the watch would have noticed", async () => {
       // The policy takes no string for markup.
     }
   });
-  await page.waitForTimeout(200);
+  // The page reports asynchronously.
+  while (stage.seen.violations.length < 2 || stage.seen.executions.length < 1) await page.waitForTimeout(20);
   assert.deepEqual(stage.seen.executions, ["seen"]);
   assert.equal(stage.seen.violations.length, 2);
   assert.equal(await page.locator("body > b").count(), 0);

@@ -16,11 +16,12 @@ import "./style/panels.css";
 import "./style/code.css";
 
 async function boot(): Promise<void> {
-  await loadSettings();
+  // Loaded before the page is drawn: a later load would undo what the user has changed meanwhile.
+  await Promise.all([loadSettings(), loadPresets()]);
   followTheme();
   const host = document.getElementById("app");
   if (host) render(<App />, host);
-  await Promise.all([loadConversations(), loadEntries(), loadPresets(), meetServer()]);
+  await Promise.all([loadConversations(), loadEntries(), meetServer()]);
 }
 
 void boot();

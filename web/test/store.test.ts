@@ -3,6 +3,7 @@
 import "fake-indexeddb/auto";
 import { beforeEach, expect, test, vi } from "vitest";
 import {
+  addConversations,
   conversations,
   current,
   loadConversations,
@@ -12,7 +13,7 @@ import {
   showBranch,
   startConversation,
 } from "../src/chat/session";
-import { path, siblings } from "../src/chat/conversation";
+import { newConversation, path, siblings } from "../src/chat/conversation";
 import { all, clear } from "../src/store/database";
 import { change, chatFields, loadSettings, settings } from "../src/store/settings";
 import { holdKey } from "../src/wire/client";
@@ -35,6 +36,15 @@ test("a conversation comes back from the database", async () => {
   await send("hello");
   await loadConversations();
   expect(path(conversations.get()[0]!).map(({ content }) => content)).toEqual(["hello", "answer 1"]);
+});
+
+test("a conversation that is added while the others are read stays in the list", async () => {
+  await send("hello");
+  conversations.set([]);
+  const loading = loadConversations();
+  addConversations([{ ...newConversation(), title: "added" }]);
+  await loading;
+  expect(conversations.get().map(({ title }) => title).sort()).toEqual(["added", "hello"]);
 });
 
 test("retry and edit add branches beside what was there", async () => {

@@ -1,7 +1,7 @@
 // The answer while it is being made: cells under `diffusing`, else markdown that grows; live figures either way.
 
 import type { RefObject } from "preact";
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useState } from "preact/hooks";
 import { oncePerFrame, Resolve } from "../diffusion/resolve";
 import { Markdown } from "../markdown/render";
 import { formatReading, readMeter } from "./meter";
@@ -56,9 +56,10 @@ export function Meter({ run }: { run: Run }) {
   );
 }
 
+/** Listens from the first drawing on: a short run can be over before an effect that waits for a frame. */
 export function useRedraw(run: Run): void {
   const [, draw] = useState(0);
-  useEffect(() => run.listen(oncePerFrame(() => draw((n) => n + 1))), [run]);
+  useLayoutEffect(() => run.listen(oncePerFrame(() => draw((n) => n + 1))), [run]);
 }
 
 /** Keeps the end in view while the reader is near it, and leaves a reader who scrolled up alone. */

@@ -1,6 +1,6 @@
 // Where the user writes. Enter sends, Shift+Enter breaks the line, Escape stops. Counts the tokens of the draft.
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useState } from "preact/hooks";
 import { useStore } from "../store/observable";
 import { currentModel } from "../store/server";
 import { settings } from "../store/settings";
@@ -11,7 +11,20 @@ import { current, running, send, stop } from "./session";
 
 const COUNT_AFTER_MS = 300;
 
+/** True while the composer is to be focused as soon as it is on the page. */
+let isAwaited = false;
+
+/** Focuses at once where it can: one frame later the user may be typing in another field, which would lose the text. */
+export function focusComposer(): void {
+  const field = document.querySelector<HTMLElement>("[data-composer]");
+  isAwaited = field === null;
+  field?.focus();
+}
+
 export function Composer() {
+  useLayoutEffect(() => {
+    if (isAwaited) focusComposer();
+  }, []);
   const [draft, setDraft] = useState("");
   const run = useStore(running);
   const { model } = useStore(settings);

@@ -21,7 +21,11 @@ export const recordings = new Store<ReadonlyMap<string, Recording>>(new Map());
 
 export async function loadConversations(): Promise<void> {
   const found = await all<Conversation>("conversations");
-  conversations.set(found.sort((a, b) => b.updatedAt - a.updatedAt));
+  conversations.update((known) => {
+    // A message may have been sent while the database was read.
+    const ids = new Set(known.map(({ id }) => id));
+    return sorted([...known, ...found.filter(({ id }) => !ids.has(id))]);
+  });
 }
 
 export function startConversation(): void {
@@ -66,7 +70,7 @@ export async function retry(message: Message): Promise<void> {
 }
 
 export function addConversations(added: readonly Conversation[]): void {
-  conversations.update((known) => [...added, ...known].sort((a, b) => b.updatedAt - a.updatedAt));
+  conversations.update((known) => sorted([...added, ...known]));
   for (const conversation of added) void put("conversations", conversation.id, conversation);
 }
 
@@ -132,6 +136,10 @@ export function recordRun(run: Run, kind: string): void {
     seconds: run.elapsedMs / 1000,
     cost: cost(run.usage, currentModel()) ?? 0,
   });
+}
+
+function sorted(unordered: Conversation[]): Conversation[] {
+  return unordered.sort((a, b) => b.updatedAt - a.updatedAt);
 }
 
 function keepRecording(id: string, recording: Recording): void {

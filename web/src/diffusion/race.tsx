@@ -1,7 +1,7 @@
 // The race: the same model and prompt, once token by token and once by diffusion, each with a clock and a count of
 // forwards. The lanes run in turn, so that neither slows the other; the replay then shows both from the same gun.
 
-import { useEffect, useState } from "preact/hooks";
+import { useLayoutEffect, useState } from "preact/hooks";
 import { readMeter } from "../chat/meter";
 import { Run } from "../chat/run";
 import { recordRun } from "../chat/session";
@@ -64,7 +64,7 @@ export function RacePanel() {
         )}
       </div>
       {race && !isRunning && <Verdict race={race} />}
-      {race && <Track race={race} replay={replay} />}
+      {race && <Track key={replay} race={race} isReplay={replay > 0} />}
     </div>
   );
 }
@@ -89,10 +89,10 @@ function laneRun(chosen: Settings, prompt: string, name: DecoderName): Run {
   return new Run({ ...body, seed: Number(chosen.seed || 0), decoder: { name, canvas_len: canvasLen } });
 }
 
-/** `replay` counts how often a replay was asked for; 0 shows the lanes as they run. */
-function Track({ race, replay }: { race: Race; replay: number }) {
-  const [clock, setClock] = useState<number | null>(null);
-  useEffect(() => (replay > 0 ? runClock(race, setClock) : setClock(null)), [replay, race]);
+/** The lanes as they run, or a replay from its start. A new one is drawn for every replay: it never shows the old end. */
+function Track({ race, isReplay }: { race: Race; isReplay: boolean }) {
+  const [clock, setClock] = useState<number | null>(isReplay ? 0 : null);
+  useLayoutEffect(() => (isReplay ? runClock(race, setClock) : undefined), []);
   return (
     <div class="lanes">
       <Lane title="Diffusion" run={race.diffusion} clock={clock} />

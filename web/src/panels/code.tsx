@@ -42,6 +42,6 @@ export function CodePanel() {
 function step(tab: Tab, by: number): Tab {
   const names = Object.keys(TABS) as Tab[];
   const next = names[(names.indexOf(tab) + by + names.length) % names.length] ?? tab;
-  requestAnimationFrame(() => document.getElementById(`tab-${next}`)?.focus());
+  document.getElementById(`tab-${next}`)?.focus();
   return next;
 }

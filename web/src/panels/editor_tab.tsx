@@ -102,11 +102,13 @@ function useSession(file: string, before: string) {
     clearTimeout(parts.timer);
     if (!parts.view || !parts.editor) return;
     const { state } = parts.view;
+    const focused = document.activeElement;
     const found = await (kind === "fim" ? askInfill(task, state) : askEdit(task, state, file, before));
     if (found === undefined || parts.view?.state.doc !== state.doc) return;
     setNote(found === null ? "Nothing to change." : kind === "edit" ? "Next edit found." : "Completion found.");
     parts.view.dispatch({ effects: parts.editor.suggest.of(found) });
-    parts.view.focus();
+    // A field that was entered while the request was under way keeps the focus.
+    if (document.activeElement === focused) parts.view.focus();
   };
   parts.onUpdate = (update) => {
     setShown(shownIn(parts, update));

@@ -64,9 +64,16 @@ function ServerUsage({ own, span }: { own: Account; span: Span }) {
   const [problem, setProblem] = useState<string | null>(null);
   useEffect(() => {
     const start = (Math.floor(Date.now() / 1000 / span.spanS) - span.num + 1) * span.spanS;
+    let isStale = false;
     setProblem(null);
-    getUsage(start, span.width, span.num).then(setBuckets, (error: Error) => setProblem(error.message));
-    void refreshAccount();
+    // The balance and the charts are of the same moment.
+    Promise.all([getUsage(start, span.width, span.num), refreshAccount()]).then(
+      ([found]) => isStale || setBuckets(found),
+      (error: Error) => isStale || setProblem(error.message),
+    );
+    return () => {
+      isStale = true;
+    };
   }, [own.key.id, span.width, span.num]);
   return (
     <>

@@ -1,6 +1,6 @@
 // A value with listeners that are called when it changes.
 
-import { useEffect, useState } from "preact/hooks";
+import { useLayoutEffect, useState } from "preact/hooks";
 
 export class Store<T> {
   private readonly listeners = new Set<() => void>();
@@ -27,12 +27,13 @@ export class Store<T> {
   }
 }
 
-/** The store's value; the component renders again when it changes. */
+/** The store's value; the component renders again when it changes. A change before it has subscribed counts too. */
 export function useStore<T>(store: Store<T>): T {
   const [, bump] = useState(0);
-  useEffect(() => {
-    bump((n) => n + 1);
+  const value = store.get();
+  useLayoutEffect(() => {
+    if (!Object.is(store.get(), value)) bump((n) => n + 1);
     return store.subscribe(() => bump((n) => n + 1));
   }, [store]);
-  return store.get();
+  return value;
 }

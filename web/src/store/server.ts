@@ -19,11 +19,11 @@ export async function meetServer(): Promise<void> {
     account.set(null);
     const found = await listModels();
     models.set(found);
+    const chosen = found.find((model) => model.id === settings.get().model) ?? found[0];
+    change({ model: chosen?.quicksilver.model ?? "" });
     keyWanted.set(false);
     if (info.accounts && hasKey()) account.set(await getAccount());
     trouble.set(null);
-    const chosen = found.find((model) => model.id === settings.get().model) ?? found[0];
-    change({ model: chosen?.quicksilver.model ?? "" });
   } catch (error) {
     trouble.set((error as Error).message);
   }

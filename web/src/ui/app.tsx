@@ -1,8 +1,9 @@
 // The frame of the page: navigation at the side, one panel in the middle, keys that work everywhere.
 
 import type { VNode } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { ChatPanel } from "../chat/chat_panel";
+import { focusComposer } from "../chat/composer";
 import { stopAll } from "../chat/run";
 import { startConversation } from "../chat/session";
 import { RacePanel } from "../diffusion/race";
@@ -40,7 +41,7 @@ export function App() {
   const panel = useStore(route);
   const isKeyWanted = useStore(keyWanted);
   const [isOpen, setOpen] = useDrawer(panel);
-  useEffect(() => {
+  useLayoutEffect(() => {
     document.addEventListener("keydown", globalKey);
     return () => document.removeEventListener("keydown", globalKey);
   }, []);
@@ -73,12 +74,15 @@ export function App() {
   );
 }
 
-/** The navigation on a narrow screen. Focus moves into it when it opens and back to the button when it closes. */
+/**
+ * The navigation on a narrow screen. Focus moves into it when it opens and back to the button when it closes, with the
+ * same change of the page: after the next frame it could be in a field that is being typed in.
+ */
 function useDrawer(panel: PanelName): [boolean, (isOpen: boolean) => void] {
   const [isOpen, setOpen] = useState(false);
   const wasOpen = useRef(false);
-  useEffect(() => setOpen(false), [panel]);
-  useEffect(() => {
+  useLayoutEffect(() => setOpen(false), [panel]);
+  useLayoutEffect(() => {
     if (isOpen) document.querySelector<HTMLElement>("#sidebar .close")?.focus();
     else if (wasOpen.current) document.querySelector<HTMLElement>(".menu")?.focus();
     wasOpen.current = isOpen;
@@ -126,12 +130,9 @@ function globalKey(event: KeyboardEvent): void {
   if (event.key === "?" && !isTyping(event)) showShortcuts();
   if (event.key === "/" && !isTyping(event)) {
     event.preventDefault();
+    go("chat");
     focusComposer();
   }
-}
-
-function focusComposer(): void {
-  requestAnimationFrame(() => document.querySelector<HTMLElement>("[data-composer]")?.focus());
 }
 
 /** The path leads into shadow roots, where the editors are; the target of the event stays outside. */
