@@ -45,10 +45,8 @@ def _tools() -> None:
 def test_scene_plays_in_chromium(scene: str) -> None:
     if reason := complaint_of("e2e/chromium.mjs"):
         pytest.skip(f"no Chromium starts here: {reason}")
-    first = complaint_of("--test", f"e2e/{scene}.test.mjs", PYTHON=sys.executable)
-    # On busy cores a browser can miss a moment that a scene waits for. A fault of the page fails twice.
-    second = first and complaint_of("--test", f"e2e/{scene}.test.mjs", PYTHON=sys.executable)
-    assert not second, f"{first}\n\nThe second run:\n{second}"
+    complaint = complaint_of("--test", f"e2e/{scene}.test.mjs", PYTHON=sys.executable)
+    assert not complaint, complaint
 
 
 @pytest.mark.timeout(120)
