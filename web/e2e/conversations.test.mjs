@@ -7,7 +7,7 @@ import { readFileSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { openStage, ready, say } from "./stage.mjs";
+import { layoutFaults, openStage, ready, say, tabOrder } from "./stage.mjs";
 
 const WIDTHS = { desktop: 1280, phone: 390 };
 const HOSTILE = '<img src=x onerror="alert(1)"><script>alert(2)</script>';
@@ -124,6 +124,42 @@ for (const [device, width] of Object.entries(WIDTHS)) {
     assert.ok(widest <= width, `the page is ${widest} px wide`);
   });
 
+  test(`${device}: text files are dropped or chosen, listed, removed, and sent below the message`, async () => {
+    await open(width);
+    await drop({ name: "hello.py", text: "print('```')\n" });
+    await listed(["hello.py 13 B"]);
+    await choose({ name: "notes.txt", text: "remember" }, { name: "spare.txt", text: "spare" });
+    await listed(["hello.py 13 B", "notes.txt 8 B", "spare.txt 5 B"]);
+    await page.getByRole("button", { name: "Remove spare.txt" }).press("Enter");
+    await listed(["hello.py 13 B", "notes.txt 8 B"]);
+    const message = page.getByLabel("Message", { exact: true });
+    assert.ok(await message.evaluate((element) => element === document.activeElement));
+    assert.deepEqual(await tabOrder(page, 3), ["Remove hello.py", "Remove notes.txt", "Attach files"]);
+    assert.deepEqual(await layoutFaults(page), []);
+    const asked = page.waitForRequest((request) => request.url().endsWith("/v1/chat/completions"));
+    await say(page, `echo: ${device}`);
+    const { content } = (await asked).postDataJSON().messages.at(-1);
+    const files = "File: hello.py\n````py\nprint('```')\n````\n\nFile: notes.txt\n```txt\nremember\n```";
+    assert.equal(content, `echo: ${device}\n\n${files}`);
+    assert.equal(await page.getByRole("list", { name: "Attached files" }).count(), 0);
+  });
+
+  test(`${device}: a file that is too large or no text is refused with the reason`, async () => {
+    await open(width);
+    await choose({ name: "large.log", text: "x".repeat(1_500_000) });
+    const alert = page.locator(".composer").getByRole("alert");
+    await alert.getByText("large.log has 1.5 MB. A message takes 256 kB of files: attach a part of it.").waitFor();
+    await drop({ name: "photo.png", text: "\0\u0001" });
+    await alert.getByText("photo.png is not a text file in UTF-8. Convert it to text first.").waitFor();
+    assert.ok(await page.getByRole("button", { name: "Send" }).isDisabled());
+    assert.deepEqual(await layoutFaults(page), []);
+    await choose({ name: "long.txt", text: "word ".repeat(1000) });
+    await alert.waitFor({ state: "detached" });
+    await say(page, "echo: folded");
+    const said = page.getByLabel("You").last().locator("details");
+    assert.match(await said.locator("summary").textContent(), /^echo: folded.*5K characters$/su);
+  });
+
   test(`${device}: an answer's request is copied as a command that works`, async () => {
     await open(width);
     const answer = await say(page, `echo: it's ${device}`);
@@ -155,6 +191,36 @@ function titles() {
 async function openDrawer() {
   const menu = page.getByRole("button", { name: "Menu" });
   if (await menu.isVisible()) await menu.click();
+}
+
+/** Drags a file over the page and drops it there. */
+async function drop({ name, text }) {
+  const dataTransfer = await page.evaluateHandle(([fileName, content]) => {
+    const transfer = new DataTransfer();
+    transfer.items.add(new File([content], fileName));
+    return transfer;
+  }, [name, text]);
+  await page.dispatchEvent(".messages", "dragover", { dataTransfer });
+  await page.locator(".composer .box.over").waitFor();
+  await page.dispatchEvent(".messages", "drop", { dataTransfer });
+  await page.locator(".composer .box.over").waitFor({ state: "detached" });
+}
+
+/** Opens the file dialogue with the keyboard and chooses files. */
+async function choose(...files) {
+  const dialogue = page.waitForEvent("filechooser");
+  await page.getByRole("button", { name: "Attach files" }).press("Enter");
+  const chosen = files.map(({ name, text }) => ({ name, mimeType: "text/plain", buffer: Buffer.from(text) }));
+  await (await dialogue).setFiles(chosen);
+}
+
+/** Waits until the attached files are these, each with its size. */
+async function listed(names) {
+  const wanted = names.map((name) => `${name}×`).join("|");
+  await page.waitForFunction((text) => {
+    const items = [...document.querySelectorAll(".files li")].map((item) => item.textContent);
+    return items.join("|") === text;
+  }, wanted);
 }
 
 async function newConversation() {

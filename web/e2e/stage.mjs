@@ -107,3 +107,38 @@ export async function ready(page, url) {
   await page.goto(url);
   await page.locator("select option", { hasText: "nano" }).first().waitFor({ state: "attached" });
 }
+
+/** What is wrong with the layout: parts that scroll sideways, and controls that cannot be scrolled into view and pressed. */
+export function layoutFaults(page) {
+  return page.evaluate(() => {
+    const nameOf = (element) => element.outerHTML.slice(0, 120);
+    const frames = [document.documentElement, ...document.querySelectorAll("main, main .panel, main .messages")];
+    const faults = frames.filter((each) => each.scrollWidth > each.clientWidth).map((each) => `too wide: ${nameOf(each)}`);
+    const controls = document.querySelectorAll("main :is(button, input, select, textarea, summary, a[href], [tabindex='0'])");
+    for (const control of controls) {
+      if (!control.checkVisibility()) continue;
+      control.scrollIntoView({ block: "center", inline: "nearest" });
+      const { left, right, top, bottom } = control.getBoundingClientRect();
+      const hit = document.elementFromPoint((left + right) / 2, (top + bottom) / 2);
+      if (left < 0 || right > window.innerWidth) faults.push(`outside: ${nameOf(control)}`);
+      else if (!control.contains(hit)) faults.push(`covered: ${nameOf(control)}`);
+    }
+    return faults;
+  });
+}
+
+/** The labels of the controls that Tab reaches from the one that is focused, up to `num`. */
+export async function tabOrder(page, num) {
+  const labels = [];
+  for (let i = 0; i < num; i++) {
+    await page.keyboard.press("Tab");
+    labels.push(
+      await page.evaluate(() => {
+        const focused = document.activeElement;
+        const texts = [...(focused.labels?.[0] ?? focused).childNodes].filter((node) => node.nodeType === Node.TEXT_NODE);
+        return (focused.getAttribute("aria-label") ?? texts.map((node) => node.data).join("")).trim();
+      }),
+    );
+  }
+  return labels;
+}

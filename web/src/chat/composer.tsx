@@ -1,11 +1,14 @@
-// Where the user writes. Enter sends, Shift+Enter breaks the line, Escape stops. Counts the tokens of the draft.
+// Where the user writes, with text files attached. Enter sends, Shift+Enter breaks the line, Escape stops. Counts the tokens
+// of the draft.
 
 import { useEffect, useLayoutEffect, useState } from "preact/hooks";
-import { useStore } from "../store/observable";
+import { Store, useStore } from "../store/observable";
 import { currentModel } from "../store/server";
 import { settings } from "../store/settings";
 import { compact } from "../ui/format";
 import { countTokens } from "../wire/client";
+import { AttachButton, AttachedFiles, useFileDrop } from "./attached_files";
+import { attached, compose, detachAll, numReading } from "./attachments";
 import { path } from "./conversation";
 import { current, running, send, stop } from "./session";
 
@@ -21,19 +24,17 @@ export function focusComposer(): void {
   field?.focus();
 }
 
+/** Kept while other panels are shown. */
+const draft = new Store("");
+
 export function Composer() {
   useLayoutEffect(() => {
     if (isAwaited) focusComposer();
   }, []);
-  const [draft, setDraft] = useState("");
+  const text = compose(useStore(draft), useStore(attached));
   const run = useStore(running);
-  const { model } = useStore(settings);
-  const isEmpty = draft.trim() === "";
-  const submit = () => {
-    if (isEmpty || run || model === "") return;
-    setDraft("");
-    void send(draft);
-  };
+  const isReading = useStore(numReading) > 0;
+  const isOver = useFileDrop();
   return (
     <form
       class="composer"
@@ -42,35 +43,46 @@ export function Composer() {
         submit();
       }}
     >
-      <div class="box">
-      <textarea
-        data-composer
-        aria-label="Message"
-        placeholder="Ask something"
-        rows={2}
-        value={draft}
-        onInput={(event) => setDraft(event.currentTarget.value)}
-        onKeyDown={(event) => {
-          if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-          event.preventDefault();
-          submit();
-        }}
-      />
-      <div class="row">
-        <TokenMeter draft={draft} />
-        {run ? (
-          <button type="button" class="primary" aria-keyshortcuts="Escape" onClick={stop}>
-            Stop
-          </button>
-        ) : (
-          <button type="submit" class="primary" disabled={isEmpty}>
-            Send
-          </button>
-        )}
-      </div>
+      <div class={isOver ? "box over" : "box"}>
+        <textarea
+          data-composer
+          aria-label="Message"
+          placeholder={isOver ? "Drop text files here" : "Ask something"}
+          rows={2}
+          value={draft.get()}
+          onInput={(event) => draft.set(event.currentTarget.value)}
+          onKeyDown={(event) => {
+            if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+            event.preventDefault();
+            submit();
+          }}
+        />
+        <AttachedFiles onDetached={focusComposer} />
+        <div class="row">
+          <AttachButton />
+          <TokenMeter draft={text} />
+          {run ? (
+            <button type="button" class="primary" aria-keyshortcuts="Escape" onClick={stop}>
+              Stop
+            </button>
+          ) : (
+            <button type="submit" class="primary" disabled={text === "" || isReading}>
+              Send
+            </button>
+          )}
+        </div>
       </div>
     </form>
   );
+}
+
+/** Sends what is in the stores, which are never behind the last input event. */
+function submit(): void {
+  const text = compose(draft.get(), attached.get());
+  if (text === "" || running.get() || numReading.get() > 0 || settings.get().model === "") return;
+  draft.set("");
+  detachAll();
+  void send(text);
 }
 
 /** Tokens that the next request will carry, of those the context holds. */

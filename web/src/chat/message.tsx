@@ -11,10 +11,13 @@ import { chatFields, settings } from "../store/settings";
 import { hasKey } from "../wire/client";
 import { CopyButton } from "../ui/copy_button";
 import { saveFile } from "../ui/save_file";
-import { money } from "../ui/format";
+import { compact, money } from "../ui/format";
 import { messagesBefore, siblings, type Conversation, type Message, type Outcome } from "./conversation";
 import { cost, formatReading } from "./meter";
 import { findRecording, recordings, retry, send, showBranch } from "./session";
+
+const FOLD_CHARS = 2000;
+const HEAD_CHARS = 200;
 
 interface Props {
   message: Message;
@@ -34,7 +37,7 @@ function QuestionView({ message, conversation }: Props) {
   if (isEditing) return <Editing message={message} onDone={() => setEditing(false)} />;
   return (
     <article class="message user" aria-label="You">
-      <p class="said">{message.content}</p>
+      <Said text={message.content} />
       <div class="verbs">
         <Branches message={message} conversation={conversation} />
         <button type="button" class="ghost" onClick={() => setEditing(true)}>
@@ -43,6 +46,19 @@ function QuestionView({ message, conversation }: Props) {
         <CopyButton text={message.content} label="Copy message" />
       </div>
     </article>
+  );
+}
+
+/** A long message, with a file for example, is folded. */
+function Said({ text }: { text: string }) {
+  if (text.length <= FOLD_CHARS) return <p class="said">{text}</p>;
+  return (
+    <details class="said">
+      <summary>
+        {text.slice(0, HEAD_CHARS)}… <span class="faint">{compact(text.length)} characters</span>
+      </summary>
+      {text}
+    </details>
   );
 }
 

@@ -9,6 +9,12 @@ export function compact(value: number): string {
   return new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 }).format(value);
 }
 
+/** Decimal units, as in a file manager. */
+export function bytes(value: number): string {
+  if (value < 1000) return `${value} B`;
+  return value < 1_000_000 ? `${Number((value / 1000).toFixed(1))} kB` : `${Number((value / 1_000_000).toFixed(1))} MB`;
+}
+
 export function money(value: number | null): string {
   return value === null ? "free" : `$${value < 0.01 ? value.toFixed(6) : value.toFixed(2)}`;
 }
