@@ -1,9 +1,12 @@
 // Every panel beside the chat, in a real browser against a live server.
 
 import assert from "node:assert/strict";
-import { after, before, test } from "node:test";
-import { openPanel, openStage, ready } from "./stage.mjs";
+import { after, afterEach, before, test } from "node:test";
+import { layoutFaults, openPanel, openStage, ready, tabOrder } from "./stage.mjs";
 
+const WIDTHS = { desktop: 1280, phone: 390 };
+
+const WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen";
 let stage, page;
 
 before(async () => {
@@ -13,6 +16,9 @@ before(async () => {
 });
 after(async () => {
   await stage.close();
+});
+afterEach(async () => {
+  await page.setViewportSize({ width: WIDTHS.desktop, height: 800 });
 });
 
 test("structured output: a broken schema is refused here, a good one is filled and coloured", async () => {
@@ -30,6 +36,42 @@ test("structured output: a broken schema is refused here, a good one is filled a
   const all = await page.locator(".cells .cell").allTextContents();
   assert.deepEqual(JSON.parse(all.join("")), { name: "Ada", age: 36, city: "Oslo" });
 });
+
+for (const [device, width] of Object.entries(WIDTHS)) {
+  test(`${device}: race and compare fit, and every control is in reach`, async () => {
+    await openFresh("race", width);
+    assert.deepEqual(await layoutFaults(page), []);
+    await page.getByLabel("Prompt").fill(`echo: ${WORDS}`);
+    await page.getByRole("button", { name: "Race", exact: true }).press("Enter");
+    await page.locator(".verdict").waitFor({ timeout: 30_000 });
+    await page.locator(".lane.home").nth(1).waitFor({ timeout: 30_000 });
+    await explainLastCell();
+    assert.deepEqual(await layoutFaults(page), []);
+    await page.getByLabel("Prompt").focus();
+    assert.deepEqual(await tabOrder(page, 2), ["Race", "Replay side by side"]);
+    await openFresh("compare", width);
+    assert.deepEqual(await layoutFaults(page), []);
+    await page.getByLabel("Prompt").fill(`echo: ${WORDS}`);
+    const pickers = ["Left model", "Left decoder", "Right model", "Right decoder"];
+    assert.deepEqual(await tabOrder(page, 5), [...pickers, "Compare"]);
+    await page.keyboard.press("Enter");
+    await page.locator(".verdict").waitFor({ timeout: 30_000 });
+    await explainLastCell();
+    assert.deepEqual(await layoutFaults(page), []);
+  });
+
+  test(`${device}: Escape stops a race and a comparison`, async () => {
+    for (const [panel, button] of [["race", "Race"], ["compare", "Compare"]]) {
+      await openFresh(panel, width);
+      await page.getByLabel("Prompt").fill("Explain masks, and take your time");
+      await page.getByRole("button", { name: button, exact: true }).press("Enter");
+      await page.getByRole("button", { name: "Stop" }).waitFor();
+      await page.keyboard.press("Escape");
+      await page.getByRole("button", { name: "Stop" }).waitFor({ state: "detached" });
+      assert.equal(await page.locator(".verdict").count(), 0);
+    }
+  });
+}
 
 test("tools: the call is shown, answered, and used", async () => {
   await openPanel(page, stage.url, "tools");
@@ -137,6 +179,25 @@ test("tune: a job is created from uploaded rows, its losses are drawn, and it ca
   assert.equal(await page.getByRole("button", { name: "Cancel" }).count(), 0);
   await page.unrouteAll({ behavior: "wait" });
 });
+
+/** Every test begins with a fresh page. */
+async function openFresh(panel, width) {
+  await page.setViewportSize({ width, height: 780 });
+  await page.goto("about:blank");
+  await openPanel(page, stage.url, panel);
+  await page.waitForFunction(() => document.querySelector("#sidebar footer p"));
+}
+
+/** The card of the cell at the right end of a line must stay inside of the page. */
+async function explainLastCell() {
+  const cells = page.locator(".lane .cells").last();
+  const right = await cells.locator(".cell").evaluateAll((all) => {
+    const ends = all.map((cell) => cell.getBoundingClientRect().right);
+    return ends.indexOf(Math.max(...ends));
+  });
+  await cells.locator(".cell").nth(right).dispatchEvent("pointerover");
+  await page.locator(".card").waitFor();
+}
 
 /** Notes every state of the two lanes from now on; most are too short to be waited for from outside of the page. */
 async function watchLanes() {

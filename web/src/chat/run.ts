@@ -13,6 +13,15 @@ export function stopAll(): void {
   for (const run of active) run.stop();
 }
 
+/** Each run has the server to itself. Once one is stopped, those after it are too. */
+export async function startInTurn(runs: readonly Run[], onEnd: (run: Run) => void): Promise<void> {
+  for (const [i, run] of runs.entries()) {
+    await run.start();
+    onEnd(run);
+    if (run.state === "stopped") for (const later of runs.slice(i + 1)) later.stop();
+  }
+}
+
 export type RunState = "waiting" | "running" | "done" | "stopped" | "failed";
 
 export class Run {

@@ -3,7 +3,7 @@
 
 import { useLayoutEffect, useState } from "preact/hooks";
 import { readMeter } from "../chat/meter";
-import { Run } from "../chat/run";
+import { Run, startInTurn } from "../chat/run";
 import { recordRun } from "../chat/session";
 import { useStore } from "../store/observable";
 import { chatFields, diffusionFields, settings, type Settings } from "../store/settings";
@@ -15,6 +15,8 @@ const PROMPT = "Write a Python function that returns the n-th Fibonacci number."
 interface Race {
   ar: Run;
   diffusion: Run;
+  /** In the order in which they start: each lane after its warm-up. */
+  runs: Run[];
 }
 
 export function RacePanel() {
@@ -24,17 +26,14 @@ export function RacePanel() {
   const [isRunning, setRunning] = useState(false);
   const [replay, setReplay] = useState(0);
   const start = async () => {
-    const next = { ar: laneRun(chosen, prompt, "ar"), diffusion: laneRun(chosen, prompt, rival(chosen)) };
+    const [ar, diffusion] = [laneRun(chosen, prompt, "ar"), laneRun(chosen, prompt, rival(chosen))];
+    const next = { ar, diffusion, runs: [warmUpOf(diffusion), diffusion, warmUpOf(ar), ar] };
     setRace(next);
     setReplay(0);
     setRunning(true);
-    for (const run of [next.diffusion, next.ar]) {
-      await warmUp(run);
-      await run.start();
-      recordRun(run, "race");
-    }
+    await startInTurn(next.runs, (run) => (run === ar || run === diffusion) && recordRun(run, "race"));
     setRunning(false);
-    if (next.ar.state === "done" && next.diffusion.state === "done") setReplay(1);
+    if (ar.state === "done" && diffusion.state === "done") setReplay(1);
   };
   return (
     <div class="panel">
@@ -53,7 +52,7 @@ export function RacePanel() {
           Race
         </button>
         {isRunning && race && (
-          <button type="button" onClick={() => stopBoth(race)}>
+          <button type="button" aria-keyshortcuts="Escape" onClick={() => race.runs.forEach((run) => run.stop())}>
             Stop
           </button>
         )}
@@ -69,14 +68,9 @@ export function RacePanel() {
   );
 }
 
-function stopBoth(race: Race): void {
-  race.diffusion.stop();
-  race.ar.stop();
-}
-
 /** Neither lane pays for reading the prompt or for the first forward of its kind. A failure shows in the race itself. */
-async function warmUp({ body }: Run): Promise<void> {
-  await new Run({ ...body, max_tokens: body.decoder?.canvas_len ?? 1 }).start();
+function warmUpOf({ body }: Run): Run {
+  return new Run({ ...body, max_tokens: body.decoder?.canvas_len ?? 1 });
 }
 
 function rival({ decoder }: Settings): DecoderName {

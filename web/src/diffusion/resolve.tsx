@@ -89,9 +89,16 @@ function tellShown(element: HTMLElement, index: number, isWhole: boolean): void 
   if (isWhole && element.style.minHeight === "") element.style.minHeight = `${element.offsetHeight}px`;
 }
 
+/** Below its cell, and moved to the left where it would leave the text. */
 function Explanation({ card }: { card: Card }) {
+  const element = useRef<HTMLDivElement>(null);
+  const [left, setLeft] = useState(0);
+  useLayoutEffect(() => {
+    const room = (element.current?.parentElement?.clientWidth ?? 0) - (element.current?.offsetWidth ?? 0);
+    setLeft(Math.max(0, Math.min(card.left, room)));
+  }, [card]);
   return (
-    <div class="card" role="status" style={{ left: `${card.left}px`, top: `${card.top}px` }}>
+    <div ref={element} class="card" role="status" style={{ left: `${left}px`, top: `${card.top}px` }}>
       <code>{card.title}</code>
       {card.lines.map((line) => (
         <div>{line}</div>

@@ -1,7 +1,7 @@
 // Compare: one prompt, two models or two decoders, side by side. The two run in turn, so that neither slows the other.
 
 import { useState } from "preact/hooks";
-import { Run } from "../chat/run";
+import { Run, startInTurn } from "../chat/run";
 import { recordRun } from "../chat/session";
 import { Lane } from "../diffusion/lane";
 import { useStore } from "../store/observable";
@@ -37,10 +37,7 @@ export function ComparePanel() {
     });
     setRuns(made);
     setRunning(true);
-    for (const run of made) {
-      await run.start();
-      recordRun(run, "compare");
-    }
+    await startInTurn(made, (run) => recordRun(run, "compare"));
     setRunning(false);
   };
   const choose = (side: number, part: Partial<Choice>) => {
