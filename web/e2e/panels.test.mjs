@@ -38,6 +38,68 @@ test("structured output: a broken schema is refused here, a good one is filled a
 });
 
 for (const [device, width] of Object.entries(WIDTHS)) {
+  test(`${device}: fields are added by keyboard, and the schema that they make is sent`, async () => {
+    await openFresh("structured", width);
+    const schema = page.getByLabel("JSON Schema");
+    const fields = page.getByRole("region", { name: "Fields of the answer" });
+    const row = (place) => fields.getByRole("group", { name: `Field ${place}`, exact: true });
+    assert.equal(await row(3).getByLabel("Values").first().inputValue(), "Paris, Oslo, Lima");
+    await page.getByRole("button", { name: "Remove field age" }).press("Enter");
+    await page.keyboard.press("Enter");
+    await row(3).getByText("Give the field a name.").waitFor();
+    await page.keyboard.type("orders");
+    assert.deepEqual(await tabOrder(page, 3), ["Type", "Required", "Remove field orders"]);
+    await row(3).getByLabel("Type").selectOption("array");
+    await row(3).getByLabel("Items").selectOption("object");
+    await row(3).getByLabel("Required").first().uncheck();
+    await page.getByRole("button", { name: "Add field to orders" }).press("Enter");
+    await page.keyboard.type("size");
+    await row("3.1").getByLabel("Type").selectOption("enum");
+    await row("3.1").getByText("List the values, separated by commas.").waitFor();
+    await row("3.1").getByLabel("Values").fill("small, large");
+    const orders = { properties: { size: { enum: ["small", "large"] } }, required: ["size"] };
+    const wanted = {
+      type: "object",
+      properties: {
+        name: { type: "string" },
+        city: { enum: ["Paris", "Oslo", "Lima"] },
+        orders: { type: "array", items: { type: "object", ...orders, additionalProperties: false } },
+      },
+      required: ["name", "city"],
+      additionalProperties: false,
+    };
+    assert.deepEqual(JSON.parse(await schema.inputValue()), wanted);
+    assert.deepEqual(await layoutFaults(page), []);
+    const asked = page.waitForRequest((request) => request.url().endsWith("/v1/chat/completions"));
+    await page.getByRole("button", { name: "Run" }).click();
+    assert.deepEqual((await asked).postDataJSON().response_format.json_schema.schema, wanted);
+  });
+
+  test(`${device}: the schema is edited as text, and what is wrong with it is said`, async () => {
+    await openFresh("structured", width);
+    const schema = page.getByLabel("JSON Schema");
+    const alert = page.getByRole("alert");
+    await schema.fill('{\n  "type": object }');
+    await alert.getByText(/not valid JSON/u).waitFor();
+    await page.getByText("The text is not a schema.").waitFor();
+    await page.getByRole("button", { name: "Run" }).click();
+    assert.ok(await schema.evaluate((element) => element === document.activeElement));
+    await schema.fill("[]");
+    await alert.getByText("A schema is a JSON object").waitFor();
+    await schema.fill('{"type": "object", "properties": {"a": {"type": "string", "minLength": 2}}}');
+    await page.getByText("The schema has parts that fields do not show.").waitFor();
+    await schema.fill('{"type": "strin"}');
+    await page.getByRole("button", { name: "Run" }).click();
+    await page.getByLabel("Result").getByRole("alert").getByText("`type` is malformed").waitFor();
+    await page.getByRole("button", { name: "Start again with fields" }).press("Enter");
+    assert.deepEqual(JSON.parse(await schema.inputValue()).properties, {});
+    await page.getByRole("button", { name: "Add field" }).click();
+    await page.keyboard.type("a");
+    await schema.fill((await schema.inputValue()).replaceAll('"a"', '"b"'));
+    assert.equal(await page.getByRole("group", { name: "Field 1" }).getByLabel("Name").inputValue(), "b");
+    assert.deepEqual(await layoutFaults(page), []);
+  });
+
   test(`${device}: race and compare fit, and every control is in reach`, async () => {
     await openFresh("race", width);
     assert.deepEqual(await layoutFaults(page), []);
@@ -154,8 +216,11 @@ test("without accounts the Keys panel says how to switch them on", async () => {
   assert.equal(await page.getByLabel("API key").count(), 0);
 });
 
-test("nothing went wrong on the way", () => {
-  assert.deepEqual(stage.seen, { errors: [], violations: [], outbound: [], executions: [] });
+test("nothing went wrong on the way but the refusal of the broken schema", () => {
+  const { errors, ...rest } = stage.seen;
+  assert.deepEqual(rest, { violations: [], outbound: [], executions: [] });
+  assert.equal(errors.length, Object.keys(WIDTHS).length);
+  assert.ok(errors.every((text) => text.includes("400 (Bad Request)")));
 });
 
 test("tune: a job is created from uploaded rows, its losses are drawn, and it can be cancelled", async () => {

@@ -1,6 +1,6 @@
-// Structured output: paste a JSON Schema, and see which tokens it forced and which the model chose.
+// Structured output: build or paste a JSON Schema, and see which tokens it forced and which the model chose.
 
-import { useMemo, useState } from "preact/hooks";
+import { useMemo, useRef, useState } from "preact/hooks";
 import { Meter, useRedraw } from "../chat/answering";
 import { formatReading, readMeter } from "../chat/meter";
 import { Run } from "../chat/run";
@@ -8,6 +8,7 @@ import { recordRun } from "../chat/session";
 import { Resolve } from "../diffusion/resolve";
 import { useStore } from "../store/observable";
 import { chatFields, diffusionFields, settings } from "../store/settings";
+import { SchemaBuilder } from "./schema_builder";
 
 const SCHEMA = `{
   "type": "object",
@@ -25,11 +26,13 @@ export function StructuredPanel() {
   const [schema, setSchema] = useState(SCHEMA);
   const [prompt, setPrompt] = useState("Ada is 36 and lives in Oslo. Describe her as JSON.");
   const [run, setRun] = useState<Run | null>(null);
-  const [problem, setProblem] = useState<string | null>(null);
+  const field = useRef<HTMLTextAreaElement>(null);
+  const parsed = useMemo(() => parseSchema(schema), [schema]);
   const start = async () => {
-    const parsed = parse(schema);
-    setProblem(parsed.problem);
-    if (parsed.problem) return;
+    if (parsed.problem !== null) {
+      field.current?.focus();
+      return;
+    }
     const format = { type: "json_schema", json_schema: { name: "answer", schema: parsed.value, strict: true } };
     const messages = [{ role: "user" as const, content: prompt }];
     const next = new Run({ ...chatFields(chosen), ...diffusionFields(), messages, response_format: format });
@@ -43,22 +46,27 @@ export function StructuredPanel() {
         The answer is held to the schema while it is made. What the schema leaves no choice for is written without
         asking the model.
       </p>
-      <label>
-        JSON Schema
-        <textarea
-          class="mono"
-          rows={12}
-          spellcheck={false}
-          value={schema}
-          aria-invalid={problem !== null}
-          onInput={(event) => setSchema(event.currentTarget.value)}
-        />
-      </label>
-      {problem && (
-        <p class="trouble" role="alert">
-          {problem}
-        </p>
-      )}
+      <div class="sides">
+        <SchemaBuilder text={schema} schema={parsed.problem === null ? parsed.value : undefined} onChange={setSchema} />
+        <div>
+          <label>
+            JSON Schema
+            <textarea
+              ref={field}
+              class="mono"
+              rows={12}
+              spellcheck={false}
+              value={schema}
+              aria-invalid={parsed.problem !== null}
+              aria-describedby="schema-problem"
+              onInput={(event) => setSchema(event.currentTarget.value)}
+            />
+          </label>
+          <div id="schema-problem" role="alert">
+            {parsed.problem !== null && <p class="trouble">{parsed.problem}</p>}
+          </div>
+        </div>
+      </div>
       <label>
         Prompt
         <textarea rows={2} value={prompt} onInput={(event) => setPrompt(event.currentTarget.value)} />
@@ -92,7 +100,11 @@ function Result({ run }: { run: Run }) {
           Stop
         </button>
       )}
-      {run.error && <p class="trouble">{run.error}</p>}
+      {run.error && (
+        <p class="trouble" role="alert">
+          {run.error}
+        </p>
+      )}
       {run.state === "done" && (
         <p role="status">
           {parse(run.content).problem ? "Not valid JSON." : "Valid JSON."} <span class="key forced">forced</span>{" "}
@@ -102,6 +114,13 @@ function Result({ run }: { run: Run }) {
       )}
     </section>
   );
+}
+
+function parseSchema(text: string): ReturnType<typeof parse> {
+  const parsed = parse(text);
+  const isObject = typeof parsed.value === "object" && parsed.value !== null && !Array.isArray(parsed.value);
+  if (parsed.problem !== null || isObject) return parsed;
+  return { value: null, problem: 'A schema is a JSON object, for example {"type": "object"}.' };
 }
 
 export function parse(text: string): { value: unknown; problem: string | null } {
