@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import { openStage, ready, say } from "./stage.mjs";
+import { openStage, ready, say, watchFor } from "./stage.mjs";
 
 const FIRST_LOAD_BYTES = 300_000;
 let stage, page;
@@ -34,19 +34,22 @@ test("the first page shows a sentence resolve, and then stands still", async () 
   const demonstration = page.getByLabel("A sentence resolving");
   await page.getByRole("button", { name: "Again" }).and(page.locator(":enabled")).waitFor();
   assert.match(await demonstration.textContent(), /^Masks become drafts.*stays\.$/u);
+  const masked = await watchFor(page, ".demo .cell.masked");
   await page.getByRole("button", { name: "Again" }).click();
-  await demonstration.locator(".cell.masked").first().waitFor({ state: "attached" });
+  await masked();
   await page.getByLabel("Message", { exact: true }).blur();
   await page.keyboard.press("?");
-  await page.getByRole("dialog", { name: "Keyboard" }).waitFor();
+  const dialogue = page.getByRole("dialog", { name: "Keyboard" });
+  await dialogue.waitFor();
   await page.keyboard.press("Escape");
+  await dialogue.waitFor({ state: "hidden" });
 });
 
 test("an answer streams as cells and ends as markdown", async () => {
+  const resolving = await watchFor(page, '[aria-label="Answer resolving"] .cell.committed');
   await page.getByLabel("Message", { exact: true }).fill("How does a diffusion model write?");
   await page.keyboard.press("Enter");
-  const cells = page.getByLabel("Answer resolving");
-  await cells.locator(".cell.committed").first().waitFor();
+  await resolving();
   const answer = page.getByLabel("Answer", { exact: true });
   await answer.waitFor();
   assert.equal(await answer.locator("strong").textContent(), "masks");

@@ -7,7 +7,7 @@ import { readFileSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { layoutFaults, openStage, ready, say, tabOrder } from "./stage.mjs";
+import { layoutFaults, openStage, ready, say, tabOrder, watchFor } from "./stage.mjs";
 
 const WIDTHS = { desktop: 1280, phone: 390 };
 const HOSTILE = '<img src=x onerror="alert(1)"><script>alert(2)</script>';
@@ -163,8 +163,9 @@ for (const [device, width] of Object.entries(WIDTHS)) {
   test(`${device}: an answer's request is copied as a command that works`, async () => {
     await open(width);
     const answer = await say(page, `echo: it's ${device}`);
+    const copied = await watchFor(page, "article button", "Copied");
     await answer.getByRole("button", { name: "Copy as cURL" }).press("Enter");
-    await answer.getByText("Copied").waitFor();
+    await copied();
     const command = await page.evaluate(() => navigator.clipboard.readText());
     assert.match(command, /^curl -N http:\/\/127\.0\.0\.1/u);
     const reply = execFileSync("sh", ["-c", command], { encoding: "utf8", stdio: ["ignore", "pipe", "ignore"] });

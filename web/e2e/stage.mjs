@@ -108,6 +108,27 @@ export async function ready(page, url) {
   await page.locator("select option", { hasText: "nano" }).first().waitFor({ state: "attached" });
 }
 
+/**
+ * Notes from now on whether an element with this text is on the page; returns what waits for it. Asking from outside of
+ * the page, at intervals, misses an element that is there for less than a second.
+ */
+export async function watchFor(page, selector, text = "") {
+  await page.evaluate(
+    ([wanted, words]) => {
+      window.isSighted = false;
+      const observer = new MutationObserver(() => {
+        const found = [...document.querySelectorAll(wanted)];
+        if (!found.some((element) => element.textContent.includes(words))) return;
+        window.isSighted = true;
+        observer.disconnect();
+      });
+      observer.observe(document.body, { subtree: true, childList: true, characterData: true, attributes: true });
+    },
+    [selector, text],
+  );
+  return () => page.waitForFunction(() => window.isSighted);
+}
+
 /** What is wrong with the layout: parts that scroll sideways, and controls that cannot be scrolled into view and pressed. */
 export function layoutFaults(page) {
   return page.evaluate(() => {
