@@ -131,6 +131,37 @@ test("stop keeps the committed text and frees the page", async () => {
   await page.getByRole("button", { name: "Send" }).waitFor();
 });
 
+test("Escape closes what lies over the page, and then stops the answer", async () => {
+  await page.setViewportSize({ width: 390, height: 780 });
+  await page.getByLabel("Message", { exact: true }).fill("Explain it again, and take your time");
+  await page.keyboard.press("Enter");
+  await page.getByLabel("Answer resolving").locator(".cell.committed").first().waitFor();
+  await page.getByRole("button", { name: "Menu" }).press("Enter");
+  await page.getByRole("button", { name: "Keyboard" }).press("Enter");
+  const dialogue = page.getByRole("dialog", { name: "Keyboard" });
+  await dialogue.waitFor();
+  await page.keyboard.press("Escape");
+  await dialogue.waitFor({ state: "hidden" });
+  const close = page.getByRole("button", { name: "Close navigation" });
+  assert.ok(await close.isVisible());
+  await page.keyboard.press("Escape");
+  await close.waitFor({ state: "hidden" });
+  assert.equal(await page.getByRole("button", { name: "Stop" }).count(), 1);
+  await page.keyboard.press("Escape");
+  await page.getByRole("button", { name: "Send" }).waitFor();
+  await page.setViewportSize({ width: 1280, height: 800 });
+});
+
+test("Escape leaves the editing of a message, and the focus goes back to its button", async () => {
+  await page.keyboard.press("Control+k");
+  await say(page, "echo: unchanged");
+  await page.getByRole("button", { name: "Edit" }).press("Enter");
+  await page.keyboard.type("not sent ");
+  await page.keyboard.press("Escape");
+  await page.getByLabel("You").getByText("echo: unchanged", { exact: true }).waitFor();
+  assert.equal(await page.evaluate(() => document.activeElement.textContent), "Edit");
+});
+
 test("retry and edit make branches that can be walked", async () => {
   await page.keyboard.press("Control+k");
   const first = await say(page, "echo: one");

@@ -1,6 +1,6 @@
 // One message with its verbs: copy, edit, retry, the branches beside it, and the way an answer came about.
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { Scrubber } from "../diffusion/scrubber";
 import { pack } from "../diffusion/recording_file";
 import { Markdown } from "../markdown/render";
@@ -34,13 +34,19 @@ export function MessageView({ message, conversation }: Props) {
 
 function QuestionView({ message, conversation }: Props) {
   const [isEditing, setEditing] = useState(false);
+  const edit = useRef<HTMLButtonElement>(null);
+  const wasEditing = useRef(false);
+  useLayoutEffect(() => {
+    if (wasEditing.current && !isEditing) edit.current?.focus();
+    wasEditing.current = isEditing;
+  }, [isEditing]);
   if (isEditing) return <Editing message={message} onDone={() => setEditing(false)} />;
   return (
     <article class="message user" aria-label="You">
       <Said text={message.content} />
       <div class="verbs">
         <Branches message={message} conversation={conversation} />
-        <button type="button" class="ghost" onClick={() => setEditing(true)}>
+        <button ref={edit} type="button" class="ghost" onClick={() => setEditing(true)}>
           Edit
         </button>
         <CopyButton text={message.content} label="Copy message" />
@@ -64,6 +70,8 @@ function Said({ text }: { text: string }) {
 
 function Editing({ message, onDone }: { message: Message; onDone: () => void }) {
   const [text, setText] = useState(message.content);
+  const field = useRef<HTMLTextAreaElement>(null);
+  useLayoutEffect(() => field.current?.focus(), []);
   const submit = () => {
     onDone();
     void send(text, message.parent);
@@ -77,10 +85,16 @@ function Editing({ message, onDone }: { message: Message; onDone: () => void }) 
       }}
     >
       <textarea
+        ref={field}
         aria-label="Edit message"
         value={text}
         rows={4}
         onInput={(event) => setText(event.currentTarget.value)}
+        onKeyDown={(event) => {
+          if (event.key !== "Escape") return;
+          event.stopPropagation();
+          onDone();
+        }}
       />
       <div class="verbs">
         <button type="submit" class="small">

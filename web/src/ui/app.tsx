@@ -88,7 +88,8 @@ function useDrawer(panel: PanelName): [boolean, (isOpen: boolean) => void] {
     wasOpen.current = isOpen;
     if (!isOpen) return;
     const close = (event: Event) => {
-      if (!(event instanceof KeyboardEvent) || event.key === "Escape") setOpen(false);
+      const isOther = event instanceof KeyboardEvent && event.key !== "Escape";
+      if (!isOther && !document.querySelector("dialog[open]")) setOpen(false);
     };
     const wide = matchMedia("(min-width: 761px)");
     document.addEventListener("keydown", close);
@@ -120,7 +121,8 @@ function skip(event: Event): void {
 }
 
 function globalKey(event: KeyboardEvent): void {
-  if (event.key === "Escape") stopAll();
+  // Escape closes what lies over the page first.
+  if (event.key === "Escape" && !document.querySelector("dialog[open], .app.open")) stopAll();
   if ((event.ctrlKey || event.metaKey) && event.key === "k") {
     event.preventDefault();
     startConversation();
