@@ -149,6 +149,24 @@ test("a new request cancels the stale one of the same editor", async () => {
   await ghost().waitFor();
 });
 
+test("a control that is entered while a request is under way keeps the focus", async () => {
+  await openCode(WIDTHS.desktop);
+  let answer;
+  const held = new Promise((resolve) => (answer = resolve));
+  await page.route("**/v1/fim/completions", async (route) => {
+    await held;
+    await route.continue();
+  });
+  await page.getByLabel("files.py").focus();
+  await page.keyboard.press("Control+Space");
+  await page.getByText("Asking…").waitFor();
+  await page.getByLabel("While typing").focus();
+  answer();
+  await ghost().waitFor();
+  assert.ok(await page.getByLabel("While typing").evaluate((element) => element === document.activeElement));
+  await page.unrouteAll({ behavior: "wait" });
+});
+
 test("typing asks by itself after a pause, for what was chosen", async () => {
   await openCode(WIDTHS.desktop);
   await page.getByLabel("While typing").selectOption("edit");
