@@ -16,8 +16,8 @@ import msgspec
 
 from quicksilver.editing.line_diff import differences
 from quicksilver.editing.loss_check import has_new_marker, lost_lines
-from quicksilver.editing.merge_parts import LineEdit
-from quicksilver.editing.splice import Change, Segment, Source, balance, plan_change, split_update
+from quicksilver.editing.merge_parts import LineEdit, indent_of
+from quicksilver.editing.splice import Change, Segment, Source, balance, is_marker, plan_change, split_update
 from quicksilver.editing.syntax_merge import merge_by_syntax
 from quicksilver.errors import InvalidRequest
 from quicksilver.text.conversation import Message
@@ -69,10 +69,10 @@ def merge(original: str, update: str) -> list[MergedPart]:
         parts = list(_join(_edited(source, edits), original.endswith("\n")))
         if _keeps_code(original, update, _certain_text(parts)):
             return parts
-    parts = _merge_by_lines(source, original, update)
+    parts = _merge_by_lines(source, original, _indented(source, update))
     text = _certain_text(parts)
     is_settled = all(isinstance(part, Copy) for part in parts)
-    is_unbalanced = is_settled and balance(original) == (0, 0, 0) != balance(text)
+    is_unbalanced = is_settled and balance(original) != balance(text)
     if is_unbalanced or _num_lost(original, text) > _MAX_LOST or not _keeps_code(original, update, text):
         return [Rewrite(original, update)]
     return parts
@@ -86,6 +86,16 @@ def _merge_by_lines(source: Source, original: str, update: str) -> list[MergedPa
         planned.append((segment, change))
         low = max(low, change.end or 0)
     return list(_join(_assemble(source, planned), original.endswith("\n")))
+
+
+def _indented(source: Source, update: str) -> str:
+    """The update at the indentation of the file, if its first line is in the file once and only with an indentation."""
+    lines = update.split("\n")
+    first = next((line.rstrip() for line in lines if line.strip() and not is_marker(line)), "")
+    found = [key for key in source.keys if key.lstrip() == first]
+    if len(found) != 1 or found[0] == first:
+        return update
+    return "\n".join(indent_of(found[0]) + line if line.strip() else line for line in lines)
 
 
 def _certain_text(parts: Sequence[MergedPart]) -> str:

@@ -9,6 +9,8 @@ from itertools import islice
 from typing import Any
 
 _FUNCTION, _TYPE, _SPACE, _KEY = "function", "type", "namespace", "key"
+# The share of the best score from which a language is a candidate. Each candidate of a text with errors is parsed.
+_LIKELY = 0.5
 # Of a text whose language is guessed. The hints are counted up to a few matches, so a longer sample tells no more.
 _SAMPLE_CHARS = 20_000
 
@@ -29,8 +31,19 @@ class Language:
     line_comment: str = "//"
     # Node types of variables. They are definitions if their value is a function, class or object.
     variables: frozenset[str] = field(default_factory=frozenset)
+    # A value that may be the whole body of a function, such as after `=>`; empty if there is no such body.
+    elided_value: str = ""
+    # Functions of one name and scope may differ in their parameters.
+    has_overloads: bool = False
     # The beginning of a text of keys, sections or elements instead of code; empty for code.
     data_opening: str = ""
+
+    # Node types that may be a definition or have one as a child.
+    candidates: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        statements = ("expression_statement",) if self.variables else ()
+        object.__setattr__(self, "candidates", self.wrappers.union(self.definitions, self.variables, statements))
 
     @property
     def is_data(self) -> bool:
@@ -98,6 +111,7 @@ LANGUAGES = (
         frozenset(("export_statement",)),
         _ECMA_ENCLOSURES,
         variables=_ECMA_VARIABLES,
+        elided_value="elided",
     ),
     Language(
         "typescript",
@@ -106,6 +120,7 @@ LANGUAGES = (
         frozenset(("export_statement", "ambient_declaration")),
         _ECMA_ENCLOSURES,
         variables=_ECMA_VARIABLES,
+        elided_value="elided",
     ),
     Language(
         "tsx",
@@ -114,6 +129,7 @@ LANGUAGES = (
         frozenset(("export_statement", "ambient_declaration")),
         _ECMA_ENCLOSURES,
         variables=_ECMA_VARIABLES,
+        elided_value="elided",
     ),
     Language(
         "go",
@@ -142,6 +158,7 @@ LANGUAGES = (
             *(r"\bfinal \w+", r"\bthrows \w+", r"^\s+(int|void|long|double|boolean|String) \w+\(.*\) \{"),
         ),
         enclosures=_BRACES,
+        has_overloads=True,
     ),
     Language(
         "c", _C, (r"^#include ", r"^(static )?\w+ \*?\w+\(.*\) ?\{?$", r"->\w+", r"^#(define|ifdef|endif)", r"\bNULL\b")
@@ -151,6 +168,7 @@ LANGUAGES = (
         {**_C, "class_specifier": _TYPE, "namespace_definition": _SPACE},
         (r"^#include ", r"\bstd::", r"\btemplate ?<", r"\bnamespace \w+", r"\b(public|private|protected):$", r"::\w+"),
         frozenset(("template_declaration",)),
+        has_overloads=True,
     ),
     Language(
         "csharp",
@@ -160,7 +178,7 @@ LANGUAGES = (
             ),
             **_types("class_declaration", "interface_declaration", "struct_declaration", "record_declaration"),
             **_types("enum_declaration"),
-            "namespace_declaration": _SPACE,
+            **dict.fromkeys(("namespace_declaration", "file_scoped_namespace_declaration"), _SPACE),
         },
         (
             r"^using [\w.]+;$",
@@ -169,8 +187,12 @@ LANGUAGES = (
             r"\bpublic (static |override )*\w+",
             r"\bvar \w+ =",
             r"///",
+            r"\b(string|bool|object) \w+\s*[,)=;{]",
+            r"^\s*\[\w+(\(.*\))?\]\s*$",
         ),
         enclosures=_BRACES,
+        elided_value="elided;",
+        has_overloads=True,
     ),
     Language(
         "ruby",
@@ -189,8 +211,10 @@ LANGUAGES = (
     ),
     Language(
         "kotlin",
-        {"function_declaration": _FUNCTION, "class_declaration": _TYPE, "object_declaration": _TYPE},
+        {"function_declaration": _FUNCTION, **_types("class_declaration", "object_declaration", "companion_object")},
         (r"\bfun \w*", r"\bval \w+", r"\bvar \w+: ", r"^import [\w.]+$", r"^package [\w.]+$", r"\boverride fun"),
+        elided_value="elided",
+        has_overloads=True,
     ),
     Language(
         "swift",
@@ -199,6 +223,7 @@ LANGUAGES = (
             **_types("class_declaration", "protocol_declaration"),
         },
         (r"\bfunc \w+", r"\blet \w+", r"\bguard let\b", r"^import \w+$", r"\binit\(", r"\bextension \w+", r"-> \w+"),
+        has_overloads=True,
     ),
     Language("css", {"rule_set": _TYPE, "media_statement": _SPACE}, (r"^[.#]?[\w-]+.*\{$", r"^\s*[\w-]+: [^;{]+;$")),
     Language(
@@ -232,8 +257,11 @@ LANGUAGES = (
 )
 
 
-def placeholder(language: Language) -> str:
-    """A line that parses in the place of omitted code. Python needs a statement in each block."""
+def placeholder(language: Language, after: str) -> str:
+    """A line that parses in the place of omitted code below the line `after`. Python needs a statement in each block,
+    and functions whose body is an expression need a value."""
+    if after.rstrip().endswith(("=", "=>")) and language.elided_value:
+        return language.elided_value
     closing = {"css": "*/", "html": "-->", "markdown": "-->"}.get(language.name, "")
     opening = "/*" if language.name == "css" else language.line_comment
     return "..." if language.name == "python" else f"{opening} ... {closing}".rstrip()
@@ -255,7 +283,9 @@ def guess_languages(text: str, count: int = 5) -> list[Language]:
     ranked = [each for each in sorted(LANGUAGES, key=lambda each: -scores[each.name]) if scores[each.name] > 0]
     code = [each for each in ranked if not each.is_data]
     best = scores[code[0].name] if code else 0
-    return ranked[:1] if ranked and ranked[0].is_data and scores[ranked[0].name] > 1.2 * best else code[:count]
+    if ranked and ranked[0].is_data and scores[ranked[0].name] > 1.2 * best:
+        return ranked[:1]
+    return [each for each in code[:count] if scores[each.name] >= _LIKELY * best]
 
 
 def _score(text: str, language: Language) -> float:

@@ -12,6 +12,7 @@ from itertools import chain, pairwise
 
 from quicksilver.editing.align import is_distinctive
 from quicksilver.editing.line_diff import differences
+from quicksilver.editing.merge_parts import is_partial
 from quicksilver.editing.nesting import is_parseable
 from quicksilver.editing.outline import Definition, Outline, is_decorator, outline_of, read_outline
 from quicksilver.editing.splice import is_alike, is_marker, is_whole_file
@@ -37,7 +38,7 @@ def lost_lines(original: str, update: str, merged: str) -> list[str]:
     old, shown, new = ([line.strip() for line in text.split("\n")] for text in (original, update, merged))
     outlines = _outlines(original, update, merged)
     is_readable = outlines is not None and is_trusted(outlines[1], outlines[0])
-    replaced = set(_replaced_names(outlines[1], shown)) if outlines and is_readable else set()
+    replaced = set(_replaced_names(*outlines[:2], old, shown)) if outlines and is_readable else set()
     touched = _touched_lines(*outlines[:2], replaced, old, shown) if outlines and is_readable else set()
     explained, lost = Counter[str](), list[str]()
     segments = _segments(old, shown, new)
@@ -138,11 +139,17 @@ def _outlines(original: str, update: str, merged: str) -> tuple[Outline, Outline
     return old, shown, read_outline(result, old.language)
 
 
-def _replaced_names(shown: Outline, lines: Sequence[str]) -> Iterator[_Name]:
+def _replaced_names(old: Outline, shown: Outline, old_lines: Sequence[str], lines: Sequence[str]) -> Iterator[_Name]:
     """Definitions that the update shows whole, without a marker: they replace those of the file."""
-    for definition in shown.walk():
-        if not any(map(is_marker, lines[definition.start : definition.end])):
-            yield _name(definition)
+    places: dict[_Name, list[Definition]] = {}
+    for each in old.walk():
+        places.setdefault(_name(each), []).append(each)
+    for each in shown.walk():
+        has_marker = any(map(is_marker, lines[each.start : each.end]))
+        if not has_marker and not any(
+            is_partial(each, other, lines, old_lines) for other in places.get(_name(each), ())
+        ):
+            yield _name(each)
 
 
 def _touched_lines(

@@ -8,9 +8,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from quicksilver.editing.align import is_distinctive
 from quicksilver.editing.outline import Definition, annotation_end, is_decorator
 
 _IMPORT = re.compile(r"\s*(import|from|use|using|#include|require|require_relative|package|include)\b|.*\brequire\(")
+
+_LABEL = re.compile(r"(public|private|protected|signals|(public |private |protected )?slots)\s*:")
 
 
 class Unclear(Exception):
@@ -129,6 +132,40 @@ def has_missing_child(new: Definition, old: Definition) -> bool:
     """Whether the old definition has a key, section or element that the new one does not have."""
     names = {child.name for child in new.children}
     return any(child.name not in names for child in old.children)
+
+
+def is_partial(new: Definition, old: Definition, lines: Sequence[str], old_lines: Sequence[str]) -> bool:
+    """Whether a container without markers shows only some members: fewer than half of the old lines are repeated."""
+    if old.kind == "function" or not has_missing_child(new, old):
+        return False
+    return _share_kept(lines[new.head : new.end], old_lines[old.head : old.end]) < 0.5
+
+
+def is_other_overload(new: Definition, old: Definition, lines: Sequence[str], old_lines: Sequence[str]) -> bool:
+    """Whether the parameters differ and fewer than half of the old lines are repeated: the definition may be new."""
+    a, b = (
+        re.findall(r"\w+", " ".join(texts[d.head : max(d.low, d.head + 1)]).partition("(")[2])
+        for texts, d in ((lines, new), (old_lines, old))
+    )
+    return (
+        new.kind == "function"
+        and a != b
+        and _share_kept(lines[new.low : new.high], old_lines[old.low : old.high]) < 0.5
+    )
+
+
+def _share_kept(new: Sequence[str], old: Sequence[str]) -> float:
+    """The share of the old lines that are in the new ones. Lines without words do not count."""
+    a, b = (Counter(line.strip() for line in lines if is_distinctive(line)) for lines in (new, old))
+    return (a & b).total() / max(b.total(), 1)
+
+
+def splits_blocks(lines: Sequence[str]) -> bool:
+    """Whether the lines have only one end of a conditional or region of the preprocessor, or a label such as
+    `private:`, which the lines around them need."""
+    texts = [re.sub(r"#\s+", "#", line.strip()) for line in lines]
+    opened, closed = (sum(text.startswith(word) for text in texts) for word in (("#if", "#region"), ("#end",)))
+    return opened != closed or any(_LABEL.fullmatch(text) for text in texts)
 
 
 def with_commas(original: Sequence[str], edits: Sequence[LineEdit]) -> list[LineEdit]:

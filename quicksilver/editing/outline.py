@@ -10,9 +10,13 @@ from typing import Any
 
 from quicksilver.editing.languages import ENCLOSING_NAME, Language, guess_languages, parser
 from quicksilver.editing.nesting import is_parseable
-from quicksilver.editing.splice import is_marker
+from quicksilver.editing.splice import is_closer, is_marker
 
-_COMMENT_OR_DECORATOR = re.compile(r"\s*(//|#(?!include|define|if|endif|el|pragma)|/?\*|--|@\w|\[\w[^=]*\]\s*$|<!--)")
+# A macro alone on a line, such as `API_EXPORT`. The parser of C takes it for a part of the definition below.
+_MACRO = re.compile(r"\s*[A-Z][A-Z0-9]*_[A-Z0-9_]+\s*")
+_COMMENT_OR_DECORATOR = re.compile(
+    rf"\s*(//|#(?!include|define|if|endif|el|pragma)|/?\*|--|@\w|\[\w[^=]*\]\s*$|<!--)|{_MACRO.pattern}$"
+)
 _NAME_FIELDS = ("name", "declarator", "type", "left", "selectors", "key")
 _NAMED_VALUES = frozenset(
     (
@@ -20,6 +24,7 @@ _NAMED_VALUES = frozenset(
         *("call_expression", "as_expression", "satisfies_expression"),
     )
 )
+_UNNAMED = {"init_declaration": "init", "companion_object": "Companion"}
 _MAX_DEPTH = 24
 # Longer files are merged by lines: parsing takes about 20 ms for each 100,000 characters.
 MAX_CHARS = 400_000
@@ -50,6 +55,8 @@ class Outline:
     language: Language
     definitions: tuple[Definition, ...]
     num_errors: int
+    # The lines on which an error begins.
+    error_lines: frozenset[str] = frozenset()
 
     def walk(self) -> Iterator[Definition]:
         for definition in self.definitions:
@@ -70,7 +77,7 @@ def _enclosed(lines: Sequence[str], language: Language, opening: str, closing: s
     definitions = whole.definitions
     if len(definitions) == 1 and definitions[0].name == ENCLOSING_NAME:
         definitions = tuple(definitions[0].children)
-    return Outline(language, definitions, whole.num_errors)
+    return Outline(language, definitions, whole.num_errors, whole.error_lines)
 
 
 def best_outline(lines: Sequence[str], candidates: Sequence[Language]) -> Outline | None:
@@ -96,20 +103,21 @@ def outline_of(text: str) -> Outline | None:
 
 def _parse(lines: Sequence[str], language: Language, offset: int) -> Outline:
     root = parser(language.name).parse("\n".join(lines).encode("utf-8", "replace")).root_node
-    reader = _Reader(language, lines, offset)
-    return Outline(language, tuple(reader.definitions(root, 0)), _num_errors(root) if root.has_error else 0)
+    definitions = tuple(_Reader(language, lines, offset).definitions(root, 0))
+    spans = [(node.start_point[0], node.end_point[0]) for node in _errors(root)]
+    num_errors = sum(1 + last - first for first, last in spans)
+    return Outline(language, definitions, num_errors, frozenset(lines[first].strip() for first, _ in spans))
 
 
-def _num_errors(root: Any) -> int:
-    """Error and missing nodes. Each error counts with the lines it covers."""
-    count, stack = 0, [root]
+def _errors(root: Any) -> Iterator[Any]:
+    """Error and missing nodes."""
+    stack = [root] if root.has_error else []
     while stack:
         node = stack.pop()
         if node.type == "ERROR" or node.is_missing:
-            count += 1 + node.end_point[0] - node.start_point[0]
+            yield node
         elif node.has_error:
             stack.extend(node.children)
-    return count
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +134,11 @@ class _Reader:
         # Of a node within one line, only the first child can start the line.
         is_one_line = node.start_point[0] == node.end_point[0]
         for child in node.named_children[:1] if is_one_line else node.named_children:
-            definition = self._definition(child, child, depth)
-            for one in [definition] if definition else self.definitions(child, depth + 1):
+            definition = self._definition(child, child, depth) if child.type in self.language.candidates else None
+            inner = (
+                [definition] if definition else self.definitions(child, depth + 1) if child.named_child_count else ()
+            )
+            for one in inner:
                 if not found or found[-1].end <= one.start:
                     found.append(one)
         return found
@@ -150,8 +161,16 @@ class _Reader:
         start = self._lead_start(first)
         head = node.start_point[0] if outer.type == "decorated_definition" else self._head(start, end)
         low, high = _body(node, head, end)
+        if kind != "statement" and (low >= end - 1 > head or high == end > low):
+            low, high = self._bracketed(head, low, end)
         children = self.definitions(node, depth + 1)
         return self._shifted(Definition(kind, name, start, head, low, high, end, children))
+
+    def _bracketed(self, head: int, low: int, end: int) -> tuple[int, int]:
+        """The body of a definition that is no block, such as a structure or a value: the lines inside its brackets."""
+        is_closed = is_closer(self.lines[end - 1]) and _indent(self.lines[end - 1]) <= _indent(self.lines[head])
+        opened = (i + 1 for i in range(head, end - 1) if self.lines[i].rstrip().endswith(("{", "(", "[")))
+        return (next(opened, low), end - 1) if is_closed else (low, end)
 
     def _is_candidate(self, node: Any) -> bool:
         return node.type in self.language.wrappers or bool(self._kind(node))
@@ -211,7 +230,7 @@ def annotation_end(lines: Sequence[str], line: int, end: int) -> int:
 
 
 def is_decorator(line: str) -> bool:
-    return line.lstrip().startswith(("@", "#[", "["))
+    return line.lstrip().startswith(("@", "#[", "[")) or _MACRO.fullmatch(line) is not None
 
 
 def _column(line: str, node: Any) -> int:
@@ -287,7 +306,7 @@ def _name_of(node: Any) -> str:
         if found is not None:
             return ".".join([*prefix, _innermost(found)])
     identifiers = [child for child in node.named_children if child.type.endswith(("identifier", "selectors"))]
-    return identifiers[0].text.decode() if identifiers else "init" if node.type.startswith("init") else ""
+    return identifiers[0].text.decode() if identifiers else _UNNAMED.get(node.type, "")
 
 
 def _element_name(node: Any) -> str:
@@ -315,7 +334,12 @@ def _statement_name(node: Any) -> str:
 
 
 def _innermost(node: Any) -> str:
-    """The name inside nested C declarators."""
-    while (inner := node.child_by_field_name("declarator")) is not None:
+    """The name inside nested C declarators. Those of references and in parentheses have no field."""
+    while (inner := node.child_by_field_name("declarator") or _unnamed_declarator(node)) is not None:
         node = inner
     return str(node.text.decode())
+
+
+def _unnamed_declarator(node: Any) -> Any:
+    is_wrapper = node.type in ("reference_declarator", "parenthesized_declarator") and node.named_children
+    return node.named_children[-1] if is_wrapper else None

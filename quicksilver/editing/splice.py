@@ -24,6 +24,7 @@ _MARKER = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _LONGEST_MARKER = 200
+_CLOSER = re.compile(r"\s*(?:[)\]};,]+\s*(?://.*|/\*.*)?|end\b[\s);]*)")
 _WORD = re.compile(r"\w+")
 # Share of common words from which a new line may replace an old one.
 _ALIKE = 0.6
@@ -72,6 +73,11 @@ def is_marker(line: str) -> bool:
     return _MARKER.fullmatch(line.rstrip("\r\n")) is not None
 
 
+def is_closer(line: str) -> bool:
+    """Whether the line only ends blocks, such as `});`, `end` or `}  // namespace a`."""
+    return _CLOSER.fullmatch(line) is not None
+
+
 def is_whole_file(original: Sequence[str], update: Sequence[str]) -> bool:
     """No marker, and most of the file is repeated: the update is the new file."""
     old, new = (Counter(line.strip() for line in lines if line.strip()) for lines in (original, update))
@@ -87,7 +93,12 @@ def split_update(update: str) -> list[Segment]:
             segments[-1].append(line)
     last = len(segments) - 1
     found = (Segment(tuple(lines), at > 0, at < last) for at, lines in enumerate(segments))
-    return [segment for segment in found if any(line.strip() for line in segment.lines)]
+    return [segment for segment in found if not _is_empty(segment)]
+
+
+def _is_empty(segment: Segment) -> bool:
+    """Blank, or only the ends of blocks whose last lines a marker stands for."""
+    return all(not line.strip() or (segment.is_open_above and is_closer(line)) for line in segment.lines)
 
 
 def plan_change(source: Source, segment: Segment, low: int) -> Change:
@@ -127,8 +138,10 @@ def _plan_placed(source: Source, segment: Segment, placement: Placement, low: in
     above, below = source.keys[low:j_first][::-1], source.keys[j_last + 1 :]
     num_above, num_below = _num_replaced(head[::-1], above), _num_replaced(tail, below)
     start, end = j_first - num_above, j_last + 1 + num_below
+    new_head = head[: len(head) - num_above]
     is_certain = (
-        _fits_above(head[: len(head) - num_above], above[num_above:])
+        _fits_above(new_head, above[num_above:], source.keys[start : j_last + 1])
+        and not (low and segment.is_open_above and any(new_head) and not any(above[num_above:]))
         and _fits_below(tail[num_below:], below[num_below:], source.keys[j_first : j_last + 1])
         and _has_firm_edges(source, segment, placement)
         and j_last - j_first < len(segment.lines) + max(_FEW_LINES, len(segment.lines))
@@ -171,10 +184,12 @@ def _num_replaced(new: Sequence[str], old: Sequence[str]) -> int:
     return next((n for n, pair in enumerate(pairs) if not is_alike(*pair)), min(len(new), len(old)))
 
 
-def _fits_above(new: Sequence[str], old: Sequence[str]) -> bool:
-    """Whether the lines above the first anchor are new: the old lines there end a deeper block, or there are none."""
+def _fits_above(new: Sequence[str], old: Sequence[str], anchored: Sequence[str]) -> bool:
+    """Whether the lines above the first anchor are new: the old lines there end a deeper block, or there are none. The
+    anchored lines may not become the body of a new block."""
     indents, old_indents = _indents(new), _indents(old)
-    return not indents or (_is_new(new, old) and (not old_indents or old_indents[0] > indents[0]))
+    is_outside = not indents or _indents(anchored)[0] <= indents[-1]
+    return not indents or (is_outside and _is_new(new, old) and (not old_indents or old_indents[0] > indents[0]))
 
 
 def _fits_below(new: Sequence[str], old: Sequence[str], anchored: Sequence[str]) -> bool:
@@ -182,14 +197,15 @@ def _fits_below(new: Sequence[str], old: Sequence[str], anchored: Sequence[str])
     indents, old_indents = _indents(new), _indents(old)
     if not indents:
         return True
-    ends_block = not old_indents or old_indents[0] < indents[0] or indents[0] < _indents(anchored)[-1]
+    ends_block = not old_indents or old_indents[0] < indents[0] or old_indents[0] <= indents[0] < _indents(anchored)[-1]
     return ends_block and _is_new(new, old)
 
 
 def _is_new(new: Sequence[str], near: Sequence[str]) -> bool:
-    """Balanced brackets, and first and last lines unlike the old lines nearby."""
+    """Brackets that are opened and closed within the lines, and first and last lines unlike the old lines nearby."""
     ends = {*new[:_NEAR], *new[-_NEAR:]}
-    return balance("\n".join(new)) == (0, 0, 0) and not _any_alike(sorted(ends), near[: 2 * _NEAR])
+    is_closed = balance("\n".join(new)) == (0, 0, 0) and not is_closer(next(filter(str.strip, new)))
+    return is_closed and not _any_alike(sorted(ends), near[: 2 * _NEAR])
 
 
 def _indents(lines: Sequence[str]) -> list[int]:

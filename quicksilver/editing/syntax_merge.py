@@ -24,11 +24,14 @@ from quicksilver.editing.merge_parts import (
     inside_brackets,
     is_bracket,
     is_import,
+    is_other_overload,
+    is_partial,
     joined,
     last_before,
     merged_lead,
     same_definitions,
     same_last_name,
+    splits_blocks,
     trimmed,
     usual_gap,
     with_commas,
@@ -37,6 +40,8 @@ from quicksilver.editing.nesting import is_parseable
 from quicksilver.editing.outline import Definition, Outline, outline_of, read_outline
 from quicksilver.editing.splice import Segment, Source, is_marker, is_whole_file, plan_change, split_update
 
+# The first line of a block of Python. A header over several lines ends at a deeper indentation.
+_PYTHON_BLOCK = re.compile(r"\s*(async|class|def|elif|else|except|finally|for|if|case|match|try|while|with)\b")
 # Preprocessor directives, which stay in the first column.
 _DIRECTIVE = re.compile(r"#(if|elif|else|endif|ifdef|ifndef|define|region|endregion|pragma)\b")
 
@@ -64,18 +69,18 @@ def merge_by_syntax(original: Sequence[str], update: Sequence[str]) -> list[Line
 
 
 def is_trusted(snippet: Outline, file: Outline) -> bool:
-    """Whether the snippet has no syntax errors, or the file has some too. Elided members of JSON are errors."""
-    return not snippet.num_errors or file.num_errors > 0 or file.language.name == "json"
+    """Whether the snippet has only the syntax errors of the file. Elided members of JSON are errors."""
+    return snippet.error_lines <= file.error_lines or file.language.name == "json"
 
 
 def with_placeholders(lines: Sequence[str], language: Language) -> list[str]:
     """Markers become comments of the language, so that the snippet parses."""
-    text = placeholder(language)
     placed: list[str] = []
     for line in lines:
-        indent = indent_of(line)
+        indent, text = indent_of(line), placeholder(language, placed[-1] if placed else "")
         if is_marker(line) and placed and placed[-1].rstrip().endswith(":") and language.name == "python":
-            indent = max(indent, indent_of(placed[-1]) + "    ", key=len)
+            header = next((above for above in reversed(placed) if _PYTHON_BLOCK.match(above)), placed[-1])
+            indent = indent if len(indent) > len(indent_of(header)) else indent_of(header) + "    "
         placed.append(indent + text if is_marker(line) else line)
     return placed
 
@@ -105,13 +110,14 @@ class _Merger:
             file_scope = inside_brackets(self.original, file_scope)
         return self._scope(file_scope, LineScope(0, len(self.update), snippet.definitions), is_top=True)
 
-    def _scope(self, old: LineScope, new: LineScope, is_top: bool = False) -> list[LineEdit]:
+    def _scope(self, old: LineScope, new: LineScope, is_top: bool = False, is_partial: bool = False) -> list[LineEdit]:
+        """Merge the items of a scope. Between the items of a partial one, code is omitted without a marker."""
         items = self._items(new)
         matches = self._matches(items, old.definitions, is_top)
         if is_top and not matches and not any(item.is_marker for item in items):
             raise Unclear  # New definitions without any context have no place.
         edits: list[LineEdit] = []
-        cursor = _Cursor(old.low, has_marker=is_top and not self._starts_file(items, old))
+        cursor = _Cursor(old.low, has_marker=is_partial or (is_top and not self._starts_file(items, old)))
         for at, item in enumerate(items):
             match = matches.get(at)
             if item.is_marker:
@@ -119,7 +125,7 @@ class _Merger:
             elif match is not None:
                 edits += self._removed_between(cursor, item, match)
                 edits += self._replaced(item, match)
-                cursor = _Cursor(max(cursor.end, match.end), item, match)
+                cursor = _Cursor(max(cursor.end, match.end), item, match, has_marker=is_partial)
             elif item.definition is not None:
                 edits.append(self._inserted(items, at, matches, cursor, old))
             else:
@@ -162,9 +168,17 @@ class _Merger:
             free = [old for old in candidates if all(old is not other for other in found.values())]
             if free:
                 found[at] = self._most_similar(item.definition, free)
+                if self._may_be_new(item, found[at]):
+                    raise Unclear
             elif self._has_marker(item):
                 raise Unclear  # A part of an unknown definition is elided.
         return found
+
+    def _may_be_new(self, item: SnippetItem, old: Definition) -> bool:
+        """Whether a function without markers may be a new overload instead of a changed one."""
+        assert item.definition is not None
+        is_whole = self.outline.language.has_overloads and not self._has_marker(item)
+        return is_whole and is_other_overload(item.definition, old, self.update, self.original)
 
     def _has_marker(self, item: SnippetItem) -> bool:
         return any(is_marker(line) for line in self.update[item.start : item.end])
@@ -202,12 +216,14 @@ class _Merger:
         if not any(is_marker(line) for line in lines):
             if self.outline.language.is_data and has_missing_child(new, old):
                 raise Unclear  # The shown keys or sections may be only some of the old ones.
-            return [LineEdit(old.start, old.end, (*lead, *lines[head:]))]
+            if not is_partial(new, old, self.update, self.original):
+                return [LineEdit(old.start, old.end, (*lead, *lines[head:]))]
+        if old.low >= old.high:
+            raise Unclear  # The old definition has no body that a marker could stand for.
         header = self._replaced_header(new, old, lines, lead)
         if new.children or (old.children and old.kind != "function"):
-            return header + self._scope(
-                LineScope(old.low, old.high, old.children), LineScope(new.low, new.high, new.children)
-            )
+            scopes = (LineScope(d.low, d.high, d.children) for d in (old, new))
+            return header + self._scope(*scopes, is_partial=not any(map(is_marker, lines)))
         body = self._merged_lines(old, lines[new.low - new.start : new.high - new.start])
         if body is None:
             return [LineEdit(old.start, old.end, update="\n".join((*lead, *lines[head:])))]
@@ -243,6 +259,8 @@ class _Merger:
         is_context = self._is_context(cursor.item, cursor.counterpart) and self._is_context(item, match)
         if not is_context or cursor.has_new:
             return []
+        if splits_blocks(between):
+            raise Unclear
         return [LineEdit(cursor.end, match.start, ("",) * self._blank_lines(cursor.item.end, item.start))]
 
     def _is_context(self, item: SnippetItem, old: Definition) -> bool:
@@ -297,6 +315,9 @@ class _Merger:
             return self._imports(self.update[item.start : item.end], old, cursor, item)
         if old.low == 0 and indent_of(self.update[item.start]):
             raise Unclear  # The run begins inside a definition that the snippet does not show.
+        heads = [other.definition.head for other in items if other.definition is not None]
+        if heads and len(indent_of(self.update[item.start])) > len(indent_of(self.update[heads[0]])):
+            raise Unclear  # The run is indented deeper than the definitions of its scope.
         lines = tuple(
             self._reindented(item.start, item.end, self._sample_line(None, old, line=self.update[item.start]))
         )

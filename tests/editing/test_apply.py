@@ -270,3 +270,11 @@ def test_the_model_gets_original_and_update() -> None:
     (message,) = rewrite_messages(Rewrite("old code", "new code"))
     assert "old code" in message.content
     assert "new code" in message.content
+
+
+def test_an_update_that_does_not_parse_is_merged_by_lines_at_the_indentation_of_the_file() -> None:
+    arguments = "".join(f"            {name},\n" for name in ("one", "two", "three"))
+    text = f"    int f(int x) {{\n        return sum(\n{arguments}            x);\n    }}\n"
+    original = f"public class A {{\n{text}\n    int g() {{\n        return 1;\n    }}\n}}\n"
+    update = "int f(int x) {\n        // ...\n        one,\n        second,\n        three,\n        // ...\n}"
+    assert merge(original, update) == [Copy(original.replace("two", "second"))]

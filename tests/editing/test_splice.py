@@ -42,3 +42,25 @@ def test_new_lines_have_the_line_ends_of_the_file() -> None:
 )
 def test_balance_counts_open_brackets(text: str, expected: tuple[int, int, int]) -> None:
     assert balance(text) == expected
+
+
+def test_a_segment_that_only_ends_blocks_is_left_out() -> None:
+    segments = split_update("void f() {\n  // ...\n  x();\n  // ...\n}\n\n// ...\n}  // namespace a\n")
+    assert [segment.lines for segment in segments] == [("void f() {",), ("  x();",)]
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        "class First {\n  // ...\n};\n\nclass New {\n  int one;\n  int two;\n};",
+        "class First {\n  // ...\nclass New {\n  int one;\n  int two;\n};",
+        "class First {\n  int one;\n};\n\nclass New {\n  // ...\n  int three;",
+    ],
+)
+def test_lines_of_the_file_do_not_become_the_body_of_a_new_block(update: str) -> None:
+    source = Source("class First {\n  int zero;\n  int one;\n  int two;\n};\n\nint three;\n")
+    low, changes = 0, list[Change]()
+    for segment in split_update(update):
+        changes.append(plan_change(source, segment, low))
+        low = max(low, changes[-1].end or 0)
+    assert any(change.lines is None for change in changes)

@@ -297,3 +297,21 @@ extension Point {
   // ... existing code ...
 }"""
     assert merged(original, update) == original.replace("value = 2", "value = 3")
+
+
+def test_a_body_below_a_header_over_several_lines_is_merged() -> None:
+    original = CLASS.replace("def add(self, amount):", "def add(\n            self,\n            amount):")
+    update = """\
+class Counter:
+    # ...
+
+    def add(
+            self,
+            amount):
+        # ... existing code ...
+        self.total += amount
+        self.count += 1
+
+    # ..."""
+    expected = original.replace("self.total += amount\n", "self.total += amount\n        self.count += 1\n")
+    assert merged(original, update) == expected
