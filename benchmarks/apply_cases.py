@@ -1,8 +1,9 @@
 """Builds apply-edit cases from source files: a file, an update snippet, and the expected result.
 
-A case is a function of the file and a seed. Seven kinds: a function rewritten, a method added, a function inserted
-between two elided ones, a definition deleted, a signature changed, imports added, and two functions rewritten at once.
-Markers use the comment styles of the language.
+A case is a function of the file and a seed. Eight kinds: a function rewritten, a method added, a function inserted
+between two elided ones, a definition deleted, a signature changed, imports added, two functions rewritten at once, and
+a line changed or removed in a function that is shown only around it. Markers use the comment styles of the language.
+Of files with syntax errors, only functions without errors are changed.
 """
 
 from __future__ import annotations
@@ -15,128 +16,23 @@ from itertools import pairwise
 
 from quicksilver.editing.languages import LANGUAGES, Language
 from quicksilver.editing.outline import Definition, Outline, read_outline
+from quicksilver.editing.splice import balance
 
 _TEXTS = ("... existing code ...", "... rest of the code ...", "... existing methods ...", "...", "... unchanged ...")
 _KEYWORDS = frozenset(
-    [
-        "abstract",
-        "assert",
-        "async",
-        "auto",
-        "await",
-        "begin",
-        "boolean",
-        "break",
-        "case",
-        "catch",
-        "chan",
-        "char",
-        "class",
-        "companion",
-        "const",
-        "constexpr",
-        "continue",
-        "crate",
-        "decltype",
-        "default",
-        "defer",
-        "delete",
-        "double",
-        "dyn",
-        "echo",
-        "elif",
-        "else",
-        "ensure",
-        "enum",
-        "explicit",
-        "export",
-        "extends",
-        "extension",
-        "false",
-        "fileprivate",
-        "final",
-        "finally",
-        "float",
-        "foreach",
-        "friend",
-        "from",
-        "func",
-        "function",
-        "guard",
-        "impl",
-        "implements",
-        "import",
-        "init",
-        "inline",
-        "inout",
-        "instanceof",
-        "interface",
-        "internal",
-        "lambda",
-        "lateinit",
-        "long",
-        "loop",
-        "match",
-        "module",
-        "move",
-        "mutating",
-        "namespace",
-        "noexcept",
-        "null",
-        "nullptr",
-        "number",
-        "object",
-        "operator",
-        "override",
-        "package",
-        "pass",
-        "private",
-        "protected",
-        "protocol",
-        "public",
-        "raise",
-        "range",
-        "readonly",
-        "require",
-        "rescue",
-        "rethrows",
-        "return",
-        "select",
-        "self",
-        "short",
-        "signed",
-        "sizeof",
-        "some",
-        "static",
-        "string",
-        "struct",
-        "super",
-        "suspend",
-        "switch",
-        "template",
-        "then",
-        "this",
-        "throw",
-        "throws",
-        "trait",
-        "true",
-        "type",
-        "typename",
-        "typeof",
-        "undefined",
-        "unless",
-        "unsigned",
-        "until",
-        "using",
-        "virtual",
-        "void",
-        "weak",
-        "when",
-        "where",
-        "while",
-        "with",
-        "yield",
-    ]
+    re.findall(
+        r"\w+",
+        """
+    abstract assert async auto await begin boolean break case catch chan char class companion const constexpr
+    continue crate decltype default defer delete double dyn echo elif else ensure enum explicit export extends
+    extension false fileprivate final finally float foreach friend from func function guard impl implements import
+    init inline inout instanceof interface internal lambda lateinit long loop match module move mutating namespace
+    noexcept null nullptr number object operator override package pass private protected protocol public raise range
+    readonly require rescue rethrows return select self short signed sizeof some static string struct super suspend
+    switch template then this throw throws trait true type typename typeof undefined unless unsigned until using
+    virtual void weak when where while with yield
+    """,
+    )
 )
 _IMPORT = re.compile(r"(import|from|use|using|#include|require|require_relative)\b.*[^({,\\\\]")
 
@@ -148,6 +44,7 @@ class Case:
     original: str
     update: str
     expected: str
+    has_file_errors: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +76,14 @@ class _File:
         """Functions with a body of at least two lines whose kind and name are unique in the file."""
         found = [d for d in self.outline.walk() if d.kind == "function" and d.high - d.low >= 2 and d.low > d.head]
         names = [d.name for d in self.outline.walk()]
-        return [d for d in found if names.count(d.name) == 1 and not d.children]
+        return [d for d in found if names.count(d.name) == 1 and not d.children and self.is_sound(d)]
+
+    def is_sound(self, definition: Definition) -> bool:
+        """Whether the definition has no syntax errors. Its extent is not certain otherwise."""
+        if not self.outline.num_errors:
+            return True
+        alone = read_outline(self.lines[definition.start : definition.end], self.language)
+        return not alone.num_errors and [each.name for each in alone.definitions] == [definition.name]
 
     def header(self, definition: Definition) -> list[str]:
         return self.lines[definition.head : definition.low]
@@ -247,6 +151,7 @@ def _runs(file: _File) -> list[tuple[Definition, Definition, Definition]]:
         if all(
             d.kind == "function" and d.high - d.low >= 1 and d.low > d.head and names.count(d.name) == 1 for d in run
         )
+        and all(map(file.is_sound, run))
         and not any(line.strip() for a, b in pairwise(run) for line in file.lines[a.end : b.start])
     ]
 
@@ -277,7 +182,9 @@ def _delete(file: _File) -> tuple[list[str], str] | None:
 
 
 def _signature(file: _File) -> tuple[list[str], str] | None:
-    functions = [d for d in file.functions() if re.search(r"\(\s*\w", " ".join(file.header(d)))]
+    functions = [
+        d for d in file.functions() if re.search(r"\(\s*\w", " ".join(file.header(d))) and re.search(r"\w", d.name)
+    ]
     if not functions:
         return None
     chosen = file.rng.choice(functions)
@@ -286,6 +193,8 @@ def _signature(file: _File) -> tuple[list[str], str] | None:
     if at is None:
         return None
     header[at] = re.sub(r"\((\s*)(\w+)", r"(\1\2_changed", header[at], count=1)
+    if not re.search(rf"\b{re.escape(_last(chosen.name))}\b", " ".join(header)):
+        return None  # The word is the name itself, as in `TEST(name) {`.
     inner = file.indent(chosen.low)
     update = [*header, file.marker(inner), *file.lines[chosen.high : chosen.end]]
     return file.within(chosen, update), file.replaced(chosen.head, chosen.low, header)
@@ -322,6 +231,31 @@ def _two(file: _File) -> tuple[list[str], str] | None:
     return update, file.replaced(first.start, second.end, [*one, *middle, *two])
 
 
+def _lines(file: _File) -> tuple[list[str], str] | None:
+    """A line of a function is changed or removed. The update shows the header and two lines on each side."""
+    places = [(d, at) for d in file.functions() for at in range(d.low + 2, d.high - 2) if _is_block(file, at)]
+    if not places:
+        return None
+    chosen, at = file.rng.choice(places)
+    names = [word for word in re.findall(r"\b[a-z]\w{3,}\b", file.lines[at]) if word not in _KEYWORDS]
+    if not names:
+        return None
+    changed = [re.sub(rf"\b{file.rng.choice(names)}\b", "renamed", file.lines[at])] if file.rng.random() < 0.5 else []
+    shown = [*file.lines[at - 2 : at], *changed, *file.lines[at + 1 : at + 3]]
+    body = [file.marker(file.indent(at - 2)), *shown, file.marker(file.indent(at - 2))]
+    update = [*file.header(chosen), *body, *file.lines[chosen.high : chosen.end]]
+    return file.within(chosen, update), file.replaced(at, at + 1, changed)
+
+
+def _is_block(file: _File, at: int) -> bool:
+    """Whether the five lines around `at` are whole statements: none ends a block that began above them."""
+    lines = file.lines[at - 2 : at + 3]
+    text = "\n".join([*lines[:2], *lines[3:]])
+    is_closed = balance(text) == balance(lines[2]) == (0, 0, 0) and not re.search(r"[\"\'`]{3}|\*/", text)
+    indents = [len(line) - len(line.lstrip()) for line in lines]
+    return is_closed and all(line.strip() for line in lines) and indents == [indents[0]] * len(lines)
+
+
 _KINDS: dict[str, Callable[[_File], tuple[list[str], str] | None]] = {
     "rewrite": _rewrite,
     "add": _add,
@@ -330,6 +264,7 @@ _KINDS: dict[str, Callable[[_File], tuple[list[str], str] | None]] = {
     "signature": _signature,
     "imports": _imports,
     "two": _two,
+    "lines": _lines,
 }
 
 
@@ -342,12 +277,13 @@ def cases(text: str, language_name: str, seed: int) -> Iterator[Case]:
     language = next(language for language in LANGUAGES if language.name == language_name)
     lines = text.removesuffix("\n").split("\n")
     outline = read_outline(lines, language)
-    if not outline.definitions or outline.num_errors:
+    if not outline.definitions:
         return
+    end = "\n" if text.endswith("\n") else ""
     for kind, build in _KINDS.items():
         # Without the text in the seed, all files would draw the same choices.
         made = build(_File(lines, outline, random.Random(f"{seed} {kind} {text}")))
-        if made is None or made[1] == "\n".join(lines) or read_outline(made[1].split("\n"), language).num_errors:
+        if made is None or made[1] == "\n".join(lines):
             continue
-        if made is not None:
-            yield Case(kind, language_name, text, "\n".join(made[0]), made[1] + ("\n" if text.endswith("\n") else ""))
+        if read_outline(made[1].split("\n"), language).num_errors <= outline.num_errors:
+            yield Case(kind, language_name, text, "\n".join(made[0]), made[1] + end, bool(outline.num_errors))

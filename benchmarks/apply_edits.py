@@ -2,9 +2,10 @@
 
     python -m benchmarks.apply_edits FOLDER [--seeds 2] [--source OWNER/NAME@COMMIT ...] [--out benchmarks/results]
 
-FOLDER has one folder of source files per language, named as in `editing/languages.py`. Up to seven cases are built from
+FOLDER has one folder of source files per language, named as in `editing/languages.py`. Up to eight cases are built from
 each file and seed (`apply_cases.py`). A case counts as exact if the merge needs no model and equals the expected file.
-Lost lines are counted in all cases; a span that is left to the model counts as unchanged.
+Lost lines are counted in all cases; a span that is left to the model counts as unchanged. A line that is no longer in
+its place counts as lost, even if the file has another copy of it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import json
 import os
 import statistics
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.apply_cases import Case, cases
 from quicksilver.editing.apply import Copy, merge
+from quicksilver.editing.line_diff import differences
 from quicksilver.editing.outline import outline_of
 from quicksilver.evals.report import machine_facts
 
@@ -49,9 +50,15 @@ def run_case(case: Case) -> Outcome:
 
 
 def num_lost(case: Case, result: str) -> int:
-    """Lines of the file that the expected result keeps and the merge lost."""
-    original, expected, merged = (Counter(text.split("\n")) for text in (case.original, case.expected, result))
-    return sum(count for line, count in ((original & expected) - merged).items() if line.strip())
+    """Lines of the file that the expected result keeps and the merge lost or moved."""
+    original, expected, merged = (text.split("\n") for text in (case.original, case.expected, result))
+    kept = set(range(len(expected))).difference(_removed(expected, original))
+    return sum(bool(expected[i].strip()) for i in _removed(expected, merged) if i in kept)
+
+
+def _removed(old: Sequence[str], new: Sequence[str]) -> set[int]:
+    """The numbers of the old lines that are not in the new ones, in order."""
+    return {i for each in differences(old, new) for i in range(each.start, each.end)}
 
 
 def run_files(paths: Sequence[Path], seeds: int) -> Iterator[Outcome]:
@@ -64,7 +71,8 @@ def table(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float]]:
     """The counts and shares of each language, of each kind and of all cases."""
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
-        for key in (outcome.case.language, outcome.case.kind, "all"):
+        case = outcome.case
+        for key in (case.language, case.kind, "all", *(["files_with_errors"] if case.has_file_errors else [])):
             groups.setdefault(key, []).append(outcome)
     return {
         key: {
