@@ -12,7 +12,7 @@ _FUNCTION, _TYPE, _SPACE, _KEY = "function", "type", "namespace", "key"
 # The share of the best score from which a language is a candidate. Each candidate of a text with errors is parsed.
 _LIKELY = 0.5
 # Of a text whose language is guessed. The hints are counted up to a few matches, so a longer sample tells no more.
-_SAMPLE_CHARS = 20_000
+_SAMPLE_CHARS = 12_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ _ECMA_VARIABLES = frozenset(
 )
 _TYPESCRIPT_HINTS = (
     *(r"\b(const|let) \w+(: [\w<>\[\]|]+)? =", r"^\s*(export )?(interface|type) \w+", r"^import .* from ['\"]"),
-    *(r"\w+\??: (string|number|boolean|\w+\[\])", r"=> ?[{(\w]", r"\b(private|public|readonly) \w+", r"==="),
+    *(r"\w\??: (string|number|boolean|\w+\[\])", r"=> ?[{(\w]", r"\b(private|public|readonly) \w+", r"==="),
 )
 _C = {"function_definition": _FUNCTION, "struct_specifier": _TYPE, "enum_specifier": _TYPE, "union_specifier": _TYPE}
 
@@ -104,7 +104,7 @@ LANGUAGES = (
             r"\bfunction\b.*\{",
             r"\b(const|let|var) \w+ =",
             r"=> ?[{(\w]",
-            r"\brequire\(",
+            r"require\(",
             r"^import .* from ['\"]",
             r"===",
         ),
@@ -125,7 +125,7 @@ LANGUAGES = (
     Language(
         "tsx",
         _ECMA,
-        (*_TYPESCRIPT_HINTS, r"return \(\s*$", r"</[\w.]+>|/>", r"\bclassName="),
+        (*_TYPESCRIPT_HINTS, r"return \(\s*$", r"</[\w.]+>|/>", r"className="),
         frozenset(("export_statement", "ambient_declaration")),
         _ECMA_ENCLOSURES,
         variables=_ECMA_VARIABLES,
@@ -134,7 +134,7 @@ LANGUAGES = (
     Language(
         "go",
         {"function_declaration": _FUNCTION, "method_declaration": _FUNCTION, "type_declaration": _TYPE},
-        (r"^func ", r"^package \w+$", r":= ", r"\bif err != nil", r"^type \w+ (struct|interface)"),
+        (r"^func ", r"^package \w+$", r":= ", r"if err != nil", r"^type \w+ (struct|interface)"),
     ),
     Language(
         "rust",
@@ -155,18 +155,20 @@ LANGUAGES = (
         },
         (
             *(r"^import (static )?[\w.]+\*?;$", r"^package [\w.]+;$", r"\bpublic (static |final )*\w+", r"^\s*@\w+"),
-            *(r"\bfinal \w+", r"\bthrows \w+", r"^\s+(int|void|long|double|boolean|String) \w+\(.*\) \{"),
+            *(r"\bfinal \w+", r"throws \w+", r"^\s+(int|void|long|double|boolean|String) \w+\(.*\) \{"),
         ),
         enclosures=_BRACES,
         has_overloads=True,
     ),
     Language(
-        "c", _C, (r"^#include ", r"^(static )?\w+ \*?\w+\(.*\) ?\{?$", r"->\w+", r"^#(define|ifdef|endif)", r"\bNULL\b")
+        "c",
+        _C,
+        (r"^#include ", r"^(static )?\w+ \*?\w+\(.*\) ?\{?$", r"->\w+", r"^[ \t]*# *(define|ifdef|endif)", r"\bNULL\b"),
     ),
     Language(
         "cpp",
         {**_C, "class_specifier": _TYPE, "namespace_definition": _SPACE},
-        (r"^#include ", r"\bstd::", r"\btemplate ?<", r"\bnamespace \w+", r"\b(public|private|protected):$", r"::\w+"),
+        (r"^#include ", r"std::", r"template ?<", r"namespace \w+", r"\b(public|private|protected):$", r"::\w+"),
         frozenset(("template_declaration",)),
         has_overloads=True,
     ),
@@ -212,7 +214,7 @@ LANGUAGES = (
     Language(
         "kotlin",
         {"function_declaration": _FUNCTION, **_types("class_declaration", "object_declaration", "companion_object")},
-        (r"\bfun \w*", r"\bval \w+", r"\bvar \w+: ", r"^import [\w.]+$", r"^package [\w.]+$", r"\boverride fun"),
+        (r"\bfun \w*", r"\bval \w+", r"\bvar \w+: ", r"^import [\w.]+$", r"^package [\w.]+$", r"override fun"),
         elided_value="elided",
         has_overloads=True,
     ),
@@ -222,7 +224,7 @@ LANGUAGES = (
             **_functions("function_declaration", "init_declaration", "protocol_function_declaration"),
             **_types("class_declaration", "protocol_declaration"),
         },
-        (r"\bfunc \w+", r"\blet \w+", r"\bguard let\b", r"^import \w+$", r"\binit\(", r"\bextension \w+", r"-> \w+"),
+        (r"\bfunc \w+", r"\blet \w+", r"guard let\b", r"^import \w+$", r"init\(", r"extension \w+", r"-> \w+"),
         has_overloads=True,
     ),
     Language("css", {"rule_set": _TYPE, "media_statement": _SPACE}, (r"^[.#]?[\w-]+.*\{$", r"^\s*[\w-]+: [^;{]+;$")),
@@ -250,7 +252,7 @@ LANGUAGES = (
     Language(
         "html",
         {"element": "element", "script_element": "element", "style_element": "element"},
-        (r"^\s*<(html|head|body|div|p|ul|section|main|nav)\b", r"</\w+>\s*$", r"\A\s*<!doctype html", r"\bclass=\""),
+        (r"^\s*<(html|head|body|div|p|ul|section|main|nav)\b", r"</\w+>\s*$", r"\A\s*<!doctype html", r"class=\""),
         line_comment="<!--",
         data_opening=r"\s*<[!\w]",
     ),
@@ -279,8 +281,9 @@ def guess_languages(text: str, count: int = 5) -> list[Language]:
     """The likeliest languages of a text by its hints, best first. A text of data has one candidate: any text parses as
     Markdown, so that the parser's errors do not tell data from code."""
     sample = text[:_SAMPLE_CHARS]
-    scores = {language.name: _score(sample, language) for language in LANGUAGES}
-    ranked = [each for each in sorted(LANGUAGES, key=lambda each: -scores[each.name]) if scores[each.name] > 0]
+    counts = {hint: _count(hint, sample) for hint in {hint for language in LANGUAGES for hint in language.hints}}
+    scores = {each.name: sum(map(counts.__getitem__, each.hints)) for each in LANGUAGES if _may_be(sample, each)}
+    ranked = [each for each in sorted(LANGUAGES, key=lambda each: -scores.get(each.name, 0)) if scores.get(each.name)]
     code = [each for each in ranked if not each.is_data]
     best = scores[code[0].name] if code else 0
     if ranked and ranked[0].is_data and scores[ranked[0].name] > 1.2 * best:
@@ -288,8 +291,10 @@ def guess_languages(text: str, count: int = 5) -> list[Language]:
     return [each for each in code[:count] if scores[each.name] >= _LIKELY * best]
 
 
-def _score(text: str, language: Language) -> float:
+def _may_be(text: str, language: Language) -> bool:
+    return not language.is_data or re.match(language.data_opening, text, re.MULTILINE) is not None
+
+
+def _count(hint: str, text: str) -> int:
     """Few matches of each hint suffice: many distinct features count more than many matches of one."""
-    if language.is_data and not re.match(language.data_opening, text, re.MULTILINE):
-        return 0
-    return sum(sum(1 for _ in islice(re.finditer(hint, text, re.MULTILINE), 6)) for hint in language.hints)
+    return sum(1 for _ in islice(re.finditer(hint, text, re.MULTILINE), 6))
