@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from quicksilver.core import ThinkBudget
 from quicksilver.errors import InvalidRequest
@@ -24,10 +25,17 @@ def limit_thinking(
     effort: str | None, max_new_tokens: int, close_id: int, encode: Callable[[str], Sequence[int]]
 ) -> ThinkBudget:
     """The budget of an answer whose prompt opens the reasoning channel. The closing line is part of the budget."""
-    budget, cut_ids = think_budget(effort, max_new_tokens), tuple(encode(CUT_THOUGHT))
-    if budget <= len(cut_ids):
-        return ThinkBudget((close_id,), budget)
-    return ThinkBudget((close_id,), budget - len(cut_ids), cut_ids)
+    whole = ThinkBudget((close_id,), max_new_tokens, tuple(encode(CUT_THOUGHT)))
+    return lower_budget(whole, think_budget(effort, max_new_tokens))
+
+
+def lower_budget(think: ThinkBudget, most: int) -> ThinkBudget:
+    """The same limit with at most `most` tokens, the closing line included. Where only the line would fit, it is left
+    out."""
+    budget, num_cut = min(think.max_tokens + len(think.cut_ids), most), len(think.cut_ids)
+    if budget <= num_cut:
+        return replace(think, max_tokens=budget, cut_ids=())
+    return replace(think, max_tokens=budget - num_cut)
 
 
 def asks_to_think(effort: str | None) -> bool:

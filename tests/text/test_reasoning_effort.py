@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quicksilver.core import ThinkBudget
 from quicksilver.errors import InvalidRequest
-from quicksilver.text.reasoning_effort import EFFORTS, asks_to_think, think_budget
+from quicksilver.text.reasoning_effort import EFFORTS, asks_to_think, lower_budget, think_budget
 
 
 @pytest.mark.parametrize("effort", [None, "none", "instant"])
@@ -30,3 +31,9 @@ def test_unknown_effort_names_the_field() -> None:
     with pytest.raises(InvalidRequest) as caught:
         think_budget("huge", 100)
     assert caught.value.param == "reasoning_effort"
+
+
+@pytest.mark.parametrize(("most", "thought", "line"), [(40, 37, 3), (4, 1, 3), (3, 3, 0), (0, 0, 0), (1000, 100, 3)])
+def test_the_closing_line_is_part_of_a_lower_budget(most: int, thought: int, line: int) -> None:
+    lowered = lower_budget(ThinkBudget((9,), 100, (1, 2, 3)), most)
+    assert (lowered.max_tokens, len(lowered.cut_ids)) == (thought, line)

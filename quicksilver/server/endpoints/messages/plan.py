@@ -34,6 +34,7 @@ from quicksilver.server.endpoints.messages.wire import (
 from quicksilver.server.generation.plan import ReplyPlan, add_warning, read_stop, with_ignored
 from quicksilver.server.http.errors import invalid_body
 from quicksilver.server.services import Services
+from quicksilver.text.reasoning_effort import lower_budget
 
 # Anthropic's efforts that have another name here.
 EFFORTS = {"xhigh": "high", "max": "high"}
@@ -85,7 +86,7 @@ def _bounded(think: ThinkBudget | None, body: MessagesBody) -> ThinkBudget | Non
     budget = body.thinking.budget_tokens if body.thinking else None
     if think is None or budget is None:
         return think
-    return replace(think, max_tokens=min(think.max_tokens, budget))
+    return lower_budget(think, budget)
 
 
 def skipped_tools(body: CountTokensBody) -> str | None:
