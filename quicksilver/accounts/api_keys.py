@@ -171,5 +171,6 @@ def _key_record(
         expires_at=row.expires_at,
         user=owners.get(row.user_id),
         displays=displays,
-        last_used_at=None if last_hour is None else last_hour * HOUR_S,
+        # Usage is stored by the hour; the hour of the first use can begin before the key exists.
+        last_used_at=None if last_hour is None else max(last_hour * HOUR_S, account.created_at),
     )

@@ -60,6 +60,13 @@ def test_a_key_is_shown_with_its_owner_and_its_last_hour(
     assert admin.keys.get_key(OPERATOR, customer.key_id).last_used_at == int(START) // 3600 * 3600
     with pytest.raises(NotFound):
         admin.keys.get_key(OPERATOR, customer.project_id)
+
+
+def test_a_key_is_not_used_before_it_was_created(admin: AdminService, books: Ledger, clock: FakeClock) -> None:
+    clock.now = int(START) // 3600 * 3600 + 600.0
+    customer = make_customer(admin)
+    spend(admin, books, customer, "r1")
+    assert admin.keys.get_key(OPERATOR, customer.key_id).last_used_at == clock.now
     with pytest.raises(NotFound):
         admin.organizations.get_user(OPERATOR, "user_x")
 
