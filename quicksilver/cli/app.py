@@ -6,6 +6,8 @@ of the other commands comes from `COMMANDS`; a test compares it with their docst
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -140,6 +142,8 @@ def __getattr__(name: str) -> typer.Typer:
 def main(argv: list[str] | None = None) -> None:
     # OpenMP threads that spin while idle slow down a busy machine. torch reads this at its first import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # At exit the collector would visit every object of torch, which takes half a second.
+    atexit.register(gc.freeze)
     words = sys.argv[1:] if argv is None else argv
     try:
         build_app(next((word for word in words if not word.startswith("-")), ""))(args=words)

@@ -14,6 +14,8 @@ from quicksilver.cli.app import COMMANDS, GROUPS, app
 from tests.support.command import quicksilver
 from tests.support.weights import MODEL
 
+MAIN = "from quicksilver.cli import main; main()"
+
 
 def test_version_and_help() -> None:
     assert quicksilver("version").stdout.strip() == __version__
@@ -21,6 +23,11 @@ def test_version_and_help() -> None:
     shown = quicksilver("--help").stdout
     for verb in ("generate", "chat", "serve", "pull", "inspect", "bench", "doctor"):
         assert verb in shown
+
+
+def test_the_package_can_be_run_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "quicksilver", "version"], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == __version__
 
 
 def test_errors_are_one_line_with_the_next_step(tmp_path: Path) -> None:
@@ -51,6 +58,12 @@ sys.exit(", ".join(sorted(heavy)) or 0)
 """
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_collector_visits_no_object_at_exit() -> None:
+    code = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 0)); " + MAIN
+    done = subprocess.run([sys.executable, "-c", code, "version"], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "True"
 
 
 def test_the_listed_help_is_that_of_the_commands() -> None:
