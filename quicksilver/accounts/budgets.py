@@ -106,12 +106,12 @@ class Budget:
         if self.left is None or self.left - self.reserved >= amount:
             return None
         if self.left < amount:
-            what = f"the {_KINDS[self.kind]}'s {'balance' if self.kind == 'org' else 'budget'}"
+            what, remedy = ("balance", "add credits") if self.kind == "org" else ("budget", "raise it")
             if self.left <= 0:
-                return InsufficientQuota(f"{what} is spent; add to it")
+                return InsufficientQuota(f"the {_KINDS[self.kind]}'s {what} is spent; {remedy}")
             return InsufficientQuota(
-                f"this request may cost {in_credits(amount)} credits and {what} has {in_credits(self.left)} left; "
-                "set max_tokens lower or add to it"
+                f"this request may cost {in_credits(amount)} credits and the {_KINDS[self.kind]}'s {what} has "
+                f"{in_credits(self.left)} left; set max_tokens lower or {remedy}"
             )
         return RateLimited(f"requests in flight hold what the {_KINDS[self.kind]} has left; try again when they end")
 

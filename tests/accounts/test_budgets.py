@@ -35,13 +35,14 @@ def test_spent_money_is_a_final_refusal_and_reserved_money_is_not() -> None:
     one.close(reserved=0, cost=90)
     spent = one.refusal(ASK)
     assert isinstance(spent, InsufficientQuota)
-    assert spent.message == "the key's budget is spent; add to it"
+    assert spent.message == "the key's budget is spent; raise it"
 
 
 def test_refusal_of_an_organisation_mentions_credits() -> None:
     refusal = account(allowance=1, kind="org").refusal(ASK)
     assert refusal is not None
     assert "credits" in refusal.message
+    assert refusal.message.endswith("set max_tokens lower or add credits")
 
 
 def test_disabled_account_refuses_first() -> None:

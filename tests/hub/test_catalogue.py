@@ -22,7 +22,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_and_all_known_names() -> No
     with pytest.raises(ModelNotFound, match="Did you mean 'smollm2-135m'") as refused:
         catalogue.model("smolm2-135m")
     assert all(name in refused.value.message for name in catalogue.models)
-    with pytest.raises(ModelNotFound, match="no model named 'zzz'") as refused:
+    with pytest.raises(ModelNotFound, match="no model, folder or file named 'zzz'") as refused:
         catalogue.model("zzz")
     assert "Did you mean" not in refused.value.message
 

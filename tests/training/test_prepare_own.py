@@ -88,7 +88,7 @@ def test_a_recipe_without_usable_data_is_refused(
 def test_a_base_is_a_path_or_a_name(tmp_path: Path) -> None:
     assert find_base("") == (None, None)
     assert find_base(str(tmp_path)) == (tmp_path, None)
-    with pytest.raises(Exception, match="no model named"):
+    with pytest.raises(Exception, match="no model, folder or file named"):
         find_base("no-such-model")
 
 

@@ -7,6 +7,7 @@ as much as in the engine, so a grammar that exceeds a limit is refused before th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -75,7 +76,8 @@ def can_finish(matcher: LLMatcher, alphabet: Alphabet) -> bool:
 
 def refusal_of(error: str) -> InvalidGrammar:
     """A refusal for an error of llguidance, with the keyword that caused it."""
-    first_line = error.split("\n", 1)[0][:300]
+    reason = re.search("^error: (.+)", error, re.MULTILINE)  # of the regex parser; its first line is a heading
+    first_line = (reason[1] if reason else error.split("\n", 1)[0])[:300]
     if "NoExtension" in error:
         return InvalidGrammar("A rule or a `$ref` only refers back to itself, so no finite text satisfies the grammar.")
     keyword = next((name for words, name in KEYWORDS if words in error), "schema")

@@ -145,6 +145,8 @@ def invalid_body(error: ValidationError, body: Any) -> InvalidRequest:
     found = max(error.errors(include_url=False, include_input=False, include_context=False), key=_depth)
     param = param_path(found["loc"], body)
     message = found["msg"].removeprefix("Value error, ")
+    if found["type"] == "extra_forbidden":
+        message = f"unknown field {str(found['loc'][-1])[:MAX_STEP_CHARS]!r}; GET /openapi.json lists the fields"
     return InvalidRequest(f"{param}: {message}" if param else message, param=param or None)
 
 
@@ -185,7 +187,8 @@ async def _on_framework_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, request_id = request.scope["path"], record_of(request).id
     if error.status_code == 404:
-        return error_response(NotFound("There is nothing at this path."), path=path, request_id=request_id)
+        refusal = NotFound("There is nothing at this path; GET /openapi.json lists the paths.")
+        return error_response(refusal, path=path, request_id=request_id)
     if error.status_code == 405:
         refusal = MethodNotAllowed("This path takes another method.")
         return error_response(refusal, _allowed(request, error), path, request_id)

@@ -83,7 +83,8 @@ def check_origin(headers: Headers, host: str, config: ServerConfig) -> None:
     if origin is None or origin in config.origins or "*" in config.origins:
         return
     if origin not in (f"http://{host}", f"https://{host}"):
-        raise PermissionDenied("Requests from that Origin are not allowed.", code="origin_not_allowed")
+        message = "Requests from that Origin are not allowed; start the server with --allow-origin ORIGIN to add one."
+        raise PermissionDenied(message, code="origin_not_allowed")
 
 
 log = logging.getLogger("quicksilver.server")

@@ -24,6 +24,12 @@ def test_a_refusal_names_a_keyword(error: str, keyword: str) -> None:
     assert refusal_of(error).message.startswith(f"`{keyword}`")
 
 
+@pytest.mark.parametrize(("pattern", "reason"), [("(?=a)b", "look-around"), ("a(b", "unclosed group")])
+def test_a_refused_pattern_has_the_reason_of_the_regex_parser(pattern: str, reason: str) -> None:
+    with pytest.raises(InvalidGrammar, match=f"`pattern` cannot be enforced: {reason}"):
+        trial_compile([{"lark_grammar": f"start: /{pattern}/"}])
+
+
 @pytest.mark.parametrize("grammar", ["start: start", "start: a\na: b\nb: a"])
 def test_a_rule_that_only_refers_to_itself_is_refused(grammar: str) -> None:
     with pytest.raises(InvalidGrammar, match="only refers back to itself"):

@@ -18,6 +18,7 @@ async def test_unknown_paths_have_the_envelope(served: Served, path: str) -> Non
         return
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "not_found"
+    assert "/openapi.json" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "HEAD", "TRACE"])
@@ -64,6 +65,7 @@ async def test_foreign_pages_may_not_call(served: Served, origin: str) -> None:
     response = await served.post(CHAT, chat(), {"origin": origin})
     assert response.status_code == 403
     assert response.json()["error"]["code"] == "origin_not_allowed"
+    assert "--allow-origin" in response.json()["error"]["message"]
     assert "access-control-allow-origin" not in response.headers
     assert served.engine.seen == []
 
