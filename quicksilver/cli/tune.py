@@ -82,6 +82,7 @@ def tune(
     finished = run_job(settings, described, contents, files.name, suffix=suffix, seed=seed)
     if out_file is not None:
         _write_archive(settings, finished, out_file)
+    out.print(f"Serve: quicksilver serve --model {model}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _read(path: Path) -> bytes:
@@ -182,7 +183,9 @@ def _stop_on_interrupt(signals: Signals) -> None:
 def _progress(losses: list[float]) -> Iterator[Watch]:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=errors) as bar:
-        task = bar.add_task("reading the data", total=None)
+        task = bar.add_task(first := "reading the data", total=None)
+        if not errors.is_terminal:
+            errors.print(first)
 
         def watch(job: TuningJob, step: int, total: int, scalars: Mapping[str, float]) -> None:
             losses.append(scalars["loss"])

@@ -168,7 +168,8 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--questions", type=Path, help="what it will be asked: a question a line, or JSON with `prompt`")
     words.add_argument("--minutes", type=float, default=20.0, help="how long to train (default 20)")
     words.add_argument("--rank", type=int, default=32, help="of the adapter (default 32)")
-    words.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    words.add_argument("--device", default=device, help="cpu or cuda (default: a GPU if there is one)")
     return words
 
 

@@ -33,6 +33,8 @@ def test_a_model_is_tuned_and_its_adapter_written(base: Path, tmp_path: Path) ->
     assert code == 0, errors
     assert f"model: ft:{base.name}:mine:" in shown
     assert "validation loss:" in shown
+    assert f"Serve: quicksilver serve --model {base}" in shown
+    assert errors.startswith("reading the data\n")
     assert "training loss" in errors
     with zipfile.ZipFile(out) as archive:
         assert json.loads(archive.read("adapter_config.json"))["r"] == 4
