@@ -44,7 +44,7 @@ TOPICS = [
     "houses", "cities", "rivers", "oceans", "mountains", "deserts", "forests", "stars", "energy", "oil", "water",
     "computers", "phones", "fashion",
 ]  # fmt: skip
-# None begins like another, so that branches have no text in common.
+# None begins like another, so that only questions of one form have text in common.
 FORMS = (
     "Is it about {}?", "Does the text mention {}?", "Would an expert on {} read this?", "Are {} the main subject?",
     "Could this be filed under {}?",
@@ -95,7 +95,7 @@ def measure_cost(llm: LLM, num_forms: int) -> dict[str, Any]:
         "questions": len(branches),
         "forms": num_forms,
         "question_tokens": sum(len(branch.ids) for branch in branches),
-        "rows": sum(map(len, request.continuations)),
+        "question_rows": scores.usage.rows - NUM_INPUT,
         "prefill_s": round(best["prefill"], 4),
         "decisions_s": round(best["decisions"], 4),
         "ratio": round(best["decisions"] / best["prefill"], 3),

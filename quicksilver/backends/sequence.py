@@ -15,6 +15,7 @@ from quicksilver.core import DecoderName, Request, TokenConstraint, TokenLogprob
 from quicksilver.dialect import AUTOREGRESSIVE, Dialect
 from quicksilver.diffusion.decoder import Canvas, Decoder, Place, Tail
 from quicksilver.diffusion.prediction import Prediction
+from quicksilver.diffusion.score import Scorer
 from quicksilver.model.row_adapters import RowAdapter
 
 
@@ -97,6 +98,13 @@ class Sequence:
     def room(self) -> int:
         """Answer tokens that are left."""
         return self.request.params.max_new_tokens - (len(self.tokens) - self.num_prompt)
+
+    @property
+    def final_len(self) -> int:
+        """Cached tokens that are not written again. What branches share is replaced after their pass, and the last
+        token of the prompt is computed again."""
+        is_branched = isinstance(self.decoder, Scorer) and self.decoder.is_branched
+        return min(self.kv_len, self.num_prompt - 1) if is_branched else self.kv_len
 
     @property
     def is_prefilling(self) -> bool:

@@ -3,22 +3,25 @@
 A `Scorer` is a decoder whose result is read from log-probabilities. It uses the scheduler, the pages and the prefix
 cache like any other decoder. The canvas holds only the number of passes that are done.
 
-Several short continuations form one pass: independent branches after the same prompt, which write no KV. A continuation
-with more rows than one pass may have is scored as causal rows that do write KV: each pass commits its tokens, and the
-last one returns the sequence to its prompt.
+Several short continuations form one pass: independent branches after the same text, which write no KV. Tokens that all
+branches of a pass begin with are part of that text, so they are computed once. A continuation with more rows than one
+pass may have is scored as causal rows that do write KV: each pass keeps the tokens of the passes before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, count, islice
+from itertools import accumulate, chain, count, islice, pairwise
 from typing import TypeVar
 
 from quicksilver.diffusion.decoder import START, Canvas, Decision, Place, Tail
 from quicksilver.diffusion.sample import Proposal
 
 Value = TypeVar("Value")
+Asked = tuple[Sequence[int], Sequence[int]]  # a continuation, and the tokens that may follow it
+# A further pass costs about as much as this share of the rows of a full one.
+PASS_COST = 1 / 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +29,17 @@ class ScorePass:
     """The rows of one forward. `tail.targets` names the tokens whose log-probabilities it yields."""
 
     tail: Tail
-    commit: tuple[int, ...] = ()  # tokens that become context of the next pass
-    is_chunk: bool = False  # part of one long continuation; without `commit` it is the last part
+    # The text between the prompt and the tail: tokens that stay from the pass before, then further ones.
+    num_kept: int = 0
+    added: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
     passes: tuple[ScorePass, ...]
     lengths: tuple[int, ...]  # targets per continuation
+    order: tuple[int, ...] = ()  # continuations in the order of the passes; empty if they are in order
+    is_branched: bool = False  # all passes consist of branches
 
     def open(self, max_tokens: int, place: Place = START) -> Canvas:
         return Canvas.blank(1)
@@ -43,20 +49,14 @@ class Scorer:
 
     def decide(self, canvas: Canvas, proposal: Proposal) -> Decision:
         """The canvas of the next pass, or None after the last one."""
-        done = self.passes[canvas.step]
         is_last = canvas.step + 1 == len(self.passes)
-        following = None if is_last else replace(canvas, step=canvas.step + 1)
-        return Decision(list(done.commit), following, num_accepted=len(done.tail.token_ids) if done.commit else 0)
-
-    def ends_chunks(self, canvas: Canvas) -> bool:
-        """Whether this pass is the last part of a long continuation, so that the sequence returns to its prompt."""
-        done = self.passes[canvas.step]
-        return done.is_chunk and not done.commit
+        return Decision(canvas=None if is_last else replace(canvas, step=canvas.step + 1))
 
     def split(self, scored: Sequence[Value]) -> tuple[tuple[Value, ...], ...]:
         """The values of all passes, one tuple per continuation."""
-        rest = iter(scored)
-        return tuple(tuple(islice(rest, length)) for length in self.lengths)
+        rest, order = iter(scored), self.order or range(len(self.lengths))
+        found = {i: tuple(islice(rest, self.lengths[i])) for i in order}
+        return tuple(found[i] for i in range(len(self.lengths)))
 
     def with_top(self, num_top: int | None) -> Scorer:
         """Passes that also yield ranks and `num_top` alternatives."""
@@ -68,24 +68,59 @@ class Scorer:
 def score_next(continuations: Sequence[Sequence[int]], next_tokens: Sequence[Sequence[int]], max_rows: int) -> Scorer:
     """The probabilities of several tokens right after each continuation. A continuation of more than `max_rows` tokens
     has a pass of its own."""
-    passes, group, num_rows = list[ScorePass](), list[tuple[Sequence[int], Sequence[int]]](), 0
-    for tokens, asked in zip(continuations, next_tokens, strict=True):
-        if group and num_rows + len(tokens) > max_rows:
-            passes.append(_next_branches(group))
-            group, num_rows = [], 0
-        group.append((tokens, asked))
-        num_rows += len(tokens)
-    passes.append(_next_branches(group))
-    return Scorer(tuple(passes), tuple(map(len, next_tokens)))
+    order = sorted(range(len(continuations)), key=lambda i: tuple(continuations[i]))
+    asked = [(continuations[i], next_tokens[i]) for i in order]
+    passes, start, context = list[ScorePass](), 0, tuple[int, ...]()
+    for end, num_shared in _cheapest_groups([tokens for tokens, _ in asked], max_rows):
+        shared = tuple(asked[start][0][:num_shared])
+        num_kept = _num_equal(context, shared)
+        tail = _next_branches([(tokens[num_shared:], after) for tokens, after in asked[start:end]])
+        passes.append(ScorePass(tail, num_kept, shared[num_kept:]))
+        start, context = end, shared
+    return Scorer(tuple(passes), tuple(map(len, next_tokens)), tuple(order), is_branched=True)
 
 
-def _next_branches(group: Sequence[tuple[Sequence[int], Sequence[int]]]) -> ScorePass:
+def _cheapest_groups(rows: Sequence[Sequence[int]], max_rows: int) -> list[tuple[int, int]]:
+    """Cuts sorted rows of tokens into groups of at most `max_rows` tokens, where those that a whole group begins with
+    count once. Minimises the tokens of all groups plus a cost of each group. Returns the end of each group and the
+    number of tokens that it shares; one token of each row is not shared."""
+    pass_cost = max_rows * PASS_COST
+    num_equal = [0, *(min(_num_equal(a, b), len(a) - 1) for a, b in pairwise(rows))]
+    # The least cost of the rows before each index; where the last group of these rows begins, and what it shares.
+    costs, last = [0.0], list[tuple[int, int]]()
+    for end in range(1, len(rows) + 1):
+        num_tokens, num_shared = len(rows[end - 1]), max_rows
+        best, choice = costs[end - 1] + num_tokens, (end - 1, 0)
+        for start in range(end - 2, -1, -1):
+            num_shared = min(num_shared, num_equal[start + 1])
+            num_tokens += len(rows[start])
+            cost = num_tokens - num_shared * (end - start - 1)
+            if cost > max_rows:
+                break
+            if costs[start] + cost < best:
+                best, choice = costs[start] + cost, (start, num_shared)
+        costs.append(best + pass_cost)
+        last.append(choice)
+    groups, end = list[tuple[int, int]](), len(rows)
+    while end:
+        start, num_shared = last[end - 1]
+        groups.append((end, num_shared))
+        end = start
+    return groups[::-1]
+
+
+def _num_equal(first: Sequence[int], second: Sequence[int]) -> int:
+    """The number of leading tokens that are equal."""
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
+def _next_branches(group: Sequence[Asked]) -> Tail:
     """One branch per continuation; its last row predicts the tokens that may follow."""
     last_rows = accumulate(len(tokens) for tokens, _ in group)
     targets = tuple((row, token) for row, (_, asked) in zip(last_rows, group, strict=True) for token in asked)
-    rows = tuple(token for tokens, _ in group for token in tokens)
-    branches = tuple(len(tokens) for tokens, _ in group)
-    return ScorePass(Tail(rows, (False,) * len(rows), branches=branches, targets=targets))
+    rows = tuple(chain(*(tokens for tokens, _ in group)))
+    return Tail(rows, (False,) * len(rows), branches=tuple(len(tokens) for tokens, _ in group), targets=targets)
 
 
 def score_continuations(continuations: Sequence[Sequence[int]], max_rows: int) -> Scorer:
@@ -122,8 +157,8 @@ def _chunks(tokens: Sequence[int], max_rows: int) -> Iterator[ScorePass]:
         predicted = tuple(tokens[start : start + max_rows + 1])
         rows = predicted[:-1]
         tail = Tail(rows, (False,) * len(rows), is_causal=True, targets=tuple(enumerate(predicted)))
-        is_last = start + len(predicted) == len(tokens)
-        yield ScorePass(tail, () if is_last else predicted, is_chunk=True)
+        # The pass before had rows for all tokens before this one but the last.
+        yield ScorePass(tail, max(start - 1, 0), tuple(tokens[max(start - 1, 0) : start]))
 
 
 def score_masked(tokens: Sequence[int], is_masked: Sequence[bool]) -> Scorer:

@@ -105,13 +105,15 @@ def commit_scores(work: Work, outcome: Outcome, scorer: Scorer) -> Scores | None
     _check_finite(outcome)
     assert sequence.canvas is not None
     assert outcome.target_logprobs is not None
+    assert work.tail is not None
     sequence.scored += outcome.target_logprobs.tolist()
     sequence.scored_details += outcome.target_details
-    decision = scorer.decide(sequence.canvas, outcome.proposal)
-    sequence.tokens += decision.commit
-    sequence.kv_len = min(work.end + decision.num_accepted, len(sequence.tokens) - 1)
-    sequence.canvas = decision.canvas
-    if decision.canvas is not None:
+    # Causal rows have written KV; branches have not.
+    written = work.tail.token_ids if work.tail.is_causal else ()
+    sequence.tokens += written
+    sequence.kv_len = work.end + len(written)
+    sequence.canvas = scorer.decide(sequence.canvas, outcome.proposal).canvas
+    if sequence.canvas is not None:
         return None
     details = scorer.split(sequence.scored_details) if sequence.scored_details else ()
     return Scores(scorer.split(sequence.scored), sequence.usage(), details)

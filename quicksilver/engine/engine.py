@@ -250,6 +250,7 @@ class Engine:
             request.id, request.prompt_ids, params, request.tenant, runs_alone=request.runs_alone, adapter=ref
         )
         sequence = Sequence(as_request, scorer, adapter=lease.adapter if lease else None, adapter_lease=lease)
+        sequence.tokens += scorer.passes[0].added
         self._enqueue(sequence, is_continued=request.is_continued)
 
     def _enqueue(self, sequence: Sequence, *, is_continued: bool) -> None:
@@ -336,13 +337,12 @@ class Engine:
             self._emit(event)
 
     def _commit_scores(self, work: Work, outcome: Outcome, scorer: Scorer) -> None:
-        sequence, canvas = work.sequence, work.sequence.canvas
-        assert canvas is not None
-        scores = commit_scores(work, outcome, scorer)
+        sequence, scores = work.sequence, commit_scores(work, outcome, scorer)
         if scores is not None:
             self._emit(Scored(sequence.id, scores))
-        elif scorer.ends_chunks(canvas):
-            self.scheduler.rewind(sequence, sequence.num_prompt)
+        elif sequence.canvas is not None:
+            following = scorer.passes[sequence.canvas.step]
+            self.scheduler.continue_with(sequence, sequence.num_prompt + following.num_kept, following.added)
 
     def _publish(self, sequence: Sequence) -> None:
         """Makes full pages of final text available to other sequences."""

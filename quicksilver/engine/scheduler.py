@@ -17,6 +17,7 @@ Requests that run alone (`Request.runs_alone`) come first, one at a time: the ot
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from collections.abc import Sequence as Seq
 from time import monotonic, thread_time
 
 from quicksilver.backends.base import Work
@@ -91,16 +92,22 @@ class Scheduler:
             self.waiting.drop(sequence)
         self._release(sequence)
 
-    def rewind(self, sequence: Sequence, num_tokens: int) -> None:
-        """Cuts a sequence back to its first `num_tokens` tokens. Keeps the pages that these fill; the last token stays
+    def continue_with(self, sequence: Sequence, num_kept: int, added: Seq[int]) -> None:
+        """Replaces the tokens after the first `num_kept` by `added`. Keeps the KV of the former; the last token stays
         uncached, since its row predicts the next one."""
-        num_pages = (num_tokens - 1) // self.config.page_size
+        page_size, is_cut = self.config.page_size, num_kept < len(sequence.tokens)
+        sequence.tokens[num_kept:] = added
+        sequence.kv_len = min(sequence.kv_len, num_kept, len(sequence.tokens) - 1)
+        if not is_cut:
+            return
+        num_full = sequence.kv_len // page_size
+        if num_full < sequence.num_published:  # others may read this page, so it is not written again
+            sequence.kv_len = num_full * page_size
+        num_pages = self._pages_for(sequence.kv_len)
         self.pool.release(sequence.pages[num_pages:])
-        del sequence.tokens[num_tokens:]
         # Another list, not a shorter one: a tensor of page ids is cached for this list.
-        sequence.pages, sequence.hashes = sequence.pages[:num_pages], sequence.hashes[:num_pages]
-        sequence.kv_len = num_pages * self.config.page_size
-        sequence.num_published = min(sequence.num_published, num_pages)
+        sequence.pages, sequence.hashes = sequence.pages[:num_pages], sequence.hashes[:num_full]
+        sequence.num_published = min(sequence.num_published, num_full)
 
     def plan(self) -> list[Work]:
         """The work of the next forward, without the sequences that decode in slots. Sequences over their grammar budget
@@ -294,7 +301,7 @@ class Scheduler:
 
     def publish(self, sequence: Sequence) -> None:
         """Makes full pages of final text available to other sequences."""
-        hashes = prefix_hashes(sequence, self.config.page_size, sequence.kv_len)
+        hashes = prefix_hashes(sequence, self.config.page_size, sequence.final_len)
         for index in range(sequence.num_published, len(hashes)):
             self.pool.publish(sequence.pages[index], hashes[index])
         sequence.num_published = max(sequence.num_published, len(hashes))

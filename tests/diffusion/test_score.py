@@ -6,7 +6,7 @@ import pytest
 
 from quicksilver.core import Request, ScoreRequest, Scores
 from quicksilver.diffusion.decoder import Tail
-from quicksilver.diffusion.score import score_continuations
+from quicksilver.diffusion.score import score_continuations, score_next
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine, Scored
 from quicksilver.errors import InvalidRequest
@@ -104,12 +104,49 @@ def test_probabilities_after_a_branch_equal_those_after_the_whole_text(max_rows:
         assert logprobs == pytest.approx(apart, abs=1e-5)
 
 
+# Branches of two forms in turn, one branch that begins like neither, and two that are equal.
+FORMS = (
+    (1, 2, 3, 4, 9),
+    (5, 6, 7, 8, 9, 1),
+    (1, 2, 3, 4, 8),
+    (5, 6, 7, 8, 3),
+    (9, 9),
+    (1, 2, 3, 7, 7),
+    (5, 6, 7, 8, 3),
+)
+
+
+@pytest.mark.parametrize("num_prompt", range(14, 18))
+def test_starts_that_some_branches_have_in_common_are_computed_once(num_prompt: int) -> None:
+    """The shared tokens end before, at and after the end of a page, and no pass changes pages that others may read."""
+    engine, prompt = tiny_engine(EngineConfig(num_pages=64, max_rows=16)), PROMPT[:num_prompt]
+    asked = tuple((i, i + 1) for i in range(len(FORMS)))
+    for repeat in range(2):
+        engine.add_score(ScoreRequest("s", prompt, FORMS, next_tokens=asked))
+        scores = scored(engine)
+        for tokens, after, logprobs in zip(FORMS, asked, scores.logprobs, strict=True):
+            expected = [causal_logprobs((*prompt, *tokens), (token,))[0] for token in after]
+            assert logprobs == pytest.approx(expected, abs=1e-4)
+        if not repeat:
+            assert scores.usage.rows < num_prompt + sum(map(len, FORMS)) - 6
+    assert engine.pool.num_free == 64
+
+
+def test_the_passes_of_branches_have_the_least_rows() -> None:
+    scorer = score_next(FORMS, ((4,),) * 7, 12)
+    assert [(each.num_kept, each.added) for each in scorer.passes] == [(0, (1, 2, 3)), (0, (5, 6, 7, 8)), (0, ())]
+    assert [len(each.tail.token_ids) for each in scorer.passes] == [6, 4, 2]
+    # A further pass would cost more than the rows that it saves.
+    (only,) = score_next(FORMS, ((4,),) * 7, 128).passes
+    assert len(only.tail.token_ids) == sum(map(len, FORMS))
+
+
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_a_request_that_runs_alone_has_the_whole_row_budget(is_busy: bool) -> None:
-    engine, continuations = tiny_engine(EngineConfig(num_pages=64, max_rows=16)), ((1, 2, 3),) * 10
+    engine, continuations = tiny_engine(EngineConfig(num_pages=64, max_rows=16)), [(i, 2, 3) for i in range(10)]
     if is_busy:
         engine.add(Request("x", PROMPT, decode_params("ar", canvas_len=1, max_new_tokens=1)))
-    engine.add_score(ScoreRequest("s", PROMPT[:1], continuations, next_tokens=((4,),) * 10))
+    engine.add_score(ScoreRequest("s", PROMPT[:1], tuple(continuations), next_tokens=((4,),) * 10))
     # Five of three rows fit beside one context row, two into half of the budget.
     assert scored(engine).usage.forwards == (5 if is_busy else 2)
 

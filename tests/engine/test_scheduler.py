@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from quicksilver.backends.round_cost import RoundCost
 from quicksilver.backends.sequence import Sequence
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Request
@@ -137,16 +139,21 @@ def test_no_request_passes_a_preempted_one() -> None:
     assert planned(plan) == ["young", "new"]
 
 
-def test_rewinding_returns_the_pages_after_the_prompt() -> None:
+@pytest.mark.parametrize(("is_published", "num_pages", "kv_len"), [(False, 2, 2 * PAGE - 2), (True, 1, PAGE)])
+def test_another_text_after_the_prompt_keeps_its_pages(is_published: bool, num_pages: int, kv_len: int) -> None:
+    """A page that others may read is not written again."""
     plan = scheduler(num_pages=8)
-    one = sequence("x", 2 * PAGE)
+    one = sequence("x", 2 * PAGE - 2)
     plan.add(one)
     plan.plan()
     one.tokens += range(PAGE)
-    one.kv_len = 3 * PAGE - 1
-    plan.rewind(one, 2 * PAGE)
-    assert (len(one.tokens), len(one.pages), one.kv_len) == (2 * PAGE, 1, PAGE)
-    assert plan.pool.num_free == 7
+    one.pages += plan.pool.allocate(1) or []
+    one.kv_len = 3 * PAGE - 2
+    if is_published:
+        plan.publish(one)
+    plan.continue_with(one, 2 * PAGE - 2, (7, 8, 9))
+    assert one.tokens[2 * PAGE - 2 :] == [7, 8, 9]
+    assert (len(one.pages), one.kv_len, plan.pool.num_free) == (num_pages, kv_len, 8 - num_pages)
 
 
 def test_a_request_larger_than_the_pool_is_found_when_nothing_runs() -> None:
