@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from quicksilver.accounts.identity import Identity
-from quicksilver.accounts.records import Charge, Order, Price, SavedReply, State
+from quicksilver.accounts.records import Charge, Order, Price, SavedReply, State, StoredReply
 from quicksilver.core import Usage
 
 
@@ -45,12 +45,14 @@ class How(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Give a row its final state. `usage` applies to SETTLE, `reply` to SETTLE and RELEASE, `checkpoint` to ORPHAN."""
+    """Give a row its final state. `usage` applies to SETTLE, `reply` and `stored` to SETTLE and RELEASE, `checkpoint`
+    to ORPHAN."""
 
     request_id: str
     how: How
     usage: Usage = field(default_factory=Usage)
     reply: SavedReply | None = None
+    stored: StoredReply | None = None
     # A checkpoint that could not be written before.
     checkpoint: Checkpoint | None = None
 

@@ -1,8 +1,8 @@
 """The ledger: reserve, checkpoint, settle, release, in batches that share one transaction.
 
 A `_Batch` loads and locks all rows that its entries need (ledger rows first, then accounts), applies each entry in
-memory, and writes the changes back. Balances, budgets, limits, usage and saved replies change in the same transaction
-as the ledger row, so they always agree with it.
+memory, and writes the changes back. Balances, budgets, limits, usage, saved replies and stored objects change in the
+same transaction as the ledger row, so they always agree with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from quicksilver.accounts.idempotency import (
     saved_reply,
 )
 from quicksilver.accounts.limits import tightest
-from quicksilver.accounts.records import Charge, Idempotency, Price, Reservation, SavedReply, State
+from quicksilver.accounts.objects import put_objects, require_lease
+from quicksilver.accounts.records import Charge, Idempotency, Price, Reservation, SavedReply, State, StoredReply
 from quicksilver.accounts.schema import ledger, prices
 from quicksilver.accounts.usage import Rollup
 from quicksilver.core import Usage
@@ -69,7 +70,7 @@ class _Batch:
 
     def __init__(self, ledger: Ledger, connection: Connection, entries: Sequence[Entry]) -> None:
         reserves = [entry for entry in entries if isinstance(entry, Reserve)]
-        self._ledger = ledger
+        self._ledger, self._connection = ledger, connection
         self._now = ledger.clock()
         self._rows = _load_rows(connection, entries)
         self._budgets = load_budgets(connection, self._account_ids(entries), self._now)
@@ -81,6 +82,7 @@ class _Batch:
         self._changed: dict[str, LedgerRow] = {}
         self._new_claims: list[dict[str, Any]] = []
         self._saved: dict[str, SavedReply] = {}
+        self._stored: list[StoredReply] = []
         # Claims that pass from one row to another.
         self._moved: dict[str, str] = {}
         self._dropped: set[str] = set()
@@ -109,6 +111,8 @@ class _Batch:
         move_claims(connection, self._moved)
         save_replies(connection, self._saved)
         drop_claims(connection, self._dropped)
+        for stored in self._stored:
+            put_objects(connection, stored.owner, stored.objects, self._now)
 
     def _account_ids(self, entries: Sequence[Entry]) -> set[str]:
         closing = {entry.request_id for entry in entries if isinstance(entry, Close | HandOver)}
@@ -220,6 +224,9 @@ class _Batch:
         return reservation
 
     def _finish(self, row: LedgerRow, entry: Close) -> None:
+        if entry.stored is not None:
+            require_lease(self._connection, entry.stored)
+            self._stored.append(entry.stored)
         if entry.checkpoint is not None:
             row.advance(entry.checkpoint)
         usage = _charged_usage(row, entry)

@@ -14,9 +14,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, and_, delete, exists, func, inspect, not_, select, update
 
 from quicksilver.accounts.migrations import m0003_objects
-from quicksilver.accounts.records import StoredObject
+from quicksilver.accounts.records import StoredObject, StoredReply
 from quicksilver.accounts.schema import objects
 from quicksilver.accounts.store import Store, replacing
+from quicksilver.errors import Conflict
 
 _KEY = ("owner", "kind", "id")
 _REPLACED = ("parent", "size", "is_open", "leased_by", "leased_until", "body")
@@ -42,15 +43,20 @@ class ObjectStore:
         """Inserts the objects; one that exists is replaced and keeps its place and time."""
         if stored:
             with self._store.write() as connection:
-                change = replacing(connection.dialect.name, objects, _KEY, _REPLACED)
-                connection.execute(change, [self._row(owner, each) for each in stored])
+                put_objects(connection, owner, stored, self._clock())
+
+    def keep(self, reply: StoredReply) -> None:
+        """Inserts what a reply leaves. Raises Conflict if its lease is lost."""
+        with self._store.write() as connection:
+            require_lease(connection, reply)
+            put_objects(connection, reply.owner, reply.objects, self._clock())
 
     def add(self, owner: str, stored: StoredObject) -> bool:
         """Inserts the object unless it exists; whether it was inserted."""
         with self._store.write() as connection:
             if connection.execute(_named(owner, stored.kind, [stored.id])).first() is not None:
                 return False
-            connection.execute(objects.insert().values(**self._row(owner, stored)))
+            connection.execute(objects.insert().values(**_row(owner, stored, self._clock())))
             return True
 
     def get(self, owner: str, kind: str, object_id: str) -> StoredObject | None:
@@ -70,7 +76,7 @@ class ObjectStore:
             changed = change(_object(row))
             if changed is None:
                 return _object(row)
-            values = {name: value for name, value in self._row(owner, changed).items() if name in _REPLACED}
+            values = {name: value for name, value in _row(owner, changed, self._clock()).items() if name in _REPLACED}
             connection.execute(update(objects).where(objects.c.seq == row.seq).values(**values))
             return changed
 
@@ -243,19 +249,37 @@ class ObjectStore:
     def close(self) -> None:
         self._store.close()
 
-    def _row(self, owner: str, stored: StoredObject) -> dict[str, Any]:
-        return {
-            "owner": owner,
-            "kind": stored.kind,
-            "id": stored.id,
-            "parent": stored.parent,
-            "created_at": stored.created_at or int(self._clock()),
-            "size": len(stored.body),
-            "is_open": int(stored.is_open),
-            "leased_by": stored.leased_by,
-            "leased_until": stored.leased_until,
-            "body": stored.body,
-        }
+
+def put_objects(connection: Connection, owner: str, stored: Sequence[StoredObject], now: float) -> None:
+    """As `ObjectStore.put`, in the caller's transaction."""
+    change = replacing(connection.dialect.name, objects, _KEY, _REPLACED)
+    connection.execute(change, [_row(owner, each, now) for each in stored])
+
+
+def require_lease(connection: Connection, reply: StoredReply) -> None:
+    """Raises Conflict if the reply needs a lease that is not held, since its object was cancelled or deleted."""
+    if not reply.leased_by:
+        return
+    first = reply.objects[0]
+    own = _named(reply.owner, first.kind, [first.id]).with_for_update()
+    held = own.where(objects.c.leased_by == reply.leased_by, objects.c.is_open == 1)
+    if connection.execute(held).first() is None:
+        raise Conflict(f"this {first.kind} was cancelled or deleted")
+
+
+def _row(owner: str, stored: StoredObject, now: float) -> dict[str, Any]:
+    return {
+        "owner": owner,
+        "kind": stored.kind,
+        "id": stored.id,
+        "parent": stored.parent,
+        "created_at": stored.created_at or int(now),
+        "size": len(stored.body),
+        "is_open": int(stored.is_open),
+        "leased_by": stored.leased_by,
+        "leased_until": stored.leased_until,
+        "body": stored.body,
+    }
 
 
 def _named(owner: str, kind: str, ids: Sequence[str]) -> Select[Any]:

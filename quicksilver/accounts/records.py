@@ -155,6 +155,16 @@ class StoredObject:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredReply:
+    """The objects that a reply leaves. They are stored in the transaction that charges it, so neither exists alone."""
+
+    owner: str
+    objects: tuple[StoredObject, ...]
+    # If not empty: they are stored only while this process holds the lease on the first one.
+    leased_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Gauge:
     """One limit as headers show it. If `limit` is None it is unlimited, and the other fields are 0."""
 

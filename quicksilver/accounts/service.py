@@ -39,6 +39,7 @@ from quicksilver.accounts.records import (
     Price,
     Reservation,
     SavedReply,
+    StoredReply,
     UsageBucket,
     UsageQuery,
 )
@@ -183,18 +184,23 @@ class Accounts:
         """Records how many answer tokens have been sent. After LedgerUnavailable, end the stream with an error."""
         await self._write(Checkpoint(request_id, tokens_on_wire, cached_tokens))
 
-    async def settle(self, request_id: str, usage: Usage, reply: SavedReply | None = None) -> Charge:
-        """Charges the usage. Call it before the last byte of the answer is sent; repeated calls charge once.
+    async def settle(
+        self, request_id: str, usage: Usage, reply: SavedReply | None = None, stored: StoredReply | None = None
+    ) -> Charge:
+        """Charges the usage, and stores what the reply leaves. Call it before the last byte of the answer is sent;
+        repeated calls charge once. Raises Conflict, and changes nothing, if the lease of `stored` is lost.
 
         After LedgerUnavailable the answer must not be completed. A second call does not help: the last checkpoint
         decides the charge.
         """
-        charge: Charge = await self._write(Close(request_id, How.SETTLE, usage, reply))
+        charge: Charge = await self._write(Close(request_id, How.SETTLE, usage, reply, stored))
         return charge
 
-    async def release(self, request_id: str, reply: SavedReply | None = None) -> Charge:
+    async def release(
+        self, request_id: str, reply: SavedReply | None = None, stored: StoredReply | None = None
+    ) -> Charge:
         """Closes a reservation without a charge. Returns the charge of the row, which may have been closed before."""
-        charge: Charge = await self._write(Close(request_id, How.RELEASE, reply=reply))
+        charge: Charge = await self._write(Close(request_id, How.RELEASE, reply=reply, stored=stored))
         return charge
 
     async def close_request(

@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 
-from quicksilver.accounts.records import StoredObject
-from quicksilver.errors import InvalidRequest, NotFound
+from quicksilver.accounts.records import StoredObject, StoredReply
+from quicksilver.errors import InvalidRequest, NotFound, QuicksilverError
 from quicksilver.server.config import ServerConfig
 from quicksilver.server.http.list_query import MAX_LISTED, ListQuery
 
@@ -65,18 +66,30 @@ class Storage:
             return await self._accounts.stored(work)
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: work(self._open_local()))
 
-    async def put(self, owner: str, *stored: StoredObject, is_bounded: bool = True) -> None:
+    async def put(self, owner: str, *stored: StoredObject) -> None:
         """Writes the objects, and deletes old ones where the project stores too much. Raises InvalidRequest where an
-        object that is kept does not fit, unless `is_bounded` is false."""
-        config = self._config
+        object that is kept does not fit."""
 
         def write(store: ObjectStore) -> None:
-            if is_bounded and any(each.kind not in EVICTED or each.is_open for each in stored):
+            if any(each.kind not in EVICTED or each.is_open for each in stored):
                 self._check_room(store, owner, sum(len(each.body) for each in stored))
             store.put(owner, stored)
-            store.trim(owner, EVICTED, config.stored_bytes, time.time() - config.stored_days * DAY_S, AGED)
+            self._trim(store, owner)
 
         await self.run(write)
+
+    async def keep(self, stored: StoredReply, *, is_written: bool) -> None:
+        """Stores what a reply leaves, unless the ledger did so with the charge, and deletes old objects. Raises
+        Conflict if its lease is lost."""
+        if not is_written:
+            await self.run(lambda store: store.keep(stored))
+        # The reply is complete, whether or not old objects can be deleted now.
+        with suppress(QuicksilverError):
+            await self.run(lambda store: self._trim(store, stored.owner))
+
+    def _trim(self, store: ObjectStore, owner: str) -> None:
+        config = self._config
+        store.trim(owner, EVICTED, config.stored_bytes, time.time() - config.stored_days * DAY_S, AGED)
 
     async def require_room(self, owner: str, num_bytes: int) -> None:
         """Raises InvalidRequest where `put` would refuse objects of this size."""

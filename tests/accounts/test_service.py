@@ -5,14 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from quicksilver.accounts import ledger
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.accounts.identity import OPERATOR
 from quicksilver.accounts.keys import make_secret
 from quicksilver.accounts.maintenance import audit
-from quicksilver.accounts.records import Gauge, KeyDraft, Limits, Order, SavedReply, State, UsageQuery
+from quicksilver.accounts.objects import put_objects
+from quicksilver.accounts.records import (
+    Gauge,
+    KeyDraft,
+    Limits,
+    Order,
+    SavedReply,
+    State,
+    StoredObject,
+    StoredReply,
+    UsageQuery,
+)
 from quicksilver.accounts.service import Accounts, AdminService, open_admin
 from quicksilver.core import Usage
 from quicksilver.errors import (
@@ -97,6 +110,45 @@ async def test_released_request_costs_nothing(accounts: Accounts, someone: Custo
         await accounts.settle("r", Usage(10, 0, 5))
     with pytest.raises(NotFound):
         await accounts.settle("never", Usage(1))
+
+
+def stored_reply(owner: Customer, leased_by: str = "") -> StoredReply:
+    return StoredReply(owner.project_id, (StoredObject("response", "resp_1", b"reply"),), leased_by)
+
+
+async def test_a_reply_is_stored_with_its_charge(accounts: Accounts, someone: Customer) -> None:
+    await accounts.reserve(someone.identity, Order("r", "nano", 10, 20))
+    assert (await accounts.settle("r", Usage(10, 0, 5), None, stored_reply(someone))).cost == 600
+    found = await accounts.stored(lambda store: store.get(someone.project_id, "response", "resp_1"))
+    assert found is not None
+    assert (found.body, found.is_open) == (b"reply", False)
+
+
+async def test_a_reply_that_cannot_be_stored_is_not_charged(
+    accounts: Accounts, someone: Customer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put_first(connection: Any, owner: str, stored: Any, now: float) -> None:
+        put_objects(connection, owner, stored, now)
+        raise RuntimeError("the process ends here")
+
+    monkeypatch.setattr(ledger, "put_objects", put_first)
+    await accounts.reserve(someone.identity, Order("r", "nano", 10, 20))
+    with pytest.raises(RuntimeError):
+        await accounts.settle("r", Usage(10, 0, 5), None, stored_reply(someone))
+    assert await accounts.stored(lambda store: store.get(someone.project_id, "response", "resp_1")) is None
+    assert await accounts.admin(lambda admin: admin.organizations.get_account(OPERATOR, someone.org_id).spent) == 0
+
+
+async def test_a_reply_whose_lease_is_lost_is_neither_stored_nor_charged(accounts: Accounts, someone: Customer) -> None:
+    opened = StoredObject("response", "resp_1", b"queued", is_open=True, leased_by="me", leased_until=1)
+    await accounts.stored(lambda store: store.put(someone.project_id, [opened]))
+    await accounts.reserve(someone.identity, Order("r", "nano", 10, 20))
+    with pytest.raises(Conflict, match="cancelled or deleted"):
+        await accounts.settle("r", Usage(10, 0, 5), None, stored_reply(someone, "another"))
+    found = await accounts.stored(lambda store: store.get(someone.project_id, "response", "resp_1"))
+    assert found == replace(opened, created_at=int(START))
+    assert await in_flight(accounts, someone) == 1
+    assert (await accounts.settle("r", Usage(10, 0, 5), None, stored_reply(someone, "me"))).cost == 600
 
 
 async def test_bad_keys_are_refused(accounts: Accounts) -> None:

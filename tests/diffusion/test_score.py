@@ -132,6 +132,16 @@ def test_starts_that_some_branches_have_in_common_are_computed_once(num_prompt: 
     assert engine.pool.num_free == 64
 
 
+def test_a_request_that_is_aborted_between_two_passes_frees_its_pages() -> None:
+    engine = tiny_engine(EngineConfig(num_pages=64, max_rows=16))
+    engine.add_score(ScoreRequest("s", PROMPT[:12], FORMS, next_tokens=((4,),) * 7))
+    while not engine.scheduler.running or engine.scheduler.running[0].canvas.step == 0:
+        engine.step()
+    assert engine.pool.num_free < 64
+    engine.abort("s")
+    assert (engine.pool.num_free, engine.scheduler.has_work) == (64, False)
+
+
 def test_the_passes_of_branches_have_the_least_rows() -> None:
     scorer = score_next(FORMS, ((4,),) * 7, 12)
     assert [(each.num_kept, each.added) for each in scorer.passes] == [(0, (1, 2, 3)), (0, (5, 6, 7, 8)), (0, ())]

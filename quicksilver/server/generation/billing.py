@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from quicksilver.accounts.charging import RequestOutcome, outcome_of
 from quicksilver.accounts.identity import Identity
-from quicksilver.accounts.records import LimitState, Order, SavedReply
+from quicksilver.accounts.records import LimitState, Order, SavedReply, StoredReply
 from quicksilver.core import Usage
 from quicksilver.errors import AuthenticationFailed, LedgerUnavailable, RateLimited
 from quicksilver.server.generation.in_flight import InFlightQueue
@@ -116,17 +116,17 @@ class Billing:
             if not await self._accounts.is_live(self._identity):
                 raise AuthenticationFailed("this API key was revoked")
 
-    async def settle(self, usage: Usage, reply: SavedReply | None) -> None:
+    async def settle(self, usage: Usage, reply: SavedReply | None, stored: StoredReply | None = None) -> None:
         if self._is_open:
-            await self._accounts.settle(self._order.request_id, usage, reply)
+            await self._accounts.settle(self._order.request_id, usage, reply, stored)
             self._is_open = False
             self._queue.end(self._identity)
 
-    async def release(self, reply: SavedReply | None = None) -> None:
+    async def release(self, reply: SavedReply | None = None, stored: StoredReply | None = None) -> None:
         """Closes the row without a charge. `reply` is kept for an equal request with the same Idempotency-Key."""
         await self._stop_checkpoints()
         if self._is_open:
-            await self._accounts.release(self._order.request_id, reply)
+            await self._accounts.release(self._order.request_id, reply, stored)
             self._is_open = False
             self._queue.end(self._identity)
 

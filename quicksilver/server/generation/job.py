@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from quicksilver.accounts.records import SavedReply
+from quicksilver.accounts.records import SavedReply, StoredReply
 from quicksilver.core import Usage
 from quicksilver.server.generation.billing import Billing
 from quicksilver.server.generation.plan import AnswerRequest, ReplyPlan
@@ -85,8 +85,9 @@ class Job(ABC):
         """Counts tokens that were sent. Raises when the ledger or the key no longer permit this stream."""
 
     @abstractmethod
-    async def settle(self, reply: SavedReply | None = None) -> None:
-        """Charges the whole reply; to be called once it is complete and before its last byte is sent."""
+    async def settle(self, reply: SavedReply | None = None, stored: StoredReply | None = None) -> None:
+        """Charges the whole reply and stores what it leaves; to be called once it is complete and before its last byte
+        is sent."""
 
     def fail(self, error: BaseException) -> None:
         """Records the error that ended the reply; the charging rule depends on it."""
@@ -179,11 +180,13 @@ class ReplyJob(Job):
         """The usage of a reply of which `num_tokens` tokens were sent."""
         return replace(self.usage(), completion_tokens=num_tokens)
 
-    async def settle(self, reply: SavedReply | None = None) -> None:
+    async def settle(self, reply: SavedReply | None = None, stored: StoredReply | None = None) -> None:
         if self.billing is not None:
             if self._num_delivered is not None:
                 await self.billing.wait_until_writable()
-            await self.billing.settle(self.usage(), reply)
+            await self.billing.settle(self.usage(), reply, stored)
+        if stored is not None:
+            await self._services.storage.keep(stored, is_written=self.billing is not None)
 
     def usage(self) -> Usage:
         """Of all answers together; a prompt counts once."""

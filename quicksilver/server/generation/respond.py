@@ -23,7 +23,7 @@ import orjson
 from fastapi import Request
 from starlette.responses import Response
 
-from quicksilver.accounts.records import Gauge, Idempotency, Order, SavedReply
+from quicksilver.accounts.records import Gauge, Idempotency, Order, SavedReply, StoredReply
 from quicksilver.errors import InvalidRequest, QuicksilverError
 from quicksilver.server.config import ServerConfig
 from quicksilver.server.generation.billing import Billing
@@ -100,8 +100,9 @@ class ReplyFormat(ABC):
         """Chunks that follow every answer."""
         return ()
 
-    async def save(self) -> None:  # noqa: B027
-        """Called once the reply is complete, before it is charged and its last bytes are sent."""
+    def stored(self) -> StoredReply | None:
+        """What is stored when the reply is charged; called once it is complete."""
+        return None
 
     def failure(self, error: QuicksilverError) -> Iterable[Chunk]:
         """Chunks for an error inside the stream; nothing follows them."""
@@ -136,8 +137,8 @@ class WrappedFormat(ReplyFormat):
     def end(self, finished: Sequence[Finished]) -> Iterable[Chunk]:
         return self.form.end(finished)
 
-    async def save(self) -> None:
-        await self.form.save()
+    def stored(self) -> StoredReply | None:
+        return self.form.stored()
 
 
 class Recording:
@@ -236,8 +237,7 @@ async def _whole_reply(job: Job, form: ReplyFormat) -> bytes:
         answers = await job.collect()
         await form.prepare(answers)
         reply = orjson.dumps(form.whole(answers))
-        await form.save()
-        await job.settle(SavedReply(200, reply))
+        await job.settle(SavedReply(200, reply), form.stored())
         return reply
 
 
@@ -261,10 +261,9 @@ async def stream_reply(job: Job, form: ReplyFormat) -> AsyncGenerator[bytes, Non
             if isinstance(piece, TextDelta):
                 job.add_delivered(piece.num_tokens)
         last += _encoded(form, form.end(job.finished), recording)
-        await form.save()
         if recording is not None:
             recording.add(form.last_bytes)
-        await job.settle(recording.reply() if recording else None)
+        await job.settle(recording.reply() if recording else None, form.stored())
         last.append(form.last_bytes)
     except Exception as error:
         job.fail(error)

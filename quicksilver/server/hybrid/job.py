@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from quicksilver.accounts.records import SavedReply
+from quicksilver.accounts.records import SavedReply, StoredReply
 from quicksilver.core import Usage
 from quicksilver.errors import (
     AuthenticationFailed,
@@ -155,15 +155,16 @@ class HybridJob(Job):
         if self.billing is not None and self._is_running and self.leg is not None:
             self.billing.checkpoint(self.leg.job.usage_delivered(self._num_delivered))
 
-    async def settle(self, reply: SavedReply | None = None) -> None:
-        if self.billing is None:
-            return
-        if self._num_delivered is not None:
-            await self.billing.wait_until_writable()
-        if self._row is self.leg:
-            await self.billing.settle(self.usage(), reply)
-        else:
-            await self.billing.release(reply)
+    async def settle(self, reply: SavedReply | None = None, stored: StoredReply | None = None) -> None:
+        if self.billing is not None:
+            if self._num_delivered is not None:
+                await self.billing.wait_until_writable()
+            if self._row is self.leg:
+                await self.billing.settle(self.usage(), reply, stored)
+            else:
+                await self.billing.release(reply, stored)
+        if stored is not None and self.leg is not None:
+            await self.leg.services.storage.keep(stored, is_written=self.billing is not None)
 
     async def aclose(self) -> None:
         if not self._is_counted:

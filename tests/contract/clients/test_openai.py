@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import openai
@@ -61,9 +63,12 @@ def test_responses(client: openai.OpenAI) -> None:
 
 def decide(client: openai.OpenAI, state: str, model: str = "nano") -> dict[str, Any]:
     """The route of typed questions, through the client's own method for other paths."""
+    return client.post("/decisions", cast_to=dict[str, Any], body=question(state, model))
+
+
+def question(state: str, model: str = "nano") -> dict[str, Any]:
     questions = [{"type": "predicate", "name": "sport", "instructions": "Is the text about sport?"}]
-    body = {"model": model, "input": state, "questions": questions}
-    return client.post("/decisions", cast_to=dict[str, Any], body=body)
+    return {"model": model, "input": state, "questions": questions}
 
 
 def test_decisions(client: openai.OpenAI) -> None:
@@ -72,6 +77,26 @@ def test_decisions(client: openai.OpenAI) -> None:
     assert 0 <= answer["probability"] <= 1
     with pytest.raises(openai.NotFoundError):
         decide(client, "The match ended 3:1.", "gpt-9")
+
+
+def test_a_cancelled_decision_frees_its_pages(server: Server) -> None:
+    num_free = server.figure("kv_pages_free")
+    with server.expecting_an_abort():
+        asyncio.run(leave_while_deciding(server))
+    assert server.figure("kv_pages_free") == num_free
+
+
+async def leave_while_deciding(server: Server) -> None:
+    """Cancels the request while the engine computes its input of about 4,000 tokens."""
+    async with openai.AsyncOpenAI(base_url=server.v1, api_key="none", max_retries=0) as client:
+        body = question("The match ended 3:1. " * 500)
+        asked = asyncio.create_task(client.post("/decisions", cast_to=dict[str, Any], body=body))
+        while not await asyncio.to_thread(server.figure, "num_requests_running"):
+            assert not asked.done()
+            await asyncio.sleep(0.02)
+        asked.cancel()
+        with suppress(asyncio.CancelledError):
+            await asked
 
 
 def test_refusal(client: openai.OpenAI) -> None:

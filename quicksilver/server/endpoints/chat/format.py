@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from quicksilver.accounts.records import StoredReply
 from quicksilver.core import FinishReason, TokenLogprob
 from quicksilver.server.endpoints.chat.frames import FrameFormat
 from quicksilver.server.endpoints.chat.stored import StoredChat
@@ -131,7 +132,7 @@ class ChatFormat(ChatReplyFormat):
         self._logprobs = LogprobFormat(services.tokenizer) if body.logprobs else None
         self._tokenizer = services.tokenizer
         self._running = running_usage(plan, body)
-        self._stored = StoredChat(services.storage, owner, body) if body.store and services.storage.is_on else None
+        self._stored = StoredChat(owner, body) if body.store and services.storage.is_on else None
         style = read_style(body, plan, services)
         self._streams = [ChatStream(i, self.chat_chunks, services.tokenizer, style) for i in range(len(plan.answers))]
 
@@ -144,10 +145,10 @@ class ChatFormat(ChatReplyFormat):
         self._reply = reply
         return reply
 
-    async def save(self) -> None:
-        if self._stored is not None:
-            reply = self._reply or self.whole([stream.answer for stream in self._streams])
-            await self._stored.save(reply)
+    def stored(self) -> StoredReply | None:
+        if self._stored is None:
+            return None
+        return self._stored.with_reply(self._reply or self.whole([stream.answer for stream in self._streams]))
 
     def chunks(self, index: int, piece: AnswerPiece) -> Iterable[ChatChunk]:
         chunks = self._streams[index].chunks(piece)

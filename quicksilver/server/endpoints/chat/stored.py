@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from quicksilver.accounts.records import StoredObject
+from quicksilver.accounts.records import StoredObject, StoredReply
 from quicksilver.server.endpoints.chat.wire import ChatBody, ChatCompletion
 from quicksilver.server.http.fields import Metadata, Wire, join_text
-from quicksilver.server.storage import Storage, write_json
+from quicksilver.server.storage import write_json
 
 CHAT = "chat"
 
@@ -19,13 +19,12 @@ class ChatUpdateBody(Wire):
 
 @dataclass(frozen=True, slots=True)
 class StoredChat:
-    """Where the completion of one body is stored."""
+    """The project that stores the completion of one body."""
 
-    storage: Storage
     owner: str
     body: ChatBody
 
-    async def save(self, reply: ChatCompletion) -> None:
+    def with_reply(self, reply: ChatCompletion) -> StoredReply:
         messages = [
             {
                 **message.model_dump(exclude_none=True),
@@ -36,4 +35,4 @@ class StoredChat:
         ]
         completion: dict[str, Any] = {**reply, "metadata": dict(self.body.metadata or {})}
         stored = write_json({"reply": completion, "messages": messages})
-        await self.storage.put(self.owner, StoredObject(CHAT, reply["id"], stored, created_at=reply["created"]))
+        return StoredReply(self.owner, (StoredObject(CHAT, reply["id"], stored, created_at=reply["created"]),))

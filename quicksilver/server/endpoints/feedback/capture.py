@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import Request
 
-from quicksilver.accounts.records import StoredObject
+from quicksilver.accounts.records import StoredObject, StoredReply
 from quicksilver.core import FinishReason
 from quicksilver.editing.prompts import EditRequest, rewritten_region
 from quicksilver.errors import QuicksilverError
@@ -18,7 +18,7 @@ from quicksilver.server.generation.plan import ReplyPlan
 from quicksilver.server.generation.respond import Chunk, ReplyFormat, WrappedFormat
 from quicksilver.server.http.auth import caller_of
 from quicksilver.server.services import services_of
-from quicksilver.server.storage import Storage, write_json
+from quicksilver.server.storage import write_json
 from quicksilver.text.answer import AnswerPiece, CollectedAnswer
 from quicksilver.tuning.feedback import CAPTURE
 
@@ -48,14 +48,14 @@ async def _captured(request: Request, form: ReplyFormat, plan: ReplyPlan, kind: 
     services, owner = services_of(request), caller_of(request).tenant
     if plan.num_answers != 1 or kind not in await services.capture_settings.kinds_of(owner):
         return form
-    return CapturedFormat(form, services.storage, owner, plan.id, make_row)
+    return CapturedFormat(form, owner, plan.id, make_row)
 
 
 class CapturedFormat(WrappedFormat):
     """Writes a reply as another format does, and stores its answer. An answer that was cut off is not stored."""
 
-    def __init__(self, form: ReplyFormat, storage: Storage, owner: str, reply_id: str, make_row: MakeRow) -> None:
-        self._form, self._storage, self._owner, self._reply_id = form, storage, owner, reply_id
+    def __init__(self, form: ReplyFormat, owner: str, reply_id: str, make_row: MakeRow) -> None:
+        self._form, self._owner, self._reply_id = form, owner, reply_id
         self._make_row = make_row
         self._answer = CollectedAnswer()
         self.last_bytes, self.stream_type, self.keep_alive = form.last_bytes, form.stream_type, form.keep_alive
@@ -72,11 +72,12 @@ class CapturedFormat(WrappedFormat):
         self._answer.add(piece)
         return super().chunks(index, piece)
 
-    async def save(self) -> None:
-        await super().save()
-        if self._answer.finished.reason is not FinishReason.LENGTH and self._answer.content:
-            row = self._make_row(self._answer.content)
-            await self._storage.put(self._owner, StoredObject(CAPTURE, self._reply_id, write_json(row)))
+    def stored(self) -> StoredReply | None:
+        stored = super().stored()
+        if self._answer.finished.reason is FinishReason.LENGTH or not self._answer.content:
+            return stored
+        row = StoredObject(CAPTURE, self._reply_id, write_json(self._make_row(self._answer.content)))
+        return StoredReply(self._owner, (*(stored.objects if stored is not None else ()), row))
 
     def failure(self, error: QuicksilverError) -> Iterable[Chunk]:
         return self._form.failure(error)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from quicksilver.accounts.records import SavedReply, StoredObject
-from quicksilver.errors import InvalidRequest, QuicksilverError
+from quicksilver.errors import Conflict, InvalidRequest, QuicksilverError
 from quicksilver.server.endpoints.responses.format import ResponsesFormat
 from quicksilver.server.endpoints.responses.turn import RESPONSE, ResponseTurn
 from quicksilver.server.generation.job import ReplyJob
@@ -126,12 +126,12 @@ async def _finish(
     try:
         closing = await _generate(job, form, live)
         reply: dict[str, Any] = dict(closing[-1]["response"])
-        if await _close(turn, reply, process):
-            if turn.conversation is not None:
-                await turn.append([*turn.items, *reply["output"]])
-            # An equal request with the same Idempotency-Key gets the first reply again, and reads this response.
-            await job.settle(SavedReply(200, write_json(queued)))
-            live.add(map(form.encode, closing))
+        # An equal request with the same Idempotency-Key gets the first reply again, and reads this response.
+        await job.settle(SavedReply(200, write_json(queued)), turn.to_store(reply, process))
+        live.add(map(form.encode, closing))
+    except Conflict:
+        # The response was cancelled or deleted.
+        return
     except Exception as error:
         job.fail(error)
         refusal = error if isinstance(error, QuicksilverError) else internal_error()

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quicksilver.accounts.records import StoredReply
 from quicksilver.core import FinishReason, TokenLogprob
 from quicksilver.errors import QuicksilverError
 from quicksilver.server.endpoints.chat.format import LogprobFormat, summarise
@@ -133,9 +134,8 @@ class ResponsesFormat(ReplyFormat):
         reply: ResponseReply = events[-1]["response"]
         return reply
 
-    async def save(self) -> None:
-        if self._finished is not None:
-            await self._turn.save(self.response(self.final_status))
+    def stored(self) -> StoredReply | None:
+        return None if self._finished is None else self._turn.to_store(self.response(self.final_status))
 
     @property
     def final_status(self) -> str:

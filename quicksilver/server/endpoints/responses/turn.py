@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from quicksilver.accounts.records import StoredObject
+from quicksilver.accounts.records import StoredObject, StoredReply
 from quicksilver.errors import ContextTooLong, InvalidRequest, NotFound
-from quicksilver.server.endpoints.responses.wire import CompactBody, InputItem, ResponseReply, ResponsesBody
+from quicksilver.server.endpoints.responses.wire import CompactBody, InputItem, ResponsesBody
 from quicksilver.server.http.body import off_loop, parse_object
 from quicksilver.server.storage import Storage, read_json, write_json
 
@@ -52,11 +52,12 @@ class ResponseTurn:
     # The same, checked.
     past: list[InputItem] = field(default_factory=list)
 
-    async def save(self, reply: ResponseReply) -> None:
-        if self.is_stored:
-            await self.storage.put(self.owner, self.stored(reply))
+    def to_store(self, reply: Mapping[str, Any], leased_by: str = "") -> StoredReply | None:
+        """The response, and what it adds to its conversation."""
+        stored = [self.stored(reply)] if self.is_stored else []
         if self.conversation is not None:
-            await self.append([*self.items, *reply["output"]])
+            stored += stored_items(self.conversation, [*self.items, *reply["output"]])
+        return StoredReply(self.owner, tuple(stored), leased_by) if stored else None
 
     def stored(self, reply: Mapping[str, Any], *, leased_by: str = "", leased_until: int = 0) -> StoredObject:
         body = write_json({"reply": reply, "input": self.items})
@@ -70,11 +71,6 @@ class ResponseTurn:
             leased_by=leased_by,
             leased_until=leased_until,
         )
-
-    async def append(self, items: Sequence[Item]) -> None:
-        assert self.conversation is not None
-        # The room was checked before the answer was generated.
-        await self.storage.put(self.owner, *stored_items(self.conversation, items), is_bounded=False)
 
 
 def stored_items(conversation: str, items: Sequence[Item]) -> list[StoredObject]:

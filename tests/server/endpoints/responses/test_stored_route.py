@@ -16,7 +16,7 @@ import pytest
 
 from quicksilver.accounts.identity import OPERATOR
 from quicksilver.core import Request
-from quicksilver.errors import EngineDied
+from quicksilver.errors import EngineDied, LedgerUnavailable
 from quicksilver.server.endpoints.responses import background
 from quicksilver.server.endpoints.responses.background import LiveEvents
 from tests.server.conftest import HELLO, Served, says
@@ -189,6 +189,31 @@ async def test_a_background_response_that_cannot_be_stored_reserves_nothing(serv
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "quota_exceeded")
     assert served.engine.num_open == 0
     assert await bank.spent() == 0
+
+
+@pytest.mark.parametrize("fields", [{"stream": True}, {"background": True}], ids=["streamed", "background"])
+async def test_a_response_that_could_not_be_charged_is_not_stored(
+    served: Served, bank: Bank, monkeypatch: pytest.MonkeyPatch, fields: dict[str, bool]
+) -> None:
+    async def settle(*entry: object) -> None:
+        raise LedgerUnavailable("the ledger is locked")
+
+    headers = await bank.key()
+    monkeypatch.setattr(bank.accounts, "settle", settle)
+    reply = await served.post(RESPONSES, ask(**fields), headers)
+    made = named_events(reply)[0]["response"] if "stream" in fields else reply.json()
+    place = f"{RESPONSES}/{made['id']}"
+    if "background" in fields:
+        await wait_for(served, place, "failed", headers)
+    else:
+        assert (await call(served, "GET", place, headers=headers)).status_code == 404
+
+
+async def test_a_background_response_is_charged_when_it_is_complete(served: Served, bank: Bank) -> None:
+    headers = await bank.key()
+    made = (await served.post(RESPONSES, ask(background=True), headers)).json()
+    await wait_for(served, f"{RESPONSES}/{made['id']}", "completed", headers)
+    assert await bank.spent() > 0
 
 
 async def test_a_repeated_background_request_is_not_generated_again(served: Served, bank: Bank) -> None:
