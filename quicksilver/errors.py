@@ -73,7 +73,7 @@ class ModelNotFound(NotFound):
 
 
 class Conflict(QuicksilverError):
-    """The state of what a request refers to does not permit it, such as an idempotency key in flight."""
+    """A request with the same idempotency key is in flight."""
 
     status = 409
     type = "invalid_request_error"

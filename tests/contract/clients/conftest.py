@@ -44,7 +44,7 @@ class Server:
         """The block must end one request in the engine before it is finished, and free its slot."""
         before = self.figure("aborts_total")
         yield
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 30
         while self.figure("aborts_total") == before or self.figure("num_requests_running"):
             assert time.monotonic() < deadline, "the reader left, and the engine went on"
             time.sleep(0.02)

@@ -33,8 +33,9 @@ def test_a_model_that_is_not_listed_has_temperature_one_and_publishes_nothing() 
     assert calibration_of("somebody/else") == Calibration(1.0, None)
 
 
-def test_a_listed_model_publishes_its_errors() -> None:
-    found = calibration_of("nano")
+@pytest.mark.parametrize("model", ["nano", "coder-1.5b"])
+def test_a_listed_model_publishes_its_errors(model: str) -> None:
+    found = calibration_of(model)
     assert found.reply is not None
     assert found.temperature == found.reply["temperature"] > 0
     assert found.reply["ece"] <= found.reply["ece_uncalibrated"]
