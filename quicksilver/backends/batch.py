@@ -130,15 +130,22 @@ def build_batch(works: Seq[Work], page_size: int) -> Batch:
         segments.append(Segment(start, len(columns), _page_ids(work.sequence)))
     has_prompt = any(work.end - work.start > 1 for work in works)
     batch = _to_tensors(columns, segments, proposing, has_prompt)
-    return replace(batch, row_adapters=adapters) if (adapters := _row_adapters(works, segments)) else batch
+    adapters = _row_adapters(works, segments, batch.plan.is_canvas)
+    return replace(batch, row_adapters=adapters) if adapters else batch
 
 
-def _row_adapters(works: Seq[Work], segments: list[Segment]) -> tuple[AdapterRows, ...]:
-    """The rows of every adapter of the batch."""
+def _row_adapters(works: Seq[Work], segments: list[Segment], is_canvas: Tensor) -> tuple[AdapterRows, ...]:
+    """The rows of every adapter of the batch. Canvas rows are the last ones of a segment."""
     rows: dict[RowAdapter, list[range]] = {}
     for work, segment in zip(works, segments, strict=True):
-        if work.sequence.adapter is not None:
-            rows.setdefault(work.sequence.adapter, []).append(range(segment.row_start, segment.row_end))
+        adapter, start, end = work.sequence.adapter, segment.row_start, segment.row_end
+        if adapter is None:
+            continue
+        if adapter.canvas is not None and (num_canvas := int(is_canvas[start:end].sum())):
+            end -= num_canvas
+            rows.setdefault(adapter.canvas, []).append(range(end, segment.row_end))
+        if end > start:
+            rows.setdefault(adapter, []).append(range(start, end))
     return tuple(AdapterRows(adapter, _tensor(list(chain(*ranges)))) for adapter, ranges in rows.items())
 
 

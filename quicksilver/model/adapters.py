@@ -51,7 +51,7 @@ def merge_skill(model: Transformer, adapter: Adapter) -> None:
 
 def stack_adapters(adapters: Sequence[Adapter]) -> Adapter:
     """One adapter that equals all of them merged in this order: A stacked, B side by side. Of an embedding that several
-    replace, the last one counts."""
+    replace, the last one counts. Pairs for canvas rows are stacked in the same way."""
     layers: list[dict[str, list[LowRank]]] = [{} for _ in adapters[0].layers]
     for adapter in adapters:
         for index, name, pair in adapter.low_rank():
@@ -65,6 +65,8 @@ def stack_adapters(adapters: Sequence[Adapter]) -> Adapter:
     }
     if rows:
         result.replace_embeddings(torch.tensor(list(rows)), torch.stack(list(rows.values())))
+    on_canvas = [adapter.canvas for adapter in adapters if adapter.canvas is not None]
+    result.canvas = stack_adapters(on_canvas) if on_canvas else None
     return result.requires_grad_(False)
 
 
@@ -81,6 +83,8 @@ def float_linear(model: Transformer, index: int, name: str) -> nn.Linear:
 
 def check_fits(config: ModelConfig, adapter: Adapter) -> None:
     """Refuse an adapter whose shapes belong to another base model."""
+    if adapter.canvas is not None:
+        check_fits(config, adapter.canvas)
     if len(adapter.layers) != config.num_layers:
         raise CheckpointRefused(f"adapter has {len(adapter.layers)} layers, the model {config.num_layers}")
     shapes = linear_shapes(config)

@@ -64,10 +64,12 @@ class LowRankModules(nn.Module):
 
 
 class Adapter(nn.Module):
-    """A LowRank per layer and linear. A skill adapter may also replace some token embeddings."""
+    """A LowRank per layer and linear. A skill adapter may also replace some token embeddings. `canvas` are pairs that
+    are added on canvas rows alone, beside the canvas adapter of the model."""
 
     embedding_ids: Tensor | None
     embedding_rows: Tensor | None
+    canvas: Adapter | None
 
     def __init__(self, layers: list[dict[str, nn.Module]]) -> None:
         super().__init__()
@@ -75,6 +77,7 @@ class Adapter(nn.Module):
         self.metadata: dict[str, str] = {}
         self.register_buffer("embedding_ids", None)
         self.register_buffer("embedding_rows", None)
+        self.canvas = None
 
     def low_rank(self) -> Iterator[tuple[int, str, LowRank]]:
         """Every (layer index, name of the linear, pair)."""

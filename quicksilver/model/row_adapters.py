@@ -6,13 +6,14 @@ Each row has at most one of them. Its numbers do not depend on the other rows of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from quicksilver.errors import CheckpointRefused
-from quicksilver.model.adapters import check_fits
+from quicksilver.model.adapters import check_fits, stack_adapters
 from quicksilver.model.attention import on_full_tiles
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.files.peft import MAX_PEFT_RANK
@@ -35,6 +36,8 @@ class RowAdapter:
     embedding_ids: Tensor | None = None
     embedding_rows: Tensor | None = None
     replaces_head: bool = False
+    # What canvas rows pass through in place of this adapter: its pairs and those for canvas rows alone, as one adapter.
+    canvas: RowAdapter | None = None
 
     def replace_embeddings(self, x: Tensor, token_ids: Tensor, rows: Tensor) -> None:
         """Writes the adapter's own embeddings into these rows of `x`."""
@@ -79,7 +82,7 @@ def check_row_adapter(config: ModelConfig, adapter: Adapter) -> None:
         raise CheckpointRefused("a canvas adapter drafts for a model and cannot be served under a name of its own")
     check_fits(config, adapter)
     is_sparse_from = config.num_layers if config.moe is None else config.moe.num_dense
-    for index, name, pair in adapter.low_rank():
+    for index, name, pair in chain(adapter.low_rank(), adapter.canvas.low_rank() if adapter.canvas is not None else ()):
         if index >= is_sparse_from and name in ("gu", "dn"):
             raise CheckpointRefused(f"adapter layer {index} {name}: adapters of experts are not supported")
         if pair.A.shape[0] > MAX_RANK:
@@ -95,6 +98,17 @@ def convert(
     config: ModelConfig, adapter: Adapter, make_pair: Callable[[LowRank], Pair], device: torch.device | str
 ) -> RowAdapter:
     """The adapter with every pair in the form of a backend."""
+    found = _convert(config, adapter, make_pair, device)
+    if adapter.canvas is None:
+        return found
+    on_canvas = _convert(config, stack_adapters([adapter, adapter.canvas]), make_pair, device)
+    return replace(found, canvas=on_canvas, num_bytes=found.num_bytes + on_canvas.num_bytes)
+
+
+def _convert(
+    config: ModelConfig, adapter: Adapter, make_pair: Callable[[LowRank], Pair], device: torch.device | str
+) -> RowAdapter:
+    """The adapter without its pairs for canvas rows."""
     layers: list[dict[str, Pair]] = [{} for _ in range(config.num_layers)]
     rank = 0
     for index, name, pair in adapter.low_rank():

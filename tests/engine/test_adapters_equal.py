@@ -12,7 +12,7 @@ from quicksilver.adapters import AdapterRef, stacked
 from quicksilver.core import Request
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine
-from quicksilver.model.adapters import load_adapter, merge_skill
+from quicksilver.model.adapters import CanvasAdapter, attach_canvas, load_adapter, merge_skill, stack_adapters
 from tests.support.row_adapters import random_adapter, saved
 from tests.support.tiny import answers, decode_params, finish_all, generate, tiny_engine, tiny_model
 
@@ -27,9 +27,10 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> list[AdapterRef]:
-    """Ranks that fill no tile, one adapter with embeddings of its own."""
+    """Ranks that fill no tile, one adapter with pairs for canvas rows, one with embeddings of its own."""
     folder = tmp_path_factory.mktemp("adapters")
     made = (random_adapter(1, rank=4), random_adapter(2, rank=7, embedding_ids=(5, 3, 60)), random_adapter(3, rank=1))
+    made[0].canvas = random_adapter(4, rank=5)
     return [saved(folder, adapter, str(i)) for i, adapter in enumerate(made)]
 
 
@@ -38,8 +39,11 @@ def prompts(count: int) -> list[tuple[int, ...]]:
 
 
 def merged_engine(ref: AdapterRef) -> Engine:
-    model = copy.deepcopy(tiny_model())
-    merge_skill(model, load_adapter(ref.path))
+    model, adapter = copy.deepcopy(tiny_model()), load_adapter(ref.path)
+    merge_skill(model, adapter)
+    if adapter.canvas is not None and model.canvas is not None:
+        both = stack_adapters([model.canvas, adapter.canvas])
+        attach_canvas(model, CanvasAdapter([dict(layer.items()) for layer in both.layers], model.canvas.mask_embedding))  # type: ignore[operator]
     return tiny_engine(model=model)
 
 
@@ -92,6 +96,23 @@ def test_verify_equals_ar_with_an_adapter(adapters: list[AdapterRef]) -> None:
             for name in ("ar", "verify")
         )
         assert ar == verify
+
+
+def test_pairs_for_canvas_rows_change_drafts_and_no_text(adapters: list[AdapterRef], tmp_path: Path) -> None:
+    plain = load_adapter(adapters[0].path)
+    plain.canvas = None
+    without = saved(tmp_path, plain)
+    texts, drafted = [], []
+    for ref, name in ((without, "ar"), (without, "verify"), (adapters[0], "ar"), (adapters[0], "verify")):
+        params = decode_params(name, canvas_len=4, max_new_tokens=24)
+        engine = tiny_engine()
+        for i, prompt in enumerate(prompts(6)):
+            engine.add(Request(str(i), prompt, params, adapter=ref))
+        deltas = finish_all(engine)
+        texts.append(answers(deltas))
+        drafted.append([usage.accepted for parts in deltas.values() if (usage := parts[-1].usage) is not None])
+    assert texts[0] == texts[1] == texts[2] == texts[3]
+    assert drafted[1] != drafted[3]
 
 
 def test_an_adapter_that_was_trained_again_meets_no_page_of_the_old_one(tmp_path: Path) -> None:

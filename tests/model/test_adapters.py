@@ -128,7 +128,11 @@ def test_a_stack_has_the_products_of_all_and_the_last_embeddings() -> None:
     one, two = (Adapter([dict(layer.items()) for layer in random_adapter(seed=seed).layers]) for seed in (1, 2))
     one.replace_embeddings(torch.tensor([3, 5]), torch.ones(2, SMALL.dim))
     two.replace_embeddings(torch.tensor([5, 7]), torch.zeros(2, SMALL.dim))
+    two.canvas = Adapter([dict(layer.items()) for layer in random_adapter(seed=3).layers])
     stack = stack_adapters([one, two])
+    assert stack.canvas is not None
+    for (_, _, a), (_, _, both) in zip(two.canvas.low_rank(), stack.canvas.low_rank(), strict=True):
+        assert torch.equal(a.product(), both.product())
     for (_, _, a), (_, _, b), (_, _, both) in zip(one.low_rank(), two.low_rank(), stack.low_rank(), strict=True):
         torch.testing.assert_close(both.product(), a.product() + b.product())
     assert stack.embedding_ids is not None

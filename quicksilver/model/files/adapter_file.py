@@ -4,6 +4,8 @@
 - int4: `.A.q` and `.B.q` uint8 with two values per byte along the last dimension, low nibble first; symmetric, with
   `.scale` per group of 32 values.
 - fp16: `.A` and `.B`.
+
+Pairs for canvas rows alone have the prefix `canvas.`.
 """
 
 from __future__ import annotations
@@ -26,8 +28,12 @@ from quicksilver.model.lowrank import LINEARS, Adapter, CanvasAdapter, LowRank
 GROUP_LEN = 32
 # Larger ranks are refused as implausible.
 _MAX_RANK = 1024
-_PAIR = re.compile(r"layers\.(\d{1,4})\.(qkv|o|gu|dn)\.(A|B)(\.q)?")
+_PAIR = re.compile(r"(canvas\.)?layers\.(\d{1,4})\.(qkv|o|gu|dn)\.(A|B)(\.q)?")
 _OTHERS = ("mask_embedding", "embedding.ids", "embedding.rows")
+
+# Layer, linear, and A or B.
+Place = tuple[int, str, str]
+Pairs = dict[Place, Tensor]
 
 
 def save_adapter(path: Path | str, adapter: Adapter, metadata: Mapping[str, str], bits: int = 8) -> None:
@@ -35,9 +41,10 @@ def save_adapter(path: Path | str, adapter: Adapter, metadata: Mapping[str, str]
     if bits not in (16, 8, 4):
         raise InvalidRequest(f"adapters have 16, 8 or 4 bits, not {bits}", param="bits")
     tensors: dict[str, Tensor] = {}
-    for index, name, pair in adapter.low_rank():
-        tensors |= _encode(f"layers.{index}.{name}.A", pair.A.detach().float().cpu(), bits)
-        tensors |= _encode(f"layers.{index}.{name}.B", pair.B.detach().float().cpu(), bits)
+    for prefix, part in (("", adapter), ("canvas.", adapter.canvas)):
+        for index, name, pair in part.low_rank() if part is not None else ():
+            tensors |= _encode(f"{prefix}layers.{index}.{name}.A", pair.A.detach().float().cpu(), bits)
+            tensors |= _encode(f"{prefix}layers.{index}.{name}.B", pair.B.detach().float().cpu(), bits)
     if isinstance(adapter, CanvasAdapter):
         tensors["mask_embedding"] = adapter.mask_embedding.detach().half().cpu().contiguous()
     if adapter.embedding_ids is not None and adapter.embedding_rows is not None:
@@ -87,16 +94,15 @@ def load_adapter(path: Path | str) -> Adapter:
 
 
 def _assemble(tensors: dict[str, Tensor], file_name: str) -> Adapter:
-    pairs = {(layer, name, side): values for layer, name, side, values in _decode_all(tensors, file_name)}
-    num_layers = 1 + max((layer for layer, _, _ in pairs), default=-1)
-    layers: list[dict[str, nn.Module]] = []
-    for layer in range(num_layers):
-        found = {name: (pairs.get((layer, name, "A")), pairs.get((layer, name, "B"))) for name in LINEARS}
-        layers.append({name: _pair(a, b, f"{file_name}: layer {layer} {name}") for name, (a, b) in found.items()})
+    parts: dict[str, Pairs] = {"": {}, "canvas.": {}}
+    for prefix, place, values in _decode_all(tensors, file_name):
+        parts[prefix][place] = values
+    layers, on_canvas = (_layers(pairs, f"{file_name}: {prefix}") for prefix, pairs in parts.items())
     masks, ids, rows = (tensors.get(name) for name in _OTHERS)
     if any(table is not None and table.dim() != 2 for table in (masks, rows)):
         raise CheckpointRefused(f"{file_name}: embeddings are not a matrix")
     adapter = Adapter(layers) if masks is None else CanvasAdapter(layers, masks.float())
+    adapter.canvas = Adapter(on_canvas) if on_canvas else None
     if (ids is None) != (rows is None) or (ids is not None and rows is not None and ids.shape != rows.shape[:1]):
         raise CheckpointRefused(f"{file_name}: embedding.ids and embedding.rows do not match")
     if ids is not None and rows is not None:
@@ -104,13 +110,22 @@ def _assemble(tensors: dict[str, Tensor], file_name: str) -> Adapter:
     return adapter
 
 
-def _decode_all(tensors: dict[str, Tensor], file_name: str) -> Iterator[tuple[int, str, str, Tensor]]:
+def _layers(pairs: Pairs, where: str) -> list[dict[str, nn.Module]]:
+    layers: list[dict[str, nn.Module]] = []
+    for layer in range(1 + max((layer for layer, _, _ in pairs), default=-1)):
+        found = {name: (pairs.get((layer, name, "A")), pairs.get((layer, name, "B"))) for name in LINEARS}
+        layers.append({name: _pair(a, b, f"{where}layer {layer} {name}") for name, (a, b) in found.items()})
+    return layers
+
+
+def _decode_all(tensors: dict[str, Tensor], file_name: str) -> Iterator[tuple[str, Place, Tensor]]:
+    """The prefix of every matrix, its place and its values."""
     for key, values in tensors.items():
         found = _PAIR.fullmatch(key)
         if found is not None:
-            layer, name, side, is_quantised = found.groups()
+            prefix, layer, name, side, is_quantised = found.groups()
             scale = tensors.get(f"{key[:-2]}.scale") if is_quantised else None
-            yield int(layer), name, side, _decode(values, scale, side, f"{file_name}: {key}")
+            yield prefix or "", (int(layer), name, side), _decode(values, scale, side, f"{file_name}: {key}")
         elif key not in _OTHERS and not _PAIR.fullmatch(key.removesuffix(".scale")):
             raise CheckpointRefused(f"{file_name}: {key} is not part of an adapter")
 

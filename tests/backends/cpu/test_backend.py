@@ -98,6 +98,7 @@ def test_three_adapters_mixed_equal_each_alone(tmp_path: Path, name: str) -> Non
         random_adapter(2, 9, config, 0.2, embedding_ids=(5, 3)),
         random_adapter(3, 66, config, 0.1),
     )
+    made[1].canvas = random_adapter(4, 5, config, 0.2)
     choices = [None, *(saved(tmp_path, adapter, str(i)) for i, adapter in enumerate(made))]
     engine = int8_engine(EngineConfig(num_pages=128, max_rows=48))
     for i, prompt in enumerate(PROMPTS):

@@ -50,6 +50,26 @@ def test_a_skill_has_no_masks(tmp_path: Path) -> None:
     assert not isinstance(load_adapter(tmp_path / "skill.safetensors"), CanvasAdapter)
 
 
+@pytest.mark.parametrize("bits", [16, 8])
+def test_pairs_for_canvas_rows_survive_the_round_trip(tmp_path: Path, bits: int) -> None:
+    skill, on_canvas = (Adapter([dict(layer.items()) for layer in random_adapter(r).layers]) for r in (4, 6))  # type: ignore[operator]
+    save_adapter(tmp_path / "plain.safetensors", skill, {}, bits=bits)
+    skill.canvas = on_canvas
+    save_adapter(tmp_path / "both.safetensors", skill, {}, bits=bits)
+    plain, both = (load_adapter(tmp_path / f"{name}.safetensors") for name in ("plain", "both"))
+    assert plain.canvas is None
+    assert both.canvas is not None
+    for (_, _, left), (_, _, right) in zip(plain.low_rank(), both.low_rank(), strict=True):
+        assert torch.equal(left.A, right.A)
+    for (_, _, left), (_, _, right) in zip(on_canvas.low_rank(), both.canvas.low_rank(), strict=True):
+        assert (left.B - right.B).norm() < 0.012 * left.B.norm()
+    tensors = load_file(tmp_path / "both.safetensors")
+    del tensors["canvas.layers.0.o.B" if bits == 16 else "canvas.layers.0.o.B.q"]
+    save_file(tensors, tmp_path / "cut.safetensors")
+    with pytest.raises(CheckpointRefused, match=r"canvas\.layer 0 o: A or B is missing"):
+        load_adapter(tmp_path / "cut.safetensors")
+
+
 def test_int8_scales_belong_to_ranks(tmp_path: Path) -> None:
     save_adapter(tmp_path / "a.safetensors", random_adapter(rank=6), {}, bits=8)
     stored = load_file(tmp_path / "a.safetensors")
