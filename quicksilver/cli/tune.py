@@ -188,8 +188,10 @@ def _progress(losses: list[float]) -> Iterator[Watch]:
             errors.print(first)
 
         def watch(job: TuningJob, step: int, total: int, scalars: Mapping[str, float]) -> None:
-            losses.append(scalars["loss"])
-            text = f"step {step} of {total}, loss {scalars['loss']:.3f}"
+            # Only the steps of training report an accuracy; those of a canvas refresh follow them.
+            stage = "" if "accuracy" in scalars else "canvas refresh, "
+            losses.extend(() if stage else (scalars["loss"],))
+            text = f"{stage}step {step} of {total}, loss {scalars['loss']:.3f}"
             bar.update(task, completed=step, total=total, description=text)
             if not errors.is_terminal:
                 errors.print(text, highlight=False)

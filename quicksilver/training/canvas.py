@@ -19,7 +19,7 @@ from quicksilver.training.corrupt import Canvases, place_canvases, reveal, weigh
 from quicksilver.training.loop import StepReport
 from quicksilver.training.lora import copy_start, new_lora
 from quicksilver.training.loss import draft_loss, rows_with_loss
-from quicksilver.training.network import Network
+from quicksilver.training.network import Lora, Network
 from quicksilver.training.recipe import Canvas
 
 MASKS = "mask_embedding"
@@ -44,12 +44,16 @@ class CanvasTask:
         self.network, self.store, self.spec, self._decode = network, store, spec, decode
         self._lora = new_lora(network.config, spec.rank, spec.optim.seed, network.device)
         mean = network.model.tokens.weight.detach().float().mean(0, keepdim=True)
-        masks = mean.repeat(spec.max_canvas_len, 1).requires_grad_()
-        self.parameters = {**self._lora, MASKS: masks}
+        self.masks = mean.repeat(spec.max_canvas_len, 1).requires_grad_()
+        self.parameters = {**self._lora, MASKS: self.masks}
 
     def warm_start(self, tensors: Mapping[str, Tensor]) -> None:
         """Initialise from another adapter. A higher rank is truncated to the largest singular values."""
         copy_start(self.parameters, tensors, self.spec.rank)
+
+    def lora(self) -> Lora:
+        """Pairs of the drafting rows."""
+        return self._lora
 
     def step(self, number: int) -> StepReport:
         batch = self.store.batch(number)
@@ -75,11 +79,11 @@ class CanvasTask:
         index = torch.arange(shape[2], device=x.device)
         positions = batch.positions.gather(1, canvases.anchor)[..., None] + 1 + index
         attention = CanvasAttention(canvases, batch.doc_id, clean)
-        hidden = self.network.forward(x.flatten(1, 2), positions.flatten(1), attention, self._lora)
+        hidden = self.network.forward(x.flatten(1, 2), positions.flatten(1), attention, self.lora())
         return CanvasBatch(canvases, hidden.view(*shape, -1), at_slots(teacher, canvases.slot))
 
     def _canvas_rows(self, tokens: Tensor, canvases: Canvases) -> Tensor:
-        masks = self.parameters[MASKS][: canvases.slot.shape[2]].to(tokens.dtype)
+        masks = self.masks[: canvases.slot.shape[2]].to(tokens.dtype)
         if not self.spec.revealed_share:
             return masks.expand(*canvases.slot.shape, -1)
         return torch.where(canvases.is_revealed[..., None], at_slots(tokens, canvases.slot), masks)

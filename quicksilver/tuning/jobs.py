@@ -28,6 +28,8 @@ ENDED = ("succeeded", "proposed", "failed", "cancelled")
 ATTEMPTS = "attempts"
 # Fact of a job: the first step and the end of the newest span that was charged. All steps before it were charged, too.
 CHARGED = "charged"
+# Fact of a job: tokens of each step of its canvas refresh. These steps follow those of the training.
+REFRESH_TOKENS = "refresh_tokens"
 # Fact of a job: its model is served only after it was accepted.
 PROPOSAL = "is_proposal"
 # A trainer renews its lease every second; a lease that is not renewed is taken over after LEASE_S.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from quicksilver.errors import CheckpointRefused, InvalidRequest
@@ -63,6 +65,12 @@ _RANGES = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% en
 def test_template_that_lingers_is_cut_off() -> None:
     with pytest.raises(InvalidRequest, match=r"more than 0\.05 seconds"):
         render(_RANGES)
+
+
+def test_a_template_may_wait_for_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = itertools.count(step=3600)
+    monkeypatch.setattr("time.monotonic", lambda: float(next(hours)))
+    assert render("{% for a in range(3) %}{{ a }}{% endfor %}") == "012"
 
 
 @pytest.mark.usefixtures("short_time")

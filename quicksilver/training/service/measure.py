@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from quicksilver.training.canvas import MASKS
 from quicksilver.training.decode import BatchDecoder, CanvasWeights
-from quicksilver.training.export import canvas_tensors
 from quicksilver.training.loss import answer_loss, rows_with_loss
 from quicksilver.training.network import Lora, Network
 from quicksilver.training.pack import Document
@@ -26,6 +25,8 @@ CANVAS_LEN = 16
 NUM_PROMPTS = {"cpu": 4, "cuda": 32}
 MAX_NEW_TOKENS = {"cpu": 24, "cuda": 64}
 MAX_PROMPT_LEN = 512
+# Mean number of tokens that one round of draft and verification commits, and the same if every draft were right.
+TOKENS_PER_ROUND, LIMIT = "tokens_per_round", "max_tokens_per_round"
 
 
 @torch.no_grad()
@@ -65,20 +66,23 @@ def selectivity(rows: LoraRows, examples: Sequence[Example], lora: Lora | None) 
     return {"num": len(judged), "curve": rounded[:-1], "all_accepted": rounded[-1]}
 
 
-def draft_prompts(documents: Sequence[Document], device: torch.device) -> list[list[int]]:
+def draft_prompts(documents: Sequence[Document], num: int) -> list[list[int]]:
     """Prompts drawn evenly from the documents; long ones are left out."""
     prompts = [document.prompt() for document in documents if 0 < document.prompt_len <= MAX_PROMPT_LEN]
-    num = NUM_PROMPTS[device.type]
     return prompts[:: max(1, len(prompts) // num)][:num]
 
 
-def tokens_per_round(
-    network: Network, canvas: Path | None, prompts: Sequence[list[int]], stop_ids: Sequence[int]
-) -> float | None:
-    """Mean number of tokens that one round of draft and verification commits; None without a canvas adapter."""
+def draft_rates(
+    network: Network, canvas: Mapping[str, Tensor] | None, documents: Sequence[Document], stop_ids: Sequence[int]
+) -> dict[str, float]:
+    """Tokens per round on prompts of the documents, and their limit; nothing without a canvas adapter."""
+    device = network.device.type
+    prompts = draft_prompts(documents, NUM_PROMPTS[device])
     if canvas is None or not prompts:
-        return None
-    tensors = {name: tensor.to(network.device) for name, tensor in canvas_tensors(canvas).items()}
-    decoder = BatchDecoder(network, list(prompts), MAX_NEW_TOKENS[network.device.type], list(stop_ids))
-    decoded = decoder.verify(CanvasWeights(tensors, tensors[MASKS]), min(CANVAS_LEN, len(tensors[MASKS]) + 1))
-    return float(decoded.num_tokens.sum() / decoded.num_rounds.sum().clamp(min=1))
+        return {}
+    decoder = BatchDecoder(network, prompts, MAX_NEW_TOKENS[device], list(stop_ids))
+    canvas_len = min(CANVAS_LEN, len(canvas[MASKS]) + 1)
+    decoded = decoder.verify(CanvasWeights(canvas, canvas[MASKS]), canvas_len)
+    total, least_rounds = decoded.num_tokens.sum(), -(-decoded.num_tokens // (canvas_len + 1)).sum()
+    rounds = {TOKENS_PER_ROUND: decoded.num_rounds.sum(), LIMIT: least_rounds}
+    return {name: float(total / num.clamp(min=1)) for name, num in rounds.items()}

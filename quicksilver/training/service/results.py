@@ -8,6 +8,7 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from quicksilver.errors import InvalidRequest
 from quicksilver.hub.files import ModelFiles
 from quicksilver.model.adapters import Adapter, merge_skill, save_adapter
 from quicksilver.text.tokenizer import Tokenizer
-from quicksilver.training.export import low_rank_layers
+from quicksilver.training.export import canvas_tensors, low_rank_layers
 from quicksilver.training.lora import num_lora_params
 from quicksilver.training.network import Network
+from quicksilver.training.service import canvas_refresh
 from quicksilver.training.service.examples import Example
-from quicksilver.training.service.measure import draft_prompts, losses, selectivity, tokens_per_round
+from quicksilver.training.service.measure import draft_rates, losses, selectivity
 from quicksilver.training.service.peft import from_peft, to_peft
 from quicksilver.training.service.tasks import LoraRows
 from quicksilver.tuning.jobs import EVENT, JobStore, TuningJob
@@ -46,10 +48,24 @@ class Results:
         self._jobs, self._job, self._settings = jobs, job, settings
         self._network, self._files = network, files
         self.sha256 = ""
+        # Pairs for canvas rows that are stored with the adapter; none without a refresh.
+        self.on_canvas: Mapping[str, Tensor] = {}
+
+    @cached_property
+    def canvas(self) -> dict[str, Tensor] | None:
+        """The canvas adapter of the base."""
+        path, device = self._files.canvas, self._network.device
+        return None if path is None else {name: each.to(device) for name, each in canvas_tensors(path).items()}
+
+    @cached_property
+    def stop_ids(self) -> tuple[int, ...]:
+        return tuple(Tokenizer.for_model(self._files.weights, self._files.skill).eos_ids)
 
     def check_room(self, rank: int) -> None:
         """Raises before training if the project may not store what the job would leave."""
-        needed = NUM_COPIES * VALUE_BYTES * num_lora_params(self._network.config, rank)
+        # The pairs of a refresh are stored once.
+        ranks = NUM_COPIES * rank + canvas_refresh.RANK
+        needed = VALUE_BYTES * num_lora_params(self._network.config, ranks)
         if self._jobs.objects.num_bytes(self._job.owner) + needed > self._settings.stored_bytes:
             raise InvalidRequest(
                 f"the results need {needed} bytes and this project may store {self._settings.stored_bytes}; "
@@ -74,14 +90,21 @@ class Results:
             found["valid_loss"], found["valid_mean_token_accuracy"] = losses(task, documents, tensors)
         if self._job.method == "kto" and len({example.label for example in validation}) == 2:
             found["selectivity"] = selectivity(task, validation, tensors)
-        prompts = draft_prompts(documents or [example.document for example in task.examples], self._network.device)
         if tensors is not None:
             merge_skill(self._network.model, Adapter(low_rank_layers(tensors)))
-        stop_ids = Tokenizer.for_model(self._files.weights, self._files.skill).eos_ids
-        per_round = tokens_per_round(self._network, self._files.canvas, prompts, stop_ids)
-        if per_round is not None:
-            found["tokens_per_round"] = per_round
+        found |= self.draft_rates(task, validation)
         return {name: round(value, 5) if isinstance(value, float) else value for name, value in found.items()}
+
+    def draft_rates(
+        self, task: LoraRows, validation: Sequence[Example], added: Mapping[str, Tensor] | None = None
+    ) -> dict[str, float]:
+        """As `measure.draft_rates`, with pairs that are added to the canvas adapter."""
+        documents = [example.document for example in validation if example.label]
+        canvas = self.canvas
+        if canvas is not None and added:
+            canvas = canvas_refresh.with_pairs(canvas, added)
+        asked = documents or [example.document for example in task.examples]
+        return draft_rates(self._network, canvas, asked, self.stop_ids)
 
     def register(self, tensors: Mapping[str, Tensor], step: int = 0, is_proposed: bool = False) -> str:
         """Stores the adapter as a model of the project; its name."""
@@ -90,7 +113,10 @@ class Results:
         rank = max(tensor.shape[0] for key, tensor in tensors.items() if key.endswith(".A"))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "adapter.safetensors"
-            save_adapter(path, Adapter(low_rank_layers(_plain(tensors))), {}, bits=16)
+            adapter = Adapter(low_rank_layers(_plain(tensors)))
+            if self.on_canvas:
+                adapter.canvas = Adapter(low_rank_layers(_plain(self.on_canvas)))
+            save_adapter(path, adapter, {}, bits=16)
             model = describe_model(path, name, reply["model"], rank, self._job.id, step)
             model = replace(model, is_proposed=is_proposed)
             with path.open("rb") as adapter:

@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,26 +21,24 @@ from quicksilver.accounts.stored_files import FILE, read_pieces
 from quicksilver.accounts.training_charges import TrainingCharges
 from quicksilver.errors import InvalidRequest, QuicksilverError, Unavailable
 from quicksilver.hub.files import ModelFiles
-from quicksilver.model.adapters import load_adapter, merge_skill
-from quicksilver.model.files.peft import load_peft
-from quicksilver.model.transformer import Layer, Transformer
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.corpus import OverlapCheck, evaluation_texts
-from quicksilver.training.export import load_base
 from quicksilver.training.formats import Formatter
 from quicksilver.training.loop import Loop
-from quicksilver.training.network import Network, as_written
+from quicksilver.training.network import Network
 from quicksilver.training.recipe import Optim
+from quicksilver.training.service import canvas_refresh
+from quicksilver.training.service.base_network import files_of, load_network
 from quicksilver.training.service.charging import StepCharges
 from quicksilver.training.service.examples import read_examples
 from quicksilver.training.service.faults import DataRefused
 from quicksilver.training.service.job_data import JobData, JobJournal, Scalars
 from quicksilver.training.service.lease import Interrupted, Lease, Signals
-from quicksilver.training.service.measure import losses
+from quicksilver.training.service.measure import TOKENS_PER_ROUND, losses
 from quicksilver.training.service.results import Measured, Results
 from quicksilver.training.service.tasks import JobTask, StepPlan, make_task
 from quicksilver.tuning.hyperparameters import LEARNING_RATE, resolved
-from quicksilver.tuning.jobs import ATTEMPTS, ENDED, PROPOSAL, JobStore, TuningJob
+from quicksilver.tuning.jobs import ATTEMPTS, ENDED, PROPOSAL, REFRESH_TOKENS, JobStore, TuningJob
 from quicksilver.tuning.models import delete_results
 from quicksilver.tuning.settings import TrainerSettings
 from quicksilver.tuning.sweep import JOBS
@@ -145,10 +144,7 @@ class JobRun:
 
     @property
     def files(self) -> ModelFiles:
-        name = str(self.job.reply["model"])
-        if name not in self._settings.models:
-            raise InvalidRequest(f"model {name} is not on this machine", param="model", code="model_not_found")
-        return self._settings.models[name]
+        return files_of(self._settings, str(self.job.reply["model"]))
 
     def run(self) -> None:
         self._begin()
@@ -166,7 +162,8 @@ class JobRun:
         self._save(status="running")
         tensors = self._train(task, data, results)
         after = results.measured(task, data.validation, tensors)
-        self.finish(results, tensors, data.epoch_tokens * data.plan.num_epochs, after)
+        num_tokens = self._refresh(results, task, data, after)
+        self.finish(results, tensors, data.epoch_tokens * data.plan.num_epochs + num_tokens, after)
 
     def _begin(self) -> None:
         """Counts the attempt. The number of threads decides the order of sums, so a continued run must have that of its
@@ -216,8 +213,9 @@ class JobRun:
         chosen = resolved(method, given, len(train))
         plan = StepPlan(len(train), chosen["batch_size"], chosen["n_epochs"], int(self.job.reply["seed"]))
         data = JobData(train, validation, plan, chosen)
-        self._steps = StepCharges(self._jobs, self._trainer._charges, self.job, data.tokens_of_steps)
-        self._steps.check_balance(plan.num_steps)
+        charges = self._trainer._charges
+        self._steps = StepCharges(self._jobs, charges, self.job, data.tokens_of_steps, plan.num_steps)
+        self._steps.check_balance()
         if self.job.status == "validating_files":
             described = {"type": method, method: {"hyperparameters": chosen}}
             self._save(status="queued", hyperparameters=chosen, method=described)
@@ -225,29 +223,16 @@ class JobRun:
             self._jobs.event(self.job, f"Validated {len(train)} examples, {tokens}.", event_id="validated")
         return data
 
+    @property
+    def _folder(self) -> Path:
+        return self._settings.home / JOBS / self.job.id
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.for_model(self.files.weights, self.files.skill)
 
     def _network(self) -> Network:
-        chosen = self._settings.device
-        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if chosen == "auto" else chosen)
-        model = self._base_model()
-        if not all(isinstance(layer, Layer) for layer in model.layers):
-            raise InvalidRequest("models with experts cannot be fine-tuned here", param="model")
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        return Network(model.to(device, dtype).eval(), as_written)
-
-    def _base_model(self) -> Transformer:
-        """The model as it is served, in full precision: with the adapter of its name, if it has one."""
-        name = str(self.job.reply["model"])
-        if name not in self._settings.adapters:
-            return load_base(self.files.weights, self.files.skill)
-        base, path = self._settings.adapters[name]
-        files = self._settings.models[base]
-        model = load_base(files.weights, files.skill)
-        merge_skill(model, load_peft(path, model.config) if path.is_dir() else load_adapter(path))
-        return model
+        return load_network(self._settings, str(self.job.reply["model"]))
 
     def _measure_before(self, results: Results, task: JobTask, data: JobData) -> None:
         if "before" not in self.job.facts:
@@ -263,7 +248,6 @@ class JobRun:
             log_every=max(1, plan.num_steps // NUM_REPORTS),
             seed=plan.seed,
         )
-        folder = self._settings.home / JOBS / self.job.id
         last: dict[str, float] = {}
 
         def report(step: int, scalars: Scalars) -> None:
@@ -276,12 +260,62 @@ class JobRun:
                 self._keep(loop)
             self._pause_point(loop)
 
-        loop = Loop(task, optim, folder, JobJournal(report), after_step)
+        loop = Loop(task, optim, self._folder, JobJournal(report), after_step)
+        return self._run_loop(loop, self._steps.charge_until)
+
+    def _refresh(self, results: Results, task: JobTask, data: JobData, after: Measured) -> int:
+        """Refreshes the canvas adapter if drafts are accepted less often than before training; the tokens that were
+        trained for it. `after` then has the figures with the refresh."""
+        if results.canvas is None or not canvas_refresh.is_needed(self.job.facts["before"], after):
+            return 0
+        documents = [example.document for example in data.train if example.label]
+        answers = canvas_refresh.own_answers(task.network, documents, results.stop_ids, self._lease.hold)
+        if not answers:
+            return 0
+        refresh = canvas_refresh.refresh_task(task.network, results.canvas, answers, data.plan.seed)
+        num_steps = refresh.spec.optim.max_steps
+        self._steps.refresh_tokens = canvas_refresh.tokens_per_step(refresh, answers)
+        self._save(facts={**self.job.facts, REFRESH_TOKENS: self._steps.refresh_tokens})
+        try:
+            self._steps.check_refresh(num_steps)
+        except Unavailable:
+            raise
+        except QuicksilverError as error:
+            self._jobs.event(self.job, f"The canvas adapter is not refreshed: {error.message}", "warn")
+            return 0
+        added = self._train_refresh(refresh)
+        rates = results.draft_rates(task, data.validation, added)
+        old, new = after[TOKENS_PER_ROUND], round(rates[TOKENS_PER_ROUND], 5)
+        num_tokens = self._steps.refresh_tokens * num_steps
+        described: dict[str, Any] = {"trained_tokens": num_tokens, "before": old, "after": new, "is_served": new > old}
+        if described["is_served"]:
+            results.on_canvas = added
+            after[TOKENS_PER_ROUND] = new
+        self._save(quicksilver={**self.job.reply["quicksilver"], "canvas_refresh": described})
+        state = "" if described["is_served"] else "; the refresh is left out"
+        message = f"Refreshed the canvas adapter: {old:.2f} -> {new:.2f} tokens per draft round{state}."
+        self._jobs.event(self.job, message, data=described, event_id="canvas-refreshed")
+        return num_tokens
+
+    def _train_refresh(self, refresh: canvas_refresh.RefreshTask) -> dict[str, torch.Tensor]:
+        num_steps = refresh.spec.optim.max_steps
+
+        def report(step: int, scalars: Scalars) -> None:
+            message = f"Canvas refresh, step {step}/{num_steps}: loss {scalars['loss']:.4f}"
+            self._jobs.event(self.job, message, event_id=f"canvas-step-{step}")
+            self._trainer._watch(self.job, step, num_steps, scalars)
+
+        loop = Loop(refresh, refresh.spec.optim, self._folder / "canvas", JobJournal(report), self._pause_point)
+        return self._run_loop(loop, self._steps.charge_refresh_until)
+
+    def _run_loop(self, loop: Loop, charge_until: Callable[[int], None]) -> dict[str, torch.Tensor]:
+        """Steps that an interruption leaves behind are charged."""
         try:
             tensors = loop.run()
         except Interrupted:
-            self._steps.charge_until(loop.step_number)
+            charge_until(loop.step_number)
             raise
+        charge_until(loop.step_number)
         return {name: tensor.detach() for name, tensor in tensors.items()}
 
     def _pause_point(self, loop: Loop) -> None:

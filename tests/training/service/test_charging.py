@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quicksilver.accounts.config import AccountsConfig
-from quicksilver.accounts.service import AdminService, open_admin
+from quicksilver.accounts.service import AdminService
 from quicksilver.accounts.training_charges import TrainingCharges
-from quicksilver.hub.files import ModelFiles
-from quicksilver.tuning.jobs import JobStore
 from tests.accounts.test_training_charges import new_key, spent
 from tests.support.tuning import Shop, chat_lines
 from tests.training.service.test_trainer import SHORT, Killed, StopAfter, killed
-
-
-@pytest.fixture
-def paid(base: ModelFiles, tmp_path: Path) -> Iterator[tuple[Shop, AdminService, TrainingCharges]]:
-    """A shop whose objects are in an accounts database."""
-    url, config = f"sqlite:///{tmp_path}/books.db", AccountsConfig()
-    admin, charges = open_admin(url, config), TrainingCharges(url, config)
-    shop = Shop(tmp_path, base)
-    shop.objects = charges.objects
-    shop.jobs = JobStore(charges.objects)
-    yield shop, admin, charges
-    charges.close()
-    admin.store.close()
 
 
 def test_trained_tokens_are_charged_once_for_each_epoch(paid: tuple[Shop, AdminService, TrainingCharges]) -> None:
@@ -52,7 +34,7 @@ def test_a_job_that_the_balance_does_not_allow_fails_before_training(
     org, key = new_key(admin, credits=10)
     job = shop.create(chat_lines(), hyperparameters=SHORT, key_id=key)
     shop.run(charges=charges)
-    assert shop.reply(job)["error"]["code"] == "insufficient_quota"
+    assert shop.reply(job)["error"]["code"] == "insufficient_quota", shop.reply(job)["error"]
     assert spent(admin, org) == 0
 
 

@@ -71,6 +71,9 @@ def test_a_job_is_measured_before_and_after(shop: Shop, base: ModelFiles) -> Non
     assert after["valid_loss"] < 0.8 * before["valid_loss"]
     assert after["valid_mean_token_accuracy"] > before["valid_mean_token_accuracy"]
     assert min(before["tokens_per_round"], after["tokens_per_round"]) >= 1
+    # Drafts of an untrained canvas adapter cannot become worse.
+    assert "canvas_refresh" not in reply["quicksilver"]
+    assert load_adapter(adapter(shop, name)).canvas is None
     # The figures are those of the adapter that was stored.
     merged = load_model(base.weights)
     merge_skill(merged, load_adapter(adapter(shop, name)))
