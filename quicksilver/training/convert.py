@@ -18,10 +18,14 @@ from pathlib import Path
 
 import torch
 
+from quicksilver.dialect import AUTOREGRESSIVE
 from quicksilver.errors import InvalidRequest, QuicksilverError
 from quicksilver.hub.snapshots import look_up, parse_hub_name, pull_snapshot, pulled_files
+from quicksilver.model.config import ModelConfig
+from quicksilver.model.files.checkpoint import open_source
 from quicksilver.text.chat import ChatTemplate, Message
 from quicksilver.text.tokenizer import Tokenizer
+from quicksilver.training.comparison import write_page
 from quicksilver.training.formats import Formatter
 from quicksilver.training.generate import PromptSet, prompt_set
 from quicksilver.training.prepared_data import EVAL_PROMPTS, PROMPTS, Facts
@@ -34,6 +38,8 @@ from quicksilver.training.synthesis.questions import question_rows
 STAGES = ("generate", "canvas", "export", "evaluate")
 NUM_HELD_OUT = 64
 NUM_OWN_QUESTIONS = 20000
+# Memory of canvas training for each token of a row, layer and unit of width: 41 GB with a 1.5B network and 16 rows.
+ACTIVATION_BYTES = 8
 # Share of prompts for which the model writes the question too.
 SELF_PLAY_SHARE = 0.2
 
@@ -63,7 +69,7 @@ lr = 1e-3
 max_seconds = {canvas_seconds}
 log_every = 20
 sample_every = 200
-checkpoint_every = 400
+checkpoint_every = 100
 
 [evaluate]
 canvas_lens = [8, 16]
@@ -84,7 +90,9 @@ class Conversion:
 
 def convert(job: Conversion) -> Path:
     """Run all stages and return the path of the adapter. Completed stages are skipped."""
-    recipe = load_recipe(_write_recipe(job))
+    config = open_source(job.weights).config
+    check_convertible(config)
+    recipe = load_recipe(_write_recipe(job, config))
     prepare(job)
     run = Run(recipe, job.out, job.out / "data", job.weights, None, job.device)
     with RunProgress(STAGES) as progress:
@@ -94,9 +102,35 @@ def convert(job: Conversion) -> Path:
     return job.out / CANVAS
 
 
-def _write_recipe(job: Conversion) -> Path:
+def check_convertible(config: ModelConfig) -> None:
+    """Refuses networks that training cannot compute, and checkpoints that need no canvas adapter."""
+    if config.dialect != AUTOREGRESSIVE:
+        raise InvalidRequest("this is a diffusion checkpoint; serve it as it is", param="weights")
+    if not config.is_plain:
+        raise InvalidRequest(
+            "only dense Llama and Qwen checkpoints can be converted; serve it with `ar`", param="weights"
+        )
+
+
+def gpu_sizes(config: ModelConfig, free_bytes: int) -> dict[str, int]:
+    """Sizes of the stages for a network in bfloat16: as large as is useful, and within half of the memory that the
+    weights leave."""
+    row_len = 1024
+    room = (free_bytes - 2 * config.num_params) // 2
+    kept = row_len * config.kv_bytes_per_token(dtype_bytes=2)
+    trained = ACTIVATION_BYTES * row_len * config.num_layers * (config.dim + config.ffn_dim)
+    batch, rows = min(1024, room // kept), min(16, room // trained)
+    if min(batch, rows) < 1:
+        raise InvalidRequest(
+            f"{free_bytes / 2**30:.0f} GiB of GPU memory are too few to convert {config.num_params / 1e9:.1f} B "
+            "weights; use a GPU with more memory or a smaller checkpoint",
+            param="weights",
+        )
+    return {"batch": batch, "row_len": row_len, "rows_per_batch": rows, "answer_len": 256}
+
+
+def _write_recipe(job: Conversion, config: ModelConfig) -> Path:
     is_gpu = job.device.type == "cuda"
-    sizes = {"batch": 1024, "row_len": 1024, "rows_per_batch": 16, "answer_len": 256}
     small = {"batch": 8, "row_len": 128, "rows_per_batch": 4, "answer_len": 64}
     text = RECIPE.format(
         name=job.weights.stem,
@@ -106,7 +140,7 @@ def _write_recipe(job: Conversion) -> Path:
         generate_seconds=job.minutes * 12,
         canvas_seconds=job.minutes * 45,
         num_held_out=NUM_HELD_OUT if is_gpu else 8,
-        **(sizes if is_gpu else small),
+        **(gpu_sizes(config, torch.cuda.mem_get_info(job.device)[0]) if is_gpu else small),
     )
     job.out.mkdir(parents=True, exist_ok=True)
     path = job.out / "recipe.toml"
@@ -183,7 +217,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error.message}\n")
         return 1
     placed = _put_beside(weights, adapter)
-    sys.stdout.write(f"{measured(out)}\nAdapter: {placed}\nServe: quicksilver serve --model {words.weights}\n")
+    page = write_page(out, str(words.weights))
+    serve = f"Serve: quicksilver serve --model {words.weights}"
+    sys.stdout.write(f"{measured(out)}\nAdapter: {placed}\nComparison of ar and verify: {page}\n{serve}\n")
     return 0
 
 

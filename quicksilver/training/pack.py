@@ -68,7 +68,10 @@ class PackedRows:
             for name in ("is_start", "is_answer", "is_text")
         }
         body = save({"token_ids": np.ascontiguousarray(self.token_ids), **flags})
-        path.write_bytes(lzma.compress(body, preset=1) if path.suffix == ".xz" else body)
+        # A stage whose file exists is not run again, so a killed run must not leave a part of it.
+        young = path.with_name(f"{path.name}.part")
+        young.write_bytes(lzma.compress(body, preset=1) if path.suffix == ".xz" else body)
+        young.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> PackedRows:

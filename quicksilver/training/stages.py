@@ -19,6 +19,7 @@ from quicksilver.training.answers import AnswerDecoder
 from quicksilver.training.batches import RowStore
 from quicksilver.training.canvas import MASKS, CanvasTask, Decode
 from quicksilver.training.checkpoint import saved_facts
+from quicksilver.training.comparison import examples
 from quicksilver.training.decode import CanvasWeights
 from quicksilver.training.export import (
     canvas_tensors,
@@ -301,10 +302,12 @@ def evaluate(run: Run) -> None:
     _show_answers(run, network, prompts, journal)
     if (run.folder / CANVAS).exists():
         tensors = {k: v.to(run.device) for k, v in canvas_tensors(run.folder / CANVAS).items()}
-        table = measures.measure_drafts(network, CanvasWeights(tensors, tensors[MASKS]), prompts, spec)
+        weights = CanvasWeights(tensors, tensors[MASKS])
+        table = measures.measure_drafts(network, weights, prompts, spec)
         for line in measures.table_lines(table):
             journal.print_line(line)
         results["drafts"] = table
+        results["examples"] = examples(network, weights, prompts, spec, run.decode)
     (run.folder / "evaluation.json").write_text(json.dumps(results, indent=1))
 
 
