@@ -67,17 +67,23 @@ def propose(
     ] = None,
     off: Annotated[bool, typer.Option("--off", help="End the schedule.")] = False,
     min_lines: Annotated[int, typer.Option(min=10, help="Reported suggestions that are needed.")] = MIN_LINES,
+    key: Annotated[str, typer.Option(help="Id or name of the project's key that is charged; with --project.")] = "",
     project: Project = "",
     database_url: options.DatabaseUrl = "",
     pepper: options.Pepper = None,
 ) -> None:
     """Create a KTO job from the feedback. Its adapter is measured, and served only after `feedback accept`."""
     with _objects(project, database_url, pepper) as (objects, owner):
-        if off or every_days is not None:
-            set_schedule(objects, owner, None if off else Schedule(model, every_days or 0))
-            out.print("no schedule" if off else f"a proposal for {model} every {every_days:g} days", soft_wrap=True)
+        if off:
+            set_schedule(objects, owner, None)
+            out.print("no schedule")
             return
-        job = make_proposal(objects, default_home(), owner, model, min_lines=min_lines)
+        key_id = _paying_key(owner, key, database_url, pepper) if project else None
+        if every_days is not None:
+            set_schedule(objects, owner, Schedule(model, every_days, key_id))
+            out.print(f"a proposal for {model} every {every_days:g} days", soft_wrap=True)
+            return
+        job = make_proposal(objects, default_home(), owner, model, key_id=key_id, min_lines=min_lines)
         out.print(f"{job.id}: `quicksilver serve` trains it; see its status at /v1/fine_tuning/jobs", soft_wrap=True)
 
 
@@ -98,6 +104,24 @@ def forget(project: Project = "", database_url: options.DatabaseUrl = "", pepper
     """Delete all captured suggestions of the project."""
     with _objects(project, database_url, pepper) as (objects, owner):
         out.print(f"{forget_captures(objects, owner)} captured suggestions deleted")
+
+
+def _paying_key(project_id: str, key: str, database_url: str, pepper: Path | None) -> str:
+    """The id of the key that is charged, which must belong to the project."""
+    from quicksilver.accounts.identity import OPERATOR
+    from quicksilver.accounts.service import open_admin
+
+    if not key:
+        raise InvalidRequest("name the key of the project that is charged with --key; see: quicksilver keys list")
+    admin = open_admin(*options.accounts_database(database_url, pepper))
+    try:
+        key_id = find_id(admin, "key", key)
+        path = admin.organizations.get_account(OPERATOR, key_id).path
+    finally:
+        admin.store.close()
+    if project_id not in path.split("/"):
+        raise InvalidRequest(f"the key {key} is of another project; name one of this project with --key")
+    return key_id
 
 
 @contextmanager

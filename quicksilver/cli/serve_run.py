@@ -161,6 +161,7 @@ def trainer_settings(settings: ServeSettings) -> TrainerSettings:
         threads=settings.tuning.threads,
         evals=Path(settings.tuning.evals).absolute() if settings.tuning.evals else None,
         stored_bytes=settings.server.stored_bytes,
+        max_jobs=settings.server.tuning_jobs,
         stored_days=settings.server.stored_days,
     )
 

@@ -72,7 +72,7 @@ class TrainerProcess:
             await asyncio.sleep(SWEEP_S)
 
     def _propose(self, store: ObjectStore) -> None:
-        propose_due(store, self._settings.home, self._settings.models)
+        propose_due(store, self._settings.home, self._settings.models, self._settings.max_jobs)
 
     async def _has_open_jobs(self) -> bool:
         if not self._storage.has_objects:

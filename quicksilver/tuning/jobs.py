@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from quicksilver.accounts.records import StoredObject
-from quicksilver.errors import Conflict
+from quicksilver.errors import Conflict, InvalidRequest
 
 if TYPE_CHECKING:
     from quicksilver.accounts.objects import ObjectStore
@@ -32,6 +32,8 @@ CHARGED = "charged"
 REFRESH_TOKENS = "refresh_tokens"
 # Fact of a job: its model is served only after it was accepted.
 PROPOSAL = "is_proposal"
+# Jobs of one project that have not ended, where the configuration sets no other limit.
+MAX_JOBS = 8
 # A trainer renews its lease every second; a lease that is not renewed is taken over after LEASE_S.
 LEASE_S, RENEW_S = 5, 1.0
 
@@ -119,6 +121,12 @@ class JobStore:
             count += sum(read_job(owner, each).status not in ENDED for each in found)
             after = found[-1].id
         return count
+
+    def check_quota(self, owner: str, max_jobs: int) -> None:
+        """Raises InvalidRequest if the project may have no further open job."""
+        if self.num_open(owner) >= max_jobs:
+            message = f"This project has {max_jobs} jobs that have not ended, which is the limit."
+            raise InvalidRequest(message, code="quota_exceeded")
 
     def cancel(self, owner: str, job_id: str) -> TuningJob | None:
         return self._close(owner, job_id, "cancelled", "The job was cancelled.", (*OPEN, "paused"))

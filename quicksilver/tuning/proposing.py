@@ -22,7 +22,7 @@ from quicksilver.accounts.stored_files import describe, write_file
 from quicksilver.errors import Conflict, InvalidRequest, NotFound
 from quicksilver.tuning.feedback import SETTING, judged_captures, read_reports
 from quicksilver.tuning.hyperparameters import checked
-from quicksilver.tuning.jobs import ENDED, JOB, PROPOSAL, JobStore, TuningJob, new_job, read_job
+from quicksilver.tuning.jobs import ENDED, JOB, MAX_JOBS, PROPOSAL, JobStore, TuningJob, new_job, read_job
 from quicksilver.tuning.models import MODEL, find_model, tuned_name
 
 if TYPE_CHECKING:
@@ -44,10 +44,11 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A proposal for `model` every so many days."""
+    """A proposal for `model` every so many days. `key_id`: the key that is charged; None without accounts."""
 
     model: str
     every_days: float
+    key_id: str | None = None
 
 
 def set_schedule(objects: ObjectStore, owner: str, schedule: Schedule | None) -> None:
@@ -66,12 +67,14 @@ def propose(
     owner: str,
     model: str,
     *,
+    key_id: str | None = None,
+    max_jobs: int = MAX_JOBS,
     min_lines: int = MIN_LINES,
     hyperparameters: Mapping[str, Any] | None = None,
 ) -> TuningJob:
-    """The job of a new proposal. Raises InvalidRequest if there is too little feedback or nothing new, and Conflict
-    while another proposal of the project is trained."""
-    found = list(judged_captures(objects, owner, read_reports(home)))
+    """The job of a new proposal, charged to `key_id`. Raises InvalidRequest if there is too little feedback or nothing
+    new, or if the project has `max_jobs` open jobs, and Conflict while another proposal of the project is trained."""
+    found = list(judged_captures(objects, owner, read_reports(home, objects)))
     learned = [line for reply_id, line in found if not is_held_out(reply_id)]
     held_out = [line for reply_id, line in found if is_held_out(reply_id)]
     if len(found) < min_lines or any(len({line["label"] for line in part}) < 2 for part in (learned, held_out)):
@@ -81,6 +84,7 @@ def propose(
         )
     digest = hashlib.sha256(orjson.dumps([model, learned, held_out])).hexdigest()
     _check_new(objects, owner, digest)
+    JobStore(objects).check_quota(owner, max_jobs)
     method = {"type": "kto", "kto": {"hyperparameters": checked("kto", hyperparameters or {})}}
     reply = new_job(
         model,
@@ -90,7 +94,7 @@ def propose(
         suffix=SUFFIX,
         metadata={DIGEST: digest},
     )
-    job = TuningJob(owner, reply, facts={PROPOSAL: True})
+    job = TuningJob(owner, reply, key_id, facts={PROPOSAL: True})
     JobStore(objects).create(job)
     return job
 
@@ -124,7 +128,7 @@ def _upload(objects: ObjectStore, owner: str, name: str, lines: Sequence[Line]) 
     return str(reply["id"])
 
 
-def propose_due(objects: ObjectStore, home: Path, models: Collection[str]) -> list[TuningJob]:
+def propose_due(objects: ObjectStore, home: Path, models: Collection[str], max_jobs: int = MAX_JOBS) -> list[TuningJob]:
     """Makes the proposals of all projects that are due, for models of this server."""
     from quicksilver.accounts.object_scan import ObjectScan
 
@@ -137,7 +141,8 @@ def propose_due(objects: ObjectStore, home: Path, models: Collection[str]) -> li
         if schedule.model not in models or time.time() < last + schedule.every_days * DAY_S:
             continue
         try:
-            made.append(propose(objects, home, owner, schedule.model))
+            key_id = schedule.key_id
+            made.append(propose(objects, home, owner, schedule.model, key_id=key_id, max_jobs=max_jobs))
         except (InvalidRequest, Conflict) as error:
             log.info("no proposal was made: %s", error.message)
     return made

@@ -11,6 +11,7 @@ import msgspec
 
 from quicksilver.accounts.config import AccountsConfig
 from quicksilver.hub.files import ModelFiles
+from quicksilver.tuning.jobs import MAX_JOBS
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class TrainerSettings:
     max_example_len: int = 4096
     # Bytes that one project may store.
     stored_bytes: int = 256 * 2**20
+    # Jobs of one project that have not ended; proposals count.
+    max_jobs: int = MAX_JOBS
     # Days for which captured suggestions are kept.
     stored_days: float = 30.0
     # Seconds between two checkpoints.

@@ -5,9 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from quicksilver.accounts.config import AccountsConfig
+from quicksilver.accounts.identity import OPERATOR
 from quicksilver.accounts.objects import open_local
 from quicksilver.accounts.records import StoredObject
+from quicksilver.accounts.service import open_admin
+from quicksilver.cli.feedback import _paying_key
+from quicksilver.errors import InvalidRequest
 from quicksilver.tuning.feedback import CAPTURE, captured_kinds
+from tests.accounts.test_training_charges import new_key
 from tests.support.command import quicksilver
 from tests.support.feedback import add_feedback
 
@@ -44,3 +52,16 @@ def test_a_proposal_is_made_scheduled_and_accepted(tmp_path: Path) -> None:
     assert stored.id in made
     assert "validating_files" in quicksilver("feedback", "accept", stored.id, home=tmp_path).stderr
     store.close()
+
+
+def test_the_key_that_pays_for_a_proposal_is_one_of_the_project(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/books.db"
+    admin = open_admin(url, AccountsConfig())
+    (_, mine), (_, other) = new_key(admin), new_key(admin)
+    project = admin.organizations.get_account(OPERATOR, mine).path.split("/")[1]
+    admin.store.close()
+    assert _paying_key(project, mine, url, None) == mine
+    with pytest.raises(InvalidRequest, match="--key"):
+        _paying_key(project, "", url, None)
+    with pytest.raises(InvalidRequest, match="another project"):
+        _paying_key(project, other, url, None)

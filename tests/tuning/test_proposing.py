@@ -11,10 +11,12 @@ import orjson
 import pytest
 
 from quicksilver.accounts.objects import ObjectStore
+from quicksilver.accounts.records import StoredObject
 from quicksilver.accounts.stored_files import read_pieces
 from quicksilver.errors import Conflict, InvalidRequest, NotFound
 from quicksilver.tuning import proposing
-from quicksilver.tuning.jobs import JOB, JobStore, TuningJob, read_job
+from quicksilver.tuning.feedback import FEEDBACK, REPORTS_OWNER
+from quicksilver.tuning.jobs import JOB, JobStore, TuningJob, new_job, read_job
 from quicksilver.tuning.models import TunedModel, find_model, register, tuned_name
 from quicksilver.tuning.proposing import Schedule, accept, is_held_out, propose, propose_due, set_schedule
 from tests.support.feedback import add_feedback
@@ -76,6 +78,37 @@ def test_a_schedule_proposes_when_it_is_due(
     set_schedule(objects, "me", None)
     monkeypatch.setattr(proposing.time, "time", lambda: 2 * later)
     assert propose_due(objects, tmp_path, ("nano",)) == []
+
+
+def test_a_proposal_counts_against_the_quota_of_jobs(objects: ObjectStore, tmp_path: Path) -> None:
+    add_feedback(objects, tmp_path, 60, "me")
+    set_schedule(objects, "me", Schedule("nano", 7))
+    other = TuningJob("me", new_job("nano", "file-1", {"type": "supervised"}))
+    JobStore(objects).create(other)
+    with pytest.raises(InvalidRequest, match="1 jobs that have not ended") as refused:
+        propose(objects, tmp_path, "me", "nano", max_jobs=1)
+    assert refused.value.code == "quota_exceeded"
+    assert propose_due(objects, tmp_path, ("nano",), max_jobs=1) == []
+    assert objects.ids("me", "file", "") == [], "nothing was uploaded"
+    propose(objects, tmp_path, "me", "nano", max_jobs=2)
+    with pytest.raises(InvalidRequest, match="2 jobs that have not ended"):
+        JobStore(objects).check_quota("me", 2)
+
+
+def test_a_proposal_is_charged_to_the_key_of_its_schedule(objects: ObjectStore, tmp_path: Path) -> None:
+    add_feedback(objects, tmp_path, 60, "me")
+    set_schedule(objects, "me", Schedule("nano", 7, "key_1"))
+    (job,) = propose_due(objects, tmp_path, ("nano",))
+    assert job.key_id == "key_1"
+    assert read_job("me", objects.get("me", JOB, job.id)).key_id == "key_1"  # type: ignore[arg-type]
+
+
+def test_reports_in_the_store_are_read(objects: ObjectStore, tmp_path: Path) -> None:
+    add_feedback(objects, tmp_path, 60, "me")
+    for line in (tmp_path / "feedback.jsonl").read_bytes().splitlines():
+        objects.put(REPORTS_OWNER, [StoredObject(FEEDBACK, orjson.loads(line)["request_id"], line)])
+    (tmp_path / "feedback.jsonl").unlink()
+    assert propose(objects, tmp_path, "me", "nano").method == "kto"
 
 
 def test_an_accepted_proposal_is_a_model_like_others(objects: ObjectStore, tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import pytest
 
 from quicksilver.accounts.service import AdminService
 from quicksilver.accounts.training_charges import TrainingCharges
+from quicksilver.tuning.proposing import propose
 from tests.accounts.test_training_charges import new_key, spent
+from tests.support.feedback import add_feedback
 from tests.support.tuning import Shop, chat_lines
 from tests.training.service.test_trainer import SHORT, Killed, StopAfter, killed
 
@@ -25,6 +27,17 @@ def test_trained_tokens_are_charged_once_for_each_epoch(paid: tuple[Shop, AdminS
     shutil.rmtree(shop.settings.home / "fine_tuning")
     shop.run("second", charges=charges)
     assert spent(admin, org) == shop.reply(job)["trained_tokens"]
+
+
+def test_a_proposal_is_charged_like_a_job(paid: tuple[Shop, AdminService, TrainingCharges]) -> None:
+    shop, admin, charges = paid
+    org, key = new_key(admin)
+    add_feedback(shop.objects, shop.settings.home, 60)
+    job = propose(shop.objects, shop.settings.home, "", "toy", key_id=key, hyperparameters={**SHORT, "n_epochs": 1})
+    shop.run(charges=charges)
+    reply = shop.reply(job)
+    assert reply["status"] == "proposed", reply["error"]
+    assert spent(admin, org) == reply["trained_tokens"] > 0
 
 
 def test_a_job_that_the_balance_does_not_allow_fails_before_training(

@@ -62,9 +62,7 @@ async def create_job(request: Request) -> Response:
 
 
 def _create(jobs: JobStore, job: TuningJob, max_jobs: int) -> None:
-    if jobs.num_open(job.owner) >= max_jobs:
-        message = f"This project has {max_jobs} jobs that have not ended, which is the limit."
-        raise InvalidRequest(message, code="quota_exceeded")
+    jobs.check_quota(job.owner, max_jobs)
     jobs.create(job)
 
 
