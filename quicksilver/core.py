@@ -243,6 +243,7 @@ class EngineInfo:
     other_decoders: tuple[DecoderParams, ...] = ()  # parameters of decoders that do not share those of the default
     score_pass_rows: int = 256  # the longest continuation whose next token can be scored
     supports_adapters: bool = False  # whether requests may name an adapter
+    warning: str = ""  # what makes every reply approximate; replies carry it
 
     def decoder_params(self, name: DecoderName) -> DecoderParams:
         """The parameters of a decoder in a request that gives only its name."""

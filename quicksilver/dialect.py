@@ -33,6 +33,9 @@ class Dialect:
     sub_block_len: int = 0
     # The first token of a block is predicted by the last context row, in a forward without masks.
     has_context_seed: bool = False
+    # With a full context: the KV of the text before a sub-block is kept until the sub-block is filled, although it
+    # depends on the tokens that are filled. Approximate.
+    has_stale_prefix: bool = False
     # Blocks begin at the end of the prompt instead of position 0.
     is_prompt_aligned: bool = False
     # `verify` drafts with the last committed token as a row of the canvas, which then predicts p -> p.
@@ -57,9 +60,15 @@ class Dialect:
         return self.block_len > 0
 
     @property
+    def is_full(self) -> bool:
+        """Whether every row attends to the whole text, so that a forward has either all rows of the text or, with a
+        stale prefix, none before the sub-block."""
+        return self.context is ContextKind.FULL
+
+    @property
     def keeps_kv(self) -> bool:
         """Whether the KV of committed tokens is kept. With a full context each forward is over the whole text."""
-        return self.context is not ContextKind.FULL
+        return not self.is_full or self.has_stale_prefix
 
     @property
     def page_multiple(self) -> int:
@@ -68,8 +77,12 @@ class Dialect:
 
     def block_start(self, num_tokens: int, num_prompt: int) -> int:
         """The first position of the block that the token after `num_tokens` tokens belongs to."""
-        if self.context is ContextKind.FULL:
+        if self.is_full and not self.has_stale_prefix:
             return 0
+        if self.is_full:
+            filled = (num_tokens - num_prompt) // self.sub_block_len * self.sub_block_len
+            # The row before the sub-block predicts its first token where predictions are shifted.
+            return max(num_prompt + filled - self.is_shifted, 0)
         origin = num_prompt if self.is_prompt_aligned else 0
         return origin + (num_tokens - origin) // self.block_len * self.block_len
 
@@ -77,6 +90,13 @@ class Dialect:
         """How many tokens may keep KV between two forwards; a last row that predicts the next token runs again."""
         is_causal = self.context is ContextKind.CAUSAL and not self.noise_vocab
         return num_tokens - (is_causal or self.has_context_seed)
+
+    def num_kept(self, num_computed: int, num_tokens: int, num_prompt: int) -> int:
+        """How many of the first `num_computed` tokens, whose KV was computed, keep it for the next forward. A stale
+        prefix is computed again with every sub-block."""
+        if self.has_stale_prefix and self.block_start(num_tokens, num_prompt) != num_computed:
+            return 0
+        return min(num_computed, self.max_kept(num_tokens))
 
 
 AUTOREGRESSIVE = Dialect()

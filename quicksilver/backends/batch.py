@@ -159,14 +159,20 @@ def _page_ids(sequence: Sequence) -> Tensor:
 
 def _add_context(columns: _Columns, work: Work, page_size: int) -> None:
     sequence, first = work.sequence, len(columns.token_ids)
-    tokens, is_block = sequence.tokens[work.start : work.end], sequence.dialect.context is ContextKind.BLOCK
-    if len(tokens) >= MANY_ROWS and not is_block:
+    tokens, context = sequence.tokens[work.start : work.end], sequence.dialect.context
+    if len(tokens) >= MANY_ROWS and context is ContextKind.CAUSAL:
         positions = np.arange(work.start, work.end)
         pages = _page_ids(sequence).numpy()[positions // page_size]
         columns.add_many(tokens, work.start, pages * page_size + positions % page_size)
         return
     columns.add(tokens, work.start, _slots(sequence.pages, work.start, work.end, page_size))
-    if is_block:
+    if context is ContextKind.FULL and work.tail is not None:
+        # Rows that write KV and see all others: those of the context in the cache, those of the tail beside them.
+        count, first_row = len(tokens), len(columns)
+        columns.prefix_end[first:] = [work.end] * count
+        columns.span_start[first:] = [first_row] * count
+        columns.span_end[first:] = [first_row + len(work.tail.token_ids)] * count
+    if context is ContextKind.BLOCK:
         length = sequence.dialect.block_len
         columns.prefix_end[first:] = [
             min((position // length + 1) * length, work.end) for position in range(work.start, work.end)

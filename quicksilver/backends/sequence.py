@@ -1,7 +1,8 @@
 """The working state of one request: committed tokens, cached KV, canvas and counters.
 
-Invariants: the KV of `tokens[:kv_len]` is final and stored in `pages`. Between forwards at most
-`dialect.max_kept(len(tokens))` tokens are cached: where the last token's row predicts the next one, it is not.
+Invariants: the KV of `tokens[:kv_len]` is final (a stale prefix: kept for its block) and stored in `pages`. Between
+forwards at most `dialect.max_kept(len(tokens))` tokens are cached: where the last token's row predicts the next one, it
+is not.
 """
 
 from __future__ import annotations
@@ -108,9 +109,9 @@ class Sequence:
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether more tokens are uncached than a decoding sequence has. Where no KV is kept, every forward is over the
-        whole text, and a sequence decodes from the first one on."""
-        if not self.dialect.keeps_kv:
+        """Whether more tokens are uncached than a decoding sequence has. Where rows attend to the whole text, a
+        sequence decodes from the first forward on."""
+        if self.dialect.is_full:
             return False
         decoding = max(self.request.params.decoder.canvas_len, 2 * self.dialect.block_len) + 1
         return len(self.tokens) - self.kv_len > decoding

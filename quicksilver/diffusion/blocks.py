@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quicksilver.core import DecoderParams
-from quicksilver.dialect import AUTOREGRESSIVE, ContextKind, Dialect
+from quicksilver.dialect import AUTOREGRESSIVE, Dialect
 from quicksilver.diffusion.decoder import START, Canvas, Decision, Place, Tail, canvas_tail
 
 
@@ -34,7 +34,7 @@ def open_block(dialect: Dialect, max_tokens: int, place: Place) -> Canvas:
     """The masked rest of the block at `place`. A dialect that attends to the whole text has one block: the answer."""
     start = dialect.block_start(place.num_tokens, place.num_prompt)
     num_fixed = place.num_tokens - start
-    if dialect.context is ContextKind.FULL:
+    if dialect.is_full:
         length = min(max_tokens, dialect.block_len)
         return replace(Canvas.blank(length), num_fixed=num_fixed, offset=place.num_tokens - place.num_prompt)
     if dialect.has_context_seed and num_fixed == 0:
@@ -46,6 +46,10 @@ def block_tail(canvas: Canvas, dialect: Dialect, tokens: Sequence[int]) -> Tail:
     """All rows of the block: its known tokens, then the canvas."""
     if dialect.has_context_seed and canvas.num_fixed == 0:
         return Tail()
+    if dialect.has_stale_prefix:
+        # Sub-blocks that are filled become context while the canvas stays.
+        start = dialect.block_start(len(tokens), num_prompt=len(tokens) - canvas.offset)
+        canvas = replace(canvas, num_fixed=len(tokens) - start)
     return seeded_tail(canvas, dialect, tokens, is_shifted=dialect.is_shifted)
 
 

@@ -18,6 +18,8 @@ from quicksilver.model.attention import PagedCache
 from quicksilver.model.config import ModelConfig
 from quicksilver.model.transformer import Transformer
 
+STALE_PREFIX = "stale_prefix keeps keys and values of the prompt within a block, so this text is approximate"
+
 
 def build_engine(
     model: Transformer,
@@ -46,7 +48,8 @@ def build_engine(
     samples, weight_bytes = weight_samples(model), model.weight_bytes
     backend = make_backend(model.eval(), cache, backend_config)
     dtype_name = str(dtype).removeprefix("torch.")
-    numerics = f"{type(backend).__name__} {model.weight_format or dtype_name} {config.matmul}"
+    warning = STALE_PREFIX if dialect.has_stale_prefix else ""
+    numerics = f"{type(backend).__name__} {model.weight_format or dtype_name} {config.matmul}{warning}"
     info = EngineInfo(
         model=name,
         family=model.config.family,
@@ -64,6 +67,7 @@ def build_engine(
         other_decoders=dialect.others,
         score_pass_rows=config.score_pass_rows,
         supports_adapters=backend.supports_adapters,
+        warning=warning,
     )
     network = model.config
     adapters = AdapterCache(lambda ref: read_adapter(ref, network, base_sha256, backend), config.adapter_bytes)
@@ -114,7 +118,7 @@ def own_share(free: int, config: EngineConfig) -> int:
 
 def fingerprint(name: str, samples: bytes, numerics: str) -> str:
     """Identifies a numerically identical engine: a hash of the model name, of `weight_samples`, and of `numerics`
-    (backend, weight format and matmul mode)."""
+    (backend, weight format, matmul mode and approximations)."""
     return "fp_" + hashlib.sha256(f"{name}\0{numerics}".encode() + samples).hexdigest()[:16]
 
 

@@ -94,7 +94,8 @@ def commit(work: Work, outcome: Outcome) -> CommitResult:
     sequence.rounds += decision.num_drafted > 0
     # Where the last context row predicts the next token, its KV is not kept, even if nothing was committed: it runs
     # again.
-    sequence.kv_len = min(work.end + decision.num_accepted, sequence.dialect.max_kept(len(sequence.tokens)))
+    num_computed, num_tokens = work.end + decision.num_accepted, len(sequence.tokens)
+    sequence.kv_len = sequence.dialect.num_kept(num_computed, num_tokens, sequence.num_prompt)
     # The best canvas length depends on what canvases predict, so other drafts are not reported.
     return CommitResult(_events(sequence, new), 0 if is_predicted else num_verified, num_accepted)
 

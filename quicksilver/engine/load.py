@@ -64,6 +64,8 @@ def load_engine(
     model = load_transformer(checkpoint, load)
     if load.yarn != 1:
         extend_context(model, load.yarn)
+    if config.stale_prefix and model.config.dialect.is_full:
+        model.config = replace(model.config, dialect=replace(model.config.dialect, has_stale_prefix=True))
     return build_engine(model, checkpoint.name, config, constraints, checkpoint.sha256)
 
 

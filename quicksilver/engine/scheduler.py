@@ -23,7 +23,6 @@ from time import monotonic, thread_time
 from quicksilver.backends.base import Work
 from quicksilver.backends.round_cost import RoundCost
 from quicksilver.backends.sequence import Sequence
-from quicksilver.dialect import ContextKind
 from quicksilver.diffusion.score import Scorer
 from quicksilver.engine.canvas_length import CanvasLength
 from quicksilver.engine.config import EngineConfig
@@ -314,8 +313,8 @@ class Scheduler:
         """Moves one waiting sequence to `running`, if rows, slots and pages allow it."""
         if not len(self.waiting) or len(self.running) >= self.config.running_limit:
             return False
-        # Where no KV is kept, texts that fill the row budget take turns: a new one need not wait for their end.
-        if self._rows_left < 2 and any(sequence.dialect.keeps_kv for sequence in self.running):
+        # Where rows attend to the whole text, texts that fill the row budget take turns: a new one need not wait.
+        if self._rows_left < 2 and any(not sequence.dialect.is_full for sequence in self.running):
             return False
         overtaken: list[Sequence] = []
         held_tenants: set[str] = set()
@@ -373,7 +372,7 @@ class Scheduler:
 def _text_end(sequence: Sequence) -> int:
     """One past the last position whose KV this forward or the next one writes. Branches of a scorer write none."""
     tail = sequence.tail
-    if sequence.dialect.context is ContextKind.FULL:
+    if not sequence.dialect.keeps_kv:
         return 0
     return len(sequence.tokens) - tail.num_fixed + (0 if tail.branches else len(tail.token_ids))
 
@@ -387,13 +386,16 @@ def _write_end(work: Work) -> int:
 def _cut(sequence: Sequence, budget: int, num_proposals: int, *, is_first: bool) -> Work | None:
     """As much of the sequence's next forward as fits `budget` rows and `num_proposals`. The end of the context runs
     only together with the whole tail. A tail that exceeds the budget runs in a forward of its own. Chunks of a
-    block-causal context end with a block."""
+    block-causal context end with a block; a full context runs at once."""
     start, tail, multiple = sequence.kv_len, sequence.tail, sequence.dialect.page_multiple
     context_end = len(sequence.tokens) - tail.num_fixed
     context = context_end - start
     fits = context + len(tail.token_ids) <= budget and tail.num_proposals <= num_proposals
-    if fits or (is_first and context <= multiple):
+    is_full = sequence.dialect.is_full
+    if fits or (is_first and (is_full or context <= multiple)):
         return Work(sequence, start, context_end, tail)
+    if is_full:
+        return None
     end = start + min(context - 1, max(budget, multiple) if is_first else budget)
     end -= end % multiple
     return Work(sequence, start, end, None) if end > start else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from quicksilver.engine.load import (
     CPU_MAX_ROWS,
     LoadConfig,
     for_serving,
+    load_engine,
     load_transformer,
     pick_device,
     pick_weights,
@@ -20,8 +22,9 @@ from quicksilver.engine.load import (
 from quicksilver.errors import CheckpointRefused, InvalidRequest
 from quicksilver.hub.files import ModelFiles
 from quicksilver.model.adapters import Adapter, new_canvas, save_adapter
+from quicksilver.model.families import FAMILIES
 from quicksilver.model.files.checkpoint import save_model
-from tests.support.tiny import TINY, tiny_model
+from tests.support.tiny import TINY, random_weights, tiny_model
 
 CPU = LoadConfig(device="cpu")
 
@@ -61,3 +64,13 @@ def test_weights_are_picked_and_checked_by_device() -> None:
     assert pick_weights("float32", "cpu") == "float32"
     with pytest.raises(InvalidRequest):
         pick_weights("fp8", "cpu")
+
+
+@pytest.mark.parametrize(("family", "is_stale"), [("dream", True), ("qwen2", False)])
+def test_a_stale_prefix_is_of_families_without_a_cache(tmp_path: Path, family: str, is_stale: bool) -> None:
+    dialect = FAMILIES[family].dialect({"mask_token_id": 95}, family)
+    save_model(random_weights(replace(TINY, family=family, qkv_bias=True, dialect=dialect), 0), tmp_path)
+    for stale_prefix in (False, True):
+        config = EngineConfig(num_pages=8, stale_prefix=stale_prefix)
+        engine = load_engine(ModelFiles("tiny", tmp_path), LoadConfig("cpu", "float32"), config)
+        assert bool(engine.info.warning) == (is_stale and stale_prefix)

@@ -117,7 +117,8 @@ def with_ignored(plan: ReplyPlan, ignored: Sequence[str]) -> ReplyPlan:
 
 @dataclass(frozen=True, slots=True)
 class TokenLimit:
-    """How many tokens an answer may have, and a warning if that is less than the caller asked for."""
+    """How many tokens an answer may have, and a warning if that is less than the caller asked for, or if the engine has
+    one."""
 
     max_new_tokens: int
     warning: str | None = None
@@ -125,7 +126,7 @@ class TokenLimit:
 
 def limit_tokens(num_prompt: int, requested: int | None, services: Services, param: str) -> TokenLimit:
     """A limit beyond the context is lowered, with a warning; a prompt that fills the context is refused."""
-    context_len = services.engine.info.context_len
+    context_len, warning = services.engine.info.context_len, services.engine.info.warning or None
     left = context_len - num_prompt
     if left < (requested != 0):
         raise ContextTooLong(
@@ -133,8 +134,9 @@ def limit_tokens(num_prompt: int, requested: int | None, services: Services, par
             param=param,
         )
     if requested is not None and requested > left:
-        return TokenLimit(left, f"max_tokens was lowered to {left}, the room left in this model's context")
-    return TokenLimit(min(services.config.card.max_output_len if requested is None else requested, left))
+        lowered = f"max_tokens was lowered to {left}, the room left in this model's context"
+        return TokenLimit(left, add_warning(lowered, warning))
+    return TokenLimit(min(services.config.card.max_output_len if requested is None else requested, left), warning)
 
 
 def read_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -55,6 +55,9 @@ def test_token_limits(served: Served) -> None:
     assert lowered.max_new_tokens == 3
     assert "lowered to 3" in (lowered.warning or "")
     assert limit_tokens(context_len - 3, None, served.services, "messages").warning is None
+    served.engine.info = replace(served.engine.info, warning="approximate")
+    assert limit_tokens(10, 5, served.services, "messages").warning == "approximate"
+    assert limit_tokens(context_len - 3, 5, served.services, "messages").warning == f"{lowered.warning}; approximate"
     with pytest.raises(ContextTooLong) as caught:
         limit_tokens(context_len, 5, served.services, "messages")
     assert caught.value.param == "messages"
