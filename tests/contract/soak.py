@@ -39,6 +39,7 @@ from quicksilver.accounts.maintenance import audit
 from quicksilver.accounts.records import State
 from quicksilver.accounts.schema import ledger
 from quicksilver.accounts.service import Accounts, AdminService
+from quicksilver.evals.report import machine_facts
 from tests.contract.soak_server import Books, Replica, soaked_server
 from tests.contract.worker_kills import CHAT, Stream, body_of, kill, make_key
 
@@ -337,8 +338,9 @@ def main() -> int:
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as home:
         found = asyncio.run(soak(Path(home), options.minutes, options.clients, options.pause_s, options.seed))
-    found = {"minutes": options.minutes, "clients": options.clients, "cores": os.cpu_count(),
-             "load_before": round(load, 1), **found}  # fmt: skip
+    settings = {"minutes": options.minutes, "clients": options.clients, "pause_s": options.pause_s,
+                "seed": options.seed, "cores": os.cpu_count(), "load_before": round(load, 1)}  # fmt: skip
+    found = {**machine_facts(), **settings, **found}
     summary = json.dumps(found, indent=2)
     if options.report:
         options.report.write_text(summary + "\n")
