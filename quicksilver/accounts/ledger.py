@@ -251,10 +251,10 @@ class _Batch:
 
 
 def _charged_usage(row: LedgerRow, entry: Close) -> Usage | None:
-    """None where the row is released."""
+    """None where the row is released. An orphan with an idempotency key is: the repeated request is charged in full."""
     if entry.how is How.SETTLE:
         return row.bounded(entry.usage)
-    if entry.how is How.RELEASE:
+    if entry.how is How.RELEASE or row.has_claim:
         return None
     usage = charge_for(RequestOutcome.ORPHANED, row.wire_usage(), row.wire_tokens)
     return None if usage is None else row.bounded(usage)

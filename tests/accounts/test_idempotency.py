@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select
 
-from quicksilver.accounts.entries import Close, HandOver, How, Reserve
+from quicksilver.accounts.entries import Checkpoint, Close, HandOver, How, Reserve
 from quicksilver.accounts.idempotency import find_claims, forget_old_replies, make_idempotency, saved_reply
 from quicksilver.accounts.keys import Pepper
 from quicksilver.accounts.ledger import Ledger
-from quicksilver.accounts.records import Idempotency, Order, Reservation, SavedReply
+from quicksilver.accounts.records import Charge, Idempotency, Order, Reservation, SavedReply, State
 from quicksilver.accounts.schema import replies
 from quicksilver.accounts.service import AdminService
 from quicksilver.core import Usage
@@ -82,6 +82,18 @@ def test_released_request_leaves_its_idempotency_key_free(
     apply(admin, books, ending)
     assert recall(admin, customer) is None
     assert isinstance(apply(admin, books, reserve(customer, "r2"))[0], Reservation)
+
+
+def test_a_request_that_is_repeated_after_its_process_died_is_charged_once(
+    admin: AdminService, books: Ledger, customer: Customer
+) -> None:
+    apply(admin, books, reserve(customer, "r1"), Checkpoint("r1", 1))
+    (orphan,) = apply(admin, books, Close("r1", How.ORPHAN, checkpoint=Checkpoint("r1", 1)))
+    assert orphan == Charge("r1", State.RELEASED, 0, Usage())
+    (again,) = apply(admin, books, reserve(customer, "r2"), Close("r2", How.SETTLE, Usage(1, 0, 1), REPLY))[1:]
+    assert isinstance(again, Charge)
+    assert again.state is State.SETTLED
+    assert recall(admin, customer) == REPLY
 
 
 def test_refused_request_leaves_no_claim(admin: AdminService, books: Ledger, customer: Customer) -> None:
