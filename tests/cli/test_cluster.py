@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ from quicksilver.cli import cluster
 from quicksilver.cli.serve_settings import ServeSettings
 from quicksilver.cluster.ray import deploy
 from quicksilver.cluster.ray.config import ClusterConfig
-from quicksilver.errors import InvalidRequest
+from quicksilver.errors import InvalidRequest, QuicksilverError
 
 
 @pytest.fixture
@@ -69,3 +70,25 @@ def test_loopback_and_allowed_addresses_are_used(
     cluster.up(file, serve=False, node_ip=node_ip, allow_remote=allow_remote)
     assert joined == ["auto"]
     assert len(deployed) == 1
+
+
+@pytest.mark.parametrize("command", ["up", "status", "down", "drain", "serve"])
+def test_no_command_joins_a_cluster_without_its_token(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(deploy, "is_connected", lambda: False)
+    file.write_text('address = "10.0.0.5:6379"\n[[models]]\nmodel = "nano"\n')
+    with pytest.raises(QuicksilverError, match="needs its token"):
+        run_command(command, file)
+
+
+def run_command(name: str, file: Path) -> None:
+    if name == "serve":
+        asyncio.run(cluster.run_with_cluster(cast(ServeSettings, None), file))
+    elif name == "drain":
+        cluster.drain(file, "node")
+    else:
+        cast(Any, getattr(cluster, name))(file)

@@ -1,8 +1,9 @@
 """Ray Serve applications of the engines: start, join, status, drain and end.
 
 Serve runs without its HTTP proxies; API processes call the deployments by handle. Ray carries out code of every process
-that reaches its ports, so token authentication is always on. A cluster that is started here has a loopback address
-unless another one is given; some ports of Ray listen on all interfaces all the same.
+that reaches its ports, so token authentication is always on: a running cluster is joined with its token only, and only
+if it refuses calls without one. A cluster that is started here has a loopback address unless another one is given; some
+ports of Ray listen on all interfaces all the same.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from quicksilver.worker.program import WorkerConfig
 ROUTER = "quicksilver.cluster.ray.router:AffinityRouter"
 QUEUE_ANSWER_S = 0.5
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 10.0
+# Of the call without a token.
+PROBE_S = 10.0
 
 
 def require_ray() -> None:
@@ -37,6 +40,32 @@ def require_ray() -> None:
         raise QuicksilverError('a cluster needs one more package: pip install ".[cluster]" in a checkout') from None
 
 
+def require_token() -> None:
+    """Raises QuicksilverError if this process has no token in the places where Ray reads it."""
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    token = os.environ.get("RAY_AUTH_TOKEN") or (path.read_text() if path.is_file() else "")
+    if not token.strip():
+        raise QuicksilverError(
+            f"joining a Ray cluster needs its token: copy it to {path}, or set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+        )
+
+
+def require_authentication(address: str) -> None:
+    """Raises QuicksilverError if the Ray cluster answers a call without a token."""
+    import grpc
+    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+
+    with grpc.insecure_channel(address) as channel:
+        nodes = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
+        try:
+            nodes.GetClusterId(gcs_service_pb2.GetClusterIdRequest(), timeout=PROBE_S)
+        except grpc.RpcError:
+            return
+    raise QuicksilverError(
+        f"the Ray cluster at {address} runs code of every process that reaches it; restart it with RAY_AUTH_MODE=token"
+    )
+
+
 def is_connected() -> bool:
     """Whether this process has joined or started a cluster."""
     ray = sys.modules.get("ray")
@@ -45,11 +74,13 @@ def is_connected() -> bool:
 
 def connect(config: ClusterConfig, node_ip: str = "127.0.0.1") -> None:
     """Joins the cluster, or starts one on this machine if the file names none."""
+    if is_connected():
+        return
+    if config.address:
+        require_token()
     require_ray()
     import ray
 
-    if ray.is_initialized():
-        return
     path = os.pathsep.join(filter(None, (config.python_path, os.environ.get("PYTHONPATH", ""))))
     settings: dict[str, Any] = {
         "namespace": "quicksilver",
@@ -58,6 +89,11 @@ def connect(config: ClusterConfig, node_ip: str = "127.0.0.1") -> None:
     }
     if config.address:
         ray.init(address=config.address, **settings)
+        try:
+            require_authentication(ray.get_runtime_context().gcs_address)
+        except QuicksilverError:
+            ray.shutdown()
+            raise
     else:
         # Not a cluster that happens to run on this machine already.
         ray.init(address="local", include_dashboard=False, _node_ip_address=node_ip, **settings)
