@@ -11,6 +11,8 @@ from quicksilver.cluster.ray import deploy
 from quicksilver.errors import QuicksilverError
 from tests.cluster.ray.live.conftest import TestCluster
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def test_a_cluster_with_authentication_is_accepted(cluster: TestCluster) -> None:
     deploy.require_authentication(cluster.config.address)

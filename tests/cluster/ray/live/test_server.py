@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,47 +14,22 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from quicksilver.accounts.config import AccountsConfig
-from quicksilver.accounts.service import Accounts
-from quicksilver.core import EngineClient
-from quicksilver.server.app import build_app
-from quicksilver.server.config import ServerConfig
-from quicksilver.server.services import Services
-from quicksilver.text.chat import ChatTemplate
 from quicksilver.worker.async_engine import AsyncEngine
 from tests.accounts.postgres import PostgresServer, find_binaries
-from tests.cluster.ray.live.conftest import TestCluster
+from tests.cluster.ray.live.conftest import MODEL, TestCluster
+from tests.cluster.ray.live.front import Front, api_process, open_accounts
 from tests.cluster.ray.live.test_replicas import local_engine
 from tests.server.conftest import Served
 from tests.support.bank import Bank
-from tests.support.small_tokenizer import small_tokenizer
-from tests.support.sockets import listening, port_of
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 CHAT = "/v1/chat/completions"
 NUM_STREAMS = 64
+# Requests while replicas are removed and added.
+NUM_SCALED = 200
+# Of the accounts database.
+OUTAGE_S = 10.0
 WaitUntil = Callable[..., Any]
-
-
-class Front:
-    """An API process in front of an engine. `rebuild` is for `Bank`."""
-
-    def __init__(self, engine: EngineClient, home: Path) -> None:
-        self._engine = engine
-        self.rebuild(ServerConfig(home=home))
-
-    def rebuild(self, config: ServerConfig, accounts: Accounts | None = None) -> None:
-        tokenizer = small_tokenizer()
-        template = ChatTemplate.own(tokenizer)
-        self.services = Services(self._engine, tokenizer, template, accounts=accounts, config=config)
-        self.app = build_app(self.services)
-
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[httpx.AsyncClient]:
-        async with listening(self.app, self.services.config) as listener:
-            url = f"http://127.0.0.1:{port_of(listener)}"
-            async with httpx.AsyncClient(base_url=url, timeout=300, limits=httpx.Limits()) as client:
-                yield client
 
 
 def body(number: int, num_tokens: int) -> dict[str, Any]:
@@ -68,20 +45,62 @@ def body(number: int, num_tokens: int) -> dict[str, Any]:
 
 
 async def ask(
-    client: httpx.AsyncClient, content: dict[str, Any], key: dict[str, str] | None = None
+    client: httpx.AsyncClient,
+    content: dict[str, Any],
+    key: dict[str, str] | None = None,
+    began: asyncio.Event | None = None,
 ) -> tuple[str, dict[str, Any]]:
-    """The text and the usage of one stream."""
+    """The text and the usage of one stream. `began` is set at its first text."""
     text, usage = "", dict[str, Any]()
     async with client.stream("POST", CHAT, json=content, headers=key) as reply:
-        assert reply.status_code == 200, await reply.aread()
-        async for line in reply.aiter_lines():
-            if line.startswith("data: {"):
-                chunk = json.loads(line[6:])
-                assert "error" not in chunk, chunk
-                text += "".join(each["delta"].get("content") or "" for each in chunk["choices"])
-                usage = chunk.get("usage") or usage
+        async for piece, found in pieces(reply):
+            text, usage = text + piece, found or usage
+            if began is not None and text:
+                began.set()
     assert usage
     return text, usage
+
+
+async def begin(
+    client: httpx.AsyncClient, bodies: list[dict[str, Any]], key: dict[str, str]
+) -> list[asyncio.Task[tuple[str, dict[str, Any]]]]:
+    """Open streams, each of which has its first text."""
+    began = [asyncio.Event() for _ in bodies]
+    streams = [asyncio.create_task(ask(client, body, key, event)) for body, event in zip(bodies, began, strict=True)]
+    await asyncio.gather(*(event.wait() for event in began))
+    return streams
+
+
+async def pieces(reply: httpx.Response) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """The text and the usage of each chunk."""
+    assert reply.status_code == 200, await reply.aread()
+    async for line in reply.aiter_lines():
+        if line.startswith("data: {"):
+            chunk = json.loads(line[6:])
+            assert "error" not in chunk, chunk
+            yield "".join(each["delta"].get("content") or "" for each in chunk["choices"]), chunk.get("usage") or {}
+
+
+async def read_until_killed(
+    client: httpx.AsyncClient, content: dict[str, Any], headers: dict[str, str], pid: int
+) -> str:
+    """The text of a stream up to the death of its server, which is killed after some characters."""
+    received, is_killed = "", False
+    try:
+        async with client.stream("POST", CHAT, json=content, headers=headers) as reply:
+            async for piece, _ in pieces(reply):
+                received += piece
+                if len(received) >= 10 and not is_killed:
+                    os.kill(pid, signal.SIGKILL)
+                    is_killed = True
+    except httpx.HTTPError:
+        return received
+    raise AssertionError("the stream was not cut off")
+
+
+def cost(usage: dict[str, Any]) -> int:
+    """In tenths of a token: a cached prompt token costs a tenth."""
+    return int(10 * usage["total_tokens"] - 9 * usage["cached_input_tokens"])
 
 
 async def undisturbed(bodies: list[dict[str, Any]], home: Path) -> list[str]:
@@ -121,7 +140,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def paid(cluster: TestCluster, postgres: PostgresServer, home: Path) -> AsyncIterator[tuple[Bank, Front]]:
-    accounts = await Accounts.open(postgres.url, AccountsConfig(pepper_path=home / "pepper"))
+    accounts = await open_accounts(postgres.url, home)
     try:
         front = Front(await cluster.engine(), home)
         yield Bank(accounts, cast(Served, front)), front
@@ -146,14 +165,76 @@ async def test_the_ledger_is_exact_after_the_loss_of_a_node(
     bodies = [body(i, 120) for i in range(100, 112)]
     async with paid(cluster, postgres, home) as (bank, front), front.client() as client:
         key = await bank.key()
-        streams = [asyncio.create_task(ask(client, each, key)) for each in bodies]
-        await asyncio.sleep(0.5)
+        streams = await begin(client, bodies, key)
         await asyncio.to_thread(cluster.kill_node)
         found = await asyncio.gather(*streams)
         # Ray starts nodes from the main thread only.
         cluster.add_node()
-        # A cached prompt token costs a tenth.
-        charged = sum(10 * usage["total_tokens"] - 9 * usage["cached_input_tokens"] for _, usage in found) // 10
-        assert await bank.spent() == charged
+        assert await bank.spent() == sum(cost(usage) for _, usage in found) // 10
     assert [text for text, _ in found] == await undisturbed(bodies, home)
     assert sum(usage["quicksilver"]["migrated"] for _, usage in found) > 0
+
+
+async def test_no_request_fails_while_replicas_are_drained_and_added(
+    cluster: TestCluster, wait_until: WaitUntil, tmp_path: Path
+) -> None:
+    await with_two_replicas(cluster, wait_until)
+    bodies = [body(i, 16) for i in range(200, 208)]
+    expected, is_over, num_done = await undisturbed(bodies, tmp_path), asyncio.Event(), 0
+
+    async def keep_asking(client: httpx.AsyncClient, number: int) -> None:
+        nonlocal num_done
+        while num_done < NUM_SCALED or not is_over.is_set():
+            assert (await ask(client, bodies[number]))[0] == expected[number]
+            num_done += 1
+
+    async def scale() -> None:
+        for num_replicas in (1, 2):
+            await asyncio.to_thread(cluster.deploy, min_replicas=num_replicas, max_replicas=num_replicas)
+            await wait_until(lambda wanted=num_replicas: cluster.replicas() == {"RUNNING": wanted}, 120.0)
+        is_over.set()
+
+    async with Front(await cluster.engine(), tmp_path).client() as client:
+        await asyncio.gather(scale(), *(keep_asking(client, number) for number in range(len(bodies))))
+    assert num_done >= NUM_SCALED
+
+
+async def test_a_request_whose_api_process_is_killed_is_repeated_with_its_key_and_charged_once(
+    cluster: TestCluster, postgres: PostgresServer, home: Path
+) -> None:
+    content = body(300, 120)
+    (expected,) = await undisturbed([content], home)
+    async with paid(cluster, postgres, home) as (bank, front), front.client() as other:
+        headers = {**await bank.key(), "idempotency-key": "once"}
+        async with api_process(cluster.config.address, MODEL, home, postgres.url) as (pid, client):
+            received = await read_until_killed(client, content, headers, pid)
+        assert 10 <= len(received) < len(expected)
+        assert expected.startswith(received)
+        async with asyncio.timeout(60):
+            while (reply := await other.post(CHAT, json=content, headers=headers)).status_code == 409:
+                await asyncio.sleep(0.5)
+        found = [each async for each in pieces(reply)]
+        assert "".join(piece for piece, _ in found) == expected
+        replayed = await other.post(CHAT, json=content, headers=headers)
+        assert (replayed.content, replayed.headers["idempotent-replayed"]) == (reply.content, "true")
+        assert await bank.spent() == cost(found[-1][1]) // 10
+
+
+async def test_streams_with_a_reservation_finish_after_an_outage_of_the_database(
+    cluster: TestCluster, postgres: PostgresServer, home: Path
+) -> None:
+    bodies = [body(i, 200) for i in range(400, 404)]
+    async with paid(cluster, postgres, home) as (bank, front), front.client() as client:
+        key = await bank.key()
+        streams = await begin(client, bodies, key)
+        postgres.kill()
+        try:
+            refused = await client.post(CHAT, json=body(500, 4), headers=key)
+            await asyncio.sleep(OUTAGE_S)
+        finally:
+            postgres.start()
+        found = await asyncio.gather(*streams)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "ledger_unavailable")
+        assert "retry-after" in refused.headers
+        assert await bank.spent() == sum(cost(usage) for _, usage in found) // 10
+    assert [text for text, _ in found] == await undisturbed(bodies, home)
