@@ -69,6 +69,8 @@ class OpenRequests:
         # Of them, requests to routes that need no key.
         self.num_open_public = 0
         self.is_draining = False
+        # The time of the drain is over.
+        self.is_late = False
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -99,6 +101,7 @@ class OpenRequests:
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except TimeoutError:
+            self.is_late = True
             return False
         return True
 

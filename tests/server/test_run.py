@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import socket
 import subprocess
@@ -107,6 +108,20 @@ async def test_while_draining_new_requests_are_turned_away_and_open_streams_go_o
     await call.finish()
     assert call.text.endswith("data: [DONE]\n\n")
     assert await draining
+
+
+async def test_a_stream_that_outlasts_the_drain_ends_with_an_error(served: Served) -> None:
+    go_on = asyncio.Event()
+    script = served.engine.script
+    served.engine.script = lambda r: [*list(script(r))[:1], go_on.wait, *list(script(r))[1:]]
+    call = Call(served.app, CHAT, chat(stream=True))
+    call.start()
+    await call.wait_for_sent(2)
+    assert not await served.services.open_requests.drain(0.01)
+    go_on.set()
+    await call.finish()
+    last = call.text.strip().splitlines()[-1]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "draining"
 
 
 class Process:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from quicksilver.accounts.records import SavedReply, StoredReply
 from quicksilver.core import Usage
+from quicksilver.errors import Unavailable
 from quicksilver.server.generation.billing import Billing
 from quicksilver.server.generation.plan import AnswerRequest, ReplyPlan
 from quicksilver.server.services import Services
@@ -168,6 +169,8 @@ class ReplyJob(Job):
             numbered = await anext(self._stream) if self._has_pieces else await self._first
         except StopAsyncIteration:
             return None
+        if self._services.open_requests.is_late and self._num_delivered is not None:
+            raise Unavailable("This server is shutting down.", code="draining")
         self._has_pieces = True
         return self._observe(numbered)
 
