@@ -88,6 +88,13 @@ def body_of(number: int, family: str = "", text: str = "request") -> dict[str, A
     return {**body, **extra[form]}
 
 
+def poison_of(number: int, family: str) -> dict[str, Any]:
+    """A request that ends workers: every decoder in turn, with a schema, so that no answer is complete before that."""
+    turn, decoder = divmod(number, len(DECODERS[family]))
+    free_text = body_of(3 * len(DECODERS[family]) * turn + decoder, family, POISON)
+    return {**free_text, "response_format": FORMAT}
+
+
 @dataclass
 class Stream:
     """What one client received."""
@@ -225,7 +232,7 @@ async def run(server: WorkerServer, key: str, plan: Plan) -> Outcome:
         outcome.compare(expected, expected)
         while len(outcome.ready_s) < plan.kills:
             kills = min(plan.kills_per_round, plan.kills - len(outcome.ready_s))
-            poison = [body_of(len(outcome.poisons), plan.family, POISON)] if plan.has_poison else []
+            poison = [poison_of(len(outcome.poisons), plan.family)] if plan.has_poison else []
             found, seconds = await run_round(server, client, [*bodies, *poison], kills, chance)
             outcome.compare(expected, found[: plan.streams], plan.may_differ)
             for stream in found[plan.streams :]:
