@@ -151,7 +151,7 @@ class Request:
     # Text that the answer is expected to repeat: `verify` drafts from it. It changes the rounds, never the tokens.
     prediction: tuple[int, ...] = ()
     resume: ResumePoint | None = None  # continue an answer that another worker began: same prompt, parameters, seed
-    runs_alone: bool = False  # no other request has rows in its forwards until its first Delta
+    runs_alone: bool = False  # no other request has rows in its forwards until the first Delta of a forward
     adapter: AdapterRef | None = None  # applied to all its rows; None: the model as it is
     is_batch: bool = False  # admitted after requests that are not
     start_within_s: float = 0.0  # refused if it cannot start within this time; 0 sets no limit

@@ -47,7 +47,7 @@ class Sequence:
     is_plain: bool | None = None  # whether its request may decode in a slot; None before the first check
     canvas_limit: int = 0  # longest canvas that the load allows where the length changes no token; 0 is no limit
     overrun_s: float = 0.0  # seconds of the last step that the grammar used beyond its allowance
-    runs_alone: bool = False  # until the first Delta
+    runs_alone: bool = False  # until the first Delta of a forward
     start_by: float = 0.0  # time of the queue's clock after which a request that has not run is refused; 0: never
 
     # Results

@@ -364,7 +364,9 @@ class Engine:
     def _emit(self, event: StepEvent) -> None:
         self._events.append(event)
         if isinstance(event, Delta):
-            self._sequences[event.request_id].runs_alone = False
+            sequence = self._sequences[event.request_id]
+            # Tokens that the grammar determines come before the first forward.
+            sequence.runs_alone &= not sequence.has_run
             self._add_counts(generated_tokens=len(event.token_ids), forced_tokens=event.num_forced)
         if isinstance(event, Scored):
             self._finish(event.request_id, FinishReason.STOP)

@@ -137,3 +137,15 @@ def test_a_request_that_runs_alone_shares_no_step_until_its_first_delta() -> Non
     assert forwards[:2] == [["b"], ["c"]]
     assert sorted(forwards[2]) == ["a", "b", "c", "d"]
     assert all(parts[-1].finish is not None for parts in deltas.values())
+
+
+def test_tokens_that_the_grammar_determines_do_not_end_a_run_alone() -> None:
+    """They are known before the first forward, which may be the fatal one."""
+    running = engine()
+    steps: list[list[str]] = []
+    running.on_step = lambda ids: steps.append(list(ids))
+    running.add(Request("other", PROMPT, decode_params("ar", max_new_tokens=4)))
+    running.add(replace(request_of("ar", "json"), runs_alone=True))
+    deltas = finish_all(running)
+    assert deltas["x"][0].num_forced == len(deltas["x"][0].token_ids) > 0
+    assert next(ids for ids in steps if ids) == ["x"]
