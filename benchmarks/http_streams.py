@@ -30,7 +30,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from quicksilver.core import Request
+from quicksilver.core import EngineClient, Request
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig
 from quicksilver.server.run import collect_rarely, make_listener
@@ -66,9 +66,8 @@ def marker_of(index: int) -> str:
     return f"#{index:03x}"
 
 
-async def serve(port: int, num_chunks: int, gap_s: float) -> None:
+async def serve(port: int, engine: EngineClient) -> None:
     tokenizer = small_tokenizer()
-    engine = FakeEngine(Metronome(num_chunks, gap_s))
     config = ServerConfig(port=port)
     services = Services(engine, tokenizer, ChatTemplate.own(tokenizer), config=config)
     collect_rarely()
@@ -199,7 +198,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     if options.serve:
-        uvloop.run(serve(options.serve, options.chunks, options.gap_ms / 1000))
+        uvloop.run(serve(options.serve, FakeEngine(Metronome(options.chunks, options.gap_ms / 1000))))
         return
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     figures = {"date": str(date.today()), "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}

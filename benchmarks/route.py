@@ -1,6 +1,6 @@
 """What `quicksilver route` adds to a server, as differences and ratios from one run.
 
-    python benchmarks/route.py [--streams 1000] [--chunks 20] [--gap-ms 200]
+    python -m benchmarks.route [--streams 1000] [--chunks 20] [--gap-ms 200] [--out benchmarks/results]
 
 Two servers with a scripted engine, a router in front of them, and the reader are processes of their own. Printed: the
 time to the first token with and without the router at concurrency 1, in alternation; CPU seconds per stream of the
@@ -14,13 +14,11 @@ import asyncio
 import gc
 import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
 import sys
 import time
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.http_streams import measure, post, start_server, wait_for
 from quicksilver.cluster.proxy.config import Address, RouteConfig
 from quicksilver.cluster.proxy.run import run_route
+from quicksilver.evals.report import machine_facts
 from quicksilver.server.config import ServerConfig
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -47,8 +46,9 @@ def start_route(port: int, servers: list[int]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stderr=subprocess.DEVNULL)
 
 
-def cpu_s(process: subprocess.Popen[bytes]) -> float:
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+def cpu_s(pid: int) -> float:
+    """Processor seconds of a process since it was started."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
@@ -86,12 +86,12 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         await wait_for(routed)
         await wait_for(routed + 1)
         figures: dict[str, Any] = await added_latency(short, routed + 1, options.requests)
-        before = cpu_s(servers[3])
+        before = cpu_s(servers[3].pid)
         direct = await measure(alone, options)
-        server_s = cpu_s(servers[3]) - before
-        before = cpu_s(routers[0])
+        server_s = cpu_s(servers[3].pid) - before
+        before = cpu_s(routers[0].pid)
         via = await measure(routed, options)
-        router_s = cpu_s(routers[0]) - before
+        router_s = cpu_s(routers[0].pid) - before
     finally:
         for process in (*routers, *servers):
             process.kill()
@@ -108,6 +108,14 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def report(name: str, figures: dict[str, Any], folder: Path | None) -> None:
+    """Prints the figures, and writes them to `NAME-DATE.json` in the folder."""
+    text = json.dumps(figures, indent=2)
+    print(text)
+    if folder is not None:
+        (folder / f"{name}-{figures['date'][:10]}.json").write_text(text + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=1000)
@@ -116,16 +124,17 @@ def main() -> None:
     parser.add_argument("--ramp-s", type=float, default=4, help="seconds over which the streams are opened")
     parser.add_argument("--requests", type=int, default=200, help="requests for the time to the first token")
     parser.add_argument("--port", type=int, default=18490)
+    parser.add_argument("--out", type=Path, help="folder for the figures, which are printed in any case")
     parser.add_argument("--route", type=int, nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.route:
         uvloop.run(route(options.route[0], options.route[1:]))
         return
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    figures = {"date": str(date.today()), "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
-    figures["load_before"] = round(os.getloadavg()[0], 1)
+    settings = {name: getattr(options, name) for name in ("chunks", "gap_ms", "ramp_s", "requests")}
+    facts = {**machine_facts(), "cores": os.cpu_count(), "load_before": round(os.getloadavg()[0], 1), **settings}
     gc.disable()
-    print(json.dumps(figures | uvloop.run(run(options)), indent=2))
+    report("route", facts | uvloop.run(run(options)), options.out)
 
 
 if __name__ == "__main__":
