@@ -11,6 +11,8 @@ const SOURCES = ["index.html", "package.json", "package-lock.json", "stamp.ts", 
 export function stamp(root: string, outDir: string): Plugin {
   return {
     name: "stamp",
+    // Without this a run of the tests would stamp an old build with the new sources.
+    apply: "build",
     closeBundle() {
       const sources = [...SOURCES.map((name) => join(root, name)), ...filesUnder(join(root, "src"))];
       const built = filesUnder(outDir).filter((path) => !path.endsWith("build.json"));

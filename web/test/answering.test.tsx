@@ -7,6 +7,8 @@ import { Run, startInTurn } from "../src/chat/run";
 
 const BODY = { model: "nano", messages: [{ role: "user" as const, content: "hello" }], stream: true as const };
 
+const SLOW_FRAME_MS = 200;
+
 function Probe({ run }: { run: Run }) {
   useRedraw(run);
   return <p>{run.state}</p>;
@@ -14,6 +16,7 @@ function Probe({ run }: { run: Run }) {
 
 test("a run that ends before the first frame is drawn as ended", async () => {
   vi.stubGlobal("fetch", async () => new Response("data: [DONE]\n\n"));
+  vi.stubGlobal("requestAnimationFrame", (draw: () => void) => setTimeout(draw, SLOW_FRAME_MS));
   const host = document.createElement("div");
   const run = new Run(BODY);
   render(<Probe run={run} />, host);
