@@ -17,26 +17,26 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "quicksilver"
 # The total was 44,100 before model families, wire dialects, fine-tuning and the cluster were added; each has its budget
 # below.
-MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 73_000, 400, 60, 12
+MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 73_250, 400, 60, 12
 # Lines of Python per package of quicksilver/; the modules beside the packages (core, errors) count as one.
 BUDGETS = {
-    "accounts": 3_750,
-    "backends": 10_500,
+    "accounts": 3_800,
+    "backends": 9_200,
     "cli": 4_100,
     "cluster": 2_450,
-    "constrain": 4_800,
+    "constrain": 4_860,
     "diffusion": 1_450,
-    "editing": 2_600,
-    "engine": 2_850,
+    "editing": 2_720,
+    "engine": 2_910,
     "evals": 3_000,
-    "hub": 900,
-    "llm": 1_100,
+    "hub": 720,
+    "llm": 800,
     "model": 4_200,
     "server": 18_000,
-    "text": 2_700,
-    "training": 8_900,
+    "text": 2_500,
+    "training": 9_220,
     "tuning": 950,
-    "worker": 2_350,
+    "worker": 2_370,
     "(modules)": 900,
 }
 

@@ -12,11 +12,10 @@ from itertools import chain, pairwise
 
 from quicksilver.editing.align import is_distinctive
 from quicksilver.editing.line_diff import differences
-from quicksilver.editing.merge_parts import is_partial
+from quicksilver.editing.merge_parts import is_partial, is_trusted, with_placeholders
 from quicksilver.editing.nesting import is_parseable
 from quicksilver.editing.outline import Definition, Outline, is_decorator, outline_of, read_outline
 from quicksilver.editing.splice import is_alike, is_marker, is_whole_file
-from quicksilver.editing.syntax_merge import is_trusted, with_placeholders
 
 # A hunk with more pairs of removed and added lines than this is not searched for similar lines.
 _MAX_PAIRS = 1 << 14

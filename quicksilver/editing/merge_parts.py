@@ -9,10 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from quicksilver.editing.align import is_distinctive
-from quicksilver.editing.outline import Definition, annotation_end, is_decorator
+from quicksilver.editing.languages import Language, placeholder
+from quicksilver.editing.outline import Definition, Outline, annotation_end, is_decorator
+from quicksilver.editing.splice import is_marker
 
 _IMPORT = re.compile(r"\s*(import|from|use|using|#include|require|require_relative|package|include)\b|.*\brequire\(")
 
+_PYTHON_BLOCK = re.compile(r"\s*(async|class|def|elif|else|except|finally|for|if|case|match|try|while|with)\b")
 _LABEL = re.compile(r"(public|private|protected|signals|(public |private |protected )?slots)\s*:")
 
 
@@ -191,3 +194,20 @@ def _comma_above(original: Sequence[str], before: Sequence[LineEdit], start: int
     if above is None or is_edited or original[above].rstrip()[-1:] in (",", "{", "["):
         return []
     return [LineEdit(above, above + 1, (original[above].rstrip() + ",",))]
+
+
+def is_trusted(snippet: Outline, file: Outline) -> bool:
+    """Whether the snippet has only the syntax errors of the file. Elided members of JSON are errors."""
+    return snippet.error_lines <= file.error_lines or file.language.name == "json"
+
+
+def with_placeholders(lines: Sequence[str], language: Language) -> list[str]:
+    """Markers become comments of the language, so that the snippet parses."""
+    placed: list[str] = []
+    for line in lines:
+        indent, text = indent_of(line), placeholder(language, placed[-1] if placed else "")
+        if is_marker(line) and placed and placed[-1].rstrip().endswith(":") and language.name == "python":
+            header = next((above for above in reversed(placed) if _PYTHON_BLOCK.match(above)), placed[-1])
+            indent = indent if len(indent) > len(indent_of(header)) else indent_of(header) + "    "
+        placed.append(indent + text if is_marker(line) else line)
+    return placed

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from quicksilver.editing.languages import Language, placeholder
 from quicksilver.editing.merge_parts import (
     LineEdit,
     LineScope,
@@ -26,6 +25,7 @@ from quicksilver.editing.merge_parts import (
     is_import,
     is_other_overload,
     is_partial,
+    is_trusted,
     joined,
     last_before,
     merged_lead,
@@ -35,13 +35,13 @@ from quicksilver.editing.merge_parts import (
     trimmed,
     usual_gap,
     with_commas,
+    with_placeholders,
 )
 from quicksilver.editing.nesting import is_parseable
 from quicksilver.editing.outline import Definition, Outline, outline_of, read_outline
 from quicksilver.editing.splice import Segment, Source, is_marker, is_whole_file, plan_change, split_update
 
 # The first line of a block of Python. A header over several lines ends at a deeper indentation.
-_PYTHON_BLOCK = re.compile(r"\s*(async|class|def|elif|else|except|finally|for|if|case|match|try|while|with)\b")
 # Preprocessor directives, which stay in the first column.
 _DIRECTIVE = re.compile(r"#(if|elif|else|endif|ifdef|ifndef|define|region|endregion|pragma)\b")
 
@@ -66,23 +66,6 @@ def merge_by_syntax(original: Sequence[str], update: Sequence[str]) -> list[Line
         ordered = with_commas(original, ordered)
     is_disjoint = all(a.end <= b.start for a, b in pairwise(ordered))
     return ordered if is_disjoint else None
-
-
-def is_trusted(snippet: Outline, file: Outline) -> bool:
-    """Whether the snippet has only the syntax errors of the file. Elided members of JSON are errors."""
-    return snippet.error_lines <= file.error_lines or file.language.name == "json"
-
-
-def with_placeholders(lines: Sequence[str], language: Language) -> list[str]:
-    """Markers become comments of the language, so that the snippet parses."""
-    placed: list[str] = []
-    for line in lines:
-        indent, text = indent_of(line), placeholder(language, placed[-1] if placed else "")
-        if is_marker(line) and placed and placed[-1].rstrip().endswith(":") and language.name == "python":
-            header = next((above for above in reversed(placed) if _PYTHON_BLOCK.match(above)), placed[-1])
-            indent = indent if len(indent) > len(indent_of(header)) else indent_of(header) + "    "
-        placed.append(indent + text if is_marker(line) else line)
-    return placed
 
 
 @dataclass(slots=True)
@@ -222,8 +205,8 @@ class _Merger:
             raise Unclear  # The old definition has no body that a marker could stand for.
         header = self._replaced_header(new, old, lines, lead)
         if new.children or (old.children and old.kind != "function"):
-            scopes = (LineScope(d.low, d.high, d.children) for d in (old, new))
-            return header + self._scope(*scopes, is_partial=not any(map(is_marker, lines)))
+            old_scope, new_scope = (LineScope(d.low, d.high, d.children) for d in (old, new))
+            return header + self._scope(old_scope, new_scope, is_partial=not any(map(is_marker, lines)))
         body = self._merged_lines(old, lines[new.low - new.start : new.high - new.start])
         if body is None:
             return [LineEdit(old.start, old.end, update="\n".join((*lead, *lines[head:])))]

@@ -379,8 +379,7 @@ def _text_end(sequence: Sequence) -> int:
 
 def _write_end(work: Work) -> int:
     """One past the last position whose KV this work writes."""
-    drafted = len(work.tail.token_ids) if work.tail is not None and work.tail.is_causal else 0
-    return work.end + drafted
+    return work.end + (len(work.tail.token_ids) if work.tail is not None and work.tail.is_causal else 0)
 
 
 def _cut(sequence: Sequence, budget: int, num_proposals: int, *, is_first: bool) -> Work | None:

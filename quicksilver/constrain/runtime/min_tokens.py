@@ -25,6 +25,12 @@ class BeginningConstraint(ABC):
     @abstractmethod
     def legal_prefix(self, tokens: Sequence[int]) -> int: ...
 
+    @abstractmethod
+    def write_masks(self, ahead: Sequence[int], out: memoryview) -> int: ...
+
+    @abstractmethod
+    def advance(self, tokens: Sequence[int]) -> None: ...
+
     def forced(self, ahead: Sequence[int] = ()) -> list[int]:
         return []
 

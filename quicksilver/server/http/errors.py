@@ -187,8 +187,8 @@ async def _on_framework_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, request_id = request.scope["path"], record_of(request).id
     if error.status_code == 404:
-        refusal = NotFound("There is nothing at this path; GET /openapi.json lists the paths.")
-        return error_response(refusal, path=path, request_id=request_id)
+        unknown = NotFound("There is nothing at this path; GET /openapi.json lists the paths.")
+        return error_response(unknown, path=path, request_id=request_id)
     if error.status_code == 405:
         refusal = MethodNotAllowed("This path takes another method.")
         return error_response(refusal, _allowed(request, error), path, request_id)

@@ -119,8 +119,8 @@ class Results:
             save_adapter(path, adapter, {}, bits=16)
             model = describe_model(path, name, reply["model"], rank, self._job.id, step)
             model = replace(model, is_proposed=is_proposed)
-            with path.open("rb") as adapter:
-                register(self._jobs.objects, self._job.owner, model, adapter)
+            with path.open("rb") as file:
+                register(self._jobs.objects, self._job.owner, model, file)
         self.sha256 = model.sha256
         return name
 
