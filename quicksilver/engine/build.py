@@ -48,8 +48,7 @@ def build_engine(
     samples, weight_bytes = weight_samples(model), model.weight_bytes
     backend = make_backend(model.eval(), cache, backend_config)
     dtype_name = str(dtype).removeprefix("torch.")
-    warning = STALE_PREFIX if dialect.has_stale_prefix else ""
-    numerics = f"{type(backend).__name__} {model.weight_format or dtype_name} {config.matmul}{warning}"
+    numerics = f"{type(backend).__name__} {model.weight_format or dtype_name} {config.matmul}"
     info = EngineInfo(
         model=name,
         family=model.config.family,
@@ -61,13 +60,13 @@ def build_engine(
         num_pages=num_pages,
         page_size=config.page_size,
         weight_bytes=weight_bytes,
-        fingerprint=fingerprint(name, samples, numerics),
+        fingerprint=fingerprint(name, samples, f"{numerics}{' stale' * dialect.has_stale_prefix}"),
         decoders=dialect.decoders,
         default_decoder=dialect.default,
         other_decoders=dialect.others,
         score_pass_rows=config.score_pass_rows,
         supports_adapters=backend.supports_adapters,
-        warning=warning,
+        warning=STALE_PREFIX if dialect.has_stale_prefix else "",
     )
     network = model.config
     adapters = AdapterCache(lambda ref: read_adapter(ref, network, base_sha256, backend), config.adapter_bytes)

@@ -92,8 +92,7 @@ def commit(work: Work, outcome: Outcome) -> CommitResult:
         sequence.count_draft(num_kept, num_verified, is_predicted=is_predicted)
     sequence.drafted += decision.num_drafted
     sequence.rounds += decision.num_drafted > 0
-    # Where the last context row predicts the next token, its KV is not kept, even if nothing was committed: it runs
-    # again.
+    # A last context row that predicts the next token keeps no KV, even if nothing was committed: it runs again.
     num_computed, num_tokens = work.end + decision.num_accepted, len(sequence.tokens)
     sequence.kv_len = sequence.dialect.num_kept(num_computed, num_tokens, sequence.num_prompt)
     # The best canvas length depends on what canvases predict, so other drafts are not reported.

@@ -65,10 +65,7 @@ class EngineConfig:
     tree_rows: int = setting(
         -1, "Rows of a draft tree on a GPU: 0, 16 or 32; -1 picks by model size. Changes speed, never tokens."
     )
-    stale_prefix: bool = setting(
-        False,
-        "LLaDA and Dream: keep the KV of the prompt while a block is filled. Approximate; replies warn of it.",
-    )
+    stale_prefix: bool = setting(False, "LLaDA, Dream: keep the KV of the prompt within a block, which is approximate.")
     logit_rows: int = setting(64, "Rows of logits that exist at the same time in the sampler.")
     adapter_bytes: int = setting(1 << 30, "Memory for adapters that requests name; the least recently used go first.")
 
