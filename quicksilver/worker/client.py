@@ -38,7 +38,7 @@ from quicksilver.worker import protocol
 from quicksilver.worker.pending import PendingRequest, PendingScore, PendingStream
 from quicksilver.worker.process import LeftFiles, StartProcess, WorkerProcess
 from quicksilver.worker.spare import FIRST_DELAY_S, NEXT_DELAY_S, SpareWorker
-from quicksilver.worker.step_record import read_step, record_path
+from quicksilver.worker.step_record import clear_step, read_step, record_path
 
 log = logging.getLogger("quicksilver.supervisor")
 
@@ -280,6 +280,9 @@ class RemoteEngine:
             await asyncio.sleep(protocol.HEARTBEAT_S)
             # If this process was stopped or busy, heartbeats may be unread in the socket, so this time does not count.
             self._last_message += max(loop.time() - expected, 0.0)
+        if self._worker is not None and self._worker.is_stopped:
+            # A signal from outside: no request of the step is to blame.
+            clear_step(record_path(self.socket_path))
         self._kill(reason)
 
     def _hang_reason(self, now: float) -> str | None:

@@ -6,6 +6,7 @@ It outlives a worker that is killed or crashes, so that its client can tell whic
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 from pathlib import Path
 
 # A step of 256 requests takes about 12 KB; ids that do not fit are left out.
@@ -37,6 +38,12 @@ class StepRecord:
 
     def _write_length(self, length: int) -> None:
         self._map[:_LENGTH_BYTES] = length.to_bytes(_LENGTH_BYTES, "little")
+
+
+def clear_step(path: Path) -> None:
+    """Removes the ids of the last step: it did not end the worker."""
+    with suppress(OSError), path.open("r+b") as file:
+        file.write(bytes(_LENGTH_BYTES))
 
 
 def read_step(path: Path) -> frozenset[str]:

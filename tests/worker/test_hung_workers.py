@@ -13,19 +13,30 @@ from quicksilver.core import Delta, EngineState, FinishReason, Request, ScoreReq
 from quicksilver.errors import EngineUnavailable, RowFailed
 from quicksilver.worker.client import RemoteEngine, WorkerTimeouts
 from quicksilver.worker.process import WorkerProcess
+from quicksilver.worker.step_record import read_step, record_path
 from tests.support.tiny import decode_params
 from tests.worker.fork_server import fork_server
 from tests.worker.test_client import COMMAND, PARAMS, PROMPT, collect, is_replaced, wait_until_ready
 
 
-async def test_a_stopped_worker_is_replaced_before_the_limit_of_a_silent_one() -> None:
+async def test_a_stopped_worker_is_replaced_before_the_limit_of_a_silent_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice, in a step with one request, which would be to blame for two workers that ended by themselves."""
+    monkeypatch.setattr("tests.worker.fork_server.STOP_S", 0.1)
     timeouts = WorkerTimeouts(unresponsive_s=0.6, silent_s=3600)
-    async with fork_server() as forks:
+    async with fork_server("--hang-on", "hang") as forks:
         client = await RemoteEngine(COMMAND, timeouts, start_process=forks.start).start()
         try:
-            assert client.worker_pid is not None
-            os.kill(client.worker_pid, signal.SIGSTOP)
-            assert await is_replaced(client)
+            open_request = asyncio.create_task(collect(client, Request("hang", PROMPT, PARAMS)))
+            for num_stopped in (1, 2):
+                async with asyncio.timeout(90):
+                    while not read_step(record_path(client.socket_path)):
+                        await asyncio.sleep(0.02)
+                    assert client.worker_pid is not None
+                    os.kill(client.worker_pid, signal.SIGSTOP)
+                    while client.health().stats.restarts < num_stopped or not client.is_ready:
+                        await asyncio.sleep(0.02)
+            assert not open_request.done()
+            open_request.cancel()
         finally:
             await client.close()
 
