@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 
-from quicksilver.training.distil import distilled, is_worth_learning
+from quicksilver.errors import InvalidRequest
+from quicksilver.text.special_tokens import Specials
+from quicksilver.training import distil
+from quicksilver.training.distil import Teaching, distil_chat, distilled, is_worth_learning
 from quicksilver.training.formats import Formatter
 from quicksilver.training.pack import Document, pack
 from tests.support.fakes import ByteTokenizer
@@ -33,6 +40,14 @@ def _answered(teacher: ByteTokenizer, question: str, answer: str, *, is_whole: b
     said = [*teacher.encode(answer), *([closes] if is_whole else [])]
     is_answer = np.arange(len(asked) + len(said)) >= len(asked)
     return Document(np.array(asked + said), is_answer, np.zeros_like(is_answer))
+
+
+def test_a_teacher_without_an_end_of_turn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = SimpleNamespace(roles=Specials(), with_reserved=lambda: None)
+    monkeypatch.setattr(distil, "Tokenizer", SimpleNamespace(load=lambda path: bare))
+    run = Teaching(Mock(), Path("data"), Path("base"), Path("models/teacher"))
+    with pytest.raises(InvalidRequest, match="ends a turn"):
+        distil_chat(run, Mock(), Mock())
 
 
 def test_whole_answers_become_documents_once() -> None:
