@@ -33,7 +33,8 @@ KERNELS = Path("backends/cuda")
 def test_asserts_only_narrow_types() -> None:
     """`x is not None` and `isinstance` without calls: no work is lost under `-O`, and no value from outside is judged.
     What a wrong value would break is checked by a raise."""
-    package, others = ROOT / "quicksilver", []
+    package = ROOT / "quicksilver"
+    others: list[str] = []
     for path in sorted(package.rglob("*.py")):
         if not path.relative_to(package).is_relative_to(KERNELS):
             found = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
