@@ -264,6 +264,8 @@ def placeholder(language: Language, after: str) -> str:
     and functions whose body is an expression need a value."""
     if after.rstrip().endswith(("=", "=>")) and language.elided_value:
         return language.elided_value
+    if after.rstrip().endswith(")") and language.name == "csharp":
+        return f"=> {language.elided_value}"
     closing = {"css": "*/", "html": "-->", "markdown": "-->"}.get(language.name, "")
     opening = "/*" if language.name == "css" else language.line_comment
     return "..." if language.name == "python" else f"{opening} ... {closing}".rstrip()
@@ -281,6 +283,8 @@ def guess_languages(text: str, count: int = 5) -> list[Language]:
     """The likeliest languages of a text by its hints, best first. A text of data has one candidate: any text parses as
     Markdown, so that the parser's errors do not tell data from code."""
     sample = text[:_SAMPLE_CHARS]
+    if sample.lstrip().startswith("<?php"):
+        return [language for language in LANGUAGES if language.name == "php"]
     counts = {hint: _count(hint, sample) for hint in {hint for language in LANGUAGES for hint in language.hints}}
     scores = {each.name: sum(map(counts.__getitem__, each.hints)) for each in LANGUAGES if _may_be(sample, each)}
     ranked = [each for each in sorted(LANGUAGES, key=lambda each: -scores.get(each.name, 0)) if scores.get(each.name)]

@@ -163,6 +163,8 @@ class _Reader:
         low, high = _body(node, head, end)
         if kind != "statement" and (low >= end - 1 > head or high == end > low):
             low, high = self._bracketed(head, low, end)
+        while low - 1 > head and self._is_lead(low - 1):
+            low -= 1  # Comments above the first statement are part of the body.
         children = self.definitions(node, depth + 1)
         return self._shifted(Definition(kind, name, start, head, low, high, end, children))
 

@@ -79,9 +79,11 @@ def is_closer(line: str) -> bool:
 
 
 def is_whole_file(original: Sequence[str], update: Sequence[str]) -> bool:
-    """No marker, and most of the file is repeated: the update is the new file."""
-    old, new = (Counter(line.strip() for line in lines if line.strip()) for lines in (original, update))
-    return not any(map(is_marker, update)) and 2 * (old & new).total() > old.total()
+    """No marker, and most of the file and one of the two lines at each end are repeated: the update is the new file."""
+    lines = [line.strip() for line in original if line.strip()]
+    old, new = Counter(lines), Counter(line.strip() for line in update if line.strip())
+    has_ends = any(map(new.__contains__, lines[:2])) and any(map(new.__contains__, lines[-2:]))
+    return has_ends and not any(map(is_marker, update)) and 2 * (old & new).total() > old.total()
 
 
 def split_update(update: str) -> list[Segment]:
@@ -156,7 +158,8 @@ def _plan_placed(source: Source, segment: Segment, placement: Placement, low: in
 
 def _is_whole_file(source: Source, segment: Segment, placement: Placement) -> bool:
     """The update has no marker and repeats most of the file: it is the new file."""
-    return not segment.is_open_above and not segment.is_open_below and 2 * len(placement.pairs) > len(source.lines)
+    is_most = 2 * len(placement.pairs) > len(source.lines) and is_whole_file(source.keys, segment.lines)
+    return is_most and not segment.is_open_above and not segment.is_open_below
 
 
 def _block_end(keys: Sequence[str], at: int, indent: int) -> int:

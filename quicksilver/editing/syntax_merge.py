@@ -244,7 +244,7 @@ class _Merger:
             return []
         if splits_blocks(between):
             raise Unclear
-        return [LineEdit(cursor.end, match.start, ("",) * self._blank_lines(cursor.item.end, item.start))]
+        return [LineEdit(cursor.end, match.start, self._blank_lines(cursor.item.end, item.start))]
 
     def _is_context(self, item: SnippetItem, old: Definition) -> bool:
         """Whether the snippet repeats the definition unchanged or elides a part of it."""
@@ -262,12 +262,12 @@ class _Merger:
         if cursor.item is not None and not cursor.has_marker:
             anchor = cursor.counterpart or last_before(old.definitions, cursor.end)
             lines = self._reindented(item.start, item.end, self._sample_line(anchor, old))
-            blank = ("",) * self._blank_lines(cursor.item.end, item.start)
+            blank = self._blank_lines(cursor.item.end, item.start)
             cursor.item, cursor.has_new = item, True
             return LineEdit(cursor.end, cursor.end, (*blank, *lines))
         if following is not None:
             lines = self._reindented(item.start, item.end, self.original[following.head])
-            blank = ("",) * self._blank_lines(item.end, items[at + 1].start)
+            blank = self._blank_lines(item.end, items[at + 1].start)
             return LineEdit(following.start, following.start, (*lines, *blank))
         later = next((matches[i] for i in range(at + 1, len(items)) if i in matches), None)
         lines = self._reindented(item.start, item.end, self._sample_line(later, old))
@@ -310,12 +310,12 @@ class _Merger:
             cursor.end, cursor.item, cursor.counterpart, cursor.has_marker = low + placed.end, item, None, False
             return [LineEdit(low + placed.start, low + placed.end, placed.lines)] if placed.lines else []
         if cursor.item is not None and not cursor.has_marker:
-            blank = ("",) * self._blank_lines(cursor.item.end, item.start)
+            blank = self._blank_lines(cursor.item.end, item.start)
             cursor.item, cursor.has_new = item, True
             return [LineEdit(cursor.end, cursor.end, (*blank, *lines))]
         if at + 1 < len(items) and at + 1 in matches:
             start = matches[at + 1].start
-            blank = ("",) * self._blank_lines(item.end, items[at + 1].start)
+            blank = self._blank_lines(item.end, items[at + 1].start)
             return [LineEdit(start, start, (*lines, *blank))]
         raise Unclear
 
@@ -369,7 +369,7 @@ class _Merger:
         known = set(old)
         shifted: list[str] = []
         for line in lines:
-            is_fixed = not line.strip() or not line.startswith(common) or _DIRECTIVE.match(line) is not None
+            is_fixed = not line or not line.startswith(common) or _DIRECTIVE.match(line) is not None
             moved = line if is_fixed else wanted + line[len(common) :]
             shifted.append(line if line in known and moved not in known else moved)
         return shifted
@@ -382,8 +382,9 @@ class _Merger:
             return self.original[old.definitions[-1].head]
         return next((text for text in self.original[old.low : old.high] if text.strip()), line)
 
-    def _blank_lines(self, start: int, end: int) -> int:
-        return sum(not line.strip() for line in self.update[start:end])
+    def _blank_lines(self, start: int, end: int) -> tuple[str, ...]:
+        """The blank lines between two items of the snippet, with their space."""
+        return tuple(line for line in self.update[start:end] if not line.strip())
 
     def _content_end(self, low: int, high: int) -> int:
         while high > low and not self.original[high - 1].strip():

@@ -24,3 +24,8 @@ def test_prose_has_no_language() -> None:
 @pytest.mark.parametrize("language", LANGUAGES, ids=lambda language: language.name)
 def test_every_language_has_a_grammar(language: object) -> None:
     assert parser(language.name).parse(b"x").root_node is not None  # type: ignore[attr-defined]
+
+
+def test_a_file_of_php_is_read_as_php_whatever_its_contents() -> None:
+    text = "<?php\n\nconst a = 1;\n" + "let x = (y) => {};\nimport a from 'b';\n" * 9
+    assert [language.name for language in guess_languages(text)] == ["php"]

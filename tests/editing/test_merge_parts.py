@@ -221,3 +221,27 @@ def test_a_container_that_repeats_most_of_the_old_one_replaces_it() -> None:
     body = RUST[RUST.index("impl") :]
     update = body.replace("    pub fn zero() -> Self {\n        Point { x: 0 }\n    }\n", "").replace("}\n\n}", "}\n}")
     assert merged(RUST, f"{update}\n// ...") == RUST[: RUST.index("impl")] + update
+
+
+def test_blank_lines_of_the_snippet_keep_their_space() -> None:
+    elided = "    pub fn zero() -> Self {\n        // ...\n    }\n"
+    update = f"impl Point {{\n    // ...\n{elided}    \n    pub fn one() {{\n    }}\n}}"
+    assert merged(RUST, update) == RUST[:-2] + "    \n    pub fn one() {\n    }\n}\n"
+
+
+def test_a_function_of_more_than_half_of_the_file_is_not_the_whole_file() -> None:
+    body = "".join(f"    a{number} = {number}\n" for number in range(20))
+    original = f"import os\n\nLIMIT = 3\n\n\ndef f(path):\n{body}\n\nprint(f(1))\nprint(f(2))\n"
+    assert merged(original, f"def f(path):\n{body}".replace("a5 = 5", "b = 5")) == original.replace("a5 = 5", "b = 5")
+
+
+def test_comments_above_the_first_statement_belong_to_the_body() -> None:
+    original = "class A\n  # One.\n  #\n  # Two.\n  def f(x)\n    x\n  end\n\n  def g\n    1\n  end\nend\n"
+    update = "class A\n  # ...\n  def f(x, y)\n    # ...\n  end\n  # ...\nend"
+    assert merged(original, update) == original.replace("f(x)", "f(x, y)")
+
+
+def test_a_value_that_begins_on_the_next_line_may_be_elided() -> None:
+    original = CSHARP.replace(" =>\n        scale", "\n        => scale")
+    update = "public class Point\n{\n    // ...\n    public int Norm(int factor)\n        // ...\n\n    // ...\n}"
+    assert merged(original, update) == original.replace("int scale", "int factor")
