@@ -107,7 +107,8 @@ class _File:
         if parent is None or parent.low >= parent.high:
             return [self.marker(), "", *lines, "", self.marker()]
         indent = self.indent(definition.head)
-        if self.rng.random() < 0.3:
+        is_inside = all(line.startswith((indent, "#")) for line in lines if line.strip())
+        if self.rng.random() < 0.3 and is_inside:
             return [line[len(indent) :] if line.startswith(indent) else line for line in lines]
         closing = self.lines[parent.high : parent.end]
         body = [self.marker(indent), "", *lines, "", self.marker(indent)]
