@@ -33,9 +33,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from quicksilver.core import EngineClient, Request
 from quicksilver.server.app import build_app
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.run import collect_rarely, make_listener
+from quicksilver.server.run import make_listener
 from quicksilver.server.services import Services
 from quicksilver.text.chat import ChatTemplate
+from quicksilver.worker.collector import collect_rarely
 from tests.support.fake_engine import FakeEngine, Step, spoken
 from tests.support.small_tokenizer import small_tokenizer
 

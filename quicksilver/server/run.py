@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import gc
 import ipaddress
 import logging
 import os
@@ -29,13 +28,11 @@ from quicksilver.server.config import ServerConfig
 from quicksilver.server.endpoints.files.store import sweep_files
 from quicksilver.server.http.protocol import protocol_for
 from quicksilver.server.services import OpenRequests
+from quicksilver.worker.collector import collect_rarely
 
 log = logging.getLogger("quicksilver.server")
 
 FORCED_EXIT_S = 3
-# Thresholds of the garbage collector: new objects per collection of generation 0, and collections of one generation per
-# collection of the next.
-COLLECT_AFTER = (50_000, 20, 100)
 # Between two returns of freed memory to the operating system.
 TRIM_S = 30.0
 Result = TypeVar("Result")
@@ -87,13 +84,6 @@ def run(main: Coroutine[Any, Any, Result]) -> Result:
     """Runs the server's main coroutine on its event loop."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
-
-
-def collect_rarely() -> None:
-    """Freezes the objects of the start-up and collects rarely: full collections stall 1,000 streams by 0.3 s."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECT_AFTER)
 
 
 async def trim_memory() -> None:

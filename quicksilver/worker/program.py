@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import logging
 import signal
@@ -20,14 +19,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from quicksilver.engine.config import EngineConfig
 from quicksilver.hub.resolve import ModelFiles, resolve
 from quicksilver.text.tokenizer import Tokenizer
+from quicksilver.worker.collector import collect_rarely
 
 if TYPE_CHECKING:
     from quicksilver.engine.engine import ConstraintFactory
-
-
-# Thresholds of the garbage collector: a step with many requests creates thousands of objects, and none of them are
-# part of a cycle.
-COLLECT_AFTER = (50_000, 20, 100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +71,8 @@ async def _serve(config: WorkerConfig, socket_path: Path) -> None:
     engine = load_engine(checkpoint, load, for_serving(EngineConfig(**config.engine), load))
     engine.constraints = _constraints(checkpoint, engine.info.vocab_size)
     engine.warm_up()
-    _collect_rarely()
+    collect_rarely()
     await serve(AsyncEngine(engine), socket_path)
-
-
-def _collect_rarely() -> None:
-    """Excludes the objects of the start-up from garbage collection: a full collection would delay all requests."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECT_AFTER)
 
 
 def _constraints(checkpoint: ModelFiles, vocab_size: int) -> ConstraintFactory:

@@ -18,8 +18,9 @@ import pytest
 
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.run import COLLECT_AFTER, check_address, check_ports
+from quicksilver.server.run import check_address, check_ports
 from quicksilver.server.services import OpenRequests
+from quicksilver.worker.collector import COLLECT_AFTER
 from tests.server.asgi import Call
 from tests.server.conftest import Served, chat
 

@@ -24,7 +24,8 @@ from quicksilver.errors import QuicksilverError
 from quicksilver.server.config import ServerConfig
 from quicksilver.server.http.errors import error_response
 from quicksilver.server.http.guard import check_host
-from quicksilver.server.run import collect_rarely, make_listener, stop_on_signal, tell_to_exit, trim_memory
+from quicksilver.server.run import make_listener, stop_on_signal, tell_to_exit, trim_memory
+from quicksilver.worker.collector import collect_rarely
 
 
 @asynccontextmanager

@@ -17,13 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import orjson
-from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from quicksilver.errors import BodyTooLarge, InvalidRequest
 from quicksilver.server.config import ServerConfig, Timeouts
 from quicksilver.server.http.auth import caller_of
-from quicksilver.server.http.errors import RequestTimeout, invalid_body
+from quicksilver.server.http.errors import RequestTimeout, validate
 from quicksilver.server.http.fields import GenerationBody, ModelBody, Wire
 from quicksilver.server.http.sse import while_connected
 from quicksilver.server.models import RouteKind
@@ -110,10 +109,7 @@ def too_large(cap: int) -> BodyTooLarge:
 
 def parse_body(raw: bytes, model: type[BodyType]) -> BodyType:
     fields = parse_object(raw)
-    try:
-        body = model.model_validate(fields)
-    except ValidationError as error:
-        raise invalid_body(error, fields) from None
+    body = validate(model, fields)
     if isinstance(body, GenerationBody):
         refuse_fields(fields, model)
         body.keep_source(raw, fields)

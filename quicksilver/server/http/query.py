@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, get_origin
 
 from fastapi import Request
-from pydantic import ValidationError
 
 from quicksilver.errors import InvalidRequest, NotFound
 from quicksilver.server.accounts.usage_wire import PageQuery, Query
-from quicksilver.server.http.errors import invalid_body
+from quicksilver.server.http.errors import validate
 
 QueryType = TypeVar("QueryType", bound=Query)
 Item = TypeVar("Item")
@@ -29,10 +28,7 @@ def read_query(request: Request, model: type[QueryType]) -> QueryType:
         if not is_list and len(values) > 1:
             raise InvalidRequest(f"{name} may come once", param=name)
         fields[name] = [part for value in values for part in value.split(",")] if is_list else values[0]
-    try:
-        return model.model_validate(fields)
-    except ValidationError as error:
-        raise invalid_body(error, fields) from None
+    return validate(model, fields)
 
 
 def _groups(request: Request) -> Iterator[tuple[str, list[str]]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from quicksilver.errors import (
     ContextTooLong,
@@ -25,9 +25,9 @@ from quicksilver.server.http.errors import (
     envelope_for,
     error_response,
     internal_error,
-    invalid_body,
     param_path,
     retry_headers,
+    validate,
 )
 
 
@@ -41,9 +41,9 @@ class Body(BaseModel):
 
 
 def refusal_of(body: dict[str, Any]) -> InvalidRequest:
-    with pytest.raises(ValidationError) as raised:
-        Body.model_validate(body)
-    return invalid_body(raised.value, body)
+    with pytest.raises(InvalidRequest) as raised:
+        validate(Body, body)
+    return raised.value
 
 
 OPENAI = {

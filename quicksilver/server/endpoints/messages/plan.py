@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import orjson
-from pydantic import ValidationError
 
 from quicksilver.core import ThinkBudget
 from quicksilver.errors import ContextTooLong, InvalidRequest
@@ -32,7 +31,7 @@ from quicksilver.server.endpoints.messages.wire import (
     ToolUseBlock,
 )
 from quicksilver.server.generation.plan import ReplyPlan, add_warning, read_stop, with_ignored
-from quicksilver.server.http.errors import invalid_body
+from quicksilver.server.http.errors import validate
 from quicksilver.server.services import Services
 from quicksilver.text.reasoning_effort import lower_budget
 
@@ -126,10 +125,7 @@ def as_chat(body: CountTokensBody) -> ChatBody:
             "stream": body.stream,
             "decoder": body.decoder.model_dump() if body.decoder else None,
         }
-    try:
-        return ChatBody.model_validate(fields)
-    except ValidationError as error:
-        raise invalid_body(error, fields) from None
+    return validate(ChatBody, fields)
 
 
 def _effort(body: CountTokensBody) -> str:

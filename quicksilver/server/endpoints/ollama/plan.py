@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
-from pydantic import ValidationError
 
 from quicksilver.editing.templates import read_fim
 from quicksilver.server.endpoints.chat.plan import plan_chat
@@ -22,11 +21,9 @@ from quicksilver.server.endpoints.ollama.wire import (
     OllamaOptions,
 )
 from quicksilver.server.generation.plan import ReplyPlan, read_stop
-from quicksilver.server.http.errors import invalid_body
-from quicksilver.server.http.fields import Wire
+from quicksilver.server.http.errors import validate
 from quicksilver.server.services import Services
 
-Checked = TypeVar("Checked", bound=Wire)
 # Options that have another name here, or that are accepted only where they change nothing.
 NOT_COPIED = {"num_predict", "repeat_penalty", *NEUTRAL_OPTIONS}
 
@@ -41,17 +38,10 @@ async def plan_ollama_chat(body: OllamaChatBody, services: Services, tenant: str
 
 async def _plan(body: OllamaBody, fields: dict[str, Any], services: Services, tenant: str) -> ReplyPlan:
     """A chat body has fewer stop strings than an Ollama body, so they are set in its plan."""
-    plan = await plan_chat(checked(ChatBody, fields), services, tenant)
+    plan = await plan_chat(validate(ChatBody, fields), services, tenant)
     stop = read_stop(body.options.stop if body.options else None)
     answers = tuple(replace(one, options=replace(one.options, stop=stop)) for one in plan.answers)
     return replace(plan, answers=answers)
-
-
-def checked(model: type[Checked], fields: dict[str, Any]) -> Checked:
-    try:
-        return model.model_validate(fields)
-    except ValidationError as error:
-        raise invalid_body(error, fields) from None
 
 
 def read_gap(body: OllamaGenerateBody) -> OllamaGenerateBody:
@@ -67,7 +57,7 @@ async def plan_generate(body: OllamaGenerateBody, services: Services, tenant: st
     if body.suffix is not None or body.raw_:
         logprobs = min(body.top_logprobs or 0, 5) if body.logprobs else None
         fields = {**sampling(body), "model": body.model, "prompt": body.prompt, "suffix": body.suffix}
-        completion = checked(CompletionBody, {**fields, "logprobs": logprobs})
+        completion = validate(CompletionBody, {**fields, "logprobs": logprobs})
         make_plan = plan_completion if body.suffix is None else plan_fim
         return await make_plan(completion, services, tenant)
     system = [{"role": "system", "content": body.system}] if body.system else []

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from pydantic import ValidationError
-
 from quicksilver.server.endpoints.chat.plan import plan_chat
 from quicksilver.server.endpoints.chat.wire import ChatBody
 from quicksilver.server.endpoints.responses.format import response_usage
@@ -17,7 +15,7 @@ from quicksilver.server.endpoints.responses.turn import ResponseTurn
 from quicksilver.server.endpoints.responses.wire import CompactBody, CompactionReply
 from quicksilver.server.generation.plan import ReplyPlan
 from quicksilver.server.generation.respond import Chunk, ReplyFormat
-from quicksilver.server.http.errors import invalid_body
+from quicksilver.server.http.errors import validate
 from quicksilver.server.services import Services
 from quicksilver.text.answer import AnswerPiece, CollectedAnswer
 
@@ -31,10 +29,7 @@ MAX_SUMMARY_TOKENS = 2048
 async def plan_compaction(body: CompactBody, turn: ResponseTurn, services: Services, tenant: str) -> ReplyPlan:
     messages = [*read_turns(body, turn.past), {"role": "user", "content": REQUEST}]
     fields = {"model": body.model, "messages": messages, "max_tokens": MAX_SUMMARY_TOKENS, "reasoning_effort": "none"}
-    try:
-        chat = ChatBody.model_validate(fields)
-    except ValidationError as error:
-        raise invalid_body(error, fields) from None
+    chat = validate(ChatBody, fields)
     plan = await plan_chat(chat, services, tenant)
     return replace(plan, id=f"resp_{uuid.uuid4().hex}")
 

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pydantic import ValidationError
-
 from quicksilver.constrain.source import FormatKind, ResponseFormat
 from quicksilver.errors import ContextTooLong, InvalidRequest
 from quicksilver.server.endpoints.chat.plan import plan_chat
@@ -41,7 +39,7 @@ from quicksilver.server.endpoints.responses.wire import (
     ToolItem,
 )
 from quicksilver.server.generation.plan import ReplyPlan, add_warning, with_ignored
-from quicksilver.server.http.errors import invalid_body
+from quicksilver.server.http.errors import validate
 from quicksilver.server.http.fields import Content
 from quicksilver.server.services import Services
 
@@ -156,10 +154,7 @@ def as_chat(body: ResponsesBody, history: Sequence[InputItem] = (), tools: Respo
         "parallel_tool_calls": body.parallel_tool_calls,
         "decoder": body.decoder.model_dump() if body.decoder else None,
     }
-    try:
-        return ChatBody.model_validate(fields)
-    except ValidationError as error:
-        raise invalid_body(error, fields) from None
+    return validate(ChatBody, fields)
 
 
 def read_turns(body: CompactBody, history: Sequence[InputItem]) -> list[dict[str, Any]]:
