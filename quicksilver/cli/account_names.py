@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quicksilver.accounts.identity import OPERATOR
+from quicksilver.accounts.records import AccountRecord
 from quicksilver.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
-    from quicksilver.accounts.records import AccountRecord
     from quicksilver.accounts.service import AdminService
 
 _COMMANDS = {"org": "orgs", "project": "projects", "key": "keys"}
@@ -19,8 +20,6 @@ def find_id(admin: AdminService, kind: str, text: str) -> str:
 
     A project may also be given as `organisation/project`, or as the name of an organisation with one project.
     """
-    from quicksilver.accounts.identity import OPERATOR
-
     accounts = admin.organizations.list_accounts(OPERATOR, kind)
     found = [one for one in accounts if text == one.id] or [one for one in accounts if text == one.name]
     if kind == "project" and not found:
@@ -30,8 +29,6 @@ def find_id(admin: AdminService, kind: str, text: str) -> str:
 
 def project_titles(admin: AdminService) -> dict[str, str]:
     """`organisation/project` for the id of every project."""
-    from quicksilver.accounts.identity import OPERATOR
-
     names = {org.id: org.name for org in admin.organizations.list_accounts(OPERATOR, "org")}
     projects = admin.organizations.list_accounts(OPERATOR, "project")
     return {one.id: f"{names[one.path.split('/')[0]]}/{one.name}" for one in projects}

@@ -17,13 +17,24 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from quicksilver.accounts.identity import OPERATOR, parse_scopes
+from quicksilver.accounts.records import (
+    MICRO,
+    AccountRecord,
+    KeyDraft,
+    KeyRecord,
+    Limits,
+    Price,
+    UsageQuery,
+    from_credits,
+    in_credits,
+)
 from quicksilver.cli import options
 from quicksilver.cli.account_names import find_id, project_titles
 from quicksilver.cli.console import errors, out
 from quicksilver.errors import QuicksilverError
 
 if TYPE_CHECKING:
-    from quicksilver.accounts.records import AccountRecord, KeyRecord, Price
     from quicksilver.accounts.service import AdminService
     from quicksilver.accounts.store import Store
 
@@ -46,8 +57,6 @@ PerMinute = Annotated[int | None, typer.Option(min=0, help="Limit of the key per
 @orgs.command("list")
 def orgs_list(database_url: options.DatabaseUrl = "", pepper: options.Pepper = None) -> None:
     """List organisations with their balances."""
-    from quicksilver.accounts.identity import OPERATOR
-
     with _admin(database_url, pepper) as admin:
         _show([_org_row(org) for org in admin.organizations.list_accounts(OPERATOR, "org")])
 
@@ -55,8 +64,6 @@ def orgs_list(database_url: options.DatabaseUrl = "", pepper: options.Pepper = N
 @orgs.command("create")
 def orgs_create(name: Name, database_url: options.DatabaseUrl = "", pepper: options.Pepper = None) -> None:
     """Create an organisation with a default project and the sign-up credits."""
-    from quicksilver.accounts.identity import OPERATOR
-
     with _admin(database_url, pepper) as admin:
         org = admin.organizations.create_org(OPERATOR, name)
         project = admin.organizations.list_accounts(OPERATOR, "project", org.id)[0]
@@ -72,9 +79,6 @@ def orgs_credit(
     pepper: options.Pepper = None,
 ) -> None:
     """Add credits to an organisation."""
-    from quicksilver.accounts.identity import OPERATOR
-    from quicksilver.accounts.records import MICRO
-
     with _admin(database_url, pepper) as admin:
         org_id = find_id(admin, "org", org)
         _show([_org_row(admin.organizations.add_credits(OPERATOR, org_id, credits * MICRO, reference))])
@@ -83,8 +87,6 @@ def orgs_credit(
 @projects.command("list")
 def projects_list(database_url: options.DatabaseUrl = "", pepper: options.Pepper = None) -> None:
     """List projects with their organisations and budgets."""
-    from quicksilver.accounts.identity import OPERATOR
-
     with _admin(database_url, pepper) as admin:
         titles = project_titles(admin)
         _show([_project_row(one, titles[one.id]) for one in admin.organizations.list_accounts(OPERATOR, "project")])
@@ -98,8 +100,6 @@ def projects_create(
     pepper: options.Pepper = None,
 ) -> None:
     """Create a project in an organisation."""
-    from quicksilver.accounts.identity import OPERATOR
-
     with _admin(database_url, pepper) as admin:
         project = admin.organizations.create_project(OPERATOR, find_id(admin, "org", org), name)
         _show([_project_row(project, project_titles(admin)[project.id])])
@@ -115,8 +115,6 @@ def projects_consent(
     pepper: options.Pepper = None,
 ) -> None:
     """Set whether prompts of a project may leave the server, for hybrid routing."""
-    from quicksilver.accounts.identity import OPERATOR
-
     with _admin(database_url, pepper) as admin:
         found = admin.organizations.set_may_leave(OPERATOR, find_id(admin, "project", project), may_leave)
         _show([_project_row(found, project_titles(admin)[found.id])])
@@ -125,8 +123,6 @@ def projects_consent(
 @keys.command("list")
 def keys_list(database_url: options.DatabaseUrl = "", pepper: options.Pepper = None) -> None:
     """List keys. Of each secret only a prefix is shown."""
-    from quicksilver.accounts.identity import OPERATOR
-
     with _admin(database_url, pepper) as admin:
         titles = project_titles(admin)
         _show([_key_row(key, titles) for key in admin.keys.list_keys(OPERATOR)])
@@ -149,9 +145,6 @@ def keys_create(
     pepper: options.Pepper = None,
 ) -> None:
     """Create a key and print its secret, which cannot be shown again. The id is printed on stderr."""
-    from quicksilver.accounts.identity import OPERATOR, parse_scopes
-    from quicksilver.accounts.records import KeyDraft, Limits, from_credits
-
     limits = Limits(requests, input_tokens, output_tokens)
     draft = KeyDraft(
         name,
@@ -176,8 +169,6 @@ def keys_rotate(
     pepper: options.Pepper = None,
 ) -> None:
     """Create a new secret for a key and print it."""
-    from quicksilver.accounts.identity import OPERATOR
-
     with _admin(database_url, pepper) as admin:
         typer.echo(admin.keys.rotate_key(OPERATOR, find_id(admin, "key", key_id), overlap_s).secret)
 
@@ -185,8 +176,6 @@ def keys_rotate(
 @keys.command("revoke")
 def keys_revoke(key_id: KeyId, database_url: options.DatabaseUrl = "", pepper: options.Pepper = None) -> None:
     """Revoke a key. Running servers refuse it within a second."""
-    from quicksilver.accounts.identity import OPERATOR
-
     with _admin(database_url, pepper) as admin:
         found = find_id(admin, "key", key_id)
         admin.organizations.disable(OPERATOR, found)
@@ -200,9 +189,6 @@ def usage(
     pepper: options.Pepper = None,
 ) -> None:
     """Show tokens and cost of each day (UTC)."""
-    from quicksilver.accounts.identity import OPERATOR
-    from quicksilver.accounts.records import UsageQuery
-
     end = (int(time.time()) // DAY_S + 1) * DAY_S
     query = UsageQuery(end - days * DAY_S, end, "1d", tuple(by))
     with _admin(database_url, pepper) as admin:
@@ -227,9 +213,6 @@ def prices_set(
     pepper: options.Pepper = None,
 ) -> None:
     """Set the price of a model from the next request on."""
-    from quicksilver.accounts.identity import OPERATOR
-    from quicksilver.accounts.records import Price
-
     with _admin(database_url, pepper) as admin:
         admin.organizations.set_price(OPERATOR, model, Price(input, cached, output))
         _show(_price_rows(admin))
@@ -290,8 +273,6 @@ def _cell(value: str | int | None) -> str:
 
 
 def _org_row(org: AccountRecord) -> Row:
-    from quicksilver.accounts.records import in_credits
-
     return {
         "id": org.id,
         "name": org.name,
@@ -302,8 +283,6 @@ def _org_row(org: AccountRecord) -> Row:
 
 
 def _project_row(project: AccountRecord, title: str) -> Row:
-    from quicksilver.accounts.records import in_credits
-
     return {
         "id": project.id,
         "name": title,
@@ -316,8 +295,6 @@ def _project_row(project: AccountRecord, title: str) -> Row:
 
 
 def _key_row(key: KeyRecord, projects: Mapping[str, str]) -> Row:
-    from quicksilver.accounts.records import in_credits
-
     account = key.account
     limits = {name: value for name, value in asdict(account.limits).items() if value is not None}
     return {
@@ -341,15 +318,11 @@ def _price_rows(admin: AdminService) -> list[Row]:
 
 
 def _price_row(model: str, price: Price) -> Row:
-    from quicksilver.accounts.records import in_credits
-
     return {"model": model, **{name: in_credits(amount) for name, amount in asdict(price).items()}}
 
 
 def _usage_row(start: int, line: dict[str, str | int | None]) -> Row:
     """Without the columns that the query did not group by."""
-    from quicksilver.accounts.records import in_credits
-
     shown = {name: value for name, value in line.items() if value is not None}
     return {"day": _date(start), **shown, "cost": in_credits(int(line["cost"] or 0))}
 
