@@ -51,6 +51,17 @@ def test_make_targets_exist(command: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("page", [README, ROOT / "docs/quickstart.md", ROOT / "docs/guides/examples.md"])
+def test_first_pages_have_only_commands_that_are_checked(page: Path) -> None:
+    """`quicksilver` and `make` are parsed or run, modules are imported; the others install or enter an environment."""
+    lines = [line.strip() for block in blocks("sh", page) for line in block.splitlines() if line.strip()]
+    others = [line for line in lines if line.removeprefix(".venv/bin/").split()[0] not in ("quicksilver", "make")]
+    for line in others:
+        module = re.fullmatch(r"\.[\w./]+/python -m ([\w.]+)", line)
+        is_setup = re.match(r"git clone |(\.venv/bin/)?pip install |\. \.venv/bin/activate", line)
+        assert is_setup or (module and (ROOT / f"{module[1].replace('.', '/')}.py").is_file()), line
+
+
 @pytest.mark.contract
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("command", [c for c in COMMANDS if any(part in c for part in RUN) and "coder" not in c])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import random
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +19,14 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletion
 
 from benchmarks.example_costs import EXAMPLES, read_costs
-from examples import agent_loop, coding_agent, compact, helpers, invoices, rag, summary, transcript
+from examples import agent_loop, coding_agent, compact, helpers, invoices, rag, summary
 from examples.frameworks import counters
 from examples.measure import Chat, compare
 from tests.support.live import free_port, serving
 from tests.support.weights import nano
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/guides/examples.md"
 PROGRAMS = sorted(p for p in (ROOT / "examples").glob("*.py") if p.name not in ("__init__.py", "measure.py"))
 # `tests/contract/clients/frameworks` runs them, in the environment of the frameworks.
 WITH_FRAMEWORKS = sorted(
@@ -54,7 +57,7 @@ def test_an_example_is_short_and_on_its_page(path: Path) -> None:
     assert len(path.read_text().splitlines()) < 150
     assert ast.get_docstring(ast.parse(path.read_text()))
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    assert f"python -m {module}" in (ROOT / "docs/guides/examples.md").read_text()
+    assert f"python -m {module}" in PAGE.read_text()
 
 
 @pytest.mark.contract
@@ -104,11 +107,17 @@ class TestLive:
         assert usage is not None
         assert usage.completion_tokens < usage.prompt_tokens
 
-    def test_a_prediction_changes_the_rounds_and_not_the_text(self, chat: Chat) -> None:
-        cleaned = transcript.run(chat)
-        assert all(one.is_same_without for one in cleaned)
-        assert sum(one.accepted for one in cleaned) > 0
-        assert sum(one.rounds for one in cleaned) < sum(one.rounds_without for one in cleaned)
+    def test_a_prediction_changes_the_rounds_and_not_the_text(self, url: str) -> None:
+        """By the command that the page shows."""
+        command = "-m examples.transcript"
+        assert f"\n.venv/bin/python {command}\n" in PAGE.read_text()
+        words = [sys.executable, *command.split(), "--url", url]
+        printed = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+        assert read_costs(command, printed)["is_same"]
+        rounds = re.findall(r"rounds (\d+) without, (\d+) with the prediction", printed)
+        assert printed.count("same text without the prediction") == len(rounds) > 0
+        assert sum(map(int, re.findall(r"(\d+) predicted tokens accepted", printed))) > 0
+        assert sum(int(predicted) for _, predicted in rounds) < sum(int(plain) for plain, _ in rounds)
 
     def test_every_part_is_summarised_before_the_whole(self, chat: Chat) -> None:
         document = "\n\n".join(f"Room {i} is {colour}." for i, colour in enumerate(("red", "blue", "green")))
