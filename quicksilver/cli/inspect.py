@@ -86,7 +86,7 @@ def facts(files: ModelFiles, summary: CheckpointSummary) -> dict[str, str]:
         "family": config.family,
         "dialect": dialect_words(config.dialect),
         "decoders": f"{', '.join(config.dialect.decoders)} (default {config.dialect.default.name})",
-        "parameters": f"{summary.num_params / 1e6:,.0f} million",
+        "parameters": f"{summary.num_params / 1e6:,.1f} million",
         "layers": f"{config.num_layers}, width {config.dim:,}",
         "heads": f"{config.num_heads}, {config.num_kv_heads} of keys and values",
         "vocabulary": f"{config.vocab_size:,} tokens",

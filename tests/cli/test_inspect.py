@@ -23,6 +23,7 @@ def test_inspect_describes_real_weights() -> None:
     shown = quicksilver("inspect", MODEL).stdout
     assert "llama" in shown
     assert "49152" in shown.replace(",", "")
+    assert "parameters  134.5 million" in shown
     assert "Memory for one request with the full context of 8,192 tokens" in shown
     rows = [line.split("│")[1:-1] for line in shown.splitlines() if line.startswith("│")]
     plan = {cells[1].strip(): [float(cell.split()[0]) for cell in cells[2:]] for cells in rows}
