@@ -11,11 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# Tokens at the end of the answer that must occur in the prediction before it is followed again.
-MIN_MATCH = 3
+# Tokens at the end of the answer that must occur in the prediction before it is followed again. Doubled after every
+# draft of which fewer tokens than `MIN_ACCEPTED` were accepted: such a draft commits less than a canvas.
+MIN_MATCH, MIN_ACCEPTED = 3, 4
 # More than this many equal tokens are not compared.
 MAX_MATCH = 32
-# Length of a draft: doubled after every draft that was accepted as a whole.
+# Length of a draft: doubled after every draft that was accepted as a whole, halved after one that was in part.
 FIRST_DRAFT, LONGEST_DRAFT = 16, 64
 
 
@@ -25,7 +26,7 @@ class Prediction:
     def __init__(self, token_ids: Sequence[int]) -> None:
         self._tokens = np.array(token_ids, dtype=np.int64)
         self._at = 0  # index of the token that is expected next
-        self._draft_len = FIRST_DRAFT
+        self._draft_len, self._min_match = FIRST_DRAFT, MIN_MATCH
 
     def draft(self, answer: Sequence[int], max_tokens: int) -> list[int]:
         """The tokens that should follow `answer`; empty if its end does not occur in the prediction."""
@@ -37,8 +38,12 @@ class Prediction:
 
     def observe(self, num_accepted: int, num_drafted: int) -> None:
         self._at += num_accepted
-        is_whole = num_accepted == num_drafted
-        self._draft_len = min(2 * self._draft_len, LONGEST_DRAFT) if is_whole else FIRST_DRAFT
+        if num_accepted == num_drafted:
+            self._draft_len, self._min_match = min(2 * self._draft_len, LONGEST_DRAFT), MIN_MATCH
+        elif num_accepted >= MIN_ACCEPTED:
+            self._draft_len, self._min_match = max(self._draft_len // 2, FIRST_DRAFT), MIN_MATCH
+        else:
+            self._draft_len, self._min_match = FIRST_DRAFT, min(2 * self._min_match, MAX_MATCH)
 
     def _align(self, answer: Sequence[int]) -> int | None:
         """The index after the longest match of the end of `answer`; of equal matches the nearest to the last place,
@@ -50,7 +55,7 @@ class Prediction:
             if not len(longer):
                 break
             ends, num_equal = longer, num_equal + 1
-        if num_equal < min(MIN_MATCH, len(answer)):
+        if num_equal < min(self._min_match, len(answer)):
             return None
         steps = ends - self._at
         return int(ends[np.where(steps < 0, -2 * steps, steps).argmin()])

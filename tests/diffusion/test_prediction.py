@@ -28,7 +28,9 @@ def test_drafts_double_while_they_are_accepted() -> None:
         prediction.observe(len(draft), len(draft))
         answer = FILE[: len(answer) + len(draft) + 1]
     assert lengths == [FIRST_DRAFT, 2 * FIRST_DRAFT, LONGEST_DRAFT, LONGEST_DRAFT]
-    prediction.observe(0, LONGEST_DRAFT)
+    prediction.observe(20, LONGEST_DRAFT)
+    assert len(prediction.draft(answer[:8], 1000)) == LONGEST_DRAFT // 2
+    prediction.observe(0, LONGEST_DRAFT // 2)
     assert len(prediction.draft(answer[:8], 1000)) == FIRST_DRAFT
 
 
@@ -57,6 +59,16 @@ def test_drafts_double_while_they_are_accepted() -> None:
 )
 def test_the_place_is_found_again(answer: list[int], following: int | None) -> None:
     assert Prediction(FILE).draft(answer, 1000)[:1] == ([] if following is None else [following])
+
+
+def test_after_drafts_that_were_rejected_a_longer_match_is_needed() -> None:
+    prediction, answer = Prediction(FILE), [1, 2, *FILE[20:24]]
+    assert prediction.draft(answer, 1) == [124]
+    prediction.observe(1, 16)
+    assert prediction.draft(answer, 1) == []
+    assert prediction.draft([1, 2, *FILE[20:26]], 1) == [126]
+    prediction.observe(4, 16)
+    assert prediction.draft(answer, 1) == [124]
 
 
 def test_of_equal_passages_the_nearest_counts() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.prediction import measure
 from quicksilver.engine.load import LoadConfig
 from quicksilver.llm import LLM
 from tests.support.tiny import decode_params
@@ -52,3 +53,11 @@ def test_the_likelier_continuation_scores_higher_and_the_bound_stays_below(llm: 
     text = " Paris, a city in Europe."
     likelihood = llm.score("The capital of France is", [text])[0]
     assert llm.bound("The capital of France is", text, canvas_len=8, num_samples=4) < likelihood + 1.0
+
+
+def test_a_file_with_one_changed_line_takes_a_third_of_the_rounds_with_a_prediction(llm: LLM) -> None:
+    """The first 50 lines; `benchmarks/prediction.py` has the figures of 300."""
+    found = measure(llm, 50)
+    assert found["is_same_text"]
+    assert found["round_ratio"] >= 3
+    assert found["forward_ratio"] >= 3
