@@ -1,4 +1,4 @@
-"""Every dialect on a GPU, in plain torch: requests finish and never write the mask token."""
+"""Every dialect on a GPU, in plain torch: requests finish and never write the mask token, if there is one."""
 
 from __future__ import annotations
 
@@ -26,4 +26,5 @@ def test_requests_finish(name: str, dtype: torch.dtype) -> None:
     found = answers(finish_all(engine))
     for label in dialect_decoders(name):
         assert len(found[label]) == 22
-        assert MASK_ID not in found[label]
+        # DiffusionGemma has no mask token: its canvas begins with random tokens.
+        assert dialect_model(name).config.dialect.mask_id is None or MASK_ID not in found[label]
