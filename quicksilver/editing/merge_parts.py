@@ -15,6 +15,7 @@ from quicksilver.editing.splice import is_marker
 
 _IMPORT = re.compile(r"\s*(import|from|use|using|#include|require|require_relative|package|include)\b|.*\brequire\(")
 
+# The first line of a block of Python. A header over several lines ends at a deeper indentation.
 _PYTHON_BLOCK = re.compile(r"\s*(async|class|def|elif|else|except|finally|for|if|case|match|try|while|with)\b")
 _LABEL = re.compile(r"(public|private|protected|signals|(public |private |protected )?slots)\s*:")
 

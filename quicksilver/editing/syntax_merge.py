@@ -41,7 +41,6 @@ from quicksilver.editing.nesting import is_parseable
 from quicksilver.editing.outline import Definition, Outline, outline_of, read_outline
 from quicksilver.editing.splice import Segment, Source, is_marker, is_whole_file, plan_change, split_update
 
-# The first line of a block of Python. A header over several lines ends at a deeper indentation.
 # Preprocessor directives, which stay in the first column.
 _DIRECTIVE = re.compile(r"#(if|elif|else|endif|ifdef|ifndef|define|region|endregion|pragma)\b")
 
@@ -145,7 +144,8 @@ class _Merger:
             if item.definition is None:
                 continue
             everywhere = list(self.outline.walk()) if is_top else []
-            candidates = same_definitions(item.definition, olds) or same_definitions(item.definition, everywhere)
+            same = same_definitions(item.definition, everywhere)
+            candidates = self._nearest(item.definition, same) or same_definitions(item.definition, olds) or same
             if not candidates and self._has_marker(item):
                 candidates = same_last_name(item.definition, everywhere or olds)
             free = [old for old in candidates if all(old is not other for other in found.values())]
@@ -156,6 +156,13 @@ class _Merger:
             elif self._has_marker(item):
                 raise Unclear  # A part of an unknown definition is elided.
         return found
+
+    def _nearest(self, new: Definition, olds: Sequence[Definition]) -> list[Definition]:
+        """Those with the same header line. Without them, those at the indentation of an indented definition."""
+        header = self.update[new.head]
+        same = [old for old in olds if self.original[old.head].strip() == header.strip()]
+        is_indented = bool(indent_of(header))
+        return same or [old for old in olds if is_indented and indent_of(self.original[old.head]) == indent_of(header)]
 
     def _may_be_new(self, item: SnippetItem, old: Definition) -> bool:
         """Whether a function without markers may be a new overload instead of a changed one."""

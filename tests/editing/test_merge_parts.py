@@ -245,3 +245,16 @@ def test_a_value_that_begins_on_the_next_line_may_be_elided() -> None:
     original = CSHARP.replace(" =>\n        scale", "\n        => scale")
     update = "public class Point\n{\n    // ...\n    public int Norm(int factor)\n        // ...\n\n    // ...\n}"
     assert merged(original, update) == original.replace("int scale", "int factor")
+
+
+@pytest.mark.parametrize("indent", ["", "    "])
+def test_a_method_without_its_class_is_not_taken_for_the_function_of_that_name(indent: str) -> None:
+    function = "def route(method, path):\n    return method + path\n"
+    method = "def route(self, *paths):\n    first = paths[0]\n    return first\n"
+    original = f"import os\n\n\n{function}\n\nclass Table:\n" + indent_lines(method, "    ") + "\n    size = 1\n"
+    update = indent_lines(method.replace("paths[0]", "paths[1]"), indent)
+    assert merged(original, update) == original.replace("paths[0]", "paths[1]")
+
+
+def indent_lines(text: str, indent: str) -> str:
+    return "".join(indent + line for line in text.splitlines(keepends=True))
