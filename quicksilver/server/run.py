@@ -1,7 +1,7 @@
 """Runs the two listeners: refuses an unsafe address, serves, drains on the first signal, exits on the second.
 
 While draining the sockets stay open, so that new requests get a 503 and not a refused connection. Open replies may
-finish within `drain_s`; after that a stream ends with an error at its next piece.
+finish within `drain_s`; after that a stream ends with an error.
 """
 
 from __future__ import annotations

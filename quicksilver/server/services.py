@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 
@@ -69,8 +69,9 @@ class OpenRequests:
         # Of them, requests to routes that need no key.
         self.num_open_public = 0
         self.is_draining = False
-        # The time of the drain is over.
-        self.is_late = False
+        # Tasks that wait for the next piece of a stream; at the end of a drain they are interrupted.
+        self.waiting: set[asyncio.Task[Any]] = set()
+        self.interrupted: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -101,7 +102,9 @@ class OpenRequests:
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except TimeoutError:
-            self.is_late = True
+            self.interrupted |= self.waiting
+            for task in self.waiting:
+                task.cancel()
             return False
         return True
 

@@ -206,12 +206,20 @@ class Plan:
 
 
 async def run_round(
-    server: WorkerServer, client: httpx.AsyncClient, bodies: list[dict[str, Any]], kills: int, chance: random.Random
+    server: WorkerServer,
+    client: httpx.AsyncClient,
+    bodies: list[dict[str, Any]],
+    kills: int,
+    chance: random.Random,
+    poison: list[dict[str, Any]],
 ) -> tuple[list[Stream], list[float]]:
+    """The streams of `bodies` and then those of `poison`, which are opened when the others have begun: a request that
+    arrives while a worker starts is refused."""
     began = [asyncio.Event() for _ in bodies]
     readers = [asyncio.create_task(read_stream(client, *each)) for each in zip(bodies, began, strict=True)]
     if kills:
         await asyncio.gather(*(event.wait() for event in began))
+    readers += [asyncio.create_task(read_stream(client, body, asyncio.Event())) for body in poison]
     seconds = []
     for _ in range(kills):
         await asyncio.sleep(chance.uniform(0.0, 0.3))
@@ -228,12 +236,12 @@ async def run(server: WorkerServer, key: str, plan: Plan) -> Outcome:
     limits = httpx.Limits(max_connections=plan.streams + 1)
     headers = {"authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(base_url=server.url, headers=headers, timeout=300, limits=limits) as client:
-        expected, _ = await run_round(server, client, bodies, 0, chance)
+        expected, _ = await run_round(server, client, bodies, 0, chance, [])
         outcome.compare(expected, expected)
         while len(outcome.ready_s) < plan.kills:
             kills = min(plan.kills_per_round, plan.kills - len(outcome.ready_s))
             poison = [poison_of(len(outcome.poisons), plan.family)] if plan.has_poison else []
-            found, seconds = await run_round(server, client, [*bodies, *poison], kills, chance)
+            found, seconds = await run_round(server, client, bodies, kills, chance, poison)
             outcome.compare(expected, found[: plan.streams], plan.may_differ)
             for stream in found[plan.streams :]:
                 outcome.check_poison(stream)

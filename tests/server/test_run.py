@@ -119,8 +119,9 @@ async def test_a_stream_that_outlasts_the_drain_ends_with_an_error(served: Serve
     call.start()
     await call.wait_for_sent(2)
     assert not await served.services.open_requests.drain(0.01)
-    go_on.set()
     await call.finish()
+    assert not go_on.is_set()
+    assert not served.services.open_requests.waiting
     last = call.text.strip().splitlines()[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "draining"
 

@@ -166,13 +166,33 @@ class ReplyJob(Job):
         if self._first is None or self._stream is None:
             return None
         try:
-            numbered = await anext(self._stream) if self._has_pieces else await self._first
+            if self._num_delivered is None:
+                numbered = await self._receive(self._stream, self._first)
+            else:
+                numbered = await self._receive_until_late(self._stream, self._first)
         except StopAsyncIteration:
             return None
-        if self._services.open_requests.is_late and self._num_delivered is not None:
-            raise Unavailable("This server is shutting down.", code="draining")
         self._has_pieces = True
         return self._observe(numbered)
+
+    async def _receive(self, stream: AsyncGenerator[Numbered, None], first: asyncio.Task[Numbered]) -> Numbered:
+        return await anext(stream) if self._has_pieces else await first
+
+    async def _receive_until_late(
+        self, stream: AsyncGenerator[Numbered, None], first: asyncio.Task[Numbered]
+    ) -> Numbered:
+        """As `_receive`; raises Unavailable when the time of a drain is over."""
+        open_requests, task = self._services.open_requests, asyncio.current_task()
+        assert task is not None
+        open_requests.waiting.add(task)
+        try:
+            return await self._receive(stream, first)
+        except asyncio.CancelledError:
+            if task in open_requests.interrupted and task.uncancel() == 0:
+                raise Unavailable("This server is shutting down.", code="draining") from None
+            raise
+        finally:
+            open_requests.waiting.discard(task)
 
     def add_delivered(self, num_tokens: int) -> None:
         self._num_delivered = (self._num_delivered or 0) + num_tokens
