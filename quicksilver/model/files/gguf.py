@@ -1,12 +1,13 @@
 """GGUF files: a bounded parser of the header, and tensors dequantised from the mapped file by the `gguf` package.
 
 The package's own reader trusts the counts and offsets in a file, so the header is parsed and checked here. The package
-is used for block formats and dequantisation only, and imported only when a file is read. Properties of the format
+is used for dequantisation only, and imported only when weights are dequantised. Properties of the format
 (permuted query and key heads, a tied table that is stored twice) are handled here too.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Iterator
@@ -32,8 +33,18 @@ from quicksilver.model.files.headers import (
 )
 from quicksilver.model.files.tensor_names import part_names
 
-# Tensor types that can be read.
-SUPPORTED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K")
+# Tensor types that can be read: number in a file -> name, items of a block, bytes of a block.
+_TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    30: ("BF16", 1, 2),
+    8: ("Q8_0", 32, 34),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    12: ("Q4_K", 256, 144),
+    14: ("Q6_K", 256, 210),
+}
+SUPPORTED = tuple(name for name, _, _ in _TYPES.values())
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 # Bounds on a header: real files have tens of fields and strings of a few kilobytes (chat templates).
@@ -154,32 +165,26 @@ def _read_tensor_info(cursor: _Cursor) -> _TensorInfo:
 
 
 def _entry(info: _TensorInfo, data_start: int, alignment: int, file_name: str) -> TensorEntry:
-    from gguf.constants import GGMLQuantizationType
-
     name, shape, kind, offset = info
     check_name(name, file_name)
-    try:
-        ggml_type = GGMLQuantizationType(kind)
-    except ValueError as error:
-        raise CheckpointRefused(f"{file_name}: tensor {name}: unknown type {kind}") from error
-    if ggml_type.name not in SUPPORTED:
-        raise CheckpointRefused(
-            f"{file_name}: tensor {name}: type {ggml_type.name} is not supported; known: {', '.join(SUPPORTED)}"
-        )
+    if kind not in _TYPES:
+        raise _unsupported(kind, f"{file_name}: tensor {name}")
+    type_name, block_items, block_bytes = _TYPES[kind]
     if offset % alignment:
         raise CheckpointRefused(f"{file_name}: tensor {name} is not aligned")
+    if shape[-1] % block_items:
+        raise CheckpointRefused(f"{file_name}: tensor {name}: rows of {shape[-1]} are not whole blocks")
     start = data_start + offset
-    entry = TensorEntry(name, ggml_type.name, shape, start, start)
-    return TensorEntry(name, ggml_type.name, shape, start, start + _num_bytes(entry, file_name))
+    return TensorEntry(name, type_name, shape, start, start + math.prod(shape) // block_items * block_bytes)
 
 
-def _num_bytes(entry: TensorEntry, file_name: str) -> int:
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+def _unsupported(kind: int, place: str) -> CheckpointRefused:
+    from gguf.constants import GGMLQuantizationType
 
-    block_items, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[entry.dtype]]
-    if entry.shape[-1] % block_items:
-        raise CheckpointRefused(f"{file_name}: tensor {entry.name}: rows of {entry.shape[-1]} are not whole blocks")
-    return entry.num_items // block_items * block_bytes
+    if kind not in set(GGMLQuantizationType):
+        return CheckpointRefused(f"{place}: unknown type {kind}")
+    found, known = GGMLQuantizationType(kind).name, ", ".join(SUPPORTED)
+    return CheckpointRefused(f"{place}: type {found} is not supported; known: {known}")
 
 
 class GgufSource:

@@ -16,7 +16,7 @@ import torch
 from quicksilver.errors import CheckpointRefused
 from quicksilver.model.families import FAMILIES
 from quicksilver.model.files.checkpoint import load_model
-from quicksilver.model.files.gguf import SUPPORTED, read_gguf_header, unpermute
+from quicksilver.model.files.gguf import _TYPES, SUPPORTED, _unsupported, read_gguf_header, unpermute
 from tests.model.build import small_config, write_gguf
 from tests.model.files.test_headers import TINY, mutate
 
@@ -27,6 +27,24 @@ GGUF_FAMILIES = [name for name, family in FAMILIES.items() if family.gguf_archit
 
 def same(found: torch.Tensor, *parts: np.ndarray) -> bool:
     return torch.equal(found, torch.from_numpy(np.concatenate(parts)))
+
+
+def test_block_sizes_are_those_of_the_gguf_package() -> None:
+    known = {int(kind): (kind.name, *gguf.GGML_QUANT_SIZES[kind]) for kind in gguf.GGMLQuantizationType}
+    assert {kind: known[kind] for kind in _TYPES} == _TYPES
+
+
+def test_a_header_is_read_without_the_gguf_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its import takes longer than the header."""
+    values = write_gguf(tmp_path / "m.gguf", WIDE, "Q8_0")
+    for name in ("gguf", "gguf.constants"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert read_gguf_header(tmp_path / "m.gguf").entries.keys() == values.keys()
+
+
+def test_a_type_that_is_not_supported_is_named() -> None:
+    q5_k = int(gguf.GGMLQuantizationType.Q5_K)
+    assert "type Q5_K is not supported; known: F32, F16" in _unsupported(q5_k, "m.gguf").message
 
 
 @pytest.mark.parametrize("kind", SUPPORTED)
