@@ -1,6 +1,6 @@
 """Predicted outputs: rounds of an answer that repeats a file, with and without a prediction that differs in one line.
 
-    python -m benchmarks.prediction [--model nano] [--lines 300] [--threads 1] [--out benchmarks/results]
+    python -m benchmarks.prediction [--model nano] [--lines 50 300] [--threads 1] [--out benchmarks/results]
 
 The chat message asks to repeat a file, and the answer has its first tokens already. The file is the standard library's
 `queue` with one changed line, the prediction is `queue` as it is. Both answers are greedy, and they must be equal.
@@ -12,7 +12,6 @@ import argparse
 import inspect
 import json
 import queue
-import time
 from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -43,7 +42,6 @@ class Decoded:
     rounds: int
     forwards: int
     predicted_tokens: int
-    processor_s: float
 
 
 def copied_file(llm: LLM, num_lines: int) -> CopiedFile:
@@ -61,15 +59,14 @@ def copied_file(llm: LLM, num_lines: int) -> CopiedFile:
 
 def decode(engine: Engine, prompt: tuple[int, ...], num_tokens: int, prediction: tuple[int, ...] = ()) -> Decoded:
     params = DecodeParams(temperature=0.0, max_new_tokens=num_tokens, decoder=engine.info.default_decoder)
-    started, deltas = time.process_time(), list[Delta]()
+    deltas = list[Delta]()
     engine.add(Request("copy", prompt, params, prediction=prediction))
     while engine.has_work:
         deltas += [event for event in engine.step() if isinstance(event, Delta)]
     usage = deltas[-1].usage
     assert usage is not None
     token_ids = tuple(token for delta in deltas for token in delta.token_ids)
-    seconds = round(time.process_time() - started, 2)
-    return Decoded(token_ids, usage.rounds, usage.forwards, usage.predicted, seconds)
+    return Decoded(token_ids, usage.rounds, usage.forwards, usage.predicted)
 
 
 def measure(llm: LLM, num_lines: int) -> dict[str, Any]:
@@ -97,14 +94,15 @@ def measure(llm: LLM, num_lines: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="nano")
-    parser.add_argument("--lines", type=int, default=300)
+    parser.add_argument("--lines", type=int, nargs="+", default=[50, 300])
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 takes torch's default")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     args = parser.parse_args()
     llm = LLM(args.model, LoadConfig(threads=args.threads))
-    result = {"model": args.model, "device": llm.engine.info.device, **measure(llm, args.lines)}
-    print(json.dumps(result))
-    report = {**machine_facts(), **result}
+    rows = [measure(llm, num_lines) for num_lines in args.lines]
+    for row in rows:
+        print(json.dumps(row))
+    report = {**machine_facts(), "model": args.model, "device": llm.engine.info.device, "rows": rows}
     (args.out / f"prediction-{report['date'][:10]}.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
