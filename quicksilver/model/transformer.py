@@ -161,7 +161,7 @@ class Layer(nn.Module):
             qk = torch.cat((self.q_norm(qk[:, : config.num_heads]), self.k_norm(qk[:, config.num_heads :])), dim=1)
         q, k = rotate(qk, rotation).split((config.num_heads, config.num_kv_heads), dim=1)
         out = attend(self.index, q, k, v)
-        return _project(self.o, "o", out.reshape(x.shape[0], config.q_dim), adapter)
+        return _project(self.o, "o", out.flatten(1), adapter)
 
     def _feed_forward(self, x: Tensor, adapter: LayerAdapter | None) -> Tensor:
         if self.is_sparse:

@@ -17,12 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import orjson
+from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from quicksilver.errors import BodyTooLarge, InvalidRequest
 from quicksilver.server.config import ServerConfig, Timeouts
 from quicksilver.server.http.auth import caller_of
-from quicksilver.server.http.errors import RequestTimeout, validate
+from quicksilver.server.http.errors import RequestTimeout, invalid_body
 from quicksilver.server.http.fields import GenerationBody, ModelBody, Wire
 from quicksilver.server.http.sse import while_connected
 from quicksilver.server.models import RouteKind
@@ -30,6 +31,7 @@ from quicksilver.server.services import Services, services_of
 
 BodyType = TypeVar("BodyType", bound=Wire)
 Parsed = TypeVar("Parsed")
+Checked = TypeVar("Checked", bound=BaseModel)
 
 OFF_LOOP_BYTES = 64 * 2**10
 MAX_JSON_VALUES = 200_000
@@ -114,6 +116,14 @@ def parse_body(raw: bytes, model: type[BodyType]) -> BodyType:
         refuse_fields(fields, model)
         body.keep_source(raw, fields)
     return body
+
+
+def validate(model: type[Checked], fields: Mapping[str, Any]) -> Checked:
+    """The checked model of a body or of a part of it. Raises InvalidRequest that names the wrong field."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise invalid_body(error, fields) from None
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 from fastapi import FastAPI
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,7 +26,6 @@ from quicksilver.errors import (
 )
 from quicksilver.server.http.access_log import record_of
 
-Checked = TypeVar("Checked", bound=BaseModel)
 JSON = "application/json"
 MAX_RETRY_AFTER_S = 60
 MAX_MESSAGE_CHARS = 2000
@@ -141,15 +140,7 @@ def error_response(
     return Response(orjson.dumps(envelope_for(path, error, request_id)), error.status, all_headers, media_type=JSON)
 
 
-def validate(model: type[Checked], fields: Mapping[str, Any]) -> Checked:
-    """The checked model of a body or of a part of it. Raises InvalidRequest that names the wrong field."""
-    try:
-        return model.model_validate(fields)
-    except ValidationError as error:
-        raise _invalid_body(error, fields) from None
-
-
-def _invalid_body(error: ValidationError, body: Any) -> InvalidRequest:
+def invalid_body(error: ValidationError, body: Any) -> InvalidRequest:
     """The deepest of pydantic's errors: in a union it belongs to the branch that matches best."""
     found = max(error.errors(include_url=False, include_input=False, include_context=False), key=_depth)
     param = param_path(found["loc"], body)

@@ -13,7 +13,7 @@ from fastapi import Request
 
 from quicksilver.errors import InvalidRequest, NotFound
 from quicksilver.server.accounts.usage_wire import PageQuery, Query
-from quicksilver.server.http.errors import validate
+from quicksilver.server.http.body import validate
 
 QueryType = TypeVar("QueryType", bound=Query)
 Item = TypeVar("Item")

@@ -17,6 +17,7 @@ from quicksilver.errors import (
     RateLimited,
     Unavailable,
 )
+from quicksilver.server.http.body import validate
 from quicksilver.server.http.errors import (
     MAX_MESSAGE_CHARS,
     MAX_RETRY_AFTER_S,
@@ -27,7 +28,6 @@ from quicksilver.server.http.errors import (
     internal_error,
     param_path,
     retry_headers,
-    validate,
 )
 
 

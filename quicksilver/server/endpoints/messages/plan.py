@@ -31,7 +31,7 @@ from quicksilver.server.endpoints.messages.wire import (
     ToolUseBlock,
 )
 from quicksilver.server.generation.plan import ReplyPlan, add_warning, read_stop, with_ignored
-from quicksilver.server.http.errors import validate
+from quicksilver.server.http.body import validate
 from quicksilver.server.services import Services
 from quicksilver.text.reasoning_effort import lower_budget
 

@@ -21,7 +21,7 @@ from quicksilver.server.endpoints.ollama.wire import (
     OllamaOptions,
 )
 from quicksilver.server.generation.plan import ReplyPlan, read_stop
-from quicksilver.server.http.errors import validate
+from quicksilver.server.http.body import validate
 from quicksilver.server.services import Services
 
 # Options that have another name here, or that are accepted only where they change nothing.

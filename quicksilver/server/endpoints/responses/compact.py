@@ -15,7 +15,7 @@ from quicksilver.server.endpoints.responses.turn import ResponseTurn
 from quicksilver.server.endpoints.responses.wire import CompactBody, CompactionReply
 from quicksilver.server.generation.plan import ReplyPlan
 from quicksilver.server.generation.respond import Chunk, ReplyFormat
-from quicksilver.server.http.errors import validate
+from quicksilver.server.http.body import validate
 from quicksilver.server.services import Services
 from quicksilver.text.answer import AnswerPiece, CollectedAnswer
 

@@ -39,7 +39,7 @@ from quicksilver.server.endpoints.responses.wire import (
     ToolItem,
 )
 from quicksilver.server.generation.plan import ReplyPlan, add_warning, with_ignored
-from quicksilver.server.http.errors import validate
+from quicksilver.server.http.body import validate
 from quicksilver.server.http.fields import Content
 from quicksilver.server.services import Services
 
