@@ -26,7 +26,7 @@ BUDGETS = {
     "cluster": 2_450,
     "constrain": 4_860,
     "diffusion": 1_450,
-    "editing": 2_720,
+    "editing": 2_740,
     "engine": 2_910,
     "evals": 3_000,
     "hub": 720,
@@ -36,7 +36,7 @@ BUDGETS = {
     "text": 2_500,
     "training": 9_220,
     "tuning": 950,
-    "worker": 2_370,
+    "worker": 2_380,
     "(modules)": 900,
 }
 
