@@ -19,7 +19,6 @@ from quicksilver.diffusion.decoder import START, Canvas, Decision, Place, Tail
 from quicksilver.diffusion.sample import Proposal
 
 Value = TypeVar("Value")
-Asked = tuple[Sequence[int], Sequence[int]]  # a continuation, and the tokens that may follow it
 # A further pass costs about as much as this share of the rows of a full one.
 PASS_COST = 1 / 8
 
@@ -104,9 +103,8 @@ def _cheapest_groups(rows: Sequence[Sequence[int]], max_rows: int) -> list[tuple
     groups, end = list[tuple[int, int]](), len(rows)
     while end:
         start, num_shared = last[end - 1]
-        groups.append((end, num_shared))
-        end = start
-    return groups[::-1]
+        groups, end = [(end, num_shared), *groups], start
+    return groups
 
 
 def _num_equal(first: Sequence[int], second: Sequence[int]) -> int:
@@ -115,7 +113,7 @@ def _num_equal(first: Sequence[int], second: Sequence[int]) -> int:
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
-def _next_branches(group: Sequence[Asked]) -> Tail:
+def _next_branches(group: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Tail:
     """One branch per continuation; its last row predicts the tokens that may follow."""
     last_rows = accumulate(len(tokens) for tokens, _ in group)
     targets = tuple((row, token) for row, (_, asked) in zip(last_rows, group, strict=True) for token in asked)
