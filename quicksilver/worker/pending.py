@@ -115,7 +115,9 @@ class PendingStream(PendingRequest):
 
     def put(self, event: Event) -> None:
         if isinstance(event, Delta):
-            self._advanced()
+            # Tokens that the grammar determines come before the first forward.
+            if len(event.token_ids) > event.num_forced:
+                self._advanced()
             self._answer.add(event)
         self.mailbox.put(replace(event, request_id=self.id) if self.num_interrupted else event)
 

@@ -60,7 +60,10 @@ async def test_a_request_in_the_fatal_step_runs_alone_until_it_advances() -> Non
     pending = PendingStream(REQUEST)
     assert pending.interrupt({"a", "b"}) is None
     assert submitted(pending).runs_alone
-    pending.put(Delta("a", (4,)))
+    # What the grammar determines is known before the first forward.
+    pending.put(Delta("a", (4, 5), num_forced=2))
+    assert submitted(pending).runs_alone
+    pending.put(Delta("a", (4, 5), num_forced=1))
     assert not submitted(pending).runs_alone
 
 
