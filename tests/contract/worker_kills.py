@@ -141,9 +141,9 @@ class Stream:
 async def read_stream(client: httpx.AsyncClient, body: dict[str, Any], began: asyncio.Event) -> Stream:
     stream = Stream()
     async with client.stream("POST", CHAT, json=body) as reply:
-        stream.error = "" if reply.status_code == 200 else f"status {reply.status_code}"
         async for line in reply.aiter_lines():
             began.set()
+            stream.error += "" if reply.status_code == 200 else line
             stream.take(line)
     return stream
 
@@ -260,17 +260,16 @@ def ledger_faults(admin: AdminService, streams: list[Stream], poisons: list[Stre
     found = Counter(row.request_id for row in rows)
     by_id = {row.request_id: row for row in rows}
     faults = [str(one) for one in audit(admin.store)]
-    closed = {stream.id: ("settled", "released") for stream in poisons}
-    faults += [
-        f"{row.request_id} is {row.state}" for row in rows if row.state not in closed.get(row.request_id, ("settled",))
-    ]
-    num_streams = len(streams) + len(poisons)
-    faults += [] if len(rows) == num_streams else [f"{len(rows)} rows for {num_streams} streams"]
-    faults += [f"{stream.id} has {found[stream.id]} rows" for stream in poisons if found[stream.id] != 1]
+    faults += [f"{row.request_id} is open" for row in rows if row.state == "open"]
+    # A poison request that failed before its first chunk has no id.
+    least = len(streams) + sum(bool(stream.id) for stream in poisons)
+    if not least <= len(rows) <= len(streams) + len(poisons):
+        faults.append(f"{len(rows)} rows for {len(streams)} streams and {len(poisons)} poison requests")
+    faults += [f"{one.id} has {found[one.id]} rows" for one in poisons if one.id and found[one.id] != 1]
     for stream in streams:
         row = by_id.get(stream.id)
-        if row is None or found[stream.id] != 1:
-            faults.append(f"{stream.id} has {found[stream.id]} rows")
+        if row is None or found[stream.id] != 1 or row.state != "settled":
+            faults.append(f"{stream.id} has {found[stream.id]} rows, state {row.state if row else 'none'}")
         elif row.output_tokens != stream.usage.get("completion_tokens"):
             faults.append(f"{stream.id}: {row.output_tokens} tokens charged, {stream.usage} reported")
     return faults
