@@ -15,14 +15,14 @@ _Name = TypeVar("_Name", bound=StrEnum)
 
 
 class DecoderName(StrEnum):
-    """Decoding algorithms. `AR` is `VERIFY` with a canvas of one token: plain autoregression."""
+    """Decoding algorithms."""
 
-    AR = "ar"
-    VERIFY = "verify"
-    CONFIDENCE = "confidence"
-    EDIT = "edit"
-    WINDOW = "window"
-    CANVAS = "canvas"
+    AR = "ar"  # one token per forward: `verify` with a canvas of one token
+    VERIFY = "verify"  # drafts a canvas, then verifies it as speculative decoding does
+    CONFIDENCE = "confidence"  # unmasks the positions that a commit rule selects
+    EDIT = "edit"  # as `confidence`, and may still change decided positions (LLaDA2.1)
+    WINDOW = "window"  # a window of positions that moves with the text (WeDLM)
+    CANVAS = "canvas"  # a canvas of random tokens that is denoised as a whole (DiffusionGemma)
 
 
 class CommitRule(StrEnum):

@@ -38,7 +38,8 @@ class Dialect:
     has_stale_prefix: bool = False
     # Blocks begin at the end of the prompt instead of position 0.
     is_prompt_aligned: bool = False
-    # `verify` drafts with the last committed token as a row of the canvas, which then predicts p -> p.
+    # `verify` drafts with the last committed token as a row of the canvas. Each canvas row then predicts the token of
+    # its own position.
     has_draft_seed: bool = False
     # A canvas row attends to the canvas up to itself, instead of to all of it.
     has_causal_canvas: bool = False

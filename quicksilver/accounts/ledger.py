@@ -1,4 +1,5 @@
-"""The ledger: reserve, checkpoint, settle, release, in batches that share one transaction.
+"""The ledger: entries that reserve an amount, record progress (checkpoint), close a reservation with or without a
+charge, or hand it over to the next row of a request, in batches that share one transaction.
 
 A `_Batch` loads and locks all rows that its entries need (ledger rows first, then accounts), applies each entry in
 memory, and writes the changes back. Balances, budgets, limits, usage, saved replies and stored objects change in the
@@ -83,7 +84,7 @@ class _Batch:
         self._new_claims: list[dict[str, Any]] = []
         self._saved: dict[str, SavedReply] = {}
         self._stored: list[StoredReply] = []
-        # Claims that pass from one row to another.
+        # Idempotency keys that pass from one row to another.
         self._moved: dict[str, str] = {}
         self._dropped: set[str] = set()
 

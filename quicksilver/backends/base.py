@@ -26,15 +26,16 @@ from quicksilver.model.row_adapters import RowAdapter
 class MemoryNeeds:
     """KV memory that a backend needs beyond the pages of its requests."""
 
-    scratch_slots: int = 0  # KV slots outside every page, for rows that are never committed in place
+    scratch_slots: int = 0  # KV slots outside every page, for rows whose KV is copied to a page or dropped
     spare_pages: int = 0  # pages that each sequence should hold beyond its next forward
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The rows of one sequence in one forward: tokens `[start, end)` and, if the context ends there, the tail.
+    """The rows (token positions) of one sequence in one forward: the context tokens `[start, end)` and, if the context
+    ends there, the tail, i.e. the rows of its canvas or draft.
 
-    The context may be empty, and it ends before the tail's fixed tokens.
+    The context may be empty. Committed tokens that are rows of the canvas belong to the tail.
     """
 
     sequence: Sequence

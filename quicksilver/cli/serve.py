@@ -1,7 +1,7 @@
 """`quicksilver serve`: starts the HTTP API, the playground and the engine workers.
 
 A setting is taken from its flag, else from its environment variable, else from the TOML file. Each model is loaded by a
-worker process of its own. This process handles HTTP and does not import torch.
+worker process of its own. This process handles HTTP, or supervises several API processes, and does not import torch.
 """
 
 from __future__ import annotations

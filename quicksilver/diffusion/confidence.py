@@ -1,8 +1,8 @@
 """The `confidence` decoder: each forward unmasks the positions that a commit rule selects.
 
-With a canvas adapter the canvas slides. Position 0 is proposed by a causal row, which is the parent's own prediction,
-so it always commits. The leading decided run leaves the canvas at once (causal rows of the next forward write its KV),
-and the same number of masks enters on the right.
+With a canvas adapter the canvas slides. Position 0 is proposed by a causal row, which is the prediction of the base
+model without the canvas adapter, so it always commits. The leading decided run leaves the canvas at once (causal rows
+of the next forward write its KV), and the same number of masks enters on the right.
 
 In a dialect with blocks the canvas is the rest of a block. The leading decided run is committed at once too, because
 decided positions never change; its tokens stay rows of the canvas until the block is complete.

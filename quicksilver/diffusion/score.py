@@ -65,8 +65,8 @@ class Scorer:
 
 
 def score_next(continuations: Sequence[Sequence[int]], next_tokens: Sequence[Sequence[int]], max_rows: int) -> Scorer:
-    """The probabilities of several tokens right after each continuation. A continuation of more than `max_rows` tokens
-    has a pass of its own."""
+    """The plan that yields the probabilities of several tokens right after each continuation. A continuation of more
+    than `max_rows` tokens has a pass of its own."""
     order = sorted(range(len(continuations)), key=lambda i: tuple(continuations[i]))
     asked = [(continuations[i], next_tokens[i]) for i in order]
     passes, start, context = list[ScorePass](), 0, tuple[int, ...]()

@@ -1,10 +1,10 @@
 """The `window` decoder: fill positions of low entropy in a window that moves with the text (WeDLM).
 
-All rows are causal. Their order is not that of the text: filled positions come first, then the masks, each with its
-true position. So every mask attends to all filled positions. A position is filled if its entropy, plus a penalty for
-its distance from the first mask, is below `entropy_bound`; the best one always is. The leading filled run is committed
-at once, because in the next forward its causal rows write the KV that they would have in the window. As many masks
-enter one forward later.
+Each row attends to itself and the rows before it. Their order is not that of the text: filled positions come first,
+then the masks, each with its true position. So every mask attends to all filled positions. A position is filled if its
+entropy, plus a penalty for its distance from the first mask, is below `entropy_bound`; the best one always is. The
+leading filled run is committed at once: its KV depends on the text before it only, so the next forward computes the
+same KV as context rows. As many masks enter one forward later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The next edit as an instruction, for chat weights without edit tokens.
+"""The prompt for a next edit as an instruction, for chat models without special tokens for edits. The region is the
+lines that the model rewrites.
 
 Wording and examples are the best of eight variants on edits outside the evaluations: they continue a change and leave
 the rest unchanged most reliably (dev/log.md). The region is separate from its file, because tags inside the file were

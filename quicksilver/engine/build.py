@@ -85,8 +85,8 @@ def for_dialect(config: EngineConfig, dialect: Dialect) -> EngineConfig:
 
 
 def doubling_context(config: ModelConfig) -> int:
-    """Cached tokens after which the attention of a row takes as long as its products, with the compiled CPU kernels: a
-    product takes a 30th of the time that attention needs for one number of a key."""
+    """Cached tokens with which the attention of a row takes as long as its matrix products, on the compiled CPU
+    kernels. There attention needs 30 times as long for an element of a key as a linear layer for a multiplication."""
     per_layer = config.dim * (2 * config.q_dim + 2 * config.kv_dim + 3 * config.ffn_dim)
     return max(per_layer // (30 * config.q_dim), 1)
 

@@ -1,15 +1,15 @@
 """Decides which sequences run in a step, and with how many rows. No torch.
 
-Order: sequences that decode, then waiting requests with half of the remaining row budget, then prompts in chunks of the
-rest. If KV pages run out, the youngest sequence is preempted: it loses its pages, keeps its tokens and canvas, and is
-recomputed later. The oldest running sequence can always proceed, so every request finishes.
+Order: sequences that decode, then requests that are admitted now with half of the remaining row budget, then chunks of
+the prompts of sequences admitted before. If KV pages run out, the youngest sequence is preempted: it loses its pages,
+keeps its tokens and canvas, and is recomputed later. The oldest one always proceeds, so all requests finish.
 
-The order of admission is that of `wait_queue.py`: priority, then the least served tenant, then arrival. If all places
-are taken and an interactive request waits, the youngest batch request is preempted. A request whose pages are not free
-now does not block the others: up to `LOOK_AHEAD` candidates are tried in one step. After `MAX_OVERTAKEN` requests were
-admitted past it, other requests of its tenant wait, and those of other tenants may use a quarter of the free pages.
-After `MAX_OVERTAKEN_BY_OTHERS` no request is admitted before it, so it cannot starve. The same holds at once for a
-preempted request: others would take the pages that were just freed, and be preempted next.
+The order of admission is that of `wait_queue.py`: priority, then the least served tenant, then arrival. If
+`max_running` sequences run and an interactive request waits, the youngest batch request is preempted. A request whose
+pages are not free now does not block the others: up to `LOOK_AHEAD` candidates are tried in one step. After
+`MAX_OVERTAKEN` requests were admitted past it, other requests of its tenant wait, and those of other tenants may use a
+quarter of the free pages. After `MAX_OVERTAKEN_BY_OTHERS` no request is admitted before it, so it cannot starve. No
+request is admitted before a preempted one: it would take the pages that were just freed, and be preempted next.
 
 Requests that run alone (`Request.runs_alone`) come first, one at a time: the others keep their pages and wait.
 """

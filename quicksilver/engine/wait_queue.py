@@ -2,8 +2,9 @@
 
 Interactive requests come before batch requests. While both wait, every `BATCH_EVERY`-th admission is a batch request,
 so that batches progress under any load. Within a class, the tenant comes first that has been served the fewest tokens
-among those with open requests; within a tenant, requests are in order of arrival. A tenant that was idle starts level
-with the least served one, so idle time earns no credit, and it is charged at most `MAX_DEBT` tokens of earlier work.
+among those with open requests; within a tenant, requests are in order of arrival. When a tenant becomes active, its
+count is raised to that of the least served active tenant, so idle time earns no credit, and lowered to at most
+`MAX_DEBT` above it, so earlier work does not delay it for long.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """JobStore: fine-tuning jobs with their events and checkpoints, as stored objects. Blocking.
 
-States: validating_files -> queued -> running, then succeeded, proposed, failed or cancelled. A job that is paused
-becomes queued again when it is resumed. One trainer process at a time holds the lease of an open job. A job that is
-paused or cancelled is closed at once, so its trainer loses the lease at the next renewal and stops.
+States: validating_files -> queued -> running, then succeeded, proposed, failed or cancelled. A running job may be
+paused and becomes queued again when it is resumed. One trainer process at a time holds the lease of an open job. A job
+that is paused or cancelled is closed at once, so its trainer loses the lease at the next renewal and stops.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 |---|---|
 | pieces of an upload that never became a file or model | after a day |
 | captured suggestions | after `stored_days` |
-| the model and the result files of a job that failed or was cancelled while it was registered | at once |
+| the model and the result files of a job that failed or was cancelled | at the next sweep |
 | folders of jobs that have ended | at once; of jobs that the store does not have, after a week |
 | adapter files of models that were deleted | after an hour |
 """

@@ -1,8 +1,8 @@
 """AsyncEngine: the engine on a thread of its own, as an EngineClient of this process.
 
-Only the engine's thread accesses the engine; `Engine.prepare` is the exception. Callers post commands to it and get
-events back on their event loop. Grammars are built and adapters are loaded on other threads with a lower priority, so
-that no step waits for them.
+Only the engine's thread steps the engine; `Engine.prepare` and its adapters may be used by other threads. Callers post
+commands to it and get events back on their event loop. Grammars are built and adapters are loaded on other threads with
+a lower priority, so that no step waits for them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Requests that wait for an answer of the engine worker, with the state that continues them in another worker.
 
 A request is continued from its prompt and committed tokens, so its text and its charge are those of an undisturbed run.
-It is continued at most `MAX_MIGRATIONS` times. Requests that were in the step in which a worker ended run alone in the
-next one until they advance; a request that ends two workers in this way is failed, and the others continue. Workers
-that another request ended alone do not count towards `MAX_MIGRATIONS`.
+It is continued at most `MAX_MIGRATIONS` times. Requests in the last step of a worker that crashed run alone in the next
+one until they advance. A request that crashes two workers in a row while it runs alone is failed, and the others
+continue. Crashes that another request caused while it ran alone do not count towards `MAX_MIGRATIONS`.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ log = logging.getLogger("quicksilver.cluster")
 ID_BYTES = 4
 # From the request to the first reply of a replica. A model without replicas is being started meanwhile.
 ACCEPT_S = 30.0
-# Delay of a timer of this process beyond which its own silence does not count.
+# If a timer of this process fires this late, the process was busy, and the silence of a replica is not held against it.
 BUSY_S = 0.5
 # Each replica is asked about this often for its figures, and forgotten if it has not answered for a while.
 POLL_S, FORGET_S = 1.0, 15.0

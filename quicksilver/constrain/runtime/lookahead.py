@@ -1,7 +1,8 @@
 """Lookahead along tokens that are not committed: masks, forced tokens, and the longest legal prefix.
 
 A lookahead advances the automaton that it is given and must end with `go_back`, which rolls it back. Its own state is
-the last bytes of the text, for the limit on numbers, and the rest of the forced run at the current position.
+the last bytes of the text, for the limit on the digits of a number, and the rest of the forced run at the current
+position.
 """
 
 from __future__ import annotations

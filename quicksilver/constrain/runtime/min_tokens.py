@@ -1,4 +1,6 @@
-"""Constraints on the beginning of an answer: it has at least a given number of tokens, or begins with a given text."""
+"""Constraints on the beginning of an answer: the shared part, and a minimum number of tokens. `forced_prefix.py` has
+the constraint that an answer begins with a given text.
+"""
 
 from __future__ import annotations
 

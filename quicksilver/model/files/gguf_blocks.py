@@ -18,7 +18,7 @@ _BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q4_K": 144}
 
 
 def read_grid(rows: Bytes, kind: str) -> Grid | None:
-    """The grid of a tensor, from its stored bytes (rows, bytes); None for formats with more bits."""
+    """The grid of a tensor, from its stored bytes (rows, bytes); None for every format but Q4_0, Q4_1 and Q4_K."""
     if kind not in _BLOCK_BYTES:
         return None
     blocks = rows.reshape(-1, _BLOCK_BYTES[kind])

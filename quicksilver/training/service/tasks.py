@@ -46,7 +46,8 @@ class StepPlan:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches have at least `batch_size` examples, so that KTO always has another answer to compare with."""
+        """Batches have at least `batch_size` examples if there are as many, so that KTO has another answer to compare
+        with."""
         return max(1, self.num_examples // self.batch_size)
 
     @property

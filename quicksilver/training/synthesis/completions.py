@@ -1,6 +1,6 @@
 """Completion rows from records of real commits: a line that is half typed at the cursor, and code that is complete.
 
-The code is the state after the commit. Half of the rows have no history, so that only the code shows what is missing.
+The code is the state after the commit. Most rows have no history, so that only the code shows what is missing.
 A completion is kept if nearly all of its words occur in the prompt. Complete code stays as it is.
 """
 

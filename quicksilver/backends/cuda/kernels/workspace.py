@@ -1,4 +1,6 @@
-"""Inputs and intermediate buffers of a forward on the CUDA kernels, at fixed addresses."""
+"""Inputs and intermediate buffers of a forward on the CUDA kernels, at fixed addresses. `network.py` describes the
+three paths by the number of rows.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ _MAX_RANK = 1024
 
 @dataclass(frozen=True, slots=True)
 class RowInputs:
-    """The rows of a forward on the device, int32, at fixed addresses. Their number is a bucket. Unused rows write no
-    KV, belong to no attention tile, and their outputs are ignored."""
+    """The rows of a forward on the device, int32, at fixed addresses. Their number is one for which a graph is
+    captured. Unused rows write no KV, belong to no attention tile, and their outputs are ignored."""
 
     token_ids: Tensor
     mask_index: Tensor
