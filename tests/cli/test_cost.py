@@ -19,7 +19,7 @@ def run(*words: str) -> tuple[int, str, BaseException | None]:
 
 
 def test_json_has_the_figures_and_their_source() -> None:
-    code, text, _ = run("--price", "2.5", "--model", "coder-1.5b", "--streams", "128", "--measured", "engine", "--json")
+    code, text, _ = run("--price", "2.5", "--model", "coder-1.5b", "--streams", "256", "--measured", "engine", "--json")
     (found,) = json.loads(text)
     assert code == 0
     assert found["tokens_per_hour"] == round(found["tokens_per_s"] * 3600)
