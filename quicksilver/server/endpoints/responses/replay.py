@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import Request
 
-from quicksilver.server.endpoints.responses.background import OPEN, current_reply, live_events
+from quicksilver.server.endpoints.responses.background import OPEN, LiveEvents, current_reply, live_events
 from quicksilver.server.endpoints.responses.turn import RESPONSE
 from quicksilver.server.http.sse import EventStream, named_event
 from quicksilver.server.services import Services, services_of
@@ -26,13 +26,15 @@ class NothingToClose:
 
 def stream_stored(request: Request, owner: str, response_id: str, starting_after: int = -1) -> EventStream:
     services = services_of(request)
-    events = _events(services, owner, response_id, starting_after)
+    # Taken now: a short response may be complete before the first event is read.
+    events = _events(services, owner, response_id, starting_after, live_events(response_id))
     return EventStream(events, NothingToClose(), services.config.keep_alive_comment_s)
 
 
-async def _events(services: Services, owner: str, response_id: str, starting_after: int) -> AsyncGenerator[bytes, None]:
+async def _events(
+    services: Services, owner: str, response_id: str, starting_after: int, live: LiveEvents | None
+) -> AsyncGenerator[bytes, None]:
     reply = await _reply(services, owner, response_id)
-    live = live_events(response_id)
     if live is not None:
         async for encoded in live.follow(starting_after):
             yield encoded

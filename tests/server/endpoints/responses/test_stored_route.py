@@ -17,8 +17,9 @@ import pytest
 from quicksilver.accounts.identity import OPERATOR
 from quicksilver.core import Request
 from quicksilver.errors import EngineDied, LedgerUnavailable
-from quicksilver.server.endpoints.responses import background
-from quicksilver.server.endpoints.responses.background import LiveEvents
+from quicksilver.server.endpoints.responses import background, replay
+from quicksilver.server.endpoints.responses.background import LiveEvents, live_events
+from quicksilver.server.services import Services
 from tests.server.conftest import HELLO, Served, says
 from tests.server.endpoints.responses.test_route import RESPONSES, ask, named_events, prompt_text
 from tests.support.bank import Bank
@@ -153,6 +154,23 @@ async def test_a_background_response_may_be_streamed(served: Served) -> None:
     assert [event["sequence_number"] for event in received] == list(range(len(received)))
     final = received[-1]["response"]
     assert (await served.get(f"{RESPONSES}/{final['id']}")).json() == final
+
+
+async def test_a_background_stream_has_deltas_if_the_response_is_complete_before_it_is_read(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = replay._reply
+
+    async def late(services: Services, owner: str, response_id: str) -> dict[str, Any]:
+        async with asyncio.timeout(60):
+            while live_events(response_id) is not None:
+                await asyncio.sleep(0.01)
+        return await read(services, owner, response_id)
+
+    monkeypatch.setattr(replay, "_reply", late)
+    received = named_events(await served.post(RESPONSES, ask(background=True, stream=True)))
+    assert "response.output_text.delta" in [event["type"] for event in received]
+    assert received[-1]["type"] == "response.completed"
 
 
 async def test_a_background_stream_is_continued_where_it_ended(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
