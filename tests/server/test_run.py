@@ -91,13 +91,19 @@ async def test_draining_waits_for_open_requests_up_to_its_limit() -> None:
     assert await draining
 
 
-async def test_while_draining_new_requests_are_turned_away_and_open_streams_go_on(served: Served) -> None:
+async def open_stream(served: Served) -> tuple[Call, asyncio.Event]:
+    """A stream that has sent its first piece and waits for the event before the others."""
     go_on = asyncio.Event()
     script = served.engine.script
     served.engine.script = lambda r: [*list(script(r))[:1], go_on.wait, *list(script(r))[1:]]
     call = Call(served.app, CHAT, chat(stream=True))
     call.start()
     await call.wait_for_sent(2)
+    return call, go_on
+
+
+async def test_while_draining_new_requests_are_turned_away_and_open_streams_go_on(served: Served) -> None:
+    call, go_on = await open_stream(served)
     draining = asyncio.create_task(served.services.open_requests.drain(10))
     await asyncio.sleep(0)
     refused = await served.post(CHAT, chat())
@@ -112,12 +118,7 @@ async def test_while_draining_new_requests_are_turned_away_and_open_streams_go_o
 
 
 async def test_a_stream_that_outlasts_the_drain_ends_with_an_error(served: Served) -> None:
-    go_on = asyncio.Event()
-    script = served.engine.script
-    served.engine.script = lambda r: [*list(script(r))[:1], go_on.wait, *list(script(r))[1:]]
-    call = Call(served.app, CHAT, chat(stream=True))
-    call.start()
-    await call.wait_for_sent(2)
+    call, go_on = await open_stream(served)
     assert not await served.services.open_requests.drain(0.01)
     await call.finish()
     assert not go_on.is_set()

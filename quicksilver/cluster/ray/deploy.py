@@ -51,7 +51,7 @@ def require_token() -> None:
 
 
 def require_authentication(address: str) -> None:
-    """Raises QuicksilverError if the Ray cluster answers a call without a token."""
+    """Raises QuicksilverError if the Ray cluster answers a call without a token, or does not answer in time."""
     import grpc
     from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 
@@ -59,8 +59,10 @@ def require_authentication(address: str) -> None:
         nodes = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
         try:
             nodes.GetClusterId(gcs_service_pb2.GetClusterIdRequest(), timeout=PROBE_S)
-        except grpc.RpcError:
-            return
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                return
+            raise QuicksilverError(f"the Ray cluster at {address} did not answer in {PROBE_S:g} s; try again") from None
     raise QuicksilverError(
         f"the Ray cluster at {address} runs code of every process that reaches it; restart it with RAY_AUTH_MODE=token"
     )
