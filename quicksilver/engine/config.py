@@ -57,6 +57,9 @@ class EngineConfig:
     max_tenant_rows: int = setting(
         0, "Prompt and scoring rows that one tenant may have open while other tenants are active; 0 sets no limit."
     )
+    shared_step_ms: float = setting(
+        0.0, "Milliseconds that a forward with prompts should take while several tenants are active; 0 sets no limit."
+    )
     context_len: int = setting(0, "Tokens of prompt and answer together; 0 takes the checkpoint's limit.")
     max_canvas_len: int = setting(32, "Longest canvas that a request may ask for.")
     canvas_rows: int = setting(

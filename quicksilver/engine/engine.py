@@ -96,7 +96,7 @@ class Engine:
         self.scheduler = Scheduler(config, self.pool, backend.round_cost, slots=self.slots)
         # Called before a forward with the ids of the requests in it, and after their commit with none.
         self.on_step: Callable[[list[str]], None] = lambda ids: None
-        self._tenant_load = TenantLoad(config.max_tenant_rows)
+        self._tenant_load = TenantLoad(config.max_tenant_rows, self.scheduler.tenants)
         self._sequences: dict[str, Sequence] = {}
         self._events: list[StepEvent] = []
         self._counts: Counter[str] = Counter()
@@ -230,8 +230,7 @@ class Engine:
     def add_score(self, request: ScoreRequest) -> None:
         """Queues the scoring of `request.continuations`; a later step returns `Scored`."""
         check_score(request, self.info, self.config)
-        # A forward of its own has room for one context row and the rest of the budget.
-        max_rows = self.config.score_pass_rows if self.has_work else max(self.config.max_rows - 1, 1)
+        max_rows = self.scheduler.score_pass_rows
         if request.next_tokens:
             scorer = score_next(request.continuations, request.next_tokens, max_rows)
         else:

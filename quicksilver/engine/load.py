@@ -39,10 +39,13 @@ class LoadConfig:
 CPU_CANVAS_ROWS, CPU_MAX_ROWS = 8, 64
 # About 7 s of work for a model of 135M parameters on two cores. One full context more may be open.
 CPU_TENANT_ROWS = 4096
+# A request of another tenant waits for about one forward of this length. Shorter ones cost throughput.
+CPU_SHARED_STEP_MS = 20.0
 
 
 def for_serving(config: EngineConfig, load: LoadConfig) -> EngineConfig:
-    """On a CPU, replaces the defaults of `canvas_rows`, `max_rows` and `max_tenant_rows`. The text stays the same."""
+    """On a CPU, replaces the defaults of limits that bound the delay of one caller by others. The text stays the
+    same."""
     if pick_device(load.device) != "cpu":
         return config
     has_default_rows = config.max_rows == EngineConfig().max_rows
@@ -50,6 +53,7 @@ def for_serving(config: EngineConfig, load: LoadConfig) -> EngineConfig:
         config,
         canvas_rows=config.canvas_rows or CPU_CANVAS_ROWS,
         max_tenant_rows=config.max_tenant_rows or CPU_TENANT_ROWS,
+        shared_step_ms=config.shared_step_ms or CPU_SHARED_STEP_MS,
         max_rows=CPU_MAX_ROWS if has_default_rows else config.max_rows,
     )
 

@@ -29,6 +29,7 @@ from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.decode_slots import DecodeSlots
 from quicksilver.engine.grammar_budget import GrammarBudget
 from quicksilver.engine.pages import PagePool, prefix_hashes
+from quicksilver.engine.shared_steps import MIN_CHUNK_ROWS, ActiveTenants, SharedSteps
 from quicksilver.engine.wait_queue import BATCH_EVERY, WaitQueue
 
 MAX_OVERTAKEN, MAX_OVERTAKEN_BY_OTHERS = 64, 1024
@@ -38,10 +39,6 @@ MANY_SLOTS, ADMITTED_TOGETHER, ADMISSION_STEPS = 16, 4, 4
 # Milliseconds that a forward of prompts may delay requests that decode, and the number of cached tokens that doubles
 # the time of a prompt's row.
 PROMPT_MS, DOUBLING_CONTEXT = 12.0, 8192
-# For this many steps after several requests were open, prompts run in chunks that bound the delay of a new request.
-SHARED_STEPS = 256
-# Rows of such a chunk, however long the context is.
-MIN_CHUNK_ROWS = 4
 
 
 class Scheduler:
@@ -67,7 +64,8 @@ class Scheduler:
         self._promised_pages = 0  # to running prompts, while requests are admitted before them
         self._proposals_left = 0
         self._admitted_at = 0  # step of the last admission
-        self._shared_at = -SHARED_STEPS  # last step with several open requests
+        self.tenants = ActiveTenants(wall_clock)
+        self._shared = SharedSteps(config, self.tenants, wall_clock)
 
     @property
     def num_waiting(self) -> int:
@@ -77,7 +75,15 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self.running) or self.num_waiting > 0
 
+    @property
+    def score_pass_rows(self) -> int:
+        """Rows of one pass of a new scoring request. Alone it has the budget except for one context row."""
+        if not self.has_work and not self.tenants.are_several:
+            return max(self.config.max_rows - 1, 1)
+        return self._shared.prompt_rows(self.config.score_pass_rows)
+
     def add(self, sequence: Sequence) -> None:
+        self.tenants.note(sequence.request.tenant)
         self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
@@ -111,6 +117,7 @@ class Scheduler:
     def plan(self) -> list[Work]:
         """The work of the next forward, without the sequences that decode in slots. Sequences over their grammar budget
         are skipped if any other can run."""
+        self._shared.begin(len(self.running) + self.num_waiting)
         self._preempt_batch()
         sequences = [*self.running, *self.waiting]
         alone = next((sequence for sequence in sequences if sequence.runs_alone), None)
@@ -125,6 +132,7 @@ class Scheduler:
 
     def finish(self, works: list[Work]) -> None:
         """After the outcomes of `works` are committed."""
+        self._shared.end(works)
         self.grammar_budget.end_step([work.sequence for work in works])
 
     def impossible(self) -> Sequence | None:
@@ -134,17 +142,16 @@ class Scheduler:
     def _plan(self, skipped: Collection[Sequence]) -> list[Work]:
         works: list[Work] = []
         rotated = self._rotated()
-        if len(self.running) + self.num_waiting > 1:
-            self._shared_at = self._step
         row_budget, decode_limit = self._row_budget(), self.config.decode_limit
         self._rows_left, self._proposals_left = max(row_budget, decode_limit), decode_limit
-        held = [sequence for sequence in rotated if self._is_held(sequence)]
+        held = self._shared.held(rotated, self.waiting.candidates())
+        held += [sequence for sequence in rotated if sequence not in held and self._is_held(sequence)]
         rotated = [sequence for sequence in rotated if sequence not in held]
         prefilling = [sequence for sequence in rotated if sequence.is_prefilling]
         for sequence in rotated[: len(rotated) - len(prefilling)]:
             if sequence not in skipped and not self._take_slot(sequence):
                 self._add_work(sequence, works)
-        self._rows_left = min(self._rows_left, row_budget)
+        self._rows_left = min(self._rows_left, self._shared.prompt_rows(row_budget, works))
         if prefilling and len(self.waiting):
             self._admit_beside(prefilling, skipped, works)
         for sequence in prefilling:
@@ -208,20 +215,13 @@ class Scheduler:
         if sequence not in self.running:  # preempted earlier in this plan
             return
         self._open_canvas(sequence)
-        cost = self._row_cost(sequence)
+        cost = self._shared.row_cost(sequence)
         budget = max(int(self._rows_left / cost), min(self._rows_left, MIN_CHUNK_ROWS))
         work = _cut(sequence, budget, self._proposals_left, is_first=not works)
         if work is not None and self._has_pages(work, works):
             works.append(work)
             self._rows_left -= min(int(work.num_rows * cost), max(self._rows_left, work.num_rows))
             self._proposals_left -= work.num_proposals
-
-    def _row_cost(self, sequence: Sequence) -> float:
-        """The time of a prompt's row, in rows without context. Counted while several requests are open: a forward with
-        a long context then has few rows, so that a new request waits no longer for it than for any other."""
-        doubling = self.config.doubling_context
-        is_shared = self._step - self._shared_at < SHARED_STEPS
-        return 1 + sequence.kv_len / doubling if doubling and is_shared and sequence.is_prefilling else 1
 
     def _take_slot(self, sequence: Sequence) -> bool:
         return self.slots is not None and self.slots.take(sequence)

@@ -2,9 +2,10 @@
 
     python -m tests.adversarial.attacker --minutes 30 --seed 1 --report attack.json
 
-With `--fault-every 30`, a worker, compile or encoder process is killed or stopped every 30 s. Exits 1 after an
-undeclared 5xx, a hang, a process that was not replaced, a server that is not ready at the end, or a ledger that does
-not add up.
+The attackers run in a process of their own. They stand for other machines: with `--attacker-nice 19` they take little
+processor time from the server. With `--fault-every 30`, a worker, compile or encoder process is killed or stopped every
+30 s. Exits 1 after an undeclared 5xx, a hang, a process that was not replaced, a server that is not ready at the end,
+or a ledger that does not add up.
 Latencies, memory and the seconds to a replacement are reported and not judged, since they depend on the machine.
 """
 
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
+import os
 import random
 import statistics
 import sys
@@ -20,6 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,13 +53,15 @@ MAX_EXAMPLES = 20
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How long to attack, after how many quiet chats, the seconds without work of the engine after which an open
-    exchange counts as a hang, and the seconds between two faults of a process (0: no faults)."""
+    exchange counts as a hang, the seconds between two faults of a process (0: no faults), and how much lower the
+    priority of the attackers' process is."""
 
     seed: int
     seconds: float
     quiet_chats: int = QUIET_CHATS
     hang_s: float = HANG_S
     fault_every_s: float = 0.0
+    attacker_nice: int = 0
 
 
 @dataclass
@@ -170,16 +176,36 @@ async def engine_work(url: str, headers: dict[str, str]) -> AsyncIterator[Engine
 async def run(url: str, admin_url: str, pid: int, keys: list[dict[str, str]], plan: Plan) -> Observed:
     observed = Observed()
     attacker, neighbour, metrics = keys
-    async with httpx.AsyncClient(base_url=url, timeout=plan.hang_s) as client, engine_work(admin_url, metrics) as work:
+    async with httpx.AsyncClient(base_url=url, timeout=plan.hang_s) as client:
         for _ in range(plan.quiet_chats):
             await chat(client, neighbour, observed.quiet_chat_s, Counter())
-        until = time.monotonic() + plan.seconds
-        target = Target(int(url.rpartition(":")[2]), attacker, plan.hang_s, work)
-        attackers = [attack(random.Random(f"{plan.seed}/{i}"), target, observed, until) for i in range(NUM_ATTACKERS)]
-        watching = watch(plan, url, pid, neighbour, observed, until)
-        await asyncio.gather(watching, disturb(plan, pid, observed, until), *attackers)
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, spawn, initializer=os.nice, initargs=(plan.attacker_nice,)) as attackers:
+            port = int(url.rpartition(":")[2])
+            loop = asyncio.get_running_loop()
+            attacking = loop.run_in_executor(attackers, attack_all, port, attacker, admin_url, metrics, plan)
+            until = time.monotonic() + plan.seconds
+            watching = watch(plan, url, pid, neighbour, observed, until)
+            seen, *_ = await asyncio.gather(attacking, watching, disturb(plan, pid, observed, until))
+        observed.statuses = seen.statuses
+        observed.undeclared += seen.undeclared
+        observed.hangs += seen.hangs
         await settle(client, observed)
     return observed
+
+
+def attack_all(port: int, key: dict[str, str], admin_url: str, metrics: dict[str, str], plan: Plan) -> Observed:
+    """All attackers at once, in this process."""
+
+    async def attack_together() -> Observed:
+        observed, until = Observed(), time.monotonic() + plan.seconds
+        async with engine_work(admin_url, metrics) as work:
+            target = Target(port, key, plan.hang_s, work)
+            rngs = [random.Random(f"{plan.seed}/{i}") for i in range(NUM_ATTACKERS)]
+            await asyncio.gather(*(attack(rng, target, observed, until) for rng in rngs))
+        return observed
+
+    return asyncio.run(attack_together())
 
 
 async def settle(client: httpx.AsyncClient, observed: Observed) -> None:
@@ -234,6 +260,7 @@ def report(observed: Observed, plan: Plan, faults: list[str]) -> dict[str, Any]:
         "seed": plan.seed,
         "seconds": plan.seconds,
         "hang_s": plan.hang_s,
+        "attacker_nice": plan.attacker_nice,
         "exchanges": sum(counts.total() for counts in observed.statuses.values()),
         "statuses": {name: dict(counts.most_common()) for name, counts in sorted(observed.statuses.items())},
         "undeclared_5xx": len(observed.undeclared),
@@ -287,10 +314,19 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fault-every", type=float, default=0.0, help="seconds between two faults of a process")
+    parser.add_argument("--attacker-nice", type=int, default=0, help="niceness of the attackers' process")
+    parser.add_argument("--quiet-chats", type=int, default=QUIET_CHATS, help="chats before the attack")
     parser.add_argument("--report", type=Path, help="file for the JSON report; standard output without it")
     options = parser.parse_args()
+    plan = Plan(
+        options.seed,
+        options.minutes * 60,
+        quiet_chats=options.quiet_chats,
+        fault_every_s=options.fault_every,
+        attacker_nice=options.attacker_nice,
+    )
     with tempfile.TemporaryDirectory() as home:
-        result = attack_server(Path(home), Plan(options.seed, options.minutes * 60, fault_every_s=options.fault_every))
+        result = attack_server(Path(home), plan)
     text = json.dumps(result, indent=2)
     if options.report:
         options.report.write_text(text + "\n")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from quicksilver.core import ConstraintSpec, Delta, FinishReason, Request, ScoreRequest
-from quicksilver.engine.admission import ACTIVE_S, TenantLoad
+from quicksilver.engine.admission import TenantLoad
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Scored
+from quicksilver.engine.shared_steps import ACTIVE_S, ActiveTenants
 from quicksilver.errors import ContextTooLong, EngineUnavailable, InvalidGrammar, InvalidRequest
 from tests.support.tiny import answers, decode_params, finish_all, generate, tiny_engine
 
@@ -143,10 +144,11 @@ def test_rows_of_scoring_count() -> None:
 
 def test_another_tenant_counts_for_a_while() -> None:
     now = [0.0]
-    load = TenantLoad(10, lambda: now[0])
+    tenants = ActiveTenants(lambda: now[0])
+    load = TenantLoad(10, tenants)
     engine = tiny_engine()
     sequences = [engine.prepare(prompt(0, "a")).sequence]
-    load.check("b", ())
+    tenants.note("b")
     now[0] = ACTIVE_S - 1
     with pytest.raises(EngineUnavailable):
         load.check("a", sequences)

@@ -36,7 +36,7 @@ def test_a_server_on_a_cpu_has_short_canvases_and_a_small_row_budget() -> None:
 
 
 def test_what_an_operator_sets_stays() -> None:
-    config = EngineConfig(canvas_rows=30, max_rows=300, max_tenant_rows=1000)
+    config = EngineConfig(canvas_rows=30, max_rows=300, max_tenant_rows=1000, shared_step_ms=5.0)
     assert for_serving(config, CPU) == config
     assert for_serving(EngineConfig(), LoadConfig(device="cuda")) == EngineConfig()
 

@@ -1,6 +1,7 @@
-"""Attention of one row: the query heads of one KV head over the cached prefix and a span of the batch.
+"""Attention of a block of rows: the query heads of one KV head over the cached prefix and a span of the batch.
 
-Keys are visited in order of position, prefix first, so the reduction order of a row does not depend on the batch.
+The rows of a block have the same prefix, so a page in the first-level cache serves all of them. Every row visits its
+keys in order of position, prefix first, so its reduction order depends neither on the block nor on the batch.
 """
 
 from __future__ import annotations
@@ -42,66 +43,76 @@ class KvHead(NamedTuple):
     row_stride: int
 
 
+class RowVectors(NamedTuple):
+    """The address of the query heads, or of their results, in the first row of a block, and bytes between rows."""
+
+    first: int
+    stride: int
+
+
 @inner
 def attend(
-    row: int,
+    block: tuple[int, int],
     shape: tuple[int, int],
-    addresses: tuple[int, int],
+    vectors: tuple[RowVectors, RowVectors],
     rows: RowArrays,
     heads: tuple[KvHead, KvHead],
     scores: Floats,
 ) -> None:
-    """The attention of one row for one KV head.
+    """The attention of a block of rows for one KV head.
 
+    - block: first row and end; all rows have one segment and one prefix
     - shape: (query heads of this KV head, head_dim)
-    - addresses: of the queries and of the results, which must be zero on entry
+    - vectors: the queries and the results of the first row; the results must be zero on entry
     - heads: keys and values
-    - scores: (query heads, keys or more), workspace
+    - scores: (rows of the block times query heads, keys or more), workspace
     """
-    group, head_dim = shape
-    num_keys = rows.prefix_end[row] + rows.span_end[row] - rows.span_start[row]
-    _visit(row, rows, heads[0], shape, (addresses[0], address_of(scores)), (4 * scores.shape[1], np.int64(0)))
-    for i in range(group):
-        _softmax(scores[i, :num_keys], np.float32(1) / np.sqrt(np.float32(head_dim)))
-    _visit(row, rows, heads[1], shape, (addresses[1], address_of(scores)), (4 * scores.shape[1], np.int64(1)))
+    (first, end), (group, head_dim) = block, shape
+    _visit(block, rows, heads[0], shape, vectors[0], scores, np.int64(0))
+    for row in range(first, end):
+        num_keys = rows.prefix_end[row] + rows.span_end[row] - rows.span_start[row]
+        for i in range((row - first) * group, (row - first + 1) * group):
+            _softmax(scores[i, :num_keys], np.float32(1) / np.sqrt(np.float32(head_dim)))
+    _visit(block, rows, heads[1], shape, vectors[1], scores, np.int64(1))
 
 
 @inner
 def _visit(
-    row: int,
+    block: tuple[int, int],
     rows: RowArrays,
     head: KvHead,
     shape: tuple[int, int],
-    addresses: tuple[int, int],
-    options: tuple[int, int],
+    vectors: RowVectors,
+    scores: Floats,
+    is_value: int,
 ) -> None:
-    """Visit everything that the row attends to, page by page, then its span: score keys, or sum values.
+    """Visit what the rows attend to, page by page, then their spans: score keys, or sum values if `is_value`.
 
-    All query heads read a page before the next page is visited, so that the page stays in the first-level cache.
-
-    - addresses: of the queries or results, and of the scores
-    - options: (bytes between the scores of two heads, whether values are summed)
+    All rows and query heads read a page before the next page is visited, so that it stays in the first-level cache.
     """
-    prefix_end, page_size = rows.prefix_end[row], rows.page_size
-    (group, head_dim), (score_stride, is_value) = shape, options
+    (block_start, block_end), (group, head_dim) = block, shape
+    prefix_end, page_size, score_stride = rows.prefix_end[block_start], rows.page_size, 4 * scores.shape[1]
     num_pages = (prefix_end + page_size - 1) // page_size
     for page in range(num_pages + 1):
         first, count, stride = page * page_size, min(page_size, prefix_end - page * page_size), head.slot_stride
         start = head.cache
         if page < num_pages:
-            start += rows.pages[rows.segment[row], page] * page_size * stride
-        else:
-            first, count, stride = prefix_end, rows.span_end[row] - rows.span_start[row], head.row_stride
-            start = head.batch + rows.span_start[row] * stride
-        for i in range(group):
-            vector, scores = addresses[0] + 4 * i * head_dim, addresses[1] + i * score_stride + 4 * first
-            is_triple = head_dim == 64 and i // 3 * 3 + 3 <= group
-            if not is_value:
-                _score_keys(vector, start, stride, count, scores, head_dim)
-            elif not is_triple:
-                _sum_values(scores, start, stride, count, vector, head_dim)
-            elif i % 3 == 0:
-                _sum_64_of_3(scores, score_stride, start, stride, count, vector)
+            start += rows.pages[rows.segment[block_start], page] * page_size * stride
+        for row in range(block_start, block_end):
+            if page == num_pages:
+                first, count, stride = prefix_end, rows.span_end[row] - rows.span_start[row], head.row_stride
+                start = head.batch + rows.span_start[row] * stride
+            row_vector = vectors.first + (row - block_start) * vectors.stride
+            row_scores = address_of(scores) + (row - block_start) * group * score_stride + 4 * first
+            for i in range(group):
+                vector, weights = row_vector + 4 * i * head_dim, row_scores + i * score_stride
+                is_triple = head_dim == 64 and i // 3 * 3 + 3 <= group
+                if not is_value:
+                    _score_keys(vector, start, stride, count, weights, head_dim)
+                elif not is_triple:
+                    _sum_values(weights, start, stride, count, vector, head_dim)
+                elif i % 3 == 0:
+                    _sum_64_of_3(weights, score_stride, start, stride, count, vector)
 
 
 @inner

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from quicksilver.backends.cpu.attention import KvHead, RowArrays, attend
+from quicksilver.backends.cpu.attention import KvHead, RowArrays, RowVectors, attend
 from quicksilver.backends.cpu.intrinsics import address_of
 from quicksilver.backends.cpu.jit import entry, inner
 from quicksilver.backends.cpu.matmul import multiply
@@ -76,7 +76,7 @@ class ForwardBuffers(NamedTuple):
     low_rank_inputs: QuantisedRows  # (threads * rows, rank): each thread quantises A x for itself
     row_low_rank: Floats  # the same two for row adapters, with their largest rank
     row_low_rank_inputs: QuantisedRows
-    scores: Floats  # (threads, group, keys)
+    scores: Floats  # (threads, rows of a block times group, keys)
     counters: PhaseCounters  # new for every call
 
 
@@ -87,6 +87,7 @@ class BatchArrays(NamedTuple):
     cos: Floats  # (rows, head_dim)
     sin: Floats
     rows: NDArray[np.int64]  # 0, 1, 2, …
+    block_ends: NDArray[np.int64]  # (blocks + 1,): where the blocks of rows that attend together begin and end
     canvas_rows: NDArray[np.int64]
     adapters: NDArray[
         np.int64
@@ -234,22 +235,26 @@ def _rotate_and_cache_row(
 def _attend_rows(
     network: NetworkArrays, space: ForwardBuffers, batch: BatchArrays, cache: Cache, phase: int, thread: ThreadIndex
 ) -> None:
-    """A chunk is one KV head of one row. All rows of a head come before the next head, so that its keys and values stay
-    in the second-level cache."""
+    """A chunk is one KV head of one block of rows. All blocks of a head come before the next head, so that its keys and
+    values stay in the second-level cache."""
     num_heads, num_kv_heads = network.heads
-    head_dim, chunks = batch.cos.shape[1], len(space.x) * num_kv_heads
+    num_blocks = len(batch.block_ends) - 1
+    head_dim, chunks = batch.cos.shape[1], num_blocks * num_kv_heads
     group = num_heads // num_kv_heads
     slot_stride, row_stride = 4 * num_kv_heads * head_dim, 4 * space.y.shape[1]
     chunk = claim(space.counters, phase)
     while chunk < chunks:
-        row, head = chunk % len(space.x), chunk // len(space.x)
+        block, head = chunk % num_blocks, chunk // num_blocks
+        first, end = batch.block_ends[block], batch.block_ends[block + 1]
         offset, batch_keys = 4 * head * head_dim, address_of(space.y) + 4 * (num_heads + head) * head_dim
         keys = KvHead(address_of(cache[0]) + offset, slot_stride, batch_keys, row_stride)
         values = KvHead(address_of(cache[1]) + offset, slot_stride, batch_keys + slot_stride, row_stride)
-        out = space.attended[row, head * group * head_dim : (head + 1) * group * head_dim]
-        clear_row(out)
-        addresses = (address_of(space.y[row]) + offset * group, address_of(out))
-        attend(row, (group, head_dim), addresses, batch.plan, (keys, values), space.scores[thread[0]])
+        for row in range(first, end):
+            clear_row(space.attended[row, head * group * head_dim : (head + 1) * group * head_dim])
+        queries = RowVectors(address_of(space.y[first]) + offset * group, row_stride)
+        results = RowVectors(address_of(space.attended[first]) + offset * group, 4 * space.attended.shape[1])
+        scores = space.scores[thread[0]]
+        attend((first, end), (group, head_dim), (queries, results), batch.plan, (keys, values), scores)
         complete(space.counters, phase)
         chunk = claim(space.counters, phase)
     wait_for(space.counters, phase, chunks)

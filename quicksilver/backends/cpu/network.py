@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -27,6 +28,10 @@ from quicksilver.model.transformer import Layer, Transformer
 
 # The smallest workspace: buffers are allocated for at least this many rows and keys, and grow when needed.
 _MIN_ROWS, _MIN_KEYS = 16, 512
+# Rows that attend together, if the scores of one thread have room for them. Every thread gets at least so many blocks.
+_BLOCK_ROWS, _SCORES_PER_THREAD, _BLOCKS_PER_THREAD = 8, 1 << 20, 2
+# Numbers between the scores of two heads: without them, all would lie in the same set of the first-level cache.
+_SCORE_PADDING = 16
 
 
 class CompiledNetwork:
@@ -45,14 +50,21 @@ class CompiledNetwork:
 
         The result is a view of the workspace: the next call overwrites it.
         """
-        batch = _batch(self.model, plan, cache.page_size, self._adapter_arrays(row_adapters))
         num_keys = int((plan.prefix_end + plan.span_end - plan.span_start).max())
         row_rank = max((padded_len(one.adapter.rank) for one in row_adapters), default=0)
         space = self._workspace(len(x), num_keys, row_rank)
+        block_rows = self._block_rows(len(x), space.scores.shape[1])
+        batch = _batch(self.model, plan, cache.page_size, block_rows, self._adapter_arrays(row_adapters))
         space.x[:] = x.numpy()
         k, v = cache.k.numpy(), cache.v.numpy()
         self.pool.run(lambda thread: run_layers(self._network, space, batch, k, v, thread))
         return torch.from_numpy(space.x)
+
+    def _block_rows(self, num_rows: int, num_scores: int) -> int:
+        """Rows that attend together: few enough that every thread has work, and that their scores fit."""
+        config = self.model.config
+        shared = num_rows * config.num_kv_heads // (_BLOCKS_PER_THREAD * self.pool.num_threads)
+        return max(min(shared, num_scores * config.num_kv_heads // config.num_heads), 1)
 
     def _adapter_arrays(self, row_adapters: Sequence[AdapterRows]) -> AdapterArrays:
         if not row_adapters:
@@ -67,7 +79,7 @@ class CompiledNetwork:
     def _workspace(self, num_rows: int, num_keys: int, row_rank: int) -> ForwardBuffers:
         """Views of the workspace, which is reallocated if it is too small; new counters."""
         space = self._space or self._allocate(_MIN_ROWS, _MIN_KEYS, GROUP_LEN)
-        sizes = (len(space.x), space.scores.shape[2], space.row_low_rank.shape[1])
+        sizes = (len(space.x), space.scores.shape[2] - _SCORE_PADDING, space.row_low_rank.shape[1])
         if self._space is None or len(space.x) < num_rows or sizes[1] < num_keys or sizes[2] < row_rank:
             num_keys = 1 << (max(num_keys, sizes[1]) - 1).bit_length()
             space = self._space = self._allocate(max(num_rows, sizes[0]), num_keys, max(row_rank, sizes[2]))
@@ -82,7 +94,8 @@ class CompiledNetwork:
     def _allocate(self, num_rows: int, num_keys: int, row_rank: int) -> ForwardBuffers:
         config, threads = self.model.config, self.pool.num_threads
         widths = (config.q_dim + 2 * config.kv_dim, config.dim, 2 * config.ffn_dim)
-        rank = padded_len(_rank(self.model))
+        rank, group = padded_len(_rank(self.model)), config.num_heads // config.num_kv_heads
+        block_rows = max(min(_SCORES_PER_THREAD // (group * num_keys), _BLOCK_ROWS), 1)
         return ForwardBuffers(
             x=_floats(num_rows, config.dim),
             y=_floats(num_rows, padded_len(max(widths))),
@@ -94,7 +107,7 @@ class CompiledNetwork:
             low_rank_inputs=empty_quantised(threads * num_rows, rank),
             row_low_rank=_floats(num_rows, row_rank),
             row_low_rank_inputs=empty_quantised(threads * num_rows, row_rank),
-            scores=_floats(threads, config.num_heads // config.num_kv_heads, num_keys),
+            scores=_floats(threads, block_rows * group, num_keys + _SCORE_PADDING),
             counters=new_counters(0),
         )
 
@@ -179,7 +192,7 @@ def _adapter_matrices(adapter: RowAdapter) -> NDArray[np.int64]:
     return table
 
 
-def _batch(model: Transformer, plan: RowPlan, page_size: int, adapters: AdapterArrays) -> BatchArrays:
+def _batch(model: Transformer, plan: RowPlan, page_size: int, block_rows: int, adapters: AdapterArrays) -> BatchArrays:
     cos, sin = (part[:, 0].numpy() for part in model.rope(plan.positions))
     segment = np.zeros(len(plan.positions), np.int64)
     most = max(len(s.page_ids) for s in plan.segments)
@@ -190,4 +203,13 @@ def _batch(model: Transformer, plan: RowPlan, page_size: int, adapters: AdapterA
     slots, prefix_end, span_start, span_end = (column.numpy() for column in ends)
     arrays = RowArrays(slots, prefix_end, span_start, span_end, segment, pages.numpy(), page_size)
     canvas = np.flatnonzero(plan.is_canvas.numpy()) if model.canvas is not None else np.zeros(0, np.int64)
-    return BatchArrays(arrays, cos, sin, np.arange(len(segment)), canvas, *adapters)
+    blocks = row_blocks(segment, prefix_end, block_rows)
+    return BatchArrays(arrays, cos, sin, np.arange(len(segment)), blocks, canvas, *adapters)
+
+
+def row_blocks(segment: NDArray[np.int64], prefix_end: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Where blocks of at most `most` adjacent rows with the same segment and prefix begin, and the end of the last."""
+    changes = np.flatnonzero(np.diff(segment) | np.diff(prefix_end)) + 1
+    runs = [0, *changes.tolist(), len(segment)]
+    starts = [start for first, end in pairwise(runs) for start in range(first, end, most)]
+    return np.array([*starts, len(segment)], np.int64)

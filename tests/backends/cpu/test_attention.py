@@ -1,4 +1,4 @@
-"""Attention of one row over pages and a span equals softmax(q k) v."""
+"""Attention of rows over pages and spans equals softmax(q k) v, bit for bit the same in any block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quicksilver.backends.cpu.support import unsupported_reason
 if unsupported_reason() is not None:
     pytest.skip(f"compiled CPU backend: {unsupported_reason()}", allow_module_level=True)
 
-from quicksilver.backends.cpu.attention import KvHead, RowArrays, attend
+from quicksilver.backends.cpu.attention import KvHead, RowArrays, RowVectors, attend
 
 PAGE_SIZE = 16
 
@@ -29,9 +29,34 @@ def test_prefix_and_span_are_attended_in_order(
     rows = RowArrays(one, one + prefix_len, one + span[0], one + span[1], one, pages, PAGE_SIZE)
     keys, values = (KvHead(cache[i].ctypes.data, 4 * head_dim, batch[i].ctypes.data, 4 * head_dim) for i in range(2))
     scores = np.zeros((group, 3 * PAGE_SIZE + 3), np.float32)
-    attend(0, (group, head_dim), (q.ctypes.data, out.ctypes.data), rows, (keys, values), scores)
+    vectors = RowVectors(q.ctypes.data, 0), RowVectors(out.ctypes.data, 0)
+    attend((0, 1), (group, head_dim), vectors, rows, (keys, values), scores)
     slots = (pages[0][:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)).ravel()[:prefix_len]
     seen_keys, seen_values = (np.concatenate((cache[i][slots], batch[i][span[0] : span[1]])) for i in range(2))
     wanted = q @ seen_keys.T / np.sqrt(head_dim)
     weights = np.exp(wanted - wanted.max(1, keepdims=True))
     assert np.allclose(out, weights / weights.sum(1, keepdims=True) @ seen_values, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("group", "head_dim"), [(2, 16), (3, 64), (2, 128)])
+def test_rows_of_a_block_equal_rows_alone(group: int, head_dim: int) -> None:
+    random, num_rows, prefix_len = np.random.default_rng(1), 5, 2 * PAGE_SIZE + 7
+    cache = random.standard_normal((2, 6 * PAGE_SIZE, head_dim)).astype(np.float32)
+    batch = random.standard_normal((2, num_rows, head_dim)).astype(np.float32)
+    q = random.standard_normal((num_rows, group, head_dim)).astype(np.float32)
+    zero, number = np.zeros(num_rows, np.int64), np.arange(num_rows)
+    rows = RowArrays(zero, zero + prefix_len, zero, number + 1, zero, np.array([[4, 1, 2]]), PAGE_SIZE)
+    keys, values = (KvHead(cache[i].ctypes.data, 4 * head_dim, batch[i].ctypes.data, 4 * head_dim) for i in range(2))
+    scores = np.zeros((num_rows * group, prefix_len + num_rows), np.float32)
+
+    def attended(blocks: list[tuple[int, int]]) -> np.ndarray:
+        out = np.zeros((num_rows, group, head_dim), np.float32)
+        for first, end in blocks:
+            vectors = RowVectors(q[first].ctypes.data, q.strides[0]), RowVectors(out[first].ctypes.data, out.strides[0])
+            attend((first, end), (group, head_dim), vectors, rows, (keys, values), scores)
+        return out
+
+    alone = attended([(row, row + 1) for row in range(num_rows)])
+    assert np.any(alone)
+    assert np.array_equal(attended([(0, num_rows)]), alone)
+    assert np.array_equal(attended([(0, 2), (2, num_rows)]), alone)

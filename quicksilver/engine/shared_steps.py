@@ -1,0 +1,119 @@
+"""Limits the rows of a forward while several requests or tenants share the engine. No torch.
+
+A request waits for the forward that runs when it arrives, and then for everything that runs beside its own rows. On a
+CPU the time of a forward grows with its rows and with the cached tokens that they attend to. So three rules hold there:
+
+- While several requests are open, a row with a long context counts as several rows.
+- While several tenants are active, prompts get as many rows as `EngineConfig.shared_step_ms` allows, by the measured
+  time of recent forwards.
+- A prompt or scoring request that needs several forwards waits in a step in which a short request of another tenant
+  starts, but never in two steps in a row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+
+from quicksilver.backends.base import Work
+from quicksilver.backends.sequence import Sequence
+from quicksilver.diffusion.score import Scorer
+from quicksilver.engine.config import EngineConfig
+
+# A tenant is active for this long after its last request.
+ACTIVE_S = 10.0
+# For this many steps after several requests were open, long contexts count.
+SHARED_STEPS = 256
+# Rows that prompts get in any case, and rows of one prompt, however long its context is.
+MIN_ROWS, MIN_CHUNK_ROWS = 8, 4
+# Weight of the newest forward in the measured time of a row.
+NEWEST_WEIGHT = 0.3
+
+
+class ActiveTenants:
+    """The two tenants with the newest requests, and when these came."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._newest: OrderedDict[str, float] = OrderedDict()
+
+    def note(self, tenant: str) -> None:
+        self._newest[tenant] = self._clock()
+        self._newest.move_to_end(tenant)
+        if len(self._newest) > 2:
+            self._newest.popitem(last=False)
+
+    def has_others(self, tenant: str) -> bool:
+        """Whether another tenant is active."""
+        now = self._clock()
+        return any(other != tenant and now - at < ACTIVE_S for other, at in self._newest.items())
+
+    @property
+    def are_several(self) -> bool:
+        now = self._clock()
+        return len(self._newest) > 1 and all(now - at < ACTIVE_S for at in self._newest.values())
+
+
+class SharedSteps:
+    """`begin` before a step is planned, `end` after it; between them the limits for this step."""
+
+    def __init__(self, config: EngineConfig, tenants: ActiveTenants, clock: Callable[[], float]) -> None:
+        self._config, self._tenants, self._clock = config, tenants, clock
+        self._steps_since_shared = SHARED_STEPS
+        self._has_held = False  # in the last step
+        self._row_s = 0.0  # measured seconds per row without context
+        self._began = 0.0
+
+    def begin(self, num_open: int) -> None:
+        self._began = self._clock()
+        self._steps_since_shared = 0 if num_open > 1 else self._steps_since_shared + 1
+
+    def end(self, works: Seq[Work]) -> None:
+        """Learns from the time since `begin`."""
+        rows = sum(work.num_rows * self._cost(work.sequence) for work in works)
+        if rows >= MIN_ROWS:
+            row_s = (self._clock() - self._began) / rows
+            self._row_s += (NEWEST_WEIGHT if self._row_s else 1.0) * (row_s - self._row_s)
+
+    def prompt_rows(self, row_budget: int, decoding: Seq[Work] = ()) -> int:
+        """Rows that prompts may have, of `row_budget`, in a step with the work of these decoding sequences."""
+        limit_ms = self._config.shared_step_ms
+        if not (limit_ms and self._row_s and self._tenants.are_several):
+            return row_budget
+        rows = int(limit_ms / 1000 / self._row_s) - sum(work.num_rows for work in decoding)
+        return min(max(rows, MIN_ROWS), row_budget)
+
+    def row_cost(self, sequence: Sequence) -> float:
+        """The time of a prompt's row, in rows without context."""
+        is_counted = sequence.is_prefilling and self._steps_since_shared < SHARED_STEPS
+        return self._cost(sequence) if is_counted else 1
+
+    def held(self, running: Seq[Sequence], candidates: Iterable[Sequence]) -> list[Sequence]:
+        """Running sequences without rows in this step, because a short request of another tenant starts."""
+        if not (self._config.shared_step_ms and self._tenants.are_several) or self._has_held:
+            self._has_held = False
+            return []
+        starting = [one for one in running if one.is_prefilling] + list(candidates)
+        short = {one.request.tenant for one in starting if open_rows(one) <= self._config.max_rows}
+        held = [one for one in running if self._is_long(one) and short - {one.request.tenant}]
+        self._has_held = bool(held)
+        return held
+
+    def _is_long(self, sequence: Sequence) -> bool:
+        is_prompt = sequence.is_prefilling or isinstance(sequence.decoder, Scorer)
+        return is_prompt and open_rows(sequence) > self._config.max_rows
+
+    def _cost(self, sequence: Sequence) -> float:
+        doubling = self._config.doubling_context
+        return 1 + sequence.kv_len / doubling if doubling else 1
+
+
+def open_rows(sequence: Sequence) -> int:
+    """Rows of the prompt, and of a scoring request, that are not computed yet."""
+    rows = max(len(sequence.tokens) - sequence.kv_len - 1, 0)
+    if isinstance(sequence.decoder, Scorer):
+        num_done = sequence.canvas.step if sequence.canvas is not None else 0
+        rows += sum(len(one.tail.token_ids) for one in sequence.decoder.passes[num_done:])
+    return rows
