@@ -40,7 +40,7 @@ CPU_CANVAS_ROWS, CPU_MAX_ROWS = 8, 64
 # About 7 s of work for a model of 135M parameters on two cores. One full context more may be open.
 CPU_TENANT_ROWS = 4096
 # A request of another tenant waits for about one forward of this length. Shorter ones cost throughput.
-CPU_SHARED_STEP_MS = 20.0
+CPU_SHARED_STEP_MS = 16.0
 
 
 def for_serving(config: EngineConfig, load: LoadConfig) -> EngineConfig:

@@ -29,7 +29,7 @@ from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.decode_slots import DecodeSlots
 from quicksilver.engine.grammar_budget import GrammarBudget
 from quicksilver.engine.pages import PagePool, prefix_hashes
-from quicksilver.engine.shared_steps import MIN_CHUNK_ROWS, ActiveTenants, SharedSteps
+from quicksilver.engine.shared_steps import ActiveTenants, SharedSteps
 from quicksilver.engine.wait_queue import BATCH_EVERY, WaitQueue
 
 MAX_OVERTAKEN, MAX_OVERTAKEN_BY_OTHERS = 64, 1024
@@ -78,7 +78,7 @@ class Scheduler:
     @property
     def score_pass_rows(self) -> int:
         """Rows of one pass of a new scoring request. Alone it has the budget except for one context row."""
-        if not self.has_work and not self.tenants.are_several:
+        if not self.has_work and not self._shared.is_limited:
             return max(self.config.max_rows - 1, 1)
         return self._shared.prompt_rows(self.config.score_pass_rows)
 
@@ -117,7 +117,7 @@ class Scheduler:
     def plan(self) -> list[Work]:
         """The work of the next forward, without the sequences that decode in slots. Sequences over their grammar budget
         are skipped if any other can run."""
-        self._shared.begin(len(self.running) + self.num_waiting)
+        self._shared.begin(self.running, self.num_waiting)
         self._preempt_batch()
         sequences = [*self.running, *self.waiting]
         alone = next((sequence for sequence in sequences if sequence.runs_alone), None)
@@ -147,16 +147,16 @@ class Scheduler:
         held = self._shared.held(rotated, self.waiting.candidates())
         held += [sequence for sequence in rotated if sequence not in held and self._is_held(sequence)]
         rotated = [sequence for sequence in rotated if sequence not in held]
-        prefilling = [sequence for sequence in rotated if sequence.is_prefilling]
-        for sequence in rotated[: len(rotated) - len(prefilling)]:
+        bulk = [sequence for sequence in rotated if self._shared.is_bulk(sequence)]
+        for sequence in rotated[: len(rotated) - len(bulk)]:
             if sequence not in skipped and not self._take_slot(sequence):
                 self._add_work(sequence, works)
         self._rows_left = min(self._rows_left, self._shared.prompt_rows(row_budget, works))
-        if prefilling and len(self.waiting):
-            self._admit_beside(prefilling, skipped, works)
-        for sequence in prefilling:
+        if bulk and len(self.waiting):
+            self._admit_beside(bulk, skipped, works)
+        for sequence in bulk:
             if sequence not in skipped and not self._take_slot(sequence):
-                self._add_work(sequence, works)
+                self._add_work(sequence, works, is_first=self._shared.is_limited and sequence is bulk[0])
         self._admit_all(skipped, works)
         for sequence in held if not works else ():
             if sequence not in skipped:
@@ -204,20 +204,20 @@ class Scheduler:
         return self.num_waiting >= ADMITTED_TOGETHER or self._step - self._admitted_at >= ADMISSION_STEPS
 
     def _rotated(self) -> list[Sequence]:
-        """Decoding sequences before prefilling ones. The first one rotates, so a tight row budget starves none."""
+        """Decoding sequences before bulk ones. The first one rotates, so a tight row budget starves none."""
         self._step += 1
         stepped = [sequence for sequence in self.running if sequence.slot < 0]
         start = self._step % max(len(stepped), 1)
         rotated = stepped[start:] + stepped[:start]
-        return sorted(rotated, key=lambda sequence: sequence.is_prefilling)
+        return sorted(rotated, key=self._shared.is_bulk)
 
-    def _add_work(self, sequence: Sequence, works: list[Work]) -> None:
+    def _add_work(self, sequence: Sequence, works: list[Work], *, is_first: bool = False) -> None:
         if sequence not in self.running:  # preempted earlier in this plan
             return
         self._open_canvas(sequence)
         cost = self._shared.row_cost(sequence)
-        budget = max(int(self._rows_left / cost), min(self._rows_left, MIN_CHUNK_ROWS))
-        work = _cut(sequence, budget, self._proposals_left, is_first=not works)
+        budget = max(int(self._rows_left / cost), min(self._rows_left, self._shared.min_chunk_rows))
+        work = _cut(sequence, budget, self._proposals_left, is_first=is_first or not works)
         if work is not None and self._has_pages(work, works):
             works.append(work)
             self._rows_left -= min(int(work.num_rows * cost), max(self._rows_left, work.num_rows))

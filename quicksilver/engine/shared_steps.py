@@ -4,8 +4,8 @@ A request waits for the forward that runs when it arrives, and then for everythi
 CPU the time of a forward grows with its rows and with the cached tokens that they attend to. So three rules hold there:
 
 - While several requests are open, a row with a long context counts as several rows.
-- While several tenants are active, prompts get as many rows as `EngineConfig.shared_step_ms` allows, by the measured
-  time of recent forwards.
+- While several tenants are active, prompts and scoring requests get as many rows as `EngineConfig.shared_step_ms`
+  allows, by the measured time of recent forwards. They take turns, and the first of a step always runs.
 - A prompt or scoring request that needs several forwards waits in a step in which a short request of another tenant
   starts, but never in two steps in a row.
 """
@@ -22,18 +22,20 @@ from quicksilver.backends.sequence import Sequence
 from quicksilver.diffusion.score import Scorer
 from quicksilver.engine.config import EngineConfig
 
-# A tenant is active for this long after its last request.
+# A tenant is active while its requests run, and for this long after it sent one.
 ACTIVE_S = 10.0
 # For this many steps after several requests were open, long contexts count.
 SHARED_STEPS = 256
-# Rows that prompts get in any case, and rows of one prompt, however long its context is.
-MIN_ROWS, MIN_CHUNK_ROWS = 8, 4
+# Rows that prompts get in any case.
+MIN_ROWS = 8
+# Rows of one prompt, however long its context is: beside requests of the same tenant, and while tenants are several.
+MIN_CHUNK_ROWS, MIN_SHARED_CHUNK_ROWS = 4, 1
 # Weight of the newest forward in the measured time of a row.
 NEWEST_WEIGHT = 0.3
 
 
 class ActiveTenants:
-    """The two tenants with the newest requests, and when these came."""
+    """The two tenants that were last active, and when."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -65,9 +67,14 @@ class SharedSteps:
         self._has_held = False  # in the last step
         self._row_s = 0.0  # measured seconds per row without context
         self._began = 0.0
+        self.is_limited = False  # whether the time of this forward is limited
 
-    def begin(self, num_open: int) -> None:
+    def begin(self, running: Seq[Sequence], num_waiting: int) -> None:
+        for tenant in {sequence.request.tenant for sequence in running}:
+            self._tenants.note(tenant)
+        num_open = len(running) + num_waiting
         self._began = self._clock()
+        self.is_limited = bool(self._config.shared_step_ms) and self._tenants.are_several
         self._steps_since_shared = 0 if num_open > 1 else self._steps_since_shared + 1
 
     def end(self, works: Seq[Work]) -> None:
@@ -77,12 +84,19 @@ class SharedSteps:
             row_s = (self._clock() - self._began) / rows
             self._row_s += (NEWEST_WEIGHT if self._row_s else 1.0) * (row_s - self._row_s)
 
+    @property
+    def min_chunk_rows(self) -> int:
+        return MIN_SHARED_CHUNK_ROWS if self.is_limited else MIN_CHUNK_ROWS
+
+    def is_bulk(self, sequence: Sequence) -> bool:
+        """Whether the sequence comes after those that decode, with the rows that they leave."""
+        return sequence.is_prefilling or (self.is_limited and isinstance(sequence.decoder, Scorer))
+
     def prompt_rows(self, row_budget: int, decoding: Seq[Work] = ()) -> int:
         """Rows that prompts may have, of `row_budget`, in a step with the work of these decoding sequences."""
-        limit_ms = self._config.shared_step_ms
-        if not (limit_ms and self._row_s and self._tenants.are_several):
+        if not (self._row_s and self.is_limited):
             return row_budget
-        rows = int(limit_ms / 1000 / self._row_s) - sum(work.num_rows for work in decoding)
+        rows = int(self._config.shared_step_ms / 1000 / self._row_s) - sum(work.num_rows for work in decoding)
         return min(max(rows, MIN_ROWS), row_budget)
 
     def row_cost(self, sequence: Sequence) -> float:
@@ -92,7 +106,7 @@ class SharedSteps:
 
     def held(self, running: Seq[Sequence], candidates: Iterable[Sequence]) -> list[Sequence]:
         """Running sequences without rows in this step, because a short request of another tenant starts."""
-        if not (self._config.shared_step_ms and self._tenants.are_several) or self._has_held:
+        if not self.is_limited or self._has_held:
             self._has_held = False
             return []
         starting = [one for one in running if one.is_prefilling] + list(candidates)

@@ -304,7 +304,7 @@ def memory(rss_mb: list[float]) -> dict[str, float]:
 
 def quantiles(seconds: list[float]) -> dict[str, float]:
     ordered = sorted(seconds) or [0.0]
-    places = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    places = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
     found = {name: ordered[min(len(ordered) - 1, int(len(ordered) * place))] for name, place in places.items()}
     return {"num": float(len(seconds)), **{name: round(value * 1000, 1) for name, value in found.items()}}
 

@@ -94,7 +94,8 @@ class Client:
 
     async def request(self, number: int) -> None:
         """One request, tried again after every declared refusal."""
-        key, deadline, earlier = uuid.uuid4().hex, time.monotonic() + MAX_TRIES_S, list[str]()
+        key, started, earlier, seen = uuid.uuid4().hex, time.monotonic(), list[str](), Counter[str]()
+        deadline = started + MAX_TRIES_S
         while time.monotonic() < deadline:
             stream = await self._attempt(number, key)
             if stream is None:  # aborted by this client
@@ -103,8 +104,10 @@ class Client:
                 self._finish(number, stream, earlier)
                 return
             earlier += [stream.id] if stream.id else []
+            seen[_code_in(stream.error) or "cut off"] += 1
             await asyncio.sleep(self._chance.uniform(0.2, 1.0))
-        self._tally.faults.append(f"request {number} was not answered in {MAX_TRIES_S:g} s")
+        taken = time.monotonic() - started
+        self._tally.faults.append(f"request {number} was not answered in {taken:.0f} s: {dict(seen)}, ids {earlier}")
         self._tally.ends["lost"] += 1
 
     def _finish(self, number: int, stream: Stream, earlier: list[str]) -> None:
@@ -172,6 +175,7 @@ class Chaos:
         self._chance = random.Random(seed)
         self._last_outage = time.monotonic()
         self.done: Counter[str] = Counter()
+        self.longest_s: dict[str, float] = {}
 
     async def run(self, is_over: Callable[[], bool]) -> None:
         while not is_over():
@@ -187,6 +191,11 @@ class Chaos:
 
     async def inject(self, kind: str) -> None:
         self.done[kind] += 1
+        started = time.monotonic()
+        await self._inject(kind)
+        self.longest_s[kind] = max(self.longest_s.get(kind, 0.0), round(time.monotonic() - started, 1))
+
+    async def _inject(self, kind: str) -> None:
         if kind == "kill":
             # A request that is in two fatal steps without advancing between them counts as their cause.
             while any(pending.is_suspect for pending in self._replica.engine._unfinished()):
@@ -315,6 +324,7 @@ def report(tally: Tally, chaos: Chaos, faults: list[str], used: dict[str, float]
     return {
         "database": "PostgreSQL" if books.postgres else "SQLite",
         "faults_injected": dict(chaos.done),
+        "longest_fault_s": chaos.longest_s,
         "requests_answered": tally.ends["complete"],
         "continued_in_another_worker": tally.continued,
         "answered_after_a_retry": len(tally.repeated),

@@ -13,7 +13,8 @@ from quicksilver.dialect import Dialect
 from quicksilver.diffusion.decoders import make_decoder
 from quicksilver.engine.config import EngineConfig, plan_decode_rows
 from quicksilver.engine.pages import PagePool
-from quicksilver.engine.scheduler import MAX_OVERTAKEN, MAX_OVERTAKEN_BY_OTHERS, MIN_CHUNK_ROWS, Scheduler
+from quicksilver.engine.scheduler import MAX_OVERTAKEN, MAX_OVERTAKEN_BY_OTHERS, Scheduler
+from quicksilver.engine.shared_steps import MIN_CHUNK_ROWS
 from quicksilver.engine.wait_queue import LOOK_AHEAD
 from quicksilver.model.families import FAMILIES
 from tests.support.tiny import decode_params

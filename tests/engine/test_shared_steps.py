@@ -10,6 +10,7 @@ from quicksilver.backends.base import Work
 from quicksilver.backends.sequence import Sequence
 from quicksilver.core import DecoderName, DecoderParams, Request
 from quicksilver.diffusion.decoders import make_decoder
+from quicksilver.diffusion.score import score_continuations
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.pages import PagePool
 from quicksilver.engine.scheduler import Scheduler
@@ -72,6 +73,9 @@ def test_rows_follow_the_measured_time_while_two_tenants_are_active() -> None:
     assert step(plan, clock, one_ms_per_row) == {"long": MIN_ROWS}, "never fewer"
     clock.now += ACTIVE_S
     assert step(plan, clock, one_ms_per_row) == {"long": MAX_ROWS}
+    clock.now += 10 * ACTIVE_S
+    plan.tenants.note("b")
+    assert step(plan, clock, one_ms_per_row)["long"] < MAX_ROWS, "a running request keeps its tenant active"
 
 
 def test_a_fixed_part_of_the_time_is_part_of_the_limit() -> None:
@@ -119,6 +123,7 @@ def test_passes_of_a_scoring_request_are_short_while_tenants_share_the_engine() 
     step(plan, clock, one_ms_per_row)
     assert plan.score_pass_rows == MAX_ROWS // 2
     plan.tenants.note("b")
+    step(plan, clock, one_ms_per_row)
     assert plan.score_pass_rows == 20
 
 
@@ -135,3 +140,43 @@ def test_tenants_are_several_while_the_last_two_are_recent() -> None:
     assert not tenants.are_several
     assert tenants.has_others("a")
     assert not tenants.has_others("b")
+
+
+def scoring(name: str, num_passes: int, pass_rows: int, tenant: str) -> Sequence:
+    continuations = [tuple(range(1, pass_rows + 2)) for _ in range(num_passes)]
+    request = Request(name, (5, 6, 7), decode_params("ar", canvas_len=1, max_new_tokens=1), tenant=tenant)
+    scorer = score_continuations(continuations, pass_rows)
+    made = Sequence(request, scorer)
+    made.tokens += scorer.passes[0].added
+    return made
+
+
+def test_scoring_requests_and_prompts_take_turns_within_the_limit() -> None:
+    clock = Time()
+    plan = scheduler(clock)
+    plan.tenants.note("b")
+    for name in ("first", "second", "third"):
+        plan.add(scoring(name, 40, 15, "a"))
+    plan.add(sequence("long", 2000, "a"))
+    seen: dict[str, int] = {}
+    for _ in range(24):
+        works = plan.plan()
+        clock.now += 0.001 * sum(work.num_rows for work in works)
+        plan.finish(works)
+        assert sum(work.num_rows for work in works) <= MAX_ROWS // 2 or not seen, "a pass and its context, or a chunk"
+        for work in works:
+            seen[work.sequence.id] = seen.get(work.sequence.id, 0) + 1
+        plan.tenants.note("b")
+        plan.tenants.note("a")
+    assert set(seen) == {"first", "second", "third", "long"}, seen
+    assert min(seen.values()) >= 3, seen
+
+
+def test_a_pass_that_exceeds_the_limit_still_runs() -> None:
+    clock = Time()
+    plan = scheduler(clock)
+    plan.add(sequence("other", 200, "b"))
+    step(plan, clock, one_ms_per_row)
+    plan.add(scoring("large", 2, 60, "a"))
+    found = [set(step(plan, clock, one_ms_per_row)) for _ in range(6)]
+    assert any("large" in names for names in found), found

@@ -43,6 +43,6 @@ def serve_frames(requests: BinaryIO, replies: BinaryIO, limit_s: float, reply_to
 def lower_priority() -> None:
     """Runs after the server's own work, and ignores Ctrl-C, which reaches the whole process group: the pool ends this
     process."""
-    os.nice(5)
+    os.nice(10)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
