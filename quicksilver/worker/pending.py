@@ -155,7 +155,7 @@ class PendingScore(PendingRequest):
 
     def resolve(self, scores: Scores) -> None:
         if not self.future.done():
-            usage = replace(scores.usage, migrated=self.num_interrupted)
+            usage = replace(scores.usage, migrated=scores.usage.migrated + self.num_interrupted)
             self.future.set_result(replace(scores, usage=usage))
 
     def fail(self, error: Exception) -> None:

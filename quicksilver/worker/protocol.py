@@ -58,6 +58,8 @@ class Heartbeat(msgspec.Struct, tag=True):
     stats: EngineStats
     # Seconds since the running step began; 0 if the engine is idle.
     step_s: float
+    # Open requests are finished, and the client should send no further ones.
+    is_draining: bool = False
 
 
 class GotEvents(msgspec.Struct, tag=True):

@@ -13,15 +13,18 @@ import sys
 from collections.abc import Coroutine
 from collections.abc import Sequence as Seq
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from quicksilver.core import Delta, Frame, ScoreRequest
-from quicksilver.engine.engine import StepEvent
+from quicksilver.core import Delta, EngineState, Frame, ScoreRequest
 from quicksilver.errors import QuicksilverError
 from quicksilver.worker import protocol
-from quicksilver.worker.async_engine import AsyncEngine
 from quicksilver.worker.step_record import record_path
+
+if TYPE_CHECKING:  # a replica of a cluster has connections too, and imports no torch
+    from quicksilver.engine.engine import StepEvent
+    from quicksilver.worker.async_engine import AsyncEngine
 
 
 async def serve(engine: AsyncEngine, socket_path: Path) -> None:
@@ -31,7 +34,7 @@ async def serve(engine: AsyncEngine, socket_path: Path) -> None:
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writers.add(writer)
         try:
-            await _Connection(engine, writer).run(reader)
+            await Connection(engine, writer).run(reader)
         finally:
             writers.discard(writer)
 
@@ -69,7 +72,7 @@ async def _engine_stopped(engine: AsyncEngine) -> None:
         await asyncio.sleep(0.1)
 
 
-class _Connection:
+class Connection:
     """One client: reads commands and writes replies. The events of a step are one message; if the client is slow to
     read, those of several steps. Deltas are never dropped, and of the frames of a request only the newest is kept."""
 
@@ -100,7 +103,7 @@ class _Connection:
     async def _send_heartbeats(self) -> None:
         while True:
             health = self._engine.health()
-            self._send(protocol.Heartbeat(health.stats, health.step_s))
+            self._send(protocol.Heartbeat(health.stats, health.step_s, health.state is EngineState.CLOSED))
             await asyncio.sleep(protocol.HEARTBEAT_S)
 
     def _handle(self, command: protocol.Command) -> None:

@@ -41,7 +41,7 @@ class ListeningRemote(FakeRemote):
     async def listen(self) -> None:
         async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self._writers.append(writer)
-            await server._Connection(self.served, writer).run(reader)  # type: ignore[arg-type]
+            await server.Connection(self.served, writer).run(reader)  # type: ignore[arg-type]
 
         self._server = await asyncio.start_unix_server(accept, path=str(self.socket_path))
 

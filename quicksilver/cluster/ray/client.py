@@ -1,26 +1,28 @@
 """ClusterEngine: an EngineClient whose engines are the replicas of a Ray Serve deployment.
 
-A request goes to the replica that its prompt's leading pages select (`routing.affinity`). If the replica dies, is
-drained, or sends nothing for `SILENT_S`, the request continues at another replica with the same model, from its prompt
-and committed tokens: the same text, and the client sees a pause. The old replica gets an abort in case it still works.
-Only the API process counts and charges, so nothing is sent or charged twice. A request of which no token has arrived is
-tried at one other replica if the first one refuses it (`failover.py`).
+Ray tells which replicas there are; requests go to them over connections of this process (`connection.py`). A request
+goes to the replica that its prompt's leading pages select (`routing.affinity`). If the replica dies or sends nothing
+for `SILENT_S`, the request continues at another replica with the same model, from its prompt and committed tokens: the
+same text, and the client sees a pause. Only the API process counts and charges, so nothing is sent or charged twice. A
+request of which no token has arrived is tried at one other replica if the first one refuses it (`failover.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, fields, replace
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import fields, replace
 from typing import Any
 
 from quicksilver.adapters import AdapterRef
 from quicksilver.cluster.ray import messages
+from quicksilver.cluster.ray.connection import ReplicaConnection
 from quicksilver.cluster.ray.failover import Failover, ReplicaLost
-from quicksilver.cluster.routing.affinity import PREFIX_PAGES, prefix_key
+from quicksilver.cluster.routing.affinity import PREFIX_PAGES, Replica, prefix_key, rank
 from quicksilver.core import (
     Delta,
     EngineHealth,
@@ -33,70 +35,80 @@ from quicksilver.core import (
     Scores,
 )
 from quicksilver.errors import EngineDied, EngineOverloaded, EngineUnavailable, Unavailable
-from quicksilver.worker import protocol
 from quicksilver.worker.pending import AnswerSoFar
 
 log = logging.getLogger("quicksilver.cluster")
 
 # Bytes of a token id in the hash of a prompt.
 ID_BYTES = 4
-# From the request to the first reply of a replica. A model without replicas is being started meanwhile.
+# For a replica that takes a request. A model without replicas is being started meanwhile.
 ACCEPT_S = 30.0
-# If a timer of this process fires this late, the process was busy, and the silence of a replica is not held against it.
-BUSY_S = 0.5
-# Each replica is asked about this often for its figures, and forgotten if it has not answered for a while.
-POLL_S, FORGET_S = 1.0, 15.0
-# Retry delay of a request that finds all replicas and the queue of this process full.
-FULL_RETRY_S = 5.0
+# Requests that wait for it in this process; further ones are refused, with this retry delay.
+MAX_WAITING, FULL_RETRY_S = 1024, 5.0
+# Pause between questions for unknown replicas.
+POLL_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class CallErrors:
-    """Exceptions of a call: it has lost its replica, or was refused because the queue is full."""
-
-    lost: tuple[type[Exception], ...]
-    full: tuple[type[Exception], ...] = ()
+async def open_connection(found: messages.ReplicaInfo) -> ReplicaConnection:
+    """Raises EngineUnavailable if the replica cannot be reached."""
+    connection = ReplicaConnection(found)
+    try:
+        await connection.start()
+    finally:
+        if not connection.is_ready:
+            await connection.close()
+    return connection
 
 
 class ClusterEngine:
-    """`handle` is the deployment's handle, `errors` what its calls raise. `start` before use."""
+    """`handle` is the deployment's handle. `start` before use."""
 
-    def __init__(self, handle: Any, errors: CallErrors) -> None:
+    def __init__(
+        self,
+        handle: Any,
+        connect: Callable[[messages.ReplicaInfo], Awaitable[ReplicaConnection]] = open_connection,
+    ) -> None:
         self._handle = handle
-        # Of each replica, when it last described itself and what it reported then.
-        self._figures: dict[str, tuple[float, EngineStats]] = {}
+        self._connect = connect
+        self._replicas: dict[str, ReplicaConnection] = {}
+        # Requests that wait for a replica, the oldest first.
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self._polling: asyncio.Task[None] | None = None
-        self._errors = errors
         self._info: EngineInfo | None = None
         self._num_migrations = 0
         self._is_closed = False
 
     async def start(self) -> ClusterEngine:
-        """Returns when a replica answers."""
-        await self._ask_one()
+        """Returns when a replica is connected."""
+        await self._find_one()
         self._polling = asyncio.create_task(self._poll())
         return self
 
     async def _poll(self) -> None:
-        """Asks one replica after another, in random order; replicas that are gone are forgotten."""
+        """Connects to new replicas, and again to those whose connection ended."""
         while True:
-            await asyncio.sleep(POLL_S / max(len(self._figures), 1))
+            await asyncio.sleep(POLL_S)
             # A task of its own: Ray may cancel the call, which must not end this loop.
-            asking = asyncio.ensure_future(self._ask_one())
+            finding = asyncio.ensure_future(self._find_one())
             try:
-                await asyncio.wait({asking}, timeout=messages.SILENT_S)
+                await asyncio.wait({finding}, timeout=messages.SILENT_S)
             finally:
-                asking.cancel()
-            if asking.done() and not asking.cancelled() and (error := asking.exception()) is not None:
-                log.warning("a replica did not describe itself: %s", type(error).__name__)
-            oldest = asyncio.get_running_loop().time() - FORGET_S
-            self._figures = {name: each for name, each in self._figures.items() if each[0] > oldest}
+                finding.cancel()
+            if finding.done() and not finding.cancelled() and (error := finding.exception()) is not None:
+                log.warning("no connection to a replica: %s", error or type(error).__name__)
 
-    async def _ask_one(self) -> None:
-        body = await self._handle.describe.remote(b"", [os.urandom(8)], [])
-        described = messages.decode_info(body)
-        self._info = described.info
-        self._figures[described.replica] = (asyncio.get_running_loop().time(), described.stats)
+    async def _find_one(self) -> None:
+        """Asks a replica for its address, one without a connection if there is one, and connects to it."""
+        ended = [name for name, each in self._replicas.items() if not each.is_ready]
+        for name in ended:
+            await self._replicas.pop(name).close()
+        found = messages.decode_info(await self._handle.describe.remote(list(self._replicas)))
+        if found.replica in self._replicas:
+            return
+        connection = await self._connect(found)
+        self._info = connection.info
+        self._replicas[connection.name] = connection
+        self._wake(len(self._waiting))
 
     @property
     def info(self) -> EngineInfo:
@@ -106,7 +118,7 @@ class ClusterEngine:
 
     @property
     def is_ready(self) -> bool:
-        return bool(self._figures) and not self._is_closed
+        return any(each.is_ready for each in self._replicas.values()) and not self._is_closed
 
     def health(self) -> EngineHealth:
         if self._is_closed:
@@ -118,7 +130,7 @@ class ClusterEngine:
         return self._sum()
 
     def _sum(self) -> EngineStats:
-        found = [stats for _, stats in self._figures.values()]
+        found = [each.health().stats for each in self._replicas.values() if each.is_ready]
         totals = {field.name: sum(getattr(stats, field.name) for stats in found) for field in fields(EngineStats)}
         return replace(EngineStats(**totals), migrations=totals["migrations"] + self._num_migrations)
 
@@ -127,34 +139,36 @@ class ClusterEngine:
         if self._polling is not None:
             self._polling.cancel()
             await asyncio.gather(self._polling, return_exceptions=True)
+        await asyncio.gather(*(each.close() for each in self._replicas.values()))
 
     async def stream(self, request: Request) -> AsyncGenerator[Event, None]:
         answer, failover, current, fingerprint = AnswerSoFar(request), Failover(request.id), request, ""
         keys = prompt_keys(request, self.info.page_size)
         failure: ReplicaLost | Unavailable
         while True:
-            attempt = _Attempt(self._handle, protocol.Submit(current), keys, failover.avoided, self._errors)
+            name = ""
             try:
-                async for event in attempt.events(fingerprint):
-                    if isinstance(event, Delta):
-                        answer.add(event)
-                        failover.advance()
-                    yield event if current is request else replace(event, request_id=request.id)
-                    if isinstance(event, Delta) and event.finish is not None:
-                        return
+                replica = await self._choose(keys, failover.avoided)
+                name = replica.name
+                fingerprint = _checked(replica, fingerprint if answer.has_tokens else "")
+                with self._counted(replica):
+                    async with aclosing(_events(replica, current)) as events:
+                        async for event in events:
+                            if isinstance(event, Delta):
+                                answer.add(event)
+                                failover.advance()
+                            yield event if current is request else replace(event, request_id=request.id)
+                            if isinstance(event, Delta) and event.finish is not None:
+                                return
             except EngineDied:
                 raise
             except (ReplicaLost, Unavailable) as error:
-                failure = error if not attempt.has_events else ReplicaLost(str(error))
-            finally:
-                await attempt.close()
-            self._log_failure(failure, attempt.replica)
-            await failover.wait(failure, attempt.replica, has_begun=answer.has_tokens)
+                failure = error
+            self._log_failure(failure, name)
+            await failover.wait(failure, name, has_begun=answer.has_tokens)
             if isinstance(failure, ReplicaLost):
                 answer.interrupt()
                 self._num_migrations += 1
-            if answer.has_tokens:
-                fingerprint = fingerprint or attempt.fingerprint
             is_new = not (answer.has_tokens or failover.num_lost)
             current = replace(request, id=failover.attempt_id) if is_new else answer.continued(failover.attempt_id)
 
@@ -164,120 +178,84 @@ class ClusterEngine:
         keys = score_keys(request, self.info.page_size)
         failure: ReplicaLost | Unavailable
         while True:
+            name = ""
             current = replace(request, id=failover.attempt_id, is_continued=failover.num_lost > 0)
-            attempt = _Attempt(self._handle, protocol.Score(current), keys, failover.avoided, self._errors)
             try:
-                scores = await attempt.scores()
+                replica = await self._choose(keys, failover.avoided)
+                name = replica.name
+                with self._counted(replica):
+                    scores = await replica.score(current)
                 usage = replace(scores.usage, migrated=scores.usage.migrated + failover.num_lost)
                 return replace(scores, usage=usage)
-            except (ReplicaLost, Unavailable) as error:
+            except EngineDied as error:
+                failure = ReplicaLost(error.message)
+            except Unavailable as error:
                 failure = error
-            finally:
-                await attempt.close()
-            self._log_failure(failure, attempt.replica)
-            await failover.wait(failure, attempt.replica, has_begun=False)
+            self._log_failure(failure, name)
+            await failover.wait(failure, name, has_begun=False)
             self._num_migrations += isinstance(failure, ReplicaLost)
+
+    async def _choose(self, keys: list[bytes], avoided: list[str]) -> ReplicaConnection:
+        """The best replica that takes requests. Waits for one."""
+        found = self._best(keys, avoided)
+        if found is None and len(self._waiting) >= MAX_WAITING:
+            raise EngineOverloaded("all replicas are full; retry later", retry_after_s=FULL_RETRY_S)
+        try:
+            async with asyncio.timeout(ACCEPT_S):
+                while found is None:
+                    self._waiting.append(woken := asyncio.get_running_loop().create_future())
+                    await woken
+                    found = self._best(keys, avoided)
+        except TimeoutError:
+            raise EngineUnavailable("no replica is free; retry shortly", retry_after_s=FULL_RETRY_S) from None
+        return found
+
+    def _best(self, keys: list[bytes], avoided: list[str]) -> ReplicaConnection | None:
+        free = {name: each for name, each in self._replicas.items() if each.takes_requests}
+        names = rank(keys, [Replica(name, each.num_open) for name, each in free.items()], os.urandom(8))
+        # Of the avoided replicas, the first of the list is the best.
+        names.sort(key=lambda name: avoided.index(name) if name in avoided else -1)
+        return free[names[0]] if names else None
+
+    @contextmanager
+    def _counted(self, replica: ReplicaConnection) -> Iterator[None]:
+        replica.num_open += 1
+        try:
+            yield
+        finally:
+            replica.num_open -= 1
+            self._wake(1)
+
+    def _wake(self, num_requests: int) -> None:
+        while num_requests and self._waiting:
+            woken = self._waiting.popleft()
+            if not woken.done():
+                woken.set_result(None)
+                num_requests -= 1
 
     def _log_failure(self, error: Exception, replica: str) -> None:
         log.warning("a request failed at a replica: %s", error, extra={"replica": replica})
 
 
-class _Attempt:
-    """One request at one replica."""
-
-    def __init__(
-        self,
-        handle: Any,
-        command: protocol.Submit | protocol.Score,
-        keys: list[bytes],
-        avoided: list[str],
-        errors: CallErrors,
-    ) -> None:
-        self.replica = self.fingerprint = ""
-        self.has_events = False
-        self._errors = errors
-        self._handle = handle
-        self._request_id = command.request.id
-        self._is_finished = False
-        self._replies = handle.options(stream=True).stream.remote(messages.encode(command), keys, list(avoided))
-
-    async def events(self, fingerprint: str) -> AsyncGenerator[Event, None]:
-        """Raises ReplicaLost, and the errors of the engine itself. `fingerprint` is that of the replica which began the
-        answer; empty if none did."""
-        async for reply in self._results(fingerprint):
-            if isinstance(reply, protocol.GotEvents):
-                events: list[Event] = [*reply.deltas, *reply.frames]
-                for event in events:
-                    self.has_events = True
-                    self._is_finished = isinstance(event, Delta) and event.finish is not None
-                    yield event
-
-    async def scores(self) -> Scores:
-        """Raises as `events` does."""
-        async for reply in self._results(""):
-            if isinstance(reply, protocol.GotScores):
-                self._is_finished = True
-                return reply.scores
-        raise AssertionError("unreachable: _results ends with an exception")
-
-    async def _results(self, fingerprint: str) -> AsyncGenerator[protocol.Reply, None]:
-        """Replies of the engine. Ends with an exception."""
-        while (reply := await self._next()) is not None:
-            if isinstance(reply, messages.Accepted):
-                self.replica, self.fingerprint = reply.replica, reply.fingerprint
-                if fingerprint and reply.fingerprint != fingerprint:
-                    raise EngineDied("the model was replaced under this request; retry")
-            elif isinstance(reply, protocol.Refused):
-                self._is_finished = True
-                error = protocol.to_error(reply)
-                raise ReplicaLost(error.message) if isinstance(error, EngineDied) else error
-            else:
-                yield reply
-        raise ReplicaLost("its stream ended early")
-
-    async def _next(self) -> messages.StreamReply | None:
-        reading = asyncio.ensure_future(_read(self._replies))
-        try:
-            if not await _is_done_within(reading, messages.SILENT_S if self.replica else ACCEPT_S):
-                if not self.replica:
-                    raise EngineUnavailable("no replica is free; retry shortly", retry_after_s=5.0)
-                raise ReplicaLost("it sends nothing")
-            if reading.cancelled():
-                # Ray cancels its own call if the replica is lost while it is being chosen.
-                raise ReplicaLost("the call was cancelled")
-            return messages.decode_reply(reading.result())
-        except StopAsyncIteration:
-            return None
-        except self._errors.full:
-            raise EngineOverloaded("all replicas are full; retry later", retry_after_s=FULL_RETRY_S) from None
-        except self._errors.lost as error:
-            raise ReplicaLost(type(error).__name__) from None
-        finally:
-            reading.cancel()
-
-    async def close(self) -> None:
-        if self._is_finished:
-            return
-        self._replies.cancel()
-        # The cancellation is best effort.
-        if self.replica:
-            with contextlib.suppress(Exception):
-                self._handle.abort.remote(self._request_id, [], [], self.replica)
+async def _events(replica: ReplicaConnection, request: Request) -> AsyncGenerator[Event, None]:
+    """Raises ReplicaLost if another replica can continue the request."""
+    has_events = False
+    try:
+        async with aclosing(replica.stream(request)) as events:
+            async for event in events:
+                has_events = True
+                yield event
+    except Unavailable as error:
+        if has_events or isinstance(error, EngineDied):
+            raise ReplicaLost(error.message) from None
+        raise
 
 
-async def _read(replies: Any) -> bytes:
-    body: bytes = await anext(replies)
-    return body
-
-
-async def _is_done_within(reading: asyncio.Future[bytes], limit_s: float) -> bool:
-    """Whether the reply came in time. If this process itself was busy or stopped meanwhile, it has some time more."""
-    loop = asyncio.get_running_loop()
-    started = loop.time()
-    await asyncio.wait({reading}, timeout=limit_s)
-    if not reading.done() and loop.time() - started > limit_s + BUSY_S:
-        await asyncio.wait({reading}, timeout=limit_s)
-    return reading.done()
+def _checked(replica: ReplicaConnection, fingerprint: str) -> str:
+    """The fingerprint of the replica. Raises EngineDied if that of the replica which began the answer is another."""
+    if fingerprint and replica.info.fingerprint != fingerprint:
+        raise EngineDied("the model was replaced under this request; retry")
+    return replica.info.fingerprint
 
 
 def prompt_keys(request: Request, page_size: int) -> list[bytes]:

@@ -1,9 +1,9 @@
 """Ray Serve applications of the engines: start, join, status, drain and end.
 
-Serve runs without its HTTP proxies; API processes call the deployments by handle. Ray carries out code of every process
-that reaches its ports, so token authentication is always on: a running cluster is joined with its token only, and only
-if it refuses calls without one. A cluster that is started here has a loopback address unless another one is given; some
-ports of Ray listen on all interfaces all the same.
+Serve runs without its HTTP proxies; API processes ask the deployments by handle where their replicas listen. Ray
+carries out code of every process that reaches its ports, so token authentication is always on: a running cluster is
+joined with its token only, and only if it refuses calls without one. A cluster that is started here has a loopback
+address unless another one is given; some ports of Ray listen on all interfaces all the same.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from quicksilver.cluster.ray import messages
-from quicksilver.cluster.ray.client import CallErrors, ClusterEngine
+from quicksilver.cluster.ray.client import ClusterEngine
 from quicksilver.cluster.ray.config import ClusterConfig, ClusterModel, app_name
+from quicksilver.cluster.ray.replica import HOST_VARIABLE, EngineReplica
 from quicksilver.errors import QuicksilverError
 from quicksilver.worker.program import WorkerConfig
 
-ROUTER = "quicksilver.cluster.ray.router:AffinityRouter"
-QUEUE_ANSWER_S = 0.5
+ROUTER = "quicksilver.cluster.ray.router:UnknownFirstRouter"
+POLICY = "quicksilver.cluster.ray.scaling:num_replicas"
+# Replicas report their open requests this often, and their mean over this time counts.
+REPORT_S, LOOK_BACK_S = 1.0, 5.0
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 2.0, 10.0
 # Of the call without a token.
 PROBE_S = 10.0
@@ -32,8 +35,6 @@ def require_ray() -> None:
     """Turns token authentication on. Raises QuicksilverError if Ray is not installed."""
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # A replica that is slow to report its queue would lose its requests to another one, and with them its prefixes.
-    os.environ.setdefault("RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S", str(QUEUE_ANSWER_S))
     try:
         import ray.serve  # noqa: F401
     except ImportError:
@@ -84,10 +85,14 @@ def connect(config: ClusterConfig, node_ip: str = "127.0.0.1") -> None:
     import ray
 
     path = os.pathsep.join(filter(None, (config.python_path, os.environ.get("PYTHONPATH", ""))))
+    variables = {"PYTHONPATH": path} if path else {}
+    if not config.address:
+        # Ray itself replaces a loopback address by another one of the machine.
+        variables[HOST_VARIABLE] = node_ip
     settings: dict[str, Any] = {
         "namespace": "quicksilver",
         "log_to_driver": False,
-        "runtime_env": {"env_vars": {"PYTHONPATH": path}} if path else None,
+        "runtime_env": {"env_vars": variables} if variables else None,
     }
     if config.address:
         ray.init(address=config.address, **settings)
@@ -123,9 +128,7 @@ def deploy(config: ClusterConfig, arguments: Callable[[ClusterModel], list[str]]
 def application(model: ClusterModel, config: ClusterConfig, arguments: list[str]) -> Any:
     """The Serve application of a model; `arguments` are those of Python for its workers."""
     from ray import serve
-    from ray.serve.config import AutoscalingConfig, RequestRouterConfig
-
-    from quicksilver.cluster.ray.replica import EngineReplica
+    from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
     deployment = serve.deployment(
         EngineReplica,
@@ -135,14 +138,15 @@ def application(model: ClusterModel, config: ClusterConfig, arguments: list[str]
             "num_gpus": model.num_gpus,
             "resources": model.resources,
         },
-        max_ongoing_requests=model.max_open,
-        max_queued_requests=4 * model.max_open,
         autoscaling_config=AutoscalingConfig(
             min_replicas=model.min_replicas,
             max_replicas=model.max_replicas,
             target_ongoing_requests=model.target_open,
             upscale_delay_s=model.upscale_delay_s,
             downscale_delay_s=model.downscale_delay_s,
+            metrics_interval_s=REPORT_S,
+            look_back_period_s=LOOK_BACK_S,
+            policy=AutoscalingPolicy(policy_function=POLICY),
         ),
         graceful_shutdown_timeout_s=config.drain_s,
         graceful_shutdown_wait_loop_s=0.5,
@@ -150,17 +154,14 @@ def application(model: ClusterModel, config: ClusterConfig, arguments: list[str]
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
     )
-    return deployment.bind(messages.encode(messages.ReplicaConfig(arguments)))
+    return deployment.bind(messages.encode(messages.ReplicaConfig(arguments, model.max_open)))
 
 
 def open_engine(model: str) -> ClusterEngine:
     """A client of the model's replicas; `start` before use."""
     from ray import serve
-    from ray.exceptions import RayError
-    from ray.serve.exceptions import BackPressureError, RayServeException
 
-    errors = CallErrors(lost=(RayError, RayServeException), full=(BackPressureError,))
-    return ClusterEngine(serve.get_app_handle(app_name(model)), errors)
+    return ClusterEngine(serve.get_app_handle(app_name(model)))
 
 
 def status_of(config: ClusterConfig) -> dict[str, Any]:

@@ -1,33 +1,35 @@
-"""EngineReplica: the class of an engine deployment. It runs an engine worker process and passes frames to and from it.
+"""EngineReplica: the class of an engine deployment. It runs an engine worker process and listens for API processes.
 
-A crash of the worker ends neither the replica nor its streams: `RemoteEngine` starts another worker and continues them.
-Errors travel as `Refused` frames, so no exception of ours is pickled.
+Ray starts, watches, scales and ends it; requests do not pass through Ray. A crash of the worker ends neither the
+replica nor its streams: `RemoteEngine` starts another worker and continues them.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import os
 import sys
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import dataclass
 
 from quicksilver.cluster.ray import messages
-from quicksilver.core import Delta
-from quicksilver.worker import protocol
+from quicksilver.cluster.ray.listener import Listener
+from quicksilver.cluster.ray.scaling import OPEN
 from quicksilver.worker.client import RemoteEngine
 
 # A worker that is not ready for longer makes its replica unhealthy.
 MAX_NOT_READY_S = 120.0
+# The address to listen on, in the environment of replicas of a cluster on one machine.
+HOST_VARIABLE = "QUICKSILVER_REPLICA_HOST"
 
 
-@dataclass(slots=True)
-class _OpenRequest:
-    results: AsyncGenerator[protocol.Reply, None]
-    # The next result; None while the reader has not asked for it.
-    waiting: asyncio.Future[protocol.Reply] | None = None
+def own_address() -> str:
+    """Where to listen: the address by which the other machines of the cluster know this one."""
+    import ray
+
+    if HOST_VARIABLE in os.environ:
+        return os.environ[HOST_VARIABLE]
+    node_id = ray.get_runtime_context().get_node_id()
+    return str(next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == node_id))
 
 
 class EngineReplica:
@@ -36,72 +38,21 @@ class EngineReplica:
         from ray import serve
 
         self._name = serve.get_replica_context().replica_id.unique_id
-        arguments = messages.decode_config(config).arguments
-        self._engine = await RemoteEngine([sys.executable, *arguments]).start()
-        self._open: dict[str, _OpenRequest] = {}
+        self._config = messages.decode_config(config)
+        self._engine = await RemoteEngine([sys.executable, *self._config.arguments]).start()
+        self._host = own_address()
+        self._listener = await Listener(self._engine, self._config.max_open).open(self._host)
         self._ready_at = time.monotonic()
 
-    async def describe(self, command: bytes, keys: list[bytes], avoided: list[str]) -> bytes:
-        """A ReplicaInfo. The arguments are for the router."""
-        stats = self._engine.health().stats
-        return messages.encode(messages.ReplicaInfo(self._name, self._engine.info, stats))
+    async def describe(self, known: list[str]) -> bytes:
+        """A ReplicaInfo. The argument is for the router."""
+        listener = self._listener
+        info = messages.ReplicaInfo(self._name, self._host, listener.port, listener.secret, self._config.max_open)
+        return messages.encode(info)
 
-    async def stream(self, command: bytes, keys: list[bytes], avoided: list[str]) -> AsyncGenerator[bytes, None]:
-        """Replies to a Submit or a Score, and heartbeats while there are none. The other arguments are for the
-        router."""
-        decoded = messages.decode_command(command)
-        assert isinstance(decoded, protocol.Submit | protocol.Score)
-        yield messages.encode(messages.Accepted(self._name, self._engine.info.fingerprint))
-        request_id = decoded.request.id
-        found = self._open[request_id] = _OpenRequest(self._results(decoded))
-        try:
-            async with aclosing(found.results):
-                async for reply in self._with_heartbeats(request_id, found):
-                    yield messages.encode(reply)
-        finally:
-            del self._open[request_id]
-
-    async def _results(self, command: protocol.Submit | protocol.Score) -> AsyncGenerator[protocol.Reply, None]:
-        if isinstance(command, protocol.Score):
-            yield protocol.GotScores(command.request.id, await self._engine.score(command.request))
-            return
-        async with aclosing(self._engine.stream(command.request)) as events:
-            async for event in events:
-                if isinstance(event, Delta):
-                    yield protocol.GotEvents([event])
-                else:
-                    yield protocol.GotEvents([], [event])
-
-    async def _with_heartbeats(self, request_id: str, found: _OpenRequest) -> AsyncGenerator[protocol.Reply, None]:
-        while True:
-            waiting = found.waiting = asyncio.ensure_future(_next(found.results))
-            try:
-                while not (await asyncio.wait({waiting}, timeout=messages.HEARTBEAT_S))[0]:
-                    health = self._engine.health()
-                    yield protocol.Heartbeat(health.stats, health.step_s)
-                reply = waiting.result()
-            except StopAsyncIteration:
-                return
-            except Exception as error:
-                yield protocol.refuse(request_id, error)
-                return
-            finally:
-                waiting.cancel()
-                await asyncio.gather(waiting, return_exceptions=True)
-                found.waiting = None
-            yield reply
-
-    async def abort(self, request_id: str, keys: list[bytes], avoided: list[str], replica: str) -> None:
-        """Ends a request whose reader is gone, in case its cancellation did not arrive. The router sends the call to
-        another replica if the one that is meant is lost."""
-        found = self._open.get(request_id) if replica == self._name else None
-        if found is None:
-            return
-        if found.waiting is not None and not found.waiting.done():
-            found.waiting.cancel()
-        else:
-            # The stream waits for its reader.
-            await found.results.aclose()
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Ray Serve for the policy in `scaling.py`."""
+        return {OPEN: float(self._listener.engine.num_open)}
 
     async def check_health(self) -> None:
         """Called by Ray Serve, which replaces a replica whose worker does not become ready again."""
@@ -112,9 +63,7 @@ class EngineReplica:
             raise RuntimeError("the engine worker does not start")
 
     async def __del__(self) -> None:  # type: ignore[misc]
+        """Called by Ray Serve when the replica is removed, which is killed `drain_s` later."""
         with contextlib.suppress(Exception):
+            await self._listener.drain()
             await self._engine.close()
-
-
-async def _next(results: AsyncGenerator[protocol.Reply, None]) -> protocol.Reply:
-    return await anext(results)

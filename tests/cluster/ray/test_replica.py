@@ -1,23 +1,24 @@
-"""An engine replica without Ray: its replies, heartbeats and aborts."""
+"""An engine replica without Ray: its description, open requests, health and end."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
 
-from quicksilver.cluster.ray import messages, replica
+from quicksilver.cluster.ray import listener, messages, replica
+from quicksilver.cluster.ray.client import open_connection
 from quicksilver.cluster.ray.replica import EngineReplica
-from quicksilver.core import Delta, Request, ScoreRequest
-from quicksilver.errors import ContextTooLong
-from quicksilver.worker import protocol
+from quicksilver.cluster.ray.scaling import OPEN
+from quicksilver.core import Delta, Request
+from tests.cluster.ray.test_listener import until_closed
 from tests.support.fake_engine import INFO, FakeEngine, spoken
 
 NAME = "replica-1"
-REQUEST = Request("r", (5,))
 
 
 class Replica(EngineReplica):
@@ -27,82 +28,85 @@ class Replica(EngineReplica):
         pass
 
 
-async def opened(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> Replica:
+@asynccontextmanager
+async def opened(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Replica]:
+    monkeypatch.setattr(listener, "NOTICE_S", 0.0)
     context = SimpleNamespace(replica_id=SimpleNamespace(unique_id=NAME))
-    serve = SimpleNamespace(get_replica_context=lambda: context)
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(serve=serve))
+    ray = SimpleNamespace(
+        serve=SimpleNamespace(get_replica_context=lambda: context),
+        get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "node 2"),
+        nodes=lambda: [
+            {"NodeID": f"node {i}", "NodeManagerAddress": address} for i, address in ((1, "10.0.0.5"), (2, "127.0.0.1"))
+        ],
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
 
     async def start() -> FakeEngine:
         return engine
 
     monkeypatch.setattr(replica, "RemoteEngine", lambda command: SimpleNamespace(start=start))
     found = Replica.__new__(Replica)
-    await EngineReplica.__init__(found, messages.encode(messages.ReplicaConfig([])))
-    return found
+    await EngineReplica.__init__(found, messages.encode(messages.ReplicaConfig([], max_open=7)))
+    yield found
+    await EngineReplica.__del__(found)  # type: ignore[misc]
+    await until_closed(found._listener)
 
 
-async def decoded(bodies: AsyncIterator[bytes]) -> list[messages.StreamReply]:
-    return [messages.decode_reply(body) async for body in bodies]
+async def described(found: Replica) -> messages.ReplicaInfo:
+    return messages.decode_info(await found.describe([]))
 
 
-def command(request: Request | ScoreRequest) -> bytes:
-    return messages.encode(protocol.Submit(request) if isinstance(request, Request) else protocol.Score(request))
+async def test_a_replica_listens_on_the_address_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(FakeEngine(lambda request: spoken(request, (1, 2, 3), 1)), monkeypatch) as found:
+        info = await described(found)
+        assert (info.replica, info.host, info.max_open) == (NAME, "127.0.0.1", 7)
+        connection = await open_connection(info)
+        assert connection.info == INFO
+        events = [event async for event in connection.stream(Request("r", (5,)))]
+        assert [token for event in events if isinstance(event, Delta) for token in event.token_ids] == [1, 2, 3]
+        await connection.close()
 
 
-async def test_a_stream_is_accepted_and_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = await opened(FakeEngine(lambda request: spoken(request, (1, 2, 3), 1)), monkeypatch)
-    accepted, *replies = await decoded(found.stream(command(REQUEST), [], []))
-    assert accepted == messages.Accepted(NAME, INFO.fingerprint)
-    deltas = [delta for each in replies if isinstance(each, protocol.GotEvents) for delta in each.deltas]
-    assert [token for delta in deltas for token in delta.token_ids] == [1, 2, 3]
-    assert not found._open
+async def test_a_replica_of_a_cluster_on_one_machine_listens_where_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(replica.HOST_VARIABLE, "127.0.0.2")
+    async with opened(FakeEngine(lambda request: []), monkeypatch) as found:
+        assert (await described(found)).host == "127.0.0.2"
+        await (await open_connection(await described(found))).close()
 
 
-async def test_scores_are_a_stream_with_one_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = await opened(FakeEngine(lambda request: []), monkeypatch)
-    accepted, scored = await decoded(found.stream(command(ScoreRequest("s", (5,), ((1,), (2, 3)))), [], []))
-    assert accepted == messages.Accepted(NAME, INFO.fingerprint)
-    assert isinstance(scored, protocol.GotScores)
-    assert len(scored.scores.logprobs) == 2
-
-
-async def test_errors_are_sent_as_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = await opened(FakeEngine(lambda request: [ContextTooLong("too long")]), monkeypatch)
-    _, refused = await decoded(found.stream(command(REQUEST), [], []))
-    assert isinstance(refused, protocol.Refused)
-    assert isinstance(protocol.to_error(refused), ContextTooLong)
-
-
-async def test_heartbeats_are_sent_while_there_are_no_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "HEARTBEAT_S", 0.01)
+async def test_a_replica_reports_its_open_requests_and_finishes_them_at_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     go = asyncio.Event()
-    found = await opened(FakeEngine(lambda request: [go.wait, *spoken(request, (1,))]), monkeypatch)
-    bodies = found.stream(command(REQUEST), [], [])
-    kinds = [type(messages.decode_reply(await anext(bodies))) for _ in range(3)]
-    assert kinds == [messages.Accepted, protocol.Heartbeat, protocol.Heartbeat]
-    go.set()
-    replies = await decoded(bodies)
-    assert isinstance(replies[-1], protocol.GotEvents)
+    engine = FakeEngine(lambda request: [Delta(request.id, (1,)), go.wait, *spoken(request, (2,))])
+    async with opened(engine, monkeypatch) as found:
+        connection = await open_connection(await described(found))
+        stream = connection.stream(Request("r", (5,)))
+        await anext(stream)
+        assert found.record_autoscaling_stats() == {OPEN: 1.0}
+        ending = asyncio.create_task(EngineReplica.__del__(found))  # type: ignore[arg-type]
+        async with asyncio.timeout(20):
+            while connection.takes_requests:
+                await asyncio.sleep(0.01)
+        assert connection.is_ready
+        assert engine.is_ready
+        go.set()
+        assert [event.token_ids async for event in stream if isinstance(event, Delta)] == [(2,)]
+        await ending
+        assert found.record_autoscaling_stats() == {OPEN: 0.0}
+        assert not engine.is_ready, "the engine was closed"
+        async with asyncio.timeout(20):
+            while connection.is_ready:
+                await asyncio.sleep(0.01)
+        await connection.close()
 
 
-@pytest.mark.parametrize("is_reading", [True, False])
-async def test_an_abort_ends_a_request_whose_reader_is_gone(is_reading: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the stream waits for the engine, and while it waits for its reader."""
-    engine = FakeEngine(lambda request: [Delta(request.id, (1,)), asyncio.Event().wait])
-    found = await opened(engine, monkeypatch)
-    bodies = found.stream(command(REQUEST), [], [])
-    for _ in range(2):
-        await anext(bodies)
-    reading = [asyncio.ensure_future(anext(bodies))] if is_reading else []
-    for _ in range(5):
-        await asyncio.sleep(0)
-    await found.abort("r", [], [], "another")
-    assert engine.num_open == 1
-    await found.abort("r", [], [], NAME)
-    await asyncio.gather(*reading, return_exceptions=True)
-    async with asyncio.timeout(20):
-        while engine.num_open:
-            await asyncio.sleep(0.001)
-    assert engine.num_aborted == 1
-    await bodies.aclose()
-    assert not found._open
+async def test_a_worker_that_does_not_start_makes_its_replica_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(lambda request: [])
+    async with opened(engine, monkeypatch) as found:
+        await found.check_health()
+        engine.is_ready = False
+        await found.check_health()
+        monkeypatch.setattr(replica, "MAX_NOT_READY_S", -1.0)
+        with pytest.raises(RuntimeError, match="does not start"):
+            await found.check_health()

@@ -5,13 +5,15 @@ Run by `make cluster-tests`, in an environment that has Ray; elsewhere the tests
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from quicksilver.cluster.ray import deploy
 from quicksilver.cluster.ray.client import ClusterEngine
@@ -25,6 +27,8 @@ pytest.importorskip("ray")
 
 ROOT = Path(__file__).parents[4]
 MODEL = "tiny"
+# Of the first deployment, which has one replica.
+SCALING = {"target_open": 2.0, "upscale_delay_s": 1.0, "downscale_delay_s": 2.0}
 WORKER = ["-m", "tests.worker.worker_program", "--forward-s", "0.02", "--num-pages", "2048"]
 WORKER += ["--vocab-size", str(VOCAB_SIZE)]
 
@@ -37,6 +41,7 @@ class TestCluster:
     def __init__(self, raylets: Any) -> None:
         self.raylets = raylets
         self.nodes: list[Any] = []
+        self.engines: list[ClusterEngine] = []
         self.config = ClusterConfig((), raylets.address, drain_s=20.0, python_path=str(ROOT))
 
     def add_node(self) -> None:
@@ -53,7 +58,13 @@ class TestCluster:
         deploy.deploy(self.config, lambda _: WORKER)
 
     async def engine(self) -> ClusterEngine:
-        return await deploy.open_engine(MODEL).start()
+        """A client with a connection to every running replica; closed at the end of the test."""
+        engine = await deploy.open_engine(MODEL).start()
+        self.engines.append(engine)
+        async with asyncio.timeout(60):
+            while len(engine._replicas) < self.replicas().get("RUNNING", 0):
+                await asyncio.sleep(0.1)
+        return engine
 
     def replicas(self) -> dict[str, int]:
         found: dict[str, int] = deploy.status_of(self.config)["models"][0]["replicas"]
@@ -71,7 +82,7 @@ def retried(start: Callable[[], Any]) -> Any:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[TestCluster]:
+def running_cluster() -> Iterator[TestCluster]:
     deploy.require_ray()
     import ray
     from ray import serve
@@ -84,7 +95,7 @@ def cluster() -> Iterator[TestCluster]:
         for _ in range(2):
             found.add_node()
         deploy.connect(found.config)
-        found.deploy(min_replicas=2, max_replicas=2)
+        found.deploy(min_replicas=1, max_replicas=2, **SCALING)
         yield found
     finally:
         serve.shutdown()
@@ -92,10 +103,15 @@ def cluster() -> Iterator[TestCluster]:
         raylets.shutdown()
 
 
+@pytest_asyncio.fixture(loop_scope="session")
+async def cluster(running_cluster: TestCluster) -> AsyncIterator[TestCluster]:
+    yield running_cluster
+    while running_cluster.engines:
+        await running_cluster.engines.pop().close()
+
+
 @pytest.fixture
 def wait_until() -> Callable[..., Any]:
-    import asyncio
-
     async def wait(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
         async with asyncio.timeout(limit_s):
             while not condition():

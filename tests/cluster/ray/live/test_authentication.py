@@ -17,8 +17,18 @@ from tests.cluster.ray.live.conftest import TestCluster
 pytestmark = pytest.mark.timeout(600)
 
 
-def test_a_cluster_with_authentication_is_accepted(cluster: TestCluster) -> None:
-    deploy.require_authentication(cluster.config.address)
+def test_a_cluster_with_authentication_is_accepted(running_cluster: TestCluster) -> None:
+    """It is reached, and it refuses the call because the token is missing."""
+    import grpc
+    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+
+    address = running_cluster.config.address
+    deploy.require_authentication(address)
+    with grpc.insecure_channel(address) as channel:
+        nodes = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as raised:
+            nodes.GetClusterId(gcs_service_pb2.GetClusterIdRequest(), timeout=60)
+    assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 @contextmanager

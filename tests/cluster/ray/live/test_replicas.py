@@ -82,6 +82,25 @@ async def ask(
     return tokens, usage
 
 
+async def test_replicas_follow_the_load(cluster: TestCluster, wait_until: WaitUntil) -> None:
+    """The first test: later ones need both replicas."""
+    engine = await cluster.engine()
+    assert cluster.replicas() == {"RUNNING": 1}
+
+    async def keep_asking(number: int) -> None:
+        for turn in range(1000):
+            await ask(engine, request(number, 200), f"load {turn} ")
+
+    streams = [asyncio.create_task(keep_asking(i)) for i in range(1, 33, 4)]
+    await wait_until(lambda: cluster.replicas().get("RUNNING", 0) == 2, 120.0)
+    for stream in streams:
+        stream.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
+    assert all(stream.cancelled() for stream in streams), "a request failed while replicas were added"
+    await wait_until(lambda: cluster.replicas().get("RUNNING", 0) == 1, 120.0)
+    await asyncio.to_thread(cluster.deploy, min_replicas=2, max_replicas=2)
+
+
 async def test_streams_equal_those_of_one_engine(cluster: TestCluster) -> None:
     engine = await cluster.engine()
     requests = [request(i) for i in range(24)]
@@ -126,9 +145,8 @@ async def test_equal_prefixes_share_a_replica_and_no_replica_is_overloaded(
     engine, alone = await cluster.engine(), AsyncEngine(local_engine())
 
     def num_requests() -> dict[str, int]:
-        return {replica: stats.requests for replica, (_, stats) in engine._figures.items()}
+        return {name: each.health().stats.requests for name, each in engine._replicas.items()}
 
-    await wait_until(lambda: len(engine._figures) == 2)
     before = num_requests()
     found = await cached_tokens(engine, requests)
     await wait_until(lambda: sum(num_requests().values()) - sum(before.values()) >= len(requests))
@@ -201,22 +219,3 @@ def write_result(kills: int, streams: int, continued: int, continuations: int, s
         "load_at_end": round(os.getloadavg()[0], 1),
     }
     Path(RESULT).write_text(json.dumps(figures, indent=2) + "\n")
-
-
-async def test_replicas_follow_the_load(cluster: TestCluster, wait_until: WaitUntil) -> None:
-    engine = await cluster.engine()
-    scaling = {"target_open": 2.0, "upscale_delay_s": 1.0, "downscale_delay_s": 2.0}
-    await asyncio.to_thread(lambda: cluster.deploy(min_replicas=1, max_replicas=2, **scaling))
-    await wait_until(lambda: cluster.replicas().get("RUNNING", 0) == 1, 120.0)
-
-    async def keep_asking(number: int) -> None:
-        for turn in range(1000):
-            await ask(engine, request(number, 200), f"load {turn} ")
-
-    streams = [asyncio.create_task(keep_asking(i)) for i in range(1, 33, 4)]
-    await wait_until(lambda: cluster.replicas().get("RUNNING", 0) == 2, 120.0)
-    for stream in streams:
-        stream.cancel()
-    await asyncio.gather(*streams, return_exceptions=True)
-    assert all(stream.cancelled() for stream in streams), "a request failed while replicas were added"
-    await wait_until(lambda: cluster.replicas().get("RUNNING", 0) == 1, 120.0)
