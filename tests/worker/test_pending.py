@@ -103,11 +103,11 @@ async def test_scores_are_computed_again() -> None:
     command = pending.command()
     assert isinstance(command, protocol.Score)
     assert command.request == ScoreRequest(pending.wire_id, (1,), ((2,),), runs_alone=True, is_continued=True)
-    pending.resolve(Scores(((-1.0,),)))
+    pending.resolve(Scores(((-1.0,),), Usage(migrated=2)))
     pending.resolve(Scores(((-2.0,),)))
     scores = await pending.future
     assert scores.logprobs == ((-1.0,),)
-    assert scores.usage.migrated == 1
+    assert scores.usage.migrated == 3, "one here, and two that a replica counted"
 
 
 async def test_a_continued_request_that_is_interrupted_again_keeps_its_whole_answer() -> None:

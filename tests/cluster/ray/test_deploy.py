@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from quicksilver.cluster.ray import deploy
 from quicksilver.cluster.ray.config import ClusterConfig
+from quicksilver.cluster.ray.replica import HOST_VARIABLE
 from quicksilver.errors import QuicksilverError
 
 CONFIG = ClusterConfig((), "10.0.0.5:6379")
@@ -62,3 +66,24 @@ def test_a_token_is_read_where_ray_reads_it(
 def test_a_cluster_that_is_started_here_needs_no_token_yet(token_file: Path) -> None:
     with pytest.raises(ReachedRay):
         deploy.connect(ClusterConfig(()))
+
+
+@pytest.mark.parametrize(("address", "expected"), [("", {HOST_VARIABLE: "127.0.0.1"}), ("10.0.0.5:6379", None)])
+def test_replicas_of_a_cluster_that_is_started_here_listen_on_its_address(
+    monkeypatch: pytest.MonkeyPatch, address: str, expected: dict[str, str] | None
+) -> None:
+    started: list[dict[str, Any]] = []
+    context = SimpleNamespace(gcs_address=address)
+    ray = SimpleNamespace(
+        init=lambda **settings: started.append(settings),
+        get_runtime_context=lambda: context,
+        is_initialized=lambda: False,
+    )
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    for name in ("require_ray", "require_token"):
+        monkeypatch.setattr(deploy, name, lambda: None)
+    monkeypatch.setattr(deploy, "require_authentication", lambda found: None)
+    deploy.connect(ClusterConfig((), address))
+    (settings,) = started
+    assert (settings["runtime_env"] or {}).get("env_vars") == expected
