@@ -17,13 +17,13 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "quicksilver"
 # The total was 44,100 before model families, wire dialects, fine-tuning and the cluster were added; each has its budget
 # below.
-MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 73_390, 400, 60, 12
+MAX_TOTAL, MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 73_400, 400, 60, 12
 # Lines of Python per package of quicksilver/; the modules beside the packages (core, errors) count as one.
 BUDGETS = {
     "accounts": 3_800,
     "backends": 9_200,
     "cli": 4_100,
-    "cluster": 2_550,
+    "cluster": 2_560,
     "constrain": 4_860,
     "diffusion": 1_450,
     "editing": 2_740,

@@ -208,6 +208,10 @@ class ClusterEngine:
                     found = self._best(keys, avoided)
         except TimeoutError:
             raise EngineUnavailable("no replica is free; retry shortly", retry_after_s=FULL_RETRY_S) from None
+        finally:
+            if found is None:
+                # This request may have been woken for a place that another one can have.
+                self._wake(1)
         return found
 
     def _best(self, keys: list[bytes], avoided: list[str]) -> ReplicaConnection | None:

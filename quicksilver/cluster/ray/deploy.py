@@ -12,9 +12,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from quicksilver import __version__
 from quicksilver.cluster.ray import messages
 from quicksilver.cluster.ray.client import ClusterEngine
 from quicksilver.cluster.ray.config import ClusterConfig, ClusterModel, app_name
@@ -112,7 +114,8 @@ def worker_arguments(model: ClusterModel) -> list[str]:
 
 
 def deploy(config: ClusterConfig, arguments: Callable[[ClusterModel], list[str]] = worker_arguments) -> None:
-    """Starts or updates every engine; returns when each has its least number of replicas."""
+    """Starts or updates every engine; returns when each has its least number of replicas. Replicas restart if their
+    resources, the settings of their worker or the version of this package have changed."""
     from ray import serve
 
     serve.start(proxy_location="Disabled")
@@ -154,7 +157,10 @@ def application(model: ClusterModel, config: ClusterConfig, arguments: list[str]
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         request_router_config=RequestRouterConfig(request_router_class=ROUTER),
     )
-    return deployment.bind(messages.encode(messages.ReplicaConfig(arguments, model.max_open)))
+    body = messages.encode(messages.ReplicaConfig(arguments, model.max_open))
+    # Without a version, Ray Serve restarts all replicas at every deployment, also if only their number is changed.
+    version = blake2b(body + __version__.encode(), digest_size=8).hexdigest()
+    return deployment.options(version=version, _internal=True).bind(body)
 
 
 def open_engine(model: str) -> ClusterEngine:

@@ -245,6 +245,20 @@ async def test_a_request_waits_for_a_replica_that_takes_it() -> None:
     assert [each.num_open for each in replicas.connections.values()] == [0, 0]
 
 
+async def test_a_place_goes_to_the_next_request_if_the_woken_one_is_cancelled() -> None:
+    found, replicas = await engine(first=rest)
+    replicas.connections["first"].takes_requests = False
+    first, second = (asyncio.create_task(read(found, replace(REQUEST, id=name))) for name in ("b", "c"))
+    while len(found._waiting) < 2:
+        await asyncio.sleep(0)
+    replicas.connections["first"].takes_requests = True
+    found._wake(1)
+    first.cancel()
+    async with asyncio.timeout(20):
+        assert (await second)[0] == [1, 2, 3, 4, 5, 6]
+    assert first.cancelled()
+
+
 async def test_requests_that_wait_too_long_or_are_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "ACCEPT_S", 0.02)
     found, replicas = await engine(first=rest)

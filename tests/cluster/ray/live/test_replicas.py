@@ -147,6 +147,8 @@ async def test_equal_prefixes_share_a_replica_and_no_replica_is_overloaded(
     def num_requests() -> dict[str, int]:
         return {name: each.health().stats.requests for name, each in engine._replicas.items()}
 
+    # The first heartbeats.
+    await wait_until(lambda: all(each.health().stats.free_pages for each in engine._replicas.values()))
     before = num_requests()
     found = await cached_tokens(engine, requests)
     await wait_until(lambda: sum(num_requests().values()) - sum(before.values()) >= len(requests))
