@@ -128,7 +128,9 @@ async def cached_tokens(engine: EngineClient, requests: list[Request], num_open:
     async def keep_asking() -> None:
         nonlocal found
         for each in waiting:
-            found += (await ask(engine, each))[1].cached_tokens
+            # Not `found += await …`, which reads `found` before it waits.
+            _, usage = await ask(engine, each)
+            found += usage.cached_tokens
 
     await asyncio.gather(*(keep_asking() for _ in range(num_open)))
     return found
