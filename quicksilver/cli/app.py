@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from quicksilver import __version__
+from quicksilver.cli.config_file import check_syntax
 from quicksilver.errors import QuicksilverError
 
 
@@ -146,7 +147,10 @@ def main(argv: list[str] | None = None) -> None:
     atexit.register(gc.freeze)
     words = sys.argv[1:] if argv is None else argv
     try:
-        build_app(next((word for word in words if not word.startswith("-")), ""))(args=words)
+        command = next((word for word in words if not word.startswith("-")), "")
+        if command == "serve":
+            check_syntax(words)
+        build_app(command)(args=words)
     except QuicksilverError as error:
         from quicksilver.cli.console import print_error
 

@@ -10,8 +10,9 @@ import msgspec
 import typer
 
 from quicksilver.cli import options
+from quicksilver.cli.config_file import parse_file
 from quicksilver.cli.serve_settings import with_companions
-from quicksilver.cli.tables import HYBRID, parse_file, read_tables
+from quicksilver.cli.tables import HYBRID, read_tables
 from quicksilver.errors import InvalidRequest
 from quicksilver.server.endpoints.chat.wire import ChatBody
 from quicksilver.server.http.body import parse_body

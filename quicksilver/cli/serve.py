@@ -15,11 +15,12 @@ import typer
 
 from quicksilver.cli import options
 from quicksilver.cli.admin_key import checked_key_file
+from quicksilver.cli.config_file import parse_file
 from quicksilver.cli.serve_run import run_server
 from quicksilver.cli.serve_settings import LogSettings, ServeSettings, TuningSettings, model_settings, with_companions
 from quicksilver.cli.serve_tracing import check_tracing
 from quicksilver.cli.supervisor import run_supervisor
-from quicksilver.cli.tables import HYBRID, TABLES, check_names, hybrid_policy, parse_file, read_tables
+from quicksilver.cli.tables import HYBRID, TABLES, check_names, hybrid_policy, read_tables
 from quicksilver.constrain.compile.pool import PoolConfig
 from quicksilver.engine.config import EngineConfig
 from quicksilver.errors import InvalidRequest

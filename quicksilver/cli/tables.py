@@ -8,7 +8,6 @@ Unknown names and values of the wrong type are refused with the file, the table 
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -47,15 +46,6 @@ TABLES: dict[str, tuple[type, tuple[str, ...]]] = {
     "models": (ModelPoolConfig, ("load_wait_s", "max_load_waiting", "spare")),
     "tuning": (TuningSettings, _names(TuningSettings)),
 }
-
-
-def parse_file(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}", param="config") from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InvalidRequest(f"cannot read {path}: {error}", param="config") from error
 
 
 def check_names(given: Iterable[str], known: Sequence[str], path: Path, where: str = "") -> None:

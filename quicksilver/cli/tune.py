@@ -7,7 +7,9 @@ offers the model afterwards. The same command continues a job that was interrupt
 from __future__ import annotations
 
 import hashlib
+import os
 import signal
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from quicksilver.cli import options
 from quicksilver.cli.console import errors, out
@@ -31,8 +33,9 @@ from quicksilver.tuning.settings import TrainerSettings
 
 if TYPE_CHECKING:
     from quicksilver.accounts.objects import ObjectStore
+    from quicksilver.training.service.job_data import Watch
     from quicksilver.training.service.lease import Signals
-    from quicksilver.training.service.trainer import Watch
+    from quicksilver.training.service.time_left import Tell
 
 OWNER = ""
 DIGEST = "tune_digest"
@@ -76,6 +79,8 @@ def tune(
         "rank": rank,
     }
     chosen = checked(method, {name: value for name, value in given.items() if value is not None})
+    # Nothing else is served by this process, so all cores train.
+    threads = threads or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     settings = TrainerSettings(default_home(), {files.name: files}, device=device, threads=threads, evals=evals)
     contents = {"training_file": _read(data), "validation_file": _read(validation) if validation else None}
     described = {"type": method, method: {"hyperparameters": chosen}}
@@ -110,9 +115,9 @@ def run_job(
     jobs = JobStore(store)
     job = _open_job(jobs, process, method, contents, model, suffix, seed)
     _stop_on_interrupt(signals)
-    losses: list[float] = []
-    with _progress(losses) as watch:
-        Trainer(jobs, settings, process, signals=signals, watch=watch).run(job)
+    losses, begun = list[float](), time.monotonic()
+    with _progress() as tell:
+        Trainer(jobs, settings, process, signals=signals, watch=_collect(losses), tell=tell).run(job)
     if losses:
         errors.print(f"training loss\n{plot(losses)}", markup=False, highlight=False)
     ended = jobs.get(OWNER, job.id)
@@ -122,7 +127,7 @@ def run_job(
         raise QuicksilverError(f"{job.id} was stopped; the same command continues it")
     if ended.status == "failed":
         raise InvalidRequest(_failure(store, ended))
-    _print_result(ended)
+    _print_result(ended, time.monotonic() - begun)
     return ended
 
 
@@ -179,24 +184,35 @@ def _stop_on_interrupt(signals: Signals) -> None:
     signal.signal(signal.SIGINT, stop)
 
 
+def _collect(losses: list[float]) -> Watch:
+    def watch(job: TuningJob, step: int, total: int, scalars: Mapping[str, float]) -> None:
+        # Only the steps of training report an accuracy; those of a canvas refresh follow them.
+        losses.extend([scalars["loss"]] if "accuracy" in scalars else [])
+
+    return watch
+
+
 @contextmanager
-def _progress(losses: list[float]) -> Iterator[Watch]:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=errors) as bar:
-        task = bar.add_task(first := "reading the data", total=None)
+def _progress() -> Iterator[Tell]:
+    """A bar on a terminal, else one line per report."""
+    begun = time.monotonic()
+    with Progress(TextColumn("{task.description}"), BarColumn(), console=errors) as bar:
+        task = bar.add_task(first := "reading the data and the model", total=None)
         if not errors.is_terminal:
             errors.print(first)
 
-        def watch(job: TuningJob, step: int, total: int, scalars: Mapping[str, float]) -> None:
-            # Only the steps of training report an accuracy; those of a canvas refresh follow them.
-            stage = "" if "accuracy" in scalars else "canvas refresh, "
-            losses.extend(() if stage else (scalars["loss"],))
-            text = f"{stage}step {step} of {total}, loss {scalars['loss']:.3f}"
-            bar.update(task, completed=step, total=total, description=text)
+        def tell(text: str, seconds_left: float) -> None:
+            elapsed, told = time.monotonic() - begun, f"{text}, about {_duration(seconds_left)} left"
+            bar.update(task, completed=elapsed, total=elapsed + seconds_left, description=told)
             if not errors.is_terminal:
-                errors.print(text, highlight=False)
+                errors.print(told, highlight=False)
 
-        yield watch
+        yield tell
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 def _failure(store: ObjectStore, job: TuningJob) -> str:
@@ -208,17 +224,23 @@ def _failure(store: ObjectStore, job: TuningJob) -> str:
     return "\n  ".join([job.reply["error"]["message"], *faults]) if len(faults) > 1 else job.reply["error"]["message"]
 
 
-def _print_result(job: TuningJob) -> None:
+def _print_result(job: TuningJob, seconds: float) -> None:
+    """At most five lines; the caller adds one."""
     facts, reply = job.reply["quicksilver"], job.reply
     names = {
         "valid_loss": "validation loss",
         "valid_mean_token_accuracy": "token accuracy",
         "tokens_per_round": "tokens per draft round",
     }
-    for key, title in names.items():
-        if key in facts["after"]:
-            out.print(f"{title}: {facts['before'].get(key):.3f} -> {facts['after'][key]:.3f}", highlight=False)
-    out.print(f"{reply['trained_tokens']} tokens trained", highlight=False)
+    shown = {
+        key: f"{title}: {facts['before'].get(key):.3f} -> {facts['after'][key]:.3f}"
+        for key, title in names.items()
+        if key in facts["after"]
+    }
+    drafts = shown.pop("tokens_per_round", "")
+    for line in filter(None, (", ".join(shown.values()), drafts)):
+        out.print(line, highlight=False)
+    out.print(f"{reply['trained_tokens']} tokens trained in {_duration(seconds)}", highlight=False)
     out.print(f"model: {reply['fine_tuned_model']}", highlight=False, soft_wrap=True, markup=False)
     out.print(f"adapter sha256: {facts['adapter_sha256']}", highlight=False, soft_wrap=True)
 

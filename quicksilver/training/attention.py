@@ -7,8 +7,8 @@ brute-force mask. A mask is built once per step and shared by all layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from quicksilver.training.corrupt import Canvases
 
 # A mask rule: (batch, head, query, key) indices to a boolean, written with tensor operations only.
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+# Document number of a prefix that all documents of a row share.
+SHARED = -1
 
 # Devices that use FlexAttention block masks. Other devices use boolean masks with SDPA.
 FLEX_DEVICES = ("cuda",)
@@ -67,10 +70,10 @@ def dense_mask(rule: Rule, batch: int, num_queries: int, num_keys: int, device: 
 
 
 def document_rule(doc_id: Tensor) -> Rule:
-    """Causal within a document. doc_id: (batch, row_len)."""
+    """Causal within a document and the tokens marked `SHARED`. doc_id: (batch, row_len)."""
 
     def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (q >= k) & (doc_id[b, q] == doc_id[b, k])
+        return (q >= k) & ((doc_id[b, q] == doc_id[b, k]) | (doc_id[b, k] == SHARED))
 
     return rule
 
@@ -103,6 +106,16 @@ class CleanAttention:
         self._masked = MaskedAttention(document_rule(doc_id), batch, row_len, row_len, doc_id.device)
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
+
+    @classmethod
+    def joined(cls, doc_id: Tensor, parts: Sequence[CleanAttention]) -> Self:
+        """The stored keys and values of several batches as those of one."""
+        whole = cls(doc_id)
+        whole.keys, whole.values = (
+            [torch.cat(each) for each in zip(*stored, strict=True)]
+            for stored in ([part.keys for part in parts], [part.values for part in parts])
+        )
+        return whole
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.keys.append(k)

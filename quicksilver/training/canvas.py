@@ -70,17 +70,20 @@ class CanvasTask:
         return StepReport(result.loss.detach(), weight.numel(), scalars)
 
     def draft(self, batch: Batch, canvases: Canvases) -> CanvasBatch:
-        clean = CleanAttention(batch.doc_id)
-        with torch.no_grad():
-            tokens = self.network.embed(batch.token_ids)
-            teacher = self.network.forward(tokens, batch.positions, clean)
+        teacher, clean = self.clean_rows(batch)
         shape = canvases.slot.shape
-        x = self._canvas_rows(tokens, canvases)
+        x = self._canvas_rows(self.network.embed(batch.token_ids), canvases)
         index = torch.arange(shape[2], device=x.device)
         positions = batch.positions.gather(1, canvases.anchor)[..., None] + 1 + index
         attention = CanvasAttention(canvases, batch.doc_id, clean)
         hidden = self.network.forward(x.flatten(1, 2), positions.flatten(1), attention, self.lora())
         return CanvasBatch(canvases, hidden.view(*shape, -1), at_slots(teacher, canvases.slot))
+
+    @torch.no_grad()
+    def clean_rows(self, batch: Batch) -> tuple[Tensor, CleanAttention]:
+        """Hidden states of the clean tokens, and their keys and values."""
+        clean = CleanAttention(batch.doc_id)
+        return self.network.forward(self.network.embed(batch.token_ids), batch.positions, clean), clean
 
     def _canvas_rows(self, tokens: Tensor, canvases: Canvases) -> Tensor:
         masks = self.masks[: canvases.slot.shape[2]].to(tokens.dtype)

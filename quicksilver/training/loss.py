@@ -25,15 +25,24 @@ class DraftLoss:
     agrees: Tensor
 
 
-def hard_chunk(hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Summed weighted cross-entropy of one chunk, and d(sum)/d(logits) in the dtype of `hidden`."""
+def hard_chunk(hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Summed weighted cross-entropy of one chunk, d(sum)/d(logits) in the dtype of `hidden`, and how many rows with
+    weight have their target as the likeliest token."""
     logits = F.linear(hidden, head).float()
     log_total = logits.logsumexp(-1, keepdim=True)
     loss = ((log_total[:, 0] - logits.gather(1, target[:, None])[:, 0]) * weight).sum()
     # A comparison instead of a scatter, because it fuses into one pass over the logits.
     is_target = torch.arange(head.shape[0], device=head.device) == target[:, None]
     grad = ((logits - log_total).exp() - is_target.float()) * weight[:, None]
-    return loss, grad.to(hidden.dtype)
+    hits = ((logits.argmax(-1) == target) & (weight > 0)).sum()
+    return loss, grad.to(hidden.dtype), hits
+
+
+def measured_chunk(hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss and hits of `hard_chunk`, without the gradient."""
+    logits = F.linear(hidden, head).float()
+    loss = ((logits.logsumexp(-1) - logits.gather(1, target[:, None])[:, 0]) * weight).sum()
+    return loss, ((logits.argmax(-1) == target) & (weight > 0)).sum()
 
 
 def soft_chunk(
@@ -52,20 +61,25 @@ def soft_chunk(
 
 class _AnswerLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: Tensor, rows: Tensor, batch: tuple[Tensor, Tensor, int, Any]) -> Tensor:
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, rows: Tensor, batch: tuple[Tensor, Tensor, int]
+    ) -> tuple[Tensor, Tensor]:
         """rows: ids of the trained rows of the head. Only they receive a gradient."""
-        target, weight, chunk_len, chunk = batch
+        target, weight, chunk_len = batch
+        chunk = compiled(hard_chunk, hidden)
         grad_hidden, grad_rows = torch.empty_like(hidden), torch.zeros(len(rows), hidden.shape[1], device=hidden.device)
-        total = torch.zeros((), device=hidden.device)
+        total, hits = (torch.zeros((), device=hidden.device) for _ in range(2))
         for start in range(0, hidden.shape[0], chunk_len):
             span = slice(start, start + chunk_len)
-            loss, grad = chunk(hidden[span], head, target[span], weight[span])
+            loss, grad, num_right = chunk(hidden[span], head, target[span], weight[span])
             total += loss
+            hits += num_right
             grad_hidden[span] = grad @ head
             grad_rows += (grad[:, rows].T @ hidden[span]).float()
         ctx.save_for_backward(grad_hidden, grad_rows, rows)
         ctx.head_shape = head.shape
-        return total
+        ctx.mark_non_differentiable(hits)
+        return total, hits
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
@@ -81,8 +95,21 @@ def answer_loss(
     hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor, trained_rows: Tensor, chunk_len: int = 8192
 ) -> Tensor:
     """Weighted mean cross-entropy of `target` (rows,). Only `trained_rows` of the head receive a gradient."""
-    total = _AnswerLoss.apply(hidden, head, trained_rows, (target, weight, chunk_len, compiled(hard_chunk, hidden)))
-    return total / weight.sum().clamp(min=1e-6)
+    return loss_and_hits(hidden, head, target, weight, trained_rows, chunk_len)[0]
+
+
+def loss_and_hits(
+    hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor, trained_rows: Tensor, chunk_len: int = 8192
+) -> tuple[Tensor, Tensor]:
+    """As `answer_loss`, with the number of rows with weight whose likeliest token is the target."""
+    if torch.is_grad_enabled():
+        total, hits = _AnswerLoss.apply(hidden, head, trained_rows, (target, weight, chunk_len))
+    else:
+        chunk = compiled(measured_chunk, hidden)
+        spans = (slice(start, start + chunk_len) for start in range(0, len(hidden), chunk_len))
+        parts = zip(*(chunk(hidden[span], head, target[span], weight[span]) for span in spans), strict=True)
+        total, hits = (torch.stack(each).sum() for each in parts)
+    return total / weight.sum().clamp(min=1e-6), hits
 
 
 def log_prob_chunk(hidden: Tensor, head: Tensor, target: Tensor) -> Tensor:
@@ -109,7 +136,7 @@ class _TokenLogProbs(torch.autograd.Function):
         grad_rows = torch.zeros(len(rows), hidden.shape[1], device=hidden.device)
         for start in range(0, hidden.shape[0], ctx.chunk_len):
             span = slice(start, start + ctx.chunk_len)
-            _, grad = chunk(hidden[span], head, target[span], -grads[0][span])
+            _, grad, _ = chunk(hidden[span], head, target[span], -grads[0][span])
             grad_hidden[span] = grad @ head
             grad_rows += (grad[:, rows].T @ hidden[span]).float()
         grad_head = None
@@ -172,8 +199,10 @@ def compiled(function: Any, like: Tensor) -> Any:
     return _compiled[function]
 
 
-def rows_with_loss(weight: Tensor, chunk_len: int) -> Tensor:
-    """Indices of the rows with loss, padded to whole chunks with rows of weight 0, so that shapes repeat."""
+def rows_with_loss(weight: Tensor, chunk_len: int, is_padded: bool | None = None) -> Tensor:
+    """Indices of the rows with loss, at least one. Where functions are compiled (`is_padded`, by default on CUDA) they
+    are padded to whole chunks with rows of weight 0, so that shapes repeat."""
     counts = weight > 0
-    num_rows = -(-int(counts.sum()) // chunk_len) * chunk_len
-    return counts.to(torch.int8).argsort(descending=True, stable=True)[: max(num_rows, chunk_len)]
+    unit = chunk_len if (weight.is_cuda if is_padded is None else is_padded) else 1
+    num_rows = -(-max(int(counts.sum()), 1) // unit) * unit
+    return counts.to(torch.int8).argsort(descending=True, stable=True)[:num_rows]

@@ -251,7 +251,10 @@ def _override(table: dict[str, Any], text: str) -> None:
         raise InvalidRequest(f"override {text!r}: write section.key=value")
     for section in sections:
         table = table.setdefault(section, {})
-    table[last] = tomllib.loads(f"value = {value}")["value"]
+    try:
+        table[last] = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidRequest(f'override {text!r}: write a TOML value, text as key="text" ({error})') from error
 
 
 def _build(kind: Any, table: Mapping[str, Any], where: str) -> Any:

@@ -30,6 +30,8 @@ ATTEMPTS = "attempts"
 CHARGED = "charged"
 # Fact of a job: tokens of each step of its canvas refresh. These steps follow those of the training.
 REFRESH_TOKENS = "refresh_tokens"
+# Fact of a job: the last step and its metrics, for the checkpoint of the last epoch.
+LAST_EPOCH = "last_epoch"
 # Fact of a job: its model is served only after it was accepted.
 PROPOSAL = "is_proposal"
 # Jobs of one project that have not ended, where the configuration sets no other limit.

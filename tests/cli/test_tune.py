@@ -34,7 +34,7 @@ def test_a_model_is_tuned_and_its_adapter_written(base: Path, tmp_path: Path) ->
     assert f"model: ft:{base.name}:mine:" in shown
     assert "validation loss:" in shown
     assert f"Serve: quicksilver serve --model {base}" in shown
-    assert errors.startswith("reading the data\n")
+    assert errors.startswith("reading the data and the model\n")
     assert "training loss" in errors
     with zipfile.ZipFile(out) as archive:
         assert json.loads(archive.read("adapter_config.json"))["r"] == 4

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from quicksilver.training.loss import answer_loss, draft_loss, rows_with_loss, token_log_probs
+from quicksilver.training.loss import answer_loss, draft_loss, loss_and_hits, rows_with_loss, token_log_probs
 
 
 def drawn(rows: int = 10, dim: int = 6, vocab: int = 13) -> tuple[torch.Tensor, ...]:
@@ -51,8 +51,26 @@ def test_draft_loss_equals_plain_kl_to_the_cooled_teacher() -> None:
 
 
 def test_rows_with_loss_come_first_and_fill_whole_chunks() -> None:
-    rows = rows_with_loss(torch.tensor([0.0, 1.0, 0.0, 0.5, 0.0, 0.2]), chunk_len=2)
+    rows = rows_with_loss(torch.tensor([0.0, 1.0, 0.0, 0.5, 0.0, 0.2]), chunk_len=2, is_padded=True)
     assert rows.tolist() == [1, 3, 5, 0]
+
+
+def test_rows_without_loss_are_left_out_on_a_cpu() -> None:
+    assert rows_with_loss(torch.tensor([0.0, 1.0, 0.0, 0.5, 0.0, 0.2]), chunk_len=2).tolist() == [1, 3, 5]
+    assert len(rows_with_loss(torch.zeros(4), chunk_len=2)) == 1
+
+
+def test_a_measured_loss_equals_that_of_training_and_counts_right_rows() -> None:
+    hidden, head, target, weight = drawn(rows=11)
+    nothing = torch.empty(0, dtype=torch.long)
+    likeliest = (hidden @ head.T).argmax(-1)
+    target[:6] = likeliest[:6]
+    trained = loss_and_hits(hidden, head, target, weight, nothing, chunk_len=4)
+    with torch.no_grad():
+        measured = loss_and_hits(hidden, head, target, weight, nothing, chunk_len=4)
+    assert torch.allclose(trained[0], measured[0], atol=1e-6)
+    wanted = int(((likeliest == target) & (weight > 0)).sum())
+    assert int(trained[1]) == int(measured[1]) == wanted >= 4
 
 
 def test_token_log_probs_equal_a_plain_log_softmax_with_its_gradients() -> None:

@@ -53,6 +53,12 @@ def test_overrides_change_values_and_are_remembered(tmp_path: Path) -> None:
     assert changed.overrides == ("skill.optim.lr=2e-3", "canvas.canvas_lens=[8, 16]")
 
 
+def test_an_override_that_is_not_toml_names_the_override(tmp_path: Path) -> None:
+    path = write(tmp_path, 'name = "x"\nstages = ["skill"]')
+    with pytest.raises(InvalidRequest, match=r"override 'base\.weights=nano'"):
+        load_recipe(path, ["base.weights=nano"])
+
+
 def test_an_override_without_value_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"section\.key=value"):
         load_recipe(write(tmp_path, 'name = "x"\nstages = ["skill"]'), ["skill.rank"])

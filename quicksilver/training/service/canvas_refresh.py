@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quicksilver.training.batches import RowStore
+from quicksilver.training.attention import CleanAttention
+from quicksilver.training.batches import Batch, RowStore
 from quicksilver.training.canvas import MASKS, CanvasTask
 from quicksilver.training.decode import BatchDecoder
 from quicksilver.training.network import Lora, Network
@@ -26,10 +27,13 @@ LEARNING_RATE = 1e-3
 # By device: prompts that are answered, prompts of one batch, the most tokens of an answer, and steps of training with
 # their packed rows. A CPU takes minutes.
 NUM_ANSWERS = {"cpu": 32, "cuda": 256}
-ANSWER_BATCH = {"cpu": 8, "cuda": 64}
+ANSWER_BATCH = {"cpu": 16, "cuda": 64}
 ANSWER_LEN = {"cpu": 48, "cuda": 128}
 NUM_STEPS = {"cpu": 40, "cuda": 200}
 ROWS_PER_BATCH = {"cpu": 2, "cuda": 8}
+# Clean tokens whose hidden states, keys and values are kept between steps: 190 MB of nano in float32. On a GPU they are
+# computed in every step.
+CACHED_TOKENS = {"cpu": 4096, "cuda": 0}
 # Packed rows have a multiple of this length, and this many canvas rows each.
 ROW_LEN_STEP, CANVAS_ROWS = 128, 256
 NUM_REPORTS = 10
@@ -49,9 +53,25 @@ class RefreshTask(CanvasTask):
     def __init__(self, network: Network, store: RowStore, spec: Canvas, canvas: Mapping[str, Tensor]) -> None:
         super().__init__(network, store, spec, str)
         self._canvas, self.masks, self.parameters = canvas, canvas[MASKS], dict(self._lora)
+        self._clean: dict[bytes, tuple[Tensor, CleanAttention]] = {}
+        self._is_cached = store.num_rows * store.row_len <= CACHED_TOKENS[network.device.type]
 
     def lora(self) -> Lora:
         return with_pairs(self._canvas, self.parameters)
+
+    def clean_rows(self, batch: Batch) -> tuple[Tensor, CleanAttention]:
+        """The network does not change during a refresh, so few rows are computed once each."""
+        if not self._is_cached:
+            return super().clean_rows(batch)
+        hidden, kept = zip(*(self._clean_row(batch, index) for index in range(len(batch.token_ids))), strict=True)
+        return torch.cat(hidden), CleanAttention.joined(batch.doc_id, kept)
+
+    def _clean_row(self, batch: Batch, index: int) -> tuple[Tensor, CleanAttention]:
+        key = batch.token_ids[index].numpy().tobytes()
+        if key not in self._clean:
+            row = Batch(*(getattr(batch, name)[index : index + 1] for name in Batch.__slots__))
+            self._clean[key] = super().clean_rows(row)
+        return self._clean[key]
 
 
 def with_pairs(canvas: Mapping[str, Tensor], added: Mapping[str, Tensor]) -> dict[str, Tensor]:

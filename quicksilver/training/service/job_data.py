@@ -10,10 +10,13 @@ from typing import Any
 from quicksilver.training.journal import Journal
 from quicksilver.training.service.examples import Example
 from quicksilver.training.service.tasks import StepPlan
+from quicksilver.tuning.jobs import TuningJob
 
 log = logging.getLogger("quicksilver.training")
 
 Scalars = Mapping[str, float]
+# The job, the step, the number of steps, and the scalars of the step.
+Watch = Callable[[TuningJob, int, int, Scalars], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,14 @@ class JobData:
     @property
     def epoch_tokens(self) -> int:
         return sum(example.num_tokens for example in self.train)
+
+    @property
+    def work(self) -> dict[str, float]:
+        """Tokens of one forward in each stage, about, for the time that is left. The last two are a canvas refresh on a
+        CPU, which not every job needs."""
+        measured = 1500.0 + sum(example.num_tokens for example in self.validation[:128])
+        steps = 2.0 * self.epoch_tokens * self.plan.num_epochs
+        return {"before": measured, "train": steps, "after": measured, "answers": 4000.0, "refresh": 30_000.0}
 
     def tokens_of_steps(self, first: int, end: int) -> int:
         return sum(self.train[i].num_tokens for step in range(first, end) for i in self.plan.indices(step))

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from quicksilver.training.canvas import MASKS
 from quicksilver.training.decode import BatchDecoder, CanvasWeights
-from quicksilver.training.loss import answer_loss, rows_with_loss
+from quicksilver.training.loss import loss_and_hits, rows_with_loss
 from quicksilver.training.network import Lora, Network
 from quicksilver.training.pack import Document
 from quicksilver.training.proposals import Proposal, selectivity_curve
 from quicksilver.training.service.examples import Example
-from quicksilver.training.service.tasks import HEAD_CHUNK, LoraRows, num_hits, packed, targets
+from quicksilver.training.service.tasks import HEAD_CHUNK, LoraRows, packed, targets
 
 # Documents of one forward.
-BATCH = 8
+BATCH = 16
 CANVAS_LEN = 16
 # Prompts whose answers are drafted, and the most tokens of an answer. A CPU takes minutes for more.
 NUM_PROMPTS = {"cpu": 4, "cuda": 32}
@@ -41,8 +41,9 @@ def losses(rows: LoraRows, documents: Sequence[Document], lora: Lora | None) -> 
         picked = rows_with_loss(weight, HEAD_CHUNK)
         hidden, target, weight = rows.hidden(laid, lora)[picked], target[picked], weight[picked]
         num = float(weight.sum())
-        total += num * float(answer_loss(hidden, rows.network.head, target, weight, nothing, HEAD_CHUNK))
-        hits += float(num_hits(hidden, rows.network.head, target, weight))
+        mean, num_right = loss_and_hits(hidden, rows.network.head, target, weight, nothing, HEAD_CHUNK)
+        total += num * float(mean)
+        hits += float(num_right)
         count += num
     return total / max(count, 1.0), hits / max(count, 1.0)
 

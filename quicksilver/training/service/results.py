@@ -23,6 +23,7 @@ from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.training.export import canvas_tensors, low_rank_layers
 from quicksilver.training.lora import num_lora_params
 from quicksilver.training.network import Network
+from quicksilver.training.pack import Document
 from quicksilver.training.service import canvas_refresh
 from quicksilver.training.service.examples import Example
 from quicksilver.training.service.measure import draft_rates, losses, selectivity
@@ -35,6 +36,8 @@ from quicksilver.tuning.settings import TrainerSettings
 COLUMNS = ("step", "train_loss", "train_mean_token_accuracy", "valid_loss", "valid_mean_token_accuracy")
 PURPOSE = "fine-tune-results"
 
+# Validation examples that are measured before and after training.
+NUM_MEASURED = {"cpu": 128, "cuda": 4096}
 # Figures by name; `selectivity` is a curve.
 Measured = dict[str, Any]
 # Bytes per value of a stored adapter, and copies of it: the model, its two checkpoints and the archive.
@@ -80,14 +83,25 @@ class Results:
         self.check_room(max(a.shape[0] for name, a in tensors.items() if name.endswith(".A")))
         return tensors
 
-    def measured(self, task: LoraRows, validation: Sequence[Example], tensors: Mapping[str, Tensor] | None) -> Measured:
+    def validated(self, validation: Sequence[Example]) -> list[Document]:
+        """Documents whose loss is measured, drawn evenly."""
+        documents, most = [example.document for example in validation if example.label], NUM_MEASURED
+        return documents[:: -(-len(documents) // most[self._network.device.type]) or 1]
+
+    def measured(
+        self,
+        task: LoraRows,
+        validation: Sequence[Example],
+        tensors: Mapping[str, Tensor] | None,
+        known: tuple[float, float] | None = None,
+    ) -> Measured:
         """Loss and token accuracy of the validation file, of judged answers their selectivity, and tokens per draft
         round on its prompts (without the file: on prompts of the training file). With `tensors` the adapter is merged
-        into the network, so that comes last."""
+        into the network, so that comes last. `known`: loss and accuracy, where they have been measured."""
         found: Measured = {}
-        documents = [example.document for example in validation if example.label]
-        if documents:
-            found["valid_loss"], found["valid_mean_token_accuracy"] = losses(task, documents, tensors)
+        if documents := self.validated(validation):
+            loss, accuracy = known or losses(task, documents, tensors)
+            found |= {"valid_loss": loss, "valid_mean_token_accuracy": accuracy}
         if self._job.method == "kto" and len({example.label for example in validation}) == 2:
             found["selectivity"] = selectivity(task, validation, tensors)
         if tensors is not None:

@@ -17,20 +17,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quicksilver.training.attention import DocumentAttention
+from quicksilver.training.attention import SHARED, DocumentAttention
 from quicksilver.training.batches import Batch
 from quicksilver.training.kto import Weights, balanced_weights, kto_loss
 from quicksilver.training.loop import StepReport
 from quicksilver.training.lora import new_lora
-from quicksilver.training.loss import answer_loss, rows_with_loss, token_log_probs
+from quicksilver.training.loss import loss_and_hits, rows_with_loss, token_log_probs
 from quicksilver.training.network import Lora, Network
 from quicksilver.training.pack import Document
 from quicksilver.training.service.examples import Example, with_answer_of
 
 # Rows whose logits are in memory at a time.
 HEAD_CHUNK = 512
-# Row lengths are rounded up, so that few shapes occur.
-LEN_STEP = 32
+# Row lengths are rounded up. On a GPU few shapes may occur, because each is compiled.
+LEN_STEP = {"cpu": 8, "cuda": 32}
+# Rows on a CPU are at most this long unless an example is longer. A row of ATTENTION_LEN tokens takes as long in
+# attention as in the linears (nano).
+MAX_ROW_LEN, ATTENTION_LEN = 512, 700
 # Tokens of one forward and backward, which decide the memory of a step. A longer example is computed alone.
 MAX_PART_TOKENS = 4096
 
@@ -89,29 +92,59 @@ class PackedDocuments:
     num_documents: int
 
 
-def packed(documents: Sequence[Document], device: torch.device) -> PackedDocuments:
-    """Each document in the first row with room."""
-    row_len = -(-max(len(document.token_ids) for document in documents) // LEN_STEP) * LEN_STEP
+def shared_len(documents: Sequence[Document]) -> int:
+    """Length of the prefix that all documents have, as chats with one system message do. No answer follows it at once,
+    so that every document has its own token before its answer."""
+    if len(documents) < 2:
+        return 0
+    first = documents[0].token_ids
+    end = min(int(np.append(document.is_answer, True).argmax()) - 1 for document in documents)
+    for document in documents[1:]:
+        end = min(end, len(document.token_ids))
+        differs = first[: max(end, 0)] != document.token_ids[: max(end, 0)]
+        end = int(differs.argmax()) if differs.any() else end
+    return max(end, 0)
+
+
+def filled(lengths: Sequence[int], row_len: int) -> list[list[int]]:
+    """Rows of item numbers, each item in the first row with room."""
     rows: list[list[int]] = []
     room: list[int] = []
-    for number, document in enumerate(documents):
-        length = len(document.token_ids)
+    for number, length in enumerate(lengths):
         row = next((i for i, space in enumerate(room) if space >= length), len(rows))
         if row == len(rows):
             rows.append([])
             room.append(row_len)
         rows[row].append(number)
         room[row] -= length
+    return rows
+
+
+def row_lens(longest: int, device: torch.device) -> range:
+    """Lengths that rows may have."""
+    step = LEN_STEP[device.type]
+    least = -(-longest // step) * step
+    return range(least, max(least, MAX_ROW_LEN if device.type == "cpu" else 0) + 1, step)
+
+
+def packed(documents: Sequence[Document], device: torch.device) -> PackedDocuments:
+    """Documents in rows of the length that takes the least time. A row begins with the shared prefix, once."""
+    shared = shared_len(documents)
+    lengths = [len(document.token_ids) - shared for document in documents]
+    layouts = [(row_len, filled(lengths, row_len - shared)) for row_len in row_lens(shared + max(lengths), device)]
+    row_len, rows = min(layouts, key=lambda layout: len(layout[1]) * layout[0] * (1 + layout[0] / ATTENTION_LEN))
     shape = (len(rows), row_len)
     token_ids, doc_id, positions = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+    token_ids[:, :shared], doc_id[:, :shared] = documents[0].token_ids[:shared], SHARED
+    positions[:, :shared] = np.arange(shared)
     answer = np.full(shape, -1, dtype=np.int64)
     for row, numbers in enumerate(rows):
-        at = 0
+        at = shared
         for place, number in enumerate(numbers, start=1):
-            document, end = documents[number], at + len(documents[number].token_ids)
-            token_ids[row, at:end], doc_id[row, at:end] = document.token_ids, place
-            positions[row, at:end] = np.arange(end - at)
-            answer[row, at:end] = np.where(document.is_answer, number, -1)
+            document, end = documents[number], at + lengths[number]
+            token_ids[row, at:end], doc_id[row, at:end] = document.token_ids[shared:], place
+            positions[row, at:end] = shared + np.arange(end - at)
+            answer[row, at:end] = np.where(document.is_answer[shared:], number, -1)
             at = end
     ids, docs, places, owner = (torch.from_numpy(each).to(device) for each in (token_ids, doc_id, positions, answer))
     is_answer = owner >= 0
@@ -190,10 +223,10 @@ class SupervisedTask(LoraRows):
         picked = rows_with_loss(weight, HEAD_CHUNK)
         hidden = self.hidden(rows, self.parameters).index_select(0, picked)
         head, target, weight = self.network.head, target[picked], weight[picked]
-        mean = answer_loss(hidden, head, target, weight, self._nothing, HEAD_CHUNK)
+        mean, hits = loss_and_hits(hidden, head, target, weight, self._nothing, HEAD_CHUNK)
         loss = mean * (weight.sum() / num_targets)
         loss.backward()
-        return loss.detach(), num_hits(hidden.detach(), head, target, weight), rows.batch.token_ids.numel()
+        return loss.detach(), hits, rows.batch.token_ids.numel()
 
 
 class DpoTask(LoraRows):
@@ -272,13 +305,3 @@ def make_task(
         return SupervisedTask(network, examples, plan, rank)
     task = DpoTask if method == "dpo" else KtoJobTask
     return task(network, examples, plan, rank, float(chosen["beta"]))
-
-
-@torch.no_grad()
-def num_hits(hidden: Tensor, head: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Number of rows with weight whose likeliest token is the target."""
-    total = torch.zeros((), device=hidden.device)
-    for start in range(0, len(hidden), HEAD_CHUNK):
-        span = slice(start, start + HEAD_CHUNK)
-        total += ((F.linear(hidden[span], head).argmax(-1) == target[span]) & (weight[span] > 0)).sum()
-    return total

@@ -1,7 +1,8 @@
 """Trainer: takes one job from its files to a registered adapter.
 
-On a CPU the adapter depends on the base, the files, the hyperparameters, the seed and the number of threads alone: a
-run that was killed and continued ends in the same bytes.
+On a CPU the adapter depends on the base, the files, the hyperparameters, the seed, the number of threads and the
+number format alone, and the last two are stored with the job: a run that was killed and continued ends in the same
+bytes.
 """
 
 from __future__ import annotations
@@ -28,17 +29,18 @@ from quicksilver.training.loop import Loop
 from quicksilver.training.network import Network
 from quicksilver.training.recipe import Optim
 from quicksilver.training.service import canvas_refresh
-from quicksilver.training.service.base_network import files_of, load_network
+from quicksilver.training.service.base_network import files_of, load_network, training_device, training_dtype
 from quicksilver.training.service.charging import StepCharges
 from quicksilver.training.service.examples import read_examples
 from quicksilver.training.service.faults import DataRefused
-from quicksilver.training.service.job_data import JobData, JobJournal, Scalars
+from quicksilver.training.service.job_data import JobData, JobJournal, Scalars, Watch
 from quicksilver.training.service.lease import Interrupted, Lease, Signals
 from quicksilver.training.service.measure import TOKENS_PER_ROUND, losses
 from quicksilver.training.service.results import Measured, Results
 from quicksilver.training.service.tasks import JobTask, StepPlan, make_task
+from quicksilver.training.service.time_left import Tell, TimeLeft
 from quicksilver.tuning.hyperparameters import LEARNING_RATE, resolved
-from quicksilver.tuning.jobs import ATTEMPTS, ENDED, PROPOSAL, REFRESH_TOKENS, JobStore, TuningJob
+from quicksilver.tuning.jobs import ATTEMPTS, ENDED, LAST_EPOCH, PROPOSAL, REFRESH_TOKENS, JobStore, TuningJob
 from quicksilver.tuning.models import delete_results
 from quicksilver.tuning.settings import TrainerSettings
 from quicksilver.tuning.sweep import JOBS
@@ -47,7 +49,7 @@ log = logging.getLogger("quicksilver.training")
 
 # Reports of one job, about.
 NUM_REPORTS = 100
-# Validation examples that are measured after every epoch; all are measured at the end.
+# Validation examples that are measured after an epoch before the last.
 NUM_VALIDATED = 64
 # Checkpoints that are kept as models: those of the last epochs.
 NUM_CHECKPOINTS = 3
@@ -56,9 +58,6 @@ WARMUP_SHARE = 0.05
 PROGRESS_S = 1.0
 # Times that a job is begun without a checkpoint after it. Its trainer was killed each time, so a further one would be.
 MAX_ATTEMPTS = 3
-
-# The job, the step, the number of steps, and the scalars of the step.
-Watch = Callable[[TuningJob, int, int, Scalars], None]
 
 
 class Trainer:
@@ -72,9 +71,10 @@ class Trainer:
         charges: TrainingCharges | None = None,
         signals: Signals | None = None,
         watch: Watch = lambda job, step, num_steps, scalars: None,
+        tell: Tell = lambda text, seconds_left: None,
     ) -> None:
         self._jobs, self._settings, self._process = jobs, settings, process
-        self._charges, self._signals, self._watch = charges, signals, watch
+        self._charges, self._signals, self._watch, self._tell = charges, signals, watch, tell
         # Jobs that were interrupted because the store did not answer; beginning them again is no further attempt.
         self._without_store: set[str] = set()
 
@@ -139,8 +139,9 @@ class JobRun:
         self._trainer, self._lease = trainer, lease
         self._jobs, self._settings, self._process = trainer._jobs, trainer._settings, trainer._process
         self.job = job
-        self._saved_at = time.monotonic()
-        self._told_at = 0.0
+        self._saved_at, self._told_at = time.monotonic(), 0.0
+        # Loss and accuracy after the last epoch, if this run trained it.
+        self._valid_losses: tuple[float, float] | None = None
 
     @property
     def files(self) -> ModelFiles:
@@ -158,16 +159,18 @@ class JobRun:
         results = Results(self._jobs, self.job, self._settings, network, self.files)
         results.check_room(int(data.chosen["rank"]))
         task = make_task(self.job.method, network, data.train, data.plan, data.chosen)
+        self._time = TimeLeft(self._trainer._tell, data.work, network)
         self._measure_before(results, task, data)
         self._save(status="running")
         tensors = self._train(task, data, results)
-        after = results.measured(task, data.validation, tensors)
+        self._time.at("after", "measuring the tuned model")
+        after = results.measured(task, data.validation, tensors, self._valid_losses)
         num_tokens = self._refresh(results, task, data, after)
         self.finish(results, tensors, data.epoch_tokens * data.plan.num_epochs + num_tokens, after)
 
     def _begin(self) -> None:
-        """Counts the attempt. The number of threads decides the order of sums, so a continued run must have that of its
-        first start."""
+        """Counts the attempt. A continued run has the number of threads and the number format of its first start, which
+        decide how sums are rounded."""
         known = self.job.facts
         attempts = int(known.get(ATTEMPTS, 0)) + (self.job.id not in self._trainer._without_store)
         self._trainer._without_store.discard(self.job.id)
@@ -177,9 +180,10 @@ class JobRun:
                 "use shorter examples or a lower rank",
                 code="trainer_lost",
             )
-        threads = known.get("threads") or self._settings.threads or max(1, (os.cpu_count() or 2) // 2)
-        torch.set_num_threads(int(threads))
-        self._save(facts={**known, "threads": int(threads), ATTEMPTS: attempts})
+        threads = self._settings.threads or max(1, (os.cpu_count() or 2) // 2)
+        first = {"threads": threads, "dtype": training_dtype(training_device(self._settings)), **known}
+        torch.set_num_threads(int(first["threads"]))
+        self._save(facts={**first, ATTEMPTS: attempts})
 
     def _keep(self, loop: Loop) -> None:
         """Writes a checkpoint, after which the attempts count from zero."""
@@ -213,8 +217,7 @@ class JobRun:
         chosen = resolved(method, given, len(train))
         plan = StepPlan(len(train), chosen["batch_size"], chosen["n_epochs"], int(self.job.reply["seed"]))
         data = JobData(train, validation, plan, chosen)
-        charges = self._trainer._charges
-        self._steps = StepCharges(self._jobs, charges, self.job, data.tokens_of_steps, plan.num_steps)
+        self._steps = StepCharges(self._jobs, self._trainer._charges, self.job, data.tokens_of_steps, plan.num_steps)
         self._steps.check_balance()
         if self.job.status == "validating_files":
             described = {"type": method, method: {"hyperparameters": chosen}}
@@ -232,10 +235,11 @@ class JobRun:
         return Tokenizer.for_model(self.files.weights, self.files.skill)
 
     def _network(self) -> Network:
-        return load_network(self._settings, str(self.job.reply["model"]))
+        return load_network(self._settings, str(self.job.reply["model"]), str(self.job.facts["dtype"]))
 
     def _measure_before(self, results: Results, task: JobTask, data: JobData) -> None:
         if "before" not in self.job.facts:
+            self._time.at("before", "measuring the model before training")
             before = results.measured(task, data.validation, None)
             self._save(facts={**self.job.facts, "before": before}, quicksilver={"before": before})
 
@@ -269,6 +273,7 @@ class JobRun:
         if results.canvas is None or not canvas_refresh.is_needed(self.job.facts["before"], after):
             return 0
         documents = [example.document for example in data.train if example.label]
+        self._time.at("answers", "canvas refresh, answering prompts")
         answers = canvas_refresh.own_answers(task.network, documents, results.stop_ids, self._lease.hold)
         if not answers:
             return 0
@@ -304,6 +309,7 @@ class JobRun:
             message = f"Canvas refresh, step {step}/{num_steps}: loss {scalars['loss']:.4f}"
             self._jobs.event(self.job, message, event_id=f"canvas-step-{step}")
             self._trainer._watch(self.job, step, num_steps, scalars)
+            self._time.at_step("refresh", "canvas refresh, ", step, num_steps, scalars)
 
         loop = Loop(refresh, refresh.spec.optim, self._folder / "canvas", JobJournal(report), self._pause_point)
         return self._run_loop(loop, self._steps.charge_refresh_until)
@@ -339,14 +345,14 @@ class JobRun:
         message = f"Step {step}/{plan.num_steps}: training loss {scalars['loss']:.4f}"
         self._jobs.event(self.job, message, data=data, event_id=f"step-{step}")
         self._trainer._watch(self.job, step, plan.num_steps, scalars)
+        self._time.at_step("train", "", step, plan.num_steps, scalars)
         if time.monotonic() - self._told_at < PROGRESS_S and step < plan.num_steps:
             return
         self._told_at = time.monotonic()
-        finish = int(time.time() + scalars["eta_s"])
         progress = {**self.job.reply["quicksilver"], "step": step, "total_steps": plan.num_steps}
         # A lost lease is noticed after the step, where the state is saved.
-        saved = self._jobs.save(self.job, self._process, estimated_finish=finish, quicksilver=progress)
-        self.job = saved or self.job
+        finish = int(time.time() + scalars["eta_s"])
+        self.job = self._jobs.save(self.job, self._process, estimated_finish=finish, quicksilver=progress) or self.job
 
     def _end_epoch(self, loop: Loop, task: JobTask, data: JobData, results: Results, last: Scalars) -> None:
         """Charges the epoch, measures it, and stores a checkpoint of each of the last epochs."""
@@ -354,29 +360,30 @@ class JobRun:
         epoch = step // plan.steps_per_epoch
         self._steps.charge_until(step)
         metrics = {"train_loss": last.get("loss"), "train_mean_token_accuracy": last.get("accuracy")}
-        if data.validation:
-            documents = [example.document for example in data.validation[:NUM_VALIDATED]]
+        is_last = step == plan.num_steps
+        if documents := results.validated(data.validation)[: None if is_last else NUM_VALIDATED]:
             loss, accuracy = losses(task, documents, task.parameters)
+            self._valid_losses = (loss, accuracy) if is_last else None
             metrics |= {"valid_loss": round(loss, 5), "valid_mean_token_accuracy": round(accuracy, 5)}
         message = f"Epoch {epoch}/{plan.num_epochs} is complete."
         self._jobs.event(self.job, message, data={"step": step, **metrics}, event_id=f"epoch-{epoch}")
+        if is_last:
+            # Its model is that of the job, which `finish` stores once, with what follows from a canvas refresh.
+            self._save(facts={**self.job.facts, LAST_EPOCH: [step, metrics]})
         # The checkpoints of a proposal are not served.
-        if epoch > plan.num_epochs - NUM_CHECKPOINTS and not self.job.facts.get(PROPOSAL):
+        elif epoch > plan.num_epochs - NUM_CHECKPOINTS and not self.job.facts.get(PROPOSAL):
             self._save()
-            name = results.register(loop.result, 0 if epoch == plan.num_epochs else step)
-            self._jobs.checkpoint(self.job, step, metrics, name)
+            self._jobs.checkpoint(self.job, step, metrics, results.register(loop.result, step))
 
     def finish(
-        self,
-        results: Results,
-        tensors: dict[str, torch.Tensor],
-        num_tokens: int,
-        after: Measured | None = None,
+        self, results: Results, tensors: dict[str, torch.Tensor], num_tokens: int, after: Measured | None = None
     ) -> None:
         # A process that has lost the lease must not write over what another one registers.
         self._save()
         is_proposal = bool(self.job.facts.get(PROPOSAL))
         name = results.register(tensors, is_proposed=is_proposal)
+        if LAST_EPOCH in self.job.facts and not is_proposal:
+            self._jobs.checkpoint(self.job, *self.job.facts[LAST_EPOCH], name)
         files = results.write_files(tensors)
         extra = {**self.job.reply["quicksilver"], "after": after or {}, "adapter_sha256": results.sha256}
         self._save(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,8 +21,13 @@ from quicksilver.model.files.checkpoint import load_model, save_model
 from quicksilver.model.transformer import Transformer
 from quicksilver.text.chat import ChatTemplate, Message
 from quicksilver.text.tokenizer import Tokenizer
+from quicksilver.training.canvas import CanvasTask
+from quicksilver.training.export import canvas_tensors
+from quicksilver.training.network import Network, as_written
+from quicksilver.training.pack import Document
 from quicksilver.training.service import canvas_refresh
-from quicksilver.tuning.models import adapter_file, find_model
+from quicksilver.tuning.jobs import TuningJob
+from quicksilver.tuning.models import adapter_file, find_model, list_models
 from tests.accounts.test_training_charges import new_key, spent
 from tests.support.row_adapters import saved
 from tests.support.tiny import answers, decode_params, finish_all, tiny_engine
@@ -134,6 +140,42 @@ def test_a_refresh_raises_acceptance_and_changes_no_text(shop: Shop, base: Model
     )
     assert old_text == new_text == text
     assert new_forwards < old_forwards
+
+
+def test_the_model_is_stored_once_after_its_refresh(shop: Shop) -> None:
+    """A model whose adapter is replaced could be loaded while its pieces do not fit its hash."""
+    job, found = shop.create(lines(), hyperparameters=CHOSEN), list[list[str]]()
+
+    def watch(job: TuningJob, step: int, total: int, scalars: Any) -> None:
+        if "accuracy" not in scalars:
+            found.append([model.id for model in list_models(shop.objects, "") if not model.step])
+
+    shop.run(watch=watch)
+    assert found
+    assert not any(found)
+    name = shop.reply(job)["fine_tuned_model"]
+    assert find_model(shop.objects, "", name) is not None
+    checkpoints = [json.loads(each.body) for each in shop.objects.find("", "fine_tuning_checkpoint", job.id) or []]
+    assert [each["step_number"] for each in checkpoints] == [4, 8, NUM_STEPS]
+    assert checkpoints[-1]["fine_tuned_model_checkpoint"] == name
+
+
+def test_clean_rows_are_computed_once_and_equal_those_of_every_step(base: ModelFiles) -> None:
+    network = Network(load_model(base.weights), as_written)
+    ids = np.arange(40) % 200
+    documents = [Document(ids + i, ids >= 9, np.zeros(40, dtype=bool)) for i in range(20)]
+    assert base.canvas is not None
+    task = canvas_refresh.refresh_task(network, canvas_tensors(base.canvas), documents, seed=1)
+    batch = task.store.batch(0)
+    kept, again = task.clean_rows(batch), task.clean_rows(batch)
+    plain = CanvasTask.clean_rows(task, batch)
+    assert torch.equal(kept[0], again[0])
+    torch.testing.assert_close(kept[0], plain[0])
+    for one, other in zip(kept[1].keys + kept[1].values, plain[1].keys + plain[1].values, strict=True):
+        torch.testing.assert_close(one, other)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network, "forward", None)
+        task.clean_rows(batch)
 
 
 def test_an_interrupted_refresh_ends_in_the_same_bytes_and_is_charged_once(

@@ -21,6 +21,7 @@ from quicksilver.training.service.tasks import (
     make_task,
     packed,
     parts_of,
+    shared_len,
     targets,
 )
 from quicksilver.training.toy_task import tiny_model
@@ -73,6 +74,26 @@ def test_targets_stay_inside_their_document() -> None:
     target, number = targets(rows)
     for index, doc in enumerate(DOCUMENTS):
         assert target[number == index].tolist() == doc.token_ids[doc.is_answer].tolist()
+
+
+def test_a_shared_prefix_is_laid_out_once_in_a_row_and_ends_before_the_answers() -> None:
+    docs = [document(1, 8, 9, 20 + i, 30, 31, prompt_len=4) for i in range(3)]
+    assert shared_len(docs) == 3
+    rows = packed(docs, torch.device("cpu")).batch
+    assert rows.token_ids[0, :6].tolist() == [1, 8, 9, 20, 30, 31]
+    assert rows.token_ids[0, 6:12].tolist() == [21, 30, 31, 22, 30, 31]
+    assert rows.positions[0, :12].tolist() == [0, 1, 2, 3, 4, 5, 3, 4, 5, 3, 4, 5]
+    # One prompt with several answers: the token before them is not shared, because its target differs.
+    assert shared_len([document(1, 8, 9, 30 + i, prompt_len=3) for i in range(3)]) == 2
+    assert shared_len([document(1, 8, 9), document(4, 8, 9)]) == 0
+    assert shared_len([document(1, 8, 9, prompt_len=0)] * 2) == 0
+    assert shared_len(docs[:1]) == 0
+
+
+def test_rows_on_a_cpu_have_little_padding() -> None:
+    for lengths in ([69] * 12, [100, *[52] * 15]):
+        docs = [document(*range(1 + i, 1 + i + length)) for i, length in enumerate(lengths)]
+        assert packed(docs, torch.device("cpu")).batch.token_ids.numel() < 1.1 * sum(lengths)
 
 
 def test_log_probs_equal_those_of_each_document_alone(network: Network) -> None:

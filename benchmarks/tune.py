@@ -1,0 +1,136 @@
+"""`quicksilver tune` as a newcomer runs it: 200 chats of one sentence each, no option but the model.
+
+    python -m benchmarks.tune [--chats 200] [--held-out 0] [--model nano] [--threads 0] [--out benchmarks/results]
+
+Prints JSON: date, commit, load, wall-clock and processor seconds of the command, the second at which each stage began,
+and what the job measured. The command runs in a new process with an empty store; the model must be on this machine.
+The wall-clock figures are meaningful on an idle machine only. Target for nano on two idle cores: 150 s.
+`--held-out` adds a validation file of so many further chats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from quicksilver.accounts.objects import open_local
+from quicksilver.evals.report import machine_facts
+from quicksilver.hub.resolve import default_home
+from quicksilver.tuning.jobs import JOB, read_job
+
+MAIN = "from quicksilver.cli import main; main()"
+WORDS = {
+    "mood": ["calm", "happy", "angry", "sleepy", "curious", "hungry", "proud", "shy", "brave", "tired"],
+    "animal": ["cat", "dog", "fox", "owl", "bear", "crow", "wolf", "mole", "hare", "newt"],
+    "place": ["garden", "kitchen", "harbour", "attic", "station", "library", "forest", "market", "bridge", "tower"],
+}
+
+
+def chats(num: int, seed: int = 7) -> list[str]:
+    """JSON lines: a question, and an answer of one sentence whose form the model has to learn."""
+    rng, lines = random.Random(seed), []
+    for _ in range(num):
+        chosen = {name: rng.choice(words) for name, words in WORDS.items()}
+        subject, number = f"{chosen['mood']} {chosen['animal']}", rng.randint(2, 99)
+        asked = f"Where is the {subject} number {number}?"
+        told = f"Captain, the {subject} with number {number} waits near the old {chosen['place']} until noon."
+        messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": told}]
+        lines.append(json.dumps({"messages": messages}))
+    return lines
+
+
+def stage_of(line: str) -> str:
+    """The stage that a line of progress belongs to."""
+    text = line.partition(", about")[0].partition(", loss")[0]
+    return text.partition("step ")[0].rstrip(", ") or "training" if "step " in text else text
+
+
+def run(arguments: list[str], home: Path) -> dict[str, Any]:
+    """Runs the command; its seconds, and when its stages began."""
+    stages: dict[str, float] = {}
+    first_estimate = None
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    words = [sys.executable, "-c", MAIN, "tune", *arguments]
+    environment = {**os.environ, "QUICKSILVER_HOME": str(home)}
+    process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    for line in process.stderr:
+        now = round(time.perf_counter() - start, 1)
+        print(f"{now:7.1f} {line}", end="", file=sys.stderr, flush=True)
+        if " left" in line:
+            first_estimate = first_estimate or {"at_s": now, "line": line.strip()}
+            stages.setdefault(stage_of(line.strip()), now)
+    shown = process.stdout.read()
+    if process.wait():
+        raise SystemExit(shown)
+    wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
+    return {
+        "wall_s": round(wall, 1),
+        "cpu_s": round(cpu, 1),
+        "first_estimate": first_estimate,
+        "stages_begin_s": stages,
+        "output": shown.splitlines(),
+    }
+
+
+def measure(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    (folder / "models").symlink_to(default_home() / "models")
+    lines, data, held_out = chats(given.chats + given.held_out), folder / "data.jsonl", folder / "held-out.jsonl"
+    data.write_text("\n".join(lines[: given.chats]) + "\n")
+    held_out.write_text("\n".join(lines[given.chats :]) + "\n")
+    arguments = [str(data), "--model", given.model, "--threads", str(given.threads), "--device", "cpu"]
+    arguments += ["--validation", str(held_out)] if given.held_out else []
+    figures = run(arguments, folder)
+    store = open_local(folder / "objects.db")
+    (stored,) = store.find("", JOB, limit=2) or []
+    job = read_job("", stored)
+    store.close()
+    facts = {name: job.facts.get(name) for name in ("threads", "dtype")}
+    reply = job.reply
+    return {
+        **figures,
+        **facts,
+        "hyperparameters": reply["hyperparameters"],
+        "trained_tokens": reply["trained_tokens"],
+        "measured": reply["quicksilver"],
+    }
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--chats", type=int, default=200)
+    words.add_argument("--held-out", type=int, default=0)
+    words.add_argument("--model", default="nano")
+    words.add_argument("--threads", type=int, default=0)
+    words.add_argument("--out", type=Path)
+    given = words.parse_args()
+    facts, load = machine_facts(), [round(each, 2) for each in os.getloadavg()]
+    with tempfile.TemporaryDirectory() as folder:
+        results = measure(given, Path(folder))
+    settings = {name: value for name, value in vars(given).items() if name != "out"}
+    cpu = torch.cpu.get_capabilities()
+    hardware = {"cpu": cpu["cpu_name"], "has_bf16": cpu.get("avx512_bf16", False) or cpu.get("amx_bf16", False)}
+    hardware |= {"cores": os.cpu_count(), "torch": torch.__version__}
+    priority = {"niceness": os.nice(0), "policy": os.sched_getscheduler(0)}
+    loads = {"load_before": load, "load_after": [round(each, 2) for each in os.getloadavg()]}
+    text = json.dumps({**facts, **hardware, **priority, **loads, "settings": settings, **results}, indent=1)
+    print(text)
+    if given.out:
+        (given.out / f"tune-{facts['date'][:10]}.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
