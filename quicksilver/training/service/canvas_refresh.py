@@ -37,6 +37,8 @@ CACHED_TOKENS = {"cpu": 4096, "cuda": 0}
 # Packed rows have a multiple of this length, and this many canvas rows each.
 ROW_LEN_STEP, CANVAS_ROWS = 128, 256
 NUM_REPORTS = 10
+# Tokens of one forward in each stage on a CPU, about, for the time that is left.
+WORK = {"answers": 4000.0, "refresh": 30_000.0}
 
 
 def is_needed(before: Mapping[str, float], after: Mapping[str, float]) -> bool:

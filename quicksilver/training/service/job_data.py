@@ -34,11 +34,10 @@ class JobData:
 
     @property
     def work(self) -> dict[str, float]:
-        """Tokens of one forward in each stage, about, for the time that is left. The last two are a canvas refresh on a
-        CPU, which not every job needs."""
+        """Tokens of one forward in each stage, about, for the time that is left."""
         measured = 1500.0 + sum(example.num_tokens for example in self.validation[:128])
         steps = 2.0 * self.epoch_tokens * self.plan.num_epochs
-        return {"before": measured, "train": steps, "after": measured, "answers": 4000.0, "refresh": 30_000.0}
+        return {"before": measured, "train": steps, "after": measured}
 
     def tokens_of_steps(self, first: int, end: int) -> int:
         return sum(self.train[i].num_tokens for step in range(first, end) for i in self.plan.indices(step))

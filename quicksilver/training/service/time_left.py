@@ -26,6 +26,10 @@ class TimeLeft:
         params = config.num_layers * sum(out * into for out, into in linear_shapes(config).values())
         self._pace = 2 * params / (RATE[device] * (torch.get_num_threads() if device == "cpu" else 1))
 
+    def add(self, work: Mapping[str, float]) -> None:
+        """Stages that not every job has, when they begin."""
+        self._work |= work
+
     def at_step(self, stage: str, prefix: str, step: int, num_steps: int, scalars: Mapping[str, float]) -> None:
         """`scalars` are those of the loop, whose seconds include earlier runs of a continued job."""
         share = step / num_steps

@@ -273,9 +273,9 @@ class JobRun:
         if results.canvas is None or not canvas_refresh.is_needed(self.job.facts["before"], after):
             return 0
         documents = [example.document for example in data.train if example.label]
+        self._time.add(canvas_refresh.WORK)
         self._time.at("answers", "canvas refresh, answering prompts")
-        answers = canvas_refresh.own_answers(task.network, documents, results.stop_ids, self._lease.hold)
-        if not answers:
+        if not (answers := canvas_refresh.own_answers(task.network, documents, results.stop_ids, self._lease.hold)):
             return 0
         refresh = canvas_refresh.refresh_task(task.network, results.canvas, answers, data.plan.seed)
         num_steps = refresh.spec.optim.max_steps

@@ -11,12 +11,14 @@ from quicksilver.training.toy_task import tiny_model
 
 def test_the_time_left_follows_the_pace_of_the_steps() -> None:
     told: list[tuple[str, float]] = []
-    work = {"before": 10.0, "train": 100.0, "after": 10.0, "refresh": 40.0}
+    work = {"before": 10.0, "train": 100.0, "after": 10.0}
     left = TimeLeft(lambda text, seconds: told.append((text, seconds)), work, Network(tiny_model()))
     left.at("before", "measuring")
     left.at_step("train", "", 1, 4, {"loss": 2.0, "seconds": 5.0})
     left.at_step("train", "", 3, 4, {"loss": 1.5, "seconds": 30.0})
     left.at("after", "measuring again")
+    left.add({"refresh": 40.0})
+    left.at("refresh", "canvas refresh")
     left.at_step("refresh", "canvas refresh, ", 2, 2, {"loss": 1.0, "seconds": 9.0})
     texts, seconds = zip(*told, strict=True)
     assert texts == (
@@ -24,8 +26,9 @@ def test_the_time_left_follows_the_pace_of_the_steps() -> None:
         "step 1 of 4, loss 2.000",
         "step 3 of 4, loss 1.500",
         "measuring again",
+        "canvas refresh",
         "canvas refresh, step 2 of 2, loss 1.000",
     )
     assert seconds[0] > 0
-    # 25 of 100 took 5 s, so the other 75 and the 50 after them take 25; then 0.4 s for each token.
-    assert seconds[1:] == pytest.approx((25.0, 30.0, 20.0, 0.0))
+    # 25 of 100 took 5 s, so the other 75 and the 10 after them take 17; then 0.4 s for each token.
+    assert seconds[1:] == pytest.approx((17.0, 14.0, 4.0, 16.0, 0.0))
