@@ -383,7 +383,7 @@ class JobRun:
         is_proposal = bool(self.job.facts.get(PROPOSAL))
         name = results.register(tensors, is_proposed=is_proposal)
         if LAST_EPOCH in self.job.facts and not is_proposal:
-            self._jobs.checkpoint(self.job, *self.job.facts[LAST_EPOCH], name)
+            self._jobs.checkpoint(self.job, *self.job.facts[LAST_EPOCH], model=name)
         files = results.write_files(tensors)
         extra = {**self.job.reply["quicksilver"], "after": after or {}, "adapter_sha256": results.sha256}
         self._save(
