@@ -369,7 +369,7 @@ class JobRun:
         self._jobs.event(self.job, message, data={"step": step, **metrics}, event_id=f"epoch-{epoch}")
         if is_last:
             # Its model is that of the job, which `finish` stores once, with what follows from a canvas refresh.
-            self._save(facts={**self.job.facts, LAST_EPOCH: [step, metrics]})
+            self._save(facts={**self.job.facts, LAST_EPOCH: {"step": step, "metrics": metrics}})
         # The checkpoints of a proposal are not served.
         elif epoch > plan.num_epochs - NUM_CHECKPOINTS and not self.job.facts.get(PROPOSAL):
             self._save()
@@ -383,7 +383,7 @@ class JobRun:
         is_proposal = bool(self.job.facts.get(PROPOSAL))
         name = results.register(tensors, is_proposed=is_proposal)
         if LAST_EPOCH in self.job.facts and not is_proposal:
-            self._jobs.checkpoint(self.job, *self.job.facts[LAST_EPOCH], model=name)
+            self._jobs.checkpoint(self.job, model=name, **self.job.facts[LAST_EPOCH])
         files = results.write_files(tensors)
         extra = {**self.job.reply["quicksilver"], "after": after or {}, "adapter_sha256": results.sha256}
         self._save(
