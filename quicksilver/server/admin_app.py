@@ -22,8 +22,7 @@ from quicksilver.server.accounts.wire import ADMIN_BODIES
 from quicksilver.server.adapters import AdapterEngine
 from quicksilver.server.endpoints.health import route as health
 from quicksilver.server.http.auth import require_admin, require_metrics
-from quicksilver.server.http.errors import add_refusals
-from quicksilver.server.http.guard import Guard
+from quicksilver.server.http.guard import Guard, add_refusals
 from quicksilver.server.http.metrics import ModelFigures
 from quicksilver.server.http.openapi import describe
 from quicksilver.server.models import known_info

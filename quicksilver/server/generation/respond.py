@@ -12,8 +12,6 @@ engine:
 
 from __future__ import annotations
 
-import logging
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -30,10 +28,10 @@ from quicksilver.server.generation.billing import Billing
 from quicksilver.server.generation.job import Job, ReplyJob
 from quicksilver.server.generation.plan import ReplyPlan
 from quicksilver.server.generation.usage import RunningUsage
-from quicksilver.server.http.access_log import record_of
 from quicksilver.server.http.auth import BATCH_CALLER, caller_of
-from quicksilver.server.http.errors import JSON, envelope, error_response, internal_error
+from quicksilver.server.http.errors import JSON, envelope, error_response
 from quicksilver.server.http.fields import StreamOptions
+from quicksilver.server.http.guard import as_refusal, record_of
 from quicksilver.server.http.sse import DONE, KEEP_ALIVE, EventStream, data_event, while_connected
 from quicksilver.server.services import Services, services_of
 from quicksilver.text.answer import AnswerPiece, CollectedAnswer, Finished, TextDelta
@@ -43,8 +41,6 @@ if TYPE_CHECKING:
 
     # Needs an optional extra.
     from quicksilver.server.generation.reply_trace import ReplyTrace
-
-log = logging.getLogger("quicksilver.server")
 
 # Of a stream that is kept for replay. A longer one is generated and charged again when it is requested again.
 MAX_RECORDED_BYTES = 4 * 2**20
@@ -267,7 +263,7 @@ async def stream_reply(job: Job, form: ReplyFormat) -> AsyncGenerator[bytes, Non
         last.append(form.last_bytes)
     except Exception as error:
         job.fail(error)
-        last = _encoded(form, form.failure(_as_refusal(error)), None)
+        last = _encoded(form, form.failure(as_refusal(error, reply_id=job.plan.id)), None)
     for chunk in last:
         yield chunk
 
@@ -278,15 +274,6 @@ def _encoded(form: ReplyFormat, chunks: Iterable[Chunk], recording: Recording | 
         for chunk in encoded:
             recording.add(chunk)
     return encoded
-
-
-def _as_refusal(error: Exception) -> QuicksilverError:
-    """The error as a caller may see it; an unexpected one is logged without its message, which may quote a prompt."""
-    if isinstance(error, QuicksilverError):
-        return error
-    place = "".join(traceback.format_tb(error.__traceback__))
-    log.error("unforeseen %s in a stream\n%s", type(error).__name__, place)
-    return internal_error()
 
 
 def replay(saved: SavedReply, stream_media: str | None) -> Response:

@@ -1,30 +1,23 @@
-"""Errors as the error envelope of the request's dialect, with the headers that tell a client whether to retry.
-
-Errors of the framework, unknown paths and unexpected exceptions get the same envelope.
-"""
+"""Errors as the error envelope of the request's dialect, with the headers that tell a client whether to retry."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NotRequired
 
 import orjson
-from fastapi import FastAPI
 from pydantic import ValidationError
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from quicksilver.errors import (
     InsufficientQuota,
     InvalidRequest,
-    NotFound,
     QuicksilverError,
     RateLimited,
     Unavailable,
 )
-from quicksilver.server.http.access_log import record_of
 
 JSON = "application/json"
 MAX_RETRY_AFTER_S = 60
@@ -63,6 +56,29 @@ class MethodNotAllowed(QuicksilverError):
     status = 405
     type = "invalid_request_error"
     code = "method_not_allowed"
+
+
+class ErrorDetail(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(TypedDict):
+    error: ErrorDetail
+
+
+class AnthropicErrorDetail(TypedDict):
+    type: str
+    message: str
+
+
+class AnthropicErrorReply(TypedDict):
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+    # Not inside a stream.
+    request_id: NotRequired[str]
 
 
 def envelope(error: QuicksilverError, request_id: str | None = None) -> dict[str, Any]:
@@ -169,34 +185,3 @@ def param_path(loc: Sequence[int | str], body: Any) -> str:
 
 def _is_missing(step: int | str, node: Mapping[str, Any]) -> bool:
     return isinstance(step, str) and step not in node and step.isidentifier()
-
-
-def add_refusals(app: FastAPI) -> None:
-    """Registers the handlers that answer errors with the envelope."""
-    app.add_exception_handler(QuicksilverError, _on_refusal)
-    app.add_exception_handler(HTTPException, _on_framework_refusal)
-
-
-async def _on_refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, QuicksilverError)
-    return error_response(error, path=request.scope["path"], request_id=record_of(request).id)
-
-
-async def _on_framework_refusal(request: Request, error: Exception) -> Response:
-    """Errors of Starlette: an unknown path, a wrong method."""
-    assert isinstance(error, HTTPException)
-    path, request_id = request.scope["path"], record_of(request).id
-    if error.status_code == 404:
-        unknown = NotFound("There is nothing at this path; GET /openapi.json lists the paths.")
-        return error_response(unknown, path=path, request_id=request_id)
-    if error.status_code == 405:
-        refusal = MethodNotAllowed("This path takes another method.")
-        return error_response(refusal, _allowed(request, error), path, request_id)
-    return error_response(InvalidRequest(str(error.detail)), path=path, request_id=request_id)
-
-
-def _allowed(request: Request, error: HTTPException) -> Mapping[str, str]:
-    """`Allow` with every method of the path; the framework lists only those of the first matching route."""
-    path = getattr(request.scope.get("route"), "path", "").replace(":path}", "}")
-    methods = request.app.openapi()["paths"].get(path)
-    return {"allow": ", ".join(method.upper() for method in methods)} if methods else error.headers or {}

@@ -1,24 +1,46 @@
 """Guard: the outermost ASGI layer. Admits or refuses each request, counts it while it is open, and records it.
 
 Runs before routing and authentication, from the head of the request alone: bounds on headers, the Host and Origin that
-may be named, and open requests. An unexpected exception becomes a plain 500 here.
+may be named, and open requests. Every error that a route raises becomes a reply here; an unexpected exception becomes a
+plain 500. The record of a request has its id, the headers that every reply has, one log line and one count. Log lines
+have route templates and ids only; no path, prompt, answer or key.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 import traceback
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from fastapi import FastAPI
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quicksilver.errors import InvalidRequest, PermissionDenied, QuicksilverError, Unavailable
+from quicksilver.errors import InvalidRequest, NotFound, PermissionDenied, QuicksilverError, Unavailable
 from quicksilver.server.config import ServerConfig
-from quicksilver.server.http.access_log import RequestRecord
-from quicksilver.server.http.errors import HeadersTooLarge, HostNotServed, error_response, internal_error
+from quicksilver.server.http.errors import (
+    HeadersTooLarge,
+    HostNotServed,
+    MethodNotAllowed,
+    error_response,
+    internal_error,
+)
+from quicksilver.server.http.metrics import Metrics
 from quicksilver.server.services import Services
+
+if TYPE_CHECKING:
+    # Needs an optional extra.
+    from quicksilver.server.http.tracing import RequestTrace
+
+log = logging.getLogger("quicksilver.server")
 
 # Answered while draining and beyond the cap on open requests.
 ALWAYS_ANSWERED = ("/health", "/ready", "/metrics")
@@ -26,6 +48,78 @@ ALWAYS_ANSWERED = ("/health", "/ready", "/metrics")
 SINGLE_HEADERS = (b"host", b"authorization", b"x-api-key", b"origin", b"content-length")
 # Of 2**63 - 1.
 MAX_LENGTH_DIGITS = 19
+# Of a request whose client closed the connection before the reply started; never sent.
+CLIENT_CLOSED = 499
+# Route of a path that does not exist. The path itself is never recorded, since callers invent paths.
+UNMATCHED = "unmatched"
+
+
+class Guard:
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        services: Services = scope["app"].state.services
+        tracing = services.tracing if scope["path"] not in ALWAYS_ANSWERED else None
+        record = RequestRecord(scope, send, tracing.begin(scope) if tracing is not None else None)
+        with services.open_requests.counted(), services.metrics.num_open.track_inprogress():
+            try:
+                check_admission(scope, services)
+                await self.app(scope, receive, record.send)
+            except ClientDisconnect:
+                record.status = record.status or CLIENT_CLOSED
+            except Exception as error:
+                refusal = as_refusal(error, record.id)
+                if record.status is None:
+                    # The rest of the request may still be on its way, so the connection is not used again.
+                    response = error_response(refusal, {"connection": "close"}, scope["path"], record.id)
+                    await response(scope, receive, record.send)
+            finally:
+                record.write(services.metrics)
+
+
+def as_refusal(error: Exception, request_id: str | None = None, reply_id: str | None = None) -> QuicksilverError:
+    """The reply's error. An unexpected exception is logged by type and place; its message may quote a prompt."""
+    if isinstance(error, QuicksilverError):
+        return error
+    place = "".join(traceback.format_tb(error.__traceback__))
+    ids = {"request_id": request_id, "reply_id": reply_id}
+    log.error("unexpected %s\n%s", type(error).__name__, place, extra=ids)
+    return internal_error()
+
+
+def add_refusals(app: FastAPI) -> None:
+    """Registers the handlers that answer errors with the envelope."""
+    app.add_exception_handler(QuicksilverError, _on_refusal)
+    app.add_exception_handler(HTTPException, _on_framework_refusal)
+
+
+async def _on_refusal(request: Request, error: Exception) -> Response:
+    assert isinstance(error, QuicksilverError)
+    return error_response(error, path=request.scope["path"], request_id=record_of(request).id)
+
+
+async def _on_framework_refusal(request: Request, error: Exception) -> Response:
+    """Errors of Starlette: an unknown path, a wrong method."""
+    assert isinstance(error, HTTPException)
+    path, request_id = request.scope["path"], record_of(request).id
+    if error.status_code == 404:
+        unknown = NotFound("There is nothing at this path; GET /openapi.json lists the paths.")
+        return error_response(unknown, path=path, request_id=request_id)
+    if error.status_code == 405:
+        refusal = MethodNotAllowed("This path takes another method.")
+        return error_response(refusal, _allowed(request, error), path, request_id)
+    return error_response(InvalidRequest(str(error.detail)), path=path, request_id=request_id)
+
+
+def _allowed(request: Request, error: HTTPException) -> Mapping[str, str]:
+    """`Allow` with every method of the path; the framework lists only those of the first matching route."""
+    path = getattr(request.scope.get("route"), "path", "").replace(":path}", "}")
+    methods = request.app.openapi()["paths"].get(path)
+    return {"allow": ", ".join(method.upper() for method in methods)} if methods else error.headers or {}
 
 
 def check_admission(scope: Scope, services: Services) -> None:
@@ -87,43 +181,89 @@ def check_origin(headers: Headers, host: str, config: ServerConfig) -> None:
         raise PermissionDenied(message, code="origin_not_allowed")
 
 
-log = logging.getLogger("quicksilver.server")
+class RequestRecord:
+    """One request from its head to the end of its reply."""
 
-# Of a request whose client closed the connection before the reply started; never sent.
-CLIENT_CLOSED = 499
+    def __init__(self, scope: Scope, send: Send, trace: RequestTrace | None = None) -> None:
+        self.id = f"req_{uuid.uuid4().hex}"
+        # None until the reply starts.
+        self.status: int | None = None
+        # The id of the generated reply, if there is one.
+        self.reply_id: str | None = None
+        # None if the server does not trace this request.
+        self.trace = trace
+        self._started = time.perf_counter()
+        self._scope = scope
+        self._send = send
+        scope.setdefault("state", {})["record"] = self
+
+    async def send(self, message: Message) -> None:
+        """The `send` of the application: notes the status and adds headers."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            elapsed_ms = int((time.perf_counter() - self._started) * 1000)
+            message["headers"] = [
+                *message.get("headers", ()),
+                (b"x-request-id", self.id.encode()),
+                (b"openai-processing-ms", str(elapsed_ms).encode()),
+                (b"x-content-type-options", b"nosniff"),
+                # The name under which Anthropic's clients read the id.
+                (b"request-id", self.id.encode()),
+            ]
+            if self.trace is not None:
+                message["headers"].append((b"traceparent", self.trace.traceparent.encode()))
+        await self._send(message)
+
+    def write(self, metrics: Metrics) -> None:
+        """Logs and counts the request at its end."""
+        route = route_template(self._scope)
+        seconds = time.perf_counter() - self._started
+        metrics.count_request(route, self.status or 500, seconds)
+        fields = {"request_id": self.id, "route": route, "status": self.status, "ms": round(seconds * 1000, 1)}
+        fields |= {"reply_id": self.reply_id, "retry": retry_count(self._scope)}
+        if self.trace is not None:
+            fields["trace_id"] = self.trace.trace_id
+            self.trace.end(route, self.status or 500, self.id)
+        log.info("request", extra=fields)
 
 
-class Guard:
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-        services: Services = scope["app"].state.services
-        tracing = services.tracing if scope["path"] not in ALWAYS_ANSWERED else None
-        record = RequestRecord(scope, send, tracing.begin(scope) if tracing is not None else None)
-        with services.open_requests.counted(), services.metrics.num_open.track_inprogress():
-            try:
-                check_admission(scope, services)
-                await self.app(scope, receive, record.send)
-            except ClientDisconnect:
-                record.status = record.status or CLIENT_CLOSED
-            except Exception as error:
-                refusal = as_refusal(error, record.id)
-                if record.status is None:
-                    # The rest of the request may still be on its way, so the connection is not used again.
-                    response = error_response(refusal, {"connection": "close"}, scope["path"], record.id)
-                    await response(scope, receive, record.send)
-            finally:
-                record.write(services.metrics)
+def route_template(scope: Scope) -> str:
+    """The path of the request's route as it was declared. A request that was refused before routing has the route that
+    would have answered it."""
+    route = scope.get("route") or _matching_route(scope)
+    path: str = getattr(route, "path", UNMATCHED)
+    return path
 
 
-def as_refusal(error: Exception, request_id: str) -> QuicksilverError:
-    """The reply's error. An unexpected exception is logged by type and place; its message may quote a prompt."""
-    if isinstance(error, QuicksilverError):
-        return error
-    place = "".join(traceback.format_tb(error.__traceback__))
-    log.error("unexpected %s\n%s", type(error).__name__, place, extra={"request_id": request_id})
-    return internal_error()
+def _matching_route(scope: Scope) -> BaseRoute | None:
+    by_path: BaseRoute | None = None
+    for route in _leaves(scope["app"].routes):
+        match, _ = route.matches(scope)
+        if match is Match.FULL:
+            return route
+        if match is Match.PARTIAL:
+            # The path exists with other methods.
+            by_path = by_path or route
+    return by_path
+
+
+def _leaves(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
+    """The routes, and those of the routers among them: FastAPI keeps an included router as one route."""
+    for route in routes:
+        router = getattr(route, "original_router", None)
+        if router is None:
+            yield route
+        else:
+            yield from _leaves(router.routes)
+
+
+def record_of(request: Request) -> RequestRecord:
+    """The record that Guard opened."""
+    record: RequestRecord = request.state.record
+    return record
+
+
+def retry_count(scope: Scope) -> int:
+    """The client's count of earlier tries. A retry after a lost reply is a new paid request."""
+    stated = Headers(scope=scope).get("x-stainless-retry-count", "0")
+    return int(stated) if stated.isascii() and stated.isdigit() and len(stated) < 4 else 0

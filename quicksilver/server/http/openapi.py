@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 
 from quicksilver import __version__
-from quicksilver.server.http.error_body import ErrorReply
+from quicksilver.server.http.errors import ErrorReply
 from quicksilver.server.http.fields import Wire
 
 REF = "#/components/schemas/{model}"

@@ -1,9 +1,12 @@
-"""Every path is answered in the error envelope."""
+"""Every path is answered in the error envelope, with an id and a log line."""
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
+from quicksilver.core import Delta
 from tests.server.asgi import Call
 from tests.server.conftest import Served, chat
 
@@ -109,3 +112,59 @@ async def test_beyond_the_cap_on_open_requests_there_is_a_503_but_probes_answer(
     assert (response.status_code, response.json()["error"]["code"]) == (503, "server_overloaded")
     assert response.headers["retry-after"] == "1"
     assert (await served.get("/health")).status_code == 200
+
+
+async def test_every_reply_has_an_id_of_our_making(served: Served) -> None:
+    first = await served.get("/health", {"x-request-id": "chosen-by-caller"})
+    second = await served.get("/nowhere")
+    ids = {first.headers["x-request-id"], second.headers["x-request-id"]}
+    assert len(ids) == 2
+    assert all(i.startswith("req_") for i in ids)
+
+
+async def test_log_lines_link_the_request_to_its_reply(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "quicksilver")
+    response = await served.post(CHAT, chat(), {"x-stainless-retry-count": "2"})
+    record = next(record for record in caplog.records if record.getMessage() == "request")
+    assert record.request_id == response.headers["x-request-id"]
+    assert (record.reply_id, record.retry, record.status) == (response.json()["id"], 2, 200)
+
+
+async def test_log_lines_hold_no_prompt_answer_or_key(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    key = {"authorization": "Bearer qs-canary-key"}
+    served.engine.script = lambda r: [RuntimeError("canary-answer")]
+    await served.post(CHAT, chat("canary-prompt"), key)
+    await served.post(CHAT, chat("canary-prompt", stream=True), key)
+    await served.post(CHAT, chat("canary-prompt", temperature="canary-field"), key)
+    await served.post(CHAT, b"canary-body", key)
+    await served.get("/canary-path?canary=1", key)
+    lines = [f"{record.getMessage()} {vars(record)}" for record in caplog.records if record.name.startswith("quick")]
+    assert len(lines) >= 5
+    assert not any("canary" in line for line in lines)
+
+
+async def test_refusals_have_the_route_that_would_have_answered(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "quicksilver")
+    served.services.open_requests.is_draining = True
+    for path in (CHAT, "/v1/responses/resp_1", "/nowhere"):
+        assert (await served.get(path)).status_code == 503
+    assert (await served.post(CHAT, chat())).status_code == 503
+    assert (await served.get("/health", {"host": "other.example"})).status_code == 421
+    routes = [record.route for record in caplog.records if record.getMessage() == "request"]
+    assert routes == [CHAT, "/v1/responses/{response_id}", "unmatched", CHAT, "/health"]
+    text = served.services.metrics.render([]).decode()
+    assert f'quicksilver_http_requests_total{{route="{CHAT}",status="503"}} 2.0' in text
+
+
+async def test_an_unexpected_error_inside_a_stream_is_logged_with_the_id_of_the_reply(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    served.engine.script = lambda r: [Delta(r.id, (65,)), RuntimeError("canary")]
+    response = await served.post(CHAT, chat(stream=True))
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert record.getMessage().startswith("unexpected RuntimeError")
+    assert f'"id":"{record.reply_id}"' in response.text
+    assert "canary" not in response.text

@@ -10,7 +10,7 @@ from quicksilver.server.endpoints.messages.models import anthropic_model, anthro
 from quicksilver.server.endpoints.models.codex import FullModelList, with_codex_models
 from quicksilver.server.endpoints.models.wire import ModelList, ModelReply
 from quicksilver.server.http.auth import caller_of
-from quicksilver.server.http.error_body import ErrorReply
+from quicksilver.server.http.errors import ErrorReply
 from quicksilver.server.http.json_reply import json_response
 from quicksilver.server.http.list_query import DeletedReply
 from quicksilver.server.http.openapi import answers_read
