@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from quicksilver.text.default_template import THINK_CLOSE, THINK_OPEN, TOOL_CLOSE, TOOL_OPEN
-from quicksilver.text.special_tokens import CHANNEL_NAME, CHANNEL_OPEN
+from quicksilver.text.special_tokens import CHANNEL_NAME, CHANNEL_OPEN, THINK_CLOSE, THINK_OPEN, TOOL_CLOSE, TOOL_OPEN
 from quicksilver.text.tokenizer import Tokenizer
 from quicksilver.text.tool_calls import CallParser
 

@@ -6,20 +6,28 @@ whichever template writes it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from quicksilver.text.conversation import Message, PromptRequest, Role, Tool, ToolCall
-from quicksilver.text.default_template import NANO_SYSTEM, OTHER_SYSTEM, OwnTemplate
-from quicksilver.text.special_tokens import find_roles
+from quicksilver.errors import InvalidRequest
+from quicksilver.text.conversation import Message, PromptRequest, Role, Tool, ToolCall, parse_arguments
+from quicksilver.text.reasoning_effort import asks_to_think
+from quicksilver.text.special_tokens import TOOL_CLOSE, TOOL_OPEN, find_roles
 from quicksilver.text.template import CheckpointTemplate
 from quicksilver.text.tokenizer import Tokenizer
 
 __all__ = ["ChatTemplate", "Message", "PromptRequest", "RenderedPrompt", "Role", "Tool", "ToolCall"]
 
+# The system message that nano was trained with, and the one of checkpoints without a chat template.
+NANO_SYSTEM = "You are quicksilver nano, a small diffusion language model. Answer clearly and briefly."
+OTHER_SYSTEM = "You are quicksilver, a diffusion language model. Answer clearly and briefly."
+
 # How many last tokens of a prompt are searched for an open thinking tag.
 _OPENING_LEN = 8
+
+_Segment = int | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,7 @@ class ChatTemplate:
     def own(cls, tokenizer: Tokenizer, system: str | None = None) -> ChatTemplate:
         """The default template. `system` is the default system message; None: `default_system`."""
         system = default_system(tokenizer) if system is None else system
-        return cls(tokenizer, OwnTemplate(tokenizer), system=system)
+        return cls(tokenizer, _DefaultTemplate(tokenizer), system=system)
 
     @classmethod
     def from_source(
@@ -86,7 +94,7 @@ class ChatTemplate:
         If it `lacks_tools`, the default template writes conversations with tools."""
         writer: _Writer = CheckpointTemplate(tokenizer, source)
         if lacks_tools:
-            writer = _WithTools(writer, OwnTemplate(tokenizer))
+            writer = _WithTools(writer, _DefaultTemplate(tokenizer))
         return cls(tokenizer, writer, source, system or "", lacks_tools=lacks_tools)
 
     @classmethod
@@ -134,3 +142,112 @@ def default_system(tokenizer: Tokenizer) -> str:
 
 def _uses_reserved_tags(tokenizer: Tokenizer) -> bool:
     return tokenizer.roles.tool_open != find_roles(tokenizer.special_tokens, ()).tool_open
+
+
+class _DefaultTemplate:
+    """ChatML turns, tools as JSON lines in the system turn, calls between tags.
+
+    Used for nano, which was trained on it, for checkpoints without a template, and for tools where a template has none.
+    Built from ids and text, never from a rendered string. A role that the tokenizer has no token for is written as a
+    plain-text tag.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        roles = tokenizer.roles
+        self._tool_open: _Segment = TOOL_OPEN if roles.tool_open is None else roles.tool_open
+        self._tool_close: _Segment = TOOL_CLOSE if roles.tool_close is None else roles.tool_close
+
+    @property
+    def can_think(self) -> bool:
+        return self._tokenizer.roles.think_open is not None
+
+    def write(self, request: PromptRequest) -> list[int]:
+        return self._encode(self._segments(request))
+
+    def _segments(self, request: PromptRequest) -> Iterator[_Segment]:
+        head, turns = _split_system(request.messages)
+        if system := (head + self._tool_lines(request.tools)).removeprefix("" if head else "\n\n"):
+            yield from self._turn("system", system)
+        last_user = max((i for i, message in enumerate(turns) if message.role == "user"), default=-1)
+        for i, message in enumerate(turns):
+            # Reasoning before the last user message is dropped. Reasoning after it belongs to the current answer.
+            yield from self._message(message, message.reasoning if i > last_user else "")
+        if request.add_generation_prompt:
+            yield from self._opening("assistant")
+            think = self._tokenizer.roles.think_open
+            if think is not None and asks_to_think(request.effort):
+                yield think
+
+    def _tool_lines(self, tools: tuple[Tool, ...]) -> str:
+        if not tools:
+            return ""
+        lines = "\n".join(_dump(_describe(tool)) for tool in tools)
+        if self._tokenizer.roles.tool_open is not None:
+            return f"\n\nTools:\n{lines}"
+        how = f'{TOOL_OPEN}{{"name": "...", "arguments": {{...}}}}{TOOL_CLOSE}'
+        return f"\n\nTools:\n{lines}\n\nTo call a tool, write {how}"
+
+    def _message(self, message: Message, reasoning: str) -> Iterator[_Segment]:
+        if message.role == "assistant":
+            yield from self._opening("assistant")
+            yield from self._thoughts(reasoning)
+            yield message.content
+            for call in message.tool_calls:
+                yield from (self._tool_open, _write_call(call), self._tool_close)
+            yield from self._closing()
+        else:
+            header = f"{message.role} name={message.name}" if message.name else message.role
+            yield from self._turn(header, message.content)
+
+    def _thoughts(self, reasoning: str) -> Iterator[_Segment]:
+        roles = self._tokenizer.roles
+        if reasoning and roles.think_open is not None and roles.think_close is not None:
+            yield from (roles.think_open, reasoning, roles.think_close)
+
+    def _turn(self, header: str, content: str) -> Iterator[_Segment]:
+        yield from self._opening(header)
+        yield content
+        yield from self._closing()
+
+    def _opening(self, header: str) -> Iterator[_Segment]:
+        if self._tokenizer.roles.turn_open is None:
+            raise InvalidRequest("this model has neither a chat template nor turn tokens", param="messages")
+        yield self._tokenizer.roles.turn_open
+        yield f"{header}\n"
+
+    def _closing(self) -> Iterator[_Segment]:
+        close = self._tokenizer.roles.turn_close
+        yield self._tokenizer.eos_ids[0] if close is None else close
+        yield "\n"
+
+    def _encode(self, segments: Iterator[_Segment]) -> list[int]:
+        """Neighbouring pieces of text are encoded as one, so that tokens do not depend on where pieces met."""
+        ids: list[int] = []
+        text = ""
+        for segment in segments:
+            if isinstance(segment, str):
+                text += segment
+            else:
+                ids += [*self._tokenizer.encode(text), segment]
+                text = ""
+        return ids + self._tokenizer.encode(text)
+
+
+def _split_system(messages: tuple[Message, ...]) -> tuple[str, tuple[Message, ...]]:
+    if messages and messages[0].role == "system":
+        return messages[0].content, messages[1:]
+    return "", messages
+
+
+def _write_call(call: ToolCall) -> str:
+    """The text between the tags of a tool call."""
+    return f'{{"name": {_dump(call.name)}, "arguments": {_dump(parse_arguments(call.arguments))}}}'
+
+
+def _describe(tool: Tool) -> dict[str, object]:
+    return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+
+
+def _dump(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

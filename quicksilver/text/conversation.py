@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from quicksilver.errors import InvalidRequest
+
 Role = Literal["system", "user", "assistant", "tool"]
+
+MAX_ARGUMENTS_DEPTH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +53,30 @@ class PromptRequest:
     tools: tuple[Tool, ...] = ()
     effort: str | None = None
     add_generation_prompt: bool = True
+
+
+def parse_arguments(arguments: str) -> object:
+    """The JSON value of a call's arguments; text that is not JSON stays a string. Deep nesting is refused."""
+    try:
+        value = json.loads(arguments)
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError:
+        return arguments
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > MAX_ARGUMENTS_DEPTH:
+            raise _too_deep()
+        level = [child for node in level for child in _children(node)]
+    return value
+
+
+def _children(node: object) -> Iterable[object]:
+    if isinstance(node, dict):
+        return node.values()
+    return node if isinstance(node, list) else ()
+
+
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest(f"tool call arguments are nested deeper than {MAX_ARGUMENTS_DEPTH}", param="messages")

@@ -86,6 +86,10 @@ RESERVED: tuple[Reserved, ...] = (
     ),
 )
 
+# The tags as plain text, for tokenizers that have no token in that role.
+TOOL_OPEN, TOOL_CLOSE = "<tool_call>", "</tool_call>"
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+
 # Opens a channel of Gemma 4, whose name is the first line: `thought` is the only one.
 CHANNEL_OPEN, CHANNEL_NAME = "<|channel>", "thought\n"
 

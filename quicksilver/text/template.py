@@ -12,8 +12,7 @@ from typing import Any
 from jinja2 import TemplateError
 
 from quicksilver.errors import CheckpointRefused, InvalidRequest
-from quicksilver.text.conversation import Message, PromptRequest, Tool, ToolCall
-from quicksilver.text.default_template import parse_arguments
+from quicksilver.text.conversation import Message, PromptRequest, Tool, ToolCall, parse_arguments
 from quicksilver.text.escaping import Quoting, unquote
 from quicksilver.text.reasoning_effort import asks_to_think
 from quicksilver.text.special_tokens import find_roles
