@@ -15,8 +15,7 @@ import orjson
 
 from quicksilver.core import DecodeParams, EngineClient, FinishReason, Request, Usage
 from quicksilver.errors import OutputInvalid
-from quicksilver.server.endpoints.chat.plan import find_constraint
-from quicksilver.server.endpoints.chat.prompt import read_messages, read_tools
+from quicksilver.server.endpoints.chat.plan import find_constraint, read_messages, read_tools
 from quicksilver.server.endpoints.chat.wire import ChatBody, ChatMessage
 from quicksilver.server.generation.plan import AnswerRequest, ReplyPlan, plan_reply
 from quicksilver.server.hybrid.upstream import UpstreamClient, UpstreamEvent

@@ -1,8 +1,12 @@
-"""A chat body -> a ReplyPlan: prompt ids, limits, sampling, grammar and output validator."""
+"""A chat body -> a ReplyPlan: messages and tools, prompt ids, limits, sampling, grammar and output validator.
+
+The role `developer` becomes system, `function` becomes tool, and parts are joined to one text. Nothing is fetched. A
+message that cannot be rendered is refused with its position.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,11 +23,12 @@ from quicksilver.constrain.source import (
     ToolSignature,
     ToolTags,
 )
-from quicksilver.core import ConstraintSpec, DecodeParams, Request, ThinkBudget
+from quicksilver.core import DecodeParams, Request, ThinkBudget
 from quicksilver.errors import InvalidRequest
-from quicksilver.server.endpoints.chat.prompt import ToolOptions, read_messages, read_tools
 from quicksilver.server.endpoints.chat.wire import (
+    AllowedToolChoice,
     ChatBody,
+    ChatMessage,
     GrammarFormat,
     HolePart,
     JsonObjectFormat,
@@ -49,19 +54,52 @@ from quicksilver.server.generation.plan import (
     with_given,
 )
 from quicksilver.server.generation.prompt_scores import ScoredPromptRequest
-from quicksilver.server.http.fields import FunctionSpec
+from quicksilver.server.http.fields import FunctionSpec, NamedTool, join_text
 from quicksilver.server.services import Services
 from quicksilver.text.answer import ReadOptions
 from quicksilver.text.chat import RenderedPrompt
-from quicksilver.text.conversation import PromptRequest
+from quicksilver.text.conversation import Message, PromptRequest, Role, Tool, ToolCall
 from quicksilver.text.reasoning_effort import asks_to_think, limit_thinking
 from quicksilver.text.tokenizer import Tokenizer
 
+ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
 # OpenAI's names of efforts that have another name here.
 EFFORTS = {"minimal": "instant", "xhigh": "high"}
 # In one answer that may call tools in parallel.
 MAX_CALLS = 16
 NO_INPUTS: Mapping[str, ResponseFormat] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOptions:
+    """The tools that an answer may call, and whether it must call one."""
+
+    specs: tuple[FunctionSpec, ...] = ()
+    is_required: bool = False
+    allows_parallel: bool = True
+    # The caller named the one tool to call.
+    is_named: bool = False
+
+    @property
+    def choice(self) -> ToolChoice:
+        if self.is_named:
+            return ToolChoice.NAMED
+        return ToolChoice.REQUIRED if self.is_required else ToolChoice.AUTO
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(spec.name for spec in self.specs)
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        return tuple(Tool(spec.name, spec.description or "", spec.parameters or {}) for spec in self.specs)
 
 
 async def plan_chat(
@@ -77,7 +115,9 @@ async def plan_chat(
     params = read_params(body, limit, banned, services)
     thinking = find_thinking(prompt, services.tokenizer)
     constraint = find_constraint(body, tools, services.tool_tags, thinking, inputs)
-    compiled = await compile_constraint(constraint, services, tenant) if constraint else None
+    compiled = None
+    if constraint is not None:
+        compiled = await compile_grammar(constraint.source, services.grammars, tenant, constraint.param)
     request = Request(
         id="",
         prompt_ids=prompt.ids,
@@ -104,6 +144,59 @@ async def plan_chat(
             raise InvalidRequest("prompt_logprobs: not in a stream", param="prompt_logprobs")
         answer = ScoredPromptRequest(request, options, body.prompt_logprobs)
     return plan_reply("chatcmpl", body.model, [answer], body.n or 1, warning)
+
+
+def read_messages(messages: Sequence[ChatMessage]) -> list[Message]:
+    return [_read_message(message, f"messages.{i}") for i, message in enumerate(messages)]
+
+
+def _read_message(message: ChatMessage, place: str) -> Message:
+    calls = tuple(
+        ToolCall(call.function.name, call.function.arguments, call.id or "") for call in message.tool_calls or ()
+    )
+    if message.content is None and message.role not in ("assistant", "function"):
+        raise InvalidRequest(f"{place}.content: a {message.role} message needs content", param=f"{place}.content")
+    if calls and message.role != "assistant":
+        raise InvalidRequest(f"{place}.tool_calls: only the assistant calls tools", param=f"{place}.tool_calls")
+    return Message(
+        role=ROLES[message.role],
+        content=join_text(message.content),
+        reasoning=message.reasoning_content or "",
+        tool_calls=calls,
+        tool_call_id=message.tool_call_id or "",
+        name=message.name or "",
+    )
+
+
+def read_tools(body: ChatBody) -> ToolOptions:
+    """`tool_choice` is a word, or an object that names the tools that may be called."""
+    specs, choice = tuple(tool.function for tool in body.tools or ()), body.tool_choice
+    allows_parallel = body.parallel_tool_calls is not False
+    _refuse_duplicates(specs)
+    if choice == "none":
+        return ToolOptions()
+    if isinstance(choice, NamedTool):
+        return ToolOptions(_only(specs, {choice.function.name}), is_required=True, allows_parallel=False, is_named=True)
+    if isinstance(choice, AllowedToolChoice):
+        allowed = {tool.function.name for tool in choice.allowed_tools.tools}
+        return ToolOptions(_only(specs, allowed), choice.allowed_tools.mode == "required", allows_parallel)
+    if choice == "required" and not specs:
+        raise InvalidRequest("tool_choice: a call is required but no tools are given", param="tool_choice")
+    return ToolOptions(specs, choice == "required", allows_parallel)
+
+
+def _refuse_duplicates(specs: tuple[FunctionSpec, ...]) -> None:
+    names = [spec.name for spec in specs]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise InvalidRequest(f"tools.{i}: the name {name} comes twice", param=f"tools.{i}.function.name")
+
+
+def _only(specs: tuple[FunctionSpec, ...], names: set[str]) -> tuple[FunctionSpec, ...]:
+    chosen = tuple(spec for spec in specs if spec.name in names)
+    if missing := names - {spec.name for spec in chosen}:
+        raise InvalidRequest(f"tool_choice: no tool is named {min(missing)}", param="tool_choice")
+    return chosen
 
 
 def read_ends(body: ChatBody) -> EndRules:
@@ -210,20 +303,20 @@ def find_constraint(
         validator = OutputValidator(schema) if schema is not None else None
         return OutputConstraint(replace(form, thinking=thinking), validator, "response_format")
     source = ToolCallFormat(
-        tools=tuple(signature(spec, inputs.get(spec.name)) for spec in tools.specs),
+        tools=tuple(
+            ToolSignature(spec.name, spec.parameters, bool(spec.strict), inputs.get(spec.name)) for spec in tools.specs
+        ),
         tags=tags,
-        choice=_choice(tools),
+        choice=tools.choice,
         max_calls=MAX_CALLS if tools.allows_parallel else 1,
         answer=form,
         thinking=thinking,
     )
-    schemas = _argument_schemas(spec for spec in tools.specs if spec.name not in inputs)
+    schemas = {
+        spec.name: spec.parameters for spec in tools.specs if spec.name not in inputs and spec.parameters is not None
+    }
     validator = OutputValidator(schema, schemas, requires_call=tools.is_required)
     return OutputConstraint(source, validator, "tools")
-
-
-async def compile_constraint(constraint: OutputConstraint, services: Services, tenant: str) -> ConstraintSpec:
-    return await compile_grammar(constraint.source, services.grammars, tenant, constraint.param)
 
 
 def read_format(body: ChatBody) -> ResponseFormat | None:
@@ -251,23 +344,9 @@ def read_part(part: str | HolePart) -> str | Hole:
     return Hole(part.min_chars, part.max_chars, part.multiline)
 
 
-def _choice(tools: ToolOptions) -> ToolChoice:
-    if tools.is_named:
-        return ToolChoice.NAMED
-    return ToolChoice.REQUIRED if tools.is_required else ToolChoice.AUTO
-
-
 def _schema_of(form: ResponseFormat | None) -> Any:
     if form is None:
         return None
     if form.kind is FormatKind.JSON_OBJECT:
         return {"type": "object"}
     return form.value if form.kind is FormatKind.JSON_SCHEMA else None
-
-
-def signature(spec: FunctionSpec, text: ResponseFormat | None) -> ToolSignature:
-    return ToolSignature(spec.name, spec.parameters, bool(spec.strict), text)
-
-
-def _argument_schemas(specs: Iterable[FunctionSpec]) -> dict[str, Any]:
-    return {spec.name: spec.parameters for spec in specs if spec.parameters is not None}

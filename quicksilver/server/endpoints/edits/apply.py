@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from quicksilver.core import DecodeParams, FinishReason, Request
 from quicksilver.editing.apply import ApplyRequest, Copy, MergedPart, Rewrite, parse_apply, rewrite_messages
 from quicksilver.server.endpoints.chat.format import ChatReplyFormat, finish_reason
-from quicksilver.server.endpoints.chat.prompt import read_messages
+from quicksilver.server.endpoints.chat.plan import read_messages
 from quicksilver.server.endpoints.chat.wire import ChatChunk, ChatCompletion
 from quicksilver.server.endpoints.edits.wire import ApplyBody
 from quicksilver.server.generation.plan import (

@@ -10,8 +10,7 @@ import orjson
 
 from quicksilver.core import ThinkBudget
 from quicksilver.errors import ContextTooLong, InvalidRequest
-from quicksilver.server.endpoints.chat.plan import plan_chat, read_effort, render
-from quicksilver.server.endpoints.chat.prompt import read_tools
+from quicksilver.server.endpoints.chat.plan import plan_chat, read_effort, read_tools, render
 from quicksilver.server.endpoints.chat.tool_names import short_name
 from quicksilver.server.endpoints.chat.wire import ChatBody
 from quicksilver.server.endpoints.messages.wire import (

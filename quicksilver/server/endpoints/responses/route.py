@@ -8,8 +8,7 @@ from starlette.responses import Response
 
 from quicksilver.accounts.records import SavedReply
 from quicksilver.errors import InvalidRequest, QuicksilverError
-from quicksilver.server.endpoints.chat.plan import read_effort, render
-from quicksilver.server.endpoints.chat.prompt import read_tools
+from quicksilver.server.endpoints.chat.plan import read_effort, read_tools, render
 from quicksilver.server.endpoints.responses.background import start_background
 from quicksilver.server.endpoints.responses.compact import CompactFormat, plan_compaction
 from quicksilver.server.endpoints.responses.format import ResponsesFormat

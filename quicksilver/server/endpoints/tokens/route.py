@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from quicksilver.errors import InvalidRequest
-from quicksilver.server.endpoints.chat.prompt import ToolOptions, read_messages
+from quicksilver.server.endpoints.chat.plan import ToolOptions, read_messages
 from quicksilver.server.endpoints.tokens.wire import (
     DetokenizeBody,
     DetokenizeReply,
