@@ -12,9 +12,9 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from quicksilver.adapters import AdapterRef
-from quicksilver.decoder_params import CommitRule as CommitRule
-from quicksilver.decoder_params import DecoderName as DecoderName
-from quicksilver.decoder_params import DecoderParams as DecoderParams
+from quicksilver.dialect import CommitRule as CommitRule
+from quicksilver.dialect import DecoderName as DecoderName
+from quicksilver.dialect import DecoderParams as DecoderParams
 
 
 def setting(default: object, help_text: str) -> Any:

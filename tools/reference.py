@@ -31,7 +31,7 @@ RECORDS = {
 }
 PYTHON_RECORDS = {
     "DecodeParams": "quicksilver.core",
-    "DecoderParams": "quicksilver.decoder_params",
+    "DecoderParams": "quicksilver.dialect",
     "Answer": "quicksilver.llm",
     "Piece": "quicksilver.llm",
     "Delta": "quicksilver.core",

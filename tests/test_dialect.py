@@ -1,4 +1,4 @@
-"""The record of a decoder's parameters."""
+"""The records of decoders and dialects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from quicksilver.decoder_params import CommitRule, DecoderName, DecoderParams
+from quicksilver.dialect import AUTOREGRESSIVE, CommitRule, ContextKind, DecoderName, DecoderParams, Dialect
 from quicksilver.errors import InvalidRequest
 
 
@@ -29,3 +29,15 @@ def test_an_unknown_name_is_refused_with_the_known_ones(fields: dict[str, str], 
 def test_members_keep_their_identity_in_copies() -> None:
     params = copy.deepcopy(DecoderParams(DecoderName.EDIT))
     assert params.name is DecoderName.EDIT
+
+
+def test_blocks_begin_at_position_0_or_at_the_end_of_the_prompt() -> None:
+    blocks = Dialect(ContextKind.BLOCK, block_len=4)
+    assert [blocks.block_start(num_tokens, 3) for num_tokens in (7, 8, 10)] == [4, 8, 8]
+    aligned = Dialect(ContextKind.BLOCK, block_len=4, is_prompt_aligned=True)
+    assert [aligned.block_start(num_tokens, 3) for num_tokens in (6, 7, 10)] == [3, 7, 7]
+
+
+def test_the_last_row_of_a_causal_context_is_computed_again() -> None:
+    assert AUTOREGRESSIVE.num_kept(5, 5, 2) == 4
+    assert Dialect(ContextKind.BLOCK, block_len=4).num_kept(5, 5, 2) == 5
