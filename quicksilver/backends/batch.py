@@ -14,8 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quicksilver.backends.base import Work
-from quicksilver.backends.sequence import Sequence
+from quicksilver.backends.base import Sequence, Work
 from quicksilver.core import MaskGroup, MaskTask, TokenConstraint
 from quicksilver.dialect import ContextKind
 from quicksilver.diffusion.decoder import Tail

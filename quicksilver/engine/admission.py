@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from quicksilver.backends.sequence import Sequence
+from quicksilver.backends.base import Sequence
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, EngineInfo, Request, ScoreRequest
 from quicksilver.dialect import AUTOREGRESSIVE, Dialect
 from quicksilver.diffusion.score import Scorer

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from quicksilver.backends.base import Sequence
 from quicksilver.backends.round_cost import MAX_DRAFT_LEN, RoundCost
-from quicksilver.backends.sequence import Sequence
 from quicksilver.core import DecoderName
 
 # Acceptance rate assumed before any draft is verified, and the number of verified tokens with the same weight.

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from quicksilver.backends.base import Outcome, Work
-from quicksilver.backends.sequence import Sequence
+from quicksilver.backends.base import Outcome, Sequence, Work
 from quicksilver.core import (
     CanvasState,
     DecoderName,

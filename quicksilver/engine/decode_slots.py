@@ -15,8 +15,7 @@ from heapq import heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
-from quicksilver.backends.persistent_batch import PersistentBatch, RoundTokens
-from quicksilver.backends.sequence import Sequence
+from quicksilver.backends.base import PersistentBatch, RoundTokens, Sequence
 from quicksilver.core import DecoderName, Delta, FinishReason
 from quicksilver.engine.pages import PagePool
 

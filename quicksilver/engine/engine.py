@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from quicksilver.adapters import AdapterRef
-from quicksilver.backends.base import Backend, Outcome, Work
-from quicksilver.backends.sequence import Sequence
+from quicksilver.backends.base import Backend, Outcome, Sequence, Work
 from quicksilver.core import (
     ConstraintSpec,
     DecodeParams,

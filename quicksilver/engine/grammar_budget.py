@@ -15,7 +15,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from quicksilver.backends.sequence import Sequence
+from quicksilver.backends.base import Sequence
 from quicksilver.core import MaskGroup, MaskTask, TokenConstraint
 
 # Seconds per step that a grammar may use; ordinary grammars use a tenth of it.

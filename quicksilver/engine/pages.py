@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence as Seq
 
 from quicksilver.adapters import AdapterRef
-from quicksilver.backends.sequence import Sequence
+from quicksilver.backends.base import Sequence
 
 
 def salt_hash(tenant: str, adapter: AdapterRef | None = None) -> bytes:

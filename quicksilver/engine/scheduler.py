@@ -20,9 +20,8 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from time import monotonic, thread_time
 
-from quicksilver.backends.base import Work
+from quicksilver.backends.base import Sequence, Work
 from quicksilver.backends.round_cost import RoundCost
-from quicksilver.backends.sequence import Sequence
 from quicksilver.diffusion.score import Scorer
 from quicksilver.engine.canvas_length import CanvasLength
 from quicksilver.engine.config import EngineConfig

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, zip_longest
 
-from quicksilver.backends.sequence import Sequence
+from quicksilver.backends.base import Sequence
 
 # Candidates for one admission: a request that does not fit now lets the next ones pass.
 LOOK_AHEAD = 16

@@ -7,9 +7,8 @@ from collections.abc import Sequence as Seq
 import numpy as np
 import pytest
 
-from quicksilver.backends.base import Work
+from quicksilver.backends.base import Sequence, Work
 from quicksilver.backends.batch import MANY_ROWS, Batch, build_batch, write_masks
-from quicksilver.backends.sequence import Sequence
 from quicksilver.core import MaskTask, Request
 from quicksilver.diffusion.decoder import Tail
 from quicksilver.diffusion.decoders import make_decoder

@@ -7,9 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from quicksilver.backends.base import Work
+from quicksilver.backends.base import Sequence, Work
 from quicksilver.backends.round_cost import RoundCost, TimedRound
-from quicksilver.backends.sequence import Sequence
 from quicksilver.core import Request, Usage
 from quicksilver.diffusion.decoders import make_decoder
 from quicksilver.engine.canvas_length import CanvasLength

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quicksilver.backends.base import Outcome, Work
-from quicksilver.backends.sequence import Sequence
+from quicksilver.backends.base import Outcome, Sequence, Work
 from quicksilver.core import Delta, FinishReason, Frame, Request, ThinkBudget, TokenConstraint, TokenLogprob
 from quicksilver.diffusion.decoders import make_decoder
 from quicksilver.diffusion.sample import Proposal

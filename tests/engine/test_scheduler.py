@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from quicksilver.backends.base import Sequence
 from quicksilver.backends.round_cost import RoundCost
-from quicksilver.backends.sequence import Sequence
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Request
 from quicksilver.dialect import Dialect
 from quicksilver.diffusion.decoders import make_decoder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quicksilver.backends.sequence import Sequence
+from quicksilver.backends.base import Sequence
 from quicksilver.core import DecodeParams, DecoderName, DecoderParams, Request
 from quicksilver.diffusion.decoders import make_decoder
 from quicksilver.engine.wait_queue import BATCH_EVERY, LOOK_AHEAD, MAX_DEBT, WaitQueue

@@ -8,9 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from quicksilver.backends.base import Backend, Work
-from quicksilver.backends.persistent_batch import RoundTokens
-from quicksilver.backends.sequence import Sequence
+from quicksilver.backends.base import Backend, RoundTokens, Sequence, Work
 from quicksilver.core import DecoderName, DecoderParams
 from quicksilver.diffusion.decoder import Canvas, Tail
 from quicksilver.diffusion.decoders import make_decoder

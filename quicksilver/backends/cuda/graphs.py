@@ -17,7 +17,7 @@ from itertools import compress, product
 import torch
 from torch import Tensor
 
-from quicksilver.backends.base import Outcome, Work
+from quicksilver.backends.base import Outcome, PersistentBatch, Work
 from quicksilver.backends.batch import Batch, build_batch
 from quicksilver.backends.cuda.bitmask_table import BitmaskTable
 from quicksilver.backends.cuda.buffers import (
@@ -41,7 +41,6 @@ from quicksilver.backends.cuda.logit_bias import (
     fits_fused_head,
     options_of,
 )
-from quicksilver.backends.persistent_batch import PersistentBatch
 from quicksilver.backends.progress import counted
 from quicksilver.backends.round_cost import RoundCost
 from quicksilver.backends.torch.backend import TorchBackend, with_prompt_lookup

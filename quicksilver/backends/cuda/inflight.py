@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from quicksilver.backends.base import Outcome, Work
+from quicksilver.backends.base import Outcome, Sequence, Work
 from quicksilver.backends.cuda.logit_bias import SamplingOptions, options_of
-from quicksilver.backends.sequence import Sequence
 from quicksilver.core import DecoderName
 from quicksilver.diffusion.sample import Proposal
 from quicksilver.diffusion.verify import count_accepted

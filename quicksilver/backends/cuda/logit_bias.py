@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quicksilver.backends.base import Work
-from quicksilver.backends.sequence import Sequence
+from quicksilver.backends.base import Sequence, Work
 from quicksilver.core import DecodeParams, DecoderName
 from quicksilver.diffusion.score import Scorer
 

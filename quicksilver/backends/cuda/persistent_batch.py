@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from quicksilver.backends.base import RoundTokens, Sequence
 from quicksilver.backends.cuda.buffers import SMALLEST_BUCKET, StreamMarker, bucket_of
 from quicksilver.backends.cuda.capture import capture, time_replay
 from quicksilver.backends.cuda.graphs import GraphExecutor
@@ -23,10 +24,8 @@ from quicksilver.backends.cuda.inflight import RoundShape
 from quicksilver.backends.cuda.logit_bias import UNMASKED_OPTIONS, SamplingOptions, fits_fused_head
 from quicksilver.backends.cuda.round_forward import RoundForward
 from quicksilver.backends.cuda.round_kernels import RoundState, store_draft, write_rows
-from quicksilver.backends.persistent_batch import RoundTokens
 from quicksilver.backends.progress import counted
 from quicksilver.backends.round_cost import TimedRound
-from quicksilver.backends.sequence import Sequence
 
 # Rounds whose results may be unread: the host continues while the rounds that it queued run.
 MAX_QUEUED = 4

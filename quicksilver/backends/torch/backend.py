@@ -14,11 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quicksilver.backends.base import Outcome, Work
+from quicksilver.backends.base import Outcome, PersistentBatch, Sequence, Work
 from quicksilver.backends.batch import Batch, build_batch, write_masks
-from quicksilver.backends.persistent_batch import PersistentBatch
 from quicksilver.backends.round_cost import RoundCost
-from quicksilver.backends.sequence import Sequence
 from quicksilver.core import DecoderName, MaskTask, TokenConstraint, TokenLogprob
 from quicksilver.diffusion.canvas import step_temperature
 from quicksilver.diffusion.decoder import Tail

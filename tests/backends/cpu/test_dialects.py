@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from quicksilver.backends.base import Work
+from quicksilver.backends.base import Sequence, Work
 from quicksilver.backends.cpu.support import unsupported_reason
-from quicksilver.backends.sequence import Sequence
 from quicksilver.core import DecodeParams, Request
 from quicksilver.diffusion import reference
 from quicksilver.diffusion.decoder import Tail

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from quicksilver.backends.base import Sequence as EngineSequence
 from quicksilver.backends.base import Work
 from quicksilver.backends.cuda.bitmask_table import BitmaskTable
-from quicksilver.backends.sequence import Sequence as EngineSequence
 from quicksilver.core import Request
 from quicksilver.diffusion.decoder import Tail
 from quicksilver.diffusion.decoders import make_decoder

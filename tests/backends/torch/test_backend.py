@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quicksilver.backends.base import Outcome, Work
-from quicksilver.backends.sequence import Sequence
+from quicksilver.backends.base import Outcome, Sequence, Work
 from quicksilver.backends.torch.backend import TorchBackend
 from quicksilver.core import Request, TokenConstraint
 from quicksilver.diffusion.decoder import Tail

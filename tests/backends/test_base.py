@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quicksilver.backends.sequence import Sequence
+from quicksilver.backends.base import Sequence
 from quicksilver.core import Request
 from quicksilver.diffusion.decoder import Canvas
 from quicksilver.diffusion.decoders import make_decoder
