@@ -66,7 +66,7 @@ def talk(url: str, secret: str) -> None:
     assert replies[0].id == replies[1].id
     account = httpx.get(f"{url}/v1/account", headers=bearer(secret)).json()
     assert replies[0].usage is not None
-    assert float(account["purses"][0]["spent"]) <= replies[0].usage.total_tokens
+    assert float(account["accounts"][0]["spent"]) <= replies[0].usage.total_tokens
     with pytest.raises(RateLimitError) as refused:
         client.chat.completions.create(model=MODEL, messages=question, max_tokens=6000)  # type: ignore[arg-type]
     assert refused.value.code == "insufficient_quota"
@@ -89,7 +89,7 @@ def cut_a_stream(url: str, secret: str) -> None:
 
 
 def own_account(url: str, secret: str, place: int = -1) -> dict[str, str]:
-    account: dict[str, str] = httpx.get(f"{url}/v1/account", headers=bearer(secret)).json()["purses"][place]
+    account: dict[str, str] = httpx.get(f"{url}/v1/account", headers=bearer(secret)).json()["accounts"][place]
     return account
 
 

@@ -38,6 +38,7 @@ async def account(request: Request) -> Response:
     key = await accounts.admin(lambda admin: admin.keys.get_key(by, by.key_id))
     prices = await accounts.admin(lambda admin: admin.organizations.list_prices())
     shown = path if Scope.USAGE in by.scopes else [account for account in path if by.sees(account.path)]
+    spending = [spending_reply(account, now) for account in shown]
     model = services_of(request).config.card.id
     reply: AccountReply = {
         "object": "account",
@@ -47,9 +48,10 @@ async def account(request: Request) -> Response:
         "scopes": sorted(by.scopes),
         "models": None if by.models is None else sorted(by.models),
         "balance": least_balance(shown, now),
-        "purses": [spending_reply(account, now) for account in shown],
+        "accounts": spending,
         "rate_limits": rate_limits_reply(await accounts.limits(by)),
         "prices": price_of(prices, model, accounts.default_price),
+        "purses": spending,
     }
     return json_response(reply)
 

@@ -5,8 +5,9 @@ Amounts are credits as exact decimal text; null means unbounded. Keys are sent i
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired
+from typing import Annotated, Literal, NotRequired
 
+from pydantic import Field
 from typing_extensions import TypedDict
 
 KeyStatus = Literal["active", "revoked", "expired"]
@@ -121,9 +122,12 @@ class AccountReply(TypedDict):
     scopes: list[str]
     models: list[str] | None
     balance: str | None
-    purses: list[SpendingReply]
+    # From the organisation to the key, each with its spending.
+    accounts: list[SpendingReply]
     rate_limits: RateLimitsReply
     prices: PriceReply
+    # Deprecated: the same as `accounts`.
+    purses: Annotated[list[SpendingReply], Field(deprecated="Use `accounts`.")]
 
 
 class OrganizationReply(TypedDict):

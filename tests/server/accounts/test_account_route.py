@@ -35,8 +35,9 @@ async def test_a_key_reads_its_rights_balance_and_limits(bank: Bank) -> None:
     reply = (await bank.served.get("/v1/account", key)).json()
     assert reply["scopes"] == ["inference", "usage"]
     assert reply["balance"] == str(500 - used)
-    assert [each["kind"] for each in reply["purses"]] == ["organization", "project", "key"]
-    assert [each["balance"] for each in reply["purses"]] == [str(1000 - used), None, str(500 - used)]
+    assert [each["kind"] for each in reply["accounts"]] == ["organization", "project", "key"]
+    assert [each["balance"] for each in reply["accounts"]] == [str(1000 - used), None, str(500 - used)]
+    assert reply["purses"] == reply["accounts"]
     assert reply["rate_limits"]["requests"]["limit"] == 5
     assert reply["rate_limits"]["requests"]["remaining"] == 4
     assert reply["rate_limits"]["input_tokens"] is None
@@ -49,7 +50,7 @@ async def test_a_key_reads_its_rights_balance_and_limits(bank: Bank) -> None:
 async def test_a_key_without_the_usage_scope_learns_nothing_of_its_organisation(bank: Bank) -> None:
     key = await bank.key(scopes=frozenset({Scope.INFERENCE}))
     reply = (await bank.served.get("/v1/account", key)).json()
-    assert [each["kind"] for each in reply["purses"]] == ["key"]
+    assert [each["kind"] for each in reply["accounts"]] == ["key"]
     assert reply["balance"] is None
     for path in ("usage/completions", "costs"):
         assert (await bank.served.get(f"/v1/organization/{path}?start_time=0", key)).status_code == 403
