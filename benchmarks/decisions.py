@@ -24,7 +24,7 @@ from quicksilver.core import ScoreRequest, Scores
 from quicksilver.engine.config import EngineConfig
 from quicksilver.engine.engine import Engine, Scored
 from quicksilver.engine.load import LoadConfig, for_serving
-from quicksilver.evals.data import pack_rows
+from quicksilver.evals.data import pack_records
 from quicksilver.llm import LLM
 from quicksilver.server.endpoints.decisions.calibration import Calibration, expected_calibration_error
 from quicksilver.server.endpoints.decisions.plan import Branch, score_request
@@ -109,19 +109,19 @@ def measure_cost(llm: LLM, num_forms: int) -> dict[str, Any]:
 def read_items(data: Path, limit: int) -> list[tuple[str, Question, int]]:
     """Input, question and the index of the right option, from passages with yes/no questions and from quizzes."""
     items: list[tuple[str, Question, int]] = []
-    for row in pack_rows(data, "boolq")[:limit]:
-        passage, _, question = str(row["q"]).rpartition("\nQuestion: ")
+    for record in pack_records(data, "boolq")[:limit]:
+        passage, _, question = str(record["q"]).rpartition("\nQuestion: ")
         asked = question.removesuffix("\nAnswer:").rstrip("?") + "?"
-        is_yes = str(row["c"][int(row["g"])]).strip().lower() == "yes"
+        is_yes = str(record["c"][int(record["g"])]).strip().lower() == "yes"
         items.append((passage, Question(QuestionKind.PREDICATE, asked), 0 if is_yes else 1))
     for name in ("sciq", "csqa"):
-        for i, row in enumerate(pack_rows(data, name)[: limit // 2]):
-            asked = str(row["q"]).removeprefix("Question: ").removesuffix("\nAnswer:")
-            options = [Option(str(choice).strip()) for choice in row["c"]]
+        for i, record in enumerate(pack_records(data, name)[: limit // 2]):
+            asked = str(record["q"]).removeprefix("Question: ").removesuffix("\nAnswer:")
+            options = [Option(str(choice).strip()) for choice in record["c"]]
             # Some sets list the right answer last.
             turn = i % len(options)
             question = Question(QuestionKind.CHOICE, "Which answer is right?", (*options[turn:], *options[:turn]))
-            items.append((asked, question, (int(row["g"]) - turn) % len(options)))
+            items.append((asked, question, (int(record["g"]) - turn) % len(options)))
     return items
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from quicksilver.errors import InvalidRequest
 
-Row = Mapping[str, Any]
+Record = Mapping[str, Any]
 
 PACK = Path("eval") / "eval_pack.jsonl.xz"
 HELD_OUT_PERCENT = 6
@@ -31,7 +31,7 @@ def is_held_out(name: str) -> bool:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 100 < HELD_OUT_PERCENT
 
 
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the JSON objects of a `.jsonl.xz` file in order."""
     try:
         with lzma.open(path, "rt", encoding="utf-8") as lines:
@@ -41,20 +41,20 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         raise InvalidRequest(f"evaluation data: {error}", param="data") from error
 
 
-def pack_rows(data: Path, task: str) -> Sequence[Row]:
-    """Return the rows of one set of the pack."""
-    rows = _read_pack(data / PACK).get(task)
-    if rows is None:
+def pack_records(data: Path, task: str) -> Sequence[Record]:
+    """Return the records of one set of the pack."""
+    records = _read_pack(data / PACK).get(task)
+    if records is None:
         raise InvalidRequest(f"evaluation data: {PACK} has no set {task}", param="data")
-    return rows
+    return records
 
 
 @lru_cache(maxsize=1)
-def _read_pack(path: Path) -> Mapping[str, Sequence[Row]]:
+def _read_pack(path: Path) -> Mapping[str, Sequence[Record]]:
     """Read the whole pack, grouped by set. Cached, because most runs use many sets."""
-    sets: dict[str, list[Row]] = defaultdict(list)
-    for row in read_rows(path):
-        sets[row["task"]].append(row)
+    sets: dict[str, list[Record]] = defaultdict(list)
+    for record in read_records(path):
+        sets[record["task"]].append(record)
     return sets
 
 
@@ -62,9 +62,9 @@ def train_file(data: Path, name: str) -> Path:
     return data / "train" / f"{name}.jsonl.xz"
 
 
-def held_out_rows(data: Path, name: str) -> Iterator[Row]:
-    """Yield the rows of a training file whose package is held out."""
-    return (row for row in read_rows(train_file(data, name)) if is_held_out(row["p"]))
+def held_out_records(data: Path, name: str) -> Iterator[Record]:
+    """Yield the records of a training file whose package is held out."""
+    return (record for record in read_records(train_file(data, name)) if is_held_out(record["p"]))
 
 
 def copy_held_out(data: Path, target: Path) -> list[Path]:
@@ -77,5 +77,5 @@ def copy_held_out(data: Path, target: Path) -> list[Path]:
         shutil.copyfile(train_file(data, name), train_file(target, name))
     for name in BY_PACKAGE:
         with lzma.open(train_file(target, name), "wt", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(row) + "\n" for row in held_out_rows(data, name))
+            lines.writelines(json.dumps(record) + "\n" for record in held_out_records(data, name))
     return written

@@ -10,15 +10,15 @@ import json
 import sys
 from pathlib import Path
 
-from quicksilver.evals.data import pack_rows
+from quicksilver.evals.data import pack_records
 
 SETS = ("arc_easy", "piqa", "sciq")
 
 
 def main(data: Path, count: int) -> None:
     for name in SETS:
-        for row in pack_rows(data, name)[:count]:
-            print(json.dumps({**row, "task": name}))
+        for record in pack_records(data, name)[:count]:
+            print(json.dumps({**record, "task": name}))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from quicksilver.errors import InvalidRequest
-from quicksilver.evals.data import copy_held_out, held_out_rows, is_held_out, pack_rows, read_rows
+from quicksilver.evals.data import copy_held_out, held_out_records, is_held_out, pack_records, read_records
 from quicksilver.training import corpus
 from tests.evals.build import HELD_OUT, TRAINED, write_pack, write_rows
 
@@ -19,7 +19,7 @@ def test_held_out_rule_is_the_one_training_keeps() -> None:
 
 def test_only_held_out_packages_are_read(tmp_path: Path) -> None:
     write_rows(tmp_path / "train" / "code_python.jsonl.xz", [{"p": HELD_OUT, "t": "a"}, {"p": TRAINED, "t": "b"}])
-    assert [row["t"] for row in held_out_rows(tmp_path, "code_python")] == ["a"]
+    assert [record["t"] for record in held_out_records(tmp_path, "code_python")] == ["a"]
 
 
 def test_small_copy_reads_as_the_whole_does(tmp_path: Path) -> None:
@@ -29,13 +29,13 @@ def test_small_copy_reads_as_the_whole_does(tmp_path: Path) -> None:
     for name in ("tools_sgd_dev", "tools_sgd_test"):
         write_rows(data / "train" / f"{name}.jsonl.xz", [{"tools": []}])
     assert len(copy_held_out(data, small)) == 6
-    assert list(held_out_rows(small, "edits_python")) == list(held_out_rows(data, "edits_python"))
-    assert pack_rows(small, "piqa") == [{"task": "piqa", "q": "?"}]
-    assert len(list(read_rows(small / "train" / "code_js_ts.jsonl.xz"))) == 1
+    assert list(held_out_records(small, "edits_python")) == list(held_out_records(data, "edits_python"))
+    assert pack_records(small, "piqa") == [{"task": "piqa", "q": "?"}]
+    assert len(list(read_records(small / "train" / "code_js_ts.jsonl.xz"))) == 1
 
 
 def test_missing_data_names_the_file_or_the_set(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"eval_pack\.jsonl\.xz"):
-        pack_rows(tmp_path, "piqa")
+        pack_records(tmp_path, "piqa")
     with pytest.raises(InvalidRequest, match="has no set sciq"):
-        pack_rows(write_pack(tmp_path, [{"task": "piqa"}]), "sciq")
+        pack_records(write_pack(tmp_path, [{"task": "piqa"}]), "sciq")

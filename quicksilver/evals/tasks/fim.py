@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from quicksilver.evals.data import held_out_rows
+from quicksilver.evals.data import held_out_records
 from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
 
@@ -87,8 +87,12 @@ def score(gap: Gap, answer: Answer) -> Metrics:
 
 def _task(name: str, file: str, num_lines: int, around: Around = USUAL) -> Task[Gap]:
     def load(data: Path) -> Iterable[Gap]:
-        rows = held_out_rows(data, file)
-        return [gap for row in rows for gap in cut_gaps(str(row["t"]), f"{row['p']}/{row['f']}", num_lines, around)]
+        records = held_out_records(data, file)
+        return [
+            gap
+            for record in records
+            for gap in cut_gaps(str(record["t"]), f"{record['p']}/{record['f']}", num_lines, around)
+        ]
 
     headlines = ("exact", "exact_unstopped") if num_lines == 1 else ("exact", "similarity")
     return Task(name, "fim", headlines, load, ask, score, _ALL_GAPS if num_lines == 1 else 100)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from quicksilver.evals.data import pack_rows
+from quicksilver.evals.data import pack_records
 from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
 
@@ -21,8 +21,8 @@ class WordProblem:
 
 
 def load(data: Path) -> Iterable[WordProblem]:
-    rows = pack_rows(data, "gsm8k_test")
-    return [WordProblem(str(row["question"]), _last_number(str(row["answer"])) or 0.0) for row in rows]
+    records = pack_records(data, "gsm8k_test")
+    return [WordProblem(str(record["question"]), _last_number(str(record["answer"])) or 0.0) for record in records]
 
 
 def _last_number(text: str) -> float | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from quicksilver.evals.data import pack_rows
+from quicksilver.evals.data import pack_records
 from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.sandbox import passes
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
@@ -52,12 +52,12 @@ def _task(name: str, limit: int) -> Task[Hole]:
     def load(data: Path) -> Iterable[Hole]:
         return [
             Hole(
-                str(row["prompt"]),
-                str(row["suffix"]),
-                str(row["canonical_solution"]),
-                f"{row['test']}\ncheck({row['entry_point']})",
+                str(record["prompt"]),
+                str(record["suffix"]),
+                str(record["canonical_solution"]),
+                f"{record['test']}\ncheck({record['entry_point']})",
             )
-            for row in pack_rows(data, name)
+            for record in pack_records(data, name)
         ]
 
     return Task(name, "fim", ("pass", "exact"), load, ask, score, limit)

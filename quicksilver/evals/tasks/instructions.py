@@ -1,6 +1,6 @@
 """One hundred requests whose form can be checked by a program: four each of 25 kinds. Content is not judged.
 
-The wordings and topics are not used in training; training rows of the same kinds have different ones.
+The wordings and topics are not used in training; training records of the same kinds have different ones.
 """
 
 from __future__ import annotations

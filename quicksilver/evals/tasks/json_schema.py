@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quicksilver.evals.data import pack_rows
+from quicksilver.evals.data import pack_records
 from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
 
@@ -26,8 +26,8 @@ class Wish:
 
 def load(data: Path) -> Iterable[Wish]:
     """Schemas short enough to leave room for an answer in a small context."""
-    rows = pack_rows(data, "json_schema_holdout")
-    return [Wish(row["schema"]) for row in rows if len(json.dumps(row["schema"])) <= _LONGEST_SCHEMA]
+    records = pack_records(data, "json_schema_holdout")
+    return [Wish(record["schema"]) for record in records if len(json.dumps(record["schema"])) <= _LONGEST_SCHEMA]
 
 
 def ask(wish: Wish, writer: PromptBuilder) -> Generate:

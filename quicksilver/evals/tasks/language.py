@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from quicksilver.evals.data import held_out_rows, pack_rows
+from quicksilver.evals.data import held_out_records, pack_records
 from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.task import Answer, Generate, Likelihood, Metrics, Task
 
@@ -41,14 +41,14 @@ class Window:
 
 
 def load_wikitext(data: Path) -> Iterable[Window]:
-    text = str(pack_rows(data, "wikitext2_test")[0]["text"])
+    text = str(pack_records(data, "wikitext2_test")[0]["text"])
     return _windows(text)
 
 
 def load_code(data: Path) -> Iterable[Window]:
     """Files of held-out packages, joined into one text."""
-    files = islice(held_out_rows(data, "code_python"), _CODE_FILES)
-    text = "\n\n".join(str(row["t"]) for row in files)
+    files = islice(held_out_records(data, "code_python"), _CODE_FILES)
+    text = "\n\n".join(str(record["t"]) for record in files)
     return _windows(text)
 
 
@@ -80,7 +80,7 @@ class Passage:
 
 
 def load_lambada(data: Path) -> Iterable[Passage]:
-    return [Passage(str(row["ctx"]), str(row["cont"])) for row in pack_rows(data, "lambada")]
+    return [Passage(str(record["ctx"]), str(record["cont"])) for record in pack_records(data, "lambada")]
 
 
 def ask_word(passage: Passage, writer: PromptBuilder) -> Generate:

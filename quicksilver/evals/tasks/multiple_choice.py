@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from quicksilver.evals.data import Row, pack_rows
+from quicksilver.evals.data import Record, pack_records
 from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.task import Answer, Likelihood, Metrics, Task
 
@@ -25,16 +25,16 @@ class MultipleChoiceItem:
     ending: str = ""
 
 
-def read_question(row: Row) -> MultipleChoiceItem:
-    prompt = str(row["q"])
-    if row["task"] == "sciq":
+def read_question(record: Record) -> MultipleChoiceItem:
+    prompt = str(record["q"])
+    if record["task"] == "sciq":
         prompt = f"Question: {prompt}\nAnswer:"
-    return MultipleChoiceItem(prompt.rstrip(), tuple(str(choice).strip() for choice in row["c"]), int(row["g"]))
+    return MultipleChoiceItem(prompt.rstrip(), tuple(str(choice).strip() for choice in record["c"]), int(record["g"]))
 
 
-def read_blank(row: Row) -> MultipleChoiceItem:
+def read_blank(record: Record) -> MultipleChoiceItem:
     """A sentence with a blank. The text after the blank determines which name is correct."""
-    doc = row["doc"]
+    doc = record["doc"]
     before, _, after = str(doc["sentence"]).partition("_")
     choices = (str(doc["option1"]), str(doc["option2"]))
     return MultipleChoiceItem(before.rstrip(), choices, int(doc["answer"]) - 1, after)
@@ -68,7 +68,7 @@ def _task(name: str, headline: str, limit: int) -> Task[MultipleChoiceItem]:
     read = read_blank if name == "winogrande" else read_question
 
     def load(data: Path) -> Iterable[MultipleChoiceItem]:
-        return [read(row) for row in pack_rows(data, name)]
+        return [read(record) for record in pack_records(data, name)]
 
     return Task(name, "multiple_choice", (headline,), load, ask, score, limit)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quicksilver.editing.prompts import EditRequest, edit_reply
-from quicksilver.evals.data import Row, held_out_rows
+from quicksilver.evals.data import Record, held_out_records
 from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
 from quicksilver.evals.tasks.fim import similarity
@@ -59,10 +59,10 @@ def hunks(old: Sequence[str], new: Sequence[str]) -> list[Hunk]:
     return [Hunk(a, b, tuple(old[a:b]), tuple(new[c:d])) for tag, a, b, c, d in codes if tag != "equal"]
 
 
-def cases(row: Row) -> Iterator[Case]:
+def cases(record: Record) -> Iterator[Case]:
     """Cases of one before-and-after pair. Random choices depend only on its name."""
-    rng = random.Random(f"{row['p']}/{row['f']}/{row['q']}/{row['to']}")
-    path, old, new = str(row["f"]), str(row["a"]).splitlines(), str(row["b"]).splitlines()
+    rng = random.Random(f"{record['p']}/{record['f']}/{record['q']}/{record['to']}")
+    path, old, new = str(record["f"]), str(record["a"]).splitlines(), str(record["b"]).splitlines()
     if not (4 <= len(old) <= _LONGEST and 4 <= len(new) <= _LONGEST):
         return
     found = hunks(old, new)
@@ -160,8 +160,8 @@ def _case(
 def load(data: Path) -> Iterable[Case]:
     """Limit each kind to twice the size of the smaller of two common kinds, so that no kind dominates."""
     by_kind: dict[str, list[Case]] = {"rename": [], "signature": [], "repeated": [], "echo": []}
-    for row in held_out_rows(data, "edits_python"):
-        for case in cases(row):
+    for record in held_out_records(data, "edits_python"):
+        for case in cases(record):
             by_kind[case.kind].append(case)
     most = max(8, min(len(by_kind["signature"]), len(by_kind["repeated"])))
     return [case for found in by_kind.values() for case in found[: 2 * most]]

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from quicksilver.evals.data import pack_rows
+from quicksilver.evals.data import pack_records
 from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.sandbox import passes
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
@@ -32,22 +32,24 @@ def load_humaneval(data: Path) -> Iterable[Problem]:
     return [
         Problem(
             f"Complete this Python function. Answer with the whole function in one code block.\n\n```python\n"
-            f"{row['prompt'].rstrip()}\n```",
-            row["prompt"],
-            row["entry_point"],
-            f"{row['test']}\ncheck({row['entry_point']})",
+            f"{record['prompt'].rstrip()}\n```",
+            record["prompt"],
+            record["entry_point"],
+            f"{record['test']}\ncheck({record['entry_point']})",
         )
-        for row in pack_rows(data, "humaneval")
+        for record in pack_records(data, "humaneval")
     ]
 
 
 def load_mbpp(data: Path) -> Iterable[Problem]:
     problems = []
-    for row in pack_rows(data, "mbpp"):
-        tests = "\n".join(row["test_list"]).replace("\r\n", "\n")
+    for record in pack_records(data, "mbpp"):
+        tests = "\n".join(record["test_list"]).replace("\r\n", "\n")
         called = re.search(r"(\w+)\s*\(", tests.removeprefix("assert").lstrip(" ("))
-        request = f"{row['text']}\n\nYour code must pass these tests:\n\n{tests}\n\nAnswer with one Python code block."
-        setup = str(row["test_setup_code"]).replace("\r\n", "\n")
+        request = (
+            f"{record['text']}\n\nYour code must pass these tests:\n\n{tests}\n\nAnswer with one Python code block."
+        )
+        setup = str(record["test_setup_code"]).replace("\r\n", "\n")
         problems.append(Problem(request, "", called[1] if called else "", f"{setup}\n{tests}"))
     return problems
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quicksilver.evals.data import Row, pack_rows, read_rows, train_file
+from quicksilver.evals.data import Record, pack_records, read_records, train_file
 from quicksilver.evals.prompt_builder import PromptBuilder
 from quicksilver.evals.task import Answer, Generate, Metrics, Task
 from quicksilver.text.conversation import Message, Tool, ToolCall
@@ -34,11 +34,11 @@ class Turn:
     arguments: Allowed | None = None
 
 
-def dialogue_turns(row: Row, number: int) -> Iterator[Turn]:
+def dialogue_turns(record: Record, number: int) -> Iterator[Turn]:
     """One turn with a call per dialogue and, for every third dialogue, one without. The index determines which."""
     rng = random.Random(number)
-    tools = tuple(Tool(t["name"], t["description"], t["parameters"]) for t in row["tools"])
-    turns = [_message(message) for message in row["messages"]]
+    tools = tuple(Tool(t["name"], t["description"], t["parameters"]) for t in record["tools"])
+    turns = [_message(message) for message in record["messages"]]
     calls = [i for i, turn in enumerate(turns) if turn.tool_calls]
     others = [i for i, turn in enumerate(turns) if turn.role == "assistant" and not turn.tool_calls]
     if calls:
@@ -50,11 +50,11 @@ def dialogue_turns(row: Row, number: int) -> Iterator[Turn]:
         yield Turn(tuple(turns[: rng.choice(others)]), tools)
 
 
-def _message(row: Row) -> Message:
-    if row["role"] == "tool":
-        return Message("tool", json.dumps(row["content"], ensure_ascii=False))
-    calls = tuple(ToolCall(call["name"], json.dumps(call["arguments"])) for call in row.get("tool_calls", ()))
-    return Message(row["role"], row.get("content") or "", tool_calls=calls)
+def _message(record: Record) -> Message:
+    if record["role"] == "tool":
+        return Message("tool", json.dumps(record["content"], ensure_ascii=False))
+    calls = tuple(ToolCall(call["name"], json.dumps(call["arguments"])) for call in record.get("tool_calls", ()))
+    return Message(record["role"], record.get("content") or "", tool_calls=calls)
 
 
 def _plain(value: Any) -> str:
@@ -94,15 +94,15 @@ def _fits(written: str, allowed: Allowed) -> bool:
 
 def _sgd(name: str, file: str) -> Task[Turn]:
     def load(data: Path) -> Iterable[Turn]:
-        rows = enumerate(read_rows(train_file(data, file)))
-        return [turn for number, row in rows for turn in dialogue_turns(row, number)]
+        records = enumerate(read_records(train_file(data, file)))
+        return [turn for number, record in records for turn in dialogue_turns(record, number)]
 
     return Task(name, "tools", ("call", "call_stated", "name", "no_call"), load, ask, score)
 
 
-def bfcl_turn(row: Row, truth: Row | None) -> Turn:
-    tools = tuple(Tool(f["name"], f["description"], _as_schema(f["parameters"])) for f in row["function"])
-    messages = tuple(Message(m["role"], m["content"]) for m in row["question"][0])
+def bfcl_turn(record: Record, truth: Record | None) -> Turn:
+    tools = tuple(Tool(f["name"], f["description"], _as_schema(f["parameters"])) for f in record["function"])
+    messages = tuple(Message(m["role"], m["content"]) for m in record["question"][0])
     if truth is None:
         return Turn(messages, tools)
     ((name, arguments),) = truth["ground_truth"][0].items()
@@ -124,8 +124,8 @@ def _as_schema(value: Any) -> Any:
 def _bfcl(name: str, headline: str) -> Task[Turn]:
     def load(data: Path) -> Iterable[Turn]:
         has_truth = name != "bfcl_irrelevance"
-        truths = {row["id"]: row for row in pack_rows(data, f"{name}_answers")} if has_truth else {}
-        return [bfcl_turn(row, truths.get(row["id"])) for row in pack_rows(data, name)]
+        truths = {record["id"]: record for record in pack_records(data, f"{name}_answers")} if has_truth else {}
+        return [bfcl_turn(record, truths.get(record["id"])) for record in pack_records(data, name)]
 
     return Task(name, "tools", (headline,), load, ask, score)
 
