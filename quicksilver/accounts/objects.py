@@ -84,15 +84,11 @@ class ObjectStore:
         self, owner: str, kind: str, parent: str = "", *, after: str = "", limit: int = 100, is_descending: bool = False
     ) -> list[StoredObject] | None:
         """Objects in the order of their insertion, after the one with the id `after`. None: there is no such id."""
-        query = select(objects).where(objects.c.owner == owner, objects.c.kind == kind, objects.c.parent == parent)
         with self._store.read() as connection:
-            if after:
-                seq = connection.execute(_named(owner, kind, [after]).with_only_columns(objects.c.seq)).scalar()
-                if seq is None:
-                    return None
-                query = query.where(objects.c.seq < seq if is_descending else objects.c.seq > seq)
-            order = objects.c.seq.desc() if is_descending else objects.c.seq
-            rows = connection.execute(query.order_by(order).limit(limit)).all()
+            query = _listing(connection, owner, kind, parent, after, is_descending=is_descending)
+            if query is None:
+                return None
+            rows = connection.execute(query.limit(limit)).all()
         return [_object(row) for row in rows]
 
     def page(
@@ -107,18 +103,14 @@ class ObjectStore:
         is_descending: bool = False,
     ) -> tuple[list[StoredObject], bool] | None:
         """As `find`, with at most `max_bytes` of bodies but at least one object, and whether more objects follow."""
-        query = select(objects).where(objects.c.owner == owner, objects.c.kind == kind, objects.c.parent == parent)
-        order = objects.c.seq.desc() if is_descending else objects.c.seq
         with self._store.read() as connection:
-            if after:
-                seq = connection.execute(_named(owner, kind, [after]).with_only_columns(objects.c.seq)).scalar()
-                if seq is None:
-                    return None
-                query = query.where(objects.c.seq < seq if is_descending else objects.c.seq > seq)
-            sizes = query.with_only_columns(objects.c.size).order_by(order).limit(limit + 1)
+            query = _listing(connection, owner, kind, parent, after, is_descending=is_descending)
+            if query is None:
+                return None
+            sizes = query.with_only_columns(objects.c.size).limit(limit + 1)
             listed = list(connection.execute(sizes).scalars())
             num_taken = _num_within(listed[:limit], max_bytes)
-            rows = connection.execute(query.order_by(order).limit(num_taken)).all()
+            rows = connection.execute(query.limit(num_taken)).all()
         return [_object(row) for row in rows], len(listed) > num_taken
 
     def extent(self, owner: str, kind: str, parent: str) -> tuple[int, int]:
@@ -280,6 +272,20 @@ def _row(owner: str, stored: StoredObject, now: float) -> dict[str, Any]:
         "leased_until": stored.leased_until,
         "body": stored.body,
     }
+
+
+def _listing(
+    connection: Connection, owner: str, kind: str, parent: str, after: str, *, is_descending: bool
+) -> Select[Any] | None:
+    """The objects of a parent in the order of their insertion, after the one with the id `after`. None: there is no
+    such id."""
+    query = select(objects).where(objects.c.owner == owner, objects.c.kind == kind, objects.c.parent == parent)
+    if after:
+        seq = connection.execute(_named(owner, kind, [after]).with_only_columns(objects.c.seq)).scalar()
+        if seq is None:
+            return None
+        query = query.where(objects.c.seq < seq if is_descending else objects.c.seq > seq)
+    return query.order_by(objects.c.seq.desc() if is_descending else objects.c.seq)
 
 
 def _named(owner: str, kind: str, ids: Sequence[str]) -> Select[Any]:

@@ -48,9 +48,8 @@ class AsyncLLM:
     ) -> Any:
         """Continue a prompt, or every prompt of a list; returns an Answer or a list of them. Options as in LLM."""
         options = make_options(params, stop, schema, regex, choice)
-        if isinstance(prompts, str):
-            return await self._run(self._builder.text_job(prompts, options))
-        return await self._run_all([self._builder.text_job(prompt, options) for prompt in prompts])
+        answers = await self._run_all(self._builder.text_jobs(prompts, options))
+        return answers[0] if isinstance(prompts, str) else answers
 
     async def chat(
         self,
@@ -65,9 +64,8 @@ class AsyncLLM:
     ) -> Any:
         """Answer a conversation, or every conversation of a list; returns an Answer or a list of them."""
         options = make_options(params, stop, schema, regex, choice, effort)
-        if not is_batch(messages):
-            return await self._run(self._builder.chat_job(messages, options))
-        return await self._run_all([self._builder.chat_job(one, options) for one in messages])
+        answers = await self._run_all(self._builder.chat_jobs(messages, options))
+        return answers if is_batch(messages) else answers[0]
 
     async def stream(
         self, messages: Conversation, params: DecodeParams | None = None, *, effort: str | None = None

@@ -95,6 +95,14 @@ class JobBuilder:
     def next_id(self) -> str:
         return f"llm-{next(self._ids)}"
 
+    def text_jobs(self, prompts: str | Sequence[str], options: AnswerOptions) -> list[Job]:
+        """A job for the prompt, or one for each of a list."""
+        return [self.text_job(one, options) for one in ([prompts] if isinstance(prompts, str) else prompts)]
+
+    def chat_jobs(self, messages: Any, options: AnswerOptions) -> list[Job]:
+        """A job for the conversation, or one for each of a list; see `is_batch`."""
+        return [self.chat_job(one, options) for one in (messages if is_batch(messages) else [messages])]
+
     def text_job(self, prompt: str | Sequence[int], options: AnswerOptions) -> Job:
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         return self._job(RenderedPrompt(tuple(ids), opens_thinking=False), options)

@@ -90,9 +90,8 @@ class LLM:
         several labels. `progress` draws a progress bar on standard error.
         """
         options = make_options(params, stop, schema, regex, choice)
-        if isinstance(prompts, str):
-            return self._run([self._builder.text_job(prompts, options)], progress)[0]
-        return self._run([self._builder.text_job(prompt, options) for prompt in prompts], progress)
+        answers = self._run(self._builder.text_jobs(prompts, options), progress)
+        return answers[0] if isinstance(prompts, str) else answers
 
     @overload
     def chat(  # type: ignore[overload-overlap]
@@ -141,9 +140,8 @@ class LLM:
         those of `generate`.
         """
         options = make_options(params, stop, schema, regex, choice, effort)
-        if not is_batch(messages):
-            return self._run([self._builder.chat_job(messages, options)], progress)[0]
-        return self._run([self._builder.chat_job(one, options) for one in messages], progress)
+        answers = self._run(self._builder.chat_jobs(messages, options), progress)
+        return answers if is_batch(messages) else answers[0]
 
     def chat_prompt(self, messages: Conversation) -> tuple[int, ...]:
         """The token ids of a conversation, for `stream`, `frames` and `samples`."""

@@ -25,7 +25,7 @@ from quicksilver.core import (
     Scores,
 )
 from quicksilver.errors import ModelNotFound
-from quicksilver.server.models import LoadableEngine
+from quicksilver.server.models import is_loaded, load
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,10 @@ class AdapterEngine:
 
     @property
     def is_loaded(self) -> bool:
-        return not isinstance(self.engine, LoadableEngine) or self.engine.is_loaded
+        return is_loaded(self.engine)
 
     async def load(self) -> None:
-        if isinstance(self.engine, LoadableEngine):
-            await self.engine.load()
+        await load(self.engine)
 
     async def stream(self, request: Request) -> AsyncGenerator[Event, None]:
         self._check_support()

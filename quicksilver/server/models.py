@@ -43,6 +43,17 @@ class LoadableEngine(Protocol):
         """Returns when the model is loaded. Raises EngineUnavailable if that takes longer than a request may wait."""
 
 
+def is_loaded(engine: EngineClient) -> bool:
+    """False for a model that `load` has to wait for."""
+    return not isinstance(engine, LoadableEngine) or engine.is_loaded
+
+
+async def load(engine: EngineClient) -> None:
+    """As `LoadableEngine.load`; returns at once if the model is not loaded on demand."""
+    if isinstance(engine, LoadableEngine):
+        await engine.load()
+
+
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """One model beside the default one: what a request to it uses instead of the default's objects."""

@@ -39,10 +39,11 @@ from quicksilver.server.hybrid.state import Hybrid
 from quicksilver.server.models import (
     Directory,
     ListedModel,
-    LoadableEngine,
     NameTable,
     RouteKind,
     ServedModel,
+    is_loaded,
+    load,
     name_table,
 )
 from quicksilver.server.storage import Storage
@@ -203,12 +204,11 @@ class Services:
     @property
     def is_loaded(self) -> bool:
         """False for a model that `load` has to wait for."""
-        return not isinstance(self.engine, LoadableEngine) or self.engine.is_loaded
+        return is_loaded(self.engine)
 
     async def load(self) -> None:
         """Returns when this model is loaded. Raises EngineUnavailable if that takes longer than a request may wait."""
-        if isinstance(self.engine, LoadableEngine):
-            await self.engine.load()
+        await load(self.engine)
 
     def _bind(self, model: ServedModel) -> Services:
         return replace(

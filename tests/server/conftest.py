@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import orjson
@@ -24,6 +24,11 @@ from tests.support.bank import Bank
 from tests.support.direct_grammars import DirectGrammars
 from tests.support.fake_engine import FakeEngine, Script, Step, spoken
 from tests.support.small_tokenizer import small_tokenizer
+
+if TYPE_CHECKING:
+    # OpenTelemetry, which few tests need.
+    from quicksilver.server.http.tracing import Tracing
+    from tests.support.trace_collector import TraceCollector
 
 HELLO = "Hello, wörld! 你好 👋"
 
@@ -89,6 +94,25 @@ async def bank(served: Served, tmp_path: Path) -> AsyncIterator[Bank]:
     accounts = await Accounts.open(f"sqlite:///{tmp_path}/books.db")
     yield Bank(accounts, served)
     await accounts.close()
+
+
+@pytest.fixture
+def collector() -> Iterator[TraceCollector]:
+    from tests.support.trace_collector import TraceCollector
+
+    with TraceCollector() as collector:
+        yield collector
+
+
+@pytest.fixture
+async def tracing(served: Served, collector: TraceCollector) -> AsyncIterator[Tracing]:
+    """Traces of `served` go to the collector. A test closes this before it reads them."""
+    from quicksilver.server.http.tracing import Tracing
+
+    tracing = Tracing.to_collector(collector.endpoint)
+    served.services = served.app.state.services = replace(served.services, tracing=tracing)
+    yield tracing
+    await tracing.close()
 
 
 def chat(text: str = "Hi", **fields: object) -> dict[str, object]:

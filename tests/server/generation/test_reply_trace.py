@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,20 +18,6 @@ from tests.support.trace_collector import TraceCollector
 
 CHAT = "/v1/chat/completions"
 PHASES = ["queue", "prefill", "decode"]
-
-
-@pytest.fixture
-def collector() -> Iterator[TraceCollector]:
-    with TraceCollector() as collector:
-        yield collector
-
-
-@pytest.fixture
-async def tracing(served: Served, collector: TraceCollector) -> AsyncIterator[Tracing]:
-    tracing = Tracing.to_collector(collector.endpoint)
-    served.services = served.app.state.services = replace(served.services, tracing=tracing)
-    yield tracing
-    await tracing.close()
 
 
 def timed(request: Request) -> list[Step]:

@@ -12,42 +12,17 @@ import pytest
 
 from quicksilver.core import Delta, Request
 from quicksilver.server.config import Timeouts
-from quicksilver.server.run import Listener, make_listener
 from tests.server.conftest import Served, chat
 from tests.support.fake_engine import Step
+from tests.support.sockets import connect, listening, port_of, read_to_end
 
 GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @asynccontextmanager
-async def listening(served: Served) -> AsyncIterator[int]:
-    async with listener_of(served) as listener:
-        yield listener.servers[0].sockets[0].getsockname()[1]
-
-
-@asynccontextmanager
-async def listener_of(served: Served) -> AsyncIterator[Listener]:
-    listener = make_listener(served.app, "127.0.0.1", 0, served.services.config)
-    task = asyncio.create_task(listener.serve())
-    while not listener.started:
-        await asyncio.sleep(0.001)
-    try:
-        yield listener
-    finally:
-        listener.should_exit = True
-        await task
-
-
-async def connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection("127.0.0.1", port)
-
-
-async def hung_up(reader: asyncio.StreamReader) -> bytes:
-    """Everything up to the end of the connection, however it ends."""
-    try:
-        return await asyncio.wait_for(reader.read(), 10)
-    except ConnectionResetError:
-        return b""
+async def port_for(served: Served) -> AsyncIterator[int]:
+    async with listening(served.app, served.services.config) as listener:
+        yield port_of(listener)
 
 
 def hasty(served: Served, **seconds: float) -> None:
@@ -57,32 +32,32 @@ def hasty(served: Served, **seconds: float) -> None:
 @pytest.mark.parametrize("sent", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nhost: localhost\r\n"])
 async def test_a_head_that_does_not_come_is_not_waited_for(served: Served, sent: bytes) -> None:
     hasty(served, header_read_s=0.05)
-    async with listening(served) as port:
+    async with port_for(served) as port:
         reader, writer = await connect(port)
         writer.write(sent)
-        assert await hung_up(reader) == b""
+        assert await read_to_end(reader) == b""
         writer.close()
 
 
 async def test_only_a_head_that_has_begun_has_a_deadline(served: Served) -> None:
     hasty(served, header_read_s=0.3)
-    async with listener_of(served) as listener:
-        reader, writer = await connect(listener.servers[0].sockets[0].getsockname()[1])
+    async with listening(served.app, served.services.config) as listener:
+        reader, writer = await connect(port_of(listener))
         for _ in range(2):
             writer.write(GET)
             assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(len(b'{"status":"ok"}'))
         assert [p.is_awaiting_head for p in listener.server_state.connections] == [False]
         writer.write(b"GET /he")
-        assert await hung_up(reader) == b""
+        assert await read_to_end(reader) == b""
         writer.close()
 
 
 async def test_a_head_without_end_is_refused_at_the_bound(served: Served) -> None:
-    async with listening(served) as port:
+    async with port_for(served) as port:
         reader, writer = await connect(port)
         writer.write(b"GET /health HTTP/1.1\r\nx-big: " + b"v" * 40_000)
-        assert (await hung_up(reader)).startswith(b"HTTP/1.1 431")
+        assert (await read_to_end(reader)).startswith(b"HTTP/1.1 431")
         writer.close()
 
 
@@ -100,10 +75,10 @@ async def test_a_head_without_end_is_refused_at_the_bound(served: Served) -> Non
 )
 async def test_malformed_requests_are_refused_and_cut(served: Served, raw: bytes) -> None:
     hasty(served, header_read_s=0.2, body_idle_s=0.2)
-    async with listening(served) as port:
+    async with port_for(served) as port:
         reader, writer = await connect(port)
         writer.write(raw)
-        reply = await hung_up(reader)
+        reply = await read_to_end(reader)
         assert not reply.startswith((b"HTTP/1.1 2", b"HTTP/1.1 5"))
         writer.close()
 
@@ -118,7 +93,7 @@ async def test_a_reader_that_stops_reading_is_cut_off_and_its_slot_returns(serve
     # Whole snapshots fill the socket's buffers with few tokens.
     body = b'{"model":"nano","stream":true,"diffusing":true,"messages":[{"role":"user","content":"x"}]}'
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-    async with listening(served) as port:
+    async with port_for(served) as port:
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
         writer.write(head + body)
         while not served.engine.num_aborted:
@@ -130,7 +105,7 @@ async def test_a_reader_that_stops_reading_is_cut_off_and_its_slot_returns(serve
 
 async def test_others_are_answered_while_many_send_slowly(served: Served) -> None:
     hasty(served, header_read_s=5)
-    async with listening(served) as port:
+    async with port_for(served) as port:
         slow_clients = [await connect(port) for _ in range(100)]
         for _, writer in slow_clients:
             writer.write(b"GET /health HTTP/1.1\r\nx: ")
@@ -142,7 +117,7 @@ async def test_others_are_answered_while_many_send_slowly(served: Served) -> Non
 
 
 async def test_a_stream_over_a_real_socket_is_byte_exact(served: Served) -> None:
-    async with listening(served) as port, httpx.AsyncClient() as client:
+    async with port_for(served) as port, httpx.AsyncClient() as client:
         response = await client.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=chat(stream=True))
         assert response.text.endswith("data: [DONE]\n\n")
         assert response.headers["transfer-encoding"] == "chunked"
@@ -154,14 +129,14 @@ async def test_a_stop_closes_a_connection_that_has_a_second_request_waiting(serv
     served.engine.script = lambda r: [*list(script(r))[:1], go.wait, *list(script(r))[1:]]
     body = b'{"model":"nano","stream":true,"messages":[{"role":"user","content":"x"}]}'
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
-    async with listener_of(served) as listener:
-        reader, writer = await connect(listener.servers[0].sockets[0].getsockname()[1])
+    async with listening(served.app, served.services.config) as listener:
+        reader, writer = await connect(port_of(listener))
         writer.write(head + body + GET)
         await reader.readuntil(b"data: ")
         for connection in list(listener.server_state.connections):
             connection.shutdown()
         go.set()
-        reply = await hung_up(reader)
+        reply = await read_to_end(reader)
         writer.close()
     assert b"[DONE]" in reply
     assert b"HTTP/1.1" not in reply

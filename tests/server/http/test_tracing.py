@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 import pytest
@@ -16,21 +15,6 @@ from tests.support.trace_collector import TraceCollector
 CHAT = "/v1/chat/completions"
 PARENT_TRACE, PARENT_SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{PARENT_TRACE}-{PARENT_SPAN}-01"
-
-
-@pytest.fixture
-def collector() -> Iterator[TraceCollector]:
-    with TraceCollector() as collector:
-        yield collector
-
-
-@pytest.fixture
-async def tracing(served: Served, collector: TraceCollector) -> AsyncIterator[Tracing]:
-    """Traces of `served` go to the collector. A test closes this before it reads them."""
-    tracing = Tracing.to_collector(collector.endpoint)
-    served.services = served.app.state.services = replace(served.services, tracing=tracing)
-    yield tracing
-    await tracing.close()
 
 
 def by_name(collector: TraceCollector, name: str) -> dict[str, object]:
