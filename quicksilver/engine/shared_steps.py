@@ -17,8 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 
-from quicksilver.backends.base import Work
-from quicksilver.backends.sequence import Sequence
+from quicksilver.backends.base import Sequence, Work
 from quicksilver.diffusion.score import Scorer
 from quicksilver.engine.config import EngineConfig
 

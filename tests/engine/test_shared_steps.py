@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from quicksilver.backends.base import Work
-from quicksilver.backends.sequence import Sequence
+from quicksilver.backends.base import Sequence, Work
 from quicksilver.core import DecoderName, DecoderParams, Request
 from quicksilver.diffusion.decoders import make_decoder
 from quicksilver.diffusion.score import score_continuations
