@@ -2,8 +2,9 @@
 
 Serve runs without its HTTP proxies; API processes ask the deployments by handle where their replicas listen. Ray
 carries out code of every process that reaches its ports, so token authentication is always on: a running cluster is
-joined with its token only, and only if it refuses calls without one. A cluster that is started here has a loopback
-address unless another one is given; some ports of Ray listen on all interfaces all the same.
+joined with its token only, and only if it refuses calls without one. The replicas of a cluster that is started here
+listen on loopback unless another address is given. Ray replaces loopback by an address of the machine for its own ports,
+and some of them listen on all interfaces.
 """
 
 from __future__ import annotations
