@@ -3,8 +3,8 @@
 Serve runs without its HTTP proxies; API processes ask the deployments by handle where their replicas listen. Ray
 carries out code of every process that reaches its ports, so token authentication is always on: a running cluster is
 joined with its token only, and only if it refuses calls without one. The replicas of a cluster that is started here
-listen on loopback unless another address is given. Ray replaces loopback by an address of the machine for its own ports,
-and some of them listen on all interfaces.
+listen on loopback unless another address is given. For its own ports Ray uses another address of the machine instead of
+loopback, and some of them listen on all interfaces.
 """
 
 from __future__ import annotations
